@@ -1,0 +1,71 @@
+"""Where a SageMaker training job finds and leaves its files.
+
+The tree is the platform's contract (``/opt/ml`` by default). ``SAGEMAKER_BASE_DIR`` moves the
+whole of it, which is how the container toolkit's own tests and our local runs use it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Directories:
+    """The job's directory tree below ``base``."""
+
+    base: Path
+
+    @classmethod
+    def from_environment(cls) -> Directories:
+        return cls(Path(os.environ.get("SAGEMAKER_BASE_DIR", "/opt/ml")))
+
+    def channel(self, name: str) -> Path:
+        """The folder in which the input channel ``name`` appears."""
+        return self.base / "input" / "data" / name
+
+    @property
+    def input_config(self) -> Path:
+        return self.base / "input" / "config"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Continuously copied to CheckpointConfig.S3Uri, and from there at a restart."""
+        return self.base / "checkpoints"
+
+    @property
+    def model(self) -> Path:
+        """Packed into model.tar.gz when the job ends well."""
+        return self.base / "model"
+
+    @property
+    def output_data(self) -> Path:
+        return self.base / "output" / "data"
+
+    @property
+    def failure(self) -> Path:
+        """Its first 1,024 characters become the job's FailureReason."""
+        return self.base / "output" / "failure"
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """The job's instances, as ``resourceconfig.json`` names them."""
+
+    current: str
+    all: tuple[str, ...]
+
+    @classmethod
+    def read(cls, directories: Directories) -> Hosts:
+        """Read the platform's file; one host called ``algo-1`` where there is none."""
+        path = directories.input_config / "resourceconfig.json"
+        if not path.exists():
+            return cls("algo-1", ("algo-1",))
+        document = json.loads(path.read_text(encoding="utf-8"))
+        return cls(document["current_host"], tuple(document["hosts"]))
+
+    @property
+    def rank(self) -> int:
+        return self.all.index(self.current)

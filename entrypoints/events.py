@@ -1,0 +1,80 @@
+"""The lines a job speaks: ``SMT {json}``, one event each, on standard output.
+
+CloudWatch's metric definitions, the laptop's progress bar, the cost estimate and the review all
+read these lines, so their shape is a contract: :data:`FIELDS` names every kind and the fields it
+always carries. Times are Unix seconds, durations are ``*_seconds``, unknown is ``null``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, TextIO
+
+PREFIX = "SMT "
+
+FIELDS: dict[str, frozenset[str]] = {
+    # The run as it really is, said once before the first step.
+    "start": frozenset(
+        {"run", "stage", "resolution", "world_size", "nodes", "per_gpu_batch", "accumulation",
+         "effective_batch_size", "iterations", "parameters", "backend", "backend_reason",
+         "precision", "resumed_from_step", "samples"}
+    ),  # fmt: skip
+    # One logging interval: means since the line before.
+    "step": frozenset(
+        {"step", "epoch", "loss", "learning_rate", "gradient_norm", "iterations_per_second",
+         "images_per_second", "data_wait_share"}
+    ),  # fmt: skip
+    # Said by a thread apart from the training step.
+    "heartbeat": frozenset({"step", "seconds_since_step"}),
+    "checkpoint": frozenset({"step", "path", "bytes", "seconds"}),
+    "warning": frozenset({"code", "message"}),
+    "error": frozenset({"code", "message"}),
+    "end": frozenset({"step", "reason", "training_seconds", "images", "iterations_per_second"}),
+}
+"""Kind → the fields beyond ``kind``, ``time``, ``node`` and ``rank`` that it always carries."""
+
+
+def format_event(kind: str, fields: dict[str, Any], *, time: float, node: int, rank: int) -> str:
+    """One event as one line, without the line end.
+
+    Raises:
+        ValueError: an unknown kind, or a field of the contract is missing.
+    """
+    missing = FIELDS[kind] - fields.keys() if kind in FIELDS else None
+    if missing is None:
+        raise ValueError(f"unknown event kind {kind!r}; known: {', '.join(FIELDS)}")
+    if missing:
+        raise ValueError(f"event {kind!r} lacks {', '.join(sorted(missing))}")
+    event = {"kind": kind, "time": round(time, 3), "node": node, "rank": rank, **fields}
+    return PREFIX + json.dumps({key: _plain(value) for key, value in event.items()})
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN and no infinity: both become ``null``."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class Events:
+    """Writes this process's events, each with its readable twin."""
+
+    def __init__(
+        self,
+        *,
+        node: int,
+        rank: int,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._node, self._rank = node, rank
+        self._stream = stream or sys.stdout
+        self._clock = clock
+
+    def write(self, kind: str, readable: str, **fields: Any) -> None:
+        """Print ``readable`` and the event, in one write so that ranks do not interleave."""
+        line = format_event(kind, fields, time=self._clock(), node=self._node, rank=self._rank)
+        self._stream.write(f"{readable}\n{line}\n")
+        self._stream.flush()
