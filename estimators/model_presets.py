@@ -1,0 +1,26 @@
+"""The names of the model configurations that ship with the training code.
+
+They live among the files of :mod:`sm_train.entrypoints`, which this layer ships and reads but
+never imports.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+
+@cache
+def entrypoints_folder() -> Path:
+    """The folder of the code that runs in the cluster."""
+    spec = find_spec("sm_train.entrypoints")
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError("sm_train.entrypoints is not installed")
+    return Path(spec.origin).parent
+
+
+@cache
+def preset_names() -> tuple[str, ...]:
+    """Names of the shipped model presets, sorted."""
+    return tuple(sorted(path.stem for path in (entrypoints_folder() / "presets").glob("*.json")))

@@ -1,0 +1,333 @@
+"""The run file's typed models: every key, its unit, its bounds and its default.
+
+A validated :class:`RunConfig` is the one description of a run. What can be derived from it
+(world size, effective batch, dollars) is derived in :mod:`sm_train.cost`, never stored here.
+Sizes are pixels or images, times are seconds, money is US dollars.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from sm_train.cost.instances import UnknownInstanceTypeError, instance_type
+from sm_train.estimators.model_presets import preset_names
+
+TIME_STAMP_LENGTH = len("-YYYYmmddHHMMSS")
+JOB_NAME_LIMIT = 63  # botocore's service model, TrainingJobName
+ENVIRONMENT_LIMIT = 100
+OWN_ENVIRONMENT = 8
+"""Variables that a request adds to the user's own (estimators.request), at most."""
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_MiB_LIMIT = 16384
+
+
+def _seconds(value: Any) -> Any:
+    """Read ``90s``, ``30m``, ``36h`` or ``5d`` as seconds; a number is seconds already."""
+    if isinstance(value, str) and (match := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd])", value)):
+        return round(float(match[1]) * _UNITS[match[2]])
+    if isinstance(value, str):
+        raise ValueError("write a duration such as 90s, 30m, 36h or 5d")
+    return value
+
+
+def _no_bool(value: Any) -> Any:
+    """YAML's ``yes`` and ``true`` are no numbers, though Python would count with them."""
+    if isinstance(value, bool):
+        raise ValueError("write a number")
+    return value
+
+
+Duration = Annotated[
+    int,
+    BeforeValidator(_seconds, json_schema_input_type=int | str),
+    Field(description="Seconds, or a number with s, m, h or d behind it."),
+]
+Count = Annotated[int, BeforeValidator(_no_bool), Field(ge=1)]
+Positive = Annotated[float, BeforeValidator(_no_bool), Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, BeforeValidator(_no_bool), Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, BeforeValidator(_no_bool), Field(ge=0, lt=1, allow_inf_nan=False)]
+
+# A quote breaks the container's start-up script, a line end breaks its environment file.
+PlainText = Annotated[str, Field(pattern=r"^[^'\"\r\n\\]*$", max_length=256)]
+Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9])*$", max_length=48)]
+S3Uri = Annotated[str, Field(pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^'\"\r\n\\]*)?$")]
+
+
+class Section(BaseModel):
+    """A mapping of the run file: unknown keys are errors, values do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Data(Section):
+    """The training set: WebDataset tars, and how a sample is told apart inside them."""
+
+    uri: S3Uri = Field(
+        description="S3 prefix that holds the shards and nothing else: every object below it is "
+        "dealt to one instance (FastFile, ShardedByS3Key)."
+    )
+    local: str | None = Field(
+        default=None, description="The same shards on this machine; `submit --local` reads them."
+    )
+    image_key: PlainText = Field(
+        default="jpg;jpeg;png;webp", description="Extensions of a sample's image, by preference."
+    )
+    caption_key: PlainText = Field(default="txt", description="Extension of a sample's caption.")
+
+    @model_validator(mode="after")
+    def _is_a_prefix(self) -> Data:
+        last = self.uri.rsplit("/", 1)[-1]
+        if re.search(r"\.(tar|tar\.gz|tgz|zip|parquet|csv|jsonl?)$", last):
+            raise ValueError(
+                f"uri: {self.uri} is a single object; FastFile with ShardedByS3Key needs the "
+                f"prefix above it: {self.uri.removesuffix(last)}"
+            )
+        return self
+
+
+class Model(Section):
+    """What is trained."""
+
+    preset: str = Field(description="A model configuration that ships with sm-train.")
+    components: S3Uri | None = Field(
+        default=None,
+        description="Frozen parts (vae, text_encoder, tokenizer) and, if there, the U-Net to "
+        "start from, in diffusers' folder layout. Without it they start random.",
+    )
+    local_components: str | None = Field(
+        default=None, description="The same components on this machine, for `submit --local`."
+    )
+    prediction: Literal["v_prediction", "epsilon"] = Field(
+        default="v_prediction", description="What the network predicts."
+    )
+
+    @model_validator(mode="after")
+    def _known_preset(self) -> Model:
+        if self.preset not in preset_names():
+            raise ValueError(f"preset: {self.preset!r} is not one of {', '.join(preset_names())}")
+        return self
+
+
+class Stage(Section):
+    """One resolution on one cluster size: one training job."""
+
+    name: Name
+    resolution: Annotated[int, BeforeValidator(_no_bool), Field(ge=8, le=4096)] = Field(
+        description="Side of the square training image, in pixels."
+    )
+    instances: Count = Field(description="Machines of the cluster's instance type.")
+    per_gpu_batch: Count = Field(description="Images of one forward and backward pass on one GPU.")
+    accumulation: Count = Field(default=1, description="Passes before one optimizer step.")
+    effective_batch_size: Count | None = Field(
+        default=None,
+        description="Checked if given: per_gpu_batch × accumulation × instances × GPUs.",
+    )
+    iterations: Count = Field(description="Optimizer steps.")
+    learning_rate: Positive
+    iterations_per_second: Positive | None = Field(
+        default=None,
+        description="Optimizer steps a second, measured on this very stage; prices the run.",
+    )
+
+
+class Training(Section):
+    """The optimization, the same in every stage."""
+
+    precision: Literal["bf16", "fp32"] = "bf16"
+    seed: Annotated[int, BeforeValidator(_no_bool), Field(ge=0, lt=2**31)] = 0
+    warmup_iterations: Annotated[int, BeforeValidator(_no_bool), Field(ge=0)] = Field(
+        default=1000, description="Steps in which the learning rate rises from 0."
+    )
+    weight_decay: NotNegative = 0.01
+    gradient_clip: Positive = Field(default=1.0, description="Largest norm of the gradient.")
+    caption_dropout: Share = Field(
+        default=0.1, description="Share of captions left out, so that guidance works."
+    )
+    ema_decay: Share = Field(default=0.9999, description="0 keeps no average of the weights.")
+    workers: Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=64)] = Field(
+        default=8, description="Loader processes for each GPU."
+    )
+    log_every: Count = Field(default=50, description="Steps between two `step` events.")
+
+
+class Vpc(Section):
+    """The private network of the job."""
+
+    subnets: Annotated[list[PlainText], Field(min_length=1, max_length=16)]
+    security_groups: Annotated[list[PlainText], Field(min_length=1, max_length=5)]
+
+
+class Cluster(Section):
+    """The machines and how they are had."""
+
+    instance_type: str
+    capacity: Literal["on-demand", "spot", "warm-pool", "training-plan"] = "on-demand"
+    keep_alive: Annotated[Duration, Field(ge=60, le=21600)] | None = Field(
+        default=None, description="capacity: warm-pool. How long machines are kept (and billed)."
+    )
+    training_plan: PlainText | None = Field(
+        default=None, description="capacity: training-plan. The plan's ARN."
+    )
+    max_wait: Annotated[Duration, Field(ge=1)] | None = Field(
+        default=None, description="capacity: spot. Longest wait and run together."
+    )
+    collective: Literal["auto", "nccl", "smddp"] = Field(
+        default="auto", description="Gradient all-reduce: auto takes SMDDP on p4d and p4de."
+    )
+    image: PlainText | None = Field(
+        default=None, description="Container image (ECR address); AWS's PyTorch image otherwise."
+    )
+    framework_version: Annotated[str, Field(pattern=r"^\d+\.\d+(\.\d+)?$")] | None = Field(
+        default=None, description="PyTorch version of AWS's image; chosen by collective otherwise."
+    )
+    retries: Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=30)] = Field(
+        default=3, description="Restarts by SageMaker after an internal error of its own."
+    )
+    max_runtime: Annotated[Duration, Field(ge=1, le=28 * 86400)] = Field(
+        default=5 * 86400, description="The job is ended after this, retries included."
+    )
+    volume_gb: Annotated[int, Field(ge=1, le=_MiB_LIMIT)] = Field(
+        default=30, description="EBS volume; unused on types with local NVMe."
+    )
+    vpc: Vpc | None = None
+    environment: dict[
+        Annotated[str, Field(pattern=r"^[a-zA-Z_][a-zA-Z0-9_]*$", max_length=512)],
+        Annotated[str, Field(pattern=r"^[^'\"\r\n\\]*$", max_length=512)],
+    ] = Field(
+        default_factory=dict,
+        max_length=ENVIRONMENT_LIMIT - OWN_ENVIRONMENT,
+        description="Environment variables for the job. Nothing secret: they show in the console.",
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Cluster:
+        try:
+            machine = instance_type(self.instance_type)
+        except UnknownInstanceTypeError as error:
+            raise ValueError(f"instance_type: {error}") from None
+        if self.collective == "smddp" and not machine.supports_smddp:
+            raise ValueError(
+                f"collective: smddp does not run on {self.instance_type} (SMDDP supports p4d and "
+                "p4de only); write nccl, which uses EFA there"
+            )
+        for key, kind in _CAPACITY_KEYS.items():
+            if getattr(self, key) is not None and self.capacity != kind:
+                raise ValueError(f"{key}: needs capacity: {kind}, not {self.capacity}")
+        if self.capacity == "training-plan" and self.training_plan is None:
+            raise ValueError("training_plan: capacity training-plan needs the plan's ARN")
+        if self.max_wait is not None and self.max_wait < self.max_runtime:
+            raise ValueError(
+                f"max_wait: {self.max_wait} s is less than max_runtime {self.max_runtime} s"
+            )
+        return self
+
+
+_CAPACITY_KEYS = {
+    "keep_alive": "warm-pool",
+    "training_plan": "training-plan",
+    "max_wait": "spot",
+}
+
+
+class Checkpoint(Section):
+    """What a restart costs."""
+
+    every: Count = Field(default=1000, description="Steps between two checkpoints.")
+    keep: Count = Field(default=3, description="Newest complete checkpoints that stay.")
+
+
+class Heartbeat(Section):
+    """How soon silence is noticed."""
+
+    interval: Annotated[Duration, Field(ge=1)] = 30
+    stall_after: Annotated[Duration, Field(ge=1)] = Field(
+        default=900, description="Without a step for this long, every rank prints its stacks."
+    )
+
+    @model_validator(mode="after")
+    def _longer_than_a_beat(self) -> Heartbeat:
+        if self.stall_after <= self.interval:
+            raise ValueError(
+                f"stall_after: {self.stall_after} s must be longer than interval {self.interval} s"
+            )
+        return self
+
+
+class Budget(Section):
+    """The most that the whole run may cost."""
+
+    usd: Positive
+    on_exceed: Literal["stop", "warn"] = Field(
+        default="stop", description="stop refuses to submit above it; warn says so and goes on."
+    )
+
+
+class RunConfig(Section):
+    """A whole run file."""
+
+    name: Name = Field(description="Letters, digits and inner hyphens; begins every job's name.")
+    region: Annotated[str, Field(pattern=r"^[a-z]{2}(-[a-z]+)+-\d$")] | None = Field(
+        default=None, description="AWS region; the profile's own otherwise."
+    )
+    role: Annotated[str, Field(pattern=r"^arn:aws[a-z-]*:iam::\d{12}:role/[\w+=,.@/-]+$")] | None = (
+        Field(default=None, description="ARN of the job's IAM role; submit needs it.")
+    )
+    bucket: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$")] | None = Field(
+        default=None,
+        description="Bucket for code, checkpoints and results; "
+        "sagemaker-REGION-ACCOUNT otherwise.",
+    )
+    tags: dict[
+        Annotated[str, Field(pattern=r"^[^'\"\r\n\\]+$", max_length=128)], PlainText
+    ] = Field(default_factory=dict, max_length=45)
+    data: Data
+    model: Model
+    stages: Annotated[list[Stage], Field(min_length=1, max_length=20)]
+    training: Training = Training()
+    cluster: Cluster
+    checkpoint: Checkpoint = Checkpoint()
+    heartbeat: Heartbeat = Heartbeat()
+    budget: Budget | None = None
+
+    @model_validator(mode="after")
+    def _stages_fit(self) -> RunConfig:
+        problems = [problem for problem in map(self._stage_problem, range(len(self.stages)))
+                    if problem]  # fmt: skip
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
+
+    def _stage_problem(self, index: int) -> str | None:
+        stage = self.stages[index]
+        where = f"stages[{index}]"
+        if stage.name in [earlier.name for earlier in self.stages[:index]]:
+            return f"{where}.name: {stage.name!r} is taken by an earlier stage"
+        length = len(self.name) + 1 + len(stage.name) + TIME_STAMP_LENGTH
+        if length > JOB_NAME_LIMIT:
+            return (
+                f"{where}.name: job name {self.name}-{stage.name}-<time> has {length} characters, "
+                f"at most {JOB_NAME_LIMIT} are allowed; shorten name or stage by "
+                f"{length - JOB_NAME_LIMIT}"
+            )
+        return self._batch_problem(stage, where)
+
+    def _batch_problem(self, stage: Stage, where: str) -> str | None:
+        gpus = stage.instances * instance_type(self.cluster.instance_type).accelerators
+        product = stage.per_gpu_batch * stage.accumulation * gpus
+        wanted = stage.effective_batch_size
+        if wanted is None or wanted == product:
+            return None
+        accumulation, rest = divmod(wanted, stage.per_gpu_batch * gpus)
+        mend = (
+            f"write accumulation: {accumulation}"
+            if accumulation and not rest
+            else f"no accumulation makes {wanted} from {stage.per_gpu_batch} × {gpus} GPUs"
+        )
+        return (
+            f"{where}.effective_batch_size: {wanted} is not {stage.per_gpu_batch} per GPU × "
+            f"{stage.accumulation} accumulation × {gpus} GPUs = {product}; {mend}"
+        )
