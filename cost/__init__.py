@@ -1,0 +1,1 @@
+"""Instances, prices and throughput into dollars: pure, standard library only."""

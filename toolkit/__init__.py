@@ -1,0 +1,1 @@
+"""The laptop: the command line, packing, submitting, local runs."""
