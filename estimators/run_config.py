@@ -8,6 +8,7 @@ Sizes are pixels or images, times are seconds, money is US dollars.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -52,9 +53,35 @@ NotNegative = Annotated[float, BeforeValidator(_no_bool), Field(ge=0, allow_inf_
 Share = Annotated[float, BeforeValidator(_no_bool), Field(ge=0, lt=1, allow_inf_nan=False)]
 
 # A quote breaks the container's start-up script, a line end breaks its environment file.
-PlainText = Annotated[str, Field(pattern=r"^[^'\"\r\n\\]*$", max_length=256)]
-Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9])*$", max_length=48)]
-S3Uri = Annotated[str, Field(pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^'\"\r\n\\]*)?$")]
+_PLAIN = r"^[^'\"\r\n\\]*$"
+_NAME = r"^[a-zA-Z0-9](-*[a-zA-Z0-9])*$"
+_S3_URI = r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^'\"\r\n\\]*)?$"
+_VARIABLE = r"^[a-zA-Z_][a-zA-Z0-9_]*$"
+_VERSION = r"^\d+\.\d+(\.\d+)?$"
+_REGION = r"^[a-z]{2}(-[a-z]+)+-\d$"
+_ROLE = r"^arn:aws[a-z-]*:iam::\d{12}:role/[\w+=,.@/-]+$"
+_BUCKET = r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$"
+
+_PATTERN_WORDS = {
+    _PLAIN: "must be without quotes, backslashes and line ends",
+    _NAME: "must be letters and digits with hyphens between them",
+    _S3_URI: "must be an address such as s3://bucket/prefix/, without quotes",
+    _VARIABLE: "must be letters, digits and underscores, not beginning with a digit",
+    _VERSION: "must be a version such as 2.3.0",
+    _REGION: "must be a region such as us-east-1",
+    _ROLE: "must be a role's ARN such as arn:aws:iam::111122223333:role/sm-train",
+    _BUCKET: "must be a bucket's name, without s3://",
+}
+
+
+def words_for_pattern(pattern: str) -> str:
+    """What a pattern of this module's types asks for, in words."""
+    return _PATTERN_WORDS[pattern]
+
+
+PlainText = Annotated[str, Field(pattern=_PLAIN, max_length=256)]
+Name = Annotated[str, Field(pattern=_NAME, max_length=JOB_NAME_LIMIT)]
+S3Uri = Annotated[str, Field(pattern=_S3_URI, max_length=1024)]
 
 
 class Section(BaseModel):
@@ -181,7 +208,7 @@ class Cluster(Section):
     image: PlainText | None = Field(
         default=None, description="Container image (ECR address); AWS's PyTorch image otherwise."
     )
-    framework_version: Annotated[str, Field(pattern=r"^\d+\.\d+(\.\d+)?$")] | None = Field(
+    framework_version: Annotated[str, Field(pattern=_VERSION)] | None = Field(
         default=None, description="PyTorch version of AWS's image; chosen by collective otherwise."
     )
     retries: Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=30)] = Field(
@@ -195,8 +222,8 @@ class Cluster(Section):
     )
     vpc: Vpc | None = None
     environment: dict[
-        Annotated[str, Field(pattern=r"^[a-zA-Z_][a-zA-Z0-9_]*$", max_length=512)],
-        Annotated[str, Field(pattern=r"^[^'\"\r\n\\]*$", max_length=512)],
+        Annotated[str, Field(pattern=_VARIABLE, max_length=512)],
+        Annotated[str, Field(pattern=_PLAIN, max_length=512)],
     ] = Field(
         default_factory=dict,
         max_length=ENVIRONMENT_LIMIT - OWN_ENVIRONMENT,
@@ -270,19 +297,19 @@ class RunConfig(Section):
     """A whole run file."""
 
     name: Name = Field(description="Letters, digits and inner hyphens; begins every job's name.")
-    region: Annotated[str, Field(pattern=r"^[a-z]{2}(-[a-z]+)+-\d$")] | None = Field(
+    region: Annotated[str, Field(pattern=_REGION)] | None = Field(
         default=None, description="AWS region; the profile's own otherwise."
     )
-    role: Annotated[str, Field(pattern=r"^arn:aws[a-z-]*:iam::\d{12}:role/[\w+=,.@/-]+$")] | None = (
+    role: Annotated[str, Field(pattern=_ROLE)] | None = (
         Field(default=None, description="ARN of the job's IAM role; submit needs it.")
     )
-    bucket: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$")] | None = Field(
+    bucket: Annotated[str, Field(pattern=_BUCKET)] | None = Field(
         default=None,
         description="Bucket for code, checkpoints and results; "
         "sagemaker-REGION-ACCOUNT otherwise.",
     )
     tags: dict[
-        Annotated[str, Field(pattern=r"^[^'\"\r\n\\]+$", max_length=128)], PlainText
+        Annotated[str, Field(pattern=_PLAIN, min_length=1, max_length=128)], PlainText
     ] = Field(default_factory=dict, max_length=45)
     data: Data
     model: Model
@@ -294,40 +321,77 @@ class RunConfig(Section):
     budget: Budget | None = None
 
     @model_validator(mode="after")
-    def _stages_fit(self) -> RunConfig:
-        problems = [problem for problem in map(self._stage_problem, range(len(self.stages)))
-                    if problem]  # fmt: skip
+    def _parts_fit(self) -> RunConfig:
+        problems = cross_field_problems(self.name, list(enumerate(self.stages)), self.cluster)
         if problems:
-            raise ValueError("\n".join(problems))
+            raise ValueError("; ".join(problem.message for problem in problems))
         return self
 
-    def _stage_problem(self, index: int) -> str | None:
-        stage = self.stages[index]
-        where = f"stages[{index}]"
-        if stage.name in [earlier.name for earlier in self.stages[:index]]:
-            return f"{where}.name: {stage.name!r} is taken by an earlier stage"
-        length = len(self.name) + 1 + len(stage.name) + TIME_STAMP_LENGTH
-        if length > JOB_NAME_LIMIT:
-            return (
-                f"{where}.name: job name {self.name}-{stage.name}-<time> has {length} characters, "
-                f"at most {JOB_NAME_LIMIT} are allowed; shorten name or stage by "
-                f"{length - JOB_NAME_LIMIT}"
-            )
-        return self._batch_problem(stage, where)
 
-    def _batch_problem(self, stage: Stage, where: str) -> str | None:
-        gpus = stage.instances * instance_type(self.cluster.instance_type).accelerators
-        product = stage.per_gpu_batch * stage.accumulation * gpus
-        wanted = stage.effective_batch_size
-        if wanted is None or wanted == product:
-            return None
-        accumulation, rest = divmod(wanted, stage.per_gpu_batch * gpus)
-        mend = (
-            f"write accumulation: {accumulation}"
-            if accumulation and not rest
-            else f"no accumulation makes {wanted} from {stage.per_gpu_batch} × {gpus} GPUs"
-        )
-        return (
-            f"{where}.effective_batch_size: {wanted} is not {stage.per_gpu_batch} per GPU × "
-            f"{stage.accumulation} accumulation × {gpus} GPUs = {product}; {mend}"
-        )
+@dataclass(frozen=True)
+class Problem:
+    """One mistake: where, the value (None where the place says it all) and the mend."""
+
+    path: tuple[str | int, ...]
+    value: Any
+    message: str
+
+    def __hash__(self) -> int:
+        return hash((self.path, self.message))
+
+
+def cross_field_problems(
+    name: str, stages: list[tuple[int, Stage]], cluster: Cluster | None
+) -> list[Problem]:
+    """Mistakes between parts that are good by themselves.
+
+    ``stages`` are those (with their place in the file) that validate alone; ``cluster`` is None
+    where it does not.
+    """
+    problems: list[Problem] = []
+    taken: set[str] = set()
+    for index, stage in stages:
+        where: tuple[str | int, ...] = ("stages", index)
+        if stage.name in taken:
+            problems.append(
+                Problem((*where, "name"), stage.name, "is the name of an earlier stage too")
+            )
+        taken.add(stage.name)
+        problems += _job_name_problem(name, stage, where)
+        if cluster is not None:
+            problems += _batch_problem(stage, cluster, where)
+    return problems
+
+
+def _job_name_problem(
+    name: str, stage: Stage, where: tuple[str | int, ...]
+) -> list[Problem]:
+    length = len(name) + 1 + len(stage.name) + TIME_STAMP_LENGTH
+    if length <= JOB_NAME_LIMIT:
+        return []
+    message = (
+        f"the job name {name}-{stage.name}-<time> has {length} characters and SageMaker allows "
+        f"{JOB_NAME_LIMIT}; shorten the run's or the stage's name by {length - JOB_NAME_LIMIT}"
+    )
+    return [Problem((*where, "name"), stage.name, message)]
+
+
+def _batch_problem(
+    stage: Stage, cluster: Cluster, where: tuple[str | int, ...]
+) -> list[Problem]:
+    gpus = stage.instances * instance_type(cluster.instance_type).accelerators
+    product = stage.per_gpu_batch * stage.accumulation * gpus
+    wanted = stage.effective_batch_size
+    if wanted is None or wanted == product:
+        return []
+    accumulation, rest = divmod(wanted, stage.per_gpu_batch * gpus)
+    mend = (
+        f"write accumulation: {accumulation}"
+        if accumulation and not rest
+        else f"no accumulation makes {wanted} of {stage.per_gpu_batch} × {gpus} GPUs"
+    )
+    message = (
+        f"does not multiply out: {stage.per_gpu_batch} per GPU × {stage.accumulation} "
+        f"accumulation × {gpus} GPUs = {product}; {mend}"
+    )
+    return [Problem((*where, "effective_batch_size"), wanted, message)]
