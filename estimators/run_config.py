@@ -19,8 +19,11 @@ from sm_train.estimators.model_presets import preset_names
 TIME_STAMP_LENGTH = len("-YYYYmmddHHMMSS")
 JOB_NAME_LIMIT = 63  # botocore's service model, TrainingJobName
 ENVIRONMENT_LIMIT = 100
-OWN_ENVIRONMENT = 8
+OWN_ENVIRONMENT = 4
 """Variables that a request adds to the user's own (estimators.request), at most."""
+
+SMDDP_FRAMEWORK = "2.3.0"
+"""PyTorch of the last AWS image that carries SMDDP (AWS Deep Learning Containers, 2024)."""
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _MiB_LIMIT = 16384
@@ -241,11 +244,19 @@ class Cluster(Section):
                 f"collective: smddp does not run on {self.instance_type} (SMDDP supports p4d and "
                 "p4de only); write nccl, which uses EFA there"
             )
+        version = self.framework_version
+        if self.collective == "smddp" and version and not version.startswith("2.3"):
+            raise ValueError(
+                f"framework_version: {version} has no SMDDP; the last AWS image that carries it "
+                f"is {SMDDP_FRAMEWORK}"
+            )
         for key, kind in _CAPACITY_KEYS.items():
             if getattr(self, key) is not None and self.capacity != kind:
                 raise ValueError(f"{key}: needs capacity: {kind}, not {self.capacity}")
         if self.capacity == "training-plan" and self.training_plan is None:
             raise ValueError("training_plan: capacity training-plan needs the plan's ARN")
+        if self.capacity == "warm-pool" and self.keep_alive is None:
+            raise ValueError("keep_alive: capacity warm-pool needs how long, such as 30m")
         if self.max_wait is not None and self.max_wait < self.max_runtime:
             raise ValueError(
                 f"max_wait: {self.max_wait} s is less than max_runtime {self.max_runtime} s"

@@ -1,0 +1,67 @@
+"""How a job's processes are started and by which library they sum gradients.
+
+Two routes exist. ``torchrun``: the SDK's Torchrun driver starts ``train.py`` on every node.
+``smddp``: the container's own toolkit starts it through ``smddprun``; the SDK has no driver that
+does (sagemaker 3.27), so the request carries the hyperparameters which that toolkit reads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from sm_train.cost.instances import instance_type
+from sm_train.estimators.run_config import SMDDP_FRAMEWORK, RunConfig, Stage
+
+# The newest of AWS's PyTorch training images that sagemaker 3.27's image table knows.
+_FRAMEWORK = "2.10.0"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One stage's way of starting, with the reason that is shown to people."""
+
+    route: Literal["torchrun", "smddp"]
+    reason: str
+
+
+def framework_version(config: RunConfig) -> str | None:
+    """PyTorch of the run's image, one for all stages; None where the image is the user's own."""
+    cluster = config.cluster
+    if cluster.image is not None:
+        return None
+    if cluster.framework_version is not None:
+        return cluster.framework_version
+    wants_smddp = any(_smddp_helps(config, stage) for stage in config.stages)
+    return SMDDP_FRAMEWORK if wants_smddp else _FRAMEWORK
+
+
+def launch(config: RunConfig, stage: Stage) -> Launch:
+    """Choose the route of ``stage``."""
+    cluster = config.cluster
+    if stage.instances == 1:
+        return Launch("torchrun", "one instance: NCCL over NVLink; SMDDP gains nothing there")
+    if not _smddp_helps(config, stage):
+        reason = f"{cluster.instance_type}: NCCL"
+        if instance_type(cluster.instance_type).supports_efa:
+            reason += " over EFA"
+        if cluster.collective == "nccl":
+            reason += ", as the run file asks"
+        return Launch("torchrun", reason)
+    version = framework_version(config)
+    if version is None and cluster.collective == "auto":
+        return Launch(
+            "torchrun", "own image: NCCL; write collective: smddp if the image carries SMDDP"
+        )
+    if version is not None and not version.startswith("2.3"):
+        return Launch("torchrun", f"PyTorch {version}: NCCL; the last image with SMDDP is 2.3.0")
+    return Launch("smddp", f"{cluster.instance_type} × {stage.instances}: SMDDP all-reduce")
+
+
+def _smddp_helps(config: RunConfig, stage: Stage) -> bool:
+    cluster = config.cluster
+    return (
+        cluster.collective != "nccl"
+        and stage.instances > 1
+        and instance_type(cluster.instance_type).supports_smddp
+    )

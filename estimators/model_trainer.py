@@ -1,0 +1,203 @@
+"""Sends a request through the real SDK: builds the ModelTrainer that sends exactly that body.
+
+The SDK stages the bundle and its own driver scripts below the bucket and stamps the job's name
+with its own clock; everything else must equal the request that was shown. That is checked on
+the wire, before the call leaves: a difference stops the submission.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sm_train.estimators.bundle import ARCHIVE_NAME, ENTRY_SCRIPT, REQUIREMENTS, Bundle
+from sm_train.estimators.request import TrainingRequest
+
+_STAMP = re.compile(r"-\d{14}(?=$|/)")
+
+
+class RequestDriftError(RuntimeError):
+    """The SDK was about to send something else than what was shown and agreed to."""
+
+
+@contextmanager
+def quiet_sdk() -> Iterator[None]:
+    """Turn off the SDK's telemetry and any defaults file that would add to the request.
+
+    Both are read from files named by environment variables, at the moment a session is made.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "config.yaml"
+        opt_out = {"PythonSDK": {"Modules": {"TelemetryOptOut": True}}}
+        config.write_text(json.dumps({"SchemaVersion": "1.0", "SageMaker": opt_out}))
+        overrides = {
+            "SAGEMAKER_ADMIN_CONFIG_OVERRIDE": str(config),
+            "SAGEMAKER_USER_CONFIG_OVERRIDE": str(config),
+        }
+        before = {name: os.environ.get(name) for name in overrides}
+        os.environ.update(overrides)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+
+
+def send(request: TrainingRequest, bundle: Bundle, *, boto_session: Any, bucket: str) -> str:
+    """Create the training job of ``request``; returns the job's name.
+
+    Raises:
+        RequestDriftError: the SDK would have sent another request; nothing was started.
+        botocore.exceptions.ClientError: AWS refused.
+    """
+    with quiet_sdk(), tempfile.TemporaryDirectory() as folder:
+        from sagemaker.core.helper.session_helper import Session
+
+        archive = Path(folder) / ARCHIVE_NAME
+        archive.write_bytes(bundle.archive)
+        session = Session(boto_session=boto_session, default_bucket=bucket)
+        smddp = "ContainerEntrypoint" not in request["AlgorithmSpecification"]
+        if smddp:
+            _upload(request["HyperParameters"]["sagemaker_submit_directory"], archive, session)
+        trainer = _model_trainer(request, session, None if smddp else archive)
+        _refuse_drift(boto_session, request)
+        trainer.train(wait=False, logs=False)
+        name: str = trainer._latest_training_job.training_job_name
+        return name
+
+
+def _upload(uri: str, archive: Path, session: Any) -> None:
+    bucket, key = uri.removeprefix("s3://").split("/", 1)
+    session.upload_data(str(archive), bucket=bucket, key_prefix=key.rsplit("/", 1)[0])
+
+
+def _model_trainer(request: TrainingRequest, session: Any, archive: Path | None) -> Any:
+    """The SDK's trainer, every setting taken from the request."""
+    from sagemaker.core.training.configs import (
+        CheckpointConfig,
+        MetricDefinition,
+        OutputDataConfig,
+        RetryStrategy,
+        SourceCode,
+        StoppingCondition,
+        Tag,
+    )
+    from sagemaker.train import ModelTrainer
+    from sagemaker.train.distributed import Torchrun
+
+    algorithm = request["AlgorithmSpecification"]
+    base_name = _STAMP.sub("", request["TrainingJobName"])
+    code: dict[str, Any] = {}
+    if archive is not None:
+        code["source_code"] = SourceCode(
+            source_dir=str(archive), entry_script=ENTRY_SCRIPT, requirements=REQUIREMENTS
+        )
+        code["distributed"] = Torchrun()
+    trainer = ModelTrainer(
+        sagemaker_session=session,
+        role=request["RoleArn"],
+        base_job_name=base_name,
+        input_s3_key_prefix=_staging_prefix(request),
+        training_image=algorithm["TrainingImage"],
+        training_input_mode=algorithm["TrainingInputMode"],
+        compute=_compute(request),
+        networking=_networking(request),
+        stopping_condition=StoppingCondition(**_snake(request["StoppingCondition"])),
+        output_data_config=OutputDataConfig(**_snake(request["OutputDataConfig"])),
+        checkpoint_config=CheckpointConfig(**_snake(request["CheckpointConfig"])),
+        input_data_config=_channels(request),
+        environment=request["Environment"],
+        hyperparameters=request["HyperParameters"],
+        tags=[Tag(key=tag["Key"], value=tag["Value"]) for tag in request["Tags"]],
+        **code,
+    ).with_metric_definitions(
+        [MetricDefinition(**_snake(metric)) for metric in algorithm["MetricDefinitions"]]
+    )
+    if "RetryStrategy" in request:
+        trainer.with_retry_strategy(RetryStrategy(**_snake(request["RetryStrategy"])))
+    return trainer
+
+
+def _staging_prefix(request: TrainingRequest) -> str:
+    """The run's name: the first part of every staged key."""
+    output: str = request["OutputDataConfig"]["S3OutputPath"]
+    return output.removeprefix("s3://").split("/")[1]
+
+
+def _compute(request: TrainingRequest) -> Any:
+    from sagemaker.core.training.configs import Compute
+
+    spot = request.get("EnableManagedSpotTraining")
+    return Compute(**_snake(request["ResourceConfig"]), enable_managed_spot_training=spot)
+
+
+def _networking(request: TrainingRequest) -> Any:
+    from sagemaker.core.training.configs import Networking
+
+    return Networking(**_snake(request["VpcConfig"])) if "VpcConfig" in request else None
+
+
+def _channels(request: TrainingRequest) -> list[Any]:
+    """The data channels; those for code and drivers are the SDK's own to add."""
+    from sagemaker.core.training.configs import Channel, DataSource, S3DataSource
+
+    return [
+        Channel(
+            channel_name=channel["ChannelName"],
+            input_mode=channel["InputMode"],
+            data_source=DataSource(
+                s3_data_source=S3DataSource(**_snake(channel["DataSource"]["S3DataSource"]))
+            ),
+        )
+        for channel in request["InputDataConfig"]
+        if channel["ChannelName"] not in ("code", "sm_drivers")
+    ]
+
+
+def _snake(fields: dict[str, Any]) -> dict[str, Any]:
+    """boto3's field names as the SDK's: ``S3DataDistributionType`` → ``s3_data_distribution_type``."""
+    return {
+        re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower(): value
+        for name, value in fields.items()
+    }
+
+
+def _refuse_drift(boto_session: Any, request: TrainingRequest) -> None:
+    def compare(params: dict[str, Any], **_: Any) -> None:
+        sent = comparable(params)
+        shown = comparable(request)
+        different = [
+            field
+            for field in sorted(sent.keys() | shown.keys())
+            if sent.get(field) != shown.get(field)
+        ]
+        if different:
+            raise RequestDriftError(
+                f"the SDK would send another {', '.join(different)} than the plan shows; "
+                "nothing was started"
+            )
+
+    boto_session.events.register("provide-client-params.sagemaker.CreateTrainingJob", compare)
+
+
+def comparable(request: TrainingRequest) -> TrainingRequest:
+    """A request without the time stamps of its job's name and staged addresses."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [plain(item) for item in value]
+        return _STAMP.sub("-<time>", value) if isinstance(value, str) else value
+
+    cleaned: TrainingRequest = plain(request)
+    return cleaned
