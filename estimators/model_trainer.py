@@ -59,6 +59,8 @@ def send(request: TrainingRequest, bundle: Bundle, *, boto_session: Any, bucket:
         RequestDriftError: the SDK would have sent another request; nothing was started.
         botocore.exceptions.ClientError: AWS refused.
     """
+    # Before any client is made: clients copy the session's event handlers.
+    _refuse_drift(boto_session, request)
     with quiet_sdk(), tempfile.TemporaryDirectory() as folder:
         from sagemaker.core.helper.session_helper import Session
 
@@ -69,7 +71,6 @@ def send(request: TrainingRequest, bundle: Bundle, *, boto_session: Any, bucket:
         if smddp:
             _upload(request["HyperParameters"]["sagemaker_submit_directory"], archive, session)
         trainer = _model_trainer(request, session, None if smddp else archive)
-        _refuse_drift(boto_session, request)
         trainer.train(wait=False, logs=False)
         name: str = trainer._latest_training_job.training_job_name
         return name

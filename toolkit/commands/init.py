@@ -1,0 +1,36 @@
+"""``sm-train init``: writes a commented run file."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+import click
+
+from sm_train.toolkit.errors import UserError
+
+PRESETS = ("default", "bria-2.0", "demo")
+
+
+@click.command()
+@click.argument("path", type=click.Path(path_type=Path, dir_okay=False), default="run.yaml")
+@click.option(
+    "--preset",
+    type=click.Choice(PRESETS),
+    default="default",
+    show_default=True,
+    help="bria-2.0: the three published stages; demo: handwritten digits on this machine.",
+)
+@click.option("--force", is_flag=True, help="Replace a file that is there.")
+def command(path: Path, preset: str, force: bool) -> None:
+    """Write a commented run file to PATH (run.yaml)."""
+    from sm_train.toolkit.files import write_whole
+
+    if path.exists() and not force:
+        raise UserError(f"{path}: is there already; --force replaces it")
+    text = (files("sm_train.toolkit") / "presets" / f"{preset}.yaml").read_bytes()
+    try:
+        write_whole(path, text)
+    except FileNotFoundError:
+        raise UserError(f"{path.parent}: no such folder; make it first") from None
+    click.echo(f"Wrote {path}. Next: sm-train submit {path} --dry-run", err=True)
