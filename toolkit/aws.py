@@ -1,0 +1,144 @@
+"""Every call to AWS that a submission makes before the job itself, and its refusals in words."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sm_train.toolkit.errors import ExitCode, UserError
+
+_PERMISSION_CODES = {
+    "403",
+    "AccessDenied",
+    "AccessDeniedException",
+    "ExpiredToken",
+    "ExpiredTokenException",
+    "InvalidAccessKeyId",
+    "InvalidClientTokenId",
+    "SignatureDoesNotMatch",
+    "UnrecognizedClientException",
+}
+_CAPACITY_CODES = {
+    "CapacityError",
+    "ResourceLimitExceeded",
+    "Throttling",
+    "ThrottlingException",
+}
+
+
+def resolve_region(option: str | None, run_file: str | None, profile: str | None) -> str:
+    """The region: the command line's, the run file's, the environment's or the profile's."""
+    region = option or run_file or os.environ.get("AWS_REGION")
+    region = region or os.environ.get("AWS_DEFAULT_REGION")
+    if region is None:
+        import botocore.exceptions
+        import botocore.session
+
+        try:
+            region = botocore.session.Session(profile=profile).get_config_variable("region")
+        except botocore.exceptions.ProfileNotFound:
+            raise UserError(
+                f"--profile: {profile!r} is not in the AWS configuration", ExitCode.PERMISSION
+            ) from None
+    if region is None:
+        raise UserError(
+            "region: not set; write region: us-east-1 in the run file or give --region",
+            ExitCode.PERMISSION,
+        )
+    return region
+
+
+def open_session(profile: str | None, region: str) -> Any:
+    """A boto3 session that has credentials.
+
+    Raises:
+        UserError: no such profile, or no credentials anywhere (exit code 4).
+    """
+    import boto3
+    import botocore.exceptions
+
+    try:
+        session = boto3.Session(profile_name=profile, region_name=region)
+        credentials = session.get_credentials()
+    except botocore.exceptions.BotoCoreError as error:
+        raise UserError(f"AWS credentials: {error}", ExitCode.PERMISSION) from None
+    if credentials is None:
+        raise UserError(
+            "AWS credentials: none found; run `aws configure` or `aws sso login`, or give --profile",
+            ExitCode.PERMISSION,
+        )
+    return session
+
+
+@contextmanager
+def refusals_in_words(doing: str) -> Iterator[None]:
+    """Turn what AWS or the network refuses into one line with the right exit code."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        yield
+    except ClientError as error:
+        code = error.response["Error"].get("Code", "")
+        message = error.response["Error"].get("Message", str(error))
+        exit_code = ExitCode.UNEXPECTED
+        if code in _PERMISSION_CODES:
+            exit_code = ExitCode.PERMISSION
+        elif code in _CAPACITY_CODES:
+            exit_code = ExitCode.CAPACITY
+        raise UserError(f"{doing}: AWS answers {code}: {message}", exit_code) from None
+    except BotoCoreError as error:
+        raise UserError(f"{doing}: {error}", ExitCode.PERMISSION) from None
+
+
+def require_bucket(session: Any, bucket: str, region: str, field: str) -> None:
+    """Refuse a bucket that does not exist, may not be read, or lies in another region.
+
+    Traffic between regions is billed and slow, and SageMaker refuses it for a job's channels.
+    """
+    from botocore.exceptions import ClientError
+
+    with refusals_in_words(f"{field}: bucket {bucket}"):
+        try:
+            answer = session.client("s3").head_bucket(Bucket=bucket)
+            actual = answer.get("BucketRegion") or _region_header(answer)
+        except ClientError as error:
+            status = error.response["ResponseMetadata"].get("HTTPStatusCode")
+            actual = _region_header(error.response)
+            if status == 404:
+                raise UserError(
+                    f"{field}: bucket {bucket} does not exist; make it in {region} or name another",
+                    ExitCode.PERMISSION,
+                ) from None
+            if status not in (301, 400) or actual in (None, region):
+                raise
+    if actual is not None and actual != region:
+        raise UserError(
+            f"{field}: bucket {bucket} is in {actual} and the job would run in {region}; "
+            "use a bucket in the job's region, or run there",
+            ExitCode.PREFLIGHT,
+        )
+
+
+def _region_header(answer: dict[str, Any]) -> str | None:
+    headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    region: str | None = headers.get("x-amz-bucket-region")
+    return region
+
+
+def require_shards(session: Any, uri: str, instances: int) -> None:
+    """Refuse a data prefix with fewer objects than instances: the others would idle, billed."""
+    bucket, prefix = uri.removeprefix("s3://").partition("/")[::2]
+    with refusals_in_words(f"data.uri: {uri}"):
+        pages = session.client("s3").get_paginator("list_objects_v2")
+        count = 0
+        for page in pages.paginate(Bucket=bucket, Prefix=prefix):
+            count += page.get("KeyCount", 0)
+            if count >= instances:
+                return
+    raise UserError(
+        f"data.uri: {uri} holds {count} objects for {instances} instances; ShardedByS3Key would "
+        f"leave {instances - count} of them idle; pack at least {instances} shards",
+        ExitCode.PREFLIGHT,
+    )

@@ -1,0 +1,94 @@
+"""What a submission is before it is sent: bundle, requests and estimate, with no effect at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sm_train.cost.estimate import Estimate, estimate
+from sm_train.estimators.bundle import Bundle, build_bundle
+from sm_train.estimators.launch import Launch, framework_version, launch
+from sm_train.estimators.plan import cost_stages
+from sm_train.estimators.request import TrainingRequest, image_uri, training_request
+from sm_train.estimators.run_config import RunConfig, Stage
+from sm_train.toolkit.errors import ExitCode, UserError
+
+
+@dataclass(frozen=True)
+class Submission:
+    """The chosen stages of a run, ready to be shown or sent."""
+
+    config: RunConfig
+    region: str
+    stages: tuple[Stage, ...]
+    launches: tuple[Launch, ...]
+    requests: tuple[TrainingRequest, ...]
+    bundle: Bundle
+    cost: Estimate
+
+    def as_dict(self) -> dict[str, Any]:
+        """The contract of ``submit --dry-run --json``."""
+        return {
+            "requests": list(self.requests),
+            "cost": self.cost.as_dict(),
+            "bundle": self.bundle.as_dict(),
+        }
+
+
+def prepare(config: RunConfig, stage: str | None, region: str, now: datetime) -> Submission:
+    """Build the submission of ``stage``, or of every stage.
+
+    Raises:
+        UserError: no such stage, or AWS has no image for the region.
+    """
+    stages = choose_stages(config, stage)
+    bundle = build_bundle(config, framework_version(config))
+    try:
+        image = image_uri(config, region)
+    except ValueError as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"cluster.framework_version or region: {reason}") from None
+    requests = tuple(
+        training_request(config, stage, bundle, region=region, image=image, now=now)
+        for stage in stages
+    )
+    for request in requests:
+        _validate(request)
+    prices = [priced for priced, own in zip(cost_stages(config), config.stages, strict=True)
+              if own in stages]  # fmt: skip
+    return Submission(
+        config=config,
+        region=region,
+        stages=stages,
+        launches=tuple(launch(config, stage) for stage in stages),
+        requests=requests,
+        bundle=bundle,
+        cost=estimate(prices, region=region, capacity=config.cluster.capacity),
+    )
+
+
+def choose_stages(config: RunConfig, name: str | None) -> tuple[Stage, ...]:
+    """The stage called ``name``, or all of them."""
+    chosen = tuple(stage for stage in config.stages if name in (None, stage.name))
+    if not chosen:
+        names = ", ".join(stage.name for stage in config.stages)
+        raise UserError(f"--stage: {name!r} is not in the run file; it has {names}")
+    return chosen
+
+
+def _validate(request: TrainingRequest) -> None:
+    """Hold the request against botocore's own model of the service, offline."""
+    import botocore.loaders
+    import botocore.model
+    import botocore.validate
+
+    document = botocore.loaders.Loader().load_service_model("sagemaker", "service-2")
+    shape = botocore.model.ServiceModel(document).operation_model("CreateTrainingJob").input_shape
+    report = botocore.validate.ParamValidator().validate(request, shape)
+    if report.has_errors():
+        raise UserError(
+            f"{request['TrainingJobName']}: SageMaker would refuse the request: "
+            f"{report.generate_report()}",
+            ExitCode.PREFLIGHT,
+        )
