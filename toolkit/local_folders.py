@@ -1,0 +1,150 @@
+"""Lays out a job's folders on this machine, as SageMaker would on each instance.
+
+``RUN/STAGE/`` holds the unpacked bundle, one ``/opt/ml`` tree for each emulated node, and the
+checkpoints that on SageMaker all instances share through one S3 prefix.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from sm_train.entrypoints.directories import Directories
+from sm_train.estimators.bundle import Bundle
+from sm_train.estimators.run_config import RunConfig, Stage
+from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.event_log import LOG_NAME
+
+
+@dataclass(frozen=True)
+class LocalFolders:
+    """One stage's folders; ``nodes`` are the emulated instances' base folders, in rank order."""
+
+    root: Path
+    nodes: tuple[Directories, ...]
+
+    @property
+    def bundle(self) -> Path:
+        return self.root / "bundle"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    @property
+    def log(self) -> Path:
+        return self.root / LOG_NAME
+
+    @property
+    def model(self) -> Path:
+        """The final model, where the first node leaves it."""
+        return self.nodes[0].model
+
+
+def lay_out(
+    config: RunConfig, stage: Stage, bundle: Bundle, *, nodes: int, output: Path
+) -> LocalFolders:
+    """Make the folders of one stage; checkpoints of an earlier attempt stay and are resumed.
+
+    Raises:
+        UserError: no local shards, fewer shards than nodes, or local components are missing.
+    """
+    shards = _shards(config)
+    if len(shards) < nodes:
+        raise UserError(
+            f"data.local: {config.data.local} holds {len(shards)} shards for {nodes} nodes; "
+            f"pack smaller shards or give --nodes {len(shards)}",
+            ExitCode.PREFLIGHT,
+        )
+    channels = _shared_channels(config, stage, output)
+    root = output / stage.name
+    names = [f"algo-{index + 1}" for index in range(nodes)]
+    folders = LocalFolders(
+        root, tuple(Directories((root / "nodes" / name).absolute()) for name in names)
+    )
+    folders.checkpoints.mkdir(parents=True, exist_ok=True)
+    _unpack(bundle, folders.bundle)
+    shutil.rmtree(root / "nodes", ignore_errors=True)
+    for rank, node in enumerate(folders.nodes):
+        _make_node(node, folders.checkpoints)
+        _write_config(node, names, rank, stage, channels)
+        # ShardedByS3Key: each instance is dealt its own objects, about 1/n of their number.
+        _link_all(shards[rank::nodes], node.channel("train"))
+        for name, source in channels.items():
+            node.channel(name).symlink_to(source.absolute())
+    return folders
+
+
+def _shards(config: RunConfig) -> list[Path]:
+    if config.data.local is None:
+        raise UserError(
+            "data.local: not set; a local run reads shards from this machine: "
+            "write local: FOLDER under data"
+        )
+    folder = Path(config.data.local)
+    if not folder.is_dir():
+        raise UserError(f"data.local: {folder}: no such folder; `sm-train pack` makes shards")
+    shards = sorted(folder.rglob("*.tar"))
+    if not shards:
+        raise UserError(f"data.local: {folder}: holds no .tar; `sm-train pack` makes shards")
+    return shards
+
+
+def _shared_channels(config: RunConfig, stage: Stage, output: Path) -> dict[str, Path]:
+    """The channels that every node sees whole."""
+    channels: dict[str, Path] = {}
+    if config.model.local_components is not None:
+        channels["model"] = Path(config.model.local_components)
+        if not channels["model"].is_dir():
+            raise UserError(f"model.local_components: {channels['model']}: no such folder")
+    index = config.stages.index(stage)
+    if index:
+        previous = config.stages[index - 1].name
+        channels["previous"] = output / previous / "checkpoints" / "final"
+        if not channels["previous"].is_dir():
+            raise UserError(
+                f"--stage: {stage.name} starts from {previous}, which has no final model in "
+                f"{output}; run that stage first",
+                ExitCode.PREFLIGHT,
+            )
+    return channels
+
+
+def _unpack(bundle: Bundle, folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    with tarfile.open(fileobj=io.BytesIO(bundle.archive)) as archive:
+        archive.extractall(folder, filter="data")
+
+
+def _make_node(node: Directories, checkpoints: Path) -> None:
+    for folder in (node.input_config, node.channel("train"), node.model, node.output_data):
+        folder.mkdir(parents=True)
+    node.checkpoints.symlink_to(checkpoints.absolute())
+
+
+def _link_all(files: list[Path], folder: Path) -> None:
+    for file in files:
+        (folder / file.name).symlink_to(file.absolute())
+
+
+def _write_config(
+    node: Directories, hosts: list[str], rank: int, stage: Stage, channels: dict[str, Path]
+) -> None:
+    """The platform's three configuration files."""
+    sharded = {"TrainingInputMode": "FastFile", "S3DistributionType": "ShardedByS3Key"}
+    whole = {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated"}
+    documents = {
+        "resourceconfig.json": {
+            "current_host": hosts[rank],
+            "hosts": hosts,
+            "network_interface_name": "lo",
+        },
+        "hyperparameters.json": {"stage": stage.name},
+        "inputdataconfig.json": {"train": sharded, **dict.fromkeys(channels, whole)},
+    }
+    for name, document in documents.items():
+        (node.input_config / name).write_text(json.dumps(document, indent=2) + "\n")
