@@ -12,7 +12,10 @@ def write_whole(path: Path, content: bytes) -> None:
 
     Whatever fails, ``path`` holds either what it held before or all of ``content``.
     """
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)

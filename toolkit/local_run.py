@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,11 @@ from sm_train.toolkit.local_processes import LocalProcesses, NodeFailure
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
+
+
+def default_nodes(stage: Stage) -> int:
+    """As many emulated instances as the stage has, but no more than this machine has cores."""
+    return min(stage.instances, os.cpu_count() or 1)
 
 
 def run_stage(

@@ -1,0 +1,122 @@
+"""Shows a submission to a person: what will run, on what, how long, for how much, what is unknown."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sm_train.cost.instances import instance_type
+from sm_train.estimators.request import ROLE_NOT_SET
+from sm_train.toolkit.submission import Submission
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def show_plan(submission: Submission, console: Console) -> None:
+    """Print the plan, at most 100 columns wide on a wide terminal."""
+    console.print(f"\n[bold]Plan for {submission.config.name}[/] in {submission.region}\n")
+    console.print(_stage_table(submission))
+    for stage, start in zip(submission.stages, submission.launches, strict=True):
+        console.print(f"  {stage.name} starts by {start.route}: {start.reason}")
+    console.print()
+    for label, value in _facts(submission):
+        console.print(f"  {label:<12} {value}", markup=False)
+    unknown = unknowns(submission)
+    if unknown:
+        console.print("\n[bold]Unknown[/]")
+        for line in unknown:
+            console.print(f"  - {line}", markup=False)
+    console.print()
+
+
+def _stage_table(submission: Submission) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for name in ("stage", "cluster", "GPUs", "batch", "iterations", "it/s", "days", "cost", "range"):
+        table.add_column(name, justify="left" if name in ("stage", "cluster") else "right")
+    document = submission.cost.as_dict()
+    for stage, priced in zip(submission.stages, document["stages"], strict=True):
+        gpus = instance_type(priced["instance_type"]).accelerators
+        table.add_row(
+            stage.name,
+            f"{priced['instances']} × {priced['instance_type']}",
+            str(priced["instances"] * gpus),
+            str(priced["effective_batch_size"]),
+            f"{stage.iterations:,}",
+            _number(priced["iterations_per_second"]),
+            days(priced["billable_seconds"]),
+            dollars(priced["cost_usd"]),
+            _range(priced),
+        )
+    total = document["total"]
+    table.add_row(
+        "[bold]total[/]", "", "", "", "", "", days(total["wall_seconds"]), total_dollars(total),
+        _range(total),
+    )  # fmt: skip
+    return table
+
+
+def _facts(submission: Submission) -> list[tuple[str, str]]:
+    config, request = submission.config, submission.requests[0]
+    bundle = submission.bundle
+    price = submission.cost.as_dict()["stages"][0]
+    return [
+        ("image", request["AlgorithmSpecification"]["TrainingImage"]),
+        ("data", f"{config.data.uri} (FastFile, ShardedByS3Key)"),
+        ("checkpoints", f"{request['CheckpointConfig']['S3Uri']}, every {config.checkpoint.every}"),
+        ("capacity", f"{config.cluster.capacity}, {config.cluster.retries} retries"),
+        ("at most", f"{config.cluster.max_runtime / 86400:g} days for each job"),
+        (
+            "bundle",
+            f"{len(bundle.files)} files, {len(bundle.archive):,} bytes, "
+            f"sha256 {bundle.sha256[:12]}…",
+        ),
+        ("price", f"{price['price_source']}, {price['price_date'] or 'undated'}"),
+    ]
+
+
+def unknowns(submission: Submission) -> list[str]:
+    """What the plan cannot say, each with how to mend it."""
+    lines = []
+    if submission.requests[0]["RoleArn"] == ROLE_NOT_SET:
+        lines.append("role: not in the run file; submit needs it")
+    for stage in submission.cost.as_dict()["stages"]:
+        if stage["iterations_per_second"] is None:
+            lines.append(
+                f"time and cost of {stage['name']}: no measured it/s; write iterations_per_second"
+            )
+        if stage["price_per_instance_hour_usd"] is None:
+            lines.append(f"price of {stage['instance_type']}: no published training price")
+    return list(dict.fromkeys(lines))
+
+
+def days(seconds: float | None) -> str:
+    """Days with one decimal; hours or minutes below one."""
+    if seconds is None:
+        return "unknown"
+    if seconds >= 86400:
+        return f"{seconds / 86400:.1f}"
+    return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.0f} min"
+
+
+def dollars(amount: float | None) -> str:
+    if amount is None:
+        return "unknown"
+    return f"${amount:,.0f}" if amount >= 100 else f"${amount:,.2f}"
+
+
+def total_dollars(total: dict[str, Any]) -> str:
+    """The total; with an unknown part, the known part and "at least"."""
+    if total["cost_usd"] is not None:
+        return dollars(total["cost_usd"])
+    return f"at least {dollars(total['cost_at_least_usd'])}"
+
+
+def _range(priced: dict[str, Any]) -> str:
+    low, high = priced["cost_low_usd"], priced["cost_high_usd"]
+    return "" if low is None or high is None else f"{dollars(low)}–{dollars(high)}"
+
+
+def _number(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3g}"
