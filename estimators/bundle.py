@@ -60,7 +60,7 @@ class Bundle:
 def build_bundle(config: RunConfig, framework_version: str | None) -> Bundle:
     """Pack the bundle for a container whose PyTorch is ``framework_version`` (None: unknown)."""
     contents = {
-        "run.json": _json(config.model_dump(mode="json")),
+        "run.json": _json(_document(config)),
         ENTRY_SCRIPT: _LAUNCH.encode(),
         REQUIREMENTS: requirements(framework_version).encode(),
     }
@@ -85,6 +85,13 @@ def requirements(framework_version: str | None) -> str:
     old = framework_version is not None and framework_version.startswith("2.3")
     name = "requirements-torch-2.3.txt" if old else "requirements.txt"
     return (files("sm_train.estimators") / "data" / name).read_text(encoding="utf-8")
+
+
+def _document(config: RunConfig) -> dict[str, object]:
+    """The run document; folders of the laptop mean nothing in the cluster and stay here."""
+    return config.model_dump(
+        mode="json", exclude={"data": {"local"}, "model": {"local_components"}}
+    )
 
 
 def _json(document: object) -> bytes:

@@ -101,7 +101,7 @@ class Data(Section):
         "dealt to one instance (FastFile, ShardedByS3Key)."
     )
     local: str | None = Field(
-        default=None, description="The same shards on this machine; `submit --local` reads them."
+        default=None, description="The same shards on this machine, relative to the run file; for `submit --local`.",
     )
     image_key: PlainText = Field(
         default="jpg;jpeg;png;webp", description="Extensions of a sample's image, by preference."

@@ -46,21 +46,23 @@ class LocalFolders:
 
 
 def lay_out(
-    config: RunConfig, stage: Stage, bundle: Bundle, *, nodes: int, output: Path
+    config: RunConfig, stage: Stage, bundle: Bundle, *, base: Path, nodes: int, output: Path
 ) -> LocalFolders:
     """Make the folders of one stage; checkpoints of an earlier attempt stay and are resumed.
+
+    The run file's local folders are relative to ``base``, the folder it lies in.
 
     Raises:
         UserError: no local shards, fewer shards than nodes, or local components are missing.
     """
-    shards = _shards(config)
+    shards = _shards(config, base)
     if len(shards) < nodes:
         raise UserError(
             f"data.local: {config.data.local} holds {len(shards)} shards for {nodes} nodes; "
             f"pack smaller shards or give --nodes {len(shards)}",
             ExitCode.PREFLIGHT,
         )
-    channels = _shared_channels(config, stage, output)
+    channels = _shared_channels(config, stage, base, output)
     root = output / stage.name
     names = [f"algo-{index + 1}" for index in range(nodes)]
     folders = LocalFolders(
@@ -79,13 +81,13 @@ def lay_out(
     return folders
 
 
-def _shards(config: RunConfig) -> list[Path]:
+def _shards(config: RunConfig, base: Path) -> list[Path]:
     if config.data.local is None:
         raise UserError(
             "data.local: not set; a local run reads shards from this machine: "
             "write local: FOLDER under data"
         )
-    folder = Path(config.data.local)
+    folder = base / config.data.local
     if not folder.is_dir():
         raise UserError(f"data.local: {folder}: no such folder; `sm-train pack` makes shards")
     shards = sorted(folder.rglob("*.tar"))
@@ -94,11 +96,13 @@ def _shards(config: RunConfig) -> list[Path]:
     return shards
 
 
-def _shared_channels(config: RunConfig, stage: Stage, output: Path) -> dict[str, Path]:
+def _shared_channels(
+    config: RunConfig, stage: Stage, base: Path, output: Path
+) -> dict[str, Path]:
     """The channels that every node sees whole."""
     channels: dict[str, Path] = {}
     if config.model.local_components is not None:
-        channels["model"] = Path(config.model.local_components)
+        channels["model"] = base / config.model.local_components
         if not channels["model"].is_dir():
             raise UserError(f"model.local_components: {channels['model']}: no such folder")
     index = config.stages.index(stage)

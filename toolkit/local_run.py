@@ -30,6 +30,7 @@ def run_stage(
     stage: Stage,
     bundle: Bundle,
     *,
+    base: Path,
     nodes: int,
     processes: int,
     output: Path,
@@ -42,7 +43,7 @@ def run_stage(
         KeyboardInterrupt: Ctrl-C; every process has checkpointed if it could, and ended.
     """
     cpu = _without_gpu()
-    folders = lay_out(config, stage, bundle, nodes=nodes, output=output)
+    folders = lay_out(config, stage, bundle, base=base, nodes=nodes, output=output)
     with LocalProcesses(folders, stage, processes=processes, cpu=cpu) as running:
         try:
             _follow(running, folders, stage, console)

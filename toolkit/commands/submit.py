@@ -64,12 +64,12 @@ def command(
     except RunFileError as error:
         raise UserError(str(error)) from None
     if local and not dry_run:
-        _run_here(config, stage, nodes, processes, output, as_json)
+        _run_here(config, run.parent, stage, nodes, processes, output, as_json)
         return
     region = aws.resolve_region(options["region"], config.region, options["profile"])
     submission = prepare(config, stage, region, datetime.now())
     if dry_run:
-        _show(submission, as_json, requests=True)
+        _show(submission, as_json)
         _mind_budget(config, region)
         return
     if stage is None:
@@ -77,17 +77,16 @@ def command(
     _send(config, submission, options["profile"], run=run, yes=yes, as_json=as_json)
 
 
-def _show(submission: Submission, as_json: bool, *, requests: bool) -> None:
+def _show(submission: Submission, as_json: bool) -> None:
     from sm_train.toolkit.output import people, write_json
     from sm_train.toolkit.plan_view import show_plan
 
     if as_json:
         write_json(submission.as_dict())
         return
+    for request in submission.requests:
+        write_json(request)
     show_plan(submission, people())
-    if requests:
-        for request in submission.requests:
-            write_json(request)
 
 
 def _mind_budget(config: RunConfig, region: str) -> None:
@@ -172,6 +171,7 @@ def _confirm(submission: Submission) -> None:
 
 def _run_here(
     config: RunConfig,
+    base: Path,
     stage: str | None,
     nodes: int | None,
     processes: int,
@@ -196,8 +196,8 @@ def _run_here(
             f"{chosen.per_gpu_batch * chosen.accumulation * count * processes} here"
         )
         folders = run_stage(
-            config, chosen, bundle, nodes=count, processes=processes, output=output,
-            console=console,
+            config, chosen, bundle, base=base, nodes=count, processes=processes,
+            output=output, console=console,
         )  # fmt: skip
         results.append(
             {
