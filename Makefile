@@ -1,0 +1,35 @@
+# Everything happens in a virtual environment of this folder's own; nothing global is touched.
+PYTHON ?= python3
+VENV ?= .venv
+# A build for the CPU is found on most machines. With a GPU: make TORCH=torch demo
+TORCH ?= torch==2.13.0
+BIN := $(VENV)/bin
+
+.PHONY: demo test test-slow lint bench clean
+
+demo: $(VENV)/.installed
+	$(BIN)/python -m sm_train.toolkit.demo
+
+test: $(VENV)/.installed
+	$(BIN)/pytest -n 2 -m "not slow"
+
+test-slow: $(VENV)/.installed
+	$(BIN)/pytest -m slow
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.installed
+	$(BIN)/python benchmarks/cli_start.py
+
+$(VENV)/.installed: setup.cfg pyproject.toml Makefile
+	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'Python 3.11 or newer is needed; make PYTHON=python3.11')"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet $(TORCH)
+	$(BIN)/pip install --quiet -e ".[train,parquet,demo,dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build demo-out
