@@ -19,15 +19,14 @@ PREFIX = "SMT "
 FIELDS: dict[str, frozenset[str]] = {
     # The run as it really is, said once before the first step.
     "start": frozenset(
-        {"run", "stage", "resolution", "world_size", "nodes", "per_gpu_batch", "accumulation",
-         "effective_batch_size", "iterations", "parameters", "backend", "backend_reason",
-         "precision", "resumed_from_step", "samples"}
-    ),  # fmt: skip
+        "run stage resolution world_size nodes per_gpu_batch accumulation effective_batch_size "
+        "iterations parameters backend backend_reason precision resumed_from_step samples".split()
+    ),
     # One logging interval: means since the line before.
     "step": frozenset(
-        {"step", "epoch", "loss", "learning_rate", "gradient_norm", "iterations_per_second",
-         "images_per_second", "data_wait_share"}
-    ),  # fmt: skip
+        "step epoch loss learning_rate gradient_norm iterations_per_second images_per_second "
+        "data_wait_share".split()
+    ),
     # Said by a thread apart from the training step.
     "heartbeat": frozenset({"step", "seconds_since_step"}),
     "checkpoint": frozenset({"step", "path", "bytes", "seconds"}),

@@ -165,7 +165,7 @@ def _channels(request: TrainingRequest) -> list[Any]:
 
 
 def _snake(fields: dict[str, Any]) -> dict[str, Any]:
-    """boto3's field names as the SDK's: ``S3DataDistributionType`` → ``s3_data_distribution_type``."""
+    """boto3's field names as the SDK's: ``S3OutputPath`` becomes ``s3_output_path``."""
     return {
         re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower(): value
         for name, value in fields.items()

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-
-from sm_train.cost.instances import UnknownInstanceTypeError, instance_type
+from sm_train.cost.instances import UnknownInstanceTypeError, instance_type, instance_types
 from sm_train.estimators.model_presets import preset_names
 
 TIME_STAMP_LENGTH = len("-YYYYmmddHHMMSS")
@@ -101,7 +100,8 @@ class Data(Section):
         "dealt to one instance (FastFile, ShardedByS3Key)."
     )
     local: str | None = Field(
-        default=None, description="The same shards on this machine, relative to the run file; for `submit --local`.",
+        default=None,
+        description="The same shards on this machine, relative to the run file; for `submit --local`.",
     )
     image_key: PlainText = Field(
         default="jpg;jpeg;png;webp", description="Extensions of a sample's image, by preference."
@@ -122,7 +122,10 @@ class Data(Section):
 class Model(Section):
     """What is trained."""
 
-    preset: str = Field(description="A model configuration that ships with sm-train.")
+    preset: str = Field(
+        description="A model configuration that ships with sm-train.",
+        json_schema_extra=lambda schema: schema.update(enum=list(preset_names())),
+    )
     components: S3Uri | None = Field(
         default=None,
         description="Frozen parts (vae, text_encoder, tokenizer) and, if there, the U-Net to "
@@ -194,7 +197,12 @@ class Vpc(Section):
 class Cluster(Section):
     """The machines and how they are had."""
 
-    instance_type: str
+    instance_type: str = Field(
+        description="SageMaker's name of the machine, such as ml.p4de.24xlarge.",
+        json_schema_extra=lambda schema: schema.update(
+            enum=[machine.name for machine in instance_types()]
+        ),
+    )
     capacity: Literal["on-demand", "spot", "warm-pool", "training-plan"] = "on-demand"
     keep_alive: Annotated[Duration, Field(ge=60, le=21600)] | None = Field(
         default=None, description="capacity: warm-pool. How long machines are kept (and billed)."
@@ -311,17 +319,16 @@ class RunConfig(Section):
     region: Annotated[str, Field(pattern=_REGION)] | None = Field(
         default=None, description="AWS region; the profile's own otherwise."
     )
-    role: Annotated[str, Field(pattern=_ROLE)] | None = (
-        Field(default=None, description="ARN of the job's IAM role; submit needs it.")
+    role: Annotated[str, Field(pattern=_ROLE)] | None = Field(
+        default=None, description="ARN of the job's IAM role; submit needs it."
     )
     bucket: Annotated[str, Field(pattern=_BUCKET)] | None = Field(
         default=None,
-        description="Bucket for code, checkpoints and results; "
-        "sagemaker-REGION-ACCOUNT otherwise.",
+        description="Bucket for code, checkpoints and results; sagemaker-REGION-ACCOUNT otherwise.",
     )
-    tags: dict[
-        Annotated[str, Field(pattern=_PLAIN, min_length=1, max_length=128)], PlainText
-    ] = Field(default_factory=dict, max_length=45)
+    tags: dict[Annotated[str, Field(pattern=_PLAIN, min_length=1, max_length=128)], PlainText] = (
+        Field(default_factory=dict, max_length=45)
+    )
     data: Data
     model: Model
     stages: Annotated[list[Stage], Field(min_length=1, max_length=20)]
@@ -374,9 +381,7 @@ def cross_field_problems(
     return problems
 
 
-def _job_name_problem(
-    name: str, stage: Stage, where: tuple[str | int, ...]
-) -> list[Problem]:
+def _job_name_problem(name: str, stage: Stage, where: tuple[str | int, ...]) -> list[Problem]:
     length = len(name) + 1 + len(stage.name) + TIME_STAMP_LENGTH
     if length <= JOB_NAME_LIMIT:
         return []
@@ -387,9 +392,7 @@ def _job_name_problem(
     return [Problem((*where, "name"), stage.name, message)]
 
 
-def _batch_problem(
-    stage: Stage, cluster: Cluster, where: tuple[str | int, ...]
-) -> list[Problem]:
+def _batch_problem(stage: Stage, cluster: Cluster, where: tuple[str | int, ...]) -> list[Problem]:
     gpus = stage.instances * instance_type(cluster.instance_type).accelerators
     product = stage.per_gpu_batch * stage.accumulation * gpus
     wanted = stage.effective_batch_size

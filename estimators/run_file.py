@@ -14,7 +14,6 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
-
 from sm_train.estimators.run_config import (
     Cluster,
     Problem,

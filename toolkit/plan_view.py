@@ -33,7 +33,17 @@ def _stage_table(submission: Submission) -> Any:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for name in ("stage", "cluster", "GPUs", "batch", "iterations", "it/s", "days", "cost", "range"):
+    for name in (
+        "stage",
+        "cluster",
+        "GPUs",
+        "batch",
+        "iterations",
+        "it/s",
+        "days",
+        "cost",
+        "range",
+    ):
         table.add_column(name, justify="left" if name in ("stage", "cluster") else "right")
     document = submission.cost.as_dict()
     for stage, priced in zip(submission.stages, document["stages"], strict=True):

@@ -37,7 +37,9 @@ def offline_findings(config: RunConfig, estimate: Estimate, base: Path) -> Itera
     yield from _money(config, document)
     yield from _time(config, document)
     if config.role is None:
-        yield Finding("warning", "role-missing", "role", "is not set", "submit needs the role's ARN")
+        yield Finding(
+            "warning", "role-missing", "role", "is not set", "submit needs the role's ARN"
+        )
     if config.data.local is not None:
         yield from _shards(config, base / config.data.local)
 

@@ -1,0 +1,144 @@
+"""Shared fixtures: the command line as a user runs it, and AWS's stand-in on loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Cli = Callable[..., subprocess.CompletedProcess[str]]
+
+_NO_NETWORK = """
+import sys
+def refuse(event, arguments):
+    if event in ("socket.connect", "socket.getaddrinfo", "socket.sendto"):
+        raise RuntimeError(f"touched the network: {event} {arguments[1:]}")
+sys.addaudithook(refuse)
+"""
+_LOOPBACK_ONLY = """
+import sys
+def refuse(event, arguments):
+    host = arguments[1][0] if event == "socket.connect" and isinstance(arguments[1], tuple) else ""
+    if event == "socket.getaddrinfo":
+        host = arguments[0]
+    if host not in ("", "127.0.0.1", "localhost", "::1", None):
+        raise RuntimeError(f"left this machine: {event} {host}")
+sys.addaudithook(refuse)
+"""
+_PRELUDES = {"none": _NO_NETWORK, "loopback": _LOOPBACK_ONLY}
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    """Runs ``sm-train`` in a process of its own, without credentials, home or configuration.
+
+    ``network="none"`` makes any use of a socket fail, ``"loopback"`` any that leaves the machine.
+    """
+
+    def run(
+        *arguments: str | Path,
+        network: str = "none",
+        env: dict[str, str] | None = None,
+        cwd: Path = tmp_path,
+        stdin: str | None = None,
+        timeout: float = 120,
+    ) -> subprocess.CompletedProcess[str]:
+        program = _PRELUDES[network] + "from sm_train.toolkit.cli import main\nmain(sys.argv[1:])\n"
+        return subprocess.run(
+            [sys.executable, "-c", program, *map(str, arguments)],
+            env=clean_environment(tmp_path) | (env or {}),
+            cwd=cwd,
+            input=stdin if stdin is not None else "",
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    return run
+
+
+def clean_environment(home: Path) -> dict[str, str]:
+    """This process's environment without anything that AWS's libraries would read."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
+    return kept | {"HOME": str(home), "AWS_EC2_METADATA_DISABLED": "true", "COLUMNS": "100"}
+
+
+@dataclass
+class Aws:
+    """A moto server on loopback and everything that was sent to it."""
+
+    url: str
+    calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+
+    def bodies(self, operation: str) -> list[dict[str, Any]]:
+        return [body for name, body in self.calls if name == operation]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "AWS_ENDPOINT_URL": self.url,
+            "AWS_ACCESS_KEY_ID": "testing",
+            "AWS_SECRET_ACCESS_KEY": "testing",
+        }
+
+    def client(self, service: str, region: str = "us-east-1") -> Any:
+        import boto3
+
+        return boto3.client(
+            service,
+            region_name=region,
+            endpoint_url=self.url,
+            aws_access_key_id="testing",
+            aws_secret_access_key="testing",
+        )
+
+    def make_bucket(self, name: str, region: str = "us-east-1", **objects: bytes) -> None:
+        s3 = self.client("s3", region)
+        place = {} if region == "us-east-1" else {
+            "CreateBucketConfiguration": {"LocationConstraint": region}
+        }  # fmt: skip
+        s3.create_bucket(Bucket=name, **place)
+        for key, content in objects.items():
+            s3.put_object(Bucket=name, Key=key, Body=content)
+
+
+@pytest.fixture
+def aws() -> Iterator[Aws]:
+    """A fresh moto server that records the body of every JSON-protocol call."""
+    from moto.server import DomainDispatcherApplication, create_backend_app
+    from werkzeug.serving import make_server
+
+    inner = DomainDispatcherApplication(create_backend_app)
+    seen = Aws("")
+
+    def recording(environ: dict[str, Any], start_response: Any) -> Any:
+        target = environ.get("HTTP_X_AMZ_TARGET")
+        if target:
+            length = int(environ.get("CONTENT_LENGTH") or 0)
+            body = environ["wsgi.input"].read(length)
+            seen.calls.append((target.rsplit(".", 1)[-1], json.loads(body or b"{}")))
+            import io
+
+            environ["wsgi.input"] = io.BytesIO(body)
+        return inner(environ, start_response)
+
+    server = make_server("127.0.0.1", 0, recording, threaded=True)
+    seen.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    import urllib.request
+
+    reset = urllib.request.Request(f"{seen.url}/moto-api/reset", method="POST")
+    urllib.request.urlopen(reset).read()
+    yield seen
+    server.shutdown()
+    thread.join()

@@ -1,0 +1,240 @@
+"""``submit`` against AWS's stand-in: what is shown is what is sent, and refusals are one line."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sm_train.estimators.model_trainer import comparable
+
+from tests.conftest import Aws, Cli, clean_environment
+from tests.estimators.runs import stage
+from tests.toolkit.runs import write_run
+
+SHARDS = {f"shards/{index}.tar": b"x" for index in range(4)}
+
+
+def dry_run(cli: Cli, run: Path, *more: str) -> dict[str, Any]:
+    result = cli("submit", run, "--dry-run", "--json", *more)
+    assert result.returncode == 0, result.stderr
+    document: dict[str, Any] = json.loads(result.stdout)
+    return document
+
+
+def test_a_dry_run_touches_no_network_and_needs_no_credentials(cli: Cli, tmp_path: Path) -> None:
+    """The ``cli`` fixture makes every use of a socket fail and clears all credentials."""
+    run = write_run(tmp_path, stages=[stage("a"), stage("b")])
+    document = dry_run(cli, run)
+    assert [request["HyperParameters"]["stage"] for request in document["requests"]] == ["a", "b"]
+    assert document["cost"]["total"]["cost_usd"] > 0
+    assert document["bundle"]["files"]
+    assert len(document["bundle"]["sha256"]) == 64
+
+
+def test_a_dry_run_of_every_preset_works_as_it_is_written(cli: Cli, tmp_path: Path) -> None:
+    for preset in ("default", "bria-2.0", "demo"):
+        assert cli("init", f"{preset}.yaml", "--preset", preset).returncode == 0
+        assert dry_run(cli, tmp_path / f"{preset}.yaml")["requests"]
+
+
+def test_the_plan_for_people_says_what_runs_where_for_how_much(cli: Cli, tmp_path: Path) -> None:
+    stages = [stage(), stage("512px", iterations_per_second=None)]
+    result = cli("submit", write_run(tmp_path, stages=stages), "--dry-run")
+    assert result.returncode == 0, result.stderr
+    assert json.JSONDecoder().raw_decode(result.stdout)[0]["TrainingJobName"]
+    for expected in ("4 × ml.p4de.24xlarge", "SMDDP all-reduce", "at least $", "unknown"):
+        assert expected in result.stderr
+    assert max(map(len, result.stderr.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        {"instance_type": "ml.p4de.24xlarge"},
+        {"instance_type": "ml.p5.48xlarge"},
+        {"instance_type": "ml.p5.48xlarge", "capacity": "spot", "max_wait": "6d"},
+        {"instance_type": "ml.p5.48xlarge", "capacity": "warm-pool", "keep_alive": "1h"},
+        {
+            "instance_type": "ml.p5.48xlarge",
+            "retries": 0,
+            "vpc": {"subnets": ["subnet-1"], "security_groups": ["sg-1"]},
+        },
+    ],
+    ids=["smddp", "torchrun", "spot", "warm-pool", "vpc"],
+)
+def test_what_goes_over_the_wire_is_what_the_dry_run_shows(
+    cli: Cli, aws: Aws, tmp_path: Path, cluster: dict[str, Any]
+) -> None:
+    aws.make_bucket("my-bucket", **SHARDS)
+    run = write_run(tmp_path, cluster=cluster, tags={"team": "imaging"})
+    [shown] = dry_run(cli, run)["requests"]
+    result = cli("submit", run, "--yes", "--json", network="loopback", env=aws.environment)
+    assert result.returncode == 0, result.stderr
+    [sent] = aws.bodies("CreateTrainingJob")
+    assert comparable(sent) == comparable(shown)
+    assert json.loads(result.stdout)["training_job_name"] == sent["TrainingJobName"]
+
+
+@pytest.mark.parametrize("machine", ["ml.p4de.24xlarge", "ml.p5.48xlarge"])
+def test_the_bundle_in_the_bucket_holds_the_listed_files_and_runs(
+    cli: Cli, aws: Aws, tmp_path: Path, machine: str
+) -> None:
+    aws.make_bucket("my-bucket", **SHARDS)
+    run = write_run(tmp_path, cluster={"instance_type": machine})
+    listed = dry_run(cli, run)["bundle"]
+    result = cli("submit", run, "--yes", network="loopback", env=aws.environment)
+    assert result.returncode == 0, result.stderr
+    [sent] = aws.bodies("CreateTrainingJob")
+    archive = aws.client("s3").get_object(**_bundle_place(sent))["Body"].read()
+    assert len(archive) == listed["bytes"]
+    folder = tmp_path / "code"
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        tar.extractall(folder, filter="data")
+    files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert files == {file["path"] for file in listed["files"]}
+    # It runs: an unknown stage is refused by the training code itself.
+    ran = subprocess.run(
+        [sys.executable, "train.py", "--stage", "nonsense"],
+        cwd=folder,
+        env=clean_environment(tmp_path) | {"SAGEMAKER_BASE_DIR": str(tmp_path / "ml")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode != 0
+    assert "nonsense" in ran.stdout + ran.stderr
+    assert "256px" in ran.stdout + ran.stderr
+
+
+def _bundle_place(request: dict[str, Any]) -> dict[str, str]:
+    uris = [
+        channel["DataSource"]["S3DataSource"]["S3Uri"]
+        for channel in request["InputDataConfig"]
+        if channel["ChannelName"] == "code"
+    ]
+    uri = [*uris, request["HyperParameters"].get("sagemaker_submit_directory")][0]
+    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    return {"Bucket": bucket, "Key": key}
+
+
+def test_only_the_first_stage_starts_and_the_next_command_is_told(
+    cli: Cli, aws: Aws, tmp_path: Path
+) -> None:
+    aws.make_bucket("my-bucket", **SHARDS)
+    run = write_run(tmp_path, stages=[stage("a"), stage("b")])
+    result = cli("submit", run, "--yes", network="loopback", env=aws.environment)
+    assert result.returncode == 0, result.stderr
+    [sent] = aws.bodies("CreateTrainingJob")
+    assert sent["HyperParameters"]["stage"] == "a"
+    assert "--stage b" in result.stderr
+
+
+def test_without_a_yes_nothing_is_sent(cli: Cli, aws: Aws, tmp_path: Path) -> None:
+    aws.make_bucket("my-bucket", **SHARDS)
+    run = write_run(tmp_path)
+    declined = cli("submit", run, network="loopback", env=aws.environment, stdin="n\n")
+    silent = cli("submit", run, network="loopback", env=aws.environment, stdin="")
+    assert declined.returncode == 130
+    assert "$" in declined.stderr
+    assert silent.returncode == 2
+    assert "--yes" in silent.stderr
+    assert aws.bodies("CreateTrainingJob") == []
+    agreed = cli("submit", run, network="loopback", env=aws.environment, stdin="y\n")
+    assert agreed.returncode == 0
+    assert len(aws.bodies("CreateTrainingJob")) == 1
+
+
+def one_line(text: str) -> str:
+    [line] = [line for line in text.splitlines() if line.startswith("sm-train: ")]
+    assert "Traceback" not in text
+    return line
+
+
+def test_no_credentials_is_exit_4(cli: Cli, tmp_path: Path) -> None:
+    result = cli("submit", write_run(tmp_path), "--yes")
+    assert result.returncode == 4
+    assert "credentials" in one_line(result.stderr)
+
+
+def test_no_role_is_exit_4_but_a_dry_run_says_so_and_goes_on(cli: Cli, tmp_path: Path) -> None:
+    run = write_run(tmp_path, role=None)
+    result = cli("submit", run, "--yes")
+    assert result.returncode == 4
+    assert "role: not set" in one_line(result.stderr)
+    shown = cli("submit", run, "--dry-run")
+    assert shown.returncode == 0
+    assert "role: not in the run file" in shown.stderr
+
+
+def test_no_region_is_exit_4(cli: Cli, tmp_path: Path) -> None:
+    run = write_run(tmp_path, region=None)
+    assert cli("submit", run, "--dry-run").returncode == 4
+    named = cli("--region", "us-west-2", "submit", run, "--dry-run", "--json")
+    assert named.returncode == 0, named.stderr
+    assert (
+        "us-west-2"
+        in json.loads(named.stdout)["requests"][0]["AlgorithmSpecification"]["TrainingImage"]
+    )
+
+
+def test_a_missing_bucket_is_exit_4(cli: Cli, aws: Aws, tmp_path: Path) -> None:
+    result = cli("submit", write_run(tmp_path), "--yes", network="loopback", env=aws.environment)
+    assert result.returncode == 4
+    assert "bucket my-bucket does not exist" in one_line(result.stderr)
+
+
+def test_a_bucket_in_another_region_is_exit_3(cli: Cli, aws: Aws, tmp_path: Path) -> None:
+    aws.make_bucket("my-bucket", **SHARDS)
+    aws.make_bucket("far-away", "eu-west-1")
+    run = write_run(tmp_path, data={"uri": "s3://far-away/shards/"})
+    result = cli("submit", run, "--yes", network="loopback", env=aws.environment)
+    assert result.returncode == 3
+    assert "far-away is in eu-west-1" in one_line(result.stderr)
+    assert aws.bodies("CreateTrainingJob") == []
+
+
+def test_fewer_shards_than_instances_is_exit_3(cli: Cli, aws: Aws, tmp_path: Path) -> None:
+    aws.make_bucket("my-bucket", **{"shards/0.tar": b"x"})
+    result = cli("submit", write_run(tmp_path), "--yes", network="loopback", env=aws.environment)
+    assert result.returncode == 3
+    assert "1 objects for 4 instances" in one_line(result.stderr)
+
+
+def test_over_budget_is_exit_7_before_anything_is_sent(cli: Cli, aws: Aws, tmp_path: Path) -> None:
+    aws.make_bucket("my-bucket", **SHARDS)
+    run = write_run(tmp_path, budget={"usd": 1})
+    assert cli("submit", run, "--dry-run").returncode == 7
+    result = cli("submit", run, "--yes", network="loopback", env=aws.environment)
+    assert result.returncode == 7
+    assert aws.bodies("CreateTrainingJob") == []
+    warned = write_run(tmp_path, budget={"usd": 1, "on_exceed": "warn"})
+    result = cli("submit", warned, "--yes", network="loopback", env=aws.environment)
+    assert result.returncode == 0, result.stderr
+    assert "warning: budget.usd" in result.stderr
+
+
+def test_a_bad_run_file_is_exit_2_with_every_mistake(cli: Cli, tmp_path: Path) -> None:
+    run = write_run(tmp_path, colour="red", region="moon")
+    result = cli("submit", run, "--dry-run")
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert len(result.stderr.splitlines()) == 2
+    assert cli("submit", tmp_path / "none.yaml").returncode == 2
+
+
+def test_an_unknown_stage_names_the_stages(cli: Cli, tmp_path: Path) -> None:
+    result = cli("submit", write_run(tmp_path), "--dry-run", "--stage", "512px")
+    assert result.returncode == 2
+    assert "it has 256px" in one_line(result.stderr)
+
+
+def test_a_region_without_the_image_is_one_line(cli: Cli, tmp_path: Path) -> None:
+    result = cli("--region", "moon-west-1", "submit", write_run(tmp_path), "--dry-run")
+    assert result.returncode == 2
+    assert "moon-west-1" in one_line(result.stderr)
