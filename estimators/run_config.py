@@ -101,7 +101,8 @@ class Data(Section):
     )
     local: str | None = Field(
         default=None,
-        description="The same shards on this machine, relative to the run file; for `submit --local`.",
+        description="The same shards on this machine, relative to the run file; "
+        "`submit --local` reads them.",
     )
     image_key: PlainText = Field(
         default="jpg;jpeg;png;webp", description="Extensions of a sample's image, by preference."

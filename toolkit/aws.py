@@ -66,7 +66,8 @@ def open_session(profile: str | None, region: str) -> Any:
         raise UserError(f"AWS credentials: {error}", ExitCode.PERMISSION) from None
     if credentials is None:
         raise UserError(
-            "AWS credentials: none found; run `aws configure` or `aws sso login`, or give --profile",
+            "AWS credentials: none found; run `aws configure` or `aws sso login`, "
+            "or give --profile",
             ExitCode.PERMISSION,
         )
     return session

@@ -8,7 +8,6 @@ from importlib import import_module
 from typing import Any
 
 import click
-
 from sm_train.toolkit.errors import ExitCode, UserError
 
 # Name → the line in `sm-train --help`. Kept here so that help imports no command.

@@ -96,9 +96,7 @@ def _shards(config: RunConfig, base: Path) -> list[Path]:
     return shards
 
 
-def _shared_channels(
-    config: RunConfig, stage: Stage, base: Path, output: Path
-) -> dict[str, Path]:
+def _shared_channels(config: RunConfig, stage: Stage, base: Path, output: Path) -> dict[str, Path]:
     """The channels that every node sees whole."""
     channels: dict[str, Path] = {}
     if config.model.local_components is not None:

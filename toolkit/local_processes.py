@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import psutil
-
 from sm_train.entrypoints.directories import Directories
 from sm_train.estimators.bundle import ENTRY_SCRIPT
 from sm_train.estimators.run_config import Stage

@@ -67,9 +67,7 @@ def _without_gpu() -> bool:
     return not torch.cuda.is_available()
 
 
-def _follow(
-    running: LocalProcesses, folders: LocalFolders, stage: Stage, console: Console
-) -> None:
+def _follow(running: LocalProcesses, folders: LocalFolders, stage: Stage, console: Console) -> None:
     with folders.log.open("a", encoding="utf-8") as log, _progress(console, stage) as show:
         for line in running.lines():
             log.write(line)

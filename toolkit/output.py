@@ -1,4 +1,4 @@
-"""Where words go: results for scripts on standard output, everything for people on standard error."""
+"""Where words go: results for scripts on standard output, the rest on standard error."""
 
 from __future__ import annotations
 

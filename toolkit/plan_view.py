@@ -1,4 +1,4 @@
-"""Shows a submission to a person: what will run, on what, how long, for how much, what is unknown."""
+"""Shows a submission to a person: what runs, where, how long, for how much, what is unknown."""
 
 from __future__ import annotations
 

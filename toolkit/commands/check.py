@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-
 from sm_train.toolkit.errors import ExitCode, UserError
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import click
 from click.shell_completion import get_completion_class
-
 from sm_train.toolkit.errors import UserError
 
 

@@ -6,7 +6,6 @@ from importlib.resources import files
 from pathlib import Path
 
 import click
-
 from sm_train.toolkit.errors import UserError
 
 PRESETS = ("default", "bria-2.0", "demo")

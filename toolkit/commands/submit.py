@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-
 from sm_train.toolkit.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
