@@ -28,15 +28,17 @@ class RequestDriftError(RuntimeError):
 
 @contextmanager
 def quiet_sdk() -> Iterator[None]:
-    """Turn off the SDK's telemetry and any defaults file that would add to the request.
+    """Turn off the SDK's telemetry, its role check and any defaults that would add to the request.
 
-    Both are read from files named by environment variables, at the moment a session is made.
+    All are read from environment variables, at the moment a session or trainer is made.
     """
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "config.yaml"
         opt_out = {"PythonSDK": {"Modules": {"TelemetryOptOut": True}}}
         config.write_text(json.dumps({"SchemaVersion": "1.0", "SageMaker": opt_out}))
         overrides = {
+            # The check needs iam:SimulatePrincipalPolicy, which few laptops may call.
+            "SAGEMAKER_VALIDATE_ROLE": "false",
             "SAGEMAKER_ADMIN_CONFIG_OVERRIDE": str(config),
             "SAGEMAKER_USER_CONFIG_OVERRIDE": str(config),
         }
@@ -92,7 +94,6 @@ def _model_trainer(request: TrainingRequest, session: Any, archive: Path | None)
         StoppingCondition,
         Tag,
     )
-    from sagemaker.train import ModelTrainer
     from sagemaker.train.distributed import Torchrun
 
     algorithm = request["AlgorithmSpecification"]
@@ -103,7 +104,7 @@ def _model_trainer(request: TrainingRequest, session: Any, archive: Path | None)
             source_dir=str(archive), entry_script=ENTRY_SCRIPT, requirements=REQUIREMENTS
         )
         code["distributed"] = Torchrun()
-    trainer = ModelTrainer(
+    trainer = _pinned_trainer_class()(
         sagemaker_session=session,
         role=request["RoleArn"],
         base_job_name=base_name,
@@ -126,6 +127,18 @@ def _model_trainer(request: TrainingRequest, session: Any, archive: Path | None)
     if "RetryStrategy" in request:
         trainer.with_retry_strategy(RetryStrategy(**_snake(request["RetryStrategy"])))
     return trainer
+
+
+def _pinned_trainer_class() -> Any:
+    from sagemaker.train import ModelTrainer
+
+    class PinnedTrainer(ModelTrainer):  # type: ignore[misc, unused-ignore]
+        """Stages in the bucket that the plan names, without asking IAM for another."""
+
+        def _resolve_staging_bucket(self) -> tuple[str, None]:
+            return self.sagemaker_session.default_bucket(), None
+
+    return PinnedTrainer
 
 
 def _staging_prefix(request: TrainingRequest) -> str:
@@ -177,14 +190,13 @@ def _refuse_drift(boto_session: Any, request: TrainingRequest) -> None:
         sent = comparable(params)
         shown = comparable(request)
         different = [
-            field
+            f"{field} {sent.get(field)} instead of {shown.get(field)}"
             for field in sorted(sent.keys() | shown.keys())
             if sent.get(field) != shown.get(field)
         ]
         if different:
             raise RequestDriftError(
-                f"the SDK would send another {', '.join(different)} than the plan shows; "
-                "nothing was started"
+                f"nothing was started: the SDK would send {'; '.join(different)}"
             )
 
     boto_session.events.register("provide-client-params.sagemaker.CreateTrainingJob", compare)

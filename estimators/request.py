@@ -70,7 +70,10 @@ def training_request(
         "RoleArn": config.role or ROLE_NOT_SET,
         "HyperParameters": _hyperparameters(config, stage, start, staged, region),
         "InputDataConfig": _channels(config, stage, start, staged, bucket),
-        "OutputDataConfig": {"S3OutputPath": f"s3://{bucket}/{config.name}/output"},
+        "OutputDataConfig": {
+            "S3OutputPath": f"s3://{bucket}/{config.name}/output",
+            "CompressionType": "GZIP",
+        },
         "CheckpointConfig": {
             "S3Uri": checkpoint_uri(config, stage, bucket),
             "LocalPath": CHECKPOINT_PATH,

@@ -341,7 +341,8 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> RunConfig:
-        problems = cross_field_problems(self.name, list(enumerate(self.stages)), self.cluster)
+        gpus = instance_type(self.cluster.instance_type).accelerators
+        problems = cross_field_problems(self.name, list(enumerate(self.stages)), gpus)
         if problems:
             raise ValueError("; ".join(problem.message for problem in problems))
         return self
@@ -360,12 +361,12 @@ class Problem:
 
 
 def cross_field_problems(
-    name: str, stages: list[tuple[int, Stage]], cluster: Cluster | None
+    name: str, stages: list[tuple[int, Stage]], gpus_per_instance: int | None
 ) -> list[Problem]:
     """Mistakes between parts that are good by themselves.
 
-    ``stages`` are those (with their place in the file) that validate alone; ``cluster`` is None
-    where it does not.
+    ``stages`` are those (with their place in the file) that validate alone; without a known
+    instance type ``gpus_per_instance`` is None.
     """
     problems: list[Problem] = []
     taken: set[str] = set()
@@ -377,8 +378,8 @@ def cross_field_problems(
             )
         taken.add(stage.name)
         problems += _job_name_problem(name, stage, where)
-        if cluster is not None:
-            problems += _batch_problem(stage, cluster, where)
+        if gpus_per_instance is not None:
+            problems += _batch_problem(stage, stage.instances * gpus_per_instance, where)
     return problems
 
 
@@ -393,8 +394,7 @@ def _job_name_problem(name: str, stage: Stage, where: tuple[str | int, ...]) -> 
     return [Problem((*where, "name"), stage.name, message)]
 
 
-def _batch_problem(stage: Stage, cluster: Cluster, where: tuple[str | int, ...]) -> list[Problem]:
-    gpus = stage.instances * instance_type(cluster.instance_type).accelerators
+def _batch_problem(stage: Stage, gpus: int, where: tuple[str | int, ...]) -> list[Problem]:
     product = stage.per_gpu_batch * stage.accumulation * gpus
     wanted = stage.effective_batch_size
     if wanted is None or wanted == product:

@@ -14,8 +14,8 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
+from sm_train.cost.instances import UnknownInstanceTypeError, instance_type
 from sm_train.estimators.run_config import (
-    Cluster,
     Problem,
     RunConfig,
     Stage,
@@ -154,9 +154,13 @@ def _between_parts(raw: dict[Any, Any]) -> list[Problem]:
         for index, stage in enumerate(stages if isinstance(stages, list) else [])
         if not _errors(Stage, stage)
     ]
-    whole = Cluster.model_validate(cluster) if not _errors(Cluster, cluster) else None
     name = raw.get("name")
-    return cross_field_problems(name if isinstance(name, str) else "", parts, whole)
+    machine = cluster.get("instance_type") if isinstance(cluster, dict) else None
+    try:
+        gpus = instance_type(str(machine)).accelerators
+    except UnknownInstanceTypeError:
+        gpus = None
+    return cross_field_problems(name if isinstance(name, str) else "", parts, gpus)
 
 
 def _problem(raw: Any, error: ErrorDetails) -> Problem:

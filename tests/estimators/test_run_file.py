@@ -126,7 +126,7 @@ CASES = {
     ),
     "a key written twice": (
         GOOD + "  instance_type: ml.p4d.24xlarge\n",
-        ["run.yaml:17: cluster.instance_type: is written twice"],
+        ["run.yaml:18: cluster.instance_type: is written twice"],
     ),
     "spot's key without spot": (
         GOOD + "  max_wait: 6d\n",

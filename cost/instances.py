@@ -1,0 +1,94 @@
+"""The machines: what SageMaker training offers, from a dated table.
+
+Sources of ``data/instances.csv``: AWS instance pages and Karpenter's generated instance types
+(2026-07/08) for hardware, the AWS Price List (2026-08/09) for prices.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+
+_TABLE = Path(__file__).parent / "data" / "instances.csv"
+
+
+class UnknownInstanceTypeError(ValueError):
+    """A name that is not in the table; the message names the nearest ones."""
+
+
+@dataclass(frozen=True)
+class InstanceType:
+    """One row of the table; None is unknown."""
+
+    name: str
+    accelerator: str
+    accelerators: int
+    accelerator_memory_gib: float | None
+    network_gbps: float | None
+    efa_interfaces: int | None
+    local_nvme_gb: float | None
+    bf16_tflops: float | None
+    """Peak dense bf16 of one accelerator, in TFLOP a second."""
+    usd_per_hour: Decimal | None
+    price_regions: tuple[str, ...]
+    price_status: str
+    price_source: str
+    price_date: str | None
+
+    @property
+    def supports_smddp(self) -> bool:
+        """SMDDP's all-reduce runs on A100 instances only (SageMaker developer guide, 2024)."""
+        return self.name.startswith(("ml.p4d.", "ml.p4de."))
+
+    @property
+    def supports_efa(self) -> bool:
+        """Whether the type has an Elastic Fabric Adapter for NCCL to use."""
+        return bool(self.efa_interfaces)
+
+
+@cache
+def instance_types() -> tuple[InstanceType, ...]:
+    """Every type of the table, in its order."""
+    with _TABLE.open(encoding="utf-8", newline="") as file:
+        return tuple(_from_row(row) for row in csv.DictReader(file))
+
+
+def instance_type(name: str) -> InstanceType:
+    """The type called ``name``.
+
+    Raises:
+        UnknownInstanceTypeError: the table has no such type.
+    """
+    by_name = {machine.name: machine for machine in instance_types()}
+    if name not in by_name:
+        near = get_close_matches(name, by_name, n=3, cutoff=0.5)
+        hint = f"nearest: {', '.join(near)}" if near else f"known: {', '.join(by_name)}"
+        raise UnknownInstanceTypeError(f"{name!r} is not a known training instance type; {hint}")
+    return by_name[name]
+
+
+def _from_row(row: Mapping[str, str]) -> InstanceType:
+    return InstanceType(
+        name=row["instance_type"],
+        accelerator=row["accelerator"],
+        accelerators=int(row["accelerators"]),
+        accelerator_memory_gib=_number(row["accelerator_memory_gib"]),
+        network_gbps=_number(row["network_gbps"]),
+        efa_interfaces=int(row["efa_interfaces"]) if row["efa_interfaces"] else None,
+        local_nvme_gb=_number(row["local_nvme_gb"]),
+        bf16_tflops=_number(row["bf16_tflops"]),
+        usd_per_hour=Decimal(row["usd_per_hour"]) if row["usd_per_hour"] else None,
+        price_regions=tuple(row["price_regions"].split()),
+        price_status=row["price_status"],
+        price_source=row["price_source"],
+        price_date=row["price_date"] or None,
+    )
+
+
+def _number(text: str) -> float | None:
+    return float(text) if text else None
