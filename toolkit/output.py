@@ -16,7 +16,18 @@ def write_json(document: Any) -> None:
 
 
 def people() -> Console:
-    """The console for people: standard error, colours only on a terminal without NO_COLOR."""
+    """The console for words to people: standard error."""
+    return _console(stderr=True)
+
+
+def result() -> Console:
+    """The console for a result that a person reads: standard output."""
+    return _console(stderr=False)
+
+
+def _console(*, stderr: bool) -> Console:
+    """Colours only on a terminal without NO_COLOR; elsewhere lines of at most 100 columns."""
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
+    terminal = (sys.stderr if stderr else sys.stdout).isatty()
+    return Console(stderr=stderr, highlight=False, width=None if terminal else 100)

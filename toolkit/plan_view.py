@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_train.cost.instances import instance_type
 from sm_train.estimators.request import ROLE_NOT_SET
+from sm_train.toolkit.amounts import days, dollar_range, dollars, number, total_dollars
 from sm_train.toolkit.submission import Submission
 
 if TYPE_CHECKING:
@@ -54,15 +55,15 @@ def _stage_table(submission: Submission) -> Any:
             str(priced["instances"] * gpus),
             str(priced["effective_batch_size"]),
             f"{stage.iterations:,}",
-            _number(priced["iterations_per_second"]),
+            number(priced["iterations_per_second"]),
             days(priced["billable_seconds"]),
             dollars(priced["cost_usd"]),
-            _range(priced),
+            dollar_range(priced),
         )
     total = document["total"]
     table.add_row(
         "[bold]total[/]", "", "", "", "", "", days(total["wall_seconds"]), total_dollars(total),
-        _range(total),
+        dollar_range(total),
     )  # fmt: skip
     return table
 
@@ -99,34 +100,3 @@ def unknowns(submission: Submission) -> list[str]:
         if stage["price_per_instance_hour_usd"] is None:
             lines.append(f"price of {stage['instance_type']}: no published training price")
     return list(dict.fromkeys(lines))
-
-
-def days(seconds: float | None) -> str:
-    """Days with one decimal; hours or minutes below one."""
-    if seconds is None:
-        return "unknown"
-    if seconds >= 86400:
-        return f"{seconds / 86400:.1f}"
-    return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.0f} min"
-
-
-def dollars(amount: float | None) -> str:
-    if amount is None:
-        return "unknown"
-    return f"${amount:,.0f}" if amount >= 100 else f"${amount:,.2f}"
-
-
-def total_dollars(total: dict[str, Any]) -> str:
-    """The total; with an unknown part, the known part and "at least"."""
-    if total["cost_usd"] is not None:
-        return dollars(total["cost_usd"])
-    return f"at least {dollars(total['cost_at_least_usd'])}"
-
-
-def _range(priced: dict[str, Any]) -> str:
-    low, high = priced["cost_low_usd"], priced["cost_high_usd"]
-    return "" if low is None or high is None else f"{dollars(low)}–{dollars(high)}"
-
-
-def _number(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.3g}"

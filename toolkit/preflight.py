@@ -10,8 +10,8 @@ from typing import Any, Literal
 from sm_train.cost.estimate import Estimate
 from sm_train.estimators.request import staging_bucket
 from sm_train.estimators.run_config import RunConfig
+from sm_train.toolkit.amounts import days, dollars, total_dollars
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.plan_view import days, dollars, total_dollars
 
 _FASTFILE_GOOD_BYTES = 150 * 2**20
 """FastFile suits few large files, from about 150 MB (SageMaker developer guide)."""

@@ -94,7 +94,7 @@ def _mind_budget(config: RunConfig, region: str) -> None:
         return
     from sm_train.cost.estimate import estimate
     from sm_train.estimators.plan import cost_stages
-    from sm_train.toolkit.plan_view import dollars, total_dollars
+    from sm_train.toolkit.amounts import dollars, total_dollars
 
     total = estimate(
         cost_stages(config), region=region, capacity=config.cluster.capacity
@@ -156,7 +156,7 @@ def _send(
 
 
 def _confirm(submission: Submission) -> None:
-    from sm_train.toolkit.plan_view import total_dollars
+    from sm_train.toolkit.amounts import total_dollars
 
     stage, total = submission.stages[0], submission.cost.as_dict()["total"]
     cost = "an unknown price" if not total["cost_at_least_usd"] else total_dollars(total)
