@@ -1,0 +1,109 @@
+"""Which library sums gradients over this job's processes, and why.
+
+The decision is a pure function of what is there; :func:`join` carries it out.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+"""A peer that is silent for this long is dead: the job fails and can be retried."""
+
+# The SDK's torchrun driver sets both; current EFA plugins want neither (aws-ofi-nccl's README:
+# NCCL_PROTO=simple was for plugins up to 1.5.0; RDMAV_FORK_SAFE costs memory registration).
+_DRIVER_FAULTS = ("NCCL_PROTO", "RDMAV_FORK_SAFE")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A backend of torch.distributed (none for a single process) and what to change first."""
+
+    backend: str
+    reason: str
+    set_variables: dict[str, str] = field(default_factory=dict)
+    unset_variables: tuple[str, ...] = ()
+
+
+def choose(
+    *,
+    instance_type: str | None,
+    nodes: int,
+    processes: int,
+    gpus: int,
+    collective: str,
+    smddp_installed: bool,
+    efa: bool,
+) -> Choice:
+    """The backend for ``processes`` on ``nodes`` machines with ``gpus`` each.
+
+    ``efa`` says whether the machine has an EFA device.
+
+    Raises:
+        ValueError: the run asks for SMDDP where it cannot run.
+    """
+    if processes == 1:
+        return Choice("none", "a single process")
+    if gpus == 0:
+        return Choice("gloo", "no GPU")
+    a100 = (instance_type or "").startswith(("ml.p4d.", "ml.p4de."))
+    if nodes > 1 and collective != "nccl" and a100 and smddp_installed:
+        return Choice("smddp", f"{instance_type} × {nodes} with SMDDP in the image")
+    if collective == "smddp" and nodes > 1:
+        missing = "the image does not carry it" if a100 else f"{instance_type} is no p4d or p4de"
+        raise ValueError(f"collective: smddp cannot run: {missing}; nccl would")
+    if nodes == 1:
+        return Choice("nccl", "one node: NCCL over NVLink or PCIe")
+    if not efa:
+        return Choice("nccl", "no EFA device: NCCL over sockets, which is slow between nodes")
+    return Choice("nccl", "NCCL over EFA", {"FI_PROVIDER": "efa"}, _DRIVER_FAULTS)
+
+
+def decide(*, nodes: int, collective: str) -> Choice:
+    """:func:`choose` for this process, from its environment and its machine."""
+    import torch
+
+    _adopt_mpi_variables()
+    return choose(
+        instance_type=os.environ.get("SM_CURRENT_INSTANCE_TYPE"),
+        nodes=nodes,
+        processes=int(os.environ.get("WORLD_SIZE", "1")),
+        gpus=torch.cuda.device_count(),
+        collective=collective,
+        smddp_installed=importlib.util.find_spec("smdistributed") is not None,
+        efa=os.path.isdir("/sys/class/infiniband"),  # noqa: PTH112
+    )
+
+
+def _adopt_mpi_variables(environment: Mapping[str, str] = os.environ) -> None:
+    """Processes that smddprun starts through MPI know their rank under MPI's names."""
+    names = {
+        "RANK": "OMPI_COMM_WORLD_RANK",
+        "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
+        "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
+        "LOCAL_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
+    }
+    for name, mpi in names.items():
+        if mpi in environment:
+            os.environ.setdefault(name, environment[mpi])
+
+
+def join(choice: Choice) -> None:
+    """Make the process group of ``choice``; Accelerate takes over a group that is there."""
+    if choice.backend == "none":
+        return
+    import torch
+    import torch.distributed as dist
+
+    os.environ.update(choice.set_variables)
+    for name in choice.unset_variables:
+        os.environ.pop(name, None)
+    if choice.backend == "smddp":
+        import smdistributed.dataparallel.torch.torch_smddp  # noqa: F401  registers the backend
+    if choice.backend != "gloo":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    dist.init_process_group(backend=choice.backend, timeout=COLLECTIVE_TIMEOUT)

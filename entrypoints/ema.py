@@ -1,0 +1,30 @@
+"""An exponential moving average of the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+
+class ExponentialMovingAverage:
+    """Averages in fp32, updated in a few fused kernels.
+
+    The decay rises with the number of updates n as min(decay, (1 + n) / (10 + n)), so that the
+    random start is forgotten soon (as in diffusers' EMAModel, after TensorFlow's).
+    """
+
+    def __init__(self, parameters: Iterable[Tensor], decay: float) -> None:
+        self.averages = [parameter.detach().clone().float() for parameter in parameters]
+        self.decay = decay
+        self.updates = 0
+
+    @torch.no_grad()
+    def update(self, parameters: Iterable[Tensor]) -> None:
+        """Move the averages towards ``parameters``, given in the order of the constructor."""
+        self.updates += 1
+        n = self.updates - 1
+        decay = min(self.decay, (1 + n) / (10 + n)) if n > 0 else 0.0
+        weights = [parameter.detach().float() for parameter in parameters]
+        torch._foreach_lerp_(self.averages, weights, 1.0 - decay)

@@ -1,0 +1,114 @@
+"""What a job is told: the run document in the bundle, one stage of it, as plain data.
+
+The laptop validates the run file and writes the document with every default in it; here it is
+only read. Sizes are pixels or images, times are seconds.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class SettingsError(ValueError):
+    """The run document cannot be used; the message is one line."""
+
+
+@dataclass(frozen=True)
+class Data:
+    image_key: str
+    caption_key: str
+
+
+@dataclass(frozen=True)
+class Model:
+    preset: str
+    prediction: str
+
+
+@dataclass(frozen=True)
+class Stage:
+    name: str
+    resolution: int
+    per_gpu_batch: int
+    accumulation: int
+    iterations: int
+    learning_rate: float
+
+
+@dataclass(frozen=True)
+class Training:
+    precision: str
+    seed: int
+    warmup_iterations: int
+    weight_decay: float
+    gradient_clip: float
+    caption_dropout: float
+    ema_decay: float
+    workers: int
+    log_every: int
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    every: int
+    keep: int
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    interval: int
+    stall_after: int
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One stage of a run; ``collective`` is auto, nccl or smddp."""
+
+    run: str
+    collective: str
+    data: Data
+    model: Model
+    stage: Stage
+    training: Training
+    checkpoint: Checkpoint
+    heartbeat: Heartbeat
+
+
+def read_settings(path: Path, stage: str) -> Settings:
+    """Read the run document and choose the stage called ``stage``.
+
+    Raises:
+        SettingsError: no such document or stage, or something is missing in it.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SettingsError(f"{path}: no run document; it comes with the bundle") from None
+    except json.JSONDecodeError as error:
+        raise SettingsError(f"{path}: not JSON: {error}") from None
+    try:
+        stages = {one["name"]: one for one in document["stages"]}
+        if stage not in stages:
+            raise SettingsError(f"--stage: {stage!r} is not in {path}; it has {', '.join(stages)}")
+        return Settings(
+            run=document["name"],
+            collective=document["cluster"]["collective"],
+            data=_section(Data, document["data"]),
+            model=_section(Model, document["model"]),
+            stage=_section(Stage, stages[stage]),
+            training=_section(Training, document["training"]),
+            checkpoint=_section(Checkpoint, document["checkpoint"]),
+            heartbeat=_section(Heartbeat, document["heartbeat"]),
+        )
+    except KeyError as error:
+        raise SettingsError(f"{path}: {error.args[0]} is missing") from None
+
+
+def _section(kind: type[T], document: dict[str, Any]) -> T:
+    """The keys that ``kind`` has; the document may hold more."""
+    return kind(**{field.name: document[field.name] for field in fields(kind)})  # type: ignore[arg-type]
