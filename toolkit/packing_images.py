@@ -9,12 +9,13 @@ import hashlib
 import io
 import stat
 import warnings
+from pathlib import Path
 
 from sm_train.entrypoints.shard_index import Refused
 from sm_train.entrypoints.shard_writer import Sample
 from sm_train.toolkit.packing_inputs import Input
 
-MAX_IMAGE_BYTES = 1 << 30
+MAX_BYTES = 1 << 30
 """Larger files are refused unread: several are in memory at a time."""
 
 _FORMATS = {"JPEG": "jpeg", "MPO": "jpeg", "PNG": "png", "WEBP": "webp"}
@@ -32,7 +33,7 @@ class _RefusedError(Exception):
 def examine(item: Input) -> Sample | Refused:
     """Read, fully decode and describe one input. Never raises for what is wrong with it."""
     try:
-        image = _read_image(item)
+        image = _read("image", item.path)
         width, height, kind = _decode(image)
         caption = _caption(item)
     except _RefusedError as refusal:
@@ -41,28 +42,27 @@ def examine(item: Input) -> Sample | Refused:
     return Sample(image, caption, width, height, kind, digest, item.source)
 
 
-def _read_image(item: Input) -> bytes:
+def _read(part: str, path: Path) -> bytes:
     try:
-        status = item.path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise _RefusedError("image-unreadable", "not a regular file")  # a pipe would block
-        if status.st_size > MAX_IMAGE_BYTES:
-            raise _RefusedError("image-too-large", f"{status.st_size} bytes; 1 GiB at most")
-        image = item.path.read_bytes()
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # a pipe would block
+            raise _RefusedError(f"{part}-unreadable", f"{path.name} is not a regular file")
+        if status.st_size > MAX_BYTES:
+            raise _RefusedError(f"{part}-too-large", f"{status.st_size} bytes; 1 GiB at most")
+        return path.read_bytes()
     except (FileNotFoundError, NotADirectoryError, ValueError):
         # ValueError: a zero byte in the name, which no file has.
-        raise _RefusedError("image-missing", "no such file") from None
+        raise _RefusedError(f"{part}-missing", f"no file {path.name}") from None
     except OSError as error:
-        raise _RefusedError("image-unreadable", error.strerror or str(error)) from None
-    if not image:
-        raise _RefusedError("image-empty", "zero bytes")
-    return image
+        raise _RefusedError(f"{part}-unreadable", error.strerror or str(error)) from None
 
 
 def _decode(image: bytes) -> tuple[int, int, str]:
     """Width and height in pixels as stored, and the format; every pixel is decoded."""
     from PIL import Image, ImageFile, UnidentifiedImageError
 
+    if not image:
+        raise _RefusedError("image-empty", "zero bytes")
     ImageFile.LOAD_TRUNCATED_IMAGES = False  # whatever other code set
     try:
         with warnings.catch_warnings():
@@ -92,21 +92,11 @@ def _decode(image: bytes) -> tuple[int, int, str]:
 
 def _caption(item: Input) -> str:
     """The caption without the white space and the byte order mark around it."""
-    raw: str | bytes
-    if item.caption is None:
-        try:
-            raw = item.caption_path.read_bytes()
-        except FileNotFoundError:
-            raise _RefusedError(
-                "caption-missing", f"no {item.caption_path.name} beside it"
-            ) from None
-        except OSError as error:
-            raise _RefusedError("caption-unreadable", error.strerror or str(error)) from None
-    else:
-        raw = item.caption
     try:
-        if isinstance(raw, str):
-            raw = raw.encode("utf-8", "surrogateescape")  # the table's own bytes again
+        if item.caption is None:
+            raw = _read("caption", item.caption_path)
+        else:
+            raw = item.caption.encode("utf-8", "surrogateescape")  # the table's own bytes again
         caption = raw.decode("utf-8-sig").strip()
     except UnicodeError:
         raise _RefusedError("caption-not-utf8", "the caption is not UTF-8 text") from None

@@ -1,0 +1,302 @@
+"""Shards and their index: what other tools read in them, and what a damage looks like."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import subprocess
+import sys
+import tarfile
+import tempfile
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import webdataset
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sm_train.entrypoints.shard_index import (
+    Index,
+    Refused,
+    index_shards,
+    read_index,
+    write_index,
+)
+from sm_train.entrypoints.shard_writer import Sample, ShardWriter, encode_sample, sample_key
+from sm_train.entrypoints.shards import END_MARK, Shard, ShardError, scan_shard, verify_shard
+
+DIGEST = hashlib.sha256(b"").hexdigest()
+
+
+def sample(image: bytes, caption: str = "a caption", kind: str = "jpeg") -> Sample:
+    digest = hashlib.sha256(image).hexdigest()
+    return Sample(image, caption, 48, 32, kind, digest, "folder/a picture.jpg")
+
+
+def write(folder: Path, samples: list[Sample], target: int = 10**9) -> tuple[Shard, ...]:
+    with ShardWriter(folder, target) as writer:
+        for number, each in enumerate(samples):
+            writer.write(sample_key(number), encode_sample(sample_key(number), each))
+    return tuple(writer.shards)
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Path:
+    """A shard of three samples."""
+    write(tmp_path, [sample(bytes([n]) * 700, f"caption {n}") for n in range(3)])
+    return tmp_path / "shard-000000.tar"
+
+
+def test_webdataset_reads_the_original_bytes_the_caption_and_the_facts(tmp_path: Path) -> None:
+    images = [b"first" * 300, b"second", b"third" * 99]
+    kinds = ["jpeg", "png", "webp"]
+    write(tmp_path, [sample(i, "größer 猫", k) for i, k in zip(images, kinds, strict=True)])
+    read = list(webdataset.WebDataset(str(tmp_path / "shard-000000.tar"), shardshuffle=False))
+    assert [each["__key__"] for each in read] == ["000000000", "000000001", "000000002"]
+    assert [read[0]["jpg"], read[1]["png"], read[2]["webp"]] == images
+    assert {each["txt"].decode() for each in read} == {"größer 猫"}
+    assert json.loads(read[1]["json"]) == {
+        "width": 48,
+        "height": 32,
+        "format": "png",
+        "sha256": hashlib.sha256(b"second").hexdigest(),
+        "source": "folder/a picture.jpg",
+    }
+
+
+def test_tar_lists_a_sample_as_image_caption_facts(shard: Path) -> None:
+    listed = subprocess.run(["tar", "-tf", shard], capture_output=True, text=True, check=True)
+    assert listed.stderr == ""
+    assert listed.stdout.split() == [
+        f"00000000{number}.{extension}"
+        for number in range(3)
+        for extension in ("jpg", "txt", "json")
+    ]
+
+
+def test_bytes_do_not_depend_on_who_writes_when(shard: Path) -> None:
+    with tarfile.open(shard) as tar:
+        members = {(m.mtime, m.uid, m.gid, m.uname, m.gname, m.mode) for m in tar}
+    assert members == {(0, 0, 0, "", "", 0o644)}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 6000), max_size=25), st.integers(1000, 20_000))
+def test_shards_are_filled_in_order_up_to_the_target(sizes: list[int], target: int) -> None:
+    """Every sample once and in order; none fits in the shard before its own; only lone samples
+    exceed the target."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        shards = write(folder, [sample(bytes(size)) for size in sizes], target)
+        files = sorted(path.name for path in folder.iterdir())
+        on_disk = [(folder / file).stat().st_size for file in files]
+    assert [key for shard in shards for key in shard.keys] == [
+        sample_key(number) for number in range(len(sizes))
+    ]
+    assert files == [shard.name for shard in shards]
+    assert on_disk == [shard.bytes for shard in shards]
+    assert all(shard.bytes <= target or shard.samples == 1 for shard in shards)
+    for shard, following in pairwise(shards):
+        first = following.offsets[1] - following.offsets[0]
+        assert shard.bytes + first > target
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, 3000), min_size=1, max_size=10), st.integers(1000, 20_000))
+def test_offsets_cut_out_exactly_one_sample_each(sizes: list[int], target: int) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        for shard in write(Path(name), [sample(bytes(size)) for size in sizes], target):
+            content = (Path(name) / shard.name).read_bytes()
+            assert content[shard.offsets[-1] :] == END_MARK
+            for key, start, end in zip(
+                shard.keys, shard.offsets[:-1], shard.offsets[1:], strict=True
+            ):
+                with tarfile.open(fileobj=io.BytesIO(content[start:end] + END_MARK)) as tar:
+                    assert tar.getnames() == [f"{key}.jpg", f"{key}.txt", f"{key}.json"]
+
+
+def test_scanning_finds_what_the_writer_wrote(tmp_path: Path) -> None:
+    shards = write(tmp_path, [sample(bytes(n * 100)) for n in range(20)], 10_000)
+    assert len(shards) > 2
+    for shard in shards:
+        assert scan_shard(tmp_path / shard.name) == shard
+        assert shard.sha256 == hashlib.sha256((tmp_path / shard.name).read_bytes()).hexdigest()
+        verify_shard(tmp_path / shard.name, shard)
+
+
+def test_an_error_leaves_finished_shards_and_no_part_of_another(tmp_path: Path) -> None:
+    writer = ShardWriter(tmp_path, 5000)
+    encoded = encode_sample("000000000", sample(bytes(3000)))
+    with suppress(RuntimeError), writer:
+        writer.write("000000000", encoded)
+        writer.write("000000001", encoded)
+        raise RuntimeError
+    assert [path.name for path in tmp_path.iterdir()] == ["shard-000000.tar"]
+    verify_shard(tmp_path / "shard-000000.tar", writer.shards[0])
+
+
+def test_an_unfinished_shard_does_not_have_its_final_name(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path, 10**6) as writer:
+        writer.write("000000000", encode_sample("000000000", sample(b"image")))
+        assert list(tmp_path.glob("*.tar")) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["shard-000000.tar"]
+
+
+# A member is 512 bytes of header and content padded to 512; the second sample's image has
+# its header at 3584 and its content of 700 bytes from 4096 to 4796, padded to 5120.
+@pytest.mark.parametrize(
+    ("length", "words"),
+    [
+        (0, "offset 0: at the start"),
+        (100, "offset 0: at the start"),
+        (3584, "offset 3584: after 000000000.json"),
+        (3584 + 100, "offset 3584: after 000000000.json"),
+        (4096, "offset 3584: after 000000000.json: 000000001.jpg is cut short"),
+        (4500, "offset 3584: after 000000000.json: 000000001.jpg is cut short"),
+        (4900, "offset 3584: after 000000000.json: 000000001.jpg is cut short"),
+        (10752, "offset 10752: after 000000002.json: cut short, the end mark is missing"),
+        (10752 + 512, "offset 10752: after 000000002.json: cut short, the end mark is missing"),
+    ],
+)
+def test_a_tar_cut_short_is_one_line_with_file_place_and_sample(
+    shard: Path, length: int, words: str
+) -> None:
+    content = shard.read_bytes()
+    assert len(content) == 10752 + 1024
+    shard.write_bytes(content[:length])
+    for walk in (scan_shard, verify_shard):
+        with pytest.raises(ShardError) as error:
+            walk(shard)
+        assert str(error.value).startswith(f"{shard}: {words}")
+        assert "\n" not in str(error.value)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_damage_is_a_shard_error_and_nothing_else(data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "shard-000000.tar"
+        [intact] = write(Path(name), [sample(b"image" * 50), sample(b"other")])
+        content = bytearray(path.read_bytes())
+        place = data.draw(st.integers(0, len(content) - 1))
+        content[place] ^= data.draw(st.integers(1, 255))
+        path.write_bytes(content)
+        with pytest.raises(ShardError, match="shard-000000"):
+            verify_shard(path, intact)
+
+
+def test_damage_in_a_header_is_placed(shard: Path) -> None:
+    content = bytearray(shard.read_bytes())
+    content[3584] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(ShardError, match=r"offset 3584: after 000000000\.json: .*damaged"):
+        verify_shard(shard)
+
+
+def test_a_tar_of_another_writer_is_described_too(tmp_path: Path) -> None:
+    """Folders, PAX headers for long names, dots in extensions, members apart from files."""
+    long = "x" * 150
+    names = ["a/one.jpg", "a/one.seg.png", "b/one.jpg", f"b/{long}.jpg", f"b/{long}.txt"]
+    path = tmp_path / "foreign.tar"
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
+        folder = tarfile.TarInfo("a")
+        folder.type = tarfile.DIRTYPE
+        tar.addfile(folder)
+        for name in names:
+            info = tarfile.TarInfo(name)
+            info.size = 10
+            tar.addfile(info, io.BytesIO(b"0123456789"))
+    shard = scan_shard(path)
+    assert shard.keys == ("a/one", "b/one", f"b/{long}")
+    content = path.read_bytes()
+    with tarfile.open(fileobj=io.BytesIO(content[shard.offsets[2] : shard.offsets[3]])) as tar:
+        assert tar.getnames() == names[3:]
+
+
+def test_a_member_twice_in_a_sample_is_an_error(tmp_path: Path) -> None:
+    encoded = encode_sample("000000000", sample(b"image"))
+    path = tmp_path / "twice.tar"
+    path.write_bytes(encoded + encoded + END_MARK)
+    with pytest.raises(ShardError, match=r"000000000\.jpg comes twice"):
+        scan_shard(path)
+
+
+def test_a_text_file_is_no_shard(tmp_path: Path) -> None:
+    path = tmp_path / "notes.tar"
+    path.write_text("not a tar at all" * 100)
+    with pytest.raises(ShardError, match=r"notes\.tar: offset 0"):
+        verify_shard(path)
+
+
+def test_an_index_reads_as_it_was_written(tmp_path: Path) -> None:
+    refused = (Refused("bad \udcff.jpg", "image-corrupt", "truncated"), Refused("ü", "x", "y"))
+    shards = write(tmp_path, [sample(bytes(500)) for _ in range(9)], 8000)
+    index = Index(shards, refused, target_bytes=8000, inputs=DIGEST)
+    path = tmp_path / "index.jsonl"
+    write_index(path, index)
+    assert read_index(path) == index
+    assert read_index(path).samples == 9
+    before = path.read_bytes()
+    write_index(path, read_index(path))
+    assert path.read_bytes() == before
+
+
+def test_an_index_of_the_future_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "index.jsonl"
+    path.write_text('{"format": "sm-train-index", "version": 7}\n')
+    with pytest.raises(ShardError) as error:
+        read_index(path)
+    assert str(error.value) == f"{path}: index version 7; this sm-train reads 1"
+
+
+@pytest.mark.parametrize("content", [b"", b"not json", b"[1]\n", b'{"format": "other"}', b"\xff\0"])
+def test_another_file_is_no_index(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "index.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(ShardError, match=r"index\.jsonl: not a shard index"):
+        read_index(path)
+
+
+def test_an_index_cut_anywhere_is_known(tmp_path: Path) -> None:
+    shards = write(tmp_path, [sample(bytes(500)) for _ in range(4)], 5000)
+    path = tmp_path / "index.jsonl"
+    write_index(path, Index(shards, (Refused("a", "b", "c"),)))
+    content = path.read_bytes()
+    for length in range(len(content) - 1):  # the last line end alone may be missing
+        path.write_bytes(content[:length])
+        with pytest.raises(ShardError, match=r"index\.jsonl"):
+            read_index(path)
+
+
+def test_a_tree_without_an_index_gets_one(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name, [sample(name.encode())])
+    index = index_shards(tmp_path)
+    assert [shard.name for shard in index.shards] == [
+        "a/shard-000000.tar",
+        "b/shard-000000.tar",
+    ]
+    for shard in index.shards:
+        verify_shard(tmp_path / shard.name, shard)
+
+
+def test_a_tree_without_shards_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ShardError, match="no tar files"):
+        index_shards(tmp_path)
+
+
+def test_the_format_needs_the_standard_library_alone() -> None:
+    program = (
+        "import sys\n"
+        "before = set(sys.modules)\n"
+        "import sm_train.entrypoints.shard_index, sm_train.entrypoints.shard_writer\n"
+        "new = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
+        "print(sorted(new - sys.stdlib_module_names - {'sm_train'}))\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert run.stdout == "[]\n"
