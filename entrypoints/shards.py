@@ -102,7 +102,7 @@ def _samples(path: Path, file: IO[bytes]) -> tuple[tuple[str, ...], tuple[int, .
                 offsets.append(member.offset)
                 extensions.clear()
             if extension in extensions:
-                raise tarfile.ReadError(f"offset {member.offset}: {member.name} comes twice")
+                raise tarfile.ReadError(f"offset {member.offset}: {_shown(member)} comes twice")
             extensions.add(extension)
     except tarfile.TarError as error:
         raise ShardError(f"{path}: {error}") from None
@@ -116,6 +116,12 @@ def _split_name(name: str) -> tuple[str, str]:
     return folder + slash + stem, extension.lower()
 
 
+def _shown(member: tarfile.TarInfo) -> str:
+    """The member's name on one line of bearable length; a damaged header holds anything."""
+    name = repr(member.name)[1:-1]
+    return name if len(name) <= 80 else f"…{name[-79:]}"
+
+
 def _members(file: IO[bytes]) -> Iterator[tuple[tarfile.TarInfo, int]]:
     """Every member with the offset behind it, up to the end mark.
 
@@ -127,12 +133,12 @@ def _members(file: IO[bytes]) -> Iterator[tuple[tarfile.TarInfo, int]]:
     try:
         with tarfile.open(fileobj=file, mode="r:") as tar:
             while (member := tar.next()) is not None:
-                if tar.offset > size:
-                    raise tarfile.ReadError(f"{member.name} is cut short")
-                end, last = tar.offset, f"after {member.name}"
+                if not end < tar.offset <= size:
+                    raise tarfile.ReadError(f"{_shown(member)} is cut short")
+                end, last = tar.offset, f"after {_shown(member)}"
                 yield member, end
                 tar.members.clear()  # type: ignore[attr-defined]  # it keeps them all otherwise
-    except tarfile.TarError as error:
+    except (tarfile.TarError, ValueError, OverflowError) as error:  # the last two: absurd sizes
         raise tarfile.ReadError(f"offset {end}: {last}: {error}") from None
     # tarfile takes any header that it cannot read for the end of the archive.
     file.seek(end)

@@ -15,10 +15,10 @@ import signal
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -179,13 +179,15 @@ def _examined(images: tuple[Input, ...], workers: int) -> Generator[Sample | Ref
         yield from map(examine, images)
         return
     # spawn: a fork would copy this process's threads' locks and its signal handlers.
-    pool = ProcessPoolExecutor(
-        workers, multiprocessing.get_context("spawn"), initializer=_end_with_parent
-    )
+    with _deaf_children():
+        pool = ProcessPoolExecutor(
+            workers, multiprocessing.get_context("spawn"), initializer=_end_with_parent
+        )
     pending: deque[Future[Sample | Refused]] = deque()
     try:
         for image in images:
-            pending.append(_submit(pool, image))
+            with _deaf_children():  # the pool starts its processes as it needs them
+                pending.append(pool.submit(examine, image))
             if len(pending) >= workers * _AHEAD:
                 yield pending.popleft().result()
         while pending:
@@ -199,16 +201,17 @@ def _examined(images: tuple[Input, ...], workers: int) -> Generator[Sample | Ref
         pool.shutdown(cancel_futures=True)
 
 
-def _submit(pool: ProcessPoolExecutor, image: Input) -> Future[Sample | Refused]:
-    """Hand over one input; a process that this starts is born deaf to Ctrl-C.
+@contextmanager
+def _deaf_children() -> Iterator[None]:
+    """Whatever process is started in here does not hear Ctrl-C and hang-up.
 
-    A terminal sends Ctrl-C to the whole group, and only the parent shall answer.
+    A terminal sends both to the whole group, and only the parent shall answer.
     """
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     try:
-        return pool.submit(examine, image)
+        yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _end_with_parent() -> None:

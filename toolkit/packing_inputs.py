@@ -174,12 +174,13 @@ def _require_columns(table: Path, wanted: Iterable[str], present: Iterable[str])
 
 def _read_csv(table: Path, columns: tuple[str, str]) -> list[Row]:
     with table.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        reader = csv.DictReader(file)
+        # strict: a quote that is never closed would swallow the rows behind it.
+        reader = csv.DictReader(file, strict=True)
         try:
             _require_columns(table, columns, reader.fieldnames or ())
             return [{column: row[column] for column in columns} for row in reader]
         except csv.Error as error:
-            raise UserError(f"{table}:{reader.line_num}: not CSV: {error}") from None
+            raise UserError(f"{table}:{reader.reader.line_num}: not CSV: {error}") from None
 
 
 def _read_jsonl(table: Path, columns: tuple[str, str]) -> list[Row]:
