@@ -20,7 +20,7 @@ FIELDS: dict[str, frozenset[str]] = {
     # The run as it really is, said once before the first step.
     "start": frozenset(
         "run stage resolution world_size nodes per_gpu_batch accumulation effective_batch_size "
-        "iterations parameters backend backend_reason precision resumed_from_step samples".split()
+        "iterations parameters backend backend_reason precision resumed_from_step".split()
     ),
     # One logging interval: means since the line before.
     "step": frozenset(

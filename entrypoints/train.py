@@ -1,0 +1,171 @@
+"""The job's main function: from the run document to a final model, whatever starts it.
+
+torchrun, smddprun and ``accelerate launch`` all start one process for each GPU with
+``train.py --stage NAME`` from the unpacked bundle.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sm_train.entrypoints.directories import Directories, Hosts
+from sm_train.entrypoints.events import Events
+from sm_train.entrypoints.settings import Settings, read_settings
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from sm_train.entrypoints.backend import Choice
+    from sm_train.entrypoints.stop import StopRequest
+    from sm_train.entrypoints.trainer import Trainer
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Train the stage; ends the process with 0 when done or stopped, else with 1.
+
+    A failure leaves its cause where SageMaker looks for it, and as an event.
+    """
+    directories = Directories.from_environment()
+    try:
+        options = _options(arguments)
+        settings = read_settings(options.document, options.stage)
+        _train(settings, directories)
+    except Exception as error:
+        _report(error, directories)
+        # A peer may wait in a collective for ever: leave without asking it.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Train one stage of a run.")
+    parser.add_argument("--stage", required=True)
+    parser.add_argument("--document", type=Path, default=Path(sys.argv[0]).parent / "run.json")
+    # The platform hands its own hyperparameters on as further arguments.
+    return parser.parse_known_args(arguments)[0]
+
+
+def _train(settings: Settings, directories: Directories) -> None:
+    from accelerate import Accelerator
+    from accelerate.utils import DistributedDataParallelKwargs, set_seed
+    from sm_train.entrypoints.backend import decide, join
+    from sm_train.entrypoints.data import find_shards
+    from sm_train.entrypoints.models import build, read_preset
+    from sm_train.entrypoints.stop import StopRequest
+    from sm_train.entrypoints.trainer import Trainer
+
+    hosts = Hosts.read(directories)
+    choice = decide(nodes=len(hosts.all), collective=settings.collective)
+    join(choice)
+    stop = StopRequest()
+    accelerator = Accelerator(
+        mixed_precision="bf16" if settings.training.precision == "bf16" else "no",
+        kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
+    )
+    events = Events(node=hosts.rank, rank=accelerator.process_index)
+    shards = find_shards(directories.channel("train"))
+    _require_shards(accelerator, hosts, len(shards))
+    set_seed(settings.training.seed)
+    parts = build(
+        read_preset(settings.model.preset),
+        settings.model.prediction,
+        settings.stage.resolution,
+        components=_existing(directories.channel("model")),
+        previous=_existing(directories.channel("previous")),
+    )
+    trainer = Trainer(settings, parts, accelerator, directories, events, shards, hosts)
+    if accelerator.is_main_process:
+        _announce(trainer, choice, len(hosts.all))
+    _run(trainer, stop)
+    accelerator.wait_for_everyone()
+    accelerator.end_training()
+
+
+def _require_shards(accelerator: Accelerator, hosts: Hosts, shards: int) -> None:
+    """Stop every process before the first step if some instance has nothing to read."""
+    from accelerate.utils import gather_object
+    from sm_train.entrypoints.data import DataError
+
+    empty = sorted({host for host, seen in gather_object([(hosts.current, shards)]) if not seen})
+    if empty:
+        raise DataError(
+            f"{', '.join(empty)}: no .tar in the train channel; ShardedByS3Key deals whole "
+            f"objects, so {len(hosts.all)} instances need at least as many shards"
+        )
+
+
+def _existing(folder: Path) -> Path | None:
+    return folder if folder.is_dir() else None
+
+
+def _announce(trainer: Trainer, choice: Choice, nodes: int) -> None:
+    """The run as it really is, and what about it is not as it should be."""
+    settings, events = trainer.settings, trainer.events
+    stage, processes = settings.stage, trainer.accelerator.num_processes
+    parameters = sum(one.numel() for one in trainer.parameters)
+    events.write(
+        "start",
+        f"{settings.run} {stage.name}: {parameters:,} parameters, {processes} processes on "
+        f"{nodes} nodes, {choice.backend} ({choice.reason})",
+        run=settings.run,
+        stage=stage.name,
+        resolution=stage.resolution,
+        world_size=processes,
+        nodes=nodes,
+        per_gpu_batch=stage.per_gpu_batch,
+        accumulation=stage.accumulation,
+        effective_batch_size=stage.per_gpu_batch * stage.accumulation * processes,
+        iterations=stage.iterations,
+        parameters=parameters,
+        backend=choice.backend,
+        backend_reason=choice.reason,
+        precision=settings.training.precision,
+        resumed_from_step=trainer.resumed_from,
+    )
+    for name in trainer.parts.random_frozen:
+        message = (
+            f"{name} has RANDOM weights and is not trained: name model.components, or the images "
+            "will mean nothing"
+        )
+        events.write("warning", f"WARNING: {message}", code="random-part", message=message)
+
+
+def _run(trainer: Trainer, stop: StopRequest) -> None:
+    from sm_train.entrypoints.heartbeat import Heartbeat
+    from sm_train.entrypoints.model_folder import save_model
+
+    beat = trainer.settings.heartbeat
+    directories = trainer.directories
+    main = trainer.accelerator.is_main_process
+    with Heartbeat(
+        trainer.events, interval=beat.interval, stall_after=beat.stall_after
+    ) as heartbeat:
+        if main:
+            # Once, so that any checkpoint can be drawn from: what training does not change.
+            save_model(trainer.parts, directories.checkpoints / "components")
+        if trainer.run(heartbeat, stop) == "done" and main:
+            parts = trainer.final_parts()
+            save_model(parts, directories.model)
+            # SageMaker packs the model folder under a name with the job's; the next stage finds
+            # this copy under the checkpoints' prefix, which is known beforehand.
+            save_model(parts, directories.checkpoints / "final")
+
+
+def _report(error: Exception, directories: Directories) -> None:
+    """Say the cause as an event and in the failure file; the first process to fail writes it."""
+    cause = f"{type(error).__name__}: {error}"
+    hosts = Hosts.read(directories)
+    rank = int(os.environ.get("RANK", "0"))
+    Events(node=hosts.rank, rank=rank).write(
+        "error", f"rank {rank} failed: {cause}", code=type(error).__name__, message=cause
+    )
+    traceback.print_exc()
+    directories.failure.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError), directories.failure.open("x") as file:
+        file.write(f"rank {rank}: {cause}\n\n{traceback.format_exc()}")

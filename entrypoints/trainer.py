@@ -1,0 +1,369 @@
+"""The training loop of one stage: steps, their events, checkpoints, and an end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list, gather_object
+from sm_train.entrypoints import checkpoint as store
+from sm_train.entrypoints.data import BadSamples, Batch, Loader
+from sm_train.entrypoints.diffusion import encode, loss
+from sm_train.entrypoints.directories import Directories, Hosts
+from sm_train.entrypoints.ema import ExponentialMovingAverage
+from sm_train.entrypoints.events import Events
+from sm_train.entrypoints.heartbeat import Heartbeat
+from sm_train.entrypoints.models import Parts, longest_caption
+from sm_train.entrypoints.settings import Settings
+from sm_train.entrypoints.stop import StopRequest
+from torch import Tensor, nn
+
+STOP_CHECK_SECONDS = 10.0
+"""How long a SIGTERM may wait until all processes agree to stop; SageMaker grants 120."""
+
+
+class Trainer:
+    """Trains one stage from where its newest checkpoint left off.
+
+    ``module`` is what learns, unwrapped; ``model`` is the same, wrapped for all processes.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        parts: Parts,
+        accelerator: Accelerator,
+        directories: Directories,
+        events: Events,
+        shards: tuple[Path, ...],
+        hosts: Hosts,
+    ) -> None:
+        self.settings, self.parts, self.accelerator = settings, parts, accelerator
+        self.directories, self.events = directories, events
+        self.device: torch.device = accelerator.device
+        self.module = parts.trained()
+        self.parameters = [one for one in self.module.parameters() if one.requires_grad]
+        optimizer = torch.optim.AdamW(
+            self.parameters,
+            lr=settings.stage.learning_rate,
+            weight_decay=settings.training.weight_decay,
+            fused=True,
+        )
+        warmup = settings.training.warmup_iterations
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: min(1.0, (step + 1) / (warmup + 1))
+        )
+        for module in parts.frozen():
+            module.to(self.device)
+        self.generator = torch.Generator(self.device)
+        # A seed for each process: they must not draw the same noise.
+        self.generator.manual_seed(settings.training.seed * 65537 + accelerator.process_index)
+        self.step = 0
+        self.fingerprint = store.fingerprint(self.module.state_dict())
+        self.module.to(self.device)
+        self.ema = self._new_average()
+        self.optimizer, self.schedule = optimizer, schedule
+        loader_state = self._resume()
+        self.resumed_from = self.step
+        self.model: nn.Module = accelerator.prepare_model(self.module)
+        self.loader = Loader(
+            shards,
+            settings.data,
+            resolution=settings.stage.resolution,
+            batch_size=settings.stage.per_gpu_batch,
+            seed=settings.training.seed,
+            local_rank=accelerator.local_process_index,
+            local_processes=accelerator.num_processes // len(hosts.all),
+            workers=settings.training.workers,
+            state=loader_state,
+            pin_memory=self.device.type == "cuda",
+        )
+        self.bad = BadSamples()
+
+    def _new_average(self) -> ExponentialMovingAverage | None:
+        decay = self.settings.training.ema_decay
+        return ExponentialMovingAverage(self.parameters, decay) if decay else None
+
+    # ------------------------------------------------------------------ training
+
+    def run(self, heartbeat: Heartbeat, stop: StopRequest) -> str:
+        """Train to the stage's last step, or to a stop; returns which: ``done`` or ``sigterm``."""
+        stage, training = self.settings.stage, self.settings.training
+        interval = _Interval(self.device)
+        batches = iter(self.loader)
+        check_every = 1
+        started, first = time.monotonic(), self.step
+        while self.step < stage.iterations:
+            self._train_step(batches, interval)
+            heartbeat.beat(self.step)
+            last = self.step == stage.iterations
+            if self.step % training.log_every == 0 or last:
+                speed = self._log(interval)
+                interval = _Interval(self.device)
+                # From a figure that all processes share, so that they agree on when to ask.
+                check_every = max(1, int(STOP_CHECK_SECONDS * speed))
+            stopping = self.step % check_every == 0 and self._all_asked(stop)
+            if stopping or last or self.step % self.settings.checkpoint.every == 0:
+                self.save()
+                heartbeat.beat(self.step)
+            if stopping and not last:
+                return self._ended("sigterm", started, first)
+        return self._ended("done", started, first)
+
+    def _train_step(self, batches: Iterator[Batch], interval: _Interval) -> None:
+        """One optimizer step over ``accumulation`` micro-batches."""
+        accumulation = self.settings.stage.accumulation
+        total = torch.zeros((), device=self.device)
+        for micro in range(accumulation):
+            waiting = time.perf_counter()
+            batch = next(batches)
+            interval.waited += time.perf_counter() - waiting
+            self._count(batch)
+            images, captions = self._prepare(batch)
+            # Gradients are summed over processes once a step, with the last micro-batch.
+            last = micro == accumulation - 1
+            with nullcontext() if last else self.accelerator.no_sync(self.model):
+                with self.accelerator.autocast():
+                    value = loss(self.model, self.parts.scheduler, images, captions, self.generator)
+                self.accelerator.backward(value / accumulation)
+            total += value.detach() / accumulation
+        norm = nn.utils.clip_grad_norm_(self.parameters, self.settings.training.gradient_clip)
+        self.optimizer.step()
+        self.schedule.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.ema is not None:
+            self.ema.update(self.parameters)
+        self.step += 1
+        interval.add(total, norm)
+
+    def _prepare(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Pixels or latents in about -1 to 1, and token ids or hidden states."""
+        pixels = batch.pixels.to(self.device, non_blocking=True).float() / 127.5 - 1.0
+        dropped = torch.rand(len(batch.captions), generator=self.generator, device=self.device)
+        keep = (dropped >= self.settings.training.caption_dropout).tolist()
+        texts = [
+            caption if kept else "" for caption, kept in zip(batch.captions, keep, strict=True)
+        ]
+        tokens = self.parts.tokenizer(
+            texts,
+            padding="max_length",
+            truncation=True,
+            max_length=longest_caption(self.parts.text_encoder, self.parts.tokenizer),
+            return_tensors="pt",
+        ).input_ids.to(self.device, non_blocking=True)
+        with torch.no_grad(), self.accelerator.autocast():
+            if not self.parts.train_text_encoder:
+                tokens = encode(self.parts.text_encoder, tokens)
+            if self.parts.vae is not None:
+                vae: Any = self.parts.vae
+                latents = vae.encode(pixels).latent_dist.sample(self.generator)
+                pixels = latents.float() * vae.config.scaling_factor
+        return pixels, tokens
+
+    def _count(self, batch: Batch) -> None:
+        for one in batch.bad:
+            where = f"{one.shard} {one.key}".strip()
+            self._warn("bad-sample", f"skipped {where}: {one.reason}")
+        self.bad.add(batch)
+
+    # ------------------------------------------------------------------ events
+
+    def _log(self, interval: _Interval) -> float:
+        """Write the interval's ``step`` event; returns its it/s, the same on all processes."""
+        seconds = time.monotonic() - interval.started
+        means = torch.stack(
+            [
+                interval.loss / interval.steps,
+                interval.norm / interval.steps,
+                torch.tensor(seconds, device=self.device),
+                torch.tensor(interval.waited / seconds, device=self.device),
+            ]
+        )
+        mean_loss, norm, seconds, wait = self.accelerator.reduce(means, "mean").tolist()
+        speed = interval.steps / seconds
+        if self.accelerator.is_main_process:
+            stage = self.settings.stage
+            images = stage.per_gpu_batch * stage.accumulation * self.accelerator.num_processes
+            self.events.write(
+                "step",
+                f"step {self.step}/{stage.iterations}  loss {mean_loss:.4f}  {speed:.2f} it/s",
+                step=self.step,
+                epoch=self.loader.epoch,
+                loss=mean_loss,
+                learning_rate=self.schedule.get_last_lr()[0],
+                gradient_norm=norm,
+                iterations_per_second=speed,
+                images_per_second=speed * images,
+                data_wait_share=wait,
+            )
+        return float(speed)
+
+    def _ended(self, reason: str, started: float, first: int) -> str:
+        seconds, steps = time.monotonic() - started, self.step - first
+        if self.accelerator.is_main_process:
+            stage = self.settings.stage
+            batch = stage.per_gpu_batch * stage.accumulation * self.accelerator.num_processes
+            self.events.write(
+                "end",
+                f"ended at step {self.step}: {reason}",
+                step=self.step,
+                reason=reason,
+                training_seconds=seconds,
+                images=steps * batch,
+                iterations_per_second=steps / seconds if steps else None,
+            )
+        return reason
+
+    def _warn(self, code: str, message: str) -> None:
+        self.events.write("warning", f"warning: {message}", code=code, message=message)
+
+    def _all_asked(self, stop: StopRequest) -> bool:
+        """Whether any process was asked to stop, told to all of them."""
+        return bool(self.accelerator.reduce(stop.flag(self.device), "sum").item())
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def save(self) -> None:
+        """Write a complete checkpoint of this step, every process its own part."""
+        started = time.monotonic()
+        folder = store.step_folder(self.directories.checkpoints, self.step)
+        folder.mkdir(parents=True, exist_ok=True)
+        rank = self.accelerator.process_index
+        own = {
+            "generator": self.generator.get_state(),
+            "cpu_rng": torch.get_rng_state(),
+            "loader": self.loader.state(),
+        }
+        files = [store.write_file(folder, f"rank-{rank:05d}.pt", store.save_object(own))]
+        if self.accelerator.is_main_process:
+            files += self._write_shared(folder)
+        # gather_object waits for all: nobody's file is missing when the marker is written.
+        everyones: list[store.File] = gather_object(files)
+        if self.accelerator.is_main_process:
+            world_size = self.accelerator.num_processes
+            store.write_marker(folder, self.step, world_size, self.fingerprint, everyones)
+            store.keep_newest(self.directories.checkpoints, self.settings.checkpoint.keep)
+            seconds = time.monotonic() - started
+            self.events.write(
+                "checkpoint",
+                f"checkpoint at step {self.step} in {seconds:.1f} s",
+                step=self.step,
+                path=str(folder),
+                bytes=sum(file.bytes for file in everyones),
+                seconds=seconds,
+            )
+        self.accelerator.wait_for_everyone()
+
+    def _write_shared(self, folder: Path) -> list[store.File]:
+        state = {
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "ema_updates": self.ema.updates if self.ema else 0,
+        }
+        files = [
+            store.write_file(
+                folder, "model.safetensors", store.save_tensors(self.module.state_dict())
+            ),
+            store.write_file(folder, "optimizer.pt", store.save_object(state)),
+        ]
+        if self.ema is not None:
+            averages = store.save_tensors(self._average_by_name())
+            files.append(store.write_file(folder, "ema.safetensors", averages))
+        return files
+
+    def _average_by_name(self) -> dict[str, Tensor]:
+        assert self.ema is not None
+        names = [name for name, one in self.module.named_parameters() if one.requires_grad]
+        return dict(zip(names, self.ema.averages, strict=True))
+
+    def _resume(self) -> dict[str, Any] | None:
+        """Load the newest complete checkpoint; returns the loader's position.
+
+        Raises:
+            CheckpointError: the checkpoint is of another model.
+        """
+        found = self._agree_on_checkpoint()
+        if found is None:
+            return None
+        if found.fingerprint != self.fingerprint:
+            raise store.CheckpointError(
+                f"{found.folder}: is of another model (weights {found.fingerprint}, this one has "
+                f"{self.fingerprint}); give the run another name or checkpoint folder"
+            )
+        self.module.load_state_dict(store.load_tensors(found.folder / "model.safetensors"))
+        state = store.load_object(found.folder / "optimizer.pt")
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.schedule.load_state_dict(state["schedule"])
+        if self.ema is not None and (found.folder / "ema.safetensors").exists():
+            averages = store.load_tensors(found.folder / "ema.safetensors")
+            for name, average in self._average_by_name().items():
+                average.copy_(averages[name])
+            self.ema.updates = state["ema_updates"]
+        self.step = found.step
+        return self._resume_own(found)
+
+    def _resume_own(self, found: store.Found) -> dict[str, Any]:
+        """This process's random state and position; another's position if there were fewer."""
+        rank, processes = self.accelerator.process_index, self.accelerator.num_processes
+        own = store.load_object(found.folder / f"rank-{rank % found.world_size:05d}.pt")
+        position: dict[str, Any] = own["loader"]
+        if found.world_size == processes:
+            self.generator.set_state(own["generator"])
+            torch.set_rng_state(own["cpu_rng"])
+            return position
+        if self.accelerator.is_main_process:
+            self._warn(
+                "world-size-changed",
+                f"{found.folder.name} was written by {found.world_size} processes and is read by "
+                f"{processes}: the order of the data starts anew from its epoch",
+            )
+        return position | {"readers": 0}
+
+    def _agree_on_checkpoint(self) -> store.Found | None:
+        """The first process chooses and checks, so that all resume from the same one."""
+
+        def passed_over(folder: Path, reason: str) -> None:
+            self._warn("checkpoint-passed-over", f"{folder.name} is passed over: {reason}")
+
+        choice: list[Any] = [None]
+        if self.accelerator.is_main_process:
+            choice[0] = store.newest_complete(self.directories.checkpoints, passed_over)
+        if self.accelerator.num_processes > 1:
+            broadcast_object_list(choice)
+        found: store.Found | None = choice[0]
+        if found is None:
+            return None
+        # Each instance has its own copy of the shared prefix, below its own path.
+        here = self.directories.checkpoints / found.folder.name
+        return store.Found(here, found.step, found.world_size, found.fingerprint)
+
+    # ------------------------------------------------------------------ final model
+
+    def final_parts(self) -> Parts:
+        """The parts with the averaged weights, where an average is kept."""
+        if self.ema is not None:
+            with torch.no_grad():
+                for parameter, average in zip(self.parameters, self.ema.averages, strict=True):
+                    parameter.copy_(average)
+        return self.parts
+
+
+class _Interval:
+    """What is summed between two ``step`` events, on the device: nothing is read until then."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.started = time.monotonic()
+        self.waited = 0.0
+        self.steps = 0
+        self.loss = torch.zeros((), device=device)
+        self.norm = torch.zeros((), device=device)
+
+    def add(self, loss: Tensor, norm: Tensor) -> None:
+        self.steps += 1
+        self.loss += loss
+        self.norm += norm
