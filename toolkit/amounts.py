@@ -14,6 +14,11 @@ def days(seconds: float | None) -> str:
     return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.0f} min"
 
 
+def span(seconds: float) -> str:
+    """:func:`days` with its unit."""
+    return f"{seconds / 86400:.3g} days" if seconds >= 86400 else days(seconds)
+
+
 def dollars(amount: float | None) -> str:
     """Whole dollars; cents below 100."""
     if amount is None:

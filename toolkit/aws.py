@@ -122,7 +122,7 @@ def require_bucket(session: Any, bucket: str, region: str, field: str) -> None:
         )
 
 
-def _region_header(answer: dict[str, Any]) -> str | None:
+def _region_header(answer: Any) -> str | None:
     headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
     region: str | None = headers.get("x-amz-bucket-region")
     return region

@@ -10,11 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-SIDE = 16
-"""Pixels of a written image's side; the originals have 8."""
-
 Images = NDArray[np.float32]
-"""(N, H, W) or (N, H, W, 3), from 0 to 1."""
+"""(N, 8, 8, 3), from 0 to 1."""
 
 
 def caption(digit: int) -> str:
@@ -22,16 +19,15 @@ def caption(digit: int) -> str:
 
 
 def write_digits(folder: Path) -> None:
-    """Write each digit as a PNG with its caption beside it."""
+    """Write each digit as a PNG of 8×8 pixels with its caption beside it."""
     from PIL import Image
     from sklearn.datasets import load_digits
 
     folder.mkdir(parents=True, exist_ok=True)
     digits = load_digits()
     for number, (image, digit) in enumerate(zip(digits.images, digits.target, strict=True)):
-        small = Image.fromarray((image * 255 / 16).astype(np.uint8))
-        large = small.resize((SIDE, SIDE), Image.Resampling.BICUBIC)
-        large.save(folder / f"{number:04d}.png")
+        picture = Image.fromarray(np.rint(image * 255 / 16).astype(np.uint8))
+        picture.save(folder / f"{number:04d}.png")
         (folder / f"{number:04d}.txt").write_text(caption(int(digit)), encoding="utf-8")
 
 
@@ -47,49 +43,28 @@ class Judge:
 
     def recognised(self, images: Images, digits: NDArray[np.int64]) -> float:
         """The share of ``images`` that are taken for the digits they were asked to be."""
-        return float(np.mean(self.classifier.predict(_features(images)) == digits))
+        # Scikit-learn's own units: 64 greys from 0 to 16.
+        features = images.mean(axis=-1).reshape(len(images), 64) * 16
+        return float(np.mean(self.classifier.predict(features) == digits))
 
 
 def train_judge() -> Judge:
-    """Train on 1,200 digits as the demonstration writes them, test on the remaining 597."""
-    from PIL import Image
+    """Train on 1,200 digits and test on the remaining 597."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
     from sklearn.svm import SVC
 
     digits = load_digits()
-    images = np.stack(
-        [
-            np.asarray(
-                Image.fromarray((image * 255 / 16).astype(np.uint8)).resize(
-                    (SIDE, SIDE), Image.Resampling.BICUBIC
-                ),
-                dtype=np.float32,
-            )
-            / 255
-            for image in digits.images
-        ]
-    )
     seen, unseen, seen_digits, unseen_digits = train_test_split(
-        _features(images), digits.target, train_size=1200, stratify=digits.target, random_state=0
+        digits.data, digits.target, train_size=1200, stratify=digits.target, random_state=0
     )
     classifier = SVC(gamma=0.001, C=10).fit(seen, seen_digits)
     return Judge(classifier, float(classifier.score(unseen, unseen_digits)))
 
 
-def _features(images: Images) -> Images:
-    """Grey 8×8 images in scikit-learn's own units, 0 to 16: (N, 64)."""
-    grey = images.mean(axis=-1) if images.ndim == 4 else images
-    count, side = grey.shape[0], grey.shape[1]
-    blocks = grey.reshape(count, 8, side // 8, 8, side // 8)
-    features: Images = (blocks.mean(axis=(2, 4)) * 16).reshape(count, 64).astype(np.float32)
-    return features
-
-
 def draw_digits(model: Path, each: int, seed: int = 0) -> tuple[Images, NDArray[np.int64]]:
     """Draw ``each`` images of every digit with a final model; the images and what was asked."""
     import torch
-
     from sm_train.entrypoints.model_folder import load_model
 
     pipeline = load_model(model)

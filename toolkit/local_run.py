@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from sm_train.estimators.bundle import Bundle
@@ -43,6 +45,9 @@ def run_stage(
         KeyboardInterrupt: Ctrl-C; every process has checkpointed if it could, and ended.
     """
     cpu = _without_gpu()
+    # An ended terminal or a service manager must leave no process behind either.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
     folders = lay_out(config, stage, bundle, base=base, nodes=nodes, output=output)
     with LocalProcesses(folders, stage, processes=processes, cpu=cpu) as running:
         try:
@@ -55,6 +60,10 @@ def run_stage(
     if failure is not None:
         raise UserError(_describe(failure, folders), ExitCode.JOB_FAILED)
     return folders
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 def _without_gpu() -> bool:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_train.cost.instances import instance_type
 from sm_train.estimators.request import ROLE_NOT_SET
-from sm_train.toolkit.amounts import days, dollar_range, dollars, number, total_dollars
+from sm_train.toolkit.amounts import days, dollar_range, dollars, number, span, total_dollars
 from sm_train.toolkit.submission import Submission
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _facts(submission: Submission) -> list[tuple[str, str]]:
         ("data", f"{config.data.uri} (FastFile, ShardedByS3Key)"),
         ("checkpoints", f"{request['CheckpointConfig']['S3Uri']}, every {config.checkpoint.every}"),
         ("capacity", f"{config.cluster.capacity}, {config.cluster.retries} retries"),
-        ("at most", f"{config.cluster.max_runtime / 86400:g} days for each job"),
+        ("at most", f"{span(config.cluster.max_runtime)} for each job"),
         (
             "bundle",
             f"{len(bundle.files)} files, {len(bundle.archive):,} bytes, "

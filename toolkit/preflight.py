@@ -10,7 +10,7 @@ from typing import Any, Literal
 from sm_train.cost.estimate import Estimate
 from sm_train.estimators.request import staging_bucket
 from sm_train.estimators.run_config import RunConfig
-from sm_train.toolkit.amounts import days, dollars, total_dollars
+from sm_train.toolkit.amounts import dollars, span, total_dollars
 from sm_train.toolkit.errors import UserError
 
 _FASTFILE_GOOD_BYTES = 150 * 2**20
@@ -75,8 +75,8 @@ def _time(config: RunConfig, document: dict[str, Any]) -> Iterator[Finding]:
         if seconds is not None and seconds > config.cluster.max_runtime:
             yield Finding(
                 "error", "max-runtime-short", "cluster.max_runtime",
-                f"{stage['name']} takes {days(seconds)} days and the job is ended after "
-                f"{config.cluster.max_runtime / 86400:g}",
+                f"{stage['name']} takes {span(seconds)} and the job is ended after "
+                f"{span(config.cluster.max_runtime)}",
                 "raise max_runtime (28d at most) or split the stage",
             )  # fmt: skip
 

@@ -84,7 +84,8 @@ def _validate(request: TrainingRequest) -> None:
     import botocore.validate
 
     document = botocore.loaders.Loader().load_service_model("sagemaker", "service-2")
-    shape = botocore.model.ServiceModel(document).operation_model("CreateTrainingJob").input_shape
+    operation = botocore.model.ServiceModel(document).operation_model("CreateTrainingJob")
+    shape: Any = operation.input_shape
     report = botocore.validate.ParamValidator().validate(request, shape)
     if report.has_errors():
         raise UserError(

@@ -1,0 +1,109 @@
+"""Images from a final model, a checkpoint, or the newest of several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from sm_train.entrypoints.checkpoint import (
+    CheckpointError,
+    load_tensors,
+    newest_complete,
+    read_marker,
+)
+from sm_train.entrypoints.model_folder import load_model
+
+_AT_ONCE = 16
+"""Images drawn together: bounds the memory, whatever the number of prompts."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is drawn from: a model folder, or a checkpoint's weights in a model's frame."""
+
+    model: Path
+    weights: Path | None = None
+
+
+def find_source(folder: Path) -> Source:
+    """Tell what ``folder`` is: a model, one checkpoint, or a run's checkpoints.
+
+    Raises:
+        CheckpointError: it is none of them, or the checkpoint is incomplete.
+    """
+    if (folder / "model_index.json").is_file():
+        return Source(folder)
+    if folder.name.startswith("step-"):
+        return _from_checkpoint(read_marker(folder).folder)
+    passed_over: list[str] = []
+    found = newest_complete(folder, lambda _, reason: passed_over.append(reason))
+    if found is not None:
+        return _from_checkpoint(found.folder)
+    if (folder / "final" / "model_index.json").is_file():
+        return Source(folder / "final")
+    reason = passed_over[0] if passed_over else f"{folder}: holds no model and no checkpoint"
+    raise CheckpointError(reason)
+
+
+def _from_checkpoint(folder: Path) -> Source:
+    frame = folder.parent / "components"
+    if not (frame / "model_index.json").is_file():
+        raise CheckpointError(f"{frame}: is missing; it lies beside the checkpoints of a run")
+    average = folder / "ema.safetensors"
+    return Source(frame, average if average.is_file() else folder / "model.safetensors")
+
+
+def load(source: Source) -> Any:
+    """The pipeline of ``source``, on the GPU where there is one.
+
+    Raises:
+        CheckpointError: the weights are of another model.
+    """
+    pipeline = load_model(source.model)
+    if source.weights is not None:
+        _take_weights(pipeline, source.weights)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline.to("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _take_weights(pipeline: Any, weights: Path) -> None:
+    tensors = load_tensors(weights)
+    for part in ("unet", "text_encoder"):
+        prefix = f"{part}."
+        own = {
+            name.removeprefix(prefix): tensor
+            for name, tensor in tensors.items()
+            if name.startswith(prefix)
+        }
+        try:
+            # Averages are kept of what is trained: buffers stay as they are.
+            missing = getattr(pipeline, part).load_state_dict(own, strict=False)
+        except RuntimeError:
+            raise CheckpointError(f"{weights}: is of another model than {part}") from None
+        if missing.unexpected_keys:
+            raise CheckpointError(f"{weights}: is of another model than {part}")
+
+
+def draw(
+    pipeline: Any,
+    prompts: Sequence[str],
+    *,
+    steps: int,
+    guidance: float,
+    seed: int,
+    batch: int = 16,
+) -> list[Any]:
+    """One PIL image for each prompt; the same arguments draw the same images."""
+    generator = torch.Generator().manual_seed(seed)
+    images: list[Any] = []
+    for start in range(0, len(prompts), _AT_ONCE):
+        images += pipeline(
+            list(prompts[start : start + _AT_ONCE]),
+            num_inference_steps=steps,
+            guidance_scale=guidance,
+            generator=generator,
+        ).images
+    return images
