@@ -88,13 +88,7 @@ def _take_weights(pipeline: Any, weights: Path) -> None:
 
 
 def draw(
-    pipeline: Any,
-    prompts: Sequence[str],
-    *,
-    steps: int,
-    guidance: float,
-    seed: int,
-    batch: int = 16,
+    pipeline: Any, prompts: Sequence[str], *, steps: int, guidance: float, seed: int
 ) -> list[Any]:
     """One PIL image for each prompt; the same arguments draw the same images."""
     generator = torch.Generator().manual_seed(seed)

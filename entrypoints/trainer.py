@@ -23,8 +23,11 @@ from sm_train.entrypoints.settings import Settings
 from sm_train.entrypoints.stop import StopRequest
 from torch import Tensor, nn
 
-STOP_CHECK_SECONDS = 10.0
-"""How long a SIGTERM may wait until all processes agree to stop; SageMaker grants 120."""
+STOP_CHECK_SECONDS = 5.0
+"""How long a SIGTERM may wait until all processes agree to stop, which takes a collective.
+
+SageMaker kills after 120 seconds, torchrun after 30 of its own.
+"""
 
 
 class Trainer:
@@ -96,7 +99,7 @@ class Trainer:
         stage, training = self.settings.stage, self.settings.training
         interval = _Interval(self.device)
         batches = iter(self.loader)
-        check_every = 1
+        speed, next_check = 0.0, self.step
         started, first = time.monotonic(), self.step
         while self.step < stage.iterations:
             self._train_step(batches, interval)
@@ -105,9 +108,10 @@ class Trainer:
             if self.step % training.log_every == 0 or last:
                 speed = self._log(interval)
                 interval = _Interval(self.device)
-                # From a figure that all processes share, so that they agree on when to ask.
-                check_every = max(1, int(STOP_CHECK_SECONDS * speed))
-            stopping = self.step % check_every == 0 and self._all_asked(stop)
+            stopping = self.step >= next_check and self._all_asked(stop)
+            if self.step >= next_check:
+                # From a figure that all processes share, so that they ask after the same step.
+                next_check = self.step + max(1, int(STOP_CHECK_SECONDS * speed))
             if stopping or last or self.step % self.settings.checkpoint.every == 0:
                 self.save()
                 heartbeat.beat(self.step)

@@ -73,7 +73,7 @@ def draw_digits(model: Path, each: int, seed: int = 0) -> tuple[Images, NDArray[
     result = pipeline(
         [caption(int(digit)) for digit in digits],
         num_inference_steps=25,
-        guidance_scale=3.0,
+        guidance_scale=2.0,
         generator=torch.Generator().manual_seed(seed),
         output_type="np",
     )

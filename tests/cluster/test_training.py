@@ -1,0 +1,177 @@
+"""Real training processes: what they do with faults, stops and restarts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.jobs import (
+    Job,
+    losses,
+    sample,
+    tiny_run,
+    weights,
+    write_shard,
+    write_shards,
+)
+
+
+def job(folder: Path, **settings: object) -> Job:
+    made = Job(folder, tiny_run(**settings))  # type: ignore[arg-type]
+    write_shards(made.train_channel, shards=3, each=20)
+    return made
+
+
+def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    """SIGKILL one of two processes after a checkpoint; the restart repeats the same numbers."""
+    whole = job(tmp_path / "whole", iterations=12, checkpoint_every=4)
+    code, events, text = whole.run(processes=2)
+    assert code == 0, text
+    cut = job(tmp_path / "cut", iterations=12, checkpoint_every=4)
+    with cut.start(processes=2) as running:
+        running.wait_for("step", step=6)
+        os.kill(running.workers()[1], signal.SIGKILL)
+        list(running.lines())
+        assert running.process.wait(timeout=60) != 0
+    shutil.rmtree(cut.base / "output", ignore_errors=True)
+    code, resumed, text = cut.run(processes=2)
+    assert code == 0, text
+    start = next(event for event in resumed if event["kind"] == "start")
+    assert start["resumed_from_step"] == 4
+    assert losses(resumed) == {step: loss for step, loss in losses(events).items() if step > 4}
+    assert weights(cut, 12) == weights(whole, 12)
+
+
+def test_loader_workers_resume_as_exactly(tmp_path: Path) -> None:
+    whole = job(tmp_path / "whole", iterations=7, checkpoint_every=3, workers=2)
+    code, events, text = whole.run()
+    assert code == 0, text
+    cut = job(tmp_path / "cut", iterations=7, checkpoint_every=3, workers=2)
+    with cut.start() as running:
+        running.wait_for("checkpoint", step=3)
+        running.process.kill()
+    code, resumed, text = cut.run()
+    assert code == 0, text
+    assert losses(resumed) == {step: loss for step, loss in losses(events).items() if step > 3}
+
+
+def test_a_stop_checkpoints_on_the_same_step_and_ends_well(tmp_path: Path) -> None:
+    stopped = job(tmp_path, iterations=100000)
+    with stopped.start(processes=2) as running:
+        running.wait_for("step", step=3)
+        running.process.send_signal(signal.SIGTERM)
+        checkpoint = running.wait_for("checkpoint")
+        end = running.wait_for("end")
+    assert end["reason"] == "sigterm"
+    assert end["step"] == checkpoint["step"]
+    assert (Path(checkpoint["path"]) / "complete.json").exists()
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over_and_named(tmp_path: Path) -> None:
+    damaged = job(tmp_path, iterations=6, checkpoint_every=2)
+    assert damaged.run()[0] == 0
+    with (damaged.checkpoints / "step-00000006" / "model.safetensors").open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\xff")
+    code, events, text = damaged.run()
+    assert code == 0, text
+    [warning] = [event for event in events if event.get("code") == "checkpoint-passed-over"]
+    assert "step-00000006" in warning["message"]
+    start = next(event for event in events if event["kind"] == "start")
+    assert start["resumed_from_step"] == 4
+
+
+def test_a_checkpoint_of_another_model_is_refused_and_left_alone(tmp_path: Path) -> None:
+    first = job(tmp_path, iterations=2, checkpoint_every=2)
+    assert first.run()[0] == 0
+    before = weights(first, 2)
+    preset = first.bundle / "sm_train" / "entrypoints" / "presets" / "digits.json"
+    preset.write_text(preset.read_text().replace('"layers_per_block": 1', '"layers_per_block": 2'))
+    code, events, text = first.run()
+    assert code == 1, text
+    assert "is of another model" in first.failure
+    assert [event["kind"] for event in events][-1] == "error"
+    assert weights(first, 2) == before
+
+
+def test_old_checkpoints_go_and_the_newest_stay(tmp_path: Path) -> None:
+    many = job(tmp_path, iterations=10, checkpoint_every=2)
+    assert many.run()[0] == 0
+    kept = sorted(folder.name for folder in many.checkpoints.glob("step-*"))
+    assert kept == ["step-00000006", "step-00000008", "step-00000010"]
+
+
+def test_a_few_bad_samples_are_skipped_counted_and_named(tmp_path: Path) -> None:
+    made = Job(tmp_path, tiny_run(iterations=20))
+    made.train_channel.mkdir(parents=True)
+    samples = {f"{number:04d}": sample(number) for number in range(70)}
+    samples["0007"]["png"] = samples["0007"]["png"][:40]
+    samples["0009"]["txt"] = b"\xff\xfe not UTF-8"
+    write_shard(made.train_channel / "a.tar", samples)
+    code, events, text = made.run()
+    assert code == 0, text
+    bad = [event["message"] for event in events if event.get("code") == "bad-sample"]
+    assert any("a.tar 0007" in message for message in bad)
+    assert any("a.tar 0009" in message for message in bad)
+
+
+def test_a_shard_cut_short_loses_its_rest_alone(tmp_path: Path) -> None:
+    made = Job(tmp_path, tiny_run(iterations=10))
+    write_shards(made.train_channel, shards=2, each=20)
+    cut = made.train_channel / "shard-001.tar"
+    cut.write_bytes(cut.read_bytes()[:15000])
+    code, events, text = made.run()
+    assert code == 0, text
+    messages = [event["message"] for event in events if event.get("code") == "bad-sample"]
+    assert any("shard-001.tar" in message for message in messages), messages
+
+
+def test_too_many_bad_samples_stop_the_job_and_name_the_shards(tmp_path: Path) -> None:
+    made = Job(tmp_path, tiny_run(iterations=1000))
+    made.train_channel.mkdir(parents=True)
+    samples = {f"{number:04d}": sample(number) for number in range(40)}
+    for number in range(0, 40, 2):
+        samples[f"{number:04d}"]["png"] = b"no picture"
+    write_shard(made.train_channel / "rotten.tar", samples)
+    code, events, text = made.run()
+    assert code == 1, text
+    assert "rotten.tar" in made.failure
+    assert events[-1]["kind"] == "error"
+
+
+def test_an_instance_without_shards_stops_every_process_at_once(tmp_path: Path) -> None:
+    made = Job(tmp_path, tiny_run(iterations=10))
+    code, _, text = made.run(processes=2)
+    assert code != 0, text
+    assert "algo-1: no .tar in the train channel" in made.failure
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_events_tell_the_run_as_it_is(tmp_path: Path, processes: int) -> None:
+    code, events, text = job(tmp_path, iterations=3, accumulation=2).run(processes=processes)
+    assert code == 0, text
+    start = next(event for event in events if event["kind"] == "start")
+    assert start["world_size"] == processes
+    assert start["effective_batch_size"] == 4 * 2 * processes
+    assert start["backend"] == ("gloo" if processes == 2 else "none")
+    steps = [event for event in events if event["kind"] == "step"]
+    assert [event["step"] for event in steps] == [1, 2, 3]
+    assert all(0 <= event["data_wait_share"] <= 1 for event in steps)
+    [end] = [event for event in events if event["kind"] == "end"]
+    assert end["images"] == 3 * start["effective_batch_size"]
+
+
+def test_a_stage_starts_from_the_weights_of_the_one_before(tmp_path: Path) -> None:
+    first = job(tmp_path / "first", iterations=8, learning_rate=3e-3)
+    code, events, text = first.run()
+    assert code == 0, text
+    second = job(tmp_path / "second", iterations=1, learning_rate=1e-9)
+    previous = second.base / "input" / "data" / "previous"
+    shutil.copytree(first.checkpoints / "final", previous)
+    code, later, text = second.run()
+    assert code == 0, text
+    assert losses(later)[1] < losses(events)[1] * 0.9
