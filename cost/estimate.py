@@ -204,10 +204,10 @@ def _dollars(seconds: float | None, stage: Stage, price: Price) -> Decimal | Non
 
 
 def _sentences(priced: Sequence[StageEstimate], capacity: str, assumed: Assumptions) -> list[str]:
-    days_between = 1 / (assumed.failures_per_gpu_hour * 24)
+    per_1000 = assumed.failures_per_gpu_hour * 24 * 1000
     sentences = [
         f"start-up: {assumed.start_up_seconds:g} s billed for each stage (assumed)",
-        f"failures: one in {days_between:,.0f} GPU-days (The Llama 3 Herd of Models, 2024), each "
+        f"failures: {per_1000:.2g} in 1,000 GPU-days (The Llama 3 Herd of Models, 2024), each "
         f"losing {assumed.restart_seconds:g} s (assumed) and half a checkpoint interval",
         f"range: it/s {assumed.faster:.0%} higher without failures to {assumed.slower:.0%} lower "
         f"with {assumed.more_failures:g} times the failures (assumed)",

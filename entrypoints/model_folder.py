@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 from sm_train.entrypoints import pipeline as pipeline_module
 from sm_train.entrypoints.models import Parts
@@ -51,6 +50,16 @@ def save_model(parts: Parts, folder: Path) -> None:
     temporary.replace(folder / "model_index.json")
 
 
-def load_model(folder: Path) -> Any:
-    """Load what :func:`save_model` wrote, with this version's own pipeline code."""
-    return TextToImagePipeline.from_pretrained(folder)
+def load_model(folder: Path) -> TextToImagePipeline:
+    """Load what :func:`save_model` wrote, part by part: code that lies in the folder is not run."""
+    from diffusers import AutoencoderKL, DDIMScheduler, UNet2DConditionModel
+    from transformers import AutoTokenizer, CLIPTextModel
+
+    vae = folder / "vae"
+    return TextToImagePipeline(
+        unet=UNet2DConditionModel.from_pretrained(folder / "unet"),
+        scheduler=DDIMScheduler.from_pretrained(folder / "scheduler"),
+        text_encoder=CLIPTextModel.from_pretrained(folder / "text_encoder"),
+        tokenizer=AutoTokenizer.from_pretrained(folder / "tokenizer"),
+        vae=AutoencoderKL.from_pretrained(vae) if vae.is_dir() else None,
+    )

@@ -32,7 +32,7 @@ def main() -> None:
     shutil.rmtree(OUTPUT, ignore_errors=True)
     _title("1 · The data: 1,797 handwritten digits, each with a caption")
     write_digits(OUTPUT / "digits")
-    _command("2 · Shards", "pack", "digits", "packed", "--shard-size", "250KB")
+    _command("2 · Shards", "pack", "digits", "packed", "--shard-size", "240KB")
     _command("3 · A run file", "init", "run.yaml", "--preset", "demo")
     _command("4 · What would go wrong", "check", "run.yaml", "--offline")
     _command("5 · The plan for SageMaker", "submit", "run.yaml", "--dry-run")

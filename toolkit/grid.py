@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-_LEAST_SIDE = 96
+_LEAST_SIDE = 128
 """Pixels; smaller images are enlarged without smoothing, so that a person sees them."""
 _GAP, _LABEL = 6, 14
 

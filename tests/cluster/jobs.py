@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-
 from sm_train.estimators.bundle import build_bundle
 from sm_train.estimators.run_config import RunConfig
 from sm_train.toolkit.event_log import parse_event
+
 from tests.estimators.runs import run
 
 DEADLINE = 180.0

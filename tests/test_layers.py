@@ -1,0 +1,53 @@
+"""Imports point one way: toolkit → estimators → cost, and entrypoints imports none of them."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+MAY_IMPORT = {
+    "toolkit": {"toolkit", "estimators", "cost", "entrypoints"},
+    "estimators": {"estimators", "cost"},
+    "cost": {"cost"},
+    "entrypoints": {"entrypoints"},
+}
+
+
+def imported(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            names.add(node.module or "")
+        elif isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+    return names
+
+
+@pytest.mark.parametrize("layer", MAY_IMPORT)
+def test_imports_point_down(layer: str) -> None:
+    for path in (ROOT / layer).rglob("*.py"):
+        ours = {name.split(".")[1] for name in imported(path) if name.startswith("sm_train.")}
+        assert ours <= MAY_IMPORT[layer], path
+
+
+def test_cost_is_standard_library_only() -> None:
+    import sys
+
+    for path in (ROOT / "cost").rglob("*.py"):
+        others = {name.split(".")[0] for name in imported(path)} - {"sm_train"}
+        assert others <= sys.stdlib_module_names, path
+
+
+@pytest.mark.parametrize("module", ["events", "directories", "shards", "shard_index"])
+def test_what_a_laptop_shares_with_the_cluster_needs_no_torch(module: str) -> None:
+    import subprocess
+    import sys
+
+    program = f"import sys, sm_train.entrypoints.{module}\nprint(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert not {"torch", "boto3", "diffusers"} & set(loaded)

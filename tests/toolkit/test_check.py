@@ -1,0 +1,84 @@
+"""``check``: what is found before money is spent."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.jobs import write_shards
+from tests.conftest import Aws, Cli
+from tests.estimators.runs import stage
+from tests.toolkit.runs import write_run
+
+
+def findings(cli: Cli, run: Path, code: int, *more: str, **options: Any) -> dict[str, str]:
+    result = cli("check", run, "--json", *more, **options)
+    assert result.returncode == code, result.stderr
+    document = json.loads(result.stdout)
+    assert document["ok"] == (code == 0)
+    assert all(
+        set(one) == {"level", "code", "where", "message", "fix"} for one in document["findings"]
+    )
+    return {one["code"]: one["level"] for one in document["findings"]}
+
+
+def local(tmp_path: Path, shards: int, **changes: Any) -> Path:
+    write_shards(tmp_path / "shards", shards=shards, each=2)
+    data = {"uri": "s3://my-bucket/shards/", "local": "shards"}
+    return write_run(tmp_path, data=data, **changes)
+
+
+def test_a_good_run_is_ok(cli: Cli, tmp_path: Path) -> None:
+    assert findings(cli, local(tmp_path, 4), 0, "--offline") == {"small-shards": "info"}
+
+
+def test_fewer_shards_than_instances_is_an_error(cli: Cli, tmp_path: Path) -> None:
+    assert findings(cli, local(tmp_path, 3), 3, "--offline")["idle-instances"] == "error"
+
+
+def test_shards_that_do_not_divide_are_a_warning(cli: Cli, tmp_path: Path) -> None:
+    assert findings(cli, local(tmp_path, 6), 0, "--offline")["unequal-instances"] == "warning"
+
+
+def test_a_shard_cut_short_is_an_error(cli: Cli, tmp_path: Path) -> None:
+    run = local(tmp_path, 4)
+    shard = tmp_path / "shards" / "shard-002.tar"
+    shard.write_bytes(shard.read_bytes()[:700])
+    result = cli("check", run, "--offline")
+    assert result.returncode == 3
+    assert "broken-shard" in result.stderr
+    assert "shard-002.tar" in result.stderr
+
+
+def test_money_and_time_that_do_not_fit(cli: Cli, tmp_path: Path) -> None:
+    run = write_run(
+        tmp_path,
+        stages=[stage(), stage("512px", iterations_per_second=None)],
+        cluster={"instance_type": "ml.p4de.24xlarge", "max_runtime": "10m"},
+        budget={"usd": 1},
+    )
+    found = findings(cli, run, 3, "--offline")
+    assert found["over-budget"] == "error"
+    assert found["max-runtime-short"] == "error"
+    assert found["throughput-unknown"] == "warning"
+    priceless = write_run(tmp_path, cluster={"instance_type": "ml.p5e.48xlarge"})
+    assert findings(cli, priceless, 0, "--offline")["price-unknown"] == "warning"
+
+
+def test_aws_is_asked_unless_offline(cli: Cli, aws: Aws, tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    options = {"network": "loopback", "env": aws.environment}
+    missing = findings(cli, run, 3, **options)
+    assert missing["bucket"] == "error"
+    aws.make_bucket("my-bucket", **{"shards/0.tar": b"x"})
+    assert findings(cli, run, 3, **options) == {"shard-count": "error"}
+    aws.make_bucket("other", **{f"shards/{index}.tar": b"x" for index in range(4)})
+    enough = write_run(tmp_path, data={"uri": "s3://other/shards/"})
+    assert findings(cli, enough, 0, **options) == {}
+
+
+def test_without_credentials_only_offline_works(cli: Cli, tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    assert cli("check", run).returncode == 4
+    assert cli("check", run, "--offline").returncode == 0
