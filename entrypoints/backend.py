@@ -15,7 +15,8 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """A peer that is silent for this long is dead: the job fails and can be retried."""
 
 # The SDK's torchrun driver sets both; current EFA plugins want neither (aws-ofi-nccl's README:
-# NCCL_PROTO=simple was for plugins up to 1.5.0; RDMAV_FORK_SAFE costs memory registration).
+# NCCL_PROTO=simple was for plugins up to 1.5.0; RDMAV_FORK_SAFE costs memory registration), and
+# inside a node the first forbids NCCL its fast protocols for small messages.
 _DRIVER_FAULTS = ("NCCL_PROTO", "RDMAV_FORK_SAFE")
 
 
@@ -57,9 +58,11 @@ def choose(
         missing = "the image does not carry it" if a100 else f"{instance_type} is no p4d or p4de"
         raise ValueError(f"collective: smddp cannot run: {missing}; nccl would")
     if nodes == 1:
-        return Choice("nccl", "one node: NCCL over NVLink or PCIe")
+        reason = "one node: NCCL over NVLink or PCIe"
+        return Choice("nccl", reason, unset_variables=_DRIVER_FAULTS)
     if not efa:
-        return Choice("nccl", "no EFA device: NCCL over sockets, which is slow between nodes")
+        reason = "no EFA device: NCCL over sockets, which is slow between nodes"
+        return Choice("nccl", reason, unset_variables=_DRIVER_FAULTS)
     return Choice("nccl", "NCCL over EFA", {"FI_PROVIDER": "efa"}, _DRIVER_FAULTS)
 
 
@@ -72,11 +75,16 @@ def decide(*, nodes: int, collective: str) -> Choice:
         instance_type=os.environ.get("SM_CURRENT_INSTANCE_TYPE"),
         nodes=nodes,
         processes=int(os.environ.get("WORLD_SIZE", "1")),
-        gpus=torch.cuda.device_count(),
+        gpus=0 if _cpu_asked_for() else torch.cuda.device_count(),
         collective=collective,
         smddp_installed=importlib.util.find_spec("smdistributed") is not None,
         efa=os.path.isdir("/sys/class/infiniband"),  # noqa: PTH112
     )
+
+
+def _cpu_asked_for() -> bool:
+    """Whether Accelerate was told to leave the GPUs alone."""
+    return os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
 
 
 def _adopt_mpi_variables(environment: Mapping[str, str] = os.environ) -> None:

@@ -104,16 +104,20 @@ def read_marker(folder: Path, *, verify: bool = True) -> Found:
         CheckpointError: it is incomplete, damaged, or of another format.
     """
     try:
-        document = json.loads((folder / MARKER).read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        text = (folder / MARKER).read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(f"{folder}: incomplete (no {MARKER})") from None
-    except json.JSONDecodeError:
+    try:
+        document = json.loads(text)
+        if document["format"] != FORMAT:
+            raise CheckpointError(f"{folder}: format {document['format']}, this reads {FORMAT}")
+        files = [File(**entry) for entry in document["files"]]
+        found = Found(folder, document["step"], document["world_size"], document["fingerprint"])
+    except (ValueError, KeyError, TypeError):
         raise CheckpointError(f"{folder}: {MARKER} is damaged") from None
-    if document.get("format") != FORMAT:
-        raise CheckpointError(f"{folder}: format {document.get('format')}, this reads {FORMAT}")
-    for entry in document["files"]:
-        _check(folder, File(**entry), verify)
-    return Found(folder, document["step"], document["world_size"], document["fingerprint"])
+    for file in files:
+        _check(folder, file, verify)
+    return found
 
 
 def _check(folder: Path, file: File, verify: bool) -> None:
@@ -128,13 +132,18 @@ def _check(folder: Path, file: File, verify: bool) -> None:
         raise CheckpointError(f"{folder}: {file.name} is not what was written")
 
 
+def unmark(folder: Path) -> None:
+    """Declare a folder incomplete before it is written again."""
+    (folder / MARKER).unlink(missing_ok=True)
+
+
 def keep_newest(checkpoints: Path, keep: int) -> None:
     """Remove all but the newest ``keep`` complete checkpoints, and incomplete ones before them."""
     complete = 0
     for folder in sorted(checkpoints.glob("step-*"), reverse=True):
         if complete >= keep:
             # The marker goes first: a removal that is cut short leaves no false checkpoint.
-            (folder / MARKER).unlink(missing_ok=True)
+            unmark(folder)
             shutil.rmtree(folder, ignore_errors=True)
         complete += (folder / MARKER).exists()
 

@@ -146,7 +146,8 @@ class ShardReader(IterableDataset[Batch]):
                 position = Position(position.epoch, position.taken + 1)
                 try:
                     image, caption = self._decode(sample)
-                except (ValueError, OSError, Image.DecompressionBombError) as error:
+                except Exception as error:
+                    # Decoders raise more than they document: Pillow a SyntaxError for some PNGs.
                     bad.append(_bad(sample, error))
                     continue
                 images.append(image)
@@ -245,8 +246,9 @@ class Loader:
             batch_size=None,
             num_workers=workers,
             pin_memory=pin_memory,
-            # Forked workers of a process with running threads can deadlock.
-            multiprocessing_context="forkserver" if workers else None,
+            # Forked workers of a process with running threads can deadlock, and those of a fork
+            # server outlive a killed trainer: they watch their parent, which is the server.
+            multiprocessing_context="spawn" if workers else None,
             persistent_workers=False,
         )
 

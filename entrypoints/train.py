@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Train one stage of a run.")
+    parser = argparse.ArgumentParser(description="Train one stage of a run.", allow_abbrev=False)
     parser.add_argument("--stage", required=True)
     parser.add_argument("--document", type=Path, default=Path(sys.argv[0]).parent / "run.json")
     # The platform hands its own hyperparameters on as further arguments.
@@ -149,12 +149,15 @@ def _run(trainer: Trainer, stop: StopRequest) -> None:
         if main:
             # Once, so that any checkpoint can be drawn from: what training does not change.
             save_model(trainer.parts, directories.checkpoints / "components")
-        if trainer.run(heartbeat, stop) == "done" and main:
+        ended = trainer.run(heartbeat, stop)
+        if ended.reason == "done" and main:
             parts = trainer.final_parts()
             save_model(parts, directories.model)
             # SageMaker packs the model folder under a name with the job's; the next stage finds
             # this copy under the checkpoints' prefix, which is known beforehand.
             save_model(parts, directories.checkpoints / "final")
+        if main:
+            trainer.say_end(ended)
 
 
 def _report(error: Exception, directories: Directories) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,26 +51,25 @@ class Trainer:
         self.settings, self.parts, self.accelerator = settings, parts, accelerator
         self.directories, self.events = directories, events
         self.device: torch.device = accelerator.device
-        self.module = parts.trained()
+        for module in parts.frozen():
+            module.to(self.device)
+        self.module = parts.trained().to(self.device)
         self.parameters = [one for one in self.module.parameters() if one.requires_grad]
         optimizer = torch.optim.AdamW(
             self.parameters,
             lr=settings.stage.learning_rate,
             weight_decay=settings.training.weight_decay,
-            fused=True,
+            fused=_fused_available(self.device),
         )
         warmup = settings.training.warmup_iterations
         schedule = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: min(1.0, (step + 1) / (warmup + 1))
         )
-        for module in parts.frozen():
-            module.to(self.device)
         self.generator = torch.Generator(self.device)
         # A seed for each process: they must not draw the same noise.
         self.generator.manual_seed(settings.training.seed * 65537 + accelerator.process_index)
         self.step = 0
         self.fingerprint = store.fingerprint(self.module.state_dict())
-        self.module.to(self.device)
         self.ema = self._new_average()
         self.optimizer, self.schedule = optimizer, schedule
         loader_state = self._resume()
@@ -94,8 +95,8 @@ class Trainer:
 
     # ------------------------------------------------------------------ training
 
-    def run(self, heartbeat: Heartbeat, stop: StopRequest) -> str:
-        """Train to the stage's last step, or to a stop; returns which: ``done`` or ``sigterm``."""
+    def run(self, heartbeat: Heartbeat, stop: StopRequest) -> Ended:
+        """Train to the stage's last step, or to a stop that somebody asked for."""
         stage, training = self.settings.stage, self.settings.training
         interval = _Interval(self.device)
         batches = iter(self.loader)
@@ -116,8 +117,8 @@ class Trainer:
                 self.save()
                 heartbeat.beat(self.step)
             if stopping and not last:
-                return self._ended("sigterm", started, first)
-        return self._ended("done", started, first)
+                return Ended("sigterm", self.step - first, time.monotonic() - started)
+        return Ended("done", self.step - first, time.monotonic() - started)
 
     def _train_step(self, batches: Iterator[Batch], interval: _Interval) -> None:
         """One optimizer step over ``accumulation`` micro-batches."""
@@ -128,7 +129,7 @@ class Trainer:
             batch = next(batches)
             interval.waited += time.perf_counter() - waiting
             self._count(batch)
-            images, captions = self._prepare(batch)
+            images, captions = self._prepare(batch, micro)
             # Gradients are summed over processes once a step, with the last micro-batch.
             last = micro == accumulation - 1
             with nullcontext() if last else self.accelerator.no_sync(self.model):
@@ -145,13 +146,14 @@ class Trainer:
         self.step += 1
         interval.add(total, norm)
 
-    def _prepare(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def _prepare(self, batch: Batch, micro: int) -> tuple[Tensor, Tensor]:
         """Pixels or latents in about -1 to 1, and token ids or hidden states."""
+        training = self.settings.training
         pixels = batch.pixels.to(self.device, non_blocking=True).float() / 127.5 - 1.0
-        dropped = torch.rand(len(batch.captions), generator=self.generator, device=self.device)
-        keep = (dropped >= self.settings.training.caption_dropout).tolist()
+        # Drawn on the host: a draw on the device would have to be waited for.
+        rng = random.Random(f"{training.seed}/{self.accelerator.process_index}/{self.step}/{micro}")
         texts = [
-            caption if kept else "" for caption, kept in zip(batch.captions, keep, strict=True)
+            "" if rng.random() < training.caption_dropout else caption for caption in batch.captions
         ]
         tokens = self.parts.tokenizer(
             texts,
@@ -207,21 +209,19 @@ class Trainer:
             )
         return float(speed)
 
-    def _ended(self, reason: str, started: float, first: int) -> str:
-        seconds, steps = time.monotonic() - started, self.step - first
-        if self.accelerator.is_main_process:
-            stage = self.settings.stage
-            batch = stage.per_gpu_batch * stage.accumulation * self.accelerator.num_processes
-            self.events.write(
-                "end",
-                f"ended at step {self.step}: {reason}",
-                step=self.step,
-                reason=reason,
-                training_seconds=seconds,
-                images=steps * batch,
-                iterations_per_second=steps / seconds if steps else None,
-            )
-        return reason
+    def say_end(self, ended: Ended) -> None:
+        """Write the ``end`` event: everything that the job leaves behind is there."""
+        stage = self.settings.stage
+        batch = stage.per_gpu_batch * stage.accumulation * self.accelerator.num_processes
+        self.events.write(
+            "end",
+            f"ended at step {self.step}: {ended.reason}",
+            step=self.step,
+            reason=ended.reason,
+            training_seconds=ended.seconds,
+            images=ended.steps * batch,
+            iterations_per_second=ended.steps / ended.seconds if ended.steps else None,
+        )
 
     def _warn(self, code: str, message: str) -> None:
         self.events.write("warning", f"warning: {message}", code=code, message=message)
@@ -243,6 +243,9 @@ class Trainer:
             "cpu_rng": torch.get_rng_state(),
             "loader": self.loader.state(),
         }
+        if self.accelerator.is_main_process:
+            # An attempt before this one may have left a folder, damaged since, of this step.
+            store.unmark(folder)
         files = [store.write_file(folder, f"rank-{rank:05d}.pt", store.save_object(own))]
         if self.accelerator.is_main_process:
             files += self._write_shared(folder)
@@ -355,6 +358,22 @@ class Trainer:
                 for parameter, average in zip(self.parameters, self.ema.averages, strict=True):
                     parameter.copy_(average)
         return self.parts
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How training ended: ``done`` or ``sigterm``, after ``steps`` of this process's own."""
+
+    reason: str
+    steps: int
+    seconds: float
+
+
+def _fused_available(device: torch.device) -> bool:
+    """Whether this PyTorch has the fused AdamW there; before 2.4 it had none for the CPU."""
+    from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
+
+    return device.type in _get_fused_kernels_supported_devices()
 
 
 class _Interval:
