@@ -1,0 +1,99 @@
+"""A latent model from training to samples, and what ``sample`` says of things that are no model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from tests.cluster.jobs import Job, tiny_run, write_shards
+from tests.conftest import Cli
+
+LATENT: dict[str, Any] = {
+    "train_text_encoder": False,
+    "vae": {
+        "block_out_channels": [8, 8],
+        "down_block_types": ["DownEncoderBlock2D"] * 2,
+        "up_block_types": ["UpDecoderBlock2D"] * 2,
+        "latent_channels": 3,
+        "norm_num_groups": 4,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, list[dict[str, Any]]]:
+    """A tiny latent model with an autoencoder and a frozen text encoder."""
+    job = Job(tmp_path_factory.mktemp("latent"), tiny_run(iterations=2, checkpoint_every=2))
+    preset = job.bundle / "sm_train" / "entrypoints" / "presets" / "digits.json"
+    preset.write_text(json.dumps(json.loads(preset.read_text()) | LATENT))
+    write_shards(job.train_channel, shards=1, each=20)
+    code, events, text = job.run()
+    assert code == 0, text
+    return job, events
+
+
+def test_random_frozen_parts_are_said_aloud(trained: tuple[Job, list[dict[str, Any]]]) -> None:
+    messages = [event["message"] for event in trained[1] if event.get("code") == "random-part"]
+    assert [message.split()[0] for message in messages] == ["text_encoder", "vae"]
+
+
+def test_diffusers_alone_loads_and_runs_the_final_model(
+    trained: tuple[Job, list[dict[str, Any]]],
+) -> None:
+    from diffusers import AutoencoderKL, DiffusionPipeline, UNet2DConditionModel
+
+    folder = trained[0].base / "model"
+    pipeline = DiffusionPipeline.from_pretrained(folder, trust_remote_code=True)
+    [image] = pipeline("a grey of 3", num_inference_steps=2).images
+    assert image.size == (8, 8)
+    assert UNet2DConditionModel.from_pretrained(folder, subfolder="unet")
+    assert AutoencoderKL.from_pretrained(folder, subfolder="vae")
+
+
+def test_sample_draws_the_same_grid_from_model_checkpoint_and_run(
+    cli: Cli, tmp_path: Path, trained: tuple[Job, list[dict[str, Any]]]
+) -> None:
+    (tmp_path / "prompts.txt").write_text("a grey of 1\n\na grey of 2\na grey of 3\n")
+    job = trained[0]
+    pictures = []
+    for place in (job.base / "model", job.checkpoints, job.checkpoints / "step-00000002"):
+        result = cli(
+            "sample", place, "--prompts", "prompts.txt", "--steps", "2", "--columns", "2",
+            "--json", "--out", f"{place.name}.png",
+        )  # fmt: skip
+        assert result.returncode == 0, result.stderr
+        assert json.loads(result.stdout)["images"] == 3
+        pictures.append((tmp_path / f"{place.name}.png").read_bytes())
+    assert pictures[0] == pictures[1] == pictures[2]
+    with Image.open(tmp_path / "model.png") as grid:
+        assert grid.width > 200
+        assert grid.height > 200
+
+
+def test_what_is_no_model_is_told_in_one_line(
+    cli: Cli, tmp_path: Path, trained: tuple[Job, list[dict[str, Any]]]
+) -> None:
+    (tmp_path / "prompts.txt").write_text("a grey of 1\n")
+    (tmp_path / "empty.txt").write_text("\n")
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
+    (tmp_path / "step-00000001").mkdir()
+    (tmp_path / "nothing").mkdir()
+    model = trained[0].base / "model"
+    for place, prompts, out, expected in [
+        ("none", "prompts.txt", "a.png", "none: no such folder"),
+        ("nothing", "prompts.txt", "a.png", "holds no model and no checkpoint"),
+        ("step-00000001", "prompts.txt", "a.png", "incomplete"),
+        (model, "none.txt", "a.png", "none.txt: no such file"),
+        (model, "empty.txt", "a.png", "is empty"),
+        (model, "latin.txt", "a.png", "not UTF-8"),
+        (model, "prompts.txt", "none/a.png", "none: no such folder"),
+    ]:
+        result = cli("sample", place, "--prompts", prompts, "--out", out)
+        assert result.returncode == 2, result.stderr
+        [line] = result.stderr.splitlines()
+        assert expected in line
+    assert not (tmp_path / "a.png").exists()

@@ -1,0 +1,224 @@
+"""The trainer's parts: backend, average, presets, settings, events, heartbeat, checkpoints."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sm_train.entrypoints import checkpoint as store
+from sm_train.entrypoints.backend import choose
+from sm_train.entrypoints.ema import ExponentialMovingAverage
+from sm_train.entrypoints.events import FIELDS, Events, format_event
+from sm_train.entrypoints.heartbeat import Heartbeat
+from sm_train.entrypoints.models import build, read_preset
+from sm_train.entrypoints.settings import SettingsError, read_settings
+from sm_train.toolkit.event_log import parse_event
+
+from tests.estimators.runs import config
+
+P4DE = {"instance_type": "ml.p4de.24xlarge", "gpus": 8, "efa": True}
+P5 = {"instance_type": "ml.p5.48xlarge", "gpus": 8, "efa": True}
+
+
+@pytest.mark.parametrize(
+    ("situation", "backend", "reason"),
+    [
+        ({**P4DE, "nodes": 4, "smddp_installed": True}, "smddp", "SMDDP in the image"),
+        ({**P4DE, "nodes": 4}, "nccl", "NCCL over EFA"),
+        ({**P4DE, "nodes": 4, "smddp_installed": True, "collective": "nccl"}, "nccl", "EFA"),
+        ({**P4DE, "nodes": 1, "smddp_installed": True}, "nccl", "one node"),
+        ({**P5, "nodes": 4, "smddp_installed": True}, "nccl", "NCCL over EFA"),
+        ({**P5, "nodes": 4, "efa": False}, "nccl", "slow between nodes"),
+        ({"nodes": 2}, "gloo", "no GPU"),
+        ({**P5, "nodes": 1, "processes": 1}, "none", "a single process"),
+    ],
+)
+def test_the_backend_follows_from_what_is_there(
+    situation: dict[str, Any], backend: str, reason: str
+) -> None:
+    choice = choose(**(SITUATION | situation))
+    assert choice.backend == backend
+    assert reason in choice.reason
+
+
+SITUATION: dict[str, Any] = {
+    "instance_type": None, "nodes": 1, "processes": 16, "gpus": 0, "collective": "auto",
+    "smddp_installed": False, "efa": False,
+}  # fmt: skip
+
+
+def test_the_launchers_faults_are_undone_for_efa() -> None:
+    choice = choose(**(SITUATION | P5 | {"nodes": 2}))
+    assert choice.set_variables == {"FI_PROVIDER": "efa"}
+    assert set(choice.unset_variables) == {"NCCL_PROTO", "RDMAV_FORK_SAFE"}
+
+
+@pytest.mark.parametrize("machine", [P5 | {"smddp_installed": True}, P4DE])
+def test_smddp_where_it_cannot_run_is_an_error(machine: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="nccl would"):
+        choose(**(SITUATION | machine | {"nodes": 2, "collective": "smddp"}))
+
+
+def test_the_average_equals_diffusers_own() -> None:
+    from diffusers.training_utils import EMAModel
+
+    generator = torch.Generator().manual_seed(0)
+    parameters = [torch.nn.Parameter(torch.randn(7, 5, generator=generator)) for _ in range(3)]
+    ours = ExponentialMovingAverage(parameters, 0.999)
+    theirs = EMAModel(parameters, decay=0.999)
+    for _ in range(30):
+        with torch.no_grad():
+            for parameter in parameters:
+                parameter += torch.randn(7, 5, generator=generator)
+        ours.update(parameters)
+        theirs.step(parameters)
+    for own, other in zip(ours.averages, theirs.shadow_params, strict=True):
+        # Their update subtracts, ours interpolates: the same number up to rounding.
+        torch.testing.assert_close(own, other, rtol=1e-5, atol=1e-6)
+
+
+def test_sd2_has_the_published_size() -> None:
+    """Stable Diffusion 2's U-Net has 865.9 million parameters."""
+    with torch.device("meta"):
+        parts = build(read_preset("sd2"), "v_prediction", 512, components=None, previous=None)
+    parameters = sum(one.numel() for one in parts.trained().parameters())
+    assert round(parameters / 1e6, 1) == 865.9
+    assert parts.random_frozen == ("text_encoder", "vae")
+
+
+def test_an_unknown_preset_names_the_known() -> None:
+    with pytest.raises(SettingsError, match="digits, sd2"):
+        read_preset("sd9")
+
+
+def test_the_run_document_is_read_by_stage(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    document = config().model_dump(mode="json")
+    path.write_text(json.dumps(document))
+    settings = read_settings(path, "256px")
+    assert settings.stage.accumulation == 2
+    assert settings.training.warmup_iterations == 1000
+    with pytest.raises(SettingsError, match=r"--stage: 'x' .*it has 256px"):
+        read_settings(path, "x")
+    del document["training"]["seed"]
+    path.write_text(json.dumps(document))
+    with pytest.raises(SettingsError, match="seed is missing"):
+        read_settings(path, "256px")
+    with pytest.raises(SettingsError, match="no run document"):
+        read_settings(tmp_path / "none.json", "256px")
+
+
+@given(
+    st.sampled_from(sorted(FIELDS)),
+    st.dictionaries(st.text(min_size=1), st.floats() | st.integers() | st.text()),
+)
+def test_what_the_writer_writes_the_reader_reads(kind: str, more: dict[str, Any]) -> None:
+    fields = dict.fromkeys(FIELDS[kind], 1.5) | {
+        key: value for key, value in more.items() if key not in ("kind", "time", "node", "rank")
+    }
+    line = format_event(kind, fields, time=2.0, node=1, rank=9)
+    assert "\n" not in line
+    event = parse_event(f"[1,9]<stdout>: {line}")
+    assert event is not None
+    assert (event["kind"], event["node"], event["rank"]) == (kind, 1, 9)
+    assert FIELDS[kind] <= event.keys()
+
+
+def test_an_event_that_breaks_the_contract_is_not_written() -> None:
+    with pytest.raises(ValueError, match="lacks loss"):
+        format_event("step", dict.fromkeys(FIELDS["step"] - {"loss"}, 1), time=0, node=0, rank=0)
+    with pytest.raises(ValueError, match="unknown event kind"):
+        format_event("news", {}, time=0, node=0, rank=0)
+
+
+def test_nan_is_null_in_an_event() -> None:
+    fields = dict.fromkeys(FIELDS["step"], float("nan"))
+    event = parse_event(format_event("step", fields, time=0, node=0, rank=0))
+    assert event is not None
+    assert event["loss"] is None
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_heartbeat_tells_one_stall_once_with_the_stacks(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    stream, clock = io.StringIO(), Clock()
+    events = Events(node=0, rank=1, stream=stream, clock=lambda: 0.0)
+    heartbeat = Heartbeat(events, interval=60, stall_after=100, clock=clock)
+    for now in (50, 101, 160):
+        clock.now = now
+        heartbeat.say()
+    heartbeat.beat(7)
+    clock.now = 300
+    heartbeat.say()
+    found = [event for line in stream.getvalue().splitlines() if (event := parse_event(line))]
+    assert [event["kind"] for event in found].count("heartbeat") == 4
+    stalls = [event for event in found if event["kind"] == "warning"]
+    assert [stall["code"] for stall in stalls] == ["stall", "stall"]
+    assert "after step 7" in stalls[1]["message"]
+    assert "test_a_heartbeat_tells_one_stall" in capfd.readouterr().err
+
+
+def write_checkpoint(checkpoints: Path, step: int) -> Path:
+    folder = store.step_folder(checkpoints, step)
+    folder.mkdir(parents=True)
+    tensors = {"weight": torch.full((3,), float(step))}
+    file = store.write_file(folder, "model.safetensors", store.save_tensors(tensors))
+    store.write_marker(folder, step, 1, "same", [file])
+    return folder
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def flip(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
+@pytest.mark.parametrize(
+    ("harm", "reason"),
+    [
+        (lambda folder: (folder / "complete.json").unlink(), "incomplete"),
+        (lambda folder: cut(folder / "complete.json"), "damaged"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "is missing"),
+        (lambda folder: cut(folder / "model.safetensors"), "bytes of"),
+        (lambda folder: flip(folder / "model.safetensors"), "is not what was written"),
+    ],
+)
+def test_the_newest_whole_checkpoint_is_found(tmp_path: Path, harm: Any, reason: str) -> None:
+    for step in (10, 20, 30):
+        write_checkpoint(tmp_path, step)
+    harm(store.step_folder(tmp_path, 30))
+    passed: list[str] = []
+    found = store.newest_complete(
+        tmp_path, lambda folder, why: passed.append(f"{folder.name} {why}")
+    )
+    assert found is not None
+    assert found.step == 20
+    [why] = passed
+    assert why.startswith("step-00000030")
+    assert reason in why
+
+
+def test_a_save_that_fails_leaves_no_file(tmp_path: Path) -> None:
+    def fail(path: Path) -> None:
+        path.write_bytes(b"half")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        store.write_file(tmp_path, "model.safetensors", fail)
+    assert list(tmp_path.iterdir()) == []
