@@ -1,0 +1,59 @@
+"""How long a command takes to answer, against bare Python and a named peer, interleaved.
+
+Prints medians and spread in milliseconds, and each median's ratio to ``python -c pass``.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROUNDS = 7
+BIN = Path(sys.executable).parent
+PRICE = ["cost", "--instance", "ml.p4de.24xlarge", "--instances", "4"]
+PRICE += ["--its", "1.8", "--iterations", "550000"]
+
+
+def commands(run: str) -> dict[str, list[str]]:
+    tool = str(BIN / "sm-train")
+    return {
+        "python -c pass": [sys.executable, "-c", "pass"],
+        "sm-train --help": [tool, "--help"],
+        "sm-train cost (options)": [tool, *PRICE],
+        "sm-train cost RUN (3 stages)": [tool, "cost", run],
+        "sm-train submit RUN --dry-run": [tool, "submit", run, "--dry-run", "--json"],
+        "accelerate launch --help (peer)": [str(BIN / "accelerate"), "launch", "--help"],
+    }
+
+
+def main() -> None:
+    """Run every command in turn, ``ROUNDS`` times after one that warms the disk's cache."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = str(Path(folder) / "bria.yaml")
+        subprocess.run(
+            [BIN / "sm-train", "init", run, "--preset", "bria-2.0"], check=True, capture_output=True
+        )
+        timed = commands(run)
+        seconds: dict[str, list[float]] = {name: [] for name in timed}
+        for number in range(ROUNDS + 1):
+            for name, command in timed.items():
+                started = time.perf_counter()
+                subprocess.run(command, check=True, capture_output=True, cwd=folder)
+                if number:
+                    seconds[name].append(time.perf_counter() - started)
+    bare = statistics.median(seconds["python -c pass"])
+    print(f"{ROUNDS} rounds, interleaved, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    print(f"{'command':<34}{'median':>9}{'least':>9}{'most':>9}{'ratio':>9}")
+    for name, values in seconds.items():
+        median = statistics.median(values)
+        row = "".join(f"{1000 * value:>6.0f} ms" for value in (median, min(values), max(values)))
+        print(f"{name:<34}{row}{median / bare:>8.1f}×")
+
+
+if __name__ == "__main__":
+    main()
