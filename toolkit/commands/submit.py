@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -163,6 +164,8 @@ def _confirm(submission: Submission) -> None:
     try:
         agreed = click.confirm(f"Start {stage.name} for {cost}?", err=True)
     except click.Abort:
+        if sys.stdin.isatty():  # Ctrl-C at the question
+            raise
         raise UserError("not confirmed; --yes starts without asking") from None
     if not agreed:
         raise UserError("nothing was started", ExitCode.INTERRUPTED)
