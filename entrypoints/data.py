@@ -10,10 +10,14 @@ integers, so a resumed run goes on with the very next sample.
 from __future__ import annotations
 
 import io
+import os
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from multiprocessing import parent_process
+from multiprocessing.connection import wait
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -207,6 +211,22 @@ def _bad(sample: dict[str, Any], error: Exception) -> Bad:
     return Bad(shard, str(sample.get("__key__", "?")), f"{type(error).__name__}: {error}")
 
 
+def _end_with_trainer(_: int) -> None:
+    """Let this loader worker end when the trainer dies.
+
+    PyTorch's own watch asks for the parent process, which here is the fork server, and that lives
+    as long as its workers do.
+    """
+    trainer = parent_process()
+    assert trainer is not None
+
+    def watch(sentinel: int) -> None:
+        wait([sentinel])
+        os._exit(1)
+
+    Thread(target=watch, args=(trainer.sentinel,), daemon=True).start()
+
+
 class Loader:
     """A process's batches, and the positions to go on from."""
 
@@ -246,9 +266,10 @@ class Loader:
             batch_size=None,
             num_workers=workers,
             pin_memory=pin_memory,
-            # Forked workers of a process with running threads can deadlock, and those of a fork
-            # server outlive a killed trainer: they watch their parent, which is the server.
-            multiprocessing_context="spawn" if workers else None,
+            # Forked workers of a process with running threads can deadlock; spawned ones end like
+            # a program, which aborts when a thread of theirs is still inside PyTorch.
+            multiprocessing_context="forkserver" if workers else None,
+            worker_init_fn=_end_with_trainer if workers else None,
             persistent_workers=False,
         )
 

@@ -75,6 +75,8 @@ class Trainer:
         loader_state = self._resume()
         self.resumed_from = self.step
         self.model: nn.Module = accelerator.prepare_model(self.module)
+        if accelerator.num_processes > 1:
+            self._settle_gradient_order()
         self.loader = Loader(
             shards,
             settings.data,
@@ -88,6 +90,28 @@ class Trainer:
             pin_memory=self.device.type == "cuda",
         )
         self.bad = BadSamples()
+
+    def _settle_gradient_order(self) -> None:
+        """One backward pass of zeros.
+
+        DDP orders gradients anew after the first, and a sum over three or more processes depends
+        on their order in its last bit: without this, a resumed run's first step would differ.
+        """
+        unet: Any = self.parts.unet
+        side, channels = unet.config.sample_size, unet.config.in_channels
+        length = longest_caption(self.parts.text_encoder, self.parts.tokenizer)
+        shape: tuple[int, ...] = (1, length)
+        if not self.parts.train_text_encoder:
+            shape += (unet.config.cross_attention_dim,)
+        captions = torch.zeros(
+            shape, device=self.device, dtype=torch.long if len(shape) == 2 else torch.float
+        )
+        images = torch.zeros(1, channels, side, side, device=self.device)
+        timesteps = torch.zeros(1, dtype=torch.long, device=self.device)
+        with self.accelerator.autocast():
+            nothing = self.model(images, timesteps, captions).float().sum() * 0.0
+        self.accelerator.backward(nothing)
+        self.optimizer.zero_grad(set_to_none=True)
 
     def _new_average(self) -> ExponentialMovingAverage | None:
         decay = self.settings.training.ema_decay

@@ -7,6 +7,7 @@ import shutil
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.cluster.jobs import (
@@ -27,18 +28,21 @@ def job(folder: Path, **settings: object) -> Job:
 
 
 def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    """SIGKILL one of two processes after a checkpoint; the restart repeats the same numbers."""
+    """SIGKILL one of three processes after a checkpoint; the restart repeats the same numbers.
+
+    A sum over two is the same in any order, over three it is not: so two would prove less.
+    """
     whole = job(tmp_path / "whole", iterations=12, checkpoint_every=4)
-    code, events, text = whole.run(processes=2)
+    code, events, text = whole.run(processes=3)
     assert code == 0, text
     cut = job(tmp_path / "cut", iterations=12, checkpoint_every=4)
-    with cut.start(processes=2) as running:
+    with cut.start(processes=3) as running:
         running.wait_for("step", step=6)
         os.kill(running.workers()[1], signal.SIGKILL)
         list(running.lines())
         assert running.process.wait(timeout=60) != 0
     shutil.rmtree(cut.base / "output", ignore_errors=True)
-    code, resumed, text = cut.run(processes=2)
+    code, resumed, text = cut.run(processes=3)
     assert code == 0, text
     start = next(event for event in resumed if event["kind"] == "start")
     assert start["resumed_from_step"] == 4
@@ -53,7 +57,11 @@ def test_loader_workers_resume_as_exactly(tmp_path: Path) -> None:
     cut = job(tmp_path / "cut", iterations=7, checkpoint_every=3, workers=2)
     with cut.start() as running:
         running.wait_for("checkpoint", step=3)
+        children = psutil.Process(running.process.pid).children(recursive=True)
         running.process.kill()
+        running.process.wait()
+        # They look after their parent every few seconds; none may outlive it for long.
+        assert psutil.wait_procs(children, timeout=60)[1] == []
     code, resumed, text = cut.run()
     assert code == 0, text
     assert losses(resumed) == {step: loss for step, loss in losses(events).items() if step > 3}

@@ -1,0 +1,80 @@
+"""Accumulation: four passes of two images are one pass of eight."""
+
+from __future__ import annotations
+
+import copy
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from sm_train.entrypoints.data import Loader, find_shards
+from sm_train.entrypoints.diffusion import loss
+from sm_train.entrypoints.directories import Directories, Hosts
+from sm_train.entrypoints.events import Events
+from sm_train.entrypoints.heartbeat import Heartbeat
+from sm_train.entrypoints.models import build, longest_caption, read_preset
+from sm_train.entrypoints.settings import Settings, read_settings
+from sm_train.entrypoints.stop import StopRequest
+from sm_train.entrypoints.trainer import Trainer
+
+from tests.cluster.jobs import tiny_run, write_shards
+
+PASSES = 4
+
+
+@pytest.fixture
+def accelerator() -> Iterator[Accelerator]:
+    """Accelerate's state and the stop's signal handler are the process's: put both back."""
+    handler = signal.getsignal(signal.SIGTERM)
+    yield Accelerator(cpu=True)
+    AcceleratorState._reset_state(True)
+    signal.signal(signal.SIGTERM, handler)
+
+
+def one_step(folder: Path) -> Settings:
+    """A run of one step without the two things that differ by chance from pass to pass."""
+    config = tiny_run(
+        iterations=1, per_gpu_batch=2, accumulation=PASSES, caption_dropout=0.0, ema_decay=0.0
+    )
+    (folder / "run.json").write_text(json.dumps(config.model_dump(mode="json")))
+    return read_settings(folder / "run.json", "8px")
+
+
+def test_four_passes_of_two_are_one_of_eight(tmp_path: Path, accelerator: Accelerator) -> None:
+    """The trainer's optimizer step, and the same by hand with one backward pass over all eight."""
+    settings = one_step(tmp_path)
+    directories = Directories(tmp_path)
+    write_shards(directories.channel("train"), shards=1, each=20)
+    shards = find_shards(directories.channel("train"))
+    torch.manual_seed(0)
+    parts = build(read_preset("digits"), "v_prediction", 8, components=None, previous=None)
+    module = copy.deepcopy(parts.trained())
+    events = Events(node=0, rank=0)
+    trainer = Trainer(
+        settings, parts, accelerator, directories, events, shards, Hosts("algo-1", ("algo-1",))
+    )
+    generator = trainer.generator.clone_state()
+    trainer.run(Heartbeat(events, interval=60, stall_after=600), StopRequest())
+
+    loader = Loader(
+        shards, settings.data, resolution=8, batch_size=2, seed=0, local_rank=0,
+        local_processes=1, workers=0,
+    )  # fmt: skip
+    total = torch.zeros(())
+    for batch, _ in zip(loader, range(PASSES), strict=False):
+        tokens = parts.tokenizer(
+            batch.captions, padding="max_length", truncation=True, return_tensors="pt",
+            max_length=longest_caption(parts.text_encoder, parts.tokenizer),
+        ).input_ids  # fmt: skip
+        pixels = batch.pixels.float() / 127.5 - 1.0
+        total = total + loss(module, parts.scheduler, pixels, tokens, generator)
+    (total / PASSES).backward()
+    torch.nn.utils.clip_grad_norm_(module.parameters(), settings.training.gradient_clip)
+    torch.optim.AdamW(module.parameters(), lr=1e-3, weight_decay=0.01).step()
+    for ours, by_hand in zip(trainer.parameters, module.parameters(), strict=True):
+        torch.testing.assert_close(ours, by_hand, rtol=1e-4, atol=1e-6)
