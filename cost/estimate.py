@@ -1,5 +1,6 @@
 """Stages into seconds and dollars, with a range and every assumption said.
 
+Money is decimal, and a stage's cost is the very sum of its parts; it becomes a float in documents.
 Billable seconds of a stage = start-up + iterations ÷ it/s + expected restarts × what one loses.
 A job is billed from the image's download to its end, per second, for every instance
 (``BillableTimeInSeconds × InstanceCount``, SageMaker API reference); waiting for machines is not.
@@ -15,8 +16,8 @@ from typing import Any
 from sm_train.cost.prices import Price, training_price
 from sm_train.cost.stage import Stage
 
+CAPACITIES = ("on-demand", "spot", "warm-pool", "training-plan")
 _SECONDS_PER_HOUR = 3600
-_MICRO = Decimal("0.000001")
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class Assumptions:
     """Image download and first step of a job; replace it with your own jobs' figure."""
     restart_seconds: float = 900.0
     """Noticing, replacing a machine, starting again: billed, without progress."""
+    checkpoint_every: int = 1000
+    """Iterations between checkpoints of a stage that states none: the run file's default."""
     failures_per_gpu_hour: float = 419 / (16384 * 54 * 24)
     """419 interruptions in 54 days on 16,384 GPUs (The Llama 3 Herd of Models, 2024)."""
     faster: float = 0.05
@@ -42,7 +45,6 @@ class StageEstimate:
 
     stage: Stage
     price: Price
-    training_seconds: float | None
     start_up_seconds: float
     restart_seconds: float | None
     cost: Decimal | None
@@ -52,15 +54,11 @@ class StageEstimate:
 
     @property
     def overhead_seconds(self) -> float | None:
-        return (
-            None if self.restart_seconds is None else self.start_up_seconds + self.restart_seconds
-        )
+        return _total([self.start_up_seconds, self.restart_seconds])
 
     @property
     def billable_seconds(self) -> float | None:
-        if self.training_seconds is None or self.overhead_seconds is None:
-            return None
-        return self.training_seconds + self.overhead_seconds
+        return _total([self.stage.training_seconds, self.overhead_seconds])
 
     @property
     def instance_hours(self) -> float | None:
@@ -79,7 +77,7 @@ class StageEstimate:
             "effective_batch_size": stage.effective_batch_size,
             "iterations": stage.iterations,
             "iterations_per_second": stage.iterations_per_second,
-            "training_seconds": self.training_seconds,
+            "training_seconds": stage.training_seconds,
             "overhead_seconds": self.overhead_seconds,
             "billable_seconds": self.billable_seconds,
             "instance_hours": self.instance_hours,
@@ -120,7 +118,7 @@ class Estimate:
     @property
     def known_cost(self) -> Decimal:
         """The sum of what is known: a lower bound where something is not."""
-        return sum((stage.cost for stage in self.stages if stage.cost is not None), Decimal(0))
+        return _known(self.stages)
 
 
 def estimate(
@@ -134,7 +132,10 @@ def estimate(
 
     Raises:
         UnknownInstanceTypeError: a stage names an instance type that is not in the table.
+        ValueError: ``capacity`` is none of :data:`CAPACITIES`.
     """
+    if capacity not in CAPACITIES:
+        raise ValueError(f"capacity: {capacity!r} is not one of {', '.join(CAPACITIES)}")
     assumed = assumptions or Assumptions()
     priced = tuple(
         _price_stage(stage, _price(stage, region, capacity), capacity, assumed) for stage in stages
@@ -151,64 +152,58 @@ def _price(stage: Stage, region: str, capacity: str) -> Price:
 
 
 def _price_stage(stage: Stage, price: Price, capacity: str, assumed: Assumptions) -> StageEstimate:
-    speed = stage.iterations_per_second
-    training = stage.iterations / speed if speed else None
-    restarts = _restart_seconds(stage, training, speed, assumed, assumed.failures_per_gpu_hour)
-    cost = low = high = None
-    if training is not None and restarts is not None and speed is not None:
-        start = assumed.start_up_seconds
-        cost = _dollars(start + training + restarts, stage, price)
+    start, training = assumed.start_up_seconds, stage.training_seconds
+    restarts = low = high = None
+    if training is not None:
+        rate = assumed.failures_per_gpu_hour
+        restarts = _restart_seconds(stage, training, assumed, rate)
         if capacity != "spot":
-            low = _dollars(start + training / (1 + assumed.faster), stage, price)
+            low = start + training / (1 + assumed.faster)
         longest = training / (1 - assumed.slower)
-        rate = assumed.failures_per_gpu_hour * assumed.more_failures
-        more = _restart_seconds(stage, longest, speed * (1 - assumed.slower), assumed, rate)
-        high = _dollars(start + longest + (more or 0.0), stage, price)
+        more = _restart_seconds(stage, longest, assumed, rate * assumed.more_failures)
+        high = start + longest + more
+    parts = {"training": training, "start_up": start, "restarts": restarts}
+    breakdown = {name: _dollars(seconds, stage, price) for name, seconds in parts.items()}
     return StageEstimate(
         stage=stage,
         price=price,
-        training_seconds=training,
-        start_up_seconds=assumed.start_up_seconds,
+        start_up_seconds=start,
         restart_seconds=restarts,
-        cost=cost,
-        low=low,
-        high=high,
-        breakdown={
-            "training": _dollars(training, stage, price),
-            "start_up": _dollars(assumed.start_up_seconds, stage, price),
-            "restarts": _dollars(restarts, stage, price),
-        },
+        cost=_total_money(list(breakdown.values())),
+        low=_dollars(low, stage, price),
+        high=_dollars(high, stage, price),
+        breakdown=breakdown,
     )
 
 
 def _restart_seconds(
-    stage: Stage,
-    training: float | None,
-    speed: float | None,
-    assumed: Assumptions,
-    failures_per_gpu_hour: float,
-) -> float | None:
-    """Expected seconds lost to failures: their number × (restart + half a checkpoint interval)."""
-    if training is None or speed is None:
-        return None
+    stage: Stage, training: float, assumed: Assumptions, failures_per_gpu_hour: float
+) -> float:
+    """Expected seconds lost to failures: their number × (restart + half a checkpoint interval).
+
+    ``training`` is the seconds that the stage's iterations take without a failure.
+    """
     failures = failures_per_gpu_hour * stage.world_size * training / _SECONDS_PER_HOUR
-    half_interval = (stage.checkpoint_every or 0) / speed / 2
-    return failures * (assumed.restart_seconds + min(half_interval, training / 2))
+    interval = min(stage.checkpoint_every or assumed.checkpoint_every, stage.iterations)
+    half_interval = training * interval / stage.iterations / 2
+    return failures * (assumed.restart_seconds + half_interval)
 
 
 def _dollars(seconds: float | None, stage: Stage, price: Price) -> Decimal | None:
     if seconds is None or price.usd_per_instance_hour is None:
         return None
-    hours = Decimal(seconds) * stage.instances / _SECONDS_PER_HOUR
-    return (hours * price.usd_per_instance_hour).quantize(_MICRO)
+    return Decimal(seconds) * stage.instances * price.usd_per_instance_hour / _SECONDS_PER_HOUR
 
 
 def _sentences(priced: Sequence[StageEstimate], capacity: str, assumed: Assumptions) -> list[str]:
     per_1000 = assumed.failures_per_gpu_hour * 24 * 1000
+    interval = ""
+    if any(one.stage.checkpoint_every is None for one in priced):
+        interval = f" ({assumed.checkpoint_every:,} iterations where none is stated)"
     sentences = [
         f"start-up: {assumed.start_up_seconds:g} s billed for each stage (assumed)",
         f"failures: {per_1000:.2g} in 1,000 GPU-days (The Llama 3 Herd of Models, 2024), each "
-        f"losing {assumed.restart_seconds:g} s (assumed) and half a checkpoint interval",
+        f"losing {assumed.restart_seconds:g} s (assumed) and half a checkpoint interval{interval}",
         f"range: it/s {assumed.faster:.0%} higher without failures to {assumed.slower:.0%} lower "
         f"with {assumed.more_failures:g} times the failures (assumed)",
     ]
@@ -219,27 +214,33 @@ def _sentences(priced: Sequence[StageEstimate], capacity: str, assumed: Assumpti
     if capacity == "warm-pool":
         sentences.append("warm pool: time that machines are kept after a job is billed on top")
     for one in priced:
-        sentences += _unknown(one)
         if one.price.status == "inferred" and capacity != "training-plan":
-            name, source = one.stage.instance_type, one.price.source
-            sentences.append(f"price of {name} is inferred: {source}")
+            sentences.append(f"price of {one.stage.instance_type} is {one.price.source}")
+    sentences += _unknown(priced)
     return list(dict.fromkeys(sentences))
 
 
-def _unknown(one: StageEstimate) -> list[str]:
-    name = one.stage.name
-    sentences = []
-    if one.stage.iterations_per_second is None:
-        sentences.append(
-            f"{name}: no it/s is known, so the total is at least what the others cost "
-            "(measure it and write iterations_per_second in the run file)"
-        )
-    if one.price.usd_per_instance_hour is None:
-        sentences.append(
-            f"{name}: the price of {one.stage.instance_type} is unknown ({one.price.source}), so "
-            "the total is at least what the others cost"
-        )
-    return sentences
+def _unknown(priced: Sequence[StageEstimate]) -> list[str]:
+    """Why the total is only a lower bound: one sentence for each thing that is not known."""
+    known = _known(priced)
+    least = f"at least ${known:,.2f}" if known else "total unknown"
+    speeds = [
+        f"{least}: stage {one.stage.name} has no known it/s (measure it there; give "
+        "iterations_per_second in the run file, or --its)"
+        for one in priced
+        if one.stage.iterations_per_second is None
+    ]
+    prices = [
+        f"{least}: the price of {one.stage.instance_type} (stage {one.stage.name}) is unknown: "
+        f"{one.price.source}"
+        for one in priced
+        if one.price.usd_per_instance_hour is None
+    ]
+    return speeds + prices
+
+
+def _known(priced: Sequence[StageEstimate]) -> Decimal:
+    return sum((one.cost for one in priced if one.cost is not None), Decimal(0))
 
 
 def _total(parts: Sequence[float | None]) -> float | None:

@@ -8,8 +8,6 @@ from typing import Literal
 
 from sm_train.cost.instances import instance_type
 
-Status = Literal["verified", "inferred", "unknown"]
-
 
 @dataclass(frozen=True)
 class Price:
@@ -18,7 +16,7 @@ class Price:
     instance_type: str
     region: str
     usd_per_instance_hour: Decimal | None
-    status: Status
+    status: Literal["verified", "inferred", "unknown"]
     source: str
     date: str | None
 
@@ -27,7 +25,8 @@ def training_price(name: str, region: str) -> Price:
     """The on-demand price of instance type ``name`` in ``region``.
 
     Prices differ between regions: where the table has none for ``region``, the figure of another
-    one is given, marked inferred, with a source that says so.
+    one is given. Such a price, and one that is worked out from EC2's, is marked inferred, and its
+    source begins with that word.
 
     Raises:
         UnknownInstanceTypeError: no such instance type.
@@ -35,9 +34,10 @@ def training_price(name: str, region: str) -> Price:
     machine = instance_type(name)
     if machine.usd_per_hour is None:
         return Price(name, region, None, "unknown", machine.price_source, None)
-    status: Status = "verified" if machine.price_status == "verified" else "inferred"
-    source = machine.price_source
-    if region not in machine.price_regions:
-        status = "inferred"
+    source, known_here = machine.price_source, region in machine.price_regions
+    if not known_here:
         source = f"the price in {machine.price_regions[0]} stands in for {region} ({source})"
-    return Price(name, region, machine.usd_per_hour, status, source, machine.price_date)
+    if known_here and machine.price_status == "verified":
+        return Price(name, region, machine.usd_per_hour, "verified", source, machine.price_date)
+    source = f"inferred: {source}"
+    return Price(name, region, machine.usd_per_hour, "inferred", source, machine.price_date)

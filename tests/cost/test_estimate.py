@@ -63,17 +63,35 @@ def test_overheads_are_billed_on_every_instance() -> None:
     expected = 600 + 550_000 / 1.8 + failures * (900 + 500 / 1.8)
     assert one["billable_seconds"] == pytest.approx(expected)
     assert one["breakdown_usd"]["start_up"] == pytest.approx(hour / 6, abs=1e-5)
-    assert sum(one["breakdown_usd"].values()) == pytest.approx(one["cost_usd"], abs=1e-4)
+    [priced] = estimate([BRIA], region="us-east-1").stages
+    assert priced.cost == sum(part for part in priced.breakdown.values() if part is not None)
+
+
+def test_an_unstated_checkpoint_interval_is_not_a_free_one() -> None:
+    unstated = document(replace(BRIA, checkpoint_every=None))
+    default = document(replace(BRIA, checkpoint_every=1000))
+    assert unstated["total"]["cost_usd"] == default["total"]["cost_usd"]
+    assert any("1,000 iterations where none is stated" in line for line in unstated["assumptions"])
+    assert not any("where none is stated" in line for line in default["assumptions"])
+
+
+def test_a_failure_never_loses_more_than_the_whole_stage() -> None:
+    whole, rare = (
+        document(replace(BRIA, checkpoint_every=every))["total"]["cost_usd"]
+        for every in (BRIA.iterations, 100 * BRIA.iterations)
+    )
+    assert rare == whole
 
 
 def test_the_document_has_the_contracts_keys() -> None:
     found = document(BRIA)
     assert set(found) == {"stages", "total", "assumptions"}
     assert set(found["stages"][0]) == STAGE_KEYS
-    assert {
+    assert set(found["stages"][0]["breakdown_usd"]) == {"training", "start_up", "restarts"}
+    assert set(found["total"]) == {
         "billable_seconds", "wall_seconds", "instance_hours",
-        "cost_usd", "cost_low_usd", "cost_high_usd",
-    } <= set(found["total"])  # fmt: skip
+        "cost_usd", "cost_low_usd", "cost_high_usd", "cost_at_least_usd",
+    }  # fmt: skip
 
 
 def test_stages_add_up() -> None:
@@ -89,7 +107,8 @@ def test_an_unknown_speed_makes_the_total_a_lower_bound() -> None:
     assert found["total"]["cost_usd"] is None
     assert found["total"]["wall_seconds"] is None
     assert found["total"]["cost_at_least_usd"] == found["stages"][0]["cost_usd"]
-    assert any("512px: no it/s is known" in line for line in found["assumptions"])
+    least = f"at least ${found['stages'][0]['cost_usd']:,.2f}: stage 512px has no known it/s"
+    assert any(line.startswith(least) for line in found["assumptions"])
 
 
 def test_an_unknown_price_is_null_and_never_zero() -> None:
@@ -97,7 +116,10 @@ def test_an_unknown_price_is_null_and_never_zero() -> None:
     assert found["stages"][0]["price_per_instance_hour_usd"] is None
     assert found["stages"][0]["cost_usd"] is None
     assert found["stages"][0]["billable_seconds"] is not None
-    assert any("price of ml.p5e.48xlarge is unknown" in line for line in found["assumptions"])
+    assert any(
+        line.startswith("total unknown: the price of ml.p5e.48xlarge")
+        for line in found["assumptions"]
+    )
 
 
 @pytest.mark.parametrize("machine", instance_types(), ids=lambda machine: machine.name)
@@ -105,6 +127,7 @@ def test_every_price_says_where_it_is_from(machine: Any) -> None:
     price = training_price(machine.name, "us-east-1")
     assert price.source
     assert (price.usd_per_instance_hour is None) == (price.status == "unknown")
+    assert (price.status == "inferred") == price.source.startswith("inferred: ")
 
 
 def test_another_regions_price_is_inferred_and_says_so() -> None:
@@ -128,6 +151,11 @@ def test_spot_has_no_known_low_end() -> None:
     found = document(BRIA, capacity="spot")
     assert found["total"]["cost_low_usd"] is None
     assert any("upper bound" in line for line in found["assumptions"])
+
+
+def test_a_capacity_that_does_not_exist_is_not_priced_as_another() -> None:
+    with pytest.raises(ValueError, match=r"capacity: 'sopt' is not one of on-demand, spot"):
+        document(BRIA, capacity="sopt")
 
 
 stages = st.builds(
@@ -166,6 +194,10 @@ def test_more_steps_never_cost_less(stage: Stage, more: int) -> None:
         ("iterations_per_second", -1.0),
         ("instances", 0),
         ("iterations", 0),
+        ("iterations", 10**400),
+        ("per_gpu_batch", 0),
+        ("checkpoint_every", 0),
+        ("iterations_per_second", 1e-12),
     ],
 )
 def test_impossible_figures_are_refused_by_name(field: str, value: float) -> None:

@@ -17,11 +17,11 @@ from tests.toolkit.runs import write_run
 CLUSTER = ["--instance", "ml.p4de.24xlarge", "--instances", "4"]
 
 
-def write_events(folder: Path, speeds: list[float]) -> Path:
+def write_events(folder: Path, speeds: list[float], **changes: object) -> Path:
     start = dict.fromkeys(FIELDS["start"], 1) | {
         "stage": "256px", "resolution": 256, "world_size": 2, "backend": "gloo",
         "effective_batch_size": 64,
-    }  # fmt: skip
+    } | changes  # fmt: skip
     lines = ["noise", format_event("start", start, time=0, node=0, rank=0)]
     for number, speed in enumerate(speeds):
         fields = dict.fromkeys(FIELDS["step"], 1) | {
@@ -82,6 +82,50 @@ def test_a_measured_speed_goes_to_its_own_stage_alone(cli: Cli, tmp_path: Path) 
     assert "2 processes" in document["assumptions"][0]
 
 
+@pytest.mark.parametrize(
+    ("changes", "illustration"),
+    [
+        ({}, False),
+        ({"backend": "gloo"}, True),
+        ({"world_size": 64}, True),
+        ({"resolution": 512}, True),
+        ({"effective_batch_size": 2048}, True),
+    ],
+    ids=str,
+)
+def test_a_speed_of_other_work_or_machines_is_said_to_be_only_an_illustration(
+    cli: Cli, tmp_path: Path, changes: dict[str, object], illustration: bool
+) -> None:
+    # The run's stage: 4 × 8 GPUs, 8 images × 2 passes each, 256 px.
+    same = {"backend": "nccl", "world_size": 32, "effective_batch_size": 512}
+    write_events(tmp_path, [1.0, 2.0], **same | changes)
+    run = write_run(tmp_path)
+    document = json.loads(cli("cost", run, "--measured", "events.log", "--json").stdout)
+    assert document["stages"][0]["iterations_per_second"] == 2.0
+    assert ("only an illustration" in document["assumptions"][0]) is illustration
+
+
+def test_a_region_is_taken_in_both_places_and_said_where_it_is_assumed(cli: Cli) -> None:
+    cost = ["cost", *CLUSTER, "--its", "1", "--iterations", "5", "--json"]
+    for arguments in (["--region", "eu-west-1", *cost], [*cost, "--region", "eu-west-1"]):
+        document = json.loads(cli(*arguments).stdout)
+        assert "stands in for eu-west-1" in document["stages"][0]["price_source"]
+    assumed = json.loads(cli(*cost).stdout)
+    assert assumed["assumptions"][0] == "region: us-east-1, as none was given (--region)"
+
+
+def test_the_widest_table_fits_100_columns_and_loses_no_digit(cli: Cli, tmp_path: Path) -> None:
+    run = write_run(
+        tmp_path,
+        stages=[stage("a-stage-of-a-long-name", instances=512, iterations_per_second=1e-6)],
+        cluster={"instance_type": "ml.p6-b200.48xlarge"},
+    )
+    result = cli("cost", run)
+    assert result.returncode == 0, result.stderr
+    assert max(map(len, result.stdout.splitlines())) <= 100
+    assert "…" not in result.stdout
+
+
 MISTAKES = {
     "nothing": ([], "RUN or --instance"),
     "no speed": ([*CLUSTER, "--iterations", "5"], "--its: is missing"),
@@ -91,6 +135,9 @@ MISTAKES = {
     "nan": ([*CLUSTER, "--its", "nan", "--iterations", "5"], "--its: nan must be a positive"),
     "infinite": ([*CLUSTER, "--its", "inf", "--iterations", "5"], "--its: inf must be"),
     "negative": ([*CLUSTER, "--its", "1", "--iterations", "-5"], "iterations: -5 must be"),
+    "for ever": ([*CLUSTER, "--its", "1e-300", "--iterations", "5"], "take over 100 years"),
+    "endless": ([*CLUSTER, "--its", "1", "--iterations", "9" * 400], "must be a positive number"),
+    "a stage of nothing": ([*CLUSTER, "--stage", "a"], "--stage: 'a' is one of a run file's"),
     "no such type": (
         ["--instance", "ml.p6", "--instances", "1", "--its", "1", "--iterations", "5"],
         "'ml.p6' is not a known training instance type",
