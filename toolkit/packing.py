@@ -43,7 +43,7 @@ MIN_SHARD_BYTES = 1000
 _UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4}
 _UNITS |= {f"{letter}I": 1024**power for power, letter in enumerate("KMGT", start=1)}
 
-_AHEAD = 4
+AHEAD = 4
 """Inputs in flight for each worker: enough to keep it busy while the writer waits for one."""
 
 
@@ -150,7 +150,7 @@ def _fill(
     folder.mkdir()
     with (
         ShardWriter(folder, job.shard_bytes) as writer,
-        closing(_examined(inputs.images, job.workers)) as outcomes,
+        closing(examined(inputs.images, job.workers)) as outcomes,
     ):
         for outcome in outcomes:
             if isinstance(outcome, Refused):
@@ -172,7 +172,7 @@ def _all_refused(source: Path, refused: tuple[Refused, ...]) -> str:
     return f"{source}: nothing to pack, all {len(refused)} inputs are refused: {reasons}"
 
 
-def _examined(images: tuple[Input, ...], workers: int) -> Generator[Sample | Refused]:
+def examined(images: tuple[Input, ...], workers: int) -> Generator[Sample | Refused]:
     """What becomes of each input, in order; ``workers`` processes look at them."""
     workers = min(workers, len(images))
     if workers <= 1:
@@ -188,7 +188,7 @@ def _examined(images: tuple[Input, ...], workers: int) -> Generator[Sample | Ref
         for image in images:
             with _deaf_children():  # the pool starts its processes as it needs them
                 pending.append(pool.submit(examine, image))
-            if len(pending) >= workers * _AHEAD:
+            if len(pending) >= workers * AHEAD:
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()

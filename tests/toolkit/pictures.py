@@ -14,7 +14,10 @@ def picture(seed: int = 0, size: tuple[int, int] = (48, 32), kind: str = "JPEG")
     colours = random.Random(seed).randbytes(3 * 8 * 8)
     image = Image.frombytes("RGB", (8, 8), colours).resize(size, Image.Resampling.NEAREST)
     file = io.BytesIO()
-    image.save(file, kind)
+    if kind == "MPO":  # with one image alone it would be a plain JPEG
+        image.save(file, kind, save_all=True, append_images=[image])
+    else:
+        image.save(file, kind)
     return file.getvalue()
 
 

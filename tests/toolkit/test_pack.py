@@ -8,6 +8,7 @@ import pty
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from sm_train.entrypoints.shard_index import Index, read_index
 from sm_train.entrypoints.shards import Shard, verify_shard
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.packing import Packed, parse_size
+from sm_train.toolkit.packing import Packed, PackJob, Tally, pack, parse_size
 from sm_train.toolkit.packing_report import summary
 
 from tests.conftest import Cli, clean_environment
@@ -168,6 +169,19 @@ def test_another_pack_is_not_overwritten(cli: Cli, tmp_path: Path, change: objec
     assert tree(tmp_path / "out") == before
 
 
+def test_an_image_that_changes_while_it_is_packed_is_noticed_later(tmp_path: Path) -> None:
+    """The index is newer than the change, and yet does not know of it."""
+    album(tmp_path / "in", 4)
+    job = PackJob(tmp_path / "in", tmp_path / "out", None, 10**6, "image", "caption", workers=1)
+
+    def touch_the_first(tally: Tally) -> None:
+        os.utime(tmp_path / "in/000.jpg", ns=(0, time.time_ns()))
+
+    pack(job, touch_the_first)
+    with pytest.raises(UserError, match="has changed since"):
+        pack(job, lambda tally: None)
+
+
 def test_a_pack_that_lost_a_shard_is_not_called_done(cli: Cli, tmp_path: Path) -> None:
     album(tmp_path / "in", 3)
     assert cli("pack", "in", "out").returncode == 0
@@ -184,6 +198,7 @@ def test_shards_without_an_index_are_not_touched(cli: Cli, tmp_path: Path) -> No
     before = tree(tmp_path / "out")
     run = cli("pack", "in", "out")
     assert (run.returncode, run.stderr.count("\n")) == (2, 1)
+    assert "without an index" in run.stderr
     assert tree(tmp_path / "out") == before
 
 

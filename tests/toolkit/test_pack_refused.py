@@ -141,6 +141,17 @@ def test_every_cut_of_a_jpeg_is_refused(cli: Cli, tmp_path: Path) -> None:
     assert json.loads(run.stdout)["refused"] == {"image-corrupt": cuts}
 
 
+@pytest.mark.parametrize("make", [_text, _other_format])
+def test_what_is_no_picture_of_ours_is_said_so(
+    cli: Cli, tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    album(tmp_path / "in", 1)
+    make(tmp_path / "in")
+    assert cli("pack", "in", "out").returncode == 0
+    [refused] = read_index(tmp_path / "out/index.jsonl").refused
+    assert refused.detail == "not a JPEG, PNG or WebP"
+
+
 def test_only_the_first_few_refused_are_named(cli: Cli, tmp_path: Path) -> None:
     album(tmp_path / "in", 1)
     for number in range(1000):
@@ -274,6 +285,8 @@ def test_the_source_may_be_the_table(cli: Cli, tmp_path: Path, kind: str) -> Non
     assert json.loads(run.stdout)["refused"] == {
         "image-missing": 4, "outside-source": 2, "caption-empty": 1, "image-unreadable": 1,
     }  # fmt: skip
+    listed = [refused.source for refused in read_index(tmp_path / "out/index.jsonl").refused]
+    assert listed == sorted(listed)
 
 
 def test_rows_without_text_are_refused(cli: Cli, tmp_path: Path) -> None:

@@ -9,16 +9,25 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from sm_train.entrypoints.shard_index import read_index
 from sm_train.entrypoints.shards import verify_shard
+from sm_train.toolkit.packing import AHEAD, examined
+from sm_train.toolkit.packing_inputs import Input, find_inputs
 
 from tests.conftest import Cli, clean_environment
 from tests.toolkit.pictures import album, picture, tree, write_pair
 
 PROGRAM = "import sys; from sm_train.toolkit.cli import main; main(sys.argv[1:])"
+# What started the tests (nohup, a shell's background) may ignore these, and ignoring is inherited.
+LISTENING = (
+    "import signal\n"
+    "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n" + PROGRAM
+)
 PATIENCE = 60  # seconds until a wait for a condition is given up
 
 Mount = Callable[[str], Path]
@@ -61,7 +70,7 @@ def long_album(tmp_path: Path) -> Path:
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     """``sm-train pack`` in a process group of its own, as a terminal would start it."""
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, "pack", *arguments],
+        [sys.executable, "-c", LISTENING, "pack", *arguments],
         cwd=folder,
         env=clean_environment(folder),
         stderr=subprocess.PIPE,
@@ -135,13 +144,12 @@ def test_a_signal_leaves_what_was_there(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("long_album")
 def test_impatience_does_not_break_off_the_cleaning_up(tmp_path: Path) -> None:
-    def many(pid: int) -> None:
-        for _ in range(20):
-            os.killpg(pid, signal.SIGINT)
-            os.kill(pid, signal.SIGTERM)
-
-    code, _ = interrupt_midway(tmp_path, many, "--workers", "2")
-    assert code == 130
+    process = start(tmp_path, "in", "out", "--shard-size", "100KB", "--workers", "2")
+    until((tmp_path / "out/.packing/shards/shard-000000.tar").exists, process)
+    while process.poll() is None:
+        os.kill(process.pid, signal.SIGINT)
+        os.kill(process.pid, signal.SIGTERM)
+    wait_for_group(process.pid)
     assert not (tmp_path / "out").exists()
 
 
@@ -271,6 +279,24 @@ def test_a_killed_worker_is_one_line_and_leaves_nothing(long_album: Path, tmp_pa
         "try fewer --workers\n"
     )
     assert not (tmp_path / "out").exists()
+
+
+def test_inputs_do_not_run_ahead_of_the_writer(tmp_path: Path) -> None:
+    """Their results would pile up behind a slow disk."""
+    drawn: list[Input] = []
+
+    class Watched(tuple[Input, ...]):
+        def __iter__(self) -> Iterator[Input]:
+            for item in super().__iter__():
+                drawn.append(item)
+                yield item
+
+    album(tmp_path / "in", 60)
+    found = find_inputs(tmp_path / "in", None, image_column="image", caption_column="caption")
+    with closing(examined(Watched(found.images), 2)) as outcomes:
+        for taken, _ in enumerate(outcomes):
+            assert len(drawn) - taken <= 2 * AHEAD
+    assert len(drawn) == 60
 
 
 def test_memory_does_not_grow_with_the_shard(tmp_path: Path) -> None:
