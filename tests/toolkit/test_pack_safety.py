@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -28,6 +28,7 @@ LISTENING = (
     "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n" + PROGRAM
 )
+FIRST_SHARD = "out/.packing/shards/shard-000000.tar"
 PATIENCE = 60  # seconds until a wait for a condition is given up
 
 Mount = Callable[[str], Path]
@@ -67,16 +68,25 @@ def long_album(tmp_path: Path) -> Path:
     return tmp_path / "in"
 
 
-def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+@contextmanager
+def started(
+    folder: Path, *arguments: str, program: str = LISTENING
+) -> Iterator[subprocess.Popen[str]]:
     """``sm-train pack`` in a process group of its own, as a terminal would start it."""
-    return subprocess.Popen(
-        [sys.executable, "-c", LISTENING, "pack", *arguments],
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, "pack", "in", "out", "--shard-size", "100KB", *arguments],
         cwd=folder,
         env=clean_environment(folder),
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
+    try:
+        yield process
+    finally:
+        if not group_is_gone(process.pid):  # the test failed
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
 
 
 def until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
@@ -105,12 +115,11 @@ def wait_for_group(leader: int) -> None:
 
 def interrupt_midway(folder: Path, send: Callable[[int], None], *arguments: str) -> tuple[int, str]:
     """Start packing, ``send`` something to it after its first shard; exit code and words."""
-    process = start(folder, "in", "out", "--shard-size", "100KB", *arguments)
-    first = folder / "out/.packing/shards/shard-000000.tar"
-    until(first.exists, process)
-    send(process.pid)
-    _, words = process.communicate(timeout=PATIENCE)
-    wait_for_group(process.pid)
+    with started(folder, *arguments) as process:
+        until((folder / FIRST_SHARD).exists, process)
+        send(process.pid)
+        _, words = process.communicate(timeout=PATIENCE)
+        wait_for_group(process.pid)
     return process.returncode, words
 
 
@@ -144,12 +153,12 @@ def test_a_signal_leaves_what_was_there(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("long_album")
 def test_impatience_does_not_break_off_the_cleaning_up(tmp_path: Path) -> None:
-    process = start(tmp_path, "in", "out", "--shard-size", "100KB", "--workers", "2")
-    until((tmp_path / "out/.packing/shards/shard-000000.tar").exists, process)
-    while process.poll() is None:
-        os.kill(process.pid, signal.SIGINT)
-        os.kill(process.pid, signal.SIGTERM)
-    wait_for_group(process.pid)
+    with started(tmp_path, "--workers", "2") as process:
+        until((tmp_path / FIRST_SHARD).exists, process)
+        while process.poll() is None:
+            os.kill(process.pid, signal.SIGINT)
+            os.kill(process.pid, signal.SIGTERM)
+        wait_for_group(process.pid)
     assert not (tmp_path / "out").exists()
 
 
@@ -168,11 +177,11 @@ def test_kill_9_shows_no_shard_and_the_next_run_clears_up(cli: Cli, tmp_path: Pa
 @pytest.mark.usefixtures("long_album")
 def test_two_runs_do_not_share_a_destination(cli: Cli, tmp_path: Path) -> None:
     album(tmp_path / "small", 4)
-    process = start(tmp_path, "in", "out", "--shard-size", "100KB")
-    until((tmp_path / "out/.packing/shards/shard-000000.tar").exists, process)
-    second = cli("pack", "small", "out")
-    process.terminate()
-    process.communicate(timeout=PATIENCE)
+    with started(tmp_path) as process:
+        until((tmp_path / FIRST_SHARD).exists, process)
+        second = cli("pack", "small", "out")
+        process.terminate()
+        process.wait(PATIENCE)
     assert (second.returncode, second.stderr) == (
         2, "sm-train: out: another sm-train pack is writing to it\n",
     )  # fmt: skip
@@ -183,18 +192,11 @@ def test_nohup_is_respected(long_album: Path, tmp_path: Path) -> None:
     """A hang-up that the caller ignores is not for us to notice."""
     for number in range(40, 4000):
         (long_album / f"{number:04}.png").unlink()
-    ignored = f"import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); {PROGRAM}"
-    process = subprocess.Popen(
-        [sys.executable, "-c", ignored, "pack", "in", "out", "--shard-size", "100KB"],
-        cwd=tmp_path,
-        env=clean_environment(tmp_path),
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    )
-    until((tmp_path / "out/.packing/shards").exists, process)
-    os.killpg(process.pid, signal.SIGHUP)
-    assert process.wait(PATIENCE) == 0
+    ignoring = f"import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); {PROGRAM}"
+    with started(tmp_path, program=ignoring) as process:
+        until((tmp_path / "out/.packing/shards").exists, process)
+        os.killpg(process.pid, signal.SIGHUP)
+        assert process.wait(PATIENCE) == 0
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
@@ -259,20 +261,19 @@ def test_a_destination_below_a_file_is_one_line(cli: Cli, tmp_path: Path) -> Non
 
 def test_a_killed_worker_is_one_line_and_leaves_nothing(long_album: Path, tmp_path: Path) -> None:
     """As when the system runs out of memory."""
-    process = start(tmp_path, "in", "out", "--shard-size", "100KB", "--workers", "2")
-    until((tmp_path / "out/.packing/shards/shard-000000.tar").exists, process)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    if not children.exists():
-        process.kill()
-        pytest.skip("this kernel does not list a process's children")
-    workers = [
-        int(child)
-        for child in children.read_text().split()
-        if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text()
-    ]
-    os.kill(workers[0], signal.SIGKILL)
-    _, words = process.communicate(timeout=PATIENCE)
-    wait_for_group(process.pid)
+    with started(tmp_path, "--workers", "2") as process:
+        until((tmp_path / FIRST_SHARD).exists, process)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        if not children.exists():
+            pytest.skip("this kernel does not list a process's children")
+        workers = [
+            int(child)
+            for child in children.read_text().split()
+            if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text()
+        ]
+        os.kill(workers[0], signal.SIGKILL)
+        _, words = process.communicate(timeout=PATIENCE)
+        wait_for_group(process.pid)
     assert process.returncode == 1
     assert words == (
         "sm-train: a process that checks images was killed, perhaps for its memory; "
