@@ -26,11 +26,21 @@ def to_pipeline(parts: Parts) -> TextToImagePipeline:
     )
 
 
+def _without_progress_bars() -> None:
+    """Loading and saving print bars, on a terminal or not; a log and a command want none."""
+    from diffusers.utils import logging as diffusers_logging
+    from transformers.utils import logging as transformers_logging
+
+    diffusers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()
+
+
 def save_model(parts: Parts, folder: Path) -> None:
     """Save every part below ``folder``, with the pipeline's code beside them.
 
     ``model_index.json`` is written last: a folder without it is not a model yet.
     """
+    _without_progress_bars()
     staging = folder / ".saving"
     shutil.rmtree(staging, ignore_errors=True)
     to_pipeline(parts).save_pretrained(staging)
@@ -55,11 +65,12 @@ def load_model(folder: Path) -> TextToImagePipeline:
     from diffusers import AutoencoderKL, DDIMScheduler, UNet2DConditionModel
     from transformers import AutoTokenizer, CLIPTextModel
 
+    _without_progress_bars()
     vae = folder / "vae"
     return TextToImagePipeline(
-        unet=UNet2DConditionModel.from_pretrained(folder / "unet"),
-        scheduler=DDIMScheduler.from_pretrained(folder / "scheduler"),
-        text_encoder=CLIPTextModel.from_pretrained(folder / "text_encoder"),
-        tokenizer=AutoTokenizer.from_pretrained(folder / "tokenizer"),
-        vae=AutoencoderKL.from_pretrained(vae) if vae.is_dir() else None,
+        unet=UNet2DConditionModel.from_pretrained(folder / "unet", local_files_only=True),
+        scheduler=DDIMScheduler.from_pretrained(folder / "scheduler", local_files_only=True),
+        text_encoder=CLIPTextModel.from_pretrained(folder / "text_encoder", local_files_only=True),
+        tokenizer=AutoTokenizer.from_pretrained(folder / "tokenizer", local_files_only=True),
+        vae=AutoencoderKL.from_pretrained(vae, local_files_only=True) if vae.is_dir() else None,
     )

@@ -80,13 +80,14 @@ def build(
 
     unet_folder = _part(trained_from["unet"], "unet")
     unet = (
-        UNet2DConditionModel.from_pretrained(unet_folder)
+        UNet2DConditionModel.from_pretrained(unet_folder, local_files_only=True)
         if unet_folder
         else UNet2DConditionModel.from_config(preset["unet"])
     )
     text_folder = _part(trained_from["text_encoder"], "text_encoder")
     if text_folder:
-        text_encoder = CLIPTextModel.from_pretrained(text_folder)
+        # Transformers 5 keeps the precision it finds; autocast expects fp32 weights.
+        text_encoder = CLIPTextModel.from_pretrained(text_folder, local_files_only=True).float()
     else:
         text_encoder = CLIPTextModel(CLIPTextConfig(**preset["text_encoder"]))
         if not train_text:
@@ -95,7 +96,7 @@ def build(
     if preset["vae"] is not None:
         vae_folder = _part(components, "vae")
         if vae_folder:
-            vae = AutoencoderKL.from_pretrained(vae_folder)
+            vae = AutoencoderKL.from_pretrained(vae_folder, local_files_only=True)
         else:
             vae = AutoencoderKL.from_config(preset["vae"])
             random_frozen.append("vae")
@@ -126,7 +127,9 @@ def _tokenizer(components: Path | None) -> Any:
     from transformers import AutoTokenizer, ByT5Tokenizer
 
     folder = _part(components, "tokenizer")
-    return AutoTokenizer.from_pretrained(folder) if folder else ByT5Tokenizer()
+    return (
+        AutoTokenizer.from_pretrained(folder, local_files_only=True) if folder else ByT5Tokenizer()
+    )
 
 
 def longest_caption(text_encoder: Any, tokenizer: Any) -> int:

@@ -60,9 +60,17 @@ def load(source: Source) -> Any:
     """The pipeline of ``source``, on the GPU where there is one.
 
     Raises:
-        CheckpointError: the weights are of another model.
+        CheckpointError: the model cannot be read, or the weights are of another one.
     """
-    pipeline = load_model(source.model)
+    for part in ("unet", "scheduler", "text_encoder", "tokenizer"):
+        if not any((source.model / part).glob("*.json")):
+            raise CheckpointError(f"{source.model}: has no {part}; it is no model of sm-train")
+    try:
+        pipeline = load_model(source.model)
+    except Exception as error:
+        # Diffusers, transformers and safetensors have no base of their errors in common.
+        reason = str(error).partition("\n")[0]
+        raise CheckpointError(f"{source.model}: cannot be read: {reason}") from error
     if source.weights is not None:
         _take_weights(pipeline, source.weights)
     pipeline.set_progress_bar_config(disable=True)

@@ -39,6 +39,8 @@ def command(
     if not checkpoint.is_dir():
         raise UserError(f"{checkpoint}: no such folder; give a model's or a run's checkpoints")
     lines = _read_prompts(prompts)
+    if out.is_dir():
+        raise UserError(f"--out: {out}: is a folder; name the PNG in it")
     if not out.parent.is_dir():
         raise UserError(f"--out: {out.parent}: no such folder; make it first")
     try:
@@ -70,6 +72,8 @@ def _read_prompts(path: Path) -> list[str]:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UserError(f"--prompts: {path}: no such file; write one prompt a line") from None
+    except IsADirectoryError:
+        raise UserError(f"--prompts: {path}: is a folder; give a text file") from None
     except UnicodeDecodeError as error:
         raise UserError(f"--prompts: {path}: not UTF-8 (byte {error.start})") from None
     lines = [line.strip() for line in text.splitlines() if line.strip()]
