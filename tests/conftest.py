@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,21 +18,24 @@ import pytest
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
+# A forbidden use ends the process at once: an exception could be swallowed on its way.
 _NO_NETWORK = """
-import sys
+import os, sys
 def refuse(event, arguments):
     if event in ("socket.connect", "socket.getaddrinfo", "socket.sendto"):
-        raise RuntimeError(f"touched the network: {event} {arguments[1:]}")
+        os.write(2, f"touched the network: {event} {arguments[1:]}".encode())
+        os._exit(97)
 sys.addaudithook(refuse)
 """
 _LOOPBACK_ONLY = """
-import sys
+import os, sys
 def refuse(event, arguments):
     host = arguments[1][0] if event == "socket.connect" and isinstance(arguments[1], tuple) else ""
     if event == "socket.getaddrinfo":
         host = arguments[0]
     if host not in ("", "127.0.0.1", "localhost", "::1", None):
-        raise RuntimeError(f"left this machine: {event} {host}")
+        os.write(2, f"left this machine: {event} {host}".encode())
+        os._exit(97)
 sys.addaudithook(refuse)
 """
 _PRELUDES = {"none": _NO_NETWORK, "loopback": _LOOPBACK_ONLY}
@@ -78,6 +83,8 @@ class Aws:
 
     url: str
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    refusals: dict[str, str] = field(default_factory=dict)
+    """Operation → the error code that AWS would answer it with."""
 
     def bodies(self, operation: str) -> list[dict[str, Any]]:
         return [body for name, body in self.calls if name == operation]
@@ -125,18 +132,19 @@ def aws() -> Iterator[Aws]:
         if target:
             length = int(environ.get("CONTENT_LENGTH") or 0)
             body = environ["wsgi.input"].read(length)
-            seen.calls.append((target.rsplit(".", 1)[-1], json.loads(body or b"{}")))
-            import io
-
+            operation = target.rsplit(".", 1)[-1]
+            seen.calls.append((operation, json.loads(body or b"{}")))
             environ["wsgi.input"] = io.BytesIO(body)
+            if operation in seen.refusals:
+                start_response("400 Bad Request", [("Content-Type", "application/x-amz-json-1.1")])
+                answer = {"__type": seen.refusals[operation], "message": "no, and why"}
+                return [json.dumps(answer).encode()]
         return inner(environ, start_response)
 
     server = make_server("127.0.0.1", 0, recording, threaded=True)
     seen.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
-    import urllib.request
-
     reset = urllib.request.Request(f"{seen.url}/moto-api/reset", method="POST")
     urllib.request.urlopen(reset).read()
     yield seen

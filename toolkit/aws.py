@@ -20,6 +20,7 @@ _PERMISSION_CODES = {
     "SignatureDoesNotMatch",
     "UnrecognizedClientException",
 }
+_REFUSED_CODES = {"ValidationError", "ValidationException"}
 _CAPACITY_CODES = {
     "CapacityError",
     "ResourceLimitExceeded",
@@ -88,6 +89,8 @@ def refusals_in_words(doing: str) -> Iterator[None]:
             exit_code = ExitCode.PERMISSION
         elif code in _CAPACITY_CODES:
             exit_code = ExitCode.CAPACITY
+        elif code in _REFUSED_CODES:
+            exit_code = ExitCode.PREFLIGHT
         raise UserError(f"{doing}: AWS answers {code}: {message}", exit_code) from None
     except BotoCoreError as error:
         raise UserError(f"{doing}: {error}", ExitCode.PERMISSION) from None
@@ -135,6 +138,13 @@ def require_shards(session: Any, uri: str, instances: int) -> None:
         pages = session.client("s3").get_paginator("list_objects_v2")
         count = 0
         for page in pages.paginate(Bucket=bucket, Prefix=prefix):
+            # The object of that very name would come first.
+            if prefix and page.get("Contents", [{}])[0].get("Key") == prefix.rstrip("/"):
+                raise UserError(
+                    f"data.uri: {uri} is a single object; FastFile with ShardedByS3Key needs the "
+                    "prefix above it",
+                    ExitCode.PREFLIGHT,
+                )
             count += page.get("KeyCount", 0)
             if count >= instances:
                 return

@@ -45,8 +45,9 @@ def run_stage(
         KeyboardInterrupt: Ctrl-C; every process has checkpointed if it could, and ended.
     """
     cpu = _without_gpu()
-    # An ended terminal or a service manager must leave no process behind either.
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    # An ended terminal or a service manager must leave no process behind either. Started in the
+    # background, even SIGINT would be ignored.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     folders = lay_out(config, stage, bundle, base=base, nodes=nodes, output=output)
     with LocalProcesses(folders, stage, processes=processes, cpu=cpu) as running:

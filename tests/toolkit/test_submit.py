@@ -206,6 +206,33 @@ def test_fewer_shards_than_instances_is_exit_3(cli: Cli, aws: Aws, tmp_path: Pat
     assert "1 objects for 4 instances" in one_line(result.stderr)
 
 
+def test_a_single_object_is_exit_3_whatever_its_name(cli: Cli, aws: Aws, tmp_path: Path) -> None:
+    aws.make_bucket("my-bucket", **{"shards": b"x", **SHARDS})
+    run = write_run(tmp_path, data={"uri": "s3://my-bucket/shards"})
+    result = cli("submit", run, "--yes", network="loopback", env=aws.environment)
+    assert result.returncode == 3
+    assert "is a single object" in one_line(result.stderr)
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("ResourceLimitExceeded", 5),
+        ("AccessDeniedException", 4),
+        ("ExpiredTokenException", 4),
+        ("ValidationException", 3),
+    ],
+)
+def test_what_aws_refuses_is_one_line_with_its_own_code(
+    cli: Cli, aws: Aws, tmp_path: Path, code: str, expected: int
+) -> None:
+    aws.make_bucket("my-bucket", **SHARDS)
+    aws.refusals["CreateTrainingJob"] = code
+    result = cli("submit", write_run(tmp_path), "--yes", network="loopback", env=aws.environment)
+    assert result.returncode == expected, result.stderr
+    assert f"AWS answers {code}: no, and why" in one_line(result.stderr)
+
+
 def test_over_budget_is_exit_7_before_anything_is_sent(cli: Cli, aws: Aws, tmp_path: Path) -> None:
     aws.make_bucket("my-bucket", **SHARDS)
     run = write_run(tmp_path, budget={"usd": 1})
