@@ -1,6 +1,7 @@
 """How long a command takes to answer, against bare Python and a named peer, interleaved.
 
-Prints medians and spread in milliseconds, and each median's ratio to ``python -c pass``.
+Prints medians and spread in milliseconds, and each median's ratio to ``python -c pass``. A command
+that is not installed or does not answer is left out, and the reason is printed.
 """
 
 from __future__ import annotations
@@ -31,21 +32,32 @@ def commands(run: str) -> dict[str, list[str]]:
     }
 
 
+def answers(name: str, command: list[str]) -> bool:
+    """Whether ``command`` works here; this first run also warms the disk's cache."""
+    if not Path(command[0]).exists():
+        print(f"skipped: {name}: {command[0]} is not installed")
+        return False
+    first = subprocess.run(command, capture_output=True, text=True, check=False)
+    if first.returncode:
+        said = first.stderr.strip().splitlines() or ["it said nothing"]
+        print(f"skipped: {name}: exit {first.returncode}: {said[-1]}")
+    return first.returncode == 0
+
+
 def main() -> None:
-    """Run every command in turn, ``ROUNDS`` times after one that warms the disk's cache."""
+    """Run every command in turn, ``ROUNDS`` times."""
     with tempfile.TemporaryDirectory() as folder:
         run = str(Path(folder) / "bria.yaml")
         subprocess.run(
             [BIN / "sm-train", "init", run, "--preset", "bria-2.0"], check=True, capture_output=True
         )
-        timed = commands(run)
+        timed = {name: command for name, command in commands(run).items() if answers(name, command)}
         seconds: dict[str, list[float]] = {name: [] for name in timed}
-        for number in range(ROUNDS + 1):
+        for _ in range(ROUNDS):
             for name, command in timed.items():
                 started = time.perf_counter()
-                subprocess.run(command, check=True, capture_output=True, cwd=folder)
-                if number:
-                    seconds[name].append(time.perf_counter() - started)
+                subprocess.run(command, check=True, capture_output=True)
+                seconds[name].append(time.perf_counter() - started)
     bare = statistics.median(seconds["python -c pass"])
     print(f"{ROUNDS} rounds, interleaved, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     print(f"{'command':<34}{'median':>9}{'least':>9}{'most':>9}{'ratio':>9}")

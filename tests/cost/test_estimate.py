@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sm_train.cost.estimate import Assumptions, estimate
 from sm_train.cost.instances import UnknownInstanceTypeError, instance_type, instance_types
@@ -173,12 +173,14 @@ stages = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(stages)
 def test_the_range_holds_the_cost(stage: Stage) -> None:
     total = document(stage)["total"]
     assert total["cost_low_usd"] <= total["cost_usd"] <= total["cost_high_usd"]
 
 
+@settings(deadline=None)
 @given(stages, st.integers(1, 10**6))
 def test_more_steps_never_cost_less(stage: Stage, more: int) -> None:
     longer = replace(stage, iterations=stage.iterations + more)
