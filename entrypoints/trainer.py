@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Iterator
@@ -130,14 +131,17 @@ class Trainer:
             self._train_step(batches, interval)
             heartbeat.beat(self.step)
             last = self.step == stage.iterations
-            if self.step % training.log_every == 0 or last:
+            checking = self.step >= next_check
+            stopping = checking and self._all_asked(stop)
+            saving = stopping or last or self.step % self.settings.checkpoint.every == 0
+            if saving or self.step % training.log_every == 0:
+                # Before every checkpoint too: weights that are lost are not saved.
                 speed = self._log(interval)
                 interval = _Interval(self.device)
-            stopping = self.step >= next_check and self._all_asked(stop)
-            if self.step >= next_check:
+            if checking:
                 # From a figure that all processes share, so that they ask after the same step.
                 next_check = self.step + max(1, int(STOP_CHECK_SECONDS * speed))
-            if stopping or last or self.step % self.settings.checkpoint.every == 0:
+            if saving:
                 self.save()
                 heartbeat.beat(self.step)
             if stopping and not last:
@@ -204,7 +208,11 @@ class Trainer:
     # ------------------------------------------------------------------ events
 
     def _log(self, interval: _Interval) -> float:
-        """Write the interval's ``step`` event; returns its it/s, the same on all processes."""
+        """Write the interval's ``step`` event; returns its it/s, the same on all processes.
+
+        Raises:
+            DivergedError: the loss or the gradient is not a number any more.
+        """
         seconds = time.monotonic() - interval.started
         means = torch.stack(
             [
@@ -230,6 +238,12 @@ class Trainer:
                 iterations_per_second=speed,
                 images_per_second=speed * images,
                 data_wait_share=wait,
+            )
+        if not math.isfinite(mean_loss + norm):
+            raise DivergedError(
+                f"the loss is {mean_loss} and the gradient's norm {norm} before step "
+                f"{self.step + 1}; lower the learning rate or lengthen the warm-up; checkpoints "
+                "from before are whole"
             )
         return float(speed)
 
@@ -382,6 +396,10 @@ class Trainer:
                 for parameter, average in zip(self.parameters, self.ema.averages, strict=True):
                     parameter.copy_(average)
         return self.parts
+
+
+class DivergedError(RuntimeError):
+    """Training on would only burn money; the message is one line."""
 
 
 @dataclass(frozen=True)

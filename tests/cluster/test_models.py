@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -82,11 +83,20 @@ def test_what_is_no_model_is_told_in_one_line(
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
     (tmp_path / "step-00000001").mkdir()
     (tmp_path / "nothing").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "model_index.json").write_text('{"_class_name": "FluxPipeline"}')
     model = trained[0].base / "model"
+    shutil.copytree(model, tmp_path / "cut")
+    weights = tmp_path / "cut" / "unet" / "diffusion_pytorch_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
     for place, prompts, out, expected in [
         ("none", "prompts.txt", "a.png", "none: no such folder"),
         ("nothing", "prompts.txt", "a.png", "holds no model and no checkpoint"),
         ("step-00000001", "prompts.txt", "a.png", "incomplete"),
+        ("other", "prompts.txt", "a.png", "other: has no unet"),
+        ("cut", "prompts.txt", "a.png", "cut: cannot be read"),
+        (model, ".", "a.png", "is a folder; give a text file"),
+        (model, "prompts.txt", ".", "is a folder; name the PNG in it"),
         (model, "none.txt", "a.png", "none.txt: no such file"),
         (model, "empty.txt", "a.png", "is empty"),
         (model, "latin.txt", "a.png", "not UTF-8"),

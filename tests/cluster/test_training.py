@@ -106,6 +106,16 @@ def test_a_checkpoint_of_another_model_is_refused_and_left_alone(tmp_path: Path)
     assert weights(first, 2) == before
 
 
+def test_a_run_that_diverges_fails_and_saves_nothing_spoilt(tmp_path: Path) -> None:
+    lost = job(tmp_path, iterations=50, checkpoint_every=3, learning_rate=1e30, log_every=50)
+    code, events, text = lost.run()
+    assert code == 1, text
+    assert "the loss is nan" in lost.failure
+    assert events[-1]["kind"] == "error"
+    assert not list(lost.checkpoints.glob("step-*"))
+    assert not (lost.base / "model").exists()
+
+
 def test_old_checkpoints_go_and_the_newest_stay(tmp_path: Path) -> None:
     many = job(tmp_path, iterations=10, checkpoint_every=2)
     assert many.run()[0] == 0
