@@ -33,7 +33,7 @@ def show_plan(submission: Submission, console: Console) -> None:
 def _stage_table(submission: Submission) -> Any:
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
     for name in (
         "stage",
         "cluster",

@@ -55,8 +55,6 @@ def prepare(config: RunConfig, stage: str | None, region: str, now: datetime) ->
     )
     for request in requests:
         _validate(request)
-    prices = [priced for priced, own in zip(cost_stages(config), config.stages, strict=True)
-              if own in stages]  # fmt: skip
     return Submission(
         config=config,
         region=region,
@@ -64,8 +62,22 @@ def prepare(config: RunConfig, stage: str | None, region: str, now: datetime) ->
         launches=tuple(launch(config, stage) for stage in stages),
         requests=requests,
         bundle=bundle,
-        cost=estimate(prices, region=region, capacity=config.cluster.capacity),
+        cost=price(config, region, stages),
     )
+
+
+def price(config: RunConfig, region: str, stages: tuple[Stage, ...] | None = None) -> Estimate:
+    """The estimate of ``stages``, or of the whole run.
+
+    Raises:
+        UserError: a figure of the run file that nobody could mean, such as a thousand years.
+    """
+    names = {stage.name for stage in stages or config.stages}
+    try:
+        chosen = [stage for stage in cost_stages(config) if stage.name in names]
+        return estimate(chosen, region=region, capacity=config.cluster.capacity)
+    except ValueError as error:
+        raise UserError(str(error)) from None
 
 
 def choose_stages(config: RunConfig, name: str | None) -> tuple[Stage, ...]:

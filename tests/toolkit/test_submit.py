@@ -255,6 +255,16 @@ def test_a_bad_run_file_is_exit_2_with_every_mistake(cli: Cli, tmp_path: Path) -
     assert cli("submit", tmp_path / "none.yaml").returncode == 2
 
 
+@pytest.mark.parametrize("command", [["submit", "--dry-run"], ["check", "--offline"], ["cost"]])
+def test_figures_nobody_could_mean_are_one_line(
+    cli: Cli, tmp_path: Path, command: list[str]
+) -> None:
+    run = write_run(tmp_path, stages=[stage(iterations_per_second=1e-300)])
+    result = cli(command[0], run, *command[1:])
+    assert result.returncode == 2
+    assert "iterations" in one_line(result.stderr)
+
+
 def test_an_unknown_stage_names_the_stages(cli: Cli, tmp_path: Path) -> None:
     result = cli("submit", write_run(tmp_path), "--dry-run", "--stage", "512px")
     assert result.returncode == 2

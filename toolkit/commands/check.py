@@ -16,19 +16,18 @@ from sm_train.toolkit.errors import ExitCode, UserError
 @click.pass_obj
 def command(options: dict[str, Any], run: Path, offline: bool, as_json: bool) -> int:
     """Look through RUN for errors and waste; exit 3 if there is an error."""
-    from sm_train.cost.estimate import estimate
-    from sm_train.estimators.plan import cost_stages
     from sm_train.estimators.run_file import RunFileError, load_run
     from sm_train.toolkit import aws
     from sm_train.toolkit.output import people, write_json
     from sm_train.toolkit.preflight import offline_findings, online_findings
+    from sm_train.toolkit.submission import price
 
     try:
         config = load_run(run)
     except RunFileError as error:
         raise UserError(str(error)) from None
     region = aws.resolve_region(options["region"], config.region, options["profile"])
-    costs = estimate(cost_stages(config), region=region, capacity=config.cluster.capacity)
+    costs = price(config, region)
     findings = list(offline_findings(config, costs, run.parent))
     if not offline:
         findings += online_findings(config, region, options["profile"])

@@ -93,13 +93,10 @@ def _mind_budget(config: RunConfig, region: str) -> None:
     """Hold the whole run's expected dollars against its budget."""
     if config.budget is None:
         return
-    from sm_train.cost.estimate import estimate
-    from sm_train.estimators.plan import cost_stages
     from sm_train.toolkit.amounts import dollars, total_dollars
+    from sm_train.toolkit.submission import price
 
-    total = estimate(
-        cost_stages(config), region=region, capacity=config.cluster.capacity
-    ).as_dict()["total"]
+    total = price(config, region).as_dict()["total"]
     if total["cost_at_least_usd"] <= config.budget.usd:
         return
     message = (
