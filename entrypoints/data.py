@@ -158,7 +158,9 @@ class ShardReader(IterableDataset[Batch]):
                 captions.append(caption)
                 if len(images) == self._batch_size:
                     yield Batch(torch.stack(images), captions, reader, position, tuple(bad))
-                    images, captions, bad = [], [], []
+                    images, captions = [], []
+                    # The same list: the reader of the tars goes on adding to it.
+                    bad.clear()
                     before = -1
             if len(images) == before:
                 names = ", ".join(path.name for path in self._shards[:3])

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from sm_train.entrypoints import data
 from sm_train.entrypoints.data import (
     BadSamples,
     Batch,
@@ -173,6 +174,24 @@ def test_a_picture_that_breaks_its_decoder_is_one_bad_sample(tmp_path: Path) -> 
     stream = reader(tmp_path)._batches(0, Position())
     bad = [one for _ in range(2) for one in next(stream).bad]
     assert {(one.key, one.reason.split(":")[0]) for one in bad} == {("0", "SyntaxError")}
+
+
+def test_damage_late_in_an_epoch_is_told_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when the shuffle does not hold the whole epoch, as it never does in earnest."""
+    monkeypatch.setattr(data, "SHUFFLE_SAMPLES", 2)
+    write_shards(tmp_path, shards=3, each=10)
+    order = share(find_shards(tmp_path), 0, 1, seed=0, epoch=0).shards
+    order[-1].write_bytes(order[-1].read_bytes()[:9000])
+    bad = []
+    for batch in reader(tmp_path)._batches(0, Position()):
+        bad += batch.bad
+        if batch.position.epoch:
+            break
+    assert (order[-1].name, "ReadError: unexpected end of data") in {
+        (one.shard, one.reason) for one in bad
+    }
 
 
 def test_shards_without_one_good_sample_are_an_error(tmp_path: Path) -> None:
