@@ -84,6 +84,8 @@ def training_request(
             "NCCL_DEBUG": "INFO",  # the transport that NCCL really chose shows in the log
             "NCCL_DEBUG_SUBSYS": "INIT,NET",
             "PYTHONUNBUFFERED": "1",
+            # torchrun kills 30 s after SIGTERM otherwise; SageMaker grants a job 120.
+            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "110",
             **config.cluster.environment,
         },
         "Tags": _tags(config, stage, bundle),
