@@ -120,7 +120,7 @@ def _announce(trainer: Trainer, choice: Choice, nodes: int) -> None:
         nodes=nodes,
         per_gpu_batch=stage.per_gpu_batch,
         accumulation=stage.accumulation,
-        effective_batch_size=stage.per_gpu_batch * stage.accumulation * processes,
+        effective_batch_size=trainer.effective_batch_size,
         iterations=stage.iterations,
         parameters=parameters,
         backend=choice.backend,

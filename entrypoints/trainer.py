@@ -207,6 +207,13 @@ class Trainer:
 
     # ------------------------------------------------------------------ events
 
+    @property
+    def effective_batch_size(self) -> int:
+        """Images of one optimizer step over all processes that really run."""
+        stage = self.settings.stage
+        processes: int = self.accelerator.num_processes
+        return stage.per_gpu_batch * stage.accumulation * processes
+
     def _log(self, interval: _Interval) -> float:
         """Write the interval's ``step`` event; returns its it/s, the same on all processes.
 
@@ -225,18 +232,17 @@ class Trainer:
         mean_loss, norm, seconds, wait = self.accelerator.reduce(means, "mean").tolist()
         speed = interval.steps / seconds
         if self.accelerator.is_main_process:
-            stage = self.settings.stage
-            images = stage.per_gpu_batch * stage.accumulation * self.accelerator.num_processes
             self.events.write(
                 "step",
-                f"step {self.step}/{stage.iterations}  loss {mean_loss:.4f}  {speed:.2f} it/s",
+                f"step {self.step}/{self.settings.stage.iterations}  "
+                f"loss {mean_loss:.4f}  {speed:.2f} it/s",
                 step=self.step,
                 epoch=self.loader.epoch,
                 loss=mean_loss,
                 learning_rate=self.schedule.get_last_lr()[0],
                 gradient_norm=norm,
                 iterations_per_second=speed,
-                images_per_second=speed * images,
+                images_per_second=speed * self.effective_batch_size,
                 data_wait_share=wait,
             )
         if not math.isfinite(mean_loss + norm):
@@ -249,15 +255,13 @@ class Trainer:
 
     def say_end(self, ended: Ended) -> None:
         """Write the ``end`` event: everything that the job leaves behind is there."""
-        stage = self.settings.stage
-        batch = stage.per_gpu_batch * stage.accumulation * self.accelerator.num_processes
         self.events.write(
             "end",
             f"ended at step {self.step}: {ended.reason}",
             step=self.step,
             reason=ended.reason,
             training_seconds=ended.seconds,
-            images=ended.steps * batch,
+            images=ended.steps * self.effective_batch_size,
             iterations_per_second=ended.steps / ended.seconds if ended.steps else None,
         )
 

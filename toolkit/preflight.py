@@ -82,7 +82,8 @@ def _time(config: RunConfig, document: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _shards(config: RunConfig, folder: Path) -> Iterator[Finding]:
-    sizes = [path.stat().st_size for path in sorted(folder.rglob("*.tar"))]
+    shards = sorted(folder.rglob("*.tar"))
+    sizes = [path.stat().st_size for path in shards]
     if not sizes:
         yield Finding(
             "error", "no-shards", "data.local", f"{folder} holds no .tar", "run sm-train pack"
@@ -111,13 +112,13 @@ def _shards(config: RunConfig, folder: Path) -> Iterator[Finding]:
             f"{small} of {len(sizes)} shards are below 150 MB; FastFile suits few large files",
             "pack with a larger --shard-size when there is more data",
         )  # fmt: skip
-    yield from _broken(folder)
+    yield from _broken(shards)
 
 
-def _broken(folder: Path) -> Iterator[Finding]:
+def _broken(shards: list[Path]) -> Iterator[Finding]:
     from sm_train.entrypoints.shards import ShardError, verify_shard
 
-    for path in sorted(folder.rglob("*.tar")):
+    for path in shards:
         try:
             verify_shard(path)
         except ShardError as error:

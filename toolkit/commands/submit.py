@@ -67,13 +67,13 @@ def command(
         _run_here(config, run.parent, stage, nodes, processes, output, as_json)
         return
     region = aws.resolve_region(options["region"], config.region, options["profile"])
+    if stage is None and not dry_run:
+        stage = config.stages[0].name
     submission = prepare(config, stage, region, datetime.now())
     if dry_run:
         _show(submission, as_json)
         _mind_budget(config, region)
         return
-    if stage is None:
-        submission = prepare(config, config.stages[0].name, region, datetime.now())
     _send(config, submission, options["profile"], run=run, yes=yes, as_json=as_json)
 
 
