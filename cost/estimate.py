@@ -1,42 +1,88 @@
 """Stages into seconds and dollars, with a range and every assumption said.
 
+Billable seconds of a stage = start-up + iterations ÷ it/s + checkpoints × blocking + evaluation
++ expected failures × (restart + half a checkpoint interval). A job is billed from the image's
+download to its end, per second, for every instance (``BillableTimeInSeconds × InstanceCount``,
+SageMaker API reference); waiting for machines is not.
+
 Money is decimal, and a stage's cost is the very sum of its parts; it becomes a float in documents.
-Billable seconds of a stage = start-up + iterations ÷ it/s + expected restarts × what one loses.
-A job is billed from the image's download to its end, per second, for every instance
-(``BillableTimeInSeconds × InstanceCount``, SageMaker API reference); waiting for machines is not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Any
 
-from sm_train.cost.prices import Price, training_price
+from sm_train.cost import services
+from sm_train.cost.assumptions import SPOT_RATE_PER_INSTANCE_HOUR, Assumptions
+from sm_train.cost.failures import daly_interval, expected_failures, lost_per_failure
+from sm_train.cost.prices import KINDS, ON_DEMAND, SPOT, Price, PriceTable, shipped_prices
 from sm_train.cost.stage import Stage
+from sm_train.cost.uncertainty import Range, Risk, ranges
 
 CAPACITIES = ("on-demand", "spot", "warm-pool", "training-plan")
-_SECONDS_PER_HOUR = 3600
+SECONDS_PER_HOUR = 3600
+
+MACHINE_PARTS = ("training", "start_up", "checkpoints", "evaluation", "restarts", "warm_pool")
+SERVICE_PARTS = ("storage", "requests", "logs")
 
 
 @dataclass(frozen=True)
-class Assumptions:
-    """What is taken for granted where nothing was measured."""
+class Purchase:
+    """Where and how machines are had.
 
-    start_up_seconds: float = 600.0
-    """Image download and first step of a job; replace it with your own jobs' figure."""
-    restart_seconds: float = 900.0
-    """Noticing, replacing a machine, starting again: billed, without progress."""
-    checkpoint_every: int = 1000
-    """Iterations between checkpoints of a stage that states none: the run file's default."""
-    failures_per_gpu_hour: float = 419 / (16384 * 54 * 24)
-    """419 interruptions in 54 days on 16,384 GPUs (The Llama 3 Herd of Models, 2024)."""
-    faster: float = 0.05
-    """The low end: this much more it/s, and no failure."""
-    slower: float = 0.10
-    """The high end: this much less it/s, and ``more_failures`` times the failures."""
-    more_failures: float = 3.0
+    ``capacity`` is the run file's; ``kind`` is the price's (a Savings Plan is a way to pay for
+    on-demand capacity).
+
+    Raises:
+        ValueError: no such capacity or kind, or a kind that does not fit the capacity.
+    """
+
+    region: str
+    capacity: str = "on-demand"
+    kind: str = ON_DEMAND
+
+    def __post_init__(self) -> None:
+        if self.capacity not in CAPACITIES:
+            raise ValueError(f"capacity: {self.capacity!r} is not one of {', '.join(CAPACITIES)}")
+        if self.kind not in KINDS:
+            raise ValueError(f"purchase: {self.kind!r} is not one of {', '.join(KINDS)}")
+        if self.kind not in (ON_DEMAND, SPOT) and self.capacity in ("spot", "training-plan"):
+            raise ValueError(f"purchase: {self.kind} does not apply to capacity {self.capacity}")
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Billable seconds of a stage by what they are spent on; None is unknown."""
+
+    training: float | None
+    start_up: float
+    checkpoints: float
+    evaluation: float
+    restarts: float | None
+    warm_pool: float
+
+    @property
+    def overhead(self) -> float | None:
+        """Everything but training."""
+        return total([self.start_up, self.checkpoints, self.evaluation, self.restarts])
+
+    @property
+    def billable(self) -> float | None:
+        """Of the job itself: machines kept in a warm pool are billed after it."""
+        return total([self.training, self.overhead])
+
+
+@dataclass(frozen=True)
+class CheckpointInterval:
+    """The configured interval beside the best one (Daly, 2006)."""
+
+    seconds: float
+    best_seconds: float
+    best_iterations: int
+    extra: Decimal | None
+    """Dollars that the configured interval costs more than the best one."""
 
 
 @dataclass(frozen=True)
@@ -45,213 +91,262 @@ class StageEstimate:
 
     stage: Stage
     price: Price
-    start_up_seconds: float
-    restart_seconds: float | None
-    cost: Decimal | None
+    failures: float | None
+    seconds: Seconds
+    breakdown: dict[str, Decimal | None]
+    seconds_range: Range | None
     low: Decimal | None
     high: Decimal | None
-    breakdown: dict[str, Decimal | None]
 
     @property
-    def overhead_seconds(self) -> float | None:
-        return _total([self.start_up_seconds, self.restart_seconds])
+    def cost(self) -> Decimal | None:
+        return total_money(list(self.breakdown.values()))
 
     @property
-    def billable_seconds(self) -> float | None:
-        return _total([self.stage.training_seconds, self.overhead_seconds])
+    def known_cost(self) -> Decimal:
+        """The parts that are known: a lower bound where one is not."""
+        return sum((part for part in self.breakdown.values() if part is not None), Decimal(0))
 
     @property
     def instance_hours(self) -> float | None:
-        if self.billable_seconds is None:
-            return None
-        return self.billable_seconds * self.stage.instances / _SECONDS_PER_HOUR
-
-    def as_dict(self) -> dict[str, Any]:
-        stage, price = self.stage, self.price
-        return {
-            "name": stage.name,
-            "resolution": stage.resolution,
-            "instance_type": stage.instance_type,
-            "instances": stage.instances,
-            "world_size": stage.world_size,
-            "effective_batch_size": stage.effective_batch_size,
-            "iterations": stage.iterations,
-            "iterations_per_second": stage.iterations_per_second,
-            "training_seconds": stage.training_seconds,
-            "overhead_seconds": self.overhead_seconds,
-            "billable_seconds": self.billable_seconds,
-            "instance_hours": self.instance_hours,
-            "price_per_instance_hour_usd": _usd(price.usd_per_instance_hour),
-            "price_source": price.source,
-            "price_date": price.date,
-            "cost_usd": _usd(self.cost),
-            "cost_low_usd": _usd(self.low),
-            "cost_high_usd": _usd(self.high),
-            "breakdown_usd": {name: _usd(part) for name, part in self.breakdown.items()},
-        }
+        billable = self.seconds.billable
+        return None if billable is None else billable * self.stage.instances / SECONDS_PER_HOUR
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A run's stages, one after another, and what was assumed."""
+    """A run's stages, one after another, and what they rest on."""
 
     stages: tuple[StageEstimate, ...]
-    assumptions: tuple[str, ...]
+    purchase: Purchase
+    assumed: Assumptions
+    seconds_range: Range | None
+    low: Decimal | None
+    high: Decimal | None
 
-    def as_dict(self) -> dict[str, Any]:
-        """The document of ``cost --json``; unknown is None and makes its total None."""
-        seconds = [stage.billable_seconds for stage in self.stages]
-        return {
-            "stages": [stage.as_dict() for stage in self.stages],
-            "total": {
-                "billable_seconds": _total(seconds),
-                "wall_seconds": _total(seconds),
-                "instance_hours": _total([stage.instance_hours for stage in self.stages]),
-                "cost_usd": _usd(_total_money([stage.cost for stage in self.stages])),
-                "cost_low_usd": _usd(_total_money([stage.low for stage in self.stages])),
-                "cost_high_usd": _usd(_total_money([stage.high for stage in self.stages])),
-                "cost_at_least_usd": _usd(self.known_cost),
-            },
-            "assumptions": list(self.assumptions),
-        }
+    @property
+    def cost(self) -> Decimal | None:
+        return total_money([stage.cost for stage in self.stages])
 
     @property
     def known_cost(self) -> Decimal:
         """The sum of what is known: a lower bound where something is not."""
-        return _known(self.stages)
+        return sum((stage.known_cost for stage in self.stages), Decimal(0))
 
 
 def estimate(
     stages: Sequence[Stage],
+    purchase: Purchase,
     *,
-    region: str,
-    capacity: str = "on-demand",
-    assumptions: Assumptions | None = None,
+    assumed: Assumptions | None = None,
+    prices: PriceTable | None = None,
 ) -> Estimate:
-    """Price ``stages`` at the shipped on-demand prices of ``region``.
+    """Price ``stages``, bought as ``purchase``, by ``prices`` (the shipped table).
 
     Raises:
         UnknownInstanceTypeError: a stage names an instance type that is not in the table.
-        ValueError: ``capacity`` is none of :data:`CAPACITIES`.
     """
-    if capacity not in CAPACITIES:
-        raise ValueError(f"capacity: {capacity!r} is not one of {', '.join(CAPACITIES)}")
-    assumed = assumptions or Assumptions()
-    priced = tuple(
-        _price_stage(stage, _price(stage, region, capacity), capacity, assumed) for stage in stages
-    )
-    return Estimate(priced, tuple(_sentences(priced, capacity, assumed)))
+    assumed, table = assumed or Assumptions(), prices or shipped_prices()
+    priced = [
+        price_stage(stage, stage_price(stage, purchase, table), purchase, assumed)
+        for stage in stages
+    ]
+    return _with_ranges(priced, purchase, assumed)
 
 
-def _price(stage: Stage, region: str, capacity: str) -> Price:
-    price = training_price(stage.instance_type, region)
-    if capacity != "training-plan":
-        return price
-    source = "training plan: prepaid, so running costs nothing more"
-    return Price(stage.instance_type, region, Decimal(0), "inferred", source, None)
+def stage_price(stage: Stage, purchase: Purchase, table: PriceTable) -> Price:
+    """The instance-hour of ``stage``, bought as ``purchase``."""
+    if purchase.capacity == "training-plan":
+        source = "training plan: prepaid, so running costs nothing more"
+        return Price(stage.instance_type, purchase.region, Decimal(0), "inferred", source, None)
+    kind = SPOT if purchase.capacity == "spot" else purchase.kind
+    return table.price(stage.instance_type, purchase.region, kind)
 
 
-def _price_stage(stage: Stage, price: Price, capacity: str, assumed: Assumptions) -> StageEstimate:
-    start, training = assumed.start_up_seconds, stage.training_seconds
-    restarts = low = high = None
+def failure_rate(stage: Stage, purchase: Purchase, assumed: Assumptions) -> float:
+    """Interruptions per GPU-hour: hardware's, and under spot those of reclaimed machines."""
+    rate = assumed.failures_per_gpu_hour
+    if purchase.capacity == "spot":
+        rate += SPOT_RATE_PER_INSTANCE_HOUR / stage.machine.accelerators
+    return rate
+
+
+def checkpoint_iterations(stage: Stage, assumed: Assumptions) -> float:
+    """Iterations between checkpoints; a failure never loses more than the whole stage."""
+    return min(stage.checkpoint_every or assumed.checkpoint_every, stage.iterations)
+
+
+def price_stage(
+    stage: Stage, price: Price, purchase: Purchase, assumed: Assumptions
+) -> StageEstimate:
+    """One stage by the closed formula, without its range."""
+    training = stage.training_seconds
+    every = checkpoint_iterations(stage, assumed)
+    blocking = services.blocking_seconds(stage, assumed) or 0.0
+    checkpoints = stage.iterations // every * blocking
+    failures = restarts = None
     if training is not None:
-        rate = assumed.failures_per_gpu_hour
-        restarts = _restart_seconds(stage, training, assumed, rate)
-        if capacity != "spot":
-            low = start + training / (1 + assumed.faster)
-        longest = training / (1 - assumed.slower)
-        more = _restart_seconds(stage, longest, assumed, rate * assumed.more_failures)
-        high = start + longest + more
-    parts = {"training": training, "start_up": start, "restarts": restarts}
-    breakdown = {name: _dollars(seconds, stage, price) for name, seconds in parts.items()}
+        rate = failure_rate(stage, purchase, assumed)
+        running = training + checkpoints + assumed.evaluation_seconds
+        failures = expected_failures(rate, stage.world_size, running)
+        interval = training * every / stage.iterations
+        per_second = rate * stage.world_size / SECONDS_PER_HOUR
+        restarts = failures * lost_per_failure(assumed.restart_seconds, interval, per_second)
+    seconds = Seconds(
+        training=training,
+        start_up=assumed.start_up_seconds,
+        checkpoints=checkpoints,
+        evaluation=assumed.evaluation_seconds,
+        restarts=restarts,
+        warm_pool=stage.keep_alive_seconds,
+    )
+    breakdown = {part: _dollars(getattr(seconds, part), stage, price) for part in MACHINE_PARTS}
+    breakdown |= _service_parts(stage, seconds, assumed)
     return StageEstimate(
         stage=stage,
         price=price,
-        start_up_seconds=start,
-        restart_seconds=restarts,
-        cost=_total_money(list(breakdown.values())),
-        low=_dollars(low, stage, price),
-        high=_dollars(high, stage, price),
+        failures=failures,
+        seconds=seconds,
         breakdown=breakdown,
+        seconds_range=None,
+        low=None,
+        high=None,
     )
 
 
-def _restart_seconds(
-    stage: Stage, training: float, assumed: Assumptions, failures_per_gpu_hour: float
-) -> float:
-    """Expected seconds lost to failures: their number × (restart + half a checkpoint interval).
+def _service_parts(
+    stage: Stage, seconds: Seconds, assumed: Assumptions
+) -> dict[str, Decimal | None]:
+    """Parts beside the machines; those of a model that nobody named are left out."""
+    parts: dict[str, Decimal | None] = {}
+    billable = seconds.billable
+    if stage.parameters is not None:
+        stored = None if billable is None else services.checkpoint_storage(stage, billable)
+        parts["storage"] = stored
+    if stage.images is not None:
+        parts["requests"] = services.data_requests(stage, assumed)
+    parts["logs"] = services.logs(stage, assumed)
+    return parts
 
-    ``training`` is the seconds that the stage's iterations take without a failure.
+
+def checkpoint_interval(
+    one: StageEstimate, purchase: Purchase, assumed: Assumptions
+) -> CheckpointInterval | None:
+    """The configured interval against the best one, both by the same waste.
+
+    Waste of an interval τ = training × (blocking ÷ τ + failures a second × τ ÷ 2). None without
+    failures, blocking or a known speed.
     """
-    failures = failures_per_gpu_hour * stage.world_size * training / _SECONDS_PER_HOUR
-    interval = min(stage.checkpoint_every or assumed.checkpoint_every, stage.iterations)
-    half_interval = training * interval / stage.iterations / 2
-    return failures * (assumed.restart_seconds + half_interval)
+    stage, training = one.stage, one.seconds.training
+    rate = failure_rate(stage, purchase, assumed) * stage.world_size / SECONDS_PER_HOUR
+    blocking = services.blocking_seconds(stage, assumed)
+    if training is None or not rate or not blocking:
+        return None
+
+    def waste(interval: float) -> float:
+        return training * (blocking / interval + rate * interval / 2)
+
+    configured = training * checkpoint_iterations(stage, assumed) / stage.iterations
+    best = min(daly_interval(blocking, 1 / rate), training)
+    extra = max(0.0, waste(configured) - waste(best))
+    return CheckpointInterval(
+        seconds=configured,
+        best_seconds=best,
+        best_iterations=max(1, round(best / training * stage.iterations)),
+        extra=_dollars(extra, stage, one.price),
+    )
+
+
+def _with_ranges(priced: list[StageEstimate], purchase: Purchase, assumed: Assumptions) -> Estimate:
+    """Ranges of every stage and of the whole; None where a speed or a price is unknown."""
+    risks = [_risk(one, purchase, assumed) for one in priced]
+    known = [risk for risk in risks if risk is not None]
+    if not known:
+        return Estimate(tuple(priced), purchase, assumed, None, None, None)
+    pairs = [(one, risk) for one, risk in zip(priced, risks, strict=True) if risk is not None]
+    high = [_dollars_per_second(one, one.price.usd_per_instance_hour) for one, _ in pairs]
+    low = [_dollars_per_second(one, one.price.least) for one, _ in pairs]
+    found = ranges(known, low, high)
+    by_stage = dict(zip((id(one) for one, _ in pairs), found.stages, strict=True))
+    ranged = tuple(_ranged(one, by_stage.get(id(one))) for one in priced)
+    if len(known) < len(priced) or any(one.cost is None for one in ranged):
+        return Estimate(ranged, purchase, assumed, None, None, None)
+    beside = sum((_beside(one) for one in ranged), Decimal(0))
+    return Estimate(
+        ranged,
+        purchase,
+        assumed,
+        found.seconds,
+        Decimal(found.low) + beside,
+        Decimal(found.high) + beside,
+    )
+
+
+def _risk(one: StageEstimate, purchase: Purchase, assumed: Assumptions) -> Risk | None:
+    stage, speed, seconds = one.stage, one.stage.speed, one.seconds
+    if speed is None or seconds.training is None:
+        return None
+    rate = failure_rate(stage, purchase, assumed) * stage.world_size / SECONDS_PER_HOUR
+    every = checkpoint_iterations(stage, assumed)
+    return Risk(
+        training=seconds.training,
+        slow_factor=speed.iterations_per_second / speed.low,
+        fast_factor=speed.iterations_per_second / speed.high,
+        basis=speed.basis,
+        fixed=seconds.checkpoints + seconds.evaluation,
+        start_up=seconds.start_up,
+        start_up_spread=assumed.start_up_spread,
+        failures_per_second=rate,
+        failure_spread=assumed.failure_spread,
+        restart=assumed.restart_seconds,
+        interval=seconds.training * every / stage.iterations,
+    )
+
+
+def _ranged(one: StageEstimate, seconds: Range | None) -> StageEstimate:
+    if seconds is None:
+        return one
+    beside = _beside(one)
+    low = money(seconds.low, one.stage.instances, one.price.least)
+    high = money(seconds.high, one.stage.instances, one.price.usd_per_instance_hour)
+    return replace(
+        one,
+        seconds_range=seconds,
+        low=None if low is None else low + beside,
+        high=None if high is None else high + beside,
+    )
+
+
+def _beside(one: StageEstimate) -> Decimal:
+    """Parts that the draws do not vary: machines kept warm, and services."""
+    names = ("warm_pool", *SERVICE_PARTS)
+    return sum((one.breakdown.get(name) or Decimal(0) for name in names), Decimal(0))
+
+
+def _dollars_per_second(one: StageEstimate, price: Decimal | None) -> float:
+    return float(price or 0) * one.stage.instances / SECONDS_PER_HOUR
 
 
 def _dollars(seconds: float | None, stage: Stage, price: Price) -> Decimal | None:
-    if seconds is None or price.usd_per_instance_hour is None:
+    return money(seconds, stage.instances, price.usd_per_instance_hour)
+
+
+def money(
+    seconds: float | None, instances: int, usd_per_instance_hour: Decimal | None
+) -> Decimal | None:
+    """Seconds × instances × dollars an hour ÷ 3600; None where one is unknown."""
+    if seconds is None or usd_per_instance_hour is None:
         return None
-    return Decimal(seconds) * stage.instances * price.usd_per_instance_hour / _SECONDS_PER_HOUR
+    return Decimal(seconds) * instances * usd_per_instance_hour / SECONDS_PER_HOUR
 
 
-def _sentences(priced: Sequence[StageEstimate], capacity: str, assumed: Assumptions) -> list[str]:
-    per_1000 = assumed.failures_per_gpu_hour * 24 * 1000
-    interval = ""
-    if any(one.stage.checkpoint_every is None for one in priced):
-        interval = f" ({assumed.checkpoint_every:,} iterations where none is stated)"
-    sentences = [
-        f"start-up: {assumed.start_up_seconds:g} s billed for each stage (assumed)",
-        f"failures: {per_1000:.2g} in 1,000 GPU-days (The Llama 3 Herd of Models, 2024), each "
-        f"losing {assumed.restart_seconds:g} s (assumed) and half a checkpoint interval{interval}",
-        f"range: it/s {assumed.faster:.0%} higher without failures to {assumed.slower:.0%} lower "
-        f"with {assumed.more_failures:g} times the failures (assumed)",
-    ]
-    if capacity == "spot":
-        sentences.append("spot: the on-demand price is an upper bound; spot's own is not known")
-    if capacity == "training-plan":
-        sentences.append("training plan: its fee is paid beforehand and not in these figures")
-    if capacity == "warm-pool":
-        sentences.append("warm pool: time that machines are kept after a job is billed on top")
-    for one in priced:
-        if one.price.status == "inferred" and capacity != "training-plan":
-            sentences.append(f"price of {one.stage.instance_type} is {one.price.source}")
-    sentences += _unknown(priced)
-    return list(dict.fromkeys(sentences))
-
-
-def _unknown(priced: Sequence[StageEstimate]) -> list[str]:
-    """Why the total is only a lower bound: one sentence for each thing that is not known."""
-    known = _known(priced)
-    least = f"at least ${known:,.2f}" if known else "total unknown"
-    speeds = [
-        f"{least}: stage {one.stage.name} has no known it/s (measure it there; give "
-        "iterations_per_second in the run file, or --its)"
-        for one in priced
-        if one.stage.iterations_per_second is None
-    ]
-    prices = [
-        f"{least}: the price of {one.stage.instance_type} (stage {one.stage.name}) is unknown: "
-        f"{one.price.source}"
-        for one in priced
-        if one.price.usd_per_instance_hour is None
-    ]
-    return speeds + prices
-
-
-def _known(priced: Sequence[StageEstimate]) -> Decimal:
-    return sum((one.cost for one in priced if one.cost is not None), Decimal(0))
-
-
-def _total(parts: Sequence[float | None]) -> float | None:
+def total(parts: Sequence[float | None]) -> float | None:
+    """The sum; None with an unknown part."""
     known = [part for part in parts if part is not None]
     return sum(known) if len(known) == len(parts) else None
 
 
-def _total_money(parts: Sequence[Decimal | None]) -> Decimal | None:
+def total_money(parts: Sequence[Decimal | None]) -> Decimal | None:
+    """The sum; None with an unknown part."""
     known = [part for part in parts if part is not None]
     return sum(known, Decimal(0)) if len(known) == len(parts) else None
-
-
-def _usd(amount: Decimal | None) -> float | None:
-    return None if amount is None else float(amount)

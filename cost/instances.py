@@ -1,7 +1,7 @@
-"""The machines: what SageMaker training offers, from a dated table.
+"""The machines: what SageMaker training offers, from a table.
 
 Sources of ``data/instances.csv``: AWS instance pages and Karpenter's generated instance types
-(2026-07/08) for hardware, the AWS Price List (2026-08/09) for prices.
+(2026-07/08). Prices are apart from it, in :mod:`sm_train.cost.prices`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping
 from dataclasses import dataclass
-from decimal import Decimal
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
@@ -34,11 +32,6 @@ class InstanceType:
     local_nvme_gb: float | None
     bf16_tflops: float | None
     """Peak dense bf16 of one accelerator, in TFLOP a second."""
-    usd_per_hour: Decimal | None
-    price_regions: tuple[str, ...]
-    price_status: str
-    price_source: str
-    price_date: str | None
 
     @property
     def supports_smddp(self) -> bool:
@@ -51,11 +44,9 @@ class InstanceType:
         return bool(self.efa_interfaces)
 
 
-@cache
 def instance_types() -> tuple[InstanceType, ...]:
     """Every type of the table, in its order."""
-    with _TABLE.open(encoding="utf-8", newline="") as file:
-        return tuple(_from_row(row) for row in csv.DictReader(file))
+    return tuple(_by_name().values())
 
 
 def instance_type(name: str) -> InstanceType:
@@ -64,12 +55,20 @@ def instance_type(name: str) -> InstanceType:
     Raises:
         UnknownInstanceTypeError: the table has no such type.
     """
-    by_name = {machine.name: machine for machine in instance_types()}
+    by_name = _by_name()
     if name not in by_name:
+        from difflib import get_close_matches
+
         near = get_close_matches(name, by_name, n=3, cutoff=0.5)
         hint = f"nearest: {', '.join(near)}" if near else f"known: {', '.join(by_name)}"
         raise UnknownInstanceTypeError(f"{name!r} is not a known training instance type; {hint}")
     return by_name[name]
+
+
+@cache
+def _by_name() -> dict[str, InstanceType]:
+    with _TABLE.open(encoding="utf-8", newline="") as file:
+        return {row["instance_type"]: _from_row(row) for row in csv.DictReader(file)}
 
 
 def _from_row(row: Mapping[str, str]) -> InstanceType:
@@ -82,11 +81,6 @@ def _from_row(row: Mapping[str, str]) -> InstanceType:
         efa_interfaces=int(row["efa_interfaces"]) if row["efa_interfaces"] else None,
         local_nvme_gb=_number(row["local_nvme_gb"]),
         bf16_tflops=_number(row["bf16_tflops"]),
-        usd_per_hour=Decimal(row["usd_per_hour"]) if row["usd_per_hour"] else None,
-        price_regions=tuple(row["price_regions"].split()),
-        price_status=row["price_status"],
-        price_source=row["price_source"],
-        price_date=row["price_date"] or None,
     )
 
 

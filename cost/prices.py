@@ -1,17 +1,77 @@
-"""Dollars for one instance-hour of training, with where and when the figure is from."""
+"""Dollars for one instance-hour of training, with where and when each figure is from.
+
+A :class:`PriceTable` is laid over another: what AWS's price list said lies over the shipped table,
+a file of one's own over both. Dates are ISO days; ages are counted by the caller's day, since this
+layer has no clock.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import csv
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import date
 from decimal import Decimal
+from functools import cache
+from pathlib import Path
 from typing import Literal
 
 from sm_train.cost.instances import instance_type
 
+_TABLE = Path(__file__).parent / "data" / "prices.csv"
+
+ON_DEMAND, SPOT = "on-demand", "spot"
+SAVINGS_PLANS = tuple(
+    f"savings-plan-{years}y-{upfront}-upfront"
+    for years in (1, 3)
+    for upfront in ("no", "partial", "all")
+)
+KINDS = (ON_DEMAND, SPOT, *SAVINGS_PLANS)
+"""The ways in which an instance-hour of training is bought."""
+
+ANY = "*"
+STALE_DAYS = 90
+
+SPOT_LEAST = Decimal("0.10")
+"""Managed spot training saves "up to 90%" (SageMaker developer guide): the least spot price."""
+
+
+class PriceError(ValueError):
+    """A price source cannot be used; the message names the place and the mend."""
+
+
+@dataclass(frozen=True)
+class PriceRow:
+    """One price of a table. ``usd_per_hour`` None is unknown; ``date`` None is undated."""
+
+    instance_type: str
+    region: str
+    kind: str
+    usd_per_hour: Decimal | None
+    status: str
+    source: str
+    date: str | None
+
+
+@dataclass(frozen=True)
+class Discount:
+    """A negotiated share off the list price; ``*`` stands for every type or region."""
+
+    instance_type: str
+    region: str
+    kind: str
+    percent: Decimal
+    source: str
+    date: str | None
+
 
 @dataclass(frozen=True)
 class Price:
-    """An on-demand price; None is unknown, which is not 0."""
+    """The price of an instance-hour; None is unknown, which is not 0.
+
+    ``least_usd_per_instance_hour`` differs from the price where only a range is known, as for
+    spot: then the price is the range's upper end.
+    """
 
     instance_type: str
     region: str
@@ -19,25 +79,160 @@ class Price:
     status: Literal["verified", "inferred", "unknown"]
     source: str
     date: str | None
+    least_usd_per_instance_hour: Decimal | None = None
+
+    @property
+    def least(self) -> Decimal | None:
+        """The least that an instance-hour can cost."""
+        if self.least_usd_per_instance_hour is None:
+            return self.usd_per_instance_hour
+        return self.least_usd_per_instance_hour
 
 
-def training_price(name: str, region: str) -> Price:
-    """The on-demand price of instance type ``name`` in ``region``.
+@dataclass(frozen=True)
+class PriceTable:
+    """Prices by type, region and kind.
 
-    Prices differ between regions: where the table has none for ``region``, the figure of another
-    one is given. Such a price, and one that is worked out from EC2's, is marked inferred, and its
-    source begins with that word.
-
-    Raises:
-        UnknownInstanceTypeError: no such instance type.
+    ``listed`` maps a region to the day on which AWS's whole price list for it was read: a type
+    without a row there is not offered there.
     """
-    machine = instance_type(name)
-    if machine.usd_per_hour is None:
-        return Price(name, region, None, "unknown", machine.price_source, None)
-    source, known_here = machine.price_source, region in machine.price_regions
-    if not known_here:
-        source = f"the price in {machine.price_regions[0]} stands in for {region} ({source})"
-    if known_here and machine.price_status == "verified":
-        return Price(name, region, machine.usd_per_hour, "verified", source, machine.price_date)
-    source = f"inferred: {source}"
-    return Price(name, region, machine.usd_per_hour, "inferred", source, machine.price_date)
+
+    rows: Mapping[tuple[str, str, str], PriceRow]
+    discounts: tuple[Discount, ...] = ()
+    listed: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        rows: Iterable[PriceRow],
+        discounts: Iterable[Discount] = (),
+        listed: Mapping[str, str] | None = None,
+    ) -> PriceTable:
+        """A table of ``rows``; of two for one type, region and kind the last counts."""
+        by_key = {(row.instance_type, row.region, row.kind): row for row in rows}
+        return cls(by_key, tuple(discounts), listed or {})
+
+    def over(self, below: PriceTable) -> PriceTable:
+        """This table laid over ``below``: its prices count, and where it has none those below.
+
+        A price for every region hides those of single regions below it, and a region that was
+        listed whole hides everything that was known of it.
+        """
+        shown = {
+            key: row
+            for key, row in below.rows.items()
+            if (row.instance_type, ANY, row.kind) not in self.rows
+            and not (row.region in self.listed and row.kind in (ON_DEMAND, SPOT))
+        }
+        return PriceTable(
+            {**shown, **self.rows},
+            (*below.discounts, *self.discounts),
+            {**below.listed, **self.listed},
+        )
+
+    def price(self, name: str, region: str, kind: str = ON_DEMAND) -> Price:
+        """The price of instance type ``name`` in ``region``, bought as ``kind``.
+
+        Prices differ between regions: where the table has none for ``region``, the figure of
+        another one stands in, unless AWS's whole list for ``region`` was read. Such a price, and
+        one that is worked out from EC2's, is marked inferred, and its source begins with that
+        word. A spot price that is not known is given as a range below the on-demand price.
+
+        Raises:
+            UnknownInstanceTypeError: no such instance type.
+            ValueError: ``kind`` is none of :data:`KINDS`.
+        """
+        if kind not in KINDS:
+            raise ValueError(f"purchase: {kind!r} is not one of {', '.join(KINDS)}")
+        instance_type(name)
+        found = self._listed_price(name, region, kind)
+        if found.usd_per_instance_hour is None and kind == SPOT:
+            found = self._spot_range(name, region)
+        for discount in self.discounts:
+            if _covers(discount, name, region, kind):
+                found = _discounted(found, discount)
+        return found
+
+    def _listed_price(self, name: str, region: str, kind: str) -> Price:
+        row = self.rows.get((name, region, kind)) or self.rows.get((name, ANY, kind))
+        if row is None and region in self.listed and kind == ON_DEMAND:
+            source = f"not in AWS's price list for {region} of {self.listed[region]}: not offered"
+            return Price(name, region, None, "unknown", source, None)
+        elsewhere = None if row else self._elsewhere(name, kind)
+        row = row or elsewhere
+        if row is None or row.usd_per_hour is None:
+            source = row.source if row else f"no {kind} price is known"
+            return Price(name, region, None, "unknown", source, None)
+        source = row.source
+        if elsewhere:
+            source = f"the price in {row.region} stands in for {region} ({source})"
+        if not elsewhere and row.status == "verified":
+            return Price(name, region, row.usd_per_hour, "verified", source, row.date)
+        return Price(name, region, row.usd_per_hour, "inferred", f"inferred: {source}", row.date)
+
+    def _elsewhere(self, name: str, kind: str) -> PriceRow | None:
+        rows = (row for row in self.rows.values() if (row.instance_type, row.kind) == (name, kind))
+        return next(rows, None)
+
+    def _spot_range(self, name: str, region: str) -> Price:
+        most = self.price(name, region, ON_DEMAND)
+        if most.usd_per_instance_hour is None:
+            return most
+        source = (
+            "inferred: spot's own price is not known; between 10 % of the on-demand price "
+            f"(SageMaker states savings of up to 90 %) and all of it ({most.source})"
+        )
+        least = most.usd_per_instance_hour * SPOT_LEAST
+        return replace(most, status="inferred", source=source, least_usd_per_instance_hour=least)
+
+
+def _covers(discount: Discount, name: str, region: str, kind: str) -> bool:
+    return (
+        discount.instance_type in (ANY, name)
+        and discount.region in (ANY, region)
+        and discount.kind == kind
+    )
+
+
+def _discounted(price: Price, discount: Discount) -> Price:
+    if price.usd_per_instance_hour is None:
+        return price
+    share = 1 - discount.percent / 100
+    least = price.least_usd_per_instance_hour
+    return replace(
+        price,
+        usd_per_instance_hour=price.usd_per_instance_hour * share,
+        least_usd_per_instance_hour=None if least is None else least * share,
+        source=f"{price.source}; {discount.percent.normalize():f} % off ({discount.source})",
+    )
+
+
+def staleness(price: Price, today: date) -> str | None:
+    """Why ``price`` may be out of date on ``today``; None for one younger than 90 days."""
+    if price.usd_per_instance_hour is None:
+        return None
+    where = f"price of {price.instance_type}"
+    if price.date is None:
+        return f"{where} is undated; `sm-train cost --refresh` asks AWS for today's"
+    days = (today - date.fromisoformat(price.date)).days
+    if days <= STALE_DAYS:
+        return None
+    return f"{where} is {days} days old; `sm-train cost --refresh` asks AWS for today's"
+
+
+@cache
+def shipped_prices() -> PriceTable:
+    """The dated table that ships with sm-train."""
+    with _TABLE.open(encoding="utf-8", newline="") as file:
+        return PriceTable.of(
+            PriceRow(
+                instance_type=row["instance_type"],
+                region=row["region"],
+                kind=row["kind"],
+                usd_per_hour=Decimal(row["usd_per_hour"]) if row["usd_per_hour"] else None,
+                status=row["status"],
+                source=row["source"],
+                date=row["date"] or None,
+            )
+            for row in csv.DictReader(file)
+        )

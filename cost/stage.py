@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from functools import cached_property
 
-from sm_train.cost.instances import instance_type
+from sm_train.cost.instances import InstanceType, instance_type
+from sm_train.cost.speed import Speed
 
 _MOST = 10**12
 """No real count comes near, and every float holds it exactly."""
@@ -13,23 +14,21 @@ _LONGEST_SECONDS = 100 * 365 * 86400
 """A century: longer is a slip of the pen."""
 
 _POSITIVE = (
-    "resolution instances per_gpu_batch accumulation iterations iterations_per_second "
-    "checkpoint_every".split()
+    "resolution instances per_gpu_batch accumulation iterations checkpoint_every "
+    "flops_per_image parameters".split()
 )
-
-ThroughputSource = Literal["run file", "option", "measured", "unknown"]
 
 
 @dataclass(frozen=True)
 class Stage:
     """A stage on a cluster; None is unknown.
 
-    ``iterations`` are optimizer steps. ``throughput_source`` says where
-    ``iterations_per_second`` is from; a figure belongs to its resolution, batch and cluster.
+    ``iterations`` are optimizer steps. ``flops_per_image`` counts forward and backward pass of
+    the trained network for one image; ``parameters`` are the trained network's.
 
     Raises:
-        ValueError: a figure is not positive and finite, or the training would take more than a
-            century; the message names it.
+        ValueError: a figure is not positive and finite, the training would take more than a
+            century, or its speed is more than the hardware's peak; the message names it.
     """
 
     name: str
@@ -39,32 +38,56 @@ class Stage:
     per_gpu_batch: int | None
     accumulation: int
     iterations: int
-    iterations_per_second: float | None
-    throughput_source: ThroughputSource
     checkpoint_every: int | None = None
+    checkpoints_kept: int = 3
+    flops_per_image: float | None = None
+    parameters: int | None = None
+    keep_alive_seconds: float = 0.0
+    speed: Speed | None = None
 
     def __post_init__(self) -> None:
         for field in _POSITIVE:
             value = getattr(self, field)
-            if value is not None and not 0 < value <= _MOST:
-                raise ValueError(f"{field}: {value} must be a positive number, at most {_MOST:.0e}")
+            most = 1e18 if field == "flops_per_image" else _MOST
+            if value is not None and not 0 < value <= most:
+                raise ValueError(f"{field}: {value} must be a positive number, at most {most:.0e}")
         seconds = self.training_seconds
-        if seconds is not None and seconds > _LONGEST_SECONDS:
+        if self.speed and seconds is not None and seconds > _LONGEST_SECONDS:
             raise ValueError(
-                f"iterations_per_second: at {self.iterations_per_second} the {self.iterations} "
-                f"iterations of {self.name} take over 100 years; give optimizer steps a second"
+                f"iterations_per_second: at {self.speed.iterations_per_second} the "
+                f"{self.iterations} iterations of {self.name} take over 100 years; give optimizer "
+                "steps a second"
             )
+        self._within_the_peak()
 
-    @property
-    def gpus_per_instance(self) -> int:
-        return instance_type(self.instance_type).accelerators
+    def _within_the_peak(self) -> None:
+        use, peak = self.flops_utilization, self.machine.bf16_tflops
+        if use is None or use <= 1 or self.speed is None or not self.speed.on_this_hardware:
+            return
+        speed = self.speed.iterations_per_second
+        per_image = (self.flops_per_image or 0) / 1e12
+        raise ValueError(
+            f"iterations_per_second: {speed:g} for {self.name} is {use:.0%} of the hardware's "
+            f"peak: {speed:g} it/s × {self.effective_batch_size} images × {per_image:.3g} TFLOP = "
+            f"{use * self.world_size * (peak or 0):,.0f} TFLOP/s, and {self.world_size} "
+            f"{self.machine.accelerator} give at most {self.world_size * (peak or 0):,.0f}; "
+            "measure it again, in optimizer steps a second"
+        )
 
-    @property
+    def at(self, speed: Speed | None) -> Stage:
+        """The same stage at another speed."""
+        return replace(self, speed=speed)
+
+    @cached_property
+    def machine(self) -> InstanceType:
+        return instance_type(self.instance_type)
+
+    @cached_property
     def world_size(self) -> int:
         """GPUs of the stage: one process each."""
-        return self.instances * self.gpus_per_instance
+        return self.instances * self.machine.accelerators
 
-    @property
+    @cached_property
     def effective_batch_size(self) -> int | None:
         """Images of one optimizer step over all GPUs."""
         if self.per_gpu_batch is None:
@@ -72,14 +95,27 @@ class Stage:
         return self.per_gpu_batch * self.accumulation * self.world_size
 
     @property
+    def images(self) -> int | None:
+        """Images that the stage trains on, repeats included."""
+        batch = self.effective_batch_size
+        return None if batch is None else self.iterations * batch
+
+    @property
     def training_seconds(self) -> float | None:
         """Iterations alone: no start-up, no restart."""
-        speed = self.iterations_per_second
-        return None if speed is None else self.iterations / speed
+        return None if self.speed is None else self.iterations / self.speed.iterations_per_second
 
     @property
     def images_per_second(self) -> float | None:
         """Images of the whole cluster a second."""
-        if self.effective_batch_size is None or self.iterations_per_second is None:
+        if self.effective_batch_size is None or self.speed is None:
             return None
-        return self.effective_batch_size * self.iterations_per_second
+        return self.effective_batch_size * self.speed.iterations_per_second
+
+    @property
+    def flops_utilization(self) -> float | None:
+        """MFU: model FLOP a second ÷ the GPUs' peak (PaLM, Chowdhery et al. 2022, appendix B)."""
+        images, peak = self.images_per_second, self.machine.bf16_tflops
+        if images is None or peak is None or self.flops_per_image is None:
+            return None
+        return images * self.flops_per_image / (self.world_size * peak * 1e12)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from sm_train.cost.stage import Stage
+from sm_train.cost.throughput import stated_speed
 from sm_train.estimators.run_config import RunConfig
 
 
 def cost_stages(config: RunConfig) -> list[Stage]:
-    """The run's stages in order, each with the it/s that the run file states for it."""
+    """The run's stages in order, each at the it/s that the run file states for it, if any."""
     return [
         Stage(
             name=stage.name,
@@ -17,9 +18,12 @@ def cost_stages(config: RunConfig) -> list[Stage]:
             per_gpu_batch=stage.per_gpu_batch,
             accumulation=stage.accumulation,
             iterations=stage.iterations,
-            iterations_per_second=stage.iterations_per_second,
-            throughput_source="run file" if stage.iterations_per_second else "unknown",
             checkpoint_every=config.checkpoint.every,
+            checkpoints_kept=config.checkpoint.keep,
+            keep_alive_seconds=config.cluster.keep_alive or 0,
+            speed=stated_speed(stage.iterations_per_second, "the run file states it")
+            if stage.iterations_per_second
+            else None,
         )
         for stage in config.stages
     ]

@@ -104,6 +104,10 @@ class Data(Section):
         description="The same shards on this machine, relative to the run file; "
         "`submit --local` reads them.",
     )
+    samples: Count | None = Field(
+        default=None,
+        description="Samples in the shards; `cost` warns of stages that see less than an epoch.",
+    )
     image_key: PlainText = Field(
         default="jpg;jpeg;png;webp", description="Extensions of a sample's image, by preference."
     )

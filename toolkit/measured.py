@@ -2,65 +2,94 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 
+from sm_train.cost.throughput import Measurement
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.event_log import read_events
+from sm_train.toolkit.event_log import Event, read_events
+
+_ENOUGH = 10
+"""Intervals from which deciles mean something."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A measured speed and the place it belongs to."""
+    """A measured speed and the name of the stage that it was measured on."""
 
     stage: str
-    resolution: int
-    world_size: int
-    backend: str
-    effective_batch_size: int
-    iterations_per_second: float
-    lines: int
-
-    def describe(self) -> str:
-        """The measurement in words, for an assumption."""
-        return (
-            f"{self.iterations_per_second:.3g} it/s was measured on stage {self.stage} "
-            f"({self.resolution} px, batch {self.effective_batch_size}, {self.world_size} "
-            f"processes, {self.backend}; median of {self.lines} intervals)"
-        )
+    measurement: Measurement
 
 
 def read_measured(path: Path) -> Measured:
     """The steady speed in the event lines of ``path``, a log or a local run's folder.
 
-    The first interval pays for start-up and is left out where there are others.
-
     Raises:
         UserError: no such file, or no step in it.
     """
     try:
-        events = list(read_events(path))
+        return measured_in(read_events(path), str(path))
     except FileNotFoundError:
         raise UserError(f"--measured: {path}: no event lines there") from None
-    starts = [event for event in events if event["kind"] == "start"]
-    speeds = [
-        float(event["iterations_per_second"])
-        for event in events
-        if event["kind"] == "step" and event["iterations_per_second"]
-    ]
-    if not starts or not speeds:
+
+
+def read_measured_job(name: str, region: str | None, profile: str | None) -> Measured:
+    """The steady speed in the event lines of the training job ``name``, from CloudWatch.
+
+    Raises:
+        UserError: AWS refuses, or the job has said nothing yet.
+    """
+    from sm_train.toolkit.aws import open_session, resolve_region
+    from sm_train.toolkit.run_jobs import job_events
+
+    session = open_session(profile, resolve_region(region, None, profile))
+    return measured_in(job_events(session, name), name)
+
+
+def measured_in(events: Iterable[Event], place: str) -> Measured:
+    """The steady speed of the last start among ``events``.
+
+    The first interval pays for start-up and is left out where there are others.
+
+    Raises:
+        UserError: no step among them.
+    """
+    start: Event | None = None
+    speeds: list[float] = []
+    for event in events:
+        if event["kind"] == "start" and (start is None or not _goes_on(start, event)):
+            start, speeds = event, []
+        elif event["kind"] == "step" and event["iterations_per_second"]:
+            speeds.append(float(event["iterations_per_second"]))
+    if start is None or not speeds:
         raise UserError(
-            f"--measured: {path}: holds no start and step events; give a job's log or the folder "
+            f"--measured: {place}: holds no start and step events; give a job's log or the folder "
             "of a local run's stage"
         )
-    start, steady = starts[-1], speeds[1:] or speeds
+    steady = speeds[1:] or speeds
+    deciles = quantiles(steady, n=10, method="inclusive") if len(steady) >= _ENOUGH else None
     return Measured(
-        stage=start["stage"],
-        resolution=start["resolution"],
-        world_size=start["world_size"],
-        backend=start["backend"],
-        effective_batch_size=start["effective_batch_size"],
-        iterations_per_second=median(steady),
-        lines=len(steady),
+        start["stage"],
+        Measurement(
+            label=(
+                f"stage {start['stage']} ({start['resolution']} px, batch "
+                f"{start['effective_batch_size']}, {start['world_size']} processes, "
+                f"{start['backend']}; median of {len(steady)} intervals)"
+            ),
+            iterations_per_second=median(steady),
+            world_size=start["world_size"],
+            resolution=start["resolution"],
+            effective_batch_size=start["effective_batch_size"],
+            low=deciles[0] if deciles else None,
+            high=deciles[-1] if deciles else None,
+            on_cpu=start["backend"] == "gloo",
+        ),
     )
+
+
+def _goes_on(before: Event, start: Event) -> bool:
+    """Whether ``start`` is a restart of the same work, whose intervals belong together."""
+    same = ("stage", "world_size", "effective_batch_size", "resolution", "backend")
+    return all(before[key] == start[key] for key in same)

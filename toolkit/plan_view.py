@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sm_train.cost.document import as_document
 from sm_train.cost.instances import instance_type
+from sm_train.cost.speed import FIRM
 from sm_train.estimators.request import ROLE_NOT_SET
 from sm_train.toolkit.amounts import days, dollar_range, dollars, number, span, total_dollars
 from sm_train.toolkit.submission import Submission
@@ -46,7 +48,7 @@ def _stage_table(submission: Submission) -> Any:
         "range",
     ):
         table.add_column(name, justify="left" if name in ("stage", "cluster") else "right")
-    document = submission.cost.as_dict()
+    document = as_document(submission.cost)
     for stage, priced in zip(submission.stages, document["stages"], strict=True):
         gpus = instance_type(priced["instance_type"]).accelerators
         table.add_row(
@@ -71,7 +73,7 @@ def _stage_table(submission: Submission) -> Any:
 def _facts(submission: Submission) -> list[tuple[str, str]]:
     config, request = submission.config, submission.requests[0]
     bundle = submission.bundle
-    price = submission.cost.as_dict()["stages"][0]
+    price = as_document(submission.cost)["stages"][0]
     return [
         ("image", request["AlgorithmSpecification"]["TrainingImage"]),
         ("data", f"{config.data.uri} (FastFile, ShardedByS3Key)"),
@@ -92,10 +94,11 @@ def unknowns(submission: Submission) -> list[str]:
     lines = []
     if submission.requests[0]["RoleArn"] == ROLE_NOT_SET:
         lines.append("role: not in the run file; submit needs it")
-    for stage in submission.cost.as_dict()["stages"]:
-        if stage["iterations_per_second"] is None:
+    for stage in as_document(submission.cost)["stages"]:
+        if stage["throughput_basis"] not in FIRM:
             lines.append(
-                f"time and cost of {stage['name']}: no measured it/s; write iterations_per_second"
+                f"time and cost of {stage['name']}: its it/s was not measured "
+                f"({stage['throughput_basis']}); measure it and write iterations_per_second"
             )
         if stage["price_per_instance_hour_usd"] is None:
             lines.append(f"price of {stage['instance_type']}: no published training price")

@@ -7,7 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from sm_train.cost.document import as_document
 from sm_train.cost.estimate import Estimate
+from sm_train.cost.speed import FIRM
 from sm_train.estimators.request import staging_bucket
 from sm_train.estimators.run_config import RunConfig
 from sm_train.toolkit.amounts import dollars, span, total_dollars
@@ -33,7 +35,7 @@ class Finding:
 
 def offline_findings(config: RunConfig, estimate: Estimate, base: Path) -> Iterator[Finding]:
     """What the run file, the prices and the local copy of the shards (relative to ``base``) say."""
-    document = estimate.as_dict()
+    document = as_document(estimate)
     yield from _money(config, document)
     yield from _time(config, document)
     if config.role is None:
@@ -47,10 +49,11 @@ def offline_findings(config: RunConfig, estimate: Estimate, base: Path) -> Itera
 def _money(config: RunConfig, document: dict[str, Any]) -> Iterator[Finding]:
     for index, stage in enumerate(document["stages"]):
         where = f"stages[{index}]"
-        if stage["iterations_per_second"] is None:
+        if stage["throughput_basis"] not in FIRM:
             yield Finding(
-                "warning", "throughput-unknown", f"{where}.iterations_per_second",
-                f"no it/s was measured for {stage['name']}, so its time and cost are unknown",
+                "warning", "throughput-unmeasured", f"{where}.iterations_per_second",
+                f"no it/s was measured for {stage['name']}: its time and cost are "
+                + (f"worked out ({stage['throughput_basis']})" if stage["cost_usd"] else "unknown"),
                 "measure a few hundred steps of this stage and write the figure",
             )  # fmt: skip
         if stage["price_per_instance_hour_usd"] is None:
@@ -73,8 +76,9 @@ def _time(config: RunConfig, document: dict[str, Any]) -> Iterator[Finding]:
     for stage in document["stages"]:
         seconds = stage["billable_seconds"]
         if seconds is not None and seconds > config.cluster.max_runtime:
+            firm = stage["throughput_basis"] in FIRM
             yield Finding(
-                "error", "max-runtime-short", "cluster.max_runtime",
+                "error" if firm else "warning", "max-runtime-short", "cluster.max_runtime",
                 f"{stage['name']} takes {span(seconds)} and the job is ended after "
                 f"{span(config.cluster.max_runtime)}",
                 "raise max_runtime (28d at most) or split the stage",

@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sm_train.cost.estimate import Estimate, estimate
+from sm_train.cost.document import as_document
+from sm_train.cost.estimate import Estimate, Purchase, estimate
 from sm_train.estimators.bundle import Bundle, build_bundle
 from sm_train.estimators.launch import Launch, framework_version, launch
-from sm_train.estimators.plan import cost_stages
 from sm_train.estimators.request import TrainingRequest, image_uri, training_request
 from sm_train.estimators.run_config import RunConfig, Stage
 from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.price_book import price_table
+from sm_train.toolkit.priced_stages import stages_to_price
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Submission:
         """The contract of ``submit --dry-run --json``."""
         return {
             "requests": list(self.requests),
-            "cost": self.cost.as_dict(),
+            "cost": as_document(self.cost),
             "bundle": self.bundle.as_dict(),
         }
 
@@ -74,8 +76,9 @@ def price(config: RunConfig, region: str, stages: tuple[Stage, ...] | None = Non
     """
     names = {stage.name for stage in stages or config.stages}
     try:
-        chosen = [stage for stage in cost_stages(config) if stage.name in names]
-        return estimate(chosen, region=region, capacity=config.cluster.capacity)
+        chosen = [stage for stage in stages_to_price(config) if stage.name in names]
+        purchase = Purchase(region, config.cluster.capacity)
+        return estimate(chosen, purchase, prices=price_table())
     except ValueError as error:
         raise UserError(str(error)) from None
 

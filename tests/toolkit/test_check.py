@@ -54,14 +54,14 @@ def test_a_shard_cut_short_is_an_error(cli: Cli, tmp_path: Path) -> None:
 def test_money_and_time_that_do_not_fit(cli: Cli, tmp_path: Path) -> None:
     run = write_run(
         tmp_path,
-        stages=[stage(), stage("512px", iterations_per_second=None)],
+        stages=[stage(), stage("512px", resolution=512, iterations=10, iterations_per_second=None)],
         cluster={"instance_type": "ml.p4de.24xlarge", "max_runtime": "10m"},
         budget={"usd": 1},
     )
     found = findings(cli, run, 3, "--offline")
     assert found["over-budget"] == "error"
     assert found["max-runtime-short"] == "error"
-    assert found["throughput-unknown"] == "warning"
+    assert found["throughput-unmeasured"] == "warning"
     priceless = write_run(tmp_path, cluster={"instance_type": "ml.p5e.48xlarge"})
     assert findings(cli, priceless, 0, "--offline")["price-unknown"] == "warning"
 

@@ -1,20 +1,17 @@
-"""``sm-train cost``: what a run costs, in dollars and days."""
+"""``sm-train cost``: what a run costs, in dollars and days, before, during and after."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
-    from sm_train.cost.estimate import Estimate
-    from sm_train.cost.stage import Stage
-    from sm_train.toolkit.measured import Measured
+    from sm_train.toolkit.costing import Asked, Costing
 
-_DEFAULT_REGION = "us-east-1"
+_FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 @click.command()
@@ -25,199 +22,169 @@ _DEFAULT_REGION = "us-east-1"
 @click.option("--its", type=float, metavar="X", help="Optimizer steps a second.")
 @click.option("--iterations", type=int, metavar="N", help="Optimizer steps.")
 @click.option(
-    "--measured", type=click.Path(path_type=Path), help="Take the it/s from a run's event lines."
-)
+    "--measured", multiple=True, metavar="FILE|JOB",
+    help="Take the it/s from event lines: a log, a local run's folder or a job. May be repeated.",
+)  # fmt: skip
+@click.option("--rescale-batch", is_flag=True, help="Carry an it/s of another batch by images/s.")
+@click.option("--samples", type=int, metavar="N", help="Samples in the shards, to check epochs.")
+@click.option("--assume", multiple=True, metavar="NAME=VALUE", help="Another figure of the model.")
+@click.option("--learn", is_flag=True, help="Use what RUN's finished jobs showed (from S3).")
+@click.option("--history", type=_FILE, metavar="FILE", help="The same from a downloaded file.")
 @click.option("--region", metavar="R", help="AWS region of the prices.")
+@click.option(
+    "--purchase", default="on-demand", metavar="KIND", help="Or savings-plan-1y-no-upfront …"
+)
+@click.option("--prices", type=_FILE, metavar="FILE", help="Your own prices or discounts, as CSV.")
+@click.option("--refresh", is_flag=True, help="Ask AWS for today's prices of the region first.")
+@click.option(
+    "--price-list", type=_FILE, multiple=True, metavar="FILE",
+    help="Take prices from a downloaded AWS price list first.",
+)  # fmt: skip
+@click.option("--alternatives", is_flag=True, help="Other machines that could run RUN.")
+@click.option("--deadline", metavar="TIME", help="Alternatives that take at most this, as 14d.")
+@click.option("--budget", type=float, metavar="USD", help="Alternatives that cost at most this.")
+@click.option(
+    "--rows", type=click.IntRange(1), default=20, show_default=True, help="Alternatives shown."
+)
+@click.option("--compare", type=_FILE, metavar="RUN2", help="What changes if RUN becomes RUN2.")
+@click.option("--actual", is_flag=True, help="What RUN's jobs really cost, and on what.")
+@click.option("--explain", is_flag=True, help="Trace every number to its formula and inputs.")
+@click.option("--html", type=_FILE, metavar="FILE", help="Write a one-page report.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV on standard output.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.pass_obj
-def command(
-    options: dict[str, Any],
-    run: Path | None,
-    stage: str | None,
-    instance: str | None,
-    instances: int | None,
-    its: float | None,
-    iterations: int | None,
-    measured: Path | None,
-    region: str | None,
-    as_json: bool,
-) -> None:
+def command(options: dict[str, Any], /, **given: Any) -> int | None:
     """Price RUN, or a cluster given by --instance, --instances, --its and --iterations.
 
-    Offline: prices are from a dated table, and each says its source.
+    Offline: prices are from a dated table, and each says its source. Only --refresh, --learn,
+    --actual and --measured JOB ask AWS.
     """
-    from sm_train.cost.estimate import estimate
+    from sm_train.toolkit.costing import costing
 
-    region = region or options["region"]
-    for name, value in (("--instance", instance), ("--instances", instances)):
-        if run is not None and value is not None:
-            raise UserError(f"{name}: {value} and RUN both name the cluster; give one")
-    if run is None and stage is not None:
-        raise UserError(f"--stage: {stage!r} is one of a run file's stages; give RUN too")
+    given["region"] = given["region"] or options["region"]
+    asked = _asked(given, options["profile"])
+    _one_output(given)
+    if given["refresh"] or given["price_list"]:
+        _read_prices(asked, given)
+        if asked.run is None and asked.instance is None:
+            return None
     try:
-        speed = _Speed(its, _measured(its, measured))
-        if run is None:
-            asked = _from_options(instance, instances, iterations, speed, region)
+        question = costing(asked)
+        if given["actual"]:
+            _show_actual(question, asked, given)
+        elif given["compare"]:
+            _show_comparison(question, asked, given)
+        elif given["alternatives"] or given["deadline"] or given["budget"] is not None:
+            return _show_alternatives(question, given)
         else:
-            asked = _from_run(run, stage, iterations, speed, region, options["profile"])
-        priced = estimate(asked.stages, region=asked.region, capacity=asked.capacity)
+            _show_estimate(question, given)
     except ValueError as error:
         raise UserError(str(error)) from None
-    _show(priced, asked, as_json)
+    return None
 
 
-@dataclass(frozen=True)
-class _Speed:
-    """The it/s of the command line: a figure, a measurement or none."""
+def _asked(given: dict[str, Any], profile: str | None) -> Asked:
+    from dataclasses import fields
 
-    option: float | None
-    measured: Measured | None
+    from sm_train.toolkit.costing import Asked
 
-
-@dataclass(frozen=True)
-class _Asked:
-    """What is to be priced, and what is to be said of it before the model's assumptions."""
-
-    stages: list[Stage]
-    region: str
-    capacity: str
-    notes: list[str]
+    names = {field.name for field in fields(Asked)} - {"profile"}
+    return Asked(profile=profile, **{name: given[name] for name in names})
 
 
-def _measured(its: float | None, path: Path | None) -> Measured | None:
-    _positive("--its", its)
-    if path is None:
-        return None
-    if its is not None:
-        raise UserError("--its: and --measured both give the it/s; give one")
-    from sm_train.toolkit.measured import read_measured
-
-    return read_measured(path)
-
-
-def _positive(name: str, value: float | None) -> None:
-    if value is not None and not 0 < value < float("inf"):
-        raise UserError(f"{name}: {value} must be a positive number")
+def _one_output(given: dict[str, Any]) -> None:
+    outputs = {"--explain": "explain", "--csv": "as_csv", "--json": "as_json"}
+    chosen = [option for option, name in outputs.items() if given[name]]
+    if len(chosen) > 1:
+        raise UserError(f"{chosen[0]}: and {chosen[1]} both print the estimate; give one")
+    asked = [f"--{name}" for name in ("compare", "actual", "alternatives") if given[name]]
+    if len(asked) > 1:
+        raise UserError(f"{asked[0]}: and {asked[1]} ask for different things; give one")
+    if asked and given["run"] is None:
+        raise UserError(f"{asked[0]}: belongs to a run file; give RUN too")
 
 
-def _from_options(
-    instance: str | None,
-    instances: int | None,
-    iterations: int | None,
-    speed: _Speed,
-    region: str | None,
-) -> _Asked:
-    from sm_train.cost.stage import Stage
-
-    measured = speed.measured
-    if instance is None:
-        raise UserError("RUN or --instance: give a run file, or an instance type and its figures")
-    if instances is None:
-        raise UserError("--instances: is missing; give the number of instances")
-    if iterations is None:
-        raise UserError("--iterations: is missing; give the number of optimizer steps")
-    if speed.option is None and measured is None:
-        raise UserError("--its: is missing; give optimizer steps a second, or --measured FILE")
-    _positive("--instances", instances)
-    _positive("--iterations", iterations)
-    stage = Stage(
-        name="run",
-        resolution=measured.resolution if measured else None,
-        instance_type=instance,
-        instances=instances,
-        per_gpu_batch=None,
-        accumulation=1,
-        iterations=iterations,
-        iterations_per_second=measured.iterations_per_second if measured else speed.option,
-        throughput_source="measured" if measured else "option",
-    )
-    notes = [_note(stage, measured)] if measured else []
-    if region is None:
-        notes.append(f"region: {_DEFAULT_REGION}, as none was given (--region)")
-    return _Asked([stage], region or _DEFAULT_REGION, "on-demand", notes)
-
-
-def _from_run(
-    run: Path,
-    name: str | None,
-    iterations: int | None,
-    speed: _Speed,
-    region: str | None,
-    profile: str | None,
-) -> _Asked:
-    from sm_train.estimators.plan import cost_stages
-    from sm_train.estimators.run_file import load_run
-    from sm_train.toolkit.aws import resolve_region
-
-    config = load_run(run)
-    stages = [stage for stage in cost_stages(config) if name in (None, stage.name)]
-    if not stages:
-        names = ", ".join(stage.name for stage in config.stages)
-        raise UserError(f"--stage: {name!r} is not in {run}; it has {names}")
-    stages = _with_options(stages, iterations, speed.option)
-    notes = []
-    if measured := speed.measured:
-        stages = [_with_measured(stage, measured, alone=len(stages) == 1) for stage in stages]
-        notes = [_note(stage, measured) for stage in stages if _is_measured(stage)]
-        if not notes:
-            raise UserError(f"--measured: is of stage {measured.stage!r}, which is not in {run}")
-    region = resolve_region(region, config.region, profile)
-    return _Asked(stages, region, config.cluster.capacity, notes)
-
-
-def _with_options(stages: list[Stage], iterations: int | None, its: float | None) -> list[Stage]:
-    """The options' figures in place of the run file's: each belongs to one stage."""
-    from dataclasses import replace
-
-    _positive("--iterations", iterations)
-    for option, value in (("--its", its), ("--iterations", iterations)):
-        if value is not None and len(stages) > 1:
-            raise UserError(f"{option}: {value} belongs to one stage; name it with --stage")
-    if iterations is not None:
-        stages = [replace(stages[0], iterations=iterations)]
-    if its is not None:
-        stages = [replace(stages[0], iterations_per_second=its, throughput_source="option")]
-    return stages
-
-
-def _with_measured(stage: Stage, measured: Measured, *, alone: bool) -> Stage:
-    """The measured speed on the stage it is of; a single stage takes it whatever its name."""
-    from dataclasses import replace
-
-    if stage.name != measured.stage and not alone:
-        return stage
-    return replace(
-        stage,
-        iterations_per_second=measured.iterations_per_second,
-        throughput_source="measured",
-    )
-
-
-def _is_measured(stage: Stage) -> bool:
-    return stage.throughput_source == "measured"
-
-
-def _note(stage: Stage, measured: Measured) -> str:
-    """Where a measured speed is from, and whether it says anything of this cluster."""
-    note = measured.describe()
-    there = (measured.world_size, measured.resolution, measured.effective_batch_size)
-    here = (stage.world_size, stage.resolution, stage.effective_batch_size)
-    if there == here and measured.backend != "gloo":
-        return note
-    cluster = f"{stage.instances} × {stage.instance_type}, {stage.world_size} GPUs"
-    if stage.effective_batch_size is not None:
-        cluster += f", {stage.resolution} px, batch {stage.effective_batch_size}"
-    return f"{note}, not on {stage.name} ({cluster}): only an illustration"
-
-
-def _show(priced: Estimate, asked: _Asked, as_json: bool) -> None:
+def _show_estimate(question: Costing, given: dict[str, Any]) -> None:
+    from sm_train.toolkit import cost_view
     from sm_train.toolkit.output import write_json
 
-    document = priced.as_dict()
-    document["assumptions"] = [*asked.notes, *document["assumptions"]]
-    if as_json:
-        write_json(document)
-        return
-    from sm_train.toolkit.cost_view import show_cost
+    document = question.document()
+    if given["html"]:
+        from sm_train.toolkit.cost_report import write_report
 
-    show_cost(document, asked.region)
+        name = question.config.name if question.config else "cluster"
+        write_report(given["html"], name, document, question.purchase.region)
+        click.echo(f"Wrote {given['html']}", err=True)
+    if given["as_json"]:
+        write_json(document)
+    elif given["as_csv"]:
+        click.echo(cost_view.as_csv(document), nl=False)
+    elif given["explain"]:
+        from sm_train.cost.explain import explain
+
+        cost_view.show_terms(explain(question.estimate()))
+    else:
+        cost_view.show_cost(document, question.purchase.region)
+
+
+def _show_comparison(question: Costing, asked: Asked, given: dict[str, Any]) -> None:
+    from dataclasses import replace
+
+    from sm_train.cost.comparison import compare
+    from sm_train.toolkit.cost_view import show_comparison
+    from sm_train.toolkit.costing import costing
+    from sm_train.toolkit.output import write_json
+
+    other = costing(replace(asked, run=given["compare"]))
+    before, after = question.document(), other.document()
+    difference = compare(before, after)
+    if given["as_json"]:
+        write_json({"before": before, "after": after, "difference": difference})
+    else:
+        show_comparison(difference)
+
+
+def _show_alternatives(question: Costing, given: dict[str, Any]) -> int:
+    from sm_train.toolkit.cost_alternatives import limits, list_alternatives
+    from sm_train.toolkit.cost_view import show_alternatives
+    from sm_train.toolkit.output import write_json
+
+    limit = limits(given["deadline"], given["budget"])
+    found = list_alternatives(question, limit, ranged=given["rows"])
+    if given["as_json"]:
+        write_json({"alternatives": found.documents, "considered": found.considered})
+    else:
+        rows = found.documents[: given["rows"]]
+        show_alternatives(rows, len(found.documents) - len(rows), found.sentence)
+    if found.documents:
+        return ExitCode.OK
+    return ExitCode.OVER_BUDGET if given["budget"] is not None else ExitCode.PREFLIGHT
+
+
+def _show_actual(question: Costing, asked: Asked, given: dict[str, Any]) -> None:
+    from sm_train.toolkit.cost_actual import actual_cost
+    from sm_train.toolkit.cost_view import show_actual
+    from sm_train.toolkit.output import write_json
+
+    document = actual_cost(question, asked.profile)
+    if given["as_json"]:
+        write_json(document)
+    else:
+        show_actual(document)
+
+
+def _read_prices(asked: Asked, given: dict[str, Any]) -> None:
+    from datetime import UTC, datetime
+
+    from sm_train.toolkit import price_book
+
+    if given["price_list"]:
+        table = price_book.import_price_lists(given["price_list"])
+    if given["refresh"]:
+        from sm_train.toolkit.aws import open_session
+        from sm_train.toolkit.costing import region_of
+
+        region = region_of(asked)
+        session = open_session(asked.profile, region)
+        table = price_book.refresh(session, region, datetime.now(UTC).date())
+    click.echo(f"{len(table.rows)} prices kept in {price_book.cache_path()}", err=True)

@@ -93,10 +93,11 @@ def _mind_budget(config: RunConfig, region: str) -> None:
     """Hold the whole run's expected dollars against its budget."""
     if config.budget is None:
         return
+    from sm_train.cost.document import as_document
     from sm_train.toolkit.amounts import dollars, total_dollars
     from sm_train.toolkit.submission import price
 
-    total = price(config, region).as_dict()["total"]
+    total = as_document(price(config, region))["total"]
     if total["cost_at_least_usd"] <= config.budget.usd:
         return
     message = (
@@ -154,9 +155,10 @@ def _send(
 
 
 def _confirm(submission: Submission) -> None:
+    from sm_train.cost.document import as_document
     from sm_train.toolkit.amounts import total_dollars
 
-    stage, total = submission.stages[0], submission.cost.as_dict()["total"]
+    stage, total = submission.stages[0], as_document(submission.cost)["total"]
     cost = "an unknown price" if not total["cost_at_least_usd"] else total_dollars(total)
     try:
         agreed = click.confirm(f"Start {stage.name} for {cost}?", err=True)

@@ -1,0 +1,207 @@
+"""What a run's jobs really cost, where the dollars went, and what that teaches the next estimate.
+
+Billed dollars of a job = ``BillableTimeInSeconds`` × instances × price (SageMaker API reference,
+DescribeTrainingJob).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from statistics import median
+from typing import Any
+
+from sm_train.cost.assumptions import Observed
+from sm_train.cost.estimate import Estimate, money
+from sm_train.cost.instances import instance_type
+from sm_train.cost.prices import Price
+from sm_train.cost.throughput import Measurement
+from sm_train.cost.timeline import PARTS, Timeline
+
+_MILLION = 10**6
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training job of a run.
+
+    ``billable_seconds`` is None while it runs or where AWS does not say; ``timeline`` is None
+    where its event lines cannot be had.
+    """
+
+    name: str
+    stage: str
+    status: str
+    instance_type: str
+    instances: int
+    billable_seconds: float | None
+    price: Price
+    timeline: Timeline | None
+    spot: bool = False
+
+    @property
+    def billed(self) -> Decimal | None:
+        """Dollars."""
+        return money(self.billable_seconds, self.instances, self.price.usd_per_instance_hour)
+
+    @property
+    def gpu_hours(self) -> float:
+        gpus = instance_type(self.instance_type).accelerators * self.instances
+        return (self.billable_seconds or 0.0) * gpus / 3600
+
+    @property
+    def waterfall(self) -> dict[str, Decimal | None]:
+        """Dollars by what they went into; their sum is the billed dollars. None is unknown."""
+        if self.timeline is None or not self.billable_seconds:
+            return dict.fromkeys((*PARTS, "useful"))
+        price = self.price.usd_per_instance_hour
+        parts = {name: money(self.timeline.seconds[name], self.instances, price) for name in PARTS}
+        spent = [part for part in parts.values() if part is not None]
+        billed = self.billed
+        useful = None if billed is None else billed - sum(spent, Decimal(0))
+        return {**parts, "useful": useful}
+
+
+def as_document(jobs: Sequence[Job], expected: Mapping[str, Estimate]) -> dict[str, Any]:
+    """The document of ``cost --actual --json``.
+
+    ``expected`` maps a stage to its estimate for the iterations that its jobs really did.
+    """
+    stages = list(dict.fromkeys(job.stage for job in jobs))
+    by_stage = [
+        _stage(name, [job for job in jobs if job.stage == name], expected.get(name))
+        for name in stages
+    ]
+    return {
+        "jobs": [_job(job) for job in jobs],
+        "stages": by_stage,
+        "total": _group(jobs)
+        | {
+            "estimate_usd": _sum([stage["estimate_usd"] for stage in by_stage]),
+            "difference_usd": _sum([stage["difference_usd"] for stage in by_stage]),
+        },
+    }
+
+
+def _job(job: Job) -> dict[str, Any]:
+    return {
+        "name": job.name,
+        "stage": job.stage,
+        "status": job.status,
+        "instance_type": job.instance_type,
+        "instances": job.instances,
+        "billable_seconds": job.billable_seconds,
+        "price_per_instance_hour_usd": _usd(job.price.usd_per_instance_hour),
+        "price_source": job.price.source,
+        "billed_usd": _usd(job.billed),
+        "waterfall_usd": {name: _usd(part) for name, part in job.waterfall.items()},
+        "iterations": job.timeline and job.timeline.last_step - job.timeline.first_step,
+        "iterations_per_second": job.timeline and job.timeline.iterations_per_second,
+        "restarts": job.timeline and job.timeline.restarts,
+    }
+
+
+def _stage(name: str, jobs: Sequence[Job], expected: Estimate | None) -> dict[str, Any]:
+    group = _group(jobs)
+    estimate = None if expected is None else _usd(expected.cost)
+    billed = group["billed_usd"]
+    reached = [job.timeline.last_step for job in jobs if job.timeline]
+    return {
+        "name": name,
+        **group,
+        "iterations_reached": max(reached, default=None),
+        "estimate_usd": estimate,
+        "estimate_low_usd": None if expected is None else _usd(expected.low),
+        "estimate_high_usd": None if expected is None else _usd(expected.high),
+        "difference_usd": None if estimate is None or billed is None else billed - estimate,
+    }
+
+
+def _group(jobs: Sequence[Job]) -> dict[str, Any]:
+    billed = _sum_money([job.billed for job in jobs])
+    waterfall = {
+        part: _sum_money([job.waterfall[part] for job in jobs]) for part in (*PARTS, "useful")
+    }
+    images = images_trained(jobs)
+    useful = waterfall["useful"]
+    return {
+        "billable_seconds": _sum([job.billable_seconds for job in jobs]),
+        "billed_usd": _usd(billed),
+        "billed_at_least_usd": float(sum((job.billed or Decimal(0) for job in jobs), Decimal(0))),
+        "waterfall_usd": {part: _usd(amount) for part, amount in waterfall.items()},
+        "goodput": None if useful is None or not billed else float(useful / billed),
+        "images": images,
+        "per_million_images_usd": None
+        if billed is None or not images
+        else float(billed * _MILLION / images),
+    }
+
+
+def images_trained(jobs: Sequence[Job]) -> int | None:
+    """Images behind the weights: repeats of lost work count once. None where it is not known."""
+    total = 0
+    for stage in dict.fromkeys(job.stage for job in jobs):
+        lines = [job.timeline for job in jobs if job.stage == stage]
+        known = [line for line in lines if line and line.effective_batch_size]
+        if len(known) < len(lines):
+            return None
+        reached = max(line.last_step for line in known)
+        total += (reached - min(line.first_step for line in known)) * (
+            known[-1].effective_batch_size or 0
+        )
+    return total
+
+
+def observed(jobs: Sequence[Job]) -> Observed:
+    """What the jobs teach the next estimate.
+
+    A failure is a restart within a job, or a job that ended as Failed. Start-up, restart and
+    checkpoint seconds are medians.
+    """
+    lines = [job.timeline for job in jobs if job.timeline]
+    return Observed(
+        jobs=len(jobs),
+        gpu_hours=sum(job.gpu_hours for job in jobs),
+        failures=sum(line.restarts for line in lines) + sum(job.status == "Failed" for job in jobs),
+        start_up_seconds=_median([line.seconds["start_up"] for line in lines if line.last_step]),
+        restart_seconds=_median([line.restart_seconds for line in lines]),
+        checkpoint_blocking_seconds=_median([line.checkpoint_seconds for line in lines]),
+    )
+
+
+def measurements(jobs: Sequence[Job]) -> list[Measurement]:
+    """The jobs' own speeds; the last job of a stage and cluster size counts."""
+    found = {
+        (job.stage, job.instances): Measurement(
+            label=job.name,
+            iterations_per_second=job.timeline.iterations_per_second,
+            world_size=job.timeline.world_size
+            or instance_type(job.instance_type).accelerators * job.instances,
+            resolution=job.timeline.resolution,
+            effective_batch_size=job.timeline.effective_batch_size,
+            instance_type=job.instance_type,
+        )
+        for job in jobs
+        if job.timeline and job.timeline.iterations_per_second
+    }
+    return list(found.values())
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
+def _sum_money(values: Sequence[Decimal | None]) -> Decimal | None:
+    known = [value for value in values if value is not None]
+    return sum(known, Decimal(0)) if len(known) == len(values) else None
+
+
+def _usd(amount: Decimal | None) -> float | None:
+    return None if amount is None else float(amount)

@@ -1,0 +1,211 @@
+"""Other machines for the same run: what each would cost and take, and which are worth a look."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from typing import Any
+
+from sm_train.cost.assumptions import Assumptions
+from sm_train.cost.estimate import Purchase, estimate, price_stage, stage_price
+from sm_train.cost.instances import InstanceType, instance_types
+from sm_train.cost.prices import ON_DEMAND, SAVINGS_PLANS, Price, PriceTable
+from sm_train.cost.speed import Speed
+from sm_train.cost.stage import Stage
+from sm_train.cost.throughput import Measurement, resolve_speed
+
+MOST_INSTANCES = 64
+USABLE_MEMORY = 0.9
+"""Share of a GPU's memory that a plan may fill: the rest is CUDA's context, NCCL's buffers and
+fragmentation (assumed)."""
+
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class MemoryNeed:
+    """Bytes that one GPU holds: ``fixed`` whatever the batch, and ``per_image`` for each of it."""
+
+    fixed: float
+    per_image: float
+
+    def largest_batch(self, memory_gib: float) -> int:
+        """Images of one pass that fit on a GPU; 0 where not even one does."""
+        free = memory_gib * _GIB * USABLE_MEMORY - self.fixed
+        return max(0, int(free // self.per_image))
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """One cluster for the whole run. None is unknown.
+
+    ``fits`` says whether one image fits on a GPU; ``batches`` are the effective batch sizes of
+    the stages, which may differ a little from the run's where GPUs do not divide it.
+    """
+
+    instance_type: str
+    instances: int
+    capacity: str
+    kind: str
+    seconds: float
+    cost: Decimal | None
+    fits: bool | None
+    batches: tuple[int | None, ...]
+    bases: tuple[str, ...]
+    stages: tuple[Stage, ...]
+    pareto: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "instance_type": self.instance_type,
+            "instances": self.instances,
+            "capacity": self.capacity,
+            "purchase": self.kind,
+            "wall_seconds": self.seconds,
+            "cost_usd": None if self.cost is None else float(self.cost),
+            "fits_memory": self.fits,
+            "effective_batch_sizes": list(self.batches),
+            "throughput_basis": list(self.bases),
+            "pareto": self.pareto,
+        }
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an alternative must keep to, by its expected figures; None sets no limit."""
+
+    deadline_seconds: float | None = None
+    budget_usd: Decimal | None = None
+
+    def hold(self, one: Alternative) -> bool:
+        """Whether ``one`` keeps to them; an unknown cost keeps to no budget."""
+        if self.deadline_seconds is not None and one.seconds > self.deadline_seconds:
+            return False
+        return self.budget_usd is None or (one.cost is not None and one.cost <= self.budget_usd)
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the alternatives are of: the run's stages and everything that is known of them."""
+
+    stages: tuple[Stage, ...]
+    memory: Mapping[str, MemoryNeed]
+    measurements: tuple[Measurement, ...]
+    region: str
+    assumed: Assumptions
+    prices: PriceTable
+
+
+def alternatives(question: Question, counts: Sequence[int] = ()) -> list[Alternative]:
+    """Every GPU type × number of instances × way to buy it that can run all the stages.
+
+    One cluster runs every stage. A type whose speed can be neither measured nor predicted is left
+    out, and so is one on which a stage's model does not fit.
+    """
+    found: list[Alternative] = []
+    for machine in instance_types():
+        # Trainium needs another PyTorch than the training code runs on.
+        if machine.accelerator.startswith("Trainium"):
+            continue
+        ways = list(_ways(machine, question))
+        for instances in counts or range(1, MOST_INSTANCES + 1):
+            found += _on_cluster(machine, instances, ways, question)
+    return found
+
+
+def choose(found: Iterable[Alternative], limits: Limits) -> list[Alternative]:
+    """Those within ``limits``, the cheapest first, Pareto-optimal ones marked.
+
+    An alternative is Pareto-optimal if no other is both cheaper (or as cheap) and faster.
+    """
+    kept = sorted(
+        (one for one in found if limits.hold(one)),
+        key=lambda one: (one.cost is None, one.cost or 0, one.seconds),
+    )
+    chosen, fastest = [], float("inf")
+    for one in kept:
+        best = one.cost is not None and one.seconds < fastest
+        fastest = one.seconds if best else fastest
+        chosen.append(replace(one, pareto=best))
+    return chosen
+
+
+def with_range(one: Alternative, question: Question) -> tuple[Decimal | None, Decimal | None]:
+    """P10 and P90 of an alternative's dollars."""
+    purchase = Purchase(question.region, one.capacity, one.kind)
+    priced = estimate(one.stages, purchase, assumed=question.assumed, prices=question.prices)
+    return priced.low, priced.high
+
+
+def _ways(machine: InstanceType, question: Question) -> Iterator[tuple[Purchase, Price]]:
+    """The ways to buy a type: on demand, spot, and each Savings Plan with a known price."""
+    for capacity, kind in (
+        ("on-demand", ON_DEMAND),
+        ("spot", ON_DEMAND),
+        *(("on-demand", kind) for kind in SAVINGS_PLANS),
+    ):
+        purchase = Purchase(question.region, capacity, kind)
+        stage = replace(question.stages[0], instance_type=machine.name, speed=None)
+        price = stage_price(stage, purchase, question.prices)
+        if kind == ON_DEMAND or price.usd_per_instance_hour is not None:
+            yield purchase, price
+
+
+def _on_cluster(
+    machine: InstanceType,
+    instances: int,
+    ways: Sequence[tuple[Purchase, Price]],
+    question: Question,
+) -> Iterator[Alternative]:
+    stages = [_moved(stage, machine, instances, question) for stage in question.stages]
+    known = [stage for stage in stages if stage is not None and stage.speed is not None]
+    if len(known) < len(stages):
+        return
+    fits = all(stage.name in question.memory for stage in known) or None
+    for purchase, price in ways:
+        priced = [price_stage(stage, price, purchase, question.assumed) for stage in known]
+        costs = [one.cost for one in priced]
+        yield Alternative(
+            instance_type=machine.name,
+            instances=instances,
+            capacity=purchase.capacity,
+            kind=purchase.kind,
+            seconds=sum(one.seconds.billable or 0.0 for one in priced),
+            cost=None if None in costs else sum((one or Decimal(0) for one in costs), Decimal(0)),
+            fits=fits,
+            batches=tuple(stage.effective_batch_size for stage in known),
+            bases=tuple(_basis(stage.speed) for stage in known),
+            stages=tuple(known),
+        )
+
+
+def _moved(stage: Stage, machine: InstanceType, instances: int, question: Question) -> Stage | None:
+    """``stage`` on ``instances`` of ``machine`` at nearly its effective batch; None: cannot run."""
+    world = instances * machine.accelerators
+    wanted = stage.effective_batch_size
+    if wanted is None or world > wanted:
+        return None
+    each = max(1, round(wanted / world))
+    most = stage.per_gpu_batch or each
+    need = question.memory.get(stage.name)
+    if need is not None:
+        if machine.accelerator_memory_gib is None:
+            return None
+        most = need.largest_batch(machine.accelerator_memory_gib)
+        if not most:
+            return None
+    micro = next(size for size in range(min(each, most), 0, -1) if each % size == 0)
+    moved = replace(
+        stage,
+        instance_type=machine.name,
+        instances=instances,
+        per_gpu_batch=micro,
+        accumulation=each // micro,
+        speed=None,
+    )
+    return moved.at(resolve_speed(moved, question.measurements, rescale_batch=True))
+
+
+def _basis(speed: Speed | None) -> str:
+    return speed.basis if speed else "unknown"

@@ -1,0 +1,233 @@
+"""An estimate as the document of ``cost --json``: dollars are floats, unknown is None."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any
+
+from sm_train.cost.estimate import (
+    CheckpointInterval,
+    Estimate,
+    StageEstimate,
+    checkpoint_interval,
+    total,
+)
+from sm_train.cost.prices import ON_DEMAND
+from sm_train.cost.rates import usd_per_million_images
+from sm_train.cost.sensitivity import Sensitivity, sensitivities, signed_dollars
+from sm_train.cost.services import blocking_seconds
+
+
+def as_document(priced: Estimate) -> dict[str, Any]:
+    """The stages, their total, what is assumed, and how much each assumption weighs."""
+    stages = priced.stages
+    seconds = total([one.seconds.billable for one in stages])
+    moves = sensitivities(priced)
+    return {
+        "stages": [_stage(one, priced) for one in stages],
+        "total": {
+            "billable_seconds": seconds,
+            "wall_seconds": seconds,
+            "wall_seconds_low": priced.seconds_range and priced.seconds_range.low,
+            "wall_seconds_high": priced.seconds_range and priced.seconds_range.high,
+            "instance_hours": total([one.instance_hours for one in stages]),
+            "cost_usd": usd(priced.cost),
+            "cost_low_usd": usd(priced.low),
+            "cost_high_usd": usd(priced.high),
+            "cost_at_least_usd": usd(priced.known_cost),
+        },
+        "assumptions": _sentences(priced, moves),
+        "sensitivity": [
+            {"assumption": move.name, "change": move.change, "cost_delta_usd": usd(move.delta)}
+            for move in moves
+        ],
+    }
+
+
+def _stage(one: StageEstimate, priced: Estimate) -> dict[str, Any]:
+    stage, price, speed = one.stage, one.price, one.stage.speed
+    return {
+        "name": stage.name,
+        "resolution": stage.resolution,
+        "instance_type": stage.instance_type,
+        "instances": stage.instances,
+        "world_size": stage.world_size,
+        "effective_batch_size": stage.effective_batch_size,
+        "iterations": stage.iterations,
+        "images": stage.images,
+        "iterations_per_second": speed and speed.iterations_per_second,
+        "iterations_per_second_low": speed and speed.low,
+        "iterations_per_second_high": speed and speed.high,
+        "throughput_basis": speed.basis if speed else "unknown",
+        "throughput_source": speed and speed.why,
+        "images_per_second": stage.images_per_second,
+        "flops_utilization": stage.flops_utilization,
+        "training_seconds": one.seconds.training,
+        "overhead_seconds": one.seconds.overhead,
+        "billable_seconds": one.seconds.billable,
+        "billable_seconds_low": one.seconds_range and one.seconds_range.low,
+        "billable_seconds_high": one.seconds_range and one.seconds_range.high,
+        "expected_failures": one.failures,
+        "instance_hours": one.instance_hours,
+        "price_per_instance_hour_usd": usd(price.usd_per_instance_hour),
+        "price_status": price.status,
+        "price_source": price.source,
+        "price_date": price.date,
+        "cost_usd": usd(one.cost),
+        "cost_low_usd": usd(one.low),
+        "cost_high_usd": usd(one.high),
+        "training_per_million_images_usd": _per_million(one),
+        "breakdown_usd": {name: usd(part) for name, part in one.breakdown.items()},
+        "checkpoint_interval": _interval(_best_interval(one, priced)),
+    }
+
+
+def _per_million(one: StageEstimate) -> float | None:
+    images, price = one.stage.images_per_second, one.price.usd_per_instance_hour
+    if images is None or price is None:
+        return None
+    return usd(usd_per_million_images(images, one.stage.instances, price))
+
+
+def _best_interval(one: StageEstimate, priced: Estimate) -> CheckpointInterval | None:
+    return checkpoint_interval(one, priced.purchase, priced.assumed)
+
+
+def _interval(interval: CheckpointInterval | None) -> dict[str, Any] | None:
+    if interval is None:
+        return None
+    return {
+        "configured_seconds": interval.seconds,
+        "best_seconds": interval.best_seconds,
+        "best_iterations": interval.best_iterations,
+        "configured_extra_usd": usd(interval.extra),
+    }
+
+
+def usd(amount: Decimal | None) -> float | None:
+    """Dollars as a JSON number."""
+    return None if amount is None else float(amount)
+
+
+def _sentences(priced: Estimate, moves: Sequence[Sensitivity]) -> list[str]:
+    """Everything the total rests on, the heaviest first; unknowns before all."""
+    sentences = [
+        *_unknown(priced),
+        *_speeds(priced.stages),
+        *_figures(priced),
+        *_weights(moves),
+        *_checkpoint_intervals(priced),
+        *_capacity(priced),
+        *_prices(priced),
+        "range: 8 of 10 outcomes lie in it (P10 to P90 of seeded draws)",
+    ]
+    return list(dict.fromkeys(sentences))
+
+
+def _speeds(stages: Sequence[StageEstimate]) -> list[str]:
+    return [
+        f"it/s of {one.stage.name} ({one.stage.speed.basis}): {one.stage.speed.why}"
+        for one in stages
+        if one.stage.speed
+    ]
+
+
+def _figures(priced: Estimate) -> list[str]:
+    assumed = priced.assumed
+    per_1000 = assumed.failures_per_gpu_hour * 24 * 1000
+    interval = ""
+    if any(one.stage.checkpoint_every is None for one in priced.stages):
+        interval = f" ({assumed.checkpoint_every:,.0f} iterations where none is stated)"
+    figures = [
+        f"start-up: {assumed.start_up_seconds:g} s billed for each stage "
+        f"({assumed.source('start_up_seconds')})",
+        _blocking(priced),
+        f"failures: {per_1000:.2g} in 1,000 GPU-days ({assumed.source('failures_per_gpu_hour')}), "
+        f"each losing {assumed.restart_seconds:g} s ({assumed.source('restart_seconds')}) and half "
+        f"a checkpoint interval{interval}",
+    ]
+    if assumed.evaluation_seconds:
+        figures.append(
+            f"evaluation: {assumed.evaluation_seconds:g} s in each stage "
+            f"({assumed.source('evaluation_seconds')})"
+        )
+    if any("requests" in one.breakdown for one in priced.stages):
+        figures.append(
+            f"storage and requests: {assumed.bytes_per_image / 1000:g} kB an image in requests of "
+            f"{assumed.bytes_per_request / 2**20:g} MiB ({assumed.source('bytes_per_image')}); "
+            "checkpoints of 16 bytes a parameter, priced as in us-east-1"
+        )
+    return figures
+
+
+def _blocking(priced: Estimate) -> str:
+    assumed = priced.assumed
+    stops = {blocking_seconds(one.stage, assumed) for one in priced.stages}
+    known = [f"{seconds:.3g}" for seconds in sorted(one for one in stops if one is not None)]
+    if not known:
+        return "checkpoints: their time is not counted, as the model is not known"
+    source = assumed.source("checkpoint_blocking_seconds")
+    if assumed.checkpoint_blocking_seconds is None:
+        rate = assumed.checkpoint_bytes_per_second
+        source = f"16 bytes a parameter at {rate / 1e9:.2g} GB/s, measured with Accelerate"
+    return f"checkpoints: each stops training for {' or '.join(known)} s ({source})"
+
+
+def _weights(moves: Sequence[Sensitivity]) -> list[str]:
+    words = [f"{move.name} {move.change} → {signed_dollars(move.delta)}" for move in moves]
+    return [f"sensitivity of the total: {'; '.join(words)}"] if words else []
+
+
+def _checkpoint_intervals(priced: Estimate) -> list[str]:
+    found = [(one.stage.name, _best_interval(one, priced)) for one in priced.stages]
+    return [
+        f"checkpoint interval of {name}: {interval.seconds:,.0f} s configured; "
+        f"{interval.best_seconds:,.0f} s ({interval.best_iterations:,} iterations) would cost "
+        f"${interval.extra:,.0f} less (Daly, 2006)"
+        for name, interval in found
+        if interval and interval.extra is not None and interval.extra >= 1
+    ]
+
+
+def _capacity(priced: Estimate) -> list[str]:
+    purchase = priced.purchase
+    if purchase.capacity == "spot":
+        return [
+            "spot: one instance in five is reclaimed in a month (the Spot Instance advisor's band "
+            "above 20 % begins there; assumed for training); the high end is the on-demand price"
+        ]
+    if purchase.capacity == "training-plan":
+        return ["training plan: its fee is paid beforehand and not in these figures"]
+    if purchase.capacity == "warm-pool":
+        return ["warm pool: machines are kept for the whole of keep_alive after each stage"]
+    if purchase.kind != ON_DEMAND:
+        return [f"{purchase.kind}: the commitment is paid whether it is used or not"]
+    return []
+
+
+def _prices(priced: Estimate) -> list[str]:
+    return [
+        f"price of {one.stage.instance_type} is {one.price.source}"
+        for one in priced.stages
+        if one.price.status == "inferred" and priced.purchase.capacity != "training-plan"
+    ]
+
+
+def _unknown(priced: Estimate) -> list[str]:
+    """Why the total is only a lower bound: one sentence for each thing that is not known."""
+    known = priced.known_cost
+    least = f"at least ${known:,.2f}" if known >= 1 else "total unknown"
+    speeds = [
+        f"{least}: stage {one.stage.name} has no known it/s (measure it there; give "
+        "iterations_per_second in the run file, or --its)"
+        for one in priced.stages
+        if one.stage.speed is None
+    ]
+    prices = [
+        f"{least}: the price of {one.stage.instance_type} (stage {one.stage.name}) is unknown: "
+        f"{one.price.source}"
+        for one in priced.stages
+        if one.price.usd_per_instance_hour is None
+    ]
+    return speeds + prices

@@ -1,0 +1,124 @@
+"""Throughput at one cluster size from throughput at others.
+
+Two laws, both with two parameters:
+
+- contention (Amdahl 1967; Gunther's universal scalability law without its retrograde term):
+  n ÷ X(n) = α + β·n, for X images a second on n GPUs;
+- a power law: X(n) = a·n^b.
+
+On the ten published rows of mosaicml/diffusion's README the contention law's residual is the
+smaller (0.09 against 0.14 at 256 px, 0.015 against 0.016 at 512 px), so it gives the median; the
+two laws together, widened by the residual, give the range. Between two points that lie far apart
+they differ by much, and the range says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+PUBLISHED_SPREAD = 0.063
+"""Relative RMS residual of the contention law, pooled over those ten rows (6 degrees of freedom):
+taken where two points leave no residual of their own."""
+
+EFFICIENCY_PER_DOUBLING = (0.87, 0.95, 1.0)
+"""Low, median and high throughput per GPU kept when GPUs double. High: mosaicml/diffusion at
+512 px, 8 to 128 A100 (0.997). Low: MLPerf Training v4.0 Stable Diffusion, 8 to 1,024 H100
+(0.872); mosaicml/diffusion at 256 px (0.901) lies between."""
+
+# Student's t, one-sided 90 %, by degrees of freedom (any table of quantiles).
+_T90 = (3.078, 1.886, 1.638, 1.533, 1.476, 1.440, 1.415, 1.397, 1.383, 1.372)
+_NORMAL90 = 1.2816
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """Images a second of a whole cluster: median, P10 and P90."""
+
+    images_per_second: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class ScalingFit:
+    """Both laws, fitted to ``points`` of them; ``residual`` is the contention law's relative RMS
+    residual, None for two points."""
+
+    points: int
+    serial: float
+    """α: seconds of one GPU for one image."""
+    contention: float
+    """β: seconds added for each GPU."""
+    exponent: float
+    factor: float
+    residual: float | None
+
+    def predict(self, gpus: int) -> Throughput:
+        """Images a second on ``gpus`` GPUs."""
+        contended = gpus / (self.serial + self.contention * gpus)
+        power = self.factor * gpus**self.exponent
+        spread = math.exp(self._deviations() * self._spread())
+        return Throughput(contended, min(contended, power) / spread, max(contended, power) * spread)
+
+    def _spread(self) -> float:
+        return PUBLISHED_SPREAD if self.residual is None else self.residual
+
+    def _deviations(self) -> float:
+        freedom = self.points - 2
+        return _T90[freedom - 1] if 0 < freedom <= len(_T90) else _NORMAL90
+
+
+def fit_scaling(points: Sequence[tuple[int, float]]) -> ScalingFit:
+    """Fit ``(GPUs, images a second)`` points at two or more cluster sizes.
+
+    Least squares of the relative errors. Throughput per GPU that rises with the cluster (noise, or
+    caches) counts as no contention.
+
+    Raises:
+        ValueError: fewer than two cluster sizes.
+    """
+    if len({gpus for gpus, _ in points}) < 2:
+        raise ValueError("a scaling fit needs measurements at two cluster sizes or more")
+    alpha, beta = _line(
+        [gpus for gpus, _ in points],
+        [gpus / images for gpus, images in points],
+        [(images / gpus) ** 2 for gpus, images in points],
+    )
+    if beta < 0:
+        beta = 0.0
+        weights = [(images / gpus) ** 2 for gpus, images in points]
+        alpha = sum(images / gpus for gpus, images in points) / sum(weights)
+    if alpha <= 0:
+        # The clusters add nothing: all of an image's time is contention.
+        alpha = 0.0
+    logarithm, exponent = _line(
+        [math.log(gpus) for gpus, _ in points],
+        [math.log(images) for _, images in points],
+        [1.0] * len(points),
+    )
+    errors = [gpus / (alpha + beta * gpus) / images - 1 for gpus, images in points]
+    freedom = len(points) - 2
+    residual = math.sqrt(sum(error**2 for error in errors) / freedom) if freedom else None
+    return ScalingFit(len(points), alpha, beta, exponent, math.exp(logarithm), residual)
+
+
+def scale_one(gpus: int, images_per_second: float, to_gpus: int) -> Throughput:
+    """One measurement carried over to another cluster size by a published range of efficiency."""
+    doublings = math.log2(to_gpus / gpus)
+    linear = images_per_second * to_gpus / gpus
+    bounds = sorted(linear * efficiency**doublings for efficiency in EFFICIENCY_PER_DOUBLING)
+    return Throughput(bounds[1], bounds[0], bounds[2])
+
+
+def _line(
+    xs: Sequence[float], ys: Sequence[float], weights: Sequence[float]
+) -> tuple[float, float]:
+    """Intercept and slope of the weighted least-squares line."""
+    total = sum(weights)
+    mean_x = sum(w * x for w, x in zip(weights, xs, strict=True)) / total
+    mean_y = sum(w * y for w, y in zip(weights, ys, strict=True)) / total
+    across = sum(w * (x - mean_x) * (y - mean_y) for w, x, y in zip(weights, xs, ys, strict=True))
+    slope = across / sum(w * (x - mean_x) ** 2 for w, x in zip(weights, xs, strict=True))
+    return mean_y - slope * mean_x, slope

@@ -1,0 +1,80 @@
+"""What a stage costs beside its machines: checkpoints in S3, FastFile's requests, log lines."""
+
+from __future__ import annotations
+
+import csv
+import math
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import cache
+from pathlib import Path
+
+from sm_train.cost.assumptions import Assumptions
+from sm_train.cost.stage import Stage
+
+_TABLE = Path(__file__).parent / "data" / "services.csv"
+
+BYTES_PER_PARAMETER = 16
+"""A checkpoint in fp32: weights, both moments of AdamW, and the average of the weights."""
+
+_GB = 10**9
+_SECONDS_PER_MONTH = 365 * 86400 / 12
+
+
+@dataclass(frozen=True)
+class ServicePrice:
+    """The price of one ``unit`` of a service."""
+
+    usd: Decimal
+    unit: str
+    status: str
+    source: str
+    date: str | None
+
+
+@cache
+def service_prices() -> dict[str, ServicePrice]:
+    """The shipped table: ``s3_get``, ``s3_put``, ``s3_storage``, ``logs_ingestion``."""
+    with _TABLE.open(encoding="utf-8", newline="") as file:
+        return {
+            row["service"]: ServicePrice(
+                Decimal(row["usd"]), row["unit"], row["status"], row["source"], row["date"] or None
+            )
+            for row in csv.DictReader(file)
+        }
+
+
+def checkpoint_bytes(stage: Stage) -> int | None:
+    """Bytes of one checkpoint: 16 for each parameter; None where they are not known."""
+    return None if stage.parameters is None else stage.parameters * BYTES_PER_PARAMETER
+
+
+def blocking_seconds(stage: Stage, assumed: Assumptions) -> float | None:
+    """Seconds that one checkpoint stops training; None without them and without a model."""
+    if assumed.checkpoint_blocking_seconds is not None:
+        return assumed.checkpoint_blocking_seconds
+    size = checkpoint_bytes(stage)
+    return None if size is None else size / assumed.checkpoint_bytes_per_second
+
+
+def checkpoint_storage(stage: Stage, billable_seconds: float) -> Decimal | None:
+    """Checkpoints kept × bytes × the stage's months × the price of a GB-month."""
+    size = checkpoint_bytes(stage)
+    if size is None:
+        return None
+    gb_months = stage.checkpoints_kept * size / _GB * billable_seconds / _SECONDS_PER_MONTH
+    return Decimal(gb_months) * service_prices()["s3_storage"].usd
+
+
+def data_requests(stage: Stage, assumed: Assumptions) -> Decimal | None:
+    """GETs of streaming every image once for each time it is trained on."""
+    if stage.images is None:
+        return None
+    requests = math.ceil(stage.images * assumed.bytes_per_image / assumed.bytes_per_request)
+    return requests * service_prices()["s3_get"].usd
+
+
+def logs(stage: Stage, assumed: Assumptions) -> Decimal:
+    """Log lines of all steps, as CloudWatch bills their ingestion."""
+    gigabytes = stage.iterations * assumed.log_bytes_per_step / _GB
+    return Decimal(gigabytes) * service_prices()["logs_ingestion"].usd

@@ -1,0 +1,242 @@
+"""The speed of a stage from whatever was measured, by the firmest rule that applies.
+
+An it/s belongs to one stage: its resolution, its batch, its machines. Anything else is carried
+over by a stated rule, and the range widens with each step away from what was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from sm_train.cost.instances import instance_type
+from sm_train.cost.scaling import Throughput, fit_scaling, scale_one
+from sm_train.cost.speed import Basis, Speed
+from sm_train.cost.stage import Stage
+
+STEADY = (0.90, 1.05)
+"""P10 and P90 of a whole stage's mean it/s against a steady measurement (assumed)."""
+
+UTILIZATION = (0.20, 0.25, 0.31)
+"""Published MFU of Stable-Diffusion-2-class training, low, median, high: 20 % from BRIA's 1.8 it/s
+at batch 2048 on 32 A100 at 256 px, 31 % from MLPerf Training v4.0 at 127 images/s/H100."""
+
+RESOLUTION_CARRY = (0.77, 1.30)
+"""Range of images/s carried over by FLOPs alone. mosaicml/diffusion's README, 256 px to 512 px:
+the measured ratio is 1.17 to 1.30 times the FLOPs' on 8 to 64 A100; the other way its inverse."""
+
+HARDWARE_CARRY = (0.60, 0.78, 1.0)
+"""Share of the MFU on one GPU generation that another reaches, low, median, high. Low: AWS's 204.2
+images/s on p4de against 385.3 on p5 (awsome-distributed-training), 0.60 of the peaks' ratio."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A measured speed and the place it belongs to; None is unknown.
+
+    ``label`` says in a sentence's words what was measured. ``low`` and ``high`` are P10 and P90 of
+    its own intervals.
+    """
+
+    label: str
+    iterations_per_second: float
+    world_size: int
+    resolution: int | None = None
+    effective_batch_size: int | None = None
+    instance_type: str | None = None
+    flops_per_image: float | None = None
+    low: float | None = None
+    high: float | None = None
+    on_cpu: bool = False
+
+
+def stated_speed(iterations_per_second: float, why: str) -> Speed:
+    """A figure that is given for this very stage."""
+    return Speed(
+        iterations_per_second,
+        iterations_per_second * STEADY[0],
+        iterations_per_second * STEADY[1],
+        "stated",
+        why,
+    )
+
+
+def resolve_speed(
+    stage: Stage, measurements: Sequence[Measurement], *, rescale_batch: bool = False
+) -> Speed | None:
+    """The speed of ``stage`` by the firmest rule that applies; None where none does.
+
+    A measurement at another effective batch size counts only with ``rescale_batch``, which carries
+    it over by images a second.
+    """
+    usable = [one for one in measurements if rescale_batch or same_batch(one, stage)]
+    here = [one for one in usable if not one.on_cpu]
+    same_hardware = [one for one in here if _same_hardware(one, stage)]
+    return (
+        _at_this_resolution(stage, same_hardware)
+        or _from_other_resolutions(stage, same_hardware)
+        or _from_other_hardware(stage, here)
+        or _illustration(stage, [one for one in usable if one.on_cpu])
+        or predicted_speed(stage)
+    )
+
+
+def predicted_speed(stage: Stage) -> Speed | None:
+    """it/s = MFU × peak × GPUs ÷ (FLOP per image × batch), for a published range of MFU."""
+    peak, batch = stage.machine.bf16_tflops, stage.effective_batch_size
+    if stage.flops_per_image is None or peak is None or batch is None:
+        return None
+    whole = peak * 1e12 * stage.world_size / (stage.flops_per_image * batch)
+    low, middle, high = (whole * share for share in UTILIZATION)
+    why = (
+        f"nothing was measured: {stage.flops_per_image / 1e12:.3g} TFLOP an image at "
+        f"{UTILIZATION[0]:.0%}–{UTILIZATION[2]:.0%} of {peak:g} TFLOP/s (published MFU)"
+    )
+    return Speed(middle, low, high, "predicted", why)
+
+
+def same_batch(one: Measurement, stage: Stage) -> bool:
+    """Whether ``one`` was measured at the stage's effective batch size, as far as both say."""
+    known = one.effective_batch_size is not None and stage.effective_batch_size is not None
+    return not known or one.effective_batch_size == stage.effective_batch_size
+
+
+def _same_hardware(one: Measurement, stage: Stage) -> bool:
+    if one.instance_type is None:
+        return True
+    return instance_type(one.instance_type).accelerator == stage.machine.accelerator
+
+
+def _images_per_second(one: Measurement, stage: Stage) -> float:
+    """Images/s of a measurement; where no batch is known, its it/s, which serves as well."""
+    return one.iterations_per_second * (_batch(one, stage) or 1)
+
+
+def _batch(one: Measurement, stage: Stage) -> int | None:
+    if stage.effective_batch_size is None:
+        return None
+    return one.effective_batch_size or stage.effective_batch_size
+
+
+def _at_this_resolution(stage: Stage, measured: Sequence[Measurement]) -> Speed | None:
+    measured = [one for one in measured if one.resolution in (None, stage.resolution)]
+    if not measured:
+        return None
+    exact = [one for one in measured if one.world_size == stage.world_size]
+    if exact:
+        return _own(stage, exact[-1])
+    return _speed(stage, *_scaled(stage, measured))
+
+
+def _own(stage: Stage, one: Measurement) -> Speed:
+    batch = stage.effective_batch_size
+    speed = _images_per_second(one, stage) / (batch or 1)
+    scale = speed / one.iterations_per_second
+    low = min(speed * STEADY[0], (one.low or speed) * scale)
+    high = max(speed * STEADY[1], (one.high or speed) * scale)
+    why = f"{one.label}: {one.iterations_per_second:.3g} it/s at this resolution, batch and cluster"
+    if not same_batch(one, stage):
+        why = (
+            f"{one.label}: {one.iterations_per_second:.3g} it/s at batch "
+            f"{one.effective_batch_size}, carried over to batch {batch} by images/s as asked"
+        )
+    return Speed(speed, low, high, "measured", why)
+
+
+def _scaled(stage: Stage, measured: Sequence[Measurement]) -> tuple[Throughput, Basis, str]:
+    """Throughput of ``stage``'s cluster from measurements at other cluster sizes."""
+    points = [(one.world_size, _images_per_second(one, stage)) for one in measured]
+    labels = ", ".join(dict.fromkeys(one.label for one in measured))
+    if len({gpus for gpus, _ in points}) == 1:
+        one = measured[-1]
+        throughput = scale_one(*points[-1], stage.world_size)
+        why = (
+            f"{labels}: {one.iterations_per_second:.3g} it/s on {one.world_size} GPUs, carried "
+            f"over to {stage.world_size} at 87–100 % efficiency for each doubling (published)"
+        )
+        return throughput, "scaled", why
+    fit = fit_scaling(points)
+    sizes = "/".join(str(gpus) for gpus in sorted({gpus for gpus, _ in points}))
+    residual = "no residual" if fit.residual is None else f"residual {fit.residual:.1%}"
+    why = f"{labels}: fit over {sizes} GPUs ({residual}), read at {stage.world_size}"
+    return fit.predict(stage.world_size), "scaling fit", why
+
+
+def _from_other_resolutions(stage: Stage, measured: Sequence[Measurement]) -> Speed | None:
+    """By FLOPs alone, from the nearest resolution: images/s × its FLOPs ÷ this stage's."""
+    carried = [one for one in measured if one.flops_per_image is not None and one.resolution]
+    if not carried or stage.flops_per_image is None or stage.resolution is None:
+        return None
+    resolution = stage.resolution
+    nearest = min(carried, key=lambda one: abs((one.resolution or 0) - resolution)).resolution
+    carried = [one for one in carried if one.resolution == nearest]
+    throughput, _, why = _scaled(stage, carried)
+    if any(one.world_size == stage.world_size for one in carried):
+        one = next(one for one in carried if one.world_size == stage.world_size)
+        images = _images_per_second(one, stage)
+        throughput, why = Throughput(images, images, images), one.label
+    ratio = (carried[0].flops_per_image or 0) / stage.flops_per_image
+    flagged = (
+        f"{why}; and from {nearest} px to {resolution} px by FLOPs alone (× {ratio:.3g}), which "
+        "no measurement confirms"
+    )
+    moved = Throughput(
+        throughput.images_per_second * ratio,
+        throughput.low * ratio * RESOLUTION_CARRY[0],
+        throughput.high * ratio * RESOLUTION_CARRY[1],
+    )
+    return _speed(stage, moved, "other resolution", flagged)
+
+
+def _from_other_hardware(stage: Stage, measured: Sequence[Measurement]) -> Speed | None:
+    """By the ratio of the peaks, and a published range of what of it is reached."""
+    for one in reversed(measured):
+        theirs = instance_type(one.instance_type).bf16_tflops if one.instance_type else None
+        ours = stage.machine.bf16_tflops
+        if theirs is None or ours is None or one.instance_type is None:
+            continue
+        like = replace(
+            stage,
+            instance_type=one.instance_type,
+            instances=max(1, stage.world_size // instance_type(one.instance_type).accelerators),
+            speed=None,
+        )
+        known = _at_this_resolution(like, [one]) or _from_other_resolutions(like, [one])
+        if known is None:
+            continue
+        ratio = ours / theirs * stage.world_size / like.world_size
+        batch = (like.effective_batch_size or 1) / (stage.effective_batch_size or 1)
+        low, middle, high = (ratio * batch * share for share in HARDWARE_CARRY)
+        why = (
+            f"{known.why}; and from {instance_type(one.instance_type).accelerator} to "
+            f"{stage.machine.accelerator} at 60–100 % of the peaks' ratio (published)"
+        )
+        value = known.iterations_per_second * middle
+        return Speed(value, known.low * low, known.high * high, "other hardware", why)
+    return None
+
+
+def _illustration(stage: Stage, measured: Sequence[Measurement]) -> Speed | None:
+    if not measured:
+        return None
+    one = measured[-1]
+    speed = _own(stage, one)
+    cluster = f"{stage.instances} × {stage.instance_type}, {stage.world_size} GPUs"
+    if stage.effective_batch_size is not None:
+        cluster += f", {stage.resolution} px, batch {stage.effective_batch_size}"
+    why = (
+        f"{one.label}: {one.iterations_per_second:.3g} it/s was measured on a CPU, not on "
+        f"{stage.name} ({cluster}): only an illustration"
+    )
+    return replace(speed, basis="illustration", why=why)
+
+
+def _speed(stage: Stage, throughput: Throughput, basis: Basis, why: str) -> Speed:
+    batch = stage.effective_batch_size or 1
+    return Speed(
+        throughput.images_per_second / batch,
+        throughput.low / batch,
+        throughput.high / batch,
+        basis,
+        why,
+    )

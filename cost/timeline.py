@@ -1,0 +1,172 @@
+"""What a job's billed seconds went into, from its own event lines.
+
+Times are Unix seconds by the job's clock. Steps are known at each logging interval only, so a step
+lost between two lines counts as the interval's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+PARTS = (
+    "start_up", "restarts", "lost_work", "stalls", "checkpoints", "evaluation", "data_wait",
+    "shut_down",
+)  # fmt: skip
+"""What a billed second can go into beside training, in the order of a job's life."""
+
+STALL_SECONDS = 60.0
+STALL_FACTOR = 3.0
+"""Time without progress counts as a stall once it is both longer than this many seconds and this
+many times the interval's usual length; less is the spread of a healthy run."""
+
+Event = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Seconds by what they went into, and what the job did in them.
+
+    ``seconds`` holds :data:`PARTS` and ``useful``, and sums to the billed seconds.
+    ``first_step`` and ``last_step`` are optimizer steps of the stage; ``restarts`` counts starts
+    after the first within the job.
+    """
+
+    seconds: Mapping[str, float]
+    first_step: int
+    last_step: int
+    restarts: int
+    restart_seconds: float | None
+    checkpoint_seconds: float | None
+    """Of one checkpoint, on average."""
+    iterations_per_second: float | None
+    """Median over the intervals, without each start's first."""
+    effective_batch_size: int | None
+    world_size: int | None
+    resolution: int | None
+    ended: bool
+
+
+@dataclass
+class _Account:
+    """The books while events are read."""
+
+    begin: float
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
+    anchor: float = 0.0
+    """When progress was last seen."""
+    step: int = 0
+    blocked: float = 0.0
+    """Checkpoints and evaluation since then."""
+    fresh: bool = True
+    """No interval since the last start."""
+    starts: int = 0
+    checkpoints: int = 0
+
+
+def timeline(
+    events: Iterable[Event], begin: float, end: float, previous_step: int | None = None
+) -> Timeline:
+    """Account for the seconds from ``begin`` to ``end`` (billed) by ``events`` of one rank.
+
+    ``previous_step`` is the last step of the stage's job before this one: what this one resumed
+    behind it was lost and is done again here.
+    """
+    ordered = sorted(events, key=lambda event: event["time"])
+    usual = _usual_seconds_per_step(ordered)
+    account = _Account(begin, anchor=begin)
+    first_step: int | None = None
+    start: Event = {}
+    ended = False
+    for event in ordered:
+        kind = event["kind"]
+        if kind == "start":
+            _start(account, event, usual, previous_step if account.starts == 0 else None)
+            first_step = account.step if first_step is None else first_step
+            start = event
+        elif kind == "step":
+            _step(account, event, usual)
+        elif kind in ("checkpoint", "eval"):
+            _blocked(account, kind, float(event["seconds"] or 0.0))
+        elif kind == "end":
+            ended = True
+    tail = max(0.0, end - account.anchor - account.blocked)
+    # A job that fell silent without an end was hanging, as far as its lines tell.
+    last = "start_up" if not account.starts else "shut_down" if ended else "stalls"
+    account.seconds[last] += tail
+    return Timeline(
+        seconds=_balanced(account.seconds, end - begin),
+        first_step=first_step or 0,
+        last_step=account.step,
+        restarts=max(0, account.starts - 1),
+        restart_seconds=_each(account.seconds["restarts"], account.starts - 1),
+        checkpoint_seconds=_each(account.seconds["checkpoints"], account.checkpoints),
+        iterations_per_second=None if not usual else 1 / usual,
+        effective_batch_size=start.get("effective_batch_size"),
+        world_size=start.get("world_size"),
+        resolution=start.get("resolution"),
+        ended=ended,
+    )
+
+
+def _start(account: _Account, event: Event, usual: float, previous_step: int | None) -> None:
+    part = "restarts" if account.starts else "start_up"
+    account.seconds[part] += max(0.0, event["time"] - account.anchor - account.blocked)
+    resumed = int(event["resumed_from_step"] or 0)
+    before = account.step if account.starts else previous_step
+    if before is not None and before > resumed:
+        account.seconds["lost_work"] += (before - resumed) * usual
+    account.starts += 1
+    account.anchor, account.step, account.blocked, account.fresh = event["time"], resumed, 0.0, True
+
+
+def _step(account: _Account, event: Event, usual: float) -> None:
+    steps = max(0, int(event["step"]) - account.step)
+    spent = max(0.0, event["time"] - account.anchor - account.blocked)
+    working = min(spent, steps * usual)
+    extra = spent - working
+    if account.fresh:
+        # The first interval pays for compilation, first batches and communicators.
+        account.seconds["start_up" if account.starts <= 1 else "restarts"] += extra
+    elif extra > max(STALL_SECONDS, STALL_FACTOR * steps * usual):
+        account.seconds["stalls"] += extra
+    account.seconds["data_wait"] += working * float(event["data_wait_share"] or 0.0)
+    account.anchor, account.step = event["time"], int(event["step"])
+    account.blocked, account.fresh = 0.0, False
+
+
+def _blocked(account: _Account, kind: str, seconds: float) -> None:
+    account.seconds["checkpoints" if kind == "checkpoint" else "evaluation"] += seconds
+    account.checkpoints += kind == "checkpoint"
+    account.blocked += seconds
+
+
+def _usual_seconds_per_step(events: Iterable[Event]) -> float:
+    """Median over logging intervals; the first of each start is left out where there are more."""
+    first: list[float] = []
+    later: list[float] = []
+    fresh = True
+    for event in events:
+        if event["kind"] == "start":
+            fresh = True
+        elif event["kind"] == "step" and event["iterations_per_second"]:
+            (first if fresh else later).append(1 / float(event["iterations_per_second"]))
+            fresh = False
+    return median(later or first) if later or first else 0.0
+
+
+def _balanced(parts: Mapping[str, float], billed: float) -> dict[str, float]:
+    """``parts`` and what is left for ``useful``.
+
+    Overlapping or rounded parts may add up to more than was billed: they are then scaled to it.
+    """
+    spent = sum(parts.values())
+    scale = billed / spent if spent > billed else 1.0
+    scaled = {name: seconds * scale for name, seconds in parts.items()}
+    return {**scaled, "useful": max(0.0, billed - sum(scaled.values()))}
+
+
+def _each(seconds: float, count: int) -> float | None:
+    return seconds / count if count > 0 else None

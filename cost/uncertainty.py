@@ -1,0 +1,157 @@
+"""The range of a run's seconds and dollars: P10 and P90 of seeded draws.
+
+Each draw is one life of the run: a speed for each stage, a start-up, a failure rate, a Poisson
+number of failures and for each failure a restart and a uniform share of the checkpoint interval.
+Speeds that rest on one and the same assumption err together; so do the failure rates of all
+stages. Speed, start-up and failure rate are lognormal on either side of their median.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import mul
+
+from sm_train.cost.failures import lost_per_failure
+from sm_train.cost.speed import FIRM, Basis
+
+DRAWS = 2000
+"""A bound's share of outcomes is then right within 0.7 points (one standard deviation)."""
+
+_MANY = 30
+"""Failures from which their sum is as good as normal."""
+_MOST_IN_AN_INTERVAL = 5.0
+"""Beyond, a draw of the rate's far tail would say that the run never ends; it is no P90."""
+
+_Z90 = 1.2815515655446004
+"""Standard normal's 90 % quantile."""
+
+
+@dataclass(frozen=True)
+class Risk:
+    """One stage as the draws see it; seconds, and failures per second of the whole cluster."""
+
+    training: float
+    slow_factor: float
+    """P90 of the training time ÷ its median, at least 1."""
+    fast_factor: float
+    """P10 of it ÷ its median, at most 1."""
+    basis: Basis
+    fixed: float
+    """Evaluation and checkpoints: seconds that do not vary."""
+    start_up: float
+    start_up_spread: float
+    failures_per_second: float
+    failure_spread: float
+    restart: float
+    interval: float
+    """Between two checkpoints."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """P10 and P90."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """Seconds of each stage and of all together, and their dollars."""
+
+    stages: tuple[Range, ...]
+    seconds: Range
+    low: float
+    high: float
+
+
+def ranges(
+    risks: Sequence[Risk],
+    low_rates: Sequence[float],
+    high_rates: Sequence[float],
+    *,
+    draws: int = DRAWS,
+    seed: int = 0,
+) -> Ranges:
+    """P10 and P90 of the billable seconds, and of their dollars.
+
+    ``low_rates`` and ``high_rates`` are dollars a second of each stage, the least and the most;
+    they differ where only a range of the price is known. The same arguments give the same figures.
+    """
+    rng = random.Random(seed)
+    outcomes = [_draw(risks, rng) for _ in range(draws)]
+    return Ranges(
+        stages=tuple(_range(column) for column in zip(*outcomes, strict=True)),
+        seconds=_range([sum(outcome) for outcome in outcomes]),
+        low=_range([_sumproduct(outcome, low_rates) for outcome in outcomes]).low,
+        high=_range([_sumproduct(outcome, high_rates) for outcome in outcomes]).high,
+    )
+
+
+def _draw(risks: Sequence[Risk], rng: random.Random) -> list[float]:
+    rate_z = rng.gauss(0, 1)
+    shared: dict[Basis, float] = {}
+    outcome = []
+    for risk in risks:
+        z = rng.gauss(0, 1) if risk.basis in FIRM else shared.setdefault(
+            risk.basis, rng.gauss(0, 1)
+        )  # fmt: skip
+        factor = (risk.slow_factor if z > 0 else 1 / risk.fast_factor) ** (z / _Z90)
+        running = risk.training * factor + risk.fixed
+        start_up = risk.start_up * risk.start_up_spread ** (rng.gauss(0, 1) / _Z90)
+        rate = risk.failures_per_second * risk.failure_spread ** (rate_z / _Z90)
+        interval = risk.interval * factor
+        outcome.append(start_up + running + _lost(rate, running, risk.restart, interval, rng))
+    return outcome
+
+
+def _lost(
+    rate: float, running: float, restart: float, interval: float, rng: random.Random
+) -> float:
+    """Seconds lost to failures in ``running`` seconds of progress, by one draw.
+
+    A failure loses a uniform share of the interval, and what is done again can fail again. Many
+    failures are drawn as one normal sum.
+    """
+    mean = rate * running
+    x = min(rate * interval, _MOST_IN_AN_INTERVAL)
+    if mean > _MANY or x > 1:
+        each = lost_per_failure(restart, interval, x / interval)
+        count = max(0.0, rng.gauss(mean, math.sqrt(mean)))
+        return max(0.0, rng.gauss(count * each, each * math.sqrt(count / 3)))
+    lost = 0.0
+    redone = [rng.random() * interval for _ in range(_poisson(mean, rng))]
+    while redone:
+        again = redone.pop()
+        lost += restart + again
+        redone += [rng.random() * again for _ in range(_poisson(rate * again, rng))]
+    return lost
+
+
+def _poisson(mean: float, rng: random.Random) -> int:
+    """Knuth's product of uniforms, for means that are not large."""
+    floor, product, count = math.exp(-mean), rng.random(), 0
+    while product > floor:
+        product *= rng.random()
+        count += 1
+    return count
+
+
+def _sumproduct(left: Sequence[float], right: Sequence[float]) -> float:
+    return sum(map(mul, left, right), 0.0)
+
+
+def _range(values: Sequence[float]) -> Range:
+    ordered = sorted(values)
+    return Range(_quantile(ordered, 0.1), _quantile(ordered, 0.9))
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    """Linear between the two nearest of the ordered values."""
+    place = share * (len(ordered) - 1)
+    below = math.floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)

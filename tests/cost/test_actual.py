@@ -1,0 +1,162 @@
+"""Billed dollars into what they bought: parts worked out by hand on made-up lives of a job."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sm_train.cost.actual import Job, as_document, images_trained, measurements, observed
+from sm_train.cost.assumptions import Assumptions, learned
+from sm_train.cost.prices import Price
+from sm_train.cost.timeline import PARTS, Timeline, timeline
+
+PRICE = Price("ml.p4de.24xlarge", "us-east-1", Decimal(36), "verified", "test", None)
+
+
+def start(time: float, resumed: int | None = None) -> dict[str, Any]:
+    return {
+        "kind": "start", "time": time, "resumed_from_step": resumed, "effective_batch_size": 100,
+        "world_size": 32, "resolution": 256,
+    }  # fmt: skip
+
+
+def step(time: float, number: int, its: float = 1.0, wait: float = 0.0) -> dict[str, Any]:
+    return {
+        "kind": "step", "time": time, "step": number, "iterations_per_second": its,
+        "data_wait_share": wait,
+    }  # fmt: skip
+
+
+def checkpoint(time: float, seconds: float) -> dict[str, Any]:
+    return {"kind": "checkpoint", "time": time, "seconds": seconds}
+
+
+END = {"kind": "end", "time": 0.0}
+
+
+def parts(line: Timeline) -> dict[str, float]:
+    return {name: seconds for name, seconds in line.seconds.items() if seconds}
+
+
+def test_a_healthy_job() -> None:
+    # 1 it/s; the image and the first batch take 300 + 50 s; a checkpoint of 20 s; 10 s at the end.
+    events = [
+        start(300), step(450, 100, 2 / 3), step(550, 200, wait=0.1), checkpoint(570, 20),
+        step(670, 300), END | {"time": 670},
+    ]  # fmt: skip
+    line = timeline(events, 0, 680)
+    assert parts(line) == pytest.approx(
+        {"start_up": 350, "checkpoints": 20, "data_wait": 10, "shut_down": 10, "useful": 290}
+    )
+    assert line.iterations_per_second == 1.0
+    assert line.restarts == 0
+
+
+def test_a_restart_loses_its_time_and_the_steps_behind_the_checkpoint() -> None:
+    events = [
+        start(100), step(200, 100), step(300, 200), step(400, 300),
+        start(1000, resumed=200), step(1100, 300), step(1200, 400), END | {"time": 1200},
+    ]  # fmt: skip
+    line = timeline(events, 0, 1200)
+    assert parts(line) == pytest.approx(
+        {"start_up": 100, "restarts": 600, "lost_work": 100, "useful": 400}
+    )
+    assert (line.restarts, line.restart_seconds) == (1, 600)
+
+
+def test_a_job_that_follows_a_failed_one_says_what_was_lost() -> None:
+    line = timeline([start(50, resumed=1000), step(150, 1100), END | {"time": 150}], 0, 150, 1080)
+    assert parts(line) == pytest.approx({"start_up": 50, "lost_work": 80, "useful": 20})
+
+
+def test_time_without_progress_is_a_stall_and_a_slow_interval_is_not() -> None:
+    events = [start(0), step(100, 100), step(200, 200), step(350, 300), step(1450, 400)]
+    line = timeline(events, 0, 3450)
+    # 1,000 s over the usual 100, and 2,000 s of silence without an end.
+    assert parts(line) == pytest.approx({"stalls": 3000, "useful": 450})
+
+
+def test_a_job_that_never_trained_is_all_start_up() -> None:
+    assert parts(timeline([], 0, 500)) == {"start_up": 500}
+
+
+@st.composite
+def lives(draw: st.DrawFn) -> list[dict[str, Any]]:
+    clock, number, events = 0.0, 0, []
+    for _ in range(draw(st.integers(0, 12))):
+        clock += draw(st.floats(0, 5000))
+        kind = draw(st.sampled_from(["start", "step", "checkpoint", "end"]))
+        if kind == "start":
+            events.append(start(clock, draw(st.integers(0, 500))))
+        elif kind == "step":
+            number += draw(st.integers(0, 300))
+            events.append(step(clock, number, draw(st.floats(0.01, 10)), draw(st.floats(0, 1))))
+        elif kind == "checkpoint":
+            events.append(checkpoint(clock, draw(st.floats(0, 9000))))
+        else:
+            events.append(END | {"time": clock})
+    return events
+
+
+@settings(deadline=None, max_examples=300)
+@given(lives(), st.floats(0, 20_000))
+def test_the_parts_are_the_whole_whatever_the_lines_say(
+    events: list[dict[str, Any]], billed: float
+) -> None:
+    line = timeline(events, 0, billed)
+    assert set(line.seconds) == {*PARTS, "useful"}
+    assert all(seconds >= 0 for seconds in line.seconds.values())
+    assert sum(line.seconds.values()) == pytest.approx(billed, abs=1e-6)
+
+
+def job(name: str, line: Timeline | None, billable: float | None, **changes: Any) -> Job:
+    fields = {
+        "stage": "256px", "status": "Completed", "instance_type": "ml.p4de.24xlarge",
+        "instances": 4, "price": PRICE,
+    }  # fmt: skip
+    return Job(name=name, timeline=line, billable_seconds=billable, **fields | changes)
+
+
+FIRST = timeline([start(100), step(200, 100), step(300, 200)], 0, 300)
+SECOND = timeline([start(60, 150), step(160, 250), END | {"time": 160}], 0, 160, 200)
+
+
+def test_dollars_are_billed_seconds_times_instances_times_price_exactly() -> None:
+    jobs = [job("a", FIRST, 300, status="Failed"), job("b", SECOND, 160)]
+    document = as_document(jobs, {})
+    # (300 + 160) s × 4 × $36 ÷ 3600
+    assert document["total"]["billed_usd"] == pytest.approx(18.4)
+    for one in jobs:
+        assert sum(part for part in one.waterfall.values() if part is not None) == one.billed
+    assert document["stages"][0]["iterations_reached"] == 250
+    # 250 steps of 100 images: the 50 that were done twice count once.
+    assert images_trained(jobs) == 25_000
+    assert document["total"]["per_million_images_usd"] == pytest.approx(18.4 / 0.025)
+    assert document["total"]["goodput"] == pytest.approx((200 + 50) / 460)
+
+
+def test_what_is_not_known_is_null_and_a_running_job_leaves_a_lower_bound() -> None:
+    document = as_document([job("a", FIRST, 300), job("b", None, None)], {})
+    assert document["total"]["billed_usd"] is None
+    assert document["total"]["billed_at_least_usd"] == pytest.approx(12)
+    assert document["total"]["goodput"] is None
+    assert document["jobs"][1]["waterfall_usd"]["useful"] is None
+
+
+def test_the_next_estimate_learns_start_up_failures_and_speed() -> None:
+    jobs = [job("a", FIRST, 300, status="Failed"), job("b", SECOND, 160)]
+    seen = observed(jobs)
+    assert (seen.jobs, seen.failures) == (2, 1)
+    assert seen.gpu_hours == pytest.approx(460 * 32 / 3600)
+    assert seen.start_up_seconds == pytest.approx(80)
+    assumed = learned(Assumptions(), seen)
+    assert assumed.start_up_seconds == pytest.approx(80)
+    assert assumed.failures_per_gpu_hour > Assumptions().failures_per_gpu_hour
+    assert assumed.source("start_up_seconds") == "measured over 2 jobs of this run"
+    given_start = Assumptions().assuming(start_up_seconds=5)
+    assert learned(given_start, seen).start_up_seconds == 5
+    [speed] = measurements(jobs)
+    assert (speed.label, speed.world_size, speed.iterations_per_second) == ("b", 32, 1.0)

@@ -1,0 +1,221 @@
+"""Prices: which one counts, what is said of it, and which files are refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+from contextlib import suppress
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sm_train.cost.price_file import read_price_file
+from sm_train.cost.price_list import parse_price_list
+from sm_train.cost.prices import (
+    KINDS,
+    PriceError,
+    PriceRow,
+    PriceTable,
+    shipped_prices,
+    staleness,
+)
+
+P5 = "ml.p5.48xlarge"
+
+
+def product(usage: str, price: str = "63.296", **attributes: str) -> dict[str, Any]:
+    """One item of GetProducts, in the shape of the AWS Billing user guide."""
+    return {
+        "product": {"sku": "SKU1", "attributes": {"usagetype": usage, **attributes}},
+        "publicationDate": "2026-09-24T23:59:00Z",
+        "terms": {
+            "OnDemand": {
+                "SKU1.TERM": {
+                    "priceDimensions": {
+                        "SKU1.TERM.DIM": {"unit": "Hrs", "pricePerUnit": {"USD": price}}
+                    }
+                }
+            }
+        },
+    }
+
+
+def get_products(*items: dict[str, Any]) -> dict[str, Any]:
+    return {"FormatVersion": "aws_v1", "PriceList": [json.dumps(item) for item in items]}
+
+
+def bulk(item: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "publicationDate": item["publicationDate"],
+        "products": {"SKU1": item["product"]},
+        "terms": {"OnDemand": {"SKU1": item["terms"]["OnDemand"]}},
+    }
+
+
+SAVINGS = {
+    "terms": {
+        "savingsPlan": [
+            {
+                "description": "1 year Partial Upfront SageMaker Savings Plan",
+                "leaseContractLength": {"duration": 1, "unit": "year"},
+                "rates": [
+                    {
+                        "discountedUsageType": usage,
+                        "unit": "Hrs",
+                        "discountedRate": {"price": "40.5", "currency": "USD"},
+                    }
+                    for usage in ("USE1-Train:ml.p5.48xlarge", "USE1-Host:ml.p5.48xlarge")
+                ],
+            }
+        ]
+    }
+}
+
+
+def test_both_shapes_of_the_price_list_say_the_same() -> None:
+    item = product("USE1-Train:ml.p5.48xlarge", regionCode="us-east-1")
+    [one] = parse_price_list(get_products(item))
+    assert [one] == parse_price_list(bulk(item))
+    assert (one.instance_type, one.region, one.kind) == (P5, "us-east-1", "on-demand")
+    assert one.usd_per_hour == Decimal("63.296")
+    assert one.date == "2026-09-24"
+
+
+def test_training_is_known_by_its_usage_type_alone() -> None:
+    found = parse_price_list(
+        get_products(
+            product("Train:ml.p5.48xlarge", instanceType="NA"),
+            product("EUN1-Train:ml.p5.48xlarge", instanceType="ml.p5.48xlarge-Training"),
+            product("USW2-TrSpt:ml.p5.48xlarge", component="Training"),
+            product("USW2-Host:ml.p5.48xlarge", component="Training"),
+            product("USW2-Studio:JupyterLab-ml.p5.48xlarge"),
+        )
+    )
+    assert [(row.region, row.kind) for row in found] == [
+        ("us-east-1", "on-demand"),
+        ("eu-north-1", "on-demand"),
+        ("us-west-2", "spot"),
+    ]
+
+
+def test_a_savings_plans_rates_are_read() -> None:
+    [one] = parse_price_list(SAVINGS)
+    assert one.kind == "savings-plan-1y-partial-upfront"
+    assert one.usd_per_hour == Decimal("40.5")
+
+
+@pytest.mark.parametrize(
+    "document", [{}, [], None, {"terms": {}}, {"PriceList": ["{"]}, {"PriceList": [{}]}], ids=str
+)
+def test_what_is_no_price_list_is_refused(document: Any) -> None:
+    with pytest.raises(PriceError):
+        parse_price_list(document)
+
+
+def test_another_currency_is_refused_by_name() -> None:
+    item = product("CNN1-Train:ml.p5.48xlarge", regionCode="cn-north-1")
+    broken = copy.deepcopy(item)
+    dimension = broken["terms"]["OnDemand"]["SKU1.TERM"]["priceDimensions"]["SKU1.TERM.DIM"]
+    dimension["pricePerUnit"] = {"CNY": "400"}
+    with pytest.raises(PriceError, match="CNY; only USD"):
+        parse_price_list(get_products(broken))
+
+
+def test_ones_own_prices_lie_over_awss_and_those_over_the_shipped(tmp_path: Path) -> None:
+    aws = PriceTable.of(
+        [PriceRow(P5, "us-east-1", "on-demand", Decimal(60), "verified", "AWS", "2026-11-01")],
+        listed={"us-east-1": "2026-11-01"},
+    ).over(shipped_prices())
+    assert aws.price(P5, "us-east-1").usd_per_instance_hour == 60
+    file = tmp_path / "prices.csv"
+    file.write_text("instance_type,usd_per_hour,date\nml.p5.48xlarge,50.5,2026-11-02\n")
+    own = read_price_file(file).over(aws).price(P5, "us-east-1")
+    assert own.usd_per_instance_hour == Decimal("50.5")
+    assert str(file) in own.source
+
+
+def test_a_discount_is_taken_off_whatever_the_list_says(tmp_path: Path) -> None:
+    file = tmp_path / "prices.csv"
+    file.write_text("instance_type,discount_percent,source\n*,12.5,our contract\n")
+    table = read_price_file(file).over(shipped_prices())
+    for name in (P5, "ml.g5.48xlarge"):
+        before = shipped_prices().price(name, "us-west-2").usd_per_instance_hour
+        after = table.price(name, "us-west-2")
+        assert before is not None
+        assert after.usd_per_instance_hour == before * Decimal("0.875")
+        assert "12.5 % off (our contract)" in after.source
+    assert table.price("ml.p5e.48xlarge", "us-west-2").usd_per_instance_hour is None
+
+
+def test_a_type_that_awss_list_for_the_region_lacks_is_not_offered_there() -> None:
+    table = PriceTable.of([], listed={"eu-west-3": "2026-11-01"}).over(shipped_prices())
+    missing = table.price(P5, "eu-west-3")
+    assert missing.usd_per_instance_hour is None
+    assert "not offered" in missing.source
+    listed = PriceTable.of([], listed={"us-east-1": "2026-11-01"}).over(shipped_prices())
+    assert listed.price(P5, "us-east-1").usd_per_instance_hour is None
+    assert "stands in" in table.price(P5, "eu-west-1").source
+
+
+MISTAKES = {
+    "no type column": ("usd_per_hour\n1\n", "column instance_type is missing"),
+    "no amount column": ("instance_type\nml.p5.48xlarge\n", "column usd_per_hour"),
+    "another column": ("instance_type,usd_per_hour,x\n", "unknown column 'x'"),
+    "no rows": ("instance_type,usd_per_hour\n", "holds no prices"),
+    "two currencies": (
+        "instance_type,usd_per_hour,currency\nml.p5.48xlarge,1,USD\nml.p4d.24xlarge,1,EUR\n",
+        ":3: currency: 'EUR'",
+    ),
+    "no such type": ("instance_type,usd_per_hour\nml.p9,1\n", ":2: instance_type: 'ml.p9'"),
+    "no number": ("instance_type,usd_per_hour\nml.p5.48xlarge,a\n", ":2: usd_per_hour: 'a'"),
+    "not finite": ("instance_type,usd_per_hour\nml.p5.48xlarge,NaN\n", "usd_per_hour: 'NaN'"),
+    "negative": ("instance_type,usd_per_hour\nml.p5.48xlarge,-1\n", "usd_per_hour: '-1'"),
+    "over all": ("instance_type,discount_percent\n*,101\n", "discount_percent: '101'"),
+    "both": ("instance_type,usd_per_hour,discount_percent\n*,1,1\n", "and not both"),
+    "a price for all": ("instance_type,usd_per_hour\n*,1\n", "needs one instance type"),
+    "no day": ("instance_type,usd_per_hour,date\nml.p5.48xlarge,1,today\n", "date: 'today'"),
+    "no kind": ("instance_type,usd_per_hour,kind\nml.p5.48xlarge,1,rent\n", "kind: 'rent'"),
+    "too many values": ("instance_type,usd_per_hour\nml.p5.48xlarge,1,2\n", "more values"),
+    "empty": ("", "column instance_type is missing"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_price_file_is_refused_with_its_place(tmp_path: Path, mistake: str) -> None:
+    text, expected = MISTAKES[mistake]
+    file = tmp_path / "prices.csv"
+    file.write_text(text)
+    with pytest.raises(PriceError) as caught:
+        read_price_file(file)
+    assert expected in str(caught.value)
+    assert str(file) in str(caught.value)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.binary(max_size=80))
+def test_no_file_breaks_the_reader(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes
+) -> None:
+    file = tmp_path_factory.mktemp("prices") / "prices.csv"
+    file.write_bytes(b"instance_type,usd_per_hour\n" + content)
+    with suppress(PriceError):
+        assert all(row.usd_per_hour is not None for row in read_price_file(file).rows.values())
+
+
+def test_an_old_or_undated_price_is_said_to_be_one() -> None:
+    row = PriceRow(P5, "*", "on-demand", Decimal(1), "verified", "x", "2026-08-01")
+    price = PriceTable.of([row]).price(P5, "us-east-1")
+    assert staleness(price, date(2026, 10, 30)) is None
+    assert "91 days old" in (staleness(price, date(2026, 10, 31)) or "")
+    p4de = shipped_prices().price("ml.p4de.24xlarge", "us-east-1")
+    assert "undated" in (staleness(p4de, date(2026, 11, 1)) or "")
+
+
+def test_a_way_to_buy_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ValueError, match="'lease' is not one of on-demand, spot"):
+        shipped_prices().price(P5, "us-east-1", "lease")
+    assert all(shipped_prices().price(P5, "us-east-1", kind).source for kind in KINDS)

@@ -1,0 +1,138 @@
+"""An it/s belongs to its stage; what is carried over says so, and its range widens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sm_train.cost.scaling import fit_scaling, scale_one
+from sm_train.cost.speed import Speed
+from sm_train.cost.stage import Stage
+from sm_train.cost.throughput import Measurement, resolve_speed, stated_speed
+
+FLOPS = {256: 0.543e12, 512: 2.413e12}
+
+
+def stage(resolution: int = 256, instances: int = 4, **changes: Any) -> Stage:
+    made = Stage(
+        name=f"{resolution}px", resolution=resolution, instance_type="ml.p4de.24xlarge",
+        instances=instances, per_gpu_batch=1024 // (instances * 8), accumulation=2,
+        iterations=1000, flops_per_image=FLOPS[resolution],
+    )  # fmt: skip
+    return replace(made, **changes)
+
+
+def measured(its: float, gpus: int, resolution: int = 256, **changes: Any) -> Measurement:
+    made = Measurement("job", its, gpus, resolution, 2048, "ml.p4de.24xlarge", FLOPS[resolution])
+    return replace(made, **changes)
+
+
+def resolved(one: Stage, *measurements: Measurement, **options: Any) -> Speed:
+    speed = resolve_speed(one, measurements, **options)
+    assert speed is not None
+    return speed
+
+
+def width(speed: Speed) -> float:
+    return speed.high / speed.low
+
+
+def test_each_rule_is_named_and_widens_the_range() -> None:
+    own = resolved(stage(), measured(1.8, 32))
+    fitted = resolved(stage(), measured(0.5, 8), measured(0.97, 16))
+    scaled = resolved(stage(instances=16), measured(1.8, 32))
+    moved = resolved(stage(512), measured(1.8, 32))
+    other = resolved(stage(instance_type="ml.p5.48xlarge"), measured(1.8, 32))
+    nothing = resolved(stage())
+    assert [one.basis for one in (own, fitted, scaled, moved, other, nothing)] == [
+        "measured", "scaling fit", "scaled", "other resolution", "other hardware", "predicted",
+    ]  # fmt: skip
+    assert own.iterations_per_second == 1.8
+    assert width(own) < width(fitted)
+    assert width(own) < width(moved)
+    assert width(own) < width(other)
+    assert all(one.why for one in (own, fitted, scaled, moved, other, nothing))
+
+
+def test_another_resolution_is_carried_over_by_flops_and_flagged() -> None:
+    speed = resolved(stage(512), measured(1.8, 32))
+    assert speed.iterations_per_second == pytest.approx(1.8 * 0.543 / 2.413)
+    assert "by FLOPs alone" in speed.why
+
+
+def test_without_a_measurement_the_published_utilization_predicts() -> None:
+    # 25 % of 312 TFLOP/s on 32 A100 ÷ (0.543 TFLOP × 2048 images).
+    speed = resolved(stage())
+    assert speed.iterations_per_second == pytest.approx(0.25 * 312 * 32 / (0.543 * 2048))
+    assert speed.low == pytest.approx(0.20 * 312 * 32 / (0.543 * 2048))
+    assert speed.high == pytest.approx(0.31 * 312 * 32 / (0.543 * 2048))
+
+
+def test_a_model_that_is_not_counted_leaves_the_speed_unknown() -> None:
+    assert resolve_speed(stage(flops_per_image=None), []) is None
+
+
+def test_an_its_of_another_batch_counts_only_when_asked() -> None:
+    small = measured(4.0, 32, effective_batch_size=1024)
+    assert resolved(stage(), small).basis == "predicted"
+    rescaled = resolved(stage(), small, rescale_batch=True)
+    assert rescaled.iterations_per_second == pytest.approx(2.0)
+    assert "as asked" in rescaled.why
+
+
+def test_a_cpus_speed_is_only_an_illustration() -> None:
+    speed = resolved(stage(flops_per_image=None), measured(1.0, 2, on_cpu=True))
+    assert speed.basis == "illustration"
+    assert "not on 256px (4 × ml.p4de.24xlarge, 32 GPUs" in speed.why
+
+
+def test_more_than_the_hardwares_peak_is_refused_with_the_arithmetic() -> None:
+    # 0.543 TFLOP × 2048 images × 10 it/s = 11,121 TFLOP/s; 32 × 312 = 9,984.
+    with pytest.raises(ValueError, match="iterations_per_second") as caught:
+        stage().at(stated_speed(10, "given"))
+    for expected in ("111%", "2048 images", "0.543 TFLOP", "11,121 TFLOP/s", "9,984"):
+        assert expected in str(caught.value)
+    assert stage().at(stated_speed(8.9, "given")).flops_utilization == pytest.approx(
+        0.991, abs=1e-3
+    )
+
+
+points = st.dictionaries(
+    st.sampled_from([8, 16, 32, 64, 128, 256, 512, 1024]), st.floats(1.0, 200.0),
+    min_size=2, max_size=8,
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=200)
+@given(points, st.integers(8, 4096))
+def test_any_points_give_a_fit_whose_range_holds_its_prediction(
+    per_gpu: dict[int, float], gpus: int
+) -> None:
+    fit = fit_scaling([(size, size * each) for size, each in per_gpu.items()])
+    found = fit.predict(gpus)
+    assert 0 < found.low <= found.images_per_second <= found.high
+
+
+def test_points_on_a_law_are_reproduced() -> None:
+    law = {gpus: gpus / (0.007 + 2e-5 * gpus) for gpus in (8, 32, 128)}
+    fit = fit_scaling(list(law.items()))
+    for gpus, images in law.items():
+        assert fit.predict(gpus).images_per_second == pytest.approx(images)
+    assert fit.residual == pytest.approx(0, abs=1e-9)
+    assert fit.predict(64).images_per_second == pytest.approx(64 / (0.007 + 2e-5 * 64))
+
+
+def test_one_cluster_size_is_no_fit() -> None:
+    with pytest.raises(ValueError, match="two cluster sizes"):
+        fit_scaling([(8, 100.0), (8, 101.0)])
+
+
+@given(st.integers(0, 7), st.integers(0, 7))
+def test_one_point_is_carried_both_ways_within_linear_scaling(here: int, there: int) -> None:
+    found = scale_one(8 * 2**here, 100.0, 8 * 2**there)
+    linear = 100.0 * 2.0 ** (there - here)
+    assert found.low <= found.images_per_second <= found.high
+    assert min(found.low, linear) == pytest.approx(linear if there <= here else found.low)

@@ -1,0 +1,50 @@
+"""What a run's jobs really cost, held against the estimate, and kept for the next one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from sm_train.cost.actual import Job, as_document, measurements, observed
+from sm_train.cost.estimate import Estimate, estimate
+from sm_train.toolkit.aws import open_session
+from sm_train.toolkit.costing import Costing
+from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.run_history import History, history_uri, write_history
+from sm_train.toolkit.run_jobs import describe_jobs, read_jobs
+
+
+def actual_cost(question: Costing, profile: str | None) -> dict[str, Any]:
+    """The document of ``cost --actual``; keeps what the jobs teach beside the run in S3.
+
+    Raises:
+        UserError: the run has no job yet, or AWS refuses.
+    """
+    config, region = question.config, question.purchase.region
+    assert config is not None
+    session = open_session(profile, region)
+    descriptions = describe_jobs(session, config)
+    if not descriptions:
+        raise UserError(f"--actual: no training job of run {config.name} in {region}; submit one")
+    jobs = read_jobs(session, descriptions, region, question.prices)
+    history = History(observed(jobs), tuple(measurements(jobs)))
+    uri = history_uri(config, region)
+    write_history(session, uri, history)
+    return as_document(jobs, _expected(question, jobs)) | {"history": uri}
+
+
+def _expected(question: Costing, jobs: list[Job]) -> dict[str, Estimate]:
+    """Each stage's estimate for the iterations that its jobs did."""
+    found = {}
+    for stage in question.stages:
+        lines = [job.timeline for job in jobs if job.stage == stage.name and job.timeline]
+        done = max((line.last_step for line in lines), default=0)
+        done -= min((line.first_step for line in lines), default=0)
+        if done > 0:
+            found[stage.name] = estimate(
+                [replace(stage, iterations=done)],
+                question.purchase,
+                assumed=question.assumed,
+                prices=question.prices,
+            )
+    return found

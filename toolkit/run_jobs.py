@@ -1,0 +1,156 @@
+"""The training jobs of a run, as SageMaker and their event lines tell of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from sm_train.cost.actual import Job
+from sm_train.cost.estimate import Purchase, stage_price
+from sm_train.cost.prices import PriceTable
+from sm_train.cost.stage import Stage
+from sm_train.cost.timeline import Timeline, timeline
+from sm_train.estimators.run_config import RunConfig
+from sm_train.toolkit.aws import refusals_in_words
+from sm_train.toolkit.event_log import Event, parse_event
+
+LOG_GROUP = "/aws/sagemaker/TrainingJobs"
+
+Description = dict[str, Any]
+
+
+def describe_jobs(session: Any, config: RunConfig) -> list[Description]:
+    """Every job of the run, the oldest first, as DescribeTrainingJob answers.
+
+    A job belongs to the run whose name its ``sm-train:run`` tag carries; names alone could be
+    another run's.
+    """
+    stages = "|".join(re.escape(stage.name) for stage in config.stages)
+    ours = re.compile(rf"^{re.escape(config.name)}-(?:{stages})-\d{{14}}\b.*$")
+    client = session.client("sagemaker")
+    found = []
+    with refusals_in_words("ListTrainingJobs"):
+        pages = client.get_paginator("list_training_jobs").paginate(
+            NameContains=config.name, SortBy="CreationTime", SortOrder="Ascending"
+        )
+        for page in pages:
+            for summary in page["TrainingJobSummaries"]:
+                if not ours.match(summary["TrainingJobName"]):
+                    continue
+                tags = _tags(client, summary["TrainingJobArn"])
+                if tags.get("sm-train:run") == config.name:
+                    description = client.describe_training_job(
+                        TrainingJobName=summary["TrainingJobName"]
+                    )
+                    found.append(description | {"sm-train:stage": tags["sm-train:stage"]})
+    return found
+
+
+def _tags(client: Any, arn: str) -> dict[str, str]:
+    pages = client.get_paginator("list_tags").paginate(ResourceArn=arn)
+    return {tag["Key"]: tag["Value"] for page in pages for tag in page["Tags"]}
+
+
+def read_jobs(
+    session: Any, descriptions: list[Description], region: str, prices: PriceTable
+) -> list[Job]:
+    """Each job with its billed seconds, its price and what its event lines account for."""
+    jobs: list[Job] = []
+    reached: dict[str, int] = {}
+    for one in descriptions:
+        stage = one["sm-train:stage"]
+        line = _timeline(session, one, reached.get(stage))
+        if line is not None:
+            reached[stage] = max(line.last_step, reached.get(stage, 0))
+        resources = _resources(one)
+        spot = bool(one.get("EnableManagedSpotTraining"))
+        purchase = Purchase(region, _capacity(one, spot))
+        jobs.append(
+            Job(
+                name=one["TrainingJobName"],
+                stage=stage,
+                status=one["TrainingJobStatus"],
+                instance_type=resources["InstanceType"],
+                instances=resources["InstanceCount"],
+                billable_seconds=_billable(one),
+                price=stage_price(_any_stage(resources), purchase, prices),
+                timeline=line,
+                spot=spot,
+            )
+        )
+    return jobs
+
+
+def _resources(one: Description) -> dict[str, Any]:
+    """What the job really ran on: ordered preferences are billed by the one that was chosen."""
+    resources: dict[str, Any] = one["ResourceConfig"]
+    if "InstanceType" in resources:
+        return resources
+    groups = resources.get("InstanceGroups") or resources.get("InstancePreferences") or [{}]
+    return {"InstanceCount": 1, **resources, **groups[0]}
+
+
+def _capacity(one: Description, spot: bool) -> str:
+    if one["ResourceConfig"].get("TrainingPlanArn"):
+        return "training-plan"
+    return "spot" if spot else "on-demand"
+
+
+def _any_stage(resources: dict[str, Any]) -> Stage:
+    return Stage(
+        name="job",
+        resolution=None,
+        instance_type=resources["InstanceType"],
+        instances=resources["InstanceCount"],
+        per_gpu_batch=None,
+        accumulation=1,
+        iterations=1,
+    )
+
+
+def _billable(one: Description) -> float | None:
+    """Seconds billed; of a job that still runs, those since its start."""
+    seconds = one.get("BillableTimeInSeconds")
+    if seconds is not None:
+        return float(seconds)
+    start, end = one.get("TrainingStartTime"), one.get("TrainingEndTime")
+    end = end or one.get("LastModifiedTime")
+    return None if start is None or end is None else max(0.0, (end - start).total_seconds())
+
+
+def _timeline(session: Any, one: Description, previous_step: int | None) -> Timeline | None:
+    billable, start = _billable(one), one.get("TrainingStartTime")
+    if not billable or start is None:
+        return None
+    end_time = one.get("TrainingEndTime") or one.get("LastModifiedTime")
+    end = end_time.timestamp() if end_time else start.timestamp() + billable
+    events = list(job_events(session, one["TrainingJobName"]))
+    if not events:
+        return None
+    return timeline(events, end - billable, end, previous_step)
+
+
+def job_events(session: Any, name: str) -> Iterator[Event]:
+    """The event lines of a job's first rank, from all of its log streams.
+
+    Streams are found by the job's prefix, since a retry adds some; an empty page is not the end.
+    """
+    from botocore.exceptions import ClientError
+
+    client = session.client("logs")
+    pages = client.get_paginator("filter_log_events").paginate(
+        logGroupName=LOG_GROUP,
+        logStreamNamePrefix=f"{name}/",
+        filterPattern='"SMT "',
+    )
+    with refusals_in_words("FilterLogEvents"):
+        try:
+            for page in pages:
+                for entry in page["events"]:
+                    event = parse_event(entry["message"])
+                    if event is not None and event["rank"] == 0:
+                        yield event
+        except ClientError as error:
+            if error.response["Error"]["Code"] != "ResourceNotFoundException":
+                raise
