@@ -85,6 +85,8 @@ class Aws:
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     refusals: dict[str, str] = field(default_factory=dict)
     """Operation → the error code that AWS would answer it with."""
+    amendments: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = field(default_factory=dict)
+    """Operation → what the real service adds to the answer and moto leaves out."""
 
     def bodies(self, operation: str) -> list[dict[str, Any]]:
         return [body for name, body in self.calls if name == operation]
@@ -123,6 +125,7 @@ def aws() -> Iterator[Aws]:
     """A fresh moto server that records the body of every JSON-protocol call."""
     from moto.server import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import make_server
+    from werkzeug.test import run_wsgi_app
 
     inner = DomainDispatcherApplication(create_backend_app)
     seen = Aws("")
@@ -138,6 +141,12 @@ def aws() -> Iterator[Aws]:
             if operation in seen.refusals:
                 start_response("400 Bad Request", [("Content-Type", "application/x-amz-json-1.1")])
                 answer = {"__type": seen.refusals[operation], "message": "no, and why"}
+                return [json.dumps(answer).encode()]
+            if operation in seen.amendments:
+                pages, status, headers = run_wsgi_app(inner, environ)
+                answer = seen.amendments[operation](json.loads(b"".join(pages)))
+                headers.remove("Content-Length")
+                start_response(status, headers.to_wsgi_list())
                 return [json.dumps(answer).encode()]
         return inner(environ, start_response)
 

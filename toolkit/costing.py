@@ -140,7 +140,7 @@ def _of_options(asked: Asked, assumed: Assumptions) -> Costing:
         raise UserError("--instances: is missing; give the number of instances")
     if asked.iterations is None:
         raise UserError("--iterations: is missing; give the number of optimizer steps")
-    measured = read_measurements(asked)
+    measured = read_measurements(asked, asked.region or _DEFAULT_REGION)
     if asked.its is None and not measured:
         raise UserError("--its: is missing; give optimizer steps a second, or --measured FILE")
     stage = Stage(
@@ -189,7 +189,7 @@ def _of_run(asked: Asked, run: Path, assumed: Assumptions) -> Costing:
     config = load_run(run)
     region = resolve_region(asked.region, config.region, asked.profile)
     history = _history(asked, config, region)
-    measured = [*_as_measured(history), *read_measurements(asked)]
+    measured = [*_as_measured(history), *read_measurements(asked, region)]
     stages = stages_to_price(config, measured, rescale_batch=asked.rescale_batch)
     chosen = [stage for stage in stages if asked.stage in (None, stage.name)]
     if not chosen:
@@ -220,7 +220,7 @@ def _with_options(stages: Sequence[Stage], asked: Asked) -> list[Stage]:
     return changed
 
 
-def read_measurements(asked: Asked) -> list[Measured]:
+def read_measurements(asked: Asked, region: str) -> list[Measured]:
     """What ``--measured`` names: logs, folders of local runs, or training jobs."""
     from sm_train.toolkit.measured import read_measured, read_measured_job
 
@@ -230,7 +230,7 @@ def read_measurements(asked: Asked) -> list[Measured]:
         if Path(place).exists() or "." in place or os.sep in place:
             found.append(read_measured(Path(place)))
         else:
-            found.append(read_measured_job(place, asked.region, asked.profile))
+            found.append(read_measured_job(place, region, asked.profile))
     return found
 
 

@@ -35,17 +35,16 @@ def read_measured(path: Path) -> Measured:
         raise UserError(f"--measured: {path}: no event lines there") from None
 
 
-def read_measured_job(name: str, region: str | None, profile: str | None) -> Measured:
+def read_measured_job(name: str, region: str, profile: str | None) -> Measured:
     """The steady speed in the event lines of the training job ``name``, from CloudWatch.
 
     Raises:
         UserError: AWS refuses, or the job has said nothing yet.
     """
-    from sm_train.toolkit.aws import open_session, resolve_region
+    from sm_train.toolkit.aws import open_session
     from sm_train.toolkit.run_jobs import job_events
 
-    session = open_session(profile, resolve_region(region, None, profile))
-    return measured_in(job_events(session, name), name)
+    return measured_in(job_events(open_session(profile, region), name), name)
 
 
 def measured_in(events: Iterable[Event], place: str) -> Measured:

@@ -148,6 +148,8 @@ def job_events(session: Any, name: str) -> Iterator[Event]:
         try:
             for page in pages:
                 for entry in page["events"]:
+                    if not entry["logStreamName"].startswith(f"{name}/"):
+                        continue
                     event = parse_event(entry["message"])
                     if event is not None and event["rank"] == 0:
                         yield event

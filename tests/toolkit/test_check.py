@@ -55,7 +55,7 @@ def test_money_and_time_that_do_not_fit(cli: Cli, tmp_path: Path) -> None:
     run = write_run(
         tmp_path,
         stages=[stage(), stage("512px", resolution=512, iterations=10, iterations_per_second=None)],
-        cluster={"instance_type": "ml.p4de.24xlarge", "max_runtime": "10m"},
+        cluster={"instance_type": "ml.p4de.24xlarge", "max_runtime": "15m"},
         budget={"usd": 1},
     )
     found = findings(cli, run, 3, "--offline")

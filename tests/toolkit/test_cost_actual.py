@@ -1,0 +1,228 @@
+"""After the run: what its jobs cost, on a server that answers as AWS, and what that teaches."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sm_train.entrypoints.events import FIELDS, format_event
+
+from tests.conftest import Aws, Cli
+from tests.estimators.runs import stage
+from tests.toolkit.runs import write_run
+
+GROUP = "/aws/sagemaker/TrainingJobs"
+BEGIN = round(time.time()) - 86400.0
+"""CloudWatch takes no lines older than 14 days."""
+HISTORY = "s3://my-bucket/demo/cost/history.json"
+
+
+def event(kind: str, at: float, rank: int = 0, **fields: Any) -> dict[str, Any]:
+    content = dict.fromkeys(FIELDS[kind], 1) | fields
+    message = format_event(kind, content, time=BEGIN + at, node=0, rank=rank)
+    return {"timestamp": round((BEGIN + at) * 1000), "message": message}
+
+
+def life(its: float = 1.0) -> list[dict[str, Any]]:
+    """400 s of start-up, then 500 steps at ``its``, a checkpoint of 30 s, 70 s of shutting down."""
+    start = {"resumed_from_step": None, "world_size": 32, "resolution": 256,
+             "effective_batch_size": 512, "backend": "nccl", "stage": "256px"}  # fmt: skip
+    found = [event("start", 400, **start), event("start", 401, rank=1, **start)]
+    clock = 400.0
+    for number in range(100, 600, 100):
+        clock += 100 / its
+        found.append(
+            event("step", clock, step=number, iterations_per_second=its, data_wait_share=0.02)
+        )
+    found += [event("checkpoint", clock + 30, seconds=30.0, step=500), event("end", clock + 30)]
+    return found
+
+
+def submit(cli: Cli, aws: Aws, run: Path) -> str:
+    result = cli("submit", run, "--yes", "--json", network="loopback", env=aws.environment)
+    assert result.returncode == 0, result.stderr
+    name: str = json.loads(result.stdout)["training_job_name"]
+    return name
+
+
+def say(aws: Aws, job: str, events: list[dict[str, Any]], stream: str = "algo-1-1") -> None:
+    logs = aws.client("logs")
+    if not logs.describe_log_groups(logGroupNamePrefix=GROUP)["logGroups"]:
+        logs.create_log_group(logGroupName=GROUP)
+    logs.create_log_stream(logGroupName=GROUP, logStreamName=f"{job}/{stream}")
+    logs.put_log_events(
+        logGroupName=GROUP, logStreamName=f"{job}/{stream}",
+        logEvents=sorted(events, key=lambda one: one["timestamp"]),
+    )  # fmt: skip
+
+
+def billed(seconds: float, status: str = "Completed") -> Any:
+    def amend(answer: dict[str, Any]) -> dict[str, Any]:
+        return answer | {
+            "TrainingJobStatus": status,
+            "TrainingStartTime": BEGIN,
+            "TrainingEndTime": BEGIN + seconds,
+            "BillableTimeInSeconds": seconds,
+        }
+
+    return amend
+
+
+@pytest.fixture
+def finished(cli: Cli, aws: Aws, tmp_path: Path) -> Path:
+    """A run with one job that was billed 1,000 s on 4 × ml.p4de.24xlarge."""
+    aws.make_bucket("my-bucket", **{f"shards/{number}.tar": b"x" for number in range(8)})
+    run = write_run(tmp_path)
+    say(aws, submit(cli, aws, run), life())
+    aws.amendments["DescribeTrainingJob"] = billed(1000)
+    return run
+
+
+def actual(cli: Cli, aws: Aws, run: Path) -> dict[str, Any]:
+    result = cli("cost", run, "--actual", "--json", network="loopback", env=aws.environment)
+    assert result.returncode == 0, result.stderr
+    document: dict[str, Any] = json.loads(result.stdout)
+    return document
+
+
+def test_billed_dollars_and_where_they_went(cli: Cli, aws: Aws, finished: Path) -> None:
+    document = actual(cli, aws, finished)
+    total = document["total"]
+    assert total["billed_usd"] == pytest.approx(1000 / 3600 * 4 * 31.5641075)
+    second = 4 * 31.5641075 / 3600
+    seconds = {part: usd / second for part, usd in total["waterfall_usd"].items() if usd}
+    assert seconds == pytest.approx(
+        {"start_up": 400, "checkpoints": 30, "data_wait": 10, "shut_down": 70, "useful": 490}
+    )
+    assert sum(total["waterfall_usd"].values()) == pytest.approx(total["billed_usd"])
+    assert total["goodput"] == pytest.approx(0.49)
+    assert total["images"] == 500 * 512
+    [one] = document["stages"]
+    # The estimate is of the 500 steps that were done, by what the run file states, and of one
+    # checkpoint: 16 bytes of each of 866 M parameters at 0.51 GB/s.
+    assert one["estimate_usd"] == pytest.approx((600 + 27.2 + 500 / 1.8) * second, rel=0.01)
+    assert one["difference_usd"] == pytest.approx(one["billed_usd"] - one["estimate_usd"])
+
+
+def test_a_person_reads_it_within_100_columns(cli: Cli, aws: Aws, finished: Path) -> None:
+    result = cli("cost", finished, "--actual", network="loopback", env=aws.environment)
+    assert result.returncode == 0, result.stderr
+    assert max(map(len, result.stdout.splitlines())) <= 100
+    for expected in ("where the dollars went", "start up", "useful", "49.0%", "goodput"):
+        assert expected in result.stdout
+
+
+def test_the_next_estimate_learns_from_what_lies_beside_the_run(
+    cli: Cli, aws: Aws, finished: Path, tmp_path: Path
+) -> None:
+    assert actual(cli, aws, finished)["history"] == HISTORY
+    before = json.loads(cli("cost", finished, "--json").stdout)
+    options = {"network": "loopback", "env": aws.environment}
+    after = json.loads(cli("cost", finished, "--learn", "--json", **options).stdout)
+    assert before["stages"][0]["iterations_per_second"] == 1.8
+    assert after["stages"][0]["iterations_per_second"] == 1.0
+    assert after["stages"][0]["throughput_basis"] == "measured"
+    start_up = 4 * 31.5641075 / 3600 * 400
+    assert after["stages"][0]["breakdown_usd"]["start_up"] == pytest.approx(start_up)
+    assert any(
+        "400 s billed for each stage (measured over 1 job" in x for x in after["assumptions"]
+    )
+    # The same from a file, with no network.
+    content = aws.client("s3").get_object(Bucket="my-bucket", Key="demo/cost/history.json")
+    (tmp_path / "history.json").write_bytes(content["Body"].read())
+    offline = json.loads(cli("cost", finished, "--history", "history.json", "--json").stdout)
+    assert offline["total"] == after["total"]
+
+
+def test_a_failed_job_and_the_one_that_follows_are_one_stage(
+    cli: Cli, aws: Aws, finished: Path, tmp_path: Path
+) -> None:
+    # Another run whose name begins with this one's is none of its jobs.
+    (tmp_path / "other").mkdir()
+    other = write_run(tmp_path / "other", name="demo-2")
+    submit(cli, aws, other)
+    aws.amendments["DescribeTrainingJob"] = billed(1000, "Failed")
+    document = actual(cli, aws, finished)
+    assert [job["status"] for job in document["jobs"]] == ["Failed"]
+    history = aws.client("s3").get_object(Bucket="my-bucket", Key="demo/cost/history.json")
+    assert json.loads(history["Body"].read())["observed"]["failures"] == 1
+
+
+def test_a_job_without_lines_is_billed_and_the_rest_is_unknown(
+    cli: Cli, aws: Aws, tmp_path: Path
+) -> None:
+    aws.make_bucket("my-bucket", **{f"shards/{number}.tar": b"x" for number in range(8)})
+    run = write_run(tmp_path)
+    submit(cli, aws, run)
+    aws.amendments["DescribeTrainingJob"] = billed(3600, "A status of the future")
+    document = actual(cli, aws, run)
+    assert document["total"]["billed_usd"] == pytest.approx(4 * 31.5641075)
+    assert document["total"]["goodput"] is None
+    assert set(document["total"]["waterfall_usd"].values()) == {None}
+
+
+def test_a_measured_job_prices_another_stage_of_its_kind(
+    cli: Cli, aws: Aws, finished: Path, tmp_path: Path
+) -> None:
+    job = actual(cli, aws, finished)["jobs"][0]["name"]
+    (tmp_path / "next").mkdir()
+    run = write_run(
+        tmp_path / "next",
+        stages=[stage("again", instances=8, per_gpu_batch=4, iterations_per_second=None)],
+    )
+    result = cli(
+        "cost", run, "--measured", job, "--region", "us-east-1", "--json",
+        network="loopback", env=aws.environment,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    [one] = json.loads(result.stdout)["stages"]
+    assert one["throughput_basis"] == "scaled"
+    assert 1.7 < one["iterations_per_second"] < 2.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "expected"),
+    [
+        (["--actual"], 2, "no training job of run demo in us-east-1"),
+        (["--learn"], 2, f"--learn: {HISTORY} is not there yet"),
+        (["--measured", "nojob"], 2, "--measured: nojob: holds no start and step events"),
+        (["--history", "none.json"], 2, "--history: none.json: no such file"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_what_is_not_there_is_one_line(
+    cli: Cli, aws: Aws, tmp_path: Path, arguments: list[str], code: int, expected: str
+) -> None:
+    aws.make_bucket("my-bucket")
+    run = write_run(tmp_path)
+    result = cli("cost", run, *arguments, network="loopback", env=aws.environment)
+    assert result.returncode == code
+    [line] = result.stderr.splitlines()
+    assert expected in line
+
+
+def test_refused_credentials_are_exit_4(cli: Cli, aws: Aws, tmp_path: Path) -> None:
+    aws.refusals["ListTrainingJobs"] = "ExpiredTokenException"
+    result = cli("cost", write_run(tmp_path), "--actual", network="loopback", env=aws.environment)
+    assert result.returncode == 4
+    [line] = result.stderr.splitlines()
+    assert "ExpiredTokenException" in line
+
+
+def test_a_damaged_history_is_named(cli: Cli, tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    for content in (
+        "",
+        "[]",
+        "{}",
+        '{"version": 9}',
+        '{"version": 1, "observed": {}, "measurements": 3}',
+    ):
+        (tmp_path / "history.json").write_text(content)
+        result = cli("cost", run, "--history", "history.json")
+        assert result.returncode == 2
+        [line] = result.stderr.splitlines()
+        assert "history.json: damaged" in line
