@@ -16,6 +16,7 @@ from pathlib import Path
 
 ROUNDS = 7
 BIN = Path(sys.executable).parent
+READ = "import yaml; yaml.safe_load(open("
 PRICE = ["cost", "--instance", "ml.p4de.24xlarge", "--instances", "4"]
 PRICE += ["--its", "1.8", "--iterations", "550000"]
 
@@ -24,6 +25,7 @@ def commands(run: str) -> dict[str, list[str]]:
     tool = str(BIN / "sm-train")
     return {
         "python -c pass": [sys.executable, "-c", "pass"],
+        "python reading RUN's YAML": [sys.executable, "-c", f"{READ}{run!r}))"],
         "sm-train --help": [tool, "--help"],
         "sm-train cost (options)": [tool, *PRICE],
         "sm-train cost RUN (3 stages)": [tool, "cost", run],

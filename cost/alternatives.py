@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 from sm_train.cost.assumptions import Assumptions
-from sm_train.cost.estimate import Purchase, estimate, price_stage, stage_price
+from sm_train.cost.estimate import Purchase, estimate, stage_cost, stage_price, total_money
 from sm_train.cost.instances import InstanceType, instance_types
 from sm_train.cost.prices import ON_DEMAND, SAVINGS_PLANS, Price, PriceTable
 from sm_train.cost.speed import Speed
@@ -163,19 +163,20 @@ def _on_cluster(
     if len(known) < len(stages):
         return
     fits = all(stage.name in question.memory for stage in known) or None
+    batches = tuple(stage.effective_batch_size for stage in known)
+    bases = tuple(_basis(stage.speed) for stage in known)
     for purchase, price in ways:
-        priced = [price_stage(stage, price, purchase, question.assumed) for stage in known]
-        costs = [one.cost for one in priced]
+        priced = [stage_cost(stage, price, purchase, question.assumed) for stage in known]
         yield Alternative(
             instance_type=machine.name,
             instances=instances,
             capacity=purchase.capacity,
             kind=purchase.kind,
-            seconds=sum(one.seconds.billable or 0.0 for one in priced),
-            cost=None if None in costs else sum((one or Decimal(0) for one in costs), Decimal(0)),
+            seconds=sum(seconds or 0.0 for seconds, _ in priced),
+            cost=total_money([cost for _, cost in priced]),
             fits=fits,
-            batches=tuple(stage.effective_batch_size for stage in known),
-            bases=tuple(_basis(stage.speed) for stage in known),
+            batches=batches,
+            bases=bases,
             stages=tuple(known),
         )
 

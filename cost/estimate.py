@@ -180,6 +180,36 @@ def price_stage(
     stage: Stage, price: Price, purchase: Purchase, assumed: Assumptions
 ) -> StageEstimate:
     """One stage by the closed formula, without its range."""
+    seconds, failures = stage_seconds(stage, purchase, assumed)
+    breakdown = {part: _dollars(getattr(seconds, part), stage, price) for part in MACHINE_PARTS}
+    breakdown |= _service_parts(stage, seconds, assumed)
+    return StageEstimate(
+        stage=stage,
+        price=price,
+        failures=failures,
+        seconds=seconds,
+        breakdown=breakdown,
+        seconds_range=None,
+        low=None,
+        high=None,
+    )
+
+
+def stage_cost(
+    stage: Stage, price: Price, purchase: Purchase, assumed: Assumptions
+) -> tuple[float | None, Decimal | None]:
+    """Billable seconds and dollars of :func:`price_stage` without their parts."""
+    seconds, _ = stage_seconds(stage, purchase, assumed)
+    billable = seconds.billable
+    machines = None if billable is None else billable + seconds.warm_pool
+    parts = [_dollars(machines, stage, price), *_service_parts(stage, seconds, assumed).values()]
+    return billable, total_money(parts)
+
+
+def stage_seconds(
+    stage: Stage, purchase: Purchase, assumed: Assumptions
+) -> tuple[Seconds, float | None]:
+    """Seconds by what they are spent on, and the expected number of failures."""
     training = stage.training_seconds
     every = checkpoint_iterations(stage, assumed)
     blocking = services.blocking_seconds(stage, assumed) or 0.0
@@ -200,18 +230,7 @@ def price_stage(
         restarts=restarts,
         warm_pool=stage.keep_alive_seconds,
     )
-    breakdown = {part: _dollars(getattr(seconds, part), stage, price) for part in MACHINE_PARTS}
-    breakdown |= _service_parts(stage, seconds, assumed)
-    return StageEstimate(
-        stage=stage,
-        price=price,
-        failures=failures,
-        seconds=seconds,
-        breakdown=breakdown,
-        seconds_range=None,
-        low=None,
-        high=None,
-    )
+    return seconds, failures
 
 
 def _service_parts(

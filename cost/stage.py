@@ -51,20 +51,22 @@ class Stage:
             most = 1e18 if field == "flops_per_image" else _MOST
             if value is not None and not 0 < value <= most:
                 raise ValueError(f"{field}: {value} must be a positive number, at most {most:.0e}")
-        seconds = self.training_seconds
-        if self.speed and seconds is not None and seconds > _LONGEST_SECONDS:
+        if self.speed is None:
+            return
+        seconds = self.iterations / self.speed.iterations_per_second
+        if seconds > _LONGEST_SECONDS:
             raise ValueError(
                 f"iterations_per_second: at {self.speed.iterations_per_second} the "
                 f"{self.iterations} iterations of {self.name} take over 100 years; give optimizer "
                 "steps a second"
             )
-        self._within_the_peak()
+        self._within_the_peak(self.speed)
 
-    def _within_the_peak(self) -> None:
+    def _within_the_peak(self, stated: Speed) -> None:
         use, peak = self.flops_utilization, self.machine.bf16_tflops
-        if use is None or use <= 1 or self.speed is None or not self.speed.on_this_hardware:
+        if use is None or use <= 1 or not stated.on_this_hardware:
             return
-        speed = self.speed.iterations_per_second
+        speed = stated.iterations_per_second
         per_image = (self.flops_per_image or 0) / 1e12
         raise ValueError(
             f"iterations_per_second: {speed:g} for {self.name} is {use:.0%} of the hardware's "

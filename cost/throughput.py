@@ -189,30 +189,24 @@ def _from_other_resolutions(stage: Stage, measured: Sequence[Measurement]) -> Sp
 
 
 def _from_other_hardware(stage: Stage, measured: Sequence[Measurement]) -> Speed | None:
-    """By the ratio of the peaks, and a published range of what of it is reached."""
+    """As if the stage's GPUs were the measured ones, by the ratio of the peaks, and a published
+    range of what of it is reached."""
+    ours = stage.machine
     for one in reversed(measured):
-        theirs = instance_type(one.instance_type).bf16_tflops if one.instance_type else None
-        ours = stage.machine.bf16_tflops
-        if theirs is None or ours is None or one.instance_type is None:
+        theirs = instance_type(one.instance_type) if one.instance_type else None
+        if theirs is None or theirs.bf16_tflops is None or ours.bf16_tflops is None:
             continue
-        like = replace(
-            stage,
-            instance_type=one.instance_type,
-            instances=max(1, stage.world_size // instance_type(one.instance_type).accelerators),
-            speed=None,
-        )
-        known = _at_this_resolution(like, [one]) or _from_other_resolutions(like, [one])
-        if known is None:
+        there = _at_this_resolution(stage, [one]) or _from_other_resolutions(stage, [one])
+        if there is None:
             continue
-        ratio = ours / theirs * stage.world_size / like.world_size
-        batch = (like.effective_batch_size or 1) / (stage.effective_batch_size or 1)
-        low, middle, high = (ratio * batch * share for share in HARDWARE_CARRY)
+        ratio = ours.bf16_tflops / theirs.bf16_tflops
+        low, middle, high = (ratio * share for share in HARDWARE_CARRY)
         why = (
-            f"{known.why}; and from {instance_type(one.instance_type).accelerator} to "
-            f"{stage.machine.accelerator} at 60–100 % of the peaks' ratio (published)"
+            f"{there.why}; and from {theirs.accelerator} to {ours.accelerator} at 60–100 % of the "
+            "peaks' ratio (published)"
         )
-        value = known.iterations_per_second * middle
-        return Speed(value, known.low * low, known.high * high, "other hardware", why)
+        value = there.iterations_per_second * middle
+        return Speed(value, there.low * low, there.high * high, "other hardware", why)
     return None
 
 

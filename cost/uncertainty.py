@@ -2,8 +2,8 @@
 
 Each draw is one life of the run: a speed for each stage, a start-up, a failure rate, a Poisson
 number of failures and for each failure a restart and a uniform share of the checkpoint interval.
-Speeds that rest on one and the same assumption err together; so do the failure rates of all
-stages. Speed, start-up and failure rate are lognormal on either side of their median.
+Speeds that rest on one and the same assumption err together; so do the start-ups and the failure
+rates of all stages. Speed, start-up and failure rate are lognormal on either side of their median.
 """
 
 from __future__ import annotations
@@ -92,19 +92,22 @@ def ranges(
 
 
 def _draw(risks: Sequence[Risk], rng: random.Random) -> list[float]:
-    rate_z = rng.gauss(0, 1)
+    gauss, start_z, rate_z = rng.gauss, rng.gauss(0, 1), rng.gauss(0, 1)
     shared: dict[Basis, float] = {}
     outcome = []
     for risk in risks:
-        z = rng.gauss(0, 1) if risk.basis in FIRM else shared.setdefault(
-            risk.basis, rng.gauss(0, 1)
-        )  # fmt: skip
+        if risk.basis in FIRM:
+            z = gauss(0, 1)
+        elif (common := shared.get(risk.basis)) is not None:
+            z = common
+        else:
+            z = shared[risk.basis] = gauss(0, 1)
         factor = (risk.slow_factor if z > 0 else 1 / risk.fast_factor) ** (z / _Z90)
         running = risk.training * factor + risk.fixed
-        start_up = risk.start_up * risk.start_up_spread ** (rng.gauss(0, 1) / _Z90)
+        start_up = risk.start_up * risk.start_up_spread ** (start_z / _Z90)
         rate = risk.failures_per_second * risk.failure_spread ** (rate_z / _Z90)
-        interval = risk.interval * factor
-        outcome.append(start_up + running + _lost(rate, running, risk.restart, interval, rng))
+        lost = _lost(rate, running, risk.restart, risk.interval * factor, rng)
+        outcome.append(start_up + running + lost)
     return outcome
 
 
@@ -120,8 +123,8 @@ def _lost(
     x = min(rate * interval, _MOST_IN_AN_INTERVAL)
     if mean > _MANY or x > 1:
         each = lost_per_failure(restart, interval, x / interval)
-        count = max(0.0, rng.gauss(mean, math.sqrt(mean)))
-        return max(0.0, rng.gauss(count * each, each * math.sqrt(count / 3)))
+        many = max(0.0, rng.gauss(mean, math.sqrt(mean)))
+        return max(0.0, rng.gauss(many * each, each * math.sqrt(many / 3)))
     lost = 0.0
     redone = [rng.random() * interval for _ in range(_poisson(mean, rng))]
     while redone:

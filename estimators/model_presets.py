@@ -11,6 +11,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 
+def estimators_folder() -> Path:
+    """The folder of this package."""
+    return Path(__file__).parent
+
+
 @cache
 def entrypoints_folder() -> Path:
     """The folder of the code that runs in the cluster."""

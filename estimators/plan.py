@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from sm_train.cost.stage import Stage
 from sm_train.cost.throughput import stated_speed
-from sm_train.estimators.run_config import RunConfig
+
+if TYPE_CHECKING:
+    from sm_train.estimators.run_config import RunConfig
 
 
 def cost_stages(config: RunConfig) -> list[Stage]:

@@ -89,7 +89,8 @@ S3Uri = Annotated[str, Field(pattern=_S3_URI, max_length=1024)]
 class Section(BaseModel):
     """A mapping of the run file: unknown keys are errors, values do not change."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # Built at the first use: a section is built once, inside the run that holds it.
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class Data(Section):

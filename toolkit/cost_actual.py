@@ -29,8 +29,13 @@ def actual_cost(question: Costing, profile: str | None) -> dict[str, Any]:
     jobs = read_jobs(session, descriptions, region, question.prices)
     history = History(observed(jobs), tuple(measurements(jobs)))
     uri = history_uri(config, region)
-    write_history(session, uri, history)
-    return as_document(jobs, _expected(question, jobs)) | {"history": uri}
+    document = as_document(jobs, _expected(question, jobs))
+    try:
+        write_history(session, uri, history)
+    except UserError as error:
+        # What was asked for is known all the same.
+        return document | {"history": None, "warnings": [f"not kept for later estimates: {error}"]}
+    return document | {"history": uri, "warnings": []}
 
 
 def _expected(question: Costing, jobs: list[Job]) -> dict[str, Estimate]:

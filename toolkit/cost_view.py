@@ -93,6 +93,7 @@ def show_actual(document: Document) -> None:
             f"{job['name']}: {job['status']}, {days(job['billable_seconds'])}, "
             f"{job['instances']} × {job['instance_type']}, {dollars(job['billed_usd'])}"
         )
+    _list("Warnings", document["warnings"])
 
 
 def show_alternatives(rows: Sequence[Document], left_out: int, question: str) -> None:

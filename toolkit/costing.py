@@ -172,24 +172,25 @@ def _of_options(asked: Asked, assumed: Assumptions) -> Costing:
 
 def region_of(asked: Asked) -> str:
     """The region of the prices: the options', the run file's or the environment's."""
-    from sm_train.estimators.run_file import load_run
     from sm_train.toolkit.aws import resolve_region
+    from sm_train.toolkit.run_memory import recall_run
 
-    config = load_run(asked.run) if asked.run else None
+    config = recall_run(asked.run) if asked.run else None
     if config is None and asked.region is None:
         return _DEFAULT_REGION
     return resolve_region(asked.region, config.region if config else None, asked.profile)
 
 
 def _of_run(asked: Asked, run: Path, assumed: Assumptions) -> Costing:
-    from sm_train.estimators.run_file import load_run
     from sm_train.toolkit.aws import resolve_region
     from sm_train.toolkit.priced_stages import stages_to_price
+    from sm_train.toolkit.run_memory import recall_run
 
-    config = load_run(run)
+    config = recall_run(run)
     region = resolve_region(asked.region, config.region, asked.profile)
     history = _history(asked, config, region)
-    measured = [*_as_measured(history), *read_measurements(asked, region)]
+    before = history.measured() if history else []
+    measured = [*before, *read_measurements(asked, region)]
     stages = stages_to_price(config, measured, rescale_batch=asked.rescale_batch)
     chosen = [stage for stage in stages if asked.stage in (None, stage.name)]
     if not chosen:
@@ -249,12 +250,6 @@ def _history(asked: Asked, config: RunConfig, region: str) -> History | None:
     if history is None:
         raise UserError(f"--learn: {uri} is not there yet; `sm-train cost --actual RUN` writes it")
     return history
-
-
-def _as_measured(history: History | None) -> list[Measured]:
-    from sm_train.toolkit.measured import Measured
-
-    return [Measured("", one) for one in (history.measurements if history else ())]
 
 
 def _short_epochs(stages: Sequence[Stage], samples: int | None) -> list[str]:

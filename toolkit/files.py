@@ -1,10 +1,16 @@
-"""Writes files whole or not at all."""
+"""Writes files whole or not at all, and says where they may be kept."""
 
 from __future__ import annotations
 
 import os
 import tempfile
 from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """Where this user's programs keep what they can make again (XDG Base Directory)."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "sm-train"
 
 
 def write_whole(path: Path, content: bytes) -> None:

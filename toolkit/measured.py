@@ -44,7 +44,14 @@ def read_measured_job(name: str, region: str, profile: str | None) -> Measured:
     from sm_train.toolkit.aws import open_session
     from sm_train.toolkit.run_jobs import job_events
 
-    return measured_in(job_events(open_session(profile, region), name), name)
+    try:
+        return measured_in(job_events(open_session(profile, region), name), name)
+    except UserError as error:
+        reason = str(error).removeprefix("--measured: ").removeprefix(f"{name}: ")
+        raise UserError(
+            f"--measured: {name}: no such file here, and as a training job: {reason}",
+            error.exit_code,
+        ) from None
 
 
 def measured_in(events: Iterable[Event], place: str) -> Measured:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import date
@@ -11,11 +10,9 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from sm_train.cost.price_file import read_price_file
-from sm_train.cost.price_list import parse_price_list
 from sm_train.cost.prices import PriceError, PriceRow, PriceTable, shipped_prices
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.files import write_whole
+from sm_train.toolkit.files import cache_folder, write_whole
 
 _VERSION = 1
 
@@ -29,6 +26,8 @@ def price_table(own: Path | None = None) -> PriceTable:
     table = kept_prices().over(shipped_prices())
     if own is None:
         return table
+    from sm_train.cost.price_file import read_price_file
+
     try:
         return read_price_file(own).over(table)
     except PriceError as error:
@@ -39,8 +38,7 @@ def price_table(own: Path | None = None) -> PriceTable:
 
 def cache_path() -> Path:
     """Where prices that were read from AWS are kept."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "sm-train" / "prices.json"
+    return cache_folder() / "prices.json"
 
 
 def kept_prices() -> PriceTable:
@@ -109,6 +107,8 @@ def import_price_lists(paths: Iterable[Path]) -> PriceTable:
 
 
 def _parsed(document: Any, place: str) -> list[PriceRow]:
+    from sm_train.cost.price_list import parse_price_list
+
     try:
         return parse_price_list(document)
     except PriceError as error:

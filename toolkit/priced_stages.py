@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sm_train.cost.alternatives import MemoryNeed
 from sm_train.cost.stage import Stage
 from sm_train.cost.throughput import Measurement, resolve_speed, same_batch
 from sm_train.entrypoints.memory_plan import ModelPlan, plan_preset
@@ -15,6 +14,7 @@ from sm_train.estimators.plan import cost_stages
 from sm_train.toolkit.errors import UserError
 
 if TYPE_CHECKING:
+    from sm_train.cost.alternatives import MemoryNeed
     from sm_train.estimators.run_config import RunConfig
     from sm_train.toolkit.measured import Measured
 
@@ -68,6 +68,8 @@ def with_model(stage: Stage, config: RunConfig) -> Stage:
 
 def memory_needs(config: RunConfig, stages: Iterable[Stage]) -> dict[str, MemoryNeed]:
     """What each stage needs of a GPU, for the stages whose preset is counted."""
+    from sm_train.cost.alternatives import MemoryNeed
+
     plans = {stage.name: _plan(stage, config) for stage in stages}
     return {
         name: MemoryNeed(plan.state_bytes, plan.activation_bytes_per_image)

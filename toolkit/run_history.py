@@ -16,6 +16,7 @@ from sm_train.cost.throughput import Measurement
 from sm_train.estimators.request import staging_bucket
 from sm_train.estimators.run_config import RunConfig
 from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.measured import Measured
 
 _VERSION = 1
 
@@ -26,6 +27,10 @@ class History:
 
     observed: Observed
     measurements: tuple[Measurement, ...]
+
+    def measured(self) -> list[Measured]:
+        """The speeds, which belong to whatever stage they fit."""
+        return [Measured("", one) for one in self.measurements]
 
 
 def history_uri(config: RunConfig, region: str) -> str:

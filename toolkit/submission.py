@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from sm_train.cost.assumptions import Assumptions, learned
 from sm_train.cost.document import as_document
 from sm_train.cost.estimate import Estimate, Purchase, estimate
 from sm_train.estimators.bundle import Bundle, build_bundle
@@ -15,6 +16,7 @@ from sm_train.estimators.run_config import RunConfig, Stage
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.price_book import price_table
 from sm_train.toolkit.priced_stages import stages_to_price
+from sm_train.toolkit.run_history import History
 
 
 @dataclass(frozen=True)
@@ -68,17 +70,24 @@ def prepare(config: RunConfig, stage: str | None, region: str, now: datetime) ->
     )
 
 
-def price(config: RunConfig, region: str, stages: tuple[Stage, ...] | None = None) -> Estimate:
-    """The estimate of ``stages``, or of the whole run.
+def price(
+    config: RunConfig,
+    region: str,
+    stages: tuple[Stage, ...] | None = None,
+    history: History | None = None,
+) -> Estimate:
+    """The estimate of ``stages``, or of the whole run, with what its finished jobs showed.
 
     Raises:
         UserError: a figure of the run file that nobody could mean, such as a thousand years.
     """
     names = {stage.name for stage in stages or config.stages}
     try:
-        chosen = [stage for stage in stages_to_price(config) if stage.name in names]
+        measured = history.measured() if history else []
+        chosen = [one for one in stages_to_price(config, measured) if one.name in names]
+        assumed = learned(Assumptions(), history.observed) if history else None
         purchase = Purchase(region, config.cluster.capacity)
-        return estimate(chosen, purchase, prices=price_table())
+        return estimate(chosen, purchase, assumed=assumed, prices=price_table())
     except ValueError as error:
         raise UserError(str(error)) from None
 

@@ -188,7 +188,11 @@ def test_a_measured_job_prices_another_stage_of_its_kind(
     [
         (["--actual"], 2, "no training job of run demo in us-east-1"),
         (["--learn"], 2, f"--learn: {HISTORY} is not there yet"),
-        (["--measured", "nojob"], 2, "--measured: nojob: holds no start and step events"),
+        (
+            ["--measured", "nojob"],
+            2,
+            "--measured: nojob: no such file here, and as a training job: holds no",
+        ),
         (["--history", "none.json"], 2, "--history: none.json: no such file"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
@@ -226,3 +230,17 @@ def test_a_damaged_history_is_named(cli: Cli, tmp_path: Path) -> None:
         assert result.returncode == 2
         [line] = result.stderr.splitlines()
         assert "history.json: damaged" in line
+
+
+def test_a_later_submission_is_estimated_with_what_was_seen(
+    cli: Cli, aws: Aws, finished: Path
+) -> None:
+    options = {"network": "loopback", "env": aws.environment}
+    first = cli("submit", finished, "--yes", **options)
+    assert "1.8" in first.stderr
+    actual(cli, aws, finished)
+    second = cli("submit", finished, "--yes", **options)
+    assert second.returncode == 0, second.stderr
+    [line] = [one for one in second.stderr.splitlines() if one.startswith("256px ")]
+    assert " 1 " in line
+    assert " 1.8 " not in line

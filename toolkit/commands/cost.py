@@ -183,8 +183,10 @@ def _read_prices(asked: Asked, given: dict[str, Any]) -> None:
     if given["refresh"]:
         from sm_train.toolkit.aws import open_session
         from sm_train.toolkit.costing import region_of
+        from sm_train.toolkit.output import people
 
         region = region_of(asked)
         session = open_session(asked.profile, region)
-        table = price_book.refresh(session, region, datetime.now(UTC).date())
+        with people().status(f"Asking AWS for the prices of {region}"):
+            table = price_book.refresh(session, region, datetime.now(UTC).date())
     click.echo(f"{len(table.rows)} prices kept in {price_book.cache_path()}", err=True)

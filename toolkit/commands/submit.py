@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from sm_train.toolkit.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
     from sm_train.estimators.run_config import RunConfig
+    from sm_train.toolkit.run_history import History
     from sm_train.toolkit.submission import Submission
 
 
@@ -89,7 +91,7 @@ def _show(submission: Submission, as_json: bool) -> None:
     show_plan(submission, people())
 
 
-def _mind_budget(config: RunConfig, region: str) -> None:
+def _mind_budget(config: RunConfig, region: str, history: History | None = None) -> None:
     """Hold the whole run's expected dollars against its budget."""
     if config.budget is None:
         return
@@ -97,7 +99,7 @@ def _mind_budget(config: RunConfig, region: str) -> None:
     from sm_train.toolkit.amounts import dollars, total_dollars
     from sm_train.toolkit.submission import price
 
-    total = as_document(price(config, region))["total"]
+    total = as_document(price(config, region, history=history))["total"]
     if total["cost_at_least_usd"] <= config.budget.usd:
         return
     message = (
@@ -122,6 +124,7 @@ def _send(
     from sm_train.toolkit import aws
     from sm_train.toolkit.output import people, write_json
     from sm_train.toolkit.plan_view import show_plan
+    from sm_train.toolkit.submission import price
 
     request, stage = submission.requests[0], submission.stages[0]
     region = submission.region
@@ -135,8 +138,10 @@ def _send(
     aws.require_bucket(session, bucket, region, "bucket")
     aws.require_bucket(session, config.data.uri.split("/")[2], region, "data.uri")
     aws.require_shards(session, config.data.uri, stage.instances)
+    history = _history(session, config, region)
+    submission = replace(submission, cost=price(config, region, submission.stages, history))
     show_plan(submission, people())
-    _mind_budget(config, region)
+    _mind_budget(config, region, history)
     if not yes:
         _confirm(submission)
     with aws.refusals_in_words("CreateTrainingJob"):
@@ -152,6 +157,17 @@ def _send(
     if following < len(config.stages):
         later = config.stages[following].name
         click.echo(f"When it has ended: sm-train submit {run} --stage {later}", err=True)
+
+
+def _history(session: Any, config: RunConfig, region: str) -> History | None:
+    """What the run's finished jobs showed; an estimate does without where it may not be read."""
+    from sm_train.toolkit.run_history import history_uri, read_history
+
+    try:
+        return read_history(session, history_uri(config, region))
+    except UserError as error:
+        click.echo(f"warning: estimated without the run's history: {error}", err=True)
+        return None
 
 
 def _confirm(submission: Submission) -> None:
