@@ -26,8 +26,8 @@ _MILLION = 10**6
 class Job:
     """One training job of a run.
 
-    ``billable_seconds`` is None while it runs or where AWS does not say; ``timeline`` is None
-    where its event lines cannot be had.
+    ``billable_seconds`` is None where it is not known; ``timeline`` is None where the job's event
+    lines cannot be had.
     """
 
     name: str
@@ -53,7 +53,9 @@ class Job:
     @property
     def waterfall(self) -> dict[str, Decimal | None]:
         """Dollars by what they went into; their sum is the billed dollars. None is unknown."""
-        if self.timeline is None or not self.billable_seconds:
+        if self.billable_seconds == 0:
+            return dict.fromkeys((*PARTS, "useful"), Decimal(0))
+        if self.timeline is None:
             return dict.fromkeys((*PARTS, "useful"))
         price = self.price.usd_per_instance_hour
         parts = {name: money(self.timeline.seconds[name], self.instances, price) for name in PARTS}
@@ -142,10 +144,12 @@ def images_trained(jobs: Sequence[Job]) -> int | None:
     """Images behind the weights: repeats of lost work count once. None where it is not known."""
     total = 0
     for stage in dict.fromkeys(job.stage for job in jobs):
-        lines = [job.timeline for job in jobs if job.stage == stage]
+        lines = [job.timeline for job in jobs if job.stage == stage and job.billable_seconds != 0]
         known = [line for line in lines if line and line.effective_batch_size]
         if len(known) < len(lines):
             return None
+        if not known:
+            continue
         reached = max(line.last_step for line in known)
         total += (reached - min(line.first_step for line in known)) * (
             known[-1].effective_batch_size or 0

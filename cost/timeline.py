@@ -62,6 +62,8 @@ class _Account:
     """Checkpoints and evaluation since then."""
     fresh: bool = True
     """No interval since the last start."""
+    interval: float = 0.0
+    """Usual seconds of the last logging interval."""
     starts: int = 0
     checkpoints: int = 0
 
@@ -93,9 +95,10 @@ def timeline(
         elif kind == "end":
             ended = True
     tail = max(0.0, end - account.anchor - account.blocked)
-    # A job that fell silent without an end was hanging, as far as its lines tell.
-    last = "start_up" if not account.starts else "shut_down" if ended else "stalls"
-    account.seconds[last] += tail
+    if not account.starts or ended:
+        account.seconds["shut_down" if ended else "start_up"] += tail
+    elif _is_stall(tail, account.interval):
+        account.seconds["stalls"] += tail
     return Timeline(
         seconds=_balanced(account.seconds, end - begin),
         first_step=first_step or 0,
@@ -130,11 +133,20 @@ def _step(account: _Account, event: Event, usual: float) -> None:
     if account.fresh:
         # The first interval pays for compilation, first batches and communicators.
         account.seconds["start_up" if account.starts <= 1 else "restarts"] += extra
-    elif extra > max(STALL_SECONDS, STALL_FACTOR * steps * usual):
+    elif _is_stall(extra, steps * usual):
         account.seconds["stalls"] += extra
     account.seconds["data_wait"] += working * float(event["data_wait_share"] or 0.0)
-    account.anchor, account.step = event["time"], int(event["step"])
+    account.anchor, account.step, account.interval = (
+        event["time"],
+        int(event["step"]),
+        steps * usual,
+    )
     account.blocked, account.fresh = 0.0, False
+
+
+def _is_stall(silence: float, interval: float) -> bool:
+    """Whether time without progress is more than a healthy run's spread, or a line not yet due."""
+    return silence > max(STALL_SECONDS, STALL_FACTOR * interval)
 
 
 def _blocked(account: _Account, kind: str, seconds: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 from sm_train.cost.actual import Job, as_document, measurements, observed
@@ -26,7 +27,7 @@ def actual_cost(question: Costing, profile: str | None) -> dict[str, Any]:
     descriptions = describe_jobs(session, config)
     if not descriptions:
         raise UserError(f"--actual: no training job of run {config.name} in {region}; submit one")
-    jobs = read_jobs(session, descriptions, region, question.prices)
+    jobs = read_jobs(session, descriptions, region, question.prices, datetime.now(UTC))
     history = History(observed(jobs), tuple(measurements(jobs)))
     uri = history_uri(config, region)
     document = as_document(jobs, _expected(question, jobs))

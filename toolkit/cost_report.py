@@ -145,7 +145,7 @@ def _chart(stages: list[Document]) -> str:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda amount, _: f"${amount:,.0f}"))
     axes.set_xlabel("dollars")
     if start and max(start) > 0:
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.35), ncols=5, frameon=False)
+        figure.legend(loc="outside lower center", ncols=5, frameon=False)
     text = io.StringIO()
     figure.savefig(
         text, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))

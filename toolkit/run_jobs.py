@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 
 from sm_train.cost.actual import Job
@@ -53,14 +54,18 @@ def _tags(client: Any, arn: str) -> dict[str, str]:
 
 
 def read_jobs(
-    session: Any, descriptions: list[Description], region: str, prices: PriceTable
+    session: Any,
+    descriptions: list[Description],
+    region: str,
+    prices: PriceTable,
+    now: datetime,
 ) -> list[Job]:
-    """Each job with its billed seconds, its price and what its event lines account for."""
+    """Each job with its billed seconds up to ``now``, its price and what its lines account for."""
     jobs: list[Job] = []
     reached: dict[str, int] = {}
     for one in descriptions:
         stage = one["sm-train:stage"]
-        line = _timeline(session, one, reached.get(stage))
+        line = _timeline(session, one, reached.get(stage), now)
         if line is not None:
             reached[stage] = max(line.last_step, reached.get(stage, 0))
         resources = _resources(one)
@@ -73,7 +78,7 @@ def read_jobs(
                 status=one["TrainingJobStatus"],
                 instance_type=resources["InstanceType"],
                 instances=resources["InstanceCount"],
-                billable_seconds=_billable(one),
+                billable_seconds=_billable(one, now),
                 price=stage_price(_any_stage(resources), purchase, prices),
                 timeline=line,
                 spot=spot,
@@ -83,12 +88,17 @@ def read_jobs(
 
 
 def _resources(one: Description) -> dict[str, Any]:
-    """What the job really ran on: ordered preferences are billed by the one that was chosen."""
+    """What the job really ran on: of ordered preferences, the one that was selected is billed."""
     resources: dict[str, Any] = one["ResourceConfig"]
+    if "SelectedInstanceType" in resources:
+        return {
+            "InstanceType": resources["SelectedInstanceType"],
+            "InstanceCount": resources["SelectedInstanceCount"],
+        }
     if "InstanceType" in resources:
         return resources
-    groups = resources.get("InstanceGroups") or resources.get("InstancePreferences") or [{}]
-    return {"InstanceCount": 1, **resources, **groups[0]}
+    [first, *_] = resources.get("InstanceGroups") or resources["InstancePreferences"]
+    return {"InstanceCount": 1, **resources, **first}
 
 
 def _capacity(one: Description, spot: bool) -> str:
@@ -109,25 +119,28 @@ def _any_stage(resources: dict[str, Any]) -> Stage:
     )
 
 
-def _billable(one: Description) -> float | None:
-    """Seconds billed; of a job that still runs, those since its start."""
+def _billable(one: Description, now: datetime) -> float:
+    """Seconds billed; of a job that still runs, those since its start. Waiting is not billed."""
     seconds = one.get("BillableTimeInSeconds")
     if seconds is not None:
         return float(seconds)
-    start, end = one.get("TrainingStartTime"), one.get("TrainingEndTime")
-    end = end or one.get("LastModifiedTime")
-    return None if start is None or end is None else max(0.0, (end - start).total_seconds())
+    start = one.get("TrainingStartTime")
+    if start is None:
+        return 0.0
+    end: datetime = one.get("TrainingEndTime") or now
+    return max(0.0, (end - start).total_seconds())
 
 
-def _timeline(session: Any, one: Description, previous_step: int | None) -> Timeline | None:
-    billable, start = _billable(one), one.get("TrainingStartTime")
-    if not billable or start is None:
+def _timeline(
+    session: Any, one: Description, previous_step: int | None, now: datetime
+) -> Timeline | None:
+    billable = _billable(one, now)
+    if not billable:
         return None
-    end_time = one.get("TrainingEndTime") or one.get("LastModifiedTime")
-    end = end_time.timestamp() if end_time else start.timestamp() + billable
     events = list(job_events(session, one["TrainingJobName"]))
     if not events:
         return None
+    end = (one.get("TrainingEndTime") or now).timestamp()
     return timeline(events, end - billable, end, previous_step)
 
 

@@ -79,6 +79,12 @@ def test_time_without_progress_is_a_stall_and_a_slow_interval_is_not() -> None:
     assert parts(line) == pytest.approx({"stalls": 3000, "useful": 450})
 
 
+def test_the_line_that_is_not_yet_due_is_no_stall() -> None:
+    events = [start(0), step(100, 100), step(200, 200)]
+    assert parts(timeline(events, 0, 450)) == pytest.approx({"useful": 450})
+    assert parts(timeline(events, 0, 550)) == pytest.approx({"stalls": 350, "useful": 200})
+
+
 def test_a_job_that_never_trained_is_all_start_up() -> None:
     assert parts(timeline([], 0, 500)) == {"start_up": 500}
 
@@ -144,6 +150,13 @@ def test_what_is_not_known_is_null_and_a_running_job_leaves_a_lower_bound() -> N
     assert document["total"]["billed_at_least_usd"] == pytest.approx(12)
     assert document["total"]["goodput"] is None
     assert document["jobs"][1]["waterfall_usd"]["useful"] is None
+
+
+def test_a_job_that_waits_for_machines_costs_nothing() -> None:
+    document = as_document([job("a", FIRST, 300), job("b", None, 0.0, status="InProgress")], {})
+    assert document["total"]["billed_usd"] == pytest.approx(12)
+    assert document["total"]["goodput"] is not None
+    assert document["total"]["images"] == 20_000
 
 
 def test_the_next_estimate_learns_start_up_failures_and_speed() -> None:

@@ -74,6 +74,57 @@ def test_overheads_are_billed_on_every_instance() -> None:
     assert priced.cost == sum(part for part in priced.breakdown.values() if part is not None)
 
 
+def test_what_is_kept_warm_and_evaluated_is_billed_too() -> None:
+    hour = 4 * 31.5641075
+    warm = document(replace(BRIA, keep_alive_seconds=1800), capacity="warm-pool")["stages"][0]
+    assert warm["breakdown_usd"]["warm_pool"] == pytest.approx(hour / 2)
+    assert warm["cost_usd"] == pytest.approx(document(BRIA)["total"]["cost_usd"] + hour / 2)
+    evaluated = document(BRIA, assumed=Assumptions(evaluation_seconds=3600))["stages"][0]
+    assert evaluated["breakdown_usd"]["evaluation"] == pytest.approx(hour)
+
+
+def test_checkpoints_stop_training_for_their_bytes_or_as_long_as_is_said() -> None:
+    known = replace(BRIA, parameters=10**9)
+    hour = 4 * 31.5641075
+    # 550 checkpoints of 16 GB at 0.51 GB/s; three of them are kept while the stage runs.
+    part = document(known)["stages"][0]["breakdown_usd"]
+    assert part["checkpoints"] == pytest.approx(550 * 16 / 0.51 / 3600 * hour)
+    months = document(known)["stages"][0]["billable_seconds"] / (365 * 86400 / 12)
+    assert part["storage"] == pytest.approx(3 * 16 * months * 0.023)
+    said = document(known, assumed=Assumptions(checkpoint_blocking_seconds=2))["stages"][0]
+    assert said["breakdown_usd"]["checkpoints"] == pytest.approx(550 * 2 / 3600 * hour)
+    interval = said["checkpoint_interval"]
+    assert interval["configured_seconds"] == pytest.approx(1000 / 1.8)
+    assert interval["best_seconds"] > interval["configured_seconds"]
+    assert interval["configured_extra_usd"] > 0
+
+
+def test_every_image_is_requested_once_and_every_step_is_logged() -> None:
+    part = document(BRIA)["stages"][0]["breakdown_usd"]
+    # 550,000 × 2,048 images of 250 kB in requests of 8 MiB at $0.0004 for 1,000.
+    assert part["requests"] == pytest.approx(550_000 * 2048 * 250_000 / 2**23 * 4e-7, rel=1e-6)
+    assert part["logs"] == pytest.approx(550_000 * 50 / 1e9 * 0.50)
+
+
+def test_hopelessly_frequent_failures_are_refused_with_their_mend() -> None:
+    never = Assumptions(failures_per_gpu_hour=100)
+    with pytest.raises(ValueError, match="checkpoint more often"):
+        document(BRIA, assumed=never)
+
+
+def test_sensitivities_are_the_estimate_itself_with_another_figure() -> None:
+    found = document(BRIA)
+    moves = {move["assumption"]: move["cost_delta_usd"] for move in found["sensitivity"]}
+    slower = document(replace(BRIA, speed=stated_speed(1.62, "10 % less")))
+    assert moves["it/s"] == pytest.approx(slower["total"]["cost_usd"] - found["total"]["cost_usd"])
+    more = document(BRIA, assumed=Assumptions(start_up_seconds=1200))
+    assert moves["start-up"] == pytest.approx(
+        more["total"]["cost_usd"] - found["total"]["cost_usd"]
+    )
+    sizes = [abs(move["cost_delta_usd"]) for move in found["sensitivity"]]
+    assert sizes == sorted(sizes, reverse=True)
+
+
 def test_an_unstated_checkpoint_interval_is_not_a_free_one() -> None:
     unstated = document(replace(BRIA, checkpoint_every=None))
     default = document(replace(BRIA, checkpoint_every=1000))

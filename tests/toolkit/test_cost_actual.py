@@ -164,6 +164,25 @@ def test_a_job_without_lines_is_billed_and_the_rest_is_unknown(
     assert set(document["total"]["waterfall_usd"].values()) == {None}
 
 
+def test_the_selected_one_of_ordered_preferences_is_billed(
+    cli: Cli, aws: Aws, finished: Path
+) -> None:
+    resources = {
+        "InstancePreferences": [
+            {"InstanceType": "ml.p5.48xlarge"},
+            {"InstanceType": "ml.p4d.24xlarge"},
+        ],
+        "SelectedInstanceType": "ml.p4d.24xlarge",
+        "SelectedInstanceCount": 8,
+    }
+    aws.amendments["DescribeTrainingJob"] = lambda answer: (
+        billed(1000)(answer) | {"ResourceConfig": resources}
+    )
+    [found] = actual(cli, aws, finished)["jobs"]
+    assert (found["instance_type"], found["instances"]) == ("ml.p4d.24xlarge", 8)
+    assert found["billed_usd"] == pytest.approx(1000 / 3600 * 8 * 25.251286)
+
+
 def test_a_measured_job_prices_another_stage_of_its_kind(
     cli: Cli, aws: Aws, finished: Path, tmp_path: Path
 ) -> None:
