@@ -124,7 +124,7 @@ def _billable(one: Description, now: datetime) -> float:
     seconds = one.get("BillableTimeInSeconds")
     if seconds is not None:
         return float(seconds)
-    start = one.get("TrainingStartTime")
+    start: datetime | None = one.get("TrainingStartTime")
     if start is None:
         return 0.0
     end: datetime = one.get("TrainingEndTime") or now
