@@ -52,10 +52,14 @@ class Directories:
 
 @dataclass(frozen=True)
 class Hosts:
-    """The job's instances, as ``resourceconfig.json`` names them."""
+    """The job's instances, as ``resourceconfig.json`` names them.
+
+    ``instance_type`` is None where the platform does not say, as on a laptop.
+    """
 
     current: str
     all: tuple[str, ...]
+    instance_type: str | None = None
 
     @classmethod
     def read(cls, directories: Directories) -> Hosts:
@@ -64,7 +68,11 @@ class Hosts:
         if not path.exists():
             return cls("algo-1", ("algo-1",))
         document = json.loads(path.read_text(encoding="utf-8"))
-        return cls(document["current_host"], tuple(document["hosts"]))
+        return cls(
+            document["current_host"],
+            tuple(document["hosts"]),
+            document.get("current_instance_type"),
+        )
 
     @property
     def rank(self) -> int:

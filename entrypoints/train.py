@@ -81,7 +81,7 @@ def _train(settings: Settings, directories: Directories) -> None:
     )
     trainer = Trainer(settings, parts, accelerator, directories, events, shards, hosts)
     if accelerator.is_main_process:
-        _announce(trainer, choice, len(hosts.all))
+        _announce(trainer, choice, hosts)
     _run(trainer, stop)
     accelerator.wait_for_everyone()
     accelerator.end_training()
@@ -104,7 +104,7 @@ def _existing(folder: Path) -> Path | None:
     return folder if folder.is_dir() else None
 
 
-def _announce(trainer: Trainer, choice: Choice, nodes: int) -> None:
+def _announce(trainer: Trainer, choice: Choice, hosts: Hosts) -> None:
     """The run as it really is, and what about it is not as it should be."""
     settings, events = trainer.settings, trainer.events
     stage, processes = settings.stage, trainer.accelerator.num_processes
@@ -112,12 +112,13 @@ def _announce(trainer: Trainer, choice: Choice, nodes: int) -> None:
     events.write(
         "start",
         f"{settings.run} {stage.name}: {parameters:,} parameters, {processes} processes on "
-        f"{nodes} nodes, {choice.backend} ({choice.reason})",
+        f"{len(hosts.all)} nodes, {choice.backend} ({choice.reason})",
         run=settings.run,
         stage=stage.name,
         resolution=stage.resolution,
         world_size=processes,
-        nodes=nodes,
+        nodes=len(hosts.all),
+        instance_type=hosts.instance_type,
         per_gpu_batch=stage.per_gpu_batch,
         accumulation=stage.accumulation,
         effective_batch_size=trainer.effective_batch_size,

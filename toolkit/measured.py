@@ -6,7 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
+from typing import Any
 
+from sm_train.cost.instances import instance_types
 from sm_train.cost.throughput import Measurement
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.event_log import Event, read_events
@@ -88,11 +90,17 @@ def measured_in(events: Iterable[Event], place: str) -> Measured:
             world_size=start["world_size"],
             resolution=start["resolution"],
             effective_batch_size=start["effective_batch_size"],
+            instance_type=_known_type(start.get("instance_type")),
             low=deciles[0] if deciles else None,
             high=deciles[-1] if deciles else None,
             on_cpu=start["backend"] == "gloo",
         ),
     )
+
+
+def _known_type(name: Any) -> str | None:
+    """The instance type that the lines name; those of a type without figures name none."""
+    return name if name in {machine.name for machine in instance_types()} else None
 
 
 def _goes_on(before: Event, start: Event) -> bool:

@@ -138,7 +138,8 @@ def _belonging(
 
 def _is_of(stage: Stage, one: Measurement) -> bool:
     there = (one.world_size, one.resolution)
-    return there == (stage.world_size, stage.resolution)
+    same_machine = one.instance_type in (None, stage.instance_type)
+    return same_machine and there == (stage.world_size, stage.resolution)
 
 
 def _at_its_speed(

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sm_train.entrypoints import checkpoint as store
 from sm_train.entrypoints.backend import choose
+from sm_train.entrypoints.directories import Directories, Hosts
 from sm_train.entrypoints.ema import ExponentialMovingAverage
 from sm_train.entrypoints.events import FIELDS, Events, format_event
 from sm_train.entrypoints.heartbeat import Heartbeat
@@ -222,3 +223,17 @@ def test_a_save_that_fails_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="disk full"):
         store.write_file(tmp_path, "model.safetensors", fail)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_platform_names_the_hosts_and_a_laptop_is_one(tmp_path: Path) -> None:
+    directories = Directories(tmp_path)
+    assert Hosts.read(directories) == Hosts("algo-1", ("algo-1",), None)
+    directories.input_config.mkdir(parents=True)
+    document = {
+        "current_host": "algo-2",
+        "current_instance_type": "ml.p5.48xlarge",
+        "hosts": ["algo-1", "algo-2"],
+    }
+    (directories.input_config / "resourceconfig.json").write_text(json.dumps(document))
+    hosts = Hosts.read(directories)
+    assert (hosts.rank, hosts.instance_type) == (1, "ml.p5.48xlarge")

@@ -98,6 +98,8 @@ SAME = {"backend": "nccl", "world_size": 32, "effective_batch_size": 512}
         ({"backend": "gloo"}, "illustration"),
         ({"world_size": 64}, "stated"),
         ({"resolution": 512}, "stated"),
+        ({"instance_type": "ml.p4de.24xlarge"}, "measured"),
+        ({"instance_type": "ml.p5.48xlarge"}, "stated"),
     ],
     ids=str,
 )
