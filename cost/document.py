@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -115,8 +115,7 @@ def _sentences(priced: Estimate, moves: Sequence[Sensitivity]) -> list[str]:
     sentences = [
         *_unknown(priced),
         *_speeds(priced.stages),
-        *_figures(priced),
-        *_weights(moves),
+        *_figures(priced, {move.name: move for move in moves}),
         *_checkpoint_intervals(priced),
         *_capacity(priced),
         *_prices(priced),
@@ -133,32 +132,38 @@ def _speeds(stages: Sequence[StageEstimate]) -> list[str]:
     ]
 
 
-def _figures(priced: Estimate) -> list[str]:
+def _figures(priced: Estimate, moves: Mapping[str, Sensitivity]) -> list[str]:
+    """The model's own figures, each with what moving it does to the total."""
     assumed = priced.assumed
     per_1000 = assumed.failures_per_gpu_hour * 24 * 1000
     interval = ""
     if any(one.stage.checkpoint_every is None for one in priced.stages):
         interval = f" ({assumed.checkpoint_every:,.0f} iterations where none is stated)"
-    figures = [
-        f"start-up: {assumed.start_up_seconds:g} s billed for each stage "
+    figures = {
+        "it/s": "it/s of all stages",
+        "price": "price of all instances",
+        "start-up": f"start-up: {assumed.start_up_seconds:g} s billed for each stage "
         f"({assumed.source('start_up_seconds')})",
-        _blocking(priced),
-        f"failures: {per_1000:.2g} in 1,000 GPU-days ({assumed.source('failures_per_gpu_hour')}), "
-        f"each losing {assumed.restart_seconds:g} s ({assumed.source('restart_seconds')}) and half "
-        f"a checkpoint interval{interval}",
+        "checkpoint blocking": _blocking(priced),
+        "failures": f"failures: {per_1000:.2g} in 1,000 GPU-days "
+        f"({assumed.source('failures_per_gpu_hour')})",
+        "restart": f"each failure loses {assumed.restart_seconds:g} s "
+        f"({assumed.source('restart_seconds')}) and half a checkpoint interval{interval}",
+        "evaluation": f"evaluation: {assumed.evaluation_seconds:g} s in each stage "
+        f"({assumed.source('evaluation_seconds')})",
+        "bytes an image": f"storage and requests: {assumed.bytes_per_image / 1000:g} kB an image "
+        f"in requests of {assumed.bytes_per_request / 2**20:g} MiB "
+        f"({assumed.source('bytes_per_image')}); checkpoints of 16 bytes a parameter, priced as "
+        "in us-east-1",
+    }
+    needless = ("it/s", "price", "evaluation", "bytes an image")
+    return [
+        f"{figure}: {moves[name].change} → {signed_dollars(moves[name].delta)}"
+        if name in moves
+        else figure
+        for name, figure in figures.items()
+        if name in moves or name not in needless
     ]
-    if assumed.evaluation_seconds:
-        figures.append(
-            f"evaluation: {assumed.evaluation_seconds:g} s in each stage "
-            f"({assumed.source('evaluation_seconds')})"
-        )
-    if any("requests" in one.breakdown for one in priced.stages):
-        figures.append(
-            f"storage and requests: {assumed.bytes_per_image / 1000:g} kB an image in requests of "
-            f"{assumed.bytes_per_request / 2**20:g} MiB ({assumed.source('bytes_per_image')}); "
-            "checkpoints of 16 bytes a parameter, priced as in us-east-1"
-        )
-    return figures
 
 
 def _blocking(priced: Estimate) -> str:
@@ -172,11 +177,6 @@ def _blocking(priced: Estimate) -> str:
         rate = assumed.checkpoint_bytes_per_second
         source = f"16 bytes a parameter at {rate / 1e9:.2g} GB/s, measured with Accelerate"
     return f"checkpoints: each stops training for {' or '.join(known)} s ({source})"
-
-
-def _weights(moves: Sequence[Sensitivity]) -> list[str]:
-    words = [f"{move.name} {move.change} → {signed_dollars(move.delta)}" for move in moves]
-    return [f"sensitivity of the total: {'; '.join(words)}"] if words else []
 
 
 def _checkpoint_intervals(priced: Estimate) -> list[str]:

@@ -11,6 +11,7 @@ from sm_train.cost.estimate import (
     StageEstimate,
     checkpoint_iterations,
     failure_rate,
+    total,
 )
 from sm_train.cost.services import blocking_seconds, checkpoint_bytes, service_prices
 
@@ -123,6 +124,10 @@ def _seconds_terms(one: StageEstimate, priced: Estimate) -> Iterator[Term]:
         f"{seconds.evaluation:,.1f} + {seconds.restarts:,.1f}",
         "derived",
     )  # fmt: skip
+    yield Term(
+        stage.name, "days", f"{(seconds.billable or 0) / 86400:.4g}", "billable ÷ 86,400",
+        f"{seconds.billable:,.1f} ÷ 86,400", "derived",
+    )  # fmt: skip
 
 
 def _money_terms(one: StageEstimate, priced: Estimate) -> Iterator[Term]:
@@ -183,6 +188,12 @@ def _service_terms(one: StageEstimate, priced: Estimate) -> Iterator[Term]:
 
 
 def _total_terms(priced: Estimate) -> Iterator[Term]:
+    billable = [one.seconds.billable for one in priced.stages]
+    if (seconds := total(billable)) is not None:
+        yield Term(
+            "total", "days", f"{seconds / 86400:.4g}", "sum of the stages, one after another",
+            " + ".join(f"{(one or 0) / 86400:.4g}" for one in billable), "derived",
+        )  # fmt: skip
     if priced.cost is not None:
         yield Term(
             "total", "cost", f"${priced.cost:,.4f}", "sum of the stages",

@@ -165,7 +165,10 @@ class PriceTable:
             return Price(name, region, None, "unknown", source, None)
         source = row.source
         if elsewhere:
-            source = f"the price in {row.region} stands in for {region} ({source})"
+            source = (
+                f"the price in {row.region} stands in for {region}, where the type may not be "
+                f"offered ({source})"
+            )
         if not elsewhere and row.status == "verified":
             return Price(name, region, row.usd_per_hour, "verified", source, row.date)
         return Price(name, region, row.usd_per_hour, "inferred", f"inferred: {source}", row.date)

@@ -63,7 +63,8 @@ class ScalingFit:
         return Throughput(contended, min(contended, power) / spread, max(contended, power) * spread)
 
     def _spread(self) -> float:
-        return PUBLISHED_SPREAD if self.residual is None else self.residual
+        # Points that follow no law at all still give a finite range.
+        return PUBLISHED_SPREAD if self.residual is None else min(self.residual, 1.0)
 
     def _deviations(self) -> float:
         freedom = self.points - 2
@@ -81,18 +82,15 @@ def fit_scaling(points: Sequence[tuple[int, float]]) -> ScalingFit:
     """
     if len({gpus for gpus, _ in points}) < 2:
         raise ValueError("a scaling fit needs measurements at two cluster sizes or more")
-    alpha, beta = _line(
-        [gpus for gpus, _ in points],
-        [gpus / images for gpus, images in points],
-        [(images / gpus) ** 2 for gpus, images in points],
-    )
+    sizes = [float(gpus) for gpus, _ in points]
+    times = [gpus / images for gpus, images in points]
+    weights = [(images / gpus) ** 2 for gpus, images in points]
+    alpha, beta = _line(sizes, times, weights)
     if beta < 0:
-        beta = 0.0
-        weights = [(images / gpus) ** 2 for gpus, images in points]
-        alpha = sum(images / gpus for gpus, images in points) / sum(weights)
-    if alpha <= 0:
-        # The clusters add nothing: all of an image's time is contention.
-        alpha = 0.0
+        alpha, beta = _ratio([1.0] * len(points), times, weights), 0.0
+    elif alpha < 0:
+        # More GPUs give fewer images: all of an image's time is contention.
+        alpha, beta = 0.0, _ratio(sizes, times, weights)
     logarithm, exponent = _line(
         [math.log(gpus) for gpus, _ in points],
         [math.log(images) for _, images in points],
@@ -110,6 +108,12 @@ def scale_one(gpus: int, images_per_second: float, to_gpus: int) -> Throughput:
     linear = images_per_second * to_gpus / gpus
     bounds = sorted(linear * efficiency**doublings for efficiency in EFFICIENCY_PER_DOUBLING)
     return Throughput(bounds[1], bounds[0], bounds[2])
+
+
+def _ratio(xs: Sequence[float], ys: Sequence[float], weights: Sequence[float]) -> float:
+    """Slope of the weighted least-squares line through the origin."""
+    across = sum(w * x * y for w, x, y in zip(weights, xs, ys, strict=True))
+    return across / sum(w * x * x for w, x in zip(weights, xs, strict=True))
 
 
 def _line(

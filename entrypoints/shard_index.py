@@ -125,6 +125,17 @@ def read_index(path: Path) -> Index:
     return index
 
 
+def indexed_samples(shards: Path) -> int | None:
+    """Samples by the first line of the index beside the folder ``shards``; None without one."""
+    path = shards.parent / INDEX_NAME
+    try:
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            samples = _header(path, next(lines, "")).get("samples")
+    except (OSError, ShardError):
+        return None
+    return samples if isinstance(samples, int) else None
+
+
 def _header(path: Path, line: str) -> dict[str, Any]:
     try:
         header = json.loads(line)

@@ -203,7 +203,7 @@ def _of_run(asked: Asked, run: Path, assumed: Assumptions) -> Costing:
         purchase=Purchase(region, config.cluster.capacity, asked.purchase),
         assumed=learned(assumed, history.observed) if history else assumed,
         prices=price_table(asked.prices),
-        samples=asked.samples or config.data.samples,
+        samples=asked.samples or config.data.samples or _local_samples(config, run.parent),
         notes=(),
     )
 
@@ -250,6 +250,14 @@ def _history(asked: Asked, config: RunConfig, region: str) -> History | None:
     if history is None:
         raise UserError(f"--learn: {uri} is not there yet; `sm-train cost --actual RUN` writes it")
     return history
+
+
+def _local_samples(config: RunConfig, base: Path) -> int | None:
+    if config.data.local is None:
+        return None
+    from sm_train.entrypoints.shard_index import indexed_samples
+
+    return indexed_samples(base / config.data.local)
 
 
 def _short_epochs(stages: Sequence[Stage], samples: int | None) -> list[str]:

@@ -55,7 +55,13 @@ def test_the_table_fits_100_columns_and_says_price_and_assumptions(
     assert lines[1].startswith("total")
     assert "~" not in lines[2]
     assert "~" in lines[3]
-    for expected in ("$31.5641", "undated", "Assumptions", "by FLOPs alone", "it/s −10 % → +$"):
+    for expected in (
+        "$31.5641",
+        "undated",
+        "Assumptions",
+        "by FLOPs alone",
+        "it/s of all stages: −10 % → +$",
+    ):
         assert expected in result.stdout
 
 
@@ -156,6 +162,13 @@ def test_less_than_an_epoch_is_warned_of(cli: Cli, tmp_path: Path) -> None:
     in_file = write_run(tmp_path, data={"uri": "s3://b-1/shards/", "samples": 512_000})
     enough = json.loads(cli("cost", in_file, "--json").stdout)
     assert not any("epoch" in line for line in enough["warnings"])
+    # The index of a local copy knows, too.
+    (tmp_path / "shards").mkdir()
+    header = {"format": "sm-train-index", "version": 1, "samples": 2_048_000}
+    (tmp_path / "index.jsonl").write_text(json.dumps(header) + "\n")
+    local = write_run(tmp_path, data={"uri": "s3://b-1/shards/", "local": "shards"})
+    indexed = json.loads(cli("cost", local, "--json").stdout)
+    assert any("25% of the 2,048,000" in line for line in indexed["warnings"])
 
 
 def test_an_assumption_can_be_given_and_says_so(cli: Cli) -> None:
@@ -213,7 +226,18 @@ def test_every_number_of_the_table_is_traced(cli: Cli, tmp_path: Path) -> None:
     result = cli("cost", run, "--explain")
     assert result.returncode == 0, result.stderr
     assert max(map(len, result.stdout.splitlines())) <= 100
-    for name in ("GPUs", "batch", "it/s", "MFU", "training", "billable", "$/h", "cost", "range"):
+    for name in (
+        "GPUs",
+        "batch",
+        "it/s",
+        "MFU",
+        "training",
+        "billable",
+        "days",
+        "$/h",
+        "cost",
+        "range",
+    ):
         assert f"  {name} = " in result.stdout
     assert "1,000 ÷ 1.8" in result.stdout
 
