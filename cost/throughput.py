@@ -50,8 +50,23 @@ class Measurement:
     on_cpu: bool = False
 
 
+MOST_STEPS_PER_SECOND = 1000.0
+"""A step launches hundreds of kernels, each some microseconds apart, and waits for an all-reduce:
+faster ones are images a second by mistake, and FLOP alone predict nothing for tiny models."""
+
+
 def stated_speed(iterations_per_second: float, why: str) -> Speed:
-    """A figure that is given for this very stage."""
+    """A figure that is given for this very stage.
+
+    Raises:
+        ValueError: it is not positive, or more than any training loop reaches.
+    """
+    if iterations_per_second > MOST_STEPS_PER_SECOND:
+        raise ValueError(
+            f"iterations_per_second: {iterations_per_second:g} is more than the "
+            f"{MOST_STEPS_PER_SECOND:,.0f} steps a second of the fastest training loop; give "
+            "optimizer steps a second, not images"
+        )
     return Speed(
         iterations_per_second,
         iterations_per_second * STEADY[0],
@@ -87,7 +102,7 @@ def predicted_speed(stage: Stage) -> Speed | None:
     if stage.flops_per_image is None or peak is None or batch is None:
         return None
     whole = peak * 1e12 * stage.world_size / (stage.flops_per_image * batch)
-    low, middle, high = (whole * share for share in UTILIZATION)
+    low, middle, high = (min(whole * share, MOST_STEPS_PER_SECOND) for share in UTILIZATION)
     why = (
         f"nothing was measured: {stage.flops_per_image / 1e12:.3g} TFLOP an image at "
         f"{UTILIZATION[0]:.0%}–{UTILIZATION[2]:.0%} of {peak:g} TFLOP/s (published MFU)"

@@ -78,7 +78,7 @@ def _sentence(limit: Limits, chosen: int, considered: int) -> str:
     if limit.deadline_seconds is not None:
         words.append(f"take at most {limit.deadline_seconds / 86400:g} days")
     if limit.budget_usd is not None:
-        words.append(f"cost at most ${limit.budget_usd:,}")
+        words.append(f"cost at most ${limit.budget_usd:,.2f}".removesuffix(".00"))
     return " and ".join((" ".join(words[:2]), *words[2:])) + (
         "; * is Pareto-optimal: nothing is both cheaper and faster. One cluster runs every stage."
     )

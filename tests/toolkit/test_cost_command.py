@@ -291,6 +291,7 @@ MISTAKES = {
     "infinite": ([*CLUSTER, "--its", "inf", "--iterations", "5"], "--its: inf must be"),
     "negative": ([*CLUSTER, "--its", "1", "--iterations", "-5"], "iterations: -5 must be"),
     "for ever": ([*CLUSTER, "--its", "1e-300", "--iterations", "5"], "take over 100 years"),
+    "images a second": ([*CLUSTER, "--its", "3686", "--iterations", "5"], "not images"),
     "endless": ([*CLUSTER, "--its", "1", "--iterations", "9" * 400], "must be a positive number"),
     "a stage of nothing": ([*CLUSTER, "--stage", "a"], "--stage: belongs to a run file"),
     "no such type": (
