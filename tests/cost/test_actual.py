@@ -144,6 +144,11 @@ def test_dollars_are_billed_seconds_times_instances_times_price_exactly() -> Non
     assert document["total"]["goodput"] == pytest.approx((200 + 50) / 460)
 
 
+def test_images_of_steps_that_were_done_before_are_not_counted_again() -> None:
+    line = timeline([start(60, 1000), step(160, 1100)], 0, 200)
+    assert images_trained([job("a", line, 200)]) == 10_000
+
+
 def test_what_is_not_known_is_null_and_a_running_job_leaves_a_lower_bound() -> None:
     document = as_document([job("a", FIRST, 300), job("b", None, None)], {})
     assert document["total"]["billed_usd"] is None

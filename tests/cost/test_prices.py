@@ -138,6 +138,14 @@ def test_ones_own_prices_lie_over_awss_and_those_over_the_shipped(tmp_path: Path
     assert str(file) in own.source
 
 
+def test_of_two_prices_for_one_place_the_upper_tables_counts() -> None:
+    row = PriceRow(P5, "us-east-1", "on-demand", Decimal(60), "verified", "AWS", "2026-11-01")
+    upper = PriceTable.of([row])
+    assert upper.over(shipped_prices()).price(P5, "us-east-1").usd_per_instance_hour == 60
+    below = shipped_prices().over(upper).price(P5, "us-east-1").usd_per_instance_hour
+    assert below == Decimal("63.296")
+
+
 def test_a_discount_is_taken_off_whatever_the_list_says(tmp_path: Path) -> None:
     file = tmp_path / "prices.csv"
     file.write_text("instance_type,discount_percent,source\n*,12.5,our contract\n")

@@ -137,18 +137,31 @@ def test_the_next_estimate_learns_from_what_lies_beside_the_run(
     assert offline["total"] == after["total"]
 
 
-def test_a_failed_job_and_the_one_that_follows_are_one_stage(
-    cli: Cli, aws: Aws, finished: Path, tmp_path: Path
-) -> None:
-    # Another run whose name begins with this one's is none of its jobs.
-    (tmp_path / "other").mkdir()
-    other = write_run(tmp_path / "other", name="demo-2")
-    submit(cli, aws, other)
+def test_a_failed_job_is_a_failure_in_the_history(cli: Cli, aws: Aws, finished: Path) -> None:
     aws.amendments["DescribeTrainingJob"] = billed(1000, "Failed")
     document = actual(cli, aws, finished)
     assert [job["status"] for job in document["jobs"]] == ["Failed"]
     history = aws.client("s3").get_object(Bucket="my-bucket", Key="demo/cost/history.json")
     assert json.loads(history["Body"].read())["observed"]["failures"] == 1
+
+
+def test_a_job_of_the_same_name_belongs_to_the_run_that_tagged_it(
+    cli: Cli, aws: Aws, tmp_path: Path
+) -> None:
+    aws.make_bucket("my-bucket", **{f"shards/{number}.tar": b"x" for number in range(8)})
+    run = write_run(tmp_path, stages=[stage("x-256px"), stage("256px")])
+    submit(cli, aws, run)
+    # Its job is called demo-x-256px-…, too.
+    (tmp_path / "other").mkdir()
+    other = write_run(tmp_path / "other", name="demo-x")
+    submit(cli, aws, other)
+    assert {name.rsplit("-", 1)[0] for name in names(aws)} == {"demo-x-256px"}
+    assert [job["stage"] for job in actual(cli, aws, run)["jobs"]] == ["x-256px"]
+    assert [job["stage"] for job in actual(cli, aws, other)["jobs"]] == ["256px"]
+
+
+def names(aws: Aws) -> list[str]:
+    return [body["TrainingJobName"] for body in aws.bodies("CreateTrainingJob")]
 
 
 def test_a_job_without_lines_is_billed_and_the_rest_is_unknown(
