@@ -65,21 +65,36 @@ class Job:
         return {**parts, "useful": useful}
 
 
-def as_document(jobs: Sequence[Job], expected: Mapping[str, Estimate]) -> dict[str, Any]:
+def as_document(
+    jobs: Sequence[Job],
+    expected: Mapping[str, Estimate],
+    remaining: Mapping[str, Estimate] | None = None,
+) -> dict[str, Any]:
     """The document of ``cost --actual --json``.
 
-    ``expected`` maps a stage to its estimate for the iterations that its jobs really did.
+    ``expected`` maps a stage to its estimate for the iterations that its jobs really did,
+    ``remaining`` a stage of the run to that of the iterations that are left, if any.
     """
+    remaining = remaining or {}
     stages = list(dict.fromkeys(job.stage for job in jobs))
     by_stage = [
-        _stage(name, [job for job in jobs if job.stage == name], expected.get(name))
+        _stage(
+            name,
+            [job for job in jobs if job.stage == name],
+            expected.get(name),
+            remaining.get(name),
+        )
         for name in stages
     ]
+    group = _group(jobs)
+    left = _sum([_usd(one.cost) for one in remaining.values()])
     return {
         "jobs": [_job(job) for job in jobs],
         "stages": by_stage,
-        "total": _group(jobs)
+        "total": group
         | {
+            "remaining_usd": left,
+            "projected_usd": _sum([group["billed_usd"], left]),
             "estimate_usd": _sum([stage["estimate_usd"] for stage in by_stage]),
             "difference_usd": _sum([stage["difference_usd"] for stage in by_stage]),
         },
@@ -104,7 +119,9 @@ def _job(job: Job) -> dict[str, Any]:
     }
 
 
-def _stage(name: str, jobs: Sequence[Job], expected: Estimate | None) -> dict[str, Any]:
+def _stage(
+    name: str, jobs: Sequence[Job], expected: Estimate | None, remaining: Estimate | None
+) -> dict[str, Any]:
     group = _group(jobs)
     estimate = None if expected is None else _usd(expected.cost)
     billed = group["billed_usd"]
@@ -113,6 +130,7 @@ def _stage(name: str, jobs: Sequence[Job], expected: Estimate | None) -> dict[st
         "name": name,
         **group,
         "iterations_reached": max(reached, default=None),
+        "remaining_usd": _usd(remaining.cost) if remaining else 0.0,
         "estimate_usd": estimate,
         "estimate_low_usd": None if expected is None else _usd(expected.low),
         "estimate_high_usd": None if expected is None else _usd(expected.high),

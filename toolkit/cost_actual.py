@@ -7,10 +7,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sm_train.cost.actual import Job, as_document, measurements, observed
+from sm_train.cost.assumptions import learned
 from sm_train.cost.estimate import Estimate, estimate
 from sm_train.toolkit.aws import open_session
 from sm_train.toolkit.costing import Costing
 from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.priced_stages import stages_to_price
 from sm_train.toolkit.run_history import History, history_uri, write_history
 from sm_train.toolkit.run_jobs import describe_jobs, read_jobs
 
@@ -30,13 +32,32 @@ def actual_cost(question: Costing, profile: str | None) -> dict[str, Any]:
     jobs = read_jobs(session, descriptions, region, question.prices, datetime.now(UTC))
     history = History(observed(jobs), tuple(measurements(jobs)))
     uri = history_uri(config, region)
-    document = as_document(jobs, _expected(question, jobs))
+    document = as_document(jobs, _expected(question, jobs), _remaining(question, jobs, history))
     try:
         write_history(session, uri, history)
     except UserError as error:
         # What was asked for is known all the same.
         return document | {"history": None, "warnings": [f"not kept for later estimates: {error}"]}
     return document | {"history": uri, "warnings": []}
+
+
+def _remaining(question: Costing, jobs: list[Job], history: History) -> dict[str, Estimate]:
+    """The estimate of what each stage has still to do, at the speed that its jobs showed."""
+    assert question.config is not None
+    assumed = learned(question.assumed, history.observed)
+    names = {stage.name for stage in question.stages}
+    found = {}
+    for stage in stages_to_price(question.config, history.measured(), rescale_batch=True):
+        lines = [job.timeline for job in jobs if job.stage == stage.name and job.timeline]
+        left = stage.iterations - max((line.last_step for line in lines), default=0)
+        if left > 0 and stage.name in names:
+            found[stage.name] = estimate(
+                [replace(stage, iterations=left)],
+                question.purchase,
+                assumed=assumed,
+                prices=question.prices,
+            )
+    return found
 
 
 def _expected(question: Costing, jobs: list[Job]) -> dict[str, Estimate]:

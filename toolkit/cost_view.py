@@ -88,6 +88,11 @@ def show_actual(document: Document) -> None:
         ("where the dollars went", "$", "share"), list(_waterfall(total)), left=1
     ):
         click.echo(line)
+    if total["remaining_usd"]:
+        _echo(
+            f"still to come: {dollars(total['remaining_usd'])} at the speed measured so far; "
+            f"{dollars(total['projected_usd'])} in the end"
+        )
     for job in document["jobs"]:
         _echo(
             f"{job['name']}: {job['status']}, {days(job['billable_seconds'])}, "

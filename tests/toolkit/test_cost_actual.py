@@ -100,6 +100,9 @@ def test_billed_dollars_and_where_they_went(cli: Cli, aws: Aws, finished: Path) 
     assert sum(total["waterfall_usd"].values()) == pytest.approx(total["billed_usd"])
     assert total["goodput"] == pytest.approx(0.49)
     assert total["images"] == 500 * 512
+    # 500 of 1,000 steps are left: another start-up, and 1 it/s as measured.
+    assert total["remaining_usd"] == pytest.approx((400 + 30 + 500) * second, rel=0.01)
+    assert total["projected_usd"] == pytest.approx(total["billed_usd"] + total["remaining_usd"])
     [one] = document["stages"]
     # The estimate is of the 500 steps that were done, by what the run file states, and of one
     # checkpoint: 16 bytes of each of 866 M parameters at 0.51 GB/s.
@@ -111,7 +114,14 @@ def test_a_person_reads_it_within_100_columns(cli: Cli, aws: Aws, finished: Path
     result = cli("cost", finished, "--actual", network="loopback", env=aws.environment)
     assert result.returncode == 0, result.stderr
     assert max(map(len, result.stdout.splitlines())) <= 100
-    for expected in ("where the dollars went", "start up", "useful", "49.0%", "goodput"):
+    for expected in (
+        "where the dollars went",
+        "start up",
+        "useful",
+        "49.0%",
+        "goodput",
+        "in the end",
+    ):
         assert expected in result.stdout
 
 
