@@ -38,7 +38,6 @@ class Job:
     billable_seconds: float | None
     price: Price
     timeline: Timeline | None
-    spot: bool = False
 
     @property
     def billed(self) -> Decimal | None:
@@ -57,8 +56,13 @@ class Job:
             return dict.fromkeys((*PARTS, "useful"), Decimal(0))
         if self.timeline is None:
             return dict.fromkeys((*PARTS, "useful"))
-        price = self.price.usd_per_instance_hour
-        parts = {name: money(self.timeline.seconds[name], self.instances, price) for name in PARTS}
+        price, passed = self.price.usd_per_instance_hour, sum(self.timeline.seconds.values())
+        # Spot bills fewer seconds than passed: each part at the same share.
+        share = self.billable_seconds / passed if self.billable_seconds and passed else 1.0
+        parts = {
+            name: money(self.timeline.seconds[name] * share, self.instances, price)
+            for name in PARTS
+        }
         spent = [part for part in parts.values() if part is not None]
         billed = self.billed
         useful = None if billed is None else billed - sum(spent, Decimal(0))

@@ -14,7 +14,7 @@ from sm_train.cost.estimate import (
     total,
 )
 from sm_train.cost.prices import ON_DEMAND
-from sm_train.cost.rates import usd_per_million_images
+from sm_train.cost.rates import usd_per_day, usd_per_million_images
 from sm_train.cost.sensitivity import Sensitivity, sensitivities, signed_dollars
 from sm_train.cost.services import blocking_seconds
 
@@ -71,6 +71,7 @@ def _stage(one: StageEstimate, priced: Estimate) -> dict[str, Any]:
         "expected_failures": one.failures,
         "instance_hours": one.instance_hours,
         "price_per_instance_hour_usd": usd(price.usd_per_instance_hour),
+        "cluster_per_day_usd": _per_day(one),
         "price_status": price.status,
         "price_source": price.source,
         "price_date": price.date,
@@ -81,6 +82,11 @@ def _stage(one: StageEstimate, priced: Estimate) -> dict[str, Any]:
         "breakdown_usd": {name: usd(part) for name, part in one.breakdown.items()},
         "checkpoint_interval": _interval(_best_interval(one, priced)),
     }
+
+
+def _per_day(one: StageEstimate) -> float | None:
+    price = one.price.usd_per_instance_hour
+    return None if price is None else usd(usd_per_day(one.stage.instances, price))
 
 
 def _per_million(one: StageEstimate) -> float | None:

@@ -69,8 +69,7 @@ def read_jobs(
         if line is not None:
             reached[stage] = max(line.last_step, reached.get(stage, 0))
         resources = _resources(one)
-        spot = bool(one.get("EnableManagedSpotTraining"))
-        purchase = Purchase(region, _capacity(one, spot))
+        purchase = Purchase(region, _capacity(one))
         jobs.append(
             Job(
                 name=one["TrainingJobName"],
@@ -81,7 +80,6 @@ def read_jobs(
                 billable_seconds=_billable(one, now),
                 price=stage_price(_any_stage(resources), purchase, prices),
                 timeline=line,
-                spot=spot,
             )
         )
     return jobs
@@ -101,10 +99,13 @@ def _resources(one: Description) -> dict[str, Any]:
     return {"InstanceCount": 1, **resources, **first}
 
 
-def _capacity(one: Description, spot: bool) -> str:
-    if one["ResourceConfig"].get("TrainingPlanArn"):
-        return "training-plan"
-    return "spot" if spot else "on-demand"
+def _capacity(one: Description) -> str:
+    """How the billed seconds are priced.
+
+    Spot's saving is in its billed seconds, 1 − BillableTimeInSeconds ÷ TrainingTimeInSeconds
+    (SageMaker developer guide), so they cost what on-demand ones do.
+    """
+    return "training-plan" if one["ResourceConfig"].get("TrainingPlanArn") else "on-demand"
 
 
 def _any_stage(resources: dict[str, Any]) -> Stage:
@@ -141,7 +142,9 @@ def _timeline(
     if not events:
         return None
     end = (one.get("TrainingEndTime") or now).timestamp()
-    return timeline(events, end - billable, end, previous_step)
+    if not one.get("EnableManagedSpotTraining"):
+        return timeline(events, end - billable, end, previous_step)
+    return timeline(events, one["TrainingStartTime"].timestamp(), end, previous_step)
 
 
 def job_events(session: Any, name: str) -> Iterator[Event]:

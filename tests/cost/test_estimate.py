@@ -55,6 +55,7 @@ def test_brias_own_figures() -> None:
     # 550,000 ÷ 1.8 = 305,555.6 s = 84.877 h; × 4 × $31.5641075 (EC2's $27.44705 × 1.15).
     assert one["training_seconds"] == pytest.approx(305_555.56, abs=0.01)
     assert one["cost_usd"] == pytest.approx(550_000 / 1.8 / 3600 * 4 * 31.5641075, abs=0.01)
+    assert one["cluster_per_day_usd"] == pytest.approx(3030.15, abs=0.01)
     a_day = replace(BRIA, iterations=round(1.8 * 86400))
     assert document(a_day, assumed=NOTHING_ELSE)["total"]["cost_usd"] == pytest.approx(
         4 * 24 * 31.5641075
@@ -231,8 +232,9 @@ stages = st.builds(
     per_gpu_batch=st.integers(1, 256),
     accumulation=st.integers(1, 64),
     iterations=st.integers(1, 10**7),
-    speed=st.floats(1e-2, 1e3).map(lambda its: stated_speed(its, "given")),
-    checkpoint_every=st.none() | st.integers(1, 10**5),
+    speed=st.floats(0.1, 1e3).map(lambda its: stated_speed(its, "given")),
+    # An interval that 4,096 GPUs hardly ever finish is refused: see the test of its own.
+    checkpoint_every=st.none() | st.integers(1, 10**4),
 )
 
 

@@ -187,6 +187,17 @@ def test_a_job_without_lines_is_billed_and_the_rest_is_unknown(
     assert set(document["total"]["waterfall_usd"].values()) == {None}
 
 
+def test_spots_saving_is_in_its_billed_seconds(cli: Cli, aws: Aws, finished: Path) -> None:
+    aws.amendments["DescribeTrainingJob"] = lambda answer: (
+        billed(1000)(answer) | {"EnableManagedSpotTraining": True, "BillableTimeInSeconds": 300}
+    )
+    total = actual(cli, aws, finished)["total"]
+    second = 4 * 31.5641075 / 3600
+    assert total["billed_usd"] == pytest.approx(300 * second)
+    assert total["waterfall_usd"]["start_up"] == pytest.approx(0.3 * 400 * second)
+    assert total["goodput"] == pytest.approx(0.49)
+
+
 def test_the_selected_one_of_ordered_preferences_is_billed(
     cli: Cli, aws: Aws, finished: Path
 ) -> None:
