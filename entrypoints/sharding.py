@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sm_train.entrypoints.order import Ints, permutation
 
-NOBODY = -1
-"""Stands in :attr:`World.owner` for a shard that no instance sees."""
+NOBODY, EVERYBODY = -1, -2
+"""Stand in :attr:`World.owner` for a shard that no instance sees, or that all of them share."""
 
 _LINE, _WINDOW, _FILLER = 1, 2, 3  # what a key is for
 
@@ -105,7 +105,8 @@ def cut(samples: Ints, chunk: int, shards: Ints) -> Pieces:
 class World:
     """Instance ``owner[i]`` reads shard ``i``; each instance runs ``processes``.
 
-    ``batch`` and ``window`` are samples of one process.
+    Of the shards that everybody sees each instance reads an equal range of samples. ``batch`` and
+    ``window`` are samples of one process.
     """
 
     owner: NDArray[np.int16]
@@ -113,6 +114,10 @@ class World:
     processes: int
     batch: int
     window: int
+
+    def shared_range(self, samples: int, instance: int) -> tuple[int, int]:
+        """Which of ``samples`` that everybody sees are read by one instance."""
+        return samples * instance // self.instances, samples * (instance + 1) // self.instances
 
     def same_as(self, other: World) -> bool:
         """Whether every process would go on with its own samples."""
@@ -201,13 +206,17 @@ class Epoch:
             left = [pieces.pick(world.owner[pieces.shard] == NOBODY)]
             for instance in range(world.instances):
                 line = self.line(pieces, world, number, instance)
-                left += [line.part(process, world).behind(read) for process in range(world.processes)]
+                for process in range(world.processes):
+                    left.append(line.part(process, world).behind(read))
             pieces = join(left)
         return pieces
 
     def line(self, pieces: Pieces, world: World, segment: int, instance: int) -> Line:
         """The samples of ``pieces`` that one instance reads in the segment of this number."""
-        own = pieces.pick(world.owner[pieces.shard] == instance)
+        owner = world.owner[pieces.shard]
+        shared = pieces.pick(owner == EVERYBODY)
+        first, behind = world.shared_range(shared.samples, instance)
+        own = join([pieces.pick(owner == instance), shared.span(first, behind)])
         key = (self.seed, self.number, segment, instance)
         return Line(own.pick(permutation(len(own.shard), *key, _LINE)), key)
 
@@ -240,8 +249,12 @@ def whole_balance(samples: Ints, world: World) -> Balance:
 
 
 def _balance(owner: NDArray[np.int16], lengths: Ints, world: World) -> Balance:
-    seen = owner != NOBODY
-    each = np.bincount(owner[seen], weights=lengths[seen], minlength=world.instances)
+    own = owner >= 0
+    each = np.bincount(owner[own], weights=lengths[own], minlength=world.instances)
+    shared = int(lengths[owner == EVERYBODY].sum())
+    for instance in range(world.instances):
+        first, behind = world.shared_range(shared, instance)
+        each[instance] += behind - first
     largest = -(-int(each.max()) // world.processes)  # the longest part of the fullest instance
     steps = -(-largest // world.batch)
     total = int(each.sum())

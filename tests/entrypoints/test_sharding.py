@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sm_train.entrypoints.order import draw, permutation
 from sm_train.entrypoints.sharding import (
+    EVERYBODY,
     NOBODY,
     Epoch,
     Segment,
@@ -27,11 +28,8 @@ Sample = tuple[int, int]
 @st.composite
 def worlds(draw: st.DrawFn, shards: int, unseen: bool = False) -> World:
     instances = draw(st.integers(1, 4))
-    owner = draw(
-        st.lists(
-            st.integers(NOBODY if unseen else 0, instances - 1), min_size=shards, max_size=shards
-        )
-    )
+    owners = [EVERYBODY, *range(instances)] + [NOBODY] * unseen
+    owner = draw(st.lists(st.sampled_from(owners), min_size=shards, max_size=shards))
     return World(
         np.array(owner, np.int16),
         instances,
