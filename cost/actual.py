@@ -13,7 +13,8 @@ from statistics import median
 from typing import Any
 
 from sm_train.cost.assumptions import Observed
-from sm_train.cost.estimate import Estimate, money
+from sm_train.cost.document import usd
+from sm_train.cost.estimate import SECONDS_PER_HOUR, Estimate, money, total, total_money
 from sm_train.cost.instances import instance_type
 from sm_train.cost.prices import Price
 from sm_train.cost.throughput import Measurement
@@ -47,7 +48,7 @@ class Job:
     @property
     def gpu_hours(self) -> float:
         gpus = instance_type(self.instance_type).accelerators * self.instances
-        return (self.billable_seconds or 0.0) * gpus / 3600
+        return (self.billable_seconds or 0.0) * gpus / SECONDS_PER_HOUR
 
     @property
     def waterfall(self) -> dict[str, Decimal | None]:
@@ -91,16 +92,16 @@ def as_document(
         for name in stages
     ]
     group = _group(jobs)
-    left = _sum([_usd(one.cost) for one in remaining.values()])
+    left = total([usd(one.cost) for one in remaining.values()])
     return {
         "jobs": [_job(job) for job in jobs],
         "stages": by_stage,
         "total": group
         | {
             "remaining_usd": left,
-            "projected_usd": _sum([group["billed_usd"], left]),
-            "estimate_usd": _sum([stage["estimate_usd"] for stage in by_stage]),
-            "difference_usd": _sum([stage["difference_usd"] for stage in by_stage]),
+            "projected_usd": total([group["billed_usd"], left]),
+            "estimate_usd": total([stage["estimate_usd"] for stage in by_stage]),
+            "difference_usd": total([stage["difference_usd"] for stage in by_stage]),
         },
     }
 
@@ -113,10 +114,10 @@ def _job(job: Job) -> dict[str, Any]:
         "instance_type": job.instance_type,
         "instances": job.instances,
         "billable_seconds": job.billable_seconds,
-        "price_per_instance_hour_usd": _usd(job.price.usd_per_instance_hour),
+        "price_per_instance_hour_usd": usd(job.price.usd_per_instance_hour),
         "price_source": job.price.source,
-        "billed_usd": _usd(job.billed),
-        "waterfall_usd": {name: _usd(part) for name, part in job.waterfall.items()},
+        "billed_usd": usd(job.billed),
+        "waterfall_usd": {name: usd(part) for name, part in job.waterfall.items()},
         "iterations": job.timeline and job.timeline.last_step - job.timeline.first_step,
         "iterations_per_second": job.timeline and job.timeline.iterations_per_second,
         "restarts": job.timeline and job.timeline.restarts,
@@ -127,33 +128,33 @@ def _stage(
     name: str, jobs: Sequence[Job], expected: Estimate | None, remaining: Estimate | None
 ) -> dict[str, Any]:
     group = _group(jobs)
-    estimate = None if expected is None else _usd(expected.cost)
+    estimate = None if expected is None else usd(expected.cost)
     billed = group["billed_usd"]
     reached = [job.timeline.last_step for job in jobs if job.timeline]
     return {
         "name": name,
         **group,
         "iterations_reached": max(reached, default=None),
-        "remaining_usd": _usd(remaining.cost) if remaining else 0.0,
+        "remaining_usd": usd(remaining.cost) if remaining else 0.0,
         "estimate_usd": estimate,
-        "estimate_low_usd": None if expected is None else _usd(expected.low),
-        "estimate_high_usd": None if expected is None else _usd(expected.high),
+        "estimate_low_usd": None if expected is None else usd(expected.low),
+        "estimate_high_usd": None if expected is None else usd(expected.high),
         "difference_usd": None if estimate is None or billed is None else billed - estimate,
     }
 
 
 def _group(jobs: Sequence[Job]) -> dict[str, Any]:
-    billed = _sum_money([job.billed for job in jobs])
+    billed = total_money([job.billed for job in jobs])
     waterfall = {
-        part: _sum_money([job.waterfall[part] for job in jobs]) for part in (*PARTS, "useful")
+        part: total_money([job.waterfall[part] for job in jobs]) for part in (*PARTS, "useful")
     }
     images = images_trained(jobs)
     useful = waterfall["useful"]
     return {
-        "billable_seconds": _sum([job.billable_seconds for job in jobs]),
-        "billed_usd": _usd(billed),
+        "billable_seconds": total([job.billable_seconds for job in jobs]),
+        "billed_usd": usd(billed),
         "billed_at_least_usd": float(sum((job.billed or Decimal(0) for job in jobs), Decimal(0))),
-        "waterfall_usd": {part: _usd(amount) for part, amount in waterfall.items()},
+        "waterfall_usd": {part: usd(amount) for part, amount in waterfall.items()},
         "goodput": None if useful is None or not billed else float(useful / billed),
         "images": images,
         "per_million_images_usd": None
@@ -164,7 +165,7 @@ def _group(jobs: Sequence[Job]) -> dict[str, Any]:
 
 def images_trained(jobs: Sequence[Job]) -> int | None:
     """Images behind the weights: repeats of lost work count once. None where it is not known."""
-    total = 0
+    images = 0
     for stage in dict.fromkeys(job.stage for job in jobs):
         lines = [job.timeline for job in jobs if job.stage == stage and job.billable_seconds != 0]
         known = [line for line in lines if line and line.effective_batch_size]
@@ -173,10 +174,10 @@ def images_trained(jobs: Sequence[Job]) -> int | None:
         if not known:
             continue
         reached = max(line.last_step for line in known)
-        total += (reached - min(line.first_step for line in known)) * (
+        images += (reached - min(line.first_step for line in known)) * (
             known[-1].effective_batch_size or 0
         )
-    return total
+    return images
 
 
 def observed(jobs: Sequence[Job]) -> Observed:
@@ -217,17 +218,3 @@ def measurements(jobs: Sequence[Job]) -> list[Measurement]:
 def _median(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return median(known) if known else None
-
-
-def _sum(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
-
-
-def _sum_money(values: Sequence[Decimal | None]) -> Decimal | None:
-    known = [value for value in values if value is not None]
-    return sum(known, Decimal(0)) if len(known) == len(values) else None
-
-
-def _usd(amount: Decimal | None) -> float | None:
-    return None if amount is None else float(amount)

@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 from sm_train.cost.assumptions import Assumptions
-from sm_train.cost.estimate import Purchase, estimate, stage_cost, stage_price, total_money
+from sm_train.cost.estimate import Purchase, estimate, hourly_price, stage_cost, total_money
 from sm_train.cost.instances import InstanceType, instance_types
 from sm_train.cost.prices import ON_DEMAND, SAVINGS_PLANS, Price, PriceTable
 from sm_train.cost.speed import Speed
@@ -146,8 +146,7 @@ def _ways(machine: InstanceType, question: Question) -> Iterator[tuple[Purchase,
         *(("on-demand", kind) for kind in SAVINGS_PLANS),
     ):
         purchase = Purchase(question.region, capacity, kind)
-        stage = replace(question.stages[0], instance_type=machine.name, speed=None)
-        price = stage_price(stage, purchase, question.prices)
+        price = hourly_price(machine.name, purchase, question.prices)
         if kind == ON_DEMAND or price.usd_per_instance_hour is not None:
             yield purchase, price
 

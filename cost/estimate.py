@@ -148,19 +148,19 @@ def estimate(
     """
     assumed, table = assumed or Assumptions(), prices or shipped_prices()
     priced = [
-        price_stage(stage, stage_price(stage, purchase, table), purchase, assumed)
+        price_stage(stage, hourly_price(stage.instance_type, purchase, table), purchase, assumed)
         for stage in stages
     ]
     return _with_ranges(priced, purchase, assumed)
 
 
-def stage_price(stage: Stage, purchase: Purchase, table: PriceTable) -> Price:
-    """The instance-hour of ``stage``, bought as ``purchase``."""
+def hourly_price(instance_type: str, purchase: Purchase, table: PriceTable) -> Price:
+    """The instance-hour of ``instance_type``, bought as ``purchase``."""
     if purchase.capacity == "training-plan":
         source = "training plan: prepaid, so running costs nothing more"
-        return Price(stage.instance_type, purchase.region, Decimal(0), "inferred", source, None)
+        return Price(instance_type, purchase.region, Decimal(0), "inferred", source, None)
     kind = SPOT if purchase.capacity == "spot" else purchase.kind
-    return table.price(stage.instance_type, purchase.region, kind)
+    return table.price(instance_type, purchase.region, kind)
 
 
 def failure_rate(stage: Stage, purchase: Purchase, assumed: Assumptions) -> float:
@@ -171,9 +171,19 @@ def failure_rate(stage: Stage, purchase: Purchase, assumed: Assumptions) -> floa
     return rate
 
 
+def failures_per_second(stage: Stage, purchase: Purchase, assumed: Assumptions) -> float:
+    """Interruptions per second of the whole cluster."""
+    return failure_rate(stage, purchase, assumed) * stage.world_size / SECONDS_PER_HOUR
+
+
 def checkpoint_iterations(stage: Stage, assumed: Assumptions) -> float:
     """Iterations between checkpoints; a failure never loses more than the whole stage."""
     return min(stage.checkpoint_every or assumed.checkpoint_every, stage.iterations)
+
+
+def interval_seconds(stage: Stage, assumed: Assumptions, training: float) -> float:
+    """Between two checkpoints, of ``training`` seconds for all iterations."""
+    return training * checkpoint_iterations(stage, assumed) / stage.iterations
 
 
 def price_stage(
@@ -219,9 +229,11 @@ def stage_seconds(
         rate = failure_rate(stage, purchase, assumed)
         running = training + checkpoints + assumed.evaluation_seconds
         failures = expected_failures(rate, stage.world_size, running)
-        interval = training * every / stage.iterations
-        per_second = rate * stage.world_size / SECONDS_PER_HOUR
-        restarts = failures * lost_per_failure(assumed.restart_seconds, interval, per_second)
+        restarts = failures * lost_per_failure(
+            assumed.restart_seconds,
+            interval_seconds(stage, assumed, training),
+            failures_per_second(stage, purchase, assumed),
+        )
     seconds = Seconds(
         training=training,
         start_up=assumed.start_up_seconds,
@@ -257,7 +269,7 @@ def checkpoint_interval(
     failures, blocking or a known speed.
     """
     stage, training = one.stage, one.seconds.training
-    rate = failure_rate(stage, purchase, assumed) * stage.world_size / SECONDS_PER_HOUR
+    rate = failures_per_second(stage, purchase, assumed)
     blocking = services.blocking_seconds(stage, assumed)
     if training is None or not rate or not blocking:
         return None
@@ -265,7 +277,7 @@ def checkpoint_interval(
     def waste(interval: float) -> float:
         return training * (blocking / interval + rate * interval / 2)
 
-    configured = training * checkpoint_iterations(stage, assumed) / stage.iterations
+    configured = interval_seconds(stage, assumed, training)
     best = min(daly_interval(blocking, 1 / rate), training)
     extra = max(0.0, waste(configured) - waste(best))
     return CheckpointInterval(
@@ -286,8 +298,11 @@ def _with_ranges(priced: list[StageEstimate], purchase: Purchase, assumed: Assum
     high = [_dollars_per_second(one, one.price.usd_per_instance_hour) for one, _ in pairs]
     low = [_dollars_per_second(one, one.price.least) for one, _ in pairs]
     found = ranges(known, low, high)
-    by_stage = dict(zip((id(one) for one, _ in pairs), found.stages, strict=True))
-    ranged = tuple(_ranged(one, by_stage.get(id(one))) for one in priced)
+    seconds = iter(found.stages)
+    ranged = tuple(
+        one if risk is None else _ranged(one, next(seconds))
+        for one, risk in zip(priced, risks, strict=True)
+    )
     if len(known) < len(priced) or any(one.cost is None for one in ranged):
         return Estimate(ranged, purchase, assumed, None, None, None)
     beside = sum((_beside(one) for one in ranged), Decimal(0))
@@ -305,8 +320,6 @@ def _risk(one: StageEstimate, purchase: Purchase, assumed: Assumptions) -> Risk 
     stage, speed, seconds = one.stage, one.stage.speed, one.seconds
     if speed is None or seconds.training is None:
         return None
-    rate = failure_rate(stage, purchase, assumed) * stage.world_size / SECONDS_PER_HOUR
-    every = checkpoint_iterations(stage, assumed)
     return Risk(
         training=seconds.training,
         slow_factor=speed.iterations_per_second / speed.low,
@@ -315,16 +328,14 @@ def _risk(one: StageEstimate, purchase: Purchase, assumed: Assumptions) -> Risk 
         fixed=seconds.checkpoints + seconds.evaluation,
         start_up=seconds.start_up,
         start_up_spread=assumed.start_up_spread,
-        failures_per_second=rate,
+        failures_per_second=failures_per_second(stage, purchase, assumed),
         failure_spread=assumed.failure_spread,
         restart=assumed.restart_seconds,
-        interval=seconds.training * every / stage.iterations,
+        interval=interval_seconds(stage, assumed, seconds.training),
     )
 
 
-def _ranged(one: StageEstimate, seconds: Range | None) -> StageEstimate:
-    if seconds is None:
-        return one
+def _ranged(one: StageEstimate, seconds: Range) -> StageEstimate:
     beside = _beside(one)
     low = money(seconds.low, one.stage.instances, one.price.least)
     high = money(seconds.high, one.stage.instances, one.price.usd_per_instance_hour)

@@ -11,9 +11,16 @@ from sm_train.cost.estimate import (
     StageEstimate,
     checkpoint_iterations,
     failure_rate,
+    interval_seconds,
     total,
 )
-from sm_train.cost.services import blocking_seconds, checkpoint_bytes, service_prices
+from sm_train.cost.services import (
+    SECONDS_PER_MONTH,
+    blocking_seconds,
+    checkpoint_bytes,
+    service_prices,
+)
+from sm_train.cost.uncertainty import DRAWS
 
 
 @dataclass(frozen=True)
@@ -36,17 +43,13 @@ def explain(priced: Estimate) -> list[Term]:
 
 def _stage_terms(one: StageEstimate, priced: Estimate) -> Iterator[Term]:
     stage = one.stage
-
-    def term(name: str, value: str, formula: str, figures: str, source: str) -> Term:
-        return Term(stage.name, name, value, formula, figures, source)
-
-    yield term(
-        "GPUs", f"{stage.world_size}", "instances × GPUs of an instance",
+    yield Term(
+        stage.name, "GPUs", f"{stage.world_size}", "instances × GPUs of an instance",
         f"{stage.instances} × {stage.machine.accelerators}", stage.instance_type,
     )  # fmt: skip
     if stage.per_gpu_batch is not None:
-        yield term(
-            "batch", f"{stage.effective_batch_size:,} images",
+        yield Term(
+            stage.name, "batch", f"{stage.effective_batch_size:,} images",
             "batch per GPU × accumulation × GPUs",
             f"{stage.per_gpu_batch} × {stage.accumulation} × {stage.world_size}", "run file",
         )  # fmt: skip
@@ -110,7 +113,7 @@ def _seconds_terms(one: StageEstimate, priced: Estimate) -> Iterator[Term]:
         f"{rate:.3g} × {stage.world_size} × {running / 3600:,.1f}",
         assumed.source("failures_per_gpu_hour"),
     )  # fmt: skip
-    interval = seconds.training * every / stage.iterations
+    interval = interval_seconds(stage, assumed, seconds.training)
     yield Term(
         stage.name, "restarts", f"{seconds.restarts:,.1f} s",
         "failures × (restart_seconds + half a checkpoint interval), redone work failing again",
@@ -154,7 +157,7 @@ def _money_terms(one: StageEstimate, priced: Estimate) -> Iterator[Term]:
     if one.low is not None and one.high is not None:
         yield Term(
             stage.name, "range", f"${one.low:,.2f} to ${one.high:,.2f}",
-            "P10 and P90 of 2,000 seeded draws of speed, start-up and failures", "seed 0",
+            f"P10 and P90 of {DRAWS:,} seeded draws of speed, start-up and failures", "seed 0",
             "cost/uncertainty.py",
         )  # fmt: skip
 
@@ -167,7 +170,7 @@ def _service_terms(one: StageEstimate, priced: Estimate) -> Iterator[Term]:
             stage.name, "storage $", f"${one.breakdown['storage']:,.4f}",
             "checkpoints kept × GB × months × price",
             f"{stage.checkpoints_kept} × {size:,.2f} × "
-            f"{(one.seconds.billable or 0) / 2628000:.3g} × ${prices['s3_storage'].usd}",
+            f"{(one.seconds.billable or 0) / SECONDS_PER_MONTH:.3g} × ${prices['s3_storage'].usd}",
             prices["s3_storage"].source,
         )  # fmt: skip
     if one.breakdown.get("requests") is not None:

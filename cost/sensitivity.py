@@ -34,10 +34,10 @@ def sensitivities(priced: Estimate) -> list[Sensitivity]:
     return sorted(moves, key=lambda move: -abs(move.delta))
 
 
-def signed_dollars(amount: Decimal) -> str:
+def signed_dollars(amount: Decimal | float) -> str:
     """``+$4,210``; cents below 100."""
     sign = "+" if amount >= 0 else "−"
-    size = abs(amount)
+    size = abs(float(amount))
     return f"{sign}${size:,.0f}" if size >= 100 else f"{sign}${size:,.2f}"
 
 

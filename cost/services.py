@@ -18,7 +18,7 @@ BYTES_PER_PARAMETER = 16
 """A checkpoint in fp32: weights, both moments of AdamW, and the average of the weights."""
 
 _GB = 10**9
-_SECONDS_PER_MONTH = 365 * 86400 / 12
+SECONDS_PER_MONTH = 365 * 86400 / 12
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def checkpoint_storage(stage: Stage, billable_seconds: float) -> Decimal | None:
     size = checkpoint_bytes(stage)
     if size is None:
         return None
-    gb_months = stage.checkpoints_kept * size / _GB * billable_seconds / _SECONDS_PER_MONTH
+    gb_months = stage.checkpoints_kept * size / _GB * billable_seconds / SECONDS_PER_MONTH
     return Decimal(gb_months) * service_prices()["s3_storage"].usd
 
 

@@ -53,10 +53,9 @@ class Timeline:
 class _Account:
     """The books while events are read."""
 
-    begin: float
-    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
-    anchor: float = 0.0
+    anchor: float
     """When progress was last seen."""
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     step: int = 0
     blocked: float = 0.0
     """Checkpoints and evaluation since then."""
@@ -78,7 +77,7 @@ def timeline(
     """
     ordered = sorted(events, key=lambda event: event["time"])
     usual = _usual_seconds_per_step(ordered)
-    account = _Account(begin, anchor=begin)
+    account = _Account(begin)
     first_step: int | None = None
     start: Event = {}
     ended = False

@@ -7,8 +7,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sm_train.cost.actual import Job, as_document, measurements, observed
-from sm_train.cost.assumptions import learned
+from sm_train.cost.assumptions import Assumptions, learned
 from sm_train.cost.estimate import Estimate, estimate
+from sm_train.cost.stage import Stage
+from sm_train.cost.timeline import Timeline
 from sm_train.toolkit.aws import open_session
 from sm_train.toolkit.costing import Costing
 from sm_train.toolkit.errors import UserError
@@ -48,15 +50,9 @@ def _remaining(question: Costing, jobs: list[Job], history: History) -> dict[str
     names = {stage.name for stage in question.stages}
     found = {}
     for stage in stages_to_price(question.config, history.measured(), rescale_batch=True):
-        lines = [job.timeline for job in jobs if job.stage == stage.name and job.timeline]
-        left = stage.iterations - max((line.last_step for line in lines), default=0)
+        left = stage.iterations - max((line.last_step for line in _lines(jobs, stage)), default=0)
         if left > 0 and stage.name in names:
-            found[stage.name] = estimate(
-                [replace(stage, iterations=left)],
-                question.purchase,
-                assumed=assumed,
-                prices=question.prices,
-            )
+            found[stage.name] = _estimate(question, stage, left, assumed)
     return found
 
 
@@ -64,14 +60,18 @@ def _expected(question: Costing, jobs: list[Job]) -> dict[str, Estimate]:
     """Each stage's estimate for the iterations that its jobs did."""
     found = {}
     for stage in question.stages:
-        lines = [job.timeline for job in jobs if job.stage == stage.name and job.timeline]
+        lines = _lines(jobs, stage)
         done = max((line.last_step for line in lines), default=0)
         done -= min((line.first_step for line in lines), default=0)
         if done > 0:
-            found[stage.name] = estimate(
-                [replace(stage, iterations=done)],
-                question.purchase,
-                assumed=question.assumed,
-                prices=question.prices,
-            )
+            found[stage.name] = _estimate(question, stage, done, question.assumed)
     return found
+
+
+def _lines(jobs: list[Job], stage: Stage) -> list[Timeline]:
+    return [job.timeline for job in jobs if job.stage == stage.name and job.timeline]
+
+
+def _estimate(question: Costing, stage: Stage, iterations: int, assumed: Assumptions) -> Estimate:
+    part = replace(stage, iterations=iterations)
+    return estimate([part], question.purchase, assumed=assumed, prices=question.prices)

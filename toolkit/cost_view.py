@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
+from sm_train.cost.sensitivity import signed_dollars
+from sm_train.cost.speed import FIRM
 from sm_train.toolkit.amounts import days, dollar_range, dollars, number, total_dollars
 from sm_train.toolkit.text_table import WIDTH, text_table
 
@@ -34,8 +36,7 @@ def show_cost(document: Document, region: str) -> None:
     )
     click.echo(click.style(header, bold=True))
     click.echo(click.style(total, bold=True))
-    for line in stages:
-        click.echo(line)
+    _print(stages)
     click.echo()
     for sentence in dict.fromkeys(_price(stage, region) for stage in document["stages"]):
         _echo(sentence)
@@ -66,8 +67,7 @@ def show_comparison(document: Document) -> None:
     total = document["total"]
     first = ("total", "", dollars(total["before_usd"]), dollars(total["after_usd"]),
              signed(total["difference_usd"]))  # fmt: skip
-    for line in text_table(("stage", "", "before", "after", "difference"), [first, *rows], left=2):
-        click.echo(line)
+    _print(text_table(("stage", "", "before", "after", "difference"), [first, *rows], left=2))
     for stage in document["stages"]:
         for field in stage["fields"]:
             _echo(f"{stage['name']}: {field['field']}: {field['before']} → {field['after']}", "  ")
@@ -81,13 +81,9 @@ def show_actual(document: Document) -> None:
         *(_actual_row(one["name"], one) for one in document["stages"]),
     ]
     header = ("stage", "billed", "estimate", "difference", "goodput", "images", "$/M images")
-    for line in text_table(header, rows, left=1):
-        click.echo(line)
+    _print(text_table(header, rows, left=1))
     click.echo()
-    for line in text_table(
-        ("where the dollars went", "$", "share"), list(_waterfall(total)), left=1
-    ):
-        click.echo(line)
+    _print(text_table(("where the dollars went", "$", "share"), list(_waterfall(total)), left=1))
     if total["remaining_usd"]:
         _echo(
             f"still to come: {dollars(total['remaining_usd'])} at the speed measured so far; "
@@ -117,8 +113,7 @@ def show_alternatives(rows: Sequence[Document], left_out: int, question: str) ->
         for row in rows
     ]
     header = ("", "cluster", "bought", "days", "cost", "P10 to P90", "memory", "it/s by")
-    for line in text_table(header, table, left=3):
-        click.echo(line)
+    _print(text_table(header, table, left=3))
     click.echo()
     _echo(question)
     if left_out:
@@ -144,7 +139,7 @@ def signed(amount: float | None) -> str:
     """A difference in dollars with its sign."""
     if amount is None:
         return "unknown"
-    return ("+" if amount >= 0 else "−") + dollars(abs(amount))
+    return signed_dollars(amount)
 
 
 def _total_row(total: Document) -> tuple[str, ...]:
@@ -155,7 +150,7 @@ def _total_row(total: Document) -> tuple[str, ...]:
 
 def _stage_row(stage: Document) -> tuple[str, ...]:
     price = stage["price_per_instance_hour_usd"]
-    firm = stage["throughput_basis"] in ("stated", "measured")
+    firm = stage["throughput_basis"] in FIRM
     return (
         stage["name"],
         f"{stage['instances']} × {stage['instance_type']}",
@@ -204,6 +199,11 @@ def _list(title: str, sentences: Sequence[str]) -> None:
         click.echo(click.style(title, bold=True))
     for sentence in sentences:
         _echo(f"- {sentence}", "  ")
+
+
+def _print(lines: Iterable[str]) -> None:
+    for line in lines:
+        click.echo(line)
 
 
 def _echo(text: str, indent: str = "") -> None:

@@ -64,9 +64,8 @@ class Costing:
     def estimate(self) -> Estimate:
         return estimate(self.stages, self.purchase, assumed=self.assumed, prices=self.prices)
 
-    def document(self) -> dict[str, Any]:
-        """The document of ``cost --json``, with what is to be warned of."""
-        priced = self.estimate()
+    def document(self, priced: Estimate) -> dict[str, Any]:
+        """The document of ``cost --json`` of this estimate, with what is to be warned of."""
         document = as_document(priced)
         document["assumptions"] = [*self.notes, *document["assumptions"]]
         document["warnings"] = self.warnings(priced)

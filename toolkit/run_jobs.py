@@ -8,9 +8,8 @@ from datetime import datetime
 from typing import Any
 
 from sm_train.cost.actual import Job
-from sm_train.cost.estimate import Purchase, stage_price
+from sm_train.cost.estimate import Purchase, hourly_price
 from sm_train.cost.prices import PriceTable
-from sm_train.cost.stage import Stage
 from sm_train.cost.timeline import Timeline, timeline
 from sm_train.estimators.run_config import RunConfig
 from sm_train.toolkit.aws import refusals_in_words
@@ -78,7 +77,7 @@ def read_jobs(
                 instance_type=resources["InstanceType"],
                 instances=resources["InstanceCount"],
                 billable_seconds=_billable(one, now),
-                price=stage_price(_any_stage(resources), purchase, prices),
+                price=hourly_price(resources["InstanceType"], purchase, prices),
                 timeline=line,
             )
         )
@@ -106,18 +105,6 @@ def _capacity(one: Description) -> str:
     (SageMaker developer guide), so they cost what on-demand ones do.
     """
     return "training-plan" if one["ResourceConfig"].get("TrainingPlanArn") else "on-demand"
-
-
-def _any_stage(resources: dict[str, Any]) -> Stage:
-    return Stage(
-        name="job",
-        resolution=None,
-        instance_type=resources["InstanceType"],
-        instances=resources["InstanceCount"],
-        per_gpu_batch=None,
-        accumulation=1,
-        iterations=1,
-    )
 
 
 def _billable(one: Description, now: datetime) -> float:

@@ -30,30 +30,31 @@ def recall_run(path: Path) -> RunConfig:
     Raises:
         RunFileError: as :func:`~sm_train.estimators.run_file.load_run`.
     """
+    memory = None
     try:
         memory = _memory(path.read_bytes())
         values: Any = json.loads(memory.read_bytes(), object_hook=_namespace)
     except (OSError, ValueError):
-        return _load(path)
+        return _load(path, memory)
     return cast("RunConfig", values)
 
 
-def _load(path: Path) -> RunConfig:
+def _load(path: Path, memory: Path | None) -> RunConfig:
     from sm_train.estimators.run_file import load_run
 
     config = load_run(path)
-    # A folder that cannot be written costs the time alone.
-    with suppress(OSError):
-        memory = _memory(path.read_bytes())
-        memory.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(memory, config.model_dump_json().encode())
-        _forget(memory.parent)
+    if memory is not None:
+        # A folder that cannot be written costs the time alone.
+        with suppress(OSError):
+            memory.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(memory, config.model_dump_json().encode())
+            _forget(memory.parent)
     return config
 
 
 def _memory(content: bytes) -> Path:
     digest = hashlib.sha256(content)
-    code = sorted((estimators_folder()).glob("run_*.py"))
+    code = sorted(estimators_folder().glob("run_*.py"))
     for judge in (*code, entrypoints_folder() / "presets"):
         status = judge.stat()
         digest.update(f"{judge} {status.st_mtime_ns} {status.st_size}\n".encode())

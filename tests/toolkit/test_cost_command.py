@@ -364,3 +364,13 @@ def test_pricing_loads_nothing_heavy(
     )
     assert "Assumptions" in result.stdout
     assert not unwanted & set(result.stdout.split("LOADED ")[1].split())
+
+
+def test_a_broken_run_file_is_one_line_before_prices_are_asked_for(
+    cli: Cli, tmp_path: Path
+) -> None:
+    broken = tmp_path / "run.yaml"
+    broken.write_text("name: [")
+    found = cli("cost", str(broken), "--refresh")
+    assert found.returncode == 2
+    assert "run.yaml" in found.stderr and "Traceback" not in found.stderr

@@ -64,11 +64,11 @@ def command(options: dict[str, Any], /, **given: Any) -> int | None:
     given["region"] = given["region"] or options["region"]
     asked = _asked(given, options["profile"])
     _one_output(given)
-    if given["refresh"] or given["price_list"]:
-        _read_prices(asked, given)
-        if asked.run is None and asked.instance is None:
-            return None
     try:
+        if given["refresh"] or given["price_list"]:
+            _read_prices(asked, given)
+            if asked.run is None and asked.instance is None:
+                return None
         question = costing(asked)
         if given["actual"]:
             _show_actual(question, asked, given)
@@ -108,7 +108,8 @@ def _show_estimate(question: Costing, given: dict[str, Any]) -> None:
     from sm_train.toolkit import cost_view
     from sm_train.toolkit.output import write_json
 
-    document = question.document()
+    priced = question.estimate()
+    document = question.document(priced)
     if given["html"]:
         from sm_train.toolkit.cost_report import write_report
 
@@ -122,7 +123,7 @@ def _show_estimate(question: Costing, given: dict[str, Any]) -> None:
     elif given["explain"]:
         from sm_train.cost.explain import explain
 
-        cost_view.show_terms(explain(question.estimate()))
+        cost_view.show_terms(explain(priced))
     else:
         cost_view.show_cost(document, question.purchase.region)
 
@@ -136,7 +137,7 @@ def _show_comparison(question: Costing, asked: Asked, given: dict[str, Any]) -> 
     from sm_train.toolkit.output import write_json
 
     other = costing(replace(asked, run=given["compare"]))
-    before, after = question.document(), other.document()
+    before, after = (one.document(one.estimate()) for one in (question, other))
     difference = compare(before, after)
     if given["as_json"]:
         write_json({"before": before, "after": after, "difference": difference})
