@@ -373,4 +373,5 @@ def test_a_broken_run_file_is_one_line_before_prices_are_asked_for(
     broken.write_text("name: [")
     found = cli("cost", str(broken), "--refresh")
     assert found.returncode == 2
-    assert "run.yaml" in found.stderr and "Traceback" not in found.stderr
+    assert "run.yaml" in found.stderr
+    assert "Traceback" not in found.stderr
