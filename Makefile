@@ -33,7 +33,7 @@ $(VENV)/.installed: setup.cfg pyproject.toml Makefile
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'Python 3.11 or newer is needed; make PYTHON=python3.11')"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet $(TORCH)
-	$(BIN)/pip install --quiet -e ".[train,parquet,report,demo,dev]"
+	$(BIN)/pip install --quiet -e ".[train,report,demo,dev]"
 	touch $@
 
 clean:

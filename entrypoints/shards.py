@@ -36,7 +36,8 @@ class Shard:
 
     ``name`` is its path below the shards folder. Sample ``i`` is called ``keys[i]`` and its
     members, headers and padding fill the bytes ``offsets[i]`` to ``offsets[i + 1]``; the last
-    offset is where the end mark begins. ``sha256`` is of the whole file.
+    offset is where the end mark begins. ``sha256`` is of the whole file. ``widths`` and
+    ``heights`` are the images' in pixels, upright; both are empty where nobody looked.
     """
 
     name: str
@@ -44,6 +45,8 @@ class Shard:
     sha256: str
     keys: tuple[str, ...]
     offsets: tuple[int, ...]
+    widths: tuple[int, ...] = ()
+    heights: tuple[int, ...] = ()
 
     @property
     def samples(self) -> int:

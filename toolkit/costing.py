@@ -254,9 +254,13 @@ def _history(asked: Asked, config: RunConfig, region: str) -> History | None:
 def _local_samples(config: RunConfig, base: Path) -> int | None:
     if config.data.local is None:
         return None
-    from sm_train.entrypoints.shard_index import indexed_samples
+    from sm_train.entrypoints.shard_index import ShardIndex, index_of
+    from sm_train.entrypoints.shards import ShardError
 
-    return indexed_samples(base / config.data.local)
+    try:
+        return ShardIndex(index_of(base / config.data.local)).header.samples
+    except (OSError, ShardError):
+        return None
 
 
 def _short_epochs(stages: Sequence[Stage], samples: int | None) -> list[str]:

@@ -26,13 +26,12 @@ from pathlib import Path
 from sm_train.entrypoints.shard_index import (
     INDEX_NAME,
     SHARDS_FOLDER,
-    Index,
     Refused,
-    read_index,
+    ShardIndex,
     write_index,
 )
 from sm_train.entrypoints.shard_writer import Sample, ShardWriter, encode_sample, sample_key
-from sm_train.entrypoints.shards import ShardError
+from sm_train.entrypoints.shards import Shard, ShardError
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.packing_images import examine
 from sm_train.toolkit.packing_inputs import Input, Inputs, find_inputs
@@ -74,7 +73,7 @@ class Tally:
 class Packed:
     """A finished pack, written now or found done."""
 
-    index: Index
+    index: ShardIndex
     destination: Path
     was_there: bool
 
@@ -89,7 +88,7 @@ class Packed:
     @property
     def refused_by_reason(self) -> dict[str, int]:
         """Reason → count, the most frequent first."""
-        return dict(Counter(item.reason for item in self.index.refused).most_common())
+        return dict(Counter(item.reason for item in self.index.refused()).most_common())
 
 
 def parse_size(text: str) -> int:
@@ -129,20 +128,23 @@ def pack(job: PackJob, on_progress: Callable[[Tally], None]) -> Packed:
     if (done := _already_packed(job, inputs)) is not None:
         return Packed(done, job.destination, was_there=True)
     with signals_as_interrupt(), staging_folder(job.destination) as staging:
-        index = _fill(job, inputs, staging, on_progress)
-        if not index.samples:
-            raise UserError(_all_refused(job.source, index.refused))
-        write_index(staging / INDEX_NAME, index)
+        shards, refused = _fill(job, inputs, staging, on_progress)
+        if not shards:
+            raise UserError(_all_refused(job.source, refused))
+        write_index(
+            staging / INDEX_NAME, shards, refused,
+            target_bytes=job.shard_bytes, inputs=inputs.fingerprint,
+        )  # fmt: skip
         # The index's time says up to when changes to the inputs are in it.
         os.utime(staging / INDEX_NAME, ns=(started, started))
         publish(staging, job.destination)
-    return Packed(index, job.destination, was_there=False)
+    return Packed(ShardIndex(job.destination / INDEX_NAME), job.destination, was_there=False)
 
 
 def _fill(
     job: PackJob, inputs: Inputs, staging: Path, on_progress: Callable[[Tally], None]
-) -> Index:
-    """Write the shards into ``staging`` and return their index."""
+) -> tuple[list[Shard], list[Refused]]:
+    """Write the shards into ``staging``; returns them and what was left out."""
     refused = list(inputs.refused)
     total = len(inputs.images) + len(refused)
     accepted = written = 0
@@ -163,10 +165,10 @@ def _fill(
                 written += len(encoded)
             on_progress(Tally(accepted + len(refused), total, written, len(refused)))
     refused.sort(key=lambda item: (item.source, item.reason, item.detail))
-    return Index(tuple(writer.shards), tuple(refused), job.shard_bytes, inputs.fingerprint)
+    return writer.shards, refused
 
 
-def _all_refused(source: Path, refused: tuple[Refused, ...]) -> str:
+def _all_refused(source: Path, refused: list[Refused]) -> str:
     counts = Counter(item.reason for item in refused).most_common()
     reasons = ", ".join(f"{reason} {count}" for reason, count in counts)
     return f"{source}: nothing to pack, all {len(refused)} inputs are refused: {reasons}"
@@ -226,7 +228,7 @@ def _end_with_parent() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def _already_packed(job: PackJob, inputs: Inputs) -> Index | None:
+def _already_packed(job: PackJob, inputs: Inputs) -> ShardIndex | None:
     """The index of a finished pack of these very inputs; None where nothing was packed.
 
     Raises:
@@ -239,15 +241,15 @@ def _already_packed(job: PackJob, inputs: Inputs) -> Index | None:
             return None
         raise UserError(f"{shards}: exists, without an index beside it; {mend}")
     try:
-        index = read_index(path)
+        index = ShardIndex(path)
     except ShardError as error:
         raise UserError(f"{error}; {mend}") from None
-    if (index.inputs, index.target_bytes) != (inputs.fingerprint, job.shard_bytes):
+    if (index.header.inputs, index.header.target_bytes) != (inputs.fingerprint, job.shard_bytes):
         raise UserError(f"{job.destination}: holds a pack of other inputs or options; {mend}")
     if inputs.newest_ns > path.stat().st_mtime_ns:
         raise UserError(f"{job.destination}: {job.source} has changed since it was packed; {mend}")
-    for shard in index.shards:
-        file = shards / shard.name
-        if not file.is_file() or file.stat().st_size != shard.bytes:
+    for name, size in zip(index.names, index.bytes, strict=True):
+        file = shards / name
+        if not file.is_file() or file.stat().st_size != size:
             raise UserError(f"{file}: is not as {INDEX_NAME} says; {mend}")
     return index

@@ -204,12 +204,8 @@ def _read_jsonl(table: Path, columns: tuple[str, str]) -> list[Row]:
 
 
 def _read_parquet(table: Path, columns: tuple[str, str]) -> list[Row]:
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError:
-        raise UserError(
-            f"{table}: reading parquet needs pyarrow: pip install 'sm-train[parquet]'"
-        ) from None
+    from pyarrow import ArrowException, parquet
+
     try:
         with parquet.ParquetFile(table) as file:
             _require_columns(table, columns, file.schema_arrow.names)

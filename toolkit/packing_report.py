@@ -57,7 +57,7 @@ def summarize(packed: Packed) -> None:
     """Say on standard error what was packed, what was refused, and what to do better."""
     for line in summary(packed):
         # Paths may hold anything, so nothing in them is markup.
-        people().print(line, markup=False)
+        people().print(line, markup=False, soft_wrap=True)
 
 
 def summary(packed: Packed) -> list[str]:
@@ -65,15 +65,15 @@ def summary(packed: Packed) -> list[str]:
     index = packed.index
     verb = "already packed" if packed.was_there else "packed"
     lines = [
-        f"{verb} {_count(index.samples, 'sample')} into {_count(len(index.shards), 'shard')} "
-        f"({index.bytes / 1e6:,.1f} MB) in {packed.shards_path}"
+        f"{verb} {_count(index.header.samples, 'sample')} into {_count(len(index), 'shard')} "
+        f"({index.header.bytes / 1e6:,.1f} MB) in {packed.shards_path}"
     ]
     for reason, count in packed.refused_by_reason.items():
-        sources = [item.source for item in index.refused if item.reason == reason]
+        sources = [item.source for item in index.refused() if item.reason == reason]
         more = f", … all in {packed.index_path}" if count > _NAMED else ""
         lines.append(f"refused {count:,}: {reason}: {', '.join(sources[:_NAMED])}{more}")
-    largest = max(shard.bytes for shard in index.shards)
-    if len(index.shards) > 1 and largest < FASTFILE_BYTES:
+    largest = int(index.bytes.max())
+    if len(index) > 1 and largest < FASTFILE_BYTES:
         lines.append(
             f"note: shards of {largest / 1e6:,.1f} MB; FastFile reads few large ones better, "
             "150 MB and more"
@@ -84,9 +84,9 @@ def summary(packed: Packed) -> list[str]:
 def document(packed: Packed) -> dict[str, Any]:
     """The shape of ``pack --json``."""
     return {
-        "shards": len(packed.index.shards),
-        "samples": packed.index.samples,
-        "bytes": packed.index.bytes,
+        "shards": len(packed.index),
+        "samples": packed.index.header.samples,
+        "bytes": packed.index.header.bytes,
         "refused": packed.refused_by_reason,
         "index": str(packed.index_path),
         "shards_path": str(packed.shards_path),

@@ -17,13 +17,6 @@ import pytest
 import webdataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sm_train.entrypoints.shard_index import (
-    Index,
-    Refused,
-    index_shards,
-    read_index,
-    write_index,
-)
 from sm_train.entrypoints.shard_writer import Sample, ShardWriter, encode_sample, sample_key
 from sm_train.entrypoints.shards import END_MARK, Shard, ShardError, scan_shard, verify_shard
 
@@ -230,69 +223,11 @@ def test_a_text_file_is_no_shard(tmp_path: Path) -> None:
         verify_shard(path)
 
 
-def test_an_index_reads_as_it_was_written(tmp_path: Path) -> None:
-    refused = (Refused("bad \udcff.jpg", "image-corrupt", "truncated"), Refused("ü", "x", "y"))
-    shards = write(tmp_path, [sample(bytes(500)) for _ in range(9)], 8000)
-    index = Index(shards, refused, target_bytes=8000, inputs=DIGEST)
-    path = tmp_path / "index.jsonl"
-    write_index(path, index)
-    assert read_index(path) == index
-    assert read_index(path).samples == 9
-    before = path.read_bytes()
-    write_index(path, read_index(path))
-    assert path.read_bytes() == before
-
-
-def test_an_index_of_the_future_is_one_line(tmp_path: Path) -> None:
-    path = tmp_path / "index.jsonl"
-    path.write_text('{"format": "sm-train-index", "version": 7}\n')
-    with pytest.raises(ShardError) as error:
-        read_index(path)
-    assert str(error.value) == f"{path}: index version 7; this sm-train reads 1"
-
-
-@pytest.mark.parametrize("content", [b"", b"not json", b"[1]\n", b'{"format": "other"}', b"\xff\0"])
-def test_another_file_is_no_index(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "index.jsonl"
-    path.write_bytes(content)
-    with pytest.raises(ShardError, match=r"index\.jsonl: not a shard index"):
-        read_index(path)
-
-
-def test_an_index_cut_anywhere_is_known(tmp_path: Path) -> None:
-    shards = write(tmp_path, [sample(bytes(500)) for _ in range(4)], 5000)
-    path = tmp_path / "index.jsonl"
-    write_index(path, Index(shards, (Refused("a", "b", "c"),)))
-    content = path.read_bytes()
-    for length in range(len(content) - 1):  # the last line end alone may be missing
-        path.write_bytes(content[:length])
-        with pytest.raises(ShardError, match=r"index\.jsonl"):
-            read_index(path)
-
-
-def test_a_tree_without_an_index_gets_one(tmp_path: Path) -> None:
-    for name in ("b", "a"):
-        (tmp_path / name).mkdir()
-        write(tmp_path / name, [sample(name.encode())])
-    index = index_shards(tmp_path)
-    assert [shard.name for shard in index.shards] == [
-        "a/shard-000000.tar",
-        "b/shard-000000.tar",
-    ]
-    for shard in index.shards:
-        verify_shard(tmp_path / shard.name, shard)
-
-
-def test_a_tree_without_shards_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ShardError, match="no tar files"):
-        index_shards(tmp_path)
-
-
 def test_the_format_needs_the_standard_library_alone() -> None:
     program = (
         "import sys\n"
         "before = set(sys.modules)\n"
-        "import sm_train.entrypoints.shard_index, sm_train.entrypoints.shard_writer\n"
+        "import sm_train.entrypoints.shard_writer\n"
         "new = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
         "print(sorted(new - sys.stdlib_module_names - {'sm_train'}))\n"
     )

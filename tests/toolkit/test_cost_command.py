@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from sm_train.entrypoints.events import FIELDS, format_event
+from sm_train.entrypoints.shard_index import write_index
+from sm_train.entrypoints.shards import Shard
 
 from tests.conftest import Cli
 from tests.estimators.runs import stage
@@ -164,8 +166,8 @@ def test_less_than_an_epoch_is_warned_of(cli: Cli, tmp_path: Path) -> None:
     assert not any("epoch" in line for line in enough["warnings"])
     # The index of a local copy knows, too.
     (tmp_path / "shards").mkdir()
-    header = {"format": "sm-train-index", "version": 1, "samples": 2_048_000}
-    (tmp_path / "index.jsonl").write_text(json.dumps(header) + "\n")
+    shards = (Shard(str(n), 1, "00" * 32, ("k",) * 2048, tuple(range(2049))) for n in range(1000))
+    write_index(tmp_path / "index.parquet", shards)
     local = write_run(tmp_path, data={"uri": "s3://b-1/shards/", "local": "shards"})
     indexed = json.loads(cli("cost", local, "--json").stdout)
     assert any("25% of the 2,048,000" in line for line in indexed["warnings"])

@@ -15,7 +15,7 @@ import pytest
 import webdataset
 from hypothesis import given
 from hypothesis import strategies as st
-from sm_train.entrypoints.shard_index import Index, read_index
+from sm_train.entrypoints.shard_index import ShardIndex, write_index
 from sm_train.entrypoints.shards import Shard, verify_shard
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.packing import Packed, PackJob, Tally, pack, parse_size
@@ -36,22 +36,20 @@ def test_a_folder_becomes_shards_and_an_index_beside_them(cli: Cli, tmp_path: Pa
     run = cli("pack", "in", "out", "--shard-size", "6KB", "--json")
     assert run.returncode == 0
     result = json.loads(run.stdout)
-    index = read_index(tmp_path / "out" / "index.jsonl")
+    index = ShardIndex(tmp_path / "out" / "index.parquet")
     assert result == {
-        "shards": len(index.shards),
+        "shards": len(index),
         "samples": 7,
         "bytes": sum(path.stat().st_size for path in (tmp_path / "out/shards").iterdir()),
         "refused": {},
-        "index": "out/index.jsonl",
+        "index": "out/index.parquet",
         "shards_path": "out/shards",
     }
-    assert len(index.shards) > 1
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["index.jsonl", "shards"]
-    assert [path.name for path in sorted((tmp_path / "out/shards").iterdir())] == [
-        shard.name for shard in index.shards
-    ]
-    for shard in index.shards:
-        verify_shard(tmp_path / "out/shards" / shard.name, shard)
+    assert len(index) > 1
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["index.parquet", "shards"]
+    assert [path.name for path in sorted((tmp_path / "out/shards").iterdir())] == [*index.names]
+    for number, name in enumerate(index.names):
+        verify_shard(tmp_path / "out/shards" / name, index.shard(number))
 
 
 def test_images_keep_their_bytes_and_are_numbered_by_path(cli: Cli, tmp_path: Path) -> None:
@@ -208,7 +206,7 @@ def test_other_files_in_the_destination_stay(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "out/notes.md").write_text("mine")
     assert cli("pack", "in", "out").returncode == 0
     assert sorted(tree(tmp_path / "out")) == [
-        "index.jsonl", "notes.md", "shards", "shards/shard-000000.tar",
+        "index.parquet", "notes.md", "shards", "shards/shard-000000.tar",
     ]  # fmt: skip
 
 
@@ -289,9 +287,12 @@ def test_nothing_but_lines_without_a_terminal(cli: Cli, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sizes", "advised"), [([9e6] * 2, True), ([2e8, 9e6], False), ([9e6], False)]
 )
-def test_small_shards_are_remarked_on(sizes: list[float], advised: bool) -> None:
-    shards = tuple(Shard(f"{n}.tar", int(size), "", ("0",), (0, 1)) for n, size in enumerate(sizes))
-    packed = Packed(Index(shards), Path("out"), was_there=False)
+def test_small_shards_are_remarked_on(tmp_path: Path, sizes: list[float], advised: bool) -> None:
+    shards = [
+        Shard(f"{n}.tar", int(size), "00" * 32, ("0",), (0, 1)) for n, size in enumerate(sizes)
+    ]
+    write_index(tmp_path / "index.parquet", shards)
+    packed = Packed(ShardIndex(tmp_path / "index.parquet"), Path("out"), was_there=False)
     assert ("FastFile" in "\n".join(summary(packed))) is advised
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import webdataset
-from sm_train.entrypoints.shard_index import read_index
+from sm_train.entrypoints.shard_index import ShardIndex
 from sm_train.toolkit.packing_images import MAX_BYTES
 
 from tests.conftest import Cli
@@ -122,7 +122,7 @@ def test_a_bad_input_is_left_out_listed_and_named(
     assert run.returncode == 0
     assert json.loads(run.stdout)["refused"] == {reason: 1}
     assert json.loads(run.stdout)["samples"] == 2
-    [refused] = read_index(tmp_path / "out/index.jsonl").refused
+    [refused] = ShardIndex(tmp_path / "out/index.parquet").refused()
     assert (refused.source[:4], refused.reason) == ("bad.", reason)
     assert refused.detail
     assert " at 0x" not in refused.detail  # an address would differ from run to run
@@ -148,7 +148,7 @@ def test_what_is_no_picture_of_ours_is_said_so(
     album(tmp_path / "in", 1)
     make(tmp_path / "in")
     assert cli("pack", "in", "out").returncode == 0
-    [refused] = read_index(tmp_path / "out/index.jsonl").refused
+    [refused] = ShardIndex(tmp_path / "out/index.parquet").refused()
     assert refused.detail == "not a JPEG, PNG or WebP"
 
 
@@ -159,10 +159,10 @@ def test_only_the_first_few_refused_are_named(cli: Cli, tmp_path: Path) -> None:
     run = cli("pack", "in", "out")
     assert (
         "refused 1,000: image-empty: empty-0000.jpg, empty-0001.jpg, empty-0002.jpg, "
-        "… all in out/index.jsonl\n"
+        "… all in out/index.parquet\n"
     ) in run.stderr
     assert run.stderr.count("\n") == 2
-    assert len(read_index(tmp_path / "out/index.jsonl").refused) == 1000
+    assert ShardIndex(tmp_path / "out/index.parquet").header.refused == 1000
 
 
 def test_nothing_accepted_is_an_error_and_leaves_nothing(cli: Cli, tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_the_source_may_be_the_table(cli: Cli, tmp_path: Path, kind: str) -> Non
     assert json.loads(run.stdout)["refused"] == {
         "image-missing": 4, "outside-source": 2, "caption-empty": 1, "image-unreadable": 1,
     }  # fmt: skip
-    listed = [refused.source for refused in read_index(tmp_path / "out/index.jsonl").refused]
+    listed = [refused.source for refused in ShardIndex(tmp_path / "out/index.parquet").refused()]
     assert listed == sorted(listed)
 
 
@@ -364,13 +364,3 @@ def test_captions_that_are_missing_are_one_line(cli: Cli, tmp_path: Path) -> Non
     album(tmp_path / "in", 1)
     run = cli("pack", "in", "out", "--captions", "gone.csv")
     assert (run.returncode, run.stderr) == (2, "sm-train: gone.csv: no such table\n")
-
-
-def test_parquet_without_pyarrow_names_the_extra(cli: Cli, tmp_path: Path) -> None:
-    table(tmp_path / "list.parquet", [{"image": "a.jpg", "caption": "x"}])
-    (tmp_path / "path/pyarrow").mkdir(parents=True)
-    (tmp_path / "path/pyarrow/__init__.py").write_text("raise ImportError('not installed')")
-    run = cli("pack", "list.parquet", "out", env={"PYTHONPATH": str(tmp_path / "path")})
-    assert run.returncode == 2
-    assert "pip install 'sm-train[parquet]'" in run.stderr
-    assert run.stderr.count("\n") == 1

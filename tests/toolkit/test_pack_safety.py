@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from sm_train.entrypoints.shard_index import read_index
+from sm_train.entrypoints.shard_index import ShardIndex
 from sm_train.entrypoints.shards import verify_shard
 from sm_train.toolkit.packing import AHEAD, examined
 from sm_train.toolkit.packing_inputs import Input, find_inputs
@@ -170,7 +170,7 @@ def test_kill_9_shows_no_shard_and_the_next_run_clears_up(cli: Cli, tmp_path: Pa
     album(tmp_path / "small", 4)
     assert cli("pack", "small", "out").returncode == 0
     assert sorted(tree(tmp_path / "out")) == [
-        "index.jsonl", "shards", "shards/shard-000000.tar",
+        "index.parquet", "shards", "shards/shard-000000.tar",
     ]  # fmt: skip
 
 
@@ -322,6 +322,6 @@ def test_memory_does_not_grow_with_the_shard(tmp_path: Path) -> None:
         check=False,
     )
     assert run.returncode == 0, run.stderr
-    [shard] = read_index(tmp_path / "out/index.jsonl").shards
+    shard = ShardIndex(tmp_path / "out/index.parquet").shard(0)
     assert shard.bytes > 400_000_000
     verify_shard(tmp_path / "out/shards" / shard.name, shard)

@@ -41,7 +41,7 @@ def command(
 
     SRC is a folder of images (jpg, jpeg, png, webp), each with its caption in a .txt file
     beside it, or a table of images and captions with paths relative to the table. DST receives
-    shards/ and index.jsonl; the data channel is DST/shards. Broken images and captions are left
+    shards/ and index.parquet; the data channel is DST/shards. Broken images and captions are left
     out and listed in the index.
     """
     from sm_train.toolkit.output import write_json
