@@ -1,0 +1,298 @@
+"""Which shards there are, which of them this instance sees, and where their samples lie.
+
+All processes of a job agree on one numbering of the shards, by name, before the first step. With
+an index that takes a listing of the channel; without one, the processes of an instance walk its
+shards once and say how long it took. What is kept grows with an instance's own shards only, but
+for a few bytes for each shard of all.
+
+Assignment of shards to instances (``ShardedByS3Key``) is undocumented, so nothing is assumed of
+it: every instance says what it sees.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from sm_train.entrypoints.order import Ints
+from sm_train.entrypoints.shard_index import Index, read_index
+from sm_train.entrypoints.sharding import EVERYBODY, NOBODY
+from sm_train.entrypoints.tar_reading import walk
+
+Exchange = Callable[[Any], list[Any]]
+"""Gathers an object of every process, in rank order, on all of them."""
+
+
+class DataError(RuntimeError):
+    """The shards cannot be trained on; the message is one line."""
+
+
+@dataclass(frozen=True)
+class Seat:
+    """This process's place: ``process`` of ``processes`` on the ``instance``-th of ``hosts``."""
+
+    hosts: tuple[str, ...]
+    instance: int
+    process: int
+    processes: int
+
+
+class Ranges(Protocol):
+    """Where a shard's samples lie; crosses to the loader's process."""
+
+    def __call__(self, shard: int) -> tuple[Ints, Ints]:
+        """For each sample of the shard, its first byte and the one behind its last."""
+
+
+@dataclass(frozen=True, eq=False)
+class Catalogue:
+    """All shards by number, and what is needed to read those of this instance.
+
+    ``samples`` and ``owner`` (:class:`~sm_train.entrypoints.sharding.World`) are of all shards,
+    ``bytes`` is their sum; ``paths`` has those that this instance reads. ``damage`` is what a
+    walk of this process found: a shard's name and a line. ``digest`` names the data set.
+    """
+
+    samples: Ints
+    owner: NDArray[np.int16]
+    bytes: int
+    digest: str
+    paths: dict[int, Path]
+    ranges: Ranges
+    damage: tuple[tuple[str, str], ...]
+    seconds: float
+    indexed: bool
+
+
+def find_shards(channel: Path) -> dict[str, Path]:
+    """The tars that this instance sees: name (path below ``channel``) → path."""
+    return {path.relative_to(channel).as_posix(): path for path in sorted(channel.rglob("*.tar"))}
+
+
+def survey(
+    channel: Path, index: Path | None, seat: Seat, exchange: Exchange, notes: Path
+) -> Catalogue:
+    """Agree with all processes on the shards; ``notes`` is a folder for this instance's walks.
+
+    Raises:
+        DataError: an instance sees no shard, the index is not of these shards, or no shard has a
+            sample. Raised by all processes, if by one.
+    """
+    started = time.monotonic()
+    here = find_shards(channel)
+    table = _by_index(index, here) if index else _by_walking(here, seat, exchange, notes)
+    seen = _gather_seen(table, seat, exchange)
+    _require_shards(seen, seat)
+    owner = _owners(seen)
+    if not table.samples[owner != NOBODY].any():
+        names = ", ".join(list(here)[:3])
+        raise DataError(f"no shard has a sample that can be read, {names} … among them")
+    mine = (owner == seat.instance) | (owner == EVERYBODY)
+    return Catalogue(
+        samples=table.samples,
+        owner=owner,
+        bytes=table.bytes,
+        digest=_digest(table),
+        paths={number: here[name] for name, number in table.seen.items() if mine[number]},
+        ranges=table.ranges,
+        damage=table.damage,
+        seconds=time.monotonic() - started,
+        indexed=index is not None,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Table:
+    """``seen`` are the numbers of this instance's shards by name; ``problem`` stops the job."""
+
+    names: list[str]
+    samples: Ints
+    bytes: int
+    seen: dict[str, int]
+    ranges: Ranges
+    damage: tuple[tuple[str, str], ...] = ()
+    problem: str | None = None
+
+
+def _digest(table: _Table) -> str:
+    digest = hashlib.sha256("\0".join(table.names).encode("utf-8", "surrogateescape"))
+    digest.update(table.samples.astype("<i8").tobytes())
+    return digest.hexdigest()[:16]
+
+
+# ------------------------------------------------------------------ with an index
+
+
+@dataclass(frozen=True)
+class _IndexRanges:
+    """Reads the index when it is asked, in whatever process."""
+
+    path: Path
+    rows: Ints
+
+    @cached_property
+    def _index(self) -> Index:
+        return read_index(self.path)
+
+    def __call__(self, shard: int) -> tuple[Ints, Ints]:
+        offsets = np.array(self._index.shards[int(self.rows[shard])].offsets, np.int64)
+        return offsets[:-1], offsets[1:]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.path, self.rows)
+
+
+def _by_index(path: Path, here: dict[str, Path]) -> _Table:
+    index = read_index(path)
+    rows = sorted(range(len(index.shards)), key=lambda row: index.shards[row].name)
+    names = [index.shards[row].name for row in rows]
+    numbers = {name: number for number, name in enumerate(names)}
+    unknown = [name for name in here if name not in numbers]
+    problem = (
+        f"{unknown[0]} and {len(unknown) - 1} more shards are not in the index; "
+        "run `sm-train index` again"
+    )
+    return _Table(
+        names=names,
+        samples=np.array([index.shards[row].samples for row in rows], np.int64),
+        bytes=index.bytes,
+        seen={name: numbers[name] for name in here if name in numbers},
+        ranges=_IndexRanges(path, np.array(rows, np.int64)),
+        problem=problem if unknown else None,
+    )
+
+
+# ------------------------------------------------------------------ without one
+
+
+@dataclass(frozen=True)
+class _Walked:
+    """One shard as a process found it: its samples' ranges are columns of that process's notes."""
+
+    name: str
+    process: int
+    column: int
+    samples: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class _WalkRanges:
+    """Reads the ranges that the instance's processes wrote down."""
+
+    notes: Path
+    places: dict[int, _Walked]
+
+    def __call__(self, shard: int) -> tuple[Ints, Ints]:
+        place = self.places[shard]
+        notes = np.load(_notes_file(self.notes, place.process), mmap_mode="r")
+        starts, stops = notes[:, place.column : place.column + place.samples]
+        return np.array(starts), np.array(stops)
+
+
+def _notes_file(notes: Path, process: int) -> Path:
+    return notes / f"walk-{process:03d}.npy"
+
+
+def _by_walking(here: dict[str, Path], seat: Seat, exchange: Exchange, notes: Path) -> _Table:
+    walked: list[_Walked] = []
+    damage: list[tuple[str, str]] = []
+    ranges = [np.zeros((2, 0), np.int64)]
+    column = 0
+    for name in list(here)[seat.process :: seat.processes]:
+        try:
+            found = walk(here[name])
+        except OSError as error:
+            damage.append((name, f"cannot be read: {error.strerror}"))
+            walked.append(_Walked(name, seat.process, column, 0, 0))
+            continue
+        damage += [(name, line) for line in found.damage]
+        samples = len(found.starts)
+        walked.append(_Walked(name, seat.process, column, samples, found.bytes))
+        ranges.append(np.stack([found.starts, found.stops]))
+        column += samples
+    notes.mkdir(parents=True, exist_ok=True)
+    np.save(_notes_file(notes, seat.process), np.concatenate(ranges, axis=1))
+    everyones: list[tuple[int, list[_Walked]]] = exchange((seat.instance, walked))
+    return _join_walks(everyones, here, seat, notes, tuple(damage))
+
+
+def _join_walks(
+    everyones: Iterable[tuple[int, list[_Walked]]],
+    here: dict[str, Path],
+    seat: Seat,
+    notes: Path,
+    damage: tuple[tuple[str, str], ...],
+) -> _Table:
+    by_name: dict[str, _Walked] = {}
+    own: dict[str, _Walked] = {}
+    problem = None
+    for instance, walked in everyones:
+        for shard in walked:
+            other = by_name.setdefault(shard.name, shard)
+            if (other.samples, other.bytes) != (shard.samples, shard.bytes):
+                problem = f"{shard.name} is not the same on all instances"
+            if instance == seat.instance:
+                own[shard.name] = shard
+    names = sorted(by_name)
+    numbers = {name: number for number, name in enumerate(names)}
+    seen = {name: numbers[name] for name in here}
+    return _Table(
+        names=names,
+        samples=np.array([by_name[name].samples for name in names], np.int64),
+        bytes=sum(shard.bytes for shard in by_name.values()),
+        seen=seen,
+        ranges=_WalkRanges(notes, {number: own[name] for name, number in seen.items()}),
+        damage=damage,
+        problem=problem,
+    )
+
+
+# ------------------------------------------------------------------ who sees what
+
+
+def _gather_seen(table: _Table, seat: Seat, exchange: Exchange) -> NDArray[np.bool_]:
+    """Instance × shard: whether it is seen; the first process of each instance speaks for it."""
+    mask = np.zeros(len(table.samples), np.bool_)
+    mask[list(table.seen.values())] = True
+    said = np.packbits(mask) if seat.process == 0 else None
+    everyones: list[Any] = exchange((seat.instance, said, table.problem, len(mask)))
+    for _, _, problem, _ in everyones:
+        if problem:
+            raise DataError(problem)
+    if len({shards for *_, shards in everyones}) > 1:
+        raise DataError("the instances have different indexes; start the job again")
+    seen = np.zeros((len(seat.hosts), len(mask)), np.bool_)
+    for instance, bits, *_ in everyones:
+        if bits is not None:
+            seen[instance] = np.unpackbits(bits, count=len(mask)).astype(np.bool_)
+    return seen
+
+
+def _require_shards(seen: NDArray[np.bool_], seat: Seat) -> None:
+    empty = [host for host, row in zip(seat.hosts, seen, strict=True) if not row.any()]
+    if empty:
+        raise DataError(
+            f"{', '.join(empty)}: no .tar in the train channel; ShardedByS3Key deals whole "
+            f"objects, so {len(seat.hosts)} instances need at least as many shards"
+        )
+
+
+def _owners(seen: NDArray[np.bool_]) -> NDArray[np.int16]:
+    """One owner for each shard, all instances, or nobody."""
+    times = seen.sum(axis=0)
+    # Of several that see a shard, the numbers take turns.
+    turn = np.arange(seen.shape[1]) % np.maximum(times, 1)
+    first = (np.cumsum(seen, axis=0, dtype=np.int16) == turn + 1).argmax(axis=0)
+    owner: NDArray[np.int16] = first.astype(np.int16)
+    owner[times == 0] = NOBODY
+    if len(seen) > 1:
+        owner[times == len(seen)] = EVERYBODY
+    return owner

@@ -1,0 +1,274 @@
+"""An image file's bytes → its pixels at the training size, at the speed of the JPEG decoder.
+
+JPEG goes through libjpeg-turbo (simplejpeg), at a half, a quarter or an eighth of its size where
+that still covers the target: the decoder then skips most of its work. Everything else, and every
+JPEG that libjpeg-turbo has a complaint about, goes through Pillow, which knows more kinds. Scaling
+is PyTorch's antialiased one for uint8, which agrees with Pillow's to one level.
+
+What comes out is always sRGB as stored: colour profiles are not applied. An image with
+transparency is laid on white. The EXIF orientation is applied.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import simplejpeg
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
+from sm_train.entrypoints.order import draw
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+Pixels = NDArray[np.uint8]
+
+MAX_PIXELS = 2**27
+"""134 megapixels: a larger image is refused before anything of it is decoded."""
+
+LARGE_PIXELS = 2**24
+"""Of images with more pixels than this a process decodes one at a time, to bound its memory."""
+
+_ORIENTATION = 0x0112  # EXIF's tag
+_BUFFER_LIMIT = 3 * LARGE_PIXELS
+
+
+class DecodeError(ValueError):
+    """An image cannot be used: a fixed code, and the detail for a person."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Target:
+    """What an image becomes: ``height`` × ``width`` pixels, cut from its middle or at random.
+
+    A random cut is a pure function of ``seed`` and of the numbers that :meth:`decode` is given.
+    """
+
+    height: int
+    width: int
+    crop: Literal["center", "random"] = "center"
+    mode: Literal["bilinear", "bicubic"] = "bicubic"
+    seed: int = 0
+
+    def decode(self, content: bytes | memoryview, out: Tensor, *key: int) -> None:
+        """Fill ``out``, uint8 (height, width, 3).
+
+        Raises:
+            DecodeError: the image is damaged, of no kind that is known here, or too large.
+        """
+        pixels, orientation = _decode(content, self)
+        turned = orientation >= 5
+        height, width = (self.width, self.height) if turned else (self.height, self.width)
+        square = _crop(pixels, height, width, self._place(key))
+        if orientation == 1:
+            _scale(square, out, self.mode)
+            return
+        upright = torch.empty((height, width, 3), dtype=torch.uint8)
+        _scale(square, upright, self.mode)
+        out.copy_(_turn(upright, orientation))
+
+    def _place(self, key: tuple[int, ...]) -> float:
+        """Where along its play the cut lies: 0 at the start, 1 at the end."""
+        if self.crop == "center":
+            return 0.5
+        return draw(2**32, self.seed, *key) / (2**32 - 1)
+
+
+def image_size(content: bytes | memoryview) -> tuple[int, int]:
+    """Height and width in pixels after EXIF's rotation, from the header alone.
+
+    Raises:
+        DecodeError: no JPEG, PNG or WebP begins here.
+    """
+    if _is_jpeg(content):
+        try:
+            height, width, _, _ = simplejpeg.decode_jpeg_header(content, strict=False)
+        except ValueError as error:
+            raise DecodeError("image-corrupt", str(error)) from None
+        return (width, height) if _jpeg_orientation(content) >= 5 else (height, width)
+    with _open(content) as image:
+        turned = _orientation(image.info.get("exif", b"")) >= 5
+        return (image.width, image.height) if turned else (image.height, image.width)
+
+
+def _decode(content: bytes | memoryview, target: Target) -> tuple[Pixels, int]:
+    """Pixels (H, W, 3), not yet turned, and the EXIF orientation to turn them by."""
+    if _is_jpeg(content):
+        orientation = _jpeg_orientation(content)
+        try:
+            pixels = _decode_jpeg(content, target, turned=orientation >= 5)
+        except ValueError:
+            # Damaged, or merely odd: Pillow tells the two apart.
+            pixels = None
+        if pixels is not None:
+            return pixels, orientation
+    return _decode_any(content), 1
+
+
+def _is_jpeg(content: bytes | memoryview) -> bool:
+    return bytes(content[:3]) == b"\xff\xd8\xff"
+
+
+def _decode_jpeg(content: bytes | memoryview, target: Target, *, turned: bool) -> Pixels | None:
+    """None for colours that libjpeg-turbo does not turn into RGB.
+
+    Raises:
+        ValueError: libjpeg-turbo has something to complain about.
+        DecodeError: too many pixels.
+    """
+    height, width, colours, _ = simplejpeg.decode_jpeg_header(content)
+    _require_pixels(height, width)
+    if colours in ("CMYK", "YCCK"):
+        return None
+    wanted = (target.width, target.height) if turned else (target.height, target.width)
+    factor = 8
+    while factor > 1 and not _covers(-(-height // factor), -(-width // factor), *wanted):
+        factor //= 2
+    scaled = -(-height // factor), -(-width // factor)
+    with _alone(height * width):
+        pixels: Pixels = simplejpeg.decode_jpeg(
+            content,
+            min_height=scaled[0],
+            min_width=scaled[1],
+            min_factor=factor,
+            buffer=_buffer(3 * scaled[0] * scaled[1]),
+        )
+    return pixels
+
+
+def _covers(height: int, width: int, wanted_height: int, wanted_width: int) -> bool:
+    return height >= wanted_height and width >= wanted_width
+
+
+def _require_pixels(height: int, width: int) -> None:
+    if height * width > MAX_PIXELS:
+        raise DecodeError("image-bomb", f"{width} × {height} pixels; {MAX_PIXELS:,} at most")
+
+
+_large = threading.Lock()
+
+
+def _alone(pixels: int) -> AbstractContextManager[object]:
+    return _large if pixels > LARGE_PIXELS else nullcontext()
+
+
+class _Buffers(threading.local):
+    """One for each thread, kept: new memory of this size costs a page fault for each 4 KiB."""
+
+    content: NDArray[np.uint8] | None = None
+
+
+_buffers = _Buffers()
+
+
+def _buffer(size: int) -> NDArray[np.uint8] | None:
+    if size > _BUFFER_LIMIT:
+        return None
+    if _buffers.content is None or _buffers.content.size < size:
+        _buffers.content = np.empty(size, np.uint8)
+    return _buffers.content
+
+
+def _jpeg_orientation(content: bytes | memoryview) -> int:
+    place = 2
+    # Through the application segments, which stand first, to the one that holds EXIF.
+    while len(content) >= place + 10 and content[place] == 0xFF and content[place + 1] >= 0xE0:
+        behind = place + 2 + content[place + 2] * 256 + content[place + 3]
+        if content[place + 1] == 0xE1 and content[place + 4 : place + 10] == b"Exif\0\0":
+            return _orientation(bytes(content[place + 4 : behind]))
+        place = behind
+    return 1
+
+
+def _orientation(block: bytes) -> int:
+    """The orientation that an EXIF block tells, 1 to 8; 1 where there is none that can be read."""
+    exif = Image.Exif()
+    try:
+        exif.load(block)
+        value = exif.get(_ORIENTATION)
+    except Exception:  # a damaged block: whatever Pillow raises, the image may be whole
+        return 1
+    return value if isinstance(value, int) and 1 <= value <= 8 else 1
+
+
+def _open(content: bytes | memoryview) -> Image.Image:
+    try:
+        return Image.open(io.BytesIO(content), formats=("JPEG", "PNG", "WEBP"))
+    except UnidentifiedImageError:
+        raise DecodeError("image-corrupt", "not a JPEG, PNG or WebP") from None
+    except Image.DecompressionBombError as error:
+        raise DecodeError("image-bomb", str(error)) from None
+    except MemoryError:
+        raise
+    except Exception as error:  # Pillow's decoders raise almost anything on damaged files
+        raise _corrupt(error) from None
+
+
+def _corrupt(error: Exception) -> DecodeError:
+    detail = next(iter(str(error).splitlines()), "") or type(error).__name__
+    return DecodeError("image-corrupt", detail)
+
+
+def _decode_any(content: bytes | memoryview) -> Pixels:
+    """Pillow's way, for every kind: RGB pixels, upright."""
+    ImageFile.LOAD_TRUNCATED_IMAGES = False  # whatever other code set
+    with _open(content) as image, _alone(image.width * image.height):
+        _require_pixels(image.height, image.width)
+        try:
+            return np.array(_to_rgb(ImageOps.exif_transpose(image)))
+        except (MemoryError, DecodeError):
+            raise
+        except Exception as error:  # as above, SyntaxError and struct.error among them
+            raise _corrupt(error) from None
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I"):
+        # 16 bits a pixel; Pillow's own conversion would cut everything above 255.
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+    if image.mode == "F":
+        raise DecodeError("image-mode", "floating-point pixels have no agreed range")
+    if image.has_transparency_data:
+        layered = image.convert("RGBA")
+        white = Image.new("RGBA", layered.size, "white")
+        return Image.alpha_composite(white, layered).convert("RGB")
+    return image.convert("RGB")
+
+
+def _crop(pixels: Pixels, height: int, width: int, place: float) -> Pixels:
+    """The largest cut of the shape ``height`` : ``width``; ``place`` is 0 to 1 along its play."""
+    whole_height, whole_width = pixels.shape[:2]
+    cut_height = min(whole_height, max(1, round(whole_width * height / width)))
+    cut_width = min(whole_width, max(1, round(whole_height * width / height)))
+    top = int((whole_height - cut_height) * place)
+    left = int((whole_width - cut_width) * place)
+    return pixels[top : top + cut_height, left : left + cut_width]
+
+
+def _scale(pixels: Pixels, out: Tensor, mode: Literal["bilinear", "bicubic"]) -> None:
+    source = torch.from_numpy(pixels)
+    if source.shape == out.shape:
+        out.copy_(source)
+        return
+    # With the strides of a batch in channels-last order, one picture too takes PyTorch's
+    # vectorised path for uint8, and comes out in the same order.
+    planes = source[None].permute(0, 3, 1, 2)
+    height, width = out.shape[:2]
+    scaled = interpolate(planes, (height, width), mode=mode, antialias=True, align_corners=False)
+    out.copy_(scaled.permute(0, 2, 3, 1)[0])
+
+
+def _turn(upright: Tensor, orientation: int) -> Tensor:
+    """EXIF's eight orientations: transposed for 5 to 8, then mirrored along one axis or both."""
+    turned = upright.transpose(0, 1) if orientation >= 5 else upright
+    flips = {2: [1], 3: [0, 1], 4: [0], 6: [1], 7: [0, 1], 8: [0]}.get(orientation, [])
+    return turned.flip(flips) if flips else turned

@@ -1,0 +1,37 @@
+"""Random orders that are pure functions of a key: the same on every machine, every time.
+
+Only the raw 64-bit streams of PCG64 are drawn: NumPy promises that those never change (NEP 19),
+which it does not promise of ``Generator.permutation``. So a run that goes on with another NumPy
+goes on in the same order.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+
+_MASK = 2**64 - 1
+
+
+def permutation(length: int, *key: int) -> Ints:
+    """The numbers 0 … ``length`` - 1 in the order that belongs to ``key``."""
+    draws = np.random.PCG64(np.random.SeedSequence(key)).random_raw(length)
+    return np.argsort(draws, kind="stable")
+
+
+def draw(below: int, *key: int) -> int:
+    """A number from 0 to ``below`` - 1 that belongs to ``key``.
+
+    Chained SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014);
+    some twenty times quicker than seeding a generator for each sample.
+    """
+    state = 0
+    for part in key:
+        state = (state ^ part) & _MASK
+        state = (state + 0x9E3779B97F4A7C15) & _MASK
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+        state ^= state >> 31
+    return (state * below) >> 64
