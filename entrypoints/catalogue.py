@@ -15,15 +15,17 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from sm_train.entrypoints.buckets import nearest_shape
+from sm_train.entrypoints.epochs import Shapes
 from sm_train.entrypoints.order import Ints
-from sm_train.entrypoints.shard_index import Index, read_index
-from sm_train.entrypoints.sharding import EVERYBODY, NOBODY
+from sm_train.entrypoints.shard_index import ShardIndex
+from sm_train.entrypoints.sharding import EVERYBODY, NOBODY, Part, World
+from sm_train.entrypoints.shards import ShardError
 from sm_train.entrypoints.tar_reading import walk
 
 Exchange = Callable[[Any], list[Any]]
@@ -56,8 +58,9 @@ class Catalogue:
     """All shards by number, and what is needed to read those of this instance.
 
     ``samples`` and ``owner`` (:class:`~sm_train.entrypoints.sharding.World`) are of all shards,
-    ``bytes`` is their sum; ``paths`` has those that this instance reads. ``damage`` is what a
-    walk of this process found: a shard's name and a line. ``digest`` names the data set.
+    ``bytes`` is their sum; ``paths`` has those that this instance reads. ``shapes`` tells which
+    batch shape each image has; ``damage`` is what a walk of this process found: a shard's name
+    and a line. ``digest`` names the data set, ``options`` are those with which it was packed.
     """
 
     samples: Ints
@@ -66,9 +69,11 @@ class Catalogue:
     digest: str
     paths: dict[int, Path]
     ranges: Ranges
+    shapes: Shapes
     damage: tuple[tuple[str, str], ...]
     seconds: float
     indexed: bool
+    options: dict[str, Any]
 
 
 def find_shards(channel: Path) -> dict[str, Path]:
@@ -82,18 +87,15 @@ def survey(
     """Agree with all processes on the shards; ``notes`` is a folder for this instance's walks.
 
     Raises:
-        DataError: an instance sees no shard, the index is not of these shards, or no shard has a
-            sample. Raised by all processes, if by one.
+        DataError: an instance sees no shard or no sample, or the index is damaged or not of these
+            shards. Raised by all processes, if by one.
     """
     started = time.monotonic()
     here = find_shards(channel)
-    table = _by_index(index, here) if index else _by_walking(here, seat, exchange, notes)
+    table = _by_index(index, here, exchange) if index else _by_walking(here, seat, exchange, notes)
     seen = _gather_seen(table, seat, exchange)
-    _require_shards(seen, seat)
     owner = _owners(seen)
-    if not table.samples[owner != NOBODY].any():
-        names = ", ".join(list(here)[:3])
-        raise DataError(f"no shard has a sample that can be read, {names} … among them")
+    _require_samples(table, seen, owner, seat)
     mine = (owner == seat.instance) | (owner == EVERYBODY)
     return Catalogue(
         samples=table.samples,
@@ -102,23 +104,26 @@ def survey(
         digest=_digest(table),
         paths={number: here[name] for name, number in table.seen.items() if mine[number]},
         ranges=table.ranges,
+        shapes=table.shapes,
         damage=table.damage,
         seconds=time.monotonic() - started,
         indexed=index is not None,
+        options=table.options,
     )
 
 
 @dataclass(frozen=True, eq=False)
 class _Table:
-    """``seen`` are the numbers of this instance's shards by name; ``problem`` stops the job."""
+    """``seen`` are the numbers of this instance's shards by name."""
 
     names: list[str]
     samples: Ints
     bytes: int
     seen: dict[str, int]
     ranges: Ranges
+    shapes: Shapes
+    options: dict[str, Any]
     damage: tuple[tuple[str, str], ...] = ()
-    problem: str | None = None
 
 
 def _digest(table: _Table) -> str:
@@ -132,41 +137,90 @@ def _digest(table: _Table) -> str:
 
 @dataclass(frozen=True)
 class _IndexRanges:
-    """Reads the index when it is asked, in whatever process."""
+    """Looks shards up in the index; ``rows`` are their places in it."""
 
-    path: Path
+    index: ShardIndex
     rows: Ints
 
-    @cached_property
-    def _index(self) -> Index:
-        return read_index(self.path)
-
     def __call__(self, shard: int) -> tuple[Ints, Ints]:
-        offsets = np.array(self._index.shards[int(self.rows[shard])].offsets, np.int64)
+        offsets = self.index.offsets(int(self.rows[shard]))
         return offsets[:-1], offsets[1:]
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.path, self.rows)
+
+@dataclass(frozen=True)
+class _IndexShapes:
+    """Finds each image's shape by the sides that the index has of it."""
+
+    index: ShardIndex
+    rows: Ints
+
+    def __call__(self, world: World, part: Part) -> NDArray[np.int16] | None:
+        """The number of the shape of each slot of ``part``.
+
+        Raises:
+            DataError: the index does not have the sides of its images.
+        """
+        if not world.shapes:
+            return None
+        runs = part.pieces
+        shapes = np.zeros(part.samples, np.int16)
+        # In the index's order, so that a group of its rows is decoded once.
+        for run in np.argsort(self.rows[runs.shard], kind="stable").tolist():
+            start, stop = int(runs.start[run]), int(runs.stop[run])
+            widths, heights = self._sides(int(self.rows[runs.shard[run]]))
+            behind = int(runs.ends[run])
+            shapes[behind - (stop - start) : behind] = nearest_shape(
+                world.shapes, heights[start:stop], widths[start:stop]
+            )
+        by_slot: NDArray[np.int16] = shapes[part.positions(np.arange(part.samples))]
+        return by_slot
+
+    def _sides(self, row: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        sides = self.index.image_sizes(row)
+        if sides is None:
+            raise DataError(
+                f"data.aspect_buckets: the index has no image sizes of {self.index.names[row]}; "
+                "run `sm-train index` again"
+            )
+        return sides
 
 
-def _by_index(path: Path, here: dict[str, Path]) -> _Table:
-    index = read_index(path)
-    rows = sorted(range(len(index.shards)), key=lambda row: index.shards[row].name)
-    names = [index.shards[row].name for row in rows]
+def _by_index(path: Path, here: dict[str, Path], exchange: Exchange) -> _Table:
+    problem = None
+    try:
+        index = ShardIndex(path)
+        names, samples = index.names, index.samples
+    except (OSError, ShardError) as error:
+        problem = f"{error}; run `sm-train index` again, or set data.index to false"
+    _stop_all(exchange, problem)
+    order = sorted(range(len(names)), key=names.__getitem__)
+    names = [names[row] for row in order]
     numbers = {name: number for number, name in enumerate(names)}
     unknown = [name for name in here if name not in numbers]
-    problem = (
-        f"{unknown[0]} and {len(unknown) - 1} more shards are not in the index; "
-        "run `sm-train index` again"
-    )
+    if unknown:
+        problem = (
+            f"{len(unknown)} shards of the train channel are not in the index, {unknown[0]} among "
+            "them; run `sm-train index` again"
+        )
+    _stop_all(exchange, problem)
+    rows = np.array(order, np.int64)
+    lean = ShardIndex(path)  # without the names of all shards
     return _Table(
         names=names,
-        samples=np.array([index.shards[row].samples for row in rows], np.int64),
-        bytes=index.bytes,
-        seen={name: numbers[name] for name in here if name in numbers},
-        ranges=_IndexRanges(path, np.array(rows, np.int64)),
-        problem=problem if unknown else None,
+        samples=samples[rows],
+        bytes=index.header.bytes,
+        seen={name: numbers[name] for name in here},
+        ranges=_IndexRanges(lean, rows),
+        shapes=_IndexShapes(lean, rows),
+        options=index.header.options,
     )
+
+
+def _stop_all(exchange: Exchange, problem: str | None) -> None:
+    """Let every process raise what one of them found."""
+    for said in exchange(problem):
+        if said:
+            raise DataError(said)
 
 
 # ------------------------------------------------------------------ without one
@@ -241,6 +295,8 @@ def _join_walks(
                 problem = f"{shard.name} is not the same on all instances"
             if instance == seat.instance:
                 own[shard.name] = shard
+    if problem:  # all processes have heard the same, so all stop
+        raise DataError(problem)
     names = sorted(by_name)
     numbers = {name: number for number, name in enumerate(names)}
     seen = {name: numbers[name] for name in here}
@@ -250,9 +306,18 @@ def _join_walks(
         bytes=sum(shard.bytes for shard in by_name.values()),
         seen=seen,
         ranges=_WalkRanges(notes, {number: own[name] for name, number in seen.items()}),
+        shapes=_no_shapes,
+        options={},
         damage=damage,
-        problem=problem,
     )
+
+
+def _no_shapes(world: World, _part: Part) -> None:
+    if world.shapes:
+        raise DataError(
+            "data.aspect_buckets: needs the sides of all images; run `sm-train index` and set "
+            "data.index"
+        )
 
 
 # ------------------------------------------------------------------ who sees what
@@ -263,26 +328,32 @@ def _gather_seen(table: _Table, seat: Seat, exchange: Exchange) -> NDArray[np.bo
     mask = np.zeros(len(table.samples), np.bool_)
     mask[list(table.seen.values())] = True
     said = np.packbits(mask) if seat.process == 0 else None
-    everyones: list[Any] = exchange((seat.instance, said, table.problem, len(mask)))
-    for _, _, problem, _ in everyones:
-        if problem:
-            raise DataError(problem)
+    everyones: list[Any] = exchange((seat.instance, said, len(mask)))
     if len({shards for *_, shards in everyones}) > 1:
         raise DataError("the instances have different indexes; start the job again")
     seen = np.zeros((len(seat.hosts), len(mask)), np.bool_)
-    for instance, bits, *_ in everyones:
+    for instance, bits, _ in everyones:
         if bits is not None:
             seen[instance] = np.unpackbits(bits, count=len(mask)).astype(np.bool_)
     return seen
 
 
-def _require_shards(seen: NDArray[np.bool_], seat: Seat) -> None:
+def _require_samples(
+    table: _Table, seen: NDArray[np.bool_], owner: NDArray[np.int16], seat: Seat
+) -> None:
     empty = [host for host, row in zip(seat.hosts, seen, strict=True) if not row.any()]
     if empty:
         raise DataError(
             f"{', '.join(empty)}: no .tar in the train channel; ShardedByS3Key deals whole "
             f"objects, so {len(seat.hosts)} instances need at least as many shards"
         )
+    for instance, host in enumerate(seat.hosts):
+        shards = (owner == instance) | (owner == EVERYBODY)
+        if not table.samples[shards].any():
+            names = ", ".join(table.names[number] for number in np.flatnonzero(seen[instance])[:3])
+            raise DataError(
+                f"{host}: no sample that it could read in {names} …; pack these shards again"
+            )
 
 
 def _owners(seen: NDArray[np.bool_]) -> NDArray[np.int16]:

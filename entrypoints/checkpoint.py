@@ -162,6 +162,15 @@ def save_object(document: Any) -> Callable[[Path], None]:
     return lambda path: torch.save(document, path)
 
 
+def save_bytes(content: bytes) -> Callable[[Path], None]:
+    """Saves bytes as they are."""
+
+    def save(path: Path) -> None:
+        path.write_bytes(content)
+
+    return save
+
+
 def load_tensors(path: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 

@@ -15,18 +15,19 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from sm_train.entrypoints.order import Ints, draw
-from sm_train.entrypoints.sharding import (
-    EVERYBODY,
+from sm_train.entrypoints.epochs import (
     Balance,
     Epoch,
-    Part,
-    Pieces,
     Segment,
-    World,
+    Shapes,
     balance,
+    one_shape,
     whole_balance,
 )
+from sm_train.entrypoints.order import Ints, draw
+from sm_train.entrypoints.pieces import Pieces
+from sm_train.entrypoints.schedule import Schedule
+from sm_train.entrypoints.sharding import EVERYBODY, Part, World, filler
 
 _SUBSTITUTE = 4  # what a key is for, as in sharding
 
@@ -67,6 +68,7 @@ class Record:
                     "processes": segment.world.processes,
                     "batch": segment.world.batch,
                     "window": segment.world.window,
+                    "shapes": segment.world.shapes,
                     "steps": segment.steps,
                 }
                 for segment in segments
@@ -87,8 +89,8 @@ class Record:
             owners = arrays["owners"]
         segments = []
         for owner, one in zip(owners, numbers["segments"], strict=True):
-            steps = one.pop("steps")
-            segments.append(Segment(World(owner=owner, **one), steps))
+            steps, shapes = one.pop("steps"), tuple(map(tuple, one.pop("shapes")))
+            segments.append(Segment(World(owner=owner, shapes=shapes, **one), steps))
         *before, now = segments
         return cls(
             digest=numbers["digest"],
@@ -118,37 +120,35 @@ class Record:
 
 
 @dataclass(frozen=True, eq=False)
-class Stretch:
-    """Neighbouring positions of one window, which is read at once.
+class Lap:
+    """The batches ``first`` to ``stop`` - 1 of a schedule, within one epoch.
 
-    ``position`` is the first in the epoch's order; ``fresh`` tells samples of this process's part
-    from those with which it fills up to the steps of others.
+    Batch 0 of the schedule is step ``base`` of the epoch. ``fresh`` tells the lap in which this
+    process reads its part from those that only keep up with processes that have more.
     """
 
     epoch: int
-    position: int
-    part: Part
-    window: int
+    schedule: Schedule
     first: int
-    length: int
+    stop: int
+    base: int
     fresh: bool
 
-    @cached_property
-    def _window(self) -> tuple[Ints, Ints]:
-        return self.part.window_at(self.window)
+    def position(self, step: int) -> Position:
+        """Where the run is after batch ``step`` of the schedule."""
+        return Position(self.epoch, self.base + step + 1)
 
-    def places(self) -> tuple[Ints, Ints]:
-        """Shards and samples, position by position."""
-        shards, samples = self._window
-        behind = self.first + self.length
-        return shards[self.first : behind], samples[self.first : behind]
+    def repeated(self, step: int) -> int:
+        """How many samples of the batch were read before."""
+        return self.schedule.batch - (self.schedule.fresh(step) if self.fresh else 0)
 
-    def substitute(self, number: int, attempt: int) -> tuple[int, int]:
-        """A sample of the window for the ``number``-th of this stretch, which is bad."""
-        shards, samples = self._window
-        key = (*self.part.key, _SUBSTITUTE, self.position + number, attempt)
-        chosen = draw(len(shards), *key)
-        return int(shards[chosen]), int(samples[chosen])
+    def substitute(self, slot: int, attempt: int) -> tuple[int, int]:
+        """Shard and number of a sample near ``slot``, whose own is bad."""
+        part = self.schedule.part
+        slots = part.slots_of(slot // part.window)
+        chosen = slots[draw(len(slots), *part.key, _SUBSTITUTE, slot, attempt)]
+        shard, sample = part.locate(np.array([chosen]))
+        return int(shard[0]), int(sample[0])
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,6 +159,7 @@ class Course:
     record: Record
     instance: int
     process: int
+    shapes: Shapes = one_shape
 
     def balance(self, epoch: int) -> Balance:
         """How an epoch, or what is left of the record's, comes out in this world."""
@@ -166,7 +167,7 @@ class Course:
             return balance(self._rest, self.record.world)
         return whole_balance(self.samples, self.record.world)
 
-    def stretches(self) -> Iterator[Stretch]:
+    def laps(self) -> Iterator[Lap]:
         """Everything that this process reads from the record's position on; it never ends."""
         epoch, step = self.record.position.epoch, self.record.position.step
         while True:
@@ -179,32 +180,30 @@ class Course:
         before = record.before if position.epoch == record.position.epoch else ()
         return Record(record.digest, record.seed, record.chunk, position, record.world, before)
 
-    def _epoch(self, number: int, step: int) -> Iterator[Stretch]:
-        world = self.record.world
-        end = self.balance(number).steps * world.batch
-        position = step * world.batch
-        if position >= end:
+    def _epoch(self, number: int, step: int) -> Iterator[Lap]:
+        steps = self.balance(number).steps
+        if step >= steps:
             return
-        part, filler = self._parts(number)
-        while position < end:
-            fresh = position < part.samples
-            chosen = part if fresh else filler
-            place = position if fresh else (position - part.samples) % filler.samples
-            window, first = divmod(place, chosen.window)
-            length = min(chosen.window - first, chosen.samples - place, end - position)
-            yield Stretch(number, position, chosen, window, first, length, fresh)
-            position += length
+        part, own = self._part(number)
+        world = self.record.world
+        schedule = Schedule(part, world.batch, self.shapes(world, part))
+        while step < steps:
+            base = step - step % schedule.steps
+            stop = min(base + schedule.steps, steps)
+            yield Lap(number, schedule, step - base, stop - base, base, own and base == 0)
+            step = stop
 
-    def _parts(self, number: int) -> tuple[Part, Part]:
-        """This process's part of an epoch, and what it fills up with behind its end."""
+    def _part(self, number: int) -> tuple[Part, bool]:
+        """What this process reads in an epoch, and whether that is a part of its own."""
         world, epoch = self.record.world, self._numbered(number)
-        segment = len(self.record.before) if self._is_rest(number) else 0
-        pieces = self._rest if self._is_rest(number) else self._whole(epoch)
+        rest = self._is_rest(number)
+        segment = len(self.record.before) if rest else 0
+        pieces = self._rest if rest else self._whole(epoch)
         part = epoch.line(pieces, world, segment, self.instance).part(self.process, world)
         if part.samples:
-            return part, part
-        line = epoch.line(self._whole(epoch), world, segment, self.instance)
-        return part, line.filler(self.process, world)
+            return part, True
+        key = (epoch.seed, number, segment, self.instance)
+        return filler(self._whole(epoch), world, self.process, *key), False
 
     def _is_rest(self, epoch: int) -> bool:
         return epoch == self.record.position.epoch and bool(self.record.before)
@@ -219,4 +218,4 @@ class Course:
 
     @cached_property
     def _rest(self) -> Pieces:
-        return self._numbered(self.record.position.epoch).left(self.record.before)
+        return self._numbered(self.record.position.epoch).left(self.record.before, self.shapes)

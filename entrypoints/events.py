@@ -27,6 +27,8 @@ FIELDS: dict[str, frozenset[str]] = {
         "step epoch loss learning_rate gradient_norm iterations_per_second images_per_second "
         "data_wait_share".split()
     ),
+    # How an epoch comes out: samples read, repeated to make processes equal, seen by no instance.
+    "epoch": frozenset({"epoch", "samples", "batches", "repeated", "unseen"}),
     # Said by a thread apart from the training step.
     "heartbeat": frozenset({"step", "seconds_since_step"}),
     "checkpoint": frozenset({"step", "path", "bytes", "seconds"}),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
 
@@ -22,6 +22,9 @@ class SettingsError(ValueError):
 class Data:
     image_key: str
     caption_key: str
+    crop: Literal["center", "random"]
+    aspect_buckets: bool
+    max_bad_share: float
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, fields
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from multiprocessing import get_context
 from pathlib import Path
 from typing import IO, Any
@@ -222,11 +222,11 @@ def write_index(
 
 
 class ShardIndex:
-    """An index on a disk, of which only the header and the small columns were read.
+    """An index on a disk, of which only the header was read.
 
     ``names`` (paths below the shards' folder), ``bytes`` and ``samples`` have an entry for each
-    shard, in the file's order. The rest is read when it is asked for. An instance can be pickled:
-    it opens the file again.
+    shard, in the file's order. They and the rest are read when they are asked for. An instance
+    can be pickled: it opens the file again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -234,6 +234,7 @@ class ShardIndex:
 
         Raises:
             ShardError: it is no index, is damaged or cut short, or has a version of the future.
+                Whatever is read later raises it, too.
             OSError: it cannot be read.
         """
         self.path = path
@@ -241,26 +242,32 @@ class ShardIndex:
             pass
         try:
             self._file = pq.ParquetFile(path, page_checksum_verification=True)
-            self.header = _header(path, self._file.schema_arrow.metadata or {})
-            table = self._read(("name", "bytes", "samples"), self._shard_groups())
         except (pa.ArrowException, OSError) as error:
             raise _damaged(path, error) from None
-        self.names: list[str] = table["name"].to_pylist()
-        self.bytes: NDArray[np.int64] = table["bytes"].to_numpy()
-        self.samples: NDArray[np.int64] = table["samples"].to_numpy()
-        if (len(self.names), int(self.samples.sum())) != (self.header.shards, self.header.samples):
+        self.header = _header(path, self._file.schema_arrow.metadata or {})
+        if self._file.metadata.num_rows != self.header.shards + self.header.refused:
             raise ShardError(f"{path}: damaged: its rows do not add up to its header")
-        self._group_ends = np.cumsum(
-            [self._file.metadata.row_group(one).num_rows for one in self._shard_groups()]
-        ).tolist()
-        # Bounded: a look-up keeps a few decoded groups, not the whole column.
+        # A look-up keeps a few decoded groups, not the whole column.
         self._column = lru_cache(maxsize=8)(self._read_column)
+
+    @cached_property
+    def names(self) -> list[str]:
+        names: list[str] = self._whole("name").to_pylist()
+        return names
+
+    @cached_property
+    def bytes(self) -> NDArray[np.int64]:
+        return np.asarray(self._whole("bytes").to_numpy(), np.int64)
+
+    @cached_property
+    def samples(self) -> NDArray[np.int64]:
+        return np.asarray(self._whole("samples").to_numpy(), np.int64)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.path,)
 
     def __len__(self) -> int:
-        return len(self.names)
+        return self.header.shards
 
     def offsets(self, shard: int) -> NDArray[np.int64]:
         """Sample ``i`` of the shard lies in its bytes ``offsets[i]`` to ``offsets[i + 1]``.
@@ -299,6 +306,9 @@ class ShardIndex:
             for row in self._read(("source", "reason", "detail"), [group]).to_pylist():
                 yield Refused(**row)
 
+    def _whole(self, column: str) -> Any:
+        return self._read((column,), self._shard_groups())[column]
+
     def _shard_groups(self) -> range:
         """The row groups that hold shards; a group holds rows of one kind."""
         rows = groups = 0
@@ -306,6 +316,13 @@ class ShardIndex:
             rows += self._file.metadata.row_group(groups).num_rows
             groups += 1
         return range(groups)
+
+    @cached_property
+    def _group_ends(self) -> list[int]:
+        """The number of the shard behind each row group."""
+        counts = [self._file.metadata.row_group(one).num_rows for one in self._shard_groups()]
+        ends: list[int] = np.cumsum(counts).tolist()
+        return ends
 
     def _cell(self, column: str, shard: int) -> Any:
         return self._row(column, shard).values

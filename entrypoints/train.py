@@ -21,6 +21,7 @@ from sm_train.entrypoints.settings import Settings, read_settings
 if TYPE_CHECKING:
     from accelerate import Accelerator
     from sm_train.entrypoints.backend import Choice
+    from sm_train.entrypoints.catalogue import Catalogue, Seat
     from sm_train.entrypoints.stop import StopRequest
     from sm_train.entrypoints.trainer import Trainer
 
@@ -55,7 +56,6 @@ def _train(settings: Settings, directories: Directories) -> None:
     from accelerate import Accelerator
     from accelerate.utils import DistributedDataParallelKwargs, set_seed
     from sm_train.entrypoints.backend import decide, join
-    from sm_train.entrypoints.data import find_shards
     from sm_train.entrypoints.models import build, read_preset
     from sm_train.entrypoints.stop import StopRequest
     from sm_train.entrypoints.trainer import Trainer
@@ -69,8 +69,8 @@ def _train(settings: Settings, directories: Directories) -> None:
         kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
     )
     events = Events(node=hosts.rank, rank=accelerator.process_index)
-    shards = find_shards(directories.channel("train"))
-    _require_shards(accelerator, hosts, len(shards))
+    seat = _seat(accelerator, hosts)
+    catalogue = _survey(directories, seat, events)
     set_seed(settings.training.seed)
     parts = build(
         read_preset(settings.model.preset),
@@ -79,7 +79,7 @@ def _train(settings: Settings, directories: Directories) -> None:
         components=_existing(directories.channel("model")),
         previous=_existing(directories.channel("previous")),
     )
-    trainer = Trainer(settings, parts, accelerator, directories, events, shards, hosts)
+    trainer = Trainer(settings, parts, accelerator, directories, events, catalogue, seat)
     if accelerator.is_main_process:
         _announce(trainer, choice, hosts)
     _run(trainer, stop)
@@ -87,17 +87,36 @@ def _train(settings: Settings, directories: Directories) -> None:
     accelerator.end_training()
 
 
-def _require_shards(accelerator: Accelerator, hosts: Hosts, shards: int) -> None:
-    """Stop every process before the first step if some instance has nothing to read."""
-    from accelerate.utils import gather_object
-    from sm_train.entrypoints.data import DataError
+def _seat(accelerator: Accelerator, hosts: Hosts) -> Seat:
+    from sm_train.entrypoints.catalogue import Seat
 
-    empty = sorted({host for host, seen in gather_object([(hosts.current, shards)]) if not seen})
-    if empty:
-        raise DataError(
-            f"{', '.join(empty)}: no .tar in the train channel; ShardedByS3Key deals whole "
-            f"objects, so {len(hosts.all)} instances need at least as many shards"
+    processes = accelerator.num_processes // len(hosts.all)
+    return Seat(hosts.all, hosts.rank, accelerator.local_process_index, processes)
+
+
+def _survey(directories: Directories, seat: Seat, events: Events) -> Catalogue:
+    """Agree on the shards before the first step, and say what is not as it should be."""
+    from accelerate.utils import gather_object
+    from sm_train.entrypoints.catalogue import survey
+
+    index = next(iter(sorted(directories.channel("index").rglob("*.parquet"))), None)
+    catalogue = survey(
+        directories.channel("train"),
+        index,
+        seat,
+        lambda value: gather_object([value]),
+        directories.base / "walk",
+    )
+    for shard, line in catalogue.damage:
+        message = f"{shard}: {line}"
+        events.write("warning", f"warning: {message}", code="shard-damaged", message=message)
+    if index is None and (seat.instance, seat.process) == (0, 0):
+        message = (
+            f"the shards have no index: reading their headers took {catalogue.seconds:.1f} s, at "
+            "every start; `sm-train index` spares that"
         )
+        events.write("warning", f"warning: {message}", code="no-index", message=message)
+    return catalogue
 
 
 def _existing(folder: Path) -> Path | None:
@@ -129,6 +148,9 @@ def _announce(trainer: Trainer, choice: Choice, hosts: Hosts) -> None:
         precision=settings.training.precision,
         resumed_from_step=trainer.resumed_from,
     )
+    if trainer.loader.note:
+        note = trainer.loader.note
+        events.write("warning", f"warning: {note}", code="data-dealt-anew", message=note)
     for name in trainer.parts.random_frozen:
         message = (
             f"{name} has RANDOM weights and is not trained: name model.components, or the images "

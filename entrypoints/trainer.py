@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -15,12 +14,16 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object
 from sm_train.entrypoints import checkpoint as store
-from sm_train.entrypoints.data import BadSamples, Batch, Loader
-from sm_train.entrypoints.diffusion import encode, loss
-from sm_train.entrypoints.directories import Directories, Hosts
+from sm_train.entrypoints.bad_samples import BadSamples
+from sm_train.entrypoints.batches import Batch
+from sm_train.entrypoints.catalogue import Catalogue, Seat
+from sm_train.entrypoints.diffusion import loss
+from sm_train.entrypoints.directories import Directories
 from sm_train.entrypoints.ema import ExponentialMovingAverage
 from sm_train.entrypoints.events import Events
 from sm_train.entrypoints.heartbeat import Heartbeat
+from sm_train.entrypoints.inputs import Inputs
+from sm_train.entrypoints.loader import Loader
 from sm_train.entrypoints.models import Parts, longest_caption
 from sm_train.entrypoints.settings import Settings
 from sm_train.entrypoints.stop import StopRequest
@@ -31,6 +34,10 @@ STOP_CHECK_SECONDS = 5.0
 
 SageMaker kills after 120 seconds, torchrun after 30 of its own.
 """
+
+
+RECORD = "data.npz"
+"""The file of a checkpoint that says where the run is in its data."""
 
 
 class Trainer:
@@ -46,8 +53,8 @@ class Trainer:
         accelerator: Accelerator,
         directories: Directories,
         events: Events,
-        shards: tuple[Path, ...],
-        hosts: Hosts,
+        catalogue: Catalogue,
+        seat: Seat,
     ) -> None:
         self.settings, self.parts, self.accelerator = settings, parts, accelerator
         self.directories, self.events = directories, events
@@ -73,24 +80,25 @@ class Trainer:
         self.fingerprint = store.fingerprint(self.module.state_dict())
         self.ema = self._new_average()
         self.optimizer, self.schedule = optimizer, schedule
-        loader_state = self._resume()
+        record = self._resume()
         self.resumed_from = self.step
         self.model: nn.Module = accelerator.prepare_model(self.module)
         if accelerator.num_processes > 1:
             self._settle_gradient_order()
+        self.inputs = Inputs(parts, self.device, self.generator, settings.training.caption_dropout)
         self.loader = Loader(
-            shards,
+            catalogue,
+            seat,
             settings.data,
             resolution=settings.stage.resolution,
             batch_size=settings.stage.per_gpu_batch,
             seed=settings.training.seed,
-            local_rank=accelerator.local_process_index,
-            local_processes=accelerator.num_processes // len(hosts.all),
             workers=settings.training.workers,
-            state=loader_state,
+            record=record,
             pin_memory=self.device.type == "cuda",
         )
-        self.bad = BadSamples()
+        self.bad = BadSamples(settings.data.max_bad_share)
+        self._epoch_told: int | None = None
 
     def _settle_gradient_order(self) -> None:
         """One backward pass of zeros.
@@ -156,7 +164,8 @@ class Trainer:
             waiting = time.perf_counter()
             batch = next(batches)
             interval.waited += time.perf_counter() - waiting
-            self._count(batch)
+            self.bad.add(batch)
+            self._tell_epoch()
             images, captions = self._prepare(batch, micro)
             # Gradients are summed over processes once a step, with the last micro-batch.
             last = micro == accumulation - 1
@@ -175,35 +184,8 @@ class Trainer:
         interval.add(total, norm)
 
     def _prepare(self, batch: Batch, micro: int) -> tuple[Tensor, Tensor]:
-        """Pixels or latents in about -1 to 1, and token ids or hidden states."""
-        training = self.settings.training
-        pixels = batch.pixels.to(self.device, non_blocking=True).float() / 127.5 - 1.0
-        # Drawn on the host: a draw on the device would have to be waited for.
-        rng = random.Random(f"{training.seed}/{self.accelerator.process_index}/{self.step}/{micro}")
-        texts = [
-            "" if rng.random() < training.caption_dropout else caption for caption in batch.captions
-        ]
-        tokens = self.parts.tokenizer(
-            texts,
-            padding="max_length",
-            truncation=True,
-            max_length=longest_caption(self.parts.text_encoder, self.parts.tokenizer),
-            return_tensors="pt",
-        ).input_ids.to(self.device, non_blocking=True)
-        with torch.no_grad(), self.accelerator.autocast():
-            if not self.parts.train_text_encoder:
-                tokens = encode(self.parts.text_encoder, tokens)
-            if self.parts.vae is not None:
-                vae: Any = self.parts.vae
-                latents = vae.encode(pixels).latent_dist.sample(self.generator)
-                pixels = latents.float() * vae.config.scaling_factor
-        return pixels, tokens
-
-    def _count(self, batch: Batch) -> None:
-        for one in batch.bad:
-            where = f"{one.shard} {one.key}".strip()
-            self._warn("bad-sample", f"skipped {where}: {one.reason}")
-        self.bad.add(batch)
+        key = f"{self.settings.training.seed}/{self.accelerator.process_index}/{self.step}/{micro}"
+        return self.inputs.prepare(batch, key, self.accelerator.autocast())
 
     # ------------------------------------------------------------------ events
 
@@ -214,12 +196,36 @@ class Trainer:
         processes: int = self.accelerator.num_processes
         return stage.per_gpu_batch * stage.accumulation * processes
 
+    def _tell_epoch(self) -> None:
+        """Say once an epoch how it comes out: what is read, repeated or out of sight."""
+        epoch = self.loader.epoch
+        if epoch == self._epoch_told or not self.accelerator.is_main_process:
+            return
+        self._epoch_told = epoch
+        balance = self.loader.balance()
+        self.events.write(
+            "epoch",
+            f"epoch {epoch}: {balance.samples:,} samples in {balance.steps:,} batches of every "
+            f"process; {balance.repeated:,} are read twice to make processes equal, "
+            f"{balance.unseen:,} are seen by no instance",
+            epoch=epoch,
+            samples=balance.samples,
+            batches=balance.steps,
+            repeated=balance.repeated,
+            unseen=balance.unseen,
+        )
+
     def _log(self, interval: _Interval) -> float:
         """Write the interval's ``step`` event; returns its it/s, the same on all processes.
+
+        Every process tells of its own bad samples.
 
         Raises:
             DivergedError: the loss or the gradient is not a number any more.
         """
+        if (skipped := self.bad.report()) is not None:
+            message, reasons = skipped
+            self._warn("bad-sample", message, reasons=reasons, samples=self.bad.seen)
         seconds = time.monotonic() - interval.started
         means = torch.stack(
             [
@@ -265,8 +271,8 @@ class Trainer:
             iterations_per_second=ended.steps / ended.seconds if ended.steps else None,
         )
 
-    def _warn(self, code: str, message: str) -> None:
-        self.events.write("warning", f"warning: {message}", code=code, message=message)
+    def _warn(self, code: str, message: str, **fields: Any) -> None:
+        self.events.write("warning", f"warning: {message}", code=code, message=message, **fields)
 
     def _all_asked(self, stop: StopRequest) -> bool:
         """Whether any process was asked to stop, told to all of them."""
@@ -283,7 +289,6 @@ class Trainer:
         own = {
             "generator": self.generator.get_state(),
             "cpu_rng": torch.get_rng_state(),
-            "loader": self.loader.state(),
         }
         if self.accelerator.is_main_process:
             # An attempt before this one may have left a folder, damaged since, of this step.
@@ -319,6 +324,7 @@ class Trainer:
                 folder, "model.safetensors", store.save_tensors(self.module.state_dict())
             ),
             store.write_file(folder, "optimizer.pt", store.save_object(state)),
+            store.write_file(folder, RECORD, store.save_bytes(self.loader.record())),
         ]
         if self.ema is not None:
             averages = store.save_tensors(self._average_by_name())
@@ -330,8 +336,8 @@ class Trainer:
         names = [name for name, one in self.module.named_parameters() if one.requires_grad]
         return dict(zip(names, self.ema.averages, strict=True))
 
-    def _resume(self) -> dict[str, Any] | None:
-        """Load the newest complete checkpoint; returns the loader's position.
+    def _resume(self) -> bytes | None:
+        """Load the newest complete checkpoint; returns the run's place in its data.
 
         Raises:
             CheckpointError: the checkpoint is of another model.
@@ -354,24 +360,25 @@ class Trainer:
                 average.copy_(averages[name])
             self.ema.updates = state["ema_updates"]
         self.step = found.step
-        return self._resume_own(found)
+        self._resume_own(found)
+        return (found.folder / RECORD).read_bytes()
 
-    def _resume_own(self, found: store.Found) -> dict[str, Any]:
-        """This process's random state and position; another's position if there were fewer."""
+    def _resume_own(self, found: store.Found) -> None:
+        """This process's random state; with another number of processes all draw anew."""
         rank, processes = self.accelerator.process_index, self.accelerator.num_processes
-        own = store.load_object(found.folder / f"rank-{rank % found.world_size:05d}.pt")
-        position: dict[str, Any] = own["loader"]
         if found.world_size == processes:
+            own = store.load_object(found.folder / f"rank-{rank:05d}.pt")
             self.generator.set_state(own["generator"])
             torch.set_rng_state(own["cpu_rng"])
-            return position
+            return
+        # Not from the same numbers again: those of the first steps have been used.
+        self.generator.manual_seed(self.settings.training.seed * 65537 + rank + found.step * 7919)
         if self.accelerator.is_main_process:
             self._warn(
                 "world-size-changed",
                 f"{found.folder.name} was written by {found.world_size} processes and is read by "
-                f"{processes}: the order of the data starts anew from its epoch",
+                f"{processes}: noise is drawn anew",
             )
-        return position | {"readers": 0}
 
     def _agree_on_checkpoint(self) -> store.Found | None:
         """The first process chooses and checks, so that all resume from the same one."""

@@ -141,6 +141,9 @@ def _channels(
     config: RunConfig, stage: Stage, start: Launch, staged: str, bucket: str
 ) -> list[dict[str, Any]]:
     channels = [_channel("train", config.data.uri, "FastFile", "ShardedByS3Key")]
+    if config.data.index_uri:
+        # Only what is looked up in it is fetched.
+        channels.append(_channel("index", config.data.index_uri, "FastFile"))
     if config.model.components:
         channels.append(_channel("model", config.model.components, "File"))
     if previous := previous_stage(config, stage):

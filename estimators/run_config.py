@@ -93,6 +93,10 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
+INDEX_NAME = "index.parquet"
+"""The index's name beside the folder of shards (entrypoints/shard_index.py)."""
+
+
 class Data(Section):
     """The training set: WebDataset tars, and how a sample is told apart inside them."""
 
@@ -113,6 +117,30 @@ class Data(Section):
         default="jpg;jpeg;png;webp", description="Extensions of a sample's image, by preference."
     )
     caption_key: PlainText = Field(default="txt", description="Extension of a sample's caption.")
+    index: bool = Field(
+        default=True,
+        description="Read the shards' index, which `sm-train pack` and `sm-train index` leave "
+        "beside them; without it every start reads the headers of all shards.",
+    )
+    crop: Literal["center", "random"] = Field(
+        default="center", description="Which part of an image is kept where its shape is another."
+    )
+    aspect_buckets: bool = Field(
+        default=False,
+        description="Batches of portraits and landscapes beside squares, of about one area.",
+    )
+    max_bad_share: float = Field(
+        default=0.01,
+        ge=0.0,
+        le=1.0,
+        description="The job stops when more samples than this share cannot be used.",
+    )
+
+    @property
+    def index_uri(self) -> str | None:
+        """Where the index lies; None without one, as where a whole bucket is the prefix."""
+        above = self.uri.rstrip("/").rpartition("/")[0]
+        return f"{above}/{INDEX_NAME}" if self.index and above.count("/") > 1 else None
 
     @model_validator(mode="after")
     def _is_a_prefix(self) -> Data:

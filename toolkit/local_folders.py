@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sm_train.entrypoints.directories import Directories
+from sm_train.entrypoints.shard_index import index_of
 from sm_train.estimators.bundle import Bundle
 from sm_train.estimators.run_config import RunConfig, Stage
 from sm_train.toolkit.errors import ExitCode, UserError
@@ -55,7 +56,7 @@ def lay_out(
     Raises:
         UserError: no local shards, fewer shards than nodes, or local components are missing.
     """
-    shards = _shards(config, base)
+    folder, shards = _shards(config, base)
     if len(shards) < nodes:
         raise UserError(
             f"data.local: {config.data.local} holds {len(shards)} shards for {nodes} nodes; "
@@ -75,13 +76,15 @@ def lay_out(
         _make_node(node, folders.checkpoints)
         _write_config(node, names, rank, stage, channels)
         # ShardedByS3Key: each instance is dealt its own objects, about 1/n of their number.
-        _link_all(shards[rank::nodes], node.channel("train"))
+        _link_all(shards[rank::nodes], folder, node.channel("train"))
+        if config.data.index and index_of(folder).exists():
+            _link_all([index_of(folder)], folder.parent, node.channel("index"))
         for name, source in channels.items():
             node.channel(name).symlink_to(source.absolute())
     return folders
 
 
-def _shards(config: RunConfig, base: Path) -> list[Path]:
+def _shards(config: RunConfig, base: Path) -> tuple[Path, list[Path]]:
     if config.data.local is None:
         raise UserError(
             "data.local: not set; a local run reads shards from this machine: "
@@ -93,7 +96,7 @@ def _shards(config: RunConfig, base: Path) -> list[Path]:
     shards = sorted(folder.rglob("*.tar"))
     if not shards:
         raise UserError(f"data.local: {folder}: holds no .tar; `sm-train pack` makes shards")
-    return shards
+    return folder, shards
 
 
 def _shared_channels(config: RunConfig, stage: Stage, base: Path, output: Path) -> dict[str, Path]:
@@ -128,9 +131,12 @@ def _make_node(node: Directories, checkpoints: Path) -> None:
     node.checkpoints.symlink_to(checkpoints.absolute())
 
 
-def _link_all(files: list[Path], folder: Path) -> None:
+def _link_all(files: list[Path], above: Path, folder: Path) -> None:
+    """Link ``files`` in ``folder`` under their paths below ``above``."""
     for file in files:
-        (folder / file.name).symlink_to(file.absolute())
+        link = folder / file.relative_to(above)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(file.absolute())
 
 
 def _write_config(

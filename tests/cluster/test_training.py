@@ -144,8 +144,10 @@ def test_a_shard_cut_short_loses_its_rest_alone(tmp_path: Path) -> None:
     cut.write_bytes(cut.read_bytes()[:15000])
     code, events, text = made.run()
     assert code == 0, text
-    messages = [event["message"] for event in events if event.get("code") == "bad-sample"]
+    messages = [event["message"] for event in events if event.get("code") == "shard-damaged"]
     assert any("shard-001.tar" in message for message in messages), messages
+    read = next(event for event in events if event["kind"] == "epoch")
+    assert 20 < read["samples"] < 40
 
 
 def test_too_many_bad_samples_stop_the_job_and_name_the_shards(tmp_path: Path) -> None:

@@ -12,11 +12,12 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from sm_train.entrypoints.data import Loader, find_shards
+from sm_train.entrypoints.catalogue import Seat, survey
 from sm_train.entrypoints.diffusion import loss
-from sm_train.entrypoints.directories import Directories, Hosts
+from sm_train.entrypoints.directories import Directories
 from sm_train.entrypoints.events import Events
 from sm_train.entrypoints.heartbeat import Heartbeat
+from sm_train.entrypoints.loader import Loader
 from sm_train.entrypoints.models import build, longest_caption, read_preset
 from sm_train.entrypoints.settings import Settings, read_settings
 from sm_train.entrypoints.stop import StopRequest
@@ -50,28 +51,26 @@ def test_four_passes_of_two_are_one_of_eight(tmp_path: Path, accelerator: Accele
     settings = one_step(tmp_path)
     directories = Directories(tmp_path)
     write_shards(directories.channel("train"), shards=1, each=20)
-    shards = find_shards(directories.channel("train"))
+    seat = Seat(("algo-1",), 0, 0, 1)
+    catalogue = survey(
+        directories.channel("train"), None, seat, lambda said: [said], tmp_path / "walk"
+    )
     torch.manual_seed(0)
     parts = build(read_preset("digits"), "v_prediction", 8, components=None, previous=None)
     module = copy.deepcopy(parts.trained())
     events = Events(node=0, rank=0)
-    trainer = Trainer(
-        settings, parts, accelerator, directories, events, shards, Hosts("algo-1", ("algo-1",))
-    )
+    trainer = Trainer(settings, parts, accelerator, directories, events, catalogue, seat)
     generator = trainer.generator.clone_state()
     trainer.run(Heartbeat(events, interval=60, stall_after=600), StopRequest())
 
-    loader = Loader(
-        shards, settings.data, resolution=8, batch_size=2, seed=0, local_rank=0,
-        local_processes=1, workers=0,
-    )  # fmt: skip
+    loader = Loader(catalogue, seat, settings.data, resolution=8, batch_size=2, seed=0, workers=0)
     total = torch.zeros(())
     for batch, _ in zip(loader, range(PASSES), strict=False):
         tokens = parts.tokenizer(
             batch.captions, padding="max_length", truncation=True, return_tensors="pt",
             max_length=longest_caption(parts.text_encoder, parts.tokenizer),
         ).input_ids  # fmt: skip
-        pixels = batch.pixels.float() / 127.5 - 1.0
+        pixels = batch.pixels.permute(0, 3, 1, 2).float() / 127.5 - 1.0
         total = total + loss(module, parts.scheduler, pixels, tokens, generator)
     (total / PASSES).backward()
     torch.nn.utils.clip_grad_norm_(module.parameters(), settings.training.gradient_clip)

@@ -9,18 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
+from sm_train.entrypoints.epochs import Epoch, Segment, balance, whole_balance
 from sm_train.entrypoints.order import draw, permutation
-from sm_train.entrypoints.sharding import (
-    EVERYBODY,
-    NOBODY,
-    Epoch,
-    Segment,
-    World,
-    balance,
-    cut,
-    join,
-    whole_balance,
-)
+from sm_train.entrypoints.pieces import cut, join
+from sm_train.entrypoints.schedule import Schedule
+from sm_train.entrypoints.sharding import EVERYBODY, NOBODY, Part, World
 
 Sample = tuple[int, int]
 
@@ -36,7 +30,16 @@ def worlds(draw: st.DrawFn, shards: int, unseen: bool = False) -> World:
         processes=draw(st.integers(1, 4)),
         batch=draw(st.integers(1, 5)),
         window=draw(st.integers(1, 20)),
+        shapes=tuple((8, 8 + side) for side in range(draw(st.sampled_from([0, 0, 1, 3])))),
     )
+
+
+def shapes(world: World, part: Part) -> NDArray[np.int16] | None:
+    """A shape for each sample, some rare; it depends on the sample alone."""
+    if not world.shapes:
+        return None
+    shard, sample = part.locate(np.arange(part.samples))
+    return np.minimum((shard * 7 + sample**2) % 6, len(world.shapes) - 1).astype(np.int16)
 
 
 @st.composite
@@ -56,22 +59,27 @@ def all_of(epoch: Epoch) -> Counter[Sample]:
     )
 
 
-def read(epoch: Epoch, segments: list[Segment]) -> Counter[Sample]:
-    """What all processes of the last segment read in its steps, by position, without filling."""
+def schedules(epoch: Epoch, segments: list[Segment]) -> list[Schedule]:
+    """Of all processes of the last segment."""
     *before, now = segments
-    pieces = epoch.left(before)
+    pieces = epoch.left(before, shapes)
+    parts = [
+        epoch.line(pieces, now.world, len(before), instance).part(process, now.world)
+        for instance in range(now.world.instances)
+        for process in range(now.world.processes)
+    ]
+    return [Schedule(part, now.world.batch, shapes(now.world, part)) for part in parts]
+
+
+def read(epoch: Epoch, segments: list[Segment]) -> Counter[Sample]:
+    """What all processes of the last segment read in its steps, without what fills up."""
     seen: Counter[Sample] = Counter()
-    for instance in range(now.world.instances):
-        line = epoch.line(pieces, now.world, len(before), instance)
-        for process in range(now.world.processes):
-            part = line.part(process, now.world)
-            order = [
-                pair
-                for number in range(-(-part.samples // part.window))
-                for pair in zip(*map(np.ndarray.tolist, part.window_at(number)), strict=True)
-            ]
-            assert len(order) == part.samples
-            seen.update(order[: now.steps * now.world.batch])
+    for schedule in schedules(epoch, segments):
+        for step in range(min(segments[-1].steps, schedule.steps)):
+            slots = schedule.slots(step)
+            assert len(slots) == schedule.batch
+            fresh = schedule.part.locate(slots[: schedule.fresh(step)])
+            seen.update(zip(*map(np.ndarray.tolist, fresh), strict=True))
     return seen
 
 
@@ -87,11 +95,11 @@ def test_every_sample_is_read_once_however_often_the_world_changes(data: st.Data
         segments.append(Segment(world, data.draw(st.integers(0, 12))))
         seen += read(epoch, segments)
     last = data.draw(worlds(shards))
-    left = epoch.left(segments)
+    left = epoch.left(segments, shapes)
     segments.append(Segment(last, balance(left, last).steps))
     seen += read(epoch, segments)
     assert seen == all_of(epoch)
-    assert epoch.left(segments).samples == 0
+    assert epoch.left(segments, shapes).samples == 0
 
 
 @settings(max_examples=100, deadline=None)
@@ -100,7 +108,7 @@ def test_what_is_left_and_what_was_read_are_the_whole(data: st.DataObject) -> No
     epoch = data.draw(epochs())
     world = data.draw(worlds(len(epoch.samples), unseen=True))
     segment = Segment(world, data.draw(st.integers(0, 30)))
-    left = epoch.left([segment])
+    left = epoch.left([segment], shapes)
     rest: Counter[Sample] = Counter()
     for shard, start, stop in zip(left.shard, left.start, left.stop, strict=True):
         rest.update((int(shard), number) for number in range(start, stop))
@@ -115,13 +123,12 @@ def test_the_balance_counts_what_processes_read_again(data: st.DataObject) -> No
     pieces = epoch.whole(np.arange(len(epoch.samples)))
     found = balance(pieces, world)
     assert found == whole_balance(epoch.samples, world)
-    lengths = [
-        epoch.line(pieces, world, 0, instance).part(process, world).samples
-        for instance in range(world.instances)
-        for process in range(world.processes)
-    ]
+    found_schedules = schedules(epoch, [Segment(world, 0)])
+    lengths = [schedule.part.samples for schedule in found_schedules]
+    needed = max(schedule.steps for schedule in found_schedules)
     assert found.samples == sum(lengths)
-    assert found.steps == -(-max(lengths) // world.batch)
+    assert needed <= found.steps <= needed + len(world.shapes)
+    assert found.steps == needed or len(world.shapes) > 1
     assert found.repeated == sum(found.steps * world.batch - length for length in lengths)
     assert found.unseen == int(epoch.samples[world.owner == NOBODY].sum())
 
@@ -143,7 +150,7 @@ def test_a_chunk_is_read_in_one_go_and_a_window_mixes_many() -> None:
     epoch = Epoch(np.full(50, 400), chunk=40, seed=1, number=0)
     world = World(np.zeros(50, np.int16), 1, processes=2, batch=8, window=800)
     part = epoch.line(epoch.whole(np.arange(50)), world, 0, 0).part(1, world)
-    shards, samples = part.window_at(3)
+    shards, samples = part.locate(part.slots_of(3))
     assert len(part.pieces.span(3 * 800, 4 * 800).shard) <= 800 // 40 + 1
     assert len(set(shards.tolist())) > 10
     assert (shards[:-1] == shards[1:]).mean() < 0.2
@@ -158,11 +165,32 @@ def test_seed_and_epoch_change_the_order_and_nothing_else_does() -> None:
 
     def order(epoch: Epoch) -> list[int]:
         part = epoch.line(epoch.whole(np.arange(6)), world, 0, 0).part(0, world)
-        return [int(number) for shard, number in [part.window_at(0)] for number in shard * 20]
+        shard, number = part.locate(part.slots_of(0))
+        return (shard * 20 + number).tolist()
 
     assert order(first) == order(replace(first))
     assert order(first) != order(replace(first, seed=1))
     assert order(first) != order(replace(first, number=1))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_a_batch_has_one_shape_and_comes_as_soon_as_it_is_full(data: st.DataObject) -> None:
+    epoch = data.draw(epochs())
+    world = replace(data.draw(worlds(len(epoch.samples))), shapes=((8, 8), (8, 9), (9, 8)))
+    for schedule in schedules(epoch, [Segment(world, 0)]):
+        assert schedule.shapes is not None
+        full = [step for step in range(schedule.steps) if schedule.fresh(step) == world.batch]
+        for step in range(schedule.steps):
+            of_batch = schedule.shapes[schedule.slots(step)]
+            assert set(of_batch.tolist()) == {schedule.shape(step)}
+        assert full == list(range(len(full)))
+        due = [int(schedule.slots(step).max()) for step in full]
+        assert due == sorted(due)
+        # No more slots are waiting, ever, than batches of all shapes can hold unfilled.
+        for step, slot in zip(full, due, strict=True):
+            waiting = schedule.waiting(step + 1)
+            assert (waiting <= slot).sum() <= len(world.shapes) * (world.batch - 1)
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=9), st.integers(1, 11))

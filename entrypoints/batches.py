@@ -1,0 +1,206 @@
+"""Batches of one process, from raw samples: decoded by threads, the same however many there are.
+
+A bad sample's place is taken by another of its window, which is a pure function of the place too:
+every batch is full, and the same in every run.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+
+import torch
+from sm_train.entrypoints.catalogue import DataError
+from sm_train.entrypoints.course import Course, Lap, Position
+from sm_train.entrypoints.decode import DecodeError, Target
+from sm_train.entrypoints.precomputed import Precomputed, PrecomputedError
+from sm_train.entrypoints.reading import Bad, Content, Shelf, Submit
+from sm_train.entrypoints.settings import Data
+from sm_train.entrypoints.stock import Stock
+from sm_train.entrypoints.tar_reading import TarError, sample_members
+from torch import Tensor
+
+_SLICE = 4  # samples that a thread decodes before it takes the next
+_SUBSTITUTES = 64
+
+
+@dataclass(frozen=True)
+class Batch:
+    """``pixels`` is uint8 (B, H, W, 3); ``position`` is the run's, after this batch.
+
+    Where the shards carry them for this resolution, ``moments`` (B, 2 × channels, h, w) and
+    ``text`` (B, tokens, width) are there, float16, and ``pixels`` has no rows. ``repeated``
+    samples were read before: in place of bad ones, or because other processes have more to read.
+    """
+
+    pixels: Tensor
+    captions: list[str]
+    position: Position
+    bad: tuple[Bad, ...]
+    repeated: int
+    moments: Tensor | None = None
+    text: Tensor | None = None
+
+    def pin_memory(self) -> Batch:
+        return replace(
+            self,
+            pixels=self.pixels.pin_memory(),
+            moments=None if self.moments is None else self.moments.pin_memory(),
+            text=None if self.text is None else self.text.pin_memory(),
+        )
+
+
+@dataclass(frozen=True)
+class _Room:
+    """Where a batch, a slice of it or one sample of it is decoded to."""
+
+    target: Target
+    pixels: Tensor
+    moments: Tensor | None
+    text: Tensor | None
+
+    def at(self, place: int) -> _Room:
+        return _Room(self.target, *(None if one is None else one[place] for one in self._all()))  # type: ignore[arg-type]
+
+    def _all(self) -> tuple[Tensor | None, ...]:
+        return self.pixels, self.moments, self.text
+
+
+@dataclass(frozen=True, eq=False)
+class _Place:
+    """One sample of a batch, and what was read for it."""
+
+    shard: int
+    sample: int
+    content: Content
+
+
+@dataclass(frozen=True, eq=False)
+class _Pending:
+    """A batch on its way: its slices come with a caption or what is wrong for each place."""
+
+    lap: Lap
+    step: int
+    room: _Room
+    slices: list[Future[list[str | Bad]]]
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Makes a process's batches, wherever it runs; ``targets`` are by the schedule's shapes."""
+
+    course: Course
+    shelf: Shelf
+    data: Data
+    targets: tuple[Target, ...]
+    precomputed: Precomputed | None = None
+
+    def batches(self, decode: Submit, read: Submit, ahead: int) -> Iterator[Batch]:
+        """An endless stream; ``ahead`` batches are begun before they are needed."""
+        steps = self._steps(read)
+        pending: deque[_Pending] = deque()
+        while True:
+            while len(pending) <= ahead:
+                pending.append(self._begin(*next(steps), decode))
+            yield self._finish(pending.popleft())
+
+    def _steps(self, read: Submit) -> Iterator[tuple[Lap, int, list[Content]]]:
+        laps = self.course.laps()
+        lap = next(laps)
+        stock = Stock(lap, self.shelf, read)
+        while True:
+            following: tuple[Lap, Stock] | None = None
+            for step in range(lap.first, lap.stop):
+                contents = stock.take(lap.schedule.slots(step))
+                if following is None and stock.all_begun:
+                    upcoming = next(laps)
+                    following = upcoming, Stock(upcoming, self.shelf, read)
+                yield lap, step, contents
+            assert following is not None  # by its last batch a lap has begun to read everything
+            lap, stock = following
+
+    def _begin(self, lap: Lap, step: int, contents: list[Content], decode: Submit) -> _Pending:
+        schedule = lap.schedule
+        shards, samples = schedule.part.locate(schedule.slots(step))
+        places = [
+            _Place(*one) for one in zip(shards.tolist(), samples.tolist(), contents, strict=True)
+        ]
+        room = self._room(self.targets[schedule.shape(step)], len(places))
+        slices = [
+            decode(self._decode_slice, lap.epoch, places[first : first + _SLICE], room, first)
+            for first in range(0, len(places), _SLICE)
+        ]
+        return _Pending(lap, step, room, slices)
+
+    def _room(self, target: Target, batch: int) -> _Room:
+        if self.precomputed is not None:
+            return _Room(target, torch.empty((batch, 0)), *self.precomputed.empty(batch))
+        shape = (batch, target.height, target.width, 3)
+        return _Room(target, torch.empty(shape, dtype=torch.uint8), None, None)
+
+    def _finish(self, pending: _Pending) -> Batch:
+        lap, step, room = pending.lap, pending.step, pending.room
+        outcomes = [outcome for part in pending.slices for outcome in part.result()]
+        bad = [outcome for outcome in outcomes if isinstance(outcome, Bad)]
+        captions = [
+            self._substitute(lap, step, place, room.at(place), outcome)
+            if isinstance(outcome, Bad)
+            else outcome
+            for place, outcome in enumerate(outcomes)
+        ]
+        fresh = len(outcomes) - lap.repeated(step)
+        spoilt = sum(isinstance(outcome, Bad) for outcome in outcomes[:fresh])
+        return Batch(
+            room.pixels, captions, lap.position(step), tuple(bad),
+            lap.repeated(step) + spoilt, room.moments, room.text,
+        )  # fmt: skip
+
+    def _decode_slice(
+        self, epoch: int, places: list[_Place], room: _Room, first: int
+    ) -> list[str | Bad]:
+        return [
+            self._decode(epoch, place, room.at(first + number))
+            for number, place in enumerate(places)
+        ]
+
+    def _decode(self, epoch: int, place: _Place, room: _Room) -> str | Bad:
+        """The caption; the image or its latents go into ``room``."""
+        if isinstance(place.content, Bad):
+            return place.content
+        key, shard = "", self.shelf.name(place.shard)
+        try:
+            key, members = sample_members(place.content)
+            if (caption := members.get(self.data.caption_key)) is None:
+                return Bad(shard, key, "caption-missing", f"no {self.data.caption_key}")
+            text = bytes(caption).decode("utf-8")
+            if self.precomputed is not None and room.moments is not None and room.text is not None:
+                self.precomputed.read(members, room.moments, room.text)
+                return text
+            image = _first(members, self.data.image_key.split(";"))
+            if image is None:
+                return Bad(shard, key, "image-missing", f"no {self.data.image_key}")
+            room.target.decode(image, room.pixels, epoch, place.shard, place.sample)
+        except UnicodeDecodeError as error:
+            return Bad(shard, key, "caption-not-utf8", str(error))
+        except (TarError, DecodeError, PrecomputedError) as error:
+            return Bad(shard, key, error.reason, str(error).partition(": ")[2])
+        return text
+
+    def _substitute(self, lap: Lap, step: int, place: int, room: _Room, bad: Bad) -> str:
+        slot = int(lap.schedule.slots(step)[place])
+        for attempt in range(_SUBSTITUTES):
+            shard, sample = lap.substitute(slot, attempt)
+            found = _Place(shard, sample, self.shelf.read(shard, sample))
+            outcome = self._decode(lap.epoch, found, room)
+            if isinstance(outcome, str):
+                return outcome
+        raise DataError(
+            f"{bad.shard}: {bad.reason}: {bad.detail}; and of {_SUBSTITUTES} samples around it "
+            "none can be used; pack these shards again"
+        )
+
+
+def _first(members: dict[str, memoryview], keys: list[str]) -> memoryview | None:
+    return next((members[key] for key in keys if key in members), None)

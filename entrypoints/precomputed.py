@@ -1,0 +1,73 @@
+"""Latents and text states that were computed at packing, so that training need not.
+
+A sample then carries two more members, NumPy arrays of float16::
+
+    000000042.moments.npy   the autoencoder's mean and log-variance, (2 × channels, h, w)
+    000000042.text.npy      the text encoder's hidden states of the caption, (tokens, width)
+
+They belong to one resolution and one model, which the index names in its options
+(``latents``). A stage of another resolution decodes the images as ever.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+MOMENTS, TEXT = "moments.npy", "text.npy"
+
+
+class PrecomputedError(ValueError):
+    """A sample's arrays cannot be used: a fixed code, and the detail for a person."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Precomputed:
+    """What each sample carries: the shapes of both arrays, and whose they are."""
+
+    moments: tuple[int, ...]
+    text: tuple[int, ...]
+    model: str
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], resolution: int) -> Precomputed | None:
+        """What an index with these ``options`` offers for ``resolution``."""
+        latents = options.get("latents")
+        if not latents or latents["resolution"] != resolution:
+            return None
+        return cls(tuple(latents["moments"]), tuple(latents["text"]), latents["model"])
+
+    def empty(self, batch: int) -> tuple[Tensor, Tensor]:
+        """Room for a batch: float16 (batch, *moments) and (batch, *text)."""
+        return (
+            torch.empty((batch, *self.moments), dtype=torch.float16),
+            torch.empty((batch, *self.text), dtype=torch.float16),
+        )
+
+    def read(self, members: Mapping[str, memoryview], moments: Tensor, text: Tensor) -> None:
+        """Fill one sample's part of both.
+
+        Raises:
+            PrecomputedError: an array is missing, damaged, or of another shape.
+        """
+        for name, out in ((MOMENTS, moments), (TEXT, text)):
+            if name not in members:
+                raise PrecomputedError("latents-missing", f"no {name}")
+            try:
+                array = np.load(io.BytesIO(members[name]), allow_pickle=False)
+            except (ValueError, EOFError, OSError) as error:
+                raise PrecomputedError("latents-corrupt", f"{name}: {error}") from None
+            if array.shape != tuple(out.shape) or array.dtype != np.float16:
+                found = f"{array.dtype} {array.shape}"
+                raise PrecomputedError("latents-shape", f"{name} is {found}, not as in the index")
+            out.copy_(torch.from_numpy(array))
