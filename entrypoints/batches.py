@@ -197,8 +197,8 @@ class Source:
             if isinstance(outcome, str):
                 return outcome
         raise DataError(
-            f"{bad.shard}: {bad.reason}: {bad.detail}; and of {_SUBSTITUTES} samples around it "
-            "none can be used; pack these shards again"
+            f"{bad.shard}: {bad.reason}: {bad.detail}; and of {_SUBSTITUTES} others "
+            "of its instance none can be used; pack these shards again"
         )
 
 

@@ -29,6 +29,8 @@ from sm_train.entrypoints.pieces import Pieces
 from sm_train.entrypoints.schedule import Schedule
 from sm_train.entrypoints.sharding import EVERYBODY, Part, World, filler
 
+NEAR_SUBSTITUTES = 16
+
 _SUBSTITUTE = 4  # what a key is for, as in sharding
 
 
@@ -143,9 +145,13 @@ class Lap:
         return self.schedule.batch - (self.schedule.fresh(step) if self.fresh else 0)
 
     def substitute(self, slot: int, attempt: int) -> tuple[int, int]:
-        """Shard and number of a sample near ``slot``, whose own is bad."""
+        """Shard and number of a sample for ``slot``, whose own is bad.
+
+        From its window at first, whose samples lie near in the tar, then from the whole part.
+        """
         part = self.schedule.part
-        slots = part.slots_of(slot // part.window)
+        near = part.slots_of(slot // part.window)
+        slots = near if attempt < NEAR_SUBSTITUTES else np.arange(part.samples)
         chosen = slots[draw(len(slots), *part.key, _SUBSTITUTE, slot, attempt)]
         shard, sample = part.locate(np.array([chosen]))
         return int(shard[0]), int(sample[0])

@@ -158,7 +158,18 @@ class Loader:
             multiprocessing_context=context if self._workers else None,
             worker_init_fn=_end_with_trainer if self._workers else None,
         )
-        batches = iter(loader)
+        try:
+            yield from self._watched(iter(loader), credit)
+        finally:
+            if credit is not None:
+                # Its process may be waiting to go on, and would be waited for when it ends.
+                for _ in range(MOST_DEPTH):
+                    credit.release()
+
+    def _watched(
+        self, batches: Iterator[Batch | _Failed], credit: Semaphore | None
+    ) -> Iterator[Batch]:
+        """Hand batches over, and let more be made ahead where they are waited for."""
         first = True
         while True:
             started = time.perf_counter()
