@@ -134,7 +134,7 @@ class Processes:
         command = [sys.executable, "train.py"]
         if processes > 1:
             command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node"]
-            command += [str(processes), "--master_port", str(_free_port()), "train.py"]
+            command += [str(processes), "--master_port", str(free_port()), "train.py"]
         self.process = subprocess.Popen(
             [*command, "--stage", job.config.stages[0].name],
             cwd=job.bundle,
@@ -189,7 +189,7 @@ class Processes:
         return [one.pid for one in family if "train.py" in " ".join(one.cmdline())]
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
