@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 from sm_train.entrypoints.order import draw
 from torch import Tensor
-from torch.nn.functional import interpolate
 
 Pixels = NDArray[np.uint8]
 
@@ -154,6 +153,12 @@ def _require_pixels(height: int, width: int) -> None:
         raise DecodeError("image-bomb", f"{width} × {height} pixels; {MAX_PIXELS:,} at most")
 
 
+_INTO = {
+    # What torch.nn.functional.interpolate(antialias=True) calls, which cannot be told where to.
+    "bilinear": torch.ops.aten._upsample_bilinear2d_aa.out,
+    "bicubic": torch.ops.aten._upsample_bicubic2d_aa.out,
+}
+
 _large = threading.Lock()
 
 
@@ -260,11 +265,9 @@ def _scale(pixels: Pixels, out: Tensor, mode: Literal["bilinear", "bicubic"]) ->
         out.copy_(source)
         return
     # With the strides of a batch in channels-last order, one picture too takes PyTorch's
-    # vectorised path for uint8, and comes out in the same order.
-    planes = source[None].permute(0, 3, 1, 2)
-    height, width = out.shape[:2]
-    scaled = interpolate(planes, (height, width), mode=mode, antialias=True, align_corners=False)
-    out.copy_(scaled.permute(0, 2, 3, 1)[0])
+    # vectorised path for uint8, and is written straight to its place.
+    planes, into = (one[None].permute(0, 3, 1, 2) for one in (source, out))
+    _INTO[mode](planes, list(out.shape[:2]), False, None, None, out=into)
 
 
 def _turn(upright: Tensor, orientation: int) -> Tensor:

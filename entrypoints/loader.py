@@ -134,7 +134,7 @@ class Loader:
         )
         self.position = start.position
         targets = tuple(
-            Target(height, width, crop=data.crop, seed=seed)
+            Target(height, width, data.crop, data.interpolation, seed)
             for height, width in shapes or ((resolution, resolution),)
         )
         shelf = Shelf(catalogue.paths, catalogue.ranges)

@@ -23,6 +23,7 @@ class Data:
     image_key: str
     caption_key: str
     crop: Literal["center", "random"]
+    interpolation: Literal["bicubic", "bilinear"]
     aspect_buckets: bool
     max_bad_share: float
 

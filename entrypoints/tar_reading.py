@@ -6,7 +6,6 @@ a sample like any other. Offsets and sizes are bytes.
 
 from __future__ import annotations
 
-import io
 import os
 import tarfile
 from collections.abc import Iterator
@@ -103,50 +102,63 @@ def _text(field: bytes) -> str:
 def sample_members(content: memoryview) -> tuple[str, dict[str, memoryview]]:
     """The key of one sample, and its files by extension; ``content`` is its part of the tar.
 
-    Of two files with one extension the first counts.
+    Of two files with one extension the first counts. What stands behind damage is not looked at.
 
     Raises:
-        TarError: a header is damaged, or a member goes on behind the end of ``content``.
+        TarError: nothing is left of the sample, or a member goes on behind the end of ``content``.
     """
     key, place = "", 0
     members: dict[str, memoryview] = {}
+    name: str | None = None
     while place + BLOCK <= len(content):
-        header = parse_header(bytes(content[place : place + BLOCK]))
+        try:
+            header = parse_header(bytes(content[place : place + BLOCK]))
+        except TarError:
+            if members:
+                break
+            raise
         if header is None:
             break
-        if header.kind in _NAMES_NEXT:
-            return _members_by_library(content)
         behind = place + BLOCK + header.size
         if behind > len(content):
             raise TarError("tar-truncated", f"{shown(header.name)} is cut short")
-        if header.kind in _FILE_TYPES:
-            key, extension = split_name(header.name)
-            members.setdefault(extension, content[place + BLOCK : behind])
+        data = content[place + BLOCK : behind]
+        if header.kind in _NAMES_NEXT:
+            name = name_next(header.kind, bytes(data)) or name
+        else:
+            if header.kind in _FILE_TYPES:
+                key, extension = split_name(name or header.name)
+                members.setdefault(extension, data)
+            name = None
         place += BLOCK + header.data
     if not members:
         raise TarError("tar-truncated", "nothing is left of the sample")
     return key, members
 
 
-def _members_by_library(content: memoryview) -> tuple[str, dict[str, memoryview]]:
-    """The same for names that need extra headers (pax, GNU), which tarfile knows."""
-    key = ""
-    members: dict[str, memoryview] = {}
-    try:
-        with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
-            for member in tar:
-                if not member.isfile():
-                    continue
-                behind = member.offset_data + member.size
-                if behind > len(content):
-                    raise TarError("tar-truncated", f"{shown(member.name)} is cut short")
-                key, extension = split_name(member.name)
-                members.setdefault(extension, content[member.offset_data : behind])
-    except (tarfile.TarError, OverflowError) as error:
-        raise TarError("tar-damaged", " ".join(str(error).split())) from None
-    if not members:
-        raise TarError("tar-truncated", "nothing is left of the sample")
-    return key, members
+def name_next(kind: bytes, data: bytes) -> str | None:
+    """The name that an extra header gives the member behind it, if it gives one.
+
+    GNU's ``L`` holds the name; POSIX's ``x`` (pax) holds records ``LENGTH KEY=VALUE\\n``, of which
+    LENGTH counts all (POSIX.1-2017, pax, "pax Extended Header").
+    """
+    if kind == b"L":
+        return _text(data)
+    if kind != b"x":
+        return None
+    place = 0
+    while (space := data.find(b" ", place)) > 0:
+        try:
+            behind = place + int(data[place:space])
+        except ValueError:
+            return None
+        record = data[space + 1 : behind - 1]
+        if record.startswith(b"path="):
+            return _text(record.removeprefix(b"path="))
+        if behind <= space:
+            return None
+        place = behind
+    return None
 
 
 def shown(name: str) -> str:
@@ -213,26 +225,14 @@ class _Walker:
                 self._damage.append(f"byte {place}: cut short within {shown(header.name)}")
                 return
             if header.kind in _NAMES_NEXT:
-                long_name = self._long_name(place, behind, header) or long_name
+                data = os.pread(self._descriptor, header.size, place + BLOCK)
+                long_name = name_next(header.kind, data) or long_name
             else:
                 if header.kind in _FILE_TYPES:
                     yield long_name or header.name, start, behind
                 start, long_name = behind, None
             place = behind
         self._damage.append(f"byte {place}: cut short, the end mark is missing")
-
-    def _long_name(self, place: int, behind: int, header: Header) -> str | None:
-        if header.kind == b"L":
-            return _text(os.pread(self._descriptor, header.size, place + BLOCK))
-        if header.kind != b"x":
-            return None
-        # A pax header says nothing by itself: tarfile reads it with an empty file behind it.
-        blocks = os.pread(self._descriptor, behind - place, place) + tarfile.TarInfo("x").tobuf()
-        try:
-            with tarfile.open(fileobj=io.BytesIO(blocks), mode="r:") as tar:
-                return tar.getnames()[0]
-        except (tarfile.TarError, OverflowError, IndexError):
-            return None
 
     def _next_header(self, damaged: int) -> int:
         """Where the next header that is whole begins, or the end of the file."""

@@ -125,6 +125,9 @@ class Data(Section):
     crop: Literal["center", "random"] = Field(
         default="center", description="Which part of an image is kept where its shape is another."
     )
+    interpolation: Literal["bicubic", "bilinear"] = Field(
+        default="bicubic", description="How images are scaled; antialiased either way."
+    )
     aspect_buckets: bool = Field(
         default=False,
         description="Batches of portraits and landscapes beside squares, of about one area.",

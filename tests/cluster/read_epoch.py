@@ -32,7 +32,7 @@ def main(base: Path, record: Path, steps: int, batch_size: int) -> None:
         directories.channel("train"), None, seat, exchange, directories.base / "walk"
     )
     loader = Loader(
-        catalogue, seat, Data("jpg;png", "txt", "center", False, 0.01), resolution=8,
+        catalogue, seat, Data("jpg;png", "txt", "center", "bicubic", False, 0.01), resolution=8,
         batch_size=batch_size, seed=0, workers=1,
         record=record.read_bytes() if record.exists() else None,
     )  # fmt: skip

@@ -15,7 +15,12 @@ from sm_train.entrypoints.loader import Loader
 from sm_train.entrypoints.settings import Data
 
 DATA = Data(
-    image_key="jpg;png", caption_key="txt", crop="center", aspect_buckets=False, max_bad_share=0.01
+    image_key="jpg;png",
+    caption_key="txt",
+    crop="center",
+    interpolation="bicubic",
+    aspect_buckets=False,
+    max_bad_share=0.01,
 )
 
 
