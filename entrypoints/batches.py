@@ -6,10 +6,12 @@ every batch is full, and the same in every run.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from sm_train.entrypoints.catalogue import DataError
@@ -21,6 +23,7 @@ from sm_train.entrypoints.settings import Data
 from sm_train.entrypoints.stock import Stock
 from sm_train.entrypoints.tar_reading import TarError, sample_members
 from torch import Tensor
+from torch.utils.data import get_worker_info
 
 _SLICE = 4  # samples that a thread decodes before it takes the next
 _SUBSTITUTES = 64
@@ -138,7 +141,9 @@ class Source:
         if self.precomputed is not None:
             return _Room(target, torch.empty((batch, 0)), *self.precomputed.empty(batch))
         shape = (batch, target.height, target.width, 3)
-        return _Room(target, torch.empty(shape, dtype=torch.uint8), None, None)
+        # In a loader's process straight where the trainer reads it: else it would be copied.
+        make = _new_shared if get_worker_info() else torch.empty
+        return _Room(target, make(shape, dtype=torch.uint8), None, None)
 
     def _finish(self, pending: _Pending) -> Batch:
         lap, step, room = pending.lap, pending.step, pending.room
@@ -200,6 +205,13 @@ class Source:
             f"{bad.shard}: {bad.reason}: {bad.detail}; and of {_SUBSTITUTES} others "
             "of its instance none can be used; pack these shards again"
         )
+
+
+def _new_shared(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """An empty tensor in shared memory, as PyTorch's own collating makes them."""
+    like: Any = torch.empty(0, dtype=dtype)
+    shared: Tensor = like.new(like._typed_storage()._new_shared(math.prod(shape)))
+    return shared.view(shape)
 
 
 def _first(members: dict[str, memoryview], keys: list[str]) -> memoryview | None:
