@@ -31,7 +31,8 @@ from PIL import Image
 from sm_train.entrypoints.catalogue import Seat, survey
 from sm_train.entrypoints.loader import MOST_DEPTH, Loader
 from sm_train.entrypoints.settings import Data
-from sm_train.entrypoints.shard_index import index_shards, write_index
+from sm_train.entrypoints.shard_description import describe_folder
+from sm_train.entrypoints.shard_index import write_index
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -64,7 +65,7 @@ def measure(side: int, folder: Path) -> None:
             for number in range(EACH):
                 writer.write({"__key__": f"{shard}-{number:03d}",
                               "jpg": images[number % DIFFERENT], "txt": b"a photo"})  # fmt: skip
-    write_index(folder / "index.parquet", index_shards(shards))
+    write_index(folder / "index.parquet", (one.shard for one in describe_folder(shards)))
     variants = all_variants(shards, images, side)
     streams = {name: variant() for name, variant in variants.items()}
     for stream in streams.values():

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from sm_train.entrypoints.catalogue import DataError
 from sm_train.entrypoints.course import Course, Lap, Position
-from sm_train.entrypoints.decode import DecodeError, Target
+from sm_train.entrypoints.decode import Target
+from sm_train.entrypoints.image_header import DecodeError
 from sm_train.entrypoints.precomputed import Precomputed, PrecomputedError
 from sm_train.entrypoints.reading import Bad, Content, Shelf, Submit
 from sm_train.entrypoints.settings import Data

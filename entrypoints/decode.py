@@ -11,7 +11,6 @@ transparency is laid on white. The EXIF orientation is applied.
 
 from __future__ import annotations
 
-import io
 import threading
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -21,7 +20,14 @@ import numpy as np
 import simplejpeg
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageFile, ImageOps
+from sm_train.entrypoints.image_header import (
+    DecodeError,
+    corrupt,
+    is_jpeg,
+    jpeg_orientation,
+    open_image,
+)
 from sm_train.entrypoints.order import draw
 from torch import Tensor
 
@@ -33,16 +39,7 @@ MAX_PIXELS = 2**27
 LARGE_PIXELS = 2**24
 """Of images with more pixels than this a process decodes one at a time, to bound its memory."""
 
-_ORIENTATION = 0x0112  # EXIF's tag
 _BUFFER_LIMIT = 3 * LARGE_PIXELS
-
-
-class DecodeError(ValueError):
-    """An image cannot be used: a fixed code, and the detail for a person."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(f"{reason}: {detail}")
-        self.reason = reason
 
 
 @dataclass(frozen=True)
@@ -82,27 +79,10 @@ class Target:
         return draw(2**32, self.seed, *key) / (2**32 - 1)
 
 
-def image_size(content: bytes | memoryview) -> tuple[int, int]:
-    """Height and width in pixels after EXIF's rotation, from the header alone.
-
-    Raises:
-        DecodeError: no JPEG, PNG or WebP begins here.
-    """
-    if _is_jpeg(content):
-        try:
-            height, width, _, _ = simplejpeg.decode_jpeg_header(content, strict=False)
-        except ValueError as error:
-            raise DecodeError("image-corrupt", str(error)) from None
-        return (width, height) if _jpeg_orientation(content) >= 5 else (height, width)
-    with _open(content) as image:
-        turned = _orientation(image.info.get("exif", b"")) >= 5
-        return (image.width, image.height) if turned else (image.height, image.width)
-
-
 def _decode(content: bytes | memoryview, target: Target) -> tuple[Pixels, int]:
     """Pixels (H, W, 3), not yet turned, and the EXIF orientation to turn them by."""
-    if _is_jpeg(content):
-        orientation = _jpeg_orientation(content)
+    if is_jpeg(content):
+        orientation = jpeg_orientation(content)
         try:
             pixels = _decode_jpeg(content, target, turned=orientation >= 5)
         except ValueError:
@@ -111,10 +91,6 @@ def _decode(content: bytes | memoryview, target: Target) -> tuple[Pixels, int]:
         if pixels is not None:
             return pixels, orientation
     return _decode_any(content), 1
-
-
-def _is_jpeg(content: bytes | memoryview) -> bool:
-    return bytes(content[:3]) == b"\xff\xd8\xff"
 
 
 def _decode_jpeg(content: bytes | memoryview, target: Target, *, turned: bool) -> Pixels | None:
@@ -183,57 +159,17 @@ def _buffer(size: int) -> NDArray[np.uint8] | None:
     return _buffers.content
 
 
-def _jpeg_orientation(content: bytes | memoryview) -> int:
-    place = 2
-    # Through the application segments, which stand first, to the one that holds EXIF.
-    while len(content) >= place + 10 and content[place] == 0xFF and content[place + 1] >= 0xE0:
-        behind = place + 2 + content[place + 2] * 256 + content[place + 3]
-        if content[place + 1] == 0xE1 and content[place + 4 : place + 10] == b"Exif\0\0":
-            return _orientation(bytes(content[place + 4 : behind]))
-        place = behind
-    return 1
-
-
-def _orientation(block: bytes) -> int:
-    """The orientation that an EXIF block tells, 1 to 8; 1 where there is none that can be read."""
-    exif = Image.Exif()
-    try:
-        exif.load(block)
-        value = exif.get(_ORIENTATION)
-    except Exception:  # a damaged block: whatever Pillow raises, the image may be whole
-        return 1
-    return value if isinstance(value, int) and 1 <= value <= 8 else 1
-
-
-def _open(content: bytes | memoryview) -> Image.Image:
-    try:
-        return Image.open(io.BytesIO(content), formats=("JPEG", "PNG", "WEBP"))
-    except UnidentifiedImageError:
-        raise DecodeError("image-corrupt", "not a JPEG, PNG or WebP") from None
-    except Image.DecompressionBombError as error:
-        raise DecodeError("image-bomb", str(error)) from None
-    except MemoryError:
-        raise
-    except Exception as error:  # Pillow's decoders raise almost anything on damaged files
-        raise _corrupt(error) from None
-
-
-def _corrupt(error: Exception) -> DecodeError:
-    detail = next(iter(str(error).splitlines()), "") or type(error).__name__
-    return DecodeError("image-corrupt", detail)
-
-
 def _decode_any(content: bytes | memoryview) -> Pixels:
     """Pillow's way, for every kind: RGB pixels, upright."""
     ImageFile.LOAD_TRUNCATED_IMAGES = False  # whatever other code set
-    with _open(content) as image, _alone(image.width * image.height):
+    with open_image(content) as image, _alone(image.width * image.height):
         _require_pixels(image.height, image.width)
         try:
             return np.array(_to_rgb(ImageOps.exif_transpose(image)))
         except (MemoryError, DecodeError):
             raise
         except Exception as error:  # as above, SyntaxError and struct.error among them
-            raise _corrupt(error) from None
+            raise corrupt(error) from None
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

@@ -22,11 +22,9 @@ from __future__ import annotations
 import json
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property, lru_cache
-from multiprocessing import get_context
 from pathlib import Path
 from typing import IO, Any
 
@@ -34,7 +32,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from sm_train.entrypoints.shards import Shard, ShardError, scan_shard
+from sm_train.entrypoints.shards import Shard, ShardError
 
 INDEX_NAME = "index.parquet"
 SHARDS_FOLDER = "shards"
@@ -362,32 +360,3 @@ def _header(path: Path, metadata: dict[bytes, bytes]) -> Header:
 def index_of(shards: Path) -> Path:
     """Where the index of the folder ``shards`` lies."""
     return shards.parent / INDEX_NAME
-
-
-def index_shards(
-    folder: Path, *, processes: int = 1, progress: Callable[[Shard], None] = lambda _: None
-) -> Iterator[Shard]:
-    """Describe every ``*.tar`` below ``folder``, for a tree that came without an index.
-
-    Reads each shard once from end to end. Names are paths below ``folder``, in sorted order.
-
-    Raises:
-        ShardError: there is no tar, or one is damaged.
-        OSError: something cannot be read.
-    """
-    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.tar"))
-    if not names:
-        raise ShardError(f"{folder}: no tar files here")
-    paths = [folder / name for name in names]
-    if processes == 1:
-        shards: Iterable[Shard] = map(scan_shard, paths, names)
-        yield from _each(shards, progress)
-        return
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        yield from _each(pool.map(scan_shard, paths, names), progress)
-
-
-def _each(shards: Iterable[Shard], progress: Callable[[Shard], None]) -> Iterator[Shard]:
-    for shard in shards:
-        progress(shard)
-        yield shard

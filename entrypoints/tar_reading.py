@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,12 +49,15 @@ class Header:
 class Walk:
     """What a walk through a tar found.
 
-    Sample ``i`` lies in the bytes ``starts[i]``:``stops[i]``; ``damage`` has a line for each
-    place at which something was lost.
+    Sample ``i`` is called ``keys[i]`` and lies in the bytes ``starts[i]``:``stops[i]``; its first
+    member with a wanted extension has its data in ``wanted[i]``, start and stop, (0, 0) where it
+    has none. ``damage`` has a line for each place at which something was lost.
     """
 
+    keys: tuple[str, ...]
     starts: Ints
     stops: Ints
+    wanted: tuple[tuple[int, int], ...]
     bytes: int
     damage: tuple[str, ...]
 
@@ -167,8 +170,8 @@ def shown(name: str) -> str:
     return plain if len(plain) <= 80 else f"…{plain[-79:]}"
 
 
-def walk(path: Path) -> Walk:
-    """Find the samples of a tar, by its headers alone.
+def walk(path: Path, wanted: Collection[str] = ()) -> Walk:
+    """Find the samples of a tar, and in each the member of a ``wanted`` extension, by headers.
 
     Damage loses the samples that it touches, not those behind it: the walk goes on at the next
     header. What a missing end has cost is not known, only that it is missing.
@@ -177,7 +180,17 @@ def walk(path: Path) -> Walk:
         OSError: the file cannot be read.
     """
     with path.open("rb", buffering=0) as file:
-        return _Walker(file.fileno()).walk()
+        return _Walker(file.fileno()).walk(wanted)
+
+
+@dataclass(frozen=True)
+class _File:
+    """A member: from its first header to behind its padding, and its data without it."""
+
+    name: str
+    start: int
+    stop: int
+    data: tuple[int, int]
 
 
 class _Walker:
@@ -187,26 +200,35 @@ class _Walker:
         self._block, self._block_start = b"", 0
         self._damage: list[str] = []
 
-    def walk(self) -> Walk:
+    def walk(self, wanted: Collection[str]) -> Walk:
+        keys: list[str] = []
         starts: list[int] = []
         stops: list[int] = []
-        key, extensions = None, set[str]()
-        for name, start, stop in self._files():
-            found, extension = split_name(name)
-            new = found != key or extension in extensions
-            if new or start > stops[-1]:  # the second: something damaged lies between
-                starts.append(start)
-                stops.append(stop)
-                key = found
+        places: list[tuple[int, int]] = []
+        extensions = set[str]()
+        for file in self._files():
+            key, extension = split_name(file.name)
+            new = not keys or key != keys[-1] or extension in extensions
+            if new or file.start > stops[-1]:  # the second: something damaged lies between
+                keys.append(key)
+                starts.append(file.start)
+                stops.append(file.stop)
+                places.append((0, 0))
                 extensions.clear()
-            stops[-1] = stop
+            stops[-1] = file.stop
             extensions.add(extension)
+            if extension in wanted and places[-1] == (0, 0):
+                places[-1] = file.data
         return Walk(
-            np.array(starts, np.int64), np.array(stops, np.int64), self._size, tuple(self._damage)
+            tuple(keys),
+            np.array(starts, np.int64),
+            np.array(stops, np.int64),
+            tuple(places),
+            self._size,
+            tuple(self._damage),
         )
 
-    def _files(self) -> Iterator[tuple[str, int, int]]:
-        """Every file: its name, where its first header begins, and where its data ends."""
+    def _files(self) -> Iterator[_File]:
         place = start = 0
         long_name: str | None = None
         while place + BLOCK <= self._size:
@@ -225,11 +247,12 @@ class _Walker:
                 self._damage.append(f"byte {place}: cut short within {shown(header.name)}")
                 return
             if header.kind in _NAMES_NEXT:
-                data = os.pread(self._descriptor, header.size, place + BLOCK)
-                long_name = name_next(header.kind, data) or long_name
+                said = os.pread(self._descriptor, header.size, place + BLOCK)
+                long_name = name_next(header.kind, said) or long_name
             else:
                 if header.kind in _FILE_TYPES:
-                    yield long_name or header.name, start, behind
+                    data = place + BLOCK, place + BLOCK + header.size
+                    yield _File(long_name or header.name, start, behind, data)
                 start, long_name = behind, None
             place = behind
         self._damage.append(f"byte {place}: cut short, the end mark is missing")

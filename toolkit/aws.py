@@ -133,7 +133,7 @@ def _region_header(answer: Any) -> str | None:
 
 def require_shards(session: Any, uri: str, instances: int) -> None:
     """Refuse a data prefix with fewer objects than instances: the others would idle, billed."""
-    bucket, prefix = uri.removeprefix("s3://").partition("/")[::2]
+    bucket, prefix = split_uri(uri)
     with refusals_in_words(f"data.uri: {uri}"):
         pages = session.client("s3").get_paginator("list_objects_v2")
         count = 0
@@ -153,3 +153,29 @@ def require_shards(session: Any, uri: str, instances: int) -> None:
         f"leave {instances - count} of them idle; pack at least {instances} shards",
         ExitCode.PREFLIGHT,
     )
+
+
+def require_index(session: Any, shards: str, uri: str | None) -> None:
+    """Refuse a run whose index is not there: the job would fail when it has been paid for."""
+    if uri is None:
+        return
+    from botocore.exceptions import ClientError
+
+    bucket, key = split_uri(uri)
+    with refusals_in_words(f"data.index: {uri}"):
+        try:
+            session.client("s3").head_object(Bucket=bucket, Key=key)
+        except ClientError as error:
+            if error.response["Error"].get("Code") not in ("404", "NoSuchKey"):
+                raise
+            raise UserError(
+                f"data.index: {uri} is not there; run `sm-train index {shards}`, or write "
+                "index: false, and every start reads the headers of all shards",
+                ExitCode.PREFLIGHT,
+            ) from None
+
+
+def split_uri(uri: str) -> tuple[str, str]:
+    """``s3://bucket/key`` as bucket and key."""
+    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    return bucket, key

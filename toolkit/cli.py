@@ -14,6 +14,7 @@ from sm_train.toolkit.errors import ExitCode, UserError
 COMMANDS = {
     "init": "Write a commented run file.",
     "pack": "Pack images and captions into WebDataset shards.",
+    "index": "Describe shards that came without an index.",
     "check": "Find what would go wrong before money is spent.",
     "cost": "Say what a run costs, in dollars and days.",
     "submit": "Show the plan and the dollars, ask, and start the run.",

@@ -116,7 +116,37 @@ def _shards(config: RunConfig, folder: Path) -> Iterator[Finding]:
             f"{small} of {len(sizes)} shards are below 150 MB; FastFile suits few large files",
             "pack with a larger --shard-size when there is more data",
         )  # fmt: skip
-    yield from _broken(shards)
+    known = _index_sizes(folder)
+    if known is None:
+        yield from _broken(shards)
+    else:
+        yield from _changed(folder, shards, known)
+
+
+def _index_sizes(folder: Path) -> dict[str, int] | None:
+    """Name → bytes of the index beside ``folder``; None without one that can be read."""
+    from sm_train.entrypoints.shard_index import ShardIndex, index_of
+    from sm_train.entrypoints.shards import ShardError
+
+    try:
+        index = ShardIndex(index_of(folder))
+        return dict(zip(index.names, index.bytes.tolist(), strict=True))
+    except (OSError, ShardError):
+        return None
+
+
+def _changed(folder: Path, shards: list[Path], known: dict[str, int]) -> Iterator[Finding]:
+    """By their sizes: reading shards that an index describes would take hours, each time."""
+    found = {path.relative_to(folder).as_posix(): path.stat().st_size for path in shards}
+    for name in sorted(found.keys() | known.keys()):
+        if found.get(name) != known.get(name):
+            said = f"{known[name]:,} bytes" if name in known else "nothing"
+            real = f"has {found[name]:,} bytes" if name in found else "is not there"
+            yield Finding(
+                "error", "index-stale", "data.local",
+                f"{name} {real}, the index says {said}",
+                "run sm-train index, or pack it again",
+            )  # fmt: skip
 
 
 def _broken(shards: list[Path]) -> Iterator[Finding]:
@@ -142,6 +172,8 @@ def online_findings(config: RunConfig, region: str, profile: str | None) -> Iter
         ("data-bucket", "data.uri", lambda: aws.require_bucket(
             session, data_bucket, region, "data.uri")),
         ("shard-count", "data.uri", lambda: aws.require_shards(session, config.data.uri, largest)),
+        ("index-missing", "data.index", lambda: aws.require_index(
+            session, config.data.uri, config.data.index_uri)),
     ]  # fmt: skip
     for code, where, check in checks:
         try:

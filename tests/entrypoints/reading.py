@@ -13,6 +13,8 @@ from sm_train.entrypoints.batches import Batch
 from sm_train.entrypoints.catalogue import Catalogue, Seat, survey
 from sm_train.entrypoints.loader import Loader
 from sm_train.entrypoints.settings import Data
+from sm_train.entrypoints.shard_description import describe_folder
+from sm_train.entrypoints.shard_index import index_of, write_index
 
 DATA = Data(
     image_key="jpg;png",
@@ -98,6 +100,13 @@ def deal(shards: Sequence[Path], instances: int, folder: Path) -> list[Path]:
         channel.mkdir(parents=True, exist_ok=True)
         (channel / shard.name).symlink_to(shard)
     return channels
+
+
+def index(folder: Path) -> Path:
+    """Make the index of a folder of shards, beside it."""
+    path = index_of(folder)
+    write_index(path, (one.shard for one in describe_folder(folder)))
+    return path
 
 
 def first(loader: Loader, batches: int) -> list[Batch]:

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageCms, ImageOps
 from sm_train.entrypoints import decode
-from sm_train.entrypoints.decode import DecodeError, Target, image_size
+from sm_train.entrypoints.decode import Target
+from sm_train.entrypoints.image_header import DecodeError, image_size
 
 
 def photo(height: int, width: int, seed: int = 0) -> Image.Image:

@@ -24,11 +24,11 @@ from sm_train.entrypoints.buckets import aspect_shapes, nearest_shape
 from sm_train.entrypoints.catalogue import DataError
 from sm_train.entrypoints.course import Position, Record
 from sm_train.entrypoints.reading import Bad
-from sm_train.entrypoints.shard_index import index_shards, write_index
+from sm_train.entrypoints.shard_index import write_index
 from sm_train.entrypoints.shards import scan_shard
 
 from tests.cluster.jobs import png, sample, write_shard, write_shards
-from tests.entrypoints.reading import DATA, Cluster, deal, epoch_of, first, seen
+from tests.entrypoints.reading import DATA, Cluster, deal, epoch_of, first, index, seen
 
 SHARDS, EACH = 7, 9
 ALL = Counter(f"a grey of {number}" for number in range(SHARDS * EACH))
@@ -39,7 +39,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Shards in which a window holds a few samples, so that an epoch has many windows."""
     folder = tmp_path_factory.mktemp("data") / "shards"
     write_shards(folder, shards=SHARDS, each=EACH)
-    write_index(folder.parent / "index.parquet", index_shards(folder))
+    index(folder)
     return sorted(folder.glob("*.tar"))
 
 
@@ -204,8 +204,11 @@ def test_shapes_have_about_one_area_and_sides_that_networks_divide(resolution: i
 
 def test_buckets_without_sizes_are_an_error(shards: list[Path], tmp_path: Path) -> None:
     data = replace(DATA, aspect_buckets=True)
-    for index in (True, False):
-        [loader] = cluster(shards, tmp_path / str(index), index=index).loaders(data=data)
+    [walking] = cluster(shards, tmp_path / "a", index=False).loaders(data=data)
+    bare = tmp_path / "bare.parquet"
+    write_index(bare, [scan_shard(path) for path in shards])
+    [unsized] = Cluster(deal(shards, 1, tmp_path / "b"), 1, tmp_path, bare).loaders(data=data)
+    for loader in (walking, unsized):
         with pytest.raises(DataError, match="sm-train index"):
             first(loader, 1)
 
@@ -295,7 +298,7 @@ def test_damage_costs_the_samples_that_it_touches(
     """Of a shard that changed after its index was made, or under a running job."""
     folder = tmp_path / "shards"
     write_shards(folder, shards=2, each=20)
-    write_index(tmp_path / "index.parquet", index_shards(folder))
+    index(folder)
     [loader] = Cluster([folder], 1, tmp_path / "notes", tmp_path / "index.parquet").loaders()
     spoil(folder / "shard-000.tar")
     batches = epoch_of(loader)
@@ -374,7 +377,7 @@ def test_samples_of_which_none_is_good_are_an_error(tmp_path: Path) -> None:
 
 def test_an_index_of_other_shards_stops_all(tmp_path: Path) -> None:
     write_shards(tmp_path / "shards", shards=1, each=4)
-    write_index(tmp_path / "index.parquet", index_shards(tmp_path / "shards"))
+    index(tmp_path / "shards")
     write_shards(tmp_path / "shards", shards=3, each=4)
     alone = Cluster([tmp_path / "shards"], 1, tmp_path / "notes", tmp_path / "index.parquet")
     with pytest.raises(DataError, match=r"2 shards .* not in the index, shard-001\.tar among"):

@@ -20,12 +20,9 @@ from sm_train.entrypoints.shard_index import (
     IndexWriter,
     Refused,
     ShardIndex,
-    index_shards,
     write_index,
 )
-from sm_train.entrypoints.shards import Shard, ShardError, verify_shard
-
-from tests.cluster.jobs import write_shards
+from sm_train.entrypoints.shards import Shard, ShardError
 
 DIGEST = "0123456789abcdef" * 4
 
@@ -157,21 +154,3 @@ def test_an_index_that_was_not_finished_cannot_be_read(tmp_path: Path) -> None:
         interrupted()
     with pytest.raises(ShardError, match="not a shard index"):
         ShardIndex(path)
-
-
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_tree_without_an_index_gets_one(tmp_path: Path, processes: int) -> None:
-    for name in ("b", "a"):
-        write_shards(tmp_path / name, shards=1, each=3)
-    seen: list[str] = []
-    found = list(
-        index_shards(tmp_path, processes=processes, progress=lambda one: seen.append(one.name))
-    )
-    assert seen == [one.name for one in found] == ["a/shard-000.tar", "b/shard-000.tar"]
-    for one in found:
-        verify_shard(tmp_path / one.name, one)
-
-
-def test_a_tree_without_shards_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ShardError, match="no tar files"):
-        list(index_shards(tmp_path))

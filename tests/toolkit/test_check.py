@@ -72,8 +72,9 @@ def test_aws_is_asked_unless_offline(cli: Cli, aws: Aws, tmp_path: Path) -> None
     missing = findings(cli, run, 3, **options)
     assert missing["bucket"] == "error"
     aws.make_bucket("my-bucket", **{"shards/0.tar": b"x"})
-    assert findings(cli, run, 3, **options) == {"shard-count": "error"}
-    aws.make_bucket("other", **{f"shards/{index}.tar": b"x" for index in range(4)})
+    assert findings(cli, run, 3, **options) == {"shard-count": "error", "index-missing": "error"}
+    shards = {f"shards/{index}.tar": b"x" for index in range(4)}
+    aws.make_bucket("other", **shards, **{"index.parquet": b"x"})
     enough = write_run(tmp_path, data={"uri": "s3://other/shards/"})
     assert findings(cli, enough, 0, **options) == {}
 

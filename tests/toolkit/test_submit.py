@@ -17,7 +17,7 @@ from tests.conftest import Aws, Cli, clean_environment
 from tests.estimators.runs import stage
 from tests.toolkit.runs import write_run
 
-SHARDS = {f"shards/{index}.tar": b"x" for index in range(4)}
+SHARDS = {f"shards/{index}.tar": b"x" for index in range(4)} | {"index.parquet": b"x"}
 
 
 def dry_run(cli: Cli, run: Path, *more: str) -> dict[str, Any]:

@@ -138,6 +138,7 @@ def _send(
     aws.require_bucket(session, bucket, region, "bucket")
     aws.require_bucket(session, config.data.uri.split("/")[2], region, "data.uri")
     aws.require_shards(session, config.data.uri, stage.instances)
+    aws.require_index(session, config.data.uri, config.data.index_uri)
     history = _history(session, config, region)
     submission = replace(submission, cost=price(config, region, submission.stages, history))
     show_plan(submission, people())
