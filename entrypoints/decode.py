@@ -85,7 +85,7 @@ def _decode(content: bytes | memoryview, target: Target) -> tuple[Pixels, int]:
         orientation = jpeg_orientation(content)
         try:
             pixels = _decode_jpeg(content, target, turned=orientation >= 5)
-        except ValueError:
+        except (ValueError, KeyError):
             # Damaged, or merely odd: Pillow tells the two apart.
             pixels = None
         if pixels is not None:

@@ -25,10 +25,7 @@ def image_size(content: bytes | memoryview) -> tuple[int, int]:
         DecodeError: no JPEG, PNG or WebP begins here.
     """
     if is_jpeg(content):
-        try:
-            height, width, _, _ = simplejpeg.decode_jpeg_header(content, strict=False)
-        except ValueError as error:
-            raise DecodeError("image-corrupt", str(error)) from None
+        height, width = jpeg_size(content)
         return (width, height) if jpeg_orientation(content) >= 5 else (height, width)
     with open_image(content) as image:
         turned = orientation_of(image.info.get("exif", b"")) >= 5
@@ -38,6 +35,21 @@ def image_size(content: bytes | memoryview) -> tuple[int, int]:
 def is_jpeg(content: bytes | memoryview) -> bool:
     """Whether a JPEG begins here."""
     return bytes(content[:3]) == b"\xff\xd8\xff"
+
+
+def jpeg_size(content: bytes | memoryview) -> tuple[int, int]:
+    """Height and width of a JPEG as stored.
+
+    Raises:
+        DecodeError: its header is damaged.
+    """
+    try:
+        height, width, _, _ = simplejpeg.decode_jpeg_header(content, strict=False)
+    except ValueError as error:
+        raise corrupt(error) from None
+    except KeyError:  # it looks colours up that a header cut short does not name
+        raise DecodeError("image-corrupt", "the header is cut short") from None
+    return height, width
 
 
 def jpeg_orientation(content: bytes | memoryview) -> int:

@@ -18,7 +18,7 @@ import hashlib
 import os
 import tarfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
@@ -80,7 +80,7 @@ def verify_shard(path: Path, expected: Shard | None = None) -> None:
             _samples(path, file)
         return
     found = scan_shard(path, expected.name)
-    if found != expected:
+    if found != replace(expected, widths=(), heights=()):
         raise ShardError(
             f"{path}: not the shard in the index: it has {found.samples} samples, "
             f"{found.bytes} bytes and sha256 {found.sha256[:12]}…, the index says "

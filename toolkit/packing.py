@@ -1,72 +1,72 @@
-"""Packs images and captions into shards: whole, deterministic, or not at all.
+"""Packs images and captions into shards: planned at first, then made shard by shard.
 
-Worker processes check the images, one writer takes their results in the order of the inputs.
-Samples are numbered over the accepted inputs in sorted order, so the same input and options give
-the same bytes whatever the number of workers. In memory are the list of inputs (with captions,
-where a table has them) and a few images for each worker, never a shard.
+The plan is a pure function of the list of inputs and the options, and a shard of its inputs: so
+the result is the same whatever the number of processes, and a pack that was broken off goes on
+with the shards that are missing. In memory are the list of inputs (with captions, where a table
+has them) and a few images for each thread, never a shard.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import os
+import json
 import re
-import signal
-import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
+from sm_train.entrypoints.pack_plan import (
+    Options,
+    ShardPlan,
+    deal,
+    packed_bytes,
+    shard_count,
+    shard_name,
+)
+from sm_train.entrypoints.pack_shard import WORK, Made, open_index, read_record, record_name
 from sm_train.entrypoints.shard_index import (
     INDEX_NAME,
     SHARDS_FOLDER,
+    IndexWriter,
     Refused,
     ShardIndex,
-    write_index,
 )
-from sm_train.entrypoints.shard_writer import Sample, ShardWriter, encode_sample, sample_key
-from sm_train.entrypoints.shards import Shard, ShardError
+from sm_train.entrypoints.shards import ShardError
+from sm_train.entrypoints.storage import Access, Folder, Place, place
 from sm_train.toolkit.errors import ExitCode, UserError
-from sm_train.toolkit.packing_images import examine
-from sm_train.toolkit.packing_inputs import Input, Inputs, find_inputs
-from sm_train.toolkit.packing_staging import publish, signals_as_interrupt, staging_folder
+from sm_train.toolkit.packing_duplicates import digests_name, find_duplicates
+from sm_train.toolkit.packing_inputs import Inputs, find_inputs
+from sm_train.toolkit.packing_lock import locked, signals_as_interrupt
+from sm_train.toolkit.packing_workers import Tally, Work, work_on
 
 MIN_SHARD_BYTES = 1000
+PLAN_NAME = f"{WORK}/plan.json"
 
 _UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4}
 _UNITS |= {f"{letter}I": 1024**power for power, letter in enumerate("KMGT", start=1)}
 
-AHEAD = 4
-"""Inputs in flight for each worker: enough to keep it busy while the writer waits for one."""
-
 
 @dataclass(frozen=True)
 class PackJob:
-    """What to pack and how; sizes are bytes."""
+    """What to pack and how; sizes are bytes.
 
-    source: Path
-    destination: Path
+    ``source`` and ``destination`` are local paths or ``s3://`` addresses. The number of shards is
+    a multiple of ``instances``.
+    """
+
+    source: str
+    destination: str
     captions: Path | None
     shard_bytes: int
     image_column: str
     caption_column: str
     workers: int
-
-
-@dataclass(frozen=True)
-class Tally:
-    """How far a run is; ``bytes`` counts the accepted samples as they stand in the shards."""
-
-    done: int
-    total: int
-    bytes: int
-    refused: int
+    instances: int = 1
+    options: Options = field(default_factory=Options)
+    access: Access = field(default_factory=Access)
 
 
 @dataclass(frozen=True)
@@ -74,16 +74,16 @@ class Packed:
     """A finished pack, written now or found done."""
 
     index: ShardIndex
-    destination: Path
+    destination: Place
     was_there: bool
 
     @property
-    def index_path(self) -> Path:
-        return self.destination / INDEX_NAME
+    def index_path(self) -> str:
+        return self.destination.shown(INDEX_NAME)
 
     @property
-    def shards_path(self) -> Path:
-        return self.destination / SHARDS_FOLDER
+    def shards_path(self) -> str:
+        return self.destination.shown(SHARDS_FOLDER)
 
     @property
     def refused_by_reason(self) -> dict[str, int]:
@@ -109,9 +109,9 @@ def parse_size(text: str) -> int:
 def pack(job: PackJob, on_progress: Callable[[Tally], None]) -> Packed:
     """Pack ``job.source`` into ``job.destination``.
 
-    Everything is written to a folder inside the destination, on the same file system, and moved
-    in place when it is whole; an error or a signal leaves the destination as it was. Where the
-    same inputs were packed with the same options before, nothing is written.
+    Shards get their names when they are whole, and the index comes last. Whatever ends a run
+    before that, the same command goes on with what is missing; the result is the same, byte for
+    byte. Where everything was packed before, nothing is written.
 
     Raises:
         UserError: nothing to pack, or the destination holds something else.
@@ -124,132 +124,203 @@ def pack(job: PackJob, on_progress: Callable[[Tally], None]) -> Packed:
         job.captions,
         image_column=job.image_column,
         caption_column=job.caption_column,
+        access=job.access,
     )
-    if (done := _already_packed(job, inputs)) is not None:
-        return Packed(done, job.destination, was_there=True)
-    with signals_as_interrupt(), staging_folder(job.destination) as staging:
-        shards, refused = _fill(job, inputs, staging, on_progress)
-        if not shards:
-            raise UserError(_all_refused(job.source, refused))
-        write_index(
-            staging / INDEX_NAME, shards, refused,
-            target_bytes=job.shard_bytes, inputs=inputs.fingerprint,
-        )  # fmt: skip
+    destination = place(job.destination, job.access)
+    _require_folder(job.destination, destination)
+    if (done := _already_packed(job, inputs, destination)) is not None:
+        return Packed(done, destination, was_there=True)
+    plans = plan_shards(job, inputs)
+    with signals_as_interrupt(), locked(destination):
+        started = _begin(job, inputs, destination, started)
+        try:
+            made = _make(job, plans, destination, on_progress)
+        except BaseException as error:
+            _stop(destination, plans, error)
+            raise
+        if not any(one.shard for one in made):
+            _forget(destination, plans)
+            raise UserError(_all_refused(job.source, [*inputs.refused, *_refused(made)]))
+        _write_index(job, inputs, destination, made)
         # The index's time says up to when changes to the inputs are in it.
-        os.utime(staging / INDEX_NAME, ns=(started, started))
-        publish(staging, job.destination)
-    return Packed(ShardIndex(job.destination / INDEX_NAME), job.destination, was_there=False)
+        destination.stamp(INDEX_NAME, started)
+        _forget(destination, plans)
+    return Packed(_read_index(destination), destination, was_there=False)
 
 
-def _fill(
-    job: PackJob, inputs: Inputs, staging: Path, on_progress: Callable[[Tally], None]
-) -> tuple[list[Shard], list[Refused]]:
-    """Write the shards into ``staging``; returns them and what was left out."""
-    refused = list(inputs.refused)
-    total = len(inputs.images) + len(refused)
-    accepted = written = 0
-    folder = staging / SHARDS_FOLDER
-    folder.mkdir()
-    with (
-        ShardWriter(folder, job.shard_bytes) as writer,
-        closing(examined(inputs.images, job.workers)) as outcomes,
-    ):
-        for outcome in outcomes:
-            if isinstance(outcome, Refused):
-                refused.append(outcome)
-            else:
-                key = sample_key(accepted)
-                encoded = encode_sample(key, outcome)
-                writer.write(key, encoded)
-                accepted += 1
-                written += len(encoded)
-            on_progress(Tally(accepted + len(refused), total, written, len(refused)))
+def _require_folder(address: str, destination: Place) -> None:
+    if isinstance(destination, Folder):
+        for one in (destination.path, *destination.path.parents):
+            if one.exists() and not one.is_dir():
+                raise UserError(f"{address}: {one} is not a folder; choose another")
+
+
+def plan_shards(job: PackJob, inputs: Inputs) -> list[ShardPlan]:
+    """Which inputs go into which shard.
+
+    Raises:
+        UserError: there are fewer inputs than instances.
+    """
+    if len(inputs.images) < job.instances:
+        raise UserError(
+            f"{job.source}: {len(inputs.images)} images for {job.instances} instances; each needs "
+            "a shard of its own"
+        )
+    sizes = [
+        packed_bytes(image.bytes, caption)
+        for image, caption in zip(inputs.images, inputs.caption_bytes, strict=True)
+    ]
+    count = shard_count(sum(sizes), job.shard_bytes, multiple_of=job.instances)
+    most = len(sizes) // job.instances * job.instances
+    edges = deal(sizes, min(count, most)) if sizes else []
+    return [
+        ShardPlan(number, shard_name(number), inputs.images[first:behind], job.options)
+        for number, (first, behind) in enumerate(edges)
+    ]
+
+
+def _make(
+    job: PackJob,
+    plans: Sequence[ShardPlan],
+    destination: Place,
+    on_progress: Callable[[Tally], None],
+) -> list[Made]:
+    """Make the shards that are missing; returns all, in order."""
+    work = Work(destination, job.access, job.workers)
+    total = sum(len(plan.inputs) for plan in plans)
+    dropped: Mapping[int, Refused] = {}
+    if job.options.compares:
+        dropped = find_duplicates(plans, work, on_progress)
+    known = {plan.number: read_record(plan, destination) for plan in plans}
+    missing = [plan for plan in plans if known[plan.number] is None]
+    begun = total - sum(len(plan.inputs) for plan in missing)
+    for tally in work_on(missing, work, dropped):
+        on_progress(replace(tally, done=tally.done + begun, total=total))
+    made = []
+    for plan in plans:
+        record = known[plan.number] or read_record(plan, destination)
+        if record is None:
+            raise UserError(f"{destination.shown(record_name(plan))}: was there and is gone")
+        made.append(record)
+    return made
+
+
+def _stop(destination: Place, plans: Sequence[ShardPlan], error: BaseException) -> None:
+    """Keep what is finished, and say so; leave nothing where nothing is.
+
+    Raises:
+        UserError: something is kept, and the user interrupted it.
+    """
+    if not any(destination.size(record_name(plan)) is not None for plan in plans):
+        _forget(destination, plans)
+    elif isinstance(error, KeyboardInterrupt):
+        raise UserError(
+            "interrupted; finished shards stay, and the same command goes on",
+            ExitCode.INTERRUPTED,
+        ) from None
+
+
+def _begin(job: PackJob, inputs: Inputs, destination: Place, started: int) -> int:
+    """Write down what is packed, or see that it is what was begun before; returns when."""
+    plan = _plan_document(job, inputs)
+    try:
+        before: dict[str, Any] = json.loads(destination.read(PLAN_NAME))
+    except FileNotFoundError:
+        with destination.writing(PLAN_NAME) as sink:
+            sink.write(json.dumps(plan | {"started_ns": started}).encode())
+        return started
+    except ValueError:
+        before = {}
+    mend = "choose another folder or remove it"
+    if {key: before.get(key) for key in plan} != plan:
+        raise UserError(
+            f"{job.destination}: holds an unfinished pack of other inputs or options; {mend}"
+        )
+    begun: int = before["started_ns"]
+    if inputs.newest_ns > begun:
+        raise UserError(
+            f"{job.destination}: {job.source} has changed since this pack was begun; {mend}"
+        )
+    return begun
+
+
+def _plan_document(job: PackJob, inputs: Inputs) -> dict[str, Any]:
+    return {
+        "inputs": inputs.fingerprint,
+        "shard_bytes": job.shard_bytes,
+        "instances": job.instances,
+        "options": job.options.changed(),
+    }
+
+
+def _write_index(job: PackJob, inputs: Inputs, destination: Place, made: Sequence[Made]) -> None:
+    refused = [*inputs.refused, *_refused(made)]
     refused.sort(key=lambda item: (item.source, item.reason, item.detail))
-    return writer.shards, refused
+    with destination.writing(INDEX_NAME) as sink, IndexWriter(
+        sink,
+        target_bytes=job.shard_bytes,
+        inputs=inputs.fingerprint,
+        options=_index_options(job),
+    ) as writer:  # fmt: skip
+        for one in made:
+            if one.shard is not None:
+                writer.add(one.shard)
+        for item in refused:
+            writer.refuse(item)
 
 
-def _all_refused(source: Path, refused: list[Refused]) -> str:
+def _index_options(job: PackJob) -> dict[str, Any]:
+    return job.options.changed() | ({"instances": job.instances} if job.instances > 1 else {})
+
+
+def _refused(made: Sequence[Made]) -> Iterator[Refused]:
+    for one in made:
+        yield from one.refused
+
+
+def _forget(destination: Place, plans: Sequence[ShardPlan]) -> None:
+    """Remove what an unfinished pack is resumed by."""
+    for plan in plans:
+        destination.remove(record_name(plan))
+        destination.remove(digests_name(plan))
+    destination.remove(PLAN_NAME)
+
+
+def _all_refused(source: str, refused: list[Refused]) -> str:
     counts = Counter(item.reason for item in refused).most_common()
     reasons = ", ".join(f"{reason} {count}" for reason, count in counts)
     return f"{source}: nothing to pack, all {len(refused)} inputs are refused: {reasons}"
 
 
-def examined(images: tuple[Input, ...], workers: int) -> Generator[Sample | Refused]:
-    """What becomes of each input, in order; ``workers`` processes look at them."""
-    workers = min(workers, len(images))
-    if workers <= 1:
-        yield from map(examine, images)
-        return
-    # spawn: a fork would copy this process's threads' locks and its signal handlers.
-    with _deaf_children():
-        pool = ProcessPoolExecutor(
-            workers, multiprocessing.get_context("spawn"), initializer=_end_with_parent
-        )
-    pending: deque[Future[Sample | Refused]] = deque()
-    try:
-        for image in images:
-            with _deaf_children():  # the pool starts its processes as it needs them
-                pending.append(pool.submit(examine, image))
-            if len(pending) >= workers * AHEAD:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
-    except BrokenProcessPool:
-        raise UserError(
-            "a process that checks images was killed, perhaps for its memory; try fewer --workers",
-            ExitCode.UNEXPECTED,
-        ) from None
-    finally:
-        pool.shutdown(cancel_futures=True)
+def _read_index(destination: Place) -> ShardIndex:
+    return open_index(destination.read(INDEX_NAME))
 
 
-@contextmanager
-def _deaf_children() -> Iterator[None]:
-    """Whatever process is started in here does not hear Ctrl-C and hang-up.
-
-    A terminal sends both to the whole group, and only the parent shall answer.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _end_with_parent() -> None:
-    """Leave no orphan behind a parent that is killed outright."""
-    parent = multiprocessing.parent_process()
-
-    def wait() -> None:
-        if parent is not None:
-            parent.join()
-            os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
-
-
-def _already_packed(job: PackJob, inputs: Inputs) -> ShardIndex | None:
-    """The index of a finished pack of these very inputs; None where nothing was packed.
+def _already_packed(job: PackJob, inputs: Inputs, destination: Place) -> ShardIndex | None:
+    """The index of a finished pack of these very inputs; None where it is not finished.
 
     Raises:
         UserError: the destination holds another pack, or only parts of one.
     """
-    path, shards = job.destination / INDEX_NAME, job.destination / SHARDS_FOLDER
     mend = "choose another folder or remove it"
-    if not path.exists():
-        if not shards.exists() or (shards.is_dir() and not any(shards.iterdir())):
-            return None
-        raise UserError(f"{shards}: exists, without an index beside it; {mend}")
     try:
-        index = ShardIndex(path)
+        index = _read_index(destination)
+    except FileNotFoundError:
+        if destination.holds(SHARDS_FOLDER) and destination.size(PLAN_NAME) is None:
+            shown = destination.shown(SHARDS_FOLDER)
+            raise UserError(f"{shown}: exists, without an index beside it; {mend}") from None
+        return None
     except ShardError as error:
         raise UserError(f"{error}; {mend}") from None
-    if (index.header.inputs, index.header.target_bytes) != (inputs.fingerprint, job.shard_bytes):
+    header = index.header
+    if (header.inputs, header.target_bytes, header.options) != (
+        inputs.fingerprint, job.shard_bytes, _index_options(job)
+    ):  # fmt: skip
         raise UserError(f"{job.destination}: holds a pack of other inputs or options; {mend}")
-    if inputs.newest_ns > path.stat().st_mtime_ns:
+    if inputs.newest_ns > destination.changed_ns(INDEX_NAME):
         raise UserError(f"{job.destination}: {job.source} has changed since it was packed; {mend}")
-    for name, size in zip(index.names, index.bytes, strict=True):
-        file = shards / name
-        if not file.is_file() or file.stat().st_size != size:
-            raise UserError(f"{file}: is not as {INDEX_NAME} says; {mend}")
+    for name, size in zip(index.names, index.bytes.tolist(), strict=True):
+        if destination.size(f"{SHARDS_FOLDER}/{name}") != size:
+            shown = destination.shown(f"{SHARDS_FOLDER}/{name}")
+            raise UserError(f"{shown}: is not as {INDEX_NAME} says; {mend}")
     return index

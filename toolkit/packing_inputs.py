@@ -1,4 +1,4 @@
-"""Finds what is to be packed: images in a folder, captions beside them or in a table."""
+"""Finds what is to be packed: images in a folder or in S3, captions beside them or in a table."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import csv
 import hashlib
 import json
 import os
+import posixpath
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sm_train.entrypoints.pack_plan import Input
 from sm_train.entrypoints.shard_index import Refused
+from sm_train.entrypoints.storage import Access, s3_client
+from sm_train.toolkit.aws import refusals_in_words, split_uri
 from sm_train.toolkit.errors import UserError
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp"})
@@ -20,20 +25,21 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Input:
-    """One image to pack.
+class Found:
+    """An image that was found, with what tells whether it has changed.
 
-    ``source`` is its path below the source folder, with forward slashes. ``caption`` comes from
-    a table; None stands for the ``.txt`` file beside the image.
+    ``source`` is its path below the source with forward slashes, or its address. ``caption``
+    comes from a table; otherwise the text at ``caption_address`` is it. ``changed_ns`` is the
+    latest modification of either, Unix nanoseconds.
     """
 
     source: str
-    path: Path
+    address: str
+    bytes: int
+    changed_ns: int
     caption: str | None = None
-
-    @property
-    def caption_path(self) -> Path:
-        return self.path.with_suffix(".txt")
+    caption_address: str | None = None
+    caption_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,7 @@ class Inputs:
     """Everything found, in the order in which it is packed, and rows that name no image."""
 
     images: tuple[Input, ...]
+    caption_bytes: tuple[int, ...]
     refused: tuple[Refused, ...]
     fingerprint: str
     """SHA-256 over names, sizes and table captions: cheap, and the same wherever they lie."""
@@ -49,45 +56,75 @@ class Inputs:
 
 
 def find_inputs(
-    source: Path, captions: Path | None, *, image_column: str, caption_column: str
+    source: str,
+    captions: Path | None,
+    *,
+    image_column: str,
+    caption_column: str,
+    access: Access,
 ) -> Inputs:
     """List what ``source`` holds, sorted by path; captions are read only where a table has them.
 
-    ``source`` is a folder, searched to the bottom, or a table of images and captions whose paths
-    are relative to its own folder. With ``captions`` the table says which images of the folder
-    are packed; an image that it names twice is packed twice.
+    ``source`` is a folder, searched to the bottom, a pattern (``photos/**/*.jpg``), an S3 prefix,
+    or a table of images and captions whose paths are relative to its own folder or ``s3://``
+    addresses. With ``captions`` the table says which images of the source are packed; an image
+    that it names twice is packed twice.
 
     Raises:
         UserError: no such source, no images in it, or a table that cannot be used.
     """
-    if not source.exists():
+    if captions is not None:
+        if not source.startswith("s3://") and not Path(source).is_dir():
+            raise UserError(f"{source}: with --captions the source is the images' folder")
+        return _inputs(
+            str(captions), *_rows(captions, source, image_column, caption_column, access)
+        )
+    if source.startswith("s3://"):
+        return _inputs(source, objects_below(source, access), [])
+    if any(mark in source for mark in "*?["):
+        return _inputs(source, _matching(source), [])
+    path = Path(source)
+    if not path.exists():
         raise UserError(f"{source}: no such folder or table")
-    if source.is_dir() and captions is None:
-        return _inputs(source, _images_below(source), [])
-    table, root = (captions, source) if captions else (source, source.parent)
-    if not root.is_dir():
-        raise UserError(f"{source}: with --captions the source is the images' folder")
-    images, refused = _rows_as_inputs(table, root, image_column, caption_column)
-    return _inputs(table, images, refused)
+    if path.is_dir():
+        return _inputs(source, _images_below(path), [])
+    root = str(path.parent)
+    return _inputs(source, *_rows(path, root, image_column, caption_column, access))
 
 
-def _inputs(where: Path, images: Iterable[Input], refused: list[Refused]) -> Inputs:
-    ordered = tuple(sorted(images, key=lambda image: image.source))
+def _inputs(where: str, images: Iterable[Found], refused: list[Refused]) -> Inputs:
+    ordered = sorted(images, key=lambda image: image.source)
     if not ordered and not refused:
         raise UserError(f"{where}: no images in it (jpg, jpeg, png, webp)")
     digest = hashlib.sha256()
-    newest = 0
     for image in ordered:
-        size, changed = _size_and_time(image.path)
-        caption: str | int | None = image.caption
-        if caption is None:
-            caption, caption_changed = _size_and_time(image.caption_path)
-            changed = max(changed, caption_changed)
-        digest.update(json.dumps([image.source, size, caption]).encode())
-        newest = max(newest, changed)
+        caption = image.caption_bytes if image.caption is None else image.caption
+        digest.update(json.dumps([image.source, image.bytes, caption]).encode())
     for item in refused:
         digest.update(json.dumps([item.source, item.reason, item.detail]).encode())
-    return Inputs(ordered, tuple(refused), digest.hexdigest(), newest)
+    numbered = tuple(
+        Input(number, one.source, one.address, one.bytes, one.caption, one.caption_address)
+        for number, one in enumerate(ordered)
+    )
+    captions = tuple(
+        len(one.caption.encode("utf-8", "surrogatepass"))
+        if one.caption is not None
+        else one.caption_bytes or 0
+        for one in ordered
+    )
+    newest = max((one.changed_ns for one in ordered), default=0)
+    return Inputs(numbered, captions, tuple(refused), digest.hexdigest(), newest)
+
+
+def _local(source: str, path: Path, caption: str | None = None) -> Found:
+    """An image of this machine; what is not there is refused when it is read."""
+    size, changed = _size_and_time(path)
+    if caption is not None:
+        return Found(source, str(path), size or 0, changed, caption)
+    beside = path.with_suffix(".txt")
+    caption_bytes, caption_changed = _size_and_time(beside)
+    newest = max(changed, caption_changed)
+    return Found(source, str(path), size or 0, newest, None, str(beside), caption_bytes)
 
 
 def _size_and_time(path: Path) -> tuple[int | None, int]:
@@ -98,7 +135,7 @@ def _size_and_time(path: Path) -> tuple[int | None, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _images_below(folder: Path) -> Iterator[Input]:
+def _images_below(folder: Path) -> Iterator[Found]:
     """Images by their suffix; links are followed, but into no folder twice."""
     seen: set[tuple[int, int]] = set()
     for place, subfolders, names in os.walk(folder, followlinks=True, onerror=_raise):
@@ -111,7 +148,46 @@ def _images_below(folder: Path) -> Iterator[Input]:
         for name in names:
             path = Path(place, name)
             if path.suffix.lower() in IMAGE_SUFFIXES:
-                yield Input(path.relative_to(folder).as_posix(), path)
+                yield _local(path.relative_to(folder).as_posix(), path)
+
+
+def _matching(pattern: str) -> Iterator[Found]:
+    """Images that a pattern names, by their paths below its fixed part."""
+    parts = Path(pattern).parts
+    fixed = next(number for number, part in enumerate(parts) if any(one in part for one in "*?["))
+    root = Path(*parts[:fixed])
+    for path in root.glob(str(Path(*parts[fixed:]))):
+        if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file():
+            yield _local(path.relative_to(root).as_posix(), path)
+
+
+def objects_below(uri: str, access: Access) -> list[Found]:
+    """Images below an S3 prefix, each with the ``.txt`` object beside it."""
+    bucket, prefix = split_uri(uri)
+    listed: dict[str, dict[str, Any]] = {}
+    with refusals_in_words(uri):
+        pages = s3_client(access).get_paginator("list_objects_v2")
+        for page in pages.paginate(Bucket=bucket, Prefix=prefix):
+            listed |= {one["Key"]: one for one in page.get("Contents", [])}
+    above = prefix if prefix.endswith("/") or not prefix else prefix.rpartition("/")[0] + "/"
+    found = []
+    for key, one in listed.items():
+        stem, dot, suffix = key.rpartition(".")
+        if f"{dot}{suffix}".lower() not in IMAGE_SUFFIXES:
+            continue
+        caption = listed.get(f"{stem}.txt")
+        both = [one, caption] if caption else [one]
+        found.append(
+            Found(
+                source=key.removeprefix(above),
+                address=f"s3://{bucket}/{key}",
+                bytes=one["Size"],
+                changed_ns=max(int(each["LastModified"].timestamp() * 1e9) for each in both),
+                caption_address=f"s3://{bucket}/{stem}.txt",
+                caption_bytes=caption["Size"] if caption else None,
+            )
+        )
+    return found
 
 
 def _raise(error: OSError) -> None:
@@ -119,10 +195,11 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def _rows_as_inputs(
-    table: Path, root: Path, image_column: str, caption_column: str
-) -> tuple[list[Input], list[Refused]]:
-    images: list[Input] = []
+def _rows(
+    table: Path, root: str, image_column: str, caption_column: str, access: Access
+) -> tuple[list[Found], list[Refused]]:
+    images: list[Found] = []
+    remote: list[tuple[str, str]] = []
     refused: list[Refused] = []
     for number, row in enumerate(_read_table(table, (image_column, caption_column)), start=1):
         name, caption = row.get(image_column), row.get(caption_column)
@@ -130,18 +207,57 @@ def _rows_as_inputs(
         if not isinstance(name, str) or not name:
             refused.append(Refused(place, "image-missing", "the row names no image"))
             continue
-        source = Path(os.path.relpath(root / name, root)).as_posix()
+        source = name
+        if not name.startswith("s3://"):
+            source = _below(root, name)
         if source == ".." or source.startswith("../"):
             refused.append(Refused(name, "outside-source", f"{place} leads out of the folder"))
         elif caption is None:
             refused.append(Refused(source, "caption-missing", f"{place} has no caption"))
         elif not isinstance(caption, str | int):
             refused.append(Refused(source, "caption-not-text", f"{place}: {caption!r:.60}"))
+        elif source.startswith("s3://"):
+            remote.append((source, str(caption)))
+        elif root.startswith("s3://"):
+            remote.append((f"{root.rstrip('/')}/{source}", str(caption)))
         else:
-            images.append(Input(source, root / source, str(caption)))
-    if not images and not refused:
+            images.append(_local(source, Path(root) / source, str(caption)))
+    if not images and not refused and not remote:
         raise UserError(f"{table}: a table without rows")
-    return images, refused
+    return images + _sized(remote, access), refused
+
+
+def _below(root: str, name: str) -> str:
+    """The path ``name`` of a table as a path below ``root``; begins with ``..`` if it is not."""
+    if root.startswith("s3://"):
+        return posixpath.relpath(posixpath.join("/root", name), "/root")
+    return Path(os.path.relpath(Path(root) / name, root)).as_posix()
+
+
+HEADS = 32
+"""Objects that are asked for their sizes at the same time."""
+
+
+def _sized(remote: list[tuple[str, str]], access: Access) -> list[Found]:
+    """Objects of a table with their sizes, which shards are planned by: one HEAD for each."""
+    from botocore.exceptions import ClientError
+
+    def head(row: tuple[str, str]) -> Found:
+        address, caption = row
+        bucket, key = split_uri(address)
+        try:
+            said = s3_client(access).head_object(Bucket=bucket, Key=key)
+        except ClientError as error:
+            if error.response["Error"].get("Code") not in ("404", "NoSuchKey"):
+                raise
+            return Found(address, address, 0, 0, caption)  # refused when it is read
+        changed = int(said["LastModified"].timestamp() * 1e9)
+        return Found(address, address, said["ContentLength"], changed, caption)
+
+    if not remote:
+        return []
+    with refusals_in_words(remote[0][0]), ThreadPoolExecutor(HEADS) as pool:
+        return list(pool.map(head, remote))
 
 
 def _read_table(table: Path, columns: tuple[str, str]) -> list[Row]:

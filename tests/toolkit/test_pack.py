@@ -17,9 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sm_train.entrypoints.shard_index import ShardIndex, write_index
 from sm_train.entrypoints.shards import Shard, verify_shard
+from sm_train.entrypoints.storage import Folder
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.packing import Packed, PackJob, Tally, pack, parse_size
+from sm_train.toolkit.packing import Packed, PackJob, pack, parse_size
 from sm_train.toolkit.packing_report import summary
+from sm_train.toolkit.packing_workers import Tally
 
 from tests.conftest import Cli, clean_environment
 from tests.toolkit.pictures import album, picture, tree, write_pair
@@ -170,7 +172,8 @@ def test_another_pack_is_not_overwritten(cli: Cli, tmp_path: Path, change: objec
 def test_an_image_that_changes_while_it_is_packed_is_noticed_later(tmp_path: Path) -> None:
     """The index is newer than the change, and yet does not know of it."""
     album(tmp_path / "in", 4)
-    job = PackJob(tmp_path / "in", tmp_path / "out", None, 10**6, "image", "caption", workers=1)
+    places = str(tmp_path / "in"), str(tmp_path / "out")
+    job = PackJob(*places, None, 10**6, "image", "caption", workers=1)
 
     def touch_the_first(tally: Tally) -> None:
         os.utime(tmp_path / "in/000.jpg", ns=(0, time.time_ns()))
@@ -292,7 +295,7 @@ def test_small_shards_are_remarked_on(tmp_path: Path, sizes: list[float], advise
         Shard(f"{n}.tar", int(size), "00" * 32, ("0",), (0, 1)) for n, size in enumerate(sizes)
     ]
     write_index(tmp_path / "index.parquet", shards)
-    packed = Packed(ShardIndex(tmp_path / "index.parquet"), Path("out"), was_there=False)
+    packed = Packed(ShardIndex(tmp_path / "index.parquet"), Folder(Path("out")), was_there=False)
     assert ("FastFile" in "\n".join(summary(packed))) is advised
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 import webdataset
+from sm_train.entrypoints.pack_shard import MAX_BYTES
 from sm_train.entrypoints.shard_index import ShardIndex
-from sm_train.toolkit.packing_images import MAX_BYTES
 
 from tests.conftest import Cli
 from tests.toolkit.pictures import album, picture, write_pair

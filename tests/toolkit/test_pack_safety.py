@@ -1,4 +1,4 @@
-"""What ``sm-train pack`` leaves behind when it does not come to its end: nothing."""
+"""``sm-train pack`` that does not come to its end: nothing half-done, and it can go on."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from sm_train.entrypoints.pack_plan import Input, ShardPlan
+from sm_train.entrypoints.pack_shard import AHEAD, make_shard
 from sm_train.entrypoints.shard_index import ShardIndex
 from sm_train.entrypoints.shards import verify_shard
-from sm_train.toolkit.packing import AHEAD, examined
-from sm_train.toolkit.packing_inputs import Input, find_inputs
+from sm_train.entrypoints.storage import Access, Folder
 
 from tests.conftest import Cli, clean_environment
 from tests.toolkit.pictures import album, picture, tree, write_pair
@@ -28,7 +29,8 @@ LISTENING = (
     "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n" + PROGRAM
 )
-FIRST_SHARD = "out/.packing/shards/shard-000000.tar"
+FIRST_RECORD = "out/.packing/shard-000000.tar.parquet"
+GOES_ON = "sm-train: interrupted; finished shards stay, and the same command goes on"
 PATIENCE = 60  # seconds until a wait for a condition is given up
 
 Mount = Callable[[str], Path]
@@ -116,7 +118,7 @@ def wait_for_group(leader: int) -> None:
 def interrupt_midway(folder: Path, send: Callable[[int], None], *arguments: str) -> tuple[int, str]:
     """Start packing, ``send`` something to it after its first shard; exit code and words."""
     with started(folder, *arguments) as process:
-        until((folder / FIRST_SHARD).exists, process)
+        until((folder / FIRST_RECORD).exists, process)
         send(process.pid)
         _, words = process.communicate(timeout=PATIENCE)
         wait_for_group(process.pid)
@@ -130,62 +132,112 @@ SIGNALS = [
 ]
 
 
+def whole_shards(folder: Path) -> list[str]:
+    """Everything that has a final name is whole; returns the names of the shards."""
+    hidden = [path for path in folder.rglob("*") if path.name.endswith(".part")]
+    assert hidden == []
+    for path in (folder / "shards").iterdir():
+        verify_shard(path)
+    return sorted(path.name for path in (folder / "shards").iterdir())
+
+
 @pytest.mark.parametrize("workers", ["1", "2"])
 @pytest.mark.parametrize("send", SIGNALS)
 @pytest.mark.usefixtures("long_album")
-def test_a_signal_ends_it_and_leaves_nothing(
+def test_a_signal_ends_it_and_keeps_what_is_finished(
     tmp_path: Path, send: Callable[[int], None], workers: str
 ) -> None:
     code, words = interrupt_midway(tmp_path, send, "--workers", workers)
-    assert (code, words.strip()) == (130, "sm-train: interrupted")
-    assert not (tmp_path / "out").exists()
+    assert (code, words.strip()) == (130, GOES_ON)
+    assert "shard-000000.tar" in whole_shards(tmp_path / "out")
+    assert not (tmp_path / "out/index.parquet").exists()
 
 
 @pytest.mark.usefixtures("long_album")
-def test_a_signal_leaves_what_was_there(tmp_path: Path) -> None:
+def test_a_signal_before_the_first_shard_leaves_what_was_there(tmp_path: Path) -> None:
     (tmp_path / "out/shards").mkdir(parents=True)
     (tmp_path / "out/notes.md").write_text("mine")
     before = tree(tmp_path / "out")
-    code, _ = interrupt_midway(tmp_path, lambda pid: os.kill(pid, signal.SIGTERM))
-    assert code == 130
+    with started(tmp_path, "--shard-size", "1GB") as process:
+        until((tmp_path / "out/.packing/plan.json").exists, process)
+        process.terminate()
+        _, words = process.communicate(timeout=PATIENCE)
+        wait_for_group(process.pid)
+    assert (process.returncode, words.strip()) == (130, "sm-train: interrupted")
     assert tree(tmp_path / "out") == before
 
 
 @pytest.mark.usefixtures("long_album")
 def test_impatience_does_not_break_off_the_cleaning_up(tmp_path: Path) -> None:
     with started(tmp_path, "--workers", "2") as process:
-        until((tmp_path / FIRST_SHARD).exists, process)
+        until((tmp_path / FIRST_RECORD).exists, process)
         while process.poll() is None:
             os.kill(process.pid, signal.SIGINT)
             os.kill(process.pid, signal.SIGTERM)
         wait_for_group(process.pid)
-    assert not (tmp_path / "out").exists()
+    assert whole_shards(tmp_path / "out")
+
+
+@pytest.mark.parametrize("extra", [(), ("--near-duplicates", "3")])
+def test_kill_9_at_any_moment_and_the_same_command_make_the_same_bytes(
+    cli: Cli, tmp_path: Path, extra: tuple[str, ...]
+) -> None:
+    """Killed again and again, each time after something more was finished."""
+    for number in range(24):
+        side = (700 + number, 500)
+        image = picture(number % 20, size=side, kind="PNG")
+        write_pair(tmp_path / "in", f"{number:02}.png", image, f"picture {number}")
+    size = ("--shard-size", "100KB", "--workers", "2", *extra)
+    assert cli("pack", "in", "whole", *size).returncode == 0
+    kills, kept = 0, dict[Path, int]()
+    while True:
+        done = len(list((tmp_path / "out").rglob("*.tar*")))
+        with started(tmp_path, "--workers", "2", *extra) as process:
+            while process.poll() is None:
+                now = len(list((tmp_path / "out").rglob("*.tar*")))
+                if now > done + kills % 3:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    break
+                time.sleep(0.001)
+            process.wait(PATIENCE)
+            wait_for_group(process.pid)
+        if process.returncode == 0:
+            break
+        kills += 1
+        for path, written in kept.items():
+            assert path.stat().st_mtime_ns == written, "a finished shard was written again"
+        kept = {
+            path.parent.parent / "shards" / path.name.removesuffix(".parquet"): 0
+            for path in (tmp_path / "out/.packing").glob("*.tar.parquet")
+        }
+        kept = {path: path.stat().st_mtime_ns for path in kept}
+    assert kills > 1
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 
 @pytest.mark.usefixtures("long_album")
-def test_kill_9_shows_no_shard_and_the_next_run_clears_up(cli: Cli, tmp_path: Path) -> None:
-    code, _ = interrupt_midway(tmp_path, lambda pid: os.kill(pid, signal.SIGKILL), "--workers", "2")
+def test_an_unfinished_pack_of_other_inputs_is_not_touched(cli: Cli, tmp_path: Path) -> None:
+    code, _ = interrupt_midway(tmp_path, lambda pid: os.killpg(pid, signal.SIGKILL))
     assert code == -signal.SIGKILL
-    assert [path.name for path in (tmp_path / "out").iterdir()] == [".packing"]
     album(tmp_path / "small", 4)
-    assert cli("pack", "small", "out").returncode == 0
-    assert sorted(tree(tmp_path / "out")) == [
-        "index.parquet", "shards", "shards/shard-000000.tar",
-    ]  # fmt: skip
+    before = tree(tmp_path / "out/shards")
+    run = cli("pack", "small", "out")
+    assert run.returncode == 2
+    assert "out: holds an unfinished pack of other inputs or options" in run.stderr
+    assert tree(tmp_path / "out/shards") == before
 
 
 @pytest.mark.usefixtures("long_album")
 def test_two_runs_do_not_share_a_destination(cli: Cli, tmp_path: Path) -> None:
     album(tmp_path / "small", 4)
     with started(tmp_path) as process:
-        until((tmp_path / FIRST_SHARD).exists, process)
+        until((tmp_path / FIRST_RECORD).exists, process)
         second = cli("pack", "small", "out")
         process.terminate()
         process.wait(PATIENCE)
     assert (second.returncode, second.stderr) == (
         2, "sm-train: out: another sm-train pack is writing to it\n",
     )  # fmt: skip
-    assert not (tmp_path / "out").exists()
 
 
 def test_nohup_is_respected(long_album: Path, tmp_path: Path) -> None:
@@ -194,13 +246,13 @@ def test_nohup_is_respected(long_album: Path, tmp_path: Path) -> None:
         (long_album / f"{number:04}.png").unlink()
     ignoring = f"import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); {PROGRAM}"
     with started(tmp_path, program=ignoring) as process:
-        until((tmp_path / "out/.packing/shards").exists, process)
+        until((tmp_path / "out/.packing/plan.json").exists, process)
         os.killpg(process.pid, signal.SIGHUP)
         assert process.wait(PATIENCE) == 0
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_full_disk_is_one_line_and_leaves_what_was_there(
+def test_a_full_disk_is_one_line_and_more_room_is_enough(
     cli: Cli, tmp_path: Path, mount: Mount, workers: str
 ) -> None:
     disk = mount("size=1m")
@@ -209,30 +261,17 @@ def test_a_full_disk_is_one_line_and_leaves_what_was_there(
         noise = os.urandom(30_000)  # behind the image's end, where no decoder looks
         write_pair(tmp_path / "in", f"{number}.jpg", picture(number) + noise, "a caption")
     size = ("--shard-size", "200KB", "--workers", workers)
-    for destination in (disk, disk / "new" / "deeper"):
-        run = cli("pack", "in", destination, *size)
-        assert run.returncode == 1
-        assert run.stderr == (
-            f"sm-train: {destination}: {os.strerror(errno.ENOSPC)}; free some space\n"
-        )
-        assert tree(disk) == {"mine.txt": b"mine"}
-
-
-def test_a_disk_that_is_full_at_the_very_end_is_no_different(
-    cli: Cli, tmp_path: Path, mount: Mount
-) -> None:
-    """Room for the shards, none for the index: sizes from too small to enough."""
-    album(tmp_path / "in", 40)
-    assert cli("pack", "in", "whole", "--shard-size", "20KB").returncode == 0
-    pages = sum(-(-len(content) // 4096) for content in tree(tmp_path / "whole").values())
-    codes = []
-    for blocks in range(pages - 3, pages + 6, 2):
-        disk = mount(f"size={blocks * 4096}")
-        run = cli("pack", "in", disk, "--shard-size", "20KB")
-        codes.append(run.returncode)
-        assert tree(disk) == ({} if run.returncode else tree(tmp_path / "whole"))
-    assert codes[0] == 1
-    assert codes[-1] == 0
+    destination = disk / "new" / "deeper"
+    run = cli("pack", "in", destination, *size)
+    assert run.returncode == 1
+    assert run.stderr.startswith(f"sm-train: {destination}/")
+    assert run.stderr.endswith(f": {os.strerror(errno.ENOSPC)}; free some space\n")
+    assert (disk / "mine.txt").read_text() == "mine"
+    assert whole_shards(destination)
+    subprocess.run(["mount", "-o", "remount,size=9m", disk], check=True)
+    assert cli("pack", "in", destination, *size).returncode == 0
+    assert cli("pack", "in", "whole", *size).returncode == 0
+    assert tree(destination) == tree(tmp_path / "whole")
 
 
 def test_a_destination_that_cannot_be_written_is_a_matter_of_permission(
@@ -259,10 +298,12 @@ def test_a_destination_below_a_file_is_one_line(cli: Cli, tmp_path: Path) -> Non
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_a_killed_worker_is_one_line_and_leaves_nothing(long_album: Path, tmp_path: Path) -> None:
+def test_a_killed_worker_is_one_line_and_keeps_what_is_finished(
+    long_album: Path, tmp_path: Path
+) -> None:
     """As when the system runs out of memory."""
     with started(tmp_path, "--workers", "2") as process:
-        until((tmp_path / FIRST_SHARD).exists, process)
+        until((tmp_path / FIRST_RECORD).exists, process)
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         if not children.exists():
             pytest.skip("this kernel does not list a process's children")
@@ -276,41 +317,50 @@ def test_a_killed_worker_is_one_line_and_leaves_nothing(long_album: Path, tmp_pa
         wait_for_group(process.pid)
     assert process.returncode == 1
     assert words == (
-        "sm-train: a process that checks images was killed, perhaps for its memory; "
-        "try fewer --workers\n"
+        "sm-train: a process that packs was killed, perhaps for its memory; try fewer --workers; "
+        "finished shards stay, and the same command goes on\n"
     )
-    assert not (tmp_path / "out").exists()
+    assert (tmp_path / "out/shards/shard-000000.tar").exists()
 
 
 def test_inputs_do_not_run_ahead_of_the_writer(tmp_path: Path) -> None:
     """Their results would pile up behind a slow disk."""
-    drawn: list[Input] = []
+    drawn: list[int] = []
 
     class Watched(tuple[Input, ...]):
         def __iter__(self) -> Iterator[Input]:
             for item in super().__iter__():
-                drawn.append(item)
+                drawn.append(item.number)
                 yield item
 
     album(tmp_path / "in", 60)
-    found = find_inputs(tmp_path / "in", None, image_column="image", caption_column="caption")
-    with closing(examined(Watched(found.images), 2)) as outcomes:
-        for taken, _ in enumerate(outcomes):
-            assert len(drawn) - taken <= 2 * AHEAD
-    assert len(drawn) == 60
+    paths = sorted((tmp_path / "in").rglob("*.jpg"))
+    inputs = Watched(
+        Input(number, path.name, str(path), path.stat().st_size, "a caption")
+        for number, path in enumerate(paths)
+    )
+    written: list[int] = []
+
+    def tell(done: int, _bytes: int, _refused: int) -> None:
+        assert len(drawn) - len(written) <= 2 * AHEAD
+        written.append(done)
+
+    plan = ShardPlan(0, "shard-000000.tar", inputs)
+    make_shard(plan, Folder(tmp_path / "out"), Access(), 2, tell, {})
+    assert len(written) == len(drawn) == 60
 
 
 def test_memory_does_not_grow_with_the_shard(tmp_path: Path) -> None:
-    """400 MB in one shard, and no process may have more than 250 MB of its own."""
+    """1 GB in one shard, and no process may have more than 500 MB of its own."""
     first = write_pair(
         tmp_path / "in", "000.jpg", picture() + os.urandom(4_000_000), "noise behind its end"
     )
-    for number in range(1, 100):
+    for number in range(1, 250):
         (tmp_path / "in" / f"{number:03}.jpg").hardlink_to(first)
         (tmp_path / "in" / f"{number:03}.txt").hardlink_to(first.with_suffix(".txt"))
     program = (
         "import resource\n"
-        "limit = 250 * 2**20\n"
+        "limit = 500 * 2**20\n"
         "resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))\n" + PROGRAM
     )
     run = subprocess.run(
@@ -323,5 +373,5 @@ def test_memory_does_not_grow_with_the_shard(tmp_path: Path) -> None:
     )
     assert run.returncode == 0, run.stderr
     shard = ShardIndex(tmp_path / "out/index.parquet").shard(0)
-    assert shard.bytes > 400_000_000
+    assert shard.bytes > 1_000_000_000
     verify_shard(tmp_path / "out/shards" / shard.name, shard)

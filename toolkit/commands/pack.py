@@ -4,61 +4,145 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import click
 
+_SIDE = click.IntRange(min=1)
+
 
 @click.command()
-@click.argument("source", metavar="SRC", type=click.Path(path_type=Path))
-@click.argument("destination", metavar="DST", type=click.Path(path_type=Path))
+@click.argument("source", metavar="SRC")
+@click.argument("destination", metavar="DST")
 @click.option(
     "--captions",
     metavar="TABLE",
     type=click.Path(path_type=Path),
     help="CSV, JSONL or parquet with image and caption columns; .txt files otherwise.",
 )
-@click.option("--shard-size", metavar="SIZE", default="2GB", show_default=True)
+@click.option(
+    "--shard-size",
+    metavar="SIZE",
+    default="4GB",
+    show_default=True,
+    help="Shards are near-equal, and at most this large.",
+)
+@click.option(
+    "--for",
+    "run",
+    metavar="RUN",
+    type=click.Path(path_type=Path),
+    help="Make as many shards as the instances of RUN's largest stage divide.",
+)
 @click.option("--image-column", metavar="NAME", default="image", show_default=True)
 @click.option("--caption-column", metavar="NAME", default="caption", show_default=True)
+@click.option("--min-side", metavar="PX", type=_SIDE, help="Leave out images less high or wide.")
+@click.option(
+    "--max-aspect",
+    metavar="R",
+    type=click.FloatRange(min=1),
+    help="Leave out images whose longer side is more than R times the shorter.",
+)
+@click.option("--drop-duplicates", is_flag=True, help="Leave out images of the same bytes.")
+@click.option(
+    "--near-duplicates",
+    metavar="BITS",
+    type=click.IntRange(0, 16),
+    help="Leave out images whose perceptual hashes differ in at most BITS of 64 (try 3).",
+)
+@click.option("--max-side", metavar="PX", type=_SIDE, help="Scale larger images down, as JPEG.")
+@click.option(
+    "--quality",
+    metavar="Q",
+    type=click.IntRange(1, 100),
+    help="Encode images anew as JPEG of this quality; with --max-side 95 by default.",
+)
+@click.option(
+    "--headers-only", is_flag=True, help="Do not decode images: faster, and damage goes unseen."
+)
 @click.option(
     "--workers",
     metavar="N",
     type=click.IntRange(min=1),
-    help="Processes that check images; one for each CPU by default.",
+    help="Processes and threads that look at images; one for each CPU by default.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def command(
-    source: Path,
-    destination: Path,
-    captions: Path | None,
-    shard_size: str,
-    image_column: str,
-    caption_column: str,
-    workers: int | None,
-    as_json: bool,
-) -> None:
+@click.pass_obj
+def command(options: dict[str, Any], /, **given: Any) -> None:
     """Pack images and captions into WebDataset shards.
 
-    SRC is a folder of images (jpg, jpeg, png, webp), each with its caption in a .txt file
-    beside it, or a table of images and captions with paths relative to the table. DST receives
-    shards/ and index.parquet; the data channel is DST/shards. Broken images and captions are left
-    out and listed in the index.
+    SRC is a folder of images (jpg, jpeg, png, webp), a pattern such as 'photos/**/*.jpg' or an S3
+    prefix, each image with its caption in a .txt file beside it; or a table of images and
+    captions, with paths relative to the table or s3:// addresses. DST, a folder or an S3 prefix,
+    receives shards/ and index.parquet; the data channel is DST/shards.
+
+    Broken images and captions are left out and listed in the index. A pack that was broken off
+    goes on when the same command is given again.
     """
     from sm_train.toolkit.output import write_json
-    from sm_train.toolkit.packing import PackJob, pack, parse_size
+    from sm_train.toolkit.packing import pack
     from sm_train.toolkit.packing_report import document, progress_bar, summarize
 
-    job = PackJob(
-        source=source,
-        destination=destination,
-        captions=captions,
-        shard_bytes=parse_size(shard_size),
-        image_column=image_column,
-        caption_column=caption_column,
-        workers=workers or os.cpu_count() or 1,
-    )
+    job = _job(options, given)
     with progress_bar() as on_progress:
         packed = pack(job, on_progress)
     summarize(packed)
-    if as_json:
+    if given["as_json"]:
         write_json(document(packed))
+
+
+def _job(options: dict[str, Any], given: dict[str, Any]) -> Any:
+    from sm_train.entrypoints.pack_plan import Options
+    from sm_train.toolkit.errors import UserError
+    from sm_train.toolkit.packing import PackJob, parse_size
+
+    if given["headers_only"] and given["near_duplicates"] is not None:
+        raise UserError("--headers-only: perceptual hashes need the pixels; leave one of them out")
+    return PackJob(
+        source=given["source"],
+        destination=given["destination"],
+        captions=given["captions"],
+        shard_bytes=parse_size(given["shard_size"]),
+        image_column=given["image_column"],
+        caption_column=given["caption_column"],
+        workers=given["workers"] or os.cpu_count() or 1,
+        instances=_instances(given["run"]),
+        options=Options(
+            pixels=not given["headers_only"],
+            min_side=given["min_side"],
+            max_aspect=given["max_aspect"],
+            max_side=given["max_side"],
+            quality=given["quality"],
+            duplicates=given["drop_duplicates"] or given["near_duplicates"] is not None,
+            near_bits=given["near_duplicates"],
+        ),
+        access=_access(options, given),
+    )
+
+
+def _instances(run: Path | None) -> int:
+    if run is None:
+        return 1
+    from sm_train.estimators.run_file import RunFileError, load_run
+    from sm_train.toolkit.errors import UserError
+
+    try:
+        return max(stage.instances for stage in load_run(run).stages)
+    except RunFileError as error:
+        raise UserError(str(error)) from None
+
+
+def _access(options: dict[str, Any], given: dict[str, Any]) -> Any:
+    """How to reach S3: credentials and a region are asked for where an address needs them."""
+    from sm_train.entrypoints.storage import Access
+
+    table = str(given["captions"] or given["source"])
+    if not any(str(given[name]).startswith("s3://") for name in ("source", "destination")):
+        if not table.endswith((".csv", ".jsonl", ".parquet")):
+            return Access()
+        return Access(options["profile"], options["region"])
+    from sm_train.toolkit.aws import open_session, resolve_region
+
+    region = resolve_region(options["region"], None, options["profile"])
+    open_session(options["profile"], region)
+    return Access(options["profile"], region)

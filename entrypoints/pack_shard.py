@@ -1,0 +1,275 @@
+"""Makes one shard of a plan: reads its inputs, refuses what is bad, writes the rest in order.
+
+Threads read and examine inputs ahead of the writer: file reads, digests and decoders all leave
+Python's lock. What they return is taken in order, so the shard does not depend on their number.
+A shard that was made leaves a small record, its own index; one without a record is made again,
+byte for byte.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+from sm_train.entrypoints.buckets import aspect_shapes, nearest_shape
+from sm_train.entrypoints.image_facts import ImageFacts, encode_again, examine_image
+from sm_train.entrypoints.image_header import DecodeError
+from sm_train.entrypoints.pack_plan import Input, Options, ShardPlan, sample_key
+from sm_train.entrypoints.shard_index import (
+    SHARDS_FOLDER,
+    IndexWriter,
+    Refused,
+    ShardIndex,
+)
+from sm_train.entrypoints.shard_writer import ShardFile, encode_sample
+from sm_train.entrypoints.shards import Shard, ShardError
+from sm_train.entrypoints.storage import Access, Place, read_address
+
+WORK = ".packing"
+"""Folder of the records of an unfinished pack, in the destination."""
+
+MAX_BYTES = 1 << 30
+"""Larger images are refused unread: several are in memory at a time."""
+
+AHEAD = 4
+"""Inputs in flight for each thread: enough to keep it busy while the writer waits for one."""
+
+BUCKET_RESOLUTION = 1024
+"""Of the aspect bucket in a sample's facts, as SDXL's report names them."""
+
+Tell = Callable[[int, int, int], None]
+"""Hears of inputs that are done: how many, their packed bytes, and how many were refused."""
+
+
+class StoppedError(Exception):
+    """Somebody asked this process to stop."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """A shard that is there, or None where nothing was left for it; and what was refused."""
+
+    shard: Shard | None
+    refused: tuple[Refused, ...]
+
+
+@dataclass(frozen=True)
+class _Accepted:
+    key: str
+    encoded: bytes
+    facts: ImageFacts
+
+
+def make_shard(
+    plan: ShardPlan,
+    destination: Place,
+    access: Access,
+    threads: int,
+    tell: Tell,
+    dropped: Mapping[int, Refused],
+) -> None:
+    """Make the shard and its record in ``destination``; ``dropped`` inputs are left out.
+
+    Raises:
+        OSError: the destination cannot be written.
+    """
+    refused: list[Refused] = []
+    accepted = _accepted(plan, access, threads, tell, dropped, refused)
+    first = next(accepted, None)
+    shard = None
+    if first is not None:
+        name = f"{SHARDS_FOLDER}/{plan.name}"
+        with destination.writing(name) as sink:
+            shard = _write(ShardFile(sink, plan.name), chain([first], accepted))
+    with destination.writing(record_name(plan)) as sink:
+        sink.write(_record(shard, refused))
+
+
+def record_name(plan: ShardPlan) -> str:
+    """Where a shard's record lies below the destination."""
+    return f"{WORK}/{plan.name}.parquet"
+
+
+def read_record(plan: ShardPlan, destination: Place) -> Made | None:
+    """What was made of a shard; None where that is not finished, or is not there any more."""
+    try:
+        content = destination.read(record_name(plan))
+        index = open_index(content)
+    except (FileNotFoundError, ShardError):
+        return None
+    refused = tuple(index.refused())
+    if not len(index):
+        return Made(None, refused)
+    shard = index.shard(0)
+    if destination.size(f"{SHARDS_FOLDER}/{shard.name}") != shard.bytes:
+        return None
+    return Made(shard, refused)
+
+
+def open_index(content: bytes) -> ShardIndex:
+    """An index that is held in memory.
+
+    Raises:
+        ShardError: it is none.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "index.parquet"
+        path.write_bytes(content)
+        return ShardIndex(path)
+
+
+def _record(shard: Shard | None, refused: list[Refused]) -> bytes:
+    content = io.BytesIO()
+    with IndexWriter(content) as writer:
+        if shard is not None:
+            writer.add(shard)
+        for one in refused:
+            writer.refuse(one)
+    return content.getvalue()
+
+
+def _write(file: ShardFile, samples: Iterator[_Accepted]) -> Shard:
+    widths: list[int] = []
+    heights: list[int] = []
+    with file:
+        for one in samples:
+            file.append(one.key, one.encoded)
+            widths.append(one.facts.width)
+            heights.append(one.facts.height)
+        return file.finish(widths, heights)
+
+
+def _accepted(
+    plan: ShardPlan,
+    access: Access,
+    threads: int,
+    tell: Tell,
+    dropped: Mapping[int, Refused],
+    refused: list[Refused],
+) -> Iterator[_Accepted]:
+    """The samples of the shard, in order; the rest goes to ``refused``."""
+    for outcome in _in_order(plan, access, threads, dropped):
+        if isinstance(outcome, Refused):
+            refused.append(outcome)
+            tell(1, 0, 1)
+        else:
+            tell(1, len(outcome.encoded), 0)
+            yield outcome
+
+
+def _in_order(
+    plan: ShardPlan, access: Access, threads: int, dropped: Mapping[int, Refused]
+) -> Iterator[_Accepted | Refused]:
+    pending: deque[Future[_Accepted | Refused]] = deque()
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            for item in plan.inputs:
+                drop = dropped.get(item.number)
+                pending.append(pool.submit(_outcome, item, plan.options, access, drop))
+                if len(pending) >= threads * AHEAD:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            for one in pending:
+                one.cancel()
+
+
+def _outcome(
+    item: Input, options: Options, access: Access, drop: Refused | None
+) -> _Accepted | Refused:
+    """What becomes of an input. Never raises for what is wrong with it."""
+    if drop is not None:
+        return drop
+    try:
+        content, facts = look_at(item, options, access)
+        caption = _caption(item, access)
+    except DecodeError as error:
+        return Refused(item.source, error.reason, str(error).partition(": ")[2])
+    key = sample_key(item.number)
+    encoded = encode_sample(key, content, caption, facts.kind, _facts(item, facts, caption))
+    return _Accepted(key, encoded, facts)
+
+
+def look_at(item: Input, options: Options, access: Access) -> tuple[bytes, ImageFacts]:
+    """An input's image as it is packed, and its facts.
+
+    Raises:
+        DecodeError: it is missing, damaged, or filtered out.
+    """
+    content = _read("image", item.address, item.bytes, access)
+    facts = examine_image(content, pixels=options.pixels)
+    _filter(facts, options)
+    if options.quality is None and (
+        options.max_side is None or max(facts.width, facts.height) <= options.max_side
+    ):
+        return content, facts
+    content = encode_again(content, options.max_side, options.quality or 95)
+    return content, examine_image(content, pixels=options.pixels)
+
+
+def _filter(facts: ImageFacts, options: Options) -> None:
+    short, long = sorted((facts.width, facts.height))
+    if options.min_side is not None and short < options.min_side:
+        raise DecodeError("image-small", f"{facts.width} × {facts.height} pixels")
+    if options.max_aspect is not None and long > options.max_aspect * short:
+        raise DecodeError("image-long", f"{facts.width} × {facts.height} pixels")
+
+
+def _facts(item: Input, facts: ImageFacts, caption: str) -> bytes:
+    shapes = aspect_shapes(BUCKET_RESOLUTION)
+    height, width = shapes[int(nearest_shape(shapes, facts.height, facts.width))]
+    document = {
+        "width": facts.width,
+        "height": facts.height,
+        "orientation": facts.orientation,
+        "format": facts.kind,
+        "sha256": facts.sha256,
+        "phash": None if facts.phash is None else f"{facts.phash:016x}",
+        "aspect_bucket": f"{width}x{height}",
+        "caption_length": len(caption),
+        "source": item.source,
+    }
+    return json.dumps(document).encode()
+
+
+def _caption(item: Input, access: Access) -> str:
+    """The caption without the white space and the byte order mark around it."""
+    raw = b""
+    if item.caption is None:
+        if item.caption_address is None:
+            raise DecodeError("caption-missing", f"no caption beside {item.source}")
+        raw = _read("caption", item.caption_address, 0, access)
+    try:
+        if item.caption is not None:
+            raw = item.caption.encode("utf-8", "surrogateescape")  # the table's own bytes again
+        caption = raw.decode("utf-8-sig").strip()
+    except UnicodeError:
+        raise DecodeError("caption-not-utf8", "the caption is not UTF-8 text") from None
+    if not caption:
+        raise DecodeError("caption-empty", "nothing but white space")
+    return caption
+
+
+def _read(part: str, address: str, size: int, access: Access) -> bytes:
+    if size > MAX_BYTES:
+        raise DecodeError(f"{part}-too-large", f"{size} bytes; 1 GiB at most")
+    name = address.rpartition("/")[2]
+    try:
+        if not address.startswith("s3://") and not Path(address).is_file():  # a pipe would block
+            if Path(address).exists():
+                raise DecodeError(f"{part}-unreadable", f"{name} is not a regular file")
+            raise FileNotFoundError
+        return read_address(address, access)
+    except (FileNotFoundError, NotADirectoryError):
+        raise DecodeError(f"{part}-missing", f"no file {name}") from None
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        said = getattr(error, "strerror", None) or str(error)
+        raise DecodeError(f"{part}-unreadable", said) from None

@@ -1,0 +1,162 @@
+"""Processes that make shards, each with threads of its own, and how far they are together."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from sm_train.entrypoints.pack_plan import ShardPlan
+from sm_train.entrypoints.pack_shard import StoppedError, Tell, make_shard
+from sm_train.entrypoints.shard_index import Refused
+from sm_train.entrypoints.storage import Access, Place, Prefix
+from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.packing_lock import signals_noted
+
+S3_THREADS = 16
+"""Inputs that a process reads at the same time from or to S3, to hide its latency."""
+
+_LOOK = 0.2  # seconds between two looks at how far they are
+
+Task = Callable[[ShardPlan, Tell], None]
+
+
+@dataclass(frozen=True)
+class Work:
+    """Where shards are made, and by how many workers."""
+
+    destination: Place
+    access: Access
+    workers: int
+
+
+@dataclass(frozen=True)
+class Tally:
+    """How far a run is; ``bytes`` counts the accepted samples as they stand in the shards."""
+
+    done: int
+    total: int
+    bytes: int
+    refused: int
+
+
+def work_on(
+    plans: Sequence[ShardPlan], work: Work, dropped: Mapping[int, Refused]
+) -> Iterator[Tally]:
+    """Make the shards of ``plans``; yields now and then how far that is.
+
+    Raises:
+        OSError: the destination cannot be written, or the disk is full.
+        UserError: a process was killed.
+    """
+    processes = min(work.workers, len(plans))
+    threads = max(1, work.workers // max(1, processes))
+    if isinstance(work.destination, Prefix) or any(
+        one.address.startswith("s3://") for plan in plans[:1] for one in plan.inputs[:1]
+    ):
+        threads = max(threads, S3_THREADS)
+    task = partial(_make, work.destination, work.access, threads)
+    yield from run(task, [(plan, _of_plan(plan, dropped)) for plan in plans], processes)
+
+
+def _of_plan(plan: ShardPlan, dropped: Mapping[int, Refused]) -> dict[int, Refused]:
+    return {one.number: dropped[one.number] for one in plan.inputs if one.number in dropped}
+
+
+def _make(
+    destination: Place,
+    access: Access,
+    threads: int,
+    what: tuple[ShardPlan, dict[int, Refused]],
+    tell: Tell,
+) -> None:
+    plan, dropped = what
+    make_shard(plan, destination, access, threads, tell, dropped)
+
+
+def run(task: Callable[[Any, Tell], None], items: Sequence[Any], processes: int) -> Iterator[Tally]:
+    """Call ``task`` with each item, in ``processes`` processes; yields how far they are.
+
+    An error of one ends all; whatever they have not finished they leave as if it was never begun.
+    """
+    if not items:
+        return
+    context = multiprocessing.get_context("spawn")  # a fork would copy this one's threads' locks
+    with _deaf_children():
+        counters, stop = context.Array("q", 3), context.Event()
+        pool = ProcessPoolExecutor(processes, context, _begin, (counters, stop))
+        futures = [pool.submit(_run, task, item) for item in items]
+    with signals_noted() as raise_noted:
+        try:
+            pending: set[Future[None]] = set(futures)
+            while pending:
+                finished, pending = wait(pending, _LOOK, FIRST_EXCEPTION)
+                for one in finished:
+                    one.result()
+                raise_noted()
+                done, written, refused = counters[:]
+                yield Tally(done, done, written, refused)
+        except BrokenProcessPool:
+            raise UserError(
+                "a process that packs was killed, perhaps for its memory; try fewer --workers; "
+                "finished shards stay, and the same command goes on",
+                ExitCode.UNEXPECTED,
+            ) from None
+        finally:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+
+
+_counters: Any = None
+_stop: Any = None
+
+
+def _begin(counters: Any, stop: Any) -> None:
+    global _counters, _stop
+    _counters, _stop = counters, stop
+    _end_with_parent()
+
+
+def _run(task: Callable[[Any, Tell], None], item: Any) -> None:
+    task(item, _tell)
+
+
+def _tell(done: int, written: int, refused: int) -> None:
+    if _stop.is_set():
+        raise StoppedError
+    with _counters.get_lock():
+        for place, amount in enumerate((done, written, refused)):
+            _counters[place] += amount
+
+
+@contextmanager
+def _deaf_children() -> Iterator[None]:
+    """Whatever process is started in here does not hear Ctrl-C and hang-up.
+
+    A terminal sends both to the whole group, and only the parent shall answer.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end_with_parent() -> None:
+    """Leave no orphan behind a parent that is killed outright."""
+    parent = multiprocessing.parent_process()
+
+    def wait_for_end() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=wait_for_end, daemon=True).start()
