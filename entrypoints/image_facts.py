@@ -20,7 +20,7 @@ from sm_train.entrypoints.image_header import (
     open_image,
     orientation_of,
 )
-from sm_train.entrypoints.perceptual_hash import perceptual_hash
+from sm_train.entrypoints.perceptual_hash import SIDE, perceptual_hash, shrink
 
 Grey = NDArray[np.uint8]
 
@@ -60,7 +60,7 @@ def examine_image(content: bytes, *, pixels: bool = True) -> ImageFacts:
     kind, width, height, orientation = _header(content)
     if width * height > MAX_PIXELS:
         raise DecodeError("image-bomb", f"{width} × {height} pixels; {MAX_PIXELS:,} at most")
-    phash = perceptual_hash(_grey(content, kind)) if pixels else None
+    phash = _hash(content, kind, height, width) if pixels else None
     if orientation >= 5:
         width, height = height, width
     digest = hashlib.sha256(content).hexdigest()
@@ -77,31 +77,40 @@ def _header(content: bytes) -> tuple[str, int, int, int]:
         return _KINDS[image.format or ""], image.width, image.height, orientation
 
 
-def _grey(content: bytes, kind: str) -> Grey:
-    """Grey values, at an eighth of a JPEG's size or so: its every bit is read all the same."""
+def _hash(content: bytes, kind: str, height: int, width: int) -> int:
+    """The perceptual hash; every bit of the image is decoded for it."""
     if kind == "jpeg":
+        # At an eighth of its size or so: the decoder reads all, and computes less.
+        factor = 8
+        while factor > 1 and min(height, width) < factor * _HASHED_SIDE:
+            factor //= 2
         try:
             grey = simplejpeg.decode_jpeg(
-                content, "GRAY", min_height=_HASHED_SIDE, min_width=_HASHED_SIDE, min_factor=1
+                content,
+                "GRAY",
+                min_height=-(-height // factor),
+                min_width=-(-width // factor),
+                min_factor=factor,
             )
         except (ValueError, KeyError):
-            # Damaged, or merely odd: Pillow tells the two apart.
-            return _grey_of_any(content)
-        return np.ascontiguousarray(grey[..., 0])
-    grey = _grey_of_any(content)
+            pass  # damaged, or merely odd: Pillow tells the two apart
+        else:
+            return perceptual_hash(shrink(grey[..., 0], height / factor, width / factor))
+    small = _shrink_any(content)
     if kind == "png" and _PNG_END not in content:
         # Pillow is content once it has every pixel; stricter decoders are not.
         raise DecodeError("image-corrupt", "the end of the PNG is missing")
-    return grey
+    return perceptual_hash(small)
 
 
-def _grey_of_any(content: bytes) -> Grey:
+def _shrink_any(content: bytes) -> Grey:
     ImageFile.LOAD_TRUNCATED_IMAGES = False  # whatever other code set
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow's remarks on odd but whole files
         with open_image(content) as image:
             try:
-                return np.asarray(image.convert("L"))
+                grey = image.convert("L")
+                return np.asarray(grey.resize((SIDE, SIDE), Image.Resampling.LANCZOS))
             except MemoryError:
                 raise
             except Exception as error:  # Pillow's decoders raise almost anything

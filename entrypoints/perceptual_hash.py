@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 SIDE, LOWEST = 32, 8
 
@@ -23,12 +24,36 @@ _ANGLES = np.pi / (2 * SIDE) * np.outer(np.arange(LOWEST), 2 * np.arange(SIDE) +
 _COSINES = 2 * np.cos(_ANGLES)  # the type-II transform, of the lowest frequencies alone
 
 
-def perceptual_hash(grey: NDArray[np.uint8]) -> int:
-    """The hash of an image's grey values (H, W), the highest bit for the lowest frequency."""
-    small = Image.fromarray(grey).resize((SIDE, SIDE), Image.Resampling.LANCZOS)
-    frequencies = _COSINES @ np.asarray(small, np.float64) @ _COSINES.T
+def perceptual_hash(small: NDArray[Any]) -> int:
+    """The hash of an image scaled to 32 × 32 grey values, its highest bit the lowest frequency."""
+    frequencies = _COSINES @ small @ _COSINES.T
     above = frequencies > np.median(frequencies)
     return int.from_bytes(np.packbits(above).tobytes(), "big")
+
+
+def shrink(grey: NDArray[np.uint8], height: float, width: float) -> NDArray[Any]:
+    """Grey values scaled to 32 × 32, as Pillow's LANCZOS does, at a quarter of its time.
+
+    ``height`` and ``width`` are how far the image reaches in ``grey``, whose last row and column
+    may lie partly outside it: a JPEG decoded at an eighth of its size ends within a pixel.
+    """
+    rows, columns = grey.shape
+    scaled = _lanczos(rows, height) @ (grey.astype(np.float32) @ _lanczos(columns, width).T)
+    small: NDArray[Any] = np.clip(np.rint(scaled), 0, 255)
+    return small
+
+
+@lru_cache(maxsize=256)
+def _lanczos(pixels: int, extent: float) -> NDArray[np.float32]:
+    """Weights (32, ``pixels``) that scale ``extent`` pixels down as Pillow's LANCZOS does."""
+    scale = extent / SIDE
+    first = np.arange(pixels)
+    centres = (np.arange(SIDE) + 0.5) * scale
+    distance = (first + 0.5 - centres[:, None]) / max(scale, 1.0)
+    weights = np.where(np.abs(distance) < 3, np.sinc(distance) * np.sinc(distance / 3), 0.0)
+    weights *= np.clip(extent - first, 0, 1)
+    scaled: NDArray[np.float32] = (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
+    return scaled
 
 
 def near_duplicates(hashes: Sequence[int | None], bits: int) -> dict[int, int]:

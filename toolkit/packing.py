@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,7 +36,7 @@ from sm_train.entrypoints.shard_index import (
     ShardIndex,
 )
 from sm_train.entrypoints.shards import ShardError
-from sm_train.entrypoints.storage import Access, Folder, Place, place
+from sm_train.entrypoints.storage import PART_BYTES, Access, Folder, Place, place
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.packing_duplicates import digests_name, find_duplicates
 from sm_train.toolkit.packing_inputs import Inputs, find_inputs
@@ -256,17 +257,22 @@ def _plan_document(job: PackJob, inputs: Inputs) -> dict[str, Any]:
 def _write_index(job: PackJob, inputs: Inputs, destination: Place, made: Sequence[Made]) -> None:
     refused = [*inputs.refused, *_refused(made)]
     refused.sort(key=lambda item: (item.source, item.reason, item.detail))
-    with destination.writing(INDEX_NAME) as sink, IndexWriter(
-        sink,
-        target_bytes=job.shard_bytes,
-        inputs=inputs.fingerprint,
-        options=_index_options(job),
-    ) as writer:  # fmt: skip
-        for one in made:
-            if one.shard is not None:
-                writer.add(one.shard)
-        for item in refused:
-            writer.refuse(item)
+    with tempfile.TemporaryFile() as file:
+        with IndexWriter(
+            file,
+            target_bytes=job.shard_bytes,
+            inputs=inputs.fingerprint,
+            options=_index_options(job),
+        ) as writer:
+            for one in made:
+                if one.shard is not None:
+                    writer.add(one.shard)
+            for item in refused:
+                writer.refuse(item)
+        file.seek(0)
+        with destination.writing(INDEX_NAME) as sink:
+            while content := file.read(PART_BYTES):
+                sink.write(content)
 
 
 def _index_options(job: PackJob) -> dict[str, Any]:

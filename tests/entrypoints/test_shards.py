@@ -9,54 +9,47 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from contextlib import suppress
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import webdataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sm_train.entrypoints.shard_writer import Sample, ShardWriter, encode_sample, sample_key
+from sm_train.entrypoints.pack_plan import sample_key
+from sm_train.entrypoints.shard_writer import ShardFile, encode_sample
 from sm_train.entrypoints.shards import END_MARK, Shard, ShardError, scan_shard, verify_shard
+from sm_train.entrypoints.storage import Folder
 
 DIGEST = hashlib.sha256(b"").hexdigest()
 
 
-def sample(image: bytes, caption: str = "a caption", kind: str = "jpeg") -> Sample:
-    digest = hashlib.sha256(image).hexdigest()
-    return Sample(image, caption, 48, 32, kind, digest, "folder/a picture.jpg")
+def sample(number: int, image: bytes, caption: str = "a caption", kind: str = "jpeg") -> bytes:
+    return encode_sample(sample_key(number), image, caption, kind, b'{"width": 48}')
 
 
-def write(folder: Path, samples: list[Sample], target: int = 10**9) -> tuple[Shard, ...]:
-    with ShardWriter(folder, target) as writer:
+def write(folder: Path, samples: list[bytes], name: str = "shard-000000.tar") -> Shard:
+    with Folder(folder).writing(name) as sink, ShardFile(sink, name) as file:
         for number, each in enumerate(samples):
-            writer.write(sample_key(number), encode_sample(sample_key(number), each))
-    return tuple(writer.shards)
+            file.append(sample_key(number), each)
+        return file.finish()
 
 
 @pytest.fixture
 def shard(tmp_path: Path) -> Path:
     """A shard of three samples."""
-    write(tmp_path, [sample(bytes([n]) * 700, f"caption {n}") for n in range(3)])
+    write(tmp_path, [sample(n, bytes([n]) * 700, f"caption {n}") for n in range(3)])
     return tmp_path / "shard-000000.tar"
 
 
 def test_webdataset_reads_the_original_bytes_the_caption_and_the_facts(tmp_path: Path) -> None:
     images = [b"first" * 300, b"second", b"third" * 99]
     kinds = ["jpeg", "png", "webp"]
-    write(tmp_path, [sample(i, "größer 猫", k) for i, k in zip(images, kinds, strict=True)])
+    write(tmp_path, [sample(n, images[n], "größer 猫", kinds[n]) for n in range(3)])
     read = list(webdataset.WebDataset(str(tmp_path / "shard-000000.tar"), shardshuffle=False))
     assert [each["__key__"] for each in read] == ["000000000", "000000001", "000000002"]
     assert [read[0]["jpg"], read[1]["png"], read[2]["webp"]] == images
     assert {each["txt"].decode() for each in read} == {"größer 猫"}
-    assert json.loads(read[1]["json"]) == {
-        "width": 48,
-        "height": 32,
-        "format": "png",
-        "sha256": hashlib.sha256(b"second").hexdigest(),
-        "source": "folder/a picture.jpg",
-    }
+    assert json.loads(read[1]["json"]) == {"width": 48}
 
 
 def test_tar_lists_a_sample_as_image_caption_facts(shard: Path) -> None:
@@ -76,65 +69,47 @@ def test_bytes_do_not_depend_on_who_writes_when(shard: Path) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(0, 6000), max_size=25), st.integers(1000, 20_000))
-def test_shards_are_filled_in_order_up_to_the_target(sizes: list[int], target: int) -> None:
-    """Every sample once and in order; none fits in the shard before its own; only lone samples
-    exceed the target."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        shards = write(folder, [sample(bytes(size)) for size in sizes], target)
-        files = sorted(path.name for path in folder.iterdir())
-        on_disk = [(folder / file).stat().st_size for file in files]
-    assert [key for shard in shards for key in shard.keys] == [
-        sample_key(number) for number in range(len(sizes))
-    ]
-    assert files == [shard.name for shard in shards]
-    assert on_disk == [shard.bytes for shard in shards]
-    assert all(shard.bytes <= target or shard.samples == 1 for shard in shards)
-    for shard, following in pairwise(shards):
-        first = following.offsets[1] - following.offsets[0]
-        assert shard.bytes + first > target
+@given(st.text(st.characters(codec="ascii"), max_size=120), st.integers(0, 3000))
+def test_a_header_is_the_one_that_tarfile_writes(name: str, size: int) -> None:
+    """Ours is made without it, which is ten times quicker."""
+    info = tarfile.TarInfo(f"{name}.jpg")
+    info.size = size
+    if "/" in name or "\0" in name or len(info.name) > 100:
+        return  # names of ours have neither
+    assert encode_sample(name, bytes(size), "", "jpeg", b"")[:512] == info.tobuf(
+        tarfile.USTAR_FORMAT
+    )
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(st.integers(0, 3000), min_size=1, max_size=10), st.integers(1000, 20_000))
-def test_offsets_cut_out_exactly_one_sample_each(sizes: list[int], target: int) -> None:
+@given(st.lists(st.integers(0, 3000), min_size=1, max_size=10))
+def test_offsets_cut_out_exactly_one_sample_each(sizes: list[int]) -> None:
     with tempfile.TemporaryDirectory() as name:
-        for shard in write(Path(name), [sample(bytes(size)) for size in sizes], target):
-            content = (Path(name) / shard.name).read_bytes()
-            assert content[shard.offsets[-1] :] == END_MARK
-            for key, start, end in zip(
-                shard.keys, shard.offsets[:-1], shard.offsets[1:], strict=True
-            ):
-                with tarfile.open(fileobj=io.BytesIO(content[start:end] + END_MARK)) as tar:
-                    assert tar.getnames() == [f"{key}.jpg", f"{key}.txt", f"{key}.json"]
+        shard = write(Path(name), [sample(n, bytes(size)) for n, size in enumerate(sizes)])
+        content = (Path(name) / shard.name).read_bytes()
+    assert content[shard.offsets[-1] :] == END_MARK
+    for key, start, end in zip(shard.keys, shard.offsets[:-1], shard.offsets[1:], strict=True):
+        with tarfile.open(fileobj=io.BytesIO(content[start:end] + END_MARK)) as tar:
+            assert tar.getnames() == [f"{key}.jpg", f"{key}.txt", f"{key}.json"]
 
 
 def test_scanning_finds_what_the_writer_wrote(tmp_path: Path) -> None:
-    shards = write(tmp_path, [sample(bytes(n * 100)) for n in range(20)], 10_000)
-    assert len(shards) > 2
-    for shard in shards:
-        assert scan_shard(tmp_path / shard.name) == shard
-        assert shard.sha256 == hashlib.sha256((tmp_path / shard.name).read_bytes()).hexdigest()
-        verify_shard(tmp_path / shard.name, shard)
+    shard = write(tmp_path, [sample(n, bytes(n * 100)) for n in range(20)])
+    assert scan_shard(tmp_path / shard.name) == shard
+    assert shard.sha256 == hashlib.sha256((tmp_path / shard.name).read_bytes()).hexdigest()
+    verify_shard(tmp_path / shard.name, shard)
 
 
-def test_an_error_leaves_finished_shards_and_no_part_of_another(tmp_path: Path) -> None:
-    writer = ShardWriter(tmp_path, 5000)
-    encoded = encode_sample("000000000", sample(bytes(3000)))
-    with suppress(RuntimeError), writer:
-        writer.write("000000000", encoded)
-        writer.write("000000001", encoded)
-        raise RuntimeError
-    assert [path.name for path in tmp_path.iterdir()] == ["shard-000000.tar"]
-    verify_shard(tmp_path / "shard-000000.tar", writer.shards[0])
+def test_an_error_leaves_nothing_of_the_shard(tmp_path: Path) -> None:
+    def broken() -> None:
+        with Folder(tmp_path).writing("a.tar") as sink, ShardFile(sink, "a.tar") as file:
+            file.append("000000000", sample(0, bytes(3000)))
+            assert list(tmp_path.glob("*.tar")) == []  # not before it is whole
+            raise RuntimeError
 
-
-def test_an_unfinished_shard_does_not_have_its_final_name(tmp_path: Path) -> None:
-    with ShardWriter(tmp_path, 10**6) as writer:
-        writer.write("000000000", encode_sample("000000000", sample(b"image")))
-        assert list(tmp_path.glob("*.tar")) == []
-    assert [path.name for path in tmp_path.iterdir()] == ["shard-000000.tar"]
+    with pytest.raises(RuntimeError):
+        broken()
+    assert list(tmp_path.iterdir()) == []
 
 
 # A member is 512 bytes of header and content padded to 512; the second sample's image has
@@ -171,7 +146,7 @@ def test_a_tar_cut_short_is_one_line_with_file_place_and_sample(
 def test_damage_is_a_shard_error_and_nothing_else(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "shard-000000.tar"
-        [intact] = write(Path(name), [sample(b"image" * 50), sample(b"other")])
+        intact = write(Path(name), [sample(0, b"image" * 50), sample(1, b"other")])
         content = bytearray(path.read_bytes())
         place = data.draw(st.integers(0, len(content) - 1))
         content[place] ^= data.draw(st.integers(1, 255))
@@ -209,7 +184,7 @@ def test_a_tar_of_another_writer_is_described_too(tmp_path: Path) -> None:
 
 
 def test_a_member_twice_in_a_sample_is_an_error(tmp_path: Path) -> None:
-    encoded = encode_sample("000000000", sample(b"image"))
+    encoded = sample(0, b"image")
     path = tmp_path / "twice.tar"
     path.write_bytes(encoded + encoded + END_MARK)
     with pytest.raises(ShardError, match=r"000000000\.jpg comes twice"):
