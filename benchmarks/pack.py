@@ -1,0 +1,182 @@
+"""Packing images into shards, against webdataset's ShardWriter and Pillow with imagehash.
+
+On memory (/dev/shm), variants interleaved; printed are medians, spread, and ratios. "Headers"
+passes bytes through after a look at the header and a digest of every image and shard, which the
+peer does not take. "Whole" decodes every image and takes its perceptual hash, as the peer does
+with Pillow and imagehash; the hashes are compared. The last rows are `sm-train pack` itself, with
+one worker and two, its start and its planning included.
+
+    python benchmarks/pack.py
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import imagehash
+import webdataset
+from photos import photo
+from PIL import Image
+from sm_train.entrypoints.image_facts import examine_image
+from sm_train.entrypoints.pack_plan import Input, Options, ShardPlan
+from sm_train.entrypoints.pack_shard import make_shard
+from sm_train.entrypoints.storage import Access, Folder
+from sm_train.toolkit.packing import PackJob, pack
+
+ROUNDS = 7
+DIFFERENT, IMAGES, MANY = 24, 480, 2400
+
+Variant = Callable[[list[Input], Path], None]
+
+
+def main() -> None:
+    """Measure both sizes, then the command."""
+    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, {ROUNDS} rounds")
+    for side in (768, 1024):
+        with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+            compare(side, Path(folder))
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        scaling(Path(folder))
+
+
+def write_album(folder: Path, side: int, count: int) -> list[Input]:
+    """``count`` files of ``DIFFERENT`` photographs, each with a caption."""
+    folder.mkdir()
+    images = [photo(side, number) for number in range(DIFFERENT)]
+    inputs = []
+    for number in range(count):
+        path = folder / f"{number:06d}.jpg"
+        path.write_bytes(images[number % DIFFERENT])
+        path.with_suffix(".txt").write_text(f"photograph {number}")
+        caption = str(path.with_suffix(".txt"))
+        size = path.stat().st_size
+        inputs.append(Input(number, path.name, str(path), size, caption_address=caption))
+    return inputs
+
+
+def compare(side: int, folder: Path) -> None:
+    """One process each, on the same files."""
+    inputs = write_album(folder / "album", side, IMAGES)
+    variants: dict[str, Variant] = {
+        "sm-train, headers": lambda items, out: ours(items, out, pixels=False),
+        "webdataset.ShardWriter": shard_writer,
+        "sm-train, whole": lambda items, out: ours(items[: IMAGES // 4], out, pixels=True),
+        "Pillow and imagehash": lambda items, out: pillow(items[: IMAGES // 4], out),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    for round_number in range(ROUNDS + 1):
+        for name, variant in variants.items():
+            out = folder / "out"
+            started = time.perf_counter()
+            variant(inputs, out)
+            if round_number:  # the first warms
+                seconds[name].append(time.perf_counter() - started)
+            for path in sorted(out.rglob("*"), reverse=True):
+                path.unlink() if path.is_file() else path.rmdir()
+    megabytes = sum(item.bytes for item in inputs) / 1e6
+    print(f"\n{side} px, {megabytes / IMAGES * 1e3:.0f} kB an image")
+    show(seconds, {name: IMAGES if "whole" not in name and "Pillow" not in name else IMAGES // 4
+                   for name in variants})  # fmt: skip
+    ratio(seconds, "sm-train, headers", "webdataset.ShardWriter")
+    ratio(seconds, "sm-train, whole", "Pillow and imagehash")
+    agreement(inputs[:DIFFERENT])
+
+
+def ours(items: Sequence[Input], out: Path, *, pixels: bool) -> None:
+    plan = ShardPlan(0, "shard-000000.tar", items, Options(pixels=pixels))
+    make_shard(plan, Folder(out), Access(), 1, lambda *_: None, {})
+
+
+def shard_writer(items: Sequence[Input], out: Path) -> None:
+    """Bytes through, without a look at them."""
+    out.mkdir(exist_ok=True)
+    with webdataset.ShardWriter(
+        str(out / "%06d.tar"), maxsize=10**12, maxcount=10**9, verbose=0
+    ) as writer:
+        for item in items:
+            writer.write(
+                {
+                    "__key__": f"{item.number:09d}",
+                    "jpg": Path(item.address).read_bytes(),
+                    "txt": Path(item.caption_address or "").read_text(),
+                    "json": {"source": item.source},
+                }
+            )
+
+
+def pillow(items: Sequence[Input], out: Path) -> None:
+    """As a script with the usual libraries does it: decoded once, for the check and the hash."""
+    out.mkdir(exist_ok=True)
+    with webdataset.ShardWriter(
+        str(out / "%06d.tar"), maxsize=10**12, maxcount=10**9, verbose=0
+    ) as writer:
+        for item in items:
+            content = Path(item.address).read_bytes()
+            with Image.open(io.BytesIO(content)) as image:
+                image.load()
+                facts = {
+                    "width": image.width,
+                    "height": image.height,
+                    "sha256": hashlib.sha256(content).hexdigest(),
+                    "phash": str(imagehash.phash(image)),
+                }
+            writer.write(
+                {
+                    "__key__": f"{item.number:09d}",
+                    "jpg": content,
+                    "txt": Path(item.caption_address or "").read_text(),
+                    "json": facts,
+                }
+            )
+
+
+def agreement(items: Sequence[Input]) -> None:
+    """How many bits our hashes differ from imagehash's in."""
+    near = 0
+    for item in items:
+        content = Path(item.address).read_bytes()
+        with Image.open(io.BytesIO(content)) as image:
+            theirs = int(str(imagehash.phash(image)), 16)
+        near += ((examine_image(content).phash or 0) ^ theirs).bit_count() <= 2
+    print(f"hashes within 2 bits of imagehash's: {near / len(items):.0%}")
+
+
+def scaling(folder: Path) -> None:
+    """The whole command's work, in one process and two."""
+    write_album(folder / "album", 768, MANY)
+    seconds: dict[str, list[float]] = {"1 worker": [], "2 workers": []}
+    for number in range(5):
+        for workers, name in enumerate(seconds, start=1):
+            out = folder / f"out-{number}-{workers}"
+            job = PackJob(str(folder / "album"), str(out), None, 10**8, "image", "caption", workers)
+            started = time.perf_counter()
+            pack(job, lambda _: None)
+            seconds[name].append(time.perf_counter() - started)
+            for path in sorted(out.rglob("*"), reverse=True):
+                path.unlink() if path.is_file() else path.rmdir()
+    print(f"\nsm-train pack of {MANY} images of 768 px, decoded and hashed")
+    show(seconds, dict.fromkeys(seconds, MANY))
+    ratio(seconds, "2 workers", "1 worker")
+
+
+def show(seconds: dict[str, list[float]], images: dict[str, int]) -> None:
+    print(f"{'variant':<28}{'images/s':>10}{'least':>8}{'most':>8}")
+    for name, values in seconds.items():
+        rates = [images[name] / value for value in values]
+        print(f"{name:<28}{statistics.median(rates):>10.0f}{min(rates):>8.0f}{max(rates):>8.0f}")
+
+
+def ratio(seconds: dict[str, list[float]], one: str, other: str) -> None:
+    times = statistics.median(seconds[other]) / statistics.median(seconds[one])
+    print(f"{one} / {other}: {times:.2f}×")
+
+
+if __name__ == "__main__":
+    main()
