@@ -11,14 +11,18 @@ from __future__ import annotations
 import io
 import json
 import tempfile
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sm_train.entrypoints.buckets import aspect_shapes, nearest_shape
+from sm_train.entrypoints.components import MOMENTS, TEXT
 from sm_train.entrypoints.image_facts import ImageFacts, encode_again, examine_image
 from sm_train.entrypoints.image_header import DecodeError
 from sm_train.entrypoints.pack_plan import Input, Options, ShardPlan, sample_key
@@ -31,6 +35,9 @@ from sm_train.entrypoints.shard_index import (
 from sm_train.entrypoints.shard_writer import ShardFile, encode_sample
 from sm_train.entrypoints.shards import Shard, ShardError
 from sm_train.entrypoints.storage import Access, Place, read_address
+
+if TYPE_CHECKING:
+    from sm_train.entrypoints.latents import LatentEncoder
 
 WORK = ".packing"
 """Folder of the records of an unfinished pack, in the destination."""
@@ -191,11 +198,36 @@ def _outcome(
     try:
         content, facts = look_at(item, options, access)
         caption = _caption(item, access)
+        more = _latents(options, content, caption)
     except DecodeError as error:
         return Refused(item.source, error.reason, str(error).partition(": ")[2])
     key = sample_key(item.number)
-    encoded = encode_sample(key, content, caption, facts.kind, _facts(item, facts, caption))
+    encoded = encode_sample(key, content, caption, facts.kind, _facts(item, facts, caption), more)
     return _Accepted(key, encoded, facts)
+
+
+def _latents(options: Options, content: bytes, caption: str) -> dict[str, bytes]:
+    """The arrays that are asked for, by their extensions."""
+    if options.latents is None or options.latents_resolution is None:
+        return {}
+    encoder = _encoder(options.latents, options.latents_resolution)
+    return dict(zip((MOMENTS, TEXT), encoder.arrays(content, caption), strict=True))
+
+
+_loading = threading.Lock()
+
+
+def _encoder(folder: str, resolution: int) -> LatentEncoder:
+    """One for each process: its threads share the weights."""
+    with _loading:
+        return _load_encoder(folder, resolution)
+
+
+@lru_cache(maxsize=1)
+def _load_encoder(folder: str, resolution: int) -> LatentEncoder:
+    from sm_train.entrypoints.latents import LatentEncoder
+
+    return LatentEncoder(Path(folder), resolution)
 
 
 def look_at(item: Input, options: Options, access: Access) -> tuple[bytes, ImageFacts]:

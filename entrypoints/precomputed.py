@@ -18,9 +18,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from sm_train.entrypoints.components import MOMENTS, TEXT
 from torch import Tensor
-
-MOMENTS, TEXT = "moments.npy", "text.npy"
 
 
 class PrecomputedError(ValueError):

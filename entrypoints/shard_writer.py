@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 
@@ -15,14 +15,18 @@ EXTENSIONS = {"jpeg": "jpg", "png": "png", "webp": "webp"}
 """Image format, as a sample's facts name it → extension of the image's member."""
 
 
-def encode_sample(key: str, image: bytes, caption: str, kind: str, facts: bytes) -> bytes:
-    """The sample's three members as they stand in a tar."""
+def encode_sample(
+    key: str,
+    image: bytes,
+    caption: str,
+    kind: str,
+    facts: bytes,
+    more: Mapping[str, bytes] | None = None,
+) -> bytes:
+    """The sample's members as they stand in a tar; ``more`` are others by their extensions."""
+    members = {EXTENSIONS[kind]: image, "txt": caption.encode(), "json": facts, **(more or {})}
     return b"".join(
-        (
-            *_member(f"{key}.{EXTENSIONS[kind]}", image),
-            *_member(f"{key}.txt", caption.encode()),
-            *_member(f"{key}.json", facts),
-        )
+        part for name, content in members.items() for part in _member(f"{key}.{name}", content)
     )
 
 

@@ -11,6 +11,7 @@ import contextlib
 import os
 import sys
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,7 +71,7 @@ def _train(settings: Settings, directories: Directories) -> None:
     )
     events = Events(node=hosts.rank, rank=accelerator.process_index)
     seat = _seat(accelerator, hosts)
-    catalogue = _survey(directories, seat, events)
+    catalogue = _with_own_latents(_survey(directories, seat, events), directories, events)
     set_seed(settings.training.seed)
     parts = build(
         read_preset(settings.model.preset),
@@ -119,6 +120,21 @@ def _survey(directories: Directories, seat: Seat, events: Events) -> Catalogue:
     return catalogue
 
 
+def _with_own_latents(catalogue: Catalogue, directories: Directories, events: Events) -> Catalogue:
+    """Leave latents alone that another autoencoder or text encoder made."""
+    from sm_train.entrypoints.components import components_digest
+
+    latents = catalogue.options.get("latents")
+    if not latents or latents["model"] == components_digest(directories.channel("model")):
+        return catalogue
+    message = (
+        "the shards carry latents of another model than model.components; images are decoded "
+        "instead, at every epoch"
+    )
+    events.write("warning", f"warning: {message}", code="latents-of-another", message=message)
+    return replace(catalogue, options={**catalogue.options, "latents": None})
+
+
 def _existing(folder: Path) -> Path | None:
     return folder if folder.is_dir() else None
 
@@ -147,6 +163,7 @@ def _announce(trainer: Trainer, choice: Choice, hosts: Hosts) -> None:
         backend_reason=choice.reason,
         precision=settings.training.precision,
         resumed_from_step=trainer.resumed_from,
+        inputs="images" if trainer.loader.precomputed is None else "precomputed latents",
     )
     if trainer.loader.note:
         note = trainer.loader.note

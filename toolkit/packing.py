@@ -19,6 +19,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from sm_train.entrypoints.components import latents_of
 from sm_train.entrypoints.pack_plan import (
     Options,
     ShardPlan,
@@ -249,8 +250,7 @@ def _plan_document(job: PackJob, inputs: Inputs) -> dict[str, Any]:
     return {
         "inputs": inputs.fingerprint,
         "shard_bytes": job.shard_bytes,
-        "instances": job.instances,
-        "options": job.options.changed(),
+        "options": _index_options(job),
     }
 
 
@@ -276,7 +276,11 @@ def _write_index(job: PackJob, inputs: Inputs, destination: Place, made: Sequenc
 
 
 def _index_options(job: PackJob) -> dict[str, Any]:
-    return job.options.changed() | ({"instances": job.instances} if job.instances > 1 else {})
+    options = job.options.changed() | ({"instances": job.instances} if job.instances > 1 else {})
+    folder, resolution = job.options.latents, options.pop("latents_resolution", None)
+    if folder is not None and resolution is not None:
+        options["latents"] = latents_of(Path(folder), resolution)
+    return options
 
 
 def _refused(made: Sequence[Made]) -> Iterator[Refused]:

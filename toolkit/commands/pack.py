@@ -58,6 +58,15 @@ _SIDE = click.IntRange(min=1)
     help="Encode images anew as JPEG of this quality; with --max-side 95 by default.",
 )
 @click.option(
+    "--latents",
+    metavar="MODEL",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Put in latents and text states too, by MODEL (vae/, text_encoder/, tokenizer/).",
+)
+@click.option(
+    "--resolution", metavar="PX", type=_SIDE, help="Of the latents: that of the stage to train."
+)
+@click.option(
     "--headers-only", is_flag=True, help="Do not decode images: faster, and damage goes unseen."
 )
 @click.option(
@@ -98,6 +107,10 @@ def _job(options: dict[str, Any], given: dict[str, Any]) -> Any:
 
     if given["headers_only"] and given["near_duplicates"] is not None:
         raise UserError("--headers-only: perceptual hashes need the pixels; leave one of them out")
+    if (given["latents"] is None) != (given["resolution"] is None):
+        raise UserError("--latents: and --resolution belong together; give both")
+    if given["latents"] is not None:
+        _require_latents(given["latents"], given["resolution"])
     return PackJob(
         source=given["source"],
         destination=given["destination"],
@@ -115,9 +128,25 @@ def _job(options: dict[str, Any], given: dict[str, Any]) -> Any:
             quality=given["quality"],
             duplicates=given["drop_duplicates"] or given["near_duplicates"] is not None,
             near_bits=given["near_duplicates"],
+            latents=str(given["latents"]) if given["latents"] else None,
+            latents_resolution=given["resolution"],
         ),
         access=_access(options, given),
     )
+
+
+def _require_latents(model: Path, resolution: int) -> None:
+    from importlib.util import find_spec
+
+    from sm_train.entrypoints.components import ComponentsError, latents_of
+    from sm_train.toolkit.errors import UserError
+
+    try:
+        latents_of(model, resolution)
+    except ComponentsError as error:
+        raise UserError(f"--latents: {error}") from None
+    if find_spec("diffusers") is None:
+        raise UserError("--latents: needs diffusers and PyTorch: pip install 'sm-train[train]'")
 
 
 def _instances(run: Path | None) -> int:

@@ -1,0 +1,63 @@
+"""Computes at packing what training would compute at every epoch: latents and text states."""
+
+from __future__ import annotations
+
+import io
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sm_train.entrypoints.decode import Target
+from sm_train.entrypoints.diffusion import encode
+from sm_train.entrypoints.models import longest_caption
+from torch import Tensor
+
+
+class LatentEncoder:
+    """The autoencoder and the text encoder of a folder in diffusers' layout, on the GPU if any.
+
+    Images are cut from their middle and scaled to ``resolution`` squared, as the loader does, and
+    encoded one by one: so a sample's arrays do not depend on its neighbours.
+    """
+
+    def __init__(self, folder: Path, resolution: int) -> None:
+        from diffusers import AutoencoderKL
+        from transformers import AutoTokenizer, CLIPTextModel
+
+        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        vae: Any = AutoencoderKL.from_pretrained(folder / "vae", local_files_only=True)
+        text: Any = CLIPTextModel.from_pretrained(folder / "text_encoder", local_files_only=True)
+        self._vae = vae.float().eval().to(self._device)
+        self._text = text.float().eval().to(self._device)
+        self._tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer", local_files_only=True)
+        self._target = Target(resolution, resolution)
+        self._lock = threading.Lock()
+
+    def arrays(self, image: bytes, caption: str) -> tuple[bytes, bytes]:
+        """The moments (2 × channels, h, w) and the text states (tokens, width), as ``.npy``.
+
+        Raises:
+            DecodeError: the image is damaged.
+        """
+        pixels = torch.empty((self._target.height, self._target.width, 3), dtype=torch.uint8)
+        self._target.decode(image, pixels)
+        tokens = self._tokenizer(
+            [caption],
+            padding="max_length",
+            truncation=True,
+            max_length=longest_caption(self._text, self._tokenizer),
+            return_tensors="pt",
+        ).input_ids
+        with self._lock, torch.inference_mode():
+            images = pixels.to(self._device).permute(2, 0, 1)[None].float() / 127.5 - 1.0
+            moments = self._vae.encode(images).latent_dist.parameters[0]
+            states = encode(self._text, tokens.to(self._device))[0]
+        return _npy(moments), _npy(states)
+
+
+def _npy(tensor: Tensor) -> bytes:
+    content = io.BytesIO()
+    np.save(content, tensor.to(torch.float16).cpu().numpy(), allow_pickle=False)
+    return content.getvalue()

@@ -1,0 +1,119 @@
+"""Latents computed at packing: the same as training would compute, and used by it."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import webdataset
+from sm_train.entrypoints.shard_index import ShardIndex
+
+from tests.cluster.jobs import Job, png, tiny_run, write_shards
+from tests.cluster.test_models import LATENT
+from tests.conftest import Cli
+from tests.toolkit.pictures import write_pair
+
+
+def latent_job(folder: Path, **settings: Any) -> Job:
+    job = Job(folder, tiny_run(**settings))
+    preset = job.bundle / "sm_train" / "entrypoints" / "presets" / "digits.json"
+    preset.write_text(json.dumps(json.loads(preset.read_text()) | LATENT))
+    return job
+
+
+@pytest.fixture(scope="module")
+def components(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The frozen parts that a first run leaves behind."""
+    job = latent_job(tmp_path_factory.mktemp("first"), iterations=1, checkpoint_every=1)
+    write_shards(job.train_channel, shards=1, each=8)
+    code, _, text = job.run()
+    assert code == 0, text
+    return job.checkpoints / "components"
+
+
+def pack(cli: Cli, folder: Path, components: Path, *more: str) -> Any:
+    for number in range(12):
+        write_pair(folder / "in", f"{number:02}.png", png(20 * number), f"a grey of {number}")
+    arguments = ("--latents", components, "--resolution", "8", *more)
+    return cli("pack", "in", "out", *arguments, timeout=180)
+
+
+def test_training_takes_the_latents_that_packing_made(
+    cli: Cli, tmp_path: Path, components: Path
+) -> None:
+    run = pack(cli, tmp_path, components)
+    assert run.returncode == 0, run.stderr
+    header = ShardIndex(tmp_path / "out/index.parquet").header
+    assert header.options["latents"]["moments"] == [6, 4, 4]
+    [first, *_] = webdataset.WebDataset(
+        str(tmp_path / "out/shards/shard-000000.tar"), shardshuffle=False
+    )
+    expected = by_hand(components, first["png"], first["txt"].decode())
+    for name, array in zip(("moments.npy", "text.npy"), expected, strict=True):
+        found = np.load(io.BytesIO(first[name]))
+        assert found.dtype == np.float16
+        # Half precision keeps eleven bits.
+        np.testing.assert_allclose(found, array, rtol=2**-10, atol=1e-3)
+
+    job = latent_job(tmp_path / "job", iterations=3, caption_dropout=0.5)
+    channels = job.base / "input" / "data"
+    shutil.copytree(tmp_path / "out/shards", channels / "train")
+    (channels / "index").mkdir()
+    shutil.copy(tmp_path / "out/index.parquet", channels / "index")
+    (channels / "model").symlink_to(components)
+    code, events, text = job.run()
+    assert code == 0, text
+    start = next(event for event in events if event["kind"] == "start")
+    assert start["inputs"] == "precomputed latents"
+
+
+def by_hand(components: Path, image: bytes, caption: str) -> tuple[Any, Any]:
+    """With diffusers and transformers alone."""
+    from diffusers import AutoencoderKL
+    from PIL import Image
+    from transformers import AutoTokenizer, CLIPTextModel
+
+    vae = AutoencoderKL.from_pretrained(components / "vae")
+    text = CLIPTextModel.from_pretrained(components / "text_encoder")
+    tokenizer = AutoTokenizer.from_pretrained(components / "tokenizer")
+    pixels = torch.from_numpy(np.array(Image.open(io.BytesIO(image)).convert("RGB")))
+    length = min(text.config.max_position_embeddings, tokenizer.model_max_length)
+    tokens = tokenizer([caption], padding="max_length", truncation=True, max_length=length,
+                       return_tensors="pt").input_ids  # fmt: skip
+    with torch.no_grad():
+        images = pixels.permute(2, 0, 1)[None].float() / 127.5 - 1.0
+        return vae.encode(images).latent_dist.parameters[0].numpy(), text(tokens)[0][0].numpy()
+
+
+def test_latents_of_another_model_are_left_alone(
+    cli: Cli, tmp_path: Path, components: Path
+) -> None:
+    assert pack(cli, tmp_path, components).returncode == 0
+    job = latent_job(tmp_path / "job", iterations=1)
+    channels = job.base / "input" / "data"
+    shutil.copytree(tmp_path / "out/shards", channels / "train")
+    (channels / "index").mkdir()
+    shutil.copy(tmp_path / "out/index.parquet", channels / "index")
+    code, events, text = job.run()
+    assert code == 0, text
+    assert "latents-of-another" in {event.get("code") for event in events}
+    start = next(event for event in events if event["kind"] == "start")
+    assert start["inputs"] == "images"
+
+
+def test_what_cannot_make_latents_is_one_line(cli: Cli, tmp_path: Path, components: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    nothing = cli("pack", "in", "out", "--latents", "empty", "--resolution", "8")
+    assert (nothing.returncode, nothing.stderr) == (
+        2, "sm-train: --latents: empty: not a folder of components: no vae/config.json\n",
+    )  # fmt: skip
+    odd = cli("pack", "in", "out", "--latents", components, "--resolution", "9")
+    assert "9 pixels: the autoencoder divides sides by 2" in odd.stderr
+    alone = cli("pack", "in", "out", "--latents", components)
+    assert "--resolution belong together" in alone.stderr
