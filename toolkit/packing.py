@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import json
 import re
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -28,24 +27,18 @@ from sm_train.entrypoints.pack_plan import (
     shard_count,
     shard_name,
 )
-from sm_train.entrypoints.pack_shard import WORK, Made, open_index, read_record, record_name
-from sm_train.entrypoints.shard_index import (
-    INDEX_NAME,
-    SHARDS_FOLDER,
-    IndexWriter,
-    Refused,
-    ShardIndex,
-)
+from sm_train.entrypoints.pack_run import PLAN_NAME, Pack, finish, forget, make_shards, refusals
+from sm_train.entrypoints.pack_shard import open_index, record_name
+from sm_train.entrypoints.pack_workers import Tally, Work, WorkerKilledError
+from sm_train.entrypoints.shard_index import INDEX_NAME, SHARDS_FOLDER, Refused, ShardIndex
 from sm_train.entrypoints.shards import ShardError
-from sm_train.entrypoints.storage import PART_BYTES, Access, Folder, Place, place
+from sm_train.entrypoints.signals import signals_as_interrupt
+from sm_train.entrypoints.storage import Access, Folder, Place, place
 from sm_train.toolkit.errors import ExitCode, UserError
-from sm_train.toolkit.packing_duplicates import digests_name, find_duplicates
 from sm_train.toolkit.packing_inputs import Inputs, find_inputs
-from sm_train.toolkit.packing_lock import locked, signals_as_interrupt
-from sm_train.toolkit.packing_workers import Tally, Work, work_on
+from sm_train.toolkit.packing_lock import locked
 
 MIN_SHARD_BYTES = 1000
-PLAN_NAME = f"{WORK}/plan.json"
 
 _UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4}
 _UNITS |= {f"{letter}I": 1024**power for power, letter in enumerate("KMGT", start=1)}
@@ -130,23 +123,24 @@ def pack(job: PackJob, on_progress: Callable[[Tally], None]) -> Packed:
     )
     destination = place(job.destination, job.access)
     _require_folder(job.destination, destination)
-    if (done := _already_packed(job, inputs, destination)) is not None:
+    if (done := already_packed(job, inputs, destination)) is not None:
         return Packed(done, destination, was_there=True)
-    plans = plan_shards(job, inputs)
+    planned = plan_pack(job, inputs)
     with signals_as_interrupt(), locked(destination):
-        started = _begin(job, inputs, destination, started)
+        started = begin(job, planned, inputs.newest_ns, destination, started)
         try:
-            made = _make(job, plans, destination, on_progress)
+            make_shards(planned, Work(destination, job.access, job.workers), on_progress)
+            made = finish(planned, destination)
         except BaseException as error:
-            _stop(destination, plans, error)
+            _stop(destination, planned, error)
             raise
+        if made is None:
+            raise UserError(f"{job.destination}: a finished shard is gone; pack again")
+        forget(planned, destination)
         if not any(one.shard for one in made):
-            _forget(destination, plans)
-            raise UserError(_all_refused(job.source, [*inputs.refused, *_refused(made)]))
-        _write_index(job, inputs, destination, made)
+            raise UserError(_all_refused(job.source, list(refusals(planned, made))))
         # The index's time says up to when changes to the inputs are in it.
         destination.stamp(INDEX_NAME, started)
-        _forget(destination, plans)
     return Packed(_read_index(destination), destination, was_there=False)
 
 
@@ -157,7 +151,7 @@ def _require_folder(address: str, destination: Place) -> None:
                 raise UserError(f"{address}: {one} is not a folder; choose another")
 
 
-def plan_shards(job: PackJob, inputs: Inputs) -> list[ShardPlan]:
+def plan_pack(job: PackJob, inputs: Inputs) -> Pack:
     """Which inputs go into which shard.
 
     Raises:
@@ -174,57 +168,46 @@ def plan_shards(job: PackJob, inputs: Inputs) -> list[ShardPlan]:
     ]
     count = shard_count(sum(sizes), job.shard_bytes, multiple_of=job.instances)
     most = len(sizes) // job.instances * job.instances
-    edges = deal(sizes, min(count, most)) if sizes else []
-    return [
+    edges = deal(sizes, min(count, most)) if sizes else [(0, 0)]
+    plans = tuple(
         ShardPlan(number, shard_name(number), inputs.images[first:behind], job.options)
         for number, (first, behind) in enumerate(edges)
-    ]
+    )
+    options = index_options(job)
+    return Pack(plans, inputs.refused, inputs.fingerprint, job.shard_bytes, options)
 
 
-def _make(
-    job: PackJob,
-    plans: Sequence[ShardPlan],
-    destination: Place,
-    on_progress: Callable[[Tally], None],
-) -> list[Made]:
-    """Make the shards that are missing; returns all, in order."""
-    work = Work(destination, job.access, job.workers)
-    total = sum(len(plan.inputs) for plan in plans)
-    dropped: Mapping[int, Refused] = {}
-    if job.options.compares:
-        dropped = find_duplicates(plans, work, on_progress)
-    known = {plan.number: read_record(plan, destination) for plan in plans}
-    missing = [plan for plan in plans if known[plan.number] is None]
-    begun = total - sum(len(plan.inputs) for plan in missing)
-    for tally in work_on(missing, work, dropped):
-        on_progress(replace(tally, done=tally.done + begun, total=total))
-    made = []
-    for plan in plans:
-        record = known[plan.number] or read_record(plan, destination)
-        if record is None:
-            raise UserError(f"{destination.shown(record_name(plan))}: was there and is gone")
-        made.append(record)
-    return made
-
-
-def _stop(destination: Place, plans: Sequence[ShardPlan], error: BaseException) -> None:
+def _stop(destination: Place, planned: Pack, error: BaseException) -> None:
     """Keep what is finished, and say so; leave nothing where nothing is.
 
     Raises:
-        UserError: something is kept, and the user interrupted it.
+        UserError: something is kept, and the user interrupted it; or a process was killed.
     """
-    if not any(destination.size(record_name(plan)) is not None for plan in plans):
-        _forget(destination, plans)
-    elif isinstance(error, KeyboardInterrupt):
+    kept = any(destination.size(record_name(plan)) is not None for plan in planned.plans)
+    if not kept:
+        forget(planned, destination)
+    goes_on = "; finished shards stay, and the same command goes on" if kept else ""
+    if isinstance(error, WorkerKilledError):
         raise UserError(
-            "interrupted; finished shards stay, and the same command goes on",
-            ExitCode.INTERRUPTED,
+            "a process that packs was killed, perhaps for its memory; try fewer --workers"
+            + goes_on,
+            ExitCode.UNEXPECTED,
         ) from None
+    if isinstance(error, KeyboardInterrupt) and kept:
+        raise UserError(f"interrupted{goes_on}", ExitCode.INTERRUPTED) from None
 
 
-def _begin(job: PackJob, inputs: Inputs, destination: Place, started: int) -> int:
-    """Write down what is packed, or see that it is what was begun before; returns when."""
-    plan = _plan_document(job, inputs)
+def begin(job: PackJob, planned: Pack, newest_ns: int, destination: Place, started: int) -> int:
+    """Write down what is packed, or see that it is what was begun before; returns when.
+
+    Raises:
+        UserError: the destination holds an unfinished pack of something else.
+    """
+    plan = {
+        "inputs": planned.fingerprint,
+        "shard_bytes": planned.target_bytes,
+        "options": planned.index_options,
+    }
     try:
         before: dict[str, Any] = json.loads(destination.read(PLAN_NAME))
     except FileNotFoundError:
@@ -239,61 +222,20 @@ def _begin(job: PackJob, inputs: Inputs, destination: Place, started: int) -> in
             f"{job.destination}: holds an unfinished pack of other inputs or options; {mend}"
         )
     begun: int = before["started_ns"]
-    if inputs.newest_ns > begun:
+    if newest_ns > begun:
         raise UserError(
             f"{job.destination}: {job.source} has changed since this pack was begun; {mend}"
         )
     return begun
 
 
-def _plan_document(job: PackJob, inputs: Inputs) -> dict[str, Any]:
-    return {
-        "inputs": inputs.fingerprint,
-        "shard_bytes": job.shard_bytes,
-        "options": _index_options(job),
-    }
-
-
-def _write_index(job: PackJob, inputs: Inputs, destination: Place, made: Sequence[Made]) -> None:
-    refused = [*inputs.refused, *_refused(made)]
-    refused.sort(key=lambda item: (item.source, item.reason, item.detail))
-    with tempfile.TemporaryFile() as file:
-        with IndexWriter(
-            file,
-            target_bytes=job.shard_bytes,
-            inputs=inputs.fingerprint,
-            options=_index_options(job),
-        ) as writer:
-            for one in made:
-                if one.shard is not None:
-                    writer.add(one.shard)
-            for item in refused:
-                writer.refuse(item)
-        file.seek(0)
-        with destination.writing(INDEX_NAME) as sink:
-            while content := file.read(PART_BYTES):
-                sink.write(content)
-
-
-def _index_options(job: PackJob) -> dict[str, Any]:
+def index_options(job: PackJob) -> dict[str, Any]:
+    """What the index says of how it was packed, defaults left out."""
     options = job.options.changed() | ({"instances": job.instances} if job.instances > 1 else {})
     folder, resolution = job.options.latents, options.pop("latents_resolution", None)
     if folder is not None and resolution is not None:
         options["latents"] = latents_of(Path(folder), resolution)
     return options
-
-
-def _refused(made: Sequence[Made]) -> Iterator[Refused]:
-    for one in made:
-        yield from one.refused
-
-
-def _forget(destination: Place, plans: Sequence[ShardPlan]) -> None:
-    """Remove what an unfinished pack is resumed by."""
-    for plan in plans:
-        destination.remove(record_name(plan))
-        destination.remove(digests_name(plan))
-    destination.remove(PLAN_NAME)
 
 
 def _all_refused(source: str, refused: list[Refused]) -> str:
@@ -306,7 +248,7 @@ def _read_index(destination: Place) -> ShardIndex:
     return open_index(destination.read(INDEX_NAME))
 
 
-def _already_packed(job: PackJob, inputs: Inputs, destination: Place) -> ShardIndex | None:
+def already_packed(job: PackJob, inputs: Inputs, destination: Place) -> ShardIndex | None:
     """The index of a finished pack of these very inputs; None where it is not finished.
 
     Raises:
@@ -324,7 +266,7 @@ def _already_packed(job: PackJob, inputs: Inputs, destination: Place) -> ShardIn
         raise UserError(f"{error}; {mend}") from None
     header = index.header
     if (header.inputs, header.target_bytes, header.options) != (
-        inputs.fingerprint, job.shard_bytes, _index_options(job)
+        inputs.fingerprint, job.shard_bytes, index_options(job)
     ):  # fmt: skip
         raise UserError(f"{job.destination}: holds a pack of other inputs or options; {mend}")
     if inputs.newest_ns > destination.changed_ns(INDEX_NAME):

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from sm_train.entrypoints.pack_workers import Tally
 from sm_train.toolkit.output import people
 from sm_train.toolkit.packing import Packed
-from sm_train.toolkit.packing_workers import Tally
 
 FASTFILE_BYTES = 150_000_000
 """FastFile reads fewer, larger objects best; AWS names 150 MB."""

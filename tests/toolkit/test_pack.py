@@ -15,13 +15,13 @@ import pytest
 import webdataset
 from hypothesis import given
 from hypothesis import strategies as st
+from sm_train.entrypoints.pack_workers import Tally
 from sm_train.entrypoints.shard_index import ShardIndex, write_index
 from sm_train.entrypoints.shards import Shard, verify_shard
 from sm_train.entrypoints.storage import Folder
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.packing import Packed, PackJob, pack, parse_size
 from sm_train.toolkit.packing_report import summary
-from sm_train.toolkit.packing_workers import Tally
 
 from tests.conftest import Cli, clean_environment
 from tests.toolkit.pictures import album, picture, tree, write_pair

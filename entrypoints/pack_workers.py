@@ -17,9 +17,8 @@ from typing import Any
 from sm_train.entrypoints.pack_plan import ShardPlan
 from sm_train.entrypoints.pack_shard import StoppedError, Tell, make_shard
 from sm_train.entrypoints.shard_index import Refused
+from sm_train.entrypoints.signals import signals_noted
 from sm_train.entrypoints.storage import Access, Place, Prefix
-from sm_train.toolkit.errors import ExitCode, UserError
-from sm_train.toolkit.packing_lock import signals_noted
 
 S3_THREADS = 16
 """Inputs that a process reads at the same time from or to S3, to hide its latency."""
@@ -27,6 +26,10 @@ S3_THREADS = 16
 _LOOK = 0.2  # seconds between two looks at how far they are
 
 Task = Callable[[ShardPlan, Tell], None]
+
+
+class WorkerKilledError(RuntimeError):
+    """A process that packs was killed, perhaps for its memory."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ def work_on(
 
     Raises:
         OSError: the destination cannot be written, or the disk is full.
-        UserError: a process was killed.
+        WorkerKilledError: a process was killed.
     """
     processes = min(work.workers, len(plans))
     threads = max(1, work.workers // max(1, processes))
@@ -105,11 +108,7 @@ def run(task: Callable[[Any, Tell], None], items: Sequence[Any], processes: int)
                 done, written, refused = counters[:]
                 yield Tally(done, done, written, refused)
         except BrokenProcessPool:
-            raise UserError(
-                "a process that packs was killed, perhaps for its memory; try fewer --workers; "
-                "finished shards stay, and the same command goes on",
-                ExitCode.UNEXPECTED,
-            ) from None
+            raise WorkerKilledError from None
         finally:
             stop.set()
             pool.shutdown(cancel_futures=True)

@@ -15,19 +15,19 @@ from functools import partial
 from sm_train.entrypoints.image_header import DecodeError
 from sm_train.entrypoints.pack_plan import Input, Options, ShardPlan
 from sm_train.entrypoints.pack_shard import WORK, Tell, look_at
+from sm_train.entrypoints.pack_workers import Tally, Work, run
 from sm_train.entrypoints.perceptual_hash import near_duplicates
 from sm_train.entrypoints.shard_index import Refused
 from sm_train.entrypoints.storage import Access, Place
-from sm_train.toolkit.packing_workers import Tally, Work, run
 
 _Digest = tuple[str, int | None]
 """An image's SHA-256 and its perceptual hash."""
 
 
-def find_duplicates(
+def digest_shards(
     plans: Sequence[ShardPlan], work: Work, on_progress: Callable[[Tally], None]
-) -> dict[int, Refused]:
-    """The inputs to leave out, by number."""
+) -> None:
+    """Take the digests of all inputs of ``plans``, where they are not kept already."""
     total = sum(len(plan.inputs) for plan in plans)
     missing = [plan for plan in plans if work.destination.size(digests_name(plan)) is None]
     processes = min(work.workers, len(missing)) or 1
@@ -35,8 +35,12 @@ def find_duplicates(
     task = partial(_digest_shard, work.destination, work.access, threads)
     for tally in run(task, missing, processes):
         on_progress(replace(tally, total=total))
+
+
+def find_duplicates(plans: Sequence[ShardPlan], destination: Place) -> dict[int, Refused]:
+    """The inputs to leave out, by number, now that the digests of all shards are there."""
     inputs = [item for plan in plans for item in plan.inputs]
-    digests = [digest for plan in plans for digest in _read(work.destination, plan)]
+    digests = [digest for plan in plans for digest in _read(destination, plan)]
     return duplicates(inputs, digests, plans[0].options)
 
 
