@@ -14,7 +14,7 @@ from sm_train.cost.instances import instance_type
 from sm_train.estimators.run_config import SMDDP_FRAMEWORK, RunConfig, Stage
 
 # The newest of AWS's PyTorch training images that sagemaker 3.27's image table knows.
-_FRAMEWORK = "2.10.0"
+FRAMEWORK = "2.10.0"
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def framework_version(config: RunConfig) -> str | None:
     if cluster.framework_version is not None:
         return cluster.framework_version
     wants_smddp = any(_smddp_helps(config, stage) for stage in config.stages)
-    return SMDDP_FRAMEWORK if wants_smddp else _FRAMEWORK
+    return SMDDP_FRAMEWORK if wants_smddp else FRAMEWORK
 
 
 def launch(config: RunConfig, stage: Stage) -> Launch:

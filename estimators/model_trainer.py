@@ -62,7 +62,7 @@ def send(request: TrainingRequest, bundle: Bundle, *, boto_session: Any, bucket:
         botocore.exceptions.ClientError: AWS refused.
     """
     # Before any client is made: clients copy the session's event handlers.
-    _refuse_drift(boto_session, request)
+    refuse_drift(boto_session, request, "CreateTrainingJob")
     with quiet_sdk(), tempfile.TemporaryDirectory() as folder:
         from sagemaker.core.helper.session_helper import Session
 
@@ -185,7 +185,9 @@ def _snake(fields: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _refuse_drift(boto_session: Any, request: TrainingRequest) -> None:
+def refuse_drift(boto_session: Any, request: dict[str, Any], operation: str) -> None:
+    """Let clients of the session raise RequestDriftError where they would send another request."""
+
     def compare(params: dict[str, Any], **_: Any) -> None:
         sent = comparable(params)
         shown = comparable(request)
@@ -199,7 +201,7 @@ def _refuse_drift(boto_session: Any, request: TrainingRequest) -> None:
                 f"nothing was started: the SDK would send {'; '.join(different)}"
             )
 
-    boto_session.events.register("provide-client-params.sagemaker.CreateTrainingJob", compare)
+    boto_session.events.register(f"provide-client-params.sagemaker.{operation}", compare)
 
 
 def comparable(request: TrainingRequest) -> TrainingRequest:

@@ -123,9 +123,9 @@ def pack(job: PackJob, on_progress: Callable[[Tally], None]) -> Packed:
     )
     destination = place(job.destination, job.access)
     _require_folder(job.destination, destination)
-    if (done := already_packed(job, inputs, destination)) is not None:
-        return Packed(done, destination, was_there=True)
     planned = plan_pack(job, inputs)
+    if (done := already_packed(job, planned, inputs.newest_ns, destination)) is not None:
+        return Packed(done, destination, was_there=True)
     with signals_as_interrupt(), locked(destination):
         started = begin(job, planned, inputs.newest_ns, destination, started)
         try:
@@ -248,7 +248,9 @@ def _read_index(destination: Place) -> ShardIndex:
     return open_index(destination.read(INDEX_NAME))
 
 
-def already_packed(job: PackJob, inputs: Inputs, destination: Place) -> ShardIndex | None:
+def already_packed(
+    job: PackJob, planned: Pack, newest_ns: int, destination: Place
+) -> ShardIndex | None:
     """The index of a finished pack of these very inputs; None where it is not finished.
 
     Raises:
@@ -266,10 +268,10 @@ def already_packed(job: PackJob, inputs: Inputs, destination: Place) -> ShardInd
         raise UserError(f"{error}; {mend}") from None
     header = index.header
     if (header.inputs, header.target_bytes, header.options) != (
-        inputs.fingerprint, job.shard_bytes, index_options(job)
+        planned.fingerprint, planned.target_bytes, planned.index_options
     ):  # fmt: skip
         raise UserError(f"{job.destination}: holds a pack of other inputs or options; {mend}")
-    if inputs.newest_ns > destination.changed_ns(INDEX_NAME):
+    if newest_ns > destination.changed_ns(INDEX_NAME):
         raise UserError(f"{job.destination}: {job.source} has changed since it was packed; {mend}")
     for name, size in zip(index.names, index.bytes.tolist(), strict=True):
         if destination.size(f"{SHARDS_FOLDER}/{name}") != size:

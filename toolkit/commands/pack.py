@@ -75,6 +75,17 @@ _SIDE = click.IntRange(min=1)
     type=click.IntRange(min=1),
     help="Processes and threads that look at images; one for each CPU by default.",
 )
+@click.option(
+    "--on", type=click.Choice(["sagemaker"]), help="Pack on SageMaker Processing; needs --for RUN."
+)
+@click.option(
+    "--instances", metavar="N", type=click.IntRange(min=1), default=1, help="Of --on sagemaker."
+)
+@click.option(
+    "--instance", metavar="TYPE", default="ml.c7i.8xlarge", show_default=True, help="Of --on."
+)
+@click.option("--dry-run", is_flag=True, help="With --on: show the request and send nothing.")
+@click.option("--yes", is_flag=True, help="With --on: do not ask.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.pass_obj
 def command(options: dict[str, Any], /, **given: Any) -> None:
@@ -88,16 +99,45 @@ def command(options: dict[str, Any], /, **given: Any) -> None:
     Broken images and captions are left out and listed in the index. A pack that was broken off
     goes on when the same command is given again.
     """
+    from sm_train.toolkit.errors import UserError
     from sm_train.toolkit.output import write_json
     from sm_train.toolkit.packing import pack
     from sm_train.toolkit.packing_report import document, progress_bar, summarize
 
     job = _job(options, given)
+    if given["on"]:
+        _pack_on_sagemaker(job, options, given)
+        return
+    if given["dry_run"]:
+        raise UserError("--dry-run: belongs to --on sagemaker")
     with progress_bar() as on_progress:
         packed = pack(job, on_progress)
     summarize(packed)
     if given["as_json"]:
         write_json(document(packed))
+
+
+def _pack_on_sagemaker(job: Any, options: dict[str, Any], given: dict[str, Any]) -> None:
+    from sm_train.toolkit.aws import resolve_region
+    from sm_train.toolkit.errors import UserError
+    from sm_train.toolkit.output import people, write_json
+    from sm_train.toolkit.pack_on_sagemaker import document, plan_cloud_pack, show, submit
+
+    if given["run"] is None:
+        raise UserError("--on: needs --for RUN, which names the role, the bucket and the network")
+    config = _run(given["run"])
+    region = resolve_region(options["region"], config.region, options["profile"])
+    cloud = plan_cloud_pack(
+        job, config, instance_type=given["instance"], machines=given["instances"], region=region
+    )
+    show(cloud)
+    if given["dry_run"]:
+        write_json(document(cloud))
+        return
+    name = submit(cloud, job, config, region=region, yes=given["yes"])
+    people().print(f"started {name}" if name else "already packed: nothing was started")
+    if given["as_json"]:
+        write_json({"processing_job_name": name, "region": region})
 
 
 def _job(options: dict[str, Any], given: dict[str, Any]) -> Any:
@@ -150,13 +190,15 @@ def _require_latents(model: Path, resolution: int) -> None:
 
 
 def _instances(run: Path | None) -> int:
-    if run is None:
-        return 1
+    return 1 if run is None else max(stage.instances for stage in _run(run).stages)
+
+
+def _run(path: Path) -> Any:
     from sm_train.estimators.run_file import RunFileError, load_run
     from sm_train.toolkit.errors import UserError
 
     try:
-        return max(stage.instances for stage in load_run(run).stages)
+        return load_run(path)
     except RunFileError as error:
         raise UserError(str(error)) from None
 
