@@ -27,7 +27,7 @@ from sm_train.toolkit.amounts import span
 from sm_train.toolkit.aws import open_session, refusals_in_words, require_bucket
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.output import people
-from sm_train.toolkit.packing import PackJob, already_packed, begin, plan_pack
+from sm_train.toolkit.packing import PackJob, already_packed, begin, plan_pack, require_same
 from sm_train.toolkit.packing_inputs import find_inputs
 
 
@@ -118,10 +118,11 @@ def submit(
     with refusals_in_words(job.destination):
         if already_packed(job, cloud.pack, cloud.newest_ns, destination) is not None:
             return None
+        require_same(job, cloud.pack, cloud.newest_ns, destination)
     if not yes and not click.confirm("Start the job?", err=True):
         raise UserError("nothing was started", ExitCode.INTERRUPTED)
     with refusals_in_words(job.destination):
-        begin(job, cloud.pack, cloud.newest_ns, destination, cloud.started_ns)
+        begin(cloud.pack, destination, cloud.started_ns)
     files = {
         f"code/{ARCHIVE_NAME}": build_bundle(config, FRAMEWORK).archive,
         f"plan/{PLAN_FILE}": cloud.pack.to_bytes(),

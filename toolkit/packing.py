@@ -127,8 +127,9 @@ def pack(job: PackJob, on_progress: Callable[[Tally], None]) -> Packed:
     if (done := already_packed(job, planned, inputs.newest_ns, destination)) is not None:
         return Packed(done, destination, was_there=True)
     with signals_as_interrupt(), locked(destination):
-        started = begin(job, planned, inputs.newest_ns, destination, started)
+        require_same(job, planned, inputs.newest_ns, destination)
         try:
+            started = begin(planned, destination, started)
             make_shards(planned, Work(destination, job.access, job.workers), on_progress)
             made = finish(planned, destination)
         except BaseException as error:
@@ -197,36 +198,47 @@ def _stop(destination: Place, planned: Pack, error: BaseException) -> None:
         raise UserError(f"interrupted{goes_on}", ExitCode.INTERRUPTED) from None
 
 
-def begin(job: PackJob, planned: Pack, newest_ns: int, destination: Place, started: int) -> int:
-    """Write down what is packed, or see that it is what was begun before; returns when.
+def require_same(job: PackJob, planned: Pack, newest_ns: int, destination: Place) -> None:
+    """Refuse an unfinished pack of something else.
 
     Raises:
-        UserError: the destination holds an unfinished pack of something else.
+        UserError: there is one in the destination.
     """
-    plan = {
-        "inputs": planned.fingerprint,
-        "shard_bytes": planned.target_bytes,
-        "options": planned.index_options,
-    }
     try:
         before: dict[str, Any] = json.loads(destination.read(PLAN_NAME))
     except FileNotFoundError:
-        with destination.writing(PLAN_NAME) as sink:
-            sink.write(json.dumps(plan | {"started_ns": started}).encode())
-        return started
+        return
     except ValueError:
         before = {}
     mend = "choose another folder or remove it"
+    plan = _plan_document(planned)
     if {key: before.get(key) for key in plan} != plan:
         raise UserError(
             f"{job.destination}: holds an unfinished pack of other inputs or options; {mend}"
         )
-    begun: int = before["started_ns"]
-    if newest_ns > begun:
+    if newest_ns > before["started_ns"]:
         raise UserError(
             f"{job.destination}: {job.source} has changed since this pack was begun; {mend}"
         )
-    return begun
+
+
+def begin(planned: Pack, destination: Place, started: int) -> int:
+    """Write down what is packed, if it was not before; returns when it was begun."""
+    try:
+        before: int = json.loads(destination.read(PLAN_NAME))["started_ns"]
+    except FileNotFoundError:
+        with destination.writing(PLAN_NAME) as sink:
+            sink.write(json.dumps(_plan_document(planned) | {"started_ns": started}).encode())
+        return started
+    return before
+
+
+def _plan_document(planned: Pack) -> dict[str, Any]:
+    return {
+        "inputs": planned.fingerprint,
+        "shard_bytes": planned.target_bytes,
+        "options": planned.index_options,
+    }
 
 
 def index_options(job: PackJob) -> dict[str, Any]:

@@ -74,7 +74,8 @@ def billed(seconds: float, status: str = "Completed") -> Any:
 @pytest.fixture
 def finished(cli: Cli, aws: Aws, tmp_path: Path) -> Path:
     """A run with one job that was billed 1,000 s on 4 × ml.p4de.24xlarge."""
-    aws.make_bucket("my-bucket", **{f"shards/{number}.tar": b"x" for number in range(8)})
+    shards = {f"shards/{number}.tar": b"x" for number in range(8)}
+    aws.make_bucket("my-bucket", **shards, **{"index.parquet": b"x"})
     run = write_run(tmp_path)
     say(aws, submit(cli, aws, run), life())
     aws.amendments["DescribeTrainingJob"] = billed(1000)
@@ -158,7 +159,8 @@ def test_a_failed_job_is_a_failure_in_the_history(cli: Cli, aws: Aws, finished: 
 def test_a_job_of_the_same_name_belongs_to_the_run_that_tagged_it(
     cli: Cli, aws: Aws, tmp_path: Path
 ) -> None:
-    aws.make_bucket("my-bucket", **{f"shards/{number}.tar": b"x" for number in range(8)})
+    shards = {f"shards/{number}.tar": b"x" for number in range(8)}
+    aws.make_bucket("my-bucket", **shards, **{"index.parquet": b"x"})
     run = write_run(tmp_path, stages=[stage("x-256px"), stage("256px")])
     submit(cli, aws, run)
     # Its job is called demo-x-256px-…, too.
@@ -177,7 +179,8 @@ def names(aws: Aws) -> list[str]:
 def test_a_job_without_lines_is_billed_and_the_rest_is_unknown(
     cli: Cli, aws: Aws, tmp_path: Path
 ) -> None:
-    aws.make_bucket("my-bucket", **{f"shards/{number}.tar": b"x" for number in range(8)})
+    shards = {f"shards/{number}.tar": b"x" for number in range(8)}
+    aws.make_bucket("my-bucket", **shards, **{"index.parquet": b"x"})
     run = write_run(tmp_path)
     submit(cli, aws, run)
     aws.amendments["DescribeTrainingJob"] = billed(3600, "A status of the future")
