@@ -196,12 +196,23 @@ def _outcome(
     if drop is not None:
         return drop
     try:
-        content, facts = look_at(item, options, access)
-        caption = _caption(item, access)
-        more = _latents(options, content, caption)
+        return _accept(item, sample_key(item.number), options, access)
     except DecodeError as error:
         return Refused(item.source, error.reason, str(error).partition(": ")[2])
-    key = sample_key(item.number)
+
+
+def encode_input(item: Input, key: str, options: Options, access: Access) -> bytes | Refused:
+    """One input as a sample called ``key``, as it stands in a tar."""
+    try:
+        return _accept(item, key, options, access).encoded
+    except DecodeError as error:
+        return Refused(item.source, error.reason, str(error).partition(": ")[2])
+
+
+def _accept(item: Input, key: str, options: Options, access: Access) -> _Accepted:
+    content, facts = look_at(item, options, access)
+    caption = _caption(item, access)
+    more = _latents(options, content, caption)
     encoded = encode_sample(key, content, caption, facts.kind, _facts(item, facts, caption), more)
     return _Accepted(key, encoded, facts)
 
@@ -303,5 +314,7 @@ def _read(part: str, address: str, size: int, access: Access) -> bytes:
     except (FileNotFoundError, NotADirectoryError):
         raise DecodeError(f"{part}-missing", f"no file {name}") from None
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        if address.startswith("s3://") and not isinstance(error, PermissionError):
+            raise  # it may be there the next time: left out, it would be left out for good
         said = getattr(error, "strerror", None) or str(error)
         raise DecodeError(f"{part}-unreadable", said) from None

@@ -187,6 +187,31 @@ class Prefix:
     def remove(self, name: str) -> None:
         s3_client(self.access).delete_object(Bucket=self.bucket, Key=self.prefix + name)
 
+    def create(self, name: str, content: bytes) -> bool:
+        """Put an object if there is none of that name; whether there was none."""
+        from botocore.exceptions import ClientError
+
+        place = {"Bucket": self.bucket, "Key": self.prefix + name}
+        try:
+            s3_client(self.access).put_object(Body=content, IfNoneMatch="*", **place)
+        except ClientError as error:
+            # 409: another put of that name is under way; it will be there.
+            code = error.response["Error"].get("Code")
+            if code in ("PreconditionFailed", "ConditionalRequestConflict"):
+                return False
+            raise
+        return True
+
+    def names(self, folder: str) -> dict[str, int]:
+        """Everything below ``folder``: its name there, and its bytes."""
+        below = f"{self.prefix}{folder}/"
+        pages = s3_client(self.access).get_paginator("list_objects_v2")
+        return {
+            one["Key"].removeprefix(below): one["Size"]
+            for page in pages.paginate(Bucket=self.bucket, Prefix=below)
+            for one in page.get("Contents", [])
+        }
+
     @contextmanager
     def writing(self, name: str) -> Iterator[Sink]:
         upload = _Upload(s3_client(self.access), self.bucket, self.prefix + name)
@@ -265,6 +290,8 @@ def _get(client: Any, bucket: str, key: str) -> bytes:
         code = error.response["Error"].get("Code", "")
         if code in ("404", "NoSuchKey"):
             raise FileNotFoundError(2, "no such object", address) from None
+        if code in ("403", "AccessDenied"):
+            raise PermissionError(13, "S3 answers AccessDenied", address) from None
         raise OSError(5, f"S3 answers {code}", address) from None
     except BotoCoreError as error:
         raise OSError(5, str(error), address) from None
