@@ -28,6 +28,9 @@ lint: $(VENV)/.installed
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/cli_start.py
 	$(BIN)/python benchmarks/cost.py
+	$(BIN)/python benchmarks/loader.py
+	$(BIN)/python benchmarks/loader_order.py
+	$(BIN)/python benchmarks/pack.py
 
 $(VENV)/.installed: setup.cfg pyproject.toml Makefile
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'Python 3.11 or newer is needed; make PYTHON=python3.11')"

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import stat
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,7 +34,7 @@ from sm_train.entrypoints.shard_index import (
     Refused,
     ShardIndex,
 )
-from sm_train.entrypoints.shard_writer import ShardFile, encode_sample
+from sm_train.entrypoints.shard_writer import ShardFile, sample_parts
 from sm_train.entrypoints.shards import Shard, ShardError
 from sm_train.entrypoints.storage import Access, Place, read_address
 
@@ -45,8 +47,11 @@ WORK = ".packing"
 MAX_BYTES = 1 << 30
 """Larger images are refused unread: several are in memory at a time."""
 
-AHEAD = 4
-"""Inputs in flight for each thread: enough to keep it busy while the writer waits for one."""
+GROUP = 8
+"""Inputs that a thread looks at before it takes the next: every hand-over costs some time."""
+
+AHEAD = 3
+"""Groups in flight for each thread: enough to keep it busy while the writer waits for one."""
 
 BUCKET_RESOLUTION = 1024
 """Of the aspect bucket in a sample's facts, as SDXL's report names them."""
@@ -70,7 +75,7 @@ class Made:
 @dataclass(frozen=True)
 class _Accepted:
     key: str
-    encoded: bytes
+    parts: list[bytes]
     facts: ImageFacts
 
 
@@ -147,7 +152,7 @@ def _write(file: ShardFile, samples: Iterator[_Accepted]) -> Shard:
     heights: list[int] = []
     with file:
         for one in samples:
-            file.append(one.key, one.encoded)
+            file.append(one.key, *one.parts)
             widths.append(one.facts.width)
             heights.append(one.facts.height)
         return file.finish(widths, heights)
@@ -167,23 +172,26 @@ def _accepted(
             refused.append(outcome)
             tell(1, 0, 1)
         else:
-            tell(1, len(outcome.encoded), 0)
+            tell(1, sum(map(len, outcome.parts)), 0)
             yield outcome
 
 
 def _in_order(
     plan: ShardPlan, access: Access, threads: int, dropped: Mapping[int, Refused]
 ) -> Iterator[_Accepted | Refused]:
-    pending: deque[Future[_Accepted | Refused]] = deque()
+    def look(group: Sequence[Input]) -> list[_Accepted | Refused]:
+        return [_outcome(one, plan.options, access, dropped.get(one.number)) for one in group]
+
+    pending: deque[Future[list[_Accepted | Refused]]] = deque()
+    inputs = iter(plan.inputs)
     with ThreadPoolExecutor(threads) as pool:
         try:
-            for item in plan.inputs:
-                drop = dropped.get(item.number)
-                pending.append(pool.submit(_outcome, item, plan.options, access, drop))
+            while group := list(islice(inputs, GROUP)):
+                pending.append(pool.submit(look, group))
                 if len(pending) >= threads * AHEAD:
-                    yield pending.popleft().result()
+                    yield from pending.popleft().result()
             while pending:
-                yield pending.popleft().result()
+                yield from pending.popleft().result()
         finally:
             for one in pending:
                 one.cancel()
@@ -204,7 +212,7 @@ def _outcome(
 def encode_input(item: Input, key: str, options: Options, access: Access) -> bytes | Refused:
     """One input as a sample called ``key``, as it stands in a tar."""
     try:
-        return _accept(item, key, options, access).encoded
+        return b"".join(_accept(item, key, options, access).parts)
     except DecodeError as error:
         return Refused(item.source, error.reason, str(error).partition(": ")[2])
 
@@ -213,8 +221,8 @@ def _accept(item: Input, key: str, options: Options, access: Access) -> _Accepte
     content, facts = look_at(item, options, access)
     caption = _caption(item, access)
     more = _latents(options, content, caption)
-    encoded = encode_sample(key, content, caption, facts.kind, _facts(item, facts, caption), more)
-    return _Accepted(key, encoded, facts)
+    parts = sample_parts(key, content, caption, facts.kind, _facts(item, facts, caption), more)
+    return _Accepted(key, parts, facts)
 
 
 def _latents(options: Options, content: bytes, caption: str) -> dict[str, bytes]:
@@ -267,8 +275,6 @@ def _filter(facts: ImageFacts, options: Options) -> None:
 
 
 def _facts(item: Input, facts: ImageFacts, caption: str) -> bytes:
-    shapes = aspect_shapes(BUCKET_RESOLUTION)
-    height, width = shapes[int(nearest_shape(shapes, facts.height, facts.width))]
     document = {
         "width": facts.width,
         "height": facts.height,
@@ -276,11 +282,18 @@ def _facts(item: Input, facts: ImageFacts, caption: str) -> bytes:
         "format": facts.kind,
         "sha256": facts.sha256,
         "phash": None if facts.phash is None else f"{facts.phash:016x}",
-        "aspect_bucket": f"{width}x{height}",
+        "aspect_bucket": _bucket(facts.width, facts.height),
         "caption_length": len(caption),
         "source": item.source,
     }
     return json.dumps(document).encode()
+
+
+@lru_cache(maxsize=4096)
+def _bucket(width: int, height: int) -> str:
+    shapes = aspect_shapes(BUCKET_RESOLUTION)
+    chosen_height, chosen_width = shapes[int(nearest_shape(shapes, height, width))]
+    return f"{chosen_width}x{chosen_height}"
 
 
 def _caption(item: Input, access: Access) -> str:
@@ -306,15 +319,19 @@ def _read(part: str, address: str, size: int, access: Access) -> bytes:
         raise DecodeError(f"{part}-too-large", f"{size} bytes; 1 GiB at most")
     name = address.rpartition("/")[2]
     try:
-        if not address.startswith("s3://") and not Path(address).is_file():  # a pipe would block
-            if Path(address).exists():
+        if not address.startswith("s3://"):
+            found = os.stat(address)  # noqa: PTH116  a Path costs more than the call
+            if not stat.S_ISREG(found.st_mode):  # a pipe would block
                 raise DecodeError(f"{part}-unreadable", f"{name} is not a regular file")
-            raise FileNotFoundError
+            if found.st_size > MAX_BYTES:
+                raise DecodeError(f"{part}-too-large", f"{found.st_size} bytes; 1 GiB at most")
         return read_address(address, access)
-    except (FileNotFoundError, NotADirectoryError):
+    except DecodeError:
+        raise
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        # ValueError: a zero byte in the name, which no file has.
         raise DecodeError(f"{part}-missing", f"no file {name}") from None
-    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+    except OSError as error:
         if address.startswith("s3://") and not isinstance(error, PermissionError):
             raise  # it may be there the next time: left out, it would be left out for good
-        said = getattr(error, "strerror", None) or str(error)
-        raise DecodeError(f"{part}-unreadable", said) from None
+        raise DecodeError(f"{part}-unreadable", error.strerror or str(error)) from None

@@ -7,6 +7,7 @@ import tarfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
+from typing import Any
 
 from sm_train.entrypoints.shards import END_MARK, Shard
 from sm_train.entrypoints.storage import Sink
@@ -15,19 +16,25 @@ EXTENSIONS = {"jpeg": "jpg", "png": "png", "webp": "webp"}
 """Image format, as a sample's facts name it → extension of the image's member."""
 
 
-def encode_sample(
+def encode_sample(*sample: Any) -> bytes:
+    """:func:`sample_parts`, joined."""
+    return b"".join(sample_parts(*sample))
+
+
+def sample_parts(
     key: str,
     image: bytes,
     caption: str,
     kind: str,
     facts: bytes,
     more: Mapping[str, bytes] | None = None,
-) -> bytes:
-    """The sample's members as they stand in a tar; ``more`` are others by their extensions."""
+) -> list[bytes]:
+    """The sample's members as they stand in a tar; ``more`` are others by their extensions.
+
+    In parts, so that an image is not copied to stand beside its header.
+    """
     members = {EXTENSIONS[kind]: image, "txt": caption.encode(), "json": facts, **(more or {})}
-    return b"".join(
-        part for name, content in members.items() for part in _member(f"{key}.{name}", content)
-    )
+    return [part for name, content in members.items() for part in _member(f"{key}.{name}", content)]
 
 
 def _member(name: str, content: bytes) -> tuple[bytes, bytes, bytes]:
@@ -54,6 +61,10 @@ def _header(name: str, size: int) -> bytes:
     return bytes(block)
 
 
+_HELD_BYTES = 1 << 20
+"""Written at once: every hand-over to the thread that digests costs some microseconds."""
+
+
 class ShardFile:
     """One shard on its way into ``sink``; holds its digest and offsets, never its content.
 
@@ -66,6 +77,8 @@ class ShardFile:
         self._keys: list[str] = []
         self._offsets: list[int] = []
         self._size = 0
+        self._held: list[bytes] = []
+        self._held_size = 0
         self._hashing = ThreadPoolExecutor(1)
         self._hashed: Future[None] | None = None
 
@@ -80,16 +93,20 @@ class ShardFile:
     ) -> None:
         self._hashing.shutdown()
 
-    def append(self, key: str, encoded: bytes) -> None:
-        """The next sample, as :func:`encode_sample` made it."""
+    def append(self, key: str, *parts: bytes) -> None:
+        """The next sample, in the parts that :func:`sample_parts` made, or joined."""
         self._keys.append(key)
         self._offsets.append(self._size)
-        self._write(encoded)
+        for part in parts:
+            self._hold(part)
+        if self._held_size >= _HELD_BYTES:
+            self._flush()
 
     def finish(self, widths: Sequence[int] = (), heights: Sequence[int] = ()) -> Shard:
         """Close the tar and describe it; the sides are the images' in pixels."""
         end = self._size
-        self._write(END_MARK)
+        self._hold(END_MARK)
+        self._flush()
         if self._hashed is not None:
             self._hashed.result()
         return Shard(
@@ -102,10 +119,17 @@ class ShardFile:
             heights=tuple(heights),
         )
 
-    def _write(self, content: bytes) -> None:
+    def _hold(self, content: bytes) -> None:
+        self._held.append(content)
+        self._held_size += len(content)
+        self._size += len(content)
+
+    def _flush(self) -> None:
+        content = b"".join(self._held)
+        self._held.clear()
+        self._held_size = 0
         previous = self._hashed
         self._hashed = self._hashing.submit(self._digest.update, content)
         self._sink.write(content)
-        self._size += len(content)
         if previous is not None:
-            previous.result()  # no more than two samples wait for their digest
+            previous.result()  # no more than two pieces wait for their digest
