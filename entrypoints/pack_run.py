@@ -124,7 +124,7 @@ def finish(pack: Pack, destination: Place) -> list[Made] | None:
 
 
 def forget(pack: Pack, destination: Place) -> None:
-    """Remove what an unfinished pack is resumed by."""
+    """Remove what an unfinished pack is resumed by, the plan last: it tells of the rest."""
     for plan in pack.plans:
         destination.remove(record_name(plan))
         if plan.options.compares:

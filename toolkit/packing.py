@@ -125,6 +125,9 @@ def pack(job: PackJob, on_progress: Callable[[Tally], None]) -> Packed:
     _require_folder(job.destination, destination)
     planned = plan_pack(job, inputs)
     if (done := already_packed(job, planned, inputs.newest_ns, destination)) is not None:
+        if destination.size(PLAN_NAME) is not None:  # ended between the index and the last word
+            with signals_as_interrupt(), locked(destination):
+                _conclude(planned, destination, begin(planned, destination, started))
         return Packed(done, destination, was_there=True)
     with signals_as_interrupt(), locked(destination):
         require_same(job, planned, inputs.newest_ns, destination)
@@ -137,12 +140,18 @@ def pack(job: PackJob, on_progress: Callable[[Tally], None]) -> Packed:
             raise
         if made is None:
             raise UserError(f"{job.destination}: a finished shard is gone; pack again")
-        forget(planned, destination)
         if not any(one.shard for one in made):
+            forget(planned, destination)
             raise UserError(_all_refused(job.source, list(refusals(planned, made))))
-        # The index's time says up to when changes to the inputs are in it.
-        destination.stamp(INDEX_NAME, started)
+        _conclude(planned, destination, started)
     return Packed(_read_index(destination), destination, was_there=False)
+
+
+def _conclude(planned: Pack, destination: Place, started: int) -> None:
+    """Remove what a pack is resumed by, now that the index is there."""
+    # Its time says up to when changes to the inputs are in it.
+    destination.stamp(INDEX_NAME, started)
+    forget(planned, destination)
 
 
 def _require_folder(address: str, destination: Place) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -212,6 +213,26 @@ def test_kill_9_at_any_moment_and_the_same_command_make_the_same_bytes(
         }
         kept = {path: path.stat().st_mtime_ns for path in kept}
     assert kills > 1
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+def test_killed_after_the_index_the_same_command_clears_up(cli: Cli, tmp_path: Path) -> None:
+    album(tmp_path / "in", 12)
+    size = ("--shard-size", "20KB")
+    for name in ("out", "whole"):
+        assert cli("pack", "in", name, *size).returncode == 0
+    stopped = (
+        "import os\n"
+        "from sm_train.entrypoints.storage import Folder\n"
+        "Folder.stamp = lambda *_: os.kill(os.getpid(), 9)\n" + PROGRAM
+    )
+    shutil.rmtree(tmp_path / "out")
+    with started(tmp_path, *size, program=stopped) as process:
+        assert process.wait(PATIENCE) == -signal.SIGKILL
+    assert (tmp_path / "out/index.parquet").exists()
+    assert (tmp_path / "out/.packing/plan.json").exists()
+    again = cli("pack", "in", "out", *size)
+    assert (again.returncode, again.stderr.split(" samples")[0]) == (0, "already packed 12")
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 
