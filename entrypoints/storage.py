@@ -19,6 +19,9 @@ from typing import Any, Protocol
 PART_BYTES = 16 * 2**20
 """Of a multipart upload; S3 allows 10,000 parts, so objects of up to 160 GB."""
 
+RANGE_BYTES = 8 * 2**20
+"""Read at once: most images are one request, and a broken connection costs no more than that."""
+
 
 class Sink(Protocol):
     """What a shard is written to."""
@@ -280,13 +283,33 @@ class _Upload:
         self._held = io.BytesIO()
 
 
+def _ranges(client: Any, bucket: str, key: str) -> Iterator[bytes]:
+    """An object piece by piece, all of one version of it."""
+    from botocore.exceptions import ClientError
+
+    place = {"Bucket": bucket, "Key": key}
+    done, total = 0, 1
+    while done < total:
+        try:
+            answer = client.get_object(Range=f"bytes={done}-{done + RANGE_BYTES - 1}", **place)
+        except ClientError as error:
+            if done == 0 and error.response["Error"].get("Code") == "InvalidRange":
+                return  # it is empty
+            raise
+        total = int(answer["ContentRange"].rpartition("/")[2])
+        place["IfMatch"] = answer["ETag"]
+        content: bytes = answer["Body"].read()
+        done += len(content)
+        yield content
+
+
 def _get(client: Any, bucket: str, key: str) -> bytes:
     """Raises what the file system would: a missing or forbidden object is an OSError."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     address = f"s3://{bucket}/{key}"
     try:
-        content: bytes = client.get_object(Bucket=bucket, Key=key)["Body"].read()
+        content = b"".join(_ranges(client, bucket, key))
     except ClientError as error:
         code = error.response["Error"].get("Code", "")
         if code in ("404", "NoSuchKey"):
