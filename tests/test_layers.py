@@ -41,7 +41,13 @@ def test_cost_is_standard_library_only() -> None:
         assert others <= sys.stdlib_module_names, path
 
 
-@pytest.mark.parametrize("module", ["events", "directories", "shards", "shard_index"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "events", "directories", "shards", "shard_index", "shard_description",
+        "pack_run", "pack_lambda", "pack_processing",
+    ],
+)  # fmt: skip
 def test_what_a_laptop_shares_with_the_cluster_needs_no_torch(module: str) -> None:
     import subprocess
     import sys
