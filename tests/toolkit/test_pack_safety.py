@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from sm_train.entrypoints.pack_plan import Input, ShardPlan
-from sm_train.entrypoints.pack_shard import AHEAD, make_shard
+from sm_train.entrypoints.pack_shard import AHEAD, GROUP, make_shard
 from sm_train.entrypoints.shard_index import ShardIndex
 from sm_train.entrypoints.shards import verify_shard
 from sm_train.entrypoints.storage import Access, Folder
@@ -354,7 +354,7 @@ def test_inputs_do_not_run_ahead_of_the_writer(tmp_path: Path) -> None:
                 drawn.append(item.number)
                 yield item
 
-    album(tmp_path / "in", 60)
+    album(tmp_path / "in", 200)
     paths = sorted((tmp_path / "in").rglob("*.jpg"))
     inputs = Watched(
         Input(number, path.name, str(path), path.stat().st_size, "a caption")
@@ -363,12 +363,12 @@ def test_inputs_do_not_run_ahead_of_the_writer(tmp_path: Path) -> None:
     written: list[int] = []
 
     def tell(done: int, _bytes: int, _refused: int) -> None:
-        assert len(drawn) - len(written) <= 2 * AHEAD
+        assert len(drawn) - len(written) <= 2 * AHEAD * GROUP
         written.append(done)
 
     plan = ShardPlan(0, "shard-000000.tar", inputs)
     make_shard(plan, Folder(tmp_path / "out"), Access(), 2, tell, {})
-    assert len(written) == len(drawn) == 60
+    assert len(written) == len(drawn) == 200
 
 
 def test_memory_does_not_grow_with_the_shard(tmp_path: Path) -> None:
