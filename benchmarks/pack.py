@@ -31,7 +31,7 @@ from sm_train.entrypoints.storage import Access, Folder
 from sm_train.toolkit.packing import PackJob, pack
 
 ROUNDS = 7
-DIFFERENT, IMAGES, MANY = 24, 480, 2400
+DIFFERENT, IMAGES, MANY = 24, 480, 9600
 
 Variant = Callable[[list[Input], Path], None]
 
@@ -152,7 +152,7 @@ def scaling(folder: Path) -> None:
     """The whole command's work, in one process and two."""
     write_album(folder / "album", 768, MANY)
     seconds: dict[str, list[float]] = {"1 worker": [], "2 workers": []}
-    for number in range(5):
+    for number in range(3):
         for workers, name in enumerate(seconds, start=1):
             out = folder / f"out-{number}-{workers}"
             job = PackJob(str(folder / "album"), str(out), None, 10**8, "image", "caption", workers)

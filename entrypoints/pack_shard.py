@@ -15,11 +15,11 @@ import stat
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,8 +47,9 @@ WORK = ".packing"
 MAX_BYTES = 1 << 30
 """Larger images are refused unread: several are in memory at a time."""
 
-GROUP = 8
-"""Inputs that a thread looks at before it takes the next: every hand-over costs some time."""
+GROUP, GROUP_BYTES = 32, 4 * 2**20
+"""Inputs, or their bytes, that a thread looks at before it takes the next: every hand-over costs
+some time, and what is in flight is held in memory."""
 
 AHEAD = 3
 """Groups in flight for each thread: enough to keep it busy while the writer waits for one."""
@@ -183,10 +184,9 @@ def _in_order(
         return [_outcome(one, plan.options, access, dropped.get(one.number)) for one in group]
 
     pending: deque[Future[list[_Accepted | Refused]]] = deque()
-    inputs = iter(plan.inputs)
     with ThreadPoolExecutor(threads) as pool:
         try:
-            while group := list(islice(inputs, GROUP)):
+            for group in _groups(plan.inputs):
                 pending.append(pool.submit(look, group))
                 if len(pending) >= threads * AHEAD:
                     yield from pending.popleft().result()
@@ -195,6 +195,19 @@ def _in_order(
         finally:
             for one in pending:
                 one.cancel()
+
+
+def _groups(inputs: Iterable[Input]) -> Iterator[list[Input]]:
+    group: list[Input] = []
+    size = 0
+    for one in inputs:
+        group.append(one)
+        size += one.bytes
+        if len(group) >= GROUP or size >= GROUP_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
 
 
 def _outcome(

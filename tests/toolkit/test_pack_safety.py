@@ -354,7 +354,7 @@ def test_inputs_do_not_run_ahead_of_the_writer(tmp_path: Path) -> None:
                 drawn.append(item.number)
                 yield item
 
-    album(tmp_path / "in", 200)
+    album(tmp_path / "in", 400)
     paths = sorted((tmp_path / "in").rglob("*.jpg"))
     inputs = Watched(
         Input(number, path.name, str(path), path.stat().st_size, "a caption")
@@ -368,7 +368,7 @@ def test_inputs_do_not_run_ahead_of_the_writer(tmp_path: Path) -> None:
 
     plan = ShardPlan(0, "shard-000000.tar", inputs)
     make_shard(plan, Folder(tmp_path / "out"), Access(), 2, tell, {})
-    assert len(written) == len(drawn) == 200
+    assert len(written) == len(drawn) == 400
 
 
 def test_memory_does_not_grow_with_the_shard(tmp_path: Path) -> None:
