@@ -40,7 +40,7 @@ from sm_train.entrypoints.shard_index import (
 )
 from sm_train.entrypoints.shard_writer import ShardFile
 from sm_train.entrypoints.shards import Shard
-from sm_train.entrypoints.storage import Prefix
+from sm_train.entrypoints.storage import Prefix, s3_client
 from sm_train.entrypoints.tar_reading import sample_members
 
 STATE = ".trickle"
@@ -91,13 +91,31 @@ class Trickle:
         caption = f"{address.rpartition('.')[0]}.txt"
         item = Input(0, address, address, arrival.bytes, caption_address=caption)
         outcome = encode_input(item, arrival.id, self.options, self.destination.access)
+        missing = isinstance(outcome, Refused) and outcome.reason == "image-missing"
+        if not missing and not self._is_current(arrival):
+            return "overwritten"  # what was read is another version, which has its own message
         if isinstance(outcome, Refused):
             if outcome.reason == "caption-missing":
                 raise LaterError(f"{address}: no caption yet")
+            if outcome.reason.endswith("-unreadable"):  # a role or a key that is not right yet
+                raise LaterError(f"{address}: {outcome.detail}")
             self.refuse(arrival.id, outcome)
             return "refused"
         new = self.destination.create(f"{STAGED}/{arrival.id}", outcome)
         return "staged" if new else "known"
+
+    def _is_current(self, arrival: Arrival) -> bool:
+        """Whether the object is still the one that the message tells of, after it was read."""
+        from botocore.exceptions import ClientError
+
+        place = {"Bucket": arrival.bucket, "Key": arrival.key}
+        try:
+            found = s3_client(self.destination.access).head_object(**place)
+        except ClientError as error:
+            if error.response["Error"].get("Code") in ("404", "NoSuchKey"):
+                return False
+            raise LaterError(f"s3://{arrival.bucket}/{arrival.key}: {error}") from None
+        return arrival.version in (found.get("VersionId"), found["ETag"].strip('"'))
 
     def refuse(self, name: str, refused: Refused) -> None:
         """Write down what was left out, once."""
@@ -117,8 +135,6 @@ class Trickle:
         while may_go_on() and (claimed := self._claim(all_of_it)) is not None:
             self._finish(claimed)
             finished += 1
-        if finished:
-            self._write_index()
         return finished
 
     def _numbers(self, folder: str) -> set[int]:
@@ -133,6 +149,8 @@ class Trickle:
             }
             staged = self.destination.names(STAGED)
             free = [name for name in sorted(staged) if name not in claimed]
+            if not all_of_it and sum(staged[name] for name in free) < self.target_bytes:
+                return None
             chosen, size = self._unseen(free, staged)
             if not chosen or (size < self.target_bytes and not all_of_it):
                 return None
@@ -169,6 +187,8 @@ class Trickle:
                 return  # another invocation has finished it in the meantime
             with self.destination.writing(record) as sink:
                 sink.write(_record(shard))
+        # Before it is done: whatever dies in between, the next invocation writes the index.
+        self._write_index()
         with ThreadPoolExecutor(READERS) as pool:
             list(pool.map(self._mark_seen, names))
         self.destination.create(f"{DONE}/{number:06d}", b"")

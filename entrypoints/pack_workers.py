@@ -93,13 +93,13 @@ def run(task: Callable[[Any, Tell], None], items: Sequence[Any], processes: int)
     if not items:
         return
     context = multiprocessing.get_context("spawn")  # a fork would copy this one's threads' locks
-    with _deaf_children():
-        counters, stop = context.Array("q", 3), context.Event()
-        pool = ProcessPoolExecutor(processes, context, _begin, (counters, stop))
-        futures = [pool.submit(_run, task, item) for item in items]
+    # A child that is being started when a signal ends this process would say so at length.
     with signals_noted() as raise_noted:
+        with _deaf_children():
+            counters, stop = context.Array("q", 3), context.Event()
+            pool = ProcessPoolExecutor(processes, context, _begin, (counters, stop))
+            pending: set[Future[None]] = {pool.submit(_run, task, item) for item in items}
         try:
-            pending: set[Future[None]] = set(futures)
             while pending:
                 finished, pending = wait(pending, _LOOK, FIRST_EXCEPTION)
                 for one in finished:

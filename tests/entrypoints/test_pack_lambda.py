@@ -211,7 +211,7 @@ class KilledError(BaseException):
     """The end of a function that ran out of time: nothing after it happens."""
 
 
-@pytest.mark.parametrize("effects", range(1, 24, 2))
+@pytest.mark.parametrize("effects", [*range(1, 36, 3), 29, 30])
 def test_killed_between_any_two_effects_nothing_is_lost_or_doubled(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, effects: int
 ) -> None:
@@ -243,6 +243,15 @@ def test_killed_between_any_two_effects_nothing_is_lost_or_doubled(
     flush()
     assert bench.packed(tmp_path)[1] == Counter(names)
     assert bench.keys(f"{STATE}/staged/") == []
+
+
+def test_an_image_that_is_overwritten_is_packed_once(bench: Bench, tmp_path: Path) -> None:
+    """Two messages, one object: the first is of a version that is gone."""
+    bench.arrive("a.jpg", picture(1))
+    bench.arrive("a.jpg", picture(2))
+    assert bench.drain() == set()
+    flush()
+    assert bench.packed(tmp_path)[1] == Counter(["a.jpg"])
 
 
 def test_without_time_no_shard_is_begun(bench: Bench) -> None:
