@@ -14,7 +14,16 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
 from sm_train.cost.instances import UnknownInstanceTypeError, instance_type
-from sm_train.cost.prices import ANY, KINDS, ON_DEMAND, Discount, PriceError, PriceRow, PriceTable
+from sm_train.cost.prices import (
+    ANY,
+    KINDS,
+    ON_DEMAND,
+    PROCESSING,
+    Discount,
+    PriceError,
+    PriceRow,
+    PriceTable,
+)
 
 _OPTIONAL = ("region", "kind", "currency", "date", "source")
 _AMOUNTS = ("usd_per_hour", "discount_percent")
@@ -66,14 +75,15 @@ def _row(place: str, row: Mapping[str, str | None], file: str) -> PriceRow | Dis
     if currency != "USD":
         raise PriceError(f"{place}: currency: {currency!r}; only USD can be added up, convert it")
     kind = cells.get("kind") or ON_DEMAND
-    if kind not in KINDS:
-        raise PriceError(f"{place}: kind: {kind!r} is not one of {', '.join(KINDS)}")
+    if kind not in (*KINDS, PROCESSING):
+        known = ", ".join((*KINDS, PROCESSING))
+        raise PriceError(f"{place}: kind: {kind!r} is not one of {known}")
     region, day = cells.get("region") or ANY, _day(place, cells.get("date", ""))
     source = cells.get("source") or file
     dollars, percent = cells.get("usd_per_hour", ""), cells.get("discount_percent", "")
     if bool(dollars) == bool(percent):
         raise PriceError(f"{place}: give usd_per_hour or discount_percent, and not both")
-    if name != ANY:
+    if name != ANY and kind != PROCESSING:
         try:
             instance_type(name)
         except UnknownInstanceTypeError as error:

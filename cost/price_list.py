@@ -1,10 +1,10 @@
-"""Reads AWS's price list for SageMaker training, in each shape in which AWS gives it.
+"""Reads AWS's price list for training and Processing, in each shape in which AWS gives it.
 
 Shapes (AWS Billing user guide, "Using the AWS Price List"): the bulk offer file (``products`` and
 ``terms``), the answer of ``GetProducts`` (``PriceList`` of JSON strings) and a Savings Plan's rate
-file (``terms.savingsPlan``). A product is known as training by its ``usagetype``
-(``USE1-Train:ml.TYPE``, spot ``TrSpt:``) alone: ``instanceType`` may carry a suffix and
-``component`` may be absent.
+file (``terms.savingsPlan``). What a product is for is known by its ``usagetype``
+(``USE1-Train:ml.TYPE``, spot ``TrSpt:``, ``Processing:``) alone: ``instanceType`` may carry a
+suffix and ``component`` may be absent.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from sm_train.cost.prices import KINDS, ON_DEMAND, SPOT, PriceError, PriceRow
+from sm_train.cost.prices import KINDS, ON_DEMAND, PROCESSING, SPOT, PriceError, PriceRow
 
-_USAGE = re.compile(r"^(?:(?P<prefix>[A-Z0-9]+)-)?(?P<use>Train|TrSpt):(?P<type>ml\.[\w.-]+)$")
-_USES = {"Train": ON_DEMAND, "TrSpt": SPOT}
+_USAGE = re.compile(
+    r"^(?:(?P<prefix>[A-Z0-9]+)-)?(?P<use>Train|TrSpt|Processing):(?P<type>ml\.[\w.-]+)$"
+)
+_USES = {"Train": ON_DEMAND, "TrSpt": SPOT, "Processing": PROCESSING}
 
 _REGIONS = {
     "": "us-east-1", "USE1": "us-east-1", "USE2": "us-east-2", "USW1": "us-west-1",
@@ -33,10 +35,10 @@ _REGIONS = {
 
 
 def parse_price_list(document: Any) -> list[PriceRow]:
-    """The training prices in ``document``, whichever of AWS's shapes it has.
+    """The prices in ``document`` that concern us, whichever of AWS's shapes it has.
 
-    Prices are exact, in US dollars an instance-hour. Products that are not training, and training
-    that is not priced by the hour, are passed over.
+    Prices are exact, in US dollars an instance-hour. Other products than training and Processing,
+    and what is not priced by the hour, are passed over.
 
     Raises:
         PriceError: not a price list, a damaged one, or prices in another currency than dollars.

@@ -1,4 +1,4 @@
-"""Dollars for one instance-hour of training, with where and when each figure is from.
+"""Dollars for one instance-hour, with where and when each figure is from.
 
 A :class:`PriceTable` is laid over another: what AWS's price list said lies over the shipped table,
 a file of one's own over both. Dates are ISO days; ages are counted by the caller's day, since this
@@ -28,6 +28,9 @@ SAVINGS_PLANS = tuple(
 )
 KINDS = (ON_DEMAND, SPOT, *SAVINGS_PLANS)
 """The ways in which an instance-hour of training is bought."""
+
+PROCESSING = "processing"
+"""The kind of an instance-hour of SageMaker Processing, which is bought in one way alone."""
 
 ANY = "*"
 STALE_DAYS = 90
@@ -122,7 +125,7 @@ class PriceTable:
             key: row
             for key, row in below.rows.items()
             if (row.instance_type, ANY, row.kind) not in self.rows
-            and not (row.region in self.listed and row.kind in (ON_DEMAND, SPOT))
+            and not (row.region in self.listed and row.kind in (ON_DEMAND, SPOT, PROCESSING))
         }
         return PriceTable(
             {**shown, **self.rows},
@@ -148,14 +151,21 @@ class PriceTable:
         found = self._listed_price(name, region, kind)
         if found.usd_per_instance_hour is None and kind == SPOT:
             found = self._spot_range(name, region)
+        return self._less_discounts(found, kind)
+
+    def processing_price(self, name: str, region: str) -> Price:
+        """The same for Processing, which knows more instance types than the instance table."""
+        return self._less_discounts(self._listed_price(name, region, PROCESSING), PROCESSING)
+
+    def _less_discounts(self, found: Price, kind: str) -> Price:
         for discount in self.discounts:
-            if _covers(discount, name, region, kind):
+            if _covers(discount, found.instance_type, found.region, kind):
                 found = _discounted(found, discount)
         return found
 
     def _listed_price(self, name: str, region: str, kind: str) -> Price:
         row = self.rows.get((name, region, kind)) or self.rows.get((name, ANY, kind))
-        if row is None and region in self.listed and kind == ON_DEMAND:
+        if row is None and region in self.listed and kind in (ON_DEMAND, PROCESSING):
             source = f"not in AWS's price list for {region} of {self.listed[region]}: not offered"
             return Price(name, region, None, "unknown", source, None)
         elsewhere = None if row else self._elsewhere(name, kind)

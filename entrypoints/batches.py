@@ -6,14 +6,13 @@ every batch is full, and the same in every run.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
+from sm_train.entrypoints.batch_memory import Layout, Memory, layout_bytes
 from sm_train.entrypoints.catalogue import DataError
 from sm_train.entrypoints.course import Course, Lap, Position
 from sm_train.entrypoints.decode import Target
@@ -24,7 +23,6 @@ from sm_train.entrypoints.settings import Data
 from sm_train.entrypoints.stock import Stock
 from sm_train.entrypoints.tar_reading import TarError, sample_members
 from torch import Tensor
-from torch.utils.data import get_worker_info
 
 _SLICE = 4  # samples that a thread decodes before it takes the next
 _SUBSTITUTES = 64
@@ -47,13 +45,18 @@ class Batch:
     moments: Tensor | None = None
     text: Tensor | None = None
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Those that are there."""
+        return tuple(one for one in (self.pixels, self.moments, self.text) if one is not None)
+
+    def with_tensors(self, pixels: Tensor, *latents: Tensor) -> Batch:
+        """The same batch in other memory."""
+        moments, text = latents or (None, None)
+        return replace(self, pixels=pixels, moments=moments, text=text)
+
     def pin_memory(self) -> Batch:
-        return replace(
-            self,
-            pixels=self.pixels.pin_memory(),
-            moments=None if self.moments is None else self.moments.pin_memory(),
-            text=None if self.text is None else self.text.pin_memory(),
-        )
+        return self.with_tensors(*(one.pin_memory() for one in self.tensors))
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,8 @@ class _Room:
 
     target: Target
     pixels: Tensor
-    moments: Tensor | None
-    text: Tensor | None
+    moments: Tensor | None = None
+    text: Tensor | None = None
 
     def at(self, place: int) -> _Room:
         return _Room(self.target, *(None if one is None else one[place] for one in self._all()))  # type: ignore[arg-type]
@@ -98,16 +101,29 @@ class Source:
     course: Course
     shelf: Shelf
     data: Data
+    batch_size: int
     targets: tuple[Target, ...]
     precomputed: Precomputed | None = None
 
-    def batches(self, decode: Submit, read: Submit, ahead: int) -> Iterator[Batch]:
+    def layout(self, shape: int) -> Layout:
+        """What a batch of the schedule's ``shape`` looks like in memory."""
+        if self.precomputed is not None:
+            return ((self.batch_size, 0), torch.uint8), *self.precomputed.layout(self.batch_size)
+        target = self.targets[shape]
+        return (((self.batch_size, target.height, target.width, 3), torch.uint8),)
+
+    @property
+    def batch_bytes(self) -> int:
+        """Of memory that holds any batch."""
+        return max(layout_bytes(self.layout(shape)) for shape in range(len(self.targets)))
+
+    def batches(self, decode: Submit, read: Submit, memory: Memory, ahead: int) -> Iterator[Batch]:
         """An endless stream; ``ahead`` batches are begun before they are needed."""
         steps = self._steps(read)
         pending: deque[_Pending] = deque()
         while True:
             while len(pending) <= ahead:
-                pending.append(self._begin(*next(steps), decode))
+                pending.append(self._begin(*next(steps), decode, memory))
             yield self._finish(pending.popleft())
 
     def _steps(self, read: Submit) -> Iterator[tuple[Lap, int, list[Content]]]:
@@ -125,26 +141,21 @@ class Source:
             assert following is not None  # by its last batch a lap has begun to read everything
             lap, stock = following
 
-    def _begin(self, lap: Lap, step: int, contents: list[Content], decode: Submit) -> _Pending:
+    def _begin(
+        self, lap: Lap, step: int, contents: list[Content], decode: Submit, memory: Memory
+    ) -> _Pending:
         schedule = lap.schedule
         shards, samples = schedule.part.locate(schedule.slots(step))
         places = [
             _Place(*one) for one in zip(shards.tolist(), samples.tolist(), contents, strict=True)
         ]
-        room = self._room(self.targets[schedule.shape(step)], len(places))
+        shape = schedule.shape(step)
+        room = _Room(self.targets[shape], *memory(self.layout(shape)))
         slices = [
             decode(self._decode_slice, lap.epoch, places[first : first + _SLICE], room, first)
             for first in range(0, len(places), _SLICE)
         ]
         return _Pending(lap, step, room, slices)
-
-    def _room(self, target: Target, batch: int) -> _Room:
-        if self.precomputed is not None:
-            return _Room(target, torch.empty((batch, 0)), *self.precomputed.empty(batch))
-        shape = (batch, target.height, target.width, 3)
-        # In a loader's process straight where the trainer reads it: else it would be copied.
-        make = _new_shared if get_worker_info() else torch.empty
-        return _Room(target, make(shape, dtype=torch.uint8), None, None)
 
     def _finish(self, pending: _Pending) -> Batch:
         lap, step, room = pending.lap, pending.step, pending.room
@@ -206,13 +217,6 @@ class Source:
             f"{bad.shard}: {bad.reason}: {bad.detail}; and of {_SUBSTITUTES} others "
             "of its instance none can be used; pack these shards again"
         )
-
-
-def _new_shared(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """An empty tensor in shared memory, as PyTorch's own collating makes them."""
-    like: Any = torch.empty(0, dtype=dtype)
-    shared: Tensor = like.new(like._typed_storage()._new_shared(math.prod(shape)))
-    return shared.view(shape)
 
 
 def _first(members: dict[str, memoryview], keys: list[str]) -> memoryview | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,18 @@ def components_digest(folder: Path) -> str:
     and configuration. Retrained in place they do: then the digest does not see it.
     """
     digest = hashlib.sha256()
-    for part in PARTS:
-        for path in sorted((folder / part).rglob("*")):
-            if path.is_file():
-                name = path.relative_to(folder).as_posix()
-                digest.update(json.dumps([name, path.stat().st_size]).encode())
-                if path.suffix == ".json":
-                    digest.update(path.read_bytes())
+    for path in component_files(folder):
+        name = path.relative_to(folder).as_posix()
+        digest.update(json.dumps([name, path.stat().st_size]).encode())
+        if path.suffix == ".json":
+            digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def component_files(folder: Path) -> Iterator[Path]:
+    """What belongs to the components, and nothing else that lies in ``folder``."""
+    for part in PARTS:
+        yield from (path for path in sorted((folder / part).rglob("*")) if path.is_file())
 
 
 def latents_of(folder: Path, resolution: int) -> dict[str, Any]:

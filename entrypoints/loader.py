@@ -11,14 +11,17 @@ import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import count
 from multiprocessing import parent_process
 from multiprocessing.connection import wait
+from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Semaphore
 from threading import Thread
+from weakref import WeakValueDictionary
 
 import torch
+from sm_train.entrypoints.batch_memory import Borrower, Lender, Loan, OwnMemory
 from sm_train.entrypoints.batches import Batch, Source
 from sm_train.entrypoints.buckets import aspect_shapes
 from sm_train.entrypoints.catalogue import Catalogue, DataError, Seat
@@ -46,6 +49,8 @@ FIRST_DEPTH, MOST_DEPTH = 2, 16
 
 _DEPTH_BYTES = 2**30
 _WAITED = 0.002  # seconds: less is the hand-over itself
+_NOTHING = torch.empty(0)
+_numbers = count()
 
 
 @dataclass(frozen=True)
@@ -55,28 +60,63 @@ class _Failed:
     error: DataError
 
 
-class _Stream(IterableDataset[Batch | _Failed]):
-    """The source in a process of its own, held back to as many batches as the trainer lets."""
+@dataclass(frozen=True)
+class _Lent:
+    """A batch on its way to the trainer: without its tensors, which stay where they are."""
 
-    def __init__(self, source: Source, threads: int, credit: Semaphore | None) -> None:
+    batch: Batch
+    loan: Loan
+    link: int
+
+    def open(self) -> Batch:
+        return self.batch.with_tensors(*_links[self.link].open(self.loan))
+
+    def pin_memory(self) -> Batch:
+        """Called by the DataLoader, in a thread of the trainer."""
+        return self.open().pin_memory()
+
+
+_links: WeakValueDictionary[int, Borrower] = WeakValueDictionary()
+"""The trainer's sides of its loaders' processes."""
+
+
+@dataclass(frozen=True)
+class _Link:
+    """What leads from the trainer to the loader's process.
+
+    ``credit`` holds that one back to as many batches as the trainer lets.
+    """
+
+    number: int
+    credit: Semaphore
+    returned: SimpleQueue[int]
+
+
+class _Stream(IterableDataset[Batch | _Lent | _Failed]):
+    """The source, with ``threads`` in a process of its own if there is a ``link`` to it."""
+
+    def __init__(self, source: Source, threads: int, link: _Link | None) -> None:
         super().__init__()
-        self._source, self._threads, self._credit = source, threads, credit
+        self._source, self._threads, self._link = source, threads, link
 
-    def __iter__(self) -> Iterator[Batch | _Failed]:
-        with ExitStack() as stack:
-            decode = read = at_once
-            if self._threads:
-                decode = stack.enter_context(ThreadPoolExecutor(self._threads)).submit
-                read = stack.enter_context(ThreadPoolExecutor(READERS)).submit
-            batches = self._source.batches(decode, read, ahead=1 if self._threads else 0)
+    def __iter__(self) -> Iterator[Batch | _Lent | _Failed]:
+        try:
+            if self._link is None:
+                memory = OwnMemory(self._source.batch_bytes)
+                yield from self._source.batches(at_once, at_once, memory.lend, ahead=0)
+            else:
+                yield from self._lent(self._link)
+        except DataError as error:
+            yield _Failed(error)
+
+    def _lent(self, link: _Link) -> Iterator[_Lent]:
+        lender = Lender(link.returned, self._source.batch_bytes)
+        with ThreadPoolExecutor(self._threads) as decoders, ThreadPoolExecutor(READERS) as readers:
+            batches = self._source.batches(decoders.submit, readers.submit, lender.lend, ahead=1)
             while True:
-                if self._credit is not None:
-                    self._credit.acquire()
-                try:
-                    yield next(batches)
-                except DataError as error:
-                    yield _Failed(error)
-                    return
+                link.credit.acquire()
+                batch = next(batches)
+                yield _Lent(batch.with_tensors(_NOTHING), lender.loan(batch.tensors), link.number)
 
 
 def _end_with_trainer(_: int) -> None:
@@ -138,49 +178,61 @@ class Loader:
             for height, width in shapes or ((resolution, resolution),)
         )
         shelf = Shelf(catalogue.paths, catalogue.ranges)
-        self._source = Source(self.course, shelf, data, targets, self.precomputed)
+        self._source = Source(self.course, shelf, data, batch_size, targets, self.precomputed)
         self._workers, self._pin_memory = workers, pin_memory
         self.depth = FIRST_DEPTH
         most = _DEPTH_BYTES // (batch_size * resolution * resolution * 3)
         self._most = max(FIRST_DEPTH, min(MOST_DEPTH, most))
 
     def __iter__(self) -> Iterator[Batch]:
+        if not self._workers:
+            yield from self._watched(iter(self._data_loader(None)), None)
+            return
         context = torch.multiprocessing.get_context("forkserver")
-        credit = context.Semaphore(self.depth) if self._workers else None
-        loader: DataLoader[Batch | _Failed] = DataLoader(
-            _Stream(self._source, self._workers, credit),
+        link = _Link(next(_numbers), context.Semaphore(self.depth), context.SimpleQueue())
+        borrower = _links[link.number] = Borrower(link.returned)
+        try:
+            yield from self._watched(iter(self._data_loader(link)), (link, borrower))
+        finally:
+            # Its process may be waiting to go on, and would be waited for when it ends.
+            for _ in range(MOST_DEPTH):
+                link.credit.release()
+
+    def _data_loader(self, link: _Link | None) -> DataLoader[Batch | _Lent | _Failed]:
+        return DataLoader(
+            _Stream(self._source, self._workers, link),
             batch_size=None,
-            num_workers=min(1, self._workers),
-            prefetch_factor=MOST_DEPTH if self._workers else None,
+            num_workers=1 if link else 0,
+            prefetch_factor=MOST_DEPTH if link else None,
             pin_memory=self._pin_memory,
             # Forked children of a process with running threads can deadlock; spawned ones end
             # like a program, which aborts when a thread of theirs is still inside PyTorch.
-            multiprocessing_context=context if self._workers else None,
-            worker_init_fn=_end_with_trainer if self._workers else None,
+            multiprocessing_context="forkserver" if link else None,
+            worker_init_fn=_end_with_trainer if link else None,
         )
-        try:
-            yield from self._watched(iter(loader), credit)
-        finally:
-            if credit is not None:
-                # Its process may be waiting to go on, and would be waited for when it ends.
-                for _ in range(MOST_DEPTH):
-                    credit.release()
 
     def _watched(
-        self, batches: Iterator[Batch | _Failed], credit: Semaphore | None
+        self,
+        batches: Iterator[Batch | _Lent | _Failed],
+        process: tuple[_Link, Borrower] | None,
     ) -> Iterator[Batch]:
         """Hand batches over, and let more be made ahead where they are waited for."""
         first = True
         while True:
+            if process is not None:
+                process[1].give_back()
             started = time.perf_counter()
             batch = next(batches)
             if isinstance(batch, _Failed):
                 raise batch.error
-            if credit is not None:
+            if process is not None:
+                credit = process[0].credit
                 credit.release()
                 # The first batch is always waited for.
                 if not first and time.perf_counter() - started > _WAITED:
                     self._deepen(credit)
+            if isinstance(batch, _Lent):
+                batch = batch.open()
             first = False
             self.position = batch.position
             yield batch

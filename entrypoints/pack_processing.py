@@ -1,7 +1,7 @@
 """The main function of a SageMaker Processing job that packs: one machine's shards, then the index.
 
 Processing copies its S3 inputs to the disk before it starts (it knows no FastFile), so only the
-plan and the code come that way. Images are read from S3 as they are packed.
+plan, the code and the model for latents come that way. Images are read from S3 as they are packed.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--destination", default=os.environ.get("SM_TRAIN_DESTINATION"))
     parser.add_argument("--base", type=Path, default=Path("/opt/ml"))
     options = parser.parse_args(arguments)
-    plan = options.base / "processing" / "input" / "plan" / PLAN_FILE
-    pack = Pack.from_bytes(plan.read_bytes())
+    inputs = options.base / "processing" / "input"
+    pack = Pack.from_bytes((inputs / "plan" / PLAN_FILE).read_bytes())
+    if (inputs / "model").is_dir():
+        pack = pack.with_model(inputs / "model")
     rank, machines = machine(options.base)
     destination = place(options.destination, Access())
     print(f"machine {rank + 1} of {machines}: {len(pack.plans[rank::machines])} shards", flush=True)

@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from sm_train.entrypoints.pack_duplicates import digest_shards, digests_name, find_duplicates
@@ -41,6 +42,11 @@ class Pack:
     fingerprint: str
     target_bytes: int
     index_options: dict[str, Any]
+
+    def with_model(self, folder: Path) -> Pack:
+        """The same pack where the model for latents lies in ``folder``."""
+        options = replace(self.plans[0].options, latents=str(folder))
+        return replace(self, plans=tuple(replace(one, options=options) for one in self.plans))
 
     def to_bytes(self) -> bytes:
         """As a document for other machines: JSON lines, compressed; the same for the same pack."""

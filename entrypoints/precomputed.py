@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from sm_train.entrypoints.batch_memory import Layout
 from sm_train.entrypoints.components import MOMENTS, TEXT
 from torch import Tensor
 
@@ -46,12 +47,9 @@ class Precomputed:
             return None
         return cls(tuple(latents["moments"]), tuple(latents["text"]), latents["model"])
 
-    def empty(self, batch: int) -> tuple[Tensor, Tensor]:
-        """Room for a batch: float16 (batch, *moments) and (batch, *text)."""
-        return (
-            torch.empty((batch, *self.moments), dtype=torch.float16),
-            torch.empty((batch, *self.text), dtype=torch.float16),
-        )
+    def layout(self, batch: int) -> Layout:
+        """Of a batch: float16 (batch, *moments) and (batch, *text)."""
+        return ((batch, *self.moments), torch.float16), ((batch, *self.text), torch.float16)
 
     def read(self, members: Mapping[str, memoryview], moments: Tensor, text: Tensor) -> None:
         """Fill one sample's part of both.

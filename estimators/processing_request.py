@@ -29,11 +29,15 @@ _START = (
 
 @dataclass(frozen=True)
 class PackingJob:
-    """``destination`` is an S3 prefix; ``volume_gb`` of disk hold the code and little else."""
+    """``destination`` is an S3 prefix; ``volume_gb`` of disk hold the code and little else.
+
+    A ``model`` that computes latents is staged beside the code.
+    """
 
     destination: str
     instance_type: str
     instances: int
+    model: bool = False
     volume_gb: int = 50
 
 
@@ -72,7 +76,9 @@ def processing_request(
     staged = f"s3://{staging_bucket(config, region)}/{config.name}/{name}/input"
     request: ProcessingRequest = {
         "ProcessingJobName": name,
-        "ProcessingInputs": [_input("code", staged), _input("plan", staged)],
+        "ProcessingInputs": [
+            _input(one, staged) for one in ("code", "plan", *(["model"] if job.model else []))
+        ],
         "ProcessingResources": {
             "ClusterConfig": {
                 "InstanceType": job.instance_type,
@@ -87,7 +93,11 @@ def processing_request(
             "ImageUri": image,
             "ContainerEntrypoint": ["/bin/bash", "-c", _START],
         },
-        "Environment": {"SM_TRAIN_DESTINATION": job.destination, "PYTHONUNBUFFERED": "1"},
+        "Environment": {
+            "SM_TRAIN_DESTINATION": job.destination,
+            "AWS_DEFAULT_REGION": region,
+            "PYTHONUNBUFFERED": "1",
+        },
         "RoleArn": config.role or ROLE_NOT_SET,
         "Tags": [
             {"Key": key, "Value": value}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from sm_train.estimators.model_trainer import quiet_sdk, refuse_drift
@@ -9,7 +10,7 @@ from sm_train.estimators.processing_request import ProcessingRequest
 
 
 def send_processing(
-    request: ProcessingRequest, files: dict[str, bytes], *, boto_session: Any, bucket: str
+    request: ProcessingRequest, files: dict[str, bytes | Path], *, boto_session: Any, bucket: str
 ) -> str:
     """Upload ``files`` (path below the job's staged inputs → content) and create the job.
 
@@ -23,7 +24,10 @@ def send_processing(
     prefix = staged.removeprefix(f"s3://{bucket}/")
     s3 = boto_session.client("s3")
     for name, content in files.items():
-        s3.put_object(Bucket=bucket, Key=f"{prefix}/{name}", Body=content)
+        if isinstance(content, bytes):
+            s3.put_object(Bucket=bucket, Key=f"{prefix}/{name}", Body=content)
+        else:
+            s3.upload_file(str(content), bucket, f"{prefix}/{name}")
     with quiet_sdk():
         from sagemaker.core.helper.session_helper import Session
 

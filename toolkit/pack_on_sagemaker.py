@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 import click
+from sm_train.cost.prices import PROCESSING, PriceTable
+from sm_train.entrypoints.components import component_files
 from sm_train.entrypoints.pack_processing import PLAN_FILE
 from sm_train.entrypoints.pack_run import Pack
 from sm_train.entrypoints.storage import place
@@ -23,12 +27,21 @@ from sm_train.estimators.processing_request import (
 )
 from sm_train.estimators.request import staging_bucket
 from sm_train.estimators.run_config import RunConfig
-from sm_train.toolkit.amounts import span
+from sm_train.toolkit.amounts import dollars, span
 from sm_train.toolkit.aws import open_session, refusals_in_words, require_bucket
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.output import people
 from sm_train.toolkit.packing import PackJob, already_packed, begin, plan_pack, require_same
 from sm_train.toolkit.packing_inputs import find_inputs
+
+BYTES_PER_VCPU_SECOND = 20e6
+"""Assumed speed. benchmarks/pack.py: 45 MB/s a core with images decoded, out of memory; a vCPU is
+half a core, and S3 is no memory."""
+
+START_SECONDS = 300.0
+"""Assumed until the first image: the container's image, and its packages."""
+
+_ASSUMED = f"a vCPU packs {BYTES_PER_VCPU_SECOND / 1e6:.0f} MB/s"
 
 
 @dataclass(frozen=True)
@@ -39,6 +52,44 @@ class CloudPack:
     pack: Pack
     newest_ns: int
     started_ns: int
+
+    @property
+    def instance_type(self) -> str:
+        return str(self._cluster["InstanceType"])
+
+    @property
+    def machines(self) -> int:
+        return int(self._cluster["InstanceCount"])
+
+    @property
+    def limit_seconds(self) -> int:
+        return int(self.request["StoppingCondition"]["MaxRuntimeInSeconds"])
+
+    @property
+    def bytes(self) -> int:
+        """Of the images to pack."""
+        return sum(item.bytes for plan in self.pack.plans for item in plan.inputs)
+
+    @property
+    def encodes(self) -> bool:
+        """Whether latents are computed, which takes far longer than packing."""
+        return self.pack.plans[0].options.latents is not None
+
+    @property
+    def _cluster(self) -> dict[str, Any]:
+        cluster: dict[str, Any] = self.request["ProcessingResources"]["ClusterConfig"]
+        return cluster
+
+
+@dataclass(frozen=True)
+class PackCost:
+    """US dollars and seconds of all machines together; None is unknown."""
+
+    usd_per_hour: float | None
+    seconds: float | None
+    usd: float | None
+    limit_usd: float | None
+    source: str
 
 
 def plan_cloud_pack(
@@ -52,8 +103,6 @@ def plan_cloud_pack(
     started = time.time_ns()
     if not job.destination.startswith("s3://"):
         raise UserError(f"--on: DST {job.destination} must be an S3 prefix, as s3://BUCKET/PREFIX/")
-    if job.options.latents is not None:
-        raise UserError("--latents: with --on sagemaker is not supported; pack on a GPU machine")
     inputs = find_inputs(
         job.source,
         job.captions,
@@ -74,7 +123,7 @@ def plan_cloud_pack(
         near = get_close_matches(instance_type, known, n=1)
         mend = f"; did you mean {near[0]}?" if near else ""
         raise UserError(f"--instance: {instance_type} is no instance of Processing{mend}")
-    cloud = PackingJob(job.destination, instance_type, machines)
+    cloud = PackingJob(job.destination, instance_type, machines, job.options.latents is not None)
     try:
         image = processing_image(instance_type, region)
     except ValueError as error:
@@ -83,19 +132,55 @@ def plan_cloud_pack(
     return CloudPack(request, pack, inputs.newest_ns, started)
 
 
-def show(cloud: CloudPack) -> None:
-    """The plan for a person; no price of Processing is in the table, and unknown is said."""
-    resources = cloud.request["ProcessingResources"]["ClusterConfig"]
+def show(cloud: CloudPack, cost: PackCost) -> None:
+    """The plan for a person."""
     images = sum(len(plan.inputs) for plan in cloud.pack.plans)
-    megabytes = sum(item.bytes for plan in cloud.pack.plans for item in plan.inputs) / 1e6
-    limit = cloud.request["StoppingCondition"]["MaxRuntimeInSeconds"]
     for line in (
-        f"{images:,} images, {megabytes:,.1f} MB → {len(cloud.pack.plans):,} shards in "
+        f"{images:,} images, {cloud.bytes / 1e6:,.1f} MB → {len(cloud.pack.plans):,} shards in "
         f"{cloud.request['Environment']['SM_TRAIN_DESTINATION']}",
-        f"{resources['InstanceCount']} × {resources['InstanceType']} for at most {span(limit)}; "
-        "cost unknown: no price of Processing for it is in the table",
+        f"{cloud.machines} × {cloud.instance_type} for at most {span(cloud.limit_seconds)}; "
+        + _cost_in_words(cost),
     ):
         people().print(line, markup=False, soft_wrap=True)
+
+
+def _cost_in_words(cost: PackCost) -> str:
+    if cost.usd_per_hour is None or cost.limit_usd is None:
+        return (
+            f"cost unknown: {cost.source} (`sm-train cost --refresh` asks AWS, and --prices FILE "
+            f"takes rows of kind {PROCESSING})"
+        )
+    about = ""
+    if cost.usd is not None and cost.seconds is not None:
+        about = f"about {dollars(cost.usd)} for {span(cost.seconds)}, if {_ASSUMED}; "
+    price = f"${cost.usd_per_hour:.4f} an instance-hour, {cost.source}"
+    return f"{about}at most {dollars(cost.limit_usd)} ({price})"
+
+
+def cost_of(cloud: CloudPack, table: PriceTable, region: str) -> PackCost:
+    """What the job costs, at the speed of :data:`BYTES_PER_VCPU_SECOND`, and at its time limit."""
+    price = table.processing_price(cloud.instance_type, region)
+    hourly = price.usd_per_instance_hour
+    if hourly is None:
+        return PackCost(None, None, None, None, price.source)
+    seconds = None
+    if not cloud.encodes and (vcpus := _vcpus(cloud.instance_type)):
+        speed = BYTES_PER_VCPU_SECOND * vcpus * cloud.machines
+        seconds = min(START_SECONDS + cloud.bytes / speed, cloud.limit_seconds)
+    per_second = float(hourly) * cloud.machines / 3600
+    return PackCost(
+        float(hourly),
+        seconds,
+        None if seconds is None else per_second * seconds,
+        per_second * cloud.limit_seconds,
+        price.source,
+    )
+
+
+def _vcpus(instance_type: str) -> int | None:
+    """By EC2's naming: an xlarge has four, an Nxlarge N times as many."""
+    match = re.fullmatch(r"ml\.[a-z0-9-]+\.(\d*)xlarge", instance_type)
+    return 4 * int(match[1] or 1) if match else None
 
 
 def submit(
@@ -123,21 +208,30 @@ def submit(
         raise UserError("nothing was started", ExitCode.INTERRUPTED)
     with refusals_in_words(job.destination):
         begin(cloud.pack, destination, cloud.started_ns)
-    files = {
+    files: dict[str, bytes | Path] = {
         f"code/{ARCHIVE_NAME}": build_bundle(config, FRAMEWORK).archive,
         f"plan/{PLAN_FILE}": cloud.pack.to_bytes(),
     }
+    if job.options.latents is not None:
+        model = Path(job.options.latents)
+        for path in component_files(model):
+            files[f"model/{path.relative_to(model).as_posix()}"] = path
     with refusals_in_words("CreateProcessingJob"):
         from sm_train.estimators.processor import send_processing
 
         return send_processing(cloud.request, files, boto_session=session, bucket=bucket)
 
 
-def document(cloud: CloudPack) -> dict[str, Any]:
+def document(cloud: CloudPack, cost: PackCost) -> dict[str, Any]:
     """The shape of ``pack --on sagemaker --dry-run --json``."""
     return {
         "request": cloud.request,
         "images": sum(len(plan.inputs) for plan in cloud.pack.plans),
         "shards": len(cloud.pack.plans),
-        "cost_usd": None,
+        "bytes": cloud.bytes,
+        "cost_usd": cost.usd,
+        "cost_limit_usd": cost.limit_usd,
+        "seconds": cost.seconds,
+        "price_per_instance_hour_usd": cost.usd_per_hour,
+        "price_source": cost.source,
     }

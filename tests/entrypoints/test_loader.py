@@ -496,6 +496,31 @@ def test_a_trainer_that_waits_gets_more_batches_ahead(tmp_path: Path) -> None:
     assert loader.depth > loading.FIRST_DEPTH
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_is_kept_of_a_batch_stays_as_it_is(
+    shards: list[Path], tmp_path: Path, workers: int
+) -> None:
+    """Memory of batches is used again, but never while a tensor lies in it."""
+    [loader] = cluster(shards, tmp_path).loaders(workers=workers)
+    kept = []
+    for number, batch in zip(range(60), loader, strict=False):
+        if number % 3:
+            kept.append((batch.pixels[1], batch.captions[1]))
+    assert len(kept) == 40
+    for pixels, caption in kept:
+        assert pixels.unique().tolist() == [int(caption.split()[-1])]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_memory_of_batches_that_are_gone_is_used_again(
+    shards: list[Path], tmp_path: Path, workers: int
+) -> None:
+    [loader] = cluster(shards, tmp_path).loaders(workers=workers)
+    places = {batch.pixels.data_ptr() for _, batch in zip(range(60), loader, strict=False)}
+    # Those made ahead, two that are begun, and two that the loop above holds.
+    assert len(places) <= (loader.depth + 4 if workers else 2)
+
+
 # ------------------------------------------------------------------ precomputed latents
 
 

@@ -82,7 +82,15 @@ _SIDE = click.IntRange(min=1)
     "--instances", metavar="N", type=click.IntRange(min=1), default=1, help="Of --on sagemaker."
 )
 @click.option(
-    "--instance", metavar="TYPE", default="ml.c7i.8xlarge", show_default=True, help="Of --on."
+    "--instance",
+    metavar="TYPE",
+    help="Of --on; ml.c7i.8xlarge by default, and ml.g5.2xlarge with --latents.",
+)
+@click.option(
+    "--prices",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="With --on: your own prices, as CSV, of kind processing.",
 )
 @click.option("--dry-run", is_flag=True, help="With --on: show the request and send nothing.")
 @click.option("--yes", is_flag=True, help="With --on: do not ask.")
@@ -108,8 +116,9 @@ def command(options: dict[str, Any], /, **given: Any) -> None:
     if given["on"]:
         _pack_on_sagemaker(job, options, given)
         return
-    if given["dry_run"]:
-        raise UserError("--dry-run: belongs to --on sagemaker")
+    for name in ("dry_run", "yes", "instance", "prices"):
+        if given[name]:
+            raise UserError(f"--{name.replace('_', '-')}: belongs to --on sagemaker")
     with progress_bar() as on_progress:
         packed = pack(job, on_progress)
     summarize(packed)
@@ -121,18 +130,28 @@ def _pack_on_sagemaker(job: Any, options: dict[str, Any], given: dict[str, Any])
     from sm_train.toolkit.aws import resolve_region
     from sm_train.toolkit.errors import UserError
     from sm_train.toolkit.output import people, write_json
-    from sm_train.toolkit.pack_on_sagemaker import document, plan_cloud_pack, show, submit
+    from sm_train.toolkit.pack_on_sagemaker import (
+        cost_of,
+        document,
+        plan_cloud_pack,
+        show,
+        submit,
+    )
+    from sm_train.toolkit.price_book import price_table
 
     if given["run"] is None:
         raise UserError("--on: needs --for RUN, which names the role, the bucket and the network")
     config = _run(given["run"])
     region = resolve_region(options["region"], config.region, options["profile"])
+    instance_type = given["instance"] or ("ml.g5.2xlarge" if given["latents"] else "ml.c7i.8xlarge")
+    table = price_table(given["prices"])
     cloud = plan_cloud_pack(
-        job, config, instance_type=given["instance"], machines=given["instances"], region=region
+        job, config, instance_type=instance_type, machines=given["instances"], region=region
     )
-    show(cloud)
+    cost = cost_of(cloud, table, region)
+    show(cloud, cost)
     if given["dry_run"]:
-        write_json(document(cloud))
+        write_json(document(cloud, cost))
         return
     name = submit(cloud, job, config, region=region, yes=given["yes"])
     people().print(f"started {name}" if name else "already packed: nothing was started")
