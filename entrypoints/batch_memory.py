@@ -1,8 +1,6 @@
-"""Memory of batches, filled again when the last tensor in it is gone.
+"""Memory of batches, in the trainer's process or shared by the loader's, used again and again.
 
-New memory costs a page fault for each 4 KiB, in two processes if both share it: up to a fifth of a
-fast decoder's time. So memory comes in pieces that are used again. Whoever keeps tensors keeps
-their pieces; then new ones are made.
+Whoever keeps tensors keeps their pieces: :mod:`sm_train.entrypoints.reused_memory`.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sm_train.entrypoints.reused_memory import leased
 from torch import Tensor
 
 Layout = tuple[tuple[tuple[int, ...], torch.dtype], ...]
@@ -52,7 +51,7 @@ class OwnMemory:
     def lend(self, layout: Layout) -> list[Tensor]:
         """Room for the tensors of ``layout``, of at most ``piece_bytes``."""
         piece = self._free.pop() if self._free else np.empty(self._bytes, np.uint8)
-        return _tensors(_leased(piece, piece, self._free), layout)
+        return _tensors(leased(piece, piece, self._free), layout)
 
 
 class Lender:
@@ -74,7 +73,7 @@ class Lender:
             self._free.append(self._returned.get())
         # The last one returned is the likeliest to be in a cache.
         number = self._free.pop() if self._free else self._make()
-        return _tensors(self._pieces[number], layout)
+        return _tensors(self._pieces[number].numpy(), layout)
 
     def loan(self, tensors: Sequence[Tensor]) -> Loan:
         """What to tell the trainer of the piece that :meth:`lend` made ``tensors`` in."""
@@ -107,7 +106,7 @@ class Borrower:
         if loan.memory is not None:
             self._pieces[loan.number] = loan.memory.numpy()
         piece = self._pieces[loan.number]
-        return _tensors(_leased(piece, loan.number, self._done), loan.layout)
+        return _tensors(leased(piece, loan.number, self._done), loan.layout)
 
     def give_back(self) -> None:
         """Tell the loader of all pieces that are not needed any more."""
@@ -115,26 +114,12 @@ class Borrower:
             self._returned.put(self._done.popleft())
 
 
-def _leased(piece: NDArray[np.uint8], name: Any, done: deque[Any]) -> Tensor:
-    """The piece as a tensor; when nothing refers to its memory, ``name`` is put into ``done``."""
-    return torch.from_numpy(np.asarray(_Lease(piece, name, done)))
-
-
-class _Lease:
-    def __init__(self, piece: NDArray[np.uint8], name: Any, done: deque[Any]) -> None:
-        self.__array_interface__ = piece.__array_interface__
-        self._piece, self._name, self._done = piece, name, done
-
-    def __del__(self) -> None:
-        # Nothing that takes a lock: this may run in the middle of anything.
-        self._done.append(self._name)
-
-
 def _padded(shape: tuple[int, ...], kind: torch.dtype) -> int:
     return -(-math.prod(shape) * kind.itemsize // _ALIGNED) * _ALIGNED
 
 
-def _tensors(piece: Tensor, layout: Layout) -> list[Tensor]:
+def _tensors(memory: NDArray[np.uint8], layout: Layout) -> list[Tensor]:
+    piece = torch.from_numpy(memory)
     tensors, start = [], 0
     for shape, kind in layout:
         content = piece[start : start + math.prod(shape) * kind.itemsize]

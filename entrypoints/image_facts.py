@@ -21,6 +21,7 @@ from sm_train.entrypoints.image_header import (
     orientation_of,
 )
 from sm_train.entrypoints.perceptual_hash import SIDE, perceptual_hash, shrink
+from sm_train.entrypoints.storage import Part
 
 Grey = NDArray[np.uint8]
 
@@ -49,7 +50,7 @@ class ImageFacts:
     phash: int | None
 
 
-def examine_image(content: bytes, *, pixels: bool = True) -> ImageFacts:
+def examine_image(content: Part, *, pixels: bool = True) -> ImageFacts:
     """Describe an image; with ``pixels`` decode all of it, which finds every damage.
 
     Raises:
@@ -67,7 +68,7 @@ def examine_image(content: bytes, *, pixels: bool = True) -> ImageFacts:
     return ImageFacts(kind, width, height, orientation, digest, phash)
 
 
-def _header(content: bytes) -> tuple[str, int, int, int]:
+def _header(content: Part) -> tuple[str, int, int, int]:
     """Kind, width and height as stored, and orientation."""
     if is_jpeg(content):
         height, width = jpeg_size(content)
@@ -77,7 +78,7 @@ def _header(content: bytes) -> tuple[str, int, int, int]:
         return _KINDS[image.format or ""], image.width, image.height, orientation
 
 
-def _hash(content: bytes, kind: str, height: int, width: int) -> int:
+def _hash(content: Part, kind: str, height: int, width: int) -> int:
     """The perceptual hash; every bit of the image is decoded for it."""
     if kind == "jpeg":
         # At an eighth of its size or so: the decoder reads all, and computes less.
@@ -97,13 +98,13 @@ def _hash(content: bytes, kind: str, height: int, width: int) -> int:
         else:
             return perceptual_hash(shrink(grey[..., 0], height / factor, width / factor))
     small = _shrink_any(content)
-    if kind == "png" and _PNG_END not in content:
+    if kind == "png" and _PNG_END not in bytes(content):
         # Pillow is content once it has every pixel; stricter decoders are not.
         raise DecodeError("image-corrupt", "the end of the PNG is missing")
     return perceptual_hash(small)
 
 
-def _shrink_any(content: bytes) -> Grey:
+def _shrink_any(content: Part) -> Grey:
     ImageFile.LOAD_TRUNCATED_IMAGES = False  # whatever other code set
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow's remarks on odd but whole files
@@ -117,7 +118,7 @@ def _shrink_any(content: bytes) -> Grey:
                 raise corrupt(error) from None
 
 
-def encode_again(content: bytes, max_side: int | None, quality: int) -> bytes:
+def encode_again(content: Part, max_side: int | None, quality: int) -> bytes:
     """The image as a JPEG, upright, its longer side ``max_side`` pixels at most.
 
     Transparency is laid on white. The ICC profile stays; other metadata goes.

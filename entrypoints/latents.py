@@ -35,7 +35,7 @@ class LatentEncoder:
         self._target = Target(resolution, resolution)
         self._lock = threading.Lock()
 
-    def arrays(self, image: bytes, caption: str) -> tuple[bytes, bytes]:
+    def arrays(self, image: bytes | memoryview, caption: str) -> tuple[bytes, bytes]:
         """The moments (2 × channels, h, w) and the text states (tokens, width), as ``.npy``.
 
         Raises:

@@ -28,6 +28,7 @@ from sm_train.entrypoints.components import MOMENTS, TEXT
 from sm_train.entrypoints.image_facts import ImageFacts, encode_again, examine_image
 from sm_train.entrypoints.image_header import DecodeError
 from sm_train.entrypoints.pack_plan import Input, Options, ShardPlan, sample_key
+from sm_train.entrypoints.reused_memory import ReadingRoom
 from sm_train.entrypoints.shard_index import (
     SHARDS_FOLDER,
     IndexWriter,
@@ -36,7 +37,7 @@ from sm_train.entrypoints.shard_index import (
 )
 from sm_train.entrypoints.shard_writer import ShardFile, sample_parts
 from sm_train.entrypoints.shards import Shard, ShardError
-from sm_train.entrypoints.storage import Access, Place, read_address
+from sm_train.entrypoints.storage import Access, Part, Place, read_address
 
 if TYPE_CHECKING:
     from sm_train.entrypoints.latents import LatentEncoder
@@ -76,7 +77,7 @@ class Made:
 @dataclass(frozen=True)
 class _Accepted:
     key: str
-    parts: list[bytes]
+    parts: list[Part]
     facts: ImageFacts
 
 
@@ -238,7 +239,7 @@ def _accept(item: Input, key: str, options: Options, access: Access) -> _Accepte
     return _Accepted(key, parts, facts)
 
 
-def _latents(options: Options, content: bytes, caption: str) -> dict[str, bytes]:
+def _latents(options: Options, content: Part, caption: str) -> dict[str, bytes]:
     """The arrays that are asked for, by their extensions."""
     if options.latents is None or options.latents_resolution is None:
         return {}
@@ -262,7 +263,7 @@ def _load_encoder(folder: str, resolution: int) -> LatentEncoder:
     return LatentEncoder(Path(folder), resolution)
 
 
-def look_at(item: Input, options: Options, access: Access) -> tuple[bytes, ImageFacts]:
+def look_at(item: Input, options: Options, access: Access) -> tuple[Part, ImageFacts]:
     """An input's image as it is packed, and its facts.
 
     Raises:
@@ -315,7 +316,7 @@ def _caption(item: Input, access: Access) -> str:
     if item.caption is None:
         if item.caption_address is None:
             raise DecodeError("caption-missing", f"no caption beside {item.source}")
-        raw = _read("caption", item.caption_address, 0, access)
+        raw = bytes(_read("caption", item.caption_address, 0, access))
     try:
         if item.caption is not None:
             raw = item.caption.encode("utf-8", "surrogateescape")  # the table's own bytes again
@@ -327,18 +328,13 @@ def _caption(item: Input, access: Access) -> str:
     return caption
 
 
-def _read(part: str, address: str, size: int, access: Access) -> bytes:
-    if size > MAX_BYTES:
-        raise DecodeError(f"{part}-too-large", f"{size} bytes; 1 GiB at most")
+def _read(part: str, address: str, size: int, access: Access) -> Part:
+    _require_bytes(part, size)
     name = address.rpartition("/")[2]
     try:
-        if not address.startswith("s3://"):
-            found = os.stat(address)  # noqa: PTH116  a Path costs more than the call
-            if not stat.S_ISREG(found.st_mode):  # a pipe would block
-                raise DecodeError(f"{part}-unreadable", f"{name} is not a regular file")
-            if found.st_size > MAX_BYTES:
-                raise DecodeError(f"{part}-too-large", f"{found.st_size} bytes; 1 GiB at most")
-        return read_address(address, access)
+        if address.startswith("s3://"):
+            return read_address(address, access)
+        return _read_file(part, address)
     except DecodeError:
         raise
     except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -348,3 +344,29 @@ def _read(part: str, address: str, size: int, access: Access) -> bytes:
         if address.startswith("s3://") and not isinstance(error, PermissionError):
             raise  # it may be there the next time: left out, it would be left out for good
         raise DecodeError(f"{part}-unreadable", error.strerror or str(error)) from None
+
+
+_room = ReadingRoom()
+
+
+def _read_file(part: str, address: str) -> Part:
+    """By the system's own calls: a file object costs more than they do."""
+    descriptor = os.open(address, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would be waited for
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            name = address.rpartition("/")[2]
+            raise DecodeError(f"{part}-unreadable", f"{name} is not a regular file")
+        _require_bytes(part, found.st_size)
+        room = _room.take(found.st_size)
+        read = 0
+        while read < len(room) and (more := os.readv(descriptor, [room[read:]])):
+            read += more
+        return room[:read]
+    finally:
+        os.close(descriptor)
+
+
+def _require_bytes(part: str, size: int) -> None:
+    if size > MAX_BYTES:
+        raise DecodeError(f"{part}-too-large", f"{size} bytes; 1 GiB at most")

@@ -61,13 +61,25 @@ def work_on(
         WorkerKilledError: a process was killed.
     """
     processes = min(work.workers, len(plans))
+    gpus = _gpus() if plans and plans[0].options.latents is not None else []
+    if gpus:
+        processes = min(processes, len(gpus))
     threads = max(1, work.workers // max(1, processes))
     if isinstance(work.destination, Prefix) or any(
         one.address.startswith("s3://") for plan in plans[:1] for one in plan.inputs[:1]
     ):
         threads = max(threads, S3_THREADS)
     task = partial(_make, work.destination, work.access, threads)
-    yield from run(task, [(plan, _of_plan(plan, dropped)) for plan in plans], processes)
+    yield from run(task, [(plan, _of_plan(plan, dropped)) for plan in plans], processes, gpus)
+
+
+def _gpus() -> list[str]:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    import torch
+
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    count = torch.cuda.device_count()
+    return (named.split(",") if named else list(map(str, range(count))))[:count]
 
 
 def _of_plan(plan: ShardPlan, dropped: Mapping[int, Refused]) -> dict[int, Refused]:
@@ -85,10 +97,16 @@ def _make(
     make_shard(plan, destination, access, threads, tell, dropped)
 
 
-def run(task: Callable[[Any, Tell], None], items: Sequence[Any], processes: int) -> Iterator[Tally]:
+def run(
+    task: Callable[[Any, Tell], None],
+    items: Sequence[Any],
+    processes: int,
+    gpus: Sequence[str] = (),
+) -> Iterator[Tally]:
     """Call ``task`` with each item, in ``processes`` processes; yields how far they are.
 
-    An error of one ends all; whatever they have not finished they leave as if it was never begun.
+    Each process sees one of the ``gpus``, if there are any. An error of one ends all; whatever they
+    have not finished they leave as if it was never begun.
     """
     if not items:
         return
@@ -96,8 +114,8 @@ def run(task: Callable[[Any, Tell], None], items: Sequence[Any], processes: int)
     # A child that is being started when a signal ends this process would say so at length.
     with signals_noted() as raise_noted:
         with _deaf_children():
-            counters, stop = context.Array("q", 3), context.Event()
-            pool = ProcessPoolExecutor(processes, context, _begin, (counters, stop))
+            counters, stop, begun = context.Array("q", 3), context.Event(), context.Value("i", 0)
+            pool = ProcessPoolExecutor(processes, context, _begin, (counters, stop, begun, gpus))
             pending: set[Future[None]] = {pool.submit(_run, task, item) for item in items}
         try:
             while pending:
@@ -118,9 +136,15 @@ _counters: Any = None
 _stop: Any = None
 
 
-def _begin(counters: Any, stop: Any) -> None:
+def _begin(counters: Any, stop: Any, begun: Any, gpus: Sequence[str]) -> None:
     global _counters, _stop
     _counters, _stop = counters, stop
+    if gpus:
+        with begun.get_lock():
+            number = begun.value
+            begun.value += 1
+        # Before CUDA is begun: then this process knows of no other.
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]
     _end_with_parent()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from sm_train.entrypoints.image_header import DecodeError, image_size
 from sm_train.entrypoints.shard_index import Refused
-from sm_train.entrypoints.shards import Shard
+from sm_train.entrypoints.shards import Shard, file_digest
 from sm_train.entrypoints.tar_reading import Walk, walk
 
 IMAGE_EXTENSIONS = frozenset({"jpg", "jpeg", "png", "webp"})
@@ -39,11 +38,11 @@ def describe_shard(path: Path, name: str) -> Described:
     found = walk(path, IMAGE_EXTENSIONS)
     with path.open("rb") as file:
         sides = [_sides(file.fileno(), *place) for place in found.wanted]
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = file_digest(file)
     shard = Shard(
         name=name,
         bytes=found.bytes,
-        sha256=digest,
+        blake3=digest,
         keys=found.keys,
         offsets=_offsets(found),
         widths=tuple(width for _, width in sides),

@@ -48,7 +48,7 @@ _SCHEMA = pa.schema(
         pa.field("name", pa.string()),
         pa.field("bytes", pa.int64()),
         pa.field("samples", pa.int64()),
-        pa.field("sha256", pa.binary(32)),
+        pa.field("blake3", pa.binary(32)),
         pa.field("offsets", pa.list_(pa.int64())),
         pa.field("keys", pa.list_(pa.string())),
         pa.field("widths", pa.list_(pa.int32())),
@@ -183,7 +183,7 @@ def _shard_row(shard: Shard) -> dict[str, Any]:
     row = {one.name: getattr(shard, one.name) for one in fields(shard)}
     return row | {
         "samples": shard.samples,
-        "sha256": bytes.fromhex(shard.sha256),
+        "blake3": bytes.fromhex(shard.blake3),
         "keys": [_unicode(key) for key in shard.keys],
     }
 
@@ -291,7 +291,7 @@ class ShardIndex:
         return Shard(
             name=self.names[number],
             bytes=int(self.bytes[number]),
-            sha256=self._row("sha256", number).as_py().hex(),
+            blake3=self._row("blake3", number).as_py().hex(),
             keys=tuple(self.keys(number)),
             offsets=tuple(self.offsets(number).tolist()),
             widths=tuple(sizes[0].tolist()) if sizes else (),

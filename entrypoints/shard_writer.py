@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import tarfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
 
+from blake3 import blake3
 from sm_train.entrypoints.shards import END_MARK, Shard
-from sm_train.entrypoints.storage import Sink
+from sm_train.entrypoints.storage import Part, Sink
 
 EXTENSIONS = {"jpeg": "jpg", "png": "png", "webp": "webp"}
 """Image format, as a sample's facts name it → extension of the image's member."""
@@ -23,41 +23,48 @@ def encode_sample(*sample: Any) -> bytes:
 
 def sample_parts(
     key: str,
-    image: bytes,
+    image: Part,
     caption: str,
     kind: str,
     facts: bytes,
     more: Mapping[str, bytes] | None = None,
-) -> list[bytes]:
+) -> list[Part]:
     """The sample's members as they stand in a tar; ``more`` are others by their extensions.
 
     In parts, so that an image is not copied to stand beside its header.
     """
-    members = {EXTENSIONS[kind]: image, "txt": caption.encode(), "json": facts, **(more or {})}
-    return [part for name, content in members.items() for part in _member(f"{key}.{name}", content)]
+    members = {"txt": caption.encode(), "json": facts, **(more or {})}
+    behind = [_padding(image)]
+    for name, content in members.items():
+        behind += [_header(f"{key}.{name}", len(content)), content, _padding(content)]
+    return [_header(f"{key}.{EXTENSIONS[kind]}", len(image)), image, b"".join(behind)]
 
 
-def _member(name: str, content: bytes) -> tuple[bytes, bytes, bytes]:
-    """Header, content and padding; owner and time are constants."""
-    return _header(name, len(content)), content, bytes(-len(content) % tarfile.BLOCKSIZE)
+def _padding(content: Part) -> bytes:
+    return bytes(-len(content) % tarfile.BLOCKSIZE)
 
 
-_TEMPLATE = tarfile.TarInfo("x").tobuf(tarfile.USTAR_FORMAT)
-_NAME, _SIZE, _CHECKSUM = slice(0, 100), slice(124, 136), slice(148, 156)
+_TEMPLATE = tarfile.TarInfo("").tobuf(tarfile.USTAR_FORMAT)
+_SIZE, _CHECKSUM = slice(124, 135), slice(148, 156)
+_SUM = sum(_TEMPLATE[:148]) + sum(_TEMPLATE[156:]) + 8 * ord(" ") - 11 * ord("0")
+"""Of the bytes of a header without a name and a size."""
 
 
 def _header(name: str, size: int) -> bytes:
-    """As tarfile writes it, at a tenth of the time: nothing but the name and the size differ."""
+    """As tarfile writes it, at a tenth of the time: nothing but the name and the size differ.
+
+    Owner and time are constants.
+    """
     encoded = name.encode()
     if len(encoded) > 100 or size >= 8**11:
         info = tarfile.TarInfo(name)
         info.size = size
         return info.tobuf(tarfile.USTAR_FORMAT)
+    digits = b"%011o" % size
     block = bytearray(_TEMPLATE)
-    block[_NAME] = encoded.ljust(100, b"\0")
-    block[_SIZE] = b"%011o\0" % size
-    block[_CHECKSUM] = b" " * 8
-    block[_CHECKSUM] = b"%06o\0 " % sum(block)
+    block[: len(encoded)] = encoded
+    block[_SIZE] = digits
+    block[_CHECKSUM] = b"%06o\0 " % (_SUM + sum(encoded) + sum(digits))
     return bytes(block)
 
 
@@ -73,11 +80,11 @@ class ShardFile:
 
     def __init__(self, sink: Sink, name: str) -> None:
         self._sink, self._name = sink, name
-        self._digest = hashlib.sha256()
+        self._digest = blake3()
         self._keys: list[str] = []
         self._offsets: list[int] = []
         self._size = 0
-        self._held: list[bytes] = []
+        self._held: list[Part] = []
         self._held_size = 0
         self._hashing = ThreadPoolExecutor(1)
         self._hashed: Future[None] | None = None
@@ -93,7 +100,7 @@ class ShardFile:
     ) -> None:
         self._hashing.shutdown()
 
-    def append(self, key: str, *parts: bytes) -> None:
+    def append(self, key: str, *parts: Part) -> None:
         """The next sample, in the parts that :func:`sample_parts` made, or joined."""
         self._keys.append(key)
         self._offsets.append(self._size)
@@ -112,24 +119,26 @@ class ShardFile:
         return Shard(
             name=self._name,
             bytes=self._size,
-            sha256=self._digest.hexdigest(),
+            blake3=self._digest.hexdigest(),
             keys=tuple(self._keys),
             offsets=(*self._offsets, end),
             widths=tuple(widths),
             heights=tuple(heights),
         )
 
-    def _hold(self, content: bytes) -> None:
+    def _hold(self, content: Part) -> None:
         self._held.append(content)
         self._held_size += len(content)
         self._size += len(content)
 
     def _flush(self) -> None:
-        content = b"".join(self._held)
-        self._held.clear()
-        self._held_size = 0
+        parts, self._held, self._held_size = self._held, [], 0
         previous = self._hashed
-        self._hashed = self._hashing.submit(self._digest.update, content)
-        self._sink.write(content)
+        self._hashed = self._hashing.submit(self._hash, parts)
+        self._sink.writelines(parts)
         if previous is not None:
             previous.result()  # no more than two pieces wait for their digest
+
+    def _hash(self, parts: list[Part]) -> None:
+        for part in parts:
+            self._digest.update(part)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,14 +19,22 @@ from typing import Any, Protocol
 PART_BYTES = 16 * 2**20
 """Of a multipart upload; S3 allows 10,000 parts, so objects of up to 160 GB."""
 
+_PARTS = 1024  # of one writev, at most (IOV_MAX of Linux)
+
 RANGE_BYTES = 8 * 2**20
 """Read at once: most images are one request, and a broken connection costs no more than that."""
+
+
+Part = bytes | memoryview
 
 
 class Sink(Protocol):
     """What a shard is written to."""
 
-    def write(self, content: bytes, /) -> Any: ...
+    def write(self, content: bytes, /) -> None: ...
+
+    def writelines(self, parts: Sequence[Part], /) -> None:
+        """Write one behind the other."""
 
 
 class Place(Protocol):
@@ -125,15 +133,13 @@ class Folder:
         final = self.path / name
         final.parent.mkdir(parents=True, exist_ok=True)
         partial = final.with_name(f".{final.name}.part")
-        file = partial.open("wb", buffering=1 << 20)
+        file = partial.open("wb", buffering=0)
         try:
-            yield file
-            file.flush()
+            yield _File(file.fileno())
             os.fsync(file.fileno())
             file.close()
             partial.replace(final)
         except BaseException as error:
-            # Closing flushes once more, which fails again where the disk is full.
             with suppress(OSError):
                 file.close()
             partial.unlink(missing_ok=True)
@@ -154,6 +160,27 @@ class Folder:
 
     def shown(self, name: str) -> str:
         return str(self.path / name)
+
+
+class _File:
+    """Writes at once, without a copy in between."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def write(self, content: bytes) -> None:
+        self.writelines([content])
+
+    def writelines(self, parts: Sequence[Part]) -> None:
+        for first in range(0, len(parts), _PARTS):
+            self._write_whole(parts[first : first + _PARTS])
+
+    def _write_whole(self, parts: Sequence[Part]) -> None:
+        left = sum(map(len, parts)) - os.writev(self._descriptor, parts)
+        if left:  # the disk is full, or a signal came: the rest, or the error, comes now
+            rest = memoryview(b"".join(parts))
+            while left:
+                left -= os.write(self._descriptor, rest[-left:])
 
 
 def _sync_folder(folder: Path) -> None:
@@ -251,7 +278,11 @@ class _Upload:
         self._parts: list[dict[str, Any]] = []
 
     def write(self, content: bytes) -> None:
-        self._held.write(content)
+        self.writelines([content])
+
+    def writelines(self, parts: Sequence[Part]) -> None:
+        for part in parts:
+            self._held.write(part)
         if self._held.tell() >= PART_BYTES:
             self._send()
 

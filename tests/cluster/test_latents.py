@@ -16,8 +16,11 @@ from sm_train.entrypoints.shard_index import ShardIndex
 
 from tests.cluster.jobs import Job, png, tiny_run, write_shards
 from tests.cluster.test_models import LATENT
-from tests.conftest import Cli
-from tests.toolkit.pictures import write_pair
+from tests.conftest import Aws, Cli
+from tests.toolkit.pictures import tree, write_pair
+from tests.toolkit.runs import write_run
+from tests.toolkit.test_pack_on_sagemaker import machine
+from tests.toolkit.test_pack_options import below, upload
 
 
 def latent_job(folder: Path, **settings: Any) -> Job:
@@ -71,6 +74,32 @@ def test_training_takes_the_latents_that_packing_made(
     assert code == 0, text
     start = next(event for event in events if event["kind"] == "start")
     assert start["inputs"] == "precomputed latents"
+
+
+def test_the_model_goes_along_to_sagemaker(
+    cli: Cli, aws: Aws, tmp_path: Path, components: Path
+) -> None:
+    """Two machines of a job make there what is made here, with nothing but what was uploaded."""
+    run = write_run(tmp_path, bucket="my-bucket")
+    size = ("--shard-size", "10KB")
+    assert pack(cli, tmp_path, components, *size, "--for", str(run)).returncode == 0
+    for bucket in ("raw", "packed", "my-bucket"):
+        aws.make_bucket(bucket)
+    upload(aws, tmp_path / "in", "photos/")
+    sent = cli(
+        "--region", "us-east-1", "pack", "s3://raw/photos/", "s3://packed/set",
+        *size, "--latents", components, "--resolution", "8",
+        "--on", "sagemaker", "--for", run, "--instances", "2", "--yes",
+        network="loopback", env=aws.environment,
+    )  # fmt: skip
+    assert sent.returncode == 0, sent.stderr
+    assert "ml.g5.2xlarge" in sent.stderr
+    [body] = aws.bodies("CreateProcessingJob")
+    both = [machine(tmp_path, aws, body, rank) for rank in (0, 1)]
+    said = [one.communicate(timeout=300)[0] for one in both]
+    assert [one.returncode for one in both] == [0, 0], said
+    here = {name: content for name, content in tree(tmp_path / "out").items() if "." in name}
+    assert below(aws, "packed", "set/") == here
 
 
 def by_hand(components: Path, image: bytes, caption: str) -> tuple[Any, Any]:

@@ -102,6 +102,16 @@ def test_training_is_known_by_its_usage_type_alone() -> None:
     ]
 
 
+def test_processing_has_prices_of_its_own() -> None:
+    """Also for types that no training job can have."""
+    usage = "USE1-Processing:ml.c7i.8xlarge"
+    table = PriceTable.of(parse_price_list(get_products(product(usage, regionCode="us-east-1"))))
+    assert table.processing_price("ml.c7i.8xlarge", "us-east-1").usd_per_instance_hour == Decimal(
+        "63.296"
+    )
+    assert table.processing_price("ml.p5.48xlarge", "us-east-1").usd_per_instance_hour is None
+
+
 def test_a_savings_plans_rates_are_read() -> None:
     [one] = parse_price_list(SAVINGS)
     assert one.kind == "savings-plan-1y-partial-upfront"

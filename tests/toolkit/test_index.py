@@ -32,7 +32,7 @@ def test_a_folder_of_shards_gets_an_index_beside_it(cli: Cli, tmp_path: Path) ->
     assert [one.tolist() for one in sides] == [[24, 8], [24, 8]]
     for number, name in enumerate(index.names):
         found = index.shard(number)
-        bare = type(found)(found.name, found.bytes, found.sha256, found.keys, found.offsets)
+        bare = type(found)(found.name, found.bytes, found.blake3, found.keys, found.offsets)
         verify_shard(tmp_path / "shards" / name, bare)
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".index")] == []
 

@@ -53,8 +53,8 @@ def test_what_goes_over_the_wire_is_what_the_dry_run_shows(
     assert dry.returncode == 0, dry.stderr
     assert aws.bodies("CreateProcessingJob") == []
     shown = json.loads(dry.stdout)
-    assert shown["cost_usd"] is None
-    assert "cost unknown" in dry.stderr
+    assert (shown["cost_usd"], shown["cost_limit_usd"]) == (None, None)
+    assert "cost unknown: no processing price is known (`sm-train cost --refresh`" in dry.stderr
     model = ServiceModel(Loader().load_service_model("sagemaker", "service-2"))
     shape = model.operation_model("CreateProcessingJob").input_shape
     assert not ParamValidator().validate(shown["request"], shape).has_errors()
@@ -65,6 +65,25 @@ def test_what_goes_over_the_wire_is_what_the_dry_run_shows(
     assert json.loads(sent.stdout)["processing_job_name"] == body["ProcessingJobName"]
     assert body["ProcessingResources"]["ClusterConfig"]["InstanceCount"] == 2
     assert ("NetworkConfig" in body) is bool(vpc)
+
+
+def test_the_question_names_the_dollars(cloud: Any, aws: Aws, tmp_path: Path) -> None:
+    """After one's own price list: the limit's, and a guess by the assumed speed."""
+    run = write_run(
+        tmp_path,
+        bucket="my-bucket",
+        cluster={"instance_type": "ml.g5.xlarge", "max_runtime": "10h"},
+    )
+    prices = tmp_path / "prices.csv"
+    prices.write_text("instance_type,kind,usd_per_hour\nml.c7i.8xlarge,processing,2.5\n")
+    on = ("--on", "sagemaker", "--for", run, "--instances", "2", "--prices", prices)
+    asked = cloud(*PACK, *on)
+    assert asked.returncode == 130
+    assert "at most $50.00 ($2.5000 an instance-hour" in asked.stderr
+    assert "about $0.42 for 5 min, if a vCPU packs 20 MB/s" in asked.stderr
+    assert aws.bodies("CreateProcessingJob") == []
+    shown = json.loads(cloud(*PACK, *on, "--dry-run", "--json").stdout)
+    assert (shown["cost_limit_usd"], round(shown["cost_usd"], 2)) == (50, 0.42)
 
 
 def test_without_a_yes_nothing_is_sent(cloud: Any, aws: Aws, tmp_path: Path) -> None:
@@ -100,8 +119,8 @@ def machine(folder: Path, aws: Aws, body: dict[str, Any], rank: int) -> subproce
     for one in body["ProcessingInputs"]:
         bucket, _, prefix = one["S3Input"]["S3Uri"].removeprefix("s3://").partition("/")
         place = base / one["S3Input"]["LocalPath"].removeprefix("/opt/ml/")
-        place.mkdir(parents=True)
         for name, content in below(aws, bucket, f"{prefix}/").items():
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
             (place / name).write_bytes(content)
     (base / "config").mkdir()
     hosts = ["algo-1", "algo-2"]
@@ -114,7 +133,7 @@ def machine(folder: Path, aws: Aws, body: dict[str, Any], rank: int) -> subproce
         [sys.executable, "-m", "sm_train.entrypoints.pack_processing", "--base", str(base)],
         cwd=base / "code",
         env=clean_environment(folder) | aws.environment | body["Environment"]
-        | {"AWS_DEFAULT_REGION": "us-east-1", "PYTHONPATH": str(base / "code")},
+        | {"PYTHONPATH": str(base / "code")},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
 

@@ -169,7 +169,7 @@ def _job(options: dict[str, Any], given: dict[str, Any]) -> Any:
     if (given["latents"] is None) != (given["resolution"] is None):
         raise UserError("--latents: and --resolution belong together; give both")
     if given["latents"] is not None:
-        _require_latents(given["latents"], given["resolution"])
+        _require_latents(given["latents"], given["resolution"], here=not given["on"])
     return PackJob(
         source=given["source"],
         destination=given["destination"],
@@ -194,7 +194,7 @@ def _job(options: dict[str, Any], given: dict[str, Any]) -> Any:
     )
 
 
-def _require_latents(model: Path, resolution: int) -> None:
+def _require_latents(model: Path, resolution: int, *, here: bool) -> None:
     from importlib.util import find_spec
 
     from sm_train.entrypoints.components import ComponentsError, latents_of
@@ -204,7 +204,7 @@ def _require_latents(model: Path, resolution: int) -> None:
         latents_of(model, resolution)
     except ComponentsError as error:
         raise UserError(f"--latents: {error}") from None
-    if find_spec("diffusers") is None:
+    if here and find_spec("diffusers") is None:
         raise UserError("--latents: needs diffusers and PyTorch: pip install 'sm-train[train]'")
 
 
