@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 from urllib.parse import unquote_plus
 
+from botocore.exceptions import BotoCoreError, ClientError
 from sm_train.entrypoints.pack_trickle import READERS, Arrival, LaterError, Trickle, is_image
 from sm_train.entrypoints.shard_index import Refused
 from sm_train.entrypoints.storage import Access, Prefix, place
@@ -26,16 +29,25 @@ SPARE_SECONDS = 300.0
 """A shard is begun only when so much is left of the function's time: of 2 GB it takes a minute."""
 
 
+class _UnreadableError(Exception):
+    """A message, or a record of one, that tells of nothing in S3."""
+
+
 def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
     """What Lambda calls: a batch of messages, or a flush."""
     trickle = _trickle()
     if event.get("flush"):
         sealed = trickle.seal(all_of_it=True, may_go_on=lambda: _time_left(context))
-        return {"sealed": sealed}
+        return {"sealed": sealed, "uploads_given_up": trickle.tidy(datetime.now(UTC))}
     messages = event.get("Records", [])
     with ThreadPoolExecutor(READERS) as pool:
         outcomes = list(pool.map(lambda message: _take(trickle, message), messages))
-    trickle.seal(may_go_on=lambda: _time_left(context))
+    try:
+        trickle.seal(may_go_on=lambda: _time_left(context))
+    except (OSError, BotoCoreError, ClientError) as error:
+        # No message has to come again for that: what is staged stays, and the next invocation
+        # goes on. The flush of the day raises it.
+        print(f"no shard for now: {error}")
     failed = [
         {"itemIdentifier": message["messageId"]}
         for message, done in zip(messages, outcomes, strict=True)
@@ -59,33 +71,67 @@ def _time_left(context: Any) -> bool:
 
 def _take(trickle: Trickle, message: dict[str, Any]) -> bool:
     """Pack what a message tells of; whether it is done with."""
+    name: str = message["messageId"]
     try:
-        arrivals = list(_arrivals(json.loads(message["body"])))
+        records = _records(message["body"])
+    except _UnreadableError as error:
+        return _tried(partial(_refuse, trickle, name, error))
+    done = [
+        _tried(partial(_take_record, trickle, f"{name}-{number}", record))
+        for number, record in enumerate(records)
+    ]
+    return all(done)
+
+
+def _tried(act: Callable[[], None]) -> bool:
+    try:
+        act()
+    except (LaterError, OSError, BotoCoreError, ClientError) as error:
+        print(f"later: {error}")
+        return False
+    return True
+
+
+def _take_record(trickle: Trickle, name: str, record: Any) -> None:
+    try:
+        arrival = _arrival(record)
+    except _UnreadableError as error:
+        _refuse(trickle, name, error)
+    else:
+        if arrival is not None:
+            print(f"{trickle.stage(arrival)}: s3://{arrival.bucket}/{arrival.key}")
+
+
+def _refuse(trickle: Trickle, name: str, error: Exception) -> None:
+    """A retry would find the same."""
+    trickle.refuse(name, Refused(f"message {name}", "message-unreadable", str(error)))
+
+
+def _records(body: str) -> list[Any]:
+    """What an S3 event tells of; S3's test event tells of nothing.
+
+    Raises:
+        _UnreadableError: it is no S3 event.
+    """
+    try:
+        document = json.loads(body)
+        return [] if document.get("Event") == "s3:TestEvent" else list(document["Records"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        # A retry would find the same body.
-        name = message["messageId"]
-        trickle.refuse(name, Refused(f"message {name}", "message-unreadable", repr(error)[:200]))
-        return True
-    done = True
-    for arrival in arrivals:
-        try:
-            outcome = trickle.stage(arrival)
-            print(f"{outcome}: s3://{arrival.bucket}/{arrival.key}")
-        except (LaterError, OSError) as error:
-            print(f"later: {error}")
-            done = False
-    return done
+        raise _UnreadableError(repr(error)[:200]) from None
 
 
-def _arrivals(body: dict[str, Any]) -> Iterator[Arrival]:
-    """The images of an S3 event; S3's test event and other objects are none."""
-    if body.get("Event") == "s3:TestEvent":
-        return
-    for record in body["Records"]:
-        if not record["eventName"].startswith("ObjectCreated:"):
-            continue
+def _arrival(record: Any) -> Arrival | None:
+    """The image that a record tells of; None of a removal, or of another object.
+
+    Raises:
+        _UnreadableError: it is no record of an S3 event.
+    """
+    try:
         thing = record["s3"]["object"]
         key = unquote_plus(thing["key"])
-        if is_image(key):
-            version = thing.get("versionId") or thing["eTag"]
-            yield Arrival(record["s3"]["bucket"]["name"], key, version, int(thing.get("size", 0)))
+        if not (record["eventName"].startswith("ObjectCreated:") and is_image(key)):
+            return None
+        version = thing.get("versionId") or thing["eTag"]
+        return Arrival(record["s3"]["bucket"]["name"], key, version, int(thing.get("size", 0)))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _UnreadableError(repr(error)[:200]) from None

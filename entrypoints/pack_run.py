@@ -12,6 +12,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,8 @@ from sm_train.entrypoints.pack_duplicates import digest_shards, digests_name, fi
 from sm_train.entrypoints.pack_plan import Input, Options, ShardPlan, shard_name
 from sm_train.entrypoints.pack_shard import WORK, Made, read_record, record_name
 from sm_train.entrypoints.pack_workers import Tally, Work, work_on
-from sm_train.entrypoints.shard_index import INDEX_NAME, IndexWriter, Refused
-from sm_train.entrypoints.storage import PART_BYTES, Place
+from sm_train.entrypoints.shard_index import INDEX_NAME, SHARDS_FOLDER, IndexWriter, Refused
+from sm_train.entrypoints.storage import PART_BYTES, Place, Prefix
 
 PLAN_NAME = f"{WORK}/plan.json"
 
@@ -102,6 +103,13 @@ def make_shards(
         _wait_for_digests(pack.plans, work.destination)
         dropped = find_duplicates(pack.plans, work.destination)
     missing = [plan for plan in own if read_record(plan, work.destination) is None]
+    if isinstance(work.destination, Prefix):
+        from botocore.exceptions import ClientError
+
+        # What a killed pack has left; not everybody may look for it.
+        with suppress(ClientError):
+            names = {plan.name for plan in missing}
+            work.destination.give_up_uploads(SHARDS_FOLDER, names=names)
     begun = total - sum(len(plan.inputs) for plan in missing)
     for tally in work_on(missing, work, dropped):
         on_progress(replace(tally, done=tally.done + begun, total=total))

@@ -26,6 +26,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from sm_train.entrypoints.image_header import DecodeError, image_size
@@ -49,6 +50,9 @@ MANIFESTS, RECORDS, DONE = f"{STATE}/manifests", f"{STATE}/records", f"{STATE}/d
 
 READERS = 32
 """Objects that are asked for at the same time."""
+
+ABANDONED = timedelta(days=1)
+"""Uploads that were begun before that are nobody's: a function runs for a quarter of an hour."""
 
 
 class LaterError(Exception):
@@ -85,7 +89,7 @@ class Trickle:
         Raises:
             LaterError: its caption is not there yet.
         """
-        if self.destination.size(f"{SEEN}/{arrival.id}") is not None:
+        if self._is_seen(arrival.id):
             return "known"
         address = f"s3://{arrival.bucket}/{arrival.key}"
         caption = f"{address.rpartition('.')[0]}.txt"
@@ -163,15 +167,21 @@ class Trickle:
         """The first of ``names`` that make a shard, those left out that are in one already."""
         chosen: list[str] = []
         size = 0
-        for name in names:
-            if size >= self.target_bytes:
-                break
-            if self.destination.size(f"{SEEN}/{name}") is not None:
-                self.destination.remove(f"{STAGED}/{name}")  # its message came once more
-                continue
-            chosen.append(name)
-            size += sizes[name]
+        with ThreadPoolExecutor(READERS) as pool:
+            for first in range(0, len(names), READERS):
+                group = names[first : first + READERS]
+                for name, seen in zip(group, pool.map(self._is_seen, group), strict=True):
+                    if size >= self.target_bytes:
+                        return chosen, size
+                    if seen:
+                        self.destination.remove(f"{STAGED}/{name}")  # its message came once more
+                        continue
+                    chosen.append(name)
+                    size += sizes[name]
         return chosen, size
+
+    def _is_seen(self, name: str) -> bool:
+        return self.destination.size(f"{SEEN}/{name}") is not None
 
     def _manifest(self, number: int) -> list[str]:
         names: list[str] = json.loads(self.destination.read(f"{MANIFESTS}/{number:06d}"))
@@ -198,7 +208,7 @@ class Trickle:
         self.destination.remove(f"{STAGED}/{name}")
 
     def _write(self, number: int, names: Sequence[str]) -> Shard:
-        file_name = f"trickle-{number:06d}.tar"
+        file_name = _shard_name(number)
         widths, heights = [], []
         with (
             self.destination.writing(f"{SHARDS_FOLDER}/{file_name}") as sink,
@@ -232,19 +242,18 @@ class Trickle:
 
     def _write_index_of(self, records: Sequence[str], refused: Sequence[str]) -> None:
         before = self._index()
-        ours = [open_index(self.destination.read(f"{RECORDS}/{name}")).shard(0) for name in records]
-        names = {shard.name for shard in ours}
+        there = set(before.names) if before else set()
+        new = [name for name in records if _shard_name(int(name)) not in there]
         with tempfile.TemporaryFile() as file:
-            with IndexWriter(file) as writer:
+            with IndexWriter(file) as writer, ThreadPoolExecutor(READERS) as pool:
                 for number in range(len(before) if before else 0):
-                    if before and before.names[number] not in names:
+                    if before:
                         writer.add(before.shard(number))
-                for shard in ours:
-                    writer.add(shard)
+                for record in pool.map(lambda one: self._get(f"{RECORDS}/{one}"), new):
+                    writer.add(open_index(record).shard(0))
                 told = set()
-                for name in refused:
-                    one = Refused(**json.loads(self.destination.read(f"{REFUSED}/{name}")))
-                    told.add(one)
+                for content in pool.map(lambda one: self._get(f"{REFUSED}/{one}"), refused):
+                    told.add(one := Refused(**json.loads(content)))
                     writer.refuse(one)
                 for one in before.refused() if before else ():
                     if one not in told:
@@ -253,11 +262,22 @@ class Trickle:
             with self.destination.writing(INDEX_NAME) as sink:
                 sink.write(file.read())
 
+    def tidy(self, now: datetime) -> int:
+        """Give up what invocations leave that are ended in the middle of a shard; how many."""
+        return self.destination.give_up_uploads(SHARDS_FOLDER, before=now - ABANDONED)
+
+    def _get(self, name: str) -> bytes:
+        return self.destination.read(name)
+
     def _index(self) -> ShardIndex | None:
         try:
-            return open_index(self.destination.read(INDEX_NAME))
+            return open_index(self._get(INDEX_NAME))
         except FileNotFoundError:
             return None
+
+
+def _shard_name(number: int) -> str:
+    return f"trickle-{number:06d}.tar"
 
 
 def _record(shard: Shard) -> bytes:

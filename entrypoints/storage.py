@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -242,6 +243,25 @@ class Prefix:
             for page in pages.paginate(Bucket=self.bucket, Prefix=below)
             for one in page.get("Contents", [])
         }
+
+    def give_up_uploads(
+        self, folder: str, *, before: datetime | None = None, names: Container[str] | None = None
+    ) -> int:
+        """End uploads below ``folder`` that were never completed: their parts are billed.
+
+        Those begun ``before``, or those of ``names`` there; returns how many it were.
+        """
+        client, place = s3_client(self.access), {"Bucket": self.bucket}
+        below = f"{self.prefix}{folder}/"
+        pages = client.get_paginator("list_multipart_uploads")
+        given_up = 0
+        for page in pages.paginate(Prefix=below, **place):
+            for one in page.get("Uploads", []):
+                old = before is None or one["Initiated"] < before
+                if old and (names is None or one["Key"].removeprefix(below) in names):
+                    client.abort_multipart_upload(Key=one["Key"], UploadId=one["UploadId"], **place)
+                    given_up += 1
+        return given_up
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Sink]:

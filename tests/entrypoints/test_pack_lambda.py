@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from sm_train.entrypoints import pack_lambda
 from sm_train.entrypoints.pack_trickle import STATE, Trickle
 from sm_train.entrypoints.shard_index import ShardIndex
 from sm_train.entrypoints.shards import verify_shard
-from sm_train.entrypoints.storage import Prefix, s3_client
+from sm_train.entrypoints.storage import Access, Prefix, s3_client
 
 from tests.conftest import Aws, Cli
 from tests.toolkit.pictures import picture
@@ -179,6 +181,52 @@ def test_poison_is_refused_and_what_may_mend_comes_again(bench: Bench, tmp_path:
     assert Counter(one.reason for one in index.refused()) == {
         "image-corrupt": 1, "image-missing": 1, "message-unreadable": 2,
     }  # fmt: skip
+
+
+def test_one_bad_record_of_a_message_costs_that_record(bench: Bench, tmp_path: Path) -> None:
+    bench.arrive("a.jpg", picture(1))
+    bench.arrive("b.jpg", picture(2))
+    batch = bench.messages()
+    records = [json.loads(one["body"])["Records"][0] for one in batch]
+    bench.delete(batch)
+    bench.tell(json.dumps({"Records": [records[0], {"s3": 1}, "none", records[1]]}))
+    assert bench.drain() == set()
+    flush()
+    index, seen = bench.packed(tmp_path)
+    assert seen == Counter(["a.jpg", "b.jpg"])
+    assert [one.reason for one in index.refused()] == ["message-unreadable"] * 2
+
+
+def test_a_destination_that_refuses_fails_its_own_messages_alone(
+    bench: Bench, tmp_path: Path
+) -> None:
+    bench.s3.delete_bucket(Bucket="packed")
+    bench.arrive("a.jpg", picture(1))
+    bench.tell(json.dumps({"Service": "Amazon S3", "Event": "s3:TestEvent"}))
+    [again] = bench.drain()
+    assert json.loads(again)["Records"][0]["s3"]["object"]["key"] == "a.jpg"
+    bench.aws.make_bucket("packed")
+    bench.tell(again)
+    assert bench.drain() == set()
+    flush()
+    assert bench.packed(tmp_path)[1] == Counter(["a.jpg"])
+
+
+def test_uploads_that_were_broken_off_are_given_up_after_a_day(bench: Bench) -> None:
+    def begin(key: str) -> None:
+        bench.s3.create_multipart_upload(Bucket="packed", Key=key)
+
+    def left() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = bench.s3.list_multipart_uploads(Bucket="packed")["Uploads"]
+        return found
+
+    begin("set/shards/trickle-000000.tar")
+    begin("other/shards/trickle-000000.tar")
+    trickle = Trickle(Prefix("packed", "set/", Access(None, "us-east-1")), 1000)
+    begun = left()[0]["Initiated"]
+    assert trickle.tidy(begun + timedelta(hours=23)) == 0
+    assert trickle.tidy(begun + timedelta(hours=25)) == 1
+    assert [one["Key"] for one in left()] == ["other/shards/trickle-000000.tar"]
 
 
 def test_many_at_once_pack_each_image_once(bench: Bench, tmp_path: Path) -> None:
@@ -342,8 +390,65 @@ def test_lambdas_own_runtime_runs_it(bench: Bench, tmp_path: Path) -> None:
         process.wait()
         server.over.set()
         server.shutdown()
-    assert server.answers == [("response", {"batchItemFailures": []}), ("response", {"sealed": 1})]
+    assert server.answers == [
+        ("response", {"batchItemFailures": []}),
+        ("response", {"sealed": 1, "uploads_given_up": 0}),
+    ]
     assert bench.packed(tmp_path)[1] == Counter(["0.jpg", "1.jpg", "2.jpg"])
+
+
+ONLY = """
+import sys
+from importlib import metadata
+from importlib.abc import MetaPathFinder
+from packaging.requirements import Requirement
+
+def closure(name, found):
+    if name.lower() not in found:
+        found.add(name.lower())
+        for line in metadata.requires(name) or ():
+            one = Requirement(line)
+            if one.marker is None or one.marker.evaluate({"extra": ""}):
+                closure(one.name, found)
+    return found
+
+allowed = set()
+for name in sys.argv[1].split():
+    closure(name, allowed)
+owners = metadata.packages_distributions()
+
+class Refuse(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        if top in owners and top != "sm_train" and not allowed & {n.lower() for n in owners[top]}:
+            raise ImportError(f"{name} is not in the image")
+
+for name in [n for n in sys.modules if n.partition(".")[0] in owners]:
+    del sys.modules[name]
+sys.meta_path.insert(0, Refuse())
+from sm_train.entrypoints.pack_lambda import handler
+import json
+class Context:
+    def get_remaining_time_in_millis(self): return 800_000
+print(handler(json.loads(sys.argv[2]), Context()))
+print(handler({"flush": True}, Context()))
+"""
+
+
+def test_the_functions_image_holds_all_that_it_needs(
+    bench: Bench, cli: Cli, tmp_path: Path
+) -> None:
+    recipe = cli("template", "pack-lambda-image").stdout
+    [line] = re.findall(r"pip install[^\n]*\\\n(.*?)\n[A-Z]", recipe, re.DOTALL)
+    packages = re.findall(r'"([a-z0-9]+)>=', line)
+    bench.arrive("a.jpg", picture(1))
+    event = json.dumps({"Records": bench.messages()})
+    run = subprocess.run(
+        [sys.executable, "-c", ONLY, " ".join(packages), event],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert bench.packed(tmp_path)[1] == Counter(["a.jpg"])
 
 
 def test_the_template_passes_cfn_lint(cli: Cli, tmp_path: Path) -> None:

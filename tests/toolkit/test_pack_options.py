@@ -215,12 +215,19 @@ def test_a_prefix_that_was_left_unfinished_goes_on(
     }
     assert finished
     assert "index.parquet" not in below(aws, "packed", "set/")
+    # The parts of an upload that was cut off are billed until somebody gives them up.
+    names = (f"set/shards/shard-{number:06d}.tar" for number in range(24))
+    cut_off = next(key for key in names if key not in finished)
+    for key in (cut_off, "set/shards/theirs.tar"):
+        aws.client("s3").create_multipart_upload(Bucket="packed", Key=key)
     time.sleep(1.1)  # S3's own times are whole seconds: what is written again would show
     assert cloud(*arguments).returncode == 0
     assert finished.items() <= times(aws, "packed", "set/shards/").items()
     assert cli("pack", "in", "out", "--shard-size", "30KB").returncode == 0
     here = {name: content for name, content in tree(tmp_path / "out").items() if "." in name}
     assert below(aws, "packed", "set/") == here
+    left = aws.client("s3").list_multipart_uploads(Bucket="packed")["Uploads"]
+    assert [one["Key"] for one in left] == ["set/shards/theirs.tar"]
 
 
 def times(aws: Aws, bucket: str, prefix: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""``sm-train template``: CloudFormation templates of what runs without a laptop."""
+"""``sm-train template``: what deploys the parts that run without a laptop."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ from importlib.resources import files
 
 import click
 
-TEMPLATES = ("pack-lambda",)
+TEMPLATES = {"pack-lambda": "pack-lambda.yaml", "pack-lambda-image": "pack-lambda-image.Dockerfile"}
 
 
 @click.command()
-@click.argument("name", type=click.Choice(TEMPLATES))
+@click.argument("name", type=click.Choice(sorted(TEMPLATES)))
 def command(name: str) -> None:
-    """Print a CloudFormation (SAM) template.
+    """Print a template.
 
-    pack-lambda: SQS and a Lambda function that pack images as they arrive in S3.
+    \b
+    pack-lambda         CloudFormation (SAM): SQS and a Lambda function that
+                        pack images as they arrive in S3.
+    pack-lambda-image   Dockerfile of that function.
     """
-    text = (files("sm_train.toolkit") / "templates" / f"{name}.yaml").read_text(encoding="utf-8")
+    text = (files("sm_train.toolkit") / "templates" / TEMPLATES[name]).read_text(encoding="utf-8")
     click.echo(text, nl=False)
