@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
 from multiprocessing import parent_process
@@ -93,25 +93,26 @@ class _Link:
 
 
 class _Stream(IterableDataset[Batch | _Lent | _Failed]):
-    """The source, with ``threads`` in a process of its own if there is a ``link`` to it."""
+    """The source; decodes by ``threads`` in a process of its own if there is a ``link`` to it."""
 
     def __init__(self, source: Source, threads: int, link: _Link | None) -> None:
         super().__init__()
         self._source, self._threads, self._link = source, threads, link
 
     def __iter__(self) -> Iterator[Batch | _Lent | _Failed]:
-        try:
-            if self._link is None:
-                memory = OwnMemory(self._source.batch_bytes)
-                yield from self._source.batches(at_once, at_once, memory.lend, ahead=0)
-            else:
-                yield from self._lent(self._link)
-        except DataError as error:
-            yield _Failed(error)
+        with ThreadPoolExecutor(READERS) as readers:
+            try:
+                if self._link is None:
+                    memory = OwnMemory(self._source.batch_bytes)
+                    yield from self._source.batches(at_once, readers.submit, memory.lend, ahead=0)
+                else:
+                    yield from self._lent(self._link, readers)
+            except DataError as error:
+                yield _Failed(error)
 
-    def _lent(self, link: _Link) -> Iterator[_Lent]:
+    def _lent(self, link: _Link, readers: Executor) -> Iterator[_Lent]:
         lender = Lender(link.returned, self._source.batch_bytes)
-        with ThreadPoolExecutor(self._threads) as decoders, ThreadPoolExecutor(READERS) as readers:
+        with ThreadPoolExecutor(self._threads) as decoders:
             batches = self._source.batches(decoders.submit, readers.submit, lender.lend, ahead=1)
             while True:
                 link.credit.acquire()
