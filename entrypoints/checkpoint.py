@@ -11,16 +11,17 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from sm_train.entrypoints.shards import file_digest
 from torch import Tensor
 
 MARKER = "complete.json"
-FORMAT = 1
+FORMAT = 2
 
 
 class CheckpointError(RuntimeError):
@@ -29,11 +30,11 @@ class CheckpointError(RuntimeError):
 
 @dataclass(frozen=True)
 class File:
-    """One file of a checkpoint: its name, bytes and digest."""
+    """One file of a checkpoint: its name, bytes and digest (BLAKE3)."""
 
     name: str
     bytes: int
-    sha256: str
+    blake3: str
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,16 @@ class Found:
 
 def step_folder(checkpoints: Path, step: int) -> Path:
     return checkpoints / f"step-{step:08d}"
+
+
+def pieces_name(rank: int) -> str:
+    """The file of a process's share of the tensors."""
+    return f"tensors-{rank:05d}.safetensors"
+
+
+def pieces_files(folder: Path) -> list[Path]:
+    """Every process's share."""
+    return sorted(folder.glob("tensors-*.safetensors"))
 
 
 def fingerprint(state: dict[str, Tensor]) -> str:
@@ -128,7 +139,7 @@ def _check(folder: Path, file: File, verify: bool) -> None:
         raise CheckpointError(
             f"{folder}: {file.name} has {path.stat().st_size} bytes of {file.bytes}"
         )
-    if verify and _digest(path) != file.sha256:
+    if verify and _digest(path) != file.blake3:
         raise CheckpointError(f"{folder}: {file.name} is not what was written")
 
 
@@ -148,15 +159,6 @@ def keep_newest(checkpoints: Path, keep: int) -> None:
         complete += (folder / MARKER).exists()
 
 
-def save_tensors(state: dict[str, Tensor]) -> Callable[[Path], None]:
-    """Saves tensors as safetensors."""
-    from safetensors.torch import save_file
-
-    return lambda path: save_file(
-        {name: tensor.detach().contiguous().cpu() for name, tensor in state.items()}, path
-    )
-
-
 def save_object(document: Any) -> Callable[[Path], None]:
     """Saves plain data and tensors as PyTorch does."""
     return lambda path: torch.save(document, path)
@@ -171,13 +173,6 @@ def save_bytes(content: bytes) -> Callable[[Path], None]:
     return save
 
 
-def load_tensors(path: Path) -> dict[str, Tensor]:
-    from safetensors.torch import load_file
-
-    tensors: dict[str, Tensor] = load_file(path)
-    return tensors
-
-
 def load_object(path: Path) -> Any:
     return torch.load(path, map_location="cpu", weights_only=True)
 
@@ -187,13 +182,5 @@ def _write_text(path: Path, text: str) -> None:
 
 
 def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    for block in _blocks(path):
-        digest.update(block)
-    return digest.hexdigest()
-
-
-def _blocks(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            yield block
+        return file_digest(file)

@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from sm_train.entrypoints.checkpoint import (
     CheckpointError,
-    load_tensors,
     newest_complete,
+    pieces_files,
     read_marker,
 )
 from sm_train.entrypoints.model_folder import load_model
+from sm_train.entrypoints.tensor_pieces import read_whole
+from sm_train.entrypoints.training_state import AVERAGE, MODEL
 
 _AT_ONCE = 16
 """Images drawn together: bounds the memory, whatever the number of prompts."""
@@ -25,7 +27,7 @@ class Source:
     """What is drawn from: a model folder, or a checkpoint's weights in a model's frame."""
 
     model: Path
-    weights: Path | None = None
+    checkpoint: Path | None = None
 
 
 def find_source(folder: Path) -> Source:
@@ -52,8 +54,7 @@ def _from_checkpoint(folder: Path) -> Source:
     frame = folder.parent / "components"
     if not (frame / "model_index.json").is_file():
         raise CheckpointError(f"{frame}: is missing; it lies beside the checkpoints of a run")
-    average = folder / "ema.safetensors"
-    return Source(frame, average if average.is_file() else folder / "model.safetensors")
+    return Source(frame, folder)
 
 
 def load(source: Source) -> Any:
@@ -71,14 +72,16 @@ def load(source: Source) -> Any:
         # Diffusers, transformers and safetensors have no base of their errors in common.
         reason = str(error).partition("\n")[0]
         raise CheckpointError(f"{source.model}: cannot be read: {reason}") from error
-    if source.weights is not None:
-        _take_weights(pipeline, source.weights)
+    if source.checkpoint is not None:
+        _take_weights(pipeline, source.checkpoint)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline.to("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _take_weights(pipeline: Any, weights: Path) -> None:
-    tensors = load_tensors(weights)
+def _take_weights(pipeline: Any, checkpoint: Path) -> None:
+    """The averaged ones, if the run kept an average."""
+    files = pieces_files(checkpoint)
+    tensors = read_whole(files, AVERAGE) or read_whole(files, MODEL)
     for part in ("unet", "text_encoder"):
         prefix = f"{part}."
         own = {
@@ -90,9 +93,9 @@ def _take_weights(pipeline: Any, weights: Path) -> None:
             # Averages are kept of what is trained: buffers stay as they are.
             missing = getattr(pipeline, part).load_state_dict(own, strict=False)
         except RuntimeError:
-            raise CheckpointError(f"{weights}: is of another model than {part}") from None
+            raise CheckpointError(f"{checkpoint}: is of another model than {part}") from None
         if missing.unexpected_keys:
-            raise CheckpointError(f"{weights}: is of another model than {part}")
+            raise CheckpointError(f"{checkpoint}: is of another model than {part}")
 
 
 def draw(

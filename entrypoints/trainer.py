@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Iterator
@@ -25,8 +26,11 @@ from sm_train.entrypoints.heartbeat import Heartbeat
 from sm_train.entrypoints.inputs import Inputs
 from sm_train.entrypoints.loader import Loader
 from sm_train.entrypoints.models import Parts, longest_caption
+from sm_train.entrypoints.saver import Place, Saver
 from sm_train.entrypoints.settings import Settings
 from sm_train.entrypoints.stop import StopRequest
+from sm_train.entrypoints.tensor_pieces import PiecesError
+from sm_train.entrypoints.training_state import TrainingState
 from torch import Tensor, nn
 
 STOP_CHECK_SECONDS = 5.0
@@ -35,9 +39,12 @@ STOP_CHECK_SECONDS = 5.0
 SageMaker kills after 120 seconds, torchrun after 30 of its own.
 """
 
+WRITTEN_CHECK_SECONDS = 1.0
+"""How often processes ask each other, in the same way, whether a checkpoint is written."""
 
-RECORD = "data.npz"
-"""The file of a checkpoint that says where the run is in its data."""
+
+RECORD, PROGRESS = "data.npz", "progress.json"
+"""The files of a checkpoint that say where the run is in its data, and in its schedules."""
 
 
 class Trainer:
@@ -80,6 +87,19 @@ class Trainer:
         self.fingerprint = store.fingerprint(self.module.state_dict())
         self.ema = self._new_average()
         self.optimizer, self.schedule = optimizer, schedule
+        self.state = TrainingState(self.module, optimizer, self.ema)
+        self.saver = Saver(
+            directories.checkpoints,
+            Place(
+                accelerator.process_index,
+                accelerator.num_processes,
+                accelerator.is_local_main_process,
+            ),
+            fingerprint=self.fingerprint,
+            keep=settings.checkpoint.keep,
+            events=events,
+            gather=gather_object,
+        )
         record = self._resume()
         self.resumed_from = self.step
         self.model: nn.Module = accelerator.prepare_model(self.module)
@@ -135,26 +155,27 @@ class Trainer:
         batches = iter(self.loader)
         speed, next_check = 0.0, self.step
         started, first = time.monotonic(), self.step
-        while self.step < stage.iterations:
+        reason = "done"
+        while self.step < stage.iterations and reason == "done":
             self._train_step(batches, interval)
             heartbeat.beat(self.step)
-            last = self.step == stage.iterations
             checking = self.step >= next_check
-            stopping = checking and self._all_asked(stop)
-            saving = stopping or last or self.step % self.settings.checkpoint.every == 0
+            if checking and self._share_status(stop) and self.step < stage.iterations:
+                reason = "sigterm"
+            last = reason == "sigterm" or self.step == stage.iterations
+            saving = last or self.step % self.settings.checkpoint.every == 0
             if saving or self.step % training.log_every == 0:
                 # Before every checkpoint too: weights that are lost are not saved.
                 speed = self._log(interval)
                 interval = _Interval(self.device)
-            if checking:
-                # From a figure that all processes share, so that they ask after the same step.
-                next_check = self.step + max(1, int(STOP_CHECK_SECONDS * speed))
             if saving:
-                self.save()
-                heartbeat.beat(self.step)
-            if stopping and not last:
-                return Ended("sigterm", self.step - first, time.monotonic() - started)
-        return Ended("done", self.step - first, time.monotonic() - started)
+                self._begin_checkpoint()
+            if checking or saving:
+                patience = STOP_CHECK_SECONDS if self.saver.step is None else WRITTEN_CHECK_SECONDS
+                # From a figure that all processes share, so that they ask after the same step.
+                next_check = self.step + max(1, int(patience * speed))
+        self._finish_checkpoint()
+        return Ended(reason, self.step - first, time.monotonic() - started)
 
     def _train_step(self, batches: Iterator[Batch], interval: _Interval) -> None:
         """One optimizer step over ``accumulation`` micro-batches."""
@@ -274,67 +295,34 @@ class Trainer:
     def _warn(self, code: str, message: str, **fields: Any) -> None:
         self.events.write("warning", f"warning: {message}", code=code, message=message, **fields)
 
-    def _all_asked(self, stop: StopRequest) -> bool:
-        """Whether any process was asked to stop, told to all of them."""
-        return bool(self.accelerator.reduce(stop.flag(self.device), "sum").item())
+    def _share_status(self, stop: StopRequest) -> bool:
+        """Whether any process was asked to stop; concludes a checkpoint that all have written."""
+        status = torch.tensor([float(stop.asked), float(self.saver.writing)], device=self.device)
+        asked, writing = self.accelerator.reduce(status, "sum").tolist()
+        if self.saver.step is not None and not writing:
+            self.saver.conclude()
+        return bool(asked)
 
     # ------------------------------------------------------------------ checkpoints
 
-    def save(self) -> None:
-        """Write a complete checkpoint of this step, every process its own part."""
-        started = time.monotonic()
-        folder = store.step_folder(self.directories.checkpoints, self.step)
-        folder.mkdir(parents=True, exist_ok=True)
-        rank = self.accelerator.process_index
-        own = {
-            "generator": self.generator.get_state(),
-            "cpu_rng": torch.get_rng_state(),
-        }
+    def _begin_checkpoint(self) -> None:
+        """Begin to save this step; the one before is finished first."""
+        self._finish_checkpoint()
+        own = {"generator": self.generator.get_state(), "cpu_rng": torch.get_rng_state()}
+        files = {f"rank-{self.accelerator.process_index:05d}.pt": store.save_object(own)}
         if self.accelerator.is_main_process:
-            # An attempt before this one may have left a folder, damaged since, of this step.
-            store.unmark(folder)
-        files = [store.write_file(folder, f"rank-{rank:05d}.pt", store.save_object(own))]
-        if self.accelerator.is_main_process:
-            files += self._write_shared(folder)
-        # gather_object waits for all: nobody's file is missing when the marker is written.
-        everyones: list[store.File] = gather_object(files)
-        if self.accelerator.is_main_process:
-            world_size = self.accelerator.num_processes
-            store.write_marker(folder, self.step, world_size, self.fingerprint, everyones)
-            store.keep_newest(self.directories.checkpoints, self.settings.checkpoint.keep)
-            seconds = time.monotonic() - started
-            self.events.write(
-                "checkpoint",
-                f"checkpoint at step {self.step} in {seconds:.1f} s",
-                step=self.step,
-                path=str(folder),
-                bytes=sum(file.bytes for file in everyones),
-                seconds=seconds,
-            )
-        self.accelerator.wait_for_everyone()
+            progress = {
+                "schedule": self.schedule.last_epoch,
+                "ema_updates": self.ema.updates if self.ema else 0,
+            }
+            files[PROGRESS] = store.save_bytes(json.dumps(progress).encode())
+            files[RECORD] = store.save_bytes(self.loader.record())
+        self.saver.begin(self.step, self.state.tensors(), files)
 
-    def _write_shared(self, folder: Path) -> list[store.File]:
-        state = {
-            "optimizer": self.optimizer.state_dict(),
-            "schedule": self.schedule.state_dict(),
-            "ema_updates": self.ema.updates if self.ema else 0,
-        }
-        files = [
-            store.write_file(
-                folder, "model.safetensors", store.save_tensors(self.module.state_dict())
-            ),
-            store.write_file(folder, "optimizer.pt", store.save_object(state)),
-            store.write_file(folder, RECORD, store.save_bytes(self.loader.record())),
-        ]
-        if self.ema is not None:
-            averages = store.save_tensors(self._average_by_name())
-            files.append(store.write_file(folder, "ema.safetensors", averages))
-        return files
-
-    def _average_by_name(self) -> dict[str, Tensor]:
-        assert self.ema is not None
-        names = [name for name, one in self.module.named_parameters() if one.requires_grad]
-        return dict(zip(names, self.ema.averages, strict=True))
+    def _finish_checkpoint(self) -> None:
+        if self.saver.step is not None:
+            self.saver.wait()
+            self.saver.conclude()
 
     def _resume(self) -> bytes | None:
         """Load the newest complete checkpoint; returns the run's place in its data.
@@ -350,18 +338,29 @@ class Trainer:
                 f"{found.folder}: is of another model (weights {found.fingerprint}, this one has "
                 f"{self.fingerprint}); give the run another name or checkpoint folder"
             )
-        self.module.load_state_dict(store.load_tensors(found.folder / "model.safetensors"))
-        state = store.load_object(found.folder / "optimizer.pt")
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.schedule.load_state_dict(state["schedule"])
-        if self.ema is not None and (found.folder / "ema.safetensors").exists():
-            averages = store.load_tensors(found.folder / "ema.safetensors")
-            for name, average in self._average_by_name().items():
-                average.copy_(averages[name])
-            self.ema.updates = state["ema_updates"]
+        try:
+            self.state.restore(store.pieces_files(found.folder))
+        except PiecesError as error:
+            raise store.CheckpointError(f"{found.folder}: {error}") from None
+        progress = json.loads((found.folder / PROGRESS).read_text(encoding="utf-8"))
+        self._restore_schedule(progress["schedule"])
+        if self.ema is not None:
+            self.ema.updates = progress["ema_updates"]
         self.step = found.step
         self._resume_own(found)
         return (found.folder / RECORD).read_bytes()
+
+    def _restore_schedule(self, steps: int) -> None:
+        """Go on after ``steps`` of the schedule, with the learning rate that the run file says."""
+        rates = [
+            rate * factor(steps)
+            for rate, factor in zip(self.schedule.base_lrs, self.schedule.lr_lambdas, strict=True)
+        ]
+        self.schedule.load_state_dict(
+            self.schedule.state_dict() | {"last_epoch": steps, "_last_lr": rates}
+        )
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
 
     def _resume_own(self, found: store.Found) -> None:
         """This process's random state; with another number of processes all draw anew."""

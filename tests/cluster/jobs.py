@@ -204,4 +204,4 @@ def weights(job: Job, step: int) -> dict[str, bytes]:
     """Digests of a checkpoint's shared files, as its marker lists them."""
     marker = job.checkpoints / f"step-{step:08d}" / "complete.json"
     files = json.loads(marker.read_text())["files"]
-    return {file["name"]: file["sha256"] for file in files if file["name"].endswith("tensors")}
+    return {file["name"]: file["blake3"] for file in files if file["name"].endswith("tensors")}

@@ -19,6 +19,7 @@ from sm_train.entrypoints.events import FIELDS, Events, format_event
 from sm_train.entrypoints.heartbeat import Heartbeat
 from sm_train.entrypoints.models import build, read_preset
 from sm_train.entrypoints.settings import SettingsError, read_settings
+from sm_train.entrypoints.tensor_pieces import Box, write_pieces
 from sm_train.toolkit.event_log import parse_event
 
 from tests.estimators.runs import config
@@ -175,8 +176,8 @@ def test_a_heartbeat_tells_one_stall_once_with_the_stacks(
 def write_checkpoint(checkpoints: Path, step: int) -> Path:
     folder = store.step_folder(checkpoints, step)
     folder.mkdir(parents=True)
-    tensors = {"weight": torch.full((3,), float(step))}
-    file = store.write_file(folder, "model.safetensors", store.save_tensors(tensors))
+    pieces = {Box("weight", (0,)): torch.full((3,), float(step))}
+    file = store.write_file(folder, "model.safetensors", lambda path: write_pieces(path, pieces))
     store.write_marker(folder, step, 1, "same", [file])
     return folder
 

@@ -62,7 +62,7 @@ def command(
     with people().status(f"drawing {len(lines)} images"):
         images = sampling.draw(pipeline, lines, steps=steps, guidance=guidance, seed=seed)
     write_whole(out, png(draw_grid(images, lines, min(columns, len(lines)))))
-    people().print(f"wrote {len(images)} images from {source.weights or source.model} to {out}")
+    people().print(f"wrote {len(images)} images from {source.checkpoint or source.model} to {out}")
     if as_json:
         write_json({"out": str(out), "images": len(images), "seed": seed})
 

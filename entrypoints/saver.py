@@ -1,0 +1,168 @@
+"""Checkpoints that training does not wait for.
+
+A checkpoint begins with a copy of the state in host memory; a thread of each process then writes
+its own part, while training goes on. The threads speak to nobody (SMDDP allows no second process
+group beside its own, and a collective of theirs would get between the training's): what became of
+them goes into the status that all processes share now and then anyway, from the training's thread.
+When all have written, the processes gather the names and digests of their files, and the marker
+that makes the checkpoint complete comes last.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sm_train.entrypoints import checkpoint as store
+from sm_train.entrypoints.checkpoint import File
+from sm_train.entrypoints.events import Events
+from sm_train.entrypoints.snapshot import Snapshot
+from sm_train.entrypoints.tensor_pieces import Box, deal, write_pieces
+from torch import Tensor
+
+Gather = Callable[[list[Any]], list[Any]]
+"""Joins a list of every process to one, the same on all."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Who writes: ``rank`` of ``world_size``; one process of each machine is its ``host_main``."""
+
+    rank: int
+    world_size: int
+    host_main: bool
+
+
+@dataclass(frozen=True)
+class _Pending:
+    step: int
+    folder: Path
+    files: Future[list[File]]
+    started: float
+    blocked: float
+
+
+class Saver:
+    """Writes the checkpoints of one process below ``checkpoints``, one at a time."""
+
+    def __init__(
+        self,
+        checkpoints: Path,
+        place: Place,
+        *,
+        fingerprint: str,
+        keep: int,
+        events: Events,
+        gather: Gather,
+    ) -> None:
+        self._checkpoints, self._place = checkpoints, place
+        self._fingerprint, self._keep = fingerprint, keep
+        self._events, self._gather = events, gather
+        self._snapshot = Snapshot()
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._pending: _Pending | None = None
+
+    def begin(
+        self, step: int, tensors: Mapping[str, Tensor], files: Mapping[str, Callable[[Path], None]]
+    ) -> None:
+        """Copy this process's share of ``tensors``, and write it and ``files`` in the background.
+
+        The tensors are the same on all processes, which share them out. :meth:`conclude` must be
+        called before the next.
+        """
+        assert self._pending is None
+        started = time.monotonic()
+        folder = store.step_folder(self._checkpoints, step)
+        if self._place.host_main:
+            # An attempt before this one may have left a folder, damaged since, of this step.
+            store.unmark(folder)
+        sizes = {name: one.numel() * one.element_size() for name, one in tensors.items()}
+        own = deal(sizes, self._place.world_size)[self._place.rank]
+        self._snapshot.take({name: tensors[name] for name in own})
+        written = self._thread.submit(self._write, folder, dict(files))
+        blocked = time.monotonic() - started
+        self._pending = _Pending(step, folder, written, started, blocked)
+
+    def _write(self, folder: Path, files: dict[str, Callable[[Path], None]]) -> list[File]:
+        folder.mkdir(parents=True, exist_ok=True)
+        copies = self._snapshot.tensors()
+        pieces = {Box(name, (0,) * copy.dim()): copy for name, copy in copies.items()}
+        files[store.pieces_name(self._place.rank)] = lambda path: write_pieces(path, pieces)
+        return [store.write_file(folder, name, save) for name, save in files.items()]
+
+    @property
+    def step(self) -> int | None:
+        """The step whose checkpoint is not concluded; None where there is none."""
+        return None if self._pending is None else self._pending.step
+
+    @property
+    def writing(self) -> bool:
+        """Whether this process still writes."""
+        return self._pending is not None and not self._pending.files.done()
+
+    def wait(self) -> None:
+        """Until this process has written: training stands still."""
+        if self._pending is not None:
+            started = time.monotonic()
+            self._pending.files.exception()
+            waited = self._pending.blocked + time.monotonic() - started
+            self._pending = _Pending(**{**vars(self._pending), "blocked": waited})
+
+    def conclude(self) -> bool:
+        """Complete the checkpoint, or give it up; whether it is complete.
+
+        Called by all processes after the same step, when none writes any more.
+        """
+        assert self._pending is not None
+        pending, self._pending = self._pending, None
+        error = pending.files.exception()
+        found = self._gather([pending.files.result() if error is None else _told(error)])
+        failures = [one for one in found if isinstance(one, str)]
+        if failures:
+            self._give_up(pending, failures)
+            return False
+        everyones = [file for files in found for file in files]
+        if self._place.host_main:
+            # On every machine: each keeps its own copy of the folder, and removes what is old.
+            store.write_marker(
+                pending.folder, pending.step, self._place.world_size, self._fingerprint, everyones
+            )
+            store.keep_newest(self._checkpoints, self._keep)
+        if self._place.rank == 0:
+            self._tell(pending, sum(file.bytes for file in everyones))
+        return True
+
+    def _tell(self, pending: _Pending, size: int) -> None:
+        writing = time.monotonic() - pending.started
+        self._events.write(
+            "checkpoint",
+            f"checkpoint at step {pending.step}: training stood still for {pending.blocked:.2f} s, "
+            f"{size / 1e9:.2f} GB written in {writing:.1f} s",
+            step=pending.step,
+            path=str(pending.folder),
+            bytes=size,
+            seconds=pending.blocked,
+            writing_seconds=writing,
+        )
+
+    def _give_up(self, pending: _Pending, failures: list[str]) -> None:
+        if self._place.host_main:
+            shutil.rmtree(pending.folder, ignore_errors=True)
+        if self._place.rank == 0:
+            message = (
+                f"no checkpoint at step {pending.step}: {failures[0]}; training goes on, the one "
+                "before stays"
+            )
+            self._events.write(
+                "warning", f"warning: {message}", code="checkpoint-failed", message=message,
+                step=pending.step,
+            )  # fmt: skip
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
