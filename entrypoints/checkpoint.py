@@ -9,6 +9,7 @@ never renamed and one without its marker counts for nothing.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import shutil
 from collections.abc import Callable
@@ -160,8 +161,11 @@ def keep_newest(checkpoints: Path, keep: int) -> None:
 
 
 def save_object(document: Any) -> Callable[[Path], None]:
-    """Saves plain data and tensors as PyTorch does."""
-    return lambda path: torch.save(document, path)
+    """Saves plain data and small tensors, as they are now, in PyTorch's format."""
+    content = io.BytesIO()
+    # By way of memory: of a full disk PyTorch itself only says that it is at another place.
+    torch.save(document, content)
+    return save_bytes(content.getvalue())
 
 
 def save_bytes(content: bytes) -> Callable[[Path], None]:

@@ -113,8 +113,8 @@ class Saver:
             waited = self._pending.blocked + time.monotonic() - started
             self._pending = _Pending(**{**vars(self._pending), "blocked": waited})
 
-    def conclude(self) -> bool:
-        """Complete the checkpoint, or give it up; whether it is complete.
+    def conclude(self) -> None:
+        """Complete the checkpoint, or give it up and say so.
 
         Called by all processes after the same step, when none writes any more.
         """
@@ -123,19 +123,23 @@ class Saver:
         error = pending.files.exception()
         found = self._gather([pending.files.result() if error is None else _told(error)])
         failures = [one for one in found if isinstance(one, str)]
+        everyones = [file for files in found if isinstance(files, list) for file in files]
+        if not failures and self._place.host_main:
+            try:
+                self._complete(pending, everyones)
+            except OSError as failure:
+                failures = [_told(failure)]
         if failures:
-            self._give_up(pending, failures)
-            return False
-        everyones = [file for files in found for file in files]
-        if self._place.host_main:
-            # On every machine: each keeps its own copy of the folder, and removes what is old.
-            store.write_marker(
-                pending.folder, pending.step, self._place.world_size, self._fingerprint, everyones
-            )
-            store.keep_newest(self._checkpoints, self._keep)
-        if self._place.rank == 0:
+            self._give_up(pending, failures[0])
+        elif self._place.rank == 0:
             self._tell(pending, sum(file.bytes for file in everyones))
-        return True
+
+    def _complete(self, pending: _Pending, everyones: list[File]) -> None:
+        """On every machine: each keeps its own copy of the folder, and removes what is old."""
+        store.write_marker(
+            pending.folder, pending.step, self._place.world_size, self._fingerprint, everyones
+        )
+        store.keep_newest(self._checkpoints, self._keep)
 
     def _tell(self, pending: _Pending, size: int) -> None:
         writing = time.monotonic() - pending.started
@@ -150,12 +154,12 @@ class Saver:
             writing_seconds=writing,
         )
 
-    def _give_up(self, pending: _Pending, failures: list[str]) -> None:
+    def _give_up(self, pending: _Pending, failure: str) -> None:
         if self._place.host_main:
             shutil.rmtree(pending.folder, ignore_errors=True)
         if self._place.rank == 0:
             message = (
-                f"no checkpoint at step {pending.step}: {failures[0]}; training goes on, the one "
+                f"no checkpoint at step {pending.step}: {failure}; training goes on, the one "
                 "before stays"
             )
             self._events.write(

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
+Mount = Callable[[str], Path]
 
 # A forbidden use ends the process at once: an exception could be swallowed on its way.
 _NO_NETWORK = """
@@ -159,3 +160,27 @@ def aws() -> Iterator[Aws]:
     yield seen
     server.shutdown()
     thread.join()
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Iterator[Mount]:
+    """Mounts a small file system with the given options; skips where that is not allowed."""
+    mounted: list[Path] = []
+
+    def mount_one(options: str) -> Path:
+        place = tmp_path / f"mount-{len(mounted)}"
+        place.mkdir()
+        run = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", place],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if run.returncode:
+            pytest.skip(f"cannot mount a tmpfs here: {run.stderr.strip()}")
+        mounted.append(place)
+        return place
+
+    yield mount_one
+    for place in mounted:
+        subprocess.run(["umount", place], check=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import shutil
 import signal
@@ -19,6 +21,8 @@ from tests.cluster.jobs import (
     write_shard,
     write_shards,
 )
+from tests.conftest import Mount
+from tests.toolkit.pictures import tree
 
 
 def job(folder: Path, **settings: object) -> Job:
@@ -98,6 +102,58 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_named(tmp_path: Path) ->
     assert "step-00000006" in warning["message"]
     start = next(event for event in events if event["kind"] == "start")
     assert start["resumed_from_step"] == 4
+
+
+def test_a_full_disk_costs_a_checkpoint_and_nothing_else(tmp_path: Path, mount: Mount) -> None:
+    """Said at once; training goes on, the checkpoint before stays, and the next one is tried."""
+    made = job(tmp_path, iterations=100_000, checkpoint_every=150)
+    disk = mount("size=64m")
+    made.checkpoints.symlink_to(disk)
+    with made.start(processes=2) as running:
+        first = running.wait_for("checkpoint")
+        ballast = disk / "ballast"
+        with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        failed = running.wait_for("warning", code="checkpoint-failed")
+        assert "No space left on device" in failed["message"]
+        assert failed["step"] > first["step"]
+        assert not list(disk.glob(f"step-{failed['step']:08d}"))
+        assert running.wait_for("step")["step"] > failed["step"]
+        whole = [path.parent.name for path in disk.glob("step-*/complete.json")]
+        assert whole
+        ballast.unlink()
+        assert running.wait_for("checkpoint")["step"] > failed["step"]
+        running.process.send_signal(signal.SIGTERM)
+        assert running.wait_for("end")["reason"] == "sigterm"
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_any_number_of_processes_takes_over_the_weights(tmp_path: Path, processes: int) -> None:
+    """What two have shared out comes together again, bit for bit."""
+    made = job(tmp_path, iterations=6)
+    assert made.run(processes=2)[0] == 0
+    final = tree(made.base / "model")
+    shutil.rmtree(made.base / "model")
+    code, events, text = made.run(processes=processes)
+    assert code == 0, text
+    start = next(event for event in events if event["kind"] == "start")
+    assert start["resumed_from_step"] == 6
+    assert tree(made.base / "model") == final
+
+
+def test_a_changed_learning_rate_counts_from_the_resume_on(tmp_path: Path) -> None:
+    made = job(tmp_path, iterations=4, learning_rate=1e-3, warmup_iterations=9)
+    assert made.run()[0] == 0
+    document = made.bundle / "run.json"
+    changed = json.loads(document.read_text())
+    changed["stages"][0] |= {"iterations": 6, "learning_rate": 2e-3}
+    document.write_text(json.dumps(changed))
+    code, events, text = made.run()
+    assert code == 0, text
+    rates = [event["learning_rate"] for event in events if event["kind"] == "step"]
+    # What step 5 of a warm-up of 9 leaves to the next one.
+    assert rates == pytest.approx([2e-3 * 6 / 10, 2e-3 * 7 / 10])
 
 
 def test_a_checkpoint_of_another_model_is_refused_and_left_alone(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from sm_train.entrypoints.shard_index import ShardIndex
 from sm_train.entrypoints.shards import verify_shard
 from sm_train.entrypoints.storage import Access, Folder
 
-from tests.conftest import Cli, clean_environment
+from tests.conftest import Cli, Mount, clean_environment
 from tests.toolkit.pictures import album, picture, tree, write_pair
 
 PROGRAM = "import sys; from sm_train.toolkit.cli import main; main(sys.argv[1:])"
@@ -33,32 +33,6 @@ LISTENING = (
 FIRST_RECORD = "out/.packing/shard-000000.tar.parquet"
 GOES_ON = "sm-train: interrupted; finished shards stay, and the same command goes on"
 PATIENCE = 60  # seconds until a wait for a condition is given up
-
-Mount = Callable[[str], Path]
-
-
-@pytest.fixture
-def mount(tmp_path: Path) -> Iterator[Mount]:
-    """Mounts a small file system with the given options; skips where that is not allowed."""
-    mounted: list[Path] = []
-
-    def mount_one(options: str) -> Path:
-        place = tmp_path / f"mount-{len(mounted)}"
-        place.mkdir()
-        run = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", place],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if run.returncode:
-            pytest.skip(f"cannot mount a tmpfs here: {run.stderr.strip()}")
-        mounted.append(place)
-        return place
-
-    yield mount_one
-    for place in mounted:
-        subprocess.run(["umount", place], check=True)
 
 
 @pytest.fixture
