@@ -35,6 +35,7 @@ class Batch:
     Where the shards carry them for this resolution, ``moments`` (B, 2 × channels, h, w) and
     ``text`` (B, tokens, width) are there, float16, and ``pixels`` has no rows. ``repeated``
     samples were read before: in place of bad ones, or because other processes have more to read.
+    ``origins`` are the samples themselves: shard and place in it.
     """
 
     pixels: Tensor
@@ -42,6 +43,7 @@ class Batch:
     position: Position
     bad: tuple[Bad, ...]
     repeated: int
+    origins: tuple[tuple[int, int], ...]
     moments: Tensor | None = None
     text: Tensor | None = None
 
@@ -91,6 +93,7 @@ class _Pending:
     lap: Lap
     step: int
     room: _Room
+    origins: list[tuple[int, int]]
     slices: list[Future[list[str | Bad]]]
 
 
@@ -104,6 +107,12 @@ class Source:
     batch_size: int
     targets: tuple[Target, ...]
     precomputed: Precomputed | None = None
+
+    def name(self, shard: int, sample: int) -> str:
+        """A sample's shard and key, for a person."""
+        content = self.shelf.read(shard, sample)
+        key = content.key if isinstance(content, Bad) else sample_members(content)[0]
+        return f"{self.shelf.name(shard)} {key}"
 
     def layout(self, shape: int) -> Layout:
         """What a batch of the schedule's ``shape`` looks like in memory."""
@@ -146,32 +155,34 @@ class Source:
     ) -> _Pending:
         schedule = lap.schedule
         shards, samples = schedule.part.locate(schedule.slots(step))
-        places = [
-            _Place(*one) for one in zip(shards.tolist(), samples.tolist(), contents, strict=True)
-        ]
+        origins = list(zip(shards.tolist(), samples.tolist(), strict=True))
+        places = [_Place(*one, content) for one, content in zip(origins, contents, strict=True)]
         shape = schedule.shape(step)
         room = _Room(self.targets[shape], *memory(self.layout(shape)))
         slices = [
             decode(self._decode_slice, lap.epoch, places[first : first + _SLICE], room, first)
             for first in range(0, len(places), _SLICE)
         ]
-        return _Pending(lap, step, room, slices)
+        return _Pending(lap, step, room, origins, slices)
 
     def _finish(self, pending: _Pending) -> Batch:
         lap, step, room = pending.lap, pending.step, pending.room
         outcomes = [outcome for part in pending.slices for outcome in part.result()]
         bad = [outcome for outcome in outcomes if isinstance(outcome, Bad)]
-        captions = [
-            self._substitute(lap, step, place, room.at(place), outcome)
-            if isinstance(outcome, Bad)
-            else outcome
-            for place, outcome in enumerate(outcomes)
-        ]
+        captions, origins = [], pending.origins
+        for place, outcome in enumerate(outcomes):
+            if isinstance(outcome, Bad):
+                caption, origins[place] = self._substitute(
+                    lap, step, place, room.at(place), outcome
+                )
+            else:
+                caption = outcome
+            captions.append(caption)
         fresh = len(outcomes) - lap.repeated(step)
         spoilt = sum(isinstance(outcome, Bad) for outcome in outcomes[:fresh])
         return Batch(
             room.pixels, captions, lap.position(step), tuple(bad),
-            lap.repeated(step) + spoilt, room.moments, room.text,
+            lap.repeated(step) + spoilt, tuple(origins), room.moments, room.text,
         )  # fmt: skip
 
     def _decode_slice(
@@ -205,14 +216,16 @@ class Source:
             return Bad(shard, key, error.reason, str(error).partition(": ")[2])
         return text
 
-    def _substitute(self, lap: Lap, step: int, place: int, room: _Room, bad: Bad) -> str:
+    def _substitute(
+        self, lap: Lap, step: int, place: int, room: _Room, bad: Bad
+    ) -> tuple[str, tuple[int, int]]:
         slot = int(lap.schedule.slots(step)[place])
         for attempt in range(_SUBSTITUTES):
             shard, sample = lap.substitute(slot, attempt)
             found = _Place(shard, sample, self.shelf.read(shard, sample))
             outcome = self._decode(lap.epoch, found, room)
             if isinstance(outcome, str):
-                return outcome
+                return outcome, (shard, sample)
         raise DataError(
             f"{bad.shard}: {bad.reason}: {bad.detail}; and of {_SUBSTITUTES} others "
             "of its instance none can be used; pack these shards again"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
@@ -242,6 +242,10 @@ class Loader:
         if self.depth < self._most:
             self.depth += 1
             credit.release()
+
+    def names(self, origins: Iterable[tuple[int, int]]) -> list[str]:
+        """Samples by shard and key; reads them again."""
+        return [self._source.name(*origin) for origin in origins]
 
     @property
     def epoch(self) -> int:

@@ -53,6 +53,8 @@ class Training:
     gradient_clip: float
     caption_dropout: float
     ema_decay: float
+    max_skipped_steps: int
+    max_rollbacks: int
     workers: int
     log_every: int
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -24,6 +23,7 @@ from sm_train.entrypoints.ema import ExponentialMovingAverage
 from sm_train.entrypoints.events import Events
 from sm_train.entrypoints.heartbeat import Heartbeat
 from sm_train.entrypoints.inputs import Inputs
+from sm_train.entrypoints.interval import Interval, Origin
 from sm_train.entrypoints.loader import Loader
 from sm_train.entrypoints.models import Parts, longest_caption
 from sm_train.entrypoints.saver import Place, Saver
@@ -42,6 +42,8 @@ SageMaker kills after 120 seconds, torchrun after 30 of its own.
 WRITTEN_CHECK_SECONDS = 1.0
 """How often processes ask each other, in the same way, whether a checkpoint is written."""
 
+
+_NAMED = 5  # steps or places in one message, at most
 
 RECORD, PROGRESS = "data.npz", "progress.json"
 """The files of a checkpoint that say where the run is in its data, and in its schedules."""
@@ -119,6 +121,8 @@ class Trainer:
         )
         self.bad = BadSamples(settings.data.max_bad_share)
         self._epoch_told: int | None = None
+        self.skipped_in_a_row = self.rollbacks = 0
+        self.spoilt = ""
 
     def _settle_gradient_order(self) -> None:
         """One backward pass of zeros.
@@ -151,7 +155,7 @@ class Trainer:
     def run(self, heartbeat: Heartbeat, stop: StopRequest) -> Ended:
         """Train to the stage's last step, or to a stop that somebody asked for."""
         stage, training = self.settings.stage, self.settings.training
-        interval = _Interval(self.device)
+        interval = Interval(self.device)
         batches = iter(self.loader)
         speed, next_check = 0.0, self.step
         started, first = time.monotonic(), self.step
@@ -167,8 +171,11 @@ class Trainer:
             if saving or self.step % training.log_every == 0:
                 # Before every checkpoint too: weights that are lost are not saved.
                 speed = self._log(interval)
-                interval = _Interval(self.device)
-            if saving:
+                interval = Interval(self.device)
+                if self.skipped_in_a_row > training.max_skipped_steps:
+                    self._roll_back()
+                    continue
+            if saving and (last or not self.skipped_in_a_row):
                 self._begin_checkpoint()
             if checking or saving:
                 patience = STOP_CHECK_SECONDS if self.saver.step is None else WRITTEN_CHECK_SECONDS
@@ -177,15 +184,17 @@ class Trainer:
         self._finish_checkpoint()
         return Ended(reason, self.step - first, time.monotonic() - started)
 
-    def _train_step(self, batches: Iterator[Batch], interval: _Interval) -> None:
+    def _train_step(self, batches: Iterator[Batch], interval: Interval) -> None:
         """One optimizer step over ``accumulation`` micro-batches."""
         accumulation = self.settings.stage.accumulation
         total = torch.zeros((), device=self.device)
+        origins: list[Origin] = []
         for micro in range(accumulation):
             waiting = time.perf_counter()
             batch = next(batches)
             interval.waited += time.perf_counter() - waiting
             self.bad.add(batch)
+            origins += batch.origins
             self._tell_epoch()
             images, captions = self._prepare(batch, micro)
             # Gradients are summed over processes once a step, with the last micro-batch.
@@ -196,13 +205,26 @@ class Trainer:
                 self.accelerator.backward(value / accumulation)
             total += value.detach() / accumulation
         norm = nn.utils.clip_grad_norm_(self.parameters, self.settings.training.gradient_clip)
-        self.optimizer.step()
+        skipped = (~torch.isfinite(norm)).float()
+        self._update(skipped)
         self.schedule.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self.ema is not None:
             self.ema.update(self.parameters)
         self.step += 1
-        interval.add(total, norm)
+        interval.add(self.step, total, norm, skipped, origins)
+
+    def _update(self, skipped: Tensor) -> None:
+        """One step of the optimizer, unless ``skipped`` is 1.0: the gradient is no number.
+
+        Fused AdamW looks itself, so that the host need not wait for the device to know. The sum
+        of gradients is the same on all processes, so all skip the same steps.
+        """
+        if self.optimizer.defaults["fused"]:
+            self.optimizer.found_inf = skipped  # type: ignore[attr-defined]
+            self.optimizer.step()
+        elif not skipped.item():
+            self.optimizer.step()
 
     def _prepare(self, batch: Batch, micro: int) -> tuple[Tensor, Tensor]:
         key = f"{self.settings.training.seed}/{self.accelerator.process_index}/{self.step}/{micro}"
@@ -236,49 +258,80 @@ class Trainer:
             unseen=balance.unseen,
         )
 
-    def _log(self, interval: _Interval) -> float:
+    def _log(self, interval: Interval) -> float:
         """Write the interval's ``step`` event; returns its it/s, the same on all processes.
 
         Every process tells of its own bad samples.
-
-        Raises:
-            DivergedError: the loss or the gradient is not a number any more.
         """
         if (skipped := self.bad.report()) is not None:
             message, reasons = skipped
             self._warn("bad-sample", message, reasons=reasons, samples=self.bad.seen)
-        seconds = time.monotonic() - interval.started
-        means = torch.stack(
-            [
-                interval.loss / interval.steps,
-                interval.norm / interval.steps,
-                torch.tensor(seconds, device=self.device),
-                torch.tensor(interval.waited / seconds, device=self.device),
-            ]
-        )
-        mean_loss, norm, seconds, wait = self.accelerator.reduce(means, "mean").tolist()
-        speed = interval.steps / seconds
+        means = interval.means(self.accelerator.reduce(interval.sums(), "mean").tolist())
+        speed = len(interval) / means.seconds
         if self.accelerator.is_main_process:
             self.events.write(
                 "step",
                 f"step {self.step}/{self.settings.stage.iterations}  "
-                f"loss {mean_loss:.4f}  {speed:.2f} it/s",
+                f"loss {means.loss:.4f}  {speed:.2f} it/s",
                 step=self.step,
                 epoch=self.loader.epoch,
-                loss=mean_loss,
+                loss=means.loss,
                 learning_rate=self.schedule.get_last_lr()[0],
-                gradient_norm=norm,
+                gradient_norm=means.gradient_norm,
                 iterations_per_second=speed,
                 images_per_second=speed * self.effective_batch_size,
-                data_wait_share=wait,
+                data_wait_share=means.waited_share,
             )
-        if not math.isfinite(mean_loss + norm):
-            raise DivergedError(
-                f"the loss is {mean_loss} and the gradient's norm {norm} before step "
-                f"{self.step + 1}; lower the learning rate or lengthen the warm-up; checkpoints "
-                "from before are whole"
-            )
+        self.skipped_in_a_row = self.skipped_in_a_row + means.skipped if means.skipped else 0
+        if means.skipped:
+            self._tell_skipped(interval)
         return float(speed)
+
+    def _tell_skipped(self, interval: Interval) -> None:
+        """Which steps were left out; every process names the samples of its own bad losses."""
+        if self.accelerator.is_main_process:
+            steps = interval.skipped_steps()
+            shown = ", ".join(map(str, steps[:_NAMED])) + (", …" if len(steps) > _NAMED else "")
+            self._warn(
+                "step-skipped",
+                f"{len(steps)} steps had no finite gradient and were left out: {shown}",
+                steps=steps,
+            )
+        for step, origins in interval.spoilt()[:_NAMED]:
+            names = self.loader.names(origins)
+            self.spoilt = f"step {step}: {', '.join(names)}"
+            self._warn(
+                "loss-not-finite", f"the loss was no number in {self.spoilt}", step=step,
+                samples=names,
+            )  # fmt: skip
+
+    def _roll_back(self) -> None:
+        """Back to the newest checkpoint; the data go on, so that other samples come.
+
+        Raises:
+            DivergedError: there is none, or that was tried often enough.
+        """
+        self._finish_checkpoint()
+        steps, limit = self.skipped_in_a_row, self.settings.training.max_rollbacks
+        found = self._agree_on_checkpoint() if self.rollbacks < limit else None
+        if found is None:
+            where = gather_object([self.spoilt] if self.spoilt else [])
+            raise DivergedError(
+                f"{steps} steps in a row had no finite gradient, up to step {self.step}"
+                f"{'; the loss was no number in ' + '; '.join(where[:_NAMED]) if where else ''}; "
+                "lower the learning rate or lengthen the warm-up; checkpoints from before are whole"
+            )
+        self.rollbacks += 1
+        self.skipped_in_a_row = 0
+        left = self.step
+        self._restore(found)
+        if self.accelerator.is_main_process:
+            self._warn(
+                "rolled-back",
+                f"{steps} steps in a row had no finite gradient: from step {left} back to the "
+                f"checkpoint of step {found.step}, with the data that come next",
+                step=found.step,
+            )
 
     def say_end(self, ended: Ended) -> None:
         """Write the ``end`` event: everything that the job leaves behind is there."""
@@ -338,6 +391,11 @@ class Trainer:
                 f"{found.folder}: is of another model (weights {found.fingerprint}, this one has "
                 f"{self.fingerprint}); give the run another name or checkpoint folder"
             )
+        self._restore(found)
+        self._resume_own(found)
+        return (found.folder / RECORD).read_bytes()
+
+    def _restore(self, found: store.Found) -> None:
         try:
             self.state.restore(store.pieces_files(found.folder))
         except PiecesError as error:
@@ -347,8 +405,6 @@ class Trainer:
         if self.ema is not None:
             self.ema.updates = progress["ema_updates"]
         self.step = found.step
-        self._resume_own(found)
-        return (found.folder / RECORD).read_bytes()
 
     def _restore_schedule(self, steps: int) -> None:
         """Go on after ``steps`` of the schedule, with the learning rate that the run file says."""
@@ -426,19 +482,3 @@ def _fused_available(device: torch.device) -> bool:
     from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
     return device.type in _get_fused_kernels_supported_devices()
-
-
-class _Interval:
-    """What is summed between two ``step`` events, on the device: nothing is read until then."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.started = time.monotonic()
-        self.waited = 0.0
-        self.steps = 0
-        self.loss = torch.zeros((), device=device)
-        self.norm = torch.zeros((), device=device)
-
-    def add(self, loss: Tensor, norm: Tensor) -> None:
-        self.steps += 1
-        self.loss += loss
-        self.norm += norm

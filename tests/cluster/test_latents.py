@@ -13,6 +13,7 @@ import pytest
 import torch
 import webdataset
 from sm_train.entrypoints.shard_index import ShardIndex
+from sm_train.entrypoints.tar_reading import sample_members
 
 from tests.cluster.jobs import Job, png, tiny_run, write_shards
 from tests.cluster.test_models import LATENT
@@ -65,11 +66,7 @@ def test_training_takes_the_latents_that_packing_made(
         np.testing.assert_allclose(found, array, rtol=2**-10, atol=1e-3)
 
     job = latent_job(tmp_path / "job", iterations=3, caption_dropout=0.5)
-    channels = job.base / "input" / "data"
-    shutil.copytree(tmp_path / "out/shards", channels / "train")
-    (channels / "index").mkdir()
-    shutil.copy(tmp_path / "out/index.parquet", channels / "index")
-    (channels / "model").symlink_to(components)
+    latent_channels(job, tmp_path / "out", components)
     code, events, text = job.run()
     assert code == 0, text
     start = next(event for event in events if event["kind"] == "start")
@@ -134,6 +131,75 @@ def test_latents_of_another_model_are_left_alone(
     assert "latents-of-another" in {event.get("code") for event in events}
     start = next(event for event in events if event["kind"] == "start")
     assert start["inputs"] == "images"
+
+
+def spoil(channel: Path, index: Path, keys: set[str] | None = None) -> None:
+    """Make the moments of some samples NaN, or of all, where they lie in their shards."""
+    described = ShardIndex(index)
+    for number, name in enumerate(described.names):
+        content = bytearray((channel / name).read_bytes())
+        offsets = described.offsets(number).tolist()
+        for key, start, stop in zip(described.keys(number), offsets, offsets[1:], strict=False):
+            if keys is None or key in keys:
+                _, members = sample_members(memoryview(content)[start:stop])
+                np.frombuffer(members["moments.npy"], np.float16, offset=128)[:] = np.nan
+        (channel / name).write_bytes(content)
+
+
+def latent_channels(job: Job, packed: Path, components: Path) -> Path:
+    """Put the job's channels where it looks; returns that of the shards."""
+    channels = job.base / "input" / "data"
+    shutil.copytree(packed / "shards", channels / "train")
+    (channels / "index").mkdir()
+    shutil.copy(packed / "index.parquet", channels / "index")
+    (channels / "model").symlink_to(components)
+    return channels / "train"
+
+
+def test_a_loss_that_is_no_number_costs_its_step_and_names_its_samples(
+    cli: Cli, tmp_path: Path, components: Path
+) -> None:
+    assert pack(cli, tmp_path, components).returncode == 0
+    job = latent_job(tmp_path / "job", iterations=6, per_gpu_batch=2, checkpoint_every=6)
+    channel = latent_channels(job, tmp_path / "out", components)
+    spoil(channel, tmp_path / "out/index.parquet", {"000000007"})
+    code, events, text = job.run(processes=2)
+    assert code == 0, text
+    # Twelve samples are three steps of two processes: the epoch comes twice.
+    skipped = [event for event in events if event.get("code") == "step-skipped"]
+    assert len(skipped) == 2
+    named = [event for event in events if event.get("code") == "loss-not-finite"]
+    assert [event["step"] for event in named] == [event["steps"][0] for event in skipped]
+    assert all("shard-000000.tar 000000007" in event["samples"] for event in named)
+    # One of two processes had the sample; the other left the step out with it.
+    assert all(len(event["samples"]) == 2 for event in named)
+    spoilt = {event["step"] for event in named}
+    steps = {event["step"]: event["loss"] for event in events if event["kind"] == "step"}
+    assert {step for step, loss in steps.items() if loss is None} == spoilt
+    assert len(steps) == 6
+
+
+def test_many_steps_without_a_gradient_go_back_to_the_checkpoint_and_then_stop(
+    cli: Cli, tmp_path: Path, components: Path
+) -> None:
+    assert pack(cli, tmp_path, components).returncode == 0
+    job = latent_job(
+        tmp_path / "job", iterations=100_000, checkpoint_every=5, max_skipped_steps=3,
+        max_rollbacks=1,
+    )  # fmt: skip
+    channel = latent_channels(job, tmp_path / "out", components)
+    with job.start() as running:
+        running.wait_for("checkpoint")
+        spoil(channel, tmp_path / "out/index.parquet")
+        back = running.wait_for("warning", code="rolled-back")
+        error = running.wait_for("error")
+        assert running.process.wait(60) == 1
+    assert back["step"] % 5 == 0
+    assert "steps in a row had no finite gradient" in error["message"]
+    assert "shard-000000.tar 0000000" in error["message"]
+    [newest, *_] = sorted(job.checkpoints.glob("step-*"), reverse=True)
+    assert (newest / "complete.json").exists()
+    assert newest.name == f"step-{back['step']:08d}"
 
 
 def test_what_cannot_make_latents_is_one_line(cli: Cli, tmp_path: Path, components: Path) -> None:

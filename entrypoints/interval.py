@@ -1,0 +1,89 @@
+"""What is summed up between two ``step`` events: on the device, nothing is read until then."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Origin = tuple[int, int]
+"""A sample: its shard's number and its place in it."""
+
+
+@dataclass(frozen=True)
+class Means:
+    """Of the steps that were taken; NaN where there were none. Seconds are of all steps."""
+
+    loss: float
+    gradient_norm: float
+    seconds: float
+    waited_share: float
+    skipped: int
+
+
+class Interval:
+    """Some neighbouring steps of one process."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.started = time.monotonic()
+        self.waited = 0.0
+        self._loss = torch.zeros((), device=device)
+        self._norm = torch.zeros((), device=device)
+        self._steps: list[int] = []
+        self._skipped: list[Tensor] = []
+        self._spoilt: list[Tensor] = []
+        self._origins: list[Sequence[Origin]] = []
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def add(
+        self, step: int, loss: Tensor, norm: Tensor, skipped: Tensor, origins: Sequence[Origin]
+    ) -> None:
+        """One step; ``skipped`` is 1.0 if it changed no weight, the same on all processes.
+
+        ``loss`` is this process's own, of the samples ``origins``.
+        """
+        taken = 1.0 - skipped
+        self._loss += torch.where(skipped > 0, 0.0, loss)
+        self._norm += torch.where(taken > 0, norm, 0.0)
+        self._steps.append(step)
+        self._skipped.append(skipped)
+        self._spoilt.append((~torch.isfinite(loss)).float())
+        self._origins.append(origins)
+
+    def sums(self) -> Tensor:
+        """To be averaged over all processes, for :meth:`means`."""
+        seconds = time.monotonic() - self.started
+        device = self._loss.device
+        return torch.stack(
+            [
+                self._loss,
+                self._norm,
+                torch.tensor(seconds, device=device),
+                torch.tensor(self.waited / seconds, device=device),
+                torch.stack(self._skipped).sum(),
+            ]
+        )
+
+    def means(self, sums: Sequence[float]) -> Means:
+        """Of what :meth:`sums` came to over all processes."""
+        loss, norm, seconds, waited, skipped = sums
+        taken = len(self) - round(skipped)
+        if not taken:
+            return Means(float("nan"), float("nan"), seconds, waited, len(self))
+        return Means(loss / taken, norm / taken, seconds, waited, len(self) - taken)
+
+    def skipped_steps(self) -> list[int]:
+        """Those that changed nothing; reads the device."""
+        flags = torch.stack(self._skipped).tolist()
+        return [step for step, flag in zip(self._steps, flags, strict=True) if flag]
+
+    def spoilt(self) -> list[tuple[int, Sequence[Origin]]]:
+        """The steps in which this process's own loss was no number, and their samples."""
+        flags = torch.stack(self._spoilt).tolist()
+        steps = zip(self._steps, self._origins, flags, strict=True)
+        return [(step, origins) for step, origins, flag in steps if flag]
