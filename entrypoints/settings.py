@@ -53,6 +53,7 @@ class Training:
     gradient_clip: float
     caption_dropout: float
     ema_decay: float
+    ema_start: int
     max_skipped_steps: int
     max_rollbacks: int
     workers: int

@@ -147,8 +147,10 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
 
     def _new_average(self) -> ExponentialMovingAverage | None:
-        decay = self.settings.training.ema_decay
-        return ExponentialMovingAverage(self.parameters, decay) if decay else None
+        training = self.settings.training
+        if not training.ema_decay:
+            return None
+        return ExponentialMovingAverage(self.parameters, training.ema_decay, training.ema_start)
 
     # ------------------------------------------------------------------ training
 

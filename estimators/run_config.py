@@ -218,6 +218,9 @@ class Training(Section):
         default=0.1, description="Share of captions left out, so that guidance works."
     )
     ema_decay: Share = Field(default=0.9999, description="0 keeps no average of the weights.")
+    ema_start: Annotated[int, BeforeValidator(_no_bool), Field(ge=0)] = Field(
+        default=0, description="Steps before the average begins; until then it is the weights."
+    )
     max_skipped_steps: Count = Field(
         default=10,
         description="So many steps in a row without a finite gradient: back to the checkpoint.",

@@ -67,13 +67,14 @@ def test_smddp_where_it_cannot_run_is_an_error(machine: dict[str, Any]) -> None:
         choose(**(SITUATION | machine | {"nodes": 2, "collective": "smddp"}))
 
 
-def test_the_average_equals_diffusers_own() -> None:
+@pytest.mark.parametrize("start", [0, 12])
+def test_the_average_equals_diffusers_own(start: int) -> None:
     from diffusers.training_utils import EMAModel
 
     generator = torch.Generator().manual_seed(0)
     parameters = [torch.nn.Parameter(torch.randn(7, 5, generator=generator)) for _ in range(3)]
-    ours = ExponentialMovingAverage(parameters, 0.999)
-    theirs = EMAModel(parameters, decay=0.999)
+    ours = ExponentialMovingAverage(parameters, 0.999, start)
+    theirs = EMAModel(parameters, decay=0.999, update_after_step=start)
     for _ in range(30):
         with torch.no_grad():
             for parameter in parameters:

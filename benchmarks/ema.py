@@ -1,0 +1,71 @@
+"""One update of the weights' average, against diffusers' EMAModel and the memory's own speed.
+
+200 million weights in fp32, as many tensors as a U-Net of that size has. An update must read
+averages and weights and write averages: the limit is a copy within memory, which moves two thirds
+of that. Interleaved; printed are medians, spread, and ratios. On a GPU where there is one.
+
+    python benchmarks/ema.py
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from diffusers.training_utils import EMAModel
+from sm_train.entrypoints.ema import ExponentialMovingAverage
+
+ROUNDS = 9
+TENSORS, ELEMENTS = 400, 500_000
+
+
+def main() -> None:
+    """Measure on this machine's GPU or its CPU."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    parameters = [torch.nn.Parameter(torch.randn(ELEMENTS, device=device)) for _ in range(TENSORS)]
+    ours = ExponentialMovingAverage(parameters, 0.999)
+    theirs = EMAModel(parameters, decay=0.999)
+    fused = EMAModel(parameters, decay=0.999, foreach=True)
+    source, target = (torch.ones(TENSORS * ELEMENTS, device=device) for _ in range(2))
+    variants: dict[str, Callable[[], object]] = {
+        "sm-train": lambda: ours.update(parameters),
+        "EMAModel": lambda: theirs.step(parameters),
+        "EMAModel, foreach": lambda: fused.step(parameters),
+        "one copy": lambda: target.copy_(source),
+    }
+    print(f"{device}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, "
+          f"{TENSORS * ELEMENTS / 1e6:.0f} million weights")  # fmt: skip
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    for number in range(ROUNDS + 2):
+        for name, variant in variants.items():
+            _wait(device)
+            started = time.perf_counter()
+            variant()
+            _wait(device)
+            if number > 1:  # the first two warm
+                seconds[name].append(time.perf_counter() - started)
+    median = {name: statistics.median(values) for name, values in seconds.items()}
+    print(f"{'one update':<20}{'ms':>8}{'least':>8}{'most':>8}")
+    for name, values in seconds.items():
+        print(f"{name:<20}{1e3 * median[name]:>8.1f}{1e3 * min(values):>8.1f}"
+              f"{1e3 * max(values):>8.1f}")  # fmt: skip
+    for name in ("EMAModel", "EMAModel, foreach"):
+        print(f"{name} / sm-train: {median[name] / median['sm-train']:.2f}×")
+    print(f"sm-train / 1.5 copies: {median['sm-train'] / (1.5 * median['one copy']):.2f}×")
+    worst = max(
+        float((own - other).abs().max())
+        for own, other in zip(ours.averages, theirs.shadow_params, strict=True)
+    )
+    print(f"largest difference from EMAModel: {worst:.1e}")
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    main()
