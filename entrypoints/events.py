@@ -25,7 +25,7 @@ FIELDS: dict[str, frozenset[str]] = {
     # One logging interval: means since the line before.
     "step": frozenset(
         "step epoch loss learning_rate gradient_norm iterations_per_second images_per_second "
-        "data_wait_share".split()
+        "data_wait_share mfu".split()
     ),
     # How an epoch comes out: samples read, repeated to make processes equal, seen by no instance.
     "epoch": frozenset({"epoch", "samples", "batches", "repeated", "unseen"}),

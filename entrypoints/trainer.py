@@ -31,6 +31,7 @@ from sm_train.entrypoints.settings import Settings
 from sm_train.entrypoints.stop import StopRequest
 from sm_train.entrypoints.tensor_pieces import PiecesError
 from sm_train.entrypoints.training_state import TrainingState
+from sm_train.entrypoints.utilization import utilization
 from torch import Tensor, nn
 
 STOP_CHECK_SECONDS = 5.0
@@ -120,6 +121,7 @@ class Trainer:
             pin_memory=self.device.type == "cuda",
         )
         self.bad = BadSamples(settings.data.max_bad_share)
+        self.utilization = utilization(settings, self.device)
         self._epoch_told: int | None = None
         self.skipped_in_a_row = self.rollbacks = 0
         self.spoilt = ""
@@ -270,19 +272,23 @@ class Trainer:
             self._warn("bad-sample", message, reasons=reasons, samples=self.bad.seen)
         means = interval.means(self.accelerator.reduce(interval.sums(), "mean").tolist())
         speed = len(interval) / means.seconds
+        images = speed * self.effective_batch_size
+        gpus: int = self.accelerator.num_processes
+        mfu = self.utilization.share(images, gpus) if self.utilization else None
         if self.accelerator.is_main_process:
             self.events.write(
                 "step",
                 f"step {self.step}/{self.settings.stage.iterations}  "
-                f"loss {means.loss:.4f}  {speed:.2f} it/s",
+                f"loss {means.loss:.4f}  {speed:.2f} it/s{f'  MFU {mfu:.0%}' if mfu else ''}",
                 step=self.step,
                 epoch=self.loader.epoch,
                 loss=means.loss,
                 learning_rate=self.schedule.get_last_lr()[0],
                 gradient_norm=means.gradient_norm,
                 iterations_per_second=speed,
-                images_per_second=speed * self.effective_batch_size,
+                images_per_second=images,
                 data_wait_share=means.waited_share,
+                mfu=mfu,
             )
         self.skipped_in_a_row = self.skipped_in_a_row + means.skipped if means.skipped else 0
         if means.skipped:

@@ -17,6 +17,7 @@ _FIELDS = {
         "iterations_per_second",
         "images_per_second",
         "data_wait_share",
+        "mfu",
     ),
     "heartbeat": ("seconds_since_step",),
     "checkpoint": ("seconds", "bytes"),
