@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import secrets
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -69,8 +70,11 @@ def fingerprint(state: dict[str, Tensor]) -> str:
 
 
 def write_file(folder: Path, name: str, save: Callable[[Path], None]) -> File:
-    """Write one file whole: ``save`` under a temporary name, digest, rename."""
-    temporary = folder / f".{name}.writing"
+    """Write one file whole: ``save`` under a temporary name, digest, rename.
+
+    The temporary name is nobody else's: machines that share the folder all write the marker.
+    """
+    temporary = folder / f".{name}.{secrets.token_hex(4)}.writing"
     try:
         save(temporary)
         file = File(name, temporary.stat().st_size, _digest(temporary))

@@ -155,7 +155,8 @@ class Saver:
         )
 
     def _give_up(self, pending: _Pending, failure: str) -> None:
-        if self._place.host_main:
+        # Another machine may have completed a folder that both share.
+        if self._place.host_main and not (pending.folder / store.MARKER).exists():
             shutil.rmtree(pending.folder, ignore_errors=True)
         if self._place.rank == 0:
             message = (

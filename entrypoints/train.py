@@ -143,7 +143,7 @@ def _announce(trainer: Trainer, choice: Choice, hosts: Hosts) -> None:
     """The run as it really is, and what about it is not as it should be."""
     settings, events = trainer.settings, trainer.events
     stage, processes = settings.stage, trainer.accelerator.num_processes
-    parameters = sum(one.numel() for one in trainer.parameters)
+    parameters = sum(one.numel() for one in trainer.learner.parameters)
     events.write(
         "start",
         f"{settings.run} {stage.name}: {parameters:,} parameters, {processes} processes on "
@@ -156,7 +156,7 @@ def _announce(trainer: Trainer, choice: Choice, hosts: Hosts) -> None:
         instance_type=hosts.instance_type,
         per_gpu_batch=stage.per_gpu_batch,
         accumulation=stage.accumulation,
-        effective_batch_size=trainer.effective_batch_size,
+        effective_batch_size=trainer.log.effective_batch_size,
         iterations=stage.iterations,
         parameters=parameters,
         backend=choice.backend,

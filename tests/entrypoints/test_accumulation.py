@@ -60,7 +60,7 @@ def test_four_passes_of_two_are_one_of_eight(tmp_path: Path, accelerator: Accele
     module = copy.deepcopy(parts.trained())
     events = Events(node=0, rank=0)
     trainer = Trainer(settings, parts, accelerator, directories, events, catalogue, seat)
-    generator = trainer.generator.clone_state()
+    generator = trainer.learner.generator.clone_state()
     trainer.run(Heartbeat(events, interval=60, stall_after=600), StopRequest())
 
     loader = Loader(catalogue, seat, settings.data, resolution=8, batch_size=2, seed=0, workers=0)
@@ -75,5 +75,5 @@ def test_four_passes_of_two_are_one_of_eight(tmp_path: Path, accelerator: Accele
     (total / PASSES).backward()
     torch.nn.utils.clip_grad_norm_(module.parameters(), settings.training.gradient_clip)
     torch.optim.AdamW(module.parameters(), lr=1e-3, weight_decay=0.01).step()
-    for ours, by_hand in zip(trainer.parameters, module.parameters(), strict=True):
+    for ours, by_hand in zip(trainer.learner.parameters, module.parameters(), strict=True):
         torch.testing.assert_close(ours, by_hand, rtol=1e-4, atol=1e-6)

@@ -454,7 +454,7 @@ def test_captions_that_are_missing_or_odd_have_their_reason(tmp_path: Path) -> N
 
 def spoilt(good: int, number: int) -> Batch:
     bad = tuple(Bad("rotten.tar", str(index), "image-corrupt", "x") for index in range(number))
-    return Batch(torch.zeros(1), ["x"] * good, Position(), bad, 0)
+    return Batch(torch.zeros(1), ["x"] * good, Position(), bad, 0, ())
 
 
 def test_the_share_of_bad_samples_has_a_limit() -> None:
