@@ -31,6 +31,9 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/loader.py
 	$(BIN)/python benchmarks/loader_order.py
 	$(BIN)/python benchmarks/pack.py
+	$(BIN)/python benchmarks/checkpoint.py
+	$(BIN)/python benchmarks/ema.py
+	$(BIN)/python benchmarks/step.py
 
 $(VENV)/.installed: setup.cfg pyproject.toml Makefile
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'Python 3.11 or newer is needed; make PYTHON=python3.11')"
