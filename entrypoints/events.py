@@ -81,3 +81,7 @@ class Events:
         line = format_event(kind, fields, time=self._clock(), node=self._node, rank=self._rank)
         self._stream.write(f"{readable}\n{line}\n")
         self._stream.flush()
+
+    def warn(self, code: str, message: str, **fields: Any) -> None:
+        """Write a ``warning`` event."""
+        self.write("warning", f"warning: {message}", code=code, message=message, **fields)

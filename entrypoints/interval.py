@@ -47,9 +47,9 @@ class Interval:
 
         ``loss`` is this process's own, of the samples ``origins``.
         """
-        taken = 1.0 - skipped
-        self._loss += torch.where(skipped > 0, 0.0, loss)
-        self._norm += torch.where(taken > 0, norm, 0.0)
+        left_out = skipped > 0
+        self._loss += torch.where(left_out, 0.0, loss)
+        self._norm += torch.where(left_out, 0.0, norm)
         self._steps.append(step)
         self._skipped.append(skipped)
         self._spoilt.append((~torch.isfinite(loss)).float())

@@ -7,17 +7,13 @@ many threads there are changes how soon a batch is there, never what is in it.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
-from multiprocessing import parent_process
-from multiprocessing.connection import wait
 from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Semaphore
-from threading import Thread
 from weakref import WeakValueDictionary
 
 import torch
@@ -28,6 +24,7 @@ from sm_train.entrypoints.catalogue import Catalogue, DataError, Seat
 from sm_train.entrypoints.course import Course, Position, Record
 from sm_train.entrypoints.decode import Target
 from sm_train.entrypoints.epochs import Balance
+from sm_train.entrypoints.orphans import end_with_parent
 from sm_train.entrypoints.precomputed import Precomputed
 from sm_train.entrypoints.reading import Shelf, at_once
 from sm_train.entrypoints.settings import Data
@@ -121,19 +118,11 @@ class _Stream(IterableDataset[Batch | _Lent | _Failed]):
 
 
 def _end_with_trainer(_: int) -> None:
-    """Let the loader's process end when the trainer dies.
+    """PyTorch's own watch asks for the parent process, which here is the fork server.
 
-    PyTorch's own watch asks for the parent process, which here is the fork server, and that lives
-    as long as its children do.
+    That lives as long as its children do.
     """
-    trainer = parent_process()
-    assert trainer is not None
-
-    def watch(sentinel: int) -> None:
-        wait([sentinel])
-        os._exit(1)
-
-    Thread(target=watch, args=(trainer.sentinel,), daemon=True).start()
+    end_with_parent()
 
 
 class Loader:

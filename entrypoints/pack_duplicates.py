@@ -15,7 +15,7 @@ from functools import partial
 from sm_train.entrypoints.image_header import DecodeError
 from sm_train.entrypoints.pack_plan import Input, Options, ShardPlan
 from sm_train.entrypoints.pack_shard import WORK, Tell, look_at
-from sm_train.entrypoints.pack_workers import Tally, Work, run
+from sm_train.entrypoints.pack_workers import Tally, Work, run, share_out
 from sm_train.entrypoints.perceptual_hash import near_duplicates
 from sm_train.entrypoints.shard_index import Refused
 from sm_train.entrypoints.storage import Access, Place
@@ -30,8 +30,7 @@ def digest_shards(
     """Take the digests of all inputs of ``plans``, where they are not kept already."""
     total = sum(len(plan.inputs) for plan in plans)
     missing = [plan for plan in plans if work.destination.size(digests_name(plan)) is None]
-    processes = min(work.workers, len(missing)) or 1
-    threads = max(1, work.workers // processes)
+    processes, threads = share_out(missing, work, at_most=work.workers)
     task = partial(_digest_shard, work.destination, work.access, threads)
     for tally in run(task, missing, processes):
         on_progress(replace(tally, total=total))

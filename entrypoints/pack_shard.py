@@ -103,7 +103,7 @@ def make_shard(
         with destination.writing(name) as sink:
             shard = _write(ShardFile(sink, plan.name), chain([first], accepted))
     with destination.writing(record_name(plan)) as sink:
-        sink.write(_record(shard, refused))
+        sink.write(encode_record(shard, refused))
 
 
 def record_name(plan: ShardPlan) -> str:
@@ -139,7 +139,8 @@ def open_index(content: bytes) -> ShardIndex:
         return ShardIndex(path)
 
 
-def _record(shard: Shard | None, refused: list[Refused]) -> bytes:
+def encode_record(shard: Shard | None, refused: Iterable[Refused] = ()) -> bytes:
+    """What is kept of a shard that was made: an index of its own."""
     content = io.BytesIO()
     with IndexWriter(content) as writer:
         if shard is not None:
@@ -215,18 +216,18 @@ def _outcome(
     item: Input, options: Options, access: Access, drop: Refused | None
 ) -> _Accepted | Refused:
     """What becomes of an input. Never raises for what is wrong with it."""
-    if drop is not None:
-        return drop
-    try:
-        return _accept(item, sample_key(item.number), options, access)
-    except DecodeError as error:
-        return Refused(item.source, error.reason, str(error).partition(": ")[2])
+    return drop or _try(item, sample_key(item.number), options, access)
 
 
 def encode_input(item: Input, key: str, options: Options, access: Access) -> bytes | Refused:
     """One input as a sample called ``key``, as it stands in a tar."""
+    outcome = _try(item, key, options, access)
+    return outcome if isinstance(outcome, Refused) else b"".join(outcome.parts)
+
+
+def _try(item: Input, key: str, options: Options, access: Access) -> _Accepted | Refused:
     try:
-        return b"".join(_accept(item, key, options, access).parts)
+        return _accept(item, key, options, access)
     except DecodeError as error:
         return Refused(item.source, error.reason, str(error).partition(": ")[2])
 

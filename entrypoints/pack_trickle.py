@@ -20,7 +20,6 @@ always staged or seen, at a claim the seen ones are left out: none is lost, none
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +30,7 @@ from pathlib import Path
 
 from sm_train.entrypoints.image_header import DecodeError, image_size
 from sm_train.entrypoints.pack_plan import Input, Options
-from sm_train.entrypoints.pack_shard import encode_input, open_index
+from sm_train.entrypoints.pack_shard import encode_input, encode_record, open_index
 from sm_train.entrypoints.shard_index import (
     INDEX_NAME,
     SHARDS_FOLDER,
@@ -41,7 +40,7 @@ from sm_train.entrypoints.shard_index import (
 )
 from sm_train.entrypoints.shard_writer import ShardFile
 from sm_train.entrypoints.shards import Shard
-from sm_train.entrypoints.storage import Prefix, s3_client
+from sm_train.entrypoints.storage import Prefix, is_missing, s3_client
 from sm_train.entrypoints.tar_reading import sample_members
 
 STATE = ".trickle"
@@ -116,7 +115,7 @@ class Trickle:
         try:
             found = s3_client(self.destination.access).head_object(**place)
         except ClientError as error:
-            if error.response["Error"].get("Code") in ("404", "NoSuchKey"):
+            if is_missing(error):
                 return False
             raise LaterError(f"s3://{arrival.bucket}/{arrival.key}: {error}") from None
         return arrival.version in (found.get("VersionId"), found["ETag"].strip('"'))
@@ -196,7 +195,7 @@ class Trickle:
             except FileNotFoundError:
                 return  # another invocation has finished it in the meantime
             with self.destination.writing(record) as sink:
-                sink.write(_record(shard))
+                sink.write(encode_record(shard))
         # Before it is done: whatever dies in between, the next invocation writes the index.
         self._write_index()
         with ThreadPoolExecutor(READERS) as pool:
@@ -246,8 +245,8 @@ class Trickle:
         new = [name for name in records if _shard_name(int(name)) not in there]
         with tempfile.TemporaryFile() as file:
             with IndexWriter(file) as writer, ThreadPoolExecutor(READERS) as pool:
-                for number in range(len(before) if before else 0):
-                    if before:
+                if before:
+                    for number in range(len(before)):
                         writer.add(before.shard(number))
                 for record in pool.map(lambda one: self._get(f"{RECORDS}/{one}"), new):
                     writer.add(open_index(record).shard(0))
@@ -278,13 +277,6 @@ class Trickle:
 
 def _shard_name(number: int) -> str:
     return f"trickle-{number:06d}.tar"
-
-
-def _record(shard: Shard) -> bytes:
-    content = io.BytesIO()
-    with IndexWriter(content) as writer:
-        writer.add(shard)
-    return content.getvalue()
 
 
 def _sides(encoded: bytes) -> tuple[int, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from sm_train.entrypoints.orphans import end_with_parent
 from sm_train.entrypoints.pack_plan import ShardPlan
 from sm_train.entrypoints.pack_shard import StoppedError, Tell, make_shard
 from sm_train.entrypoints.shard_index import Refused
@@ -24,8 +24,6 @@ S3_THREADS = 16
 """Inputs that a process reads at the same time from or to S3, to hide its latency."""
 
 _LOOK = 0.2  # seconds between two looks at how far they are
-
-Task = Callable[[ShardPlan, Tell], None]
 
 
 class WorkerKilledError(RuntimeError):
@@ -60,17 +58,21 @@ def work_on(
         OSError: the destination cannot be written, or the disk is full.
         WorkerKilledError: a process was killed.
     """
-    processes = min(work.workers, len(plans))
     gpus = _gpus() if plans and plans[0].options.latents is not None else []
-    if gpus:
-        processes = min(processes, len(gpus))
-    threads = max(1, work.workers // max(1, processes))
+    processes, threads = share_out(plans, work, at_most=len(gpus) or work.workers)
+    task = partial(_make, work.destination, work.access, threads)
+    yield from run(task, [(plan, _of_plan(plan, dropped)) for plan in plans], processes, gpus)
+
+
+def share_out(plans: Sequence[ShardPlan], work: Work, *, at_most: int) -> tuple[int, int]:
+    """Processes, ``at_most`` so many, and the threads of each."""
+    processes = max(1, min(work.workers, len(plans), at_most))
+    threads = work.workers // processes
     if isinstance(work.destination, Prefix) or any(
         one.address.startswith("s3://") for plan in plans[:1] for one in plan.inputs[:1]
     ):
         threads = max(threads, S3_THREADS)
-    task = partial(_make, work.destination, work.access, threads)
-    yield from run(task, [(plan, _of_plan(plan, dropped)) for plan in plans], processes, gpus)
+    return processes, threads
 
 
 def _gpus() -> list[str]:
@@ -145,7 +147,7 @@ def _begin(counters: Any, stop: Any, begun: Any, gpus: Sequence[str]) -> None:
             begun.value += 1
         # Before CUDA is begun: then this process knows of no other.
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]
-    _end_with_parent()
+    end_with_parent()
 
 
 def _run(task: Callable[[Any, Tell], None], item: Any) -> None:
@@ -171,15 +173,3 @@ def _deaf_children() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _end_with_parent() -> None:
-    """Leave no orphan behind a parent that is killed outright."""
-    parent = multiprocessing.parent_process()
-
-    def wait_for_end() -> None:
-        if parent is not None:
-            parent.join()
-            os._exit(1)
-
-    threading.Thread(target=wait_for_end, daemon=True).start()

@@ -14,7 +14,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,7 @@ class Saver:
             started = time.monotonic()
             self._pending.files.exception()
             waited = self._pending.blocked + time.monotonic() - started
-            self._pending = _Pending(**{**vars(self._pending), "blocked": waited})
+            self._pending = replace(self._pending, blocked=waited)
 
     def conclude(self) -> None:
         """Complete the checkpoint, or give it up and say so.
@@ -163,10 +163,7 @@ class Saver:
                 f"no checkpoint at step {pending.step}: {failure}; training goes on, the one "
                 "before stays"
             )
-            self._events.write(
-                "warning", f"warning: {message}", code="checkpoint-failed", message=message,
-                step=pending.step,
-            )  # fmt: skip
+            self._events.warn("checkpoint-failed", message, step=pending.step)
 
 
 def _told(error: BaseException) -> str:

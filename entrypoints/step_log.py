@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from accelerate import Accelerator
 from sm_train.entrypoints.bad_samples import BadSamples
@@ -67,7 +65,7 @@ class StepLog:
         """
         if (skipped := self.bad.report()) is not None:
             message, reasons = skipped
-            self.warn("bad-sample", message, reasons=reasons, samples=self.bad.seen)
+            self._events.warn("bad-sample", message, reasons=reasons, samples=self.bad.seen)
         sums: torch.Tensor = self._accelerator.reduce(interval.sums(), "mean")
         means = interval.means(sums.tolist())
         speed = len(interval) / means.seconds
@@ -98,7 +96,7 @@ class StepLog:
         if self._accelerator.is_main_process:
             steps = interval.skipped_steps()
             shown = ", ".join(map(str, steps[:NAMED])) + (", …" if len(steps) > NAMED else "")
-            self.warn(
+            self._events.warn(
                 "step-skipped",
                 f"{len(steps)} steps had no finite gradient and were left out: {shown}",
                 steps=steps,
@@ -107,7 +105,4 @@ class StepLog:
             names = self._loader.names(origins)
             self.spoilt = f"step {step}: {', '.join(names)}"
             message = f"the loss was no number in {self.spoilt}"
-            self.warn("loss-not-finite", message, step=step, samples=names)
-
-    def warn(self, code: str, message: str, **fields: Any) -> None:
-        self._events.write("warning", f"warning: {message}", code=code, message=message, **fields)
+            self._events.warn("loss-not-finite", message, step=step, samples=names)

@@ -15,7 +15,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from botocore.exceptions import ClientError
 
 PART_BYTES = 16 * 2**20
 """Of a multipart upload; S3 allows 10,000 parts, so objects of up to 160 GB."""
@@ -210,7 +213,7 @@ class Prefix:
         try:
             found = s3_client(self.access).head_object(Bucket=self.bucket, Key=self.prefix + name)
         except ClientError as error:
-            if error.response["Error"].get("Code") in ("404", "NoSuchKey"):
+            if is_missing(error):
                 return None
             raise
         size: int = found["ContentLength"]
@@ -354,6 +357,11 @@ def _ranges(client: Any, bucket: str, key: str) -> Iterator[bytes]:
         yield content
 
 
+def is_missing(error: ClientError) -> bool:
+    """Whether S3 answers that there is no such object."""
+    return error.response["Error"].get("Code") in ("404", "NoSuchKey")
+
+
 def _get(client: Any, bucket: str, key: str) -> bytes:
     """Raises what the file system would: a missing or forbidden object is an OSError."""
     from botocore.exceptions import BotoCoreError, ClientError
@@ -363,7 +371,7 @@ def _get(client: Any, bucket: str, key: str) -> bytes:
         content = b"".join(_ranges(client, bucket, key))
     except ClientError as error:
         code = error.response["Error"].get("Code", "")
-        if code in ("404", "NoSuchKey"):
+        if is_missing(error):
             raise FileNotFoundError(2, "no such object", address) from None
         if code in ("403", "AccessDenied"):
             raise PermissionError(13, "S3 answers AccessDenied", address) from None

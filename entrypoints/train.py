@@ -110,13 +110,13 @@ def _survey(directories: Directories, seat: Seat, events: Events) -> Catalogue:
     )
     for shard, line in catalogue.damage:
         message = f"{shard}: {line}"
-        events.write("warning", f"warning: {message}", code="shard-damaged", message=message)
+        events.warn("shard-damaged", message)
     if index is None and (seat.instance, seat.process) == (0, 0):
         message = (
             f"the shards have no index: reading their headers took {catalogue.seconds:.1f} s, at "
             "every start; `sm-train index` spares that"
         )
-        events.write("warning", f"warning: {message}", code="no-index", message=message)
+        events.warn("no-index", message)
     return catalogue
 
 
@@ -131,7 +131,7 @@ def _with_own_latents(catalogue: Catalogue, directories: Directories, events: Ev
         "the shards carry latents of another model than model.components; images are decoded "
         "instead, at every epoch"
     )
-    events.write("warning", f"warning: {message}", code="latents-of-another", message=message)
+    events.warn("latents-of-another", message)
     return replace(catalogue, options={**catalogue.options, "latents": None})
 
 
@@ -166,8 +166,7 @@ def _announce(trainer: Trainer, choice: Choice, hosts: Hosts) -> None:
         inputs="images" if trainer.loader.precomputed is None else "precomputed latents",
     )
     if trainer.loader.note:
-        note = trainer.loader.note
-        events.write("warning", f"warning: {note}", code="data-dealt-anew", message=note)
+        events.warn("data-dealt-anew", trainer.loader.note)
     for name in trainer.parts.random_frozen:
         message = (
             f"{name} has RANDOM weights and is not trained: name model.components, or the images "

@@ -240,7 +240,7 @@ class Trainer:
         self.learner.restore(found)
         processes = self.accelerator.num_processes
         if self.learner.restore_own(found, processes) and self.accelerator.is_main_process:
-            self._warn(
+            self.events.warn(
                 "world-size-changed",
                 f"{found.folder.name} was written by {found.world_size} processes and is read by "
                 f"{processes}: noise is drawn anew",
@@ -267,7 +267,7 @@ class Trainer:
         self._rollbacks += 1
         self.log.skipped_in_a_row = 0
         if self.accelerator.is_main_process:
-            self._warn(
+            self.events.warn(
                 "rolled-back",
                 f"{skipped} steps in a row had no finite gradient: from step {left} back to the "
                 f"checkpoint of step {found.step}, with the data that come next",
@@ -278,7 +278,7 @@ class Trainer:
         """The first process chooses and checks, so that all resume from the same one."""
 
         def passed_over(folder: Path, reason: str) -> None:
-            self._warn("checkpoint-passed-over", f"{folder.name} is passed over: {reason}")
+            self.events.warn("checkpoint-passed-over", f"{folder.name} is passed over: {reason}")
 
         choice: list[Any] = [None]
         if self.accelerator.is_main_process:
@@ -291,9 +291,6 @@ class Trainer:
         # Each instance has its own copy of the shared prefix, below its own path.
         here = self.directories.checkpoints / found.folder.name
         return store.Found(here, found.step, found.world_size, found.fingerprint)
-
-    def _warn(self, code: str, message: str, **fields: Any) -> None:
-        self.events.write("warning", f"warning: {message}", code=code, message=message, **fields)
 
 
 class DivergedError(RuntimeError):

@@ -31,8 +31,14 @@ from sm_train.toolkit.amounts import dollars, span
 from sm_train.toolkit.aws import open_session, refusals_in_words, require_bucket
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.output import people
-from sm_train.toolkit.packing import PackJob, already_packed, begin, plan_pack, require_same
-from sm_train.toolkit.packing_inputs import find_inputs
+from sm_train.toolkit.packing import (
+    PackJob,
+    already_packed,
+    begin,
+    list_inputs,
+    plan_pack,
+    require_same,
+)
 
 BYTES_PER_VCPU_SECOND = 20e6
 """Assumed speed. benchmarks/pack.py: 45 MB/s a core with images decoded, out of memory; a vCPU is
@@ -64,6 +70,10 @@ class CloudPack:
     @property
     def limit_seconds(self) -> int:
         return int(self.request["StoppingCondition"]["MaxRuntimeInSeconds"])
+
+    @property
+    def images(self) -> int:
+        return sum(len(plan.inputs) for plan in self.pack.plans)
 
     @property
     def bytes(self) -> int:
@@ -103,13 +113,7 @@ def plan_cloud_pack(
     started = time.time_ns()
     if not job.destination.startswith("s3://"):
         raise UserError(f"--on: DST {job.destination} must be an S3 prefix, as s3://BUCKET/PREFIX/")
-    inputs = find_inputs(
-        job.source,
-        job.captions,
-        image_column=job.image_column,
-        caption_column=job.caption_column,
-        access=job.access,
-    )
+    inputs = list_inputs(job)
     here = next((one for one in inputs.images if not one.address.startswith("s3://")), None)
     if here is not None:
         raise UserError(f"--on: {here.address} is on this machine; SageMaker reads from S3 alone")
@@ -134,10 +138,9 @@ def plan_cloud_pack(
 
 def show(cloud: CloudPack, cost: PackCost) -> None:
     """The plan for a person."""
-    images = sum(len(plan.inputs) for plan in cloud.pack.plans)
     for line in (
-        f"{images:,} images, {cloud.bytes / 1e6:,.1f} MB → {len(cloud.pack.plans):,} shards in "
-        f"{cloud.request['Environment']['SM_TRAIN_DESTINATION']}",
+        f"{cloud.images:,} images, {cloud.bytes / 1e6:,.1f} MB → {len(cloud.pack.plans):,} shards "
+        f"in {cloud.request['Environment']['SM_TRAIN_DESTINATION']}",
         f"{cloud.machines} × {cloud.instance_type} for at most {span(cloud.limit_seconds)}; "
         + _cost_in_words(cost),
     ):
@@ -226,7 +229,7 @@ def document(cloud: CloudPack, cost: PackCost) -> dict[str, Any]:
     """The shape of ``pack --on sagemaker --dry-run --json``."""
     return {
         "request": cloud.request,
-        "images": sum(len(plan.inputs) for plan in cloud.pack.plans),
+        "images": cloud.images,
         "shards": len(cloud.pack.plans),
         "bytes": cloud.bytes,
         "cost_usd": cost.usd,

@@ -114,13 +114,7 @@ def pack(job: PackJob, on_progress: Callable[[Tally], None]) -> Packed:
         KeyboardInterrupt: by Ctrl-C, SIGTERM or SIGHUP.
     """
     started = time.time_ns()
-    inputs = find_inputs(
-        job.source,
-        job.captions,
-        image_column=job.image_column,
-        caption_column=job.caption_column,
-        access=job.access,
-    )
+    inputs = list_inputs(job)
     destination = place(job.destination, job.access)
     _require_folder(job.destination, destination)
     planned = plan_pack(job, inputs)
@@ -145,6 +139,17 @@ def pack(job: PackJob, on_progress: Callable[[Tally], None]) -> Packed:
             raise UserError(_all_refused(job.source, list(refusals(planned, made))))
         _conclude(planned, destination, started)
     return Packed(_read_index(destination), destination, was_there=False)
+
+
+def list_inputs(job: PackJob) -> Inputs:
+    """What the job's source names; no image is read."""
+    return find_inputs(
+        job.source,
+        job.captions,
+        image_column=job.image_column,
+        caption_column=job.caption_column,
+        access=job.access,
+    )
 
 
 def _conclude(planned: Pack, destination: Place, started: int) -> None:
