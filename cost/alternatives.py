@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
@@ -25,14 +25,17 @@ _GIB = 2**30
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Bytes that one GPU holds: ``fixed`` whatever the batch, and ``per_image`` for each of it."""
+    """Bytes that one GPU holds: ``fixed`` whatever the batch, and ``per_image`` for each of it.
 
-    fixed: float
+    ``fixed`` depends on how many GPUs there are, all in all and in a machine, where they split it.
+    """
+
+    fixed: Callable[[int, int], float]
     per_image: float
 
-    def largest_batch(self, memory_gib: float) -> int:
+    def largest_batch(self, memory_gib: float, world_size: int, per_node: int) -> int:
         """Images of one pass that fit on a GPU; 0 where not even one does."""
-        free = memory_gib * _GIB * USABLE_MEMORY - self.fixed
+        free = memory_gib * _GIB * USABLE_MEMORY - self.fixed(world_size, per_node)
         return max(0, int(free // self.per_image))
 
 
@@ -192,7 +195,7 @@ def _moved(stage: Stage, machine: InstanceType, instances: int, question: Questi
     if need is not None:
         if machine.accelerator_memory_gib is None:
             return None
-        most = need.largest_batch(machine.accelerator_memory_gib)
+        most = need.largest_batch(machine.accelerator_memory_gib, world, machine.accelerators)
         if not most:
             return None
     micro = next(size for size in range(min(each, most), 0, -1) if each % size == 0)

@@ -32,8 +32,9 @@ _SUBSTITUTES = 64
 class Batch:
     """``pixels`` is uint8 (B, H, W, 3); ``position`` is the run's, after this batch.
 
-    Where the shards carry them for this resolution, ``moments`` (B, 2 × channels, h, w) and
-    ``text`` (B, tokens, width) are there, float16, and ``pixels`` has no rows. ``repeated``
+    Where the shards carry them for this resolution, ``moments`` (B, 2 × channels, h, w), ``text``
+    (B, tokens, width) and of some models ``pooled`` (B, width) are there, float16, and ``pixels``
+    has no rows. ``repeated``
     samples were read before: in place of bad ones, or because other processes have more to read.
     ``origins`` are the samples themselves: shard and place in it.
     """
@@ -46,16 +47,18 @@ class Batch:
     origins: tuple[tuple[int, int], ...]
     moments: Tensor | None = None
     text: Tensor | None = None
+    pooled: Tensor | None = None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """Those that are there."""
-        return tuple(one for one in (self.pixels, self.moments, self.text) if one is not None)
+        everything = (self.pixels, self.moments, self.text, self.pooled)
+        return tuple(one for one in everything if one is not None)
 
     def with_tensors(self, pixels: Tensor, *latents: Tensor) -> Batch:
         """The same batch in other memory."""
-        moments, text = latents or (None, None)
-        return replace(self, pixels=pixels, moments=moments, text=text)
+        moments, text, pooled = (*latents, None, None, None)[:3]
+        return replace(self, pixels=pixels, moments=moments, text=text, pooled=pooled)
 
     def pin_memory(self) -> Batch:
         return self.with_tensors(*(one.pin_memory() for one in self.tensors))
@@ -67,14 +70,11 @@ class _Room:
 
     target: Target
     pixels: Tensor
-    moments: Tensor | None = None
-    text: Tensor | None = None
+    latents: tuple[Tensor, ...]
 
     def at(self, place: int) -> _Room:
-        return _Room(self.target, *(None if one is None else one[place] for one in self._all()))  # type: ignore[arg-type]
-
-    def _all(self) -> tuple[Tensor | None, ...]:
-        return self.pixels, self.moments, self.text
+        latents = tuple(one[place] for one in self.latents)
+        return _Room(self.target, self.pixels[place], latents)
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +158,8 @@ class Source:
         origins = list(zip(shards.tolist(), samples.tolist(), strict=True))
         places = [_Place(*one, content) for one, content in zip(origins, contents, strict=True)]
         shape = schedule.shape(step)
-        room = _Room(self.targets[shape], *memory(self.layout(shape)))
+        pixels, *latents = memory(self.layout(shape))
+        room = _Room(self.targets[shape], pixels, tuple(latents))
         slices = [
             decode(self._decode_slice, lap.epoch, places[first : first + _SLICE], room, first)
             for first in range(0, len(places), _SLICE)
@@ -182,7 +183,7 @@ class Source:
         spoilt = sum(isinstance(outcome, Bad) for outcome in outcomes[:fresh])
         return Batch(
             room.pixels, captions, lap.position(step), tuple(bad),
-            lap.repeated(step) + spoilt, tuple(origins), room.moments, room.text,
+            lap.repeated(step) + spoilt, tuple(origins), *room.latents,
         )  # fmt: skip
 
     def _decode_slice(
@@ -203,8 +204,8 @@ class Source:
             if (caption := members.get(self.data.caption_key)) is None:
                 return Bad(shard, key, "caption-missing", f"no {self.data.caption_key}")
             text = bytes(caption).decode("utf-8")
-            if self.precomputed is not None and room.moments is not None and room.text is not None:
-                self.precomputed.read(members, room.moments, room.text)
+            if self.precomputed is not None:
+                self.precomputed.read(members, room.latents)
                 return text
             image = _first(members, self.data.image_key.split(";"))
             if image is None:

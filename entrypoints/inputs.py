@@ -2,86 +2,88 @@
 
 from __future__ import annotations
 
-import random
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
 import torch
 from sm_train.entrypoints.batches import Batch
-from sm_train.entrypoints.diffusion import encode
-from sm_train.entrypoints.models import Parts, longest_caption
+from sm_train.entrypoints.draws import CAPTION, LATENT, NOISE, TIMESTEP, Draws
+from sm_train.entrypoints.models import Parts
+from sm_train.entrypoints.objective import Task
+from sm_train.entrypoints.pipeline import Text
 from torch import Tensor
 
 
 class Inputs:
-    """Prepares batches for ``parts`` on ``device``; a share ``dropout`` of captions is left out.
+    """Prepares batches for ``parts`` on ``device``; a share ``dropout`` of captions is left out."""
 
-    ``generator`` draws the latents from the autoencoder's moments, on its device.
-    """
+    def __init__(self, parts: Parts, device: torch.device, dropout: float) -> None:
+        self._parts, self._device, self._dropout = parts, device, dropout
+        self._no_caption: Text | None = None
 
-    def __init__(
-        self, parts: Parts, device: torch.device, generator: torch.Generator, dropout: float
-    ) -> None:
-        self._parts, self._device, self._generator = parts, device, generator
-        self._dropout = dropout
-        self._no_caption: Tensor | None = None
+    def task(
+        self, batch: Batch, draws: Draws, autocast: AbstractContextManager[Any]
+    ) -> tuple[Task, Text]:
+        """What the network is asked, and the captions it is told."""
+        # Chosen on the host: a choice on the device would have to be waited for.
+        dropped = (draws.uniform(CAPTION) < self._dropout).tolist()
+        with torch.no_grad():
+            with autocast:
+                if batch.moments is not None:
+                    images, text = self._latents(batch.moments, draws), self._states(batch, dropped)
+                else:
+                    text = self._captions(batch.captions, dropped)
+                    images = self._images(batch.pixels, draws)
+            noise = draws.normal(NOISE, images.shape[1:])
+            return self._parts.objective.task(images, noise, draws.uniform(TIMESTEP)), text
 
-    def prepare(
-        self, batch: Batch, key: str, autocast: AbstractContextManager[Any]
-    ) -> tuple[Tensor, Tensor]:
-        """Pixels or latents in about -1 to 1, and token ids or hidden states.
+    def no_text(self) -> Text:
+        """One caption that says nothing."""
+        with torch.no_grad():
+            return self._captions([""], [False])
 
-        ``key`` decides which captions are left out.
-        """
-        # Drawn on the host: a draw on the device would have to be waited for.
-        rng = random.Random(key)
-        dropped = [rng.random() < self._dropout for _ in batch.captions]
-        with torch.no_grad(), autocast:
-            if batch.moments is not None and batch.text is not None:
-                return self._latents(batch.moments), self._states(batch.text, dropped)
-            captions = self._captions(batch.captions, dropped)
-            return self._images(batch.pixels), captions
-
-    def _images(self, pixels: Tensor) -> Tensor:
+    def _images(self, pixels: Tensor, draws: Draws) -> Tensor:
         on_device = pixels.to(self._device, non_blocking=True).permute(0, 3, 1, 2)
         images = on_device.float() / 127.5 - 1.0
         if self._parts.vae is None:
             return images
-        vae: Any = self._parts.vae
-        return self._scaled(vae.encode(images).latent_dist.sample(self._generator))
+        return self._drawn(self._parts.vae.encode(images).latent_dist, draws)
 
-    def _latents(self, moments: Tensor) -> Tensor:
+    def _latents(self, moments: Tensor, draws: Draws) -> Tensor:
         from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 
         on_device = moments.to(self._device, non_blocking=True).float()
-        return self._scaled(DiagonalGaussianDistribution(on_device).sample(self._generator))
+        return self._drawn(DiagonalGaussianDistribution(on_device), draws)
 
-    def _scaled(self, latents: Tensor) -> Tensor:
-        vae: Any = self._parts.vae
-        return latents.float() * float(vae.config.scaling_factor)
+    def _drawn(self, distribution: Any, draws: Draws) -> Tensor:
+        """Latents of the autoencoder's distribution, scaled as the network has them."""
+        noise = draws.normal(LATENT, distribution.mean.shape[1:])
+        latents: Tensor = distribution.mean.float() + distribution.std.float() * noise
+        config = self._parts.vae.config
+        return (latents - (config.shift_factor or 0.0)) * float(config.scaling_factor)
 
-    def _captions(self, captions: list[str], dropped: list[bool]) -> Tensor:
+    def _captions(self, captions: Sequence[str], dropped: Sequence[bool]) -> Text:
         texts = ["" if drop else text for drop, text in zip(dropped, captions, strict=True)]
-        tokens = self._tokens(texts)
+        tokens = self._parts.text.tokenize(texts)
+        on_device = [ids.to(self._device, non_blocking=True) for ids in tokens]
         if self._parts.train_text_encoder:
-            return tokens
-        return encode(self._parts.text_encoder, tokens)
+            return Text(on_device[0])
+        return self._parts.text.encode(on_device)
 
-    def _states(self, states: Tensor, dropped: list[bool]) -> Tensor:
+    def _states(self, batch: Batch, dropped: Sequence[bool]) -> Text:
         """Precomputed hidden states, those of no caption where it is left out."""
         if self._no_caption is None:
-            self._no_caption = encode(self._parts.text_encoder, self._tokens([""])).float()
-        mask = torch.tensor(dropped).to(self._device, non_blocking=True)[:, None, None]
-        return torch.where(
-            mask, self._no_caption, states.to(self._device, non_blocking=True).float()
-        )
+            states, pooled = self.no_text()
+            self._no_caption = Text(states.float(), None if pooled is None else pooled.float())
+        mask = torch.from_numpy(np.array(dropped)).to(self._device, non_blocking=True)
+        nothing = self._no_caption
+        assert batch.text is not None
+        states = self._either(mask[:, None, None], nothing.states, batch.text)
+        if batch.pooled is None or nothing.pooled is None:
+            return Text(states)
+        return Text(states, self._either(mask[:, None], nothing.pooled, batch.pooled))
 
-    def _tokens(self, texts: list[str]) -> Tensor:
-        ids: Tensor = self._parts.tokenizer(
-            texts,
-            padding="max_length",
-            truncation=True,
-            max_length=longest_caption(self._parts.text_encoder, self._parts.tokenizer),
-            return_tensors="pt",
-        ).input_ids
-        return ids.to(self._device, non_blocking=True)
+    def _either(self, mask: Tensor, nothing: Tensor, stored: Tensor) -> Tensor:
+        return torch.where(mask, nothing, stored.to(self._device, non_blocking=True).float())

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from sm_train.entrypoints.decode import Target
-from sm_train.entrypoints.diffusion import encode
-from sm_train.entrypoints.models import longest_caption
+from sm_train.entrypoints.models import load_text_encoders
 from torch import Tensor
 
 
@@ -24,37 +23,35 @@ class LatentEncoder:
 
     def __init__(self, folder: Path, resolution: int) -> None:
         from diffusers import AutoencoderKL
-        from transformers import AutoTokenizer, CLIPTextModel
 
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         vae: Any = AutoencoderKL.from_pretrained(folder / "vae", local_files_only=True)
-        text: Any = CLIPTextModel.from_pretrained(folder / "text_encoder", local_files_only=True)
+        text = load_text_encoders(folder)
+        assert text is not None
         self._vae = vae.float().eval().to(self._device)
-        self._text = text.float().eval().to(self._device)
-        self._tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer", local_files_only=True)
+        self._text = text
+        for encoder in text.encoders:
+            encoder.eval().to(self._device)
         self._target = Target(resolution, resolution)
         self._lock = threading.Lock()
 
-    def arrays(self, image: bytes | memoryview, caption: str) -> tuple[bytes, bytes]:
+    def arrays(self, image: bytes | memoryview, caption: str) -> tuple[bytes, ...]:
         """The moments (2 × channels, h, w) and the text states (tokens, width), as ``.npy``.
+
+        Where text encoders project, the projections (width,) too.
 
         Raises:
             DecodeError: the image is damaged.
         """
         pixels = torch.empty((self._target.height, self._target.width, 3), dtype=torch.uint8)
         self._target.decode(image, pixels)
-        tokens = self._tokenizer(
-            [caption],
-            padding="max_length",
-            truncation=True,
-            max_length=longest_caption(self._text, self._tokenizer),
-            return_tensors="pt",
-        ).input_ids
+        tokens = self._text.tokenize([caption])
         with self._lock, torch.inference_mode():
             images = pixels.to(self._device).permute(2, 0, 1)[None].float() / 127.5 - 1.0
             moments = self._vae.encode(images).latent_dist.parameters[0]
-            states = encode(self._text, tokens.to(self._device))[0]
-        return _npy(moments), _npy(states)
+            text = self._text.encode([ids.to(self._device) for ids in tokens])
+        arrays = _npy(moments), _npy(text.states[0])
+        return arrays if text.pooled is None else (*arrays, _npy(text.pooled[0]))
 
 
 def _npy(tensor: Tensor) -> bytes:

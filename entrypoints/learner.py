@@ -1,4 +1,4 @@
-"""What is trained and all that a step changes: weights, AdamW, learning rate, average, noise."""
+"""What is trained and all that a step changes: weights, AdamW, learning rate, average."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from typing import Any
 import torch
 from sm_train.entrypoints import checkpoint as store
 from sm_train.entrypoints.ema import ExponentialMovingAverage
-from sm_train.entrypoints.models import Parts
+from sm_train.entrypoints.owned import Owned, own_part
 from sm_train.entrypoints.settings import Settings
-from sm_train.entrypoints.tensor_pieces import PiecesError
+from sm_train.entrypoints.tensor_pieces import Box, PiecesError
 from sm_train.entrypoints.training_state import TrainingState
-from torch import Tensor
+from torch import Tensor, nn
 
 PROGRESS = "progress.json"
 """The file of a checkpoint that says how far the schedules are."""
 
 
 class Learner:
-    """One process's copy; ``process`` is its rank, which decides the noise that it draws.
+    """One process's copy of ``module``, or its part of it where that is split.
 
-    ``module`` is what learns, ``step`` how many steps it has learned for.
+    AdamW and the average work on what the process owns, without gathering anything. ``step`` is
+    how many steps it has learned for.
     """
 
-    def __init__(
-        self, settings: Settings, parts: Parts, device: torch.device, process: int
-    ) -> None:
+    def __init__(self, settings: Settings, module: nn.Module) -> None:
         training = settings.training
-        self._seed, self._process = training.seed, process
-        self.module = parts.trained().to(device)
-        self.parameters = [one for one in self.module.parameters() if one.requires_grad]
+        self.module = module
+        self.parameters = [one for one in module.parameters() if one.requires_grad]
+        self._owned = [own_part(one).detach() for one in self.parameters]
+        device = self._owned[0].device
         self._optimizer = torch.optim.AdamW(
-            self.parameters,
+            [one.requires_grad_() for one in self._owned],
             lr=settings.stage.learning_rate,
             weight_decay=training.weight_decay,
             fused=_fused_available(device),
@@ -46,14 +46,11 @@ class Learner:
         self._average: ExponentialMovingAverage | None = None
         if training.ema_decay:
             self._average = ExponentialMovingAverage(
-                self.parameters, training.ema_decay, training.ema_start
+                self._owned, training.ema_decay, training.ema_start
             )
-        self.generator = torch.Generator(device)
-        # A seed for each process: they must not draw the same noise.
-        self.generator.manual_seed(self._seed * 65537 + process)
         self.step = 0
-        self.fingerprint = store.fingerprint(self.module.state_dict())
-        self._state = TrainingState(self.module, self._optimizer, self._average)
+        self.fingerprint = store.fingerprint(module.state_dict())
+        self._state = TrainingState(module, self._owned, self._optimizer, self._average)
 
     @property
     def learning_rate(self) -> float:
@@ -64,6 +61,8 @@ class Learner:
 
         Fused AdamW looks itself, so that the host need not wait for the device to know.
         """
+        for parameter, part in zip(self.parameters, self._owned, strict=True):
+            part.grad = None if parameter.grad is None else own_part(parameter.grad)
         if self._optimizer.defaults["fused"]:
             self._optimizer.found_inf = skipped  # type: ignore[attr-defined]
             self._optimizer.step()
@@ -72,39 +71,35 @@ class Learner:
         self._schedule.step()
         self.forget_gradients()
         if self._average is not None:
-            self._average.update(self.parameters)
+            self._average.update(self._owned)
         self.step += 1
 
     def forget_gradients(self) -> None:
-        self._optimizer.zero_grad(set_to_none=True)
+        for parameter, part in zip(self.parameters, self._owned, strict=True):
+            parameter.grad = part.grad = None
 
     @torch.no_grad()
     def take_average(self) -> None:
         """Make the average the weights, where one is kept."""
         if self._average is not None:
-            torch._foreach_copy_([*self.parameters], self._average.averages)
+            torch._foreach_copy_([*self._owned], self._average.averages)
 
     # ------------------------------------------------------------------ checkpoints
 
-    def tensors(self) -> dict[str, Tensor]:
-        """The state that all processes share, by name; not copies."""
+    def tensors(self) -> dict[Box, Owned]:
+        """The state as this process has it, by its place in the whole; not copies."""
         return self._state.tensors()
 
     def shared_files(self) -> dict[str, Callable[[Path], None]]:
-        """What else they share, as it is now: the name of a file and what writes it."""
+        """What else all share, as it is now: the name of a file and what writes it."""
         progress = {
             "schedule": self._schedule.last_epoch,
             "ema_updates": self._average.updates if self._average else 0,
         }
         return {PROGRESS: store.save_bytes(json.dumps(progress).encode())}
 
-    def own_files(self) -> dict[str, Callable[[Path], None]]:
-        """This process's own random state, as it is now."""
-        own = {"generator": self.generator.get_state(), "cpu_rng": torch.get_rng_state()}
-        return {_own_name(self._process): store.save_object(own)}
-
     def restore(self, found: store.Found) -> None:
-        """Take the shared state of a checkpoint.
+        """Take the state of a checkpoint.
 
         Raises:
             CheckpointError: it is of another model.
@@ -133,21 +128,6 @@ class Learner:
         )
         for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
-
-    def restore_own(self, found: store.Found, processes: int) -> bool:
-        """Take this process's random state; with other ``processes`` draw anew: whether so."""
-        if found.world_size == processes:
-            own = store.load_object(found.folder / _own_name(self._process))
-            self.generator.set_state(own["generator"])
-            torch.set_rng_state(own["cpu_rng"])
-            return False
-        # Not from the same numbers again: those of the first steps have been used.
-        self.generator.manual_seed(self._seed * 65537 + self._process + found.step * 7919)
-        return True
-
-
-def _own_name(process: int) -> str:
-    return f"rank-{process:05d}.pt"
 
 
 def _fused_available(device: torch.device) -> bool:

@@ -5,53 +5,124 @@ Without PyTorch, so that a laptop can plan with it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cache
 from typing import Any
 
-from sm_train.entrypoints.unet_plan import plan_unet
+from sm_train.entrypoints import transformer_plan, unet_plan
+from sm_train.entrypoints.components import UNLIMITED_TOKENS, downsampling, read_preset
+from sm_train.entrypoints.layer_costs import NetworkPlan, UnplannedModelError
+from sm_train.entrypoints.text_plan import text_parameters
 
-PRESETS = Path(__file__).parent / "presets"
+_FP32, _BF16 = 4, 2
 
-_FP32 = 4
-_STATES = {"weights": _FP32, "gradients": _FP32, "adamw": 2 * _FP32, "ema": _FP32}
+
+@dataclass(frozen=True)
+class StateBytes:
+    """Bytes on one GPU between and during steps; ``gathered`` are weights of others."""
+
+    weights: int
+    gradients: int
+    adamw: int
+    ema: int
+    gathered: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.adamw + self.ema + self.gathered
 
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """A preset at one resolution. Bytes are of one GPU under DDP, which splits nothing."""
+    """A preset's network at one resolution.
 
-    parameters: int
-    training_flops_per_image: int
-    state_bytes: int
-    activation_bytes_per_image: int
+    ``frozen_bytes`` are the text encoders', if they do not learn; the autoencoder is not counted
+    (0.3 GB).
+    """
+
+    network: NetworkPlan
+    precision: str
+    frozen_bytes: int = 0
+
+    @property
+    def parameters(self) -> int:
+        return self.network.total.parameters
+
+    @property
+    def training_flops_per_image(self) -> int:
+        return self.network.training_flops
+
+    def activation_bytes_per_image(self, *, checkpointing: bool = False) -> int:
+        return self.network.activation_bytes(self.precision, checkpointing=checkpointing)
+
+    def state_bytes(
+        self, *, ema: bool, strategy: str = "none", world_size: int = 1, per_node: int = 1
+    ) -> StateBytes:
+        """Of one GPU among ``world_size``, ``per_node`` in a machine.
+
+        Weights, gradients, both moments of AdamW and, with ``ema``, the average are fp32; FSDP2
+        splits all five. It computes with gathered copies: of all weights (``shard_grad_op``), or of
+        a block and the next one; a block's gradients are whole until they are summed, in fp32.
+        Under DDP autocast keeps a bf16 copy of the weights.
+        """
+        count, bf16 = self.parameters, self.precision == "bf16"
+        split = 1 if strategy == "none" else world_size
+        if strategy == "hybrid_shard":
+            split = min(per_node, world_size)
+        # torch.chunk rounds up, parameter by parameter; less than a row of each.
+        own = -(-count // split)
+        width = _BF16 if bf16 else _FP32
+        block = self.network.largest_block_parameters
+        if strategy == "none":
+            gathered = _BF16 * count * bf16
+        else:
+            weights = count if strategy == "shard_grad_op" else 2 * block
+            gathered = width * weights + (width + _FP32) * block
+        return StateBytes(_FP32 * own, _FP32 * own, 2 * _FP32 * own, _FP32 * own * ema, gathered)
 
 
-def plan_preset(name: str, resolution: int, *, precision: str, ema: bool) -> ModelPlan:
+@cache
+def plan_preset(name: str, resolution: int, *, precision: str) -> ModelPlan:
     """The plan of the preset called ``name`` for images of ``resolution`` pixels.
-
-    States are in fp32: weights, gradients, both moments of AdamW and, with ``ema``, the average;
-    bf16 autocast adds a copy of the weights. The frozen parts are not counted.
 
     Raises:
         UnplannedModelError: the preset's network is not one that is counted.
     """
-    preset = json.loads((PRESETS / f"{name}.json").read_text(encoding="utf-8"))
-    unet = plan_unet(preset["unet"], resolution // _downsampling(preset))
-    bytes_each = sum(size for state, size in _STATES.items() if ema or state != "ema")
-    if precision == "bf16":
-        bytes_each += 2
+    preset = read_preset(name)
+    side = resolution // downsampling(preset["vae"])
+    frozen = (
+        0 if preset["train_text_encoder"] else sum(map(text_parameters, preset["text_encoders"]))
+    )
     return ModelPlan(
-        parameters=unet.parameters,
-        training_flops_per_image=unet.training_flops,
-        state_bytes=bytes_each * unet.parameters,
-        activation_bytes_per_image=unet.activation_bytes(precision),
+        plan_network(preset["network"], side, _caption_tokens(preset)),
+        precision,
+        frozen * (_BF16 if precision == "bf16" else _FP32),
     )
 
 
-def _downsampling(preset: Mapping[str, Any]) -> int:
-    """Pixels of an image's side for one of the network's input: 1 without an autoencoder."""
-    vae = preset.get("vae")
-    return 1 if vae is None else int(2 ** (len(vae["block_out_channels"]) - 1))
+def plan_network(config: Mapping[str, Any], side: int, caption_tokens: int) -> NetworkPlan:
+    """The plan of a network's configuration for an input of ``side`` × ``side``.
+
+    Raises:
+        UnplannedModelError: it is not one that is counted.
+    """
+    kind = config["class"]
+    if kind == "UNet2DConditionModel":
+        return NetworkPlan(tuple(unet_plan.walk(config, side, caption_tokens)))
+    if kind == "PixArtTransformer2DModel":
+        return NetworkPlan(tuple(transformer_plan.walk_dit(config, side, caption_tokens)))
+    if kind == "SD3Transformer2DModel":
+        return NetworkPlan(tuple(transformer_plan.walk_mmdit(config, side, caption_tokens)))
+    raise UnplannedModelError(f"no plan for a {kind}")
+
+
+def _caption_tokens(preset: Mapping[str, Any]) -> int:
+    """CLIP's encoders are joined along the width, a T5's tokens come behind theirs."""
+    clip = {
+        one["max_position_embeddings"]
+        for one in preset["text_encoders"]
+        if "max_position_embeddings" in one
+    }
+    t5 = sum("max_position_embeddings" not in one for one in preset["text_encoders"])
+    return max(clip, default=0) + t5 * UNLIMITED_TOKENS

@@ -1,115 +1,132 @@
 """Builds a preset: real diffusers and transformers classes from their configurations.
 
-Frozen parts (autoencoder, text encoder, tokenizer) come from a folder in diffusers' layout; what
+Frozen parts (autoencoder, text encoders, tokenizers) come from a folder in diffusers' layout; what
 is not there starts with random weights, which the caller must say aloud.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sm_train.entrypoints.diffusion import TextToImage
-from sm_train.entrypoints.settings import SettingsError
-from torch import nn
+from sm_train.entrypoints.components import numbered, read_preset
+from sm_train.entrypoints.networks import Network, network_folder
+from sm_train.entrypoints.objective import Objective, objective_of
+from sm_train.entrypoints.pipeline import Text, caption_tokens, encode, tokenize
+from sm_train.entrypoints.settings import Model, SettingsError
+from sm_train.entrypoints.text_to_image import TextToImage
+from torch import Tensor, nn
 
-PRESETS = Path(__file__).parent / "presets"
+
+@dataclass(frozen=True)
+class TextEncoders:
+    """The encoders of a caption, each with its tokenizer, in the order of diffusers' pipelines."""
+
+    encoders: tuple[Any, ...]
+    tokenizers: tuple[Any, ...]
+
+    def tokenize(self, captions: Sequence[str]) -> list[Tensor]:
+        """For each encoder the captions' token ids (B, L)."""
+        pairs = zip(self.encoders, self.tokenizers, strict=True)
+        return [tokenize(encoder, tokenizer, captions) for encoder, tokenizer in pairs]
+
+    def encode(self, token_ids: Sequence[Tensor]) -> Text:
+        return encode(self.encoders, token_ids)
+
+    def folders(self) -> dict[str, Any]:
+        """Encoders and tokenizers by the names of their folders in diffusers' layout."""
+        named: dict[str, Any] = {}
+        for number, pair in enumerate(zip(self.encoders, self.tokenizers, strict=True)):
+            named[numbered("text_encoder", number)], named[numbered("tokenizer", number)] = pair
+        return named
+
+    def tokens(self) -> list[int]:
+        """For each encoder the length L of its captions."""
+        pairs = zip(self.encoders, self.tokenizers, strict=True)
+        return [caption_tokens(encoder, tokenizer) for encoder, tokenizer in pairs]
 
 
 @dataclass(frozen=True)
 class Parts:
     """A model's parts; ``vae`` is None for a model on pixels.
 
-    ``random_frozen`` names parts that are neither trained nor loaded.
+    ``random_frozen`` names parts that are neither trained nor loaded. The network has no memory
+    until :meth:`Network.fill`.
     """
 
-    unet: nn.Module
-    text_encoder: nn.Module
-    tokenizer: Any
-    vae: nn.Module | None
-    scheduler: Any
+    built: Network
+    text: TextEncoders
+    vae: Any
+    objective: Objective
     train_text_encoder: bool
     random_frozen: tuple[str, ...] = ()
 
+    @property
+    def network(self) -> Any:
+        return self.built.module
+
+    @property
+    def scale(self) -> int:
+        """Pixels of an image's side for one of the network's input."""
+        return 1 if self.vae is None else int(2 ** (len(self.vae.config.block_out_channels) - 1))
+
     def trained(self) -> TextToImage:
         """The parts that learn, as one module that shares their weights."""
-        return TextToImage(self.unet, self.text_encoder if self.train_text_encoder else None)
+        text_encoder = self.text.encoders[0] if self.train_text_encoder else None
+        return TextToImage(self.network, text_encoder, self.scale)
 
     def frozen(self) -> list[nn.Module]:
-        modules = [self.vae, None if self.train_text_encoder else self.text_encoder]
-        return [module for module in modules if module is not None]
+        text = () if self.train_text_encoder else self.text.encoders
+        return [module for module in (self.vae, *text) if module is not None]
 
-
-def read_preset(name: str) -> dict[str, Any]:
-    """The shipped configuration called ``name``.
-
-    Raises:
-        SettingsError: there is none.
-    """
-    path = PRESETS / f"{name}.json"
-    if not path.is_file():
-        known = ", ".join(sorted(one.stem for one in PRESETS.glob("*.json")))
-        raise SettingsError(f"model.preset: {name!r} is not one of {known}")
-    preset: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return preset
+    def folders(self) -> dict[str, Any]:
+        """The parts by the names of their folders in diffusers' layout."""
+        named = {self.built.part: self.network, "scheduler": self.objective.sampler()}
+        named |= self.text.folders()
+        return named if self.vae is None else named | {"vae": self.vae}
 
 
 def build(
-    preset: dict[str, Any],
-    prediction: str,
-    resolution: int,
-    *,
-    components: Path | None,
-    previous: Path | None,
+    model: Model, resolution: int, *, components: Path | None, previous: Path | None
 ) -> Parts:
     """Build a preset for images of ``resolution`` pixels.
 
-    ``components`` holds frozen parts and, if there, a U-Net to start from; ``previous`` is the
+    ``components`` holds frozen parts and, if there, a network to start from; ``previous`` is the
     final model of the stage before, whose trained parts win.
+
+    Raises:
+        SettingsError: there is no such preset, or a folder is of another model.
     """
-    from diffusers import AutoencoderKL, DDPMScheduler, UNet2DConditionModel
-    from transformers import CLIPTextConfig, CLIPTextModel
+    from diffusers import AutoencoderKL
 
-    train_text = bool(preset["train_text_encoder"])
-    trained_from = {"unet": previous or components, "text_encoder": components}
-    if train_text and previous is not None:
-        trained_from["text_encoder"] = previous
+    preset = read_preset(model.preset)
     random_frozen = []
-
-    unet_folder = _part(trained_from["unet"], "unet")
-    unet = (
-        UNet2DConditionModel.from_pretrained(unet_folder, local_files_only=True)
-        if unet_folder
-        else UNet2DConditionModel.from_config(preset["unet"])
-    )
-    text_folder = _part(trained_from["text_encoder"], "text_encoder")
-    if text_folder:
-        # Transformers 5 keeps the precision it finds; autocast expects fp32 weights.
-        text_encoder = CLIPTextModel.from_pretrained(text_folder, local_files_only=True).float()
-    else:
-        text_encoder = CLIPTextModel(CLIPTextConfig(**preset["text_encoder"]))
+    train_text = bool(preset["train_text_encoder"])
+    text_from = previous if train_text and previous is not None else components
+    text = load_text_encoders(text_from)
+    if text is None:
+        text = _new_text_encoders(preset["text_encoders"])
         if not train_text:
-            random_frozen.append("text_encoder")
+            random_frozen += [numbered("text_encoder", n) for n in range(len(text.encoders))]
     vae = None
     if preset["vae"] is not None:
-        vae_folder = _part(components, "vae")
-        if vae_folder:
-            vae = AutoencoderKL.from_pretrained(vae_folder, local_files_only=True)
+        folder = _part(components, "vae")
+        if folder:
+            vae = AutoencoderKL.from_pretrained(folder, local_files_only=True)
         else:
-            vae = AutoencoderKL.from_config(preset["vae"])
+            vae = AutoencoderKL.from_config(_without_class(preset["vae"]))
             random_frozen.append("vae")
     scale = 1 if vae is None else 2 ** (len(vae.config.block_out_channels) - 1)
-    # Where the pipeline takes its default size from; the weights do not depend on it.
-    unet.register_to_config(sample_size=resolution // scale)
-    scheduler = DDPMScheduler(**preset["scheduler"], prediction_type=prediction)
+    starts = [one for one in (previous, components) if one is not None]
+    folder = next((one for start in starts if (one := network_folder(start))), None)
     parts = Parts(
-        unet=unet,
-        text_encoder=text_encoder,
-        tokenizer=_tokenizer(components),
+        built=Network(preset["network"], folder, resolution // scale),
+        text=text,
         vae=vae,
-        scheduler=scheduler,
+        objective=objective_of(preset, model, resolution),
         train_text_encoder=train_text,
         random_frozen=tuple(random_frozen),
     )
@@ -118,20 +135,59 @@ def build(
     return parts
 
 
+def load_text_encoders(folder: Path | None, *, frame: bool = False) -> TextEncoders | None:
+    """The text encoders of a model in diffusers' layout; None where it has none.
+
+    One that is trained has no weights in a ``frame``; a checkpoint has them.
+
+    Raises:
+        SettingsError: one is of a kind that is not known here, or lacks its tokenizer.
+    """
+    import transformers
+    from transformers import AutoTokenizer
+
+    encoders: list[Any] = []
+    tokenizers: list[Any] = []
+    while path := _part(folder, numbered("text_encoder", len(encoders))):
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        [kind, *_] = config.get("architectures") or ["nothing"]
+        if kind not in ("CLIPTextModel", "CLIPTextModelWithProjection", "T5EncoderModel"):
+            raise SettingsError(f"{path}: is a {kind}; CLIP and T5 encoders can be used")
+        tokenizer = _part(folder, numbered("tokenizer", len(encoders)))
+        encoder = getattr(transformers, kind)
+        if frame and not any(path.glob("*.safetensors")):
+            encoders.append(encoder(encoder.config_class.from_pretrained(path)))
+        else:
+            # Transformers 5 keeps the precision it finds; autocast expects fp32 weights.
+            encoders.append(encoder.from_pretrained(path, local_files_only=True).float())
+        tokenizers.append(
+            AutoTokenizer.from_pretrained(tokenizer, local_files_only=True)
+            if tokenizer
+            else _bytes_tokenizer()
+        )
+    return TextEncoders(tuple(encoders), tuple(tokenizers)) if encoders else None
+
+
+def _new_text_encoders(configs: Sequence[Mapping[str, Any]]) -> TextEncoders:
+    import transformers
+
+    encoders = []
+    for config in configs:
+        kind = getattr(transformers, config["class"])
+        encoders.append(kind(kind.config_class(**_without_class(config))))
+    return TextEncoders(tuple(encoders), tuple(_bytes_tokenizer() for _ in encoders))
+
+
+def _bytes_tokenizer() -> Any:
+    """One that reads bytes and needs no vocabulary."""
+    from transformers import ByT5Tokenizer
+
+    return ByT5Tokenizer()
+
+
+def _without_class(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key != "class"}
+
+
 def _part(folder: Path | None, name: str) -> Path | None:
     return folder / name if folder is not None and (folder / name).is_dir() else None
-
-
-def _tokenizer(components: Path | None) -> Any:
-    """The components' own tokenizer, or one that reads bytes and needs no vocabulary."""
-    from transformers import AutoTokenizer, ByT5Tokenizer
-
-    folder = _part(components, "tokenizer")
-    return (
-        AutoTokenizer.from_pretrained(folder, local_files_only=True) if folder else ByT5Tokenizer()
-    )
-
-
-def longest_caption(text_encoder: Any, tokenizer: Any) -> int:
-    """Tokens of a caption, with padding: what the text encoder has positions for."""
-    return min(int(text_encoder.config.max_position_embeddings), int(tokenizer.model_max_length))

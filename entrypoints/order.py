@@ -7,10 +7,13 @@ goes on in the same order.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
+Words = NDArray[np.uint64]
 
 _MASK = 2**64 - 1
 
@@ -22,16 +25,22 @@ def permutation(length: int, *key: int) -> Ints:
 
 
 def draw(below: int, *key: int) -> int:
-    """A number from 0 to ``below`` - 1 that belongs to ``key``.
+    """A number from 0 to ``below`` - 1 that belongs to ``key``."""
+    return (int(mix(*key)) * below) >> 64
+
+
+def mix(*key: int | Words) -> Any:
+    """64 random bits that belong to ``key``; where a part is an array, for each of its elements.
 
     Chained SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014);
     some twenty times quicker than seeding a generator for each sample.
     """
-    state = 0
+    state: Any = 0
     for part in key:
+        # Masked for Python's numbers, which grow; those of arrays wrap by themselves.
         state = (state ^ part) & _MASK
         state = (state + 0x9E3779B97F4A7C15) & _MASK
         state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
         state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
         state ^= state >> 31
-    return (state * below) >> 64
+    return state

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm_train.entrypoints.buckets import aspect_shapes, nearest_shape
-from sm_train.entrypoints.components import MOMENTS, TEXT
+from sm_train.entrypoints.components import MOMENTS, POOLED, TEXT
 from sm_train.entrypoints.image_facts import ImageFacts, encode_again, examine_image
 from sm_train.entrypoints.image_header import DecodeError
 from sm_train.entrypoints.pack_plan import Input, Options, ShardPlan, sample_key
@@ -245,7 +245,7 @@ def _latents(options: Options, content: Part, caption: str) -> dict[str, bytes]:
     if options.latents is None or options.latents_resolution is None:
         return {}
     encoder = _encoder(options.latents, options.latents_resolution)
-    return dict(zip((MOMENTS, TEXT), encoder.arrays(content, caption), strict=True))
+    return dict(zip((MOMENTS, TEXT, POOLED), encoder.arrays(content, caption), strict=False))
 
 
 _loading = threading.Lock()

@@ -14,9 +14,13 @@ from sm_train.entrypoints.checkpoint import (
     pieces_files,
     read_marker,
 )
-from sm_train.entrypoints.model_folder import load_model
-from sm_train.entrypoints.tensor_pieces import read_whole
+from sm_train.entrypoints.model_folder import is_frame, load_frame, load_model
+from sm_train.entrypoints.networks import network_folder
+from sm_train.entrypoints.tensor_pieces import PiecesError, read_whole
 from sm_train.entrypoints.training_state import AVERAGE, MODEL
+
+FRAME = "components"
+"""The folder beside checkpoints that holds what training does not change."""
 
 _AT_ONCE = 16
 """Images drawn together: bounds the memory, whatever the number of prompts."""
@@ -51,8 +55,8 @@ def find_source(folder: Path) -> Source:
 
 
 def _from_checkpoint(folder: Path) -> Source:
-    frame = folder.parent / "components"
-    if not (frame / "model_index.json").is_file():
+    frame = folder.parent / FRAME
+    if not is_frame(frame):
         raise CheckpointError(f"{frame}: is missing; it lies beside the checkpoints of a run")
     return Source(frame, folder)
 
@@ -63,39 +67,40 @@ def load(source: Source) -> Any:
     Raises:
         CheckpointError: the model cannot be read, or the weights are of another one.
     """
-    for part in ("unet", "scheduler", "text_encoder", "tokenizer"):
-        if not any((source.model / part).glob("*.json")):
+    network = network_folder(source.model) if source.checkpoint is None else source.model
+    for part, folder in [
+        ("network", network),
+        *((part, source.model / part) for part in ("scheduler", "text_encoder", "tokenizer")),
+    ]:
+        if folder is None or not any(folder.glob("*.json")):
             raise CheckpointError(f"{source.model}: has no {part}; it is no model of sm-train")
     try:
-        pipeline = load_model(source.model)
+        pipeline = (
+            load_model(source.model)
+            if source.checkpoint is None
+            else _with_weights(source.model, source.checkpoint)
+        )
+    except CheckpointError:
+        raise
     except Exception as error:
         # Diffusers, transformers and safetensors have no base of their errors in common.
         reason = str(error).partition("\n")[0]
         raise CheckpointError(f"{source.model}: cannot be read: {reason}") from error
-    if source.checkpoint is not None:
-        _take_weights(pipeline, source.checkpoint)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline.to("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _take_weights(pipeline: Any, checkpoint: Path) -> None:
-    """The averaged ones, if the run kept an average."""
+def _with_weights(frame: Path, checkpoint: Path) -> Any:
+    """The averaged ones, if the run kept an average; buffers are not averaged."""
     files = pieces_files(checkpoint)
-    tensors = read_whole(files, AVERAGE) or read_whole(files, MODEL)
-    for part in ("unet", "text_encoder"):
-        prefix = f"{part}."
-        own = {
-            name.removeprefix(prefix): tensor
-            for name, tensor in tensors.items()
-            if name.startswith(prefix)
-        }
-        try:
-            # Averages are kept of what is trained: buffers stay as they are.
-            missing = getattr(pipeline, part).load_state_dict(own, strict=False)
-        except RuntimeError:
-            raise CheckpointError(f"{checkpoint}: is of another model than {part}") from None
-        if missing.unexpected_keys:
-            raise CheckpointError(f"{checkpoint}: is of another model than {part}")
+    try:
+        weights = read_whole(files, MODEL) | read_whole(files, AVERAGE)
+    except PiecesError as error:
+        raise CheckpointError(f"{checkpoint}: {error}") from None
+    try:
+        return load_frame(frame, weights)
+    except RuntimeError:
+        raise CheckpointError(f"{checkpoint}: is of another model than {frame}") from None
 
 
 def draw(

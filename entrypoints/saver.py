@@ -21,9 +21,9 @@ from typing import Any
 from sm_train.entrypoints import checkpoint as store
 from sm_train.entrypoints.checkpoint import File
 from sm_train.entrypoints.events import Events
+from sm_train.entrypoints.owned import Owned
 from sm_train.entrypoints.snapshot import Snapshot
 from sm_train.entrypoints.tensor_pieces import Box, deal, write_pieces
-from torch import Tensor
 
 Gather = Callable[[list[Any]], list[Any]]
 """Joins a list of every process to one, the same on all."""
@@ -68,12 +68,12 @@ class Saver:
         self._pending: _Pending | None = None
 
     def begin(
-        self, step: int, tensors: Mapping[str, Tensor], files: Mapping[str, Callable[[Path], None]]
+        self, step: int, tensors: Mapping[Box, Owned], files: Mapping[str, Callable[[Path], None]]
     ) -> None:
         """Copy this process's share of ``tensors``, and write it and ``files`` in the background.
 
-        The tensors are the same on all processes, which share them out. :meth:`conclude` must be
-        called before the next.
+        Processes that have the same piece share such pieces out. :meth:`conclude` must be called
+        before the next.
         """
         assert self._pending is None
         started = time.monotonic()
@@ -81,9 +81,7 @@ class Saver:
         if self._place.host_main:
             # An attempt before this one may have left a folder, damaged since, of this step.
             store.unmark(folder)
-        sizes = {name: one.numel() * one.element_size() for name, one in tensors.items()}
-        own = deal(sizes, self._place.world_size)[self._place.rank]
-        self._snapshot.take({name: tensors[name] for name in own})
+        self._snapshot.take({box: tensors[box].part for box in _share(tensors)})
         written = self._thread.submit(self._write, folder, dict(files))
         blocked = time.monotonic() - started
         self._pending = _Pending(step, folder, written, started, blocked)
@@ -91,8 +89,7 @@ class Saver:
     def _write(self, folder: Path, files: dict[str, Callable[[Path], None]]) -> list[File]:
         folder.mkdir(parents=True, exist_ok=True)
         copies = self._snapshot.tensors()
-        pieces = {Box(name, (0,) * copy.dim()): copy for name, copy in copies.items()}
-        files[store.pieces_name(self._place.rank)] = lambda path: write_pieces(path, pieces)
+        files[store.pieces_name(self._place.rank)] = lambda path: write_pieces(path, copies)
         return [store.write_file(folder, name, save) for name, save in files.items()]
 
     @property
@@ -164,6 +161,15 @@ class Saver:
                 "before stays"
             )
             self._events.warn("checkpoint-failed", message, step=pending.step)
+
+
+def _share(tensors: Mapping[Box, Owned]) -> list[Box]:
+    """The pieces that this process writes: of those that it alone has, all."""
+    shared: dict[tuple[int, int], dict[Box, int]] = {}
+    for box, own in tensors.items():
+        if size := own.part.numel() * own.part.element_size():
+            shared.setdefault((own.copies, own.copy), {})[box] = size
+    return [box for (copies, copy), sizes in shared.items() for box in deal(sizes, copies)[copy]]
 
 
 def _told(error: BaseException) -> str:

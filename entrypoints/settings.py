@@ -30,8 +30,13 @@ class Data:
 
 @dataclass(frozen=True)
 class Model:
+    """``prediction`` is None for the preset's own."""
+
     preset: str
-    prediction: str
+    prediction: str | None
+    zero_terminal_snr: bool
+    min_snr_gamma: float | None
+    timestep_shift: float | None
 
 
 @dataclass(frozen=True)
@@ -42,11 +47,14 @@ class Stage:
     accumulation: int
     iterations: int
     learning_rate: float
+    sharding: str
+    activation_checkpointing: bool
 
 
 @dataclass(frozen=True)
 class Training:
     precision: str
+    compile: bool
     seed: int
     warmup_iterations: int
     weight_decay: float

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+from sm_train.entrypoints.tensor_pieces import Box
 from torch import Tensor
 
 
@@ -16,24 +17,24 @@ class Snapshot:
     """
 
     def __init__(self) -> None:
-        self._buffers: dict[str, Tensor] = {}
+        self._buffers: dict[Box, Tensor] = {}
         self._copied: torch.cuda.Event | None = None
 
     @torch.no_grad()
-    def take(self, tensors: Mapping[str, Tensor]) -> None:
+    def take(self, tensors: Mapping[Box, Tensor]) -> None:
         """Begin to copy ``tensors``; those of the snapshot before are overwritten."""
-        for name, tensor in tensors.items():
-            if name not in self._buffers:
-                self._buffers[name] = torch.empty(
+        for box, tensor in tensors.items():
+            if box not in self._buffers:
+                self._buffers[box] = torch.empty(
                     tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda
                 )
-        buffers = [self._buffers[name] for name in tensors]
+        buffers = [self._buffers[box] for box in tensors]
         torch._foreach_copy_(buffers, list(tensors.values()), non_blocking=True)
         if any(tensor.is_cuda for tensor in tensors.values()):
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._copied.record()
 
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[Box, Tensor]:
         """The copies, once they are there; may be called from another thread."""
         if self._copied is not None:
             self._copied.synchronize()

@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import add
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 _BOXES = "boxes"
@@ -29,14 +31,14 @@ class Box:
     start: tuple[int, ...] = ()
 
 
-def deal(sizes: Mapping[str, int], processes: int) -> list[list[str]]:
-    """Names for each process, of about equal bytes: the largest first, each to who has least."""
-    dealt: list[list[str]] = [[] for _ in range(processes)]
+def deal(sizes: Mapping[Box, int], processes: int) -> list[list[Box]]:
+    """Pieces for each process, of about equal bytes: the largest first, each to who has least."""
+    dealt: list[list[Box]] = [[] for _ in range(processes)]
     loads = [0] * processes
-    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+    for box in sorted(sizes, key=lambda box: (-sizes[box], box.name)):
         least = loads.index(min(loads))
-        dealt[least].append(name)
-        loads[least] += sizes[name]
+        dealt[least].append(box)
+        loads[least] += sizes[box]
     return dealt
 
 
@@ -72,13 +74,20 @@ def stored_names(files: Iterable[Path]) -> set[str]:
 
 
 def read_whole(files: Sequence[Path], prefix: str) -> dict[str, Tensor]:
-    """Every tensor whose name begins with ``prefix``, without it; pieces must be whole tensors."""
-    return {
-        name.removeprefix(prefix): piece[...]
-        for path in files
-        for name, _, piece in _pieces(path)
-        if name.startswith(prefix)
-    }
+    """Every tensor whose name begins with ``prefix``, without it, put together.
+
+    Raises:
+        PiecesError: a part of one is in no file.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in files:
+        for name, start, piece in _pieces(path):
+            if name.startswith(prefix):
+                ends = tuple(map(add, start, piece.get_shape()))
+                shapes[name] = tuple(map(max, ends, shapes.get(name, ends)))
+    wholes = {name: torch.empty(shape) for name, shape in shapes.items()}
+    fill(files, {Box(name, (0,) * one.dim()): one for name, one in wholes.items()})
+    return {name.removeprefix(prefix): one for name, one in wholes.items()}
 
 
 def _pieces(path: Path) -> Iterator[tuple[str, tuple[int, ...], Any]]:
@@ -89,6 +98,15 @@ def _pieces(path: Path) -> Iterator[tuple[str, tuple[int, ...], Any]]:
         boxes = json.loads(file.metadata()[_BOXES])
         for name, start in boxes.items():
             yield name, tuple(start), file.get_slice(name)
+
+
+def slices(path: Path) -> Iterator[tuple[str, Any]]:
+    """Name and slice of each tensor in a file of safetensors, read when it is cut from."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118  no mapping
+            yield name, file.get_slice(name)
 
 
 def _copy_overlap(

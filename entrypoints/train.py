@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import shutil
 import sys
 import traceback
 from dataclasses import replace
@@ -57,7 +58,7 @@ def _train(settings: Settings, directories: Directories) -> None:
     from accelerate import Accelerator
     from accelerate.utils import DistributedDataParallelKwargs, set_seed
     from sm_train.entrypoints.backend import decide, join
-    from sm_train.entrypoints.models import build, read_preset
+    from sm_train.entrypoints.models import build
     from sm_train.entrypoints.stop import StopRequest
     from sm_train.entrypoints.trainer import Trainer
 
@@ -74,8 +75,7 @@ def _train(settings: Settings, directories: Directories) -> None:
     catalogue = _with_own_latents(_survey(directories, seat, events), directories, events)
     set_seed(settings.training.seed)
     parts = build(
-        read_preset(settings.model.preset),
-        settings.model.prediction,
+        settings.model,
         settings.stage.resolution,
         components=_existing(directories.channel("model")),
         previous=_existing(directories.channel("previous")),
@@ -177,7 +177,8 @@ def _announce(trainer: Trainer, choice: Choice, hosts: Hosts) -> None:
 
 def _run(trainer: Trainer, stop: StopRequest) -> None:
     from sm_train.entrypoints.heartbeat import Heartbeat
-    from sm_train.entrypoints.model_folder import save_model
+    from sm_train.entrypoints.model_folder import save_frame
+    from sm_train.entrypoints.sampling import FRAME
 
     beat = trainer.settings.heartbeat
     directories = trainer.directories
@@ -186,17 +187,28 @@ def _run(trainer: Trainer, stop: StopRequest) -> None:
         trainer.events, interval=beat.interval, stall_after=beat.stall_after
     ) as heartbeat:
         if main:
-            # Once, so that any checkpoint can be drawn from: what training does not change.
-            save_model(trainer.parts, directories.checkpoints / "components")
+            save_frame(trainer.parts, directories.checkpoints / FRAME)
         ended = trainer.run(heartbeat, stop)
-        if ended.reason == "done" and main:
-            parts = trainer.final_parts()
-            save_model(parts, directories.model)
-            # SageMaker packs the model folder under a name with the job's; the next stage finds
-            # this copy under the checkpoints' prefix, which is known beforehand.
-            save_model(parts, directories.checkpoints / "final")
+        if ended.reason == "done":
+            _save_final(trainer, main=main)
         if main:
             trainer.say_end(ended)
+
+
+def _save_final(trainer: Trainer, *, main: bool) -> None:
+    """The model, twice: SageMaker packs its model folder under a name with the job's; the next
+    stage finds the copy under the checkpoints' prefix, which is known beforehand.
+    """
+    from sm_train.entrypoints.model_folder import save_model
+
+    directories, weights = trainer.directories, trainer.final_weights()
+    if not main:
+        # Split weights are put together by all processes.
+        for _ in weights:
+            pass
+        return
+    save_model(trainer.parts, weights, directories.model)
+    shutil.copytree(directories.model, directories.checkpoints / "final", dirs_exist_ok=True)
 
 
 def _report(error: Exception, directories: Directories) -> None:

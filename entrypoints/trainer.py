@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object
 from sm_train.entrypoints import checkpoint as store
+from sm_train.entrypoints import parallel
 from sm_train.entrypoints.batches import Batch
 from sm_train.entrypoints.catalogue import Catalogue, Seat
-from sm_train.entrypoints.diffusion import loss
 from sm_train.entrypoints.directories import Directories
+from sm_train.entrypoints.draws import Draws
 from sm_train.entrypoints.events import Events
 from sm_train.entrypoints.heartbeat import Heartbeat
 from sm_train.entrypoints.inputs import Inputs
 from sm_train.entrypoints.interval import Interval, Origin
 from sm_train.entrypoints.learner import Learner
 from sm_train.entrypoints.loader import Loader
-from sm_train.entrypoints.models import Parts, longest_caption
+from sm_train.entrypoints.models import Parts
+from sm_train.entrypoints.objective import Task, error
+from sm_train.entrypoints.owned import whole
+from sm_train.entrypoints.pipeline import Text
+from sm_train.entrypoints.placing import place
 from sm_train.entrypoints.saver import Place, Saver
 from sm_train.entrypoints.settings import Settings
 from sm_train.entrypoints.step_log import NAMED, StepLog
@@ -62,19 +68,20 @@ class Trainer:
         self.settings, self.parts, self.accelerator = settings, parts, accelerator
         self.directories, self.events = directories, events
         self.device: torch.device = accelerator.device
+        self._generator = torch.Generator(self.device)
         for module in parts.frozen():
             module.to(self.device)
-        self.learner = Learner(settings, parts, self.device, accelerator.process_index)
+        module = place(settings, parts, accelerator, seat.processes)
+        # Wrapping may move weights to other memory; what learns them takes hold of them after.
+        self.model: nn.Module = parallel.wrap(module, accelerator)
+        self.learner = Learner(settings, module)
         found = self._agree_on_checkpoint()
         if found is not None:
-            self._resume(found)
+            self.learner.restore(found)
         self.resumed_from = self.learner.step
-        self.model: nn.Module = accelerator.prepare_model(self.learner.module)
+        self.inputs = Inputs(parts, self.device, settings.training.caption_dropout)
         if accelerator.num_processes > 1:
             self._settle_gradient_order()
-        self.inputs = Inputs(
-            parts, self.device, self.learner.generator, settings.training.caption_dropout
-        )
         self.loader = Loader(
             catalogue,
             seat,
@@ -111,19 +118,13 @@ class Trainer:
         DDP orders gradients anew after the first, and a sum over three or more processes depends
         on their order in its last bit: without this, a resumed run's first step would differ.
         """
-        unet: Any = self.parts.unet
-        side, channels = unet.config.sample_size, unet.config.in_channels
-        length = longest_caption(self.parts.text_encoder, self.parts.tokenizer)
-        shape: tuple[int, ...] = (1, length)
-        if not self.parts.train_text_encoder:
-            shape += (unet.config.cross_attention_dim,)
-        captions = torch.zeros(
-            shape, device=self.device, dtype=torch.long if len(shape) == 2 else torch.float
-        )
-        images = torch.zeros(1, channels, side, side, device=self.device)
-        timesteps = torch.zeros(1, dtype=torch.long, device=self.device)
+        config = self.parts.network.config
+        side = config.sample_size
+        images = torch.zeros(1, config.in_channels, side, side, device=self.device)
+        task = self.parts.objective.task(images, images, np.array([0.5]))
         with self.accelerator.autocast():
-            nothing = self.model(images, timesteps, captions).float().sum() * 0.0
+            text = self.inputs.no_text()
+            nothing = self.model(task.noisy, task.timesteps, *text).float().sum() * 0.0
         self.accelerator.backward(nothing)
         self.learner.forget_gradients()
 
@@ -174,26 +175,25 @@ class Trainer:
             self.log.bad.add(batch)
             origins += batch.origins
             self.log.tell_epoch()
-            images, captions = self._prepare(batch, micro)
+            task, text = self._task(batch)
             # Gradients are summed over processes once a step, with the last micro-batch.
             last = micro == accumulation - 1
-            with nullcontext() if last else self.accelerator.no_sync(self.model):
+            with nullcontext() if last else parallel.no_sync(self.model, self.accelerator):
                 with self.accelerator.autocast():
-                    value = loss(
-                        self.model, self.parts.scheduler, images, captions, learner.generator
-                    )
+                    prediction = self.model(task.noisy, task.timesteps, *text)
+                    value = error(prediction, task)
                 self.accelerator.backward(value / accumulation)
             total += value.detach() / accumulation
-        norm = nn.utils.clip_grad_norm_(learner.parameters, self.settings.training.gradient_clip)
+        norm = parallel.clip(learner.parameters, self.settings.training.gradient_clip)
         # The sum of gradients is the same on all processes, so all leave out the same steps.
         skipped = (~torch.isfinite(norm)).float()
         learner.update(skipped)
         interval.add(learner.step, total, norm, skipped, origins)
 
-    def _prepare(self, batch: Batch, micro: int) -> tuple[Tensor, Tensor]:
-        seed, process = self.settings.training.seed, self.accelerator.process_index
-        key = f"{seed}/{process}/{self.learner.step}/{micro}"
-        return self.inputs.prepare(batch, key, self.accelerator.autocast())
+    def _task(self, batch: Batch) -> tuple[Task, Text]:
+        seed, step = self.settings.training.seed, self.learner.step
+        draws = Draws(seed, step, batch.origins, self._generator)
+        return self.inputs.task(batch, draws, self.accelerator.autocast())
 
     def _share_status(self, stop: StopRequest) -> bool:
         """Whether any process was asked to stop; concludes a checkpoint that all have written."""
@@ -215,19 +215,20 @@ class Trainer:
             iterations_per_second=ended.steps / ended.seconds if ended.steps else None,
         )
 
-    def final_parts(self) -> Parts:
-        """The parts with the averaged weights, where an average is kept."""
+    def final_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Of what is trained, averaged where an average is kept; all processes must go through."""
         self.learner.take_average()
-        return self.parts
+        for name, tensor in self.learner.module.state_dict().items():
+            yield name, whole(tensor)
 
     # ------------------------------------------------------------------ checkpoints
 
     def _begin_checkpoint(self) -> None:
         """Begin to save this step; the one before is finished first."""
         self._finish_checkpoint()
-        files = self.learner.own_files()
+        files: dict[str, Callable[[Path], None]] = {}
         if self.accelerator.is_main_process:
-            files |= self.learner.shared_files()
+            files = self.learner.shared_files()
             files[RECORD] = store.save_bytes(self.loader.record())
         self._saver.begin(self.learner.step, self.learner.tensors(), files)
 
@@ -235,16 +236,6 @@ class Trainer:
         if self._saver.step is not None:
             self._saver.wait()
             self._saver.conclude()
-
-    def _resume(self, found: store.Found) -> None:
-        self.learner.restore(found)
-        processes = self.accelerator.num_processes
-        if self.learner.restore_own(found, processes) and self.accelerator.is_main_process:
-            self.events.warn(
-                "world-size-changed",
-                f"{found.folder.name} was written by {found.world_size} processes and is read by "
-                f"{processes}: noise is drawn anew",
-            )
 
     def _roll_back(self) -> None:
         """Back to the newest checkpoint; the data go on, so that other samples come.

@@ -7,10 +7,12 @@ Names are ``model.…`` (weights and buffers), ``ema.…``, and for AdamW ``exp_
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from sm_train.entrypoints.ema import ExponentialMovingAverage
+from sm_train.entrypoints.owned import Owned, owned
 from sm_train.entrypoints.tensor_pieces import Box, fill, stored_names
 from torch import Tensor, nn
 
@@ -20,36 +22,49 @@ _STEPS = "optimizer.steps"
 
 
 class TrainingState:
-    """The state of a model, its AdamW optimizer and its average, if there is one."""
+    """The state of a model, its AdamW optimizer and its average, if there is one.
+
+    ``parts`` are what this process owns of the trained weights; the optimizer and the average have
+    those.
+    """
 
     def __init__(
         self,
         module: nn.Module,
+        parts: Sequence[Tensor],
         optimizer: torch.optim.Optimizer,
         average: ExponentialMovingAverage | None,
     ) -> None:
         self._module, self._optimizer, self._average = module, optimizer, average
-        self._trained = {name: one for name, one in module.named_parameters() if one.requires_grad}
+        trained = [(name, one) for name, one in module.named_parameters() if one.requires_grad]
+        self._trained = {name: owned(one) for name, one in trained}
+        self._parts = parts
 
     @torch.no_grad()
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[Box, Owned]:
         """The state as it is; the tensors are the training's own, not copies.
 
         Only after a first step: AdamW has no moments before.
         """
-        found = {f"{MODEL}{name}": one for name, one in self._module.state_dict().items()}
-        states = {name: self._optimizer.state[one] for name, one in self._trained.items()}
+        found = {}
+        for name, tensor in self._module.state_dict().items():
+            own = owned(tensor)
+            found[_box(f"{MODEL}{name}", own)] = own
+        states = [self._optimizer.state[part] for part in self._parts]
         for moment in _MOMENTS:
-            found |= {f"{moment}.{name}": state[moment] for name, state in states.items()}
-        found[_STEPS] = torch.stack([state["step"].float() for state in states.values()])
-        return found | self.averages()
+            found |= self._like_weights(f"{moment}.", [state[moment] for state in states])
+        steps = torch.stack([state["step"].float() for state in states])
+        found[Box(_STEPS, (0,))] = owned(steps)
+        if self._average is not None:
+            found |= self._like_weights(AVERAGE, self._average.averages)
+        return found
 
-    def averages(self) -> dict[str, Tensor]:
-        """The averaged weights by name; empty without an average."""
-        if self._average is None:
-            return {}
-        names = (f"{AVERAGE}{name}" for name in self._trained)
-        return dict(zip(names, self._average.averages, strict=True))
+    def _like_weights(self, prefix: str, tensors: Sequence[Tensor]) -> dict[Box, Owned]:
+        """Tensors that are split as the trained weights are."""
+        likes = zip(self._trained.items(), tensors, strict=True)
+        return {
+            _box(f"{prefix}{name}", own): replace(own, part=tensor) for (name, own), tensor in likes
+        }
 
     @torch.no_grad()
     def restore(self, files: Sequence[Path]) -> None:
@@ -58,20 +73,25 @@ class TrainingState:
         Raises:
             PiecesError: something is missing in them.
         """
-        for parameter in self._trained.values():
-            self._optimizer.state[parameter] = {
+        for part in self._parts:
+            self._optimizer.state[part] = {
                 "step": torch.zeros((), dtype=torch.float32),
-                **{moment: torch.zeros_like(parameter) for moment in _MOMENTS},
+                **{moment: torch.zeros_like(part) for moment in _MOMENTS},
             }
-        steps = torch.zeros(len(self._trained))
-        targets = self.tensors() | {_STEPS: steps}
-        begins_anew = not self.averages().keys() <= stored_names(files)
+        steps = torch.zeros(len(self._parts))
+        targets = {box: own.part for box, own in self.tensors().items()}
+        targets |= {Box(_STEPS, (0,)): steps}
+        begins_anew = not any(name.startswith(AVERAGE) for name in stored_names(files))
         if begins_anew:
-            targets = {name: one for name, one in targets.items() if not name.startswith(AVERAGE)}
-        fill(files, {Box(name, (0,) * one.dim()): one for name, one in targets.items()})
-        for parameter, step in zip(self._trained.values(), steps, strict=True):
-            self._optimizer.state[parameter]["step"] = step.clone()
+            targets = {box: one for box, one in targets.items() if not box.name.startswith(AVERAGE)}
+        fill(files, targets)
+        for part, step in zip(self._parts, steps, strict=True):
+            self._optimizer.state[part]["step"] = step.clone()
         if begins_anew and self._average is not None:
-            torch._foreach_copy_(self._average.averages, list(self._trained.values()))
+            torch._foreach_copy_(self._average.averages, list(self._parts))
         # Puts the steps where this optimizer wants them: fused kernels have them on the device.
         self._optimizer.load_state_dict(self._optimizer.state_dict())
+
+
+def _box(name: str, own: Owned) -> Box:
+    return Box(name, (own.start, *(0,) * (own.part.dim() - 1)) if own.part.dim() else ())

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from sm_train.entrypoints.layer_costs import UnplannedModelError
 from sm_train.entrypoints.memory_plan import plan_preset
 from sm_train.entrypoints.settings import Settings
-from sm_train.entrypoints.unet_plan import UnplannedModelError
 
 PEAK_FLOPS = {
     "A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12, "A10G": 70e12, "L40S": 362e12,
@@ -51,7 +51,6 @@ def of_device(settings: Settings, name: str) -> Utilization | None:
             settings.model.preset,
             settings.stage.resolution,
             precision=training.precision,
-            ema=training.ema_decay > 0,
         )
     except UnplannedModelError:
         return None

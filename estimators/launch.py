@@ -47,6 +47,8 @@ def launch(config: RunConfig, stage: Stage) -> Launch:
             reason += " over EFA"
         if cluster.collective == "nccl":
             reason += ", as the run file asks"
+        elif any(one.sharding != "none" for one in config.stages):
+            reason += "; sharding needs a newer PyTorch than SMDDP's"
         return Launch("torchrun", reason)
     version = framework_version(config)
     if version is None and cluster.collective == "auto":
@@ -62,6 +64,8 @@ def _smddp_helps(config: RunConfig, stage: Stage) -> bool:
     cluster = config.cluster
     return (
         cluster.collective != "nccl"
+        # One image for all stages: FSDP2 needs a newer PyTorch than the last one with SMDDP.
+        and all(one.sharding == "none" for one in config.stages)
         and stage.instances > 1
         and instance_type(cluster.instance_type).supports_smddp
     )

@@ -6,6 +6,7 @@ never imports.
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,3 +30,11 @@ def entrypoints_folder() -> Path:
 def preset_names() -> tuple[str, ...]:
     """Names of the shipped model presets, sorted."""
     return tuple(sorted(path.stem for path in (entrypoints_folder() / "presets").glob("*.json")))
+
+
+@cache
+def preset_prediction(name: str) -> str:
+    """What a preset's network predicts unless the run file says otherwise."""
+    path = entrypoints_folder() / "presets" / f"{name}.json"
+    prediction: str = json.loads(path.read_text(encoding="utf-8"))["prediction"]
+    return prediction

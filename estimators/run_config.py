@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from sm_train.cost.instances import UnknownInstanceTypeError, instance_type, instance_types
-from sm_train.estimators.model_presets import preset_names
+from sm_train.estimators.model_presets import preset_names, preset_prediction
 
 TIME_STAMP_LENGTH = len("-YYYYmmddHHMMSS")
 JOB_NAME_LIMIT = 63  # botocore's service model, TrainingJobName
@@ -23,6 +23,9 @@ OWN_ENVIRONMENT = 4
 
 SMDDP_FRAMEWORK = "2.3.0"
 """PyTorch of the last AWS image that carries SMDDP (AWS Deep Learning Containers, 2024)."""
+
+SHARDING_FRAMEWORK = (2, 6)
+"""The first PyTorch with FSDP2 (torch.distributed.fsdp.fully_shard)."""
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _MiB_LIMIT = 16384
@@ -171,14 +174,44 @@ class Model(Section):
     local_components: str | None = Field(
         default=None, description="The same components on this machine, for `submit --local`."
     )
-    prediction: Literal["v_prediction", "epsilon"] = Field(
-        default="v_prediction", description="What the network predicts."
+    prediction: Literal["v_prediction", "epsilon", "flow"] | None = Field(
+        default=None,
+        description="What the network predicts; the preset's own otherwise: U-Nets noise or "
+        "velocity, transformers a rectified flow.",
+    )
+    zero_terminal_snr: bool = Field(
+        default=False,
+        description="v_prediction: the schedule's last step is pure noise (arXiv 2305.08891).",
+    )
+    min_snr_gamma: Positive | None = Field(
+        default=None,
+        description="U-Nets: timesteps weigh by min-SNR, usually 5 (arXiv 2303.09556).",
+    )
+    timestep_shift: Positive | None = Field(
+        default=None,
+        description="flow: timesteps are shifted towards noise; resolution / 256 otherwise.",
     )
 
     @model_validator(mode="after")
     def _known_preset(self) -> Model:
         if self.preset not in preset_names():
             raise ValueError(f"preset: {self.preset!r} is not one of {', '.join(preset_names())}")
+        own = preset_prediction(self.preset)
+        flow = own == "flow"
+        prediction = self.prediction or own
+        if flow != (prediction == "flow"):
+            learns = "a flow" if flow else "v_prediction or epsilon"
+            raise ValueError(
+                f"prediction: {self.preset} learns {learns}, not {prediction}; leave it out"
+            )
+        if self.zero_terminal_snr and prediction != "v_prediction":
+            raise ValueError(
+                f"zero_terminal_snr: needs prediction: v_prediction, and {self.preset} has "
+                f"{prediction}"
+            )
+        for key, fits in (("min_snr_gamma", not flow), ("timestep_shift", flow)):
+            if getattr(self, key) is not None and not fits:
+                raise ValueError(f"{key}: means nothing to {prediction}; leave it out")
         return self
 
 
@@ -198,6 +231,16 @@ class Stage(Section):
     )
     iterations: Count = Field(description="Optimizer steps.")
     learning_rate: Positive
+    sharding: Literal["none", "shard_grad_op", "full_shard", "hybrid_shard"] = Field(
+        default="none",
+        description="What GPUs split: none (DDP), gradients and optimizer, weights too, or weights "
+        "within a machine (FSDP2).",
+    )
+    activation_checkpointing: bool = Field(
+        default=False,
+        description="Compute activations again in the backward pass: less memory, a third more "
+        "work.",
+    )
     iterations_per_second: Positive | None = Field(
         default=None,
         description="Optimizer steps a second, measured on this very stage; prices the run.",
@@ -208,6 +251,9 @@ class Training(Section):
     """The optimization, the same in every stage."""
 
     precision: Literal["bf16", "fp32"] = "bf16"
+    compile: bool = Field(
+        default=False, description="Compile the network block by block (torch.compile)."
+    )
     seed: Annotated[int, BeforeValidator(_no_bool), Field(ge=0, lt=2**31)] = 0
     warmup_iterations: Annotated[int, BeforeValidator(_no_bool), Field(ge=0)] = Field(
         default=1000, description="Steps in which the learning rate rises from 0."
@@ -388,7 +434,8 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _parts_fit(self) -> RunConfig:
         gpus = instance_type(self.cluster.instance_type).accelerators
-        problems = cross_field_problems(self.name, list(enumerate(self.stages)), gpus)
+        stages = list(enumerate(self.stages))
+        problems = cross_field_problems(self.name, stages, gpus, self.cluster)
         if problems:
             raise ValueError("; ".join(problem.message for problem in problems))
         return self
@@ -407,12 +454,15 @@ class Problem:
 
 
 def cross_field_problems(
-    name: str, stages: list[tuple[int, Stage]], gpus_per_instance: int | None
+    name: str,
+    stages: list[tuple[int, Stage]],
+    gpus_per_instance: int | None,
+    cluster: Cluster | None,
 ) -> list[Problem]:
     """Mistakes between parts that are good by themselves.
 
-    ``stages`` are those (with their place in the file) that validate alone; without a known
-    instance type ``gpus_per_instance`` is None.
+    ``stages`` are those (with their place in the file) that validate alone, and so is ``cluster``;
+    without a known instance type ``gpus_per_instance`` is None.
     """
     problems: list[Problem] = []
     taken: set[str] = set()
@@ -424,6 +474,8 @@ def cross_field_problems(
             )
         taken.add(stage.name)
         problems += _job_name_problem(name, stage, where)
+        if cluster is not None:
+            problems += _sharding_problem(stage, cluster, where)
         if gpus_per_instance is not None:
             problems += _batch_problem(stage, stage.instances * gpus_per_instance, where)
     return problems
@@ -438,6 +490,21 @@ def _job_name_problem(name: str, stage: Stage, where: tuple[str | int, ...]) -> 
         f"{JOB_NAME_LIMIT}; shorten the run's or the stage's name by {length - JOB_NAME_LIMIT}"
     )
     return [Problem((*where, "name"), stage.name, message)]
+
+
+def _sharding_problem(
+    stage: Stage, cluster: Cluster, where: tuple[str | int, ...]
+) -> list[Problem]:
+    version = cluster.framework_version
+    if stage.sharding == "none":
+        return []
+    if cluster.collective == "smddp":
+        reason = "FSDP2 needs a newer PyTorch than SMDDP's; write collective: nccl"
+    elif version and tuple(map(int, version.split(".")[:2])) < SHARDING_FRAMEWORK:
+        reason = f"FSDP2 needs PyTorch 2.6, and framework_version is {version}"
+    else:
+        return []
+    return [Problem((*where, "sharding"), stage.sharding, reason)]
 
 
 def _batch_problem(stage: Stage, gpus: int, where: tuple[str | int, ...]) -> list[Problem]:

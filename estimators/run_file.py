@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from sm_train.cost.instances import UnknownInstanceTypeError, instance_type
 from sm_train.estimators.run_config import (
+    Cluster,
     Problem,
     RunConfig,
     Stage,
@@ -163,7 +164,8 @@ def _between_parts(raw: dict[Any, Any]) -> list[Problem]:
         gpus = instance_type(str(machine)).accelerators
     except UnknownInstanceTypeError:
         gpus = None
-    return cross_field_problems(name if isinstance(name, str) else "", parts, gpus)
+    valid = Cluster.model_validate(cluster) if not _errors(Cluster, cluster) else None
+    return cross_field_problems(name if isinstance(name, str) else "", parts, gpus, valid)
 
 
 def _problem(raw: Any, error: ErrorDetails) -> Problem:

@@ -7,13 +7,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from sm_train.cost.alternatives import USABLE_MEMORY
 from sm_train.cost.document import as_document
 from sm_train.cost.estimate import Estimate
+from sm_train.cost.instances import instance_type
 from sm_train.cost.speed import FIRM
 from sm_train.estimators.request import staging_bucket
 from sm_train.estimators.run_config import RunConfig
 from sm_train.toolkit.amounts import dollars, span, total_dollars
 from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.memory_fit import changes, fit
 
 _FASTFILE_GOOD_BYTES = 150 * 2**20
 """FastFile suits few large files, from about 150 MB (SageMaker developer guide)."""
@@ -38,6 +41,7 @@ def offline_findings(config: RunConfig, estimate: Estimate, base: Path) -> Itera
     document = as_document(estimate)
     yield from _money(config, document)
     yield from _time(config, document)
+    yield from _memory(config)
     if config.role is None:
         yield Finding(
             "warning", "role-missing", "role", "is not set", "submit needs the role's ARN"
@@ -83,6 +87,36 @@ def _time(config: RunConfig, document: dict[str, Any]) -> Iterator[Finding]:
                 f"{span(config.cluster.max_runtime)}",
                 "raise max_runtime (28d at most) or split the stage",
             )  # fmt: skip
+
+
+def _memory(config: RunConfig) -> Iterator[Finding]:
+    """By the plan of the model: within its error the GPU's memory is called tight."""
+    machine = instance_type(config.cluster.instance_type)
+    have = machine.accelerator_memory_gib
+    for index, stage in enumerate(config.stages):
+        found = fit(config, stage)
+        if found is None or have is None or found.gib <= USABLE_MEMORY * have:
+            continue
+        mend = next(
+            (
+                change
+                for change in changes(stage, machine)
+                if (other := fit(config, stage, **change)) and other.gib <= USABLE_MEMORY * have
+            ),
+            None,
+        )
+        tight = found.gib <= have
+        yield Finding(
+            "warning" if tight else "error",
+            "memory-tight" if tight else "memory-short",
+            f"stages[{index}].per_gpu_batch",
+            f"{stage.name} takes about {found.gib:.0f} GiB of each {machine.accelerator}'s "
+            f"{have:.0f}: {found.states / 2**30:.0f} of weights, gradients and optimizer, "
+            f"{found.activations / 2**30:.0f} of activations for {found.images} images",
+            "write " + ", ".join(f"{key}: {str(value).lower()}" for key, value in mend.items())
+            if mend
+            else "take a type with more memory, or a smaller model",
+        )
 
 
 def _shards(config: RunConfig, folder: Path) -> Iterator[Finding]:

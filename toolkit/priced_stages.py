@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sm_train.cost.stage import Stage
 from sm_train.cost.throughput import Measurement, resolve_speed, same_batch
-from sm_train.entrypoints.memory_plan import ModelPlan, plan_preset
-from sm_train.entrypoints.unet_plan import UnplannedModelError
 from sm_train.estimators.plan import cost_stages
 from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.memory_fit import fixed_bytes, plan_of
 
 if TYPE_CHECKING:
     from sm_train.cost.alternatives import MemoryNeed
@@ -60,7 +60,7 @@ def known_speeds(stages: Iterable[Stage]) -> list[Measurement]:
 
 def with_model(stage: Stage, config: RunConfig) -> Stage:
     """``stage`` with its model's parameters and FLOP an image, where the preset is counted."""
-    plan = _plan(stage, config)
+    plan = plan_of(config, stage.resolution)
     if plan is None:
         return stage
     return replace(stage, flops_per_image=plan.training_flops_per_image, parameters=plan.parameters)
@@ -70,24 +70,16 @@ def memory_needs(config: RunConfig, stages: Iterable[Stage]) -> dict[str, Memory
     """What each stage needs of a GPU, for the stages whose preset is counted."""
     from sm_train.cost.alternatives import MemoryNeed
 
-    plans = {stage.name: _plan(stage, config) for stage in stages}
-    return {
-        name: MemoryNeed(plan.state_bytes, plan.activation_bytes_per_image)
-        for name, plan in plans.items()
-        if plan is not None
-    }
-
-
-def _plan(stage: Stage, config: RunConfig) -> ModelPlan | None:
-    try:
-        return plan_preset(
-            config.model.preset,
-            stage.resolution or 0,
-            precision=config.training.precision,
-            ema=config.training.ema_decay > 0,
-        )
-    except UnplannedModelError:
-        return None
+    named = {stage.name: stage for stage in config.stages}
+    needs = {}
+    for stage in stages:
+        plan, own = plan_of(config, stage.resolution), named[stage.name]
+        if plan is not None:
+            needs[stage.name] = MemoryNeed(
+                partial(fixed_bytes, plan, config, own.sharding),
+                plan.activation_bytes_per_image(checkpointing=own.activation_checkpointing),
+            )
+    return needs
 
 
 def refuse_other_batches(stages: Sequence[Stage], measured: Iterable[Measured]) -> None:

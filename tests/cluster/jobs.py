@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -11,7 +12,8 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,13 +61,15 @@ def write_shards(folder: Path, shards: int, each: int) -> None:
 
 def tiny_run(*, iterations: int, **training: Any) -> RunConfig:
     """A run of the digits model small enough for two CPU cores."""
-    stage_keys = {"per_gpu_batch", "accumulation", "learning_rate"}
+    stage_keys = {
+        "per_gpu_batch", "accumulation", "learning_rate", "sharding", "activation_checkpointing"
+    }  # fmt: skip
     stage = {key: training.pop(key) for key in list(training) if key in stage_keys}
     checkpoint = {"every": training.pop("checkpoint_every", 100), "keep": 3}
     return RunConfig.model_validate(
         run(
             name="tiny",
-            model={"preset": "digits"},
+            model={"preset": training.pop("preset", "digits")} | training.pop("model", {}),
             stages=[
                 {
                     "name": "8px",
@@ -116,8 +120,9 @@ class Job:
         path = self.base / "output" / "failure"
         return path.read_text() if path.exists() else ""
 
-    def start(self, processes: int = 1) -> Processes:
-        return Processes(self, processes)
+    def start(self, processes: int = 1, launch: Sequence[str] = ()) -> Processes:
+        """``launch`` are torchrun's options where the job has more nodes than this one."""
+        return Processes(self, processes, launch)
 
     def run(self, processes: int = 1) -> tuple[int, list[dict[str, Any]], str]:
         """Run to the end: exit code, events, everything printed."""
@@ -130,11 +135,12 @@ class Job:
 class Processes:
     """A job's processes under the real torchrun; none outlives the test."""
 
-    def __init__(self, job: Job, processes: int) -> None:
+    def __init__(self, job: Job, processes: int, launch: Sequence[str]) -> None:
         command = [sys.executable, "train.py"]
-        if processes > 1:
-            command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node"]
-            command += [str(processes), "--master_port", str(free_port()), "train.py"]
+        if processes > 1 or launch:
+            launch = launch or ("--master_port", str(free_port()))
+            command = [sys.executable, "-m", "torch.distributed.run", *launch]
+            command += ["--nproc_per_node", str(processes), "train.py"]
         self.process = subprocess.Popen(
             [*command, "--stage", job.config.stages[0].name],
             cwd=job.bundle,
@@ -187,6 +193,27 @@ class Processes:
         except psutil.NoSuchProcess:
             return []
         return [one.pid for one in family if "train.py" in " ".join(one.cmdline())]
+
+
+def run_nodes(jobs: list[Job], processes: int) -> list[dict[str, Any]]:
+    """Run one job on several nodes, each with its own folders; the first node's events."""
+    hosts = [f"algo-{number}" for number in range(1, len(jobs) + 1)]
+    port = str(free_port())
+    with contextlib.ExitStack() as stack:
+        running = []
+        for rank, (job, host) in enumerate(zip(jobs, hosts, strict=True)):
+            config = job.base / "input" / "config"
+            config.mkdir(parents=True)
+            document = {"current_host": host, "hosts": hosts}
+            (config / "resourceconfig.json").write_text(json.dumps(document))
+            launch = ["--nnodes", str(len(jobs)), "--node_rank", str(rank)]
+            launch += ["--master_addr", "127.0.0.1", "--master_port", port]
+            running.append(stack.enter_context(job.start(processes, launch)))
+        with ThreadPoolExecutor(len(jobs)) as pool:
+            texts = list(pool.map(lambda one: "".join(one.lines()), running))
+        codes = [one.process.wait(timeout=DEADLINE) for one in running]
+    assert codes == [0] * len(jobs), texts[0]
+    return [event for line in texts[0].splitlines() if (event := parse_event(line))]
 
 
 def free_port() -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from sm_train.entrypoints.shard_index import ShardIndex
 from sm_train.entrypoints.tar_reading import sample_members
 
 from tests.cluster.jobs import Job, png, tiny_run, write_shards
-from tests.cluster.test_models import LATENT
 from tests.conftest import Aws, Cli
 from tests.toolkit.pictures import tree, write_pair
 from tests.toolkit.runs import write_run
@@ -25,10 +23,7 @@ from tests.toolkit.test_pack_options import below, upload
 
 
 def latent_job(folder: Path, **settings: Any) -> Job:
-    job = Job(folder, tiny_run(**settings))
-    preset = job.bundle / "sm_train" / "entrypoints" / "presets" / "digits.json"
-    preset.write_text(json.dumps(json.loads(preset.read_text()) | LATENT))
-    return job
+    return Job(folder, tiny_run(**({"preset": "tiny-sd2"} | settings)))
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +49,7 @@ def test_training_takes_the_latents_that_packing_made(
     run = pack(cli, tmp_path, components)
     assert run.returncode == 0, run.stderr
     header = ShardIndex(tmp_path / "out/index.parquet").header
-    assert header.options["latents"]["moments"] == [6, 4, 4]
+    assert header.options["latents"]["moments"] == [8, 4, 4]
     [first, *_] = webdataset.WebDataset(
         str(tmp_path / "out/shards/shard-000000.tar"), shardshuffle=False
     )

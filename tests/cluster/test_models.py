@@ -13,24 +13,12 @@ from PIL import Image
 from tests.cluster.jobs import Job, tiny_run, write_shards
 from tests.conftest import Cli
 
-LATENT: dict[str, Any] = {
-    "train_text_encoder": False,
-    "vae": {
-        "block_out_channels": [8, 8],
-        "down_block_types": ["DownEncoderBlock2D"] * 2,
-        "up_block_types": ["UpDecoderBlock2D"] * 2,
-        "latent_channels": 3,
-        "norm_num_groups": 4,
-    },
-}
-
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, list[dict[str, Any]]]:
     """A tiny latent model with an autoencoder and a frozen text encoder."""
-    job = Job(tmp_path_factory.mktemp("latent"), tiny_run(iterations=2, checkpoint_every=2))
-    preset = job.bundle / "sm_train" / "entrypoints" / "presets" / "digits.json"
-    preset.write_text(json.dumps(json.loads(preset.read_text()) | LATENT))
+    run = tiny_run(preset="tiny-sd2", iterations=2, checkpoint_every=2)
+    job = Job(tmp_path_factory.mktemp("latent"), run)
     write_shards(job.train_channel, shards=1, each=20)
     code, events, text = job.run()
     assert code == 0, text
@@ -93,7 +81,7 @@ def test_what_is_no_model_is_told_in_one_line(
         ("none", "prompts.txt", "a.png", "none: no such folder"),
         ("nothing", "prompts.txt", "a.png", "holds no model and no checkpoint"),
         ("step-00000001", "prompts.txt", "a.png", "incomplete"),
-        ("other", "prompts.txt", "a.png", "other: has no unet"),
+        ("other", "prompts.txt", "a.png", "other: has no network"),
         ("cut", "prompts.txt", "a.png", "cut: cannot be read"),
         (model, ".", "a.png", "is a folder; give a text file"),
         (model, "prompts.txt", ".", "is a folder; name the PNG in it"),

@@ -6,6 +6,7 @@ import copy
 import json
 import signal
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,13 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from sm_train.entrypoints.catalogue import Seat, survey
-from sm_train.entrypoints.diffusion import loss
 from sm_train.entrypoints.directories import Directories
+from sm_train.entrypoints.draws import Draws
 from sm_train.entrypoints.events import Events
 from sm_train.entrypoints.heartbeat import Heartbeat
 from sm_train.entrypoints.loader import Loader
-from sm_train.entrypoints.models import build, longest_caption, read_preset
+from sm_train.entrypoints.models import build
+from sm_train.entrypoints.objective import error
 from sm_train.entrypoints.settings import Settings, read_settings
 from sm_train.entrypoints.stop import StopRequest
 from sm_train.entrypoints.trainer import Trainer
@@ -56,22 +58,18 @@ def test_four_passes_of_two_are_one_of_eight(tmp_path: Path, accelerator: Accele
         directories.channel("train"), None, seat, lambda said: [said], tmp_path / "walk"
     )
     torch.manual_seed(0)
-    parts = build(read_preset("digits"), "v_prediction", 8, components=None, previous=None)
-    module = copy.deepcopy(parts.trained())
+    parts = build(settings.model, 8, components=None, previous=None)
     events = Events(node=0, rank=0)
     trainer = Trainer(settings, parts, accelerator, directories, events, catalogue, seat)
-    generator = trainer.learner.generator.clone_state()
+    module = copy.deepcopy(trainer.learner.module)
     trainer.run(Heartbeat(events, interval=60, stall_after=600), StopRequest())
 
     loader = Loader(catalogue, seat, settings.data, resolution=8, batch_size=2, seed=0, workers=0)
     total = torch.zeros(())
     for batch, _ in zip(loader, range(PASSES), strict=False):
-        tokens = parts.tokenizer(
-            batch.captions, padding="max_length", truncation=True, return_tensors="pt",
-            max_length=longest_caption(parts.text_encoder, parts.tokenizer),
-        ).input_ids  # fmt: skip
-        pixels = batch.pixels.permute(0, 3, 1, 2).float() / 127.5 - 1.0
-        total = total + loss(module, parts.scheduler, pixels, tokens, generator)
+        draws = Draws(0, 0, batch.origins, torch.Generator())
+        task, text = trainer.inputs.task(batch, draws, nullcontext())
+        total = total + error(module(task.noisy, task.timesteps, *text), task)
     (total / PASSES).backward()
     torch.nn.utils.clip_grad_norm_(module.parameters(), settings.training.gradient_clip)
     torch.optim.AdamW(module.parameters(), lr=1e-3, weight_decay=0.01).step()

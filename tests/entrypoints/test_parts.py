@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sm_train.entrypoints import checkpoint as store
 from sm_train.entrypoints.backend import choose
+from sm_train.entrypoints.components import read_preset
 from sm_train.entrypoints.directories import Directories, Hosts
 from sm_train.entrypoints.ema import ExponentialMovingAverage
 from sm_train.entrypoints.events import FIELDS, Events, format_event
 from sm_train.entrypoints.heartbeat import Heartbeat
-from sm_train.entrypoints.models import build, read_preset
 from sm_train.entrypoints.settings import SettingsError, read_settings
 from sm_train.entrypoints.tensor_pieces import Box, write_pieces
 from sm_train.toolkit.event_log import parse_event
@@ -86,17 +86,8 @@ def test_the_average_equals_diffusers_own(start: int) -> None:
         torch.testing.assert_close(own, other, rtol=1e-5, atol=1e-6)
 
 
-def test_sd2_has_the_published_size() -> None:
-    """Stable Diffusion 2's U-Net has 865.9 million parameters."""
-    with torch.device("meta"):
-        parts = build(read_preset("sd2"), "v_prediction", 512, components=None, previous=None)
-    parameters = sum(one.numel() for one in parts.trained().parameters())
-    assert round(parameters / 1e6, 1) == 865.9
-    assert parts.random_frozen == ("text_encoder", "vae")
-
-
 def test_an_unknown_preset_names_the_known() -> None:
-    with pytest.raises(SettingsError, match="digits, sd2"):
+    with pytest.raises(SettingsError, match="digits, dit-xl, mmdit-20b"):
         read_preset("sd9")
 
 

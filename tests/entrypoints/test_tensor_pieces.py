@@ -64,19 +64,22 @@ def test_what_no_file_holds_is_named(tmp_path: Path) -> None:
         fill([path], {Box("there", (0,)): numbers([4])})
 
 
-def test_whole_tensors_are_found_by_their_prefix(tmp_path: Path) -> None:
-    path = tmp_path / "one.safetensors"
-    write_pieces(path, {Box("a.x", (0, 0)): numbers([2, 3]), Box("b.x", ()): numbers([])})
-    assert {name: one.tolist() for name, one in read_whole([path], "a.").items()} == {
-        "x": [[0, 1, 2], [3, 4, 5]]
-    }
+def test_whole_tensors_are_put_together_and_found_by_their_prefix(tmp_path: Path) -> None:
+    one, two = tmp_path / "one.safetensors", tmp_path / "two.safetensors"
+    whole = numbers([3, 2])
+    write_pieces(one, {Box("a.x", (0, 0)): whole[:2].clone(), Box("b.x", ()): numbers([])})
+    write_pieces(two, {Box("a.x", (2, 0)): whole[2:].clone(), Box("a.y", ()): torch.tensor(5.0)})
+    found = read_whole([one, two], "a.")
+    assert {name: one.tolist() for name, one in found.items()} == {"x": whole.tolist(), "y": 5.0}
+    with pytest.raises(PiecesError, match=r"a\.x"):
+        read_whole([two], "a.")
 
 
-@given(st.dictionaries(st.text(), st.integers(0, 1000)), st.integers(1, 9))
-def test_each_name_is_dealt_once_and_loads_are_near_equal(
-    sizes: dict[str, int], processes: int
+@given(st.dictionaries(st.builds(Box, st.text()), st.integers(0, 1000)), st.integers(1, 9))
+def test_each_piece_is_dealt_once_and_loads_are_near_equal(
+    sizes: dict[Box, int], processes: int
 ) -> None:
     dealt = deal(sizes, processes)
-    assert sorted(name for names in dealt for name in names) == sorted(sizes)
-    loads = [sum(sizes[name] for name in names) for names in dealt]
+    assert sorted(box.name for boxes in dealt for box in boxes) == sorted(box.name for box in sizes)
+    loads = [sum(sizes[box] for box in boxes) for boxes in dealt]
     assert max(loads) - min(loads) <= max(sizes.values(), default=0)

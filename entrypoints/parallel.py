@@ -1,0 +1,125 @@
+"""How a model is spread over processes: replicated by DDP, or split by FSDP2.
+
+Accelerate wraps with DDP. It refuses FSDP2 on a CPU, so PyTorch's own ``fully_shard`` is called
+here: one piece of code for GPUs and for tests.
+
+======================  ===========================================================
+``none``                every process has everything
+``shard_grad_op``       gradients, AdamW and average are split; weights between steps too
+``full_shard``          as that, and weights are gathered layer by layer, twice a pass
+``hybrid_shard``        as that within a machine; machines replicate each other
+======================  ===========================================================
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from sm_train.entrypoints.owned import whole
+from sm_train.entrypoints.settings import SettingsError
+from torch import Tensor, nn
+
+BLOCKS = (
+    "BasicTransformerBlock",  # of PixArt
+    "JointTransformerBlock",  # of Stable Diffusion 3
+    "DownBlock2D", "CrossAttnDownBlock2D", "UpBlock2D", "CrossAttnUpBlock2D",
+    "UNetMidBlock2DCrossAttn",
+)  # fmt: skip
+"""Diffusers' classes whose weights are gathered together."""
+
+
+def shard(
+    module: nn.Module, strategy: str, *, world_size: int, per_node: int, device: str, bf16: bool
+) -> None:
+    """Split the children of ``module`` among all processes, in place; ``none`` does nothing.
+
+    In bf16 weights are gathered in that precision, and gradients are still summed in fp32.
+    """
+    if strategy == "none":
+        return
+    try:
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    except ImportError:
+        raise SettingsError(
+            f"sharding: {strategy}: FSDP2 needs PyTorch 2.6, this is {torch.__version__}"
+        ) from None
+    from torch.distributed.device_mesh import init_device_mesh
+
+    shape, names = mesh_shape(strategy, world_size, per_node)
+    mesh = init_device_mesh(device, shape, mesh_dim_names=names)
+    precision = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16 if bf16 else None,
+        reduce_dtype=torch.float32,
+        # Autocast decides for each layer; a timestep in bf16 would be another one.
+        cast_forward_inputs=False,
+    )
+    options: dict[str, Any] = {
+        "mesh": mesh,
+        "mp_policy": precision,
+        "reshard_after_forward": strategy != "shard_grad_op",
+    }
+    for child in module.children():
+        for block in blocks(child):
+            fully_shard(block, **options)
+        fully_shard(child, **options)
+
+
+def blocks(module: nn.Module) -> list[nn.Module]:
+    """The outermost of :data:`BLOCKS` in ``module``: a U-Net's hold some of PixArt's class."""
+    if type(module).__name__ in BLOCKS:
+        return [module]
+    return [block for child in module.children() for block in blocks(child)]
+
+
+def mesh_shape(
+    strategy: str, world_size: int, per_node: int
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Processes along each dimension of the mesh; the last one is split along."""
+    if strategy == "hybrid_shard" and world_size > per_node:
+        return (world_size // per_node, per_node), ("replicate", "shard")
+    return (world_size,), ("shard",)
+
+
+def wrap(module: nn.Module, accelerator: Accelerator) -> nn.Module:
+    """``module`` as it is called in training: with DDP around it unless it is split."""
+    if is_sharded(module):
+        return module
+    wrapped: nn.Module = accelerator.prepare_model(module)
+    return wrapped
+
+
+def is_sharded(module: nn.Module) -> bool:
+    return any(hasattr(one, "set_requires_gradient_sync") for one in module.children())
+
+
+@contextlib.contextmanager
+def no_sync(model: nn.Module, accelerator: Accelerator) -> Iterator[None]:
+    """Backward passes inside keep to themselves what the last one sums over processes.
+
+    Where weights are split, whole gradients would take the memory that splitting saves: they are
+    summed within the split every time, and over its replicas with the last.
+    """
+    if not is_sharded(model):
+        with accelerator.no_sync(model):
+            yield
+        return
+    _sum_over_replicas(model, on=False)
+    try:
+        yield
+    finally:
+        _sum_over_replicas(model, on=True)
+
+
+def _sum_over_replicas(model: nn.Module, *, on: bool) -> None:
+    for child in model.children():
+        split: Any = child
+        split.set_requires_all_reduce(on)
+
+
+def clip(parameters: Sequence[Tensor], limit: float) -> Tensor:
+    """Clip the gradients to a norm of ``limit`` over all processes; their norm before, a scalar."""
+    return whole(nn.utils.clip_grad_norm_(parameters, limit))
