@@ -5,7 +5,7 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow lint bench clean
+.PHONY: demo test test-slow test-torch-2.3 lint bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m sm_train.toolkit.demo
@@ -15,6 +15,14 @@ test: $(VENV)/.installed
 
 test-slow: $(VENV)/.installed
 	$(BIN)/pytest -m slow
+
+# The trainer under the PyTorch of the last SMDDP image, in an environment of its own (6 GB).
+test-torch-2.3: $(VENV)/.installed
+	$(PYTHON) -m venv $(VENV)-torch-2.3
+	$(VENV)-torch-2.3/bin/pip install --quiet "torch==2.3.1" psutil \
+		-r estimators/data/requirements-torch-2.3.txt
+	TRAIN_PYTHON=$(CURDIR)/$(VENV)-torch-2.3/bin/python $(BIN)/pytest tests/cluster/test_training.py \
+		tests/cluster/test_families.py
 
 # mypy does not follow an editable install's package map, so it gets one of links.
 lint: $(VENV)/.installed
@@ -43,4 +51,4 @@ $(VENV)/.installed: setup.cfg pyproject.toml Makefile
 	touch $@
 
 clean:
-	rm -rf $(VENV) build demo-out
+	rm -rf $(VENV) $(VENV)-torch-2.3 build demo-out

@@ -11,7 +11,7 @@ import torch
 from sm_train.entrypoints import checkpoint as store
 from sm_train.entrypoints.ema import ExponentialMovingAverage
 from sm_train.entrypoints.owned import Owned, own_part
-from sm_train.entrypoints.settings import Settings
+from sm_train.entrypoints.settings import Settings, Stage
 from sm_train.entrypoints.tensor_pieces import Box, PiecesError
 from sm_train.entrypoints.training_state import TrainingState
 from torch import Tensor, nn
@@ -118,6 +118,20 @@ class Learner:
         if self._average is not None:
             self._average.updates = progress["ema_updates"]
         self.step = found.step
+
+    def take_over(self, previous: Path, stage: Stage) -> None:
+        """Begin with what the run file wants of the stage before: its last checkpoint.
+
+        Raises:
+            CheckpointError: it is not whole, or of another model.
+        """
+        files = store.pieces_files(store.read_marker(previous).folder)
+        try:
+            self._state.take_over(
+                files, weights=stage.start == "raw", optimizer=stage.optimizer == "carried"
+            )
+        except PiecesError as error:
+            raise store.CheckpointError(f"{previous}: {error}") from None
 
     def _restore_schedule(self, steps: int) -> None:
         """Go on after ``steps`` of the schedule, with the learning rate that the run file says."""

@@ -49,6 +49,8 @@ class Stage:
     learning_rate: float
     sharding: str
     activation_checkpointing: bool
+    start: str
+    optimizer: str
 
 
 @dataclass(frozen=True)

@@ -76,8 +76,11 @@ class Trainer:
         self.model: nn.Module = parallel.wrap(module, accelerator)
         self.learner = Learner(settings, module)
         found = self._agree_on_checkpoint()
+        last = directories.channel("previous-state")
         if found is not None:
             self.learner.restore(found)
+        elif last.is_dir():
+            self.learner.take_over(last, settings.stage)
         self.resumed_from = self.learner.step
         self.inputs = Inputs(parts, self.device, settings.training.caption_dropout)
         if accelerator.num_processes > 1:

@@ -6,7 +6,7 @@ Names are ``model.…`` (weights and buffers), ``ema.…``, and for AdamW ``exp_
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 MODEL, AVERAGE = "model.", "ema."
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _STEPS = "optimizer.steps"
+_OPTIMIZER = (*(f"{moment}." for moment in _MOMENTS), _STEPS)
 
 
 class TrainingState:
@@ -73,6 +74,28 @@ class TrainingState:
         Raises:
             PiecesError: something is missing in them.
         """
+        averaged = any(name.startswith(AVERAGE) for name in stored_names(files))
+        prefixes = (MODEL, *_OPTIMIZER, *([AVERAGE] if averaged else []))
+        self._fill(files, lambda name: name.startswith(prefixes))
+        if not averaged:
+            self._begin_average()
+
+    @torch.no_grad()
+    def take_over(self, files: Sequence[Path], *, weights: bool, optimizer: bool) -> None:
+        """Take the trained weights or the optimizer's state of another stage, from its pieces.
+
+        Buffers stay: what a network knows of its size is not trained. The average begins anew.
+
+        Raises:
+            PiecesError: something is missing in them.
+        """
+        wanted = {f"{MODEL}{name}" for name in self._trained} if weights else set()
+        prefixes = _OPTIMIZER if optimizer else ()
+        self._fill(files, lambda name: name in wanted or name.startswith(prefixes))
+        self._begin_average()
+
+    def _fill(self, files: Sequence[Path], wanted: Callable[[str], bool]) -> None:
+        with_optimizer = wanted(_STEPS)
         for part in self._parts:
             self._optimizer.state[part] = {
                 "step": torch.zeros((), dtype=torch.float32),
@@ -81,16 +104,18 @@ class TrainingState:
         steps = torch.zeros(len(self._parts))
         targets = {box: own.part for box, own in self.tensors().items()}
         targets |= {Box(_STEPS, (0,)): steps}
-        begins_anew = not any(name.startswith(AVERAGE) for name in stored_names(files))
-        if begins_anew:
-            targets = {box: one for box, one in targets.items() if not box.name.startswith(AVERAGE)}
-        fill(files, targets)
+        fill(files, {box: one for box, one in targets.items() if wanted(box.name)})
         for part, step in zip(self._parts, steps, strict=True):
             self._optimizer.state[part]["step"] = step.clone()
-        if begins_anew and self._average is not None:
-            torch._foreach_copy_(self._average.averages, list(self._parts))
+        if not with_optimizer:
+            self._optimizer.state.clear()
+            return
         # Puts the steps where this optimizer wants them: fused kernels have them on the device.
         self._optimizer.load_state_dict(self._optimizer.state_dict())
+
+    def _begin_average(self) -> None:
+        if self._average is not None:
+            torch._foreach_copy_(self._average.averages, list(self._parts))
 
 
 def _box(name: str, own: Owned) -> Box:

@@ -147,8 +147,11 @@ def _channels(
     if config.model.components:
         channels.append(_channel("model", config.model.components, "File"))
     if previous := previous_stage(config, stage):
-        final = f"{checkpoint_uri(config, previous, bucket)}/{FINAL_MODEL}/"
-        channels.append(_channel("previous", final, "File"))
+        checkpoints = checkpoint_uri(config, previous, bucket)
+        channels.append(_channel("previous", f"{checkpoints}/{FINAL_MODEL}/", "File"))
+        if needs_state(stage):
+            last = f"{checkpoints}/{last_checkpoint(previous)}/"
+            channels.append(_channel("previous-state", last, "File"))
     if start.route == "torchrun":
         channels.append(_channel("code", f"{staged}/code/{ARCHIVE_NAME}", "File"))
         channels.append(_channel("sm_drivers", f"{staged}/sm_drivers", "File"))
@@ -159,6 +162,16 @@ def previous_stage(config: RunConfig, stage: Stage) -> Stage | None:
     """The stage whose final model ``stage`` starts from."""
     index = config.stages.index(stage)
     return config.stages[index - 1] if index else None
+
+
+def needs_state(stage: Stage) -> bool:
+    """Whether ``stage`` takes more from the one before than its final model."""
+    return stage.start == "raw" or stage.optimizer == "carried"
+
+
+def last_checkpoint(stage: Stage) -> str:
+    """The folder of the checkpoint with which a stage ends (entrypoints/checkpoint.py)."""
+    return f"step-{stage.iterations:08d}"
 
 
 def _channel(

@@ -241,6 +241,12 @@ class Stage(Section):
         description="Compute activations again in the backward pass: less memory, a third more "
         "work.",
     )
+    start: Literal["ema", "raw"] = Field(
+        default="ema", description="Which weights of the stage before it begins with."
+    )
+    optimizer: Literal["fresh", "carried"] = Field(
+        default="fresh", description="Whether AdamW's state of the stage before is carried on."
+    )
     iterations_per_second: Positive | None = Field(
         default=None,
         description="Optimizer steps a second, measured on this very stage; prices the run.",
@@ -474,6 +480,8 @@ def cross_field_problems(
             )
         taken.add(stage.name)
         problems += _job_name_problem(name, stage, where)
+        if index == 0:
+            problems += _first_stage_problems(stage, where)
         if cluster is not None:
             problems += _sharding_problem(stage, cluster, where)
         if gpus_per_instance is not None:
@@ -490,6 +498,14 @@ def _job_name_problem(name: str, stage: Stage, where: tuple[str | int, ...]) -> 
         f"{JOB_NAME_LIMIT}; shorten the run's or the stage's name by {length - JOB_NAME_LIMIT}"
     )
     return [Problem((*where, "name"), stage.name, message)]
+
+
+def _first_stage_problems(stage: Stage, where: tuple[str | int, ...]) -> list[Problem]:
+    return [
+        Problem((*where, key), getattr(stage, key), "is the first stage's: nothing is before it")
+        for key in ("start", "optimizer")
+        if getattr(stage, key) != Stage.model_fields[key].default
+    ]
 
 
 def _sharding_problem(

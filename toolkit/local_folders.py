@@ -16,6 +16,7 @@ from pathlib import Path
 from sm_train.entrypoints.directories import Directories
 from sm_train.entrypoints.shard_index import index_of
 from sm_train.estimators.bundle import Bundle
+from sm_train.estimators.request import FINAL_MODEL, last_checkpoint, needs_state
 from sm_train.estimators.run_config import RunConfig, Stage
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.event_log import LOG_NAME
@@ -108,11 +109,14 @@ def _shared_channels(config: RunConfig, stage: Stage, base: Path, output: Path) 
             raise UserError(f"model.local_components: {channels['model']}: no such folder")
     index = config.stages.index(stage)
     if index:
-        previous = config.stages[index - 1].name
-        channels["previous"] = output / previous / "checkpoints" / "final"
-        if not channels["previous"].is_dir():
+        previous = config.stages[index - 1]
+        checkpoints = output / previous.name / "checkpoints"
+        channels["previous"] = checkpoints / FINAL_MODEL
+        if needs_state(stage):
+            channels["previous-state"] = checkpoints / last_checkpoint(previous)
+        if not all(folder.is_dir() for name, folder in channels.items() if name != "model"):
             raise UserError(
-                f"--stage: {stage.name} starts from {previous}, which has no final model in "
+                f"--stage: {stage.name} starts from {previous.name}, which has no final model in "
                 f"{output}; run that stage first",
                 ExitCode.PREFLIGHT,
             )

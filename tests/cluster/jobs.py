@@ -26,6 +26,9 @@ from sm_train.toolkit.event_log import parse_event
 
 from tests.estimators.runs import run
 
+PYTHON = os.environ.get("TRAIN_PYTHON", sys.executable)
+"""What trains; `make test-torch-2.3` names one with the PyTorch of the last SMDDP image."""
+
 DEADLINE = 180.0
 """Seconds until a job that hangs fails its test."""
 
@@ -136,10 +139,10 @@ class Processes:
     """A job's processes under the real torchrun; none outlives the test."""
 
     def __init__(self, job: Job, processes: int, launch: Sequence[str]) -> None:
-        command = [sys.executable, "train.py"]
+        command = [PYTHON, "train.py"]
         if processes > 1 or launch:
             launch = launch or ("--master_port", str(free_port()))
-            command = [sys.executable, "-m", "torch.distributed.run", *launch]
+            command = [PYTHON, "-m", "torch.distributed.run", *launch]
             command += ["--nproc_per_node", str(processes), "train.py"]
         self.process = subprocess.Popen(
             [*command, "--stage", job.config.stages[0].name],

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
+from sm_train.entrypoints.checkpoint import pieces_files
+from sm_train.entrypoints.tensor_pieces import read_whole
 
 from tests.cluster.jobs import (
     Job,
@@ -259,3 +262,38 @@ def test_a_stage_starts_from_the_weights_of_the_one_before(tmp_path: Path) -> No
     code, later, text = second.run()
     assert code == 0, text
     assert losses(later)[1] < losses(events)[1] * 0.9
+
+
+@pytest.mark.parametrize("start", ["ema", "raw"])
+@pytest.mark.parametrize("optimizer", ["fresh", "carried"])
+def test_a_stage_takes_what_its_run_file_says_of_the_one_before(
+    tmp_path: Path, start: str, optimizer: str
+) -> None:
+    """The second stage's first loss by itself tells its weights; its second one, the optimizer."""
+    first = job(tmp_path / "first", iterations=6, learning_rate=3e-3, checkpoint_every=6)
+    assert first.run()[0] == 0
+    last = first.checkpoints / "step-00000006"
+    stored = read_whole(pieces_files(last), "ema." if start == "ema" else "model.")
+
+    second = job(
+        tmp_path / "second", iterations=1, learning_rate=1e-9, checkpoint_every=1, weight_decay=0.0
+    )
+    document = json.loads((second.bundle / "run.json").read_text())
+    document["stages"][0] |= {"start": start, "optimizer": optimizer}
+    (second.bundle / "run.json").write_text(json.dumps(document))
+    channels = second.base / "input" / "data"
+    shutil.copytree(first.checkpoints / "final", channels / "previous")
+    if (start, optimizer) != ("ema", "fresh"):
+        shutil.copytree(last, channels / "previous-state")
+    code, _, text = second.run()
+    assert code == 0, text
+    begun = pieces_files(second.checkpoints / "step-00000001")
+    for name, weight in read_whole(begun, "model.").items():
+        torch.testing.assert_close(weight, stored[name], rtol=0, atol=1e-7)
+    # AdamW counts on, and its moments are those of six gradients and one more.
+    steps = read_whole(begun, "optimizer.steps")[""]
+    assert set(steps.tolist()) == {7.0 if optimizer == "carried" else 1.0}
+    moments = [read_whole(pieces_files(one), "exp_avg.")["network.conv_in.weight"]
+               for one in (last, second.checkpoints / "step-00000001")]  # fmt: skip
+    along = torch.nn.functional.cosine_similarity(*(one.flatten() for one in moments), dim=0)
+    assert (float(along) > 0.8) == (optimizer == "carried")
