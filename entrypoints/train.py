@@ -68,7 +68,10 @@ def _train(settings: Settings, directories: Directories) -> None:
     stop = StopRequest()
     accelerator = Accelerator(
         mixed_precision="bf16" if settings.training.precision == "bf16" else "no",
-        kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
+        # Every step runs through the same graph: all that is trained, whatever the batch.
+        kwargs_handlers=[
+            DistributedDataParallelKwargs(gradient_as_bucket_view=True, static_graph=True)
+        ],
     )
     events = Events(node=hosts.rank, rank=accelerator.process_index)
     seat = _seat(accelerator, hosts)

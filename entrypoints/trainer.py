@@ -83,7 +83,7 @@ class Trainer:
             self.learner.take_over(last, settings.stage)
         self.resumed_from = self.learner.step
         self.inputs = Inputs(parts, self.device, settings.training.caption_dropout)
-        if accelerator.num_processes > 1:
+        if accelerator.num_processes > 1 and not parallel.is_sharded(module):
             self._settle_gradient_order()
         self.loader = Loader(
             catalogue,
@@ -116,20 +116,22 @@ class Trainer:
         )
 
     def _settle_gradient_order(self) -> None:
-        """One backward pass of zeros.
+        """Two backward passes of zeros.
 
-        DDP orders gradients anew after the first, and a sum over three or more processes depends
-        on their order in its last bit: without this, a resumed run's first step would differ.
+        DDP orders gradients anew after the first, of a static graph with the second, and a sum over
+        three or more processes depends on their order in its last bit: without this, a resumed
+        run's first step would differ. FSDP2 has one order.
         """
         config = self.parts.network.config
         side = config.sample_size
         images = torch.zeros(1, config.in_channels, side, side, device=self.device)
         task = self.parts.objective.task(images, images, np.array([0.5]))
-        with self.accelerator.autocast():
-            text = self.inputs.no_text()
-            nothing = self.model(task.noisy, task.timesteps, *text).float().sum() * 0.0
-        self.accelerator.backward(nothing)
-        self.learner.forget_gradients()
+        for _ in range(2):
+            with self.accelerator.autocast():
+                text = self.inputs.no_text()
+                nothing = self.model(task.noisy, task.timesteps, *text).float().sum() * 0.0
+            self.accelerator.backward(nothing)
+            self.learner.forget_gradients()
 
     # ------------------------------------------------------------------ training
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +115,27 @@ def test_a_run_goes_on_with_another_sharding_and_world_size(
     found = losses(events)
     assert min(found) == 21
     assert found == pytest.approx({step: alone[1][step] for step in found}, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("sharding", ["shard_grad_op", "full_shard"])
+def test_a_sharded_run_goes_on_bit_for_bit(tmp_path: Path, sharding: str) -> None:
+    """SIGKILL one of three processes; the restart repeats the numbers of an uninterrupted run."""
+    settings: dict[str, Any] = {
+        "sharding": sharding, "iterations": 20, "checkpoint_every": 5, "accumulation": 1
+    }  # fmt: skip
+    _, whole = trained(tmp_path / "whole", 3, **settings)
+    cut = job(tmp_path / "cut", 3, **settings)
+    write_shards(cut.train_channel, shards=2, each=BATCH // 2)
+    with cut.start(3) as running:
+        running.wait_for("checkpoint", step=5)
+        os.kill(running.workers()[1], signal.SIGKILL)
+        list(running.lines())
+        assert running.process.wait(timeout=60) != 0
+    code, events, text = cut.run(3)
+    assert code == 0, text
+    resumed = losses(events)
+    assert min(resumed) > 5
+    assert resumed == {step: whole[step] for step in resumed}
 
 
 def test_pieces_of_a_sharded_checkpoint_are_drawn_from(cli: Cli, tmp_path: Path) -> None:
