@@ -57,8 +57,8 @@ def main() -> None:
     ema = ExponentialMovingAverage(module.parameters(), 0.999)
     accelerator.prepare(module, optimizer)
     accelerator.register_for_checkpointing(Average(ema))
-    state = TrainingState(module, optimizer, ema)
-    size = sum(one.numel() * one.element_size() for one in state.tensors().values())
+    state = TrainingState(module, list(module.parameters()), optimizer, ema)
+    size = sum(one.part.numel() * 4 for one in state.tensors().values())
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, {size / 1e9:.2f} GB of state")
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         measure(accelerator, state, size, Path(folder))

@@ -1,43 +1,50 @@
 """One update of the weights' average, against diffusers' EMAModel and the memory's own speed.
 
-200 million weights in fp32, as many tensors as a U-Net of that size has. An update must read
-averages and weights and write averages: the limit is a copy within memory, which moves two thirds
-of that. Interleaved; printed are medians, spread, and ratios. On a GPU where there is one.
+The weights of a preset, in fp32 and in its tensors: dit-xl's 611 million unless another is named.
+An update must read averages and weights and write averages: the limit is a copy within memory,
+which moves two thirds of that. Interleaved; printed are medians, spread, and ratios. On a GPU
+where there is one.
 
-    python benchmarks/ema.py
+    python benchmarks/ema.py [PRESET]
 """
 
 from __future__ import annotations
 
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
 
 import torch
 from diffusers.training_utils import EMAModel
+from sm_train.entrypoints.components import read_preset
 from sm_train.entrypoints.ema import ExponentialMovingAverage
+from sm_train.entrypoints.networks import Network
 
 ROUNDS = 9
-TENSORS, ELEMENTS = 400, 500_000
 
 
 def main() -> None:
     """Measure on this machine's GPU or its CPU."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    parameters = [torch.nn.Parameter(torch.randn(ELEMENTS, device=device)) for _ in range(TENSORS)]
+    network = Network(read_preset((sys.argv[1:] or ["dit-xl"])[0])["network"], None, 64).module
+    parameters = [
+        torch.nn.Parameter(torch.randn(one.shape, device=device)) for one in network.parameters()
+    ]
+    count = sum(one.numel() for one in parameters)
     ours = ExponentialMovingAverage(parameters, 0.999)
     theirs = EMAModel(parameters, decay=0.999)
     fused = EMAModel(parameters, decay=0.999, foreach=True)
-    source, target = (torch.ones(TENSORS * ELEMENTS, device=device) for _ in range(2))
+    source, target = (torch.ones(count, device=device) for _ in range(2))
     variants: dict[str, Callable[[], object]] = {
-        "sm-train": lambda: ours.update(parameters),
+        "sm-train": ours.update,
         "EMAModel": lambda: theirs.step(parameters),
         "EMAModel, foreach": lambda: fused.step(parameters),
         "one copy": lambda: target.copy_(source),
     }
     print(f"{device}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, "
-          f"{TENSORS * ELEMENTS / 1e6:.0f} million weights")  # fmt: skip
+          f"{count / 1e6:.0f} million weights in {len(parameters)} tensors")  # fmt: skip
     seconds: dict[str, list[float]] = {name: [] for name in variants}
     for number in range(ROUNDS + 2):
         for name, variant in variants.items():

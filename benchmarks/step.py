@@ -32,14 +32,16 @@ from accelerate import Accelerator
 from diffusers.training_utils import EMAModel
 from PIL import Image
 from sm_train.entrypoints.catalogue import Seat, survey
-from sm_train.entrypoints.diffusion import loss
 from sm_train.entrypoints.directories import Directories
 from sm_train.entrypoints.events import Events
 from sm_train.entrypoints.interval import Interval
-from sm_train.entrypoints.models import Parts, build, read_preset
+from sm_train.entrypoints.models import build
+from sm_train.entrypoints.objective import Task, error
+from sm_train.entrypoints.pipeline import Text
 from sm_train.entrypoints.settings import (
     Checkpoint,
     Data,
+    Evaluation,
     Heartbeat,
     Model,
     Settings,
@@ -56,9 +58,35 @@ SETTINGS = Settings(
     run="bench",
     collective="auto",
     data=Data("png", "txt", "center", "bilinear", aspect_buckets=False, max_bad_share=0.01),
-    model=Model("digits", "v_prediction"),
-    stage=Stage("bench", SIDE, BATCH, 1, 10**9, RATE),
-    training=Training("fp32", 0, 0, 0.01, CLIP, 0.0, DECAY, 0, 10, 1, 0, 50),
+    model=Model("digits", None, zero_terminal_snr=False, min_snr_gamma=None, timestep_shift=None),
+    stage=Stage(
+        "bench",
+        SIDE,
+        BATCH,
+        1,
+        10**9,
+        RATE,
+        "none",
+        activation_checkpointing=False,
+        start="ema",
+        optimizer="fresh",
+    ),
+    training=Training(
+        "fp32",
+        compile=False,
+        seed=0,
+        warmup_iterations=0,
+        weight_decay=0.01,
+        gradient_clip=CLIP,
+        caption_dropout=0.0,
+        ema_decay=DECAY,
+        ema_start=0,
+        max_skipped_steps=10,
+        max_rollbacks=1,
+        workers=0,
+        log_every=50,
+    ),
+    evaluation=Evaluation(10**9, (), 1, 1.0),
     checkpoint=Checkpoint(10**9, 1),
     heartbeat=Heartbeat(30, 900),
 )
@@ -72,12 +100,12 @@ def main() -> None:
         accelerator = Accelerator()
         trainer = make_trainer(accelerator, Path(folder))
         batches = [next(iter(trainer.loader)) for _ in range(4)]
-        inputs = [trainer._prepare(batch, 0) for batch in batches]
-        parts = trainer.parts
+        inputs = [trainer._task(batch) for batch in batches]
+        module = trainer.learner.module
         variants: dict[str, Step] = {
-            "bare loop": bare(parts, inputs),
-            "bare Accelerate": bare_accelerate(parts, inputs, accelerator),
-            "like diffusers": like_diffusers(parts, inputs, accelerator),
+            "bare loop": bare(module, inputs),
+            "bare Accelerate": bare_accelerate(module, inputs, accelerator),
+            "like diffusers": like_diffusers(module, inputs, accelerator),
             "sm-train": ours(trainer, batches),
         }
         weights = sum(one.numel() for one in trainer.learner.parameters)
@@ -98,7 +126,7 @@ def make_trainer(accelerator: Accelerator, folder: Path) -> Trainer:
             writer.write({"__key__": f"{number:03d}", "png": content.getvalue(), "txt": "a digit"})
     seat = Seat(("algo-1",), 0, 0, 1)
     catalogue = survey(channel, None, seat, lambda said: [said], folder / "walk")
-    parts = build(read_preset("digits"), "v_prediction", SIDE, components=None, previous=None)
+    parts = build(SETTINGS.model, SIDE, components=None, previous=None)
     events = Events(node=0, rank=0, stream=io.StringIO())
     return Trainer(SETTINGS, parts, accelerator, directories, events, catalogue, seat)
 
@@ -109,20 +137,27 @@ def ours(trainer: Trainer, batches: list[Any]) -> Step:
     return lambda: trainer._train_step(stream, interval)
 
 
-def copied(parts: Parts, device: torch.device) -> tuple[nn.Module, list[nn.Parameter]]:
-    module = copy.deepcopy(parts.trained()).to(device)
+Input = tuple[Task, Text]
+
+
+def copied(trained: nn.Module) -> tuple[nn.Module, list[nn.Parameter]]:
+    module = copy.deepcopy(trained)
     return module, list(module.parameters())
 
 
-def bare(parts: Parts, inputs: list[tuple[Tensor, Tensor]]) -> Step:
+def loss(model: nn.Module, one: Input) -> Tensor:
+    task, text = one
+    return error(model(task.noisy, task.timesteps, *text), task)
+
+
+def bare(trained: nn.Module, inputs: list[Input]) -> Step:
     """Forward, backward, clip, AdamW, with the same loss."""
-    device = inputs[0][0].device
-    module, parameters = copied(parts, device)
+    module, parameters = copied(trained)
     optimizer = torch.optim.AdamW(parameters, lr=RATE, fused=True)
-    generator, stream = torch.Generator(device), cycle(inputs)
+    stream = cycle(inputs)
 
     def step() -> None:
-        value = loss(module, parts.scheduler, *next(stream), generator)
+        value = loss(module, next(stream))
         value.backward()
         nn.utils.clip_grad_norm_(parameters, CLIP)
         optimizer.step()
@@ -131,18 +166,16 @@ def bare(parts: Parts, inputs: list[tuple[Tensor, Tensor]]) -> Step:
     return step
 
 
-def bare_accelerate(
-    parts: Parts, inputs: list[tuple[Tensor, Tensor]], accelerator: Accelerator
-) -> Step:
-    module, parameters = copied(parts, accelerator.device)
+def bare_accelerate(trained: nn.Module, inputs: list[Input], accelerator: Accelerator) -> Step:
+    module, parameters = copied(trained)
     model, optimizer = accelerator.prepare(
         module, torch.optim.AdamW(parameters, lr=RATE, fused=True)
     )
-    generator, stream = torch.Generator(accelerator.device), cycle(inputs)
+    stream = cycle(inputs)
 
     def step() -> None:
         with accelerator.accumulate(model):
-            value = loss(model, parts.scheduler, *next(stream), generator)
+            value = loss(model, next(stream))
             accelerator.backward(value)
             accelerator.clip_grad_norm_(parameters, CLIP)
             optimizer.step()
@@ -151,20 +184,18 @@ def bare_accelerate(
     return step
 
 
-def like_diffusers(
-    parts: Parts, inputs: list[tuple[Tensor, Tensor]], accelerator: Accelerator
-) -> Step:
-    module, parameters = copied(parts, accelerator.device)
+def like_diffusers(trained: nn.Module, inputs: list[Input], accelerator: Accelerator) -> Step:
+    module, parameters = copied(trained)
     average = EMAModel(parameters, decay=DECAY)
     optimizer = torch.optim.AdamW(parameters, lr=RATE)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
     model, optimizer, schedule = accelerator.prepare(module, optimizer, schedule)
-    generator, stream = torch.Generator(accelerator.device), cycle(inputs)
+    stream = cycle(inputs)
     logged = {"loss": 0.0}
 
     def step() -> None:
         with accelerator.accumulate(model):
-            value = loss(model, parts.scheduler, *next(stream), generator)
+            value = loss(model, next(stream))
             logged["loss"] = accelerator.gather(value.repeat(BATCH)).mean().item()
             accelerator.backward(value)
             accelerator.clip_grad_norm_(parameters, CLIP)

@@ -7,11 +7,13 @@ every batch is full, and the same in every run.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from sm_train.entrypoints.batch_memory import Layout, Memory, layout_bytes
 from sm_train.entrypoints.catalogue import DataError
 from sm_train.entrypoints.course import Course, Lap, Position
@@ -23,6 +25,9 @@ from sm_train.entrypoints.settings import Data
 from sm_train.entrypoints.stock import Stock
 from sm_train.entrypoints.tar_reading import TarError, sample_members
 from torch import Tensor
+
+Tokenize = Callable[[Sequence[str]], Sequence[Tensor]]
+"""From captions to token ids (B, L) for each text encoder; crosses to the loader's process."""
 
 _SLICE = 4  # samples that a thread decodes before it takes the next
 _SUBSTITUTES = 64
@@ -36,7 +41,8 @@ class Batch:
     (B, tokens, width) and of some models ``pooled`` (B, width) are there, float16, and ``pixels``
     has no rows. ``repeated``
     samples were read before: in place of bad ones, or because other processes have more to read.
-    ``origins`` are the samples themselves: shard and place in it.
+    ``origins`` are the samples themselves: shard and place in it. ``tokens`` are the captions'
+    token ids (B, L) for each tokenizer; none where ``text`` is there.
     """
 
     pixels: Tensor
@@ -48,6 +54,7 @@ class Batch:
     moments: Tensor | None = None
     text: Tensor | None = None
     pooled: Tensor | None = None
+    tokens: tuple[NDArray[np.int64], ...] = ()
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -107,6 +114,7 @@ class Source:
     batch_size: int
     targets: tuple[Target, ...]
     precomputed: Precomputed | None = None
+    tokenize: Tokenize | None = None
 
     def name(self, shard: int, sample: int) -> str:
         """A sample's shard and key, for a person."""
@@ -181,10 +189,16 @@ class Source:
             captions.append(caption)
         fresh = len(outcomes) - lap.repeated(step)
         spoilt = sum(isinstance(outcome, Bad) for outcome in outcomes[:fresh])
-        return Batch(
-            room.pixels, captions, lap.position(step), tuple(bad),
-            lap.repeated(step) + spoilt, tuple(origins), *room.latents,
+        batch = Batch(
+            room.pixels, captions, lap.position(step), tuple(bad), lap.repeated(step) + spoilt,
+            tuple(origins), tokens=self._tokens(captions),
         )  # fmt: skip
+        return batch.with_tensors(room.pixels, *room.latents)
+
+    def _tokens(self, captions: list[str]) -> tuple[NDArray[np.int64], ...]:
+        if self.tokenize is None or self.precomputed is not None:
+            return ()
+        return tuple(ids.numpy() for ids in self.tokenize(captions))
 
     def _decode_slice(
         self, epoch: int, places: list[_Place], room: _Room, first: int

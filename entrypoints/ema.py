@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class ExponentialMovingAverage:
-    """Averages in fp32, updated in a few fused kernels.
+    """Of ``parameters``, where they are in memory; updated in a few fused kernels.
 
     For the first ``start`` updates they are the weights themselves. Then the decay rises with the
     number of updates n as min(decay, (1 + n) / (10 + n)), so that what was before is forgotten
@@ -17,15 +17,15 @@ class ExponentialMovingAverage:
     """
 
     def __init__(self, parameters: Iterable[Tensor], decay: float, start: int = 0) -> None:
-        self.averages = [parameter.detach().clone().float() for parameter in parameters]
+        self._weights = [parameter.detach() for parameter in parameters]
+        self.averages = [weight.clone() for weight in self._weights]
         self.decay, self.start = decay, start
         self.updates = 0
 
     @torch.no_grad()
-    def update(self, parameters: Iterable[Tensor]) -> None:
-        """Move the averages towards ``parameters``, given in the order of the constructor."""
+    def update(self) -> None:
+        """Move the averages towards the weights as they are now."""
         self.updates += 1
         n = self.updates - self.start - 1
         decay = min(self.decay, (1 + n) / (10 + n)) if n > 0 else 0.0
-        weights = [parameter.detach().float() for parameter in parameters]
-        torch._foreach_lerp_(self.averages, weights, 1.0 - decay)
+        torch._foreach_lerp_(self.averages, self._weights, 1.0 - decay)

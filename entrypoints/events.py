@@ -32,8 +32,8 @@ FIELDS: dict[str, frozenset[str]] = {
     # Said by a thread apart from the training step.
     "heartbeat": frozenset({"step", "seconds_since_step"}),
     "checkpoint": frozenset({"step", "path", "bytes", "seconds"}),
-    # One evaluation, while training stood still.
-    "eval": frozenset({"step", "seconds"}),
+    # One evaluation, while training stood still; the held-out loss, if any.
+    "eval": frozenset({"step", "seconds", "loss"}),
     "warning": frozenset({"code", "message"}),
     "error": frozenset({"code", "message"}),
     "end": frozenset({"step", "reason", "training_seconds", "images", "iterations_per_second"}),

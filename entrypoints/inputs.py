@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from sm_train.entrypoints.batches import Batch
 from sm_train.entrypoints.draws import CAPTION, LATENT, NOISE, TIMESTEP, Draws
 from sm_train.entrypoints.models import Parts
@@ -21,28 +22,38 @@ class Inputs:
 
     def __init__(self, parts: Parts, device: torch.device, dropout: float) -> None:
         self._parts, self._device, self._dropout = parts, device, dropout
+        self._nothing = [ids.numpy() for ids in parts.text.tokenize([""])]
         self._no_caption: Text | None = None
 
     def task(
-        self, batch: Batch, draws: Draws, autocast: AbstractContextManager[Any]
+        self,
+        batch: Batch,
+        draws: Draws,
+        autocast: AbstractContextManager[Any],
+        levels: NDArray[np.float64] | None = None,
     ) -> tuple[Task, Text]:
-        """What the network is asked, and the captions it is told."""
+        """What the network is asked, and the captions it is told.
+
+        ``levels`` (B,) in (0, 1) choose the timesteps; they are drawn where it is None.
+        """
         # Chosen on the host: a choice on the device would have to be waited for.
-        dropped = (draws.uniform(CAPTION) < self._dropout).tolist()
+        dropped = draws.uniform(CAPTION) < self._dropout
         with torch.no_grad():
             with autocast:
                 if batch.moments is not None:
                     images, text = self._latents(batch.moments, draws), self._states(batch, dropped)
                 else:
-                    text = self._captions(batch.captions, dropped)
+                    text = self._captions(batch.tokens, dropped)
                     images = self._images(batch.pixels, draws)
             noise = draws.normal(NOISE, images.shape[1:])
-            return self._parts.objective.task(images, noise, draws.uniform(TIMESTEP)), text
+            if levels is None:
+                levels = draws.uniform(TIMESTEP)
+            return self._parts.objective.task(images, noise, levels), text
 
     def no_text(self) -> Text:
         """One caption that says nothing."""
         with torch.no_grad():
-            return self._captions([""], [False])
+            return self._captions(self._nothing, np.array([False]))
 
     def _images(self, pixels: Tensor, draws: Draws) -> Tensor:
         on_device = pixels.to(self._device, non_blocking=True).permute(0, 3, 1, 2)
@@ -64,20 +75,22 @@ class Inputs:
         config = self._parts.vae.config
         return (latents - (config.shift_factor or 0.0)) * float(config.scaling_factor)
 
-    def _captions(self, captions: Sequence[str], dropped: Sequence[bool]) -> Text:
-        texts = ["" if drop else text for drop, text in zip(dropped, captions, strict=True)]
-        tokens = self._parts.text.tokenize(texts)
-        on_device = [ids.to(self._device, non_blocking=True) for ids in tokens]
+    def _captions(self, tokens: Sequence[NDArray[np.int64]], dropped: NDArray[np.bool_]) -> Text:
+        left = [
+            np.where(dropped[:, None], nothing, ids)
+            for nothing, ids in zip(self._nothing, tokens, strict=True)
+        ]
+        on_device = [torch.from_numpy(ids).to(self._device, non_blocking=True) for ids in left]
         if self._parts.train_text_encoder:
             return Text(on_device[0])
         return self._parts.text.encode(on_device)
 
-    def _states(self, batch: Batch, dropped: Sequence[bool]) -> Text:
+    def _states(self, batch: Batch, dropped: NDArray[np.bool_]) -> Text:
         """Precomputed hidden states, those of no caption where it is left out."""
         if self._no_caption is None:
             states, pooled = self.no_text()
             self._no_caption = Text(states.float(), None if pooled is None else pooled.float())
-        mask = torch.from_numpy(np.array(dropped)).to(self._device, non_blocking=True)
+        mask = torch.from_numpy(dropped).to(self._device, non_blocking=True)
         nothing = self._no_caption
         assert batch.text is not None
         states = self._either(mask[:, None, None], nothing.states, batch.text)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from sm_train.entrypoints import checkpoint as store
 from sm_train.entrypoints.ema import ExponentialMovingAverage
-from sm_train.entrypoints.owned import Owned, own_part
+from sm_train.entrypoints.owned import Owned, is_split, own_part
 from sm_train.entrypoints.settings import Settings, Stage
 from sm_train.entrypoints.tensor_pieces import Box, PiecesError
 from sm_train.entrypoints.training_state import TrainingState
@@ -31,10 +32,13 @@ class Learner:
         training = settings.training
         self.module = module
         self.parameters = [one for one in module.parameters() if one.requires_grad]
-        self._owned = [own_part(one).detach() for one in self.parameters]
+        self._split = any(is_split(one) for one in self.parameters)
+        self._owned: list[Tensor] = [*self.parameters]
+        if self._split:
+            self._owned = [own_part(one).detach().requires_grad_() for one in self.parameters]
         device = self._owned[0].device
         self._optimizer = torch.optim.AdamW(
-            [one.requires_grad_() for one in self._owned],
+            self._owned,
             lr=settings.stage.learning_rate,
             weight_decay=training.weight_decay,
             fused=_fused_available(device),
@@ -61,8 +65,9 @@ class Learner:
 
         Fused AdamW looks itself, so that the host need not wait for the device to know.
         """
-        for parameter, part in zip(self.parameters, self._owned, strict=True):
-            part.grad = None if parameter.grad is None else own_part(parameter.grad)
+        if self._split:
+            for parameter, part in zip(self.parameters, self._owned, strict=True):
+                part.grad = None if parameter.grad is None else own_part(parameter.grad)
         if self._optimizer.defaults["fused"]:
             self._optimizer.found_inf = skipped  # type: ignore[attr-defined]
             self._optimizer.step()
@@ -71,12 +76,33 @@ class Learner:
         self._schedule.step()
         self.forget_gradients()
         if self._average is not None:
-            self._average.update(self._owned)
+            self._average.update()
         self.step += 1
 
     def forget_gradients(self) -> None:
-        for parameter, part in zip(self.parameters, self._owned, strict=True):
-            parameter.grad = part.grad = None
+        self._optimizer.zero_grad(set_to_none=True)
+        if self._split:
+            for parameter in self.parameters:
+                parameter.grad = None
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Inside, the average is the weights and the weights wait in its place."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        """One by one, so that it takes the memory of one tensor."""
+        if self._average is None:
+            return
+        for weight, average in zip(self._owned, self._average.averages, strict=True):
+            waiting = weight.clone()
+            weight.copy_(average)
+            average.copy_(waiting)
 
     @torch.no_grad()
     def take_average(self) -> None:

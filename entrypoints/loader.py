@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 
 import torch
 from sm_train.entrypoints.batch_memory import Borrower, Lender, Loan, OwnMemory
-from sm_train.entrypoints.batches import Batch, Source
+from sm_train.entrypoints.batches import Batch, Source, Tokenize
 from sm_train.entrypoints.buckets import aspect_shapes
 from sm_train.entrypoints.catalogue import Catalogue, DataError, Seat
 from sm_train.entrypoints.course import Course, Position, Record
@@ -143,6 +143,7 @@ class Loader:
         seed: int,
         workers: int,
         record: bytes | None = None,
+        tokenize: Tokenize | None = None,
         pin_memory: bool = False,
     ) -> None:
         mean = max(1.0, catalogue.bytes / max(1, int(catalogue.samples.sum())))
@@ -168,7 +169,9 @@ class Loader:
             for height, width in shapes or ((resolution, resolution),)
         )
         shelf = Shelf(catalogue.paths, catalogue.ranges)
-        self._source = Source(self.course, shelf, data, batch_size, targets, self.precomputed)
+        self._source = Source(
+            self.course, shelf, data, batch_size, targets, self.precomputed, tokenize
+        )
         self._workers, self._pin_memory = workers, pin_memory
         self.depth = FIRST_DEPTH
         most = _DEPTH_BYTES // (batch_size * resolution * resolution * 3)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from sm_train.entrypoints import pipeline as pipeline_module
+from sm_train.entrypoints.files import write_whole
 from sm_train.entrypoints.models import Parts, load_text_encoders
 from sm_train.entrypoints.networks import NETWORKS, Network, network_folder
 from sm_train.entrypoints.objective import SAMPLERS
@@ -67,10 +68,7 @@ def save_model(parts: Parts, weights: Iterable[tuple[str, Tensor]], folder: Path
 
 
 def _write_json(document: Mapping[str, Any], path: Path) -> None:
-    """Write it whole."""
-    temporary = path.with_name(f".{path.name}")
-    temporary.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    write_whole(path, (json.dumps(document, indent=2) + "\n").encode())
 
 
 def _save_others(parts: Parts, folder: Path) -> dict[str, Any]:

@@ -22,16 +22,30 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
+class Tokenize:
+    """Tokenizers, each with the length of its captions; crosses to the loader's process."""
+
+    tokenizers: tuple[tuple[Any, int], ...]
+
+    def __call__(self, captions: Sequence[str]) -> list[Tensor]:
+        """For each tokenizer the captions' token ids (B, L)."""
+        return [tokenize(tokenizer, length, captions) for tokenizer, length in self.tokenizers]
+
+
+@dataclass(frozen=True)
 class TextEncoders:
     """The encoders of a caption, each with its tokenizer, in the order of diffusers' pipelines."""
 
     encoders: tuple[Any, ...]
     tokenizers: tuple[Any, ...]
 
-    def tokenize(self, captions: Sequence[str]) -> list[Tensor]:
-        """For each encoder the captions' token ids (B, L)."""
+    @property
+    def tokenize(self) -> Tokenize:
+        """For each encoder the captions' token ids."""
         pairs = zip(self.encoders, self.tokenizers, strict=True)
-        return [tokenize(encoder, tokenizer, captions) for encoder, tokenizer in pairs]
+        return Tokenize(
+            tuple((tokenizer, caption_tokens(one, tokenizer)) for one, tokenizer in pairs)
+        )
 
     def encode(self, token_ids: Sequence[Tensor]) -> Text:
         return encode(self.encoders, token_ids)
@@ -42,11 +56,6 @@ class TextEncoders:
         for number, pair in enumerate(zip(self.encoders, self.tokenizers, strict=True)):
             named[numbered("text_encoder", number)], named[numbered("tokenizer", number)] = pair
         return named
-
-    def tokens(self) -> list[int]:
-        """For each encoder the length L of its captions."""
-        pairs = zip(self.encoders, self.tokenizers, strict=True)
-        return [caption_tokens(encoder, tokenizer) for encoder, tokenizer in pairs]
 
 
 @dataclass(frozen=True)

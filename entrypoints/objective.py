@@ -150,5 +150,11 @@ def error(prediction: Tensor, task: Task) -> Tensor:
     """The mean squared error of a micro-batch, a scalar."""
     if task.weights is None:
         return F.mse_loss(prediction.float(), task.target.float())
+    return errors(prediction, task).mean()
+
+
+def errors(prediction: Tensor, task: Task) -> Tensor:
+    """The mean squared error of each sample, weighted as in training; (B,)."""
     squares = F.mse_loss(prediction.float(), task.target.float(), reduction="none")
-    return (squares.mean(dim=(1, 2, 3)) * task.weights).mean()
+    each = squares.mean(dim=(1, 2, 3))
+    return each if task.weights is None else each * task.weights

@@ -41,13 +41,13 @@ def caption_tokens(encoder: Any, tokenizer: Any) -> int:
     return min(int(longest), int(tokenizer.model_max_length))
 
 
-def tokenize(encoder: Any, tokenizer: Any, captions: Sequence[str]) -> Tensor:
-    """Token ids (B, L), padded and cut to :func:`caption_tokens`."""
+def tokenize(tokenizer: Any, length: int, captions: Sequence[str]) -> Tensor:
+    """Token ids (B, L), padded and cut to ``length``."""
     ids: Tensor = tokenizer(
         list(captions),
         padding="max_length",
         truncation=True,
-        max_length=caption_tokens(encoder, tokenizer),
+        max_length=length,
         return_tensors="pt",
     ).input_ids
     return ids
@@ -198,7 +198,7 @@ class TextToImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignor
         used = [(encoder, tokenizer) for encoder, tokenizer in pairs if encoder is not None]
         texts = prompts if guidance == 1 else ["", *prompts]
         device = self._execution_device
-        ids = [tokenize(*pair, texts).to(device) for pair in used]
+        ids = [tokenize(one[1], caption_tokens(*one), texts).to(device) for one in used]
         text = encode([encoder for encoder, _ in used], ids)
         if guidance == 1:
             return text

@@ -71,6 +71,16 @@ class Training:
 
 
 @dataclass(frozen=True)
+class Evaluation:
+    """Every so many steps; ``prompts`` are drawn in ``steps`` with ``guidance``."""
+
+    every: int
+    prompts: tuple[str, ...]
+    steps: int
+    guidance: float
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     every: int
     keep: int
@@ -92,6 +102,7 @@ class Settings:
     model: Model
     stage: Stage
     training: Training
+    evaluation: Evaluation
     checkpoint: Checkpoint
     heartbeat: Heartbeat
 
@@ -119,6 +130,7 @@ def read_settings(path: Path, stage: str) -> Settings:
             model=_section(Model, document["model"]),
             stage=_section(Stage, stages[stage]),
             training=_section(Training, document["training"]),
+            evaluation=_section(Evaluation, document["evaluation"]),
             checkpoint=_section(Checkpoint, document["checkpoint"]),
             heartbeat=_section(Heartbeat, document["heartbeat"]),
         )

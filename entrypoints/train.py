@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
     from sm_train.entrypoints.backend import Choice
     from sm_train.entrypoints.catalogue import Catalogue, Seat
+    from sm_train.entrypoints.evaluation import HeldOut
     from sm_train.entrypoints.stop import StopRequest
     from sm_train.entrypoints.trainer import Trainer
 
@@ -75,7 +76,15 @@ def _train(settings: Settings, directories: Directories) -> None:
     )
     events = Events(node=hosts.rank, rank=accelerator.process_index)
     seat = _seat(accelerator, hosts)
-    catalogue = _with_own_latents(_survey(directories, seat, events), directories, events)
+    index = next(iter(sorted(directories.channel("index").rglob("*.parquet"))), None)
+    catalogue = _survey(directories, "train", index, seat, events)
+    if index is None and (seat.instance, seat.process) == (0, 0):
+        message = (
+            f"the shards have no index: reading their headers took {catalogue.seconds:.1f} s, at "
+            "every start; `sm-train index` spares that"
+        )
+        events.warn("no-index", message)
+    held_out = _held_out(accelerator, directories, seat, events)
     set_seed(settings.training.seed)
     parts = build(
         settings.model,
@@ -83,7 +92,7 @@ def _train(settings: Settings, directories: Directories) -> None:
         components=_existing(directories.channel("model")),
         previous=_existing(directories.channel("previous")),
     )
-    trainer = Trainer(settings, parts, accelerator, directories, events, catalogue, seat)
+    trainer = Trainer(settings, parts, accelerator, directories, events, catalogue, seat, held_out)
     if accelerator.is_main_process:
         _announce(trainer, choice, hosts)
     _run(trainer, stop)
@@ -98,29 +107,38 @@ def _seat(accelerator: Accelerator, hosts: Hosts) -> Seat:
     return Seat(hosts.all, hosts.rank, accelerator.local_process_index, processes)
 
 
-def _survey(directories: Directories, seat: Seat, events: Events) -> Catalogue:
-    """Agree on the shards before the first step, and say what is not as it should be."""
+def _held_out(
+    accelerator: Accelerator, directories: Directories, seat: Seat, events: Events
+) -> HeldOut | None:
+    """The validation channel, which every instance has whole: all processes share it out."""
+    from sm_train.entrypoints.catalogue import Seat
+    from sm_train.entrypoints.evaluation import HeldOut
+
+    if not directories.channel("validation").is_dir():
+        return None
+    catalogue = _survey(directories, "validation", None, seat, events)
+    together = Seat(("all",), 0, accelerator.process_index, accelerator.num_processes)
+    return HeldOut(catalogue, together)
+
+
+def _survey(
+    directories: Directories, channel: str, index: Path | None, seat: Seat, events: Events
+) -> Catalogue:
+    """Agree on a channel's shards before the first step, and say what is wrong with them."""
     from accelerate.utils import gather_object
     from sm_train.entrypoints.catalogue import survey
 
-    index = next(iter(sorted(directories.channel("index").rglob("*.parquet"))), None)
     catalogue = survey(
-        directories.channel("train"),
+        directories.channel(channel),
         index,
         seat,
         lambda value: gather_object([value]),
-        directories.base / "walk",
+        directories.base / "walk" / channel,
     )
     for shard, line in catalogue.damage:
         message = f"{shard}: {line}"
         events.warn("shard-damaged", message)
-    if index is None and (seat.instance, seat.process) == (0, 0):
-        message = (
-            f"the shards have no index: reading their headers took {catalogue.seconds:.1f} s, at "
-            "every start; `sm-train index` spares that"
-        )
-        events.warn("no-index", message)
-    return catalogue
+    return _with_own_latents(catalogue, directories, events)
 
 
 def _with_own_latents(catalogue: Catalogue, directories: Directories, events: Events) -> Catalogue:

@@ -19,6 +19,7 @@ from sm_train.entrypoints.batches import Batch
 from sm_train.entrypoints.catalogue import Catalogue, Seat
 from sm_train.entrypoints.directories import Directories
 from sm_train.entrypoints.draws import Draws
+from sm_train.entrypoints.evaluation import Evaluation, HeldOut
 from sm_train.entrypoints.events import Events
 from sm_train.entrypoints.heartbeat import Heartbeat
 from sm_train.entrypoints.inputs import Inputs
@@ -64,6 +65,7 @@ class Trainer:
         events: Events,
         catalogue: Catalogue,
         seat: Seat,
+        held_out: HeldOut | None = None,
     ) -> None:
         self.settings, self.parts, self.accelerator = settings, parts, accelerator
         self.directories, self.events = directories, events
@@ -94,9 +96,13 @@ class Trainer:
             seed=settings.training.seed,
             workers=settings.training.workers,
             record=None if found is None else (found.folder / RECORD).read_bytes(),
+            tokenize=parts.text.tokenize,
             pin_memory=self.device.type == "cuda",
         )
         self.log = StepLog(settings, accelerator, events, self.loader)
+        self.evaluation = Evaluation(
+            settings, parts, self.learner, accelerator, directories, events, held_out
+        )
         self._saver = self._make_saver()
         self._rollbacks = 0
 
@@ -151,7 +157,8 @@ class Trainer:
                 reason = "sigterm"
             last = reason == "sigterm" or learner.step == stage.iterations
             saving = last or learner.step % self.settings.checkpoint.every == 0
-            if saving or learner.step % training.log_every == 0:
+            evaluating = self.evaluation.due(learner.step) and reason == "done"
+            if saving or evaluating or learner.step % training.log_every == 0:
                 speed = self.log.tell_steps(learner.step, interval, learner.learning_rate)
                 interval = Interval(self.device)
                 if self.log.skipped_in_a_row > training.max_skipped_steps:
@@ -161,6 +168,10 @@ class Trainer:
             # What led to steps without a gradient may be in the weights already.
             if saving and (last or not self.log.skipped_in_a_row):
                 self._begin_checkpoint()
+            if evaluating:
+                self.evaluation.run()
+                heartbeat.beat(learner.step)
+                interval = Interval(self.device)
             if checking or saving:
                 patience = STOP_CHECK_SECONDS if self._saver.step is None else WRITTEN_CHECK_SECONDS
                 # From a figure that all processes share, so that they ask after the same step.

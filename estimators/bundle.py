@@ -90,7 +90,7 @@ def requirements(framework_version: str | None) -> str:
 def _document(config: RunConfig) -> dict[str, object]:
     """The run document; folders of the laptop mean nothing in the cluster and stay here."""
     return config.model_dump(
-        mode="json", exclude={"data": {"local"}, "model": {"local_components"}}
+        mode="json", exclude={"data": {"local", "local_validation"}, "model": {"local_components"}}
     )
 
 

@@ -21,6 +21,7 @@ _FIELDS = {
     ),
     "heartbeat": ("seconds_since_step",),
     "checkpoint": ("seconds", "bytes"),
+    "eval": ("loss", "seconds"),
 }
 
 

@@ -144,6 +144,8 @@ def _channels(
     if config.data.index_uri:
         # Only what is looked up in it is fetched.
         channels.append(_channel("index", config.data.index_uri, "FastFile"))
+    if config.data.validation:
+        channels.append(_channel("validation", config.data.validation, "FastFile"))
     if config.model.components:
         channels.append(_channel("model", config.model.components, "File"))
     if previous := previous_stage(config, stage):

@@ -86,6 +86,7 @@ def words_for_pattern(pattern: str) -> str:
 
 PlainText = Annotated[str, Field(pattern=_PLAIN, max_length=256)]
 Name = Annotated[str, Field(pattern=_NAME, max_length=JOB_NAME_LIMIT)]
+PromptText = Annotated[str, Field(min_length=1, max_length=1000)]
 S3Uri = Annotated[str, Field(pattern=_S3_URI, max_length=1024)]
 
 
@@ -111,6 +112,12 @@ class Data(Section):
         default=None,
         description="The same shards on this machine, relative to the run file; "
         "`submit --local` reads them.",
+    )
+    validation: S3Uri | None = Field(
+        default=None, description="S3 prefix of shards that are not trained on: held-out loss."
+    )
+    local_validation: str | None = Field(
+        default=None, description="The same on this machine, for `submit --local`."
     )
     samples: Count | None = Field(
         default=None,
@@ -378,6 +385,21 @@ _CAPACITY_KEYS = {
 }
 
 
+class Evaluation(Section):
+    """What is looked at while the model trains, by its averaged weights."""
+
+    every: Count = Field(
+        default=5000, description="Steps between two evaluations; the last step has one."
+    )
+    prompts: Annotated[list[PromptText], Field(max_length=64)] = Field(
+        default_factory=list, description="Images of these are drawn in each evaluation."
+    )
+    steps: Annotated[int, BeforeValidator(_no_bool), Field(ge=1, le=1000)] = Field(
+        default=30, description="Sampling steps of an image."
+    )
+    guidance: NotNegative = Field(default=5.0, description="Classifier-free guidance; 1 is none.")
+
+
 class Checkpoint(Section):
     """What a restart costs."""
 
@@ -433,6 +455,7 @@ class RunConfig(Section):
     stages: Annotated[list[Stage], Field(min_length=1, max_length=20)]
     training: Training = Training()
     cluster: Cluster
+    evaluation: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
     heartbeat: Heartbeat = Heartbeat()
     budget: Budget | None = None

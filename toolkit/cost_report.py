@@ -9,9 +9,9 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from sm_train.entrypoints.files import write_whole
 from sm_train.toolkit.amounts import days, dollar_range, dollars, number, total_dollars
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.files import write_whole
 
 Document = dict[str, Any]
 

@@ -15,9 +15,9 @@ import time
 from pathlib import Path
 
 import numpy as np
+from sm_train.entrypoints.files import write_whole
 from sm_train.toolkit.digits import NAMES, caption, draw_digits, train_judge, write_digits
 from sm_train.toolkit.event_log import Event, read_events
-from sm_train.toolkit.files import write_whole
 from sm_train.toolkit.output import people
 
 OUTPUT = Path("demo-out")

@@ -103,10 +103,14 @@ def _shards(config: RunConfig, base: Path) -> tuple[Path, list[Path]]:
 def _shared_channels(config: RunConfig, stage: Stage, base: Path, output: Path) -> dict[str, Path]:
     """The channels that every node sees whole."""
     channels: dict[str, Path] = {}
-    if config.model.local_components is not None:
-        channels["model"] = base / config.model.local_components
-        if not channels["model"].is_dir():
-            raise UserError(f"model.local_components: {channels['model']}: no such folder")
+    for name, key, local in (
+        ("model", "model.local_components", config.model.local_components),
+        ("validation", "data.local_validation", config.data.local_validation),
+    ):
+        if local is not None:
+            channels[name] = base / local
+            if not channels[name].is_dir():
+                raise UserError(f"{key}: {channels[name]}: no such folder")
     index = config.stages.index(stage)
     if index:
         previous = config.stages[index - 1]
@@ -114,7 +118,7 @@ def _shared_channels(config: RunConfig, stage: Stage, base: Path, output: Path) 
         channels["previous"] = checkpoints / FINAL_MODEL
         if needs_state(stage):
             channels["previous-state"] = checkpoints / last_checkpoint(previous)
-        if not all(folder.is_dir() for name, folder in channels.items() if name != "model"):
+        if not all(folder.is_dir() for folder in channels.values()):
             raise UserError(
                 f"--stage: {stage.name} starts from {previous.name}, which has no final model in "
                 f"{output}; run that stage first",

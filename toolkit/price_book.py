@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from sm_train.cost.prices import PriceError, PriceRow, PriceTable, shipped_prices
+from sm_train.entrypoints.files import write_whole
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.files import cache_folder, write_whole
+from sm_train.toolkit.files import cache_folder
 
 _VERSION = 1
 

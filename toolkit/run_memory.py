@@ -14,8 +14,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
+from sm_train.entrypoints.files import write_whole
 from sm_train.estimators.model_presets import entrypoints_folder, estimators_folder
-from sm_train.toolkit.files import cache_folder, write_whole
+from sm_train.toolkit.files import cache_folder
 
 if TYPE_CHECKING:
     from sm_train.estimators.run_config import RunConfig

@@ -69,6 +69,7 @@ def tiny_run(*, iterations: int, **training: Any) -> RunConfig:
     }  # fmt: skip
     stage = {key: training.pop(key) for key in list(training) if key in stage_keys}
     checkpoint = {"every": training.pop("checkpoint_every", 100), "keep": 3}
+    evaluation = training.pop("evaluation", {})
     return RunConfig.model_validate(
         run(
             name="tiny",
@@ -93,6 +94,7 @@ def tiny_run(*, iterations: int, **training: Any) -> RunConfig:
             }
             | training,
             checkpoint=checkpoint,
+            evaluation=evaluation,
             cluster={"instance_type": "ml.g5.xlarge"},
         )
     )

@@ -50,8 +50,8 @@ def command(
         raise UserError(
             f"sample: {error.name} is not installed; pip install 'sm-train[train]'"
         ) from None
-    from sm_train.toolkit.files import write_whole
-    from sm_train.toolkit.grid import draw_grid, png
+    from sm_train.entrypoints.files import write_whole
+    from sm_train.entrypoints.grid import draw_grid, png
     from sm_train.toolkit.output import people, write_json
 
     try:

@@ -1,0 +1,173 @@
+"""How good the model is, while it trains: held-out loss, and images of some prompts.
+
+Both by the averaged weights, which are what a run delivers. The loss is at fixed timesteps and with
+fixed noise on a fixed set, so that two evaluations differ by the weights alone.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from sm_train.entrypoints.batches import Batch
+from sm_train.entrypoints.catalogue import Catalogue, Seat
+from sm_train.entrypoints.directories import Directories
+from sm_train.entrypoints.draws import Draws
+from sm_train.entrypoints.events import Events
+from sm_train.entrypoints.files import write_whole
+from sm_train.entrypoints.grid import draw_grid, png
+from sm_train.entrypoints.inputs import Inputs
+from sm_train.entrypoints.learner import Learner
+from sm_train.entrypoints.loader import Loader
+from sm_train.entrypoints.models import Parts
+from sm_train.entrypoints.objective import errors
+from sm_train.entrypoints.pipeline import TextToImagePipeline
+from sm_train.entrypoints.settings import Settings
+
+LEVELS = (0.125, 0.375, 0.625, 0.875)
+"""Where along the timesteps' distribution the held-out loss is taken."""
+
+SAMPLES = "samples"
+"""The folder of the grids, below the checkpoints' and in the job's output."""
+
+_COLUMNS, _AT_ONCE = 8, 8
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Samples that are not trained on; every instance sees all of them."""
+
+    catalogue: Catalogue
+    seat: Seat
+
+
+class Evaluation:
+    """Evaluates what ``learner`` has learned; called by all processes after the same steps."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        parts: Parts,
+        learner: Learner,
+        accelerator: Accelerator,
+        directories: Directories,
+        events: Events,
+        held_out: HeldOut | None,
+    ) -> None:
+        self._settings, self._parts, self._learner = settings, parts, learner
+        self._accelerator, self._directories, self._events = accelerator, directories, events
+        self._held_out = held_out
+        self._inputs = Inputs(parts, accelerator.device, dropout=0.0)
+        self._generator = torch.Generator(accelerator.device)
+
+    def due(self, step: int) -> bool:
+        evaluation = self._settings.evaluation
+        something = self._held_out is not None or bool(evaluation.prompts)
+        last = step == self._settings.stage.iterations
+        return something and (last or step % evaluation.every == 0)
+
+    def run(self) -> None:
+        """Training stands still; the weights are afterwards what they were before."""
+        started = time.monotonic()
+        module = self._learner.module.eval()
+        with self._learner.averaged(), torch.no_grad(), self._accelerator.autocast():
+            losses = {} if self._held_out is None else self._losses(self._held_out)
+            images = self._images() if self._settings.evaluation.prompts else None
+        module.train()
+        if self._accelerator.is_main_process:
+            self._tell(losses, images, time.monotonic() - started)
+
+    # ------------------------------------------------------------------ held-out loss
+
+    def _losses(self, held_out: HeldOut) -> dict[str, float]:
+        """The mean loss at each level; the same, but for rounding, for any number of processes."""
+        settings, device = self._settings, self._accelerator.device
+        loader = Loader(
+            held_out.catalogue, held_out.seat,
+            replace(settings.data, crop="center", aspect_buckets=False, max_bad_share=1.0),
+            resolution=settings.stage.resolution, batch_size=settings.stage.per_gpu_batch,
+            seed=0, workers=0, tokenize=self._parts.text.tokenize,
+        )  # fmt: skip
+        sums = torch.zeros(len(LEVELS) + 1, dtype=torch.float64, device=device)
+        for batch, _ in zip(loader, range(loader.balance().steps), strict=False):
+            # What is repeated to make processes equal stands at a batch's end.
+            fresh = len(batch.origins) - batch.repeated
+            for number, level in enumerate(LEVELS):
+                sums[number] += self._errors(batch, number, level)[:fresh].double().sum()
+            sums[-1] += fresh
+        *totals, count = self._accelerator.reduce(sums, "sum").tolist()
+        return {str(level): one / count for level, one in zip(LEVELS, totals, strict=True)}
+
+    def _errors(self, batch: Batch, number: int, level: float) -> torch.Tensor:
+        """Of each sample, at one level; its noise belongs to sample and level."""
+        draws = Draws(0, number, batch.origins, self._generator)
+        levels = np.full(len(batch.origins), level)
+        task, text = self._inputs.task(batch, draws, self._accelerator.autocast(), levels)
+        return errors(self._learner.module(task.noisy, task.timesteps, *text), task)
+
+    # ------------------------------------------------------------------ images
+
+    def _images(self) -> list[Any]:
+        """PIL images of the prompts, on the first process; each process draws some of them."""
+        from PIL import Image
+
+        evaluation, world = self._settings.evaluation, self._accelerator.num_processes
+        prompts = list(enumerate(evaluation.prompts))
+        own = prompts[self._accelerator.process_index :: world]
+        # Where weights are split, all processes go through the network equally often.
+        own += [prompts[0]] * (math.ceil(len(prompts) / world) - len(own))
+        pipeline = TextToImagePipeline(**self._parts.folders())
+        pipeline.set_progress_bar_config(disable=True)
+        drawn: list[tuple[int, Any]] = []
+        for first in range(0, len(own), _AT_ONCE):
+            some = own[first : first + _AT_ONCE]
+            images = pipeline(
+                [prompt for _, prompt in some],
+                num_inference_steps=evaluation.steps,
+                guidance_scale=evaluation.guidance,
+                generator=[torch.Generator().manual_seed(number) for number, _ in some],
+            ).images
+            drawn += [
+                (number, np.asarray(image)) for (number, _), image in zip(some, images, strict=True)
+            ]
+        everyones = dict(gather_object(drawn))
+        return [Image.fromarray(everyones[number]) for number in range(len(prompts))]
+
+    def _tell(self, losses: dict[str, float], images: list[Any] | None, seconds: float) -> None:
+        step = self._learner.step
+        loss = sum(losses.values()) / len(losses) if losses else None
+        said = [f"held-out loss {loss:.4f}"] if loss is not None else []
+        path = None
+        if images is not None:
+            path = self._write(images, step)
+            said += [f"{len(images)} images in {path}"] if path else []
+        self._events.write(
+            "eval",
+            f"evaluation at step {step}: {', '.join(said)} ({seconds:.1f} s)",
+            step=step,
+            seconds=seconds,
+            loss=loss,
+            losses=losses or None,
+            images=path,
+        )
+
+    def _write(self, images: list[Any], step: int) -> str | None:
+        """The grid, where it is copied to S3 at once, and in the job's output."""
+        labels = list(self._settings.evaluation.prompts)
+        content = png(draw_grid(images, labels, min(_COLUMNS, len(images))))
+        name = f"step-{step:08d}.png"
+        folders = [self._directories.checkpoints / SAMPLES, self._directories.output_data / SAMPLES]
+        try:
+            for folder in folders:
+                folder.mkdir(parents=True, exist_ok=True)
+                write_whole(folder / name, content)
+        except OSError as error:
+            self._events.warn("images-not-written", f"{SAMPLES}/{name}: {error}; training goes on")
+            return None
+        return f"{SAMPLES}/{name}"

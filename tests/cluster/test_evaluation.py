@@ -1,0 +1,97 @@
+"""Evaluation while a job trains: held-out loss and images, which leave the training as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from tests.cluster.jobs import Job, losses, tiny_run, weights, write_shards
+
+PROMPTS = ["a grey of 1", "a grey of 2", "a grey of 3"]
+EVALUATION = {"every": 2, "prompts": PROMPTS, "steps": 2, "guidance": 2.0}
+
+
+def job(folder: Path, *, held_out: bool = True, **settings: Any) -> Job:
+    made = Job(
+        folder,
+        tiny_run(**({"iterations": 5, "checkpoint_every": 5, "per_gpu_batch": 2} | settings)),
+    )
+    write_shards(made.train_channel, shards=2, each=8)
+    if held_out:
+        # An odd number: some processes read a sample twice, which counts once.
+        write_shards(made.base / "input" / "data" / "validation", shards=1, each=7)
+    return made
+
+
+def run(made: Job, processes: int = 1) -> list[dict[str, Any]]:
+    code, events, text = made.run(processes)
+    assert code == 0, text
+    return events
+
+
+def evaluations(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [event for event in events if event["kind"] == "eval"]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, list[dict[str, Any]]]:
+    made = job(tmp_path_factory.mktemp("plain"), held_out=False)
+    return made, run(made)
+
+
+def test_an_evaluation_says_loss_and_images_and_changes_nothing(
+    tmp_path: Path, plain: tuple[Job, list[dict[str, Any]]]
+) -> None:
+    made = job(tmp_path, evaluation=EVALUATION)
+    events = run(made)
+    found = evaluations(events)
+    assert [event["step"] for event in found] == [2, 4, 5]
+    for event in found:
+        assert event["seconds"] > 0
+        assert event["loss"] == pytest.approx(sum(event["losses"].values()) / 4)
+        for folder in (made.checkpoints, made.base / "output" / "data"):
+            with Image.open(folder / event["images"]) as grid:
+                assert grid.width > 3 * 128
+    assert losses(events) == losses(plain[1])
+    assert weights(made, 5) == weights(plain[0], 5)
+
+
+def test_without_anything_to_evaluate_there_is_none(
+    plain: tuple[Job, list[dict[str, Any]]],
+) -> None:
+    assert not evaluations(plain[1])
+
+
+def test_held_out_loss_falls_as_training_loss_does(tmp_path: Path) -> None:
+    events = run(job(tmp_path, iterations=60, learning_rate=3e-3, evaluation={"every": 20}))
+    found = [event["loss"] for event in evaluations(events)]
+    assert found[2] < found[0] * 0.9
+
+
+@pytest.mark.parametrize("sharding", ["none", "full_shard"])
+def test_the_held_out_loss_and_the_images_do_not_depend_on_the_processes(
+    tmp_path: Path, sharding: str
+) -> None:
+    """Before any training the weights are the same, so all else is, too."""
+    results = []
+    for processes in (1, 2):
+        made = job(
+            tmp_path / str(processes), preset="tiny-mmdit", iterations=1, learning_rate=1e-12,
+            sharding=sharding, evaluation=EVALUATION,
+        )  # fmt: skip
+        [event] = evaluations(run(made, processes))
+        results.append((event["losses"], (made.checkpoints / event["images"]).read_bytes()))
+    assert results[0][0] == pytest.approx(results[1][0], rel=1e-5)
+    assert results[0][1] == results[1][1]
+
+
+def test_images_that_cannot_be_written_cost_a_warning(tmp_path: Path) -> None:
+    made = job(tmp_path, evaluation=EVALUATION, held_out=False, iterations=2)
+    made.checkpoints.mkdir()
+    (made.checkpoints / "samples").write_text("in the way")
+    events = run(made)
+    assert "images-not-written" in {event.get("code") for event in events}
+    assert evaluations(events)[0]["images"] is None
