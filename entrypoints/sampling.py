@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from sm_train.entrypoints.checkpoint import (
 )
 from sm_train.entrypoints.model_folder import is_frame, load_frame, load_model
 from sm_train.entrypoints.networks import network_folder
+from sm_train.entrypoints.order import mix
 from sm_train.entrypoints.tensor_pieces import PiecesError, read_whole
 from sm_train.entrypoints.training_state import AVERAGE, MODEL
 
@@ -24,6 +25,15 @@ FRAME = "components"
 
 _AT_ONCE = 16
 """Images drawn together: bounds the memory, whatever the number of prompts."""
+
+
+@dataclass(frozen=True)
+class How:
+    """``steps`` of the sampler, guidance (1 is none), and what the noise belongs to."""
+
+    steps: int
+    guidance: float
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -103,17 +113,17 @@ def _with_weights(frame: Path, checkpoint: Path) -> Any:
         raise CheckpointError(f"{checkpoint}: is of another model than {frame}") from None
 
 
-def draw(
-    pipeline: Any, prompts: Sequence[str], *, steps: int, guidance: float, seed: int
-) -> list[Any]:
-    """One PIL image for each prompt; the same arguments draw the same images."""
-    generator = torch.Generator().manual_seed(seed)
-    images: list[Any] = []
+def draw(pipeline: Any, prompts: Sequence[str], how: How) -> Iterator[list[Any]]:
+    """One PIL image for each prompt, some at a time.
+
+    A prompt's noise belongs to the seed and its place, not to what is drawn beside it.
+    """
     for start in range(0, len(prompts), _AT_ONCE):
-        images += pipeline(
-            list(prompts[start : start + _AT_ONCE]),
-            num_inference_steps=steps,
-            guidance_scale=guidance,
-            generator=generator,
+        some = list(prompts[start : start + _AT_ONCE])
+        seeds = (int(mix(how.seed % 2**64, start + number)) for number in range(len(some)))
+        yield pipeline(
+            some,
+            num_inference_steps=how.steps,
+            guidance_scale=how.guidance,
+            generator=[torch.Generator().manual_seed(seed - 2**63) for seed in seeds],
         ).images
-    return images

@@ -19,6 +19,7 @@ COMMANDS = {
     "cost": "Say what a run costs, in dollars and days.",
     "submit": "Show the plan and the dollars, ask, and start the run.",
     "sample": "Draw images from a checkpoint into a grid.",
+    "compare": "Make a page on which people judge two checkpoints blindly.",
     "template": "Print a CloudFormation template: packing in Lambda.",
     "schema": "Print the run file's JSON Schema.",
     "completion": "Print the completion script for a shell.",

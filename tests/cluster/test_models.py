@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -17,7 +19,7 @@ from tests.conftest import Cli
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, list[dict[str, Any]]]:
     """A tiny latent model with an autoencoder and a frozen text encoder."""
-    run = tiny_run(preset="tiny-sd2", iterations=2, checkpoint_every=2)
+    run = tiny_run(preset="tiny-sd2", iterations=2, checkpoint_every=1)
     job = Job(tmp_path_factory.mktemp("latent"), run)
     write_shards(job.train_channel, shards=1, each=20)
     code, events, text = job.run()
@@ -95,3 +97,69 @@ def test_what_is_no_model_is_told_in_one_line(
         [line] = result.stderr.splitlines()
         assert expected in line
     assert not (tmp_path / "a.png").exists()
+
+
+def test_prompts_come_from_a_table_too(
+    cli: Cli, tmp_path: Path, trained: tuple[Job, list[dict[str, Any]]]
+) -> None:
+    """PartiPrompts' own format: tabs, a header, and quotation marks that belong to the prompt."""
+    table = 'Prompt\tCategory\n"a grey" of 1\tArts\na grey of 2\tPeople\n\n'
+    (tmp_path / "parti.tsv").write_text(table)
+    (tmp_path / "prompts.txt").write_text('"a grey" of 1\na grey of 2\n')
+    (tmp_path / "other.tsv").write_text("Text\tCategory\na\tb\n")
+    model = trained[0].base / "model"
+    grids = []
+    for prompts in ("parti.tsv", "prompts.txt"):
+        done = cli("sample", model, "--prompts", prompts, "--steps", "2", "--out", "grid.png")
+        assert done.returncode == 0, done.stderr
+        grids.append((tmp_path / "grid.png").read_bytes())
+    assert grids[0] == grids[1]
+    other = cli("sample", model, "--prompts", "other.tsv")
+    assert other.returncode == 2
+    assert "has no column Prompt, its first line has text, category" in other.stderr
+
+
+def test_a_prompts_image_does_not_depend_on_those_beside_it(
+    tmp_path: Path, trained: tuple[Job, list[dict[str, Any]]]
+) -> None:
+    from sm_train.entrypoints import sampling
+
+    pipeline = sampling.load(sampling.find_source(trained[0].base / "model"))
+    prompts = [f"a grey of {number}" for number in range(18)]
+    how = sampling.How(steps=2, guidance=2.0, seed=-3)
+    many = [image for some in sampling.draw(pipeline, prompts, how) for image in some]
+    [[alone]] = sampling.draw(pipeline, prompts[:1], how)
+    difference = np.abs(np.asarray(alone, np.int16) - np.asarray(many[0], np.int16))
+    # A batch of another size is summed in another order.
+    assert difference.max() <= 1
+
+
+def test_a_comparison_page_holds_both_models_images_in_drawn_order(
+    cli: Cli, tmp_path: Path, trained: tuple[Job, list[dict[str, Any]]]
+) -> None:
+    prompts = [f"a grey of {number} </script>" for number in range(12)]
+    (tmp_path / "prompts.txt").write_text("\n".join(prompts))
+    job = trained[0]
+    places = (job.checkpoints / "step-00000001", job.base / "model")
+    done = cli("compare", *places, "--prompts", "prompts.txt", "--steps", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"out": "compare.html", "pairs": 12, "seed": 0}
+    page = (tmp_path / "compare.html").read_text()
+    # Whole in one file: nothing is fetched.
+    assert "http" not in page.replace("http-equiv", "")
+    [document] = re.findall(r'<script id="document" type="application/json">(.*?)</script>', page)
+    found = json.loads(document)
+    assert found["names"] == [str(place) for place in places]
+    assert [pair["prompt"] for pair in found["pairs"]] == prompts
+    assert {pair["swapped"] for pair in found["pairs"]} == {False, True}
+    # The other way round the same images change their names, not their quality.
+    back = cli("compare", *reversed(places), "--prompts", "prompts.txt", "--steps", "2")
+    assert back.returncode == 0
+    again = (tmp_path / "compare.html").read_text()
+    [document] = re.findall(r'<script id="document" type="application/json">(.*?)</script>', again)
+    for pair, other in zip(found["pairs"], json.loads(document)["pairs"], strict=True):
+        assert {pair["left"], pair["right"]} == {other["left"], other["right"]}
+        assert pair["left"] == (
+            other["left"] if pair["swapped"] != other["swapped"] else other["right"]
+        )
+    assert cli("compare", "none", places[1], "--prompts", "prompts.txt").returncode == 2

@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from sm_train.toolkit.errors import UserError
 
 
 @click.command()
 @click.argument("checkpoint", type=click.Path(path_type=Path))
 @click.option(
-    "--prompts", type=click.Path(path_type=Path), required=True, help="Text file, one a line."
+    "--prompts",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Text file, one a line, or a TSV with a column Prompt.",
 )
 @click.option(
     "--out", type=click.Path(path_type=Path), default="grid.png", show_default=True, help="PNG."
@@ -36,47 +38,17 @@ def command(
     CHECKPOINT is a final model's folder, one checkpoint (step-…), or a run's checkpoints, of
     which the newest complete one is taken.
     """
-    if not checkpoint.is_dir():
-        raise UserError(f"{checkpoint}: no such folder; give a model's or a run's checkpoints")
-    lines = _read_prompts(prompts)
-    if out.is_dir():
-        raise UserError(f"--out: {out}: is a folder; name the PNG in it")
-    if not out.parent.is_dir():
-        raise UserError(f"--out: {out.parent}: no such folder; make it first")
-    try:
-        from sm_train.entrypoints import sampling
-        from sm_train.entrypoints.checkpoint import CheckpointError
-    except ImportError as error:
-        raise UserError(
-            f"sample: {error.name} is not installed; pip install 'sm-train[train]'"
-        ) from None
     from sm_train.entrypoints.files import write_whole
     from sm_train.entrypoints.grid import draw_grid, png
+    from sm_train.toolkit.drawing import draw_images, find_source, require_file_place
     from sm_train.toolkit.output import people, write_json
+    from sm_train.toolkit.prompts import read_prompts
 
-    try:
-        source = sampling.find_source(checkpoint)
-        pipeline = sampling.load(source)
-    except CheckpointError as error:
-        raise UserError(str(error)) from None
-    with people().status(f"drawing {len(lines)} images"):
-        images = sampling.draw(pipeline, lines, steps=steps, guidance=guidance, seed=seed)
+    lines = read_prompts(prompts)
+    require_file_place(out, "PNG")
+    source = find_source(checkpoint)
+    images = draw_images(source, lines, steps=steps, guidance=guidance, seed=seed)
     write_whole(out, png(draw_grid(images, lines, min(columns, len(lines)))))
     people().print(f"wrote {len(images)} images from {source.checkpoint or source.model} to {out}")
     if as_json:
         write_json({"out": str(out), "images": len(images), "seed": seed})
-
-
-def _read_prompts(path: Path) -> list[str]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UserError(f"--prompts: {path}: no such file; write one prompt a line") from None
-    except IsADirectoryError:
-        raise UserError(f"--prompts: {path}: is a folder; give a text file") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"--prompts: {path}: not UTF-8 (byte {error.start})") from None
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if not lines:
-        raise UserError(f"--prompts: {path}: is empty; write one prompt a line")
-    return lines

@@ -1,0 +1,56 @@
+"""``sm-train compare``: two checkpoints side by side, for people to judge without knowing which."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("first", type=click.Path(path_type=Path))
+@click.argument("second", type=click.Path(path_type=Path))
+@click.option(
+    "--prompts", type=click.Path(path_type=Path), required=True,
+    help="Text file, one a line, or a TSV with a column Prompt.",
+)  # fmt: skip
+@click.option(
+    "--out", type=click.Path(path_type=Path), default="compare.html", show_default=True,
+    help="The page, whole in one file.",
+)  # fmt: skip
+@click.option("--steps", type=click.IntRange(1, 1000), default=50, show_default=True)
+@click.option("--guidance", type=click.FloatRange(0, 100), default=5.0, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
+def command(
+    first: Path,
+    second: Path,
+    prompts: Path,
+    out: Path,
+    steps: int,
+    guidance: float,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Draw every prompt from both, with the same noise, into a page that counts who wins.
+
+    FIRST and SECOND are what `sm-train sample` takes. The page shows which image is whose only
+    after the last judgement; it needs no network.
+    """
+    from sm_train.entrypoints.files import write_whole
+    from sm_train.toolkit.comparison_page import comparison_page
+    from sm_train.toolkit.drawing import draw_images, find_source, require_file_place
+    from sm_train.toolkit.output import people, write_json
+    from sm_train.toolkit.prompts import read_prompts
+
+    lines = read_prompts(prompts)
+    require_file_place(out, "page")
+    sources = [find_source(one) for one in (first, second)]
+    drawn = [
+        draw_images(source, lines, steps=steps, guidance=guidance, seed=seed) for source in sources
+    ]
+    names = (str(first), str(second))
+    write_whole(out, comparison_page(names, lines, (drawn[0], drawn[1]), seed).encode())
+    people().print(f"wrote {len(lines)} pairs to {out}; open it in a browser")
+    if as_json:
+        write_json({"out": str(out), "pairs": len(lines), "seed": seed})

@@ -1,0 +1,43 @@
+"""Prompts from a file: one a line, or a table as PartiPrompts has it."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from sm_train.toolkit.errors import UserError
+
+_COLUMN = "prompt"
+"""Of a table with tabs (PartiPrompts calls it ``Prompt``); other columns are left alone."""
+
+
+def read_prompts(path: Path) -> list[str]:
+    """The prompts of a text file or, if its name ends in ``.tsv``, of its column ``Prompt``.
+
+    Raises:
+        UserError: there is no such file, it is no text, or it has no prompt.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise UserError(f"--prompts: {path}: no such file; write one prompt a line") from None
+    except IsADirectoryError:
+        raise UserError(f"--prompts: {path}: is a folder; give a text file") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"--prompts: {path}: not UTF-8 (byte {error.start})") from None
+    lines = _column(path, text) if path.suffix.lower() == ".tsv" else text.splitlines()
+    prompts = [line.strip() for line in lines if line.strip()]
+    if not prompts:
+        raise UserError(f"--prompts: {path}: is empty; write one prompt a line")
+    return prompts
+
+
+def _column(path: Path, text: str) -> list[str]:
+    # Quotation marks are part of a prompt.
+    rows = csv.reader(text.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE)
+    header = [name.strip().lower() for name in next(rows, [])]
+    if _COLUMN not in header:
+        found = ", ".join(header) or "nothing"
+        raise UserError(f"--prompts: {path}: has no column Prompt, its first line has {found}")
+    place = header.index(_COLUMN)
+    return [row[place] for row in rows if len(row) > place]
