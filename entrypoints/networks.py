@@ -25,9 +25,9 @@ TRANSFORMER, UNET = "transformer", "unet"
 """Folders of a network in diffusers' layout."""
 
 _ZERO = {
-    # The last convolution, and of each block what it adds to its input: a U-Net begins by passing
-    # its input on (Ho et al.'s and the latent diffusion code's zero_module).
-    "UNet2DConditionModel": ("conv_out", "conv2", "proj_out"),
+    # As diffusers' class begins: with the original code's zeros the demo's digits came out worse
+    # (70 % recognised after 1,000 steps, 89 % without them).
+    "UNet2DConditionModel": (),
     # AdaLN-Zero: blocks begin as identities, the output as zero (arXiv 2212.09748, section 3.2).
     "PixArtTransformer2DModel": ("adaln_single.linear", "proj_out"),
     "SD3Transformer2DModel": (

@@ -12,13 +12,25 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from sm_train.entrypoints.files import write_whole
-from sm_train.toolkit.digits import NAMES, caption, draw_digits, train_judge, write_digits
+from sm_train.toolkit.digits import (
+    NAMES,
+    caption,
+    draw_digits,
+    frechet_distance,
+    train_judge,
+    write_digits,
+)
 from sm_train.toolkit.event_log import Event, read_events
 from sm_train.toolkit.output import people
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 OUTPUT = Path("demo-out")
 _STAGE = OUTPUT / "run" / "digits"
@@ -46,21 +58,40 @@ def main() -> None:
         *["sample", str(MODEL.relative_to(OUTPUT)), "--prompts", "prompts.txt"],
         *["--guidance", "2", "--steps", "25"],
     )
-    share, accuracy = judge()
+    verdicts = judge()
     draw_picture(list(read_events(_STAGE)), OUTPUT / "grid.png", OUTPUT / "demo.png")
     _command(
         "8 · The measured speed, priced on 4 × p4de (only an illustration)",
         *["cost", "--instance", "ml.p4de.24xlarge", "--instances", "4"],
         *["--measured", "run/digits", "--iterations", "100000"],
     )
-    _summary(share, accuracy, time.monotonic() - started)
+    _summary(verdicts, time.monotonic() - started)
 
 
-def judge() -> tuple[float, float]:
-    """The share of drawn digits that are recognised, and the classifier's own accuracy."""
+@dataclass(frozen=True)
+class Verdict:
+    """What the judge says of a checkpoint's drawn digits: the share that it recognises as the
+    prompted ones, and their Fréchet distance from real ones.
+    """
+
+    name: str
+    recognised: float
+    distance: float
+
+
+def judge() -> list[Verdict]:
+    """Of every checkpoint, the oldest first, and last of real digits."""
     classifier = train_judge()
-    images, digits = draw_digits(MODEL, _SAMPLES_EACH)
-    return classifier.recognised(images, digits), classifier.accuracy
+    verdicts = []
+    for checkpoint in sorted((_STAGE / "checkpoints").glob("step-*")):
+        images, digits = draw_digits(checkpoint, _SAMPLES_EACH)
+        share, distance = classifier.recognised(images, digits), classifier.distance(images)
+        verdicts.append(Verdict(f"step {int(checkpoint.name[5:])}", share, distance))
+    # As many real digits as are drawn, against the others: what chance alone sets apart.
+    mixed = np.random.default_rng(0).permutation(classifier.real)
+    count = _SAMPLES_EACH * len(NAMES)
+    apart = frechet_distance(mixed[:count], mixed[count:])
+    return [*verdicts, Verdict("real digits", classifier.accuracy, apart)]
 
 
 def _prompts() -> str:
@@ -108,7 +139,7 @@ def draw_picture(events: list[Event], grid: Path, out: Path) -> None:
     write_whole(out, content.getvalue())
 
 
-def _summary(share: float, accuracy: float, seconds: float) -> None:
+def _summary(verdicts: list[Verdict], seconds: float) -> None:
     from rich.table import Table
 
     events = list(read_events(_STAGE))
@@ -123,14 +154,27 @@ def _summary(share: float, accuracy: float, seconds: float) -> None:
         ("steps", f"{end['step']:,} of {start['effective_batch_size']} images"),
         ("speed", f"{end['iterations_per_second']:.1f} it/s, {end['training_seconds']:.0f} s"),
         ("last loss", f"{last['loss']:.4f}"),
-        ("digits recognised as prompted", f"{share:.0%} of {count} samples (chance is 10 %)"),
-        ("the judge on real digits", f"{accuracy:.1%}"),
         ("everything took", f"{seconds / 60:.1f} minutes"),
         ("picture", str(OUTPUT / "demo.png")),
     ]:
         table.add_row(name, value)
     people().print()
+    people().print(_verdict_table(verdicts, count))
     people().print(table)
+
+
+def _verdict_table(verdicts: list[Verdict], count: int) -> Table:
+    from rich.table import Table
+
+    table = Table(
+        title=f"{count} drawn digits, judged (chance recognises 10 %)", title_justify="left"
+    )
+    table.add_column("checkpoint")
+    table.add_column("recognised", justify="right")
+    table.add_column("Fréchet distance", justify="right")
+    for one in verdicts:
+        table.add_row(one.name, f"{one.recognised:.1%}", f"{one.distance:.1f}")
+    return table
 
 
 if __name__ == "__main__":

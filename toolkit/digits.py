@@ -13,6 +13,12 @@ NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight",
 Images = NDArray[np.float32]
 """(N, 8, 8, 3), from 0 to 1."""
 
+Features = NDArray[np.floating[Any]]
+"""(N, D)."""
+
+_COMPONENTS = 24
+"""Principal components that keep 90 % of the digits' variance."""
+
 
 def caption(digit: int) -> str:
     return f"a handwritten {NAMES[digit]}"
@@ -36,21 +42,46 @@ class Judge:
     """A support-vector classifier that has seen real digits only.
 
     ``accuracy`` is its share of right answers on 597 real digits that it was not trained on.
+    ``real`` are the features of all real digits, which ``projection`` makes of greys.
     """
 
     classifier: Any
     accuracy: float
+    projection: Any
+    real: Features
 
     def recognised(self, images: Images, digits: NDArray[np.int64]) -> float:
         """The share of ``images`` that are taken for the digits they were asked to be."""
-        # Scikit-learn's own units: 64 greys from 0 to 16.
-        features = images.mean(axis=-1).reshape(len(images), 64) * 16
-        return float(np.mean(self.classifier.predict(features) == digits))
+        return float(np.mean(self.classifier.predict(_greys(images)) == digits))
+
+    def distance(self, images: Images) -> float:
+        """The Fréchet distance of ``images`` from real digits; 0 if they are alike.
+
+        As FID (Heusel et al., arXiv 1706.08500), with principal components for features.
+        """
+        return frechet_distance(self.projection.transform(_greys(images)), self.real)
+
+
+def frechet_distance(one: Features, other: Features) -> float:
+    """Between two normal distributions that have the samples' means and covariances (N, D):
+    |μ₁ − μ₂|² + tr(C₁ + C₂ − 2·(C₁·C₂)^½)."""
+    means = one.mean(axis=0) - other.mean(axis=0)
+    first, second = np.cov(one, rowvar=False), np.cov(other, rowvar=False)
+    # The roots of the product's eigenvalues; rounding may leave them a little below zero.
+    roots = np.sqrt(np.maximum(np.linalg.eigvals(first @ second).real, 0.0))
+    return float(means @ means + np.trace(first) + np.trace(second) - 2 * roots.sum())
+
+
+def _greys(images: Images) -> Features:
+    """Scikit-learn's own units: 64 greys from 0 to 16."""
+    greys: Features = images.mean(axis=-1).reshape(len(images), 64) * 16
+    return greys
 
 
 def train_judge() -> Judge:
     """Train on 1,200 digits and test on the remaining 597."""
     from sklearn.datasets import load_digits
+    from sklearn.decomposition import PCA
     from sklearn.model_selection import train_test_split
     from sklearn.svm import SVC
 
@@ -59,16 +90,20 @@ def train_judge() -> Judge:
         digits.data, digits.target, train_size=1200, stratify=digits.target, random_state=0
     )
     classifier = SVC(gamma=0.001, C=10).fit(seen, seen_digits)
-    return Judge(classifier, float(classifier.score(unseen, unseen_digits)))
+    projection = PCA(_COMPONENTS, random_state=0).fit(digits.data)
+    accuracy = float(classifier.score(unseen, unseen_digits))
+    return Judge(classifier, accuracy, projection, projection.transform(digits.data))
 
 
 def draw_digits(model: Path, each: int, seed: int = 0) -> tuple[Images, NDArray[np.int64]]:
-    """Draw ``each`` images of every digit with a final model; the images and what was asked."""
-    import torch
-    from sm_train.entrypoints.model_folder import load_model
+    """Draw ``each`` images of every digit with a final model or a checkpoint.
 
-    pipeline = load_model(model)
-    pipeline.set_progress_bar_config(disable=True)
+    Returns the images and what was asked.
+    """
+    import torch
+    from sm_train.entrypoints.sampling import find_source, load
+
+    pipeline = load(find_source(model))
     digits = np.tile(np.arange(10), each)
     result = pipeline(
         [caption(int(digit)) for digit in digits],

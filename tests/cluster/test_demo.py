@@ -25,9 +25,10 @@ def test_the_demo_draws_digits_that_are_recognised(tmp_path: Path) -> None:
         check=False,
     )
     assert result.returncode == 0, result.stdout
-    [line] = [line for line in result.stdout.splitlines() if "recognised as prompted" in line]
-    share = int(line.split("│")[2].split("%")[0])
-    assert share >= 70, line
-    assert "of 300 samples" in line
+    assert "300 drawn digits" in result.stdout
+    rows = [line.split("│") for line in result.stdout.splitlines() if "│ step " in line]
+    assert [row[1].strip() for row in rows] == [f"step {step}" for step in (250, 500, 750, 1000)]
+    assert float(rows[-1][2].strip(" %")) >= 70, rows
+    assert all(float(row[3]) > 0 for row in rows)
     with Image.open(tmp_path / "demo-out" / "demo.png") as picture:
         assert picture.width > 800

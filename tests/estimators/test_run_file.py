@@ -136,6 +136,40 @@ CASES = {
         GOOD + "  collective: smddp\n  framework_version: 2.6.0\n",
         ["run.yaml:19: cluster.framework_version: 2.6.0 has no SMDDP"],
     ),
+    "sharding with smddp": (
+        GOOD.replace("    instances: 4", "    instances: 4\n    sharding: full_shard")
+        + "  collective: smddp\n",
+        ["run.yaml:12: stages[0].sharding: 'full_shard': FSDP2 needs a newer PyTorch than SMDDP's"],
+    ),
+    "sharding on an old image": (
+        GOOD.replace("    instances: 4", "    instances: 4\n    sharding: hybrid_shard")
+        + "  framework_version: 2.5.1\n",
+        ["run.yaml:12: stages[0].sharding: 'hybrid_shard': FSDP2 needs PyTorch 2.6, and"],
+    ),
+    "a first stage that carries on": (
+        GOOD.replace("    instances: 4", "    instances: 4\n    optimizer: carried"),
+        ["run.yaml:12: stages[0].optimizer: 'carried': is the first stage's: nothing is before it"],
+    ),
+    "a transformer that learns noise": (
+        GOOD.replace("preset: sd2", "preset: mmdit-2b\n  prediction: epsilon"),
+        ["run.yaml:8: model.prediction: mmdit-2b learns a flow, not epsilon; leave it out"],
+    ),
+    "a U-Net that learns a flow": (
+        GOOD.replace("preset: sd2", "preset: sd2\n  prediction: flow"),
+        ["run.yaml:8: model.prediction: sd2 learns v_prediction or epsilon, not flow"],
+    ),
+    "zero terminal SNR of noise": (
+        GOOD.replace("preset: sd2", "preset: sdxl\n  zero_terminal_snr: true"),
+        ["run.yaml:8: model.zero_terminal_snr: needs prediction: v_prediction, and sdxl has"],
+    ),
+    "a shift without a flow": (
+        GOOD.replace("preset: sd2", "preset: sd2\n  timestep_shift: 3.0"),
+        ["run.yaml:8: model.timestep_shift: means nothing to v_prediction; leave it out"],
+    ),
+    "min-SNR of a flow": (
+        GOOD.replace("preset: sd2", "preset: dit-xl\n  min_snr_gamma: 5"),
+        ["run.yaml:8: model.min_snr_gamma: means nothing to flow; leave it out"],
+    ),
     "true is no number": (
         GOOD.replace("iterations: 1000", "iterations: yes"),
         ["run.yaml:14: stages[0].iterations: True: write a number"],

@@ -83,3 +83,30 @@ def test_without_credentials_only_offline_works(cli: Cli, tmp_path: Path) -> Non
     run = write_run(tmp_path)
     assert cli("check", run).returncode == 4
     assert cli("check", run, "--offline").returncode == 0
+
+
+def memory(cli: Cli, tmp_path: Path, preset: str, code: int, **keys: Any) -> list[dict[str, str]]:
+    stages = [stage(iterations_per_second=None, **keys)]
+    run = write_run(tmp_path, model={"preset": preset}, stages=stages)
+    result = cli("check", run, "--offline", "--json")
+    assert result.returncode == code, result.stderr
+    found: list[dict[str, str]] = json.loads(result.stdout)["findings"]
+    return [one for one in found if one["code"].startswith("memory")]
+
+
+def test_what_does_not_fit_on_a_gpu_is_an_error_with_its_mend(cli: Cli, tmp_path: Path) -> None:
+    assert memory(cli, tmp_path, "sd2", 0, per_gpu_batch=64) == []
+    [short] = memory(cli, tmp_path, "mmdit-20b", 3)
+    assert (short["level"], short["where"]) == ("error", "stages[0].per_gpu_batch")
+    assert "GiB of each A100-SXM4-80GB's 80" in short["message"]
+    assert short["fix"] == "write sharding: full_shard"
+    assert memory(cli, tmp_path, "mmdit-20b", 0, sharding="full_shard") == []
+    [short] = memory(cli, tmp_path, "mmdit-20b", 3, sharding="full_shard", resolution=1024)
+    assert short["fix"] == "write activation_checkpointing: true"
+    again = {"sharding": "full_shard", "activation_checkpointing": True, "resolution": 1024}
+    assert memory(cli, tmp_path, "mmdit-20b", 0, **again) == []
+
+
+def test_what_fits_barely_is_a_warning(cli: Cli, tmp_path: Path) -> None:
+    [tight] = memory(cli, tmp_path, "sd2", 0, per_gpu_batch=14, resolution=1024)
+    assert (tight["code"], tight["level"]) == ("memory-tight", "warning")

@@ -1,0 +1,58 @@
+"""A process of a tiny model's training: writes down the bytes of its states after a step.
+
+torchrun count_states.py RUN-DOCUMENT FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from sm_train.entrypoints import parallel
+from sm_train.entrypoints.inputs import Inputs
+from sm_train.entrypoints.learner import Learner
+from sm_train.entrypoints.models import build
+from sm_train.entrypoints.placing import place
+from sm_train.entrypoints.settings import read_settings
+
+
+def main() -> None:
+    """Of this process: one step on noise, then what is allocated for weights and the rest."""
+    settings = read_settings(Path(sys.argv[1]), "8px")
+    torch.distributed.init_process_group("gloo")
+    accelerator = Accelerator(cpu=True)
+    parts = build(settings.model, 8, components=None, previous=None)
+    module = place(settings, parts, accelerator, accelerator.num_processes)
+    model = parallel.wrap(module, accelerator)
+    learner = Learner(settings, module)
+    config = parts.network.config
+    noisy = torch.randn(1, config.in_channels, config.sample_size, config.sample_size)
+    text = Inputs(parts, accelerator.device, 0.0).no_text()
+    model(noisy, torch.ones(1), *text).square().mean().backward()
+    parallel.clip(learner.parameters, 1.0)
+    gradients = [one.grad for one in learner.parameters if one.grad is not None]
+    found = {"gradients": sum(map(own_bytes, gradients))}
+    learner.update(torch.zeros(()))
+    tensors = {box.name: own.part for box, own in learner.tensors().items()}
+    for state, prefixes in {
+        "weights": ("model.",), "adamw": ("exp_avg.", "exp_avg_sq."), "ema": ("ema.",)
+    }.items():  # fmt: skip
+        found[state] = sum(
+            one.untyped_storage().nbytes() for name, one in tensors.items()
+            if name.startswith(prefixes) and "pos_embed.pos_embed" not in name
+        )  # fmt: skip
+    path = Path(sys.argv[2]) / f"rank-{accelerator.process_index}.json"
+    path.write_text(json.dumps(found))
+    torch.distributed.destroy_process_group()
+
+
+def own_bytes(tensor: torch.Tensor) -> int:
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return int(local.numel() * local.element_size())
+
+
+if __name__ == "__main__":
+    main()
