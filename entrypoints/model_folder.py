@@ -1,7 +1,7 @@
 """Model folders in diffusers' own ``save_pretrained`` layout, and frames for checkpoints.
 
 A frame is everything of a model but the weights that are trained, which a checkpoint has: the
-frozen parts, the scheduler, and the network's configuration in ``network.json``.
+frozen parts as they came, the scheduler, and in ``frame.json`` the network's configuration.
 """
 
 from __future__ import annotations
@@ -24,54 +24,64 @@ from torch import Tensor
 
 _PIPELINE_FILE = "pipeline.py"
 _INDEX = "model_index.json"
-_NETWORK = "network.json"
+_FRAME = "frame.json"
 _WEIGHTS = "diffusion_pytorch_model"
 _FILE_BYTES = 5 * 10**9
 """Of one file of weights, at most: what is held in memory while a model is written."""
 
 
 def save_frame(parts: Parts, folder: Path) -> None:
-    """Save what training does not change, so that any checkpoint can be drawn from."""
-    _save_others(parts, folder)
-    _write_json(parts.built.config(), folder / _NETWORK)
+    """Save what training does not change, so that any checkpoint can be drawn from.
+
+    Before training, which may keep frozen parts in half precision.
+    """
+    index = _save_frozen(parts, folder)
     if parts.train_text_encoder:
         _save_text_config(parts, folder)
+        index["text_encoder"] = ["transformers", _class_name(parts.text.encoders[0])]
+    index[parts.built.part] = ["diffusers", parts.built.class_name]
+    _write_json({"index": index, "network": parts.built.config()}, folder / _FRAME)
 
 
 def is_frame(folder: Path) -> bool:
-    return (folder / _NETWORK).is_file()
+    return (folder / _FRAME).is_file()
 
 
-def save_model(parts: Parts, weights: Iterable[tuple[str, Tensor]], folder: Path) -> None:
-    """Save every part below ``folder``, with the pipeline's code beside them.
+def _read_frame(folder: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((folder / _FRAME).read_text(encoding="utf-8"))
+    return document
+
+
+def save_model(
+    frame: Path, parts: Parts, weights: Iterable[tuple[str, Tensor]], folder: Path
+) -> None:
+    """Save the trained ``parts`` below ``folder`` in their ``frame``, with the pipeline's code.
 
     ``weights`` are those of what is trained, whole, by their names and in their order in
     :meth:`Parts.trained`. ``model_index.json`` is written last: a folder without it is not a model
     yet.
     """
-    index = _save_others(parts, folder)
+    document = _read_frame(frame)
+    shutil.copytree(frame, folder, ignore=lambda *_: [_FRAME], dirs_exist_ok=True)
     target = folder / parts.built.part
     target.mkdir(exist_ok=True)
-    _write_json(parts.built.config(), target / "config.json")
+    _write_json(document["network"], target / "config.json")
     for part, named in groupby(weights, lambda pair: pair[0].partition(".")[0]):
         own = ((name.partition(".")[2], tensor) for name, tensor in named)
         if part == "network":
             _save_weights(parts.network.state_dict(), own, target)
         else:
-            _save_text_config(parts, folder)
             _save_file(dict(own), folder / part / "model.safetensors")
-            index[part] = ["transformers", _class_name(parts.text.encoders[0])]
     shutil.copyfile(pipeline_module.__file__, folder / _PIPELINE_FILE)
-    index["_class_name"] = [Path(_PIPELINE_FILE).stem, TextToImagePipeline.__name__]
-    index[parts.built.part] = ["diffusers", parts.built.class_name]
-    _write_json(index, folder / _INDEX)
+    own_class = [Path(_PIPELINE_FILE).stem, TextToImagePipeline.__name__]
+    _write_json(document["index"] | {"_class_name": own_class}, folder / _INDEX)
 
 
 def _write_json(document: Mapping[str, Any], path: Path) -> None:
     write_whole(path, (json.dumps(document, indent=2) + "\n").encode())
 
 
-def _save_others(parts: Parts, folder: Path) -> dict[str, Any]:
+def _save_frozen(parts: Parts, folder: Path) -> dict[str, Any]:
     """Save all that is not trained, each file whole; the index of what was saved."""
     _without_progress_bars()
     trained = [*parts.trained().children()]
@@ -160,7 +170,7 @@ def load_frame(folder: Path, weights: Mapping[str, Tensor]) -> TextToImagePipeli
     Raises:
         RuntimeError: they are those of another model.
     """
-    config = json.loads((folder / _NETWORK).read_text(encoding="utf-8"))
+    config = _read_frame(folder)["network"]
     network = Network(config | {"class": config["_class_name"]}, None, config["sample_size"])
     network.allocate(torch.device("cpu"))
     network.module.load_state_dict(_below("network.", weights))

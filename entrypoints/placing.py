@@ -41,3 +41,15 @@ def place(settings: Settings, parts: Parts, accelerator: Accelerator, per_node: 
         # Split weights must be contiguous; their convolutions turn them as they need.
         network.to(memory_format=torch.channels_last)
     return module.train()
+
+
+def place_frozen(settings: Settings, parts: Parts, device: torch.device) -> None:
+    """What does not learn; text encoders in half precision where autocast computes so anyway.
+
+    A T5 of 4.7 billion weights takes 9 GB of every GPU instead of 19.
+    """
+    half = device.type == "cuda" and settings.training.precision == "bf16"
+    for module in parts.frozen():
+        module.to(device)
+        if half and module is not parts.vae:
+            module.to(torch.bfloat16)

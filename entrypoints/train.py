@@ -14,7 +14,7 @@ import sys
 import traceback
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from sm_train.entrypoints.directories import Directories, Hosts
 from sm_train.entrypoints.events import Events
@@ -42,9 +42,17 @@ def main(arguments: list[str] | None = None) -> None:
     except Exception as error:
         _report(error, directories)
         # A peer may wait in a collective for ever: leave without asking it.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
+        _leave(1)
+    # Gloo's process group, when it is destroyed, waits with the GIL held for its own thread, which
+    # may be waiting for the GIL to forget the last barrier (seen with PyTorch 2.13): don't.
+    _leave(0)
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process as it is."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
@@ -59,7 +67,9 @@ def _train(settings: Settings, directories: Directories) -> None:
     from accelerate import Accelerator
     from accelerate.utils import DistributedDataParallelKwargs, set_seed
     from sm_train.entrypoints.backend import decide, join
+    from sm_train.entrypoints.model_folder import save_frame
     from sm_train.entrypoints.models import build
+    from sm_train.entrypoints.sampling import FRAME
     from sm_train.entrypoints.stop import StopRequest
     from sm_train.entrypoints.trainer import Trainer
 
@@ -92,12 +102,13 @@ def _train(settings: Settings, directories: Directories) -> None:
         components=_existing(directories.channel("model")),
         previous=_existing(directories.channel("previous")),
     )
+    if accelerator.is_main_process:
+        save_frame(parts, directories.checkpoints / FRAME)
     trainer = Trainer(settings, parts, accelerator, directories, events, catalogue, seat, held_out)
     if accelerator.is_main_process:
         _announce(trainer, choice, hosts)
     _run(trainer, stop)
     accelerator.wait_for_everyone()
-    accelerator.end_training()
 
 
 def _seat(accelerator: Accelerator, hosts: Hosts) -> Seat:
@@ -198,17 +209,12 @@ def _announce(trainer: Trainer, choice: Choice, hosts: Hosts) -> None:
 
 def _run(trainer: Trainer, stop: StopRequest) -> None:
     from sm_train.entrypoints.heartbeat import Heartbeat
-    from sm_train.entrypoints.model_folder import save_frame
-    from sm_train.entrypoints.sampling import FRAME
 
     beat = trainer.settings.heartbeat
-    directories = trainer.directories
     main = trainer.accelerator.is_main_process
     with Heartbeat(
         trainer.events, interval=beat.interval, stall_after=beat.stall_after
     ) as heartbeat:
-        if main:
-            save_frame(trainer.parts, directories.checkpoints / FRAME)
         ended = trainer.run(heartbeat, stop)
         if ended.reason == "done":
             _save_final(trainer, main=main)
@@ -221,6 +227,7 @@ def _save_final(trainer: Trainer, *, main: bool) -> None:
     stage finds the copy under the checkpoints' prefix, which is known beforehand.
     """
     from sm_train.entrypoints.model_folder import save_model
+    from sm_train.entrypoints.sampling import FRAME
 
     directories, weights = trainer.directories, trainer.final_weights()
     if not main:
@@ -228,7 +235,7 @@ def _save_final(trainer: Trainer, *, main: bool) -> None:
         for _ in weights:
             pass
         return
-    save_model(trainer.parts, weights, directories.model)
+    save_model(directories.checkpoints / FRAME, trainer.parts, weights, directories.model)
     shutil.copytree(directories.model, directories.checkpoints / "final", dirs_exist_ok=True)
 
 

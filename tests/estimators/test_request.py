@@ -151,6 +151,13 @@ def test_each_kind_of_capacity_sets_its_own_field(
     assert request[field] == expected
 
 
+def test_a_sharded_stage_takes_a_newer_pytorch_and_nccl_for_the_whole_run() -> None:
+    stages = [stage("a"), stage("b", sharding="full_shard")]
+    for request in requests(config(stages=stages)):
+        assert "sagemaker_distributed_dataparallel_enabled" not in request["HyperParameters"]
+        assert "2.3.0" not in request["AlgorithmSpecification"]["TrainingImage"]
+
+
 def test_p4de_clusters_start_through_the_containers_own_smddp_launcher() -> None:
     [request] = requests(config())
     parameters = request["HyperParameters"]
