@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from accelerate import Accelerator
 from sm_train.entrypoints.models import Parts
@@ -11,45 +13,66 @@ from sm_train.entrypoints.settings import Settings
 from torch import nn
 
 
-def place(settings: Settings, parts: Parts, accelerator: Accelerator, per_node: int) -> nn.Module:
+@dataclass(frozen=True)
+class Placing:
+    """What is done to a model, chosen by the run file and by what is there."""
+
+    sharding: str
+    activation_checkpointing: bool
+    compiled: bool
+    channels_last: bool
+    half_text_encoders: bool
+
+    @classmethod
+    def choose(cls, settings: Settings, part: str, processes: int, device: str) -> Placing:
+        """For a network that is saved as ``part``, trained by ``processes`` on ``device``."""
+        gpu = device == "cuda"
+        sharding = settings.stage.sharding if processes > 1 else "none"
+        return cls(
+            sharding,
+            settings.stage.activation_checkpointing,
+            settings.training.compile,
+            # Tensor cores convolve faster with channels innermost. Split weights must be
+            # contiguous: there convolutions turn them as they need.
+            channels_last=gpu and part == UNET and sharding == "none",
+            # Autocast computes so anyway; a T5 of 4.7 billion weights takes 9 GB instead of 19.
+            half_text_encoders=gpu and settings.training.precision == "bf16",
+        )
+
+
+def place(
+    placing: Placing, settings: Settings, parts: Parts, accelerator: Accelerator, per_node: int
+) -> nn.Module:
     """What is trained, with its first weights, on the accelerator's device.
 
     ``per_node`` processes share a machine. The network has no memory before it is split.
     """
     device, network = accelerator.device, parts.network
-    stage, training = settings.stage, settings.training
     module = parts.trained()
-    strategy = stage.sharding if accelerator.num_processes > 1 else "none"
-    if stage.activation_checkpointing:
+    if placing.activation_checkpointing:
         network.enable_gradient_checkpointing()
-    if training.compile:
+    if placing.compiled:
         for block in blocks(network):
             # Block by block, so that gradients are summed while the backward pass goes on.
             block.compile()
     shard(
         module,
-        strategy,
+        placing.sharding,
         world_size=accelerator.num_processes,
         per_node=per_node,
         device=device.type,
-        bf16=training.precision == "bf16",
+        bf16=settings.training.precision == "bf16",
     )
-    parts.built.fill(device, training.seed)
+    parts.built.fill(device, settings.training.seed)
     module.to(device)
-    if parts.built.part == UNET and device.type == "cuda" and strategy == "none":
-        # Tensor cores convolve faster with channels innermost.
-        # Split weights must be contiguous; their convolutions turn them as they need.
+    if placing.channels_last:
         network.to(memory_format=torch.channels_last)
     return module.train()
 
 
-def place_frozen(settings: Settings, parts: Parts, device: torch.device) -> None:
-    """What does not learn; text encoders in half precision where autocast computes so anyway.
-
-    A T5 of 4.7 billion weights takes 9 GB of every GPU instead of 19.
-    """
-    half = device.type == "cuda" and settings.training.precision == "bf16"
+def place_frozen(placing: Placing, parts: Parts, device: torch.device) -> None:
+    """What does not learn."""
     for module in parts.frozen():
         module.to(device)
-        if half and module is not parts.vae:
+        if placing.half_text_encoders and module is not parts.vae:
             module.to(torch.bfloat16)

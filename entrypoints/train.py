@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 import traceback
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -195,6 +195,7 @@ def _announce(trainer: Trainer, choice: Choice, hosts: Hosts) -> None:
         backend_reason=choice.reason,
         precision=settings.training.precision,
         resumed_from_step=trainer.resumed_from,
+        **asdict(trainer.placing),
         inputs="images" if trainer.loader.precomputed is None else "precomputed latents",
     )
     if trainer.loader.note:

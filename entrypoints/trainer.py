@@ -30,7 +30,7 @@ from sm_train.entrypoints.models import Parts
 from sm_train.entrypoints.objective import Task, error
 from sm_train.entrypoints.owned import whole
 from sm_train.entrypoints.pipeline import Text
-from sm_train.entrypoints.placing import place, place_frozen
+from sm_train.entrypoints.placing import Placing, place, place_frozen
 from sm_train.entrypoints.saver import Place, Saver
 from sm_train.entrypoints.settings import Settings
 from sm_train.entrypoints.step_log import NAMED, StepLog
@@ -71,8 +71,11 @@ class Trainer:
         self.directories, self.events = directories, events
         self.device: torch.device = accelerator.device
         self._generator = torch.Generator(self.device)
-        place_frozen(settings, parts, self.device)
-        module = place(settings, parts, accelerator, seat.processes)
+        self.placing = Placing.choose(
+            settings, parts.built.part, accelerator.num_processes, self.device.type
+        )
+        place_frozen(self.placing, parts, self.device)
+        module = place(self.placing, settings, parts, accelerator, seat.processes)
         # Wrapping may move weights to other memory; what learns them takes hold of them after.
         self.model: nn.Module = parallel.wrap(module, accelerator)
         self.learner = Learner(settings, module)

@@ -15,7 +15,7 @@ from sm_train.entrypoints import parallel
 from sm_train.entrypoints.inputs import Inputs
 from sm_train.entrypoints.learner import Learner
 from sm_train.entrypoints.models import build
-from sm_train.entrypoints.placing import place
+from sm_train.entrypoints.placing import Placing, place
 from sm_train.entrypoints.settings import read_settings
 
 
@@ -25,7 +25,9 @@ def main() -> None:
     torch.distributed.init_process_group("gloo")
     accelerator = Accelerator(cpu=True)
     parts = build(settings.model, 8, components=None, previous=None)
-    module = place(settings, parts, accelerator, accelerator.num_processes)
+    processes = accelerator.num_processes
+    placing = Placing.choose(settings, parts.built.part, processes, "cpu")
+    module = place(placing, settings, parts, accelerator, processes)
     model = parallel.wrap(module, accelerator)
     learner = Learner(settings, module)
     config = parts.network.config

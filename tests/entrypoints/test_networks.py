@@ -11,8 +11,12 @@ import torch
 from sm_train.entrypoints.components import PRESETS, read_preset
 from sm_train.entrypoints.models import build, load_text_encoders
 from sm_train.entrypoints.networks import Network, stretched
+from sm_train.entrypoints.parallel import mesh_shape
 from sm_train.entrypoints.pipeline import Text, predict
-from sm_train.entrypoints.settings import Model, SettingsError
+from sm_train.entrypoints.placing import Placing
+from sm_train.entrypoints.settings import Model, SettingsError, read_settings
+
+from tests.cluster.jobs import tiny_run
 
 CPU = torch.device("cpu")
 FAMILIES = ["digits", "tiny-sd2", "tiny-sdxl", "tiny-dit", "tiny-mmdit"]
@@ -146,6 +150,45 @@ def positions(module: Any, side: int) -> torch.Tensor:
         table = embedding.pos_embed
     found: torch.Tensor = table.reshape(side, side, -1)
     return found
+
+
+# ------------------------------------------------------------------ where it learns
+
+
+@pytest.mark.parametrize(
+    ("stage", "part", "processes", "device", "expected"),
+    [
+        ({}, "unet", 8, "cuda", Placing("none", False, False, True, True)),
+        ({}, "transformer", 8, "cuda", Placing("none", False, False, False, True)),
+        ({}, "unet", 2, "cpu", Placing("none", False, False, False, False)),
+        (
+            {"sharding": "full_shard", "activation_checkpointing": True}, "unet", 8, "cuda",
+            Placing("full_shard", True, False, False, True),
+        ),
+        # There is nobody to split with.
+        ({"sharding": "full_shard"}, "unet", 1, "cpu", Placing("none", False, False, False, False)),
+    ],
+)  # fmt: skip
+def test_how_a_model_is_placed_follows_from_what_is_there(
+    tmp_path: Path, stage: dict[str, Any], part: str, processes: int, device: str, expected: Placing
+) -> None:
+    run = tiny_run(iterations=1, precision="bf16", **stage)
+    (tmp_path / "run.json").write_text(json.dumps(run.model_dump(mode="json")))
+    settings = read_settings(tmp_path / "run.json", "8px")
+    assert Placing.choose(settings, part, processes, device) == expected
+
+
+@pytest.mark.parametrize(
+    ("strategy", "world_size", "per_node", "shape"),
+    [
+        ("full_shard", 16, 8, (16,)), ("shard_grad_op", 16, 8, (16,)),
+        ("hybrid_shard", 16, 8, (2, 8)), ("hybrid_shard", 8, 8, (8,)),
+    ],
+)  # fmt: skip
+def test_what_is_split_along_and_what_is_replicated(
+    strategy: str, world_size: int, per_node: int, shape: tuple[int, ...]
+) -> None:
+    assert mesh_shape(strategy, world_size, per_node)[0] == shape
 
 
 # ------------------------------------------------------------------ parts around the network
