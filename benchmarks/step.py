@@ -5,9 +5,15 @@ so that what differs is what surrounds forward pass, backward pass, clipping and
 average, schedule, counting, what is kept for the log. The loop like diffusers'
 examples/text_to_image/train_text_to_image.py prepares all with Accelerate, gathers the loss every
 step and keeps an EMAModel. Interleaved; printed are medians, spread, and what each adds to the
-bare loop. On a GPU where there is one.
+bare loop.
 
-    python benchmarks/step.py
+Where there is a GPU, our step then trains sd2 in bf16 at 256 and 512 pixels, from precomputed
+latents and with the autoencoder and text encoder online; images/s and MFU are printed beside what
+others published at 512: 127 images/s of an H100 from precomputed latents (MLPerf Training 4.0,
+NVIDIA) and 48 of one online (awsome-distributed-training, 385.3 images/s of a p5). Name a preset to
+do so without one.
+
+    python benchmarks/step.py [PRESET]
 """
 
 from __future__ import annotations
@@ -16,9 +22,11 @@ import copy
 import io
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -29,8 +37,10 @@ import numpy as np
 import torch
 import webdataset
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from diffusers.training_utils import EMAModel
 from PIL import Image
+from sm_train.entrypoints.batches import Batch
 from sm_train.entrypoints.catalogue import Seat, survey
 from sm_train.entrypoints.directories import Directories
 from sm_train.entrypoints.events import Events
@@ -49,10 +59,14 @@ from sm_train.entrypoints.settings import (
     Training,
 )
 from sm_train.entrypoints.trainer import Trainer
+from sm_train.entrypoints.utilization import utilization
 from torch import Tensor, nn
 
 ROUNDS, STEPS, BATCH, SIDE = 15, 20, 8, 16
 RATE, CLIP, DECAY = 1e-4, 1.0, 0.999
+SIZES = {256: 128, 512: 32}
+PUBLISHED = {False: 127.0, True: 385.3 / 8}
+"""Images/s of one H100 at 512 px, by whether the autoencoder runs online."""
 
 SETTINGS = Settings(
     run="bench",
@@ -112,9 +126,68 @@ def main() -> None:
         print(f"{accelerator.device}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, "
               f"{weights / 1e6:.1f} million weights, batch of {BATCH}")  # fmt: skip
         compare(variants, accelerator.device)
+    if preset := (sys.argv[1:] or (["sd2"] if torch.cuda.is_available() else [])):
+        for resolution, batch in SIZES.items():
+            for online in (False, True):
+                throughput(accelerator, preset[0], resolution, batch, online=online)
 
 
-def make_trainer(accelerator: Accelerator, folder: Path) -> Trainer:
+def throughput(
+    accelerator: Accelerator, preset: str, resolution: int, batch: int, *, online: bool
+) -> None:
+    """Images/s and MFU of our step on batches that are there already."""
+    AcceleratorState._reset_state()
+    accelerator = Accelerator(mixed_precision="bf16")
+    settings = replace(
+        SETTINGS,
+        model=replace(SETTINGS.model, preset=preset),
+        stage=replace(SETTINGS.stage, resolution=resolution, per_gpu_batch=batch),
+        training=replace(SETTINGS.training, precision="bf16"),
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = make_trainer(accelerator, Path(folder), settings)
+        stream = cycle([made_up(trainer, resolution, batch, online=online)])
+        interval = Interval(trainer.device)
+        steps = STEPS if trainer.device.type == "cuda" else 2
+        for number in range(2 * steps):
+            if number == steps:
+                _wait(trainer.device)
+                started = time.perf_counter()
+            trainer._train_step(stream, interval)
+        _wait(trainer.device)
+    images = steps * batch / (time.perf_counter() - started)
+    share = utilization(settings, trainer.device)
+    mfu = f", MFU {share.share(images, 1):.1%}" if share else ""
+    published = PUBLISHED[online] if (preset, resolution) == ("sd2", 512) else None
+    beside = f", {images / published:.2f} × {published:.0f} published" if published else ""
+    kind = "autoencoder online" if online else "precomputed latents"
+    print(f"{preset}, {resolution} px, batch {batch}, {kind}: {images:.1f} images/s{mfu}{beside}")
+
+
+def made_up(trainer: Trainer, resolution: int, batch: int, *, online: bool) -> Batch:
+    """A batch of noise, with images and token ids or with what is precomputed of them."""
+    parts = trainer.parts
+    text = parts.text.encode([ids.to(trainer.device) for ids in parts.text.tokenize(["a word"])])
+    side = resolution // parts.scale
+    moments = torch.zeros(batch, 2 * parts.network.config.in_channels, side, side).half()
+    whole = Batch(
+        torch.randint(0, 255, (batch, resolution, resolution, 3), dtype=torch.uint8),
+        ["a word"] * batch, trainer.loader.position, (), 0, tuple((0, n) for n in range(batch)),
+        tokens=tuple(ids.numpy() for ids in parts.text.tokenize(["a word"] * batch)),
+    )  # fmt: skip
+    if online:
+        return whole
+    states, pooled = (
+        None if one is None else one.detach().half().cpu().expand(batch, *one.shape[1:])
+        for one in text
+    )
+    return replace(whole, moments=moments, text=states, pooled=pooled)
+
+
+def make_trainer(
+    accelerator: Accelerator, folder: Path, settings: Settings | None = None
+) -> Trainer:
+    settings = settings or SETTINGS
     directories = Directories(folder)
     channel = directories.channel("train")
     channel.mkdir(parents=True)
@@ -126,9 +199,9 @@ def make_trainer(accelerator: Accelerator, folder: Path) -> Trainer:
             writer.write({"__key__": f"{number:03d}", "png": content.getvalue(), "txt": "a digit"})
     seat = Seat(("algo-1",), 0, 0, 1)
     catalogue = survey(channel, None, seat, lambda said: [said], folder / "walk")
-    parts = build(SETTINGS.model, SIDE, components=None, previous=None)
+    parts = build(settings.model, settings.stage.resolution, components=None, previous=None)
     events = Events(node=0, rank=0, stream=io.StringIO())
-    return Trainer(SETTINGS, parts, accelerator, directories, events, catalogue, seat)
+    return Trainer(settings, parts, accelerator, directories, events, catalogue, seat)
 
 
 def ours(trainer: Trainer, batches: list[Any]) -> Step:

@@ -29,6 +29,7 @@ from sm_train.entrypoints.models import Parts
 from sm_train.entrypoints.objective import errors
 from sm_train.entrypoints.pipeline import TextToImagePipeline
 from sm_train.entrypoints.settings import Settings
+from sm_train.entrypoints.stop import StopRequest
 
 LEVELS = (0.125, 0.375, 0.625, 0.875)
 """Where along the timesteps' distribution the held-out loss is taken."""
@@ -45,6 +46,10 @@ class HeldOut:
 
     catalogue: Catalogue
     seat: Seat
+
+
+class _StoppedError(Exception):
+    """Somebody asked the job to stop: SageMaker waits for two minutes only."""
 
 
 class Evaluation:
@@ -72,20 +77,32 @@ class Evaluation:
         last = step == self._settings.stage.iterations
         return something and (last or step % evaluation.every == 0)
 
-    def run(self) -> None:
-        """Training stands still; the weights are afterwards what they were before."""
+    def run(self, stop: StopRequest) -> None:
+        """Training stands still; the weights are afterwards what they were before.
+
+        A stop that any process was asked for ends it between two batches, without a result.
+        """
         started = time.monotonic()
         module = self._learner.module.eval()
-        with self._learner.averaged(), torch.no_grad(), self._accelerator.autocast():
-            losses = {} if self._held_out is None else self._losses(self._held_out)
-            images = self._images() if self._settings.evaluation.prompts else None
-        module.train()
+        try:
+            with self._learner.averaged(), torch.no_grad(), self._accelerator.autocast():
+                losses = {} if self._held_out is None else self._losses(self._held_out, stop)
+                images = self._images(stop) if self._settings.evaluation.prompts else None
+        except _StoppedError:
+            return
+        finally:
+            module.train()
         if self._accelerator.is_main_process:
             self._tell(losses, images, time.monotonic() - started)
 
+    def _heed(self, stop: StopRequest) -> None:
+        asked = torch.tensor(float(stop.asked), device=self._accelerator.device)
+        if self._accelerator.reduce(asked, "sum").item():
+            raise _StoppedError
+
     # ------------------------------------------------------------------ held-out loss
 
-    def _losses(self, held_out: HeldOut) -> dict[str, float]:
+    def _losses(self, held_out: HeldOut, stop: StopRequest) -> dict[str, float]:
         """The mean loss at each level; the same, but for rounding, for any number of processes."""
         settings, device = self._settings, self._accelerator.device
         loader = Loader(
@@ -96,6 +113,7 @@ class Evaluation:
         )  # fmt: skip
         sums = torch.zeros(len(LEVELS) + 1, dtype=torch.float64, device=device)
         for batch, _ in zip(loader, range(loader.balance().steps), strict=False):
+            self._heed(stop)
             # What is repeated to make processes equal stands at a batch's end.
             fresh = len(batch.origins) - batch.repeated
             for number, level in enumerate(LEVELS):
@@ -113,7 +131,7 @@ class Evaluation:
 
     # ------------------------------------------------------------------ images
 
-    def _images(self) -> list[Any]:
+    def _images(self, stop: StopRequest) -> list[Any]:
         """PIL images of the prompts, on the first process; each process draws some of them."""
         from PIL import Image
 
@@ -126,6 +144,7 @@ class Evaluation:
         pipeline.set_progress_bar_config(disable=True)
         drawn: list[tuple[int, Any]] = []
         for first in range(0, len(own), _AT_ONCE):
+            self._heed(stop)
             some = own[first : first + _AT_ONCE]
             images = pipeline(
                 [prompt for _, prompt in some],

@@ -171,9 +171,11 @@ class Trainer:
             if saving and (last or not self.log.skipped_in_a_row):
                 self._begin_checkpoint()
             if evaluating:
-                self.evaluation.run()
+                self.evaluation.run(stop)
                 heartbeat.beat(learner.step)
                 interval = Interval(self.device)
+                # It may have been cut short by a stop.
+                next_check = learner.step
             if checking or saving:
                 patience = STOP_CHECK_SECONDS if self._saver.step is None else WRITTEN_CHECK_SECONDS
                 # From a figure that all processes share, so that they ask after the same step.

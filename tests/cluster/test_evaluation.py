@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
+from sm_train.toolkit.event_log import parse_event
 
 from tests.cluster.jobs import Job, losses, tiny_run, weights, write_shards
 
@@ -95,3 +97,20 @@ def test_images_that_cannot_be_written_cost_a_warning(tmp_path: Path) -> None:
     events = run(made)
     assert "images-not-written" in {event.get("code") for event in events}
     assert evaluations(events)[0]["images"] is None
+
+
+def test_a_stop_does_not_wait_for_the_evaluation(tmp_path: Path) -> None:
+    """One image of a thousand sampling steps would take longer than SageMaker's grace."""
+    prompts = [f"a grey of {number}" for number in range(64)]
+    made = job(
+        tmp_path, iterations=4, evaluation={"every": 2, "prompts": prompts, "steps": 300}
+    )  # fmt: skip
+    with made.start(processes=2) as running:
+        running.wait_for("step", step=2)
+        running.process.send_signal(signal.SIGTERM)
+        events = [event for line in running.lines() if (event := parse_event(line))]
+        assert running.process.wait(timeout=60) is not None
+    assert not evaluations(events)
+    [end] = [event for event in events if event["kind"] == "end"]
+    assert (end["step"], end["reason"]) == (3, "sigterm")
+    assert "checkpoint" in {event["kind"] for event in events}
