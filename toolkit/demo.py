@@ -167,7 +167,7 @@ def _verdict_table(verdicts: list[Verdict], count: int) -> Table:
     from rich.table import Table
 
     table = Table(
-        title=f"{count} drawn digits, judged (chance recognises 10 %)", title_justify="left"
+        title=f"{count} drawn digits", caption="chance recognises 10 %", title_justify="left"
     )
     table.add_column("checkpoint")
     table.add_column("recognised", justify="right")
