@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sm_train.entrypoints.components import numbered, read_preset
+from sm_train.entrypoints.components import downsampling, numbered, read_preset
 from sm_train.entrypoints.networks import Network, network_folder
 from sm_train.entrypoints.objective import Objective, objective_of
 from sm_train.entrypoints.pipeline import Text, caption_tokens, encode, tokenize
@@ -80,7 +80,7 @@ class Parts:
     @property
     def scale(self) -> int:
         """Pixels of an image's side for one of the network's input."""
-        return 1 if self.vae is None else int(2 ** (len(self.vae.config.block_out_channels) - 1))
+        return downsampling(None if self.vae is None else self.vae.config)
 
     def trained(self) -> TextToImage:
         """The parts that learn, as one module that shares their weights."""
@@ -128,7 +128,7 @@ def build(
         else:
             vae = AutoencoderKL.from_config(_without_class(preset["vae"]))
             random_frozen.append("vae")
-    scale = 1 if vae is None else 2 ** (len(vae.config.block_out_channels) - 1)
+    scale = downsampling(None if vae is None else vae.config)
     starts = [one for one in (previous, components) if one is not None]
     folder = next((one for start in starts if (one := network_folder(start))), None)
     parts = Parts(

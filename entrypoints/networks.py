@@ -1,7 +1,7 @@
 """The network that is trained: built without memory, then filled in place.
 
 A network of 20 billion weights is nowhere whole: it is built on PyTorch's meta device, split
-processes there, and every process then draws or reads its own rows of each weight.
+among processes there, and every process then draws or reads its own rows of each weight.
 """
 
 from __future__ import annotations

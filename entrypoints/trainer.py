@@ -134,9 +134,10 @@ class Trainer:
         side = config.sample_size
         images = torch.zeros(1, config.in_channels, side, side, device=self.device)
         task = self.parts.objective.task(images, images, np.array([0.5]))
+        with self.accelerator.autocast():
+            text = self.inputs.no_text()
         for _ in range(2):
             with self.accelerator.autocast():
-                text = self.inputs.no_text()
                 nothing = self.model(task.noisy, task.timesteps, *text).float().sum() * 0.0
             self.accelerator.backward(nothing)
             self.learner.forget_gradients()

@@ -6,7 +6,7 @@ Names are ``model.…`` (weights and buffers), ``ema.…``, and for AdamW ``exp_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +19,6 @@ from torch import Tensor, nn
 MODEL, AVERAGE = "model.", "ema."
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _STEPS = "optimizer.steps"
-_OPTIMIZER = (*(f"{moment}." for moment in _MOMENTS), _STEPS)
 
 
 class TrainingState:
@@ -47,18 +46,24 @@ class TrainingState:
 
         Only after a first step: AdamW has no moments before.
         """
-        found = {}
-        for name, tensor in self._module.state_dict().items():
-            own = owned(tensor)
-            found[_box(f"{MODEL}{name}", own)] = own
+        return self._model() | self._optimizer_state() | self._averages()
+
+    def _model(self) -> dict[Box, Owned]:
+        """Weights and buffers."""
+        own = {name: owned(tensor) for name, tensor in self._module.state_dict().items()}
+        return {_box(f"{MODEL}{name}", one): one for name, one in own.items()}
+
+    def _optimizer_state(self) -> dict[Box, Owned]:
         states = [self._optimizer.state[part] for part in self._parts]
+        found = {Box(_STEPS, (0,)): owned(torch.stack([state["step"].float() for state in states]))}
         for moment in _MOMENTS:
             found |= self._like_weights(f"{moment}.", [state[moment] for state in states])
-        steps = torch.stack([state["step"].float() for state in states])
-        found[Box(_STEPS, (0,))] = owned(steps)
-        if self._average is not None:
-            found |= self._like_weights(AVERAGE, self._average.averages)
         return found
+
+    def _averages(self) -> dict[Box, Owned]:
+        if self._average is None:
+            return {}
+        return self._like_weights(AVERAGE, self._average.averages)
 
     def _like_weights(self, prefix: str, tensors: Sequence[Tensor]) -> dict[Box, Owned]:
         """Tensors that are split as the trained weights are."""
@@ -75,8 +80,8 @@ class TrainingState:
             PiecesError: something is missing in them.
         """
         averaged = any(name.startswith(AVERAGE) for name in stored_names(files))
-        prefixes = (MODEL, *_OPTIMIZER, *([AVERAGE] if averaged else []))
-        self._fill(files, lambda name: name.startswith(prefixes))
+        _fill(files, self._model() | (self._averages() if averaged else {}))
+        self._restore_optimizer(files)
         if not averaged:
             self._begin_average()
 
@@ -89,33 +94,32 @@ class TrainingState:
         Raises:
             PiecesError: something is missing in them.
         """
-        wanted = {f"{MODEL}{name}" for name in self._trained} if weights else set()
-        prefixes = _OPTIMIZER if optimizer else ()
-        self._fill(files, lambda name: name in wanted or name.startswith(prefixes))
+        if weights:
+            _fill(files, self._like_weights(MODEL, self._parts))
+        if optimizer:
+            self._restore_optimizer(files)
         self._begin_average()
 
-    def _fill(self, files: Sequence[Path], wanted: Callable[[str], bool]) -> None:
-        with_optimizer = wanted(_STEPS)
+    def _restore_optimizer(self, files: Sequence[Path]) -> None:
         for part in self._parts:
             self._optimizer.state[part] = {
                 "step": torch.zeros((), dtype=torch.float32),
                 **{moment: torch.zeros_like(part) for moment in _MOMENTS},
             }
-        steps = torch.zeros(len(self._parts))
-        targets = {box: own.part for box, own in self.tensors().items()}
-        targets |= {Box(_STEPS, (0,)): steps}
-        fill(files, {box: one for box, one in targets.items() if wanted(box.name)})
-        for part, step in zip(self._parts, steps, strict=True):
+        targets = self._optimizer_state()
+        _fill(files, targets)
+        for part, step in zip(self._parts, targets[Box(_STEPS, (0,))].part, strict=True):
             self._optimizer.state[part]["step"] = step.clone()
-        if not with_optimizer:
-            self._optimizer.state.clear()
-            return
         # Puts the steps where this optimizer wants them: fused kernels have them on the device.
         self._optimizer.load_state_dict(self._optimizer.state_dict())
 
     def _begin_average(self) -> None:
         if self._average is not None:
             torch._foreach_copy_(self._average.averages, list(self._parts))
+
+
+def _fill(files: Sequence[Path], targets: Mapping[Box, Owned]) -> None:
+    fill(files, {box: own.part for box, own in targets.items()})
 
 
 def _box(name: str, own: Owned) -> Box:

@@ -15,6 +15,7 @@ from sm_train.entrypoints import parallel
 from sm_train.entrypoints.inputs import Inputs
 from sm_train.entrypoints.learner import Learner
 from sm_train.entrypoints.models import build
+from sm_train.entrypoints.owned import own_part
 from sm_train.entrypoints.placing import Placing, place
 from sm_train.entrypoints.settings import read_settings
 
@@ -35,8 +36,8 @@ def main() -> None:
     text = Inputs(parts, accelerator.device, 0.0).no_text()
     model(noisy, torch.ones(1), *text).square().mean().backward()
     parallel.clip(learner.parameters, 1.0)
-    gradients = [one.grad for one in learner.parameters if one.grad is not None]
-    found = {"gradients": sum(map(own_bytes, gradients))}
+    gradients = [own_part(one.grad) for one in learner.parameters if one.grad is not None]
+    found = {"gradients": sum(one.numel() * one.element_size() for one in gradients)}
     learner.update(torch.zeros(()))
     tensors = {box.name: own.part for box, own in learner.tensors().items()}
     for state, prefixes in {
@@ -49,11 +50,6 @@ def main() -> None:
     path = Path(sys.argv[2]) / f"rank-{accelerator.process_index}.json"
     path.write_text(json.dumps(found))
     torch.distributed.destroy_process_group()
-
-
-def own_bytes(tensor: torch.Tensor) -> int:
-    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return int(local.numel() * local.element_size())
 
 
 if __name__ == "__main__":

@@ -5,22 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+from sm_train.toolkit.drawing_options import drawing_options
 
 
 @click.command()
 @click.argument("checkpoint", type=click.Path(path_type=Path))
-@click.option(
-    "--prompts",
-    type=click.Path(path_type=Path),
-    required=True,
-    help="Text file, one a line, or a TSV with a column Prompt.",
-)
+@drawing_options
 @click.option(
     "--out", type=click.Path(path_type=Path), default="grid.png", show_default=True, help="PNG."
 )
-@click.option("--steps", type=click.IntRange(1, 1000), default=50, show_default=True)
-@click.option("--guidance", type=click.FloatRange(0, 100), default=5.0, show_default=True)
-@click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--columns", type=click.IntRange(1, 100), default=10, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 def command(
