@@ -21,6 +21,8 @@ from sm_train.estimators.run_config import RunConfig
 
 ARCHIVE_NAME = "sourcedir.tar.gz"
 ENTRY_SCRIPT = "train.py"
+LAUNCHER = "sm_train.entrypoints.launch"
+"""The module of the bundle that starts the entry script on all GPUs of a machine."""
 REQUIREMENTS = "requirements.txt"
 _SHIPPED = (".py", ".json", ".typed")
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from sm_train.cost.instances import UnknownInstanceTypeError, instance_type, instance_types
 from sm_train.estimators.model_presets import preset_names, preset_prediction
 
-TIME_STAMP_LENGTH = len("-YYYYmmddHHMMSS")
+ATTEMPT_LENGTH = len("-0001")
 JOB_NAME_LIMIT = 63  # botocore's service model, TrainingJobName
 ENVIRONMENT_LIMIT = 100
 OWN_ENVIRONMENT = 4
@@ -513,11 +513,11 @@ def cross_field_problems(
 
 
 def _job_name_problem(name: str, stage: Stage, where: tuple[str | int, ...]) -> list[Problem]:
-    length = len(name) + 1 + len(stage.name) + TIME_STAMP_LENGTH
+    length = len(name) + 1 + len(stage.name) + ATTEMPT_LENGTH
     if length <= JOB_NAME_LIMIT:
         return []
     message = (
-        f"the job name {name}-{stage.name}-<time> has {length} characters and SageMaker allows "
+        f"the job name {name}-{stage.name}-0001 has {length} characters and SageMaker allows "
         f"{JOB_NAME_LIMIT}; shorten the run's or the stage's name by {length - JOB_NAME_LIMIT}"
     )
     return [Problem((*where, "name"), stage.name, message)]

@@ -11,7 +11,12 @@ from sm_train.cost.document import as_document
 from sm_train.cost.estimate import Estimate, Purchase, estimate
 from sm_train.estimators.bundle import Bundle, build_bundle
 from sm_train.estimators.launch import Launch, framework_version, launch
-from sm_train.estimators.request import TrainingRequest, image_uri, training_request
+from sm_train.estimators.request import (
+    TrainingRequest,
+    code_uri,
+    image_uri,
+    training_request,
+)
 from sm_train.estimators.run_config import RunConfig, Stage
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.price_book import price_table
@@ -54,7 +59,14 @@ def prepare(config: RunConfig, stage: str | None, region: str, now: datetime) ->
         reason = " ".join(str(error).split())
         raise UserError(f"cluster.framework_version or region: {reason}") from None
     requests = tuple(
-        training_request(config, stage, bundle, region=region, image=image, now=now)
+        training_request(
+            config,
+            stage,
+            bundle,
+            region=region,
+            image=image,
+            staged=code_uri(config, stage, region, now),
+        )
         for stage in stages
     )
     for request in requests:
