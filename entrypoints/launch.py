@@ -17,7 +17,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from types import FrameType
+
+import psutil
 
 
 def torchrun(environment: Mapping[str, str], script: list[str]) -> list[str]:
@@ -42,27 +43,25 @@ def torchrun(environment: Mapping[str, str], script: list[str]) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Run ``arguments`` by torchrun; 0 after a stop that was asked for, else torchrun's own code.
-
-    torchrun tells its processes of SIGTERM, waits for them and then fails, whatever they did.
-    """
+    """Run ``arguments`` by torchrun; returns its exit code."""
     network = os.environ.get("SM_NETWORK_INTERFACE_NAME")
     if network:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", network)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", network)
-    asked = False
-    # Its own group: a terminal's interrupt, which goes to all of a group, is handed on once.
-    process = subprocess.Popen(torchrun(os.environ, arguments), start_new_session=True)
+    process = subprocess.Popen(torchrun(os.environ, arguments))
+    signal.signal(signal.SIGTERM, lambda *_: hand_on(process.pid))
+    return process.wait()
 
-    def hand_on(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        asked = True
-        process.send_signal(signal.SIGTERM)
 
-    for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, hand_on)
-    code = process.wait()
-    return 0 if asked else code
+def hand_on(launcher: int) -> None:
+    """Send SIGTERM to the processes that ``launcher`` started, and to itself if there are none yet.
+
+    torchrun would do that by itself, but fail then however well they end, and a second SIGTERM
+    would make it kill them in the middle of a checkpoint.
+    """
+    workers = psutil.Process(launcher).children()
+    for one in workers or [psutil.Process(launcher)]:
+        one.terminate()
 
 
 if __name__ == "__main__":
