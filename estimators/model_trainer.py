@@ -11,11 +11,12 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from botocore.exceptions import ClientError
 from sm_train.estimators.bundle import (
     ARCHIVE_NAME,
     ENTRY_SCRIPT,
@@ -61,9 +62,17 @@ def quiet_sdk() -> Iterator[None]:
 
 
 def send(
-    request: TrainingRequest, bundle: Bundle, *, boto_session: Any, bucket: str
-) -> TrainingRequest:
-    """Create the training job of ``request``; returns it as it was sent, with its code's place.
+    request: TrainingRequest,
+    bundle: Bundle,
+    *,
+    boto_session: Any,
+    bucket: str,
+    before: Callable[[TrainingRequest], None] = lambda sent: None,
+) -> None:
+    """Create the training job of ``request``.
+
+    ``before`` is told of it as it is about to be sent, with the place of its code; where it raises,
+    nothing is started.
 
     Raises:
         RequestDriftError: the SDK would have sent another request; nothing was started.
@@ -71,12 +80,13 @@ def send(
     """
     sent: TrainingRequest = {}
 
+    def about_to_send(params: TrainingRequest, **_: Any) -> None:
+        before(params)
+        sent.update(params)
+
     # Before any client is made: clients copy the session's event handlers.
     refuse_drift(boto_session, request, "CreateTrainingJob")
-    boto_session.events.register(
-        "provide-client-params.sagemaker.CreateTrainingJob",
-        lambda params, **_: sent.update(params),
-    )
+    boto_session.events.register("provide-client-params.sagemaker.CreateTrainingJob", about_to_send)
     with quiet_sdk(), tempfile.TemporaryDirectory() as folder:
         from sagemaker.core.helper.session_helper import Session
 
@@ -87,8 +97,22 @@ def send(
         if smddp:
             _upload(request["HyperParameters"]["sagemaker_submit_directory"], archive, session)
         trainer = _model_trainer(request, session, None if smddp else archive)
-        trainer.train(wait=False, logs=False)
-    return sent
+        try:
+            trainer.train(wait=False, logs=False)
+        except ClientError as error:
+            if not _answer_was_lost(error, sent, boto_session):
+                raise
+
+
+def _answer_was_lost(error: ClientError, sent: TrainingRequest, boto_session: Any) -> bool:
+    """Whether AWS refuses a name because this very request was accepted in an earlier try."""
+    if error.response["Error"]["Code"] != "ResourceInUse" or not sent:
+        return False
+    client = boto_session.client("sagemaker")
+    there = client.describe_training_job(TrainingJobName=sent["TrainingJobName"])
+    # Both name the place of the code, which is this submission's own.
+    fields = ("InputDataConfig", "HyperParameters")
+    return all(there[key] == sent[key] for key in fields)
 
 
 def _upload(uri: str, archive: Path, session: Any) -> None:

@@ -60,9 +60,10 @@ def staging_bucket(config: RunConfig, region: str) -> str:
 
 def job_name(run: str, stage: str, attempt: int) -> str:
     """The name of a stage's job. SageMaker takes a name once, so of two that start the same attempt
-    one is refused: a stage never has two live jobs, whoever starts them.
+    one is refused: a stage never has two live jobs, whoever starts them. Names of runs and stages
+    have no two hyphens in a row, so no other run's stage comes to the same.
     """
-    return f"{run}-{stage}-{attempt:04d}"
+    return f"{run}--{stage}-{attempt:04d}"
 
 
 def training_request(
@@ -126,6 +127,19 @@ def code_uri(config: RunConfig, stage: Stage, region: str, now: datetime) -> str
     """Where a submission of ``stage`` keeps its code; as the SDK names it, to the second."""
     bucket = staging_bucket(config, region)
     return f"s3://{bucket}/{code_prefix(config.name)}/{stage.name}-{now:%Y%m%d%H%M%S}/input"
+
+
+def staged_uri(request: TrainingRequest) -> str:
+    """The folder of a request's code (:func:`code_uri`)."""
+    archive = request["HyperParameters"].get("sagemaker_submit_directory")
+    if archive is None:
+        [archive] = [
+            channel["DataSource"]["S3DataSource"]["S3Uri"]
+            for channel in request["InputDataConfig"]
+            if channel["ChannelName"] == "code"
+        ]
+    folder: str = archive.removesuffix(f"/code/{ARCHIVE_NAME}")
+    return folder
 
 
 def checkpoint_uri(config: RunConfig, stage: Stage, bucket: str) -> str:
