@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from sm_train.cost.durations import duration_seconds
 from sm_train.cost.instances import UnknownInstanceTypeError, instance_type, instance_types
 from sm_train.estimators.model_presets import preset_names, preset_prediction
 
@@ -28,17 +29,17 @@ SMDDP_FRAMEWORK = "2.3.0"
 SHARDING_FRAMEWORK = (2, 6)
 """The first PyTorch with FSDP2 (torch.distributed.fsdp.fully_shard)."""
 
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _MiB_LIMIT = 16384
 
 
 def _seconds(value: Any) -> Any:
     """Read ``90s``, ``30m``, ``36h`` or ``5d`` as seconds; a number is seconds already."""
-    if isinstance(value, str) and (match := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd])", value)):
-        return round(float(match[1]) * _UNITS[match[2]])
-    if isinstance(value, str):
+    if not isinstance(value, str):
+        return value
+    found = duration_seconds(value)
+    if found is None:
         raise ValueError("write a duration such as 90s, 30m, 36h or 5d")
-    return value
+    return round(found)
 
 
 def _no_bool(value: Any) -> Any:

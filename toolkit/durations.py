@@ -1,12 +1,9 @@
-"""Durations as a person writes them on the command line."""
+"""Durations among the options of commands."""
 
 from __future__ import annotations
 
-import re
-
+from sm_train.cost.durations import duration_seconds
 from sm_train.toolkit.errors import UserError
-
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def seconds(option: str, text: str) -> float:
@@ -15,7 +12,7 @@ def seconds(option: str, text: str) -> float:
     Raises:
         UserError: ``text`` is no duration; the message names ``option``.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd])", text)
-    if match is None:
-        raise UserError(f"{option}: {text!r}: write a duration such as 90s, 30m, 36h or 5d")
-    return float(match[1]) * _UNITS[match[2]]
+    found = duration_seconds(text)
+    if found is None:
+        raise UserError(f"{option}: {text!r} must be a time such as 90s, 30m, 36h or 14d")
+    return found
