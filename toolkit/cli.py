@@ -26,7 +26,7 @@ COMMANDS = {
     "resume": "Go on with a run at the step where it ended.",
     "sample": "Draw images from a checkpoint into a grid.",
     "compare": "Make a page on which people judge two checkpoints blindly.",
-    "template": "Print a CloudFormation template: packing in Lambda.",
+    "template": "Print a CloudFormation template: packing or watching in Lambda.",
     "schema": "Print the run file's JSON Schema.",
     "completion": "Print the completion script for a shell.",
 }

@@ -47,7 +47,7 @@ def read_log(session: Any, job: str, stream: str, since: float) -> Iterator[Line
     with refusals_in_words("FilterLogEvents"):
         try:
             for page in pages:
-                for entry in page["events"]:
+                for entry in sorted(page["events"], key=lambda entry: entry["timestamp"]):
                     name = entry["logStreamName"].removeprefix(f"{job}/")
                     node = name.rpartition("-")[0] or name
                     text = entry["message"].rstrip("\n")

@@ -25,6 +25,7 @@ def watch_document(seen: Seen) -> dict[str, Any]:
         **as_document(seen.state, datetime.now(UTC)),
         "action": kind(seen.action),
         "message": seen.done,
+        "warning": seen.warning,
     }
 
 
@@ -47,5 +48,7 @@ def _show_line(seen: Seen) -> None:
     parts.append(f"{dollars(seen.state.spent_usd)} of {dollars(seen.state.projected_usd)}")
     console = people()
     console.print("  ".join(parts), markup=False)
+    if seen.warning is not None:
+        console.print(f"  warning: {seen.warning}", markup=False)
     if kind(seen.action) != "wait" or "next job" in seen.done:
         console.print(f"  {seen.done}", markup=False)

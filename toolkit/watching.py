@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from sm_train.toolkit.amounts import dollars
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.failure_cause import cause_of_failure
 from sm_train.toolkit.following import Run, RunState, policy, read_state
@@ -28,6 +29,8 @@ class Seen:
     state: RunState
     action: Action
     done: str
+    warning: str | None
+    """The run will cost more than its budget, at its live speed."""
 
 
 def look(session: Any, run: Run, *, act: bool) -> Seen:
@@ -45,7 +48,19 @@ def look(session: Any, run: Run, *, act: bool) -> Seen:
         spent_usd=state.spent_usd,
         now=now,
     )
-    return Seen(state, action, _do(session, run, action) if act else action.words)
+    done = _do(session, run, action) if act else action.words
+    return Seen(state, action, done, over_budget(state))
+
+
+def over_budget(state: RunState) -> str | None:
+    """What to say of a run that will cost more than the run file allows."""
+    budget, projected = state.run.config.budget, state.projected_usd
+    if budget is None or projected is None or projected <= budget.usd:
+        return None
+    return (
+        f"the run will cost {dollars(projected)} at this speed, more than budget.usd "
+        f"{dollars(budget.usd)}"
+    )
 
 
 def _do(session: Any, run: Run, action: Action) -> str:

@@ -6,7 +6,12 @@ from importlib.resources import files
 
 import click
 
-TEMPLATES = {"pack-lambda": "pack-lambda.yaml", "pack-lambda-image": "pack-lambda-image.Dockerfile"}
+TEMPLATES = {
+    "pack-lambda": "pack-lambda.yaml",
+    "pack-lambda-image": "pack-lambda-image.Dockerfile",
+    "watch-lambda": "watch-lambda.yaml",
+    "watch-lambda-image": "watch-lambda-image.Dockerfile",
+}
 
 
 @click.command()
@@ -18,6 +23,9 @@ def command(name: str) -> None:
     pack-lambda         CloudFormation (SAM): SQS and a Lambda function that
                         pack images as they arrive in S3.
     pack-lambda-image   Dockerfile of that function.
+    watch-lambda        CloudFormation (SAM): a Lambda function that watches
+                        runs as `sm-train watch` does.
+    watch-lambda-image  Dockerfile of that function.
     """
     text = (files("sm_train.toolkit") / "templates" / TEMPLATES[name]).read_text(encoding="utf-8")
     click.echo(text, nl=False)

@@ -1,0 +1,13 @@
+# The image of the function in watch-lambda.yaml. In a checkout of sm-train, with AWS's ECR logged in:
+#
+#   sm-train template watch-lambda-image > watch-lambda.Dockerfile
+#   docker build --platform linux/amd64 --provenance=false -f watch-lambda.Dockerfile -t IMAGE .
+#   docker push IMAGE
+FROM public.ecr.aws/lambda/python:3.12
+RUN pip install --no-cache-dir \
+    "boto3>=1.40,<2" "pydantic>=2.7,<3"
+COPY toolkit ${LAMBDA_TASK_ROOT}/sm_train/toolkit
+COPY estimators ${LAMBDA_TASK_ROOT}/sm_train/estimators
+COPY cost ${LAMBDA_TASK_ROOT}/sm_train/cost
+COPY entrypoints ${LAMBDA_TASK_ROOT}/sm_train/entrypoints
+CMD ["sm_train.toolkit.watch_lambda.handler"]
