@@ -86,8 +86,10 @@ class Aws:
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     refusals: dict[str, str] = field(default_factory=dict)
     """Operation → the error code that AWS would answer it with."""
-    amendments: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = field(default_factory=dict)
-    """Operation → what the real service adds to the answer and moto leaves out."""
+    amendments: dict[str, Callable[[dict[str, Any]], dict[str, Any] | None]] = field(
+        default_factory=dict
+    )
+    """Operation → what the real service adds to moto's answer; None where the answer is lost."""
     answers: dict[str, Callable[[dict[str, Any]], tuple[int, dict[str, Any]] | None]] = field(
         default_factory=dict
     )
@@ -156,6 +158,9 @@ def aws() -> Iterator[Aws]:
             if operation in seen.amendments:
                 pages, status, headers = run_wsgi_app(inner, environ)
                 answer = seen.amendments[operation](json.loads(b"".join(pages)))
+                if answer is None:
+                    start_response("500 Lost", [])
+                    return [b""]
                 headers.remove("Content-Length")
                 start_response(status, headers.to_wsgi_list())
                 return [json.dumps(answer).encode()]

@@ -77,9 +77,10 @@ def open_session(profile: str | None, region: str) -> Any:
     import botocore.session
 
     inner = botocore.session.Session(profile=profile)
-    # Throttled calls are tried again, ever more slowly, for about a minute.
-    retries = {"mode": "adaptive", "max_attempts": 8}
-    inner.set_default_client_config(botocore.config.Config(retries=retries))
+    if "AWS_MAX_ATTEMPTS" not in os.environ:
+        # Throttled calls are tried again, ever more slowly, for about a minute.
+        retries = botocore.config.Config(retries={"mode": "adaptive", "max_attempts": 8})
+        inner.set_default_client_config(retries)
     try:
         session = boto3.Session(botocore_session=inner, region_name=region)
         credentials = session.get_credentials()

@@ -19,7 +19,7 @@ from sm_train.toolkit.run_dollars import projected_usd, spent_usd
 from sm_train.toolkit.run_files import load
 from sm_train.toolkit.run_state import StageState, current, stage_state
 from sm_train.toolkit.stored_checkpoints import stored_checkpoints
-from sm_train.toolkit.training_jobs import TrainingJob, find_job, jobs_of_run
+from sm_train.toolkit.training_jobs import TrainingJob, find_job, jobs_of_run, server_time
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,8 @@ class RunState:
     stages: tuple[StageState, ...]
     spent_usd: float | None
     projected_usd: float | None
+    now: datetime
+    """By AWS's clock."""
 
     @property
     def current(self) -> StageState | None:
@@ -79,8 +81,9 @@ def _is_file(target: str) -> bool:
     return target.endswith((".yaml", ".yml")) or Path(target).is_file()
 
 
-def read_state(session: Any, run: Run, now: datetime) -> RunState:
+def read_state(session: Any, run: Run) -> RunState:
     """Ask AWS where the run is; logs are read of its newest jobs only."""
+    now = server_time(session)
     jobs = jobs_of_run(session, run.name)
     stages = tuple(_stage(session, run, stage, jobs, now) for stage in run.config.stages)
     return RunState(
@@ -88,6 +91,7 @@ def read_state(session: Any, run: Run, now: datetime) -> RunState:
         stages,
         spent_usd(jobs, run.region, now),
         projected_usd(run.config, run.region, stages, now),
+        now,
     )
 
 
@@ -121,8 +125,12 @@ def policy(run: Run) -> Policy:
 
 def open_run(target: str, options: dict[str, Any]) -> tuple[Any, Run]:
     """A session and the run that ``target`` means, for a command with the global ``options``."""
-    config = load(Path(target)) if _is_file(target) else None
-    own = config.region if config else None
-    region = resolve_region(options["region"], own, options["profile"])
-    session = open_session(options["profile"], region)
+    session, region = open_session_for(target, options)
     return session, find_run(session, target, region)
+
+
+def open_session_for(target: str, options: dict[str, Any]) -> tuple[Any, str]:
+    """A session in the region of ``target``'s run file, if it is one, or of the options."""
+    own = load(Path(target)).region if _is_file(target) else None
+    region = resolve_region(options["region"], own, options["profile"])
+    return open_session(options["profile"], region), region

@@ -47,7 +47,8 @@ def read_log(session: Any, job: str, stream: str, since: float) -> Iterator[Line
     with refusals_in_words("FilterLogEvents"):
         try:
             for page in pages:
-                for entry in sorted(page["events"], key=lambda entry: entry["timestamp"]):
+                own = (one for one in page["events"] if one["logStreamName"].startswith(stream))
+                for entry in sorted(own, key=lambda one: one["timestamp"]):
                     name = entry["logStreamName"].removeprefix(f"{job}/")
                     node = name.rpartition("-")[0] or name
                     text = entry["message"].rstrip("\n")

@@ -101,5 +101,5 @@ def events_since(session: Any, job: str, moment: float) -> Iterator[Event]:
         for page in pages:
             for entry in page["events"]:
                 event = parse_event(entry["message"])
-                if event is not None:
+                if event is not None and entry["logStreamName"].startswith(f"{job}/"):
                     yield event

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 from sm_train.toolkit.errors import UserError
@@ -18,7 +17,7 @@ def unfinished_stage(session: Any, run: Run) -> str:
     Raises:
         UserError: all are.
     """
-    stage = read_state(session, run, datetime.now(UTC)).current
+    stage = read_state(session, run).current
     if stage is None:
         raise UserError(f"{run.name}: every stage is done; `sm-train sample` draws from its model")
     return stage.name

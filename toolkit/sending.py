@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from sm_train.toolkit.run_state import stage_state
 from sm_train.toolkit.starting import numbered, past_foreign_names
 from sm_train.toolkit.stored_checkpoints import stored_checkpoints
 from sm_train.toolkit.submission import Submission, price, price_of_rest, record_of
-from sm_train.toolkit.training_jobs import jobs_of_run
+from sm_train.toolkit.training_jobs import jobs_of_run, server_time
 
 
 def send_first(
@@ -95,7 +94,7 @@ def next_job(
     stored = stored_checkpoints(session, checkpoint_uri(config, stage, bucket))
     state = stage_state(
         stage.name, stage.iterations, jobs, stored, LastWords(),
-        now=datetime.now(UTC), stall_after=config.heartbeat.stall_after,
+        now=server_time(session), stall_after=config.heartbeat.stall_after,
     )  # fmt: skip
     job = state.job
     if job is not None and job.live:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def as_document(state: RunState, now: datetime) -> dict[str, Any]:
+def as_document(state: RunState) -> dict[str, Any]:
     """The document of ``status --json``."""
     now_or_next = state.current
     return {
@@ -24,7 +24,7 @@ def as_document(state: RunState, now: datetime) -> dict[str, Any]:
         "spent_usd": state.spent_usd,
         "projected_usd": state.projected_usd,
         "next_command": next_command(state),
-        "stages": [_stage(stage, now) for stage in state.stages],
+        "stages": [_stage(stage, state.now) for stage in state.stages],
     }
 
 
@@ -59,7 +59,7 @@ def _stage(stage: StageState, now: datetime) -> dict[str, Any]:
     }
 
 
-def show_status(state: RunState, now: datetime, console: Console) -> None:
+def show_status(state: RunState, console: Console) -> None:
     """At most 100 columns: stages, then the newest job's words, dollars, and what to do next."""
     from rich.table import Table
 
@@ -78,11 +78,11 @@ def show_status(state: RunState, now: datetime, console: Console) -> None:
         )  # fmt: skip
     console.print(table)
     console.print()
-    for line in _words(state, now):
+    for line in _words(state):
         console.print(line, markup=False)
 
 
-def _words(state: RunState, now: datetime) -> list[str]:
+def _words(state: RunState) -> list[str]:
     lines = []
     stage = state.current
     if stage is not None and stage.job is not None:
@@ -91,7 +91,9 @@ def _words(state: RunState, now: datetime) -> list[str]:
         if job.failure:
             lines.append(f"  {job.failure}")
         if job.live and stage.words.sign is not None:
-            lines.append(f"  last sign of life {now.timestamp() - stage.words.sign:.0f} s ago")
+            lines.append(
+                f"  last sign of life {state.now.timestamp() - stage.words.sign:.0f} s ago"
+            )
         lines += [
             f"  {folder} is passed over: {reason}" for folder, reason in stage.stored.passed_over
         ]

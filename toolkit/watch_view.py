@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from sm_train.toolkit.amounts import dollars, number, span
@@ -22,7 +22,7 @@ def shower(*, as_json: bool) -> Callable[[Seen], None]:
 def watch_document(seen: Seen) -> dict[str, Any]:
     """The status with what was done about it; an object of ``watch --json``."""
     return {
-        **as_document(seen.state, datetime.now(UTC)),
+        **as_document(seen.state),
         "action": kind(seen.action),
         "message": seen.done,
         "warning": seen.warning,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from sm_train.toolkit.amounts import dollars
@@ -39,14 +38,13 @@ def look(session: Any, run: Run, *, act: bool) -> Seen:
     Raises:
         UserError: AWS refuses.
     """
-    now = datetime.now(UTC)
-    state = read_state(session, run, now)
+    state = read_state(session, run)
     action = decide(
         state.stages,
         policy(run),
         lambda job: cause_of_failure(session, job),
         spent_usd=state.spent_usd,
-        now=now,
+        now=state.now,
     )
     done = _do(session, run, action) if act else action.words
     return Seen(state, action, done, over_budget(state))
@@ -75,11 +73,17 @@ def _do(session: Any, run: Run, action: Action) -> str:
 
 
 def watch(
-    session: Any, run: Run, *, act: bool, interval: float, show: Callable[[Seen], None]
+    session: Any,
+    find: Callable[[], Run],
+    *,
+    act: bool,
+    interval: float,
+    show: Callable[[Seen], None],
 ) -> ExitCode:
     """Look every ``interval`` seconds until nothing more happens by itself; the exit code of that.
 
-    A refusal that may pass makes the next look later, never the watch end.
+    The run is found anew each time: somebody may have submitted other code for it. A refusal that
+    may pass makes the next look later, never the watch end.
 
     Raises:
         UserError: AWS refuses for good, as when credentials have expired.
@@ -87,10 +91,10 @@ def watch(
     pause = interval
     while True:
         try:
-            seen = look(session, run, act=act)
+            seen = look(session, find(), act=act)
         except UserError as error:
             if error.exit_code not in PASSING:
-                raise _with_advice(error, run) from None
+                raise _with_advice(error) from None
             pause = min(2 * pause, _LONGEST_PAUSE)
         else:
             pause = interval
@@ -123,13 +127,10 @@ def once_code(action: Action, *, act: bool) -> ExitCode:
     return exit_code(action, act=act) or ExitCode.OK
 
 
-def _with_advice(error: UserError, run: Run) -> UserError:
+def _with_advice(error: UserError) -> UserError:
     if error.exit_code != ExitCode.PERMISSION:
         return error
-    return UserError(
-        f"{error}; the run itself goes on: sign in again, then `sm-train watch {run.name}`",
-        error.exit_code,
-    )
+    return UserError(f"{error}; the run itself goes on: watch it again then", error.exit_code)
 
 
 def kind(action: Action) -> str:

@@ -27,6 +27,7 @@ from sm_train.entrypoints.shards import verify_shard
 from sm_train.entrypoints.storage import Access, Prefix, s3_client
 
 from tests.conftest import Aws, Cli
+from tests.packages_only import ONLY
 from tests.toolkit.pictures import picture
 
 
@@ -397,35 +398,7 @@ def test_lambdas_own_runtime_runs_it(bench: Bench, tmp_path: Path) -> None:
     assert bench.packed(tmp_path)[1] == Counter(["0.jpg", "1.jpg", "2.jpg"])
 
 
-ONLY = """
-import sys
-from importlib import metadata
-from importlib.abc import MetaPathFinder
-from packaging.requirements import Requirement
-
-def closure(name, found):
-    if name.lower() not in found:
-        found.add(name.lower())
-        for line in metadata.requires(name) or ():
-            one = Requirement(line)
-            if one.marker is None or one.marker.evaluate({"extra": ""}):
-                closure(one.name, found)
-    return found
-
-allowed = set()
-for name in sys.argv[1].split():
-    closure(name, allowed)
-owners = metadata.packages_distributions()
-
-class Refuse(MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        top = name.partition(".")[0]
-        if top in owners and top != "sm_train" and not allowed & {n.lower() for n in owners[top]}:
-            raise ImportError(f"{name} is not in the image")
-
-for name in [n for n in sys.modules if n.partition(".")[0] in owners]:
-    del sys.modules[name]
-sys.meta_path.insert(0, Refuse())
+FUNCTION = """
 from sm_train.entrypoints.pack_lambda import handler
 import json
 class Context:
@@ -444,7 +417,7 @@ def test_the_functions_image_holds_all_that_it_needs(
     bench.arrive("a.jpg", picture(1))
     event = json.dumps({"Records": bench.messages()})
     run = subprocess.run(
-        [sys.executable, "-c", ONLY, " ".join(packages), event],
+        [sys.executable, "-c", ONLY + FUNCTION, " ".join(packages), event],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr

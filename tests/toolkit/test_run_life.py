@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -19,13 +20,19 @@ from sm_train.estimators.run_file import load_run
 from sm_train.toolkit.job_records import Record
 from sm_train.toolkit.recovery import Start
 from sm_train.toolkit.starting import repeat
+from sm_train.toolkit.watch_lambda import handler
 
 from tests.conftest import Aws, Cli, clean_environment
 from tests.estimators.runs import stage
+from tests.packages_only import ONLY
 from tests.toolkit.lives import Lives
 from tests.toolkit.runs import write_run
 
 SHARDS = {f"shards/{index}.tar": b"x" for index in range(4)} | {"index.parquet": b"x"}
+FUNCTION = """
+from sm_train.toolkit.watch_lambda import handler
+handler({}, None)
+"""
 FIRST, SECOND = "demo--256px-0001", "demo--256px-0002"
 
 
@@ -55,7 +62,7 @@ class Laptop:
             repeat(session, "my-bucket", record, start)
 
     def __call__(self, *arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
-        env = self.aws.environment | {"AWS_DEFAULT_REGION": "us-east-1"}
+        env = self.aws.environment | {"AWS_DEFAULT_REGION": "us-east-1", "AWS_MAX_ATTEMPTS": "2"}
         done = self.cli(*arguments, network="loopback", env=env)
         assert done.returncode == code, done.stderr
         assert "Traceback" not in done.stderr
@@ -237,7 +244,7 @@ def test_two_watchers_make_one_job(laptop: Laptop) -> None:
 
 
 def test_an_accepted_job_whose_answer_was_lost_is_the_one_that_runs(laptop: Laptop) -> None:
-    """The network ate the first answer; the client asks again, and the name is taken by itself."""
+    """The job was made, the answer failed, the client asks again: the name is taken by itself."""
     laptop.lives.tell(FIRST, "Stopped")
     lost = []
 
@@ -246,11 +253,11 @@ def test_an_accepted_job_whose_answer_was_lost_is_the_one_that_runs(laptop: Lapt
             return laptop.lives._refuse_twice(body)
         return None
 
-    def eat(answer: dict[str, Any]) -> dict[str, Any]:
+    def eat(answer: dict[str, Any]) -> dict[str, Any] | None:
         laptop.lives._begin(answer)
         if answer["TrainingJobArn"].endswith(SECOND) and not lost:
             lost.append(answer)
-            raise ConnectionAbortedError("the answer is lost")
+            return None
         return answer
 
     laptop.aws.answers["CreateTrainingJob"] = lose_once
@@ -302,9 +309,102 @@ def test_expired_credentials_say_how_to_go_on(laptop: Laptop) -> None:
     assert "sign in again" in said
 
 
-def test_a_throttled_call_ends_in_one_line(laptop: Laptop) -> None:
-    laptop.aws.refusals["ListTrainingJobs"] = "AccessDeniedException"
-    assert "ListTrainingJobs" in laptop("status", "demo", code=4).stderr
+@pytest.mark.parametrize(
+    ("refusal", "code"),
+    [("AccessDeniedException", 4), ("ThrottlingException", 5), ("RequestTimeTooSkewed", 4)],
+)
+def test_a_refusal_is_one_line_with_its_code(laptop: Laptop, refusal: str, code: int) -> None:
+    laptop.aws.refusals["ListTrainingJobs"] = refusal
+    said = laptop("status", "demo", code=code).stderr
+    assert f"ListTrainingJobs: AWS answers {refusal}" in said
+    assert ("clock" in said) == (refusal == "RequestTimeTooSkewed")
+
+
+def test_throttling_of_every_call_makes_a_watch_slower_and_no_more(laptop: Laptop) -> None:
+    """It comes to itself when AWS does."""
+    laptop.lives.say(FIRST, "step", step=1000)
+    asked = []
+
+    def throttle(body: dict[str, Any]) -> tuple[int, dict[str, Any]] | None:
+        asked.append(body)
+        if len(asked) < 6:
+            return 400, {"__type": "ThrottlingException", "message": "Rate exceeded"}
+        laptop.lives.tell(FIRST, "Completed")
+        return None
+
+    laptop.aws.answers["DescribeTrainingJob"] = throttle
+    assert "the run is done" in laptop("watch", "demo", "--interval", "1s").stderr
+
+
+def test_a_wrong_clock_here_makes_no_stall(laptop: Laptop) -> None:
+    """The job's words are as old as AWS's clock says, whatever this laptop's says."""
+    laptop.lives.say(FIRST, "step", step=400, ago=60, iterations_per_second=1.0)
+    program = (
+        "import sys, time; import sm_train.toolkit.cli as c; real = time.time\n"
+        "time.time = lambda: real() + 7200\nc.main(sys.argv[1:])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--region", "us-east-1", "status", "demo", "--json"],
+        env=clean_environment(laptop.folder) | laptop.aws.environment,
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert json.loads(done.stdout)["stages"][0]["seconds_since_sign"] == pytest.approx(60, abs=45)
+
+
+def test_a_stop_while_the_job_restarts_is_a_stop(laptop: Laptop) -> None:
+    laptop.lives.tell(FIRST, "InProgress", "Restarting")
+    laptop("stop", "demo")
+    assert len(laptop.aws.bodies("StopTrainingJob")) == 1
+    laptop("stop", "demo")
+    assert len(laptop.aws.bodies("StopTrainingJob")) == 1
+
+
+def test_with_incomplete_checkpoints_alone_a_run_begins_anew_and_says_why(laptop: Laptop) -> None:
+    laptop.lives.tell(FIRST, "Stopped")
+    laptop.lives.checkpoint("256px", 100, whole=False)
+    laptop.lives.checkpoint("256px", 200, whole=False)
+    shown = laptop("status", "demo").stdout
+    assert shown.count("b.npz is missing") == 2
+    laptop("resume", "demo", "--yes")
+    assert laptop.lives.tags(SECOND)["sm-train:from-step"] == "0"
+
+
+def test_the_function_does_what_watch_does(laptop: Laptop, monkeypatch: pytest.MonkeyPatch) -> None:
+    laptop.lives.tell(FIRST, "Failed", reason="CapacityError: none", ended_ago=3600)
+    for name, value in laptop.aws.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    monkeypatch.setenv("SM_TRAIN_RUNS", "demo, nonsense")
+    with pytest.raises(RuntimeError, match="nonsense"):
+        handler({}, None)
+    assert laptop.lives.names() == [FIRST, SECOND]
+    monkeypatch.setenv("SM_TRAIN_RUNS", "demo")
+    assert handler({}, None)["demo"]["action"] == "wait"
+
+
+def test_the_functions_image_holds_all_that_it_needs(laptop: Laptop) -> None:
+    """With the packages of its Dockerfile alone; no other distribution can be imported."""
+    recipe = laptop("template", "watch-lambda-image").stdout
+    [line] = re.findall(r"pip install[^\n]*\\\n(.*?)\n[A-Z]", recipe, re.DOTALL)
+    packages = re.findall(r'"([A-Za-z0-9]+)>=', line)
+    env = {"AWS_REGION": "us-east-1", "SM_TRAIN_RUNS": "demo"}
+    done = subprocess.run(
+        [sys.executable, "-c", ONLY + FUNCTION, " ".join(packages)],
+        env=clean_environment(laptop.folder) | laptop.aws.environment | env,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["demo"]["action"] == "wait"
+
+
+def test_the_functions_template_passes_cfn_lint(laptop: Laptop) -> None:
+    template = laptop.folder / "template.yaml"
+    template.write_text(laptop("template", "watch-lambda").stdout)
+    linted = subprocess.run(
+        [Path(sys.executable).parent / "cfn-lint", template],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert linted.returncode == 0, linted.stdout
 
 
 def test_a_run_that_is_not_there(laptop: Laptop) -> None:

@@ -13,16 +13,13 @@ import click
 @click.pass_obj
 def command(options: dict[str, Any], run: str, as_json: bool) -> None:
     """Show the stages of a run: a run file, a run's name, or the name of one of its jobs."""
-    from datetime import UTC, datetime
-
     from sm_train.toolkit.following import open_run, read_state
     from sm_train.toolkit.output import result, write_json
     from sm_train.toolkit.status_view import as_document, show_status
 
     session, found = open_run(run, options)
-    now = datetime.now(UTC)
-    state = read_state(session, found, now)
+    state = read_state(session, found)
     if as_json:
-        write_json(as_document(state, now))
+        write_json(as_document(state))
     else:
-        show_status(state, now, result())
+        show_status(state, result())

@@ -24,16 +24,19 @@ def command(
     newest whole checkpoint, within the run file's recovery and budget; one that failed by its own
     fault is not. Several may watch the same run: a stage never has two jobs.
     """
+    from functools import partial
+
     from sm_train.toolkit.durations import seconds
-    from sm_train.toolkit.following import open_run
+    from sm_train.toolkit.following import find_run, open_session_for
     from sm_train.toolkit.watch_view import shower
     from sm_train.toolkit.watching import look, once_code, watch
 
     pause = seconds("--interval", interval)
-    session, found = open_run(run, options)
+    session, region = open_session_for(run, options)
     show = shower(as_json=as_json)
     if once:
-        seen = look(session, found, act=not no_act)
+        seen = look(session, find_run(session, run, region), act=not no_act)
         show(seen)
         return once_code(seen.action, act=not no_act)
-    return watch(session, found, act=not no_act, interval=pause, show=show)
+    find = partial(find_run, session, run, region)
+    return watch(session, find, act=not no_act, interval=pause, show=show)
