@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sm_train.cost.instances import instance_type
-from sm_train.estimators.run_config import SMDDP_FRAMEWORK, RunConfig, Stage
+from sm_train.estimators.cluster import SMDDP_FRAMEWORK
+from sm_train.estimators.run_config import RunConfig, Stage
 
 # The newest of AWS's PyTorch training images that sagemaker 3.27's image table knows.
 FRAMEWORK = "2.10.0"
@@ -47,6 +48,8 @@ def launch(config: RunConfig, stage: Stage) -> Launch:
             reason += " over EFA"
         if cluster.collective == "nccl":
             reason += ", as the run file asks"
+        elif without := _without_smddp(config):
+            reason += "" if cluster.instance_type in without else f"; {without[0]} has no SMDDP"
         elif any(one.sharding != "none" for one in config.stages):
             reason += "; sharding needs a newer PyTorch than SMDDP's"
         return Launch("torchrun", reason)
@@ -67,5 +70,12 @@ def _smddp_helps(config: RunConfig, stage: Stage) -> bool:
         # One image for all stages: FSDP2 needs a newer PyTorch than the last one with SMDDP.
         and all(one.sharding == "none" for one in config.stages)
         and stage.instances > 1
-        and instance_type(cluster.instance_type).supports_smddp
+        and not _without_smddp(config)
     )
+
+
+def _without_smddp(config: RunConfig) -> list[str]:
+    """The types among the run's on which SMDDP does not run: one image serves them all."""
+    return [
+        name for name in config.cluster.instance_types if not instance_type(name).supports_smddp
+    ]

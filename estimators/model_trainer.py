@@ -16,8 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sm_train.estimators.bundle import ARCHIVE_NAME, ENTRY_SCRIPT, REQUIREMENTS, Bundle
-from sm_train.estimators.request import TrainingRequest
+from sm_train.estimators.bundle import ARCHIVE_NAME, Bundle
+from sm_train.estimators.own_code import REQUIREMENTS
+from sm_train.estimators.request import TrainingRequest, code_uri
 
 _STAMP = re.compile(r"-\d{14}(?=$|/)")
 
@@ -71,8 +72,8 @@ def send(request: TrainingRequest, bundle: Bundle, *, boto_session: Any, bucket:
         session = Session(boto_session=boto_session, default_bucket=bucket)
         smddp = "ContainerEntrypoint" not in request["AlgorithmSpecification"]
         if smddp:
-            _upload(request["HyperParameters"]["sagemaker_submit_directory"], archive, session)
-        trainer = _model_trainer(request, session, None if smddp else archive)
+            _upload(code_uri(request) or "", archive, session)
+        trainer = _model_trainer(request, session, {} if smddp else _source(archive, bundle))
         trainer.train(wait=False, logs=False)
         name: str = trainer._latest_training_job.training_job_name
         return name
@@ -83,27 +84,35 @@ def _upload(uri: str, archive: Path, session: Any) -> None:
     session.upload_data(str(archive), bucket=bucket, key_prefix=key.rsplit("/", 1)[0])
 
 
-def _model_trainer(request: TrainingRequest, session: Any, archive: Path | None) -> Any:
+def _source(archive: Path, bundle: Bundle) -> dict[str, Any]:
+    """What makes the SDK stage the bundle and start it by its Torchrun driver."""
+    from sagemaker.core.training.configs import SourceCode
+    from sagemaker.train.distributed import Torchrun
+
+    packages = any(file.path == REQUIREMENTS for file in bundle.files)
+    source = SourceCode(
+        source_dir=str(archive),
+        entry_script=bundle.entry,
+        requirements=REQUIREMENTS if packages else None,
+    )
+    return {"source_code": source, "distributed": Torchrun()}
+
+
+def _model_trainer(request: TrainingRequest, session: Any, source: dict[str, Any]) -> Any:
     """The SDK's trainer, every setting taken from the request."""
     from sagemaker.core.training.configs import (
         CheckpointConfig,
+        InfraCheckConfig,
         MetricDefinition,
         OutputDataConfig,
+        RemoteDebugConfig,
         RetryStrategy,
-        SourceCode,
         StoppingCondition,
         Tag,
     )
-    from sagemaker.train.distributed import Torchrun
 
     algorithm = request["AlgorithmSpecification"]
     base_name = _STAMP.sub("", request["TrainingJobName"])
-    code: dict[str, Any] = {}
-    if archive is not None:
-        code["source_code"] = SourceCode(
-            source_dir=str(archive), entry_script=ENTRY_SCRIPT, requirements=REQUIREMENTS
-        )
-        code["distributed"] = Torchrun()
     trainer = _pinned_trainer_class()(
         sagemaker_session=session,
         role=request["RoleArn"],
@@ -116,16 +125,20 @@ def _model_trainer(request: TrainingRequest, session: Any, archive: Path | None)
         stopping_condition=StoppingCondition(**_snake(request["StoppingCondition"])),
         output_data_config=OutputDataConfig(**_snake(request["OutputDataConfig"])),
         checkpoint_config=CheckpointConfig(**_snake(request["CheckpointConfig"])),
-        input_data_config=_channels(request),
+        input_data_config=_channels(request, staged_by_sdk=bool(source)),
         environment=request["Environment"],
         hyperparameters=request["HyperParameters"],
         tags=[Tag(key=tag["Key"], value=tag["Value"]) for tag in request["Tags"]],
-        **code,
+        **source,
     ).with_metric_definitions(
         [MetricDefinition(**_snake(metric)) for metric in algorithm["MetricDefinitions"]]
     )
     if "RetryStrategy" in request:
         trainer.with_retry_strategy(RetryStrategy(**_snake(request["RetryStrategy"])))
+    if "RemoteDebugConfig" in request:
+        trainer.with_remote_debug_config(RemoteDebugConfig(**_snake(request["RemoteDebugConfig"])))
+    if "InfraCheckConfig" in request:
+        trainer.with_infra_check_config(InfraCheckConfig(**_snake(request["InfraCheckConfig"])))
     return trainer
 
 
@@ -148,20 +161,30 @@ def _staging_prefix(request: TrainingRequest) -> str:
 
 
 def _compute(request: TrainingRequest) -> Any:
+    from sagemaker.core.shapes import InstancePreference
     from sagemaker.core.training.configs import Compute
 
+    resources = dict(request["ResourceConfig"])
+    if "InstancePreferences" in resources:
+        resources["InstancePreferences"] = [
+            InstancePreference(**_snake(one)) for one in resources["InstancePreferences"]
+        ]
     spot = request.get("EnableManagedSpotTraining")
-    return Compute(**_snake(request["ResourceConfig"]), enable_managed_spot_training=spot)
+    return Compute(**_snake(resources), enable_managed_spot_training=spot)
 
 
 def _networking(request: TrainingRequest) -> Any:
     from sagemaker.core.training.configs import Networking
 
-    return Networking(**_snake(request["VpcConfig"])) if "VpcConfig" in request else None
+    fields = dict(request.get("VpcConfig", {}))
+    for name in ("EnableNetworkIsolation", "EnableInterContainerTrafficEncryption"):
+        if name in request:
+            fields[name] = request[name]
+    return Networking(**_snake(fields)) if fields else None
 
 
-def _channels(request: TrainingRequest) -> list[Any]:
-    """The data channels; those for code and drivers are the SDK's own to add."""
+def _channels(request: TrainingRequest, *, staged_by_sdk: bool) -> list[Any]:
+    """The channels; those that the SDK stages, for code and drivers, are its own to add."""
     from sagemaker.core.training.configs import Channel, DataSource, S3DataSource
 
     return [
@@ -173,7 +196,7 @@ def _channels(request: TrainingRequest) -> list[Any]:
             ),
         )
         for channel in request["InputDataConfig"]
-        if channel["ChannelName"] not in ("code", "sm_drivers")
+        if not (staged_by_sdk and channel["ChannelName"] in ("code", "sm_drivers"))
     ]
 
 

@@ -18,6 +18,8 @@ COMMANDS = {
     "check": "Find what would go wrong before money is spent.",
     "cost": "Say what a run costs, in dollars and days.",
     "submit": "Show the plan and the dollars, ask, and start the run.",
+    "image": "Print the container image of a run, or a Dockerfile for your own.",
+    "iam": "Print the least IAM policies for a run: yours and its job's.",
     "sample": "Draw images from a checkpoint into a grid.",
     "compare": "Make a page on which people judge two checkpoints blindly.",
     "template": "Print a CloudFormation template: packing in Lambda.",

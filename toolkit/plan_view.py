@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from sm_train.cost.document import as_document
 from sm_train.cost.instances import instance_type
 from sm_train.cost.speed import FIRM
+from sm_train.estimators.bundle import LARGE_BYTES
 from sm_train.estimators.request import ROLE_NOT_SET
 from sm_train.toolkit.amounts import days, dollar_range, dollars, number, span, total_dollars
 from sm_train.toolkit.submission import Submission
@@ -24,6 +25,8 @@ def show_plan(submission: Submission, console: Console) -> None:
     console.print()
     for label, value in _facts(submission):
         console.print(f"  {label:<12} {value}", markup=False)
+    for line in warnings(submission):
+        console.print(f"\n[bold]Warning[/] {line}")
     unknown = unknowns(submission)
     if unknown:
         console.print("\n[bold]Unknown[/]")
@@ -83,9 +86,38 @@ def _facts(submission: Submission) -> list[tuple[str, str]]:
         (
             "bundle",
             f"{len(bundle.files)} files, {len(bundle.archive):,} bytes, "
-            f"sha256 {bundle.sha256[:12]}…",
+            f"sha256 {bundle.sha256[:12]}…; starts {bundle.entry}",
         ),
         ("price", f"{price['price_source']}, {price['price_date'] or 'undated'}"),
+        *_alternatives(submission),
+    ]
+
+
+def _alternatives(submission: Submission) -> list[tuple[str, str]]:
+    cluster = submission.config.cluster
+    if not cluster.alternatives:
+        return []
+    counts = [
+        ", then ".join(
+            f"{cluster.instances_of(name, stage.instances)} × {name}"
+            for name in cluster.alternatives
+        )
+        for stage in submission.stages
+    ]
+    value = "; ".join(dict.fromkeys(counts))
+    return [("without it", f"{value}: as many GPUs and the same batch, at its own price")]
+
+
+def warnings(submission: Submission) -> list[str]:
+    """What is odd about the submission, though it may be meant."""
+    size = len(submission.bundle.archive)
+    if size <= LARGE_BYTES:
+        return []
+    largest = max(submission.bundle.files, key=lambda file: file.bytes)
+    return [
+        f"the bundle has {size / 1e6:.0f} MB, and every instance fetches it at every start; its "
+        f"largest file is {largest.path} ({largest.bytes / 1e6:.0f} MB): leave out by "
+        ".smtrainignore what the job does not need, or bring data by channels"
     ]
 
 

@@ -9,9 +9,10 @@ from typing import Any
 from sm_train.cost.assumptions import Assumptions, learned
 from sm_train.cost.document import as_document
 from sm_train.cost.estimate import Estimate, Purchase, estimate
-from sm_train.estimators.bundle import Bundle, build_bundle
-from sm_train.estimators.launch import Launch, framework_version, launch
-from sm_train.estimators.request import TrainingRequest, image_uri, training_request
+from sm_train.estimators.bundle import Bundle
+from sm_train.estimators.images import image_uri
+from sm_train.estimators.launch import Launch, launch
+from sm_train.estimators.request import TrainingRequest, training_requests
 from sm_train.estimators.run_config import RunConfig, Stage
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.price_book import price_table
@@ -40,22 +41,28 @@ class Submission:
         }
 
 
-def prepare(config: RunConfig, stage: str | None, region: str, now: datetime) -> Submission:
+def prepare(
+    config: RunConfig,
+    stage: str | None,
+    bundle: Bundle,
+    region: str,
+    now: datetime,
+    commit: str | None = None,
+) -> Submission:
     """Build the submission of ``stage``, or of every stage.
 
     Raises:
         UserError: no such stage, or AWS has no image for the region.
     """
     stages = choose_stages(config, stage)
-    bundle = build_bundle(config, framework_version(config))
     try:
         image = image_uri(config, region)
     except ValueError as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"cluster.framework_version or region: {reason}") from None
+        raise UserError(str(error)) from None
     requests = tuple(
-        training_request(config, stage, bundle, region=region, image=image, now=now)
-        for stage in stages
+        training_requests(
+            config, stages, bundle, region=region, image=image, now=now, commit=commit
+        )
     )
     for request in requests:
         _validate(request)

@@ -12,13 +12,18 @@ import click
 from sm_train.toolkit.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
+    from sm_train.estimators.bundle import Bundle
     from sm_train.estimators.run_config import RunConfig
     from sm_train.toolkit.run_history import History
     from sm_train.toolkit.submission import Submission
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=click.Path(path_type=Path), required=False)
+@click.option("--clone", metavar="JOB", help="Repeat an earlier job's run, with its own code.")
+@click.option(
+    "--set", "changes", multiple=True, metavar="A.B=C", help="Change a value of the run file."
+)
 @click.option("--stage", metavar="S", help="One stage; the run file's first otherwise.")
 @click.option("--dry-run", is_flag=True, help="Print plan and requests; touch no network.")
 @click.option("--yes", "-y", is_flag=True, help="Start without asking.")
@@ -42,7 +47,9 @@ if TYPE_CHECKING:
 @click.pass_obj
 def command(
     options: dict[str, Any],
-    run: Path,
+    run: Path | None,
+    clone: str | None,
+    changes: tuple[str, ...],
     stage: str | None,
     dry_run: bool,
     yes: bool,
@@ -55,28 +62,59 @@ def command(
     """Show the plan of RUN and its dollars, ask, and start it on SageMaker.
 
     A run of several stages is several jobs, each from the last one's weights: submit starts the
-    first or the one that --stage names. With --local it trains here, stage after stage.
+    first or the one that --stage names. With --local it trains here, stage after stage. --clone
+    starts an earlier run anew, under a name of its own unless --set gives it one.
     """
-    from sm_train.estimators.run_file import RunFileError, load_run
     from sm_train.toolkit import aws
+    from sm_train.toolkit.own_code import bundle_of, commit_of
     from sm_train.toolkit.submission import prepare
 
-    try:
-        config = load_run(run)
-    except RunFileError as error:
-        raise UserError(str(error)) from None
-    if local and not dry_run:
-        _run_here(config, run.parent, stage, nodes, processes, output, as_json)
-        return
-    region = aws.resolve_region(options["region"], config.region, options["profile"])
+    if (run is None) == (clone is None):
+        raise UserError("RUN: give a run file, or --clone JOB")
+    if run is None:
+        _not_here(local)
+        config, bundle, commit, region = _cloned(options, clone or "", changes)
+    else:
+        config = _loaded(run, changes)
+        bundle = bundle_of(config, run.parent)
+        if local and not dry_run:
+            _run_here(config, bundle, run.parent, stage, nodes, processes, output, as_json)
+            return
+        region = aws.resolve_region(options["region"], config.region, options["profile"])
+        commit = commit_of(run.parent)
     if stage is None and not dry_run:
         stage = config.stages[0].name
-    submission = prepare(config, stage, region, datetime.now())
+    submission = prepare(config, stage, bundle, region, datetime.now(), commit)
     if dry_run:
         _show(submission, as_json)
         _mind_budget(config, region)
         return
     _send(config, submission, options["profile"], run=run, yes=yes, as_json=as_json)
+
+
+def _loaded(run: Path, changes: tuple[str, ...]) -> RunConfig:
+    from sm_train.estimators.run_file import RunFileError, load_run
+
+    try:
+        return load_run(run, changes)
+    except RunFileError as error:
+        raise UserError(str(error)) from None
+
+
+def _not_here(local: str | None) -> None:
+    if local:
+        raise UserError("--local: repeats no job; give the run file")
+
+
+def _cloned(
+    options: dict[str, Any], job: str, changes: tuple[str, ...]
+) -> tuple[RunConfig, Bundle, str | None, str]:
+    from sm_train.toolkit import aws
+    from sm_train.toolkit.cloning import clone
+
+    region = aws.resolve_region(options["region"], None, options["profile"])
+    session = aws.open_session(options["profile"], region)
+    return *clone(session, job, changes, region), region
 
 
 def _show(submission: Submission, as_json: bool) -> None:
@@ -115,7 +153,7 @@ def _send(
     submission: Submission,
     profile: str | None,
     *,
-    run: Path,
+    run: Path | None,
     yes: bool,
     as_json: bool,
 ) -> None:
@@ -157,7 +195,8 @@ def _send(
     following = config.stages.index(stage) + 1
     if following < len(config.stages):
         later = config.stages[following].name
-        click.echo(f"When it has ended: sm-train submit {run} --stage {later}", err=True)
+        again = run or f"--clone {name} --set name={config.name}"
+        click.echo(f"When it has ended: sm-train submit {again} --stage {later}", err=True)
 
 
 def _history(session: Any, config: RunConfig, region: str) -> History | None:
@@ -189,6 +228,7 @@ def _confirm(submission: Submission) -> None:
 
 def _run_here(
     config: RunConfig,
+    bundle: Bundle,
     base: Path,
     stage: str | None,
     nodes: int | None,
@@ -196,15 +236,12 @@ def _run_here(
     output: Path | None,
     as_json: bool,
 ) -> None:
-    from sm_train.estimators.bundle import build_bundle
-    from sm_train.estimators.launch import framework_version
     from sm_train.toolkit.local_run import default_nodes, run_stage
     from sm_train.toolkit.output import people, write_json
     from sm_train.toolkit.submission import choose_stages
 
     console = people()
     output = output or Path("local-runs") / config.name
-    bundle = build_bundle(config, framework_version(config))
     results = []
     for chosen in choose_stages(config, stage):
         count = nodes or default_nodes(chosen)
