@@ -63,7 +63,7 @@ def clusters(draw: st.DrawFn) -> dict[str, Any]:
         "collective": draw(st.sampled_from(collectives)),
         "retries": draw(st.integers(0, 30)),
         "max_runtime": draw(st.integers(1, 28 * 86400)),
-        "volume_gb": draw(st.integers(1, int(machine.local_nvme_gb or 16384))),
+        "volume_gb": draw(st.integers(1, min(16384, int(machine.local_nvme_gb or 16384)))),
         "environment": draw(
             st.dictionaries(
                 st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,20}", fullmatch=True),
