@@ -31,7 +31,10 @@ ANY_BUNDLE = pack({}, "train.py")
 
 def requests(config: RunConfig, bundle: Bundle | None = None) -> list[dict[str, Any]]:
     bundle = bundle or build_bundle(config, framework_version(config))
-    return training_requests(config, config.stages, bundle, region="us-east-1", image=ECR, now=NOW)
+    image = config.cluster.image or ECR
+    return training_requests(
+        config, config.stages, bundle, region="us-east-1", image=image, now=NOW
+    )
 
 
 def channels(request: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -66,7 +69,9 @@ _TEXTS = [
     *("a" * length for length in _LENGTHS),
     *(f"s3://own/{'a' * length}/" for length in _LENGTHS),
     *(f"arn:aws:iam::111122223333:role/{'a' * length}" for length in _LENGTHS),
+    *(f"s3://own/{'a' * length}/b/" for length in _LENGTHS),
     *(f"{PLAN}{'a' * length}" for length in _LENGTHS),
+    "arn:aws:sagemaker:r:111122223333:training-plan/a",
     *(f"arn:aws:iam::{digits}:role/{name}" for digits in ("1" * 11, "١" * 12) for name in "aé"),
     *("a b", "a/b", "a:b", "a_b", "-a", "a-", "..", "é", "a\n", "a\tb", "a'b", "\x00", "aws:a"),
     *("sg-1", "2.3.0", "٢.٣", "us-east-1", "us-east-٢", "alias/own", "train", "arn:aws:kms:a.b"),
