@@ -167,7 +167,9 @@ def _compute(request: TrainingRequest) -> Any:
     resources = dict(request["ResourceConfig"])
     if "InstancePreferences" in resources:
         resources["InstancePreferences"] = [
-            InstancePreference(**_snake(one)) for one in resources["InstancePreferences"]
+            # Left out, the SDK warns of its own placeholder for this one.
+            InstancePreference(**_snake(one), training_plan_arns=None)
+            for one in resources["InstancePreferences"]
         ]
     spot = request.get("EnableManagedSpotTraining")
     return Compute(**_snake(resources), enable_managed_spot_training=spot)

@@ -20,40 +20,42 @@ from tests.estimators.service import refusals
 
 P5 = {"instance_type": "ml.p5.48xlarge"}
 SENT: dict[str, dict[str, Any]] = {
-    "smddp": {},
-    "torchrun": {"cluster": P5},
-    "carried": {"cluster": P5, "stages": [stage("a"), stage("b", optimizer="carried")]},
-    "spot": {"cluster": P5 | {"capacity": "spot", "max_wait": "6d"}},
-    "warm-pool": {"cluster": P5 | {"capacity": "warm-pool", "keep_alive": "1h"}},
-    "training-plan": {
-        "cluster": P5 | {"capacity": "training-plan", "training_plan": f"{PLAN}own"}
+    "spot in a vpc": {
+        "cluster": P5
+        | {
+            "capacity": "spot", "max_wait": "6d", "retries": 0,
+            "vpc": {"subnets": ["subnet-1"], "security_groups": ["sg-1"]},
+        }
+    },
+    "warm pool, debugged": {
+        "cluster": P5 | {"capacity": "warm-pool", "keep_alive": "1h", "remote_debug": True}
+    },
+    "training plan, checked": {
+        "cluster": P5
+        | {"capacity": "training-plan", "training_plan": f"{PLAN}own", "infra_check": True}
     },
     "preferences": {
         "cluster": P5 | {"alternatives": ["ml.p4de.24xlarge"], "max_pending": "2h"},
     },
-    "preferences-of-other-sizes": {
+    "preferences of other sizes": {
         "cluster": {"instance_type": "ml.g6e.48xlarge", "alternatives": ["ml.g6e.12xlarge"]}
-    },
-    "vpc": {
-        "cluster": P5
-        | {"retries": 0, "vpc": {"subnets": ["subnet-1"], "security_groups": ["sg-1"]}}
     },
     "enclosed": {
         "output_kms_key": "alias/own",
         "cluster": {
             "instance_type": "ml.p6e-gb200.36xlarge", "image": ECR, "network_isolation": True,
-            "volume_kms_key": "alias/own", "encrypt_traffic": True, "remote_debug": True,
-            "infra_check": True,
+            "volume_kms_key": "alias/own", "encrypt_traffic": True,
         },
     },
-    "isolated-smddp": {
+    "isolated smddp": {
         "cluster": {
             "instance_type": "ml.p4de.24xlarge", "image": ECR, "network_isolation": True,
             "collective": "smddp",
         }
     },
-    "channels": {
+    "every channel": {
         "cluster": P5,
+        "stages": [stage("a"), stage("b", optimizer="carried")],
         "data": {"uri": "s3://my-bucket/shards/", "validation": "s3://my-bucket/held-out/"},
         "model": {"preset": "sd2", "components": "s3://my-bucket/components/"},
         "channels": {
@@ -62,6 +64,8 @@ SENT: dict[str, dict[str, Any]] = {
         },
     },
 }  # fmt: skip
+"""Beside these, on-demand by torchrun and by SMDDP goes through the command line itself:
+tests/toolkit/test_submit.py."""
 
 
 def _request(run: RunConfig) -> TrainingRequest:
