@@ -14,10 +14,14 @@ from datetime import timedelta
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """A peer that is silent for this long is dead: the job fails and can be retried."""
 
-# The SDK's torchrun driver sets both; current EFA plugins want neither (aws-ofi-nccl's README:
-# NCCL_PROTO=simple was for plugins up to 1.5.0; RDMAV_FORK_SAFE costs memory registration), and
-# inside a node the first forbids NCCL its fast protocols for small messages.
+# The SDK's torchrun driver (sagemaker 3.27) and the container toolkit set both; current EFA plugins
+# want neither (aws-ofi-nccl's README: NCCL_PROTO=simple was for plugins up to 1.5.0;
+# RDMAV_FORK_SAFE costs memory registration), and inside a node the first forbids NCCL its fast
+# protocols for small messages.
 _DRIVER_FAULTS = ("NCCL_PROTO", "RDMAV_FORK_SAFE")
+
+# The driver sets these by a list of types that ends with p5e: p5en, p6 and g6e are not in it.
+_FOR_EFA = {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1"}
 
 
 @dataclass(frozen=True)
@@ -39,10 +43,12 @@ def choose(
     collective: str,
     smddp_installed: bool,
     efa: bool,
+    mpi: bool,
 ) -> Choice:
     """The backend for ``processes`` on ``nodes`` machines with ``gpus`` each.
 
-    ``efa`` says whether the machine has an EFA device.
+    ``efa`` says whether the machine has an EFA device, ``mpi`` whether MPI started the processes:
+    SMDDP sums gradients only under its own launcher, which is MPI's.
 
     Raises:
         ValueError: the run asks for SMDDP where it cannot run.
@@ -52,10 +58,12 @@ def choose(
     if gpus == 0:
         return Choice("gloo", "no GPU")
     a100 = (instance_type or "").startswith(("ml.p4d.", "ml.p4de."))
-    if nodes > 1 and collective != "nccl" and a100 and smddp_installed:
+    if nodes > 1 and collective != "nccl" and a100 and smddp_installed and mpi:
         return Choice("smddp", f"{instance_type} × {nodes} with SMDDP in the image")
     if collective == "smddp" and nodes > 1:
-        missing = "the image does not carry it" if a100 else f"{instance_type} is no p4d or p4de"
+        missing = "smddprun did not start it" if smddp_installed else "the image does not carry it"
+        if not a100:
+            missing = f"{instance_type} is no p4d or p4de"
         raise ValueError(f"collective: smddp cannot run: {missing}; nccl would")
     if nodes == 1:
         reason = "one node: NCCL over NVLink or PCIe"
@@ -63,22 +71,23 @@ def choose(
     if not efa:
         reason = "no EFA device: NCCL over sockets, which is slow between nodes"
         return Choice("nccl", reason, unset_variables=_DRIVER_FAULTS)
-    return Choice("nccl", "NCCL over EFA", {"FI_PROVIDER": "efa"}, _DRIVER_FAULTS)
+    return Choice("nccl", "NCCL over EFA", _FOR_EFA, _DRIVER_FAULTS)
 
 
-def decide(*, nodes: int, collective: str) -> Choice:
+def decide(*, nodes: int, collective: str, instance_type: str | None) -> Choice:
     """:func:`choose` for this process, from its environment and its machine."""
     import torch
 
     _adopt_mpi_variables()
     return choose(
-        instance_type=os.environ.get("SM_CURRENT_INSTANCE_TYPE"),
+        instance_type=instance_type or os.environ.get("SM_CURRENT_INSTANCE_TYPE"),
         nodes=nodes,
         processes=int(os.environ.get("WORLD_SIZE", "1")),
         gpus=0 if _cpu_asked_for() else torch.cuda.device_count(),
         collective=collective,
         smddp_installed=importlib.util.find_spec("smdistributed") is not None,
         efa=os.path.isdir("/sys/class/infiniband"),  # noqa: PTH112
+        mpi="OMPI_COMM_WORLD_SIZE" in os.environ,
     )
 
 
@@ -100,16 +109,31 @@ def _adopt_mpi_variables(environment: Mapping[str, str] = os.environ) -> None:
             os.environ.setdefault(name, environment[mpi])
 
 
-def join(choice: Choice) -> None:
-    """Make the process group of ``choice``; Accelerate takes over a group that is there."""
+def settle(choice: Choice, wanted: Mapping[str, str]) -> None:
+    """Set this process's environment as ``choice`` says; what the run file ``wanted`` counts more.
+
+    The launchers overwrite some of the run file's variables, too, so each is set again.
+    """
+    for name in choice.unset_variables:
+        os.environ.pop(name, None)
+    os.environ.update(choice.set_variables)
+    os.environ.update({name: wanted[name] for name in wanted if name in _LAUNCHERS_OWN})
+
+
+_LAUNCHERS_OWN = {*_DRIVER_FAULTS, *_FOR_EFA, "NCCL_SOCKET_IFNAME", "NCCL_DEBUG"}
+
+
+def join(choice: Choice, wanted: Mapping[str, str]) -> None:
+    """Make the process group of ``choice``; Accelerate takes over a group that is there.
+
+    ``wanted`` are the run file's environment variables.
+    """
     if choice.backend == "none":
         return
     import torch
     import torch.distributed as dist
 
-    os.environ.update(choice.set_variables)
-    for name in choice.unset_variables:
-        os.environ.pop(name, None)
+    settle(choice, wanted)
     if choice.backend == "smddp":
         import smdistributed.dataparallel.torch.torch_smddp  # noqa: F401  registers the backend
     if choice.backend != "gloo":

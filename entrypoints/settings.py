@@ -94,10 +94,14 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class Settings:
-    """One stage of a run; ``collective`` is auto, nccl or smddp."""
+    """One stage of a run; ``collective`` is auto, nccl or smddp.
+
+    ``environment`` holds the variables that the run file asks for.
+    """
 
     run: str
     collective: str
+    environment: dict[str, str]
     data: Data
     model: Model
     stage: Stage
@@ -126,6 +130,7 @@ def read_settings(path: Path, stage: str) -> Settings:
         return Settings(
             run=document["name"],
             collective=document["cluster"]["collective"],
+            environment=document["cluster"]["environment"],
             data=_section(Data, document["data"]),
             model=_section(Model, document["model"]),
             stage=_section(Stage, stages[stage]),

@@ -74,8 +74,12 @@ def _train(settings: Settings, directories: Directories) -> None:
     from sm_train.entrypoints.trainer import Trainer
 
     hosts = Hosts.read(directories)
-    choice = decide(nodes=len(hosts.all), collective=settings.collective)
-    join(choice)
+    choice = decide(
+        nodes=len(hosts.all),
+        collective=settings.collective,
+        instance_type=hosts.instance_type,
+    )
+    join(choice, settings.environment)
     stop = StopRequest()
     accelerator = Accelerator(
         mixed_precision="bf16" if settings.training.precision == "bf16" else "no",

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sm_train.entrypoints import checkpoint as store
-from sm_train.entrypoints.backend import choose
+from sm_train.entrypoints.backend import choose, settle
 from sm_train.entrypoints.components import read_preset
 from sm_train.entrypoints.directories import Directories, Hosts
 from sm_train.entrypoints.ema import ExponentialMovingAverage
@@ -25,17 +28,19 @@ from sm_train.toolkit.event_log import parse_event
 from tests.estimators.runs import config
 
 P4DE = {"instance_type": "ml.p4de.24xlarge", "gpus": 8, "efa": True}
+SMDDP = {"smddp_installed": True, "mpi": True}
 P5 = {"instance_type": "ml.p5.48xlarge", "gpus": 8, "efa": True}
 
 
 @pytest.mark.parametrize(
     ("situation", "backend", "reason"),
     [
-        ({**P4DE, "nodes": 4, "smddp_installed": True}, "smddp", "SMDDP in the image"),
+        ({**P4DE, "nodes": 4, **SMDDP}, "smddp", "SMDDP in the image"),
+        ({**P4DE, "nodes": 4, "smddp_installed": True}, "nccl", "NCCL over EFA"),
         ({**P4DE, "nodes": 4}, "nccl", "NCCL over EFA"),
-        ({**P4DE, "nodes": 4, "smddp_installed": True, "collective": "nccl"}, "nccl", "EFA"),
-        ({**P4DE, "nodes": 1, "smddp_installed": True}, "nccl", "one node"),
-        ({**P5, "nodes": 4, "smddp_installed": True}, "nccl", "NCCL over EFA"),
+        ({**P4DE, "nodes": 4, **SMDDP, "collective": "nccl"}, "nccl", "EFA"),
+        ({**P4DE, "nodes": 1, **SMDDP}, "nccl", "one node"),
+        ({**P5, "nodes": 4, **SMDDP}, "nccl", "NCCL over EFA"),
         ({**P5, "nodes": 4, "efa": False}, "nccl", "slow between nodes"),
         ({"nodes": 2}, "gloo", "no GPU"),
         ({**P5, "nodes": 1, "processes": 1}, "none", "a single process"),
@@ -51,17 +56,49 @@ def test_the_backend_follows_from_what_is_there(
 
 SITUATION: dict[str, Any] = {
     "instance_type": None, "nodes": 1, "processes": 16, "gpus": 0, "collective": "auto",
-    "smddp_installed": False, "efa": False,
+    "smddp_installed": False, "efa": False, "mpi": False,
 }  # fmt: skip
 
 
-def test_the_launchers_faults_are_undone_for_efa() -> None:
-    choice = choose(**(SITUATION | P5 | {"nodes": 2}))
-    assert choice.set_variables == {"FI_PROVIDER": "efa"}
-    assert set(choice.unset_variables) == {"NCCL_PROTO", "RDMAV_FORK_SAFE"}
+@pytest.mark.parametrize("machine", ["ml.p5.48xlarge", "ml.p5en.48xlarge", "ml.p6-b200.48xlarge"])
+def test_the_drivers_faults_are_undone_for_efa(
+    monkeypatch: pytest.MonkeyPatch, machine: str
+) -> None:
+    """The SDK's own driver sets the environment; then the process corrects it."""
+    for name in ("FI_PROVIDER", "FI_EFA_USE_DEVICE_RDMA", "RDMAV_FORK_SAFE", "NCCL_PROTO"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SM_CURRENT_INSTANCE_TYPE", machine)
+    _driver().setup_env()
+    assert os.environ["NCCL_PROTO"] == "simple"
+    choice = choose(**(SITUATION | P5 | {"nodes": 2, "instance_type": machine}))
+    settle(choice, {})
+    assert os.environ["FI_PROVIDER"] == "efa"
+    assert os.environ["FI_EFA_USE_DEVICE_RDMA"] == "1"
+    assert not {"NCCL_PROTO", "RDMAV_FORK_SAFE"} & os.environ.keys()
 
 
-@pytest.mark.parametrize("machine", [P5 | {"smddp_installed": True}, P4DE])
+def test_what_the_run_file_asks_for_survives_the_driver_and_us(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wanted = {"NCCL_PROTO": "LL128", "NCCL_SOCKET_IFNAME": "ens5", "OWN": "1"}
+    monkeypatch.setenv("NCCL_PROTO", "simple")
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth0")
+    settle(choose(**(SITUATION | P5 | {"nodes": 2})), wanted)
+    assert os.environ["NCCL_PROTO"] == "LL128"
+    assert os.environ["NCCL_SOCKET_IFNAME"] == "ens5"
+
+
+def _driver() -> ModuleType:
+    """The SDK's Torchrun driver, which imports its helpers as it does in the container."""
+    drivers = Path(find_spec("sagemaker.train").submodule_search_locations[0])
+    place = drivers / "container_drivers" / "distributed_drivers" / "torchrun_driver.py"
+    spec = spec_from_file_location("torchrun_driver", place)
+    driver = module_from_spec(spec)
+    spec.loader.exec_module(driver)
+    return driver
+
+
+@pytest.mark.parametrize("machine", [P5 | SMDDP, P4DE, P4DE | {"smddp_installed": True}])
 def test_smddp_where_it_cannot_run_is_an_error(machine: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="nccl would"):
         choose(**(SITUATION | machine | {"nodes": 2, "collective": "smddp"}))

@@ -45,7 +45,7 @@ def calls(aws: Aws) -> Iterator[tuple[str, str]]:
     for operation, body in aws.calls:
         name = body.get("TrainingJobName", "").lower()
         if operation == "ListTags":
-            yield "sagemaker:ListTags", job + body["ResourceArn"].rpartition("/")[2]
+            yield "sagemaker:ListTags", job + body["ResourceArn"].rpartition("/")[2].lower()
         else:
             yield f"sagemaker:{operation}", job + name if name else "*"
         if operation == "CreateTrainingJob":
