@@ -60,7 +60,7 @@ _BUCKET = r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$"
 _VPC_ID = r"^[a-zA-Z0-9-]{1,32}$"
 _IMAGE = r"^[a-zA-Z0-9][a-zA-Z0-9._:/@-]*$"
 _KMS_KEY = r"^[a-zA-Z0-9:/_-]+$"
-_PLAN = r"^arn:aws[a-z-]*:sagemaker:[a-z0-9-]+:[0-9]{12}:training-plan/[a-zA-Z0-9-]+$"
+_PLAN = r"^arn:aws[a-z-]*:sagemaker:[a-z]{2}(-[a-z]+)+-[0-9]:[0-9]{12}:training-plan/[a-zA-Z0-9-]+$"
 _CHANNEL = r"^[a-zA-Z0-9][a-zA-Z0-9._-]*$"
 _ENTRY = r"^[a-zA-Z0-9_]([a-zA-Z0-9_/-]*[a-zA-Z0-9_-])?\.py$"
 
@@ -123,7 +123,7 @@ VpcId = Annotated[str, Field(pattern=_VPC_ID)]
 Image = Annotated[str, Field(pattern=_IMAGE, max_length=255)]
 Version = Annotated[str, Field(pattern=_VERSION, max_length=20)]
 KmsKey = Annotated[str, Field(pattern=_KMS_KEY, max_length=2048)]
-TrainingPlan = Annotated[str, Field(pattern=_PLAN, min_length=50, max_length=2048)]
+TrainingPlan = Annotated[str, Field(pattern=_PLAN, max_length=2048)]
 ChannelName = Annotated[str, Field(pattern=_CHANNEL, max_length=64), AfterValidator(_own_channel)]
 EntryScript = Annotated[str, Field(pattern=_ENTRY, max_length=200)]
 TagKey = Annotated[

@@ -15,7 +15,6 @@ from sm_train.cost.instances import instance_types
 from sm_train.entrypoints.events import FIELDS, format_event
 from sm_train.estimators.bundle import Bundle, build_bundle, pack
 from sm_train.estimators.cluster import Cluster
-from sm_train.estimators.images import image_uri
 from sm_train.estimators.launch import framework_version
 from sm_train.estimators.metrics import metric_definitions
 from sm_train.estimators.request import code_uri, training_requests
@@ -324,22 +323,6 @@ def test_everything_else_starts_by_torchrun_from_the_code_channel(cluster: dict[
 def test_one_p4de_uses_torchrun() -> None:
     [request] = requests(config(stages=[stage(instances=1)]))
     assert request["HyperParameters"] == {"stage": "256px"}
-
-
-@pytest.mark.parametrize(
-    ("cluster", "image"),
-    [
-        ({}, "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.3.0-gpu-py311"),
-        (
-            {"collective": "nccl"},
-            "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.10.0-gpu-py313",
-        ),
-        ({"image": ECR}, ECR),
-    ],
-)
-def test_the_image_follows_from_the_collective(cluster: dict[str, Any], image: str) -> None:
-    run = config(cluster={"instance_type": "ml.p4de.24xlarge"} | cluster)
-    assert image_uri(run, "us-east-1") == image
 
 
 def test_the_users_environment_wins_over_ours() -> None:
