@@ -24,6 +24,7 @@ from sm_train.estimators.own_code import (
     OwnCode,
     merged,
 )
+from sm_train.estimators.run_cluster import SMDDP_FRAMEWORK, release
 from sm_train.estimators.run_config import RunConfig
 from sm_train.estimators.secret_scan import secrets_in
 
@@ -152,7 +153,7 @@ def requirements(framework_version: str | None) -> str:
 
     The newest libraries no longer import on the PyTorch 2.3 of the last SMDDP image.
     """
-    old = framework_version is not None and framework_version.startswith("2.3")
+    old = framework_version is not None and release(framework_version) == release(SMDDP_FRAMEWORK)
     name = "requirements-torch-2.3.txt" if old else "requirements.txt"
     return (files("sm_train.estimators") / "data" / name).read_text(encoding="utf-8")
 

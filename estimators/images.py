@@ -7,8 +7,8 @@ from importlib.resources import files
 
 from sm_train.cost.instances import instance_type
 from sm_train.estimators.bundle import requirements
-from sm_train.estimators.cluster import SMDDP_FRAMEWORK
 from sm_train.estimators.launch import FRAMEWORK, framework_version
+from sm_train.estimators.run_cluster import SMDDP_FRAMEWORK, release
 from sm_train.estimators.run_config import RunConfig
 
 _ECR = re.compile(r"^\d{12}\.dkr\.ecr(-fips)?\.[a-z0-9-]+\.(amazonaws\.com|on\.aws)(\.cn)?/")
@@ -52,9 +52,9 @@ def aws_image(version: str, machine: str, region: str) -> str:
     """
     from sagemaker.core import image_uris
 
-    framework, parts = "pytorch", version.split(".")
-    if tuple(map(int, parts[:2])) >= _AMAZON_LINUX:
-        framework, version = "pytorch-amzn2023", ".".join(parts[:2])
+    framework = "pytorch"
+    if release(version) >= _AMAZON_LINUX:
+        framework, version = "pytorch-amzn2023", ".".join(map(str, release(version)))
     try:
         uri: str = image_uris.retrieve(
             framework,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sm_train.cost.instances import instance_type
-from sm_train.estimators.cluster import SMDDP_FRAMEWORK
+from sm_train.estimators.run_cluster import SMDDP_FRAMEWORK, release
 from sm_train.estimators.run_config import RunConfig, Stage
 
 # The newest of AWS's PyTorch training images that sagemaker 3.27's image table knows.
@@ -58,7 +58,7 @@ def launch(config: RunConfig, stage: Stage) -> Launch:
         return Launch(
             "torchrun", "own image: NCCL; write collective: smddp if the image carries SMDDP"
         )
-    if version is not None and not version.startswith("2.3"):
+    if version is not None and release(version) != release(SMDDP_FRAMEWORK):
         return Launch("torchrun", f"PyTorch {version}: NCCL; the last image with SMDDP is 2.3.0")
     return Launch("smddp", f"{cluster.instance_type} × {stage.instances}: SMDDP all-reduce")
 

@@ -10,9 +10,9 @@ from datetime import datetime
 from typing import Any
 
 from sm_train.estimators.bundle import ARCHIVE_NAME, Bundle
-from sm_train.estimators.cluster import Cluster
 from sm_train.estimators.launch import Launch, launch
 from sm_train.estimators.metrics import metric_definitions
+from sm_train.estimators.run_cluster import Cluster
 from sm_train.estimators.run_config import RunConfig, Stage
 
 TrainingRequest = dict[str, Any]

@@ -13,8 +13,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 from sm_train.cost.instances import instance_type
-from sm_train.estimators.cluster import Cluster
-from sm_train.estimators.fields import (
+from sm_train.estimators.model_presets import preset_names, preset_prediction
+from sm_train.estimators.run_cluster import Cluster, release
+from sm_train.estimators.run_fields import (
     CHANNEL_LIMIT,
     JOB_NAME_LIMIT,
     OWN_CHANNELS,
@@ -38,7 +39,6 @@ from sm_train.estimators.fields import (
     TagValue,
     no_bool,
 )
-from sm_train.estimators.model_presets import preset_names, preset_prediction
 
 TIME_STAMP_LENGTH = len("-YYYYmmddHHMMSS")
 
@@ -441,7 +441,7 @@ def _sharding_problem(
         return []
     if cluster.collective == "smddp":
         reason = "FSDP2 needs a newer PyTorch than SMDDP's; write collective: nccl"
-    elif version and tuple(map(int, version.split(".")[:2])) < SHARDING_FRAMEWORK:
+    elif version and release(version) < SHARDING_FRAMEWORK:
         reason = f"FSDP2 needs PyTorch 2.6, and framework_version is {version}"
     else:
         return []

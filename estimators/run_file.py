@@ -16,9 +16,9 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from sm_train.cost.instances import UnknownInstanceTypeError, instance_type
-from sm_train.estimators.cluster import Cluster
-from sm_train.estimators.fields import words_for_pattern
+from sm_train.estimators.run_cluster import Cluster
 from sm_train.estimators.run_config import Problem, RunConfig, Stage, cross_field_problems
+from sm_train.estimators.run_fields import words_for_pattern
 from sm_train.estimators.secret_scan import secret_in
 
 Path_ = tuple[str | int, ...]

@@ -14,10 +14,10 @@ from pydantic import ValidationError
 from sm_train.cost.instances import instance_types
 from sm_train.entrypoints.events import FIELDS, format_event
 from sm_train.estimators.bundle import Bundle, build_bundle, pack
-from sm_train.estimators.cluster import Cluster
 from sm_train.estimators.launch import framework_version
 from sm_train.estimators.metrics import metric_definitions
 from sm_train.estimators.request import code_uri, training_requests
+from sm_train.estimators.run_cluster import Cluster
 from sm_train.estimators.run_config import RunConfig
 
 from tests.estimators.runs import ECR, PLAN, config, run, runs, stage

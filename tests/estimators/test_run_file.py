@@ -263,6 +263,10 @@ CASES = {
         "code: own\nentry: ../own.py\n" + GOOD,
         ["run.yaml:2: entry: '../own.py': must be a Python file's path below code"],
     ),
+    "a PyTorch that is too old": (
+        GOOD + "  framework_version: 2.2.0\n",
+        ["run.yaml:18: cluster.framework_version: the training code needs PyTorch 2.3 or newer"],
+    ),
     "a tab": ("name: demo\n\tregion: x\n", ["run.yaml:2: a tab; YAML indents with spaces"]),
     "not YAML": ("name: [1, 2\n", ["run.yaml:"]),
     "a list": ("- 1\n", ["run.yaml:1: a run file is a mapping"]),

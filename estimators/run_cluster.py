@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 from sm_train.cost.instances import UnknownInstanceTypeError, instance_type, instance_types
-from sm_train.estimators.fields import (
+from sm_train.estimators.run_fields import (
     Duration,
     Image,
     KmsKey,
@@ -26,10 +26,19 @@ OWN_ENVIRONMENT = 4
 SMDDP_FRAMEWORK = "2.3.0"
 """PyTorch of the last AWS image that carries SMDDP (AWS Deep Learning Containers, 2024)."""
 
+OLDEST_FRAMEWORK = (2, 3)
+"""PyTorch that the training code runs on (setup.cfg, `make test-torch-2.3`)."""
+
 LONGEST_RUN = 28 * 86400
 """Seconds that a training job may run or wait (StoppingCondition in botocore's service model)."""
 
 _LARGEST_VOLUME_GB = 16384
+
+
+def release(version: str) -> tuple[int, int]:
+    """``2.10.0`` as (2, 10)."""
+    major, minor, *_ = map(int, version.split("."))
+    return major, minor
 
 
 class Vpc(Section):
@@ -123,6 +132,11 @@ class Cluster(Section):
         self._check_machines()
         self._check_collective()
         self._check_capacity()
+        if self.framework_version and release(self.framework_version) < OLDEST_FRAMEWORK:
+            raise ValueError(
+                f"framework_version: the training code needs PyTorch 2.3 or newer, and "
+                f"{self.framework_version} is older"
+            )
         if self.network_isolation and self.image is None:
             raise ValueError(
                 "network_isolation: true needs image: nothing can be installed into AWS's image "
@@ -167,7 +181,7 @@ class Cluster(Section):
                     "write nccl, which uses EFA there"
                 )
         version = self.framework_version
-        if version and not version.startswith("2.3"):
+        if version and release(version) != release(SMDDP_FRAMEWORK):
             raise ValueError(
                 f"framework_version: {version} has no SMDDP; the last AWS image that carries it "
                 f"is {SMDDP_FRAMEWORK}"
