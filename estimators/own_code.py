@@ -58,6 +58,12 @@ def _names(folder: Path, spec: GitIgnoreSpec) -> Iterator[str]:
         folders[:] = [
             name for name in folders if not spec.match_file(f"{(above / name).as_posix()}/")
         ]
+        for name in folders:
+            if Path(where, name).is_symlink():
+                raise CodeError(
+                    f"code: {Path(where, name)} is a link to a folder, which stays behind; copy "
+                    f"the folder, or leave it out by {IGNORE_FILE}"
+                )
         for name in names:
             path = (above / name).as_posix()
             if not spec.match_file(path) and (folder / path).is_file():

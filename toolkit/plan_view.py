@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sm_train.cost.document import as_document
+from sm_train.cost.estimate import Purchase, hourly_price
 from sm_train.cost.instances import instance_type
 from sm_train.cost.speed import FIRM
 from sm_train.estimators.bundle import LARGE_BYTES
 from sm_train.estimators.request import ROLE_NOT_SET
 from sm_train.toolkit.amounts import days, dollar_range, dollars, number, span, total_dollars
+from sm_train.toolkit.price_book import price_table
 from sm_train.toolkit.submission import Submission
 
 if TYPE_CHECKING:
@@ -94,18 +96,22 @@ def _facts(submission: Submission) -> list[tuple[str, str]]:
 
 
 def _alternatives(submission: Submission) -> list[tuple[str, str]]:
-    cluster = submission.config.cluster
-    if not cluster.alternatives:
+    """What else may run, at what an hour of it costs: another type has a speed of its own."""
+    config, [first, *_] = submission.config, submission.stages
+    if not config.cluster.alternatives:
         return []
-    counts = [
-        ", then ".join(
-            f"{cluster.instances_of(name, stage.instances)} × {name}"
-            for name in cluster.alternatives
-        )
-        for stage in submission.stages
+    purchase, prices = Purchase(submission.region, config.cluster.capacity), price_table()
+    hourly = {}
+    for name in config.cluster.instance_types:
+        count = config.cluster.instances_of(name, first.instances)
+        price = hourly_price(name, purchase, prices).usd_per_instance_hour
+        cost = "price unknown" if price is None else f"{dollars(float(price * count))} an hour"
+        hourly[name] = f"{count} × {name}, {cost}"
+    [planned, *others] = hourly.values()
+    return [
+        ("first choice", f"{planned}; the plan is for it"),
+        *(("or else", f"{other}; the same batch") for other in others),
     ]
-    value = "; ".join(dict.fromkeys(counts))
-    return [("without it", f"{value}: as many GPUs and the same batch, at its own price")]
 
 
 def warnings(submission: Submission) -> list[str]:

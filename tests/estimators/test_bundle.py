@@ -105,6 +105,16 @@ def test_own_code_goes_along_without_what_its_ignore_file_and_habit_leave_out(
     assert bundle.entry == "train.py"
 
 
+def test_a_linked_folder_is_not_left_behind_in_silence(tmp_path: Path) -> None:
+    code = write(tmp_path / "code", {"a.py": ""})
+    write(tmp_path / "elsewhere", {"b.py": ""})
+    (code / "linked").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CodeError, match="linked is a link to a folder"):
+        read_code(code)
+    write(code, {".smtrainignore": "linked/\n"})
+    assert read_code(code).files.keys() == {"a.py"}
+
+
 def test_an_entry_of_ones_own_replaces_ours(tmp_path: Path) -> None:
     own = read_code(write(tmp_path, {"jobs/own.py": "print('own')"}))
     run = config(code="somewhere", entry="jobs/own.py")

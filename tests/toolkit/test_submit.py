@@ -200,7 +200,7 @@ def test_the_plan_says_what_is_odd_and_what_else_may_run(cli: Cli, tmp_path: Pat
     shown = cli("submit", run, "--dry-run")
     assert shown.returncode == 0, shown.stderr
     plan = " ".join(shown.stderr.split())
-    assert "8 × ml.g6e.12xlarge: as many GPUs and the same batch" in plan
+    assert "8 × ml.g6e.12xlarge, $105 an hour; the same batch" in plan
     assert "starts own.py" in plan
     assert "the bundle has 50 MB" in plan
     assert "weights.bin (50 MB)" in plan

@@ -113,8 +113,11 @@ def _cloned(
     from sm_train.toolkit.cloning import clone
 
     region = aws.resolve_region(options["region"], None, options["profile"])
-    session = aws.open_session(options["profile"], region)
-    return *clone(session, job, changes, region), region
+    config, bundle, commit = clone(
+        aws.open_session(options["profile"], region), job, changes, region
+    )
+    click.echo(f"{job} again, as {config.name}", err=True)
+    return config, bundle, commit, region
 
 
 def _show(submission: Submission, as_json: bool) -> None:
