@@ -44,12 +44,15 @@ class _Places:
         return [self.s3(name) for name in sorted(names)]
 
 
-def policies(config: RunConfig, region: str) -> dict[str, Policy]:
-    """``laptop`` submits and follows the run, ``job`` is its jobs' role, ``trust`` who takes it."""
+def policies(config: RunConfig, region: str, image: str) -> dict[str, Policy]:
+    """``laptop`` submits and follows the run, ``job`` is its jobs' role, ``trust`` who takes it.
+
+    ``image`` is the address, in ECR, that its jobs start from.
+    """
     places = _places(config, region)
     return {
         "laptop": _policy(_laptop(config, places)),
-        "job": _policy(_job(config, places)),
+        "job": _policy(_job(config, places, image)),
         "trust": _policy(
             [
                 {
@@ -116,7 +119,7 @@ def _laptop(config: RunConfig, places: _Places) -> list[dict[str, Any]]:
     return statements
 
 
-def _job(config: RunConfig, places: _Places) -> list[dict[str, Any]]:
+def _job(config: RunConfig, places: _Places, image: str) -> list[dict[str, Any]]:
     read = [places.s3(f"{_path(uri)}*") for uri in places.read]
     own = places.s3(f"{places.bucket}/{config.name}/*")
     statements = [
@@ -136,7 +139,7 @@ def _job(config: RunConfig, places: _Places) -> list[dict[str, Any]]:
         _allow(
             "Image",
             ["ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"],
-            [_repository(config, places)],
+            [_repository(places, image)],
         ),
     ]  # fmt: skip
     keys = _keys(config, places)
@@ -183,16 +186,12 @@ def _keys(config: RunConfig, places: _Places) -> list[str]:
     return sorted(arns)
 
 
-def _repository(config: RunConfig, places: _Places) -> str:
-    """AWS's own images are in another account, one for each region."""
-    image = config.cluster.image
-    if image is None:
-        return f"arn:{places.partition}:ecr:{places.region}:*:repository/pytorch*"
-    registry, _, rest = image.partition("/")
-    name = rest.split("@")[0].split(":")[0] or "*"
-    parts = registry.split(".")
-    region = parts[3] if len(parts) > 3 else places.region
-    return f"arn:{places.partition}:ecr:{region}:{parts[0]}:repository/{name}"
+def _repository(places: _Places, image: str) -> str:
+    """The repository of ``ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME:TAG``."""
+    registry, _, name = image.partition("/")
+    account, _, _, region, *_ = registry.split(".")
+    name = name.split("@")[0].split(":")[0]
+    return f"arn:{places.partition}:ecr:{region}:{account}:repository/{name}"
 
 
 def _path(uri: str) -> str:

@@ -127,6 +127,10 @@ class Cluster(Section):
         gpus = instances * instance_type(self.instance_type).accelerators
         return gpus // instance_type(name).accelerators
 
+    def most_instances(self, instances: int) -> int:
+        """Of any type that the job may run on: so many need data of their own."""
+        return max(self.instances_of(name, instances) for name in self.instance_types)
+
     @model_validator(mode="after")
     def _consistent(self) -> Cluster:
         self._check_machines()

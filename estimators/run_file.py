@@ -75,7 +75,7 @@ def _make(change: str, raw: dict[Any, Any]) -> None:
         raise RunFileError(f"--set: {_shown(change)}: write it as a.b=value")
     try:
         value = yaml.load(text, _Loader)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError):
         raise RunFileError(f"--set: {path}: the value is not YAML; quote it") from None
     place: Any = raw
     for step in steps[:-1]:

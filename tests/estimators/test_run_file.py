@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 from sm_train.estimators.run_config import RunConfig
-from sm_train.estimators.run_file import RunFileError, load_run
+from sm_train.estimators.run_file import RunFileError, changed, load_run
 
 GOOD = """\
 name: demo
@@ -381,6 +383,25 @@ def test_a_change_that_does_not_fit_is_one_line(
         load_run(file, [change])
     [line] = str(caught.value).splitlines()
     assert line.removeprefix(f"{tmp_path}/").startswith(complaint)
+
+
+_steps = st.sampled_from(["name", "stages", "cluster", "0", "256px", "environment", "iterations"])
+
+
+@given(
+    st.one_of(
+        st.text(),
+        st.builds("{}={}".format, st.lists(_steps, min_size=1).map(".".join), st.text()),
+        st.builds("{}={}".format, _steps, st.from_regex(r"[-:\d\[\]{}&*!|>'\"#, ]{0,12}")),
+    )
+)
+def test_whatever_is_set_the_run_is_valid_or_the_mistake_is_named(change: str) -> None:
+    document = yaml.safe_load(GOOD)
+    try:
+        config = changed(document, [change], "JOB")
+    except RunFileError:
+        return
+    assert RunConfig.model_validate(config.model_dump()) == config
 
 
 def test_a_missing_file_says_how_to_get_one(tmp_path: Path) -> None:

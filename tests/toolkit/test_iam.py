@@ -83,7 +83,10 @@ def test_the_laptops_policy_is_what_its_commands_call(cli: Cli, aws: Aws, tmp_pa
         assert result.returncode == 0, result.stderr
     printed = cli("iam", run, "--json")
     assert printed.returncode == 0, printed.stderr
-    policy = json.loads(printed.stdout)["laptop"]
+    documents = json.loads(printed.stdout)
+    image = "arn:aws:ecr:us-east-1:763104351884:repository/pytorch-training"
+    assert allowed(documents["job"], "ecr:BatchGetImage", image) == "Image"
+    policy = documents["laptop"]
     recorded = set(calls(aws))
     assert {"sagemaker:CreateTrainingJob", "s3:PutObject"} < {action for action, _ in recorded}
     assert [call for call in sorted(recorded) if allowed(policy, *call) is None] == []
@@ -95,7 +98,7 @@ def test_the_laptops_policy_is_what_its_commands_call(cli: Cli, aws: Aws, tmp_pa
 
 
 def test_another_runs_places_are_not_allowed() -> None:
-    laptop = policies(config(), "us-east-1")["laptop"]
+    laptop = policies(config(), "us-east-1", ECR)["laptop"]
     jobs = "arn:aws:sagemaker:us-east-1:111122223333:training-job/"
     assert allowed(laptop, "sagemaker:StopTrainingJob", f"{jobs}demo-256px-1") == "Jobs"
     for action, resource in (
@@ -115,7 +118,7 @@ def test_the_jobs_role_reads_its_channels_and_writes_below_its_run() -> None:
         channels={"masks": {"uri": "s3://masks/a/"}},
         cluster={"instance_type": "ml.p5.48xlarge", "image": ECR},
     )
-    job = policies(run, "us-east-1")["job"]
+    job = policies(run, "us-east-1", ECR)["job"]
     for path in (
         "data/shards/0.tar", "data/index.parquet", "data/held-out/0.tar", "models/sd2/vae/a",
         "masks/a/b", "my-bucket/demo/checkpoints/256px/a",
@@ -153,7 +156,7 @@ def test_what_a_run_asks_for_its_role_may_do(
     aws: Aws, changes: dict[str, Any], action: str
 ) -> None:
     """moto checks each document as IAM's grammar does."""
-    documents = policies(config(**changes), "us-east-1")
+    documents = policies(config(**changes), "us-east-1", ECR)
     granted = [one for statement in documents["job"]["Statement"] for one in statement["Action"]]
     assert action in granted
     iam = aws.client("iam")

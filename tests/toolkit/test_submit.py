@@ -288,6 +288,17 @@ def test_fewer_shards_than_instances_is_exit_3(cli: Cli, aws: Aws, tmp_path: Pat
     assert "1 objects for 4 instances" in one_line(result.stderr)
 
 
+def test_alternatives_of_more_instances_need_more_shards(
+    cli: Cli, aws: Aws, tmp_path: Path
+) -> None:
+    aws.make_bucket("my-bucket", **SHARDS)
+    cluster = {"instance_type": "ml.g6e.48xlarge", "alternatives": ["ml.g6e.12xlarge"]}
+    run = write_run(tmp_path, cluster=cluster)
+    result = cli("submit", run, "--yes", network="loopback", env=aws.environment)
+    assert result.returncode == 3
+    assert "4 objects for 8 instances" in one_line(result.stderr)
+
+
 def test_a_single_object_is_exit_3_whatever_its_name(cli: Cli, aws: Aws, tmp_path: Path) -> None:
     aws.make_bucket("my-bucket", **{"shards": b"x", **SHARDS})
     run = write_run(tmp_path, data={"uri": "s3://my-bucket/shards"})

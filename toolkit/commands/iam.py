@@ -22,6 +22,7 @@ def command(options: dict[str, Any], run: Path, only: str | None, as_json: bool)
     A policy is for one run's name, buckets and keys: with another run file, ask again.
     """
     from sm_train.estimators.iam import policies
+    from sm_train.estimators.images import image_uri
     from sm_train.estimators.run_file import RunFileError, load_run
     from sm_train.toolkit import aws
     from sm_train.toolkit.output import write_json
@@ -31,7 +32,10 @@ def command(options: dict[str, Any], run: Path, only: str | None, as_json: bool)
     except RunFileError as error:
         raise UserError(str(error)) from None
     region = aws.resolve_region(options["region"], config.region, options["profile"])
-    documents = policies(config, region)
+    try:
+        documents = policies(config, region, image_uri(config, region))
+    except ValueError as error:
+        raise UserError(str(error)) from None
     if config.role is None:
         click.echo("warning: role is not in the run file; account and role are made up", err=True)
     if only is None and not as_json:
