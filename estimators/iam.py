@@ -120,12 +120,15 @@ def _laptop(config: RunConfig, places: _Places) -> list[dict[str, Any]]:
 
 
 def _job(config: RunConfig, places: _Places, image: str) -> list[dict[str, Any]]:
-    read = [places.s3(f"{_path(uri)}*") for uri in places.read]
+    # A channel is every object whose name begins so.
+    read = [
+        places.s3(f"{path}*" if "/" in path else f"{path}/*") for path in map(_path, places.read)
+    ]
     own = places.s3(f"{places.bucket}/{config.name}/*")
     statements = [
         _allow("List", ["s3:ListBucket"], places.buckets),
         _allow("Read", ["s3:GetObject"], sorted({*read, own})),
-        # A checkpoint that the job has dropped is dropped in S3, too.
+        # Deleting is for checkpoints that a job drops; whether SageMaker does it shows only there.
         _allow("Write", ["s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"], [own]),
         _allow(
             "Logs",

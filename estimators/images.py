@@ -7,8 +7,9 @@ from importlib.resources import files
 
 from sm_train.cost.instances import instance_type
 from sm_train.estimators.bundle import requirements
-from sm_train.estimators.launch import FRAMEWORK, framework_version
-from sm_train.estimators.run_cluster import SMDDP_FRAMEWORK, release
+from sm_train.estimators.launch import FRAMEWORK, framework_version, pytorch_version
+from sm_train.estimators.own_code import merged
+from sm_train.estimators.run_cluster import release
 from sm_train.estimators.run_config import RunConfig
 
 _ECR = re.compile(r"^\d{12}\.dkr\.ecr(-fips)?\.[a-z0-9-]+\.(amazonaws\.com|on\.aws)(\.cn)?/")
@@ -69,18 +70,20 @@ def aws_image(version: str, machine: str, region: str) -> str:
     return uri
 
 
-def dockerfile(config: RunConfig, region: str) -> str:
+def dockerfile(config: RunConfig, region: str, packages: tuple[str, ...] = ()) -> str:
     """A Dockerfile for an image with everything installed: no job start waits for pip.
+
+    ``packages`` are those of the run's own code.
 
     Raises:
         ValueError: AWS has no image to build on.
     """
-    cluster = config.cluster
-    wanted = SMDDP_FRAMEWORK if cluster.collective == "smddp" else FRAMEWORK
-    version = framework_version(config) or cluster.framework_version or wanted
-    base = aws_image(version, cluster.instance_type, region)
+    version = pytorch_version(config) or FRAMEWORK
+    base = aws_image(version, config.cluster.instance_type, region)
     pinned = [
-        line for line in requirements(version).splitlines() if line and not line.startswith("#")
+        line
+        for line in merged(requirements(version), packages).splitlines()
+        if line and not line.startswith("#")
     ]
     text = (files("sm_train.estimators") / "data" / "Dockerfile").read_text(encoding="utf-8")
     return (

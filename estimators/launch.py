@@ -37,6 +37,14 @@ def framework_version(config: RunConfig) -> str | None:
     return SMDDP_FRAMEWORK if wants_smddp else FRAMEWORK
 
 
+def pytorch_version(config: RunConfig) -> str | None:
+    """PyTorch of the image; of the user's own, what the run file says or SMDDP asks for."""
+    cluster = config.cluster
+    if cluster.image is None or cluster.framework_version is not None:
+        return cluster.framework_version or framework_version(config)
+    return SMDDP_FRAMEWORK if cluster.collective == "smddp" else None
+
+
 def launch(config: RunConfig, stage: Stage) -> Launch:
     """Choose the route of ``stage``."""
     cluster = config.cluster

@@ -82,7 +82,9 @@ class Cluster(Section):
         default=None, description="Container image (ECR address); AWS's PyTorch image otherwise."
     )
     framework_version: Version | None = Field(
-        default=None, description="PyTorch version of AWS's image; chosen by collective otherwise."
+        default=None,
+        description="PyTorch version of AWS's image, chosen by collective otherwise; or that of "
+        "your own image.",
     )
     retries: Annotated[int, BeforeValidator(no_bool), Field(ge=0, le=30)] = Field(
         default=3, description="Restarts by SageMaker after an internal error of its own."
@@ -185,7 +187,7 @@ class Cluster(Section):
                     "write nccl, which uses EFA there"
                 )
         version = self.framework_version
-        if version and release(version) != release(SMDDP_FRAMEWORK):
+        if self.image is None and version and release(version) != release(SMDDP_FRAMEWORK):
             raise ValueError(
                 f"framework_version: {version} has no SMDDP; the last AWS image that carries it "
                 f"is {SMDDP_FRAMEWORK}"

@@ -9,7 +9,7 @@ from itertools import count
 from typing import Any
 
 from sm_train.estimators.bundle import DOCUMENT, Bundle, bundle_again, unpack
-from sm_train.estimators.launch import framework_version
+from sm_train.estimators.launch import pytorch_version
 from sm_train.estimators.request import code_uri, staging_bucket
 from sm_train.estimators.run_config import RunConfig
 from sm_train.estimators.run_file import RunFileError, changed
@@ -52,8 +52,8 @@ def clone(
             config = changed(document, [*changes, f"name={name}"], job)
     except RunFileError as error:
         raise UserError(str(error)) from None
-    version = framework_version(config)
-    same = version == framework_version(changed(document, (), job))
+    version = pytorch_version(config)
+    same = version == pytorch_version(changed(document, (), job))
     bundle = bundle_again(archive, config, version, same_image=same)
     return config, bundle, tags.get("sm-train:commit")
 

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 from sm_train.estimators.bundle import Bundle, build_bundle
-from sm_train.estimators.launch import framework_version
+from sm_train.estimators.launch import pytorch_version
 from sm_train.estimators.own_code import CodeError, read_code
 from sm_train.estimators.run_config import RunConfig
 from sm_train.toolkit.errors import UserError
@@ -20,7 +20,7 @@ def bundle_of(config: RunConfig, base: Path) -> Bundle:
     """
     try:
         own = read_code(base / config.code) if config.code is not None else None
-        return build_bundle(config, framework_version(config), own)
+        return build_bundle(config, pytorch_version(config), own)
     except CodeError as error:
         raise UserError(str(error)) from None
 

@@ -71,7 +71,8 @@ def test_an_image_that_a_job_could_not_start_from(
 def test_the_dockerfile_installs_what_jobs_otherwise_install_themselves(
     cluster: dict[str, Any], base: str, version: str
 ) -> None:
-    text = dockerfile(config(cluster=cluster), "us-east-1")
+    text = dockerfile(config(cluster=cluster), "us-east-1", ("einops==0.8.1",))
+    assert '"einops==0.8.1"' in text
     [start] = [line for line in text.splitlines() if line.startswith("FROM ")]
     assert base in start
     for line in requirements(version).splitlines():

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from sm_train.cost.instances import instance_types
 from sm_train.entrypoints.events import FIELDS, format_event
 from sm_train.estimators.bundle import Bundle, build_bundle, pack
-from sm_train.estimators.launch import framework_version
+from sm_train.estimators.launch import framework_version, pytorch_version
 from sm_train.estimators.metrics import metric_definitions
 from sm_train.estimators.request import code_uri, training_requests
 from sm_train.estimators.run_cluster import Cluster
@@ -318,6 +318,23 @@ def test_everything_else_starts_by_torchrun_from_the_code_channel(cluster: dict[
     assert request["HyperParameters"] == {"stage": "256px"}
     assert request["AlgorithmSpecification"]["ContainerEntrypoint"] == ["/bin/bash"]
     assert {"code", "sm_drivers"} < channels(request).keys()
+
+
+@pytest.mark.parametrize(
+    ("cluster", "version"),
+    [
+        ({}, "2.3.0"),
+        ({"collective": "nccl"}, "2.10.0"),
+        ({"image": ECR}, None),
+        ({"image": ECR, "framework_version": "2.4.1", "collective": "smddp"}, "2.4.1"),
+        ({"image": ECR, "collective": "smddp"}, "2.3.0"),
+    ],
+)
+def test_packages_are_those_for_the_images_pytorch(
+    cluster: dict[str, Any], version: str | None
+) -> None:
+    run = config(cluster={"instance_type": "ml.p4de.24xlarge"} | cluster)
+    assert pytorch_version(run) == version
 
 
 def test_one_p4de_uses_torchrun() -> None:

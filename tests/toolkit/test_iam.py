@@ -115,18 +115,19 @@ def test_the_jobs_role_reads_its_channels_and_writes_below_its_run() -> None:
     run = config(
         data={"uri": "s3://data/shards/", "validation": "s3://data/held-out/"},
         model={"preset": "sd2", "components": "s3://models/sd2/"},
-        channels={"masks": {"uri": "s3://masks/a/"}},
+        channels={"masks": {"uri": "s3://masks/a/"}, "all": {"uri": "s3://whole"}},
         cluster={"instance_type": "ml.p5.48xlarge", "image": ECR},
     )
     job = policies(run, "us-east-1", ECR)["job"]
     for path in (
         "data/shards/0.tar", "data/index.parquet", "data/held-out/0.tar", "models/sd2/vae/a",
-        "masks/a/b", "my-bucket/demo/checkpoints/256px/a",
+        "masks/a/b", "whole/a", "my-bucket/demo/checkpoints/256px/a",
     ):  # fmt: skip
         assert allowed(job, "s3:GetObject", f"arn:aws:s3:::{path}") == "Read", path
     assert allowed(job, "s3:PutObject", "arn:aws:s3:::my-bucket/demo/output/a") == "Write"
     assert allowed(job, "s3:PutObject", "arn:aws:s3:::data/shards/0.tar") is None
     assert allowed(job, "s3:GetObject", "arn:aws:s3:::my-bucket/other/a") is None
+    assert allowed(job, "s3:GetObject", "arn:aws:s3:::whole-other/a") is None
     image = "arn:aws:ecr:us-east-1:111122223333:repository/own"
     assert allowed(job, "ecr:BatchGetImage", image) == "Image"
     assert allowed(job, "ec2:CreateNetworkInterface", "*") is None

@@ -20,6 +20,7 @@ def command(options: dict[str, Any], run: Path, dockerfile: bool, as_json: bool)
     An image of your own (cluster.image) spares jobs the installing and needs no network then.
     """
     from sm_train.estimators import images
+    from sm_train.estimators.own_code import read_code
     from sm_train.estimators.run_file import RunFileError, load_run
     from sm_train.toolkit import aws
     from sm_train.toolkit.output import write_json
@@ -31,7 +32,8 @@ def command(options: dict[str, Any], run: Path, dockerfile: bool, as_json: bool)
     region = aws.resolve_region(options["region"], config.region, options["profile"])
     try:
         document = {"image": images.image_uri(config, region), "region": region}
-        text = images.dockerfile(config, region) if dockerfile else document["image"]
+        own = read_code(run.parent / config.code).packages if config.code is not None else ()
+        text = images.dockerfile(config, region, own) if dockerfile else document["image"]
     except ValueError as error:
         raise UserError(str(error)) from None
     if as_json:
