@@ -37,10 +37,12 @@ def choose(
     collective: str,
     smddp_installed: bool,
     efa: bool,
+    mpi: bool,
 ) -> Choice:
     """The backend for ``processes`` on ``nodes`` machines with ``gpus`` each.
 
-    ``efa`` says whether the machine has an EFA device.
+    ``efa`` says whether the machine has an EFA device, ``mpi`` whether MPI started the processes:
+    SMDDP sums gradients only under its own launcher, which is MPI's.
 
     Raises:
         ValueError: the run asks for SMDDP where it cannot run.
@@ -50,10 +52,12 @@ def choose(
     if gpus == 0:
         return Choice("gloo", "no GPU")
     a100 = (instance_type or "").startswith(("ml.p4d.", "ml.p4de."))
-    if nodes > 1 and collective != "nccl" and a100 and smddp_installed:
+    if nodes > 1 and collective != "nccl" and a100 and smddp_installed and mpi:
         return Choice("smddp", f"{instance_type} × {nodes} with SMDDP in the image")
     if collective == "smddp" and nodes > 1:
-        missing = "the image does not carry it" if a100 else f"{instance_type} is no p4d or p4de"
+        missing = "smddprun did not start it" if smddp_installed else "the image does not carry it"
+        if not a100:
+            missing = f"{instance_type} is no p4d or p4de"
         raise ValueError(f"collective: smddp cannot run: {missing}; nccl would")
     if nodes == 1:
         return Choice("nccl", "one node: NCCL over NVLink or PCIe")
@@ -62,19 +66,20 @@ def choose(
     return Choice("nccl", "NCCL over EFA", _OVER_EFA)
 
 
-def decide(*, nodes: int, collective: str) -> Choice:
+def decide(*, nodes: int, collective: str, instance_type: str | None) -> Choice:
     """:func:`choose` for this process, from its environment and its machine."""
     import torch
 
     _adopt_mpi_variables()
     return choose(
-        instance_type=os.environ.get("SM_CURRENT_INSTANCE_TYPE"),
+        instance_type=instance_type or os.environ.get("SM_CURRENT_INSTANCE_TYPE"),
         nodes=nodes,
         processes=int(os.environ.get("WORLD_SIZE", "1")),
         gpus=0 if _cpu_asked_for() else torch.cuda.device_count(),
         collective=collective,
         smddp_installed=importlib.util.find_spec("smdistributed") is not None,
         efa=os.path.isdir("/sys/class/infiniband"),  # noqa: PTH112
+        mpi="OMPI_COMM_WORLD_SIZE" in os.environ,
     )
 
 
@@ -97,13 +102,17 @@ def _adopt_mpi_variables(environment: Mapping[str, str] = os.environ) -> None:
 
 
 def join(choice: Choice) -> None:
-    """Make the process group of ``choice``; Accelerate takes over a group that is there."""
+    """Make the process group of ``choice``; Accelerate takes over a group that is there.
+
+    What the run file sets in ``cluster.environment`` stays as it is.
+    """
     if choice.backend == "none":
         return
     import torch
     import torch.distributed as dist
 
-    os.environ.update(choice.set_variables)
+    for name, value in choice.set_variables.items():
+        os.environ.setdefault(name, value)
     if choice.backend == "smddp":
         import smdistributed.dataparallel.torch.torch_smddp  # noqa: F401  registers the backend
     if choice.backend != "gloo":

@@ -74,7 +74,11 @@ def _train(settings: Settings, directories: Directories) -> None:
     from sm_train.entrypoints.trainer import Trainer
 
     hosts = Hosts.read(directories)
-    choice = decide(nodes=len(hosts.all), collective=settings.collective)
+    choice = decide(
+        nodes=len(hosts.all),
+        collective=settings.collective,
+        instance_type=hosts.instance_type,
+    )
     join(choice)
     stop = StopRequest()
     accelerator = Accelerator(

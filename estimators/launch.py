@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sm_train.cost.instances import instance_type
-from sm_train.estimators.run_config import SMDDP_FRAMEWORK, RunConfig, Stage
+from sm_train.estimators.run_cluster import SMDDP_FRAMEWORK, release
+from sm_train.estimators.run_config import RunConfig, Stage
 
 # The newest of AWS's PyTorch training images that sagemaker 3.27's image table knows.
 FRAMEWORK = "2.10.0"
@@ -36,6 +37,14 @@ def framework_version(config: RunConfig) -> str | None:
     return SMDDP_FRAMEWORK if wants_smddp else FRAMEWORK
 
 
+def pytorch_version(config: RunConfig) -> str | None:
+    """PyTorch of the image; of the user's own, what the run file says or SMDDP asks for."""
+    cluster = config.cluster
+    if cluster.image is None or cluster.framework_version is not None:
+        return cluster.framework_version or framework_version(config)
+    return SMDDP_FRAMEWORK if cluster.collective == "smddp" else None
+
+
 def launch(config: RunConfig, stage: Stage) -> Launch:
     """Choose the route of ``stage``."""
     cluster = config.cluster
@@ -47,6 +56,8 @@ def launch(config: RunConfig, stage: Stage) -> Launch:
             reason += " over EFA"
         if cluster.collective == "nccl":
             reason += ", as the run file asks"
+        elif without := _without_smddp(config):
+            reason += "" if cluster.instance_type in without else f"; {without[0]} has no SMDDP"
         elif any(one.sharding != "none" for one in config.stages):
             reason += "; sharding needs a newer PyTorch than SMDDP's"
         return Launch("torchrun", reason)
@@ -55,7 +66,7 @@ def launch(config: RunConfig, stage: Stage) -> Launch:
         return Launch(
             "torchrun", "own image: NCCL; write collective: smddp if the image carries SMDDP"
         )
-    if version is not None and not version.startswith("2.3"):
+    if version is not None and release(version) != release(SMDDP_FRAMEWORK):
         return Launch("torchrun", f"PyTorch {version}: NCCL; the last image with SMDDP is 2.3.0")
     return Launch("smddp", f"{cluster.instance_type} × {stage.instances}: SMDDP all-reduce")
 
@@ -67,5 +78,12 @@ def _smddp_helps(config: RunConfig, stage: Stage) -> bool:
         # One image for all stages: FSDP2 needs a newer PyTorch than the last one with SMDDP.
         and all(one.sharding == "none" for one in config.stages)
         and stage.instances > 1
-        and instance_type(cluster.instance_type).supports_smddp
+        and not _without_smddp(config)
     )
+
+
+def _without_smddp(config: RunConfig) -> list[str]:
+    """The types among the run's on which SMDDP does not run: one image serves them all."""
+    return [
+        name for name in config.cluster.instance_types if not instance_type(name).supports_smddp
+    ]

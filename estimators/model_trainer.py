@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from botocore.exceptions import ClientError
-from sm_train.estimators.bundle import (
-    ARCHIVE_NAME,
-    ENTRY_SCRIPT,
-    LAUNCHER,
-    REQUIREMENTS,
-    Bundle,
+from sm_train.estimators.bundle import ARCHIVE_NAME, LAUNCHER, Bundle
+from sm_train.estimators.own_code import REQUIREMENTS
+from sm_train.estimators.request import (
+    TrainingRequest,
+    code_prefix,
+    code_uri,
+    start_arguments,
 )
-from sm_train.estimators.request import TrainingRequest, code_prefix, start_arguments
 
 _STAMP = re.compile(r"-\d{14}(?=$|/)")
 
@@ -95,8 +95,9 @@ def send(
         session = Session(boto_session=boto_session, default_bucket=bucket)
         smddp = "ContainerEntrypoint" not in request["AlgorithmSpecification"]
         if smddp:
-            _upload(request["HyperParameters"]["sagemaker_submit_directory"], archive, session)
-        trainer = _model_trainer(request, session, None if smddp else archive)
+            _upload(code_uri(request) or "", archive, session)
+        source = {} if smddp else _source(request, archive, bundle)
+        trainer = _model_trainer(request, session, source)
         try:
             trainer.train(wait=False, logs=False)
         except ClientError as error:
@@ -120,31 +121,42 @@ def _upload(uri: str, archive: Path, session: Any) -> None:
     session.upload_data(str(archive), bucket=bucket, key_prefix=key.rsplit("/", 1)[0])
 
 
-def _model_trainer(request: TrainingRequest, session: Any, archive: Path | None) -> Any:
+def _source(request: TrainingRequest, archive: Path, bundle: Bundle) -> dict[str, Any]:
+    """What makes the SDK stage the bundle and start it by the bundle's own launcher.
+
+    The launcher takes the place of the shell that runs the SDK's start script, so that SIGTERM
+    reaches it; under the SDK's Torchrun driver (3.27) it would not.
+    """
+    from sagemaker.core.training.configs import SourceCode
+
+    packages = any(file.path == REQUIREMENTS for file in bundle.files)
+    stage = request["HyperParameters"]["stage"]
+    source = SourceCode(
+        source_dir=str(archive),
+        command=f"exec $SM_PYTHON_CMD -m {LAUNCHER} {bundle.entry} --stage {stage}",
+        requirements=REQUIREMENTS if packages else None,
+    )
+    return {"source_code": source}
+
+
+def _model_trainer(request: TrainingRequest, session: Any, source: dict[str, Any]) -> Any:
     """The SDK's trainer, every setting taken from the request."""
     from sagemaker.core.training.configs import (
         CheckpointConfig,
+        InfraCheckConfig,
         MetricDefinition,
         OutputDataConfig,
+        RemoteDebugConfig,
         RetryStrategy,
-        SourceCode,
         StoppingCondition,
         Tag,
     )
 
     algorithm = request["AlgorithmSpecification"]
-    stage = request["HyperParameters"]["stage"]
-    code: dict[str, Any] = {}
-    if archive is not None:
-        # In the place of the shell that runs the SDK's start script, so that SIGTERM reaches it.
-        command = f"exec $SM_PYTHON_CMD -m {LAUNCHER} {ENTRY_SCRIPT} --stage {stage}"
-        code["source_code"] = SourceCode(
-            source_dir=str(archive), command=command, requirements=REQUIREMENTS
-        )
     trainer = _pinned_trainer_class(request)(
         sagemaker_session=session,
         role=request["RoleArn"],
-        base_job_name=stage,
+        base_job_name=request["HyperParameters"]["stage"],
         input_s3_key_prefix=code_prefix(_run_name(request)),
         training_image=algorithm["TrainingImage"],
         training_input_mode=algorithm["TrainingInputMode"],
@@ -153,16 +165,20 @@ def _model_trainer(request: TrainingRequest, session: Any, archive: Path | None)
         stopping_condition=StoppingCondition(**_snake(request["StoppingCondition"])),
         output_data_config=OutputDataConfig(**_snake(request["OutputDataConfig"])),
         checkpoint_config=CheckpointConfig(**_snake(request["CheckpointConfig"])),
-        input_data_config=_channels(request),
+        input_data_config=_channels(request, staged_by_sdk=bool(source)),
         environment=request["Environment"],
         hyperparameters=request["HyperParameters"],
         tags=[Tag(key=tag["Key"], value=tag["Value"]) for tag in request["Tags"]],
-        **code,
+        **source,
     ).with_metric_definitions(
         [MetricDefinition(**_snake(metric)) for metric in algorithm["MetricDefinitions"]]
     )
     if "RetryStrategy" in request:
         trainer.with_retry_strategy(RetryStrategy(**_snake(request["RetryStrategy"])))
+    if "RemoteDebugConfig" in request:
+        trainer.with_remote_debug_config(RemoteDebugConfig(**_snake(request["RemoteDebugConfig"])))
+    if "InfraCheckConfig" in request:
+        trainer.with_infra_check_config(InfraCheckConfig(**_snake(request["InfraCheckConfig"])))
     return trainer
 
 
@@ -194,20 +210,32 @@ def _run_name(request: TrainingRequest) -> str:
 
 
 def _compute(request: TrainingRequest) -> Any:
+    from sagemaker.core.shapes import InstancePreference
     from sagemaker.core.training.configs import Compute
 
+    resources = dict(request["ResourceConfig"])
+    if "InstancePreferences" in resources:
+        resources["InstancePreferences"] = [
+            # Left out, the SDK warns of its own placeholder for this one.
+            InstancePreference(**_snake(one), training_plan_arns=None)
+            for one in resources["InstancePreferences"]
+        ]
     spot = request.get("EnableManagedSpotTraining")
-    return Compute(**_snake(request["ResourceConfig"]), enable_managed_spot_training=spot)
+    return Compute(**_snake(resources), enable_managed_spot_training=spot)
 
 
 def _networking(request: TrainingRequest) -> Any:
     from sagemaker.core.training.configs import Networking
 
-    return Networking(**_snake(request["VpcConfig"])) if "VpcConfig" in request else None
+    fields = dict(request.get("VpcConfig", {}))
+    for name in ("EnableNetworkIsolation", "EnableInterContainerTrafficEncryption"):
+        if name in request:
+            fields[name] = request[name]
+    return Networking(**_snake(fields)) if fields else None
 
 
-def _channels(request: TrainingRequest) -> list[Any]:
-    """The data channels; those for code and drivers are the SDK's own to add."""
+def _channels(request: TrainingRequest, *, staged_by_sdk: bool) -> list[Any]:
+    """The channels; those that the SDK stages, for code and drivers, are its own to add."""
     from sagemaker.core.training.configs import Channel, DataSource, S3DataSource
 
     return [
@@ -219,7 +247,7 @@ def _channels(request: TrainingRequest) -> list[Any]:
             ),
         )
         for channel in request["InputDataConfig"]
-        if channel["ChannelName"] not in ("code", "sm_drivers")
+        if not (staged_by_sdk and channel["ChannelName"] in ("code", "sm_drivers"))
     ]
 
 

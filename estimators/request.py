@@ -5,12 +5,14 @@ What the SDK sends is held against this on the wire (tests, and at every submiss
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from sm_train.estimators.bundle import ARCHIVE_NAME, ENTRY_SCRIPT, Bundle
-from sm_train.estimators.launch import Launch, framework_version, launch
+from sm_train.estimators.bundle import ARCHIVE_NAME, Bundle
+from sm_train.estimators.launch import Launch, launch
 from sm_train.estimators.metrics import metric_definitions
+from sm_train.estimators.run_cluster import Cluster
 from sm_train.estimators.run_config import RunConfig, Stage
 
 TrainingRequest = dict[str, Any]
@@ -27,29 +29,8 @@ ROLE_NOT_SET = "arn:aws:iam::000000000000:role/ROLE-NOT-SET"
 """Stands in a dry run for a role that the run file does not name; never submitted."""
 
 # The SDK's start script, staged in the channel sm_drivers (sagemaker 3.27, training.constants).
-_START = "/opt/ml/input/data/sm_drivers/sm_train.sh"
-
-
-def image_uri(config: RunConfig, region: str) -> str:
-    """The container image: the run file's own, or AWS's PyTorch image from the SDK's table.
-
-    Raises:
-        ValueError: AWS has no such image in the region.
-    """
-    version = framework_version(config)
-    if version is None:
-        assert config.cluster.image is not None
-        return config.cluster.image
-    from sagemaker.core import image_uris
-
-    uri: str = image_uris.retrieve(
-        "pytorch",
-        region=region,
-        version=version,
-        instance_type=config.cluster.instance_type,
-        image_scope="training",
-    )
-    return uri
+_CHANNELS = "/opt/ml/input/data"
+_START = f"{_CHANNELS}/sm_drivers/sm_train.sh"
 
 
 def staging_bucket(config: RunConfig, region: str) -> str:
@@ -66,6 +47,34 @@ def job_name(run: str, stage: str, attempt: int) -> str:
     return f"{run}--{stage}-{attempt:04d}"
 
 
+def training_requests(
+    config: RunConfig,
+    stages: Sequence[Stage],
+    bundle: Bundle,
+    *,
+    region: str,
+    image: str,
+    now: datetime,
+    commit: str | None = None,
+) -> list[TrainingRequest]:
+    """The request of each of ``stages``' first jobs; the place of each one's code carries ``now``.
+
+    ``commit`` is that of the repository which the run file lies in.
+    """
+    return [
+        training_request(
+            config,
+            stage,
+            bundle,
+            region=region,
+            image=image,
+            staged=staging_uri(config, stage, region, now),
+            commit=commit,
+        )
+        for stage in stages
+    ]
+
+
 def training_request(
     config: RunConfig,
     stage: Stage,
@@ -74,21 +83,18 @@ def training_request(
     region: str,
     image: str,
     staged: str,
-    attempt: int = 1,
+    commit: str | None = None,
 ) -> TrainingRequest:
-    """The request of one stage's job, whose code is in the folder ``staged`` (:func:`code_uri`)."""
+    """The request of one stage's first job, whose code is in the folder ``staged``."""
     start = launch(config, stage)
     bucket = staging_bucket(config, region)
-    request: TrainingRequest = {
-        "TrainingJobName": job_name(config.name, stage.name, attempt),
+    return {
+        "TrainingJobName": job_name(config.name, stage.name, 1),
         "AlgorithmSpecification": _algorithm(start, image),
         "RoleArn": config.role or ROLE_NOT_SET,
-        "HyperParameters": _hyperparameters(config, stage, start, staged, region),
+        "HyperParameters": _hyperparameters(config, stage, start, bundle, staged, region),
         "InputDataConfig": _channels(config, stage, start, staged, bucket),
-        "OutputDataConfig": {
-            "S3OutputPath": f"s3://{bucket}/{config.name}/output",
-            "CompressionType": "GZIP",
-        },
+        "OutputDataConfig": _output(config, bucket),
         "CheckpointConfig": {
             "S3Uri": checkpoint_uri(config, stage, bucket),
             "LocalPath": CHECKPOINT_PATH,
@@ -104,18 +110,32 @@ def training_request(
             "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "110",
             **config.cluster.environment,
         },
-        "Tags": _tags(config, stage, bundle),
+        "Tags": _tags(config, stage, bundle, commit),
+        **_asked_for(config.cluster),
     }
-    if config.cluster.retries:
-        request["RetryStrategy"] = {"MaximumRetryAttempts": config.cluster.retries}
-    if config.cluster.vpc:
-        request["VpcConfig"] = {
-            "SecurityGroupIds": config.cluster.vpc.security_groups,
-            "Subnets": config.cluster.vpc.subnets,
+
+
+def _asked_for(cluster: Cluster) -> dict[str, Any]:
+    """The fields that a request has only where the run file asks for them."""
+    fields: dict[str, Any] = {}
+    if cluster.retries:
+        fields["RetryStrategy"] = {"MaximumRetryAttempts": cluster.retries}
+    if cluster.vpc:
+        fields["VpcConfig"] = {
+            "SecurityGroupIds": cluster.vpc.security_groups,
+            "Subnets": cluster.vpc.subnets,
         }
-    if config.cluster.capacity == "spot":
-        request["EnableManagedSpotTraining"] = True
-    return request
+    if cluster.capacity == "spot":
+        fields["EnableManagedSpotTraining"] = True
+    if cluster.network_isolation:
+        fields["EnableNetworkIsolation"] = True
+    if cluster.encrypt_traffic:
+        fields["EnableInterContainerTrafficEncryption"] = True
+    if cluster.remote_debug:
+        fields["RemoteDebugConfig"] = {"EnableRemoteDebug": True}
+    if cluster.infra_check:
+        fields["InfraCheckConfig"] = {"EnableInfraCheck": True}
+    return fields
 
 
 def code_prefix(run: str) -> str:
@@ -123,23 +143,10 @@ def code_prefix(run: str) -> str:
     return f"{run}/code"
 
 
-def code_uri(config: RunConfig, stage: Stage, region: str, now: datetime) -> str:
-    """Where a submission of ``stage`` keeps its code; as the SDK names it, to the second."""
+def staging_uri(config: RunConfig, stage: Stage, region: str, now: datetime) -> str:
+    """The folder in which a submission of ``stage`` keeps its code, named as the SDK does."""
     bucket = staging_bucket(config, region)
     return f"s3://{bucket}/{code_prefix(config.name)}/{stage.name}-{now:%Y%m%d%H%M%S}/input"
-
-
-def staged_uri(request: TrainingRequest) -> str:
-    """The folder of a request's code (:func:`code_uri`)."""
-    archive = request["HyperParameters"].get("sagemaker_submit_directory")
-    if archive is None:
-        [archive] = [
-            channel["DataSource"]["S3DataSource"]["S3Uri"]
-            for channel in request["InputDataConfig"]
-            if channel["ChannelName"] == "code"
-        ]
-    folder: str = archive.removesuffix(f"/code/{ARCHIVE_NAME}")
-    return folder
 
 
 def checkpoint_uri(config: RunConfig, stage: Stage, bucket: str) -> str:
@@ -169,14 +176,18 @@ def start_arguments(*, replaced: bool) -> list[str]:
 
 
 def _hyperparameters(
-    config: RunConfig, stage: Stage, start: Launch, staged: str, region: str
+    config: RunConfig, stage: Stage, start: Launch, bundle: Bundle, staged: str, region: str
 ) -> dict[str, str]:
     """``--stage NAME`` for the script and, for smddp, what the container's toolkit reads."""
     parameters = {"stage": stage.name}
     if start.route == "smddp":
+        archive = f"{staged}/code/{ARCHIVE_NAME}"
+        if config.cluster.network_isolation:
+            # The toolkit could not fetch it; SageMaker itself lays a channel there.
+            archive = f"{_CHANNELS}/code/{ARCHIVE_NAME}"
         parameters |= {
-            "sagemaker_program": ENTRY_SCRIPT,
-            "sagemaker_submit_directory": f"{staged}/code/{ARCHIVE_NAME}",
+            "sagemaker_program": bundle.entry,
+            "sagemaker_submit_directory": archive,
             "sagemaker_region": region,
             "sagemaker_container_log_level": "20",
             "sagemaker_instance_type": config.cluster.instance_type,
@@ -189,7 +200,7 @@ def _hyperparameters(
 def _channels(
     config: RunConfig, stage: Stage, start: Launch, staged: str, bucket: str
 ) -> list[dict[str, Any]]:
-    channels = [_channel("train", config.data.uri, "FastFile", "ShardedByS3Key")]
+    channels = [_channel("train", config.data.uri, "FastFile", sharded=True)]
     if config.data.index_uri:
         # Only what is looked up in it is fetched.
         channels.append(_channel("index", config.data.index_uri, "FastFile"))
@@ -203,10 +214,28 @@ def _channels(
         if needs_state(stage):
             last = f"{checkpoints}/{last_checkpoint(previous)}/"
             channels.append(_channel("previous-state", last, "File"))
-    if start.route == "torchrun":
+    for name, own in config.channels.items():
+        channels.append(_channel(name, own.uri, own.mode, sharded=own.sharded))
+    if start.route == "torchrun" or config.cluster.network_isolation:
         channels.append(_channel("code", f"{staged}/code/{ARCHIVE_NAME}", "File"))
+    if start.route == "torchrun":
         channels.append(_channel("sm_drivers", f"{staged}/sm_drivers", "File"))
     return channels
+
+
+def code_uri(request: TrainingRequest) -> str | None:
+    """The archive of a request, or of a described job; None for another's job."""
+    for channel in request.get("InputDataConfig", []):
+        if channel["ChannelName"] == "code":
+            uri: str = channel["DataSource"]["S3DataSource"]["S3Uri"]
+            return uri
+    directory: str | None = request.get("HyperParameters", {}).get("sagemaker_submit_directory")
+    return directory
+
+
+def staged_uri(request: TrainingRequest) -> str:
+    """The folder of a request's code (:func:`staging_uri`)."""
+    return (code_uri(request) or "").removesuffix(f"/code/{ARCHIVE_NAME}")
 
 
 def previous_stage(config: RunConfig, stage: Stage) -> Stage | None:
@@ -225,29 +254,36 @@ def last_checkpoint(stage: Stage) -> str:
     return f"step-{stage.iterations:08d}"
 
 
-def _channel(
-    name: str, uri: str, mode: str, distribution: str = "FullyReplicated"
-) -> dict[str, Any]:
+def _channel(name: str, uri: str, mode: str, *, sharded: bool = False) -> dict[str, Any]:
     return {
         "ChannelName": name,
         "DataSource": {
             "S3DataSource": {
                 "S3DataType": "S3Prefix",
                 "S3Uri": uri,
-                "S3DataDistributionType": distribution,
+                "S3DataDistributionType": "ShardedByS3Key" if sharded else "FullyReplicated",
             }
         },
         "InputMode": mode,
     }
 
 
+def _output(config: RunConfig, bucket: str) -> dict[str, Any]:
+    output = {
+        "S3OutputPath": f"s3://{bucket}/{config.name}/output",
+        "CompressionType": "GZIP",
+    }
+    if config.output_kms_key is not None:
+        output["KmsKeyId"] = config.output_kms_key
+    return output
+
+
 def _resources(config: RunConfig, stage: Stage) -> dict[str, Any]:
     cluster = config.cluster
-    resources: dict[str, Any] = {
-        "InstanceType": cluster.instance_type,
-        "InstanceCount": stage.instances,
-        "VolumeSizeInGB": cluster.volume_gb,
-    }
+    resources = _machines(cluster, stage.instances)
+    resources["VolumeSizeInGB"] = cluster.volume_gb
+    if cluster.volume_kms_key is not None:
+        resources["VolumeKmsKeyId"] = cluster.volume_kms_key
     if cluster.capacity == "warm-pool":
         resources["KeepAlivePeriodInSeconds"] = cluster.keep_alive
     if cluster.capacity == "training-plan":
@@ -255,18 +291,42 @@ def _resources(config: RunConfig, stage: Stage) -> dict[str, Any]:
     return resources
 
 
+def _machines(cluster: Cluster, instances: int) -> dict[str, Any]:
+    """One type, or several in order of preference; a count is for all of them or beside each."""
+    if not cluster.alternatives:
+        return {"InstanceType": cluster.instance_type, "InstanceCount": instances}
+    counts = {name: cluster.instances_of(name, instances) for name in cluster.instance_types}
+    if set(counts.values()) == {instances}:
+        return {
+            "InstancePreferences": [{"InstanceType": name} for name in counts],
+            "InstanceCount": instances,
+        }
+    return {
+        "InstancePreferences": [
+            {"InstanceType": name, "InstanceCount": count} for name, count in counts.items()
+        ]
+    }
+
+
 def _stopping(config: RunConfig) -> dict[str, int]:
-    stopping = {"MaxRuntimeInSeconds": config.cluster.max_runtime}
-    if config.cluster.capacity == "spot":
-        stopping["MaxWaitTimeInSeconds"] = config.cluster.max_wait or config.cluster.max_runtime
+    cluster = config.cluster
+    stopping = {"MaxRuntimeInSeconds": cluster.max_runtime}
+    if cluster.capacity == "spot":
+        stopping["MaxWaitTimeInSeconds"] = cluster.max_wait or cluster.max_runtime
+    if cluster.max_pending is not None:
+        stopping["MaxPendingTimeInSeconds"] = cluster.max_pending
     return stopping
 
 
-def _tags(config: RunConfig, stage: Stage, bundle: Bundle) -> list[dict[str, str]]:
+def _tags(
+    config: RunConfig, stage: Stage, bundle: Bundle, commit: str | None
+) -> list[dict[str, str]]:
     tags = {
         **config.tags,
         RUN_TAG: config.name,
         STAGE_TAG: stage.name,
         "sm-train:bundle": bundle.sha256,
     }
+    if commit is not None:
+        tags["sm-train:commit"] = commit
     return [{"Key": key, "Value": value} for key, value in tags.items()]

@@ -11,92 +11,45 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from sm_train.cost.durations import duration_seconds
-from sm_train.cost.instances import UnknownInstanceTypeError, instance_type, instance_types
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from sm_train.cost.instances import instance_type
 from sm_train.estimators.model_presets import preset_names, preset_prediction
+from sm_train.estimators.run_cluster import Cluster, release
+from sm_train.estimators.run_fields import (
+    CHANNEL_LIMIT,
+    JOB_NAME_LIMIT,
+    OWN_CHANNELS,
+    Bucket,
+    ChannelName,
+    Count,
+    Duration,
+    EntryScript,
+    KmsKey,
+    Name,
+    NotNegative,
+    PlainText,
+    Positive,
+    PromptText,
+    Region,
+    Role,
+    S3Uri,
+    Section,
+    Share,
+    TagKey,
+    TagValue,
+    no_bool,
+)
 
 JOB_NAME_ADDS = len("--") + len("-0001")
 """Characters of a job's name beside the run's and the stage's (estimators.request.job_name)."""
-JOB_NAME_LIMIT = 63  # botocore's service model, TrainingJobName
-ENVIRONMENT_LIMIT = 100
-OWN_ENVIRONMENT = 4
-"""Variables that a request adds to the user's own (estimators.request), at most."""
 
-SMDDP_FRAMEWORK = "2.3.0"
-"""PyTorch of the last AWS image that carries SMDDP (AWS Deep Learning Containers, 2024)."""
+
+TAG_LIMIT = 50
+OWN_TAGS = 10
+"""Tags that sm-train may put on a job beside the user's own."""
 
 SHARDING_FRAMEWORK = (2, 6)
 """The first PyTorch with FSDP2 (torch.distributed.fsdp.fully_shard)."""
-
-_MiB_LIMIT = 16384
-
-
-def _seconds(value: Any) -> Any:
-    """Read ``90s``, ``30m``, ``36h`` or ``5d`` as seconds; a number is seconds already."""
-    if not isinstance(value, str):
-        return value
-    found = duration_seconds(value)
-    if found is None:
-        raise ValueError("write a duration such as 90s, 30m, 36h or 5d")
-    return round(found)
-
-
-def _no_bool(value: Any) -> Any:
-    """YAML's ``yes`` and ``true`` are no numbers, though Python would count with them."""
-    if isinstance(value, bool):
-        raise ValueError("write a number")
-    return value
-
-
-Duration = Annotated[
-    int,
-    BeforeValidator(_seconds, json_schema_input_type=int | str),
-    Field(description="Seconds, or a number with s, m, h or d behind it."),
-]
-Count = Annotated[int, BeforeValidator(_no_bool), Field(ge=1)]
-Positive = Annotated[float, BeforeValidator(_no_bool), Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, BeforeValidator(_no_bool), Field(ge=0, allow_inf_nan=False)]
-Share = Annotated[float, BeforeValidator(_no_bool), Field(ge=0, lt=1, allow_inf_nan=False)]
-
-# A quote breaks the container's start-up script, a line end breaks its environment file.
-_PLAIN = r"^[^'\"\r\n\\]*$"
-_NAME = r"^[a-zA-Z0-9](-?[a-zA-Z0-9])*$"
-_S3_URI = r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^'\"\r\n\\]*)?$"
-_VARIABLE = r"^[a-zA-Z_][a-zA-Z0-9_]*$"
-_VERSION = r"^\d+\.\d+(\.\d+)?$"
-_REGION = r"^[a-z]{2}(-[a-z]+)+-\d$"
-_ROLE = r"^arn:aws[a-z-]*:iam::\d{12}:role/[\w+=,.@/-]+$"
-_BUCKET = r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$"
-
-_PATTERN_WORDS = {
-    _PLAIN: "must be without quotes, backslashes and line ends",
-    _NAME: "must be letters and digits with single hyphens between them",
-    _S3_URI: "must be an address such as s3://bucket/prefix/, without quotes",
-    _VARIABLE: "must be letters, digits and underscores, not beginning with a digit",
-    _VERSION: "must be a version such as 2.3.0",
-    _REGION: "must be a region such as us-east-1",
-    _ROLE: "must be a role's ARN such as arn:aws:iam::111122223333:role/sm-train",
-    _BUCKET: "must be a bucket's name, without s3://",
-}
-
-
-def words_for_pattern(pattern: str) -> str:
-    """What a pattern of this module's types asks for, in words."""
-    return _PATTERN_WORDS[pattern]
-
-
-PlainText = Annotated[str, Field(pattern=_PLAIN, max_length=256)]
-Name = Annotated[str, Field(pattern=_NAME, max_length=JOB_NAME_LIMIT)]
-PromptText = Annotated[str, Field(min_length=1, max_length=1000)]
-S3Uri = Annotated[str, Field(pattern=_S3_URI, max_length=1024)]
-
-
-class Section(BaseModel):
-    """A mapping of the run file: unknown keys are errors, values do not change."""
-
-    # Built at the first use: a section is built once, inside the run that holds it.
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 INDEX_NAME = "index.parquet"
@@ -228,10 +181,12 @@ class Stage(Section):
     """One resolution on one cluster size: one training job."""
 
     name: Name
-    resolution: Annotated[int, BeforeValidator(_no_bool), Field(ge=8, le=4096)] = Field(
+    resolution: Annotated[int, BeforeValidator(no_bool), Field(ge=8, le=4096)] = Field(
         description="Side of the square training image, in pixels."
     )
-    instances: Count = Field(description="Machines of the cluster's instance type.")
+    instances: Annotated[Count, Field(le=10_000)] = Field(
+        description="Machines of the cluster's instance type."
+    )
     per_gpu_batch: Count = Field(description="Images of one forward and backward pass on one GPU.")
     accumulation: Count = Field(default=1, description="Passes before one optimizer step.")
     effective_batch_size: Count | None = Field(
@@ -262,6 +217,21 @@ class Stage(Section):
     )
 
 
+class Channel(Section):
+    """A further input of the job, for code of your own."""
+
+    uri: S3Uri = Field(description="S3 prefix.")
+    mode: Literal["File", "FastFile"] = Field(
+        default="FastFile", description="Copied before the start, or streamed when it is read."
+    )
+    sharded: bool = Field(
+        default=False, description="Deal the objects out to the instances; each has all otherwise."
+    )
+    local: str | None = Field(
+        default=None, description="The same on this machine, for `submit --local`."
+    )
+
+
 class Training(Section):
     """The optimization, the same in every stage."""
 
@@ -269,8 +239,8 @@ class Training(Section):
     compile: bool = Field(
         default=False, description="Compile the network block by block (torch.compile)."
     )
-    seed: Annotated[int, BeforeValidator(_no_bool), Field(ge=0, lt=2**31)] = 0
-    warmup_iterations: Annotated[int, BeforeValidator(_no_bool), Field(ge=0)] = Field(
+    seed: Annotated[int, BeforeValidator(no_bool), Field(ge=0, lt=2**31)] = 0
+    warmup_iterations: Annotated[int, BeforeValidator(no_bool), Field(ge=0)] = Field(
         default=1000, description="Steps in which the learning rate rises from 0."
     )
     weight_decay: NotNegative = 0.01
@@ -279,112 +249,20 @@ class Training(Section):
         default=0.1, description="Share of captions left out, so that guidance works."
     )
     ema_decay: Share = Field(default=0.9999, description="0 keeps no average of the weights.")
-    ema_start: Annotated[int, BeforeValidator(_no_bool), Field(ge=0)] = Field(
+    ema_start: Annotated[int, BeforeValidator(no_bool), Field(ge=0)] = Field(
         default=0, description="Steps before the average begins; until then it is the weights."
     )
     max_skipped_steps: Count = Field(
         default=10,
         description="So many steps in a row without a finite gradient: back to the checkpoint.",
     )
-    max_rollbacks: Annotated[int, BeforeValidator(_no_bool), Field(ge=0)] = Field(
+    max_rollbacks: Annotated[int, BeforeValidator(no_bool), Field(ge=0)] = Field(
         default=1, description="So often, and the job stops and names the samples."
     )
-    workers: Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=64)] = Field(
+    workers: Annotated[int, BeforeValidator(no_bool), Field(ge=0, le=64)] = Field(
         default=8, description="Loader processes for each GPU."
     )
     log_every: Count = Field(default=50, description="Steps between two `step` events.")
-
-
-class Vpc(Section):
-    """The private network of the job."""
-
-    subnets: Annotated[list[PlainText], Field(min_length=1, max_length=16)]
-    security_groups: Annotated[list[PlainText], Field(min_length=1, max_length=5)]
-
-
-class Cluster(Section):
-    """The machines and how they are had."""
-
-    instance_type: str = Field(
-        description="SageMaker's name of the machine, such as ml.p4de.24xlarge.",
-        json_schema_extra=lambda schema: schema.update(
-            enum=[machine.name for machine in instance_types()]
-        ),
-    )
-    capacity: Literal["on-demand", "spot", "warm-pool", "training-plan"] = "on-demand"
-    keep_alive: Annotated[Duration, Field(ge=60, le=21600)] | None = Field(
-        default=None, description="capacity: warm-pool. How long machines are kept (and billed)."
-    )
-    training_plan: PlainText | None = Field(
-        default=None, description="capacity: training-plan. The plan's ARN."
-    )
-    max_wait: Annotated[Duration, Field(ge=1)] | None = Field(
-        default=None, description="capacity: spot. Longest wait and run together."
-    )
-    collective: Literal["auto", "nccl", "smddp"] = Field(
-        default="auto", description="Gradient all-reduce: auto takes SMDDP on p4d and p4de."
-    )
-    image: PlainText | None = Field(
-        default=None, description="Container image (ECR address); AWS's PyTorch image otherwise."
-    )
-    framework_version: Annotated[str, Field(pattern=_VERSION)] | None = Field(
-        default=None, description="PyTorch version of AWS's image; chosen by collective otherwise."
-    )
-    retries: Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=30)] = Field(
-        default=3, description="Restarts by SageMaker after an internal error of its own."
-    )
-    max_runtime: Annotated[Duration, Field(ge=1, le=28 * 86400)] = Field(
-        default=5 * 86400, description="The job is ended after this, retries included."
-    )
-    volume_gb: Annotated[int, Field(ge=1, le=_MiB_LIMIT)] = Field(
-        default=30, description="EBS volume; unused on types with local NVMe."
-    )
-    vpc: Vpc | None = None
-    environment: dict[
-        Annotated[str, Field(pattern=_VARIABLE, max_length=512)],
-        Annotated[str, Field(pattern=_PLAIN, max_length=512)],
-    ] = Field(
-        default_factory=dict,
-        max_length=ENVIRONMENT_LIMIT - OWN_ENVIRONMENT,
-        description="Environment variables for the job. Nothing secret: they show in the console.",
-    )
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Cluster:
-        try:
-            machine = instance_type(self.instance_type)
-        except UnknownInstanceTypeError as error:
-            raise ValueError(f"instance_type: {error}") from None
-        if self.collective == "smddp" and not machine.supports_smddp:
-            raise ValueError(
-                f"collective: smddp does not run on {self.instance_type} (SMDDP supports p4d and "
-                "p4de only); write nccl, which uses EFA there"
-            )
-        version = self.framework_version
-        if self.collective == "smddp" and version and not version.startswith("2.3"):
-            raise ValueError(
-                f"framework_version: {version} has no SMDDP; the last AWS image that carries it "
-                f"is {SMDDP_FRAMEWORK}"
-            )
-        for key, kind in _CAPACITY_KEYS.items():
-            if getattr(self, key) is not None and self.capacity != kind:
-                raise ValueError(f"{key}: needs capacity: {kind}, not {self.capacity}")
-        if self.capacity == "training-plan" and self.training_plan is None:
-            raise ValueError("training_plan: capacity training-plan needs the plan's ARN")
-        if self.capacity == "warm-pool" and self.keep_alive is None:
-            raise ValueError("keep_alive: capacity warm-pool needs how long, such as 30m")
-        if self.max_wait is not None and self.max_wait < self.max_runtime:
-            raise ValueError(
-                f"max_wait: {self.max_wait} s is less than max_runtime {self.max_runtime} s"
-            )
-        return self
-
-
-_CAPACITY_KEYS = {
-    "keep_alive": "warm-pool",
-    "training_plan": "training-plan",
-    "max_wait": "spot",
-}
 
 
 class Evaluation(Section):
@@ -396,7 +274,7 @@ class Evaluation(Section):
     prompts: Annotated[list[PromptText], Field(max_length=64)] = Field(
         default_factory=list, description="Images of these are drawn in each evaluation."
     )
-    steps: Annotated[int, BeforeValidator(_no_bool), Field(ge=1, le=1000)] = Field(
+    steps: Annotated[int, BeforeValidator(no_bool), Field(ge=1, le=1000)] = Field(
         default=30, description="Sampling steps of an image."
     )
     guidance: NotNegative = Field(default=5.0, description="Classifier-free guidance; 1 is none.")
@@ -429,7 +307,7 @@ class Heartbeat(Section):
 class Recovery(Section):
     """What `watch` may do by itself when a job ends before its stage."""
 
-    attempts: Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=100)] = Field(
+    attempts: Annotated[int, BeforeValidator(no_bool), Field(ge=0, le=100)] = Field(
         default=5,
         description="Jobs in a row that leave no newer checkpoint before it gives up; 0 starts "
         "none.",
@@ -454,18 +332,34 @@ class RunConfig(Section):
     name: Name = Field(
         description="Letters, digits and single inner hyphens; begins every job's name."
     )
-    region: Annotated[str, Field(pattern=_REGION)] | None = Field(
+    region: Region | None = Field(
         default=None, description="AWS region; the profile's own otherwise."
     )
-    role: Annotated[str, Field(pattern=_ROLE)] | None = Field(
+    role: Role | None = Field(
         default=None, description="ARN of the job's IAM role; submit needs it."
     )
-    bucket: Annotated[str, Field(pattern=_BUCKET)] | None = Field(
+    bucket: Bucket | None = Field(
         default=None,
         description="Bucket for code, checkpoints and results; sagemaker-REGION-ACCOUNT otherwise.",
     )
-    tags: dict[Annotated[str, Field(pattern=_PLAIN, min_length=1, max_length=128)], PlainText] = (
-        Field(default_factory=dict, max_length=45)
+    output_kms_key: KmsKey | None = Field(
+        default=None, description="KMS key of the model that a job leaves (model.tar.gz)."
+    )
+    tags: dict[TagKey, TagValue] = Field(
+        default_factory=dict, max_length=TAG_LIMIT - OWN_TAGS, description="Tags of every job."
+    )
+    code: str | None = Field(
+        default=None,
+        description="Folder of your own Python files, relative to the run file, that goes into the "
+        "bundle beside the training code. A .smtrainignore in it leaves files out.",
+    )
+    entry: EntryScript | None = Field(
+        default=None, description="File in code that is started in place of ours, with --stage."
+    )
+    channels: dict[ChannelName, Channel] = Field(
+        default_factory=dict,
+        max_length=CHANNEL_LIMIT - len(OWN_CHANNELS),
+        description="Further inputs, each a folder /opt/ml/input/data/NAME in the job.",
     )
     data: Data
     model: Model
@@ -477,6 +371,13 @@ class RunConfig(Section):
     heartbeat: Heartbeat = Heartbeat()
     recovery: Recovery = Recovery()
     budget: Budget | None = None
+
+    @field_validator("entry")
+    @classmethod
+    def _lies_in_code(cls, entry: str | None, info: ValidationInfo) -> str | None:
+        if entry is not None and info.data.get("code") is None:
+            raise ValueError("needs code: the folder that it lies in")
+        return entry
 
     @model_validator(mode="after")
     def _parts_fit(self) -> RunConfig:
@@ -525,6 +426,7 @@ def cross_field_problems(
             problems += _first_stage_problems(stage, where)
         if cluster is not None:
             problems += _sharding_problem(stage, cluster, where)
+            problems += _alternatives_problem(stage, cluster, where)
         if gpus_per_instance is not None:
             problems += _batch_problem(stage, stage.instances * gpus_per_instance, where)
     return problems
@@ -557,11 +459,28 @@ def _sharding_problem(
         return []
     if cluster.collective == "smddp":
         reason = "FSDP2 needs a newer PyTorch than SMDDP's; write collective: nccl"
-    elif version and tuple(map(int, version.split(".")[:2])) < SHARDING_FRAMEWORK:
+    elif version and release(version) < SHARDING_FRAMEWORK:
         reason = f"FSDP2 needs PyTorch 2.6, and framework_version is {version}"
     else:
         return []
     return [Problem((*where, "sharding"), stage.sharding, reason)]
+
+
+def _alternatives_problem(
+    stage: Stage, cluster: Cluster, where: tuple[str | int, ...]
+) -> list[Problem]:
+    """Every alternative must have as many GPUs: another world size is another effective batch."""
+    gpus = stage.instances * instance_type(cluster.instance_type).accelerators
+    return [
+        Problem(
+            (*where, "instances"),
+            stage.instances,
+            f"{stage.instances} × {cluster.instance_type} have {gpus} GPUs, which no number of "
+            f"{name} has ({own} each); leave it out of cluster.alternatives",
+        )
+        for name in cluster.alternatives
+        if gpus % (own := instance_type(name).accelerators)
+    ]
 
 
 def _batch_problem(stage: Stage, gpus: int, where: tuple[str | int, ...]) -> list[Problem]:

@@ -6,7 +6,8 @@ A line reads ``FILE:LINE: dotted.path: value: what is allowed``.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_args
@@ -15,14 +16,10 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from sm_train.cost.instances import UnknownInstanceTypeError, instance_type
-from sm_train.estimators.run_config import (
-    Cluster,
-    Problem,
-    RunConfig,
-    Stage,
-    cross_field_problems,
-    words_for_pattern,
-)
+from sm_train.estimators.run_cluster import Cluster
+from sm_train.estimators.run_config import Problem, RunConfig, Stage, cross_field_problems
+from sm_train.estimators.run_fields import words_for_pattern
+from sm_train.estimators.secret_scan import secret_in
 
 Path_ = tuple[str | int, ...]
 
@@ -34,16 +31,18 @@ class RunFileError(ValueError):
     """The run file cannot be used; the message has one line for each mistake."""
 
 
-def load_run(path: Path) -> RunConfig:
-    """Read and validate a run file.
+def load_run(path: Path, changes: Sequence[str] = ()) -> RunConfig:
+    """Read and validate a run file, with ``changes`` (``a.b=c``) made to it first.
 
     Raises:
-        RunFileError: the file is missing, is not YAML, or breaks the schema.
+        RunFileError: the file is missing, is not YAML, or breaks the schema; a change has no place.
     """
     text = _read_text(path)
     node, raw = _parse(path, text)
     if not isinstance(raw, dict):
         raise RunFileError(f"{path}:1: a run file is a mapping of keys; `sm-train init` writes one")
+    for change in changes:
+        _make(change, raw)
     lines = dict(_lines(node, ()))
     problems = _duplicate_keys(node, ()) + _problems(raw)
     if problems:
@@ -51,6 +50,53 @@ def load_run(path: Path) -> RunConfig:
             "\n".join(_line(path, lines, problem) for problem in _ordered(problems, lines))
         )
     return RunConfig.model_validate(raw)
+
+
+def changed(document: dict[Any, Any], changes: Sequence[str], name: str) -> RunConfig:
+    """An earlier run's document, which mistakes call ``name``, with ``changes`` made to it.
+
+    Raises:
+        RunFileError: it breaks the schema, or a change has no place in it.
+    """
+    document = copy.deepcopy(document)
+    for change in changes:
+        _make(change, document)
+    problems = _problems(document)
+    if problems:
+        raise RunFileError("\n".join(_line(Path(name), {}, problem) for problem in problems))
+    return RunConfig.model_validate(document)
+
+
+def _make(change: str, raw: dict[Any, Any]) -> None:
+    """Set one value: ``stages.256px.instances=8``; stages go by name or by number from 0."""
+    path, separator, text = change.partition("=")
+    steps = re.findall(r"[^.\[\]]+", path)
+    if not separator or not steps:
+        raise RunFileError(f"--set: {_shown(change)}: write it as a.b=value")
+    try:
+        value = yaml.load(text, _Loader)
+    except (yaml.YAMLError, ValueError):
+        raise RunFileError(f"--set: {path}: the value is not YAML; quote it") from None
+    place: Any = raw
+    for step in steps[:-1]:
+        place = place.setdefault(step, {}) if isinstance(place, dict) else _among(place, step, path)
+    if isinstance(place, dict):
+        place[steps[-1]] = value
+    elif isinstance(place, list) and steps[-1].isdigit() and int(steps[-1]) < len(place):
+        place[int(steps[-1])] = value
+    else:
+        raise RunFileError(f"--set: {path}: {steps[-1]} has no place there")
+
+
+def _among(items: Any, step: str, path: str) -> Any:
+    """The item of a list that ``step`` names or counts."""
+    if isinstance(items, list):
+        if step.isdigit() and int(step) < len(items):
+            return items[int(step)]
+        for item in items:
+            if isinstance(item, dict) and item.get("name") == step:
+                return item
+    raise RunFileError(f"--set: {path}: there is no {step} there")
 
 
 def _read_text(path: Path) -> str:
@@ -116,13 +162,31 @@ def _duplicate_keys(node: yaml.Node | None, path: Path_) -> list[Problem]:
 def _problems(raw: dict[Any, Any]) -> list[Problem]:
     """All mistakes: those of single keys, then those between keys that are good by themselves."""
     errors = _errors(RunConfig, raw)
+    hidden = list(_secrets(raw, ()))
     if not errors:
-        return []
+        return hidden
     pruned = _without(raw, [error["loc"] for error in errors])
     later = [error for error in _errors(RunConfig, pruned) if error["type"] != "missing"]
     # The run's own cross-field check is repeated below, on whatever parts are good.
     found = [_problem(raw, error) for error in (*errors, *later) if error["loc"]]
-    return list(dict.fromkeys((*found, *_between_parts(pruned))))
+    return list(dict.fromkeys((*found, *_between_parts(pruned), *hidden)))
+
+
+def _secrets(value: Any, path: Path_) -> Iterator[Problem]:
+    """Values that look like keys: they would show in the console, in logs and in the bundle."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _secrets(item, (*path, key))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _secrets(item, (*path, index))
+    elif isinstance(value, str) and (kind := secret_in(value)):
+        yield Problem(
+            path,
+            None,
+            f"looks like {kind}, which anybody would see who may describe the job; keep it in "
+            "Secrets Manager and fetch it in the job",
+        )
 
 
 def _errors(model: type[BaseModel], raw: Any) -> list[ErrorDetails]:
@@ -244,6 +308,8 @@ def _line(file: Path, lines: dict[Path_, int], problem: Problem) -> str:
 
 def _shown(value: Any) -> str:
     text = repr(value)
+    if secret_in(text):
+        return "(not shown)"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 

@@ -84,6 +84,8 @@ class Aws:
 
     url: str
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    requests: list[tuple[str, str, str]] = field(default_factory=list)
+    """Method, path and query of every call of another protocol, which is S3's."""
     refusals: dict[str, str] = field(default_factory=dict)
     """Operation → the error code that AWS would answer it with."""
     amendments: dict[str, Callable[[dict[str, Any]], dict[str, Any] | None]] = field(
@@ -140,7 +142,10 @@ def aws() -> Iterator[Aws]:
 
     def recording(environ: dict[str, Any], start_response: Any) -> Any:
         target = environ.get("HTTP_X_AMZ_TARGET")
-        if target:
+        if not target:
+            query = environ.get("QUERY_STRING", "")
+            seen.requests.append((environ["REQUEST_METHOD"], environ["PATH_INFO"], query))
+        else:
             length = int(environ.get("CONTENT_LENGTH") or 0)
             body = environ["wsgi.input"].read(length)
             operation = target.rsplit(".", 1)[-1]

@@ -24,6 +24,8 @@ COMMANDS = {
     "watch": "Follow a run; start it again by cause, mind the budget.",
     "stop": "Let a run checkpoint and end.",
     "resume": "Go on with a run at the step where it ended.",
+    "image": "Print the container image of a run, or a Dockerfile for your own.",
+    "iam": "Print the least IAM policies for a run: yours and its job's.",
     "sample": "Draw images from a checkpoint into a grid.",
     "compare": "Make a page on which people judge two checkpoints blindly.",
     "template": "Print a CloudFormation template: packing or watching in Lambda.",

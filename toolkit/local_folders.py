@@ -24,10 +24,14 @@ from sm_train.toolkit.event_log import LOG_NAME
 
 @dataclass(frozen=True)
 class LocalFolders:
-    """One stage's folders; ``nodes`` are the emulated instances' base folders, in rank order."""
+    """One stage's folders; ``nodes`` are the emulated instances' base folders, in rank order.
+
+    ``entry`` is the script of the bundle that is started.
+    """
 
     root: Path
     nodes: tuple[Directories, ...]
+    entry: str
 
     @property
     def bundle(self) -> Path:
@@ -68,7 +72,7 @@ def lay_out(
     root = output / stage.name
     names = [f"algo-{index + 1}" for index in range(nodes)]
     folders = LocalFolders(
-        root, tuple(Directories((root / "nodes" / name).absolute()) for name in names)
+        root, tuple(Directories((root / "nodes" / name).absolute()) for name in names), bundle.entry
     )
     folders.checkpoints.mkdir(parents=True, exist_ok=True)
     _unpack(bundle, folders.bundle)
@@ -106,6 +110,7 @@ def _shared_channels(config: RunConfig, stage: Stage, base: Path, output: Path) 
     for name, key, local in (
         ("model", "model.local_components", config.model.local_components),
         ("validation", "data.local_validation", config.data.local_validation),
+        *((name, f"channels.{name}.local", own.local) for name, own in config.channels.items()),
     ):
         if local is not None:
             channels[name] = base / local

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 
 import psutil
 from sm_train.entrypoints.directories import Directories
-from sm_train.estimators.bundle import ENTRY_SCRIPT
 from sm_train.estimators.run_config import Stage
 from sm_train.toolkit.local_folders import LocalFolders
 
@@ -137,7 +136,7 @@ def _launch(
     command += ["--num_machines", str(nodes), "--machine_rank", str(rank)]
     command += ["--num_processes", str(world_size)]
     command += ["--mixed_precision", "no", "--dynamo_backend", "no"]
-    command += [ENTRY_SCRIPT, "--stage", stage.name]
+    command += [folders.entry, "--stage", stage.name]
     return subprocess.Popen(
         command,
         cwd=folders.bundle,

@@ -16,7 +16,7 @@ from sm_train.entrypoints.components import component_files
 from sm_train.entrypoints.pack_processing import PLAN_FILE
 from sm_train.entrypoints.pack_run import Pack
 from sm_train.entrypoints.storage import place
-from sm_train.estimators.bundle import ARCHIVE_NAME, build_bundle
+from sm_train.estimators.bundle import ARCHIVE_NAME, Bundle, build_bundle
 from sm_train.estimators.launch import FRAMEWORK
 from sm_train.estimators.processing_request import (
     PackingJob,
@@ -212,7 +212,7 @@ def submit(
     with refusals_in_words(job.destination):
         begin(cloud.pack, destination, cloud.started_ns)
     files: dict[str, bytes | Path] = {
-        f"code/{ARCHIVE_NAME}": build_bundle(config, FRAMEWORK).archive,
+        f"code/{ARCHIVE_NAME}": _packing_bundle(config).archive,
         f"plan/{PLAN_FILE}": cloud.pack.to_bytes(),
     }
     if job.options.latents is not None:
@@ -223,6 +223,13 @@ def submit(
         from sm_train.estimators.processor import send_processing
 
         return send_processing(cloud.request, files, boto_session=session, bucket=bucket)
+
+
+def _packing_bundle(config: RunConfig) -> Bundle:
+    """The bundle for packing: it trains nothing of one's own, and installs its packages."""
+    cluster = config.cluster.model_copy(update={"network_isolation": False})
+    packing = config.model_copy(update={"code": None, "entry": None, "cluster": cluster})
+    return build_bundle(packing, FRAMEWORK)
 
 
 def document(cloud: CloudPack, cost: PackCost) -> dict[str, Any]:

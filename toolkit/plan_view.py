@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sm_train.cost.document import as_document
+from sm_train.cost.estimate import Purchase, hourly_price
 from sm_train.cost.instances import instance_type
 from sm_train.cost.speed import FIRM
+from sm_train.estimators.bundle import LARGE_BYTES
 from sm_train.estimators.request import ROLE_NOT_SET
 from sm_train.toolkit.amounts import days, dollar_range, dollars, number, span, total_dollars
+from sm_train.toolkit.price_book import price_table
 from sm_train.toolkit.submission import Submission
 
 if TYPE_CHECKING:
@@ -24,6 +27,8 @@ def show_plan(submission: Submission, console: Console) -> None:
     console.print()
     for label, value in _facts(submission):
         console.print(f"  {label:<12} {value}", markup=False)
+    for line in warnings(submission):
+        console.print(f"\n[bold]Warning[/] {line}")
     unknown = unknowns(submission)
     if unknown:
         console.print("\n[bold]Unknown[/]")
@@ -83,9 +88,42 @@ def _facts(submission: Submission) -> list[tuple[str, str]]:
         (
             "bundle",
             f"{len(bundle.files)} files, {len(bundle.archive):,} bytes, "
-            f"sha256 {bundle.sha256[:12]}…",
+            f"sha256 {bundle.sha256[:12]}…; starts {bundle.entry}",
         ),
         ("price", f"{price['price_source']}, {price['price_date'] or 'undated'}"),
+        *_alternatives(submission),
+    ]
+
+
+def _alternatives(submission: Submission) -> list[tuple[str, str]]:
+    """What else may run, at what an hour of it costs: another type has a speed of its own."""
+    config, [first, *_] = submission.config, submission.stages
+    if not config.cluster.alternatives:
+        return []
+    purchase, prices = Purchase(submission.region, config.cluster.capacity), price_table()
+    hourly = {}
+    for name in config.cluster.instance_types:
+        count = config.cluster.instances_of(name, first.instances)
+        price = hourly_price(name, purchase, prices).usd_per_instance_hour
+        cost = "price unknown" if price is None else f"{dollars(float(price * count))} an hour"
+        hourly[name] = f"{count} × {name}, {cost}"
+    [planned, *others] = hourly.values()
+    return [
+        ("first choice", f"{planned}; the plan is for it"),
+        *(("or else", f"{other}; the same batch") for other in others),
+    ]
+
+
+def warnings(submission: Submission) -> list[str]:
+    """What is odd about the submission, though it may be meant."""
+    size = len(submission.bundle.archive)
+    if size <= LARGE_BYTES:
+        return []
+    largest = max(submission.bundle.files, key=lambda file: file.bytes)
+    return [
+        f"the bundle has {size / 1e6:.0f} MB, and every instance fetches it at every start; its "
+        f"largest file is {largest.path} ({largest.bytes / 1e6:.0f} MB): leave out by "
+        ".smtrainignore what the job does not need, or bring data by channels"
     ]
 
 

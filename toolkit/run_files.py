@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,8 +12,8 @@ if TYPE_CHECKING:
     from sm_train.estimators.run_config import RunConfig
 
 
-def load(path: Path) -> RunConfig:
-    """The run file at ``path``.
+def load(path: Path, changes: Sequence[str] = ()) -> RunConfig:
+    """The run file at ``path``, with ``changes`` such as ``cluster.retries=5``.
 
     Raises:
         UserError: it cannot be used; one line for each mistake.
@@ -20,6 +21,6 @@ def load(path: Path) -> RunConfig:
     from sm_train.estimators.run_file import RunFileError, load_run
 
     try:
-        return load_run(path)
+        return load_run(path, changes)
     except RunFileError as error:
         raise UserError(str(error)) from None

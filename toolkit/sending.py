@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import click
@@ -33,7 +32,6 @@ def send_first(
     profile: str | None,
     *,
     cause: str,
-    run: Path,
     chain: bool,
     yes: bool,
     as_json: bool,
@@ -56,7 +54,8 @@ def send_first(
     bucket = staging_bucket(config, region)
     aws.require_bucket(session, bucket, region, "bucket")
     aws.require_bucket(session, config.data.uri.split("/")[2], region, "data.uri")
-    aws.require_shards(session, config.data.uri, stage.instances)
+    instances = config.cluster.most_instances(stage.instances)
+    aws.require_shards(session, config.data.uri, instances)
     aws.require_index(session, config.data.uri, config.data.index_uri)
     start = next_job(session, config, stage, bucket, cause=cause, chain=chain)
     history = _history(session, config, region)
@@ -78,7 +77,7 @@ def send_first(
     following = config.stages.index(stage) + 1
     if following < len(config.stages) and not chain:
         later = config.stages[following].name
-        click.echo(f"When it has ended: sm-train submit {run} --stage {later}", err=True)
+        click.echo(f"When it has ended: sm-train resume {config.name} --stage {later}", err=True)
     click.echo(f"To follow it: sm-train watch {config.name}", err=True)
 
 

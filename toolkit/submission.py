@@ -9,14 +9,14 @@ from typing import Any
 from sm_train.cost.assumptions import Assumptions, learned
 from sm_train.cost.document import as_document
 from sm_train.cost.estimate import Estimate, Purchase, estimate
-from sm_train.estimators.bundle import Bundle, build_bundle, run_document
-from sm_train.estimators.launch import Launch, framework_version, launch
+from sm_train.estimators.bundle import Bundle, run_document
+from sm_train.estimators.images import image_uri
+from sm_train.estimators.launch import Launch, launch
 from sm_train.estimators.request import (
     TrainingRequest,
-    code_uri,
-    image_uri,
     staged_uri,
     training_request,
+    training_requests,
 )
 from sm_train.estimators.run_config import RunConfig, Stage
 from sm_train.toolkit.errors import ExitCode, UserError
@@ -37,6 +37,7 @@ class Submission:
     requests: tuple[TrainingRequest, ...]
     bundle: Bundle
     image: str
+    commit: str | None
     cost: Estimate
 
     def as_dict(self) -> dict[str, Any]:
@@ -48,29 +49,28 @@ class Submission:
         }
 
 
-def prepare(config: RunConfig, stage: str | None, region: str, now: datetime) -> Submission:
+def prepare(
+    config: RunConfig,
+    stage: str | None,
+    bundle: Bundle,
+    region: str,
+    now: datetime,
+    commit: str | None = None,
+) -> Submission:
     """Build the submission of ``stage``, or of every stage.
 
     Raises:
         UserError: no such stage, or AWS has no image for the region.
     """
     stages = choose_stages(config, stage)
-    bundle = build_bundle(config, framework_version(config))
     try:
         image = image_uri(config, region)
     except ValueError as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"cluster.framework_version or region: {reason}") from None
+        raise UserError(str(error)) from None
     requests = tuple(
-        training_request(
-            config,
-            stage,
-            bundle,
-            region=region,
-            image=image,
-            staged=code_uri(config, stage, region, now),
+        training_requests(
+            config, stages, bundle, region=region, image=image, now=now, commit=commit
         )
-        for stage in stages
     )
     for request in requests:
         _validate(request)
@@ -82,6 +82,7 @@ def prepare(config: RunConfig, stage: str | None, region: str, now: datetime) ->
         requests=requests,
         bundle=bundle,
         image=image,
+        commit=commit,
         cost=price(config, region, stages),
     )
 
@@ -102,6 +103,7 @@ def record_of(submission: Submission, sent: TrainingRequest) -> Record:
             region=submission.region,
             image=submission.image,
             staged=staged,
+            commit=submission.commit,
         )
         for stage in config.stages
         if "torchrun" in started or launch(config, stage).route == "smddp"

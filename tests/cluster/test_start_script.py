@@ -19,7 +19,7 @@ import pytest
 from sm_train.entrypoints.launch import torchrun
 from sm_train.estimators.bundle import REQUIREMENTS, Bundle, build_bundle
 from sm_train.estimators.model_trainer import send
-from sm_train.estimators.request import TrainingRequest, code_uri, training_request
+from sm_train.estimators.request import TrainingRequest, staging_uri, training_request
 from sm_train.estimators.run_config import RunConfig
 from sm_train.toolkit.event_log import parse_event
 
@@ -65,7 +65,7 @@ def stage_job(aws: Aws, config: RunConfig, base: Path) -> TrainingRequest:
     bundle = without_requirements(build_bundle(config, None))
     request = training_request(
         config, stage, bundle, region="us-east-1", image="own:1",
-        staged=code_uri(config, stage, "us-east-1", datetime.now()),
+        staged=staging_uri(config, stage, "us-east-1", datetime.now()),
     )  # fmt: skip
     session = boto3.Session("testing", "testing", region_name="us-east-1")
     request = send(request, bundle, boto_session=session, bucket="my-bucket")

@@ -25,17 +25,19 @@ from sm_train.toolkit.event_log import parse_event
 from tests.estimators.runs import config
 
 P4DE = {"instance_type": "ml.p4de.24xlarge", "gpus": 8, "efa": True}
+SMDDP = {"smddp_installed": True, "mpi": True}
 P5 = {"instance_type": "ml.p5.48xlarge", "gpus": 8, "efa": True}
 
 
 @pytest.mark.parametrize(
     ("situation", "backend", "reason"),
     [
-        ({**P4DE, "nodes": 4, "smddp_installed": True}, "smddp", "SMDDP in the image"),
+        ({**P4DE, "nodes": 4, **SMDDP}, "smddp", "SMDDP in the image"),
+        ({**P4DE, "nodes": 4, "smddp_installed": True}, "nccl", "NCCL over EFA"),
         ({**P4DE, "nodes": 4}, "nccl", "NCCL over EFA"),
-        ({**P4DE, "nodes": 4, "smddp_installed": True, "collective": "nccl"}, "nccl", "EFA"),
-        ({**P4DE, "nodes": 1, "smddp_installed": True}, "nccl", "one node"),
-        ({**P5, "nodes": 4, "smddp_installed": True}, "nccl", "NCCL over EFA"),
+        ({**P4DE, "nodes": 4, **SMDDP, "collective": "nccl"}, "nccl", "EFA"),
+        ({**P4DE, "nodes": 1, **SMDDP}, "nccl", "one node"),
+        ({**P5, "nodes": 4, **SMDDP}, "nccl", "NCCL over EFA"),
         ({**P5, "nodes": 4, "efa": False}, "nccl", "slow between nodes"),
         ({"nodes": 2}, "gloo", "no GPU"),
         ({**P5, "nodes": 1, "processes": 1}, "none", "a single process"),
@@ -51,16 +53,17 @@ def test_the_backend_follows_from_what_is_there(
 
 SITUATION: dict[str, Any] = {
     "instance_type": None, "nodes": 1, "processes": 16, "gpus": 0, "collective": "auto",
-    "smddp_installed": False, "efa": False,
+    "smddp_installed": False, "efa": False, "mpi": False,
 }  # fmt: skip
 
 
-def test_several_p5_are_told_to_use_efa() -> None:
-    choice = choose(**(SITUATION | P5 | {"nodes": 2}))
+@pytest.mark.parametrize("machine", ["ml.p5.48xlarge", "ml.p5en.48xlarge", "ml.p6-b200.48xlarge"])
+def test_several_machines_with_efa_are_told_to_use_it(machine: str) -> None:
+    choice = choose(**(SITUATION | P5 | {"nodes": 2, "instance_type": machine}))
     assert choice.set_variables == {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1"}
 
 
-@pytest.mark.parametrize("machine", [P5 | {"smddp_installed": True}, P4DE])
+@pytest.mark.parametrize("machine", [P5 | SMDDP, P4DE, P4DE | {"smddp_installed": True}])
 def test_smddp_where_it_cannot_run_is_an_error(machine: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="nccl would"):
         choose(**(SITUATION | machine | {"nodes": 2, "collective": "smddp"}))

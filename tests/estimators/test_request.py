@@ -2,44 +2,38 @@
 
 from __future__ import annotations
 
+import copy
 import re
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
-import botocore.loaders
-import botocore.model
-import botocore.validate
 import pytest
 from hypothesis import HealthCheck, given, settings
+from pydantic import ValidationError
+from sm_train.cost.instances import instance_types
 from sm_train.entrypoints.events import FIELDS, format_event
-from sm_train.estimators.bundle import build_bundle
-from sm_train.estimators.launch import framework_version
+from sm_train.estimators.bundle import Bundle, build_bundle, pack
+from sm_train.estimators.launch import framework_version, pytorch_version
 from sm_train.estimators.metrics import metric_definitions
-from sm_train.estimators.request import code_uri, image_uri, training_request
+from sm_train.estimators.request import code_uri, training_requests
+from sm_train.estimators.run_cluster import Cluster
 from sm_train.estimators.run_config import RunConfig
 
-from tests.estimators.runs import config, runs, stage
+from tests.estimators.runs import ECR, PLAN, config, run, runs, stage
+from tests.estimators.service import refusals
 
 NOW = datetime(2026, 11, 20, 12, 0, 0)
-IMAGE = "111122223333.dkr.ecr.us-east-1.amazonaws.com/own:1"
-_SERVICE = botocore.model.ServiceModel(
-    botocore.loaders.Loader().load_service_model("sagemaker", "service-2")
-)
+
+ANY_BUNDLE = pack({}, "train.py")
 
 
-def requests(run: RunConfig) -> list[dict[str, Any]]:
-    bundle = build_bundle(run, framework_version(run))
-    return [
-        training_request(
-            run,
-            one,
-            bundle,
-            region="us-east-1",
-            image=IMAGE,
-            staged=code_uri(run, one, "us-east-1", NOW),
-        )
-        for one in run.stages
-    ]
+def requests(config: RunConfig, bundle: Bundle | None = None) -> list[dict[str, Any]]:
+    bundle = bundle or build_bundle(config, framework_version(config))
+    image = config.cluster.image or ECR
+    return training_requests(
+        config, config.stages, bundle, region="us-east-1", image=image, now=NOW
+    )
 
 
 def channels(request: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -48,38 +42,77 @@ def channels(request: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(runs())
-def test_any_run_file_that_validates_gives_requests_that_aws_accepts(run: dict[str, Any]) -> None:
-    shape = _SERVICE.operation_model("CreateTrainingJob").input_shape
-    for request in requests(RunConfig.model_validate(run)):
-        report = botocore.validate.ParamValidator().validate(request, shape)
-        assert not report.has_errors(), report.generate_report()
-        _assert_limits(request, shape)
+def test_any_run_file_that_validates_gives_requests_that_aws_accepts(good: dict[str, Any]) -> None:
+    for request in requests(RunConfig.model_validate(good), ANY_BUNDLE):
+        assert refusals(request) == []
 
 
-def _assert_limits(value: Any, shape: Any) -> None:
-    """botocore checks types and least lengths only; the service checks these bounds as well."""
-    bounds = shape.metadata
-    if shape.type_name == "structure":
-        for name, item in value.items():
-            _assert_limits(item, shape.members[name])
-    elif shape.type_name == "list":
-        assert len(value) <= bounds.get("max", len(value)), shape.name
-        for item in value:
-            _assert_limits(item, shape.member)
-    elif shape.type_name == "map":
-        assert len(value) <= bounds.get("max", len(value)), shape.name
-        for key, item in value.items():
-            _assert_limits(key, shape.key)
-            _assert_limits(item, shape.value)
-    elif shape.type_name == "string":
-        assert len(value) <= bounds.get("max", len(value)), (shape.name, value)
-        pattern = bounds.get("pattern")
-        if pattern:
-            python = pattern.replace(r"\p{L}", "a-zA-Z").replace(r"\p{Z}", " ")
-            python = python.replace(r"\p{N}", "0-9")
-            assert re.fullmatch(python, value), (shape.name, value)
-    elif shape.type_name in ("integer", "long"):
-        assert bounds.get("min", value) <= value <= bounds.get("max", value), shape.name
+def _replaced(good: dict[str, Any], path: tuple[str | int, ...], value: Any) -> dict[str, Any]:
+    changed = copy.deepcopy(good)
+    place: Any = changed
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = value
+    return changed
+
+
+_PLACES: list[tuple[str | int, ...]] = [
+    *[(key,) for key in ("name", "region", "role", "bucket", "output_kms_key", "tags", "channels")],
+    *[("data", key) for key in ("uri", "validation", "index")],
+    *[("model", "components"), ("stages", 0, "name"), ("stages", 0, "instances")],
+    *[("cluster", key) for key in Cluster.model_fields],
+]
+# Around every bound that the service model has.
+_LENGTHS = (0, 1, 13, 32, 33, 63, 64, 65, 128, 129, 255, 256, 257, 512, 513, 990, 1000, 1024, 2100)
+_TEXTS = [
+    *("a" * length for length in _LENGTHS),
+    *(f"s3://own/{'a' * length}/" for length in _LENGTHS),
+    *(f"arn:aws:iam::111122223333:role/{'a' * length}" for length in _LENGTHS),
+    *(f"s3://own/{'a' * length}/b/" for length in _LENGTHS),
+    *(f"{PLAN}{'a' * length}" for length in _LENGTHS),
+    "arn:aws:sagemaker:r:111122223333:training-plan/a",
+    *(f"arn:aws:iam::{digits}:role/{name}" for digits in ("1" * 11, "١" * 12) for name in "aé"),
+    *("a b", "a/b", "a:b", "a_b", "-a", "a-", "..", "é", "a\n", "a\tb", "a'b", "\x00", "aws:a"),
+    *("sg-1", "2.3.0", "٢.٣", "us-east-1", "us-east-٢", "alias/own", "train", "arn:aws:kms:a.b"),
+    *(machine.name for machine in instance_types()),
+]
+_NUMBERS = [-1, 0, 1, 30, 31, 60, 1799, 1800, 16385, 21600, 21601, 2419200, 2419201, 10**12, "2d"]
+_SIZES = (1, 4, 5, 6, 12, 13, 16, 17, 40, 41, 96, 97, 101)
+
+
+def _values() -> Iterator[Any]:
+    yield from (None, True, *_TEXTS, *_NUMBERS)
+    for text in _TEXTS:
+        yield [text]
+        yield {text: "a"}
+        yield {"a": text}
+        yield {text: {"uri": "s3://own/a/"}}
+        yield {"own": {"uri": text}}
+        yield {"subnets": [text], "security_groups": ["sg-1"]}
+        yield {"subnets": ["subnet-1"], "security_groups": [text]}
+    for size in _SIZES:
+        many = [f"own{index}" for index in range(size)]
+        yield from (many, dict.fromkeys(many, "a"), {key: {"uri": "s3://own/a/"} for key in many})
+        yield {"subnets": many, "security_groups": ["sg-1"]}
+        yield {"subnets": ["subnet-1"], "security_groups": many}
+
+
+@pytest.mark.parametrize("place", _PLACES, ids=lambda place: ".".join(map(str, place)))
+def test_a_run_file_whose_request_aws_would_refuse_does_not_validate(
+    place: tuple[str | int, ...],
+) -> None:
+    """Whatever stands in one place: either it is refused at once, or AWS takes the request."""
+    base = run(
+        stages=[stage("a"), stage("b", optimizer="carried")],
+        cluster={"instance_type": "ml.p6e-gb200.36xlarge", "image": ECR},
+    )
+    for value in _values():
+        try:
+            changed = RunConfig.model_validate(_replaced(base, place, value))
+        except ValidationError:
+            continue
+        for request in requests(changed, ANY_BUNDLE):
+            assert refusals(request) == [], value
 
 
 def test_data_streams_and_is_dealt_out_between_instances() -> None:
@@ -145,17 +178,113 @@ def test_a_stage_that_takes_more_gets_the_last_checkpoint(takes: dict[str, str])
             },
         ),
         (
+            {"capacity": "training-plan", "training_plan": f"{PLAN}own"},
+            "ResourceConfig",
+            {
+                "InstanceType": "ml.p5.48xlarge",
+                "InstanceCount": 4,
+                "VolumeSizeInGB": 30,
+                "TrainingPlanArn": f"{PLAN}own",
+            },
+        ),
+        (
+            {"max_pending": "2h"},
+            "StoppingCondition",
+            {"MaxRuntimeInSeconds": 432000, "MaxPendingTimeInSeconds": 7200},
+        ),
+        (
+            {"instance_type": "ml.p6e-gb200.36xlarge", "volume_kms_key": "alias/own"},
+            "ResourceConfig",
+            {
+                "InstanceType": "ml.p6e-gb200.36xlarge",
+                "InstanceCount": 4,
+                "VolumeSizeInGB": 30,
+                "VolumeKmsKeyId": "alias/own",
+            },
+        ),
+        (
             {"vpc": {"subnets": ["subnet-1"], "security_groups": ["sg-1"]}},
             "VpcConfig",
             {"Subnets": ["subnet-1"], "SecurityGroupIds": ["sg-1"]},
         ),
+        ({"network_isolation": True, "image": ECR}, "EnableNetworkIsolation", True),
+        ({"encrypt_traffic": True}, "EnableInterContainerTrafficEncryption", True),
+        ({"remote_debug": True}, "RemoteDebugConfig", {"EnableRemoteDebug": True}),
+        ({"infra_check": True}, "InfraCheckConfig", {"EnableInfraCheck": True}),
     ],
 )
-def test_each_kind_of_capacity_sets_its_own_field(
+def test_each_choice_sets_its_own_field_and_no_other(
     cluster: dict[str, Any], field: str, expected: object
 ) -> None:
-    [request] = requests(config(cluster={"instance_type": "ml.p5.48xlarge"} | cluster))
+    [plain] = requests(config(cluster={"instance_type": "ml.p5.48xlarge", "image": ECR}))
+    [request] = requests(
+        config(cluster={"instance_type": "ml.p5.48xlarge", "image": ECR} | cluster)
+    )
     assert request[field] == expected
+    changed = {key for key in request.keys() | plain.keys() if request.get(key) != plain.get(key)}
+    spot = {"StoppingCondition", "EnableManagedSpotTraining"} if "spot" in cluster.values() else {}
+    # The run document is in the bundle, whose digest is a tag.
+    assert changed <= {field, "Tags", *spot}
+
+
+def test_alternatives_of_as_many_gpus_share_one_count() -> None:
+    cluster = {"instance_type": "ml.p4de.24xlarge", "alternatives": ["ml.p5.48xlarge"]}
+    [request] = requests(config(cluster=cluster))
+    assert request["ResourceConfig"] == {
+        "InstancePreferences": [
+            {"InstanceType": "ml.p4de.24xlarge"},
+            {"InstanceType": "ml.p5.48xlarge"},
+        ],
+        "InstanceCount": 4,
+        "VolumeSizeInGB": 30,
+    }
+    # One image and one way to start for all of them: NCCL.
+    assert "ContainerEntrypoint" in request["AlgorithmSpecification"]
+
+
+def test_alternatives_with_fewer_gpus_come_in_a_number_that_keeps_the_batch() -> None:
+    cluster = {"instance_type": "ml.g6e.48xlarge", "alternatives": ["ml.g6e.12xlarge"]}
+    [request] = requests(config(cluster=cluster))
+    assert request["ResourceConfig"] == {
+        "InstancePreferences": [
+            {"InstanceType": "ml.g6e.48xlarge", "InstanceCount": 4},
+            {"InstanceType": "ml.g6e.12xlarge", "InstanceCount": 8},
+        ],
+        "VolumeSizeInGB": 30,
+    }
+
+
+def test_further_channels_come_after_ours() -> None:
+    own = {"masks": {"uri": "s3://my-bucket/masks/", "mode": "File", "sharded": True}}
+    [request] = requests(config(channels=own))
+    assert channels(request)["masks"] == {
+        "ChannelName": "masks",
+        "DataSource": {
+            "S3DataSource": {
+                "S3DataType": "S3Prefix",
+                "S3Uri": "s3://my-bucket/masks/",
+                "S3DataDistributionType": "ShardedByS3Key",
+            }
+        },
+        "InputMode": "File",
+    }
+
+
+def test_the_models_key_is_the_outputs() -> None:
+    [request] = requests(config(output_kms_key="alias/own"))
+    assert request["OutputDataConfig"]["KmsKeyId"] == "alias/own"
+
+
+def test_isolated_smddp_takes_its_code_from_a_channel() -> None:
+    """The container's toolkit would fetch it from S3 otherwise, which it cannot reach."""
+    cluster = {"instance_type": "ml.p4de.24xlarge", "collective": "smddp"}
+    [request] = requests(config(cluster=cluster | {"image": ECR, "network_isolation": True}))
+    place = "/opt/ml/input/data/code/sourcedir.tar.gz"
+    assert request["HyperParameters"]["sagemaker_submit_directory"] == place
+    assert "sm_drivers" not in channels(request)
+    assert code_uri(request) == (
+        "s3://my-bucket/demo/demo-256px-20261120120000/input/code/sourcedir.tar.gz"
+    )
 
 
 def test_a_sharded_stage_takes_a_newer_pytorch_and_nccl_for_the_whole_run() -> None:
@@ -181,7 +310,7 @@ def test_p4de_clusters_start_through_the_containers_own_smddp_launcher() -> None
         {"instance_type": "ml.p5.48xlarge"},
         {"instance_type": "ml.p4de.24xlarge", "collective": "nccl"},
         {"instance_type": "ml.p4de.24xlarge", "framework_version": "2.6.0"},
-        {"instance_type": "ml.p4de.24xlarge", "image": IMAGE},
+        {"instance_type": "ml.p4de.24xlarge", "image": ECR},
     ],
 )
 def test_everything_else_starts_by_torchrun_from_the_code_channel(cluster: dict[str, Any]) -> None:
@@ -191,25 +320,26 @@ def test_everything_else_starts_by_torchrun_from_the_code_channel(cluster: dict[
     assert {"code", "sm_drivers"} < channels(request).keys()
 
 
+@pytest.mark.parametrize(
+    ("cluster", "version"),
+    [
+        ({}, "2.3.0"),
+        ({"collective": "nccl"}, "2.10.0"),
+        ({"image": ECR}, None),
+        ({"image": ECR, "framework_version": "2.4.1", "collective": "smddp"}, "2.4.1"),
+        ({"image": ECR, "collective": "smddp"}, "2.3.0"),
+    ],
+)
+def test_packages_are_those_for_the_images_pytorch(
+    cluster: dict[str, Any], version: str | None
+) -> None:
+    run = config(cluster={"instance_type": "ml.p4de.24xlarge"} | cluster)
+    assert pytorch_version(run) == version
+
+
 def test_one_p4de_uses_torchrun() -> None:
     [request] = requests(config(stages=[stage(instances=1)]))
     assert request["HyperParameters"] == {"stage": "256px"}
-
-
-@pytest.mark.parametrize(
-    ("cluster", "image"),
-    [
-        ({}, "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.3.0-gpu-py311"),
-        (
-            {"collective": "nccl"},
-            "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.10.0-gpu-py313",
-        ),
-        ({"image": IMAGE}, IMAGE),
-    ],
-)
-def test_the_image_follows_from_the_collective(cluster: dict[str, Any], image: str) -> None:
-    run = config(cluster={"instance_type": "ml.p4de.24xlarge"} | cluster)
-    assert image_uri(run, "us-east-1") == image
 
 
 def test_the_users_environment_wins_over_ours() -> None:
@@ -230,6 +360,11 @@ def test_tags_tell_run_stage_and_bundle() -> None:
         "sm-train:stage": "256px",
         "sm-train:bundle": digest,
     }
+    [request] = training_requests(
+        run, run.stages, build_bundle(run, framework_version(run)),
+        region="us-east-1", image=ECR, now=NOW, commit="0123abc-dirty",
+    )  # fmt: skip
+    assert {"Key": "sm-train:commit", "Value": "0123abc-dirty"} in request["Tags"]
 
 
 def test_every_metric_reads_its_number_from_a_real_event_line() -> None:

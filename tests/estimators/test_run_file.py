@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 from sm_train.estimators.run_config import RunConfig
-from sm_train.estimators.run_file import RunFileError, load_run
+from sm_train.estimators.run_file import RunFileError, changed, load_run
 
 GOOD = """\
 name: demo
@@ -188,6 +191,84 @@ CASES = {
         GOOD.replace("preset: sd2", "preset: sd3"),
         ["run.yaml:7: model.preset: 'sd3' is not one of"],
     ),
+    "a key for drives that have none": (
+        GOOD + "  volume_kms_key: alias/own\n",
+        [
+            "run.yaml:18: cluster.volume_kms_key: ml.p4de.24xlarge has local NVMe drives, which "
+            "its hardware encrypts; SageMaker takes no key for them: leave it out"
+        ],
+    ),
+    "a volume larger than the drives": (
+        GOOD.replace("ml.p4de.24xlarge", "ml.g5.xlarge\n  volume_gb: 300"),
+        ["run.yaml:18: cluster.volume_gb: 300 is more than the 250 GB of ml.g5.xlarge's local"],
+    ),
+    "alternatives in a warm pool": (
+        GOOD + "  alternatives: [ml.p5.48xlarge]\n  capacity: warm-pool\n  keep_alive: 1h\n",
+        ["run.yaml:18: cluster.alternatives: need capacity: on-demand, not warm-pool"],
+    ),
+    "the same alternative twice": (
+        GOOD + "  alternatives: [ml.p5.48xlarge, ml.p4de.24xlarge]\n",
+        ["run.yaml:18: cluster.alternatives: a type can be named only once"],
+    ),
+    "six types": (
+        GOOD + "  alternatives: [ml.p4d.24xlarge, a, b, c, d]\n",
+        ["run.yaml:18: cluster.alternatives: ['ml.p4d.24xlarge', 'a', 'b', 'c', 'd']: List should"],
+    ),
+    "an alternative that breaks the batch": (
+        GOOD.replace("instances: 4", "instances: 1").replace("p4de.24xlarge", "g6e.12xlarge")
+        + "  alternatives: [ml.p5.48xlarge]\n",
+        [
+            "run.yaml:11: stages[0].instances: 1: 1 × ml.g6e.12xlarge have 4 GPUs, which no number "
+            "of ml.p5.48xlarge has (8 each); leave it out of cluster.alternatives"
+        ],
+    ),
+    "an alternative without smddp": (
+        GOOD + "  alternatives: [ml.p5.48xlarge]\n  collective: smddp\n",
+        ["run.yaml:19: cluster.collective: smddp does not run on ml.p5.48xlarge"],
+    ),
+    "too short a wait for machines": (
+        GOOD + "  max_pending: 29m\n",
+        ["run.yaml:18: cluster.max_pending: '29m': must be greater than or equal to 1800"],
+    ),
+    "isolation without an image": (
+        GOOD + "  network_isolation: true\n",
+        ["run.yaml:18: cluster.network_isolation: true needs image: nothing can be installed"],
+    ),
+    "a subnet that is none": (
+        GOOD + "  vpc: {subnets: [subnet 1], security_groups: [sg-1]}\n",
+        ["run.yaml:18: cluster.vpc.subnets[0]: 'subnet 1': must be an id such as subnet-0123abcd"],
+    ),
+    "a plan that is none": (
+        GOOD + "  capacity: training-plan\n  training_plan: my-plan\n",
+        [
+            "run.yaml:19: cluster.training_plan: 'my-plan': must be a plan's ARN",
+            "run.yaml:19: cluster.training_plan: capacity training-plan needs the plan's ARN",
+        ],
+    ),
+    "a tag that AWS would not take": (
+        "tags: {team: 'a;b'}\n" + GOOD,
+        ["run.yaml:1: tags.team: 'a;b': holds ';'; a tag is letters, digits, spaces"],
+    ),
+    "a tag of ours": (
+        "tags: {'sm-train:run': x}\n" + GOOD,
+        ["run.yaml:1: tags.sm-train:run: 'sm-train:run': begins with sm-train:, which is"],
+    ),
+    "a channel of ours": (
+        "channels: {train: {uri: s3://own/a/}}\n" + GOOD,
+        ["run.yaml:1: channels.train: 'train': is a channel of sm-train's; name yours otherwise"],
+    ),
+    "an entry without code": (
+        "entry: own.py\n" + GOOD,
+        ["run.yaml:1: entry: 'own.py': needs code: the folder that it lies in"],
+    ),
+    "an entry outside code": (
+        "code: own\nentry: ../own.py\n" + GOOD,
+        ["run.yaml:2: entry: '../own.py': must be a Python file's path below code"],
+    ),
+    "a PyTorch that is too old": (
+        GOOD + "  framework_version: 2.2.0\n",
+        ["run.yaml:18: cluster.framework_version: the training code needs PyTorch 2.3 or newer"],
+    ),
     "a tab": ("name: demo\n\tregion: x\n", ["run.yaml:2: a tab; YAML indents with spaces"]),
     "not YAML": ("name: [1, 2\n", ["run.yaml:"]),
     "a list": ("- 1\n", ["run.yaml:1: a run file is a mapping"]),
@@ -218,6 +299,109 @@ def test_all_mistakes_come_at_once_even_those_between_keys(tmp_path: Path) -> No
         "cluster.collective",
         "cluster.retries",
     ]
+
+
+# Put together here, so that no scan of this repository takes them for real ones.
+SECRETS = {
+    "an AWS access key": "AKIA" + "ABCDEFGHIJKLMNOP",
+    "a Slack webhook": "https://hooks.slack.com" + "/services/T00000000/B00000000/" + "x" * 24,
+    "a Slack token": "xoxb-" + "1234567890-abcdefghij",
+    "a GitHub token": "ghp_" + "a" * 36,
+    "a Hugging Face token": "hf_" + "a" * 34,
+    "a private key": "-----BEGIN " + "RSA PRIVATE KEY-----",
+    "an OpenAI or Anthropic key": "sk-ant-" + "a" * 40,
+    "a Google API key": "AIza" + "a" * 35,
+    "a password in an address": "https://me:secret" + "@example.com/simple",
+}
+
+
+@pytest.mark.parametrize("kind", SECRETS)
+@pytest.mark.parametrize("place", ["cluster.environment.KEY", "tags.key", "evaluation.prompts[0]"])
+def test_a_secret_is_refused_by_its_place_and_never_shown(
+    tmp_path: Path, kind: str, place: str
+) -> None:
+    secret = SECRETS[kind]
+    text = {
+        "cluster.environment.KEY": GOOD + f"  environment: {{KEY: '{secret}'}}\n",
+        "tags.key": f"{GOOD}tags: {{key: '{secret}'}}\n",
+        "evaluation.prompts[0]": f"{GOOD}evaluation: {{prompts: ['{secret}']}}\n",
+    }[place]
+    found = complaints(tmp_path, text)
+    assert [line for line in found if line.startswith(f"run.yaml:18: {place}: looks like {kind}")]
+    assert secret not in "\n".join(found)
+
+
+def test_a_secret_with_another_mistake_is_not_shown_either(tmp_path: Path) -> None:
+    secret = SECRETS["a GitHub token"]
+    found = complaints(tmp_path, GOOD + f'  environment: {{KEY: "{secret}\'"}}\n')
+    assert len(found) == 2
+    assert secret not in "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "value"),
+    [
+        ("cluster.retries=7", ("cluster", "retries"), 7),
+        ("stages.256px.instances=8", ("stages", 0, "instances"), 8),
+        ("stages[0].learning_rate=2.0e-4", ("stages", 0, "learning_rate"), 2e-4),
+        ("stages.0.sharding=full_shard", ("stages", 0, "sharding"), "full_shard"),
+        ("budget.usd=500", ("budget", "usd"), 500),
+        ("cluster.max_runtime=2d", ("cluster", "max_runtime"), 172800),
+        ("cluster.environment.A=b=c", ("cluster", "environment", "A"), "b=c"),
+        ("evaluation.prompts=[a, b]", ("evaluation", "prompts"), ["a", "b"]),
+    ],
+)
+def test_a_value_is_set_from_outside(
+    tmp_path: Path, change: str, path: tuple[str | int, ...], value: object
+) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(GOOD)
+    found: Any = load_run(file, [change]).model_dump()
+    for step in path:
+        found = found[step]
+    assert found == value
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ("retries", "--set: 'retries': write it as a.b=value"),
+        ("stages.512px.instances=8", "--set: stages.512px.instances: there is no 512px there"),
+        ("stages.7=1", "--set: stages.7: 7 has no place there"),
+        ("name.first=x", "--set: name.first: first has no place there"),
+        ("name=[", "--set: name: the value is not YAML; quote it"),
+        ("cluster.retires=3", "run.yaml:16: cluster.retires: unknown key; did you mean retries?"),
+        ("cluster.retries=31", "run.yaml:16: cluster.retries: 31: must be less than or equal"),
+    ],
+)
+def test_a_change_that_does_not_fit_is_one_line(
+    tmp_path: Path, change: str, complaint: str
+) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(GOOD)
+    with pytest.raises(RunFileError) as caught:
+        load_run(file, [change])
+    [line] = str(caught.value).splitlines()
+    assert line.removeprefix(f"{tmp_path}/").startswith(complaint)
+
+
+_steps = st.sampled_from(["name", "stages", "cluster", "0", "256px", "environment", "iterations"])
+
+
+@given(
+    st.one_of(
+        st.text(),
+        st.builds("{}={}".format, st.lists(_steps, min_size=1).map(".".join), st.text()),
+        st.builds("{}={}".format, _steps, st.from_regex(r"[-:\d\[\]{}&*!|>'\"#, ]{0,12}")),
+    )
+)
+def test_whatever_is_set_the_run_is_valid_or_the_mistake_is_named(change: str) -> None:
+    document = yaml.safe_load(GOOD)
+    try:
+        config = changed(document, [change], "JOB")
+    except RunFileError:
+        return
+    assert RunConfig.model_validate(config.model_dump()) == config
 
 
 def test_a_missing_file_says_how_to_get_one(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import boto3
 import pytest
 from moto.backends import get_backend
 from sm_train.estimators.bundle import build_bundle, run_document
-from sm_train.estimators.request import code_uri, training_request
+from sm_train.estimators.request import staging_uri, training_request
 from sm_train.estimators.run_file import load_run
 from sm_train.toolkit.job_records import Record
 from sm_train.toolkit.recovery import Start
@@ -46,7 +46,7 @@ class Laptop:
         self.run_file = write_run(folder, **changes)
         config = load_run(self.run_file)
         first = config.stages[0]
-        staged = code_uri(config, first, "us-east-1", datetime(2026, 11, 20))
+        staged = staging_uri(config, first, "us-east-1", datetime(2026, 11, 20))
         requests = {
             one.name: training_request(
                 config, one, build_bundle(config, None), region="us-east-1", image="own:1",

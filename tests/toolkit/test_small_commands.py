@@ -15,6 +15,7 @@ from sm_train.cost.instances import instance_type
 from sm_train.estimators.run_file import load_run
 
 from tests.conftest import Cli
+from tests.toolkit.runs import write_run
 
 PRESETS = ["default", "bria-2.0", "demo"]
 
@@ -96,7 +97,7 @@ def test_help_lists_every_command_and_loads_nothing_heavy() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
     assert result.returncode == 0
-    for name in ("init", "pack", "cost", "submit", "sample", "schema"):
+    for name in ("init", "pack", "cost", "submit", "image", "iam", "sample", "schema"):
         assert f"  {name}" in result.stdout
     loaded = set(result.stderr.split())
     assert not loaded & {
@@ -108,3 +109,13 @@ def test_a_mistyped_command_is_told_the_nearest(cli: Cli) -> None:
     result = cli("submitt")
     assert result.returncode == 2
     assert "submit" in result.stderr
+
+
+def test_image_prints_the_address_or_a_dockerfile(cli: Cli, tmp_path: Path) -> None:
+    run = write_run(tmp_path, cluster={"instance_type": "ml.p5.48xlarge"})
+    address = cli("image", run)
+    assert address.returncode == 0, address.stderr
+    uri = address.stdout.strip()
+    assert uri.startswith("763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.10.0")
+    assert json.loads(cli("image", run, "--json").stdout) == {"image": uri, "region": "us-east-1"}
+    assert f"\nFROM {uri}\n" in cli("image", run, "--dockerfile").stdout

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sm_train.estimators.bundle import unpack
 from sm_train.estimators.model_trainer import comparable
 
 from tests.conftest import Aws, Cli, clean_environment
@@ -53,26 +56,13 @@ def test_the_plan_for_people_says_what_runs_where_for_how_much(cli: Cli, tmp_pat
     assert max(map(len, result.stderr.splitlines())) <= 100
 
 
-@pytest.mark.parametrize(
-    "cluster",
-    [
-        {"instance_type": "ml.p4de.24xlarge"},
-        {"instance_type": "ml.p5.48xlarge"},
-        {"instance_type": "ml.p5.48xlarge", "capacity": "spot", "max_wait": "6d"},
-        {"instance_type": "ml.p5.48xlarge", "capacity": "warm-pool", "keep_alive": "1h"},
-        {
-            "instance_type": "ml.p5.48xlarge",
-            "retries": 0,
-            "vpc": {"subnets": ["subnet-1"], "security_groups": ["sg-1"]},
-        },
-    ],
-    ids=["smddp", "torchrun", "spot", "warm-pool", "vpc"],
-)
+@pytest.mark.parametrize("machine", ["ml.p4de.24xlarge", "ml.p5.48xlarge"])
 def test_what_goes_over_the_wire_is_what_the_dry_run_shows(
-    cli: Cli, aws: Aws, tmp_path: Path, cluster: dict[str, Any]
+    cli: Cli, aws: Aws, tmp_path: Path, machine: str
 ) -> None:
+    """For every other choice of the run file: tests/estimators/test_wire.py."""
     aws.make_bucket("my-bucket", **SHARDS)
-    run = write_run(tmp_path, cluster=cluster, tags={"team": "imaging"})
+    run = write_run(tmp_path, cluster={"instance_type": machine}, tags={"team": "imaging"})
     [shown] = dry_run(cli, run)["requests"]
     result = cli("submit", run, "--yes", "--json", network="loopback", env=aws.environment)
     assert result.returncode == 0, result.stderr
@@ -133,6 +123,98 @@ def test_only_the_first_stage_starts_and_the_next_command_is_told(
     [sent] = aws.bodies("CreateTrainingJob")
     assert sent["HyperParameters"]["stage"] == "a"
     assert "--stage b" in result.stderr
+
+
+def test_a_clone_repeats_a_jobs_run_and_code_under_a_name_of_its_own(
+    cli: Cli, aws: Aws, tmp_path: Path
+) -> None:
+    aws.make_bucket("my-bucket", **SHARDS)
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "own.py").write_text("print('as it was')")
+    run = write_run(tmp_path, cluster={"instance_type": "ml.p5.48xlarge"}, code="code")
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for command in (["init", "-q"], ["add", "code"], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *command], cwd=tmp_path, check=True)
+    options = {"network": "loopback", "env": aws.environment}
+    first = cli("submit", run, "--yes", "--json", **options)
+    assert first.returncode == 0, first.stderr
+    job = json.loads(first.stdout)["training_job_name"]
+    run.unlink()
+    (code / "own.py").write_text("changed since")
+    again = cli(
+        "--region", "us-east-1", "submit", "--clone", job,
+        "--set", "stages.256px.learning_rate=2.0e-4", "--yes", "--json", **options,
+    )  # fmt: skip
+    assert again.returncode == 0, again.stderr
+    earlier, sent = aws.bodies("CreateTrainingJob")
+    assert sent["TrainingJobName"].startswith("demo-r2-256px-")
+    assert sent["CheckpointConfig"]["S3Uri"] == "s3://my-bucket/demo-r2/checkpoints/256px"
+    bundles = [
+        unpack(aws.client("s3").get_object(**_bundle_place(one))["Body"].read())
+        for one in (earlier, sent)
+    ]
+    changed = {name for name in bundles[0] if bundles[0][name] != bundles[1][name]}
+    assert changed == {"run.json"}
+    assert bundles[1]["own.py"] == b"print('as it was')"
+    assert json.loads(bundles[1]["run.json"])["stages"][0]["learning_rate"] == 2e-4
+    commits = [
+        [tag["Value"] for tag in one["Tags"] if tag["Key"] == "sm-train:commit"]
+        for one in (earlier, sent)
+    ]
+    assert commits[0] == commits[1]
+    assert re.fullmatch("[0-9a-f]{40}", commits[0][0])
+
+
+def test_a_clone_of_what_is_not_there_or_not_ours_is_one_line(
+    cli: Cli, aws: Aws, tmp_path: Path
+) -> None:
+    options = {"network": "loopback", "env": aws.environment | {"AWS_REGION": "us-east-1"}}
+    nowhere = cli("submit", "--clone", "nothing", **options)
+    assert nowhere.returncode != 0
+    assert "--clone: nothing: AWS answers" in one_line(nowhere.stderr)
+    aws.client("sagemaker").create_training_job(
+        TrainingJobName="theirs",
+        AlgorithmSpecification={"TrainingImage": "a", "TrainingInputMode": "File"},
+        RoleArn="arn:aws:iam::111122223333:role/sm-train",
+        OutputDataConfig={"S3OutputPath": "s3://a/b"},
+        ResourceConfig={"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 1},
+        StoppingCondition={"MaxRuntimeInSeconds": 60},
+    )
+    theirs = cli("submit", "--clone", "theirs", **options)
+    assert theirs.returncode == 2
+    assert "theirs was not started by sm-train" in one_line(theirs.stderr)
+    for arguments in ([], [tmp_path / "run.yaml", "--clone", "theirs"]):
+        neither = cli("submit", *arguments)
+        assert neither.returncode == 2
+        assert "give a run file, or --clone JOB" in one_line(neither.stderr)
+
+
+def test_the_plan_says_what_is_odd_and_what_else_may_run(cli: Cli, tmp_path: Path) -> None:
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "own.py").write_text("")
+    (code / "weights.bin").write_bytes(os.urandom(50_100_000))
+    cluster = {"instance_type": "ml.g6e.48xlarge", "alternatives": ["ml.g6e.12xlarge"]}
+    run = write_run(tmp_path, cluster=cluster, code="code", entry="own.py")
+    shown = cli("submit", run, "--dry-run")
+    assert shown.returncode == 0, shown.stderr
+    plan = " ".join(shown.stderr.split())
+    assert "8 × ml.g6e.12xlarge, $105 an hour; the same batch" in plan
+    assert "starts own.py" in plan
+    assert "the bundle has 50 MB" in plan
+    assert "weights.bin (50 MB)" in plan
+    (code / ".smtrainignore").write_text("*.bin")
+    assert "Warning" not in cli("submit", run, "--dry-run").stderr
+
+
+def test_a_secret_in_own_code_stops_a_submission(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("\ntoken = 'hf_" + "a" * 34 + "'\n")
+    result = cli("submit", write_run(tmp_path, code="."), "--dry-run")
+    assert result.returncode == 2
+    line = one_line(result.stderr)
+    assert "own.py:2: looks like a Hugging Face token" in line
+    assert "aaaa" not in line
 
 
 def test_without_a_yes_nothing_is_sent(cli: Cli, aws: Aws, tmp_path: Path) -> None:
@@ -204,6 +286,17 @@ def test_fewer_shards_than_instances_is_exit_3(cli: Cli, aws: Aws, tmp_path: Pat
     result = cli("submit", write_run(tmp_path), "--yes", network="loopback", env=aws.environment)
     assert result.returncode == 3
     assert "1 objects for 4 instances" in one_line(result.stderr)
+
+
+def test_alternatives_of_more_instances_need_more_shards(
+    cli: Cli, aws: Aws, tmp_path: Path
+) -> None:
+    aws.make_bucket("my-bucket", **SHARDS)
+    cluster = {"instance_type": "ml.g6e.48xlarge", "alternatives": ["ml.g6e.12xlarge"]}
+    run = write_run(tmp_path, cluster=cluster)
+    result = cli("submit", run, "--yes", network="loopback", env=aws.environment)
+    assert result.returncode == 3
+    assert "4 objects for 8 instances" in one_line(result.stderr)
 
 
 def test_a_single_object_is_exit_3_whatever_its_name(cli: Cli, aws: Aws, tmp_path: Path) -> None:

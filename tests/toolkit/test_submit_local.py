@@ -35,6 +35,34 @@ def processes_of(folder: Path) -> list[psutil.Process]:
     return found
 
 
+def test_code_of_ones_own_is_started_in_place_of_ours(cli: Cli, tmp_path: Path) -> None:
+    write_shards(tmp_path / "shards", shards=2, each=2)
+    (tmp_path / "masks").mkdir()
+    (tmp_path / "masks" / "a.png").write_bytes(b"")
+    code = tmp_path / "code" / "jobs"
+    code.mkdir(parents=True)
+    (code / "helper.py").write_text("WORD = 'helped'\n")
+    (code / "own.py").write_text(
+        "import sys\n"
+        "from helper import WORD\n"
+        "from sm_train.entrypoints.directories import Directories\n"
+        "place = Directories.from_environment()\n"
+        "masks = [path.name for path in place.channel('masks').iterdir()]\n"
+        "(place.checkpoints / 'seen').write_text(f'{WORD} {sys.argv[1:]} {masks}')\n"
+    )
+    run = write_tiny(tmp_path, iterations=1)
+    document = yaml.safe_load(run.read_text()) | {
+        "code": "code",
+        "entry": "jobs/own.py",
+        "channels": {"masks": {"uri": "s3://own/masks/", "local": "masks"}},
+    }
+    run.write_text(yaml.safe_dump(document))
+    result = cli("submit", run, "--local", "--nodes", "1", network="loopback", timeout=300)
+    assert result.returncode == 0, result.stderr
+    seen = tmp_path / "local-runs" / document["name"] / "8px" / "checkpoints" / "seen"
+    assert seen.read_text() == "helped ['--stage', '8px'] ['a.png']"
+
+
 def test_two_emulated_nodes_train_on_their_own_shards(cli: Cli, tmp_path: Path) -> None:
     write_shards(tmp_path / "shards", shards=5, each=20)
     run = write_tiny(tmp_path, iterations=4)

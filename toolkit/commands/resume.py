@@ -27,6 +27,7 @@ def command(
     from datetime import datetime
 
     from sm_train.toolkit.following import open_run
+    from sm_train.toolkit.own_code import bundle_of, commit_of
     from sm_train.toolkit.resuming import resume_recorded, unfinished_stage
     from sm_train.toolkit.sending import send_first
     from sm_train.toolkit.submission import prepare
@@ -37,8 +38,12 @@ def command(
         names = ", ".join(one.name for one in found.config.stages)
         raise UserError(f"--stage: {chosen!r} is not in the run; it has {names}")
     if Path(run).is_file():
-        submission = prepare(found.config, chosen, found.region, datetime.now())
-        send_first(submission, options["profile"], cause="resume", run=Path(run), chain=chain,
-                   yes=yes, as_json=as_json)  # fmt: skip
+        base = Path(run).parent
+        submission = prepare(
+            found.config, chosen, bundle_of(found.config, base), found.region, datetime.now(),
+            commit_of(base),
+        )  # fmt: skip
+        send_first(submission, options["profile"], cause="resume", chain=chain, yes=yes,
+                   as_json=as_json)  # fmt: skip
     else:
         resume_recorded(session, found, chosen, chain=chain, yes=yes, as_json=as_json)

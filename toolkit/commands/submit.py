@@ -7,14 +7,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from sm_train.toolkit.errors import UserError
 
 if TYPE_CHECKING:
+    from sm_train.estimators.bundle import Bundle
     from sm_train.estimators.run_config import RunConfig
     from sm_train.toolkit.submission import Submission
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=click.Path(path_type=Path), required=False)
+@click.option("--clone", metavar="JOB", help="Repeat an earlier job's run, with its own code.")
+@click.option(
+    "--set", "changes", multiple=True, metavar="A.B=C", help="Change a value of the run file."
+)
 @click.option("--stage", metavar="S", help="One stage; the run file's first otherwise.")
 @click.option(
     "--all", "chain", is_flag=True,
@@ -42,7 +48,9 @@ if TYPE_CHECKING:
 @click.pass_obj
 def command(
     options: dict[str, Any],
-    run: Path,
+    run: Path | None,
+    clone: str | None,
+    changes: tuple[str, ...],
     stage: str | None,
     chain: bool,
     dry_run: bool,
@@ -57,27 +65,57 @@ def command(
 
     A run of several stages is several jobs, each from the last one's weights: submit starts the
     first or the one that --stage names; with --all the others follow while `watch` runs. With
-    --local it trains here, stage after stage.
+    --local it trains here, stage after stage. --clone starts an earlier run anew, under a name of
+    its own unless --set gives it one.
     """
     from sm_train.toolkit import aws
+    from sm_train.toolkit.own_code import bundle_of, commit_of
     from sm_train.toolkit.run_files import load
     from sm_train.toolkit.sending import mind_budget, send_first
     from sm_train.toolkit.submission import prepare
 
-    config = load(run)
-    if local and not dry_run:
-        _run_here(config, run.parent, stage, nodes, processes, output, as_json)
-        return
-    region = aws.resolve_region(options["region"], config.region, options["profile"])
+    if (run is None) == (clone is None):
+        raise UserError("RUN: give a run file, or --clone JOB")
+    if run is None:
+        _not_here(local)
+        config, bundle, commit, region = _cloned(options, clone or "", changes)
+    else:
+        config = load(run, changes)
+        bundle = bundle_of(config, run.parent)
+        if local and not dry_run:
+            _run_here(config, bundle, run.parent, stage, nodes, processes, output, as_json)
+            return
+        region = aws.resolve_region(options["region"], config.region, options["profile"])
+        commit = commit_of(run.parent)
     if stage is None and not dry_run:
         stage = config.stages[0].name
-    submission = prepare(config, stage, region, datetime.now())
+    submission = prepare(config, stage, bundle, region, datetime.now(), commit)
     if dry_run:
         _show(submission, as_json)
         mind_budget(config, region)
         return
-    send_first(submission, options["profile"], cause="submit", run=run, chain=chain, yes=yes,
-               as_json=as_json)  # fmt: skip
+    send_first(
+        submission, options["profile"], cause="submit", chain=chain, yes=yes, as_json=as_json
+    )
+
+
+def _not_here(local: str | None) -> None:
+    if local:
+        raise UserError("--local: repeats no job; give the run file")
+
+
+def _cloned(
+    options: dict[str, Any], job: str, changes: tuple[str, ...]
+) -> tuple[RunConfig, Bundle, str | None, str]:
+    from sm_train.toolkit import aws
+    from sm_train.toolkit.cloning import clone
+
+    region = aws.resolve_region(options["region"], None, options["profile"])
+    config, bundle, commit = clone(
+        aws.open_session(options["profile"], region), job, changes, region
+    )
+    click.echo(f"{job} again, as {config.name}", err=True)
+    return config, bundle, commit, region
 
 
 def _show(submission: Submission, as_json: bool) -> None:
@@ -94,6 +132,7 @@ def _show(submission: Submission, as_json: bool) -> None:
 
 def _run_here(
     config: RunConfig,
+    bundle: Bundle,
     base: Path,
     stage: str | None,
     nodes: int | None,
@@ -101,15 +140,12 @@ def _run_here(
     output: Path | None,
     as_json: bool,
 ) -> None:
-    from sm_train.estimators.bundle import build_bundle
-    from sm_train.estimators.launch import framework_version
     from sm_train.toolkit.local_run import default_nodes, run_stage
     from sm_train.toolkit.output import people, write_json
     from sm_train.toolkit.submission import choose_stages
 
     console = people()
     output = output or Path("local-runs") / config.name
-    bundle = build_bundle(config, framework_version(config))
     results = []
     for chosen in choose_stages(config, stage):
         count = nodes or default_nodes(chosen)

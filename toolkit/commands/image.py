@@ -1,0 +1,39 @@
+"""``sm-train image``: which container image a run's jobs start from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+from sm_train.toolkit.errors import UserError
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--dockerfile", is_flag=True, help="Print the Dockerfile of an image with it all.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
+@click.pass_obj
+def command(options: dict[str, Any], run: Path, dockerfile: bool, as_json: bool) -> None:
+    """Print the address of RUN's container image, looked up offline.
+
+    An image of your own (cluster.image) spares jobs the installing and needs no network then.
+    """
+    from sm_train.estimators import images
+    from sm_train.estimators.own_code import read_code
+    from sm_train.toolkit import aws
+    from sm_train.toolkit.output import write_json
+    from sm_train.toolkit.run_files import load
+
+    config = load(run)
+    region = aws.resolve_region(options["region"], config.region, options["profile"])
+    try:
+        document = {"image": images.image_uri(config, region), "region": region}
+        own = read_code(run.parent / config.code).packages if config.code is not None else ()
+        text = images.dockerfile(config, region, own) if dockerfile else document["image"]
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    if as_json:
+        write_json(document | ({"dockerfile": text} if dockerfile else {}))
+    else:
+        click.echo(text, nl=not dockerfile)
