@@ -6,7 +6,7 @@ A line reads ``FILE:LINE: dotted.path: value: what is allowed``.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_args
@@ -31,7 +31,14 @@ _Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class RunFileError(ValueError):
-    """The run file cannot be used; the message has one line for each mistake."""
+    """The run file cannot be used; the message has one line for each mistake.
+
+    ``problems`` are the same mistakes; none where the file could not even be read.
+    """
+
+    def __init__(self, message: str, problems: Sequence[Problem] = ()) -> None:
+        super().__init__(message)
+        self.problems = tuple(problems)
 
 
 def load_run(path: Path) -> RunConfig:
@@ -47,9 +54,8 @@ def load_run(path: Path) -> RunConfig:
     lines = dict(_lines(node, ()))
     problems = _duplicate_keys(node, ()) + _problems(raw)
     if problems:
-        raise RunFileError(
-            "\n".join(_line(path, lines, problem) for problem in _ordered(problems, lines))
-        )
+        ordered = _ordered(problems, lines)
+        raise RunFileError("\n".join(_line(path, lines, one) for one in ordered), ordered)
     return RunConfig.model_validate(raw)
 
 

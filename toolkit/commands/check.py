@@ -2,45 +2,102 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from sm_train.toolkit.errors import ExitCode, UserError
+
+if TYPE_CHECKING:
+    from sm_train.estimators.run_config import RunConfig
+    from sm_train.toolkit.checks.finding import Finding
+    from sm_train.toolkit.checks.storage import Progress
 
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--offline", is_flag=True, help="Leave out what only AWS can say.")
+@click.option(
+    "--index", type=click.Path(path_type=Path, dir_okay=False, exists=True), metavar="FILE",
+    help="An index.parquet that stands in for the shards on this machine.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.pass_obj
-def command(options: dict[str, Any], run: Path, offline: bool, as_json: bool) -> int:
-    """Look through RUN for errors and waste; exit 3 if there is an error."""
-    from sm_train.estimators.run_file import RunFileError, load_run
+def command(
+    options: dict[str, Any], run: Path, offline: bool, index: Path | None, as_json: bool
+) -> int:
+    """Look through RUN for errors and waste; exit 3 if there is an error.
+
+    It looks at the run file, the estimate, the shards that data.local or --index names, and,
+    unless --offline is given, at the account: role, quotas, buckets, shards, earlier checkpoints.
+    docs/checks.md has a page for each finding.
+    """
+    from datetime import UTC, datetime
+
     from sm_train.toolkit import aws
-    from sm_train.toolkit.output import people, write_json
-    from sm_train.toolkit.preflight import offline_findings, online_findings
+    from sm_train.toolkit.preflight import Subject, offline_findings, online_findings
     from sm_train.toolkit.submission import price
 
-    try:
-        config = load_run(run)
-    except RunFileError as error:
-        raise UserError(str(error)) from None
+    config = _load(run, as_json)
     region = aws.resolve_region(options["region"], config.region, options["profile"])
-    costs = price(config, region)
-    findings = list(offline_findings(config, costs, run.parent))
-    if not offline:
-        findings += online_findings(config, region, options["profile"])
+    subject = Subject(config, region, price(config, region), run.parent, index)
+    today = datetime.now(UTC).date()
+    if offline:
+        findings = offline_findings(subject, today)
+    else:
+        session = aws.open_session(options["profile"], region)
+        with _counting() as progress:
+            findings = online_findings(subject, session, today, progress)
     ok = not any(finding.level == "error" for finding in findings)
+    _show(findings, ok, as_json)
+    return ExitCode.OK if ok else ExitCode.PREFLIGHT
+
+
+def _load(run: Path, as_json: bool) -> RunConfig:
+    from sm_train.estimators.run_file import RunFileError, load_run
+
+    try:
+        return load_run(run)
+    except RunFileError as error:
+        if as_json:
+            from sm_train.toolkit.checks.run_file import run_file_findings
+
+            _show(list(run_file_findings(run, error)), ok=False, as_json=True)
+        raise UserError(str(error)) from None
+
+
+@contextmanager
+def _counting() -> Iterator[Progress]:
+    """A function that shows how many objects were listed: on a terminal, nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda count: None
+        return
+    from sm_train.toolkit.output import people
+
+    with people().status("asking AWS") as status:
+        yield lambda count: status.update(f"listing shards: {count:,} objects")
+
+
+def _show(findings: list[Finding], ok: bool, as_json: bool) -> None:
+    from sm_train.toolkit.output import people, write_json
+
     if as_json:
         write_json({"ok": ok, "findings": [finding.as_dict() for finding in findings]})
-    else:
-        console = people()
-        for finding in findings:
-            console.print(
-                f"{finding.level:<8} {finding.code:<18} {finding.where}: {finding.message}; "
-                f"{finding.fix}",
-                markup=False,
-            )
-        console.print("ok" if ok else "not ok: errors above would cost a job")
-    return ExitCode.OK if ok else ExitCode.PREFLIGHT
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    console = people()
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 1, 0))
+    styles = {"error": "bold red", "warning": "yellow", "info": "dim"}
+    for one in findings:
+        cell = Text.assemble(
+            (one.code, "bold"), f"  {one.where}\n{one.message}\n", (f"→ {one.fix}", "italic")
+        )
+        table.add_row(Text(one.level, styles[one.level]), cell)
+    if findings:
+        console.print(table)
+    console.print("ok" if ok else "not ok: errors above would cost a job")
