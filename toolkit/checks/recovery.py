@@ -62,8 +62,10 @@ def recovery_findings(config: RunConfig, document: dict[str, Any]) -> Iterator[F
         yield from _retries(config, stage, where)
         if config.checkpoint.every >= stage["iterations"]:
             yield from _no_checkpoints(config, stage)
-        else:
-            yield from _interval(config, stage)
+    # One key for all stages: the one that it costs most.
+    dearest = max(document["stages"], key=_extra)
+    if config.checkpoint.every < dearest["iterations"]:
+        yield from _interval(config, dearest)
 
 
 def _retries(config: RunConfig, stage: dict[str, Any], where: str) -> Iterator[Finding]:
@@ -101,10 +103,16 @@ def _no_checkpoints(config: RunConfig, stage: dict[str, Any]) -> Iterator[Findin
     )  # fmt: skip
 
 
+def _extra(stage: dict[str, Any]) -> float:
+    """Dollars that the interval costs more than the best one; 0 where that is not known."""
+    interval = stage["checkpoint_interval"]
+    extra: float | None = interval and interval["configured_extra_usd"]
+    return extra or 0.0
+
+
 def _interval(config: RunConfig, stage: dict[str, Any]) -> Iterator[Finding]:
-    interval, cost = stage["checkpoint_interval"], stage["cost_usd"]
-    extra = interval["configured_extra_usd"] if interval else None
-    if not extra or not cost or extra < max(_WORTH_USD, _WORTH_SHARE * cost):
+    interval, extra = stage["checkpoint_interval"], _extra(stage)
+    if extra < max(_WORTH_USD, _WORTH_SHARE * (stage["cost_usd"] or 0)):
         return
     yield CHECKPOINT_INTERVAL.found(
         "warning" if config.cluster.capacity == "spot" else "info", "checkpoint.every",

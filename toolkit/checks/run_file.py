@@ -29,15 +29,17 @@ BATCH_ARITHMETIC = Check(
 def run_file_findings(path: Path, error: RunFileError) -> Iterator[Finding]:
     """One for each mistake."""
     if not error.problems:
-        yield _found(RUN_FILE, str(path), str(error))
+        yield RUN_FILE.found("error", str(path), *_message_and_fix(str(error)))
     for problem in error.problems:
-        batch = problem.path[-1:] == ("effective_batch_size",) and "multiply" in problem.message
+        where = dotted(problem.path)
         value = "" if problem.value is None else f"{problem.value!r} "
-        yield _found(
-            BATCH_ARITHMETIC if batch else RUN_FILE, dotted(problem.path), value + problem.message
-        )
+        line = _message_and_fix(value + problem.message)
+        if problem.path[-1:] == ("effective_batch_size",):
+            yield BATCH_ARITHMETIC.found("error", where, *line)
+        else:
+            yield RUN_FILE.found("error", where, *line)
 
 
-def _found(check: Check, where: str, line: str) -> Finding:
+def _message_and_fix(line: str) -> tuple[str, str]:
     message, _, fix = line.partition("; ")
-    return check.found("error", where, message, fix or "mend the run file")
+    return message, fix or "mend the run file"

@@ -122,9 +122,11 @@ def shard_findings(shards: Shards, document: dict[str, Any], workers: int) -> It
             yield _idle(shards, stage, where)
             continue
         yield from _unequal(shards, stage, where)
-        yield from _shared(shards, stage, where, workers)
         yield from _few(shards, stage, index)
-    yield from _sizes(shards, max(stage["instances"] for stage in document["stages"]))
+    largest = max(document["stages"], key=lambda stage: int(stage["world_size"]))
+    if len(shards) >= largest["instances"]:
+        yield from _shared(shards, largest, workers)
+    yield from _sizes(shards, largest["instances"])
 
 
 def _idle(shards: Shards, stage: dict[str, Any], where: str) -> Finding:
@@ -167,13 +169,13 @@ def _worth(stage: dict[str, Any], share: float) -> str:
     return ""
 
 
-def _shared(shards: Shards, stage: dict[str, Any], where: str, workers: int) -> Iterator[Finding]:
+def _shared(shards: Shards, stage: dict[str, Any], workers: int) -> Iterator[Finding]:
     gpus = stage["world_size"]
     if len(shards) < gpus * max(1, workers):
         yield SHARED_SHARDS.found(
-            "info", where,
-            f"{len(shards)} shards for {gpus} GPUs × {workers} workers: they share shards out by "
-            "sample, and none idles",
+            "info", shards.where,
+            f"{len(shards)} shards for the {gpus} GPUs × {workers} workers of {stage['name']}: "
+            "they share shards out by sample, and none idles",
             "none is needed",
         )  # fmt: skip
 
