@@ -50,7 +50,7 @@ def offline_findings(subject: Subject, today: date) -> list[Finding]:
     Raises:
         UserError: the index cannot be read.
     """
-    shards, wrong = _shards_here(subject)
+    shards, wrong = _shards_here(subject, needed=True)
     found = [*_described(subject, today), *wrong, *default_runtime_findings(subject.config)]
     if shards is not None:
         found += _dealt(subject, shards)
@@ -68,7 +68,7 @@ def online_findings(
     config, region = subject.config, subject.region
     account = aws.account_of(session)
     with aws.refusals_in_words("AWS"):
-        shards, wrong = _shards_here(subject)
+        shards, wrong = _shards_here(subject, needed=False)
         found = [*_described(subject, today), *wrong]
         found += attempt(
             "the role", "role", "iam:GetRole", role_findings(config.role, session, account)
@@ -95,7 +95,7 @@ def _described(subject: Subject, today: date) -> Iterator[Finding]:
         yield ROLE_UNSET.found("warning", "role", "is not set", "submit needs the role's ARN")
 
 
-def _shards_here(subject: Subject) -> tuple[Shards | None, list[Finding]]:
+def _shards_here(subject: Subject, *, needed: bool) -> tuple[Shards | None, list[Finding]]:
     if subject.index is not None:
         try:
             return of_index(ShardIndex(subject.index), "--index"), []
@@ -103,7 +103,10 @@ def _shards_here(subject: Subject) -> tuple[Shards | None, list[Finding]]:
             raise UserError(f"--index: {error}") from None
     if subject.config.data.local is None:
         return None, []
-    return read_local(subject.base / subject.config.data.local)
+    folder = subject.base / subject.config.data.local
+    if not folder.is_dir() and not needed:  # another laptop has them
+        return None, []
+    return read_local(folder)
 
 
 def _dealt(subject: Subject, shards: Shards) -> Iterator[Finding]:

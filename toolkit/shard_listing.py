@@ -36,7 +36,7 @@ class Listing:
 
 def list_folder(folder: Path) -> list[Listed]:
     """Every shard in a folder, by name."""
-    return [Listed(name, path.stat().st_size) for name, path in find_shards(folder).items()]
+    return [Listed(name, path.stat().st_size) for name, path in sorted(find_shards(folder).items())]
 
 
 def list_prefix(

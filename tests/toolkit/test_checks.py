@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 from datetime import date
 from functools import cache
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from sm_train.cost.document import as_document
+from sm_train.estimators.request import image_uri
 from sm_train.estimators.run_config import RunConfig
+from sm_train.toolkit.check_report import show
 from sm_train.toolkit.checks import finding as finding_module
 from sm_train.toolkit.checks.finding import LEVELS, Finding
-from sm_train.toolkit.checks.image import ecr_image, image_findings
+from sm_train.toolkit.checks.image import ecr_image, image_findings, in_table
 from sm_train.toolkit.checks.pages import checks_by_subject, render
 from sm_train.toolkit.checks.quotas import default_runtime_findings
 from sm_train.toolkit.checks.recovery import recovery_findings
@@ -205,6 +210,27 @@ def test_a_version_that_aws_has_no_image_of() -> None:
     assert images(framework_version="2.99")["image-unavailable"].level == "error"
 
 
+@pytest.mark.parametrize(
+    ("version", "region", "there"),
+    [
+        ("2.3.0", "us-east-1", True),
+        ("2.6", "eu-west-1", True),
+        ("2.3.0", "me-west-1", False),
+        ("2.5.0", "us-east-1", False),
+    ],
+)
+def test_the_table_of_images_is_read_as_the_sdk_reads_it(
+    version: str, region: str, there: bool
+) -> None:
+    cluster = {"instance_type": "ml.p5.48xlarge", "framework_version": version}
+    run = config(cluster=cluster)
+    assert in_table(version, region) == there
+    try:
+        assert f".{region}." in image_uri(run, region)
+    except ValueError:
+        assert not there
+
+
 def test_smddp_that_is_not_used_is_said() -> None:
     assert images() == {}
     unused = images(framework_version="2.6.0")["smddp-unused"]
@@ -273,6 +299,33 @@ def test_offline_a_long_runtime_is_held_against_the_default_quota() -> None:
     long = config(cluster=cluster | {"max_runtime": "6d"})
     assert levels(default_runtime_findings(long)) == {"runtime-quota": "info"}
     assert levels(default_runtime_findings(config(cluster=cluster))) == {}
+
+
+# ------------------------------------------------------------------ what a person sees
+
+FOUND = [
+    Finding("error", "idle-instances", "stages[0].instances", "3 shards for [4] instances", "pack"),
+    Finding("info", "small-shards", "data", "are below 2 GB", "pack larger ones"),
+]
+
+
+def shown(findings: list[Finding], terminal: bool) -> str:
+    file = StringIO()
+    show(findings, Console(file=file, force_terminal=terminal, width=60, highlight=False))
+    return re.sub(r"\x1b\[[0-9;]*m", "", file.getvalue())
+
+
+def test_a_terminal_has_a_table_and_a_log_a_line_for_each_finding() -> None:
+    first, *_ = lines = [line.rstrip() for line in shown(FOUND, terminal=True).splitlines()]
+    assert first.split() == ["error", "idle-instances", "stages[0].instances"]
+    assert lines[1].strip() == "3 shards for [4] instances"
+    assert lines[2].strip() == "→ pack"
+    assert shown(FOUND, terminal=False).splitlines() == [
+        "error    idle-instances         stages[0].instances: 3 shards for [4] instances; pack",
+        "info     small-shards           data: are below 2 GB; pack larger ones",
+        "not ok: errors above would cost a job (1 error, 0 warnings, 1 info)",
+    ]
+    assert shown([], terminal=True) == "ok (0 errors, 0 warnings, 0 info)\n"
 
 
 # ------------------------------------------------------------------ pages

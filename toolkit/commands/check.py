@@ -13,7 +13,6 @@ from sm_train.toolkit.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
     from sm_train.estimators.run_config import RunConfig
-    from sm_train.toolkit.checks.finding import Finding
     from sm_train.toolkit.checks.storage import Progress
 
 
@@ -38,6 +37,8 @@ def command(
     from datetime import UTC, datetime
 
     from sm_train.toolkit import aws
+    from sm_train.toolkit.check_report import document, is_ok, show
+    from sm_train.toolkit.output import people, write_json
     from sm_train.toolkit.preflight import Subject, offline_findings, online_findings
     from sm_train.toolkit.submission import price
 
@@ -51,9 +52,11 @@ def command(
         session = aws.open_session(options["profile"], region)
         with _counting() as progress:
             findings = online_findings(subject, session, today, progress)
-    ok = not any(finding.level == "error" for finding in findings)
-    _show(findings, ok, as_json)
-    return ExitCode.OK if ok else ExitCode.PREFLIGHT
+    if as_json:
+        write_json(document(findings))
+    else:
+        show(findings, people())
+    return ExitCode.OK if is_ok(findings) else ExitCode.PREFLIGHT
 
 
 def _load(run: Path, as_json: bool) -> RunConfig:
@@ -63,9 +66,11 @@ def _load(run: Path, as_json: bool) -> RunConfig:
         return load_run(run)
     except RunFileError as error:
         if as_json:
+            from sm_train.toolkit.check_report import document
             from sm_train.toolkit.checks.run_file import run_file_findings
+            from sm_train.toolkit.output import write_json
 
-            _show(list(run_file_findings(run, error)), ok=False, as_json=True)
+            write_json(document(list(run_file_findings(run, error))))
         raise UserError(str(error)) from None
 
 
@@ -79,25 +84,3 @@ def _counting() -> Iterator[Progress]:
 
     with people().status("asking AWS") as status:
         yield lambda count: status.update(f"listing shards: {count:,} objects")
-
-
-def _show(findings: list[Finding], ok: bool, as_json: bool) -> None:
-    from sm_train.toolkit.output import people, write_json
-
-    if as_json:
-        write_json({"ok": ok, "findings": [finding.as_dict() for finding in findings]})
-        return
-    from rich.table import Table
-    from rich.text import Text
-
-    console = people()
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 1, 0))
-    styles = {"error": "bold red", "warning": "yellow", "info": "dim"}
-    for one in findings:
-        cell = Text.assemble(
-            (one.code, "bold"), f"  {one.where}\n{one.message}\n", (f"→ {one.fix}", "italic")
-        )
-        table.add_row(Text(one.level, styles[one.level]), cell)
-    if findings:
-        console.print(table)
-    console.print("ok" if ok else "not ok: errors above would cost a job")
