@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +74,14 @@ def test_without_credentials_only_offline_works(cli: Cli, tmp_path: Path) -> Non
     run = write_run(tmp_path)
     assert cli("check", run).returncode == 4
     assert cli("check", run, "--offline").returncode == 0
+
+
+def test_what_is_checked_offline_loads_neither_torch_nor_the_sdks() -> None:
+    program = "import sys, sm_train.toolkit.preflight\nprint(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert not {"torch", "boto3", "botocore", "sagemaker"} & set(loaded)
 
 
 def memory(cli: Cli, tmp_path: Path, preset: str, code: int, **keys: Any) -> list[dict[str, str]]:
