@@ -71,7 +71,7 @@ def test_idle_instances_cost_their_share_of_the_training() -> None:
     found = dealt([3 * GB] * 3)
     idle = found["idle-instances"]
     assert (idle.level, idle.where) == ("error", "stages[0].instances")
-    assert f"1 of them idle, and billed, ${training_usd() / 4:,.2f} of it" in idle.message
+    assert f"1 of them idle, and billed, ${training_usd() / 4:,.2f} of its training" in idle.message
     assert "shared-shards" not in found
 
 
@@ -81,6 +81,9 @@ def test_without_an_its_idle_instances_cost_dollars_a_day() -> None:
     day = document["stages"][0]["cluster_per_day_usd"] / 4
     found = dealt([3 * GB] * 3, document=document)
     assert f"${day:,.0f} a day" in found["idle-instances"].message
+    priceless = four_instances("ml.p5e.48xlarge", its=None)
+    found = dealt([3 * GB] * 3, document=priceless)
+    assert "unknown price" in found["idle-instances"].message
 
 
 def test_unequal_instances_are_by_samples_where_they_are_known() -> None:
@@ -90,7 +93,7 @@ def test_unequal_instances_are_by_samples_where_they_are_known() -> None:
     message = found["unequal-instances"].message
     assert found["unequal-instances"].level == "warning"
     assert f"{again:.1%} of 256px reads samples again" in message
-    assert f"${again * training_usd():,.2f} of it" in message
+    assert f"${again * training_usd():,.2f} of its training" in message
     assert "divide by 4 instances, but their samples differ" in message
 
 

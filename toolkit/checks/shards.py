@@ -134,8 +134,8 @@ def _idle(shards: Shards, stage: dict[str, Any], where: str) -> Finding:
     idle = instances - len(shards)
     return IDLE_INSTANCES.found(
         "error", where,
-        f"{len(shards)} shards for {instances} instances leave {idle} of them idle, and billed"
-        f"{_worth(stage, idle / instances)}; the job stops at its start",
+        f"{len(shards)} shards for {instances} instances leave {idle} of them idle, and billed, "
+        f"{_worth(stage, idle / instances)}: the job stops at its start",
         f"pack at least {instances} shards, better a multiple of that",
     )  # fmt: skip
 
@@ -147,15 +147,14 @@ def _unequal(shards: Shards, stage: dict[str, Any], where: str) -> Iterator[Find
     again = 1 - each.mean() / each.max() if each.max() else 0.0
     if again < _UNEQUAL_INFO:
         return
-    kind = "bytes" if shards.samples is None else "samples"
-    divides = f"divide by {instances} instances" + (
-        f", but their {kind} differ" if len(shards) % instances == 0 else ""
-    )
-    verb = "" if len(shards) % instances == 0 else "do not "
+    uneven = f"do not divide by {instances} instances"
+    if len(shards) % instances == 0:
+        kind = "bytes" if shards.samples is None else "samples"
+        uneven = f"divide by {instances} instances, but their {kind} differ"
     yield UNEQUAL_INSTANCES.found(
         "warning" if again >= _UNEQUAL_WARNING else "info", where,
-        f"{len(shards)} shards {verb}{divides}: {again:.1%} of {stage['name']} reads samples "
-        f"again{_worth(stage, again)}",
+        f"{len(shards)} shards {uneven}: {again:.1%} of {stage['name']} reads samples again, "
+        f"{_worth(stage, again)}",
         f"pack a multiple of {instances} near-equal shards",
     )  # fmt: skip
 
@@ -163,10 +162,10 @@ def _unequal(shards: Shards, stage: dict[str, Any], where: str) -> Iterator[Find
 def _worth(stage: dict[str, Any], share: float) -> str:
     """The dollars of a share of the machines' time, by the day where the time is not known."""
     if stage["breakdown_usd"].get("training"):
-        return f", {dollars(share * stage['breakdown_usd']['training'])} of it"
+        return f"{dollars(share * stage['breakdown_usd']['training'])} of its training"
     if stage["cluster_per_day_usd"]:
-        return f", {dollars(share * stage['cluster_per_day_usd'])} a day"
-    return ""
+        return f"{dollars(share * stage['cluster_per_day_usd'])} a day"
+    return "at an unknown price"
 
 
 def _shared(shards: Shards, stage: dict[str, Any], workers: int) -> Iterator[Finding]:
