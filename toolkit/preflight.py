@@ -26,7 +26,7 @@ from sm_train.toolkit.checks.quotas import default_runtime_findings, quota_findi
 from sm_train.toolkit.checks.recovery import recovery_findings
 from sm_train.toolkit.checks.role import ROLE_UNSET, role_findings
 from sm_train.toolkit.checks.shards import Shards, of_index, shard_findings
-from sm_train.toolkit.checks.unchecked import ask, attempt
+from sm_train.toolkit.checks.unchecked import UNCHECKED, ask, attempt
 from sm_train.toolkit.errors import UserError
 
 
@@ -73,16 +73,26 @@ def online_findings(
         found += attempt(
             "the role", "role", "iam:GetRole", role_findings(config.role, session, account)
         )
-        found += attempt(
-            "the quotas", "cluster", "servicequotas:ListServiceQuotas",
-            quota_findings(config, session, region),
-        )  # fmt: skip
+        found += _quotas(config, session, region)
         found += attempt(
             "the image", "cluster.image", "ecr:DescribeImages",
             registry_findings(config, session, region),
         )  # fmt: skip
         found += _stored(subject, session, shards, progress)
     return _gravest_first(found)
+
+
+def _quotas(config: RunConfig, session: Any, region: str) -> list[Finding]:
+    """By the account's quotas; by the default where those are not told."""
+    found = list(
+        attempt(
+            "the quotas", "cluster", "servicequotas:ListServiceQuotas",
+            quota_findings(config, session, region),
+        )
+    )  # fmt: skip
+    if any(one.code == UNCHECKED.code for one in found):
+        found += default_runtime_findings(config)
+    return found
 
 
 def _described(subject: Subject, today: date) -> Iterator[Finding]:

@@ -14,8 +14,10 @@ from sm_train.entrypoints.shard_index import write_index
 from sm_train.entrypoints.shards import Shard
 from sm_train.estimators.run_config import RunConfig
 from sm_train.toolkit.checks.finding import Finding
+from sm_train.toolkit.checks.storage import listing_findings
 from sm_train.toolkit.errors import ExitCode, UserError
-from sm_train.toolkit.preflight import Subject, online_findings
+from sm_train.toolkit.preflight import Subject, offline_findings, online_findings
+from sm_train.toolkit.shard_listing import list_prefix
 from sm_train.toolkit.submission import price
 
 from tests.conftest import Aws, Cli
@@ -149,9 +151,10 @@ def test_a_refused_call_costs_one_check(
 ) -> None:
     aws.refusals["ListServiceQuotas"] = "AccessDeniedException"
     monkeypatch.setenv("AWS_ENDPOINT_URL_SERVICE_QUOTAS", aws.url)
-    found = check(role=f"{ROLE}-not")
+    long = {"instance_type": MACHINE, "max_runtime": "10d"}
+    found = check(role=f"{ROLE}-not", cluster=long)
     assert {one: found[one].level for one in found} == {
-        "unchecked": "warning", "role-absent": "error"
+        "unchecked": "warning", "role-absent": "error", "runtime-quota": "info"
     }  # fmt: skip
     assert "the quotas: could not be checked" in found["unchecked"].message
     assert "servicequotas:ListServiceQuotas" in found["unchecked"].fix
@@ -262,6 +265,30 @@ def test_thirty_thousand_shards_take_thirty_calls_and_a_few(
     # A bucket, the index's size and its last bytes, and the stage's checkpoints.
     assert len(s3.requests) <= len(lists) + 6
     assert sum(len(one.headers.get("Range", "")) > 0 for one in s3.requests) <= 3
+
+
+def test_no_more_is_listed_than_there_can_be_shards() -> None:
+    sizes = {f"set/{number:05d}.tar": 1 for number in range(3500)}
+    with serving(bucket_of(sizes, {})) as s3:
+        client = boto3.client(
+            "s3", "us-east-1", endpoint_url=s3.url,
+            aws_access_key_id="testing", aws_secret_access_key="testing",
+        )  # fmt: skip
+        listing = list_prefix(client, "s3://my-bucket/set/", most=2000)
+        assert (len(listing.shards), listing.cut, len(s3.requests)) == (2000, True, 2)
+        assert not list_prefix(client, "s3://my-bucket/set/", most=3500).cut
+    [found] = listing_findings(config(), listing)
+    assert (found.code, found.level) == ("too-many-objects", "warning")
+
+
+def test_shards_that_another_laptop_has_are_missed_offline_alone(
+    check: Check, tmp_path: Path
+) -> None:
+    data = {"uri": "s3://my-bucket/shards/", "local": "elsewhere"}
+    assert check(data=data) == {}
+    own = config(data=data)
+    subject = Subject(own, "us-east-1", price(own, "us-east-1"), tmp_path)
+    assert "no-shards" in {one.code for one in offline_findings(subject, TODAY)}
 
 
 # ------------------------------------------------------------------ the image

@@ -37,8 +37,8 @@ WARM_POOL_QUOTA = Check(
 RUNTIME_QUOTA = Check(
     "runtime-quota",
     ("error", "info"),
-    means="`cluster.max_runtime` is longer than the account allows a job to run. Offline, an info "
-    "where it is longer than the default of 5 days.",
+    means="`cluster.max_runtime` is longer than the account allows a job to run. Where the "
+    "account was not asked, an info if it is longer than the default of 5 days.",
     costs="CreateTrainingJob is refused (ResourceLimitExceeded).",
     mend="Ask for the quota by the command that the finding prints (28 days at most), or write a "
     "shorter `max_runtime`: a stage goes on from its checkpoint in another job.",
@@ -79,7 +79,7 @@ def default_runtime_findings(config: RunConfig) -> Iterator[Finding]:
             "info", "cluster.max_runtime",
             f"{span(config.cluster.max_runtime)} are more than the default quota of "
             f"{span(DEFAULT_RUNTIME_SECONDS)}",
-            "look at the account's quota: check without --offline",
+            "look at the account's quota in Service Quotas",
         )  # fmt: skip
 
 

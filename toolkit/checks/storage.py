@@ -134,15 +134,15 @@ def _prefixes(config: RunConfig) -> dict[str, str]:
     return {where: uri for where, uri in named.items() if uri}
 
 
-def prefix_findings(config: RunConfig, session: Any, absent: set[str]) -> Iterator[Finding]:
-    """Whether anything is below the smaller channels' prefixes, outside of ``absent`` buckets.
+def prefix_findings(config: RunConfig, session: Any, closed: set[str]) -> Iterator[Finding]:
+    """Whether anything is below the smaller channels' prefixes, outside of ``closed`` buckets.
 
     Raises:
         ClientError: S3 refuses to say.
     """
     for where, uri in _prefixes(config).items():
         bucket, prefix = split_uri(uri)
-        if bucket in absent:
+        if bucket in closed:
             continue
         answer = session.client("s3").list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=1)
         if not answer.get("KeyCount"):
