@@ -5,7 +5,7 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow test-torch-2.3 lint bench clean
+.PHONY: demo test test-slow test-torch-2.3 lint docs bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m sm_train.toolkit.demo
@@ -32,6 +32,10 @@ lint: $(VENV)/.installed
 	for folder in toolkit estimators cost entrypoints; do \
 		ln -sfn $(CURDIR)/$$folder build/types/sm_train/$$folder; done
 	MYPYPATH=build/types $(BIN)/mypy
+
+# The pages of what `sm-train check` finds; a test holds the file to the code.
+docs: $(VENV)/.installed
+	$(BIN)/python -m sm_train.toolkit.checks.pages > docs/checks.md
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/cli_start.py

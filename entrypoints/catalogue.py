@@ -28,7 +28,7 @@ from sm_train.entrypoints.epochs import Shapes
 from sm_train.entrypoints.order import Ints
 from sm_train.entrypoints.shard_index import ShardIndex
 from sm_train.entrypoints.sharding import EVERYBODY, NOBODY, Part, World
-from sm_train.entrypoints.shards import ShardError
+from sm_train.entrypoints.shards import ShardError, find_shards
 from sm_train.entrypoints.tar_reading import walk
 
 Exchange = Callable[[Any], list[Any]]
@@ -77,11 +77,6 @@ class Catalogue:
     seconds: float
     indexed: bool
     options: dict[str, Any]
-
-
-def find_shards(channel: Path) -> dict[str, Path]:
-    """The tars that this instance sees: name (path below ``channel``) → path."""
-    return {path.relative_to(channel).as_posix(): path for path in sorted(channel.rglob("*.tar"))}
 
 
 def survey(

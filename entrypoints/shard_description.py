@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sm_train.entrypoints.image_header import DecodeError, image_size
 from sm_train.entrypoints.shard_index import Refused
-from sm_train.entrypoints.shards import Shard, file_digest
+from sm_train.entrypoints.shards import Shard, file_digest, find_shards
 from sm_train.entrypoints.tar_reading import Walk, walk
 
 IMAGE_EXTENSIONS = frozenset({"jpg", "jpeg", "png", "webp"})
@@ -54,8 +54,8 @@ def describe_shard(path: Path, name: str) -> Described:
 
 def describe_folder(folder: Path) -> Iterator[Described]:
     """Every ``*.tar`` below ``folder``, by its path below it, in sorted order."""
-    for name in sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.tar")):
-        yield describe_shard(folder / name, name)
+    for name, path in find_shards(folder).items():
+        yield describe_shard(path, name)
 
 
 def _offsets(found: Walk) -> tuple[int, ...]:

@@ -25,6 +25,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property, lru_cache
+from io import RawIOBase
 from pathlib import Path
 from typing import IO, Any
 
@@ -344,12 +345,26 @@ class ShardIndex:
             raise _damaged(self.path, error) from None
 
 
-def _damaged(path: Path, error: Exception) -> ShardError:
+def read_header(file: RawIOBase, place: str) -> Header:
+    """The header of an index at ``place`` that lies on no disk: its last bytes are read alone.
+
+    Raises:
+        ShardError: it is no index, is damaged or cut short, or has a version of the future.
+        OSError: it cannot be read.
+    """
+    try:
+        metadata = pq.ParquetFile(file).schema_arrow.metadata
+    except pa.ArrowException as error:
+        raise _damaged(place, error) from None
+    return _header(place, metadata or {})
+
+
+def _damaged(path: Path | str, error: Exception) -> ShardError:
     detail = next(iter(str(error).splitlines()), type(error).__name__)
     return ShardError(f"{path}: not a shard index, or damaged: {detail}")
 
 
-def _header(path: Path, metadata: dict[bytes, bytes]) -> Header:
+def _header(path: Path | str, metadata: dict[bytes, bytes]) -> Header:
     try:
         content = json.loads(metadata.get(_METADATA, b""))
     except ValueError:

@@ -27,11 +27,20 @@ END_MARK = bytes(2 * tarfile.BLOCKSIZE)
 """Closes every tar; an archive without it was cut short."""
 
 
+SUFFIX = ".tar"
+
 _CHUNK = 1 << 20
 
 
 class ShardError(ValueError):
     """A shard or an index cannot be used; the message is one line that names the file."""
+
+
+def find_shards(folder: Path) -> dict[str, Path]:
+    """The tars in a folder, or in the channel of an instance: name (path below it) → path."""
+    return {
+        path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob(f"*{SUFFIX}"))
+    }
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def policies(config: RunConfig, region: str, image: str) -> dict[str, Policy]:
     """
     places = _places(config, region)
     return {
-        "laptop": _policy(_laptop(config, places)),
+        "laptop": _policy(_laptop(config, places, image)),
         "job": _policy(_job(config, places, image)),
         "trust": _policy(
             [
@@ -78,7 +78,7 @@ def _places(config: RunConfig, region: str) -> _Places:
     return _Places(partition, account, region, bucket, tuple(read))
 
 
-def _laptop(config: RunConfig, places: _Places) -> list[dict[str, Any]]:
+def _laptop(config: RunConfig, places: _Places, image: str) -> list[dict[str, Any]]:
     """What `submit`, `check` and `cost` call, and whoever looks after the jobs afterwards."""
     # SageMaker writes a job's name in lower case into its ARN.
     jobs = places.arn("sagemaker", f"training-job/{config.name.lower()}-*")
@@ -96,8 +96,15 @@ def _laptop(config: RunConfig, places: _Places) -> list[dict[str, Any]]:
             ],
             [jobs],
         ),
-        # Neither knows resources (Service Authorization Reference).
-        _allow("Find", ["sagemaker:ListTrainingJobs", "pricing:GetProducts"], ["*"]),
+        # None of these knows resources (Service Authorization Reference).
+        _allow(
+            "Find",
+            ["sagemaker:ListTrainingJobs", "pricing:GetProducts",
+             "servicequotas:ListServiceQuotas"],
+            ["*"],
+        ),
+        _allow("CheckRole", ["iam:GetRole"], [role]),
+        _allow("CheckImage", ["ecr:DescribeImages"], [_repository(places, image)]),
         _allow(
             "Logs",
             ["logs:DescribeLogStreams", "logs:FilterLogEvents", "logs:GetLogEvents"],

@@ -28,7 +28,14 @@ _Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class RunFileError(ValueError):
-    """The run file cannot be used; the message has one line for each mistake."""
+    """The run file cannot be used; the message has one line for each mistake.
+
+    ``problems`` are the same mistakes; none where the file could not even be read.
+    """
+
+    def __init__(self, message: str, problems: Sequence[Problem] = ()) -> None:
+        super().__init__(message)
+        self.problems = tuple(problems)
 
 
 def load_run(path: Path, changes: Sequence[str] = ()) -> RunConfig:
@@ -46,9 +53,8 @@ def load_run(path: Path, changes: Sequence[str] = ()) -> RunConfig:
     lines = dict(_lines(node, ()))
     problems = _duplicate_keys(node, ()) + _problems(raw)
     if problems:
-        raise RunFileError(
-            "\n".join(_line(path, lines, problem) for problem in _ordered(problems, lines))
-        )
+        ordered = _ordered(problems, lines)
+        raise RunFileError("\n".join(_line(path, lines, one) for one in ordered), ordered)
     return RunConfig.model_validate(raw)
 
 

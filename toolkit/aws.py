@@ -9,10 +9,7 @@ from typing import Any
 
 from sm_train.toolkit.errors import ExitCode, UserError
 
-_PERMISSION_CODES = {
-    "403",
-    "AccessDenied",
-    "AccessDeniedException",
+_CREDENTIAL_CODES = {
     "ExpiredToken",
     "ExpiredTokenException",
     "RequestExpired",
@@ -22,17 +19,17 @@ _PERMISSION_CODES = {
     "SignatureDoesNotMatch",
     "UnrecognizedClientException",
 }
+_PERMISSION_CODES = {"403", "AccessDenied", "AccessDeniedException", *_CREDENTIAL_CODES}
 _REFUSED_CODES = {"ValidationError", "ValidationException"}
-_CAPACITY_CODES = {
-    "CapacityError",
-    "RequestLimitExceeded",
-    "ResourceLimitExceeded",
-    "SlowDown",
+_THROTTLING_CODES = {
     "503",
+    "RequestLimitExceeded",
+    "SlowDown",
     "Throttling",
     "ThrottlingException",
     "TooManyRequestsException",
 }
+_CAPACITY_CODES = {"CapacityError", "ResourceLimitExceeded", *_THROTTLING_CODES}
 _MENDS = {
     "ExpiredToken": "sign in again",
     "ExpiredTokenException": "sign in again",
@@ -95,6 +92,27 @@ def open_session(profile: str | None, region: str) -> Any:
     return session
 
 
+def account_of(session: Any) -> str:
+    """The account of the session's credentials.
+
+    Raises:
+        UserError: they are not valid (any more), or AWS cannot be reached (exit code 4).
+    """
+    with refusals_in_words("AWS credentials"):
+        account: str = session.client("sts").get_caller_identity()["Account"]
+    return account
+
+
+def is_without_credentials(error: Any) -> bool:
+    """Whether a ClientError is about the credentials, and so would be that of any other call."""
+    return error.response["Error"].get("Code") in _CREDENTIAL_CODES
+
+
+def is_throttling(error: Any) -> bool:
+    """Whether a ClientError says that the service is busy."""
+    return error.response["Error"].get("Code") in _THROTTLING_CODES
+
+
 @contextmanager
 def refusals_in_words(doing: str) -> Iterator[None]:
     """Turn what AWS or the network refuses into one line with the right exit code."""
@@ -130,28 +148,43 @@ def require_bucket(session: Any, bucket: str, region: str, field: str) -> None:
 
     Traffic between regions is billed and slow, and SageMaker refuses it for a job's channels.
     """
-    from botocore.exceptions import ClientError
-
     with refusals_in_words(f"{field}: bucket {bucket}"):
         try:
-            answer = session.client("s3").head_bucket(Bucket=bucket)
-            actual = answer.get("BucketRegion") or _region_header(answer)
-        except ClientError as error:
-            status = error.response["ResponseMetadata"].get("HTTPStatusCode")
-            actual = _region_header(error.response)
-            if status == 404:
-                raise UserError(
-                    f"{field}: bucket {bucket} does not exist; make it in {region} or name another",
-                    ExitCode.PERMISSION,
-                ) from None
-            if status not in (301, 400) or actual in (None, region):
-                raise
+            actual = bucket_region(session, bucket)
+        except LookupError:
+            raise UserError(
+                f"{field}: bucket {bucket} does not exist; make it in {region} or name another",
+                ExitCode.PERMISSION,
+            ) from None
     if actual is not None and actual != region:
         raise UserError(
             f"{field}: bucket {bucket} is in {actual} and the job would run in {region}; "
             "use a bucket in the job's region, or run there",
             ExitCode.PREFLIGHT,
         )
+
+
+def bucket_region(session: Any, bucket: str) -> str | None:
+    """The region of a bucket; None where S3 does not say.
+
+    Raises:
+        LookupError: there is no such bucket.
+        ClientError: S3 refuses to say.
+    """
+    from botocore.exceptions import ClientError
+
+    try:
+        answer = session.client("s3").head_bucket(Bucket=bucket)
+        region: str | None = answer.get("BucketRegion") or _region_header(answer)
+    except ClientError as error:
+        status = error.response["ResponseMetadata"].get("HTTPStatusCode")
+        region = _region_header(error.response)
+        if status == 404:
+            raise LookupError(bucket) from None
+        # Another region's bucket is answered with a redirection; whose it is was found out then.
+        if status not in (301, 400) or region in (None, session.region_name):
+            raise
+    return region
 
 
 def _region_header(answer: Any) -> str | None:

@@ -24,6 +24,7 @@ from sm_train.entrypoints.shard_index import (
 from sm_train.entrypoints.shards import ShardError
 from sm_train.toolkit.aws import open_session, refusals_in_words, split_uri
 from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.shard_listing import Listed, list_folder, list_prefix
 
 Progress = Callable[[int, int], None]
 """Bytes of shards that are described, and of all."""
@@ -39,12 +40,6 @@ class Indexed:
     was_there: bool
 
 
-@dataclass(frozen=True)
-class _Listed:
-    name: str
-    bytes: int
-
-
 def index_folder(folder: Path, workers: int, progress: Progress) -> Indexed:
     """Describe every tar below ``folder`` and write the index beside it.
 
@@ -56,10 +51,7 @@ def index_folder(folder: Path, workers: int, progress: Progress) -> Indexed:
         raise UserError(f"{folder}: no such folder of shards")
     if (folder / SHARDS_FOLDER).is_dir():  # the packed folder itself
         folder /= SHARDS_FOLDER
-    listed = [
-        _Listed(path.relative_to(folder).as_posix(), path.stat().st_size)
-        for path in sorted(folder.rglob("*.tar"))
-    ]
+    listed = list_folder(folder)
     place = index_of(folder)
     if (done := _up_to_date(place, listed)) is not None:
         return Indexed(str(place), done.header, tuple(done.refused()), was_there=True)
@@ -85,7 +77,7 @@ def index_prefix(
     key = f"{prefix.rstrip('/').rpartition('/')[0]}/{INDEX_NAME}".lstrip("/")
     s3 = open_session(profile, region).client("s3")
     with refusals_in_words(uri), tempfile.TemporaryDirectory() as folder:
-        listed = _list(s3, bucket, prefix)
+        listed = list_prefix(s3, f"s3://{bucket}/{prefix}").shards
         place, path = f"s3://{bucket}/{key}", Path(folder) / INDEX_NAME
         if _fetched(s3, bucket, key, path) and (done := _up_to_date(path, listed)) is not None:
             return Indexed(place, done.header, tuple(done.refused()), was_there=True)
@@ -95,7 +87,7 @@ def index_prefix(
     return Indexed(place, *written, was_there=False)
 
 
-def _up_to_date(path: Path, listed: Sequence[_Listed]) -> ShardIndex | None:
+def _up_to_date(path: Path, listed: Sequence[Listed]) -> ShardIndex | None:
     try:
         index = ShardIndex(path)
         known = dict(zip(index.names, index.bytes.tolist(), strict=True))
@@ -108,7 +100,7 @@ def _up_to_date(path: Path, listed: Sequence[_Listed]) -> ShardIndex | None:
 def _write(
     path: Path,
     where: str,
-    listed: Sequence[_Listed],
+    listed: Sequence[Listed],
     describe: Callable[[str], Described],
     workers: int,
     progress: Progress,
@@ -150,17 +142,6 @@ def _describe_in_s3(
         path = Path(folder) / "shard.tar"
         s3.download_file(bucket, prefix + name, str(path))
         return describe_shard(path, name)
-
-
-def _list(s3: Any, bucket: str, prefix: str) -> list[_Listed]:
-    pages = s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
-    found = [
-        _Listed(one["Key"].removeprefix(prefix), one["Size"])
-        for page in pages
-        for one in page.get("Contents", [])
-        if one["Key"].endswith(".tar")
-    ]
-    return sorted(found, key=lambda one: one.name)
 
 
 def _fetched(s3: Any, bucket: str, key: str, path: Path) -> bool:

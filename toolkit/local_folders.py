@@ -15,6 +15,7 @@ from pathlib import Path
 
 from sm_train.entrypoints.directories import Directories
 from sm_train.entrypoints.shard_index import index_of
+from sm_train.entrypoints.shards import find_shards
 from sm_train.estimators.bundle import Bundle
 from sm_train.estimators.request import FINAL_MODEL, last_checkpoint, needs_state
 from sm_train.estimators.run_config import RunConfig, Stage
@@ -98,7 +99,7 @@ def _shards(config: RunConfig, base: Path) -> tuple[Path, list[Path]]:
     folder = base / config.data.local
     if not folder.is_dir():
         raise UserError(f"data.local: {folder}: no such folder; `sm-train pack` makes shards")
-    shards = sorted(folder.rglob("*.tar"))
+    shards = list(find_shards(folder).values())
     if not shards:
         raise UserError(f"data.local: {folder}: holds no .tar; `sm-train pack` makes shards")
     return folder, shards

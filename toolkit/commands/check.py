@@ -2,45 +2,85 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from sm_train.toolkit.errors import ExitCode, UserError
+
+if TYPE_CHECKING:
+    from sm_train.estimators.run_config import RunConfig
+    from sm_train.toolkit.checks.storage import Progress
 
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--offline", is_flag=True, help="Leave out what only AWS can say.")
+@click.option(
+    "--index", type=click.Path(path_type=Path, dir_okay=False, exists=True), metavar="FILE",
+    help="An index.parquet that stands in for the shards on this machine.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.pass_obj
-def command(options: dict[str, Any], run: Path, offline: bool, as_json: bool) -> int:
-    """Look through RUN for errors and waste; exit 3 if there is an error."""
-    from sm_train.estimators.run_file import RunFileError, load_run
+def command(
+    options: dict[str, Any], run: Path, offline: bool, index: Path | None, as_json: bool
+) -> int:
+    """Look through RUN for errors and waste; exit 3 if there is an error.
+
+    It looks at the run file, the estimate, the shards that data.local or --index names, and,
+    unless --offline is given, at the account: role, quotas, buckets, shards, earlier checkpoints.
+    docs/checks.md has a page for each finding.
+    """
+    from datetime import UTC, datetime
+
     from sm_train.toolkit import aws
+    from sm_train.toolkit.check_report import document, is_ok, show
     from sm_train.toolkit.output import people, write_json
-    from sm_train.toolkit.preflight import offline_findings, online_findings
+    from sm_train.toolkit.preflight import Subject, offline_findings, online_findings
     from sm_train.toolkit.submission import price
 
-    try:
-        config = load_run(run)
-    except RunFileError as error:
-        raise UserError(str(error)) from None
+    config = _load(run, as_json)
     region = aws.resolve_region(options["region"], config.region, options["profile"])
-    costs = price(config, region)
-    findings = list(offline_findings(config, costs, run.parent))
-    if not offline:
-        findings += online_findings(config, region, options["profile"])
-    ok = not any(finding.level == "error" for finding in findings)
-    if as_json:
-        write_json({"ok": ok, "findings": [finding.as_dict() for finding in findings]})
+    subject = Subject(config, region, price(config, region), run.parent, index)
+    today = datetime.now(UTC).date()
+    if offline:
+        findings = offline_findings(subject, today)
     else:
-        console = people()
-        for finding in findings:
-            console.print(
-                f"{finding.level:<8} {finding.code:<18} {finding.where}: {finding.message}; "
-                f"{finding.fix}",
-                markup=False,
-            )
-        console.print("ok" if ok else "not ok: errors above would cost a job")
-    return ExitCode.OK if ok else ExitCode.PREFLIGHT
+        session = aws.open_session(options["profile"], region)
+        with _counting() as progress:
+            findings = online_findings(subject, session, today, progress)
+    if as_json:
+        write_json(document(findings))
+    else:
+        show(findings, people())
+    return ExitCode.OK if is_ok(findings) else ExitCode.PREFLIGHT
+
+
+def _load(run: Path, as_json: bool) -> RunConfig:
+    from sm_train.estimators.run_file import RunFileError, load_run
+
+    try:
+        return load_run(run)
+    except RunFileError as error:
+        if as_json:
+            from sm_train.toolkit.check_report import document
+            from sm_train.toolkit.checks.run_file import run_file_findings
+            from sm_train.toolkit.output import write_json
+
+            write_json(document(list(run_file_findings(run, error))))
+        raise UserError(str(error)) from None
+
+
+@contextmanager
+def _counting() -> Iterator[Progress]:
+    """A function that shows how many objects were listed: on a terminal, nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda count: None
+        return
+    from sm_train.toolkit.output import people
+
+    with people().status("asking AWS") as status:
+        yield lambda count: status.update(f"listing shards: {count:,} objects")
