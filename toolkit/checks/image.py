@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from sm_train.cost.instances import instance_type
-from sm_train.estimators.launch import framework_version, launch
 from sm_train.estimators.images import image_uri
+from sm_train.estimators.launch import framework_version, launch
 from sm_train.estimators.run_config import RunConfig
 from sm_train.toolkit.checks.finding import Check, Finding
 
