@@ -1,0 +1,397 @@
+"""Reads one log stream for what may have ended the job, in one pass and flat memory.
+
+Only lines that hold a literal of the signatures, an exception or an event are looked at one by
+one; a regular expression over large blocks (RE2, linear in time) finds them. A hit counts only as
+long as training does not go on after it.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any, Literal
+
+from sm_train.toolkit.event_log import Event, parse_event
+from sm_train.toolkit.failure_signatures import literals, matching
+from sm_train.toolkit.log_lines import LogLine, parse_line
+from sm_train.toolkit.tracebacks import BEGIN, CHAINED, Tracebacks
+
+BLOCK = 1 << 22
+_TAIL = 1 << 17
+_LOOK_BACK = 1 << 14
+"""How far a line's time may stand before it."""
+_LONGEST_LINE = 1 << 20
+_KEPT_TEXT = 500
+_KEPT_PER_CODE = 64
+_STEPS_REMEMBERED = 16
+_CHAIN_LINES = 6
+_STEPS_SURVIVED = 3
+"""So many further steps, and the job survived: one or two may be printed late by other ranks."""
+
+PROGRAM_ERROR = "program-error"
+"""The code of an exception that ended a process and that no signature explains."""
+
+_FIRST_FAILURE = "Root Cause (first observed failure)"
+_SUCCESS = ("Reporting training SUCCESS", "Training completed. Do not forget to share your model")
+_EVENTS = ('"kind": "error"', '"kind": "end"', '"kind": "start"')
+
+_STEP = (
+    rb'"kind": "step", .{0,160}?"step": (\d+)'
+    rb"|\| +(\d+)/\d+ \[\d+:\d\d"
+    rb"|(?i:\b(?:global_?step|step|iter|iteration))[:=\[ ] ?\[? *(\d+)\b"
+    rb".{0,80}?(?i:loss|lr|it/s|s/it)"
+    rb"|'loss': .{0,200}'epoch': ([\d.]+)"
+)
+"""A step that was done: this project's events, tqdm, and what other trainers print."""
+
+_GIVEN = re.compile(
+    r"""^\s*(?:SM_[A-Z_]+=|Namespace\()|^\s*[\w.]*(?:caption|prompt|hyperparameter)s?\b.{0,40}[:=]"""
+    r"""|["'\s](?:caption|prompt|text|alt)s?["']?\s?[:=]\s?["']"""
+    r"""|^\s+(?:raise|return|assert|if|print|logger|log)\b|^\s*[│|>❱]|^\s*File \"""",
+    re.IGNORECASE,
+)
+"""Words that the program was given or consists of, not what happened to it."""
+_HARMLESS = re.compile(
+    r"\b(?:DEBUG|INFO|WARNING)\b|\b\w*Warning: "
+    r"|(?i:\b(?:retrying|will retry|ignor(?:ed|ing)|skipp(?:ed|ing)|fall(?:ing|s) back)\b)"
+)
+"""A line that says itself that the program goes on."""
+_ALWAYS_MEANT = re.compile(
+    r"NVRM: |Killed process|ProcessGroup|^(?:SecondaryStatus|FailureReason): "
+)
+
+Role = Literal["cause", "exception", "symptom", "echo", "warning"]
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One log: its blocks of bytes (any size), whose it is, and when it was last written."""
+
+    name: str
+    blocks: Callable[[], Iterable[bytes]]
+    node: str | None = None
+    reference: float = 0.0
+    """Unix seconds: no line is later. Gives times without a year theirs."""
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A line that may say what ended the job. ``order`` is its number among its stream's lines."""
+
+    code: str
+    role: Role
+    stream: str
+    order: int
+    text: str
+    time: float | None = None
+    node: str | None = None
+    rank: int | None = None
+
+
+@dataclass(frozen=True)
+class FirstFailure:
+    """What torchrun's summary calls the first observed failure."""
+
+    rank: int | None
+    time: float | None
+    exit_code: int | None
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a stream says. ``hits`` are those after which training did not go on."""
+
+    stream: str
+    node: str | None
+    lines: int
+    hits: tuple[Hit, ...]
+    survived: dict[str, int]
+    warnings: tuple[Hit, ...]
+    last_step_time: float | None
+    succeeded: bool
+    first_failure: FirstFailure | None
+    tail: tuple[Hit, ...]
+    """The last lines; those that look like errors have the role ``symptom``."""
+
+
+def scan(stream: Stream) -> Report:
+    """Read ``stream`` to its end."""
+    scanner = _Scanner(stream)
+    for block in _whole_lines(stream.blocks()):
+        scanner.read(block)
+    return scanner.report()
+
+
+def _whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """The same bytes in blocks that end with a line's end; an endless line is cut."""
+    rest = b""
+    for block in blocks:
+        cut = block.rfind(b"\n") + 1
+        if cut:
+            yield rest + block[:cut]
+            rest = block[cut:]
+        else:
+            rest += block
+            if len(rest) > _LONGEST_LINE:
+                yield rest + b"\n"
+                rest = b""
+    if rest:
+        yield rest + b"\n"
+
+
+@cache
+def _interesting() -> Any:
+    """What to stop at, as one expression over bytes."""
+    import re2
+
+    texts = (BEGIN, *CHAINED, _FIRST_FAILURE, *_SUCCESS, *_EVENTS, *literals())
+    return re2.compile("|".join(map(re2.escape, dict.fromkeys(texts))).encode())
+
+
+@cache
+def _step() -> Any:
+    import re2
+
+    return re2.compile(_STEP)
+
+
+@dataclass
+class _Scanner:
+    stream: Stream
+    number: int = 0
+    hits: list[Hit] = field(default_factory=list)
+    marks: list[int] = field(default_factory=list)
+    """For each hit, how many steps had been seen."""
+    survived: Counter[str] = field(default_factory=Counter)
+    warnings: dict[str, Hit] = field(default_factory=dict)
+    steps: int = 0
+    recent: deque[bytes] = field(default_factory=lambda: deque(maxlen=_STEPS_REMEMBERED))
+    last_step_time: float | None = None
+    last_time: float | None = None
+    starts: int = 0
+    succeeded: bool = False
+    first_failure: FirstFailure | None = None
+    summary: dict[str, str] | None = None
+    tracebacks: Tracebacks = field(default_factory=Tracebacks)
+    tail: bytes = b""
+    block: bytes = b""
+    start: int = 0
+    """Where in the block the line at hand begins."""
+
+    # -------------------------------------------------------------- blocks
+
+    def read(self, block: bytes) -> None:
+        self.block = block
+        position, end = 0, len(block)
+        while position < end:
+            start = position
+            if not self.tracebacks.open and self.summary is None:
+                match = _interesting().search(block, position)
+                if match is None:
+                    self._pass(position, end)
+                    break
+                start = block.rfind(b"\n", position, match.start()) + 1 or position
+                self._pass(position, start)
+                position = match.end()
+            stop = block.find(b"\n", position)
+            self._line(start, stop)
+            position = stop + 1
+        self._note_last_step()
+        self.tail = (self.tail + block)[-_TAIL:] if len(block) < _TAIL else block[-_TAIL:]
+
+    def _pass(self, start: int, stop: int) -> None:
+        """Lines without interest, but for the steps that follow a hit."""
+        self.number += self.block.count(b"\n", start, stop)
+        if not self.hits:
+            return
+        for match in _step().finditer(self.block, start, stop):
+            self._step_done(match)
+            if not self.hits:
+                return
+
+    def _step_done(self, match: Any) -> None:
+        """Count a step once, however many ranks tell of it, and forget what it outlived."""
+        step = next(group for group in match.groups() if group is not None)
+        if step in self.recent:
+            return
+        self.recent.append(step)
+        self.steps += 1
+        # Marks grow with the hits, so those outlived come first.
+        outlived = bisect_right(self.marks, self.steps - _STEPS_SURVIVED)
+        self.survived.update(hit.code for hit in self.hits[:outlived])
+        del self.hits[:outlived], self.marks[:outlived]
+
+    def _outlive_all(self) -> None:
+        """The job succeeded or began anew: nothing before ended it."""
+        self.survived.update(hit.code for hit in self.hits)
+        self.hits, self.marks = [], []
+
+    def _note_last_step(self) -> None:
+        """The time of about the last step, for hits in the streams of nodes that print none."""
+        start = self.block.rfind(b"\n", 0, max(0, len(self.block) - _LOOK_BACK)) + 1
+        last = None
+        for match in _step().finditer(self.block, start):
+            last = match
+        if last is not None:
+            begin = self.block.rfind(b"\n", 0, last.start()) + 1
+            line = self._parse(self.block[begin : self.block.find(b"\n", begin)])
+            self.last_step_time = _time_of(line) or self.last_step_time
+
+    # -------------------------------------------------------------- lines
+
+    def _parse(self, raw: bytes) -> LogLine:
+        text = raw[:_LONGEST_LINE].decode("utf-8", "replace")
+        return parse_line(text, self.stream.reference)
+
+    def _line(self, start: int, stop: int) -> None:
+        self.number += 1
+        self.start = start
+        line = self._parse(self.block[start:stop])
+        self.last_time = line.time or self.last_time
+        if self.summary is not None and self._summarize(line):
+            return
+        event = parse_event(line.text) if "SMT {" in line.text else None
+        if event is not None:
+            self._event(event, line)
+        elif self.tracebacks.ends_with(line, self.number):
+            if not self._hit(line, meant=True):
+                self._add(PROGRAM_ERROR, "exception", line)
+        elif _FIRST_FAILURE in line.text:
+            self.summary = {}
+        elif any(text in line.text for text in _SUCCESS):
+            self._outlive_all()
+            self.succeeded = True
+        elif any(text in line.text for text in CHAINED):
+            self._retract(line)
+        elif not self.tracebacks.is_frame(line) and not _GIVEN.search(line.text):
+            self._hit(line, meant=not _HARMLESS.search(line.text))
+
+    def _event(self, event: Event, line: LogLine) -> None:
+        node = line.node or self.stream.node or f"algo-{event['node'] + 1}"
+        said = replace(line, rank=event["rank"], time=event["time"], node=node)
+        if event["kind"] == "start":
+            # A second start in one log is another attempt of the same work.
+            if self.starts:
+                self._outlive_all()
+            self.starts += 1
+        elif event["kind"] == "end" and event["reason"] == "done":
+            self._outlive_all()
+            self.succeeded = True
+        elif event["kind"] == "error":
+            message = replace(said, text=f"rank {event['rank']} failed: {event['message']}")
+            if not self._hit(message, meant=True):
+                self._add(PROGRAM_ERROR, "exception", message)
+        elif event["kind"] == "warning":
+            self._hit(said, meant=True)
+
+    def _hit(self, line: LogLine, *, meant: bool) -> bool:
+        """Note what the line matches, if anything; what is not ``meant`` ends no job."""
+        found = matching(line.text)
+        meant = meant or _ALWAYS_MEANT.search(line.text) is not None
+        for signature in found:
+            if meant or signature.role == "warning":
+                self._add(signature.code, signature.role, line)
+        return bool(found)
+
+    def _add(self, code: str, role: Role, line: LogLine) -> None:
+        if code in self.warnings if role == "warning" else self._has_enough(code):
+            return
+        hit = Hit(
+            code, role, self.stream.name, self.number, line.text.strip()[:_KEPT_TEXT],
+            self._time(line), line.node or self.stream.node, line.rank,
+        )  # fmt: skip
+        if role == "warning":
+            self.warnings[code] = hit
+        else:
+            self.hits.append(hit)
+            self.marks.append(self.steps)
+
+    def _has_enough(self, code: str) -> bool:
+        return sum(hit.code == code for hit in self.hits) >= _KEPT_PER_CODE
+
+    def _retract(self, line: LogLine) -> None:
+        """An exception led to another one: the other is what ended the process."""
+        for one in reversed(range(len(self.hits))):
+            hit = self.hits[one]
+            if self.number - hit.order > _CHAIN_LINES:
+                return
+            if hit.code == PROGRAM_ERROR and hit.rank == line.rank:
+                del self.hits[one], self.marks[one]
+                return
+
+    def _time(self, line: LogLine) -> float | None:
+        """When ``line`` was said; the nearest line before it may know."""
+        if line.time is not None:
+            return line.time
+        before = self.block[max(0, self.start - _LOOK_BACK) : self.start]
+        for raw in reversed(before.split(b"\n")):
+            time = _time_of(self._parse(raw))
+            if time is not None:
+                return time
+        return self.last_time
+
+    def _summarize(self, line: LogLine) -> bool:
+        """Read torchrun's summary of the first failure, a few lines of ``name : value``."""
+        assert self.summary is not None
+        name, colon, value = line.text.partition(":")
+        if line.text.strip().startswith("[") or (colon and name.strip() in _SUMMARY_FIELDS):
+            self.summary[name.strip()] = value.strip()
+            return True
+        said, self.summary = self.summary, None
+        rank, exit_code = (_NUMBER.search(said.get(key, "")) for key in ("rank", "exitcode"))
+        stamp = parse_line(said.get("time", ""), self.stream.reference)
+        self.first_failure = FirstFailure(
+            int(rank[0]) if rank else None, stamp.time, int(exit_code[0]) if exit_code else None
+        )
+        return False
+
+    # -------------------------------------------------------------- the end
+
+    def report(self) -> Report:
+        if self.summary is not None:
+            self._summarize(LogLine(""))
+        return Report(
+            stream=self.stream.name,
+            node=self.stream.node,
+            lines=self.number,
+            hits=tuple(self.hits),
+            survived=dict(self.survived),
+            warnings=tuple(self.warnings.values()),
+            last_step_time=self.last_step_time,
+            succeeded=self.succeeded and not self.hits,
+            first_failure=self.first_failure,
+            tail=self._last_lines(),
+        )
+
+    def _last_lines(self) -> tuple[Hit, ...]:
+        lines = self.tail.split(b"\n")[:-1][-_TAIL_LINES:]
+        first = self.number - len(lines) + 1
+        found = []
+        for number, raw in enumerate(lines, first):
+            line = self._parse(raw)
+            if not line.text.strip() or "SMT {" in line.text:
+                continue
+            role: Role = "symptom" if _ERROR_WORDS.search(line.text) else "warning"
+            found.append(
+                Hit("", role, self.stream.name, number, line.text.strip()[:_KEPT_TEXT],
+                    line.time, line.node or self.stream.node, line.rank)
+            )  # fmt: skip
+        return tuple(found)
+
+
+def _time_of(line: LogLine) -> float | None:
+    event = parse_event(line.text) if "SMT {" in line.text else None
+    return float(event["time"]) if event else line.time
+
+
+_TAIL_LINES = 400
+_SUMMARY_FIELDS = {"time", "host", "rank", "exitcode", "error_file", "traceback"}
+_NUMBER = re.compile(r"-?\d+")
+_ERROR_WORDS = re.compile(
+    r"\b(?:[A-Z]\w*(?:Error|Exception)|ERROR|FATAL|CRITICAL|[Ee]rror|[Ff]ailed|[Ff]atal|[Aa]borted|panic"
+    r"|Killed|killed|core dumped|NCCL WARN)\b"
+)
