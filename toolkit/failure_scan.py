@@ -56,7 +56,7 @@ _GIVEN = re.compile(
 )
 """Words that the program was given or consists of, not what happened to it."""
 _HARMLESS = re.compile(
-    r"\b(?:DEBUG|INFO|WARNING)\b|\b\w*Warning: "
+    r"^.{0,100}?(?<![=\w])(?:DEBUG|INFO|WARNING)\b|\b\w*Warning: "
     r"|(?i:\b(?:retrying|will retry|ignor(?:ed|ing)|skipp(?:ed|ing)|fall(?:ing|s) back)\b)"
 )
 """A line that says itself that the program goes on."""

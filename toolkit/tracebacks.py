@@ -25,7 +25,7 @@ class _Open:
     """How many tracebacks a speaker has begun, and whether its last line was one of theirs."""
 
     begun: int
-    depth: int = 1
+    depth: int
     in_frames: bool = False
 
 
@@ -38,8 +38,8 @@ class Tracebacks:
     def ends_with(self, line: LogLine, number: int) -> bool:
         """Whether ``line``, the log's next one of interest, is an open traceback's exception."""
         if BEGIN in line.text:
-            state = self.open.setdefault(line.speaker, _Open(number, 0))
-            state.depth, state.begun, state.in_frames = state.depth + 1, number, False
+            depth = self.open[line.speaker].depth if line.speaker in self.open else 0
+            self.open[line.speaker] = _Open(number, depth + 1)
             return False
         for speaker in [key for key, one in self.open.items() if number - one.begun > _MOST_LINES]:
             del self.open[speaker]
