@@ -22,6 +22,8 @@ _SKEW_SECONDS = 5.0
 """So much may the clocks of two nodes differ: closer than this, no order is read from them."""
 _OUTLIVED_SECONDS = 60.0
 """A step that another node reports so long after a hit says that the hit did no harm."""
+_TALKED_ON = 100
+"""So many lines between two failures of one log: the first did not end the program."""
 _FAR_FROM_END = 2000
 """So many lines after which nothing else went wrong: the hit did not end the process."""
 _COLLECTIVE = re.compile(r"\[Rank (\d+)\].*SeqNum=(\d+), OpType=(\w+)")
@@ -101,9 +103,28 @@ def _counts(hit: Hit, reports: Sequence[Report]) -> bool:
     ):
         return False
     [own] = [report for report in reports if report.stream == hit.stream]
-    return own.lines - hit.order <= _FAR_FROM_END or any(
-        other.order > hit.order and other.code != hit.code for other in own.hits
+    later = [other for other in own.hits if other.order > hit.order and other.code != hit.code]
+    if not later:
+        return own.lines - hit.order <= _FAR_FROM_END
+    return not _was_handled(hit, later[0])
+
+
+def _was_handled(hit: Hit, following: Hit) -> bool:
+    """Whether the program went on talking after ``hit`` until something else happened to it.
+
+    What ends a process is followed by the launcher's and the peers' words, within few lines.
+    """
+    return (
+        hit.role in ("cause", "exception")
+        and following.role in ("cause", "exception")
+        and following.order - hit.order > _TALKED_ON
+        and following.code not in _explained_by(hit)
     )
+
+
+def _explained_by(hit: Hit) -> frozenset[str]:
+    table = signatures()
+    return table[hit.code].explains if hit.code in table else frozenset()
 
 
 def _in_order(hits: Iterable[Hit]) -> list[Hit]:
@@ -115,7 +136,7 @@ def _unexplained(hits: list[Hit], everything: list[Hit]) -> list[Hit]:
     """``hits`` without the consequences of others."""
     table = signatures()
     codes = {hit.code for hit in everything if hit.role in ("cause", "symptom")}
-    explained = {code for one in codes for code in table[one].explains if code != one}
+    explained = {code for one in codes for code in table[one].explains}
     return [hit for hit in hits if hit.code not in explained] or hits
 
 
@@ -244,9 +265,10 @@ def _unknown(reports: Sequence[Report], hits: list[Hit], notes: tuple[str, ...])
     lines = [hit for hit in hits if hit.role in ("cause", "exception")]
     share = max(2, _MOST_LINES // max(1, len(reports)))
     for report in reports:
-        errors = [line for line in report.tail if line.role == "symptom"]
+        last = report.last_lines()
+        errors = [line for line in last if line.role == "symptom"]
         texts: dict[str, Hit] = {}
-        for line in errors or report.tail[-share:]:
+        for line in errors or last[-share:]:
             texts.setdefault(line.text, line)
         lines += list(texts.values())[:share]
     unique = {(line.stream, line.order): line for line in lines}

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from sm_train.toolkit.event_log import Event, parse_event
 from sm_train.toolkit.failure_signatures import literals, matching
 from sm_train.toolkit.log_lines import LogLine, parse_line
-from sm_train.toolkit.tracebacks import BEGIN, CHAINED, Tracebacks
+from sm_train.toolkit.tracebacks import BEGIN, CHAINED, IGNORED, Tracebacks
 
 BLOCK = 1 << 22
 _TAIL = 1 << 17
@@ -114,8 +114,21 @@ class Report:
     last_step_time: float | None
     succeeded: bool
     first_failure: FirstFailure | None
-    tail: tuple[Hit, ...]
-    """The last lines; those that look like errors have the role ``symptom``."""
+    tail: bytes
+    reference: float
+
+    def last_lines(self) -> list[Hit]:
+        """The last lines, no events; those that look like errors have the role ``symptom``."""
+        lines = self.tail.split(b"\n")[:-1][-_TAIL_LINES:]
+        found = []
+        for number, raw in enumerate(lines, self.lines - len(lines) + 1):
+            line = parse_line(raw.decode("utf-8", "replace"), self.reference)
+            text = line.text.strip()[:_KEPT_TEXT]
+            if text and "SMT {" not in text:
+                role: Role = "symptom" if _ERROR_WORDS.search(text) else "warning"
+                node = line.node or self.node
+                found.append(Hit("", role, self.stream, number, text, line.time, node, line.rank))
+        return found
 
 
 def scan(stream: Stream) -> Report:
@@ -143,13 +156,19 @@ def _whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
         yield rest + b"\n"
 
 
+def interesting_texts() -> list[str]:
+    """What a line must hold one of to be looked at."""
+    return list(
+        dict.fromkeys((BEGIN, *CHAINED, *IGNORED, _FIRST_FAILURE, *_SUCCESS, *_EVENTS, *literals()))
+    )
+
+
 @cache
 def _interesting() -> Any:
-    """What to stop at, as one expression over bytes."""
+    """The same as one expression over bytes."""
     import re2
 
-    texts = (BEGIN, *CHAINED, _FIRST_FAILURE, *_SUCCESS, *_EVENTS, *literals())
-    return re2.compile("|".join(map(re2.escape, dict.fromkeys(texts))).encode())
+    return re2.compile("|".join(map(re2.escape, interesting_texts())).encode())
 
 
 @cache
@@ -254,10 +273,13 @@ class _Scanner:
         self.last_time = line.time or self.last_time
         if self.summary is not None and self._summarize(line):
             return
+        if any(text in line.text for text in CHAINED):
+            self._retract(line)
         event = parse_event(line.text) if "SMT {" in line.text else None
+        found = "other" if event else self.tracebacks.feed(line, self.number)
         if event is not None:
             self._event(event, line)
-        elif self.tracebacks.ends_with(line, self.number):
+        elif found == "exception":
             if not self._hit(line, meant=True):
                 self._add(PROGRAM_ERROR, "exception", line)
         elif _FIRST_FAILURE in line.text:
@@ -265,9 +287,7 @@ class _Scanner:
         elif any(text in line.text for text in _SUCCESS):
             self._outlive_all()
             self.succeeded = True
-        elif any(text in line.text for text in CHAINED):
-            self._retract(line)
-        elif not self.tracebacks.is_frame(line) and not _GIVEN.search(line.text):
+        elif found == "other" and not _GIVEN.search(line.text):
             self._hit(line, meant=not _HARMLESS.search(line.text))
 
     def _event(self, event: Event, line: LogLine) -> None:
@@ -328,6 +348,8 @@ class _Scanner:
         if line.time is not None:
             return line.time
         before = self.block[max(0, self.start - _LOOK_BACK) : self.start]
+        if len(before) < _LOOK_BACK:
+            before = self.tail[len(before) - _LOOK_BACK :] + before
         for raw in reversed(before.split(b"\n")):
             time = _time_of(self._parse(raw))
             if time is not None:
@@ -364,23 +386,9 @@ class _Scanner:
             last_step_time=self.last_step_time,
             succeeded=self.succeeded and not self.hits,
             first_failure=self.first_failure,
-            tail=self._last_lines(),
+            tail=self.tail,
+            reference=self.stream.reference,
         )
-
-    def _last_lines(self) -> tuple[Hit, ...]:
-        lines = self.tail.split(b"\n")[:-1][-_TAIL_LINES:]
-        first = self.number - len(lines) + 1
-        found = []
-        for number, raw in enumerate(lines, first):
-            line = self._parse(raw)
-            if not line.text.strip() or "SMT {" in line.text:
-                continue
-            role: Role = "symptom" if _ERROR_WORDS.search(line.text) else "warning"
-            found.append(
-                Hit("", role, self.stream.name, number, line.text.strip()[:_KEPT_TEXT],
-                    line.time, line.node or self.stream.node, line.rank)
-            )  # fmt: skip
-        return tuple(found)
 
 
 def _time_of(line: LogLine) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from typing import Literal
 
 from sm_train.toolkit.log_lines import LogLine
 
@@ -11,13 +12,21 @@ BEGIN = "Traceback (most recent call last)"
 CHAINED = (
     "During handling of the above exception",
     "The above exception was the direct cause",
+    # What a DataLoader raises for its worker, with the worker's own traceback in the message.
+    "Original Traceback (most recent call last)",
 )
-"""What stands between an exception and the one that followed from it."""
+"""What stands between an exception and the one that tells more."""
+IGNORED = ("Exception ignored in", "--- Logging error ---", "Error in atexit._run_exitfuncs")
+"""What stands before a traceback that ends no process."""
 
 _FRAME = re.compile(r"^(?:\s|$|[│|+❱╭╰])|^[\^~ ]+$")
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*|\w*error)(?:: |:?$)")
 _MOST_LINES = 2000
 """A traceback that has not ended after so many lines was cut short."""
+
+
+Found = Literal["exception", "harmless", "frame", "other"]
+"""A traceback's last line (of one that ends no process), a line inside one, or any other."""
 
 
 @dataclass
@@ -26,6 +35,7 @@ class _Open:
 
     begun: int
     depth: int
+    harmless: bool = False
     in_frames: bool = False
 
 
@@ -34,18 +44,23 @@ class Tracebacks:
     """The tracebacks that are being printed, by speaker; processes may share one."""
 
     open: dict[tuple[str | None, int | None], _Open] = field(default_factory=dict)
+    _harmless: dict[tuple[str | None, int | None], int] = field(default_factory=dict)
+    """The line at which a speaker said that its next traceback does not matter."""
 
-    def ends_with(self, line: LogLine, number: int) -> bool:
-        """Whether ``line``, the log's next one of interest, is an open traceback's exception."""
+    def feed(self, line: LogLine, number: int) -> Found:
+        """What the log's next line of interest is: an open traceback's exception, or not."""
         if BEGIN in line.text:
             depth = self.open[line.speaker].depth if line.speaker in self.open else 0
-            self.open[line.speaker] = _Open(number, depth + 1)
-            return False
+            harmless = number - self._harmless.pop(line.speaker, -1000) <= 2
+            self.open[line.speaker] = _Open(number, depth + 1, harmless)
+            return "frame"
+        if any(text in line.text for text in IGNORED):
+            self._harmless[line.speaker] = number
         for speaker in [key for key, one in self.open.items() if number - one.begun > _MOST_LINES]:
             del self.open[speaker]
         state = self.open.get(line.speaker)
         if state is None:
-            return False
+            return "other"
         frame = _FRAME.match(line.text) is not None
         ended = state.in_frames and not frame and _EXCEPTION.match(line.text) is not None
         state.in_frames = frame
@@ -53,8 +68,5 @@ class Tracebacks:
             state.depth -= 1
             if not state.depth:
                 del self.open[line.speaker]
-        return ended
-
-    def is_frame(self, line: LogLine) -> bool:
-        """Whether the line belongs to an open traceback and is no message of its own."""
-        return line.speaker in self.open and _FRAME.match(line.text) is not None
+            return "harmless" if state.harmless else "exception"
+        return "frame" if frame else "other"
