@@ -20,6 +20,8 @@ NO_FAILURE, UNKNOWN = "no-failure", "unknown"
 _MOST_LINES = 10
 _SKEW_SECONDS = 5.0
 """So much may the clocks of two nodes differ: closer than this, no order is read from them."""
+_NEARBY_SECONDS = 60.0
+"""The same where a time is only that of a line shortly before."""
 _OUTLIVED_SECONDS = 60.0
 """A step that another node reports so long after a hit says that the hit did no harm."""
 _TALKED_ON = 100
@@ -96,10 +98,14 @@ def judge(reports: Sequence[Report]) -> Diagnosis:
 
 def _counts(hit: Hit, reports: Sequence[Report]) -> bool:
     """Whether the job may have ended by ``hit``."""
-    if hit.time is not None and any(
-        other.last_step_time is not None and hit.time + _OUTLIVED_SECONDS < other.last_step_time
-        for other in reports
-        if other.stream != hit.stream
+    if (
+        hit.exact
+        and hit.time is not None
+        and any(
+            other.last_step_time is not None and hit.time + _OUTLIVED_SECONDS < other.last_step_time
+            for other in reports
+            if other.stream != hit.stream
+        )
     ):
         return False
     [own] = [report for report in reports if report.stream == hit.stream]
@@ -147,8 +153,8 @@ def _rivals(causes: list[Hit]) -> list[str]:
     for hit in causes[1:]:
         if hit.code in rivals or hit.stream == first.stream:
             continue
-        unordered = hit.time is None or first.time is None
-        if unordered or hit.time - first.time <= _SKEW_SECONDS:  # type: ignore[operator]
+        near = _SKEW_SECONDS if hit.exact and first.exact else _NEARBY_SECONDS
+        if hit.time is None or first.time is None or hit.time - first.time <= near:
             rivals.append(hit.code)
     return rivals if len(rivals) > 1 else []
 

@@ -80,7 +80,11 @@ class Stream:
 
 @dataclass(frozen=True)
 class Hit:
-    """A line that may say what ended the job. ``order`` is its number among its stream's lines."""
+    """A line that may say what ended the job.
+
+    ``order`` is its number among its stream's lines; a time that is not ``exact`` is that of a
+    line shortly before it.
+    """
 
     code: str
     role: Role
@@ -90,6 +94,7 @@ class Hit:
     time: float | None = None
     node: str | None = None
     rank: int | None = None
+    exact: bool = True
 
 
 @dataclass(frozen=True)
@@ -190,7 +195,6 @@ class _Scanner:
     steps: int = 0
     recent: deque[bytes] = field(default_factory=lambda: deque(maxlen=_STEPS_REMEMBERED))
     last_step_time: float | None = None
-    last_time: float | None = None
     starts: int = 0
     succeeded: bool = False
     first_failure: FirstFailure | None = None
@@ -270,7 +274,6 @@ class _Scanner:
         self.number += 1
         self.start = start
         line = self._parse(self.block[start:stop])
-        self.last_time = line.time or self.last_time
         if self.summary is not None and self._summarize(line):
             return
         if any(text in line.text for text in CHAINED):
@@ -322,7 +325,7 @@ class _Scanner:
             return
         hit = Hit(
             code, role, self.stream.name, self.number, line.text.strip()[:_KEPT_TEXT],
-            self._time(line), line.node or self.stream.node, line.rank,
+            self._time(line), line.node or self.stream.node, line.rank, line.time is not None,
         )  # fmt: skip
         if role == "warning":
             self.warnings[code] = hit
@@ -354,7 +357,7 @@ class _Scanner:
             time = _time_of(self._parse(raw))
             if time is not None:
                 return time
-        return self.last_time
+        return None
 
     def _summarize(self, line: LogLine) -> bool:
         """Read torchrun's summary of the first failure, a few lines of ``name : value``."""

@@ -49,7 +49,8 @@ def _describe(session: Any, job: str) -> dict[str, Any]:
                 TrainingJobName=job
             )
         except ClientError as error:
-            if "not found" not in error.response["Error"].get("Message", "").lower():
+            said = error.response["Error"].get("Message", "")
+            if not re.search(r"not found|could not find", said, re.IGNORECASE):
                 raise
             raise UserError(
                 f"{job}: no file here and no training job of that name in "

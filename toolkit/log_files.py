@@ -67,10 +67,11 @@ def _stream(path: Path, *, alone: bool) -> Stream:
     def blocks() -> Iterator[bytes]:
         with _open(path) as file:
             try:
-                while block := file.read(BLOCK):
+                # What comes before the place where a compressed log was cut is not lost.
+                read = file.read1 if isinstance(file, gzip.GzipFile) else file.read
+                while block := read(BLOCK):
                     yield block
             except EOFError:
-                # A log that was cut while it was written: what there is counts.
                 return
             except (OSError, ValueError) as error:
                 raise UserError(f"{path}: cannot be read: {error}") from None
