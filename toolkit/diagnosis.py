@@ -111,7 +111,7 @@ def _counts(hit: Hit, reports: Sequence[Report]) -> bool:
     [own] = [report for report in reports if report.stream == hit.stream]
     later = [other for other in own.hits if other.order > hit.order and other.code != hit.code]
     if not later:
-        return own.lines - hit.order <= _FAR_FROM_END
+        return own.lines - own.latest[hit.code] <= _FAR_FROM_END
     return not _was_handled(hit, later[0])
 
 

@@ -54,11 +54,11 @@ def show(found: Diagnosis) -> None:
     if found.retryable is not None:
         console.print(f"retry: {'may help' if found.retryable else 'will not help by itself'}")
     if found.action:
-        console.print(Padding(escape(f"mend: {found.action}"), 0))
+        console.print(f"mend: {escape(found.action)}")
     for hit in found.evidence:
         console.print()
         console.print(f"[dim]{escape(_source(hit))} · {_who(hit.node, hit.rank, hit.time)}[/dim]")
-        console.print(Padding(escape(hit.text), (0, 0, 0, 2)))
+        console.print(Padding(escape(hit.text), (0, 0, 0, 2), expand=False))
     if found.notes:
         console.print()
     for note in found.notes:

@@ -114,6 +114,8 @@ class Report:
     node: str | None
     lines: int
     hits: tuple[Hit, ...]
+    latest: dict[str, int]
+    """Code → the number of the last line that was one; of ``hits`` there are only the first ones."""
     survived: dict[str, int]
     warnings: tuple[Hit, ...]
     last_step_time: float | None
@@ -190,6 +192,7 @@ class _Scanner:
     hits: list[Hit] = field(default_factory=list)
     marks: list[int] = field(default_factory=list)
     """For each hit, how many steps had been seen."""
+    latest: dict[str, int] = field(default_factory=dict)
     survived: Counter[str] = field(default_factory=Counter)
     warnings: dict[str, Hit] = field(default_factory=dict)
     steps: int = 0
@@ -321,6 +324,7 @@ class _Scanner:
         return bool(found)
 
     def _add(self, code: str, role: Role, line: LogLine) -> None:
+        self.latest[code] = self.number
         if code in self.warnings if role == "warning" else self._has_enough(code):
             return
         hit = Hit(
@@ -384,6 +388,7 @@ class _Scanner:
             node=self.stream.node,
             lines=self.number,
             hits=tuple(self.hits),
+            latest=self.latest,
             survived=dict(self.survived),
             warnings=tuple(self.warnings.values()),
             last_step_time=self.last_step_time,
