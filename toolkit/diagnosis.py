@@ -75,6 +75,9 @@ def judge(reports: Sequence[Report]) -> Diagnosis:
     causes = _unexplained([hit for hit in hits if hit.role == "cause"], hits)
     exceptions = [hit for hit in hits if hit.role == "exception"]
     symptoms = _unexplained([hit for hit in hits if hit.role == "symptom"], hits)
+    if any(hit.code == "peer-gone" for hit in hits):
+        # When a node fails, SageMaker ends the others.
+        symptoms = [hit for hit in symptoms if hit.code != "terminated"]
     if not causes and not exceptions and any(report.succeeded for report in reports):
         return replace(succeeded(), notes=notes)
     if causes:

@@ -103,7 +103,6 @@ class FirstFailure:
 
     rank: int | None
     time: float | None
-    exit_code: int | None
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ class Report:
     lines: int
     hits: tuple[Hit, ...]
     latest: dict[str, int]
-    """Code → the number of the last line that was one; of ``hits`` there are only the first ones."""
+    """Code → the number of the last line that was one: ``hits`` are only the first ones."""
     survived: dict[str, int]
     warnings: tuple[Hit, ...]
     last_step_time: float | None
@@ -311,7 +310,7 @@ class _Scanner:
             message = replace(said, text=f"rank {event['rank']} failed: {event['message']}")
             if not self._hit(message, meant=True):
                 self._add(PROGRAM_ERROR, "exception", message)
-        elif event["kind"] == "warning":
+        else:
             self._hit(said, meant=True)
 
     def _hit(self, line: LogLine, *, meant: bool) -> bool:
@@ -373,9 +372,12 @@ class _Scanner:
         said, self.summary = self.summary, None
         rank, exit_code = (_NUMBER.search(said.get(key, "")) for key in ("rank", "exitcode"))
         stamp = parse_line(said.get("time", ""), self.stream.reference)
-        self.first_failure = FirstFailure(
-            int(rank[0]) if rank else None, stamp.time, int(exit_code[0]) if exit_code else None
-        )
+        first = FirstFailure(int(rank[0]) if rank else None, stamp.time)
+        self.first_failure = first
+        code = _SIGNALS.get(int(exit_code[0])) if exit_code else None
+        if code is not None:
+            text = f"first observed failure: exit code {said['exitcode']}"
+            self._add(code, "symptom", LogLine(text, first.time, None, first.rank))
         return False
 
     # -------------------------------------------------------------- the end
@@ -405,6 +407,7 @@ def _time_of(line: LogLine) -> float | None:
 
 
 _TAIL_LINES = 400
+_SIGNALS = {-9: "process-killed", -11: "segfault", -7: "bus-error"}
 _SUMMARY_FIELDS = {"time", "host", "rank", "exitcode", "error_file", "traceback"}
 _NUMBER = re.compile(r"-?\d+")
 _ERROR_WORDS = re.compile(
