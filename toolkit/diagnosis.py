@@ -114,7 +114,9 @@ def _counts(hit: Hit, reports: Sequence[Report]) -> bool:
     [own] = [report for report in reports if report.stream == hit.stream]
     later = [other for other in own.hits if other.order > hit.order and other.code != hit.code]
     if not later:
-        return own.lines - own.latest[hit.code] <= _FAR_FROM_END
+        # A failure leaves more than one word behind: one step that comes after it is enough.
+        goes_on = own.steps > hit.steps_before
+        return not goes_on and own.lines - own.latest[hit.code] <= _FAR_FROM_END
     return not _was_handled(hit, later[0])
 
 
@@ -123,12 +125,12 @@ def _was_handled(hit: Hit, following: Hit) -> bool:
 
     What ends a process is followed by the launcher's and the peers' words, within few lines.
     """
-    return (
-        hit.role in ("cause", "exception")
-        and following.role in ("cause", "exception")
-        and following.order - hit.order > _TALKED_ON
-        and following.code not in _explained_by(hit)
-    )
+    if hit.role not in ("cause", "exception"):
+        return False
+    between = following.order - hit.order
+    if following.role in ("cause", "exception"):
+        return between > _TALKED_ON and following.code not in _explained_by(hit)
+    return between > _FAR_FROM_END
 
 
 def _explained_by(hit: Hit) -> frozenset[str]:
@@ -146,7 +148,7 @@ def _unexplained(hits: list[Hit], everything: list[Hit]) -> list[Hit]:
     table = signatures()
     codes = {hit.code for hit in everything if hit.role in ("cause", "symptom")}
     explained = {code for one in codes for code in table[one].explains}
-    return [hit for hit in hits if hit.code not in explained] or hits
+    return [hit for hit in hits if hit.code not in explained]
 
 
 def _rivals(causes: list[Hit]) -> list[str]:
@@ -252,7 +254,7 @@ def _first(hit: Hit, reports: Sequence[Report]) -> FirstFailing:
     summary = report.first_failure
     if summary is not None:
         rank = summary.rank if rank is None else rank
-        time = summary.time if time is None else time
+        time = time if hit.exact and time is not None else summary.time or time
     return FirstFailing(hit.node, rank, time, hit.text)
 
 

@@ -41,9 +41,11 @@ _EVENTS = ('"kind": "error"', '"kind": "end"', '"kind": "start"')
 
 _STEP = (
     rb'"kind": "step", .{0,160}?"step": (\d+)'
-    rb"|\| +(\d+)/\d+ \[\d+:\d\d"
-    rb"|(?i:\b(?:global_?step|step|iter|iteration))[:=\[ ] ?\[? *(\d+)\b"
-    rb".{0,80}?(?i:loss|lr|it/s|s/it)"
+    rb"|([\w /.:()-]{0,40}\d%\|[^|\n]*\| +\d+/\d+) \[\d+:\d\d"
+    rb"|\[batch=(\d+)/"
+    rb"|(?i:\b(?:global_?step|steps?|iter|iteration))[:=\[ ] ?\[? *(\d+)\b"
+    rb".{0,160}?(?i:loss|lr|learning.rate|it/s|s/it)"
+    rb"|(?i:\bepoch):? +(\d+: +\d+ ?/|\[\d+\]\s*\[ *\d+/)"
     rb"|'loss': .{0,200}'epoch': ([\d.]+)"
 )
 """A step that was done: this project's events, tqdm, and what other trainers print."""
@@ -56,12 +58,12 @@ _GIVEN = re.compile(
 )
 """Words that the program was given or consists of, not what happened to it."""
 _HARMLESS = re.compile(
-    r"^.{0,100}?(?<![=\w])(?:DEBUG|INFO|WARNING)\b|\b\w*Warning: "
+    r"^.{0,100}?(?<![=\w])(?:DEBUG|INFO|WARNING)\b|^\[?W(?:\d{3,4} \d\d:| \w+\.cpp)|\b\w*Warning: "
     r"|(?i:\b(?:retrying|will retry|ignor(?:ed|ing)|skipp(?:ed|ing)|fall(?:ing|s) back)\b)"
 )
 """A line that says itself that the program goes on."""
 _ALWAYS_MEANT = re.compile(
-    r"NVRM: |Killed process|ProcessGroup|^(?:SecondaryStatus|FailureReason): "
+    r"NVRM: |Killed process|death signal|signal SIGTERM|^(?:SecondaryStatus|FailureReason): "
 )
 
 Role = Literal["cause", "exception", "symptom", "echo", "warning"]
@@ -95,6 +97,7 @@ class Hit:
     node: str | None = None
     rank: int | None = None
     exact: bool = True
+    steps_before: int = 0
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,8 @@ class Report:
     hits: tuple[Hit, ...]
     latest: dict[str, int]
     """Code → the number of the last line that was one: ``hits`` are only the first ones."""
+    steps: int
+    """Steps seen; they are counted only while there is a hit that they may outlive."""
     survived: dict[str, int]
     warnings: tuple[Hit, ...]
     last_step_time: float | None
@@ -189,8 +194,6 @@ class _Scanner:
     stream: Stream
     number: int = 0
     hits: list[Hit] = field(default_factory=list)
-    marks: list[int] = field(default_factory=list)
-    """For each hit, how many steps had been seen."""
     latest: dict[str, int] = field(default_factory=dict)
     survived: Counter[str] = field(default_factory=Counter)
     warnings: dict[str, Hit] = field(default_factory=dict)
@@ -245,15 +248,16 @@ class _Scanner:
             return
         self.recent.append(step)
         self.steps += 1
-        # Marks grow with the hits, so those outlived come first.
-        outlived = bisect_right(self.marks, self.steps - _STEPS_SURVIVED)
+        borne = self.steps - _STEPS_SURVIVED
+        # They are in order, so those outlived come first.
+        outlived = bisect_right(self.hits, borne, key=lambda hit: hit.steps_before)
         self.survived.update(hit.code for hit in self.hits[:outlived])
-        del self.hits[:outlived], self.marks[:outlived]
+        del self.hits[:outlived]
 
     def _outlive_all(self) -> None:
         """The job succeeded or began anew: nothing before ended it."""
         self.survived.update(hit.code for hit in self.hits)
-        self.hits, self.marks = [], []
+        self.hits = []
 
     def _note_last_step(self) -> None:
         """The time of about the last step, for hits in the streams of nodes that print none."""
@@ -329,12 +333,12 @@ class _Scanner:
         hit = Hit(
             code, role, self.stream.name, self.number, line.text.strip()[:_KEPT_TEXT],
             self._time(line), line.node or self.stream.node, line.rank, line.time is not None,
+            self.steps,
         )  # fmt: skip
         if role == "warning":
             self.warnings[code] = hit
         else:
             self.hits.append(hit)
-            self.marks.append(self.steps)
 
     def _has_enough(self, code: str) -> bool:
         return sum(hit.code == code for hit in self.hits) >= _KEPT_PER_CODE
@@ -346,7 +350,7 @@ class _Scanner:
             if self.number - hit.order > _CHAIN_LINES:
                 return
             if hit.code == PROGRAM_ERROR and hit.rank == line.rank:
-                del self.hits[one], self.marks[one]
+                del self.hits[one]
                 return
 
     def _time(self, line: LogLine) -> float | None:
@@ -391,6 +395,7 @@ class _Scanner:
             lines=self.number,
             hits=tuple(self.hits),
             latest=self.latest,
+            steps=self.steps,
             survived=dict(self.survived),
             warnings=tuple(self.warnings.values()),
             last_step_time=self.last_step_time,

@@ -64,6 +64,7 @@ algo-1:101:400 [0] NCCL INFO Using network AWS Libfabric
 libfabric:101:1673041636:efa:core:rxr_info_to_rxr():506<warn> FI_HMEM capability requires RDMA, which this device does not support.
 algo-1:101:400 [0] NCCL INFO comm 0x55d0 rank 0 nranks 16 cudaDev 0 busId 101c0 - Init COMPLETE
 [rank0]:[W1121 10:00:20.123456789 ProcessGroupNCCL.cpp:4561] [PG ID 0 PG GUID 0 Rank 0]  using GPU 0 to perform barrier as devices used by this process are currently unknown.
+[W1121 10:00:21.412354 socket.cpp:601] [c10d] The IPv6 network addresses of (algo-1, 7777) cannot be retrieved (gai error: -2 - Name or service not known).
 [W1121 10:00:21.512354 socket.cpp:697] [c10d] The client socket has failed to connect to [algo-1]:7777 (errno: 111 - Connection refused).
 /opt/conda/lib/python3.11/site-packages/torch/utils/data/dataloader.py:557: UserWarning: This DataLoader will create 8 worker processes in total. Getting DataLoader worker killed by signal: Bus error is possible.
 UserWarning: CUDA initialization: The NVIDIA driver on your system is too old (found version 11040).

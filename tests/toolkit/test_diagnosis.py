@@ -261,6 +261,21 @@ def test_a_run_that_succeeded_has_no_failure_whatever_it_said_before() -> None:
         assert "succeeded" in found.title
 
 
+def test_a_stall_is_why_the_runtime_ran_out_and_not_why_memory_did() -> None:
+    stall = format_event(
+        "warning", {"code": "stall", "message": "no step for 1804 s"},
+        time=BEGIN + 1900, node=0, rank=5,
+    )  # fmt: skip
+    ended = ["2026-11-22T20:00:00Z SecondaryStatus: MaxRuntimeExceeded"]
+    found = diagnosed([*training(), stall], ended)
+    assert found.cause == "stall"
+    assert found.first is not None
+    assert found.first.rank == 5
+    beats = ["SMT heartbeats of the other ranks"] * 500
+    assert diagnosed([*training(), *traceback(OOM, 3), *beats, stall], ended).cause != "stall"
+    assert diagnosed(training(), ended).cause == "max-runtime"
+
+
 def test_a_second_start_in_one_log_is_another_attempt() -> None:
     start = {"run": "r", "stage": "s", "resolution": 256, "world_size": 8, "nodes": 1,
              "per_gpu_batch": 1, "accumulation": 1, "effective_batch_size": 8, "iterations": 9,

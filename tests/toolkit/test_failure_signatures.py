@@ -57,6 +57,17 @@ def test_a_healthy_line_is_none(line: str) -> None:
     assert diagnosed([line]).cause == "no-failure"
 
 
+def test_nothing_explains_itself_however_far_around() -> None:
+    explains = {code: one.explains for code, one in signatures().items()}
+    for code in explains:
+        reached: set[str] = set()
+        ahead = set(explains[code])
+        while ahead:
+            reached |= ahead
+            ahead = {far for near in ahead for far in explains[near]} - reached
+        assert code not in reached
+
+
 def test_there_are_many_causes_and_each_is_complete() -> None:
     table = signatures()
     assert sum(one.role in ("cause", "symptom") for one in table.values()) >= 40
