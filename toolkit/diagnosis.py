@@ -170,6 +170,8 @@ def _behind(symptoms: list[Hit]) -> Hit:
     places = _collectives(symptoms)
     if first.code != "nccl-timeout" or len(set(places.values())) < 2:
         return first
+    if len({kind for _, kind in places.values()}) > 1:
+        return first
     lowest = min(number for number, _ in places.values())
     slow = [rank for rank, (number, _) in places.items() if number == lowest]
     return next(

@@ -53,7 +53,7 @@ _STEP = (
 _GIVEN = re.compile(
     r"""^\s*(?:SM_[A-Z_]+=|Namespace\()|^\s*[\w.]*(?:caption|prompt|hyperparameter)s?\b.{0,40}[:=]"""
     r"""|["'\s](?:caption|prompt|text|alt)s?["']?\s?[:=]\s?["']"""
-    r"""|^\s+(?:raise|return|assert|if|print|logger|log)\b|^\s*[│|>❱]|^\s*File \"""",
+    r"""|^\s*(?:raise|return|assert)\b|^\s+(?:if|print|logger|log)\b|^\s*[│|>❱]|^\s*File \"""",
     re.IGNORECASE,
 )
 """Words that the program was given or consists of, not what happened to it."""

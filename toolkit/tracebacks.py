@@ -20,10 +20,13 @@ IGNORED = ("Exception ignored in", "--- Logging error ---", "Error in atexit._ru
 """What stands before a traceback that ends no process."""
 
 _FRAME = re.compile(r"^(?:\s|$|[│|+❱╭╰])|^[\^~ ]+$")
+_PLACE = re.compile(r'^File "[^"]+", line \d+')
+"""A frame that has lost its indentation: the SDK's launchers strip every line."""
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*|\w*error)(?:: |:?$)")
 _MOST_LINES = 2000
 """A traceback that has not ended after so many lines was cut short."""
-
+_MOST_SOURCE_LINES = 8
+"""So many lines of source may follow a frame without indentation."""
 
 Found = Literal["exception", "harmless", "frame", "other"]
 """A traceback's last line (of one that ends no process), a line inside one, or any other."""
@@ -31,12 +34,13 @@ Found = Literal["exception", "harmless", "frame", "other"]
 
 @dataclass
 class _Open:
-    """How many tracebacks a speaker has begun, and whether its last line was one of theirs."""
+    """How many tracebacks a speaker has begun; ``since`` counts its lines after the last frame."""
 
     begun: int
     depth: int
     harmless: bool = False
-    in_frames: bool = False
+    since: int = _MOST_SOURCE_LINES
+    stripped: bool = False
 
 
 @dataclass
@@ -59,14 +63,25 @@ class Tracebacks:
         for speaker in [key for key, one in self.open.items() if number - one.begun > _MOST_LINES]:
             del self.open[speaker]
         state = self.open.get(line.speaker)
-        if state is None:
-            return "other"
-        frame = _FRAME.match(line.text) is not None
-        ended = state.in_frames and not frame and _EXCEPTION.match(line.text) is not None
-        state.in_frames = frame
-        if ended:
-            state.depth -= 1
-            if not state.depth:
-                del self.open[line.speaker]
+        return "other" if state is None else self._inside(state, line)
+
+    def _inside(self, state: _Open, line: LogLine) -> Found:
+        if _PLACE.match(line.text):
+            state.stripped = True
+        elif _FRAME.match(line.text) is None:
+            source = state.since < (_MOST_SOURCE_LINES if state.stripped else 1)
+            state.since += 1
+            if not source:
+                return "other"
+            if _EXCEPTION.match(line.text) is None:
+                return "frame" if state.stripped else "other"
+            self._close(state, line)
             return "harmless" if state.harmless else "exception"
-        return "frame" if frame else "other"
+        state.since = 0
+        return "frame"
+
+    def _close(self, state: _Open, line: LogLine) -> None:
+        state.depth -= 1
+        state.since = _MOST_SOURCE_LINES
+        if not state.depth:
+            del self.open[line.speaker]

@@ -170,6 +170,28 @@ def test_an_exception_that_led_to_another_is_passed_over() -> None:
     assert diagnosed([*training(), *inner]).title == "The program raised KeyError: 'txt'"
 
 
+@pytest.mark.parametrize(
+    "error", ["ValueError: bad caption", "socket.gaierror: odd", "_queue.Empty2", "KeyError: 'x'"]
+)
+def test_a_traceback_without_indentation_is_one_too(error: str) -> None:
+    lines = [
+        "Traceback (most recent call last):",
+        'File "/opt/ml/input/data/code/train.py", line 212, in <module>',
+        "main()",
+        'File "/opt/ml/input/data/code/train.py", line 88, in main',
+        "loss = step(",
+        "batch,",
+        ")",
+        "^^^^^^",
+        'raise RuntimeError("CUDA error: out of memory")',
+        error,
+    ]
+    found = diagnosed([*training(), *lines, *(one.strip() for one in elastic(4, 1))])
+    assert (found.cause, found.first and found.first.line) == ("program-error", error)
+    assert found.first is not None
+    assert found.first.rank == 4
+
+
 def test_tracebacks_that_end_no_process_are_none() -> None:
     ignored = [
         "Exception ignored in: <function _MultiProcessingDataLoaderIter.__del__ at 0x7f3e5c0a2d60>",
