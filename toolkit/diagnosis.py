@@ -90,9 +90,13 @@ def judge(reports: Sequence[Report]) -> Diagnosis:
         return _of_exception(exceptions[0], reports, hits, notes)
     if symptoms:
         return _of_signature(_behind(symptoms), reports, hits, (*notes, *_laggards(symptoms)))
-    if hits or any(report.first_failure for report in reports):
-        note = "only echoes of another process's end: the first failing node's log may be missing"
-        return _unknown(reports, hits, (*notes, note))
+    seen = [report.first_failure for report in reports if report.first_failure]
+    if hits or seen:
+        said = [
+            f"torchrun saw rank {one.rank} fail first, exit code {one.exit_code}" for one in seen
+        ]
+        echoes = "only echoes of another process's end: the first failing node's log may be missing"
+        return _unknown(reports, hits, (*notes, *(left or [echoes])))
     return Diagnosis(NO_FAILURE, "No failure found", notes=notes)
 
 

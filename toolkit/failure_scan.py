@@ -78,6 +78,8 @@ class Stream:
     node: str | None = None
     reference: float = 0.0
     """Unix seconds: no line is later. Gives times without a year theirs."""
+    rank: int | None = None
+    """Whose lines they are where the lines do not say it."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,7 @@ class FirstFailure:
 
     rank: int | None
     time: float | None
+    exit_code: int | None
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,7 @@ class Report:
         for number, raw in enumerate(lines, self.lines - len(lines) + 1):
             line = parse_line(raw.decode("utf-8", "replace"), self.reference)
             text = line.text.strip()[:_KEPT_TEXT]
-            if text and "SMT {" not in text:
+            if text and "SMT {" not in text and not _LAUNCHERS.search(text):
                 role: Role = "symptom" if _ERROR_WORDS.search(text) else "warning"
                 node = line.node or self.node
                 found.append(Hit("", role, self.stream, number, text, line.time, node, line.rank))
@@ -332,7 +335,8 @@ class _Scanner:
             return
         hit = Hit(
             code, role, self.stream.name, self.number, line.text.strip()[:_KEPT_TEXT],
-            self._time(line), line.node or self.stream.node, line.rank, line.time is not None,
+            self._time(line), line.node or self.stream.node,
+            self.stream.rank if line.rank is None else line.rank, line.time is not None,
             self.steps,
         )  # fmt: skip
         if role == "warning":
@@ -376,9 +380,11 @@ class _Scanner:
         said, self.summary = self.summary, None
         rank, exit_code = (_NUMBER.search(said.get(key, "")) for key in ("rank", "exitcode"))
         stamp = parse_line(said.get("time", ""), self.stream.reference)
-        first = FirstFailure(int(rank[0]) if rank else None, stamp.time)
+        first = FirstFailure(
+            int(rank[0]) if rank else None, stamp.time, int(exit_code[0]) if exit_code else None
+        )
         self.first_failure = first
-        code = _SIGNALS.get(int(exit_code[0])) if exit_code else None
+        code = _SIGNALS.get(first.exit_code)
         if code is not None:
             text = f"first observed failure: exit code {said['exitcode']}"
             self._add(code, "symptom", LogLine(text, first.time, None, first.rank))
@@ -412,9 +418,10 @@ def _time_of(line: LogLine) -> float | None:
 
 
 _TAIL_LINES = 400
-_SIGNALS = {-9: "process-killed", -11: "segfault", -7: "bus-error"}
+_SIGNALS: dict[int | None, str] = {-9: "process-killed", -11: "segfault", -7: "bus-error"}
 _SUMMARY_FIELDS = {"time", "host", "rank", "exitcode", "error_file", "traceback"}
 _NUMBER = re.compile(r"-?\d+")
+_LAUNCHERS = re.compile(r"^raise |ChildFailedError|Root Cause|^(?:[=-]{8,}|Failures:|error_file)")
 _ERROR_WORDS = re.compile(
     r"\b(?:[A-Z]\w*(?:Error|Exception)|ERROR|FATAL|CRITICAL|[Ee]rror|[Ff]ailed|[Ff]atal|[Aa]borted|panic"
     r"|Killed|killed|core dumped|NCCL WARN)\b"

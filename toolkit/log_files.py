@@ -14,6 +14,7 @@ from sm_train.toolkit.event_log import LOG_NAME
 from sm_train.toolkit.failure_scan import BLOCK, Stream
 
 _NODE = re.compile(r"algo-\d+")
+_RANK = re.compile(r"rank[-_.]?(\d+)")
 _STREAM = re.compile(r"(algo-\d+)-(\d{9,})")
 """SageMaker's streams: the instance, and when its container was started."""
 _NO_LOG = frozenset(
@@ -77,8 +78,10 @@ def _stream(path: Path, *, alone: bool) -> Stream:
                 raise UserError(f"{path}: cannot be read: {error}") from None
 
     named = _NODE.search(path.name) or _NODE.search(str(path.parent))
-    node = named[0] if named else None if alone or path.name == LOG_NAME else path.stem
-    return Stream(str(path), blocks, node, path.stat().st_mtime)
+    ranked = _RANK.search(path.name)
+    node = named[0] if named else None if alone or ranked else path.stem
+    rank = int(ranked[1]) if ranked else None
+    return Stream(str(path), blocks, node, path.stat().st_mtime, rank)
 
 
 def attempts(streams: Sequence[Stream]) -> list[list[Stream]]:

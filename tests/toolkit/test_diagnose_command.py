@@ -67,6 +67,13 @@ def test_a_folder_is_all_its_logs_and_a_local_runs_is_its_newest(cli: Cli, tmp_p
     assert diagnosed(cli, tmp_path / "run")["cause"] == "diverged"
 
 
+def test_a_files_name_says_whose_lines_they_are(cli: Cli, tmp_path: Path) -> None:
+    write(tmp_path / "rank-3.log", OOM)
+    write(tmp_path / "rank-4.log", REMOTE)
+    first = diagnosed(cli, tmp_path)["first_failure"]
+    assert (first["node"], first["rank"]) == (None, 3)
+
+
 def test_unknown_and_no_failure_are_null_where_nothing_is_known(cli: Cli, tmp_path: Path) -> None:
     nothing = {"node": None, "rank": None, "time": None, "line": None}
     for name, line, cause in (("a", REMOTE, "unknown"), ("b", step(1, 1.0), "no-failure")):

@@ -258,6 +258,9 @@ def test_echoes_alone_are_unknown_with_ten_lines_to_look_at() -> None:
     found = diagnosed([*training(), *only], [*training(1), *only])
     assert (found.cause, found.confidence, found.first) == ("unknown", None, None)
     assert 4 <= len(found.evidence) <= 10
+    left = diagnosed([*training(), *only, *elastic(6, 3)])
+    assert (left.cause, left.first) == ("unknown", None)
+    assert left.notes == ("torchrun saw rank 6 fail first, exit code 3",)
     assert {hit.stream for hit in found.evidence} == {"algo-1.log", "algo-2.log"}
 
 
