@@ -12,7 +12,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from sm_train.toolkit.failure_scan import PROGRAM_ERROR, Hit, Report, Stream, scan
+from sm_train.toolkit.failure_hits import PROGRAM_ERROR, Hit, Report, Stream
+from sm_train.toolkit.failure_scan import scan
 from sm_train.toolkit.failure_signatures import Confidence, signatures
 
 NO_FAILURE, UNKNOWN = "no-failure", "unknown"
@@ -28,6 +29,7 @@ _TALKED_ON = 100
 """So many lines between two failures of one log: the first did not end the program."""
 _FAR_FROM_END = 2000
 """So many lines after which nothing else went wrong: the hit did not end the process."""
+_EXCEPTION = re.compile(r"(?:[\w.]+\.)?\w+(?:Error|Exception): ")
 _COLLECTIVE = re.compile(r"\[Rank (\d+)\].*SeqNum=(\d+), OpType=(\w+)")
 
 
@@ -92,7 +94,7 @@ def judge(reports: Sequence[Report]) -> Diagnosis:
         return _of_signature(_behind(symptoms), reports, hits, (*notes, *_laggards(symptoms)))
     seen = [report.first_failure for report in reports if report.first_failure]
     if hits or seen:
-        said = [
+        left = [
             f"torchrun saw rank {one.rank} fail first, exit code {one.exit_code}" for one in seen
         ]
         echoes = "only echoes of another process's end: the first failing node's log may be missing"
@@ -132,9 +134,12 @@ def _was_handled(hit: Hit, following: Hit) -> bool:
     if hit.role not in ("cause", "exception"):
         return False
     between = following.order - hit.order
-    if following.role in ("cause", "exception"):
-        return between > _TALKED_ON and following.code not in _explained_by(hit)
-    return between > _FAR_FROM_END
+    if following.role not in ("cause", "exception"):
+        return between > _FAR_FROM_END
+    if following.code in _explained_by(hit):
+        return False
+    only_told = _EXCEPTION.match(hit.text) and not hit.uncaught and following.uncaught
+    return bool(only_told) or between > _TALKED_ON
 
 
 def _explained_by(hit: Hit) -> frozenset[str]:

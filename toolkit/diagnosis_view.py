@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sm_train.toolkit.diagnosis import Diagnosis
-from sm_train.toolkit.failure_scan import Hit
+from sm_train.toolkit.failure_hits import Hit
 
 
 def document(found: Diagnosis) -> dict[str, Any]:

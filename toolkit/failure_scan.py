@@ -10,12 +10,21 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 from sm_train.toolkit.event_log import Event, parse_event
+from sm_train.toolkit.failure_hits import (
+    KEPT_TEXT,
+    PROGRAM_ERROR,
+    FirstFailure,
+    Hit,
+    Report,
+    Role,
+    Stream,
+)
 from sm_train.toolkit.failure_signatures import literals, matching
 from sm_train.toolkit.log_lines import LogLine, parse_line
 from sm_train.toolkit.tracebacks import BEGIN, CHAINED, IGNORED, Tracebacks
@@ -25,15 +34,11 @@ _TAIL = 1 << 17
 _LOOK_BACK = 1 << 14
 """How far a line's time may stand before it."""
 _LONGEST_LINE = 1 << 20
-_KEPT_TEXT = 500
 _KEPT_PER_CODE = 64
 _STEPS_REMEMBERED = 16
 _CHAIN_LINES = 6
 _STEPS_SURVIVED = 3
 """So many further steps, and the job survived: one or two may be printed late by other ranks."""
-
-PROGRAM_ERROR = "program-error"
-"""The code of an exception that ended a process and that no signature explains."""
 
 _FIRST_FAILURE = "Root Cause (first observed failure)"
 _SUCCESS = ("Reporting training SUCCESS", "Training completed. Do not forget to share your model")
@@ -53,7 +58,8 @@ _STEP = (
 _GIVEN = re.compile(
     r"""^\s*(?:SM_[A-Z_]+=|Namespace\()|^\s*[\w.]*(?:caption|prompt|hyperparameter)s?\b.{0,40}[:=]"""
     r"""|["'\s](?:caption|prompt|text|alt)s?["']?\s?[:=]\s?["']"""
-    r"""|^\s*(?:raise|return|assert)\b|^\s+(?:if|print|logger|log)\b|^\s*[│|>❱]|^\s*File \"""",
+    r"""|^\s*(?:raise|return|assert|except|from|import|with|def|class|#)\s"""
+    r"""|^\s+(?:if|print|logger|log)\b|^\s*[│|>❱]|^\s*File \"""",
     re.IGNORECASE,
 )
 """Words that the program was given or consists of, not what happened to it."""
@@ -65,84 +71,6 @@ _HARMLESS = re.compile(
 _ALWAYS_MEANT = re.compile(
     r"NVRM: |Killed process|death signal|signal SIGTERM|^(?:SecondaryStatus|FailureReason): "
 )
-
-Role = Literal["cause", "exception", "symptom", "echo", "warning"]
-
-
-@dataclass(frozen=True)
-class Stream:
-    """One log: its blocks of bytes (any size), whose it is, and when it was last written."""
-
-    name: str
-    blocks: Callable[[], Iterable[bytes]]
-    node: str | None = None
-    reference: float = 0.0
-    """Unix seconds: no line is later. Gives times without a year theirs."""
-    rank: int | None = None
-    """Whose lines they are where the lines do not say it."""
-
-
-@dataclass(frozen=True)
-class Hit:
-    """A line that may say what ended the job.
-
-    ``order`` is its number among its stream's lines; a time that is not ``exact`` is that of a
-    line shortly before it.
-    """
-
-    code: str
-    role: Role
-    stream: str
-    order: int
-    text: str
-    time: float | None = None
-    node: str | None = None
-    rank: int | None = None
-    exact: bool = True
-    steps_before: int = 0
-
-
-@dataclass(frozen=True)
-class FirstFailure:
-    """What torchrun's summary calls the first observed failure."""
-
-    rank: int | None
-    time: float | None
-    exit_code: int | None
-
-
-@dataclass(frozen=True)
-class Report:
-    """What a stream says. ``hits`` are those after which training did not go on."""
-
-    stream: str
-    node: str | None
-    lines: int
-    hits: tuple[Hit, ...]
-    latest: dict[str, int]
-    """Code → the number of the last line that was one: ``hits`` are only the first ones."""
-    steps: int
-    """Steps seen; they are counted only while there is a hit that they may outlive."""
-    survived: dict[str, int]
-    warnings: tuple[Hit, ...]
-    last_step_time: float | None
-    succeeded: bool
-    first_failure: FirstFailure | None
-    tail: bytes
-    reference: float
-
-    def last_lines(self) -> list[Hit]:
-        """The last lines, no events; those that look like errors have the role ``symptom``."""
-        lines = self.tail.split(b"\n")[:-1][-_TAIL_LINES:]
-        found = []
-        for number, raw in enumerate(lines, self.lines - len(lines) + 1):
-            line = parse_line(raw.decode("utf-8", "replace"), self.reference)
-            text = line.text.strip()[:_KEPT_TEXT]
-            if text and "SMT {" not in text and not _LAUNCHERS.search(text):
-                role: Role = "symptom" if _ERROR_WORDS.search(text) else "warning"
-                node = line.node or self.node
-                found.append(Hit("", role, self.stream, number, text, line.time, node, line.rank))
-        return found
 
 
 def scan(stream: Stream) -> Report:
@@ -292,8 +220,7 @@ class _Scanner:
         if event is not None:
             self._event(event, line)
         elif found == "exception":
-            if not self._hit(line, meant=True):
-                self._add(PROGRAM_ERROR, "exception", line)
+            self._uncaught(line)
         elif _FIRST_FAILURE in line.text:
             self.summary = {}
         elif any(text in line.text for text in _SUCCESS):
@@ -315,29 +242,34 @@ class _Scanner:
             self.succeeded = True
         elif event["kind"] == "error":
             message = replace(said, text=f"rank {event['rank']} failed: {event['message']}")
-            if not self._hit(message, meant=True):
-                self._add(PROGRAM_ERROR, "exception", message)
+            self._uncaught(message)
         else:
             self._hit(said, meant=True)
 
-    def _hit(self, line: LogLine, *, meant: bool) -> bool:
+    def _hit(self, line: LogLine, *, meant: bool) -> None:
         """Note what the line matches, if anything; what is not ``meant`` ends no job."""
-        found = matching(line.text)
         meant = meant or _ALWAYS_MEANT.search(line.text) is not None
-        for signature in found:
+        for signature in matching(line.text):
             if meant or signature.role == "warning":
                 self._add(signature.code, signature.role, line)
-        return bool(found)
 
-    def _add(self, code: str, role: Role, line: LogLine) -> None:
+    def _uncaught(self, line: LogLine) -> None:
+        """An exception that ended a process, with a signature or without."""
+        found = matching(line.text)
+        for signature in found:
+            self._add(signature.code, signature.role, line, uncaught=True)
+        if not found:
+            self._add(PROGRAM_ERROR, "exception", line, uncaught=True)
+
+    def _add(self, code: str, role: Role, line: LogLine, *, uncaught: bool = False) -> None:
         self.latest[code] = self.number
         if code in self.warnings if role == "warning" else self._has_enough(code):
             return
         hit = Hit(
-            code, role, self.stream.name, self.number, line.text.strip()[:_KEPT_TEXT],
+            code, role, self.stream.name, self.number, line.text.strip()[:KEPT_TEXT],
             self._time(line), line.node or self.stream.node,
             self.stream.rank if line.rank is None else line.rank, line.time is not None,
-            self.steps,
+            self.steps, uncaught,
         )  # fmt: skip
         if role == "warning":
             self.warnings[code] = hit
@@ -417,12 +349,6 @@ def _time_of(line: LogLine) -> float | None:
     return float(event["time"]) if event else line.time
 
 
-_TAIL_LINES = 400
 _SIGNALS: dict[int | None, str] = {-9: "process-killed", -11: "segfault", -7: "bus-error"}
 _SUMMARY_FIELDS = {"time", "host", "rank", "exitcode", "error_file", "traceback"}
 _NUMBER = re.compile(r"-?\d+")
-_LAUNCHERS = re.compile(r"^raise |ChildFailedError|Root Cause|^(?:[=-]{8,}|Failures:|error_file)")
-_ERROR_WORDS = re.compile(
-    r"\b(?:[A-Z]\w*(?:Error|Exception)|ERROR|FATAL|CRITICAL|[Ee]rror|[Ff]ailed|[Ff]atal|[Aa]borted|panic"
-    r"|Killed|killed|core dumped|NCCL WARN)\b"
-)

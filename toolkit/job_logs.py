@@ -10,7 +10,7 @@ from typing import Any
 from sm_train.toolkit.aws import refusals_in_words
 from sm_train.toolkit.cloudwatch_logs import read_stream, stream_names
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.failure_scan import Stream
+from sm_train.toolkit.failure_hits import Stream
 
 _NODE = re.compile(r"algo-\d+")
 _ENDS = frozenset(

@@ -11,7 +11,8 @@ from typing import IO, cast
 
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.event_log import LOG_NAME
-from sm_train.toolkit.failure_scan import BLOCK, Stream
+from sm_train.toolkit.failure_hits import Stream
+from sm_train.toolkit.failure_scan import BLOCK
 
 _NODE = re.compile(r"algo-\d+")
 _RANK = re.compile(r"rank[-_.]?(\d+)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sm_train.toolkit.diagnosis import Diagnosis, diagnose
-from sm_train.toolkit.failure_scan import Stream
+from sm_train.toolkit.failure_hits import Stream
 
 WRITTEN = 1795300000.0
 """2026-11-21: when the logs were written."""

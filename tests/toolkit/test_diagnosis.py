@@ -210,6 +210,16 @@ def test_what_the_program_talked_on_after_is_not_what_ended_it() -> None:
     assert found.cause == "gpu-out-of-memory"
 
 
+def test_an_exception_that_was_only_told_of_is_not_the_one_that_ended_the_program() -> None:
+    told = "OSError: [Errno 28] No space left on device: '/root/.cache/tracker'"
+    found = diagnosed([*training(), told, *traceback("KeyError: 'x'")])
+    assert found.title == "The program raised KeyError: 'x'"
+    assert diagnosed([*training(), told]).cause == "disk-full"
+    kernel = "[18026.221140] Out of memory: Killed process 1203 (python3) total-vm:120832kB"
+    found = diagnosed([*training(), kernel, *traceback("KeyError: 'x'")])
+    assert found.cause == "host-out-of-memory"
+
+
 def test_a_hit_on_a_node_without_steps_is_outlived_by_another_nodes_steps() -> None:
     early = datetime.fromtimestamp(BEGIN + 100, UTC).isoformat()
     xid = f"{early} NVRM: Xid (PCI:0000:10:1c): 63, pid=1896, Row Remapper: New row marked"
