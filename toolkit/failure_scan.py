@@ -210,6 +210,8 @@ class _Scanner:
     def _line(self, start: int, stop: int) -> None:
         self.number += 1
         self.start = start
+        if self.hits and (step := _step().search(self.block, start, stop)):
+            self._step_done(step)
         line = self._parse(self.block[start:stop])
         if self.summary is not None and self._summarize(line):
             return
@@ -241,8 +243,8 @@ class _Scanner:
             self._outlive_all()
             self.succeeded = True
         elif event["kind"] == "error":
-            message = replace(said, text=f"rank {event['rank']} failed: {event['message']}")
-            self._uncaught(message)
+            said = replace(said, text=f"rank {event['rank']} failed: {event['message']}")
+            self._uncaught(said)
         else:
             self._hit(said, meant=True)
 
@@ -315,7 +317,10 @@ class _Scanner:
         first = FirstFailure(
             int(rank[0]) if rank else None, stamp.time, int(exit_code[0]) if exit_code else None
         )
-        self.first_failure = first
+        # Each node's launcher has its own first.
+        before = self.first_failure
+        if before is None or (first.time or 0.0) < (before.time or 0.0):
+            self.first_failure = first
         code = _SIGNALS.get(first.exit_code)
         if code is not None:
             text = f"first observed failure: exit code {said['exitcode']}"

@@ -199,6 +199,10 @@ def test_tracebacks_that_end_no_process_are_none() -> None:
     ]
     assert diagnosed([*training(), *ignored]).cause == "no-failure"
     logged = [*traceback("OSError: [Errno 28] No space left on device"), *training(until=10)]
+    # So it is when the traceback has lost its end, too.
+    assert (
+        diagnosed([*HEALTHY, OOM, *traceback("")[:-1], *training(until=10)]).cause == "no-failure"
+    )
     found = diagnosed([*HEALTHY, *logged])
     assert found.cause == "no-failure"
     assert found.notes == ("seen 1 × and survived: The disk is full",)
