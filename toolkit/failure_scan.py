@@ -64,12 +64,14 @@ _GIVEN = re.compile(
 )
 """Words that the program was given or consists of, not what happened to it."""
 _HARMLESS = re.compile(
-    r"^.{0,100}?(?<![=\w])(?:DEBUG|INFO|WARNING)\b|^\[?W(?:\d{3,4} \d\d:| \w+\.cpp)|\b\w*Warning: "
+    r"^.{0,100}?(?<![=\w])(?:DEBUG|INFO|WARNING)\b|^\[?W(?:\d{3,4} \d\d:| \w+\.cpp)"
+    r"|\b\w+Warning: |^Warning: "
     r"|(?i:\b(?:retrying|will retry|ignor(?:ed|ing)|skipp(?:ed|ing)|fall(?:ing|s) back)\b)"
 )
 """A line that says itself that the program goes on."""
 _ALWAYS_MEANT = re.compile(
-    r"NVRM: |Killed process|death signal|signal SIGTERM|^(?:SecondaryStatus|FailureReason): "
+    r"NVRM: |Killed process|death signal|signal SIGTERM|Insufficient capacity error from EC2"
+    r"|^(?:SecondaryStatus|FailureReason): |\bloss\b.*\b(?:nan|NaN|inf)\b"
 )
 
 
@@ -125,6 +127,7 @@ class _Scanner:
     stream: Stream
     number: int = 0
     hits: list[Hit] = field(default_factory=list)
+    kept: Counter[str] = field(default_factory=Counter)
     latest: dict[str, int] = field(default_factory=dict)
     survived: Counter[str] = field(default_factory=Counter)
     warnings: dict[str, Hit] = field(default_factory=dict)
@@ -182,13 +185,14 @@ class _Scanner:
         borne = self.steps - _STEPS_SURVIVED
         # They are in order, so those outlived come first.
         outlived = bisect_right(self.hits, borne, key=lambda hit: hit.steps_before)
-        self.survived.update(hit.code for hit in self.hits[:outlived])
-        del self.hits[:outlived]
+        self._forget(outlived)
 
-    def _outlive_all(self) -> None:
-        """The job succeeded or began anew: nothing before ended it."""
-        self.survived.update(hit.code for hit in self.hits)
-        self.hits = []
+    def _forget(self, outlived: int) -> None:
+        """The first ``outlived`` hits ended nothing."""
+        gone = Counter(hit.code for hit in self.hits[:outlived])
+        self.survived += gone
+        self.kept -= gone
+        del self.hits[:outlived]
 
     def _note_last_step(self) -> None:
         """The time of about the last step, for hits in the streams of nodes that print none."""
@@ -226,10 +230,10 @@ class _Scanner:
         elif _FIRST_FAILURE in line.text:
             self.summary = {}
         elif any(text in line.text for text in _SUCCESS):
-            self._outlive_all()
+            self._forget(len(self.hits))
             self.succeeded = True
-        elif found == "other" and not _GIVEN.search(line.text):
-            self._hit(line, meant=not _HARMLESS.search(line.text))
+        elif found == "other":
+            self._told(line)
 
     def _event(self, event: Event, line: LogLine) -> None:
         node = line.node or self.stream.node or f"algo-{event['node'] + 1}"
@@ -237,21 +241,28 @@ class _Scanner:
         if event["kind"] == "start":
             # A second start in one log is another attempt of the same work.
             if self.starts:
-                self._outlive_all()
+                self._forget(len(self.hits))
             self.starts += 1
         elif event["kind"] == "end" and event["reason"] == "done":
-            self._outlive_all()
+            self._forget(len(self.hits))
             self.succeeded = True
         elif event["kind"] == "error":
             said = replace(said, text=f"rank {event['rank']} failed: {event['message']}")
             self._uncaught(said)
         else:
-            self._hit(said, meant=True)
+            for signature in matching(said.text):
+                self._add(signature.code, signature.role, said)
 
-    def _hit(self, line: LogLine, *, meant: bool) -> None:
-        """Note what the line matches, if anything; what is not ``meant`` ends no job."""
-        meant = meant or _ALWAYS_MEANT.search(line.text) is not None
-        for signature in matching(line.text):
+    def _told(self, line: LogLine) -> None:
+        """Note what a message matches, unless it says itself that it ends no job."""
+        found = matching(line.text)
+        if found and all(self.kept[one.code] >= _KEPT_PER_CODE for one in found):
+            self.latest.update((one.code, self.number) for one in found)
+            return
+        if not found or _GIVEN.search(line.text):
+            return
+        meant = not _HARMLESS.search(line.text) or _ALWAYS_MEANT.search(line.text)
+        for signature in found:
             if meant or signature.role == "warning":
                 self._add(signature.code, signature.role, line)
 
@@ -265,7 +276,7 @@ class _Scanner:
 
     def _add(self, code: str, role: Role, line: LogLine, *, uncaught: bool = False) -> None:
         self.latest[code] = self.number
-        if code in self.warnings if role == "warning" else self._has_enough(code):
+        if code in self.warnings if role == "warning" else self.kept[code] >= _KEPT_PER_CODE:
             return
         hit = Hit(
             code, role, self.stream.name, self.number, line.text.strip()[:KEPT_TEXT],
@@ -277,9 +288,7 @@ class _Scanner:
             self.warnings[code] = hit
         else:
             self.hits.append(hit)
-
-    def _has_enough(self, code: str) -> bool:
-        return sum(hit.code == code for hit in self.hits) >= _KEPT_PER_CODE
+            self.kept[code] += 1
 
     def _retract(self, line: LogLine) -> None:
         """An exception led to another one: the other is what ended the process."""
@@ -289,6 +298,7 @@ class _Scanner:
                 return
             if hit.code == PROGRAM_ERROR and hit.rank == line.rank:
                 del self.hits[one]
+                self.kept[hit.code] -= 1
                 return
 
     def _time(self, line: LogLine) -> float | None:

@@ -7,7 +7,7 @@ import tomllib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 Role = Literal["cause", "symptom", "echo", "warning"]
 Confidence = Literal["high", "medium", "low"]
@@ -59,12 +59,26 @@ def literals() -> tuple[str, ...]:
     return tuple(dict.fromkeys(text for one in signatures().values() for text in one.literals))
 
 
+@cache
+def _literal_set() -> tuple[Any, list[list[int]]]:
+    """All literals as one set, and for each the places of its signatures in the table."""
+    import re2
+
+    holds, owners = re2.Set.SearchSet(), []
+    for literal in literals():
+        holds.Add(re2.escape(literal))
+        owners.append(
+            [place for place, one in enumerate(signatures().values()) if literal in one.literals]
+        )
+    holds.Compile()
+    return holds, owners
+
+
 def matching(text: str) -> list[Signature]:
     """The signatures of the strongest role that ``text``, a message without prefix, matches."""
-    found = [
-        one
-        for one in signatures().values()
-        if any(literal in text for literal in one.literals) and one.regex.search(text)
-    ]
+    holds, owners = _literal_set()
+    asked = sorted({one for literal in holds.Match(text) for one in owners[literal]})
+    table = list(signatures().values())
+    found = [table[one] for one in asked if table[one].regex.search(text)]
     strongest = max((_STRENGTH[one.role] for one in found), default=0)
     return [one for one in found if _STRENGTH[one.role] == strongest]

@@ -16,7 +16,7 @@ _TIME = r"\d{4}[-/]\d\d[-/]\d\d[T_ ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\
 _PREFIXES = tuple(
     re.compile(pattern)
     for pattern in (
-        rf"\[?(?P<time>{_TIME})\]?(?:,? -)?\s?",
+        rf"(?:\s*\|\s*(?=\d))?\[?(?P<time>{_TIME})\]?(?:,? -)?(?:\s*\|)?\s?",
         # `aws logs tail` names the stream, docker compose the container.
         r"(?:[\w.-]+/)?(?P<node>algo-\d+)(?:-\w+)?(?:\s*\|\s?| |: )",
         r"\[1,mpirank:(?P<rank>\d+),(?P<node>algo-\d+)\]<std(?:err|out)>:",

@@ -315,6 +315,14 @@ def test_a_stall_is_why_the_runtime_ran_out_and_not_why_memory_did() -> None:
     assert diagnosed(training(), ended).cause == "max-runtime"
 
 
+def test_a_loss_that_stays_no_number_is_told_and_one_that_recovers_is_not() -> None:
+    lost = [f"step {number} loss nan lr 1.0e-04" for number in range(100, 200)]
+    assert diagnosed([*training(), *lost]).cause == "loss-not-a-number"
+    found = [f"step {number} loss 0.3 lr 1.0e-04" for number in range(200, 210)]
+    assert diagnosed([*training(), *lost, *found]).cause == "no-failure"
+    assert diagnosed([*training(), *lost, *traceback("KeyError: 'x'")]).cause == "program-error"
+
+
 def test_a_second_start_in_one_log_is_another_attempt() -> None:
     start = {"run": "r", "stage": "s", "resolution": 256, "world_size": 8, "nodes": 1,
              "per_gpu_batch": 1, "accumulation": 1, "effective_batch_size": 8, "iterations": 9,
