@@ -77,7 +77,7 @@ def _literal_set() -> tuple[Any, list[list[int]]]:
 def matching(text: str) -> list[Signature]:
     """The signatures of the strongest role that ``text``, a message without prefix, matches."""
     holds, owners = _literal_set()
-    asked = sorted({one for literal in holds.Match(text) for one in owners[literal]})
+    asked = sorted({one for literal in holds.Match(text) or () for one in owners[literal]})
     table = list(signatures().values())
     found = [table[one] for one in asked if table[one].regex.search(text)]
     strongest = max((_STRENGTH[one.role] for one in found), default=0)
