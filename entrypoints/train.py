@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import shutil
 import sys
@@ -38,7 +39,9 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         options = _options(arguments)
         settings = read_settings(options.document, options.stage)
-        _train(settings, directories)
+        _examine(settings, directories, options)
+        if not options.doctor_only:
+            _train(settings, directories)
     except Exception as error:
         _report(error, directories)
         # A peer may wait in a collective for ever: leave without asking it.
@@ -59,8 +62,26 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train one stage of a run.", allow_abbrev=False)
     parser.add_argument("--stage", required=True)
     parser.add_argument("--document", type=Path, default=Path(sys.argv[0]).parent / "run.json")
+    # As a hyperparameter every flag has a value.
+    parser.add_argument("--doctor-only", type=json.loads, nargs="?", const=True, default=False)
     # The platform hands its own hyperparameters on as further arguments.
     return parser.parse_known_args(arguments)[0]
+
+
+def _examine(settings: Settings, directories: Directories, options: argparse.Namespace) -> None:
+    """Let the doctor look at the cluster, if the run file says so or nothing else is wanted.
+
+    Raises:
+        UnfitClusterError: the run file says not to train on such a cluster.
+    """
+    from sm_train.entrypoints.backend import decide
+    from sm_train.entrypoints.doctor import examine, mode
+
+    hosts = Hosts.read(directories)
+    decide(nodes=len(hosts.all), collective=settings.collective)  # whoever starts it, RANK is set
+    wanted = mode(settings, hosts)
+    if wanted != "off" or options.doctor_only:
+        examine(settings, options.document, fail=wanted == "fail")
 
 
 def _train(settings: Settings, directories: Directories) -> None:

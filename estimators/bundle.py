@@ -57,10 +57,16 @@ class Bundle:
         }
 
 
-def build_bundle(config: RunConfig, framework_version: str | None) -> Bundle:
-    """Pack the bundle for a container whose PyTorch is ``framework_version`` (None: unknown)."""
+def build_bundle(
+    config: RunConfig, framework_version: str | None, expected: dict[str, object] | None = None
+) -> Bundle:
+    """Pack the bundle for a container whose PyTorch is ``framework_version`` (None: unknown).
+
+    ``expected`` is what the job's doctor compares each stage with
+    (:func:`sm_train.estimators.expectation.expectations`).
+    """
     contents = {
-        "run.json": _json(_document(config)),
+        "run.json": _json(_document(config) | {"expected": expected or {}}),
         ENTRY_SCRIPT: _LAUNCH.encode(),
         REQUIREMENTS: requirements(framework_version).encode(),
     }

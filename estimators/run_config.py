@@ -424,6 +424,22 @@ class Heartbeat(Section):
         return self
 
 
+class Doctor(Section):
+    """Whether the cluster is examined before training: GPUs, network, files."""
+
+    mode: Literal["auto", "fail", "warn", "off"] = Field(
+        default="auto",
+        description="fail does not train on an unfit cluster, warn says so; auto warns on several "
+        "instances and is off on one, and in local runs.",
+    )
+    limit: Annotated[Duration, Field(ge=30, le=900)] = Field(
+        default=120, description="The examination ends after this, with what is known by then."
+    )
+    max_slowdown: Annotated[float, BeforeValidator(_no_bool), Field(gt=1, le=100)] = Field(
+        default=1.5, description="Predicted to be so many times slower, the cluster is unfit."
+    )
+
+
 class Budget(Section):
     """The most that the whole run may cost."""
 
@@ -458,6 +474,7 @@ class RunConfig(Section):
     evaluation: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
     heartbeat: Heartbeat = Heartbeat()
+    doctor: Doctor = Doctor()
     budget: Budget | None = None
 
     @model_validator(mode="after")
