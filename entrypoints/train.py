@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import shutil
 import sys
@@ -62,8 +61,8 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train one stage of a run.", allow_abbrev=False)
     parser.add_argument("--stage", required=True)
     parser.add_argument("--document", type=Path, default=Path(sys.argv[0]).parent / "run.json")
-    # As a hyperparameter every flag has a value.
-    parser.add_argument("--doctor-only", type=json.loads, nargs="?", const=True, default=False)
+    # A hyperparameter has a value, and the container's toolkit writes it as Python would.
+    parser.add_argument("--doctor-only", choices=("true", "True"))
     # The platform hands its own hyperparameters on as further arguments.
     return parser.parse_known_args(arguments)[0]
 

@@ -18,6 +18,7 @@ COMMANDS = {
     "check": "Find what would go wrong before money is spent.",
     "cost": "Say what a run costs, in dollars and days.",
     "submit": "Show the plan and the dollars, ask, and start the run.",
+    "doctor": "Examine a cluster: GPUs, network, files, and what they do to the run.",
     "sample": "Draw images from a checkpoint into a grid.",
     "compare": "Make a page on which people judge two checkpoints blindly.",
     "template": "Print a CloudFormation template: packing in Lambda.",

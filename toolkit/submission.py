@@ -10,6 +10,7 @@ from sm_train.cost.assumptions import Assumptions, learned
 from sm_train.cost.document import as_document
 from sm_train.cost.estimate import Estimate, Purchase, estimate
 from sm_train.estimators.bundle import Bundle, build_bundle
+from sm_train.estimators.expectation import expectations
 from sm_train.estimators.launch import Launch, framework_version, launch
 from sm_train.estimators.request import TrainingRequest, image_uri, training_request
 from sm_train.estimators.run_config import RunConfig, Stage
@@ -47,7 +48,8 @@ def prepare(config: RunConfig, stage: str | None, region: str, now: datetime) ->
         UserError: no such stage, or AWS has no image for the region.
     """
     stages = choose_stages(config, stage)
-    bundle = build_bundle(config, framework_version(config))
+    cost = price(config, region, stages)
+    bundle = build_bundle(config, framework_version(config), expectations(cost.stages))
     try:
         image = image_uri(config, region)
     except ValueError as error:
@@ -58,7 +60,7 @@ def prepare(config: RunConfig, stage: str | None, region: str, now: datetime) ->
         for stage in stages
     )
     for request in requests:
-        _validate(request)
+        validate(request)
     return Submission(
         config=config,
         region=region,
@@ -66,7 +68,7 @@ def prepare(config: RunConfig, stage: str | None, region: str, now: datetime) ->
         launches=tuple(launch(config, stage) for stage in stages),
         requests=requests,
         bundle=bundle,
-        cost=price(config, region, stages),
+        cost=cost,
     )
 
 
@@ -101,7 +103,7 @@ def choose_stages(config: RunConfig, name: str | None) -> tuple[Stage, ...]:
     return chosen
 
 
-def _validate(request: TrainingRequest) -> None:
+def validate(request: TrainingRequest) -> None:
     """Hold the request against botocore's own model of the service, offline."""
     import botocore.loaders
     import botocore.model
