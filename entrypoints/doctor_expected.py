@@ -6,6 +6,7 @@ along) times what is published to be reached of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import median
@@ -60,12 +61,17 @@ RECOMPUTATION = 4 / 3
 
 @dataclass(frozen=True)
 class Reference:
-    """Bytes a second that a node's network and a GPU's links should give, and why."""
+    """Bytes a second that a node's network and a GPU's links should give, and why.
+
+    ``latency`` is of a small message; ``firm`` tells figures of the machines from this cluster's
+    own, by which nothing is refused.
+    """
 
     network: float | None
     inside: float | None
     latency: float
     why: str
+    firm: bool
 
 
 def reference(evidence: Evidence, expected: Expected | None) -> Reference:
@@ -77,14 +83,24 @@ def reference(evidence: Evidence, expected: Expected | None) -> Reference:
             NETWORK_LATENCY,
             f"{expected.instance_type}: {expected.network_gbps:g} Gbit/s × {NETWORK.usual:g} "
             f"({NETWORK.source})",
+            firm=True,
         )
     inside = _inside(expected) if expected else None
     measured = sorted(value for value in evidence.node_bandwidths().values() if value > 0)
     if len(measured) < 3:
-        return Reference(None, inside, NETWORK_LATENCY, "nothing is known to compare with")
-    latencies = [one.latency for one in evidence.pairs if one.latency]
+        why = "nothing is known to compare with"
+        return Reference(None, inside, NETWORK_LATENCY, why, firm=inside is not None)
     usual = median(measured[len(measured) // 2 :])
-    return Reference(usual, inside, median(latencies), "the usual link of this cluster")
+    why = "the usual link of this cluster"
+    return Reference(usual, inside, _latency(evidence), why, firm=False)
+
+
+def _latency(evidence: Evidence) -> float:
+    """The one by which :func:`expected_sweep` begins as this cluster's sums do."""
+    points = evidence.world.sweeps.get("all_reduce") if evidence.world else None
+    if not points or evidence.world is None:
+        return NETWORK_LATENCY
+    return points[0].seconds / max(1, math.ceil(math.log2(evidence.world.ranks)))
 
 
 def _inside(expected: Expected) -> float | None:

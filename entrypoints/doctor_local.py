@@ -18,6 +18,9 @@ import torch
 SLICE_SECONDS = 1.0
 READ_SECONDS = 2.0
 READ_BYTES = 2**28
+LEAST_BYTES = 2**24
+"""Of fewer the time is that of opening files."""
+
 BLOCK_BYTES = 2**22
 COPY_BYTES = 2**28
 MOST_IMAGES = 256
@@ -84,7 +87,7 @@ def disk_bytes_per_second(folder: Path) -> float | None:
 
 
 def read_bytes_per_second(files: list[Path]) -> float | None:
-    """Reading files from their beginnings, in large blocks; None if nothing can be read."""
+    """Reading files from their beginnings, in large blocks; None if there is too little."""
     size, started = 0, time.perf_counter()
     for path in files:
         with contextlib.suppress(OSError), path.open("rb", buffering=0) as file:
@@ -94,7 +97,7 @@ def read_bytes_per_second(files: list[Path]) -> float | None:
                 size += len(block)
                 if size >= READ_BYTES or time.perf_counter() - started > READ_SECONDS:
                     return size / (time.perf_counter() - started)
-    return size / (time.perf_counter() - started) if size else None
+    return size / (time.perf_counter() - started) if size >= LEAST_BYTES else None
 
 
 def decoded_per_second(shards: list[Path], image_key: str, resolution: int) -> float | None:

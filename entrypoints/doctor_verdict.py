@@ -90,7 +90,7 @@ def judge(settings: Settings, evidence: Evidence, earlier: Sequence[Earlier] = (
     found = [
         *findings(evidence, expected),
         *_slow_parts(parts),
-        *_too_slow(settings, prediction),
+        *_too_slow(settings, prediction, firm=given.firm),
         *_loading(settings, evidence, prediction),
         *compare(evidence, network, earlier),
     ]
@@ -212,12 +212,14 @@ def _usd(
     return hours * len(evidence.hosts) * expected.usd_per_instance_hour
 
 
-def _too_slow(settings: Settings, prediction: Prediction | None) -> Iterator[Finding]:
+def _too_slow(
+    settings: Settings, prediction: Prediction | None, *, firm: bool
+) -> Iterator[Finding]:
     most = settings.doctor.max_slowdown
     if prediction and prediction.slowdown and prediction.slowdown > most:
         yield Finding(
             "too-slow",
-            "fail",
+            "fail" if firm else "warn",
             f"this run would be {_times(prediction.slowdown)} slower than expected, "
             f"doctor.max_slowdown allows {_times(most)}",
             "mend what is found above, or raise doctor.max_slowdown",
