@@ -120,7 +120,7 @@ def run_doctor(here: Hosts, folder: Path) -> Timed:
 def run_iperf(here: Hosts) -> float:
     """Mbit/s of one TCP stream between the first two hosts."""
     server = subprocess.Popen(
-        [*here.prefix(0), "iperf3", "-s", "-1"], stdout=subprocess.PIPE, text=True
+        [*here.prefix(0), "iperf3", "-s", "-1", "--forceflush"], stdout=subprocess.PIPE, text=True
     )
     assert server.stdout is not None
     while "listening" not in server.stdout.readline():

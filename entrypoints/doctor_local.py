@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 
-SLICE_SECONDS = 1.0
-READ_SECONDS = 2.0
+SLICE_SECONDS = 0.5
+READ_SECONDS = 1.0
 READ_BYTES = 2**28
 LEAST_BYTES = 2**24
 """Of fewer the time is that of opening files."""
@@ -52,7 +52,7 @@ def host_to_device_bytes_per_second(device: torch.device) -> float | None:
 
 
 def _seconds_each(once: Callable[[], object], device: torch.device) -> float:
-    """Seconds of one call: the fastest of a second's, as neighbours only make it slower."""
+    """Seconds of one call: the fastest of some, as neighbours only make it slower."""
     once()
     _finish(device)
     best, started = float("inf"), time.perf_counter()

@@ -178,7 +178,13 @@ class _Process:
 
     def _examine(self, meeting: Meeting, examined: threading.Event) -> None:
         try:
-            examination = Examination(meeting, self._member(), self._device, self._deadline)
+            examination = Examination(
+                meeting,
+                self._member(),
+                self._device,
+                limit=self._settings.doctor.limit,
+                deadline=self._deadline,
+            )
             examination.join(self._patience, self._most_bytes())
             examination.measure_node(self._speeds)
             examination.sweep_all()

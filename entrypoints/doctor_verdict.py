@@ -256,10 +256,11 @@ def _sentence(
     prediction: Prediction | None,
 ) -> str:
     chain = []
-    low = [one for one in parts if one.share is not None]
-    if low:
-        worst = min(low, key=lambda one: one.share or 0.0)
-        chain.append(f"{worst.name} at {worst.share:.0%} of expected")
+    known = [one for one in parts if one.share is not None]
+    low = [one for one in known if one.level == "warn"]
+    if known:
+        told = min(low, key=lambda one: one.share or 0.0) if low else known[0]
+        chain.append(f"{told.name} at {told.share:.0%} of expected")
     elif evidence.world and (best := evidence.world.best()):
         chain.append(f"network at {best / 1e9:.3g} GB/s")
     if prediction and prediction.slowdown is not None:
