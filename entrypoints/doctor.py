@@ -51,7 +51,8 @@ def examine(settings: Settings, document: Path, *, fail: bool) -> str:
         command += ["--verdict", str(verdict)]
         # The same modules as here, wherever they were found.
         path = os.pathsep.join(one or str(Path.cwd()) for one in sys.path)
-        environment = os.environ | {"PYTHONPATH": path}
+        # What libraries say of a store that is gone is pages long, and the verdict says it too.
+        environment = os.environ | {"PYTHONPATH": path, "TORCH_CPP_LOG_LEVEL": "FATAL"}
         with contextlib.suppress(subprocess.TimeoutExpired):
             subprocess.run(command, env=environment, timeout=limit, check=False)
         try:

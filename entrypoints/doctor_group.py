@@ -41,6 +41,7 @@ class Group:
         wait = timedelta(seconds=timeout)
         prefixed = c10d.PrefixStore(name, store)
         if device.type == "cuda":
+            torch.cuda.set_device(device)  # each thread has one of its own
             options = c10d.ProcessGroupNCCL.Options()
             options._timeout = wait
             self._group: Any = c10d.ProcessGroupNCCL(prefixed, self.place, self.size, options)

@@ -8,6 +8,7 @@ and its memory stay apart from training's.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import tempfile
@@ -29,7 +30,7 @@ from sm_train.entrypoints.doctor_evidence import (
     Timed,
     timed_from,
 )
-from sm_train.entrypoints.doctor_parts import OPERATION_SECONDS, RESERVE_SECONDS, Examination
+from sm_train.entrypoints.doctor_parts import RESERVE_SECONDS, Examination
 from sm_train.entrypoints.doctor_report import conclude
 from sm_train.entrypoints.doctor_roll import POLL_SECONDS, AbsentError, Meeting, open_store
 from sm_train.entrypoints.events import Events
@@ -125,16 +126,15 @@ class _Process:
         self._gpus = read_gpus() if self._device.type == "cuda" else ()
         try:
             self._host, self._port = self._find_store()
-            meeting = self._meet()
+            meeting, own = self._meet(), self._meet()
         except (AbsentError, RuntimeError) as error:
             return self._alone(str(error).splitlines()[0])
         examined = threading.Event()
-        thread = threading.Thread(target=self._examine, args=(meeting, examined), daemon=True)
-        thread.start()
+        threading.Thread(target=self._examine, args=(meeting, examined), daemon=True).start()
+        if self._seat.rank != 0:
+            return self._hear(own)
         in_time = examined.wait(max(0.0, self._deadline - RESERVE_SECONDS - time.monotonic()))
-        if self._seat.rank == 0:
-            return self._judge(self._meet() if not in_time else meeting, cut_short=not in_time)
-        return self._hear(self._meet() if not in_time else meeting)
+        return self._judge(own, cut_short=not in_time)
 
     # ------------------------------------------------------------------ the store
 
@@ -178,26 +178,33 @@ class _Process:
 
     def _examine(self, meeting: Meeting, examined: threading.Event) -> None:
         try:
-            examination = Examination(
-                meeting,
-                self._member(),
-                self._device,
-                limit=self._settings.doctor.limit,
-                deadline=self._deadline,
-            )
-            examination.join(self._patience, self._most_bytes())
-            examination.measure_node(self._speeds)
-            examination.sweep_all()
-            examination.play_tournament()
-            if self._log.exists():
-                log = parse_nccl_log(self._log.read_text(errors="replace").splitlines())
-                meeting.put(f"log/{self._seat.node}/{self._seat.rank}", asdict(log))
+            self._go_through_parts(meeting)
         except AbsentError as error:
             meeting.put(f"failed/meeting/{self._seat.rank}", str(error))
         except Exception as error:
             line = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            meeting.put(f"failed/process/{self._seat.rank}", line)
-        examined.set()
+            with contextlib.suppress(RuntimeError):  # it may be the store that is gone
+                meeting.put(f"failed/process/{self._seat.rank}", line)
+        finally:
+            examined.set()
+
+    def _go_through_parts(self, meeting: Meeting) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)  # each thread has one of its own
+        examination = Examination(
+            meeting,
+            self._member(),
+            self._device,
+            limit=self._settings.doctor.limit,
+            deadline=self._deadline,
+        )
+        examination.join(self._patience, self._most_bytes())
+        examination.measure_node(self._speeds)
+        examination.sweep_all()
+        examination.play_tournament()
+        if self._log.exists():
+            log = parse_nccl_log(self._log.read_text(errors="replace").splitlines())
+            meeting.put(f"log/{self._seat.node}/{self._seat.rank}", asdict(log))
 
     def _member(self) -> Member:
         seat, versions = self._seat, doctor_node.versions()
@@ -257,9 +264,12 @@ class _Process:
         return verdict
 
     def _hear(self, meeting: Meeting) -> dict[str, Any]:
-        left = self._deadline + OPERATION_SECONDS - time.monotonic()
-        verdict: dict[str, Any] = meeting.wait("verdict", left)
-        meeting.put(f"heard/{self._seat.rank}", 1)
+        left = self._deadline + FAREWELL_SECONDS - time.monotonic()
+        try:
+            verdict: dict[str, Any] = meeting.wait("verdict", left)
+            meeting.put(f"heard/{self._seat.rank}", 1)
+        except (AbsentError, RuntimeError) as error:
+            return {"level": "fail", "sentence": f"no verdict: {str(error).splitlines()[0]}"}
         return verdict
 
     def _collect(self, meeting: Meeting, *, cut_short: bool) -> Evidence:

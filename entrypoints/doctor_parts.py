@@ -7,12 +7,15 @@ time drops out.
 
 from __future__ import annotations
 
+import re
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from sm_train.entrypoints.bus_bandwidth import Point, busbw
+from sm_train.entrypoints.bus_bandwidth import Collective, Point, busbw
 from sm_train.entrypoints.doctor_evidence import Member, PairResult, Speeds
 from sm_train.entrypoints.doctor_group import Group
 from sm_train.entrypoints.doctor_roll import Meeting
@@ -22,8 +25,10 @@ from sm_train.entrypoints.tournament import SLOW_SHARE, Pair, blame, pack_rounds
 if TYPE_CHECKING:
     import torch
 
-OPERATION_SECONDS = 10.0
-"""No collective is tried that should take a quarter of this: one that takes so long hangs."""
+T = TypeVar("T")
+
+OPERATION_SHARE, LEAST_OPERATION_SECONDS = 1 / 12, 5.0
+"""Of the limit: nothing is tried that should take half of this, so one that takes so long hangs."""
 
 RESERVE_SECONDS = 6.0
 """Kept for the verdict."""
@@ -56,6 +61,7 @@ class Examination:
     ) -> None:
         self._meeting, self._member, self._device = meeting, member, device
         self._limit, self._deadline = limit, deadline
+        self._operation = max(LEAST_OPERATION_SECONDS, OPERATION_SHARE * limit)
         self._last_budget = 0.0
         self._present: tuple[int, ...] = tuple(range(meeting.size))
         self._seats: dict[int, tuple[int, int]] = {}
@@ -79,14 +85,14 @@ class Examination:
         wait = self._followers_wait
         roll = meeting.call("join", patience, lambda: self.left, followers_wait=wait)
         self._present = roll.members
-        facts = [meeting.wait(f"facts/{rank}", OPERATION_SECONDS) for rank in roll.members]
+        facts = [meeting.wait(f"facts/{rank}", self._operation) for rank in roll.members]
         self._seats = {one["rank"]: (one["node"], one["lane"]) for one in facts}
         self._most_bytes = min(one["most_bytes"] for one in facts)
         self._last_budget = 30.0  # the nodes measure themselves next, at their own pace
 
     def _meet(self, part: str, most: float, without: Sequence[int] = ()) -> float:
         """Everybody's budget for ``part``: ``most`` seconds, less where time is short."""
-        patience = min(self._last_budget + 2 * OPERATION_SECONDS, max(1.0, self.left))
+        patience = min(self._bound(self._last_budget) + 2.0, max(1.0, self.left))
         roll = self._meeting.call(
             part,
             patience,
@@ -100,6 +106,10 @@ class Examination:
     @property
     def _followers_wait(self) -> float:
         return max(1.0, self._deadline - time.monotonic())
+
+    def _bound(self, budget: float) -> float:
+        """When a part of so many seconds is given up: its last operation may hang."""
+        return budget + self._operation + 1.0
 
     # ------------------------------------------------------------------ parts
 
@@ -132,20 +142,24 @@ class Examination:
         ranks = tuple(rank for rank in ranks if rank in self._present)
         if not budget or len(ranks) < 2:
             return
-        try:
+        found: dict[Collective, list[tuple[int, float]]] = {}
+
+        def measure() -> None:
             group = self._group(f"{part}/{name}", ranks)
-            found = sweeps(group.measure, budget=budget, most_bytes=self._most_bytes)
+            for one, point in sweeps(group.measure, budget=budget, most_bytes=self._most_bytes):
+                found.setdefault(one, []).append((point.bytes, point.seconds))
+
+        try:
+            bounded(measure, self._bound(budget))
         except RuntimeError as error:
             self._meeting.put(f"failed/{part}/{self._member.rank}", _line(error))
-            return
-        if group.place == 0:
-            points = {one: [(point.bytes, point.seconds) for point in found[one]] for one in found}
-            document = {"ranks": group.size, "sweeps": points}
-            self._meeting.put(f"{part}/timed/{name}", document)
+        # What was measured until then counts.
+        if ranks[0] == self._member.rank and found:
+            self._meeting.put(f"{part}/timed/{name}", {"ranks": len(ranks), "sweeps": found})
 
     def _group(self, name: str, ranks: Sequence[int]) -> Group:
         return Group(
-            self._meeting.store, name, ranks, self._member.rank, self._device, OPERATION_SECONDS
+            self._meeting.store, name, ranks, self._member.rank, self._device, self._operation
         )
 
     def play_tournament(self) -> None:
@@ -158,7 +172,7 @@ class Examination:
         if self._meeting.rank == 0:
             accused = blame(results, share=SLOW_SHARE)
             slow = accused.slow if accused else ()
-            self._meeting.put("again", pack_rounds(slow))
+            self._meeting.put("again", pack_rounds(pair for pair in slow if results[pair] > 0))
         again = self._meeting.wait("again", self._followers_wait)
         self._play("again", [[(a, b) for a, b in pairs] for pairs in again])
 
@@ -209,12 +223,20 @@ class Examination:
         ranks = sorted((me.rank, partner[0]), key=lambda rank: self._seats[rank][0])
         key = f"{part}/{pair[0]}-{pair[1]}/{me.lane}"
         try:
-            group = self._group(f"{part}-{number}/{pair[0]}-{pair[1]}/{me.lane}", ranks)
-            result = measure_pair(group, pair, me.lane, budget, self._most_bytes)
+            result = bounded(
+                lambda: measure_pair(
+                    self._group(f"{part}-{number}/{pair[0]}-{pair[1]}/{me.lane}", ranks),
+                    pair,
+                    me.lane,
+                    budget,
+                    self._most_bytes,
+                ),
+                self._bound(budget),
+            )
         except RuntimeError as error:
             self._meeting.put(key, asdict(PairResult(pair, me.lane, failed=_line(error))))
             return
-        if group.place == 0:
+        if ranks[0] == me.rank:
             self._meeting.put(key, asdict(result))
 
 
@@ -260,7 +282,30 @@ def _clock(group: Group) -> tuple[float, float]:
     return (offset if group.place == 0 else -offset), took
 
 
+def bounded(call: Callable[[], T], seconds: float) -> T:
+    """What ``call`` returns or raises; it is left to itself if it takes longer.
+
+    Gloo tries five times as long to connect as it is told, and NCCL may wait for ever.
+
+    Raises:
+        RuntimeError: it did not end within ``seconds``.
+    """
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        return future.result(seconds)
+    except TimeoutError:
+        raise RuntimeError(f"no answer within {seconds:.0f} s") from None
+
+
 def _line(error: BaseException) -> str:
-    """The first line of what a library says, without its address."""
-    text = str(error).strip() or type(error).__name__
+    """The first line of what a library says, without the place in its source."""
+    text = re.sub(r"^\[[^\]]*\]\s*", "", str(error).strip()) or type(error).__name__
     return text.splitlines()[0][:300]

@@ -5,7 +5,7 @@ Every rank decides from the same figures (the slowest rank's seconds), so all de
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from sm_train.entrypoints.bus_bandwidth import COLLECTIVES, Collective, Point
 
@@ -24,32 +24,28 @@ Measure = Callable[[Collective, int, int], float]
 
 def sweep(
     collective: Collective, measure: Measure, *, budget: float, most_bytes: int
-) -> tuple[Point, ...]:
+) -> Iterator[Point]:
     """Measure sizes from the smallest on, while the next one should fit into ``budget`` seconds.
 
     One warm-up goes before the timed ones. A size costs at most ``GROWTH`` times the one before,
     and twice with the warm-up: so the budget holds as long as the network does not change.
     """
-    points: list[Point] = []
-    spent = 0.0
+    spent, last = 0.0, 0.0
     for size in SIZES:
-        if size > most_bytes or (points and _next_cost(points[-1]) > budget - spent):
+        if size > most_bytes or 2 * GROWTH * last > budget - spent:
             break
         first = measure(collective, size, 1)
         times = min(MOST_REPEATS, max(1, int(SLICE_SECONDS / max(first, 1e-9))))
-        seconds = measure(collective, size, times)
-        spent += first + times * seconds
-        points.append(Point(size, seconds))
-    return tuple(points)
-
-
-def _next_cost(last: Point) -> float:
-    return 2 * GROWTH * last.seconds
+        last = measure(collective, size, times)
+        spent += first + times * last
+        yield Point(size, last)
 
 
 def sweeps(
     measure: Measure, *, budget: float, most_bytes: int
-) -> dict[Collective, tuple[Point, ...]]:
+) -> Iterator[tuple[Collective, Point]]:
     """All three collectives, in a third of ``budget`` each."""
     share = budget / len(COLLECTIVES)
-    return {one: sweep(one, measure, budget=share, most_bytes=most_bytes) for one in COLLECTIVES}
+    for one in COLLECTIVES:
+        for point in sweep(one, measure, budget=share, most_bytes=most_bytes):
+            yield one, point

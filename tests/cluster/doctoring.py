@@ -70,6 +70,7 @@ class Cluster:
             "SAGEMAKER_BASE_DIR": str(self.folder(node)),
             "ACCELERATE_USE_CPU": "true",
             "OMP_NUM_THREADS": "1",
+            "TORCH_CPP_LOG_LEVEL": "FATAL",
             "RANK": str(node),
             "WORLD_SIZE": str(self.nodes),
             "LOCAL_RANK": "0",

@@ -74,8 +74,10 @@ class Hosts:
         """What ``host`` sends over the link of their own is lost, though it has the address."""
         call(*self.prefix(other), "ip", "link", "set", f"to{host}", "down")
 
-    def cut(self, host: int) -> None:
-        call(*self.prefix(host), "ip", "link", "set", INTERFACE, "down")
+    def sent(self, host: int, interface: str) -> int:
+        """Bytes that ``host`` sent on an interface."""
+        command = [*self.prefix(host), "cat", f"/sys/class/net/{interface}/statistics/tx_bytes"]
+        return int(subprocess.run(command, capture_output=True, check=True).stdout)
 
 
 def _bucket(mbit: float) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sm_train.entrypoints.bus_bandwidth import Collective, bus_factor
+from sm_train.entrypoints.bus_bandwidth import COLLECTIVES, Collective, bus_factor
 from sm_train.entrypoints.doctor_group import Group
 from sm_train.entrypoints.doctor_node import different, installed_by_efa
 from sm_train.entrypoints.doctor_parts import (
@@ -23,7 +23,7 @@ from sm_train.entrypoints.doctor_parts import (
     measure_pair,
 )
 from sm_train.entrypoints.doctor_roll import AbsentError, Meeting
-from sm_train.entrypoints.doctor_sweep import SIZES, sweeps
+from sm_train.entrypoints.doctor_sweep import SIZES, sweep, sweeps
 from sm_train.entrypoints.gpu_inventory import parse_gpus, with_links
 from sm_train.entrypoints.nccl_log import parse_nccl_log
 from sm_train.entrypoints.tournament import blame, pack_rounds, rounds
@@ -59,8 +59,8 @@ def test_16_nodes_of_8_take_less_than_120_seconds(rate: float) -> None:
     clock = 30.0  # Python, roll call, matrix products, files: bounded by their own slices
     for ranks, share in ((128, WORLD_SHARE), (8, INSIDE_SHARE), (16, BETWEEN_SHARE)):
         group = Simulated(ranks, rate, latency)
-        found = sweeps(group.measure, budget=share * LIMIT, most_bytes=2**30)
-        assert all(found.values())
+        found = list(sweeps(group.measure, budget=share * LIMIT, most_bytes=2**30))
+        assert {one for one, _ in found} == set(COLLECTIVES)
         assert group.clock <= 1.05 * share * LIMIT
         clock += start + group.clock
     schedule = rounds(16)
@@ -79,12 +79,12 @@ def test_16_nodes_of_8_take_less_than_120_seconds(rate: float) -> None:
 
 def test_a_good_network_is_swept_up_to_1_gib_and_a_slow_one_as_far_as_time_allows() -> None:
     fast, slow = Simulated(16, 40e9, 3e-5), Simulated(16, 1e6, 3e-5)
-    whole = sweeps(fast.measure, budget=12, most_bytes=2**30)["all_reduce"]
-    part = sweeps(slow.measure, budget=12, most_bytes=2**30)["all_reduce"]
+    whole = list(sweep("all_reduce", fast.measure, budget=4, most_bytes=2**30))
+    part = list(sweep("all_reduce", slow.measure, budget=4, most_bytes=2**30))
     assert [one.bytes for one in whole] == list(SIZES)
     assert (SIZES[0], SIZES[-1]) == (2**10, 2**30)
     assert 2 <= len(part) < len(whole)
-    little = sweeps(fast.measure, budget=12, most_bytes=2**20)["all_gather"]
+    little = list(sweep("all_gather", fast.measure, budget=4, most_bytes=2**20))
     assert little[-1].bytes <= 2**20
 
 
