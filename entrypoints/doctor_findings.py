@@ -128,16 +128,17 @@ def _gpus(evidence: Evidence, expected: Expected | None) -> Iterator[Finding]:
                 REPLACE,
                 (node,),
             )
+    corrected = any(gpu["ecc"] for _, speeds in _of_nodes(evidence) for gpu in speeds.gpus)
     for node, speeds in _of_nodes(evidence):
         for number, gpu in enumerate(speeds.gpus):
             where = f"{evidence.name(node)}, GPU {number}"
             if gpu["ecc_errors"]:
                 message = f"{where}: {gpu['ecc_errors']} uncorrectable memory errors"
                 yield Finding("ecc-errors", "fail", message, REPLACE, (node,))
-            if gpu["ecc"] is False:
+            if gpu["ecc"] is False and corrected:
                 message = f"{where}: memory without error correction"
                 yield Finding("ecc-off", "warn", message, REPLACE, (node,))
-            if gpu["links_inactive"]:
+            if gpu["links_inactive"] and (gpu["links"] or (expected and expected.nvlink_gbytes)):
                 message = f"{where}: {gpu['links_inactive']} NVLinks are down"
                 yield Finding("nvlink-down", "fail", message, REPLACE, (node,))
             if gpu["slowdown"]:

@@ -47,8 +47,8 @@ PORT = 7789
 """Where the launcher names none to be next to, as smddprun."""
 
 FAREWELL_SECONDS = 5.0
-MEMORY_SHARE = 0.05
-"""Of what is free, for one buffer; two are needed, and processes on a node share it."""
+MEMORY_SHARE = 0.03
+"""Of what is free, for one buffer: two are needed, and eight processes may share a host's."""
 
 MOST_BYTES = 2**30
 
@@ -159,7 +159,8 @@ class _Process:
 
     def _meet(self) -> Meeting:
         """A connection of its own: one that waits would make others wait."""
-        store = open_store(self._host, self._port, first=False, patience=self._patience)
+        # Torch tries twice.
+        store = open_store(self._host, self._port, first=False, patience=self._patience / 2)
         return Meeting(store, self._seat.rank, self._seat.world_size)
 
     def _alone(self, why: str) -> dict[str, Any]:
@@ -221,7 +222,7 @@ class _Process:
 
     def _most_bytes(self) -> int:
         if self._device.type == "cuda":
-            free = torch.cuda.mem_get_info(self._device)[0] * 2
+            free = torch.cuda.mem_get_info(self._device)[0]
         else:
             free = doctor_node.free_memory()
         return int(min(MOST_BYTES, MEMORY_SHARE * free))

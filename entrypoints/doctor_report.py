@@ -48,6 +48,7 @@ def conclude(
         network_bytes_per_second=verdict.network,
         slowdown=prediction.slowdown if prediction else None,
         findings=[one.code for one in verdict.findings],
+        parts={one.name: [one.measured, one.expected, one.unit] for one in verdict.parts},
         path=path,
     )
     return {"level": verdict.level, "sentence": verdict.sentence}

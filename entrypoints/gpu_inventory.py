@@ -6,7 +6,7 @@ import csv
 import re
 import subprocess
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _QUERY = {
     "name": "name",
@@ -16,9 +16,12 @@ _QUERY = {
     "ecc": "ecc.mode.current",
     "ecc_errors": "ecc.errors.uncorrected.volatile.total",
     "temperature": "temperature.gpu",
-    "slowdown": "clocks_throttle_reasons.hw_slowdown",
     "driver": "driver_version",
+    "slowdown": "clocks_event_reasons.hw_slowdown",
 }
+_OLD_SLOWDOWN = "clocks_throttle_reasons.hw_slowdown"
+"""The last one's name before driver 535; a name that is not known fails the whole query."""
+
 _LINK = re.compile(r"Link (?P<number>\d+): (?P<state>.+)")
 _TIMEOUT = 20
 
@@ -46,8 +49,12 @@ class Gpu:
 
 def read_gpus() -> tuple[Gpu, ...]:
     """This node's GPUs; empty without a driver."""
-    query = _ask(f"--query-gpu={','.join(_QUERY.values())}", "--format=csv,noheader,nounits")
-    return with_links(parse_gpus(query), _ask("nvlink", "--status")) if query else ()
+    *names, slowdown = _QUERY.values()
+    for last in (slowdown, _OLD_SLOWDOWN):
+        query = ",".join([*names, last])
+        if answer := _ask(f"--query-gpu={query}", "--format=csv,noheader,nounits"):
+            return with_links(parse_gpus(answer), _ask("nvlink", "--status"))
+    return ()
 
 
 def _ask(*arguments: str) -> str:
@@ -94,8 +101,6 @@ def _switch(text: str, on: str, off: str) -> bool | None:
 
 def with_links(gpus: tuple[Gpu, ...], status: str) -> tuple[Gpu, ...]:
     """``gpus`` with what ``nvidia-smi nvlink --status`` says of each, in the same order."""
-    from dataclasses import replace
-
     counts = list(link_counts(status.splitlines()))
     if len(counts) != len(gpus):
         return gpus

@@ -258,6 +258,9 @@ def _save_final(trainer: Trainer, *, main: bool) -> None:
         return
     save_model(directories.checkpoints / FRAME, trainer.parts, weights, directories.model)
     shutil.copytree(directories.model, directories.checkpoints / "final", dirs_exist_ok=True)
+    if (examined := directories.checkpoints / "doctor").is_dir():
+        # What is known of the machines goes with the model to the next stage.
+        shutil.copytree(examined, directories.checkpoints / "final" / "doctor", dirs_exist_ok=True)
 
 
 def _report(error: Exception, directories: Directories) -> None:

@@ -229,9 +229,9 @@ def test_a_damaged_log_is_read_as_far_as_it_goes(noise: str, cut: int) -> None:
 
 
 SMI = """\
-NVIDIA A100-SXM4-80GB, 81920, 1155, 1410, Enabled, 0, 33, Not Active, 550.163.01
-NVIDIA A100-SXM4-80GB, 81920, 345, 1410, Enabled, 3, 88, Active, 550.163.01
-NVIDIA A10G, 23028, [N/A], 1710, [N/A], [N/A], 40, Not Active, 550.163.01
+NVIDIA A100-SXM4-80GB, 81920, 1155, 1410, Enabled, 0, 33, 550.163.01, Not Active
+NVIDIA A100-SXM4-80GB, 81920, 345, 1410, Enabled, 3, 88, 550.163.01, Active
+NVIDIA A10G, 23028, [N/A], 1710, [N/A], [N/A], 40, 550.163.01, Not Active
 """
 LINKS = """\
 GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-1)
