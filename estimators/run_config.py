@@ -427,7 +427,10 @@ class Heartbeat(Section):
 class Doctor(Section):
     """Whether the cluster is examined before training: GPUs, network, files."""
 
-    mode: Literal["auto", "fail", "warn", "off"] = Field(
+    mode: Annotated[
+        Literal["auto", "fail", "warn", "off"],
+        BeforeValidator(lambda value: "off" if value is False else value),  # YAML's word for it
+    ] = Field(
         default="auto",
         description="fail does not train on an unfit cluster, warn says so; auto warns on several "
         "instances and is off on one, and in local runs.",

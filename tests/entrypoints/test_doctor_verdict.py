@@ -184,6 +184,7 @@ def test_a_wrong_world_size_for_the_machines_is_said() -> None:
         ("ecc-off", "warn", {"ecc": False}),
         ("nvlink-down", "fail", {"links_inactive": 2}),
         ("gpu-throttled", "warn", {"slowdown": True}),
+        ("gpu-differs", "warn", {"memory_mib": 40000}),
     ],
 )
 def test_a_bad_gpu_is_named(code: str, level: str, gpu: dict[str, Any]) -> None:

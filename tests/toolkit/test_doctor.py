@@ -107,6 +107,13 @@ def test_the_bundle_says_what_to_expect(tmp_path: Path, cli: Cli) -> None:
     assert carried.speed_source == "other resolution"
 
 
+def test_off_may_be_written_as_yaml_reads_it(tmp_path: Path) -> None:
+    run = write_tiny(tmp_path, iterations=4)
+    run.write_text(run.read_text().replace("mode: auto", "mode: off"))
+    assert "mode: off" in run.read_text()
+    assert load_run(run).doctor.mode == "off"
+
+
 @pytest.mark.parametrize(
     ("doctor", "said"),
     [
