@@ -11,9 +11,11 @@ import argparse
 import contextlib
 import json
 import os
+import sys
 import tempfile
 import threading
 import time
+import traceback
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -83,17 +85,23 @@ def main(arguments: list[str] | None = None) -> None:
     end_with_starter()
     settings = read_settings(options.document, options.stage)
     directories = Directories.from_environment()
-    process = _Process(settings, directories, Hosts.read(directories))
+    process = _Process(settings, directories, options.verdict.parent / "nccl.log")
     try:
         verdict = process.run()
         write_whole(options.verdict, json.dumps(verdict).encode())
-    finally:
-        # Groups are not destroyed, and a thread may hang in one.
-        os._exit(0)
+    except Exception:
+        traceback.print_exc()
+    # Groups are not destroyed, and a thread may hang in one.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 class _Process:
-    def __init__(self, settings: Settings, directories: Directories, hosts: Hosts) -> None:
+    """One of the doctor's processes; NCCL writes its log to ``log``."""
+
+    def __init__(self, settings: Settings, directories: Directories, log: Path) -> None:
+        hosts = Hosts.read(directories)
         self._settings, self._directories, self._hosts = settings, directories, hosts
         self._started = time.monotonic()
         self._deadline = self._started + settings.doctor.limit
@@ -104,7 +112,7 @@ class _Process:
         os.environ.update(choice.set_variables)
         for name in choice.unset_variables:
             os.environ.pop(name, None)
-        self._log = Path(tempfile.mkdtemp(prefix="doctor-")) / "nccl.log"
+        self._log = log
         os.environ |= {
             "NCCL_DEBUG": "INFO",
             "NCCL_DEBUG_SUBSYS": "INIT,NET",
@@ -113,9 +121,8 @@ class _Process:
             "TORCH_NCCL_BLOCKING_WAIT": "1",
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
         }
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface(directories) or "")
-        if not os.environ["GLOO_SOCKET_IFNAME"]:
-            del os.environ["GLOO_SOCKET_IFNAME"]
+        if interface := _interface(directories):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         gpu = choice.backend != "gloo" and torch.cuda.is_available()
         self._device = torch.device("cuda", self._seat.lane) if gpu else torch.device("cpu")
         if gpu:
@@ -144,6 +151,9 @@ class _Process:
         host = os.environ.get("MASTER_ADDR", self._hosts.all[0])
         port = int(os.environ.get("MASTER_PORT", PORT - 1))
         first = self._seat.rank == 0
+        if self._seat.world_size == 1:
+            self._kept = open_store("127.0.0.1", 0, first=True, patience=self._patience)
+            return "127.0.0.1", self._kept.port
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
             if first:
                 self._kept = open_store(host, port + 1, first=True, patience=self._patience)
@@ -202,10 +212,11 @@ class _Process:
         examination.join(self._patience, self._most_bytes())
         examination.measure_node(self._speeds)
         examination.sweep_all()
-        examination.play_tournament()
         if self._log.exists():
             log = parse_nccl_log(self._log.read_text(errors="replace").splitlines())
             meeting.put(f"log/{self._seat.node}/{self._seat.rank}", asdict(log))
+        examination.play_tournament()
+        examination.finish()
 
     def _member(self) -> Member:
         seat, versions = self._seat, doctor_node.versions()

@@ -176,6 +176,10 @@ class Examination:
         again = self._meeting.wait("again", self._followers_wait)
         self._play("again", [[(a, b) for a, b in pairs] for pairs in again])
 
+    def finish(self) -> None:
+        """Wait until everybody has said all."""
+        self._meet("finish", 1.0)
+
     def _play(self, part: str, schedule: Sequence[Sequence[Pair]]) -> dict[Pair, float]:
         """The first process returns what the pairs came to; the others do not look."""
         results: dict[Pair, float] = {}
