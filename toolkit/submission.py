@@ -48,8 +48,9 @@ def prepare(config: RunConfig, stage: str | None, region: str, now: datetime) ->
         UserError: no such stage, or AWS has no image for the region.
     """
     stages = choose_stages(config, stage)
-    cost = price(config, region, stages)
-    bundle = build_bundle(config, framework_version(config), expectations(cost.stages))
+    # Whichever stages are chosen, the bundle is the same.
+    expected = expectations(price(config, region).stages)
+    bundle = build_bundle(config, framework_version(config), expected)
     try:
         image = image_uri(config, region)
     except ValueError as error:
@@ -68,7 +69,7 @@ def prepare(config: RunConfig, stage: str | None, region: str, now: datetime) ->
         launches=tuple(launch(config, stage) for stage in stages),
         requests=requests,
         bundle=bundle,
-        cost=cost,
+        cost=price(config, region, stages),
     )
 
 

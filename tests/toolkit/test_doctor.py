@@ -95,6 +95,8 @@ def test_the_bundle_says_what_to_expect(tmp_path: Path, cli: Cli) -> None:
     cli("init", "run.yaml", "--preset", "bria-2.0")
     config = load_run(tmp_path / "run.yaml")
     bundle = prepare(config, None, "us-east-1", datetime(2026, 1, 1)).bundle
+    alone = prepare(config, "512px", "us-east-1", datetime(2026, 1, 1)).bundle
+    assert alone.sha256 == bundle.sha256
     with tarfile.open(fileobj=io.BytesIO(bundle.archive)) as archive:
         archive.extract("run.json", tmp_path, filter="data")
     expected = read_settings(tmp_path / "run.json", "256px").expected
