@@ -73,7 +73,8 @@ class PairResult:
 @dataclass(frozen=True)
 class Evidence:
     """``hosts`` are the platform's names; ``absent`` are ranks that took no part,
-    ``too_late`` those of them that came after the roll was closed.
+    ``too_late`` those of them that came after the roll was closed; ``gone`` are
+    those that left, each with the part to which it did not come any more.
 
     ``failures`` are parts that did not end, each with what one of its processes said; ``cut_short``
     is set where time ran out before all parts were measured.
@@ -87,6 +88,7 @@ class Evidence:
     members: tuple[Member, ...]
     absent: tuple[int, ...] = ()
     too_late: tuple[int, ...] = ()
+    gone: Mapping[int, str] = field(default_factory=dict)
     speeds: Mapping[int, Speeds] = field(default_factory=dict)
     world: Timed | None = None
     intra: Mapping[int, Timed] = field(default_factory=dict)
@@ -128,6 +130,7 @@ class Evidence:
             "members": [asdict(one) for one in self.members],
             "absent_ranks": list(self.absent),
             "too_late_ranks": list(self.too_late),
+            "gone": {str(rank): part for rank, part in self.gone.items()},
             "speeds": {str(rank): asdict(one) for rank, one in self.speeds.items()},
             "world": self.world and _timed(self.world),
             "intra_node": {str(node): _timed(one) for node, one in self.intra.items()},

@@ -38,13 +38,13 @@ NETWORK = Band(
     0.5,
     0.6,
     "all_reduce_perf on 2, 3 and 4 p4d.24xlarge: 57, 32 and 30 of 50 GB/s (github.com/NVIDIA/nccl "
-    "issue 527, 2022)",
+    "issue 527, 2022; taken for all types)",
 )
 NVLINK = Band(
     0.6,
     0.75,
     "all_reduce_perf inside one p4d.24xlarge: 231 of 300 GB/s (github.com/NVIDIA/nccl issue 527, "
-    "2022)",
+    "2022; taken for all types)",
 )
 MATMUL = Band(0.55, 0.7, "large bf16 products reach about 0.7 of an A100's 312 TFLOP/s (assumed)")
 

@@ -42,6 +42,7 @@ def findings(evidence: Evidence, expected: Expected | None) -> Iterator[Finding]
     yield from _gpus(evidence, expected)
     yield from _transport(evidence, expected)
     yield from _links(evidence)
+    yield from _gone(evidence)
     yield from _unfinished(evidence)
     yield from _late(evidence)
     yield from _versions(evidence)
@@ -220,6 +221,19 @@ def _links(evidence: Evidence) -> Iterator[Finding]:
             f"exclude either: {REPLACE}",
             pair,
         )
+
+
+def _gone(evidence: Evidence) -> Iterator[Finding]:
+    for one in evidence.members:
+        if one.rank in evidence.gone:
+            yield Finding(
+                "node-gone",
+                "fail",
+                f"{evidence.name(one.node)} was gone before {evidence.gone[one.rank]}: rank "
+                f"{one.rank} ended or hangs",
+                f"see its own lines; if they say nothing, {REPLACE}",
+                (one.node,),
+            )
 
 
 def _unfinished(evidence: Evidence) -> Iterator[Finding]:

@@ -309,6 +309,7 @@ class _Process:
             members=tuple(members),
             absent=tuple(rank for rank in ranks if rank not in waited),
             too_late=tuple(rank for rank in ranks if facts[rank] and rank not in waited),
+            gone={one.rank: part for one in members if (part := meeting.get(f"gone/{one.rank}"))},
             speeds={rank: Speeds(**one) for rank, one in speeds.items() if one},
             world=timed_from(world) if world else None,
             intra=_all_timed(meeting, "intra", nodes),

@@ -100,6 +100,9 @@ class Examination:
             expected=tuple(rank for rank in self._present if rank not in without),
             followers_wait=self._followers_wait,
         )
+        if self._meeting.rank == 0:
+            for rank in set(self._present) - set(roll.members):
+                self._meeting.put(f"gone/{rank}", part)
         self._present, self._last_budget = roll.members, roll.budget
         return roll.budget
 

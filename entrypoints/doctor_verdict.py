@@ -125,11 +125,11 @@ def _parts(evidence: Evidence, expected: Expected | None, given: Reference) -> I
         if many:
             yield _part("network", best, "B/s", given.network, NETWORK, given.why)
         else:
-            yield _part("nvlink", best, "B/s", given.inside, NVLINK, NVLINK.source)
+            yield _part("within nodes", best, "B/s", given.inside, NVLINK, NVLINK.source)
     worst = min(evidence.intra.items(), key=lambda one: one[1].best() or 0.0, default=None)
     if worst and (best := worst[1].best()):
         source = f"slowest node: {evidence.name(worst[0])}; {NVLINK.source}"
-        yield _part("nvlink", best, "B/s", given.inside, NVLINK, source)
+        yield _part("within nodes", best, "B/s", given.inside, NVLINK, source)
     if evidence.inter:
         total = sum(one.best() or 0.0 for one in evidence.inter.values())
         yield _part("between nodes", total, "B/s", given.network, NETWORK, given.why)

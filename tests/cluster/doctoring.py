@@ -67,6 +67,7 @@ class Cluster:
         prefix = self.prefixes[node] if self.prefixes else ()
         environment = {
             **os.environ,
+            "PYTHONPATH": str(self.job.bundle),
             "SAGEMAKER_BASE_DIR": str(self.folder(node)),
             "ACCELERATE_USE_CPU": "true",
             "OMP_NUM_THREADS": "1",

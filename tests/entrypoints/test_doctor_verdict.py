@@ -259,20 +259,23 @@ def test_a_loader_that_cannot_keep_up_is_named() -> None:
 
 
 def test_what_did_not_end_is_told_and_the_rest_is_kept() -> None:
-    cut = evidence_of(world=None, cut_short=True, failures={"world": "rank 3: timed out"})
+    cut = evidence_of(
+        world=None, cut_short=True, failures={"world": "rank 3: timed out"}, gone={3: "pairs-2"}
+    )
     verdict = judge(settings_of(), cut)
-    assert {"part-failed", "cut-short"} <= codes(verdict)
+    assert {"part-failed", "cut-short", "node-gone"} <= codes(verdict)
+    assert "algo-1 (i-00000000) was gone before pairs-2: rank 3" in verdict.sentence
     assert verdict.level == "fail"
     assert verdict.prediction is None
     assert any(part.name == "matrix products" for part in verdict.parts)
 
 
-def test_one_node_is_judged_by_its_nvlink() -> None:
+def test_one_node_is_judged_by_its_own_links() -> None:
     alone = evidence_of(nodes=1)
     world = Timed(8, {one: expected_sweep(one, 8, 50e9, 1e-5) for one in COLLECTIVES})
     verdict = judge(settings_of(), replace(alone, world=world, intra={}, inter={}, pairs=()))
-    assert "nvlink-slow" in codes(verdict)
-    assert verdict.sentence.startswith("nvlink at 22% of expected")
+    assert "within-nodes-slow" in codes(verdict)
+    assert verdict.sentence.startswith("within nodes at 22% of expected")
 
 
 def test_a_later_job_is_compared_and_accused_nodes_are_remembered(
