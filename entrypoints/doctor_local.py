@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
+from sm_train.entrypoints.components import MOMENTS
 
 SLICE_SECONDS = 0.5
 READ_SECONDS = 1.0
@@ -103,7 +104,7 @@ def read_bytes_per_second(files: list[Path]) -> float | None:
 def decoded_per_second(shards: list[Path], image_key: str, resolution: int) -> float | None:
     """Images a second that one process reads out of ``shards`` and decodes to ``resolution``.
 
-    None where no image could be decoded.
+    None where no image could be decoded, or need not be: the shards carry latents.
     """
     from sm_train.entrypoints.decode import Target
     from sm_train.entrypoints.image_header import DecodeError
@@ -112,6 +113,8 @@ def decoded_per_second(shards: list[Path], image_key: str, resolution: int) -> f
     out = torch.empty((resolution, resolution, 3), dtype=torch.uint8)
     done, started = 0, time.perf_counter()
     for content in _images(shards, tuple(f".{one}" for one in image_key.split(";"))):
+        if content is None:
+            return None
         with contextlib.suppress(DecodeError):
             target.decode(content, out)
             done += 1
@@ -120,9 +123,12 @@ def decoded_per_second(shards: list[Path], image_key: str, resolution: int) -> f
     return done / (time.perf_counter() - started) if done else None
 
 
-def _images(shards: list[Path], endings: tuple[str, ...]) -> Iterator[bytes]:
+def _images(shards: list[Path], endings: tuple[str, ...]) -> Iterator[bytes | None]:
+    """The images' bytes; None where latents are beside one."""
     for shard in shards:
         with contextlib.suppress(OSError, tarfile.TarError), tarfile.open(shard, "r|") as tar:
             for member in tar:
-                if member.name.endswith(endings) and (file := tar.extractfile(member)):
+                if member.name.endswith(f".{MOMENTS}"):
+                    yield None
+                elif member.name.endswith(endings) and (file := tar.extractfile(member)):
                     yield file.read()
