@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import random
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sm_train.entrypoints import doctor_local
 from sm_train.entrypoints.bus_bandwidth import COLLECTIVES, Collective, bus_factor
 from sm_train.entrypoints.doctor_group import Group
 from sm_train.entrypoints.doctor_node import different, installed_by_efa
@@ -27,6 +29,8 @@ from sm_train.entrypoints.doctor_sweep import SIZES, sweep, sweeps
 from sm_train.entrypoints.gpu_inventory import parse_gpus, with_links
 from sm_train.entrypoints.nccl_log import parse_nccl_log
 from sm_train.entrypoints.tournament import blame, pack_rounds, rounds
+
+from tests.cluster.jobs import sample, write_shard
 
 LIMIT = 120.0
 
@@ -183,6 +187,35 @@ def test_who_does_not_come_is_left_out_and_who_comes_late_is_told() -> None:
         Meeting(store, 2, 4).call("a", 0.3, lambda: 7.0, followers_wait=5.0)
     with pytest.raises(AbsentError, match="no word"):
         Meeting(Store(), 2, 4).call("a", 0.3, lambda: 7.0, followers_wait=0.1)
+
+
+# ------------------------------------------------------------------ a node by itself
+
+
+def test_a_node_is_measured_within_its_slices(tmp_path: Path) -> None:
+    cpu = torch.device("cpu")
+    assert doctor_local.matmul_tflops(cpu) > 0
+    assert doctor_local.host_to_device_bytes_per_second(cpu) is None
+    assert (doctor_local.disk_bytes_per_second(tmp_path) or 0) > 1e6
+    assert list(tmp_path.iterdir()) == []
+    assert doctor_local.disk_bytes_per_second(tmp_path / "missing") is None
+    small, large = tmp_path / "small", tmp_path / "large"
+    small.write_bytes(bytes(1000))
+    large.write_bytes(bytes(doctor_local.LEAST_BYTES))
+    assert doctor_local.read_bytes_per_second([small]) is None
+    assert (doctor_local.read_bytes_per_second([small, large, tmp_path / "missing"]) or 0) > 1e6
+
+
+def test_the_loaders_rate_is_of_images_that_training_would_decode(tmp_path: Path) -> None:
+    samples = {f"{number:03d}": sample(number) for number in range(8)}
+    write_shard(tmp_path / "images.tar", samples)
+    latents = {key: members | {"moments.npy": b"x"} for key, members in samples.items()}
+    write_shard(tmp_path / "latents.tar", latents)
+    (tmp_path / "damaged.tar").write_bytes(b"no tar")
+    assert (doctor_local.decoded_per_second([tmp_path / "images.tar"], "jpg;png", 8) or 0) > 0
+    assert doctor_local.decoded_per_second([tmp_path / "latents.tar"], "jpg;png", 8) is None
+    assert doctor_local.decoded_per_second([tmp_path / "damaged.tar"], "png", 8) is None
+    assert doctor_local.decoded_per_second([], "png", 8) is None
 
 
 # ------------------------------------------------------------------ what others print
