@@ -103,6 +103,18 @@ def _sizes(evidence: Evidence, expected: Expected | None) -> Iterator[Finding]:
             "start all nodes with the same number of nodes and of processes on each",
             nodes,
         )
+    lanes = max(1, evidence.world_size // max(1, len(evidence.hosts)))
+    known = {*evidence.nodes, *(rank // lanes for rank in evidence.absent)}
+    idle = tuple(node for node in range(len(evidence.hosts)) if node not in known)
+    if idle:
+        yield Finding(
+            "world-size",
+            "fail",
+            f"{', '.join(map(evidence.name, idle))}: without a process of the "
+            f"{evidence.world_size} that were started, and billed",
+            "start as many nodes as the job has hosts",
+            idle,
+        )
     if expected is None:
         return
     wanted = len(evidence.hosts) * expected.accelerators

@@ -177,6 +177,14 @@ def test_a_wrong_world_size_for_the_machines_is_said() -> None:
     assert "world-size" in codes(verdict)
 
 
+def test_a_host_without_a_process_is_named() -> None:
+    whole = evidence_of()
+    few = tuple(replace(one, world_size=24) for one in whole.members if one.node != 3)
+    verdict = judge(settings_of(), replace(whole, members=few, world_size=24))
+    [idle] = [one for one in verdict.findings if one.code == "world-size" and one.nodes]
+    assert idle.message.startswith("algo-4: without a process of the 24")
+
+
 @pytest.mark.parametrize(
     ("code", "level", "gpu"),
     [
