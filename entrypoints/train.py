@@ -80,7 +80,9 @@ def _examine(settings: Settings, directories: Directories, options: argparse.Nam
     decide(nodes=len(hosts.all), collective=settings.collective)  # whoever starts it, RANK is set
     wanted = mode(settings, hosts)
     if wanted != "off" or options.doctor_only:
-        examine(settings, options.document, fail=wanted == "fail")
+        # Who only wants to know reads the result.
+        fail = wanted == "fail" and not options.doctor_only
+        examine(settings, options.document, fail=fail)
 
 
 def _train(settings: Settings, directories: Directories) -> None:

@@ -124,7 +124,7 @@ def test_an_unfit_cluster_is_not_trained_on(tmp_path: Path) -> None:
     (config / "resourceconfig.json").write_text(json.dumps(hosts_file))
     expected = {
         "instance_type": "ml.p4d.24xlarge", "accelerators": 8, "efa": True, "network_gbps": 400,
-        "nvlink_gbytes": 300, "bf16_tflops": 312, "iterations_per_second": 100.0,
+        "nvlink_gbytes": 300, "bf16_tflops": 312, "iterations_per_second": 2000.0,
         "speed_source": "stated", "usd_per_instance_hour": 30.0,
     }  # fmt: skip
     document = json.loads((job.bundle / "run.json").read_text())
