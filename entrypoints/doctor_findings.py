@@ -199,8 +199,12 @@ def _transport(evidence: Evidence, expected: Expected | None) -> Iterator[Findin
 
 
 def accusation(evidence: Evidence) -> Blame | None:
-    """Whom the pairs accuse."""
-    return blame(evidence.node_bandwidths(), share=SLOW_SHARE)
+    """Whom the pairs accuse; those of a node that left say nothing of links."""
+    gone = {one.node for one in evidence.members if one.rank in evidence.gone}
+    values = {
+        pair: value for pair, value in evidence.node_bandwidths().items() if not gone & set(pair)
+    }
+    return blame(values, share=SLOW_SHARE)
 
 
 def _links(evidence: Evidence) -> Iterator[Finding]:

@@ -269,7 +269,7 @@ class _Process:
         verdict = conclude(self._settings, evidence, self._directories, self._events)
         meeting.put("verdict", verdict)
         deadline = time.monotonic() + FAREWELL_SECONDS
-        waiting = {one.rank for one in evidence.members} - {0}
+        waiting = {one.rank for one in evidence.members} - {0} - evidence.gone.keys()
         while waiting and time.monotonic() < deadline:
             waiting = {rank for rank in waiting if meeting.get(f"heard/{rank}") is None}
             time.sleep(POLL_SECONDS)

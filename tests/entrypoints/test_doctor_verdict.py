@@ -249,6 +249,13 @@ def test_slow_and_cut_links_and_nodes_are_told_apart() -> None:
         assert "exclude" in finding.advice
 
 
+def test_a_node_that_left_is_named_and_not_its_links() -> None:
+    whole = pair_changed(evidence_of(), {1, 3}, bandwidth=0.0, failed="timed out")
+    verdict = judge(settings_of(), replace(whole, gone={24: "pairs-1"}))
+    [finding] = verdict.findings
+    assert (finding.code, finding.nodes) == ("node-gone", (3,))
+
+
 def test_a_clock_that_runs_ahead_is_named() -> None:
     skewed = pair_changed(evidence_of(), {0, 2}, offset=4.2)
     [finding] = judge(settings_of(), skewed).findings
