@@ -20,12 +20,6 @@ CHECKPOINT_PATH = "/opt/ml/checkpoints"
 FINAL_MODEL = "final"
 """Folder below the checkpoints in which a stage leaves the model that the next one starts from."""
 
-DOCTOR_SUFFIX = "-doctor"
-"""Stands in the names of jobs that only examine, before the time."""
-
-DOCTOR_START_SECONDS = 1200
-"""For the image and the packages, at most."""
-
 ROLE_NOT_SET = "arn:aws:iam::000000000000:role/ROLE-NOT-SET"
 """Stands in a dry run for a role that the run file does not name; never submitted."""
 
@@ -65,42 +59,9 @@ def training_request(
     config: RunConfig, stage: Stage, bundle: Bundle, *, region: str, image: str, now: datetime
 ) -> TrainingRequest:
     """The request of one stage; the job's name carries ``now`` to the second."""
-    return _request(f"{config.name}-{stage.name}", config, stage, bundle, region, image, now)
-
-
-def doctor_request(
-    config: RunConfig, stage: Stage, bundle: Bundle, *, region: str, image: str, now: datetime
-) -> TrainingRequest:
-    """The request of a short job that only examines the cluster of ``stage``.
-
-    Its result lies beside the checkpoints of the stage. It reads the shards, no model.
-    """
-    name = f"{config.name}-{stage.name}{DOCTOR_SUFFIX}"
-    request = _request(name, config, stage, bundle, region, image, now)
-    request["HyperParameters"]["doctor-only"] = "true"
-    request["InputDataConfig"] = [
-        channel
-        for channel in request["InputDataConfig"]
-        if channel["ChannelName"] in ("train", "code", "sm_drivers")
-    ]
-    limit = DOCTOR_START_SECONDS + 2 * config.doctor.limit
-    request["StoppingCondition"] |= {"MaxRuntimeInSeconds": limit}
-    request.pop("RetryStrategy", None)
-    request["Tags"].append({"Key": "sm-train:doctor", "Value": "true"})
-    return request
-
-
-def _request(
-    base_name: str,
-    config: RunConfig,
-    stage: Stage,
-    bundle: Bundle,
-    region: str,
-    image: str,
-    now: datetime,
-) -> TrainingRequest:
     start = launch(config, stage)
     bucket = staging_bucket(config, region)
+    base_name = f"{config.name}-{stage.name}"
     job_name = f"{base_name}-{now:%Y%m%d%H%M%S}"
     staged = f"s3://{bucket}/{config.name}/{job_name}/input"
     request: TrainingRequest = {

@@ -11,15 +11,9 @@ from typing import TYPE_CHECKING, Any
 from sm_train.cost.assumptions import Assumptions
 from sm_train.entrypoints.doctor_history import FOLDER, results
 from sm_train.estimators.bundle import build_bundle
+from sm_train.estimators.doctor_request import SUFFIX, doctor_request
 from sm_train.estimators.launch import framework_version
-from sm_train.estimators.request import (
-    DOCTOR_SUFFIX,
-    TrainingRequest,
-    checkpoint_uri,
-    doctor_request,
-    image_uri,
-    staging_bucket,
-)
+from sm_train.estimators.request import TrainingRequest, checkpoint_uri, staging_bucket
 from sm_train.estimators.run_config import JOB_NAME_LIMIT, TIME_STAMP_LENGTH, RunConfig, Stage
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.submission import Submission, prepare, validate
@@ -100,16 +94,15 @@ def prepare_job(config: RunConfig, stage: Stage, region: str, now: datetime) -> 
     Raises:
         UserError: its name is too long, or AWS has no image for the region.
     """
-    length = len(f"{config.name}-{stage.name}{DOCTOR_SUFFIX}") + TIME_STAMP_LENGTH
+    base_name = f"{config.name}-{stage.name}"
+    length = len(base_name) + len(SUFFIX) + TIME_STAMP_LENGTH
     if length > JOB_NAME_LIMIT:
         raise UserError(
             f"name: the doctor's job name has {length} characters and SageMaker allows "
             f"{JOB_NAME_LIMIT}; shorten the run's or the stage's name by {length - JOB_NAME_LIMIT}"
         )
     submission = prepare(config, stage.name, region, now)
-    request = doctor_request(
-        config, stage, submission.bundle, region=region, image=image_uri(config, region), now=now
-    )
+    request = doctor_request(submission.requests[0], config, base_name)
     validate(request)
     seconds = Assumptions().start_up_seconds + config.doctor.limit
     price = submission.cost.stages[0].price.usd_per_instance_hour
