@@ -16,6 +16,7 @@ import tarfile
 from dataclasses import dataclass
 from importlib.resources import files
 
+from sm_train.estimators.expectation import expectations
 from sm_train.estimators.model_presets import entrypoints_folder
 from sm_train.estimators.run_config import RunConfig
 
@@ -57,16 +58,10 @@ class Bundle:
         }
 
 
-def build_bundle(
-    config: RunConfig, framework_version: str | None, expected: dict[str, object] | None = None
-) -> Bundle:
-    """Pack the bundle for a container whose PyTorch is ``framework_version`` (None: unknown).
-
-    ``expected`` is what the job's doctor compares each stage with
-    (:func:`sm_train.estimators.expectation.expectations`).
-    """
+def build_bundle(config: RunConfig, framework_version: str | None) -> Bundle:
+    """Pack the bundle for a container whose PyTorch is ``framework_version`` (None: unknown)."""
     contents = {
-        "run.json": _json(_document(config) | {"expected": expected or {}}),
+        "run.json": _json(_document(config)),
         ENTRY_SCRIPT: _LAUNCH.encode(),
         REQUIREMENTS: requirements(framework_version).encode(),
     }
@@ -95,9 +90,10 @@ def requirements(framework_version: str | None) -> str:
 
 def _document(config: RunConfig) -> dict[str, object]:
     """The run document; folders of the laptop mean nothing in the cluster and stay here."""
-    return config.model_dump(
+    document = config.model_dump(
         mode="json", exclude={"data": {"local", "local_validation"}, "model": {"local_components"}}
     )
+    return document | {"expected": expectations(config)}
 
 
 def _json(document: object) -> bytes:

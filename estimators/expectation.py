@@ -1,11 +1,16 @@
-"""What a stage's machines should give and its steps should take, for the doctor in the job."""
+"""What a stage's machines should give and its steps should take, for the doctor in the job.
+
+A pure function of the run file and of the shipped tables, so that a bundle's bytes stay one's own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
-from sm_train.cost.estimate import StageEstimate
+from sm_train.cost.estimate import Purchase, hourly_price
+from sm_train.cost.instances import instance_type
+from sm_train.cost.prices import shipped_prices
+from sm_train.estimators.run_config import RunConfig, Stage
 
 
 @dataclass(frozen=True)
@@ -23,13 +28,14 @@ class Expectation:
     usd_per_instance_hour: float | None
 
 
-def expectations(stages: Iterable[StageEstimate]) -> dict[str, object]:
-    """By the names of the stages, from how they were priced."""
-    return {one.stage.name: asdict(_expectation(one)) for one in stages}
+def expectations(config: RunConfig) -> dict[str, object]:
+    """By the names of the stages."""
+    price = _price(config)
+    return {stage.name: asdict(_expectation(config, stage, price)) for stage in config.stages}
 
 
-def _expectation(one: StageEstimate) -> Expectation:
-    machine, speed, price = one.stage.machine, one.stage.speed, one.price.usd_per_instance_hour
+def _expectation(config: RunConfig, stage: Stage, price: float | None) -> Expectation:
+    machine, speed = instance_type(config.cluster.instance_type), stage.iterations_per_second
     return Expectation(
         instance_type=machine.name,
         accelerators=machine.accelerators,
@@ -37,7 +43,17 @@ def _expectation(one: StageEstimate) -> Expectation:
         network_gbps=machine.network_gbps,
         nvlink_gbytes=machine.nvlink_gbytes,
         bf16_tflops=machine.bf16_tflops,
-        iterations_per_second=speed.iterations_per_second if speed else None,
-        speed_source=speed.basis if speed else None,
-        usd_per_instance_hour=None if price is None else float(price),
+        iterations_per_second=speed,
+        speed_source="the run file states it" if speed else None,
+        usd_per_instance_hour=price,
     )
+
+
+def _price(config: RunConfig) -> float | None:
+    """Dollars of an instance-hour; unknown without a region, and for what is prepaid."""
+    if config.region is None or config.cluster.capacity == "training-plan":
+        return None
+    purchase = Purchase(config.region, config.cluster.capacity)
+    price = hourly_price(config.cluster.instance_type, purchase, shipped_prices())
+    amount = price.usd_per_instance_hour
+    return None if amount is None else float(amount)

@@ -10,7 +10,6 @@ from sm_train.cost.assumptions import Assumptions, learned
 from sm_train.cost.document import as_document
 from sm_train.cost.estimate import Estimate, Purchase, estimate
 from sm_train.estimators.bundle import Bundle, build_bundle
-from sm_train.estimators.expectation import expectations
 from sm_train.estimators.launch import Launch, framework_version, launch
 from sm_train.estimators.request import TrainingRequest, image_uri, training_request
 from sm_train.estimators.run_config import RunConfig, Stage
@@ -48,9 +47,7 @@ def prepare(config: RunConfig, stage: str | None, region: str, now: datetime) ->
         UserError: no such stage, or AWS has no image for the region.
     """
     stages = choose_stages(config, stage)
-    # Whichever stages are chosen, the bundle is the same.
-    expected = expectations(price(config, region).stages)
-    bundle = build_bundle(config, framework_version(config), expected)
+    bundle = build_bundle(config, framework_version(config))
     try:
         image = image_uri(config, region)
     except ValueError as error:
