@@ -22,7 +22,7 @@ test-torch-2.3: $(VENV)/.installed
 	$(VENV)-torch-2.3/bin/pip install --quiet "torch==2.3.1" psutil \
 		-r estimators/data/requirements-torch-2.3.txt
 	TRAIN_PYTHON=$(CURDIR)/$(VENV)-torch-2.3/bin/python $(BIN)/pytest tests/cluster/test_training.py \
-		tests/cluster/test_families.py
+		tests/cluster/test_families.py tests/cluster/test_doctor.py
 
 # mypy does not follow an editable install's package map, so it gets one of links.
 lint: $(VENV)/.installed
@@ -48,6 +48,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/flops.py
 	$(BIN)/python benchmarks/diagnose.py
+	$(BIN)/python benchmarks/doctor.py
 
 $(VENV)/.installed: setup.cfg pyproject.toml Makefile
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'Python 3.11 or newer is needed; make PYTHON=python3.11')"

@@ -32,6 +32,9 @@ class InstanceType:
     local_nvme_gb: float | None
     bf16_tflops: float | None
     """Peak dense bf16 of one accelerator, in TFLOP a second."""
+    nvlink_gbytes: float | None = None
+    """GB a second of one accelerator to its neighbours, in one direction: half of what NVIDIA's
+    data sheets of the A100, H100, H200, B200 and B300 state for both (2020 to 2025)."""
 
     @property
     def supports_smddp(self) -> bool:
@@ -81,6 +84,7 @@ def _from_row(row: Mapping[str, str]) -> InstanceType:
         efa_interfaces=int(row["efa_interfaces"]) if row["efa_interfaces"] else None,
         local_nvme_gb=_number(row["local_nvme_gb"]),
         bf16_tflops=_number(row["bf16_tflops"]),
+        nvlink_gbytes=_number(row["nvlink_gbytes"]),
     )
 
 

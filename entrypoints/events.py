@@ -34,6 +34,10 @@ FIELDS: dict[str, frozenset[str]] = {
     "checkpoint": frozenset({"step", "path", "bytes", "seconds"}),
     # One evaluation, while training stood still; the held-out loss, if any.
     "eval": frozenset({"step", "seconds", "loss"}),
+    # The verdict on the cluster before training; bytes a second, and times slower than expected.
+    "doctor": frozenset(
+        {"level", "sentence", "seconds", "network_bytes_per_second", "slowdown", "findings"}
+    ),
     "warning": frozenset({"code", "message"}),
     "error": frozenset({"code", "message"}),
     "end": frozenset({"step", "reason", "training_seconds", "images", "iterations_per_second"}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from multiprocessing import parent_process
 from threading import Thread
 
@@ -20,3 +21,15 @@ def end_with_parent() -> None:
         os._exit(1)
 
     Thread(target=wait_for_end, daemon=True).start()
+
+
+def end_with_starter() -> None:
+    """The same for a process that was started as a program."""
+    starter = os.getppid()
+
+    def look() -> None:
+        while os.getppid() == starter:
+            time.sleep(1.0)
+        os._exit(1)
+
+    Thread(target=look, daemon=True).start()

@@ -93,6 +93,33 @@ class Heartbeat:
 
 
 @dataclass(frozen=True)
+class Doctor:
+    """The examination of the cluster before training, in ``limit`` seconds."""
+
+    mode: Literal["auto", "fail", "warn", "off"]
+    limit: int
+    max_slowdown: float
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the laptop knows of the stage's machines and of its speed; None is unknown.
+
+    ``nvlink_gbytes`` is GB/s of one GPU in one direction.
+    """
+
+    instance_type: str
+    accelerators: int
+    efa: bool
+    network_gbps: float | None
+    nvlink_gbytes: float | None
+    bf16_tflops: float | None
+    iterations_per_second: float | None
+    speed_source: str | None
+    usd_per_instance_hour: float | None
+
+
+@dataclass(frozen=True)
 class Settings:
     """One stage of a run; ``collective`` is auto, nccl or smddp."""
 
@@ -105,6 +132,8 @@ class Settings:
     evaluation: Evaluation
     checkpoint: Checkpoint
     heartbeat: Heartbeat
+    doctor: Doctor
+    expected: Expected | None = None
 
 
 def read_settings(path: Path, stage: str) -> Settings:
@@ -123,6 +152,7 @@ def read_settings(path: Path, stage: str) -> Settings:
         stages = {one["name"]: one for one in document["stages"]}
         if stage not in stages:
             raise SettingsError(f"--stage: {stage!r} is not in {path}; it has {', '.join(stages)}")
+        expected = document.get("expected", {}).get(stage)
         return Settings(
             run=document["name"],
             collective=document["cluster"]["collective"],
@@ -133,6 +163,8 @@ def read_settings(path: Path, stage: str) -> Settings:
             evaluation=_section(Evaluation, document["evaluation"]),
             checkpoint=_section(Checkpoint, document["checkpoint"]),
             heartbeat=_section(Heartbeat, document["heartbeat"]),
+            doctor=_section(Doctor, document["doctor"]),
+            expected=_section(Expected, expected) if expected else None,
         )
     except KeyError as error:
         raise SettingsError(f"{path}: {error.args[0]} is missing") from None

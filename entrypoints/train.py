@@ -16,6 +16,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from sm_train.entrypoints.backend import adopt_mpi_variables
 from sm_train.entrypoints.directories import Directories, Hosts
 from sm_train.entrypoints.events import Events
 from sm_train.entrypoints.settings import Settings, read_settings
@@ -38,7 +39,10 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         options = _options(arguments)
         settings = read_settings(options.document, options.stage)
-        _train(settings, directories)
+        adopt_mpi_variables()
+        _examine(settings, directories, options)
+        if not options.doctor_only:
+            _train(settings, directories)
     except Exception as error:
         _report(error, directories)
         # A peer may wait in a collective for ever: leave without asking it.
@@ -59,8 +63,26 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train one stage of a run.", allow_abbrev=False)
     parser.add_argument("--stage", required=True)
     parser.add_argument("--document", type=Path, default=Path(sys.argv[0]).parent / "run.json")
+    # A hyperparameter has a value, and the container's toolkit writes it as Python would.
+    parser.add_argument("--doctor-only", choices=("true", "True"))
     # The platform hands its own hyperparameters on as further arguments.
     return parser.parse_known_args(arguments)[0]
+
+
+def _examine(settings: Settings, directories: Directories, options: argparse.Namespace) -> None:
+    """Let the doctor look at the cluster, if the run file says so or nothing else is wanted.
+
+    Raises:
+        UnfitClusterError: the run file says not to train on such a cluster.
+    """
+    from sm_train.entrypoints.doctor import examine, mode
+
+    hosts = Hosts.read(directories)
+    wanted = mode(settings, hosts)
+    if wanted != "off" or options.doctor_only:
+        # Who only wants to know reads the result.
+        fail = wanted == "fail" and not options.doctor_only
+        examine(settings, options.document, fail=fail)
 
 
 def _train(settings: Settings, directories: Directories) -> None:
@@ -242,6 +264,9 @@ def _save_final(trainer: Trainer, *, main: bool) -> None:
         return
     save_model(directories.checkpoints / FRAME, trainer.parts, weights, directories.model)
     shutil.copytree(directories.model, directories.checkpoints / "final", dirs_exist_ok=True)
+    if (examined := directories.checkpoints / "doctor").is_dir():
+        # What is known of the machines goes with the model to the next stage.
+        shutil.copytree(examined, directories.checkpoints / "final" / "doctor", dirs_exist_ok=True)
 
 
 def _report(error: Exception, directories: Directories) -> None:

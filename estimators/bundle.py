@@ -16,6 +16,7 @@ import tarfile
 from dataclasses import dataclass
 from importlib.resources import files
 
+from sm_train.estimators.expectation import expectations
 from sm_train.estimators.model_presets import entrypoints_folder
 from sm_train.estimators.own_code import (
     OWN_PACKAGES,
@@ -33,6 +34,8 @@ ENTRY_SCRIPT = "train.py"
 LAUNCHER = "sm_train.entrypoints.launch"
 """The module of the bundle that starts the entry script on all GPUs of a machine."""
 DOCUMENT = "run.json"
+EXPECTED = "expected"
+"""The document's key that is no part of the run file: what is expected of the machines."""
 LARGE_BYTES = 50_000_000
 """Every instance of every attempt fetches and unpacks the bundle; more than this is a mistake."""
 
@@ -85,7 +88,7 @@ def build_bundle(
         CodeError: the user's code lacks the entry, takes a name of ours or holds a secret.
     """
     own = own or OwnCode()
-    contents = {DOCUMENT: _json(run_document(config)), **_own_files(config, own)}
+    contents = {DOCUMENT: _json(_job_document(config)), **_own_files(config, own)}
     if not config.cluster.network_isolation:
         # Isolated, nothing can be fetched: the image has it all.
         contents[REQUIREMENTS] = merged(requirements(framework_version), own.packages).encode()
@@ -105,7 +108,7 @@ def bundle_again(
     Its packages stay, too, unless the image has changed and takes others.
     """
     contents = unpack(archive)
-    contents[DOCUMENT] = _json(run_document(config))
+    contents[DOCUMENT] = _json(_job_document(config))
     ours, _, own = contents.pop(REQUIREMENTS, b"").decode().partition(OWN_PACKAGES)
     if not config.cluster.network_isolation:
         needed = ours if ours and same_image else requirements(framework_version)
@@ -172,6 +175,11 @@ def run_document(config: RunConfig) -> dict[str, object]:
     )
     # The files of the run's own code lie beside the document.
     return document | {"code": "." if config.code is not None else None}
+
+
+def _job_document(config: RunConfig) -> dict[str, object]:
+    """The run document, with what the job should know of its machines."""
+    return run_document(config) | {EXPECTED: expectations(config)}
 
 
 def _json(document: object) -> bytes:

@@ -130,10 +130,13 @@ def _source(request: TrainingRequest, archive: Path, bundle: Bundle) -> dict[str
     from sagemaker.core.training.configs import SourceCode
 
     packages = any(file.path == REQUIREMENTS for file in bundle.files)
-    stage = request["HyperParameters"]["stage"]
+    arguments = [
+        word for key, value in request["HyperParameters"].items() for word in (f"--{key}", value)
+    ]
     source = SourceCode(
         source_dir=str(archive),
-        command=f"exec $SM_PYTHON_CMD -m {LAUNCHER} {bundle.entry} --stage {stage}",
+        command=f"exec $SM_PYTHON_CMD -m {LAUNCHER} {bundle.entry}",
+        args=arguments,
         requirements=REQUIREMENTS if packages else None,
     )
     return {"source_code": source}

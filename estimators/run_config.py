@@ -317,6 +317,25 @@ class Recovery(Section):
     )
 
 
+class Doctor(Section):
+    """Whether the cluster is examined before training: GPUs, network, files."""
+
+    mode: Annotated[
+        Literal["auto", "fail", "warn", "off"],
+        BeforeValidator(lambda value: "off" if value is False else value),  # YAML's word for it
+    ] = Field(
+        default="auto",
+        description="fail does not train on an unfit cluster, warn says so; auto warns on several "
+        "instances and is off on one, and in local runs.",
+    )
+    limit: Annotated[Duration, Field(ge=30, le=900)] = Field(
+        default=120, description="The examination ends after this, with what is known by then."
+    )
+    max_slowdown: Annotated[float, BeforeValidator(no_bool), Field(gt=1, le=100)] = Field(
+        default=1.5, description="Predicted to be so many times slower, the cluster is unfit."
+    )
+
+
 class Budget(Section):
     """The most that the whole run may cost."""
 
@@ -370,6 +389,7 @@ class RunConfig(Section):
     checkpoint: Checkpoint = Checkpoint()
     heartbeat: Heartbeat = Heartbeat()
     recovery: Recovery = Recovery()
+    doctor: Doctor = Doctor()
     budget: Budget | None = None
 
     @field_validator("entry")

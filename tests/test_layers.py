@@ -45,7 +45,8 @@ def test_cost_is_standard_library_only() -> None:
     "module",
     [
         "events", "directories", "shards", "shard_index", "shard_description",
-        "pack_run", "pack_lambda", "pack_processing",
+        "pack_run", "pack_lambda", "pack_processing", "doctor_verdict", "doctor_history",
+        "doctor_report", "doctor",
     ],
 )  # fmt: skip
 def test_what_a_laptop_shares_with_the_cluster_needs_no_torch(module: str) -> None:

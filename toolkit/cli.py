@@ -27,6 +27,7 @@ COMMANDS = {
     "image": "Print the container image of a run, or a Dockerfile for your own.",
     "iam": "Print the least IAM policies for a run: yours and its job's.",
     "diagnose": "Say why a job failed, from its logs.",
+    "doctor": "Examine a cluster: GPUs, network, files, and what they do to the run.",
     "sample": "Draw images from a checkpoint into a grid.",
     "compare": "Make a page on which people judge two checkpoints blindly.",
     "template": "Print a CloudFormation template: packing or watching in Lambda.",

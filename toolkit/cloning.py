@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
-from sm_train.estimators.bundle import DOCUMENT, Bundle, bundle_again, unpack
+from sm_train.estimators.bundle import DOCUMENT, EXPECTED, Bundle, bundle_again, unpack
 from sm_train.estimators.launch import pytorch_version
 from sm_train.estimators.request import code_uri, staging_bucket
 from sm_train.estimators.run_config import RunConfig
@@ -45,6 +45,7 @@ def clone(
     if DOCUMENT not in files:
         raise UserError(f"--clone: the bundle of {job} holds no run document; it is not ours")
     document = json.loads(files[DOCUMENT])
+    document.pop(EXPECTED, None)
     try:
         config = changed(document, changes, job)
         if config.name == document["name"] and not _names(changes):

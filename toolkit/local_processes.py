@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import psutil
@@ -46,12 +46,24 @@ class NodeFailure:
 class LocalProcesses:
     """The running launchers of one stage; leaving the context leaves no process behind."""
 
-    def __init__(self, folders: LocalFolders, stage: Stage, *, processes: int, cpu: bool) -> None:
+    def __init__(
+        self,
+        folders: LocalFolders,
+        stage: Stage,
+        *,
+        processes: int,
+        cpu: bool,
+        options: Sequence[str] = (),
+    ) -> None:
         self._folders = folders
         self._lines: queue.Queue[tuple[int, str | None]] = queue.Queue()
         port = _free_port()
         self._nodes = [
-            _Node(_launch(folders, stage, rank, processes=processes, cpu=cpu, port=port))
+            _Node(
+                _launch(
+                    folders, stage, rank, processes=processes, cpu=cpu, port=port, options=options
+                )
+            )
             for rank in range(len(folders.nodes))
         ]
         for rank, node in enumerate(self._nodes):
@@ -121,7 +133,14 @@ def _family(pid: int) -> list[psutil.Process]:
 
 
 def _launch(
-    folders: LocalFolders, stage: Stage, rank: int, *, processes: int, cpu: bool, port: int
+    folders: LocalFolders,
+    stage: Stage,
+    rank: int,
+    *,
+    processes: int,
+    cpu: bool,
+    port: int,
+    options: Sequence[str],
 ) -> subprocess.Popen[str]:
     nodes = len(folders.nodes)
     world_size = nodes * processes
@@ -136,7 +155,7 @@ def _launch(
     command += ["--num_machines", str(nodes), "--machine_rank", str(rank)]
     command += ["--num_processes", str(world_size)]
     command += ["--mixed_precision", "no", "--dynamo_backend", "no"]
-    command += [folders.entry, "--stage", stage.name]
+    command += [folders.entry, "--stage", stage.name, *options]
     return subprocess.Popen(
         command,
         cwd=folders.bundle,

@@ -37,8 +37,11 @@ def run_stage(
     processes: int,
     output: Path,
     console: Console,
+    options: tuple[str, ...] = (),
 ) -> LocalFolders:
     """Train one stage on this machine and return where its files are.
+
+    ``options`` are the entry script's.
 
     Raises:
         UserError: it cannot start (exit 2 or 3) or a process failed (exit 6).
@@ -50,7 +53,7 @@ def run_stage(
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     folders = lay_out(config, stage, bundle, base=base, nodes=nodes, output=output)
-    with LocalProcesses(folders, stage, processes=processes, cpu=cpu) as running:
+    with LocalProcesses(folders, stage, processes=processes, cpu=cpu, options=options) as running:
         try:
             _follow(running, folders, stage, console)
         except KeyboardInterrupt:
@@ -113,6 +116,8 @@ class _Show:
     def __call__(self, event: Event) -> None:
         if event["kind"] in ("warning", "error"):
             self.say(f"{event['kind']} (rank {event['rank']}): {event['message']}")
+        elif event["kind"] == "doctor":
+            self.say(f"doctor ({event['level']}): {event['sentence']}")
         elif event["rank"] == 0:
             self.event(event)
 

@@ -138,8 +138,17 @@ def confirm(what: str, cost: Estimate) -> None:
     """
     total = as_document(cost)["total"]
     amount = "an unknown price" if not total["cost_at_least_usd"] else total_dollars(total)
+    agree(f"{what} for {amount}?")
+
+
+def agree(question: str) -> None:
+    """Ask a question that only a yes answers well.
+
+    Raises:
+        UserError: nobody said yes.
+    """
     try:
-        agreed = click.confirm(f"{what} for {amount}?", err=True)
+        agreed = click.confirm(question, err=True)
     except click.Abort:
         if sys.stdin.isatty():  # Ctrl-C at the question
             raise

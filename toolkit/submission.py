@@ -73,7 +73,7 @@ def prepare(
         )
     )
     for request in requests:
-        _validate(request)
+        validate(request)
     return Submission(
         config=config,
         region=region,
@@ -151,7 +151,7 @@ def choose_stages(config: RunConfig, name: str | None) -> tuple[Stage, ...]:
     return chosen
 
 
-def _validate(request: TrainingRequest) -> None:
+def validate(request: TrainingRequest) -> None:
     """Hold the request against botocore's own model of the service, offline."""
     import botocore.loaders
     import botocore.model

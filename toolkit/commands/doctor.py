@@ -1,0 +1,140 @@
+"""``sm-train doctor``: examines a cluster: GPUs, network, files, and what they do to the run."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from sm_train.toolkit.errors import ExitCode, UserError
+
+if TYPE_CHECKING:
+    from sm_train.estimators.run_config import RunConfig, Stage
+    from sm_train.toolkit.doctoring import DoctorJob
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--stage", metavar="S", help="The stage's cluster; the run file's first otherwise.")
+@click.option("--local", is_flag=True, help="Examine this machine, with emulated instances.")
+@click.option("--nodes", type=click.IntRange(1), help="--local: emulated instances.")
+@click.option(
+    "--processes", type=click.IntRange(1), default=1, show_default=True,
+    help="--local: processes on each emulated instance.",
+)  # fmt: skip
+@click.option(
+    "--output", type=click.Path(path_type=Path, file_okay=False),
+    help="--local: the local run's folder, in which the result is kept (local-runs/NAME).",
+)  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Print the job's request; touch no network.")
+@click.option("--yes", "-y", is_flag=True, help="Start without asking.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
+@click.pass_obj
+def command(
+    options: dict[str, Any],
+    run: Path,
+    stage: str | None,
+    local: bool,
+    nodes: int | None,
+    processes: int,
+    output: Path | None,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Examine the cluster of RUN: here with --local, else by a short job that does nothing else.
+
+    Training jobs on several instances examine their cluster by themselves (doctor.mode in the run
+    file). Exit code 3 says that the cluster is unfit.
+    """
+    from sm_train.toolkit import aws
+    from sm_train.toolkit.doctoring import prepare_job
+    from sm_train.toolkit.own_code import bundle_of
+    from sm_train.toolkit.run_files import load
+    from sm_train.toolkit.submission import choose_stages
+
+    config = load(run)
+    chosen = choose_stages(config, stage)[0]
+    if local:
+        _examine_here(config, chosen, run.parent, nodes, processes, output, as_json)
+        return
+    region = aws.resolve_region(options["region"], config.region, options["profile"])
+    job = prepare_job(config, chosen, bundle_of(config, run.parent), region, datetime.now())
+    if dry_run:
+        _show(job, as_json)
+        return
+    _send(config, job, options["profile"], yes=yes, as_json=as_json)
+
+
+def _examine_here(
+    config: RunConfig,
+    stage: Stage,
+    base: Path,
+    nodes: int | None,
+    processes: int,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    from sm_train.toolkit.doctor_view import show_result
+    from sm_train.toolkit.doctoring import examine_here
+    from sm_train.toolkit.local_run import default_nodes
+    from sm_train.toolkit.output import people, write_json
+
+    count = nodes or default_nodes(stage)
+    document = examine_here(
+        config, stage, base=base, nodes=count, processes=processes,
+        output=output or Path("local-runs") / config.name, console=people(),
+    )  # fmt: skip
+    show_result(document, people())
+    if as_json:
+        write_json(document)
+    if document["verdict"]["level"] == "fail":
+        raise UserError("the cluster is unfit: see the findings", ExitCode.PREFLIGHT)
+
+
+def _show(job: DoctorJob, as_json: bool) -> None:
+    from sm_train.toolkit.output import write_json
+
+    write_json(job.as_dict() if as_json else job.request)
+    click.echo(_price(job), err=True)
+
+
+def _price(job: DoctorJob) -> str:
+    from sm_train.toolkit.amounts import dollars, span
+
+    stage = job.submission.stages[0]
+    return (
+        f"{stage.instances} × {job.submission.config.cluster.instance_type} for about "
+        f"{span(job.seconds)}: {dollars(job.cost_usd)}; the result goes to {job.results_uri}"
+    )
+
+
+def _send(
+    config: RunConfig, job: DoctorJob, profile: str | None, *, yes: bool, as_json: bool
+) -> None:
+    from sm_train.estimators.model_trainer import send
+    from sm_train.estimators.request import staging_bucket
+    from sm_train.toolkit import aws
+    from sm_train.toolkit.output import write_json
+    from sm_train.toolkit.sending import agree
+
+    region, stage = job.submission.region, job.submission.stages[0]
+    if config.role is None:
+        raise UserError(
+            "role: not set; write role: arn:aws:iam::ACCOUNT:role/NAME in the run file",
+            ExitCode.PERMISSION,
+        )
+    session = aws.open_session(profile, region)
+    bucket = staging_bucket(config, region)
+    aws.require_bucket(session, bucket, region, "bucket")
+    aws.require_shards(session, config.data.uri, stage.instances)
+    click.echo(_price(job), err=True)
+    if not yes:
+        agree("Start it?")
+    with aws.refusals_in_words("CreateTrainingJob"):
+        send(job.request, job.submission.bundle, boto_session=session, bucket=bucket)
+    name = job.request["TrainingJobName"]
+    if as_json:
+        write_json({"training_job_name": name, "region": region, "results": job.results_uri})
+    click.echo(f"Started {name}", err=True)
