@@ -70,7 +70,6 @@ def decide(*, nodes: int, collective: str) -> Choice:
     """:func:`choose` for this process, from its environment and its machine."""
     import torch
 
-    _adopt_mpi_variables()
     return choose(
         instance_type=os.environ.get("SM_CURRENT_INSTANCE_TYPE"),
         nodes=nodes,
@@ -87,7 +86,7 @@ def _cpu_asked_for() -> bool:
     return os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
 
 
-def _adopt_mpi_variables(environment: Mapping[str, str] = os.environ) -> None:
+def adopt_mpi_variables(environment: Mapping[str, str] = os.environ) -> None:
     """Processes that smddprun starts through MPI know their rank under MPI's names."""
     names = {
         "RANK": "OMPI_COMM_WORLD_RANK",

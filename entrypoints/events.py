@@ -7,14 +7,20 @@ always carries. Times are Unix seconds, durations are ``*_seconds``, unknown is 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TextIO
 
 PREFIX = "SMT "
+
+_KEPT = 100
+"""Events that are kept for who looks into a stall."""
 
 FIELDS: dict[str, frozenset[str]] = {
     # The run as it really is, said once before the first step.
@@ -29,8 +35,13 @@ FIELDS: dict[str, frozenset[str]] = {
     ),
     # How an epoch comes out: samples read, repeated to make processes equal, seen by no instance.
     "epoch": frozenset({"epoch", "samples", "batches", "repeated", "unseen"}),
-    # Said by a thread apart from the training step.
+    # Said for each machine by a process apart from training; of its most silent process.
     "heartbeat": frozenset({"step", "seconds_since_step"}),
+    # What a machine's network, disks and GPUs did, and each of its processes, since the last.
+    "node": frozenset(
+        "network_receive_bytes_per_second network_send_bytes_per_second read_bytes_per_second "
+        "gpus ranks straggler_ratio".split()
+    ),
     "checkpoint": frozenset({"step", "path", "bytes", "seconds"}),
     # One evaluation, while training stood still; the held-out loss, if any.
     "eval": frozenset({"step", "seconds", "loss"}),
@@ -71,8 +82,12 @@ class Events:
         rank: int,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.time,
+        keep: Path | None = None,
     ) -> None:
+        """The last events are also kept in the file ``keep``."""
         self._node, self._rank = node, rank
+        self._kept = deque[str](maxlen=_KEPT)
+        self._keep = keep
         self._stream = stream or sys.stdout
         self._clock = clock
 
@@ -81,6 +96,10 @@ class Events:
         line = format_event(kind, fields, time=self._clock(), node=self._node, rank=self._rank)
         self._stream.write(f"{readable}\n{line}\n")
         self._stream.flush()
+        if self._keep is not None:
+            self._kept.append(f"{line}\n")
+            with contextlib.suppress(OSError):
+                self._keep.write_text("".join(self._kept))
 
     def warn(self, code: str, message: str, **fields: Any) -> None:
         """Write a ``warning`` event."""

@@ -88,13 +88,31 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    interval: int
-    stall_after: int
+    """``min`` and ``max`` bound the learned limits; ``on_stall`` is end or report."""
+
+    interval: float
+    min: float
+    max: float
+    on_stall: str
+    metrics_interval: float
+
+
+@dataclass(frozen=True)
+class Alerts:
+    """Names of secrets, never what they hold; ``level`` is the least that is sent."""
+
+    slack_secret: str | None
+    webhook_secret: str | None
+    sns_topic: str | None
+    level: str
 
 
 @dataclass(frozen=True)
 class Settings:
-    """One stage of a run; ``collective`` is auto, nccl or smddp."""
+    """One stage of a run; ``collective`` is auto, nccl or smddp.
+
+    ``usd_per_instance_hour`` is None where the laptop knew no price.
+    """
 
     run: str
     collective: str
@@ -105,6 +123,8 @@ class Settings:
     evaluation: Evaluation
     checkpoint: Checkpoint
     heartbeat: Heartbeat
+    alerts: Alerts
+    usd_per_instance_hour: float | None
 
 
 def read_settings(path: Path, stage: str) -> Settings:
@@ -133,6 +153,8 @@ def read_settings(path: Path, stage: str) -> Settings:
             evaluation=_section(Evaluation, document["evaluation"]),
             checkpoint=_section(Checkpoint, document["checkpoint"]),
             heartbeat=_section(Heartbeat, document["heartbeat"]),
+            alerts=_section(Alerts, document["alerts"]),
+            usd_per_instance_hour=document.get("usd_per_instance_hour"),
         )
     except KeyError as error:
         raise SettingsError(f"{path}: {error.args[0]} is missing") from None

@@ -16,8 +16,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from sm_train.entrypoints.backend import adopt_mpi_variables
 from sm_train.entrypoints.directories import Directories, Hosts
 from sm_train.entrypoints.events import Events
+from sm_train.entrypoints.heartbeat import heartbeat
+from sm_train.entrypoints.pulse import Pulse, Section, events_file, pulse_folder
 from sm_train.entrypoints.settings import Settings, read_settings
 
 if TYPE_CHECKING:
@@ -38,7 +41,9 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         options = _options(arguments)
         settings = read_settings(options.document, options.stage)
-        _train(settings, directories)
+        adopt_mpi_variables()
+        with heartbeat(options.document, options.stage) as pulse:
+            _train(settings, directories, pulse)
     except Exception as error:
         _report(error, directories)
         # A peer may wait in a collective for ever: leave without asking it.
@@ -63,7 +68,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_known_args(arguments)[0]
 
 
-def _train(settings: Settings, directories: Directories) -> None:
+def _train(settings: Settings, directories: Directories, pulse: Pulse) -> None:
     from accelerate import Accelerator
     from accelerate.utils import DistributedDataParallelKwargs, set_seed
     from sm_train.entrypoints.backend import decide, join
@@ -84,7 +89,8 @@ def _train(settings: Settings, directories: Directories) -> None:
             DistributedDataParallelKwargs(gradient_as_bucket_view=True, static_graph=True)
         ],
     )
-    events = Events(node=hosts.rank, rank=accelerator.process_index)
+    last_events = events_file(pulse_folder(), accelerator.local_process_index)
+    events = Events(node=hosts.rank, rank=accelerator.process_index, keep=last_events)
     seat = _seat(accelerator, hosts)
     index = next(iter(sorted(directories.channel("index").rglob("*.parquet"))), None)
     catalogue = _survey(directories, "train", index, seat, events)
@@ -107,7 +113,7 @@ def _train(settings: Settings, directories: Directories) -> None:
     trainer = Trainer(settings, parts, accelerator, directories, events, catalogue, seat, held_out)
     if accelerator.is_main_process:
         _announce(trainer, choice, hosts)
-    _run(trainer, stop)
+    _run(trainer, pulse, stop)
     accelerator.wait_for_everyone()
 
 
@@ -208,19 +214,14 @@ def _announce(trainer: Trainer, choice: Choice, hosts: Hosts) -> None:
         events.write("warning", f"WARNING: {message}", code="random-part", message=message)
 
 
-def _run(trainer: Trainer, stop: StopRequest) -> None:
-    from sm_train.entrypoints.heartbeat import Heartbeat
-
-    beat = trainer.settings.heartbeat
+def _run(trainer: Trainer, pulse: Pulse, stop: StopRequest) -> None:
     main = trainer.accelerator.is_main_process
-    with Heartbeat(
-        trainer.events, interval=beat.interval, stall_after=beat.stall_after
-    ) as heartbeat:
-        ended = trainer.run(heartbeat, stop)
-        if ended.reason == "done":
-            _save_final(trainer, main=main)
-        if main:
-            trainer.say_end(ended)
+    ended = trainer.run(pulse, stop)
+    pulse.enter(Section.FINISH, trainer.learner.step)
+    if ended.reason == "done":
+        _save_final(trainer, main=main)
+    if main:
+        trainer.say_end(ended)
 
 
 def _save_final(trainer: Trainer, *, main: bool) -> None:

@@ -57,10 +57,16 @@ class Bundle:
         }
 
 
-def build_bundle(config: RunConfig, framework_version: str | None) -> Bundle:
-    """Pack the bundle for a container whose PyTorch is ``framework_version`` (None: unknown)."""
+def build_bundle(
+    config: RunConfig, framework_version: str | None, usd_per_instance_hour: float | None = None
+) -> Bundle:
+    """Pack the bundle for a container whose PyTorch is ``framework_version`` (None: unknown).
+
+    ``usd_per_instance_hour`` lets alerts say what a stall costs.
+    """
+    document = {**_document(config), "usd_per_instance_hour": usd_per_instance_hour}
     contents = {
-        "run.json": _json(_document(config)),
+        "run.json": _json(document),
         ENTRY_SCRIPT: _LAUNCH.encode(),
         REQUIREMENTS: requirements(framework_version).encode(),
     }

@@ -18,7 +18,7 @@ from sm_train.estimators.model_presets import preset_names, preset_prediction
 TIME_STAMP_LENGTH = len("-YYYYmmddHHMMSS")
 JOB_NAME_LIMIT = 63  # botocore's service model, TrainingJobName
 ENVIRONMENT_LIMIT = 100
-OWN_ENVIRONMENT = 4
+OWN_ENVIRONMENT = 8
 """Variables that a request adds to the user's own (estimators.request), at most."""
 
 SMDDP_FRAMEWORK = "2.3.0"
@@ -66,6 +66,9 @@ _VERSION = r"^\d+\.\d+(\.\d+)?$"
 _REGION = r"^[a-z]{2}(-[a-z]+)+-\d$"
 _ROLE = r"^arn:aws[a-z-]*:iam::\d{12}:role/[\w+=,.@/-]+$"
 _BUCKET = r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$"
+# No colon but ssm: and an ARN's, so no address: a run file is no place for one.
+_SECRET = r"^(ssm:|arn:aws[a-z-]*:(secretsmanager|ssm):[a-z0-9-]+:\d{12}:\w+[:/])?[\w/+=.@-]+$"
+_TOPIC = r"^arn:aws[a-z-]*:sns:[a-z0-9-]+:\d{12}:[\w-]+$"
 
 _PATTERN_WORDS = {
     _PLAIN: "must be without quotes, backslashes and line ends",
@@ -76,6 +79,8 @@ _PATTERN_WORDS = {
     _REGION: "must be a region such as us-east-1",
     _ROLE: "must be a role's ARN such as arn:aws:iam::111122223333:role/sm-train",
     _BUCKET: "must be a bucket's name, without s3://",
+    _SECRET: "must be the name of a secret, or ssm: and a parameter's name; never the address",
+    _TOPIC: "must be a topic's ARN such as arn:aws:sns:us-east-1:111122223333:sm-train",
 }
 
 
@@ -87,6 +92,7 @@ def words_for_pattern(pattern: str) -> str:
 PlainText = Annotated[str, Field(pattern=_PLAIN, max_length=256)]
 Name = Annotated[str, Field(pattern=_NAME, max_length=JOB_NAME_LIMIT)]
 PromptText = Annotated[str, Field(min_length=1, max_length=1000)]
+SecretName = Annotated[str, Field(pattern=_SECRET, max_length=512)]
 S3Uri = Annotated[str, Field(pattern=_S3_URI, max_length=1024)]
 
 
@@ -408,20 +414,54 @@ class Checkpoint(Section):
 
 
 class Heartbeat(Section):
-    """How soon silence is noticed."""
+    """How soon silence is noticed, and what is done then.
 
-    interval: Annotated[Duration, Field(ge=1)] = 30
-    stall_after: Annotated[Duration, Field(ge=1)] = Field(
-        default=900, description="Without a step for this long, every rank prints its stacks."
+    The limits of steps, data, checkpoints and evaluations are learned, each its own, as five
+    times what they ever took; the others come once and have the longest limit.
+    """
+
+    interval: Annotated[Duration, Field(ge=1)] = Field(
+        default=30, description="Between two `heartbeat` events of a machine."
+    )
+    min: Annotated[Duration, Field(ge=1)] = Field(
+        default=120, description="No limit is learned below this: storage may hesitate as long."
+    )
+    max: Annotated[Duration, Field(ge=1)] = Field(
+        default=1200, description="No limit is above this; it holds until one is learned."
+    )
+    on_stall: Literal["end", "report"] = Field(
+        default="end",
+        description="end keeps the evidence and ends the job, which can then be resumed; report "
+        "leaves it as it is.",
+    )
+    metrics_interval: Annotated[Duration, Field(ge=10)] = Field(
+        default=60, description="Between two `node` events: network, GPUs, stragglers."
     )
 
     @model_validator(mode="after")
-    def _longer_than_a_beat(self) -> Heartbeat:
-        if self.stall_after <= self.interval:
-            raise ValueError(
-                f"stall_after: {self.stall_after} s must be longer than interval {self.interval} s"
-            )
+    def _bounds_in_order(self) -> Heartbeat:
+        if self.max < self.min:
+            raise ValueError(f"max: {self.max} s is less than min {self.min} s")
         return self
+
+
+class Alerts(Section):
+    """Who is told by the job itself. Addresses are secrets: here stand only their names."""
+
+    slack_secret: SecretName | None = Field(
+        default=None,
+        description="Slack's incoming webhook: a secret's name in Secrets Manager, or ssm: and a "
+        "parameter's name. The job's role must be allowed to read it.",
+    )
+    webhook_secret: SecretName | None = Field(
+        default=None, description="Any webhook, named alike: gets every field as JSON."
+    )
+    sns_topic: Annotated[str, Field(pattern=_TOPIC)] | None = Field(
+        default=None, description="ARN of an SNS topic to which the job's role may publish."
+    )
+    level: Literal["info", "warning", "critical"] = Field(
+        default="warning", description="The least that is sent."
+    )
 
 
 class Budget(Section):
@@ -458,6 +498,7 @@ class RunConfig(Section):
     evaluation: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
     heartbeat: Heartbeat = Heartbeat()
+    alerts: Alerts = Alerts()
     budget: Budget | None = None
 
     @model_validator(mode="after")

@@ -47,7 +47,11 @@ def prepare(config: RunConfig, stage: str | None, region: str, now: datetime) ->
         UserError: no such stage, or AWS has no image for the region.
     """
     stages = choose_stages(config, stage)
-    bundle = build_bundle(config, framework_version(config))
+    cost = price(config, region, stages)
+    hourly = cost.stages[0].price.usd_per_instance_hour
+    bundle = build_bundle(
+        config, framework_version(config), None if hourly is None else float(hourly)
+    )
     try:
         image = image_uri(config, region)
     except ValueError as error:
@@ -66,7 +70,7 @@ def prepare(config: RunConfig, stage: str | None, region: str, now: datetime) ->
         launches=tuple(launch(config, stage) for stage in stages),
         requests=requests,
         bundle=bundle,
-        cost=price(config, region, stages),
+        cost=cost,
     )
 
 

@@ -60,7 +60,7 @@ def _clusters(draw: st.DrawFn) -> dict[str, Any]:
             st.dictionaries(
                 st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,20}", fullmatch=True),
                 _plain.filter(lambda text: len(text) <= 512),
-                max_size=96,
+                max_size=92,
             )
         ),
     }
