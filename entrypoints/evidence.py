@@ -7,6 +7,7 @@ S3, under names that no other process and no other attempt uses.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -27,8 +28,11 @@ _SECONDS, _RECORDER_SECONDS, _COMMAND_SECONDS = 15.0, 10.0, 10.0
 _WORKERS = 16
 """Child processes of one rank whose stacks are taken, at most."""
 
-_TELLING = ("xid", "nvrm", "oom", "out of memory", "nvme", "i/o error", "efa", "hung_task")
-"""Words of the kernel's log that may explain a stall."""
+_TELLING = re.compile(
+    r"\b(xid|nvrm|efa|nvme\d*|oom-killer|hung_task)\b|out of memory|i/o error|blocked for more",
+    re.IGNORECASE,
+)
+"""What in the kernel's log may explain a stall."""
 
 
 @dataclass(frozen=True)
@@ -143,11 +147,7 @@ def _machine(pids: Sequence[int]) -> str:
         parts += [processes.describe(one) for one in (pid, *_workers(pid))]
     parts.append(_output(["nvidia-smi"]))
     parts.append(_output(["nvidia-smi", "-q", "-d", "ECC,TEMPERATURE,CLOCK,PERFORMANCE"]))
-    complaints = [
-        line
-        for line in _output(["dmesg"]).splitlines()
-        if any(word in line.lower() for word in _TELLING)
-    ]
+    complaints = [line for line in _output(["dmesg"]).splitlines() if _TELLING.search(line)]
     if complaints:
         parts.append("kernel log:\n" + "\n".join(complaints[-50:]))
     return "\n\n".join(part for part in parts if part) + "\n"

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from sm_train.entrypoints import evidence, node_metrics, processes
 from sm_train.entrypoints.alerts import Alert
@@ -72,7 +73,7 @@ class Monitor:
         self._settings, self._directories, self._place = settings, directories, place
         self._pulses, self._events, self._delivery = pulses, events, delivery
         self._neighbours, self._clock = neighbours, clock
-        self.look_seconds = min(LOOK_SECONDS, beat.min / 4)
+        self.look_seconds = look_seconds(settings)
         bounds = Bounds(beat.min, beat.max)
         self._patience = Patience(bounds, pause=max(5.0, 5 * self.look_seconds))
         self._readers: list[Reader] = []
@@ -97,7 +98,7 @@ class Monitor:
         signs = [reader.sign() for reader in self._readers]
         if not signs:
             return
-        if self._is_due("learn", now, LEARN_SECONDS):
+        if self._is_due("learn", now, min(LEARN_SECONDS, self._settings.heartbeat.min)):
             self._learn()
         overdue = self._patience.overdue(signs, now)
         if self._neighbours is not None:
@@ -154,7 +155,7 @@ class Monitor:
         usual = self._usual(first.section)
         symptom = (
             f"no sign for {silent:.0f} s in {first.section.words} after step {first.step} "
-            f"(limit {limit:.0f} s, {usual})"
+            f"(limit {limit:.3g} s, {usual})"
         )
         self._stalled, self._stalled_at = {one.rank: one.marks for one in signs}, now - silent
         found = self._gather(signs, symptom)
@@ -368,20 +369,19 @@ class Monitor:
         if before is None:
             return
         figures = node_metrics.event_fields(before, reading)
-        medians = [one["step_seconds_p50"] for one in ranks if one["step_seconds_p50"]]
+        medians = [one["p50"] for one in ranks if one["p50"]]
         spread = max(medians) / min(medians) if medians else None
         waits = [one["data_wait_share"] for one in ranks if one["data_wait_share"] is not None]
-        self._events.write(
-            "node",
-            _node_words(self._place.node, figures, spread),
+        fields = {
+            "straggler_ratio": spread,
+            "data_wait_share_max": max(waits, default=None),
             **figures,
-            ranks=ranks,
-            straggler_ratio=spread,
-            rank_data_wait_share_max=max(waits, default=None),
-        )
+            "ranks": ranks,
+        }
+        self._events.write("node", _node_words(self._place.node, figures, spread), **_short(fields))
 
     def _rank_fields(self, sign: Sign, reader: Reader) -> dict[str, float | None]:
-        """One line of the straggler table: this process since the last event."""
+        """A line of the straggler table: what steps took since the last event, in seconds."""
         steps, waited, all_ = reader.steps(), reader.total(Section.DATA), reader.time()
         before = self._table.get(sign.rank, (NOTHING, 0.0, 0.0))
         self._table[sign.rank] = (steps, waited, all_)
@@ -389,12 +389,17 @@ class Monitor:
         return {
             "rank": sign.rank,
             "steps": len(new),
-            "step_seconds_p50": new.quantile(0.5),
-            "step_seconds_p90": new.quantile(0.9),
-            "step_seconds_p99": new.quantile(0.99),
-            "step_seconds_max": new.longest,
+            "p50": new.quantile(0.5),
+            "p90": new.quantile(0.9),
+            "p99": new.quantile(0.99),
+            "max": new.longest,
             "data_wait_share": (waited - before[1]) / seconds if seconds > 0 else None,
         }
+
+
+def look_seconds(settings: Settings) -> float:
+    """Between two looks."""
+    return min(LOOK_SECONDS, settings.heartbeat.min / 8)
 
 
 def _worst(blamed: Blame) -> str | None:
@@ -403,6 +408,15 @@ def _worst(blamed: Blame) -> str | None:
     names = [f"node {blamed.node}"] if blamed.node is not None else []
     names += [f"rank {blamed.rank}"] if blamed.rank is not None else []
     return f"{', '.join(names)}: {blamed.reason}"
+
+
+def _short(value: Any) -> Any:
+    """Four digits of every figure: a line over 4 KiB would not be written in one piece."""
+    if isinstance(value, dict):
+        return {name: _short(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_short(one) for one in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def _node_words(node: int, figures: Mapping[str, object], spread: float | None) -> str:
@@ -445,11 +459,11 @@ def _watch(settings: Settings, pulses: Path) -> None:
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     place = Place(hosts.rank, len(hosts.all), local)
     events = Events(node=hosts.rank, rank=int(os.environ.get("RANK", "0")))
-    neighbours = _meet(settings, place, events)
-    delivery = Delivery(settings.alerts, events.warn)
     monitor = Monitor(
         settings, directories, place, pulses,
-        events=events, delivery=delivery, neighbours=neighbours,
+        events=events,
+        delivery=Delivery(settings.alerts, events.warn),
+        neighbours=_meet(settings, place, events),
     )  # fmt: skip
     parent = os.getppid()
     while not _ended(parent, monitor.look_seconds):
@@ -468,7 +482,9 @@ def _meet(settings: Settings, place: Place, events: Events) -> Neighbours | None
         return None
     try:
         job = f"{settings.run}/{settings.stage.name}"
-        return Neighbours(job, place.node, place.nodes, address)
+        return Neighbours(
+            job, place.node, place.nodes, address, look_seconds=look_seconds(settings)
+        )
     except OSError as error:
         events.warn("no-neighbours", f"this machine watches itself alone: {error}")
         return None

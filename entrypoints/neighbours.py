@@ -18,8 +18,10 @@ from dataclasses import asdict
 from sm_train.entrypoints.pulse import Section
 from sm_train.entrypoints.stall import Seen
 
-SILENT_SECONDS = 10.0
-"""A machine that has not been heard of for so long is named as silent."""
+SILENT_LOOKS = 5
+"""A machine that has not been heard of for so many looks is named as silent."""
+
+_SEARCH_SECONDS = 10.0
 
 _LARGEST = 60_000
 
@@ -34,10 +36,11 @@ class Neighbours:
         nodes: int,
         address: tuple[str, int],
         *,
+        look_seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._job, self._node, self._nodes, self._address = job, node, nodes, address
-        self._clock = clock
+        self._clock, self._silent_after = clock, SILENT_LOOKS * look_seconds
         self._heard: dict[int, float] = {}
         self._told: dict[int, list[Seen]] = {}
         self._stalled: set[int] = set()
@@ -57,7 +60,7 @@ class Neighbours:
     def _first(self) -> tuple[str, int] | None:
         """Where the first machine is; a name is looked up once, and not too often until then."""
         if self._found is None and self._clock() >= self._next_search:
-            self._next_search = self._clock() + SILENT_SECONDS
+            self._next_search = self._clock() + _SEARCH_SECONDS
             with contextlib.suppress(OSError):
                 self._found = (socket.gethostbyname(self._address[0]), self._address[1])
         return self._found
@@ -69,9 +72,8 @@ class Neighbours:
     def silent(self) -> dict[int, float]:
         """Machines that were heard once and are no more → seconds since."""
         now = self._clock()
-        return {
-            node: now - heard for node, heard in self._heard.items() if now - heard > SILENT_SECONDS
-        }
+        ages = {node: now - heard for node, heard in self._heard.items()}
+        return {node: age for node, age in ages.items() if age > self._silent_after}
 
     @property
     def stalled(self) -> frozenset[int]:

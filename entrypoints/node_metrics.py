@@ -67,7 +67,7 @@ def event_fields(before: Reading, now: Reading) -> dict[str, Any]:
         "gpu_clock_min": _over(now, "sm_clock", min),
         "gpu_power_mean": _over(now, "power", lambda all_: sum(all_) / len(all_)),
         "gpu_ecc_uncorrected": _over(now, "ecc_uncorrected", sum),
-        "gpus": list(now.gpus),
+        "gpus": [dict(gpu) for gpu in now.gpus],
     }
 
 
