@@ -58,11 +58,18 @@ class Sink(Protocol):
 class Webhook:
     """POSTs JSON to an address that is as good as a password, so nothing shows it."""
 
-    def __init__(self, name: str, address: str, body: Callable[[Alert], bytes]) -> None:
-        parts = urllib.parse.urlsplit(address)
-        if parts.scheme != "https" and parts.hostname not in _LOOPBACK:
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        body: Callable[[Alert], bytes],
+        *,
+        timeout: float = _TIMEOUT,
+    ) -> None:
+        if not _is_safe(address):
             raise UndeliveredError("the secret holds no https:// address", final=True)
         self.name, self._address, self._body = name, address, body
+        self._timeout = timeout
 
     def __repr__(self) -> str:
         return f"Webhook({self.name!r}, ***)"
@@ -75,7 +82,7 @@ class Webhook:
                 data=self._body(alert),
                 headers={"Content-Type": "application/json", "User-Agent": "sm-train"},
             )
-            with _opener().open(request, timeout=_TIMEOUT) as answer:
+            with _opener().open(request, timeout=self._timeout) as answer:
                 answer.read(1024)
             return
         except urllib.error.HTTPError as error:
@@ -85,9 +92,19 @@ class Webhook:
             # Their texts may hold the address.
             reason = getattr(error, "reason", None)
             cause = reason if isinstance(reason, OSError) else error
-            failure = UndeliveredError(type(cause).__name__, final=isinstance(error, ValueError))
+            no_address = isinstance(error, (ValueError, http.client.InvalidURL))
+            failure = UndeliveredError(type(cause).__name__, final=no_address)
         # Outside the handlers, so that the cause, which knows the address, is not attached.
         raise failure
+
+
+def _is_safe(address: str) -> bool:
+    """Whether what is sent there can be read by nobody on the way."""
+    try:
+        parts = urllib.parse.urlsplit(address)
+    except ValueError:
+        return False
+    return parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _LOOPBACK)
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -310,9 +327,9 @@ class _Line:
     def _wait(self, state: tenacity.RetryCallState) -> float:
         """As long as the other side asks for, else longer each time."""
         error = state.outcome.exception() if state.outcome else None
-        backing_off = tenacity.wait_exponential_jitter(
-            initial=self._delivery._shortest_wait, max=_LONGEST_WAIT
-        )(state)
+        least = self._delivery._shortest_wait
+        backing_off = tenacity.wait_exponential(multiplier=least, max=_LONGEST_WAIT)(state)
+        backing_off += tenacity.wait_random(0, least)(state)
         return max(backing_off, error.after if isinstance(error, UndeliveredError) else 0.0)
 
 
