@@ -9,12 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from sm_train.entrypoints.pulse import Ending, Pulse, pulse_file, pulse_folder, stacks_file
+from sm_train.entrypoints.pulse import (
+    Ending,
+    Pulse,
+    abandoned,
+    pulse_file,
+    pulse_folder,
+    stacks_file,
+)
 from sm_train.entrypoints.stacks import answer_signal
 
 _PATIENCE = 30.0
@@ -28,6 +36,8 @@ def heartbeat(document: Path, stage: str) -> Iterator[Pulse]:
     ``document`` is the run document, which the monitor reads for itself.
     """
     folder, local_rank = pulse_folder(), int(os.environ.get("LOCAL_RANK", "0"))
+    for left in abandoned(folder):
+        shutil.rmtree(left, ignore_errors=True)
     folder.mkdir(mode=0o700, exist_ok=True)
     # Before the pulse is there to be found: the signal would end this process.
     answer_signal(stacks_file(folder, local_rank))

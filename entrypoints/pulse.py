@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
+from sm_train.entrypoints.processes import state
+
 
 class Section(IntEnum):
     """What a process is at. All processes of a job pass through the same sections in one order."""
@@ -260,6 +262,13 @@ def pulse_folder() -> Path:
     base = memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
     port = os.environ.get("MASTER_PORT", "0")
     return base / f"sm-train-{os.getuid()}-{os.getppid()}-{port}"
+
+
+def abandoned(folder: Path) -> list[Path]:
+    """Folders like ``folder`` whose launcher is no more: it was killed with all it had started."""
+    own = folder.name.split("-")[:3]
+    found = [path for path in folder.parent.glob("sm-train-*") if path.name.split("-")[:3] == own]
+    return [path for path in found if state(int(path.name.split("-")[3])) == "X"]
 
 
 def pulse_file(folder: Path, local_rank: int) -> Path:

@@ -1,0 +1,216 @@
+"""Stalls and deaths of real processes: found in time, explained, told, and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from sm_train.entrypoints.delivery import SLACK_VARIABLE
+from sm_train.toolkit.event_log import parse_event
+
+from tests.cluster.jobs import Job, free_port, tiny_run, write_shards
+from tests.webhooks import webhook
+
+LIMIT = 1
+DEADLINE = 60.0
+
+
+def heartbeat(on_stall: str, *, limit: int = LIMIT) -> dict[str, Any]:
+    return {"min": limit, "max": 30, "on_stall": on_stall, "interval": 1, "metrics_interval": 10}
+
+
+class Watched:
+    """Processes of one machine that train nothing, and everything they say."""
+
+    def __init__(
+        self, base: Path, faults: list[str], on_stall: str, variables: dict[str, str] | None = None
+    ) -> None:
+        self.base = base
+        document = tiny_run(iterations=9).model_dump(mode="json")
+        document |= {"heartbeat": heartbeat(on_stall), "usd_per_instance_hour": 36.0}
+        (base / "run.json").write_text(json.dumps(document))
+        (base / "checkpoints" / "step-00000040").mkdir(parents=True)
+        (base / "checkpoints" / "step-00000040" / "complete.json").touch()
+        read, write = os.pipe()
+        port = str(free_port())
+        self.pulses = Path(f"/dev/shm/sm-train-{os.getuid()}-{os.getpid()}-{port}")
+        self.processes = []
+        for rank, fault in enumerate(faults):
+            environment = {
+                **os.environ,
+                "SAGEMAKER_BASE_DIR": str(base),
+                "MASTER_PORT": port,
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "LOCAL_WORLD_SIZE": str(len(faults)),
+                **(variables or {}),
+            }
+            command = [sys.executable, "-m", "tests.cluster.watched", str(base / "run.json"), fault]
+            self.processes.append(
+                subprocess.Popen(command, env=environment, stdout=write, stderr=write)
+            )
+        os.close(write)
+        self._output = os.fdopen(read, errors="replace")
+        self.text = ""
+        self._watchdog = threading.Timer(DEADLINE, self._end)
+        self._watchdog.start()
+
+    def __enter__(self) -> Watched:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._watchdog.cancel()
+        self._end()
+        self._output.close()
+
+    def _end(self) -> None:
+        for process in self.processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for one in psutil.Process(process.pid).children(recursive=True):
+                    one.kill()
+            process.kill()
+            process.wait()
+
+    def lines(self) -> Iterator[str]:
+        for line in self._output:
+            self.text += line
+            yield line
+
+    def wait_for(self, **fields: Any) -> dict[str, Any]:
+        for line in self.lines():
+            event = parse_event(line)
+            if event and fields.items() <= event.items():
+                return event
+        raise AssertionError(f"no {fields} in:\n{self.text}")
+
+    def wait_until_learned(self) -> None:
+        """Until the monitor knows what a step takes."""
+        for line in self.lines():
+            event = parse_event(line)
+            if event and event["kind"] == "heartbeat" and event["limit_seconds"] <= LIMIT:
+                return
+
+    def evidence(self, event: dict[str, Any], ending: str) -> str:
+        """What the event's files with this ending hold."""
+        folder = self.base / "checkpoints" / event["evidence"]
+        return "\n".join(
+            (folder / name).read_text() for name in event["files"] if name.endswith(ending)
+        )
+
+
+@pytest.mark.parametrize(
+    ("fault", "section", "seen"), [("gil", "step", "fail"), ("read", "data", "read_for_ever")]
+)
+def test_a_process_that_cannot_speak_is_found_explained_and_ended(
+    tmp_path: Path, fault: str, section: str, seen: str
+) -> None:
+    """A main thread that holds the GIL; a loader worker in a read that never returns."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    # Open for writing, so that the worker's open returns and its read hangs.
+    hold = os.open(fifo, os.O_RDWR)
+    with Watched(tmp_path, [fault], "end", {"FIFO": str(fifo)}) as watched:
+        workers = psutil.Process(watched.processes[0].pid)
+        stall = watched.wait_for(code="stall", kind="warning")
+        family = workers.children(recursive=True)
+        assert stall["section"] == section
+        assert stall["limit_seconds"] == LIMIT
+        assert LIMIT <= stall["silent_seconds"] < 5 * LIMIT
+        assert stall["blamed_rank"] == 0
+        assert seen in watched.evidence(stall, "stacks.txt")
+        assert "State:" in watched.evidence(stall, "machine.txt")
+        assert watched.wait_for(kind="error")["code"] == "stall"
+        assert watched.processes[0].wait(timeout=30) == -signal.SIGKILL
+        assert "no sign for" in (tmp_path / "output" / "failure").read_text()
+        # Nobody outlives it: not the monitor, whose output would end the loop, nor a worker.
+        list(watched.lines())
+        assert psutil.wait_procs(family, timeout=30)[1] == []
+    os.close(hold)
+
+
+def test_slack_is_down_for_the_whole_stall_and_then_up(tmp_path: Path) -> None:
+    with webhook() as down:
+        pass
+    with Watched(tmp_path, ["go-on"], "report", {SLACK_VARIABLE: down.address}) as watched:
+        watched.wait_until_learned()
+        os.kill(watched.processes[0].pid, signal.SIGSTOP)
+        stall = watched.wait_for(code="stall")
+        assert stall["reason"] == "rank 0 is stopped (SIGSTOP)"
+        assert not stall["ends"]
+        os.kill(watched.processes[0].pid, signal.SIGCONT)
+        watched.wait_for(code="stall-resolved")
+        with webhook(down.port) as up:
+            first, second = up.wait_for(2)
+        assert "training has stalled" in first["text"]
+        told = first["attachments"][0]["text"]
+        assert "no sign for" in told
+        assert "node 0, rank 0" in told
+        assert "burned since: $0.0" in told
+        assert "last checkpoint: step-00000040" in told
+        assert "sm-train stop" in told
+        assert second["text"].startswith("[resolved]")
+        assert down.address not in watched.text
+
+
+def test_a_killed_process_and_a_failed_one_are_told_at_once(tmp_path: Path) -> None:
+    with webhook() as hook:
+        variables = {SLACK_VARIABLE: hook.address}
+        with Watched(tmp_path, ["go-on", "go-on"], "end", variables) as watched:
+            watched.wait_until_learned()
+            os.kill(watched.processes[1].pid, signal.SIGKILL)
+            died = watched.wait_for(code="rank-died")
+            assert died["rank_died"] == 1
+            [alert] = hook.wait_for(1)
+            assert "rank 1 died without a word" in alert["attachments"][0]["text"]
+        (tmp_path / "other").mkdir()
+        with Watched(tmp_path / "other", ["raise"], "end", variables) as watched:
+            list(watched.lines())
+            _, alert = hook.wait_for(2)
+            assert "rank 0 failed" in alert["attachments"][0]["text"]
+
+
+def test_a_run_that_ends_well_leaves_nothing_behind(tmp_path: Path) -> None:
+    with Watched(tmp_path, ["none", "none"], "end") as watched:
+        lines = watched.lines()
+        text = next(lines)
+        assert watched.pulses.exists()
+        text += "".join(lines)
+        assert [process.wait() for process in watched.processes] == [0, 0]
+    assert text.count("healthy") == 2
+    assert "stall" not in text
+    assert "died" not in text
+    assert not watched.pulses.exists()
+
+
+def test_a_stopped_rank_is_blamed_and_training_goes_on(tmp_path: Path) -> None:
+    """SIGSTOP one of two: the other hangs in the all-reduce, of which it is not to blame."""
+    config = tiny_run(iterations=100_000)
+    beat = type(config.heartbeat).model_validate(heartbeat("report", limit=2))
+    job = Job(tmp_path, config.model_copy(update={"heartbeat": beat}))
+    write_shards(job.train_channel, shards=3, each=20)
+    with job.start(processes=2) as running:
+        while running.wait_for("heartbeat")["limit_seconds"] > 20:
+            pass
+        stopped = running.workers()[1]
+        os.kill(stopped, signal.SIGSTOP)
+        stall = running.wait_for("warning", code="stall")
+        os.kill(stopped, signal.SIGCONT)
+        assert (stall["blamed_rank"], stall["blamed_node"]) == (1, 0)
+        assert stall["silent_seconds"] < 3 * stall["limit_seconds"]
+        stacks = [name for name in stall["files"] if name.endswith("stacks.txt")]
+        folder = job.checkpoints / stall["evidence"]
+        assert len(stacks) == 2
+        assert all("_train_step" in (folder / name).read_text() for name in stacks)
+        assert running.wait_for("warning", code="stall-resolved")["step"] > stall["step"]
+        running.process.send_signal(signal.SIGTERM)
+        assert running.wait_for("end")["reason"] == "sigterm"
