@@ -260,8 +260,9 @@ def pulse_folder() -> Path:
     """
     memory = Path("/dev/shm")
     base = memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
-    port = os.environ.get("MASTER_PORT", "0")
-    return base / f"sm-train-{os.getuid()}-{os.getppid()}-{port}"
+    environment = os.environ
+    job = f"{environment.get('MASTER_PORT', '0')}-{environment.get('GROUP_RANK', '0')}"
+    return base / f"sm-train-{os.getuid()}-{os.getppid()}-{job}"
 
 
 def abandoned(folder: Path) -> list[Path]:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import pytest
 from sm_train.entrypoints.delivery import SLACK_VARIABLE
 from sm_train.toolkit.event_log import parse_event
 
-from tests.cluster.jobs import Job, free_port, tiny_run, write_shards
+from tests.cluster.jobs import free_port, tiny_run
 from tests.webhooks import webhook
 
 LIMIT = 1
@@ -29,11 +30,25 @@ def heartbeat(on_stall: str, *, limit: int = LIMIT) -> dict[str, Any]:
     return {"min": limit, "max": 30, "on_stall": on_stall, "interval": 1, "metrics_interval": 10}
 
 
+@dataclass(frozen=True)
+class Host:
+    """Where one process runs: ``command`` goes before its own."""
+
+    base: Path
+    command: tuple[str, ...] = ()
+    variables: dict[str, str] = field(default_factory=dict)
+
+
 class Watched:
-    """Processes of one machine that train nothing, and everything they say."""
+    """Processes that train nothing, and everything they say; of one machine unless told."""
 
     def __init__(
-        self, base: Path, faults: list[str], on_stall: str, variables: dict[str, str] | None = None
+        self,
+        base: Path,
+        faults: list[str],
+        on_stall: str,
+        variables: dict[str, str] | None = None,
+        hosts: list[Host] | None = None,
     ) -> None:
         self.base = base
         document = tiny_run(iterations=9).model_dump(mode="json")
@@ -43,19 +58,25 @@ class Watched:
         (base / "checkpoints" / "step-00000040" / "complete.json").touch()
         read, write = os.pipe()
         port = str(free_port())
-        self.pulses = Path(f"/dev/shm/sm-train-{os.getuid()}-{os.getpid()}-{port}")
+        self.pulses = Path(f"/dev/shm/sm-train-{os.getuid()}-{os.getpid()}-{port}-0")
         self.processes = []
         for rank, fault in enumerate(faults):
+            host = hosts[rank] if hosts else Host(base)
             environment = {
                 **os.environ,
-                "SAGEMAKER_BASE_DIR": str(base),
+                "SAGEMAKER_BASE_DIR": str(host.base),
+                "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": port,
+                "WORLD_SIZE": str(len(faults)),
+                "GLOO_SOCKET_IFNAME": "lo",
                 "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "LOCAL_WORLD_SIZE": str(len(faults)),
+                "LOCAL_RANK": "0" if hosts else str(rank),
+                "LOCAL_WORLD_SIZE": "1" if hosts else str(len(faults)),
                 **(variables or {}),
+                **host.variables,
             }
-            command = [sys.executable, "-m", "tests.cluster.watched", str(base / "run.json"), fault]
+            command = [*host.command, sys.executable, "-m", "tests.cluster.watched"]
+            command += [str(base / "run.json"), fault]
             self.processes.append(
                 subprocess.Popen(command, env=environment, stdout=write, stderr=write)
             )
@@ -93,11 +114,14 @@ class Watched:
                 return event
         raise AssertionError(f"no {fields} in:\n{self.text}")
 
-    def wait_until_learned(self) -> None:
-        """Until the monitor knows what a step takes."""
+    def wait_until_learned(self, nodes: int = 1) -> None:
+        """Until every machine's monitor knows what a step takes."""
+        known = set()
         for line in self.lines():
             event = parse_event(line)
             if event and event["kind"] == "heartbeat" and event["limit_seconds"] <= LIMIT:
+                known.add(event["node"])
+            if len(known) == nodes:
                 return
 
     def evidence(self, event: dict[str, Any], ending: str) -> str:
@@ -194,23 +218,79 @@ def test_a_run_that_ends_well_leaves_nothing_behind(tmp_path: Path) -> None:
 
 def test_a_stopped_rank_is_blamed_and_training_goes_on(tmp_path: Path) -> None:
     """SIGSTOP one of two: the other hangs in the all-reduce, of which it is not to blame."""
-    config = tiny_run(iterations=100_000)
-    beat = type(config.heartbeat).model_validate(heartbeat("report", limit=2))
-    job = Job(tmp_path, config.model_copy(update={"heartbeat": beat}))
-    write_shards(job.train_channel, shards=3, each=20)
-    with job.start(processes=2) as running:
-        while running.wait_for("heartbeat")["limit_seconds"] > 20:
-            pass
-        stopped = running.workers()[1]
-        os.kill(stopped, signal.SIGSTOP)
-        stall = running.wait_for("warning", code="stall")
-        os.kill(stopped, signal.SIGCONT)
+    with Watched(tmp_path, ["reduce", "reduce"], "report") as watched:
+        watched.wait_until_learned()
+        stopped = watched.processes[1]
+        stopped.send_signal(signal.SIGSTOP)
+        stall = watched.wait_for(code="stall")
+        stopped.send_signal(signal.SIGCONT)
         assert (stall["blamed_rank"], stall["blamed_node"]) == (1, 0)
-        assert stall["silent_seconds"] < 3 * stall["limit_seconds"]
-        stacks = [name for name in stall["files"] if name.endswith("stacks.txt")]
-        folder = job.checkpoints / stall["evidence"]
-        assert len(stacks) == 2
-        assert all("_train_step" in (folder / name).read_text() for name in stacks)
-        assert running.wait_for("warning", code="stall-resolved")["step"] > stall["step"]
-        running.process.send_signal(signal.SIGTERM)
-        assert running.wait_for("end")["reason"] == "sigterm"
+        assert stall["limit_seconds"] == LIMIT
+        names = [name.partition("rank-")[2] for name in stall["files"] if "stacks" in name]
+        assert names == ["00000-stacks.txt", "00001-stacks.txt"]
+        assert "all_reduce" in watched.evidence(stall, "rank-00000-stacks.txt")
+        assert "reduce" in watched.evidence(stall, "rank-00001-stacks.txt")
+        assert watched.wait_for(code="stall-resolved")["step"] > stall["step"]
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[list[Host]]:
+    """Two network namespaces with a cable between them; skips where that is not allowed."""
+    spaces = [f"sm-train-{os.getpid()}-{number}" for number in range(2)]
+    try:
+        try:
+            for space in spaces:
+                ip("netns", "add", space)
+            ends = (
+                "cable",
+                "netns",
+                spaces[0],
+                "type",
+                "veth",
+                "peer",
+                "cable",
+                "netns",
+                spaces[1],
+            )
+            ip("link", "add", *ends)
+            for number, space in enumerate(spaces):
+                ip("-n", space, "addr", "add", f"10.77.0.{number + 1}/24", "dev", "cable")
+                ip("-n", space, "link", "set", "cable", "up")
+                ip("-n", space, "link", "set", "lo", "up")
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"no network namespaces here: {getattr(error, 'stderr', error)}")
+        yield [host(tmp_path, number, space) for number, space in enumerate(spaces)]
+    finally:
+        for space in spaces:
+            with contextlib.suppress(OSError, subprocess.CalledProcessError):
+                ip("netns", "del", space)
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
+
+
+def host(base: Path, number: int, space: str) -> Host:
+    config = base / f"algo-{number + 1}" / "input" / "config"
+    config.mkdir(parents=True)
+    document = {"current_host": f"algo-{number + 1}", "hosts": ["algo-1", "algo-2"]}
+    (config / "resourceconfig.json").write_text(json.dumps(document))
+    variables = {
+        "MASTER_ADDR": "10.77.0.1", "GLOO_SOCKET_IFNAME": "cable", "GROUP_RANK": str(number)
+    }  # fmt: skip
+    return Host(base / f"algo-{number + 1}", ("ip", "netns", "exec", space), variables)
+
+
+def test_a_cut_cable_is_named_from_both_ends_and_mended(
+    tmp_path: Path, machines: list[Host]
+) -> None:
+    with Watched(tmp_path, ["reduce", "reduce"], "report", hosts=machines) as watched:
+        watched.wait_until_learned(nodes=2)
+        cable = ("-n", machines[0].command[-1], "link", "set", "cable")
+        ip(*cable, "down")
+        stalls = [watched.wait_for(code="stall") for _ in machines]
+        assert {stall["node"]: stall["blamed_node"] for stall in stalls} == {0: 1, 1: 0}
+        assert all("has not been heard of" in stall["reason"] for stall in stalls)
+        ip(*cable, "up")
+        goes_on = {watched.wait_for(code="stall-resolved")["node"] for _ in machines}
+        assert goes_on == {0, 1}

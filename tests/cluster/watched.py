@@ -51,8 +51,23 @@ def fail(fault: str, pulse: Pulse) -> None:
     train(pulse, range(HEALTHY, 10**9))
 
 
+def reduce_for_ever(pulse: Pulse) -> None:
+    """Steps that end with a sum over all processes, as in training."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    for step in range(10**9):
+        pulse.enter(Section.DATA, step)
+        time.sleep(0.01)
+        pulse.enter(Section.STEP, step)
+        dist.all_reduce(torch.zeros(1))
+
+
 def main(document: str, fault: str) -> None:
     with heartbeat(Path(document), "8px") as pulse:
+        if fault == "reduce":
+            reduce_for_ever(pulse)
         train(pulse, range(HEALTHY))
         print("healthy", flush=True)
         if fault != "none":

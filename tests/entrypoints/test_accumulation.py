@@ -20,7 +20,7 @@ from sm_train.entrypoints.events import Events
 from sm_train.entrypoints.loader import Loader
 from sm_train.entrypoints.models import build
 from sm_train.entrypoints.objective import error
-from sm_train.entrypoints.pulse import Pulse
+from sm_train.entrypoints.pulse import Pulse, Reader, Section
 from sm_train.entrypoints.settings import Settings, read_settings
 from sm_train.entrypoints.stop import StopRequest
 from sm_train.entrypoints.trainer import Trainer
@@ -63,6 +63,10 @@ def test_four_passes_of_two_are_one_of_eight(tmp_path: Path, accelerator: Accele
     trainer = Trainer(settings, parts, accelerator, directories, events, catalogue, seat)
     module = copy.deepcopy(trainer.learner.module)
     trainer.run(Pulse(tmp_path / "pulse-0", rank=0, local_rank=0), StopRequest())
+    sign = Reader(tmp_path / "pulse-0").sign()
+    assert (sign.section, sign.step) == (Section.FINISH, 1)
+    # Data and step of each pass, the checkpoint, the end.
+    assert sign.marks == 2 * PASSES + 2
 
     loader = Loader(
         catalogue, seat, settings.data, resolution=8, batch_size=2, seed=0, workers=0,
