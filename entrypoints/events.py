@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Protocol
 
 PREFIX = "SMT "
 
@@ -39,8 +39,12 @@ FIELDS: dict[str, frozenset[str]] = {
     "heartbeat": frozenset({"step", "seconds_since_step"}),
     # What a machine's network, disks and GPUs did, and each of its processes, since the last.
     "node": frozenset(
-        "network_receive_bytes_per_second network_send_bytes_per_second read_bytes_per_second "
-        "gpus ranks straggler_ratio".split()
+        "network_receive_bytes_per_second network_send_bytes_per_second "
+        "efa_receive_bytes_per_second efa_send_bytes_per_second efa_drops efa_retransmits "
+        "disk_read_bytes_per_second disk_write_bytes_per_second read_bytes_per_second "
+        "nvlink_bytes_per_second gpu_utilization_mean gpu_utilization_min gpu_memory_used_max "
+        "gpu_temperature_max gpu_clock_min gpu_power_mean gpu_ecc_uncorrected "
+        "straggler_ratio data_wait_share_max gpus ranks".split()
     ),
     "checkpoint": frozenset({"step", "path", "bytes", "seconds"}),
     # One evaluation, while training stood still; the held-out loss, if any.
@@ -72,6 +76,14 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+class Stream(Protocol):
+    """What events are written to."""
+
+    def write(self, text: str, /) -> int: ...
+
+    def flush(self) -> None: ...
+
+
 class Events:
     """Writes this process's events, each with its readable twin."""
 
@@ -80,7 +92,7 @@ class Events:
         *,
         node: int,
         rank: int,
-        stream: TextIO | None = None,
+        stream: Stream | None = None,
         clock: Callable[[], float] = time.time,
         keep: Path | None = None,
     ) -> None:
@@ -88,7 +100,7 @@ class Events:
         self._node, self._rank = node, rank
         self._kept = deque[str](maxlen=_KEPT)
         self._keep = keep
-        self._stream = stream or sys.stdout
+        self._stream: Stream = stream or sys.stdout
         self._clock = clock
 
     def write(self, kind: str, readable: str, **fields: Any) -> None:

@@ -30,6 +30,15 @@ def heartbeat(on_stall: str, *, limit: int = LIMIT) -> dict[str, Any]:
     return {"min": limit, "max": 30, "on_stall": on_stall, "interval": 1, "metrics_interval": 10}
 
 
+def fill(pipe: int) -> None:
+    """So that the next one to write waits until somebody reads."""
+    os.set_blocking(pipe, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(pipe, b"x" * 1024)
+    os.set_blocking(pipe, True)
+
+
 @dataclass(frozen=True)
 class Host:
     """Where one process runs: ``command`` goes before its own."""
@@ -49,6 +58,8 @@ class Watched:
         on_stall: str,
         variables: dict[str, str] | None = None,
         hosts: list[Host] | None = None,
+        *,
+        full: bool = False,
     ) -> None:
         self.base = base
         document = tiny_run(iterations=9).model_dump(mode="json")
@@ -57,6 +68,8 @@ class Watched:
         (base / "checkpoints" / "step-00000040").mkdir(parents=True)
         (base / "checkpoints" / "step-00000040" / "complete.json").touch()
         read, write = os.pipe()
+        if full:
+            fill(write)
         port = str(free_port())
         self.pulses = Path(f"/dev/shm/sm-train-{os.getuid()}-{os.getpid()}-{port}-0")
         self.processes = []
@@ -160,6 +173,16 @@ def test_a_process_that_cannot_speak_is_found_explained_and_ended(
         list(watched.lines())
         assert psutil.wait_procs(family, timeout=30)[1] == []
     os.close(hold)
+
+
+def test_output_that_nobody_reads_hangs_the_job_but_not_its_monitor(tmp_path: Path) -> None:
+    with webhook() as hook:
+        variables = {SLACK_VARIABLE: hook.address}
+        with Watched(tmp_path, ["go-on"], "end", variables, full=True) as watched:
+            assert watched.processes[0].wait(timeout=DEADLINE) == -signal.SIGKILL
+            [alert] = hook.wait_for(1)
+            assert "no sign for" in alert["attachments"][0]["text"]
+            assert "sm-train resume tiny" in alert["attachments"][0]["text"]
 
 
 def test_slack_is_down_for_the_whole_stall_and_then_up(tmp_path: Path) -> None:

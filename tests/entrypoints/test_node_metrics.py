@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sm_train.entrypoints.events import format_event
+from sm_train.entrypoints.events import Events
 from sm_train.entrypoints.node_metrics import Machine, Reading, event_fields, rates
+from sm_train.entrypoints.node_report import NodeReport
 from sm_train.entrypoints.processes import descendants, describe, read_bytes, state
+from sm_train.entrypoints.pulse import Pulse, Reader, Section
 from sm_train.toolkit.event_log import parse_event
 
 NET = """\
@@ -38,6 +41,13 @@ def write_machine(root: Path, scale: int) -> None:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(content)
     (root / "sys/block/nvme0n1").mkdir(parents=True, exist_ok=True)
+
+
+class Clock:
+    now = 10**12
+
+    def __call__(self) -> int:
+        return self.now
 
 
 class NVMLError(Exception):
@@ -110,9 +120,36 @@ def test_a_machine_without_gpu_and_efa_says_unknown(tmp_path: Path) -> None:
     assert fields["efa_receive_bytes_per_second"] is None
     assert fields["gpu_utilization_mean"] is None
     assert fields["gpus"] == []
-    fields |= {"ranks": [], "straggler_ratio": None}
-    line = format_event("node", fields, time=0, node=0, rank=0)
-    assert parse_event(line) is not None
+
+
+def test_the_straggler_table_names_the_slow_rank_in_one_piece(tmp_path: Path) -> None:
+    """Eight ranks and eight GPUs: longer lines than a pipe takes at once would be torn."""
+    clock, pulses, stream = Clock(), [], io.StringIO()
+    for rank in range(8):
+        path = tmp_path / f"pulse-{rank}"
+        pulses.append((Pulse(path, rank=rank, local_rank=rank, clock=clock), Reader(path)))
+    machine = Machine(tmp_path, driver(1, ecc=True), list(range(8)))
+    report = NodeReport(Events(node=15, rank=120, stream=stream), 15, lambda: machine)
+    for round_ in range(2):
+        write_machine(tmp_path, 10**9 + round_ * 10**9)
+        for rank, (pulse, _) in enumerate(pulses):
+            began = clock.now
+            for step in range(100):
+                pulse.enter(Section.DATA, round_ * 100 + step)
+                clock.now += 10**8
+                pulse.enter(Section.STEP, round_ * 100 + step)
+                clock.now += 3 * 10**8 if rank == 5 else 10**8
+            clock.now = began
+        clock.now += 4 * 10**10
+        report.measure([reader for _, reader in pulses], clock.now / 1e9)
+    [event] = [one for line in stream.getvalue().splitlines() if (one := parse_event(line))]
+    assert len(stream.getvalue().encode()) < 4096
+    assert event["ranks"][5]["p50"] == pytest.approx(0.4, rel=0.07)
+    assert event["straggler_ratio"] == pytest.approx(2, rel=0.07)
+    assert event["ranks"][5]["data_wait_share"] == pytest.approx(0.25, rel=0.02)
+    assert event["data_wait_share_max"] == pytest.approx(0.25, rel=0.02)
+    assert event["gpu_utilization_mean"] == 93.5
+    assert len(event["gpus"]) == 8
 
 
 def test_a_counter_that_was_set_back_has_no_rate() -> None:
