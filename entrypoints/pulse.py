@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
+from struct import Struct
 
 from sm_train.entrypoints.processes import state
 
@@ -58,6 +59,7 @@ BUCKETS = _OCTAVES * _PARTS
 """Of a histogram: 16 for each doubling, from 2^20 ns (1 ms) to 2^53 ns (104 days)."""
 
 _BEGUN, _SECTION, _STEP, _SINCE, _DONE = range(5)
+_SIGN = Struct("=5q")
 _PID, _RANK, _LOCAL_RANK, _ENDING = range(5, 9)
 _TOTALS = 9
 _COUNTS = _TOTALS + _ROWS
@@ -69,7 +71,8 @@ def bucket(nanoseconds: int) -> int:
     bits = nanoseconds.bit_length()
     if bits <= _FINEST:
         return 0
-    return min((bits - _FINEST) * _PARTS + (nanoseconds >> (bits - 5)) - _PARTS, BUCKETS - 1)
+    index = (bits - _FINEST - 1) * _PARTS + (nanoseconds >> (bits - 5))
+    return index if index < BUCKETS else BUCKETS - 1
 
 
 def upper_edge(index: int) -> float:
@@ -159,10 +162,12 @@ class Pulse:
         with fresh.open("wb") as file:
             file.truncate(_SLOTS * 8)
         with fresh.open("r+b") as file:
-            self._view = memoryview(mmap.mmap(file.fileno(), _SLOTS * 8)).cast("q")
+            self._map = mmap.mmap(file.fileno(), _SLOTS * 8)
+        self._view = memoryview(self._map).cast("q")
         self._section, self._step, self._marks = int(Section.START), 0, 0
         self._since = self._step_since = clock()
         self._ignored = [IGNORED.get(section, 0) for section in Section]
+        self._totals = [0] * len(Section)
         self._first = True
         view = self._view
         view[_PID], view[_RANK], view[_LOCAL_RANK] = os.getpid(), rank, local_rank
@@ -173,19 +178,14 @@ class Pulse:
         """Begin ``section`` (anew) after ``step`` optimizer steps."""
         now = self._clock()
         view, was, spent = self._view, self._section, now - self._since
-        # Arithmetic with a member of an enumeration takes several times as long.
-        entered = int(section)
-        if entered == _STEP_SECTION and self._first:
-            entered = _FIRST_STEP
+        # A member of an enumeration is several times as slow to count with.
+        entered = _FIRST_STEP if section == _STEP_SECTION and self._first else section + 0
         self._marks = marks = self._marks + 1
-        # A reader trusts what it finds between two equal numbers.
-        view[_BEGUN] = marks
-        view[_SECTION] = entered
-        view[_STEP] = step
-        view[_SINCE] = now
-        view[_DONE] = marks
+        # In this order: a reader trusts what it finds between two equal numbers.
+        _SIGN.pack_into(self._map, 0, marks, entered, step, now, marks)
         self._section, self._since = entered, now
-        view[_TOTALS + was] += spent
+        self._totals[was] += spent
+        view[_TOTALS + was] = self._totals[was]
         if self._ignored[was]:
             self._ignored[was] -= 1
         else:
