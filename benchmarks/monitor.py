@@ -2,9 +2,10 @@
 
 A beat writes integers to mapped memory. Beside it: reading the clock, which is the least a beat
 can do, and a message over a Unix socket to another process, as nvidia-resiliency-ext's rank
-monitor sends it (2025). Medians of interleaved rounds, of this thread's processor time. Then a real monitor with the run file's
-defaults watches eight processes for over a minute, so that one `node` event is in it; its processor
-time, all of which is counted against one core's training, is printed as a share.
+monitor sends it (2025). Medians of interleaved rounds, of this thread's processor time. Then a real
+monitor with the run file's defaults watches eight processes for over a minute, so that one `node`
+event is in it; its processor time, all of which is counted against one core's training, is printed
+as a share.
 
     python benchmarks/monitor.py
 """

@@ -43,13 +43,13 @@ class Author:
         """The stall is over."""
         return self._alert("stall", "training goes on", symptom, silent=silent, resolved=True)
 
-    def failure(self, symptom: str, node: int, rank: int) -> Alert:
+    def failure(self, symptom: str, node: int, rank: int | None) -> Alert:
         """A process failed or died, and the job with it."""
         return self._alert(
             "failure",
             "training has failed",
             symptom,
-            worst=f"node {node}, rank {rank}",
+            worst=f"node {node}" if rank is None else f"node {node}, rank {rank}",
             command=self._resume,
         )
 

@@ -27,7 +27,7 @@ from sm_train.entrypoints.bounded import Voice, within
 from sm_train.entrypoints.delivery import Delivery
 from sm_train.entrypoints.directories import Directories, Hosts
 from sm_train.entrypoints.events import Events
-from sm_train.entrypoints.neighbours import Neighbours, meeting_point
+from sm_train.entrypoints.neighbours import Neighbours, Trouble, meeting_point
 from sm_train.entrypoints.node_report import NodeReport
 from sm_train.entrypoints.pulse import NOTHING, Durations, Ending, Reader, Section, Sign, readers
 from sm_train.entrypoints.settings import Settings, read_settings
@@ -93,7 +93,10 @@ class Monitor:
         now = clock()
         self._due = {"learn": now, "beat": now + beat.interval, "measure": now, "remind": now}
         self._stall: Stall | None = None
+        self._trouble: Trouble | None = None
+        self._others_stall: float | None = None
         self._told: set[int] = set()
+        self._failed_nodes: set[int] = set()
         self._killed = False
 
     # ------------------------------------------------------------------ one look
@@ -110,7 +113,8 @@ class Monitor:
             self._patience.learn({section: self._durations(section) for section in ENOUGH})
         overdue = self._patience.overdue(signs, now)
         if self._neighbours is not None:
-            self._neighbours.exchange(self._seen(signs), self._stall is not None)
+            self._neighbours.exchange(self._seen(signs), self._trouble)
+            self._heed_neighbours(signs, self._neighbours, now)
         self._heed_deaths(signs)
         if self._stall is None:
             if overdue:
@@ -179,10 +183,11 @@ class Monitor:
             f"(limit {limit:.3g} s, {self._usual(first.section)})"
         )
         self._stall = Stall(first.since, {one.rank: one.marks for one in signs})
+        self._trouble = Trouble("stall", symptom)
         found = within(EVIDENCE_SECONDS, lambda: self._gather(signs, symptom), None)
         self._patience.resume(self._clock())
         blamed = self._blame(signs, found.waits if found else {})
-        if self._neighbours is None or self._neighbours.speaks:
+        if self._speaks:
             alert = self._author.stall(symptom, blamed, silent)
             self._stall = replace(self._stall, alert=alert)
             self._delivery.send(alert)
@@ -203,6 +208,30 @@ class Monitor:
         )
         if ends:
             self._end_job(signs, f"stall: {symptom}; {blamed.reason}")
+
+    @property
+    def _speaks(self) -> bool:
+        return self._neighbours is None or self._neighbours.speaks
+
+    def _heed_neighbours(self, signs: Sequence[Sign], neighbours: Neighbours, now: float) -> None:
+        """Tell people what the other machines say; a stall of all is told once."""
+        if self._place.node:
+            return
+        stalled = None
+        for node, trouble in neighbours.troubles().items():
+            text = f"node {node}: {trouble.text}"
+            if trouble.kind == "stall":
+                stalled = text
+            elif node not in self._failed_nodes:
+                self._failed_nodes.add(node)
+                self._delivery.send(self._author.failure(text, node, None))
+        if stalled is not None and self._others_stall is None and self._stall is None:
+            self._others_stall = now
+            blamed = self._blame(signs, {})
+            self._delivery.send(self._author.stall(stalled, blamed, 0.0))
+        elif stalled is None and self._others_stall is not None and self._stall is None:
+            silent, self._others_stall = now - self._others_stall, None
+            self._delivery.send(self._author.goes_on("the other machines go on", silent))
 
     def _usual(self, section: Section) -> str:
         """The section's baseline, in words."""
@@ -225,7 +254,7 @@ class Monitor:
     def _blame(self, signs: Sequence[Sign], waits: Mapping[int, bool | None]) -> Blame:
         seen, silent = self._seen(signs, waits), dict[int, float]()
         if self._neighbours is not None:
-            self._neighbours.exchange(seen, True)
+            self._neighbours.exchange(seen, self._trouble)
             seen, silent = seen + self._neighbours.others(), self._neighbours.silent()
         return blame(seen, silent)
 
@@ -235,7 +264,7 @@ class Monitor:
         )
 
     def _end_stall(self, signs: Sequence[Sign], stall: Stall, now: float) -> None:
-        self._stall = None
+        self._stall = self._trouble = None
         silent, step = now - stall.since, max(one.step for one in signs)
         message = f"training goes on at step {step} after {silent:.3g} s of silence"
         self._delivery.send(self._author.goes_on(message, silent))
@@ -283,7 +312,9 @@ class Monitor:
             else:
                 continue
             self._told.add(one.rank)
-            self._delivery.send(self._author.failure(reason, self._place.node, one.rank))
+            self._trouble = Trouble("failure", reason)
+            if self._speaks:
+                self._delivery.send(self._author.failure(reason, self._place.node, one.rank))
 
     def _failure_text(self) -> str:
         """The failure file's first line, which the process writes a moment after it says so."""
@@ -297,7 +328,11 @@ class Monitor:
 
     def finish(self) -> None:
         """The process that started this one has ended: last words, within bounded time."""
-        self._heed_deaths([reader.sign() for reader in self._readers][:1])
+        signs = [reader.sign() for reader in self._readers]
+        self._heed_deaths(signs[:1])
+        if self._neighbours is not None:
+            self._neighbours.exchange(self._seen(signs), self._trouble)
+            self._heed_neighbours(signs, self._neighbours, self._clock())
         self._delivery.finish(LAST_ALERT_SECONDS)
 
 

@@ -13,7 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from sm_train.entrypoints.pulse import Section
 from sm_train.entrypoints.stall import Seen
@@ -24,6 +24,18 @@ SILENT_LOOKS = 5
 _SEARCH_SECONDS = 10.0
 
 _LARGEST = 60_000
+
+KINDS = ("stall", "failure")
+_LONGEST = 1000
+"""Letters of a trouble."""
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """What a machine has the first one tell people: a stall while it lasts, a failure for good."""
+
+    kind: str
+    text: str
 
 
 class Neighbours:
@@ -43,7 +55,7 @@ class Neighbours:
         self._clock, self._silent_after = clock, SILENT_LOOKS * look_seconds
         self._heard: dict[int, float] = {}
         self._told: dict[int, list[Seen]] = {}
-        self._stalled: set[int] = set()
+        self._troubles: dict[int, Trouble] = {}
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
         self._found: tuple[str, int] | None = None
@@ -51,10 +63,11 @@ class Neighbours:
         if node == 0:
             self._socket.bind(("", address[1]))
 
-    def exchange(self, own: Sequence[Seen], stalled: bool) -> None:
+    def exchange(self, own: Sequence[Seen], trouble: Trouble | None) -> None:
         """Tell what this machine sees, or hear what the others do."""
         if self._node and (first := self._first()) is not None:
-            self._send({"seen": [asdict(one) for one in own], "stalled": stalled}, first)
+            told = None if trouble is None else asdict(trouble)
+            self._send({"seen": [asdict(one) for one in own], "trouble": told}, first)
         self._receive()
 
     def _first(self) -> tuple[str, int] | None:
@@ -75,10 +88,9 @@ class Neighbours:
         ages = {node: now - heard for node, heard in self._heard.items()}
         return {node: age for node, age in ages.items() if age > self._silent_after}
 
-    @property
-    def stalled(self) -> frozenset[int]:
-        """Other machines that say they stall."""
-        return frozenset(self._stalled)
+    def troubles(self) -> dict[int, Trouble]:
+        """Machine → what it last said of trouble, where it did."""
+        return dict(self._troubles)
 
     @property
     def speaks(self) -> bool:
@@ -100,7 +112,7 @@ class Neighbours:
             node = self._take(message)
             if self._node == 0 and node is not None and node not in answered:
                 answered.add(node)
-                self._send({"seen": [], "stalled": False}, address)
+                self._send({"seen": [], "trouble": None}, address)
 
     def _take(self, message: bytes) -> int | None:
         """The machine that a datagram of this job comes from; anything else is left alone."""
@@ -108,7 +120,7 @@ class Neighbours:
             document = json.loads(message)
             node = document["node"]
             seen = [_seen(one) for one in document["seen"]]
-            stalled = document["stalled"] is True
+            trouble = _trouble(document["trouble"])
             ours = document["job"] == self._job
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
@@ -117,8 +129,19 @@ class Neighbours:
         if node == self._node or any(one.node != node for one in seen):
             return None
         self._heard[node], self._told[node] = self._clock(), seen
-        (self._stalled.add if stalled else self._stalled.discard)(node)
+        self._troubles.pop(node, None)
+        if trouble is not None:
+            self._troubles[node] = trouble
         return node
+
+
+def _trouble(document: dict[str, object] | None) -> Trouble | None:
+    if document is None:
+        return None
+    kind, text = document["kind"], document["text"]
+    if kind not in KINDS or not isinstance(text, str):
+        raise ValueError
+    return Trouble(str(kind), text[:_LONGEST])
 
 
 def _seen(document: dict[str, object]) -> Seen:

@@ -29,7 +29,8 @@ class Section(IntEnum):
     STEP = 3
     CHECKPOINT = 4
     EVALUATION = 5
-    FINISH = 6
+    SAMPLES = 6
+    FINISH = 7
 
     @property
     def words(self) -> str:
@@ -44,7 +45,13 @@ class Ending(IntEnum):
     FAILED = 2
 
 
-IGNORED = {Section.DATA: 5, Section.STEP: 5, Section.CHECKPOINT: 1, Section.EVALUATION: 1}
+IGNORED = {
+    Section.DATA: 5,
+    Section.STEP: 5,
+    Section.CHECKPOINT: 1,
+    Section.EVALUATION: 1,
+    Section.SAMPLES: 1,
+}
 """So many first durations of a section say nothing of the later ones (caches, connections).
 
 nvidia-resiliency-ext's training-iteration detection leaves out as many iterations (2025).

@@ -14,8 +14,20 @@ from sm_train.entrypoints.pulse import Durations, Ending, Section, Sign
 FACTOR = 5.0
 """A section may take so many times as long as it ever has (as nvidia-resiliency-ext's, 2025)."""
 
-ENOUGH = {Section.DATA: 50, Section.STEP: 50, Section.CHECKPOINT: 3, Section.EVALUATION: 3}
+ENOUGH = {
+    Section.DATA: 50,
+    Section.STEP: 50,
+    Section.CHECKPOINT: 3,
+    Section.EVALUATION: 3,
+    Section.SAMPLES: 3,
+}
 """Durations from which a limit is learned; the other sections come once and have none to learn."""
+
+RARE = frozenset({Section.CHECKPOINT, Section.EVALUATION, Section.SAMPLES})
+"""Few durations teach less, and a disk may hesitate for long: the shortest limit is longer."""
+
+RARE_SHORTEST = 5.0
+"""So many times."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +49,8 @@ class Bounds:
         if not longest or not median:
             return self.longest
         learned = longest * max(FACTOR, longest / median)
-        return min(max(learned, self.shortest), self.longest)
+        shortest = self.shortest * (RARE_SHORTEST if section in RARE else 1)
+        return min(max(learned, shortest), self.longest)
 
 
 class Patience:

@@ -101,6 +101,8 @@ def _train(settings: Settings, directories: Directories, pulse: Pulse) -> None:
         )
         events.warn("no-index", message)
     held_out = _held_out(accelerator, directories, seat, events)
+    # What comes before the first step may take long; each part of it may take as long as allowed.
+    pulse.enter(Section.START, 0)
     set_seed(settings.training.seed)
     parts = build(
         settings.model,
@@ -108,6 +110,7 @@ def _train(settings: Settings, directories: Directories, pulse: Pulse) -> None:
         components=_existing(directories.channel("model")),
         previous=_existing(directories.channel("previous")),
     )
+    pulse.enter(Section.START, 0)
     if accelerator.is_main_process:
         save_frame(parts, directories.checkpoints / FRAME)
     trainer = Trainer(settings, parts, accelerator, directories, events, catalogue, seat, held_out)

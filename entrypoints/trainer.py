@@ -174,7 +174,7 @@ class Trainer:
                 pulse.enter(Section.CHECKPOINT, learner.step)
                 self._begin_checkpoint()
             if evaluating:
-                self.evaluation.run(stop, partial(pulse.enter, Section.EVALUATION, learner.step))
+                self.evaluation.run(stop, partial(pulse.enter, step=learner.step))
                 interval = Interval(self.device)
                 # It may have been cut short by a stop.
                 next_check = learner.step

@@ -10,7 +10,7 @@ from dataclasses import asdict
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sm_train.entrypoints.neighbours import SILENT_LOOKS, Neighbours, meeting_point
+from sm_train.entrypoints.neighbours import SILENT_LOOKS, Neighbours, Trouble, meeting_point
 from sm_train.entrypoints.pulse import Section
 from sm_train.entrypoints.stall import Seen
 
@@ -57,11 +57,11 @@ def test_the_first_machine_hears_the_others_and_they_hear_that_it_does() -> None
     assert second.speaks  # nobody has answered yet
     until(
         lambda: bool(first.others()) and not second.speaks,
-        lambda: second.exchange([SEEN], True),
-        lambda: first.exchange([], False),
+        lambda: second.exchange([SEEN], Trouble("stall", "no sign")),
+        lambda: first.exchange([], None),
     )
     assert first.others() == [SEEN]
-    assert first.stalled == {1}
+    assert first.troubles() == {1: Trouble("stall", "no sign")}
     clock.now = SILENT_LOOKS
     assert first.silent() == {}
     clock.now = SILENT_LOOKS + 1
@@ -73,8 +73,8 @@ def test_the_first_machine_hears_the_others_and_they_hear_that_it_does() -> None
 def test_another_job_is_not_listened_to() -> None:
     first, second = pair(Clock(), ("run", "other"))
     for _ in range(100):
-        second.exchange([SEEN], False)
-        first.exchange([], False)
+        second.exchange([SEEN], None)
+        first.exchange([], None)
     assert first.others() == []
     assert second.speaks
 
@@ -88,7 +88,7 @@ def test_another_job_is_not_listened_to() -> None:
             lambda inner: (
                 st.lists(inner, max_size=3)
                 | st.dictionaries(
-                    st.sampled_from(["job", "node", "seen", "stalled", "rank", "section"]), inner
+                    st.sampled_from(["job", "node", "seen", "trouble", "rank", "section"]), inner
                 )
             ),
         ).map(lambda document: json.dumps(document).encode()),
@@ -113,7 +113,7 @@ def test_no_datagram_does_harm(message: bytes) -> None:
 )
 def test_a_machine_speaks_for_itself_and_in_order(change: dict[str, object]) -> None:
     first = Neighbours("run", 0, 2, ("127.0.0.1", 0), look_seconds=1)
-    whole = {"job": "run", "node": 1, "stalled": False, "seen": [asdict(SEEN)]}
+    whole = {"job": "run", "node": 1, "trouble": None, "seen": [asdict(SEEN)]}
     assert first._take(json.dumps(whole).encode()) == 1
     whole["seen"] = [asdict(SEEN) | change]
     assert first._take(json.dumps(whole).encode()) is None
