@@ -34,6 +34,7 @@ class Author:
             "stall",
             "training has stalled",
             symptom,
+            level="critical" if ends else "warning",
             worst=_worst(blamed),
             silent=silent,
             command=self._resume if ends else f"sm-train stop {job or self.settings.run}",
@@ -53,6 +54,10 @@ class Author:
             command=self._resume,
         )
 
+    def ended(self, step: int) -> Alert:
+        """The last step was taken, or somebody asked for a stop."""
+        return self._alert("end", "training has ended", f"at step {step}", level="info")
+
     @property
     def _resume(self) -> str:
         return f"sm-train resume {self.settings.run}"
@@ -63,6 +68,7 @@ class Author:
         title: str,
         symptom: str,
         *,
+        level: str = "critical",
         worst: str | None = None,
         silent: float | None = None,
         command: str | None = None,
@@ -70,13 +76,14 @@ class Author:
     ) -> Alert:
         return Alert(
             key=key,
-            level="critical",
+            level=level,
             title=title,
             run=self.settings.run,
             stage=self.settings.stage.name,
             symptom=symptom,
             time=time.time(),
             worst=worst,
+            silent_seconds=silent,
             burned_usd=self.burned(silent),
             last_checkpoint=within(_DISK_SECONDS, self._last_checkpoint, None),
             command=command,

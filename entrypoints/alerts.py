@@ -23,8 +23,8 @@ class Alert:
     """``key`` names the trouble: the alert that resolves it has the same.
 
     ``symptom`` says what is wrong against what is usual, ``worst`` the node and rank to look at,
-    ``burned_usd`` what the machines have cost since (None: the price is not known), ``time`` when
-    it was (Unix seconds). ``command`` is what to do next.
+    ``burned_usd`` what the machines cost in ``silent_seconds`` (None: the price is not known),
+    ``time`` when it was (Unix seconds). ``command`` is what to do next.
     """
 
     key: str
@@ -35,6 +35,7 @@ class Alert:
     symptom: str
     time: float
     worst: str | None = None
+    silent_seconds: float | None = None
     burned_usd: float | None = None
     last_checkpoint: str | None = None
     command: str | None = None
@@ -48,7 +49,7 @@ class Alert:
         found = [
             ("", self.symptom),
             ("worst: ", self.worst),
-            ("burned since: ", burned),
+            ("burned since: ", burned if self.silent_seconds is not None else None),
             ("last checkpoint: ", self.last_checkpoint or "none"),
             ("next: ", self.command),
             ("console: ", self.console),

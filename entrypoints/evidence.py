@@ -61,8 +61,11 @@ def gather(
 
     keep("what.txt", story.encode())
     # Not waited for at the end: a program that hangs in the kernel cannot even be killed.
-    pool = ThreadPoolExecutor(2 * len(signs) + 1)
-    looks = {one.rank: pool.submit(_stacks, one, pulses) for one in signs}
+    pool = ThreadPoolExecutor(3 * len(signs) + 1)
+    looks = {
+        one.rank: pool.submit(stacks, one.pid, stacks_file(pulses, one.local_rank)) for one in signs
+    }
+    workers = {one.rank: pool.submit(_workers_stacks, one.pid) for one in signs}
     records = {one.rank: pool.submit(_flight_record, one.rank) for one in signs}
     machine = pool.submit(_machine, [one.pid for one in signs])
     pool.shutdown(wait=False)
@@ -71,22 +74,22 @@ def gather(
     waits: dict[int, bool | None] = {}
     for rank, look in looks.items():
         with suppress(TimeoutError):
-            waits[rank], text = look.result(_SECONDS)
+            text = look.result(_SECONDS)
+            waits[rank] = waits_in_collective(text)
             keep(f"rank-{rank:05d}-stacks.txt", text.encode())
-    for rank, record in records.items():
-        with suppress(TimeoutError):
-            if content := record.result(_SECONDS):
-                keep(f"rank-{rank:05d}-nccl", content)
+    for name, found in (("workers.txt", workers), ("nccl", records)):
+        for rank, one in found.items():
+            with suppress(TimeoutError):
+                if content := one.result(_SECONDS):
+                    keep(f"rank-{rank:05d}-{name}", content)
     with suppress(TimeoutError):
         keep("machine.txt", machine.result(_SECONDS).encode())
     return Evidence(folder, tuple(sorted(written)), waits)
 
 
-def _stacks(sign: Sign, pulses: Path) -> tuple[bool | None, str]:
-    """Of the process, and of those that it has started: loader workers."""
-    own = stacks(sign.pid, stacks_file(pulses, sign.local_rank))
-    theirs = [stacks(pid, None, seconds=3) for pid in _workers(sign.pid)]
-    return waits_in_collective(own), "\n".join([own, *theirs])
+def _workers_stacks(pid: int) -> bytes:
+    """Of the processes that a training process has started: loader workers."""
+    return "\n".join(stacks(one, None, seconds=3) for one in _workers(pid)).encode()
 
 
 def _workers(pid: int) -> list[int]:

@@ -104,9 +104,7 @@ class Monitor:
     def look(self) -> None:
         """Look at every process once, and do what is due."""
         now = self._clock()
-        if len(self._readers) < self._place.processes:
-            self._readers = list(readers(self._pulses))
-        signs = [reader.sign() for reader in self._readers]
+        signs = self._signs()
         if not signs:
             return
         if self._is_due("learn", now, min(LEARN_SECONDS, self._beat.min)):
@@ -123,12 +121,19 @@ class Monitor:
             self._end_stall(signs, self._stall, now)
         elif self._stall.alert is not None and self._is_due("remind", now, LEARN_SECONDS):
             # The delivery lets it pass when enough time has gone by.
-            burned = self._author.burned(now - self._stall.since)
-            self._delivery.send(replace(self._stall.alert, burned_usd=burned))
+            silent = now - self._stall.since
+            burned = self._author.burned(silent)
+            again = replace(self._stall.alert, silent_seconds=silent, burned_usd=burned)
+            self._delivery.send(again)
         if self._is_due("beat", now, self._beat.interval):
             self._tell_beat(signs, now)
         if self._is_due("measure", now, self._beat.metrics_interval):
             self._report.begin(self._readers, now)
+
+    def _signs(self) -> list[Sign]:
+        if len(self._readers) < self._place.processes:
+            self._readers = list(readers(self._pulses))
+        return [reader.sign() for reader in self._readers]
 
     def _is_due(self, what: str, now: float, every: float) -> bool:
         if now < self._due[what]:
@@ -183,7 +188,7 @@ class Monitor:
             f"(limit {limit:.3g} s, {self._usual(first.section)})"
         )
         self._stall = Stall(first.since, {one.rank: one.marks for one in signs})
-        self._trouble = Trouble("stall", symptom)
+        self._trouble = Trouble("stall", symptom, silent)
         found = within(EVIDENCE_SECONDS, lambda: self._gather(signs, symptom), None)
         self._patience.resume(self._clock())
         blamed = self._blame(signs, found.waits if found else {})
@@ -211,24 +216,26 @@ class Monitor:
 
     @property
     def _speaks(self) -> bool:
-        return self._neighbours is None or self._neighbours.speaks
+        if self._neighbours is not None:
+            return self._neighbours.speaks
+        return self._place.node == 0
 
     def _heed_neighbours(self, signs: Sequence[Sign], neighbours: Neighbours, now: float) -> None:
         """Tell people what the other machines say; a stall of all is told once."""
         if self._place.node:
             return
-        stalled = None
+        stalled: Trouble | None = None
         for node, trouble in neighbours.troubles().items():
             text = f"node {node}: {trouble.text}"
             if trouble.kind == "stall":
-                stalled = text
+                stalled = replace(trouble, text=text)
             elif node not in self._failed_nodes:
                 self._failed_nodes.add(node)
                 self._delivery.send(self._author.failure(text, node, None))
         if stalled is not None and self._others_stall is None and self._stall is None:
-            self._others_stall = now
+            self._others_stall = now - stalled.seconds
             blamed = self._blame(signs, {})
-            self._delivery.send(self._author.stall(stalled, blamed, 0.0))
+            self._delivery.send(self._author.stall(stalled.text, blamed, stalled.seconds))
         elif stalled is None and self._others_stall is not None and self._stall is None:
             silent, self._others_stall = now - self._others_stall, None
             self._delivery.send(self._author.goes_on("the other machines go on", silent))
@@ -328,8 +335,11 @@ class Monitor:
 
     def finish(self) -> None:
         """The process that started this one has ended: last words, within bounded time."""
-        signs = [reader.sign() for reader in self._readers]
+        # It may have ended before this one had looked at all.
+        signs = self._signs()
         self._heed_deaths(signs[:1])
+        if self._place.node == 0 and signs and signs[0].ending is Ending.DONE:
+            self._delivery.send(self._author.ended(signs[0].step))
         if self._neighbours is not None:
             self._neighbours.exchange(self._seen(signs), self._trouble)
             self._heed_neighbours(signs, self._neighbours, self._clock())

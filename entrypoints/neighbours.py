@@ -32,10 +32,14 @@ _LONGEST = 1000
 
 @dataclass(frozen=True)
 class Trouble:
-    """What a machine has the first one tell people: a stall while it lasts, a failure for good."""
+    """What a machine has the first one tell people: a stall while it lasts, a failure for good.
+
+    ``seconds`` are those of silence before it was found.
+    """
 
     kind: str
     text: str
+    seconds: float = 0.0
 
 
 class Neighbours:
@@ -138,10 +142,10 @@ class Neighbours:
 def _trouble(document: dict[str, object] | None) -> Trouble | None:
     if document is None:
         return None
-    kind, text = document["kind"], document["text"]
-    if kind not in KINDS or not isinstance(text, str):
+    kind, text, seconds = (document[name] for name in ("kind", "text", "seconds"))
+    if kind not in KINDS or not isinstance(text, str) or not isinstance(seconds, float):
         raise ValueError
-    return Trouble(str(kind), text[:_LONGEST])
+    return Trouble(str(kind), text[:_LONGEST], seconds)
 
 
 def _seen(document: dict[str, object]) -> Seen:

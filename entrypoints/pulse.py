@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import re
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -269,7 +270,11 @@ def pulse_folder() -> Path:
     base = memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
     environment = os.environ
     job = f"{environment.get('MASTER_PORT', '0')}-{environment.get('GROUP_RANK', '0')}"
-    return base / f"sm-train-{os.getuid()}-{os.getppid()}-{job}"
+    launcher = os.getppid()
+    if (namespace := environment.get("PMIX_NAMESPACE")) is not None:
+        # MPI starts each process through one of its own.
+        job, launcher = re.sub(r"\W", "", namespace), 1
+    return base / f"sm-train-{os.getuid()}-{launcher}-{job}"
 
 
 def abandoned(folder: Path) -> list[Path]:

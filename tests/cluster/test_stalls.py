@@ -146,10 +146,11 @@ class Watched:
 
 
 @pytest.mark.parametrize(
-    ("fault", "section", "seen"), [("gil", "step", "fail"), ("read", "data", "read_for_ever")]
+    ("fault", "section", "seen"),
+    [("gil", "step", ("stacks.txt", "fail")), ("read", "data", ("workers.txt", "read_for_ever"))],
 )
 def test_a_process_that_cannot_speak_is_found_explained_and_ended(
-    tmp_path: Path, fault: str, section: str, seen: str
+    tmp_path: Path, fault: str, section: str, seen: tuple[str, str]
 ) -> None:
     """A main thread that holds the GIL; a loader worker in a read that never returns."""
     fifo = tmp_path / "fifo"
@@ -164,7 +165,8 @@ def test_a_process_that_cannot_speak_is_found_explained_and_ended(
         assert stall["limit_seconds"] == LIMIT
         assert LIMIT <= stall["silent_seconds"] < 5 * LIMIT
         assert stall["blamed_rank"] == 0
-        assert seen in watched.evidence(stall, "stacks.txt")
+        ending, function = seen
+        assert function in watched.evidence(stall, ending)
         assert "State:" in watched.evidence(stall, "machine.txt")
         assert watched.wait_for(kind="error")["code"] == "stall"
         assert watched.processes[0].wait(timeout=30) == -signal.SIGKILL

@@ -32,6 +32,7 @@ STALL = Alert(
     symptom="no sign for 190 s in step after step 70 (limit 120 s, usually 0.52 s)",
     time=1.8e9,
     worst="node 3, rank 27: rank 27 is stopped",
+    silent_seconds=190.0,
     burned_usd=12.5,
     last_checkpoint="step-00000060",
     command="sm-train resume my-model",

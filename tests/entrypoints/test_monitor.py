@@ -129,6 +129,8 @@ def test_the_first_machine_speaks_for_another_that_stalls_alone(
     assert text.startswith("node 1: no sign for")
     assert "#/jobs/tiny-8px-1" in text
     assert "eu-west-1" in text
+    # Two machines at $36 an hour for the 100 seconds of its limit.
+    assert "burned since: $2.0" in text
     job.look(3, 0, 1)
     assert hook.wait_for(2)[1]["text"].startswith("[resolved]")
 
@@ -142,7 +144,10 @@ def test_a_failure_elsewhere_is_told_once(cluster: Callable[..., Cluster], hook:
     for monitor in job.monitors:
         monitor.finish()
     [alert] = hook.wait_for(1)
-    assert "node 1: rank 1 failed" in alert["attachments"][0]["text"]
+    text = alert["attachments"][0]["text"]
+    assert "node 1: rank 1 failed" in text
+    assert "next: sm-train resume tiny" in text
+    assert "burned" not in text
 
 
 def test_a_long_stall_is_told_again_with_what_it_has_cost(
