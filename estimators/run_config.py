@@ -67,7 +67,7 @@ _REGION = r"^[a-z]{2}(-[a-z]+)+-\d$"
 _ROLE = r"^arn:aws[a-z-]*:iam::\d{12}:role/[\w+=,.@/-]+$"
 _BUCKET = r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$"
 # No colon but ssm: and an ARN's, so no address: a run file is no place for one.
-_SECRET = r"^(ssm:|arn:aws[a-z-]*:(secretsmanager|ssm):[a-z0-9-]+:\d{12}:\w+[:/])?[\w/+=.@-]+$"
+SECRET = r"^(ssm:|arn:aws[a-z-]*:(secretsmanager|ssm):[a-z0-9-]+:\d{12}:\w+[:/])?[\w/+=.@-]+$"
 _TOPIC = r"^arn:aws[a-z-]*:sns:[a-z0-9-]+:\d{12}:[\w-]+$"
 
 _PATTERN_WORDS = {
@@ -79,7 +79,7 @@ _PATTERN_WORDS = {
     _REGION: "must be a region such as us-east-1",
     _ROLE: "must be a role's ARN such as arn:aws:iam::111122223333:role/sm-train",
     _BUCKET: "must be a bucket's name, without s3://",
-    _SECRET: "must be the name of a secret, or ssm: and a parameter's name; never the address",
+    SECRET: "must be the name of a secret, or ssm: and a parameter's name; never the address",
     _TOPIC: "must be a topic's ARN such as arn:aws:sns:us-east-1:111122223333:sm-train",
 }
 
@@ -92,7 +92,7 @@ def words_for_pattern(pattern: str) -> str:
 PlainText = Annotated[str, Field(pattern=_PLAIN, max_length=256)]
 Name = Annotated[str, Field(pattern=_NAME, max_length=JOB_NAME_LIMIT)]
 PromptText = Annotated[str, Field(min_length=1, max_length=1000)]
-SecretName = Annotated[str, Field(pattern=_SECRET, max_length=512)]
+SecretName = Annotated[str, Field(pattern=SECRET, max_length=512)]
 S3Uri = Annotated[str, Field(pattern=_S3_URI, max_length=1024)]
 
 
