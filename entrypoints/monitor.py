@@ -187,6 +187,8 @@ class Monitor:
             f"no sign for {silent:.3g} s in {first.section.words} after step {first.step} "
             f"(limit {limit:.3g} s, {self._usual(first.section)})"
         )
+        if (missing := self._place.processes - len(signs)) > 0:
+            symptom += f"; {missing} of {self._place.processes} processes have not even begun"
         self._stall = Stall(first.since, {one.rank: one.marks for one in signs})
         self._trouble = Trouble("stall", symptom, silent)
         found = within(EVIDENCE_SECONDS, lambda: self._gather(signs, symptom), None)

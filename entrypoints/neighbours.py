@@ -57,6 +57,7 @@ class Neighbours:
     ) -> None:
         self._job, self._node, self._nodes, self._address = job, node, nodes, address
         self._clock, self._silent_after = clock, SILENT_LOOKS * look_seconds
+        self._began = clock()
         self._heard: dict[int, float] = {}
         self._told: dict[int, list[Seen]] = {}
         self._troubles: dict[int, Trouble] = {}
@@ -87,9 +88,15 @@ class Neighbours:
         return [one for seen in self._told.values() for one in seen]
 
     def silent(self) -> dict[int, float]:
-        """Machines that were heard once and are no more → seconds since."""
-        now = self._clock()
-        ages = {node: now - heard for node, heard in self._heard.items()}
+        """Machines that are not heard, or no more → seconds since.
+
+        On the first one: one that was never heard counts where any other was, for datagrams
+        arrive there.
+        """
+        now, heard = self._clock(), dict(self._heard)
+        if self._node == 0 and heard:
+            heard = {node: heard.get(node, self._began) for node in range(1, self._nodes)}
+        ages = {node: now - at for node, at in heard.items()}
         return {node: age for node, age in ages.items() if age > self._silent_after}
 
     def troubles(self) -> dict[int, Trouble]:

@@ -70,6 +70,21 @@ def test_the_first_machine_hears_the_others_and_they_hear_that_it_does() -> None
     assert second.speaks
 
 
+def test_a_machine_that_never_came_is_named_where_others_did() -> None:
+    clock, address = Clock(), ("127.0.0.1", free_port())
+    first, second = (
+        Neighbours("run", node, 3, address, look_seconds=1, clock=clock) for node in (0, 1)
+    )
+    clock.now = 60.0
+    assert first.silent() == {}
+    until(
+        lambda: bool(first.silent()),
+        lambda: second.exchange([SEEN], None),
+        lambda: first.exchange([], None),
+    )
+    assert first.silent() == {2: 60.0}
+
+
 def test_another_job_is_not_listened_to() -> None:
     first, second = pair(Clock(), ("run", "other"))
     for _ in range(100):
