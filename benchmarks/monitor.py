@@ -1,11 +1,11 @@
-"""What being watched costs: a beat, beside other ways to give one, and the monitor's own time.
+"""What being watched costs: a beat, beside another way to give one, and the monitor's own time.
 
 A beat writes integers to mapped memory. Beside it: reading the clock, which is the least a beat
-can do, and a message over a Unix socket to another process, as nvidia-resiliency-ext's rank
-monitor sends it (2025). Medians of interleaved rounds, of this thread's processor time. Then a real
-monitor with the run file's defaults watches eight processes for over a minute, so that one `node`
-event is in it; its processor time, all of which is counted against one core's training, is printed
-as a share.
+can do, and a message to a monitor process by a Unix socket that is answered before training goes
+on, as nvidia-resiliency-ext's `RankMonitorClient.send_heartbeat` does it (rank_monitor_client.py,
+2025). Medians of interleaved rounds. Then a real monitor with the run file's defaults watches eight
+processes for over a minute, so that one `node` event is in it; its processor time, all of which is
+counted against one core's training, is printed as a share.
 
     python benchmarks/monitor.py
 """
@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import socket
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
@@ -31,6 +33,14 @@ ROUNDS, BEATS = 9, 20_000
 PROCESSES, SECONDS = 8, 75.0
 STEP_SECONDS, BEATS_PER_STEP = 0.1, 2
 BUDGET = 0.005
+
+_ANSWERING = """
+import pickle, socket, struct
+here = socket.socket(fileno=0)
+while size := here.recv(4, socket.MSG_WAITALL):
+    pickle.loads(here.recv(struct.unpack("!L", size)[0], socket.MSG_WAITALL))
+    here.sendall(b"ok")
+"""
 
 
 def main() -> None:
@@ -50,25 +60,28 @@ def measure_beats(folder: Path) -> float:
     """Nanoseconds of a beat."""
     pulse = Pulse(folder / "pulse", rank=0, local_rank=0)
     here, there = socket.socketpair()
-    reader = subprocess.Popen(
-        [sys.executable, "-c", "import sys\nwhile sys.stdin.buffer.read1(65536): pass"], stdin=there
-    )
+    answering = subprocess.Popen([sys.executable, "-c", _ANSWERING], stdin=there)
     there.close()
-    message = json.dumps({"rank": 0, "section": "step", "step": 1}).encode()
-    ways: dict[str, Callable[[int], object]] = {
-        "reading the clock": lambda number: time.monotonic_ns(),
-        "a beat": lambda number: pulse.enter(Section.STEP, number),
-        "a message by socket": lambda number: here.sendall(message),
+
+    def ask(number: int) -> None:
+        message = pickle.dumps({"rank": 0, "section": "step", "step": number})
+        here.sendall(struct.pack("!L", len(message)) + message)
+        here.recv(64)
+
+    ways: dict[str, tuple[Callable[[int], object], int]] = {
+        "reading the clock": (lambda number: time.monotonic_ns(), BEATS),
+        "a beat": (lambda number: pulse.enter(Section.STEP, number), BEATS),
+        "an answered message": (ask, BEATS // 10),
     }
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(ROUNDS):
-        for name, way in ways.items():
-            started = time.thread_time()
-            for number in range(BEATS):
+        for name, (way, times) in ways.items():
+            started = time.perf_counter()
+            for number in range(times):
                 way(number)
-            seconds[name].append((time.thread_time() - started) / BEATS)
+            seconds[name].append((time.perf_counter() - started) / times)
     here.close()
-    reader.wait()
+    answering.wait()
     medians = {name: statistics.median(found) * 1e9 for name, found in seconds.items()}
     for name, nanoseconds in medians.items():
         print(f"{name:20} {nanoseconds:8.0f} ns  {nanoseconds / medians['a beat']:6.2f} ×")
