@@ -49,6 +49,9 @@ FIELDS: dict[str, frozenset[str]] = {
     "checkpoint": frozenset({"step", "path", "bytes", "seconds"}),
     # One evaluation, while training stood still; the held-out loss, if any.
     "eval": frozenset({"step", "seconds", "loss"}),
+    # Of code `stall` also: step, section, silent_seconds, limit_seconds, blamed_rank, blamed_node,
+    # reason, evidence (folder below the checkpoints), files, ends (whether the job is ended); of
+    # `stall-resolved` step and silent_seconds; of `rank-died` step and rank_died.
     "warning": frozenset({"code", "message"}),
     "error": frozenset({"code", "message"}),
     "end": frozenset({"step", "reason", "training_seconds", "images", "iterations_per_second"}),

@@ -279,9 +279,9 @@ def pulse_folder() -> Path:
 
 def abandoned(folder: Path) -> list[Path]:
     """Folders like ``folder`` whose launcher is no more: it was killed with all it had started."""
-    own = folder.name.split("-")[:3]
-    found = [path for path in folder.parent.glob("sm-train-*") if path.name.split("-")[:3] == own]
-    return [path for path in found if state(int(path.name.split("-")[3])) == "X"]
+    ours = re.compile(rf"sm-train-{os.getuid()}-(\d+)-\w+")
+    found = ((path, ours.match(path.name)) for path in folder.parent.glob("sm-train-*"))
+    return [path for path, match in found if match and state(int(match[1])) == "X"]
 
 
 def pulse_file(folder: Path, local_rank: int) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +19,9 @@ from sm_train.entrypoints.pulse import (
     Reader,
     Section,
     Sign,
+    abandoned,
     bucket,
+    pulse_folder,
     upper_edge,
 )
 from sm_train.entrypoints.stacks import waits_in_collective
@@ -87,6 +90,22 @@ def test_another_attempts_memory_stays_readable(tmp_path: Path) -> None:
     Pulse(tmp_path / "pulse-0", rank=0, local_rank=0)
     assert reader.sign().step == 7
     assert Reader(tmp_path / "pulse-0").sign().step == 0
+
+
+def test_processes_of_one_launcher_meet_and_what_a_dead_one_left_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MASTER_PORT", "7777")
+    monkeypatch.delenv("GROUP_RANK", raising=False)
+    own = pulse_folder()
+    assert own.name == f"sm-train-{os.getuid()}-{os.getppid()}-7777-0"
+    monkeypatch.setenv("PMIX_NAMESPACE", "prterun-1@2")
+    # Under MPI each process has a parent of its own.
+    assert pulse_folder().name == f"sm-train-{os.getuid()}-1-prterun12"
+    dead = f"sm-train-{os.getuid()}-{2**22 + 1}-7777-0"
+    for name in (own.name, dead, "sm-train-of-another", f"sm-train-{os.getuid()}-x-1"):
+        (tmp_path / name).mkdir()
+    assert abandoned(tmp_path / own.name) == [tmp_path / dead]
 
 
 # ---------------------------------------------------------------------- limits
