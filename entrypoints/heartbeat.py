@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,7 +44,12 @@ def heartbeat(document: Path, stage: str) -> Iterator[Pulse]:
     answer_signal(stacks_file(folder, local_rank))
     rank = int(os.environ.get("RANK", "0"))
     pulse = Pulse(pulse_file(folder, local_rank), rank=rank, local_rank=local_rank)
-    monitor = None if local_rank else _start_monitor(document, stage, folder)
+    monitor = None
+    if local_rank == 0:
+        try:
+            monitor = _Monitor(document, stage, folder)
+        except OSError as error:
+            print(f"warning: nobody watches this machine: {error}", flush=True)
     try:
         yield pulse
     except BaseException:
@@ -51,32 +57,40 @@ def heartbeat(document: Path, stage: str) -> Iterator[Pulse]:
         raise
     pulse.end(Ending.DONE)
     if monitor is not None:
-        _await_end(monitor)
+        monitor.finish()
 
 
-def _start_monitor(document: Path, stage: str, folder: Path) -> subprocess.Popen[bytes] | None:
-    """The monitor; its standard input ends when this process does, however that ends."""
-    # The bundle is found by the folder of the script, which another process does not share.
-    above = str(Path(__file__).resolve().parents[2])
-    paths = [above, *filter(None, [os.environ.get("PYTHONPATH")])]
-    command = [sys.executable, "-m", "sm_train.entrypoints.monitor"]
-    command += ["--document", str(document), "--stage", stage, "--pulses", str(folder)]
-    try:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        )
-    except OSError as error:
-        print(f"warning: nobody watches this machine: {error}", flush=True)
-        return None
+class _Monitor:
+    """The monitor's process, started again when something kills it.
 
+    Its standard input ends when this process does, however that ends.
+    """
 
-def _await_end(monitor: subprocess.Popen[bytes]) -> None:
-    """It leaves by itself; a job that has ended well does not wait for one that cannot."""
-    assert monitor.stdin is not None
-    monitor.stdin.close()
-    try:
-        monitor.wait(_PATIENCE)
-    except subprocess.TimeoutExpired:
-        monitor.kill()
+    def __init__(self, document: Path, stage: str, folder: Path) -> None:
+        # The bundle is found by the folder of the script, which another process does not share.
+        above = str(Path(__file__).resolve().parents[2])
+        paths = [above, *filter(None, [os.environ.get("PYTHONPATH")])]
+        self._environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        self._command = [sys.executable, "-m", "sm_train.entrypoints.monitor"]
+        self._command += ["--document", str(document), "--stage", stage, "--pulses", str(folder)]
+        self._ended = False
+        self._process = self._start()
+        threading.Thread(target=self._keep, name="monitor", daemon=True).start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(self._command, stdin=subprocess.PIPE, env=self._environment)
+
+    def _keep(self) -> None:
+        while self._process.wait() < 0 and not self._ended:
+            print("warning: the monitor was killed; it is started again", flush=True)
+            self._process = self._start()
+
+    def finish(self) -> None:
+        """It leaves by itself; a job that has ended well does not wait for one that cannot."""
+        self._ended = True
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()

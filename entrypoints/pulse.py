@@ -168,7 +168,8 @@ class Pulse:
         # A file of its own: the memory of an attempt before this one may still be read.
         fresh = path.with_suffix(f".{os.getpid()}")
         with fresh.open("wb") as file:
-            file.truncate(_SLOTS * 8)
+            # All of it now: where memory has run out, a write to a hole would kill the process.
+            os.posix_fallocate(file.fileno(), 0, _SLOTS * 8)
         with fresh.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), _SLOTS * 8)
         self._view = memoryview(self._map).cast("q")

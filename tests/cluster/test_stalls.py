@@ -192,6 +192,10 @@ def test_slack_is_down_for_the_whole_stall_and_then_up(tmp_path: Path) -> None:
         pass
     with Watched(tmp_path, ["go-on"], "report", {SLACK_VARIABLE: down.address}) as watched:
         watched.wait_until_learned()
+        # Whatever kills the monitor, there is another one, which knows as much.
+        [monitor] = psutil.Process(watched.processes[0].pid).children()
+        monitor.kill()
+        watched.wait_until_learned()
         os.kill(watched.processes[0].pid, signal.SIGSTOP)
         stall = watched.wait_for(code="stall")
         assert stall["reason"] == "rank 0 is stopped (SIGSTOP)"
