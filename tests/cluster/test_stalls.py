@@ -195,6 +195,7 @@ def test_slack_is_down_for_the_whole_stall_and_then_up(tmp_path: Path) -> None:
         # Whatever kills the monitor, there is another one, which knows as much.
         [monitor] = psutil.Process(watched.processes[0].pid).children()
         monitor.kill()
+        assert any("it is started again" in line for line in watched.lines())
         watched.wait_until_learned()
         os.kill(watched.processes[0].pid, signal.SIGSTOP)
         stall = watched.wait_for(code="stall")
