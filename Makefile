@@ -49,6 +49,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/flops.py
 	$(BIN)/python benchmarks/diagnose.py
 	$(BIN)/python benchmarks/doctor.py
+	$(BIN)/python benchmarks/monitor.py
 
 $(VENV)/.installed: setup.cfg pyproject.toml Makefile
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'Python 3.11 or newer is needed; make PYTHON=python3.11')"

@@ -48,9 +48,12 @@ from sm_train.entrypoints.interval import Interval
 from sm_train.entrypoints.models import build
 from sm_train.entrypoints.objective import Task, error
 from sm_train.entrypoints.pipeline import Text
+from sm_train.entrypoints.pulse import Pulse
 from sm_train.entrypoints.settings import (
+    Alerts,
     Checkpoint,
     Data,
+    Doctor,
     Evaluation,
     Heartbeat,
     Model,
@@ -102,7 +105,9 @@ SETTINGS = Settings(
     ),
     evaluation=Evaluation(10**9, (), 1, 1.0),
     checkpoint=Checkpoint(10**9, 1),
-    heartbeat=Heartbeat(30, 900),
+    heartbeat=Heartbeat(30, 120, 1200, "report", 60),
+    alerts=Alerts(None, None, None, "warning"),
+    doctor=Doctor("off", 120, 1.5),
 )
 
 Step = Callable[[], Any]
@@ -148,12 +153,13 @@ def throughput(
         trainer = make_trainer(accelerator, Path(folder), settings)
         stream = cycle([made_up(trainer, resolution, batch, online=online)])
         interval = Interval(trainer.device)
+        pulse = Pulse(Path(folder) / "pulse-0", rank=0, local_rank=0)
         steps = STEPS if trainer.device.type == "cuda" else 2
         for number in range(2 * steps):
             if number == steps:
                 _wait(trainer.device)
                 started = time.perf_counter()
-            trainer._train_step(stream, interval)
+            trainer._train_step(stream, interval, pulse)
         _wait(trainer.device)
     images = steps * batch / (time.perf_counter() - started)
     share = utilization(settings, trainer.device)
@@ -207,7 +213,8 @@ def make_trainer(
 def ours(trainer: Trainer, batches: list[Any]) -> Step:
     stream = cycle(batches)
     interval = Interval(trainer.device)
-    return lambda: trainer._train_step(stream, interval)
+    pulse = Pulse(trainer.directories.base / "pulse-0", rank=0, local_rank=0)
+    return lambda: trainer._train_step(stream, interval, pulse)
 
 
 Input = tuple[Task, Text]

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,7 @@ from sm_train.entrypoints.loader import Loader
 from sm_train.entrypoints.models import Parts
 from sm_train.entrypoints.objective import errors
 from sm_train.entrypoints.pipeline import TextToImagePipeline
+from sm_train.entrypoints.pulse import Section
 from sm_train.entrypoints.settings import Settings
 from sm_train.entrypoints.stop import StopRequest
 
@@ -77,17 +80,20 @@ class Evaluation:
         last = step == self._settings.stage.iterations
         return something and (last or step % evaluation.every == 0)
 
-    def run(self, stop: StopRequest) -> None:
+    def run(self, stop: StopRequest, alive: Callable[[Section], None]) -> None:
         """Training stands still; the weights are afterwards what they were before.
+
+        ``alive`` is called before every batch, with what comes.
 
         A stop that any process was asked for ends it between two batches, without a result.
         """
         started = time.monotonic()
         module = self._learner.module.eval()
+        heed = partial(self._heed, stop, alive)
         try:
             with self._learner.averaged(), torch.no_grad(), self._accelerator.autocast():
-                losses = {} if self._held_out is None else self._losses(self._held_out, stop)
-                images = self._images(stop) if self._settings.evaluation.prompts else None
+                losses = {} if self._held_out is None else self._losses(self._held_out, heed)
+                images = self._images(heed) if self._settings.evaluation.prompts else None
         except _StoppedError:
             return
         finally:
@@ -95,14 +101,15 @@ class Evaluation:
         if self._accelerator.is_main_process:
             self._tell(losses, images, time.monotonic() - started)
 
-    def _heed(self, stop: StopRequest) -> None:
+    def _heed(self, stop: StopRequest, alive: Callable[[Section], None], section: Section) -> None:
+        alive(section)
         asked = torch.tensor(float(stop.asked), device=self._accelerator.device)
         if self._accelerator.reduce(asked, "sum").item():
             raise _StoppedError
 
     # ------------------------------------------------------------------ held-out loss
 
-    def _losses(self, held_out: HeldOut, stop: StopRequest) -> dict[str, float]:
+    def _losses(self, held_out: HeldOut, heed: Callable[[Section], None]) -> dict[str, float]:
         """The mean loss at each level; the same, but for rounding, for any number of processes."""
         settings, device = self._settings, self._accelerator.device
         loader = Loader(
@@ -113,7 +120,7 @@ class Evaluation:
         )  # fmt: skip
         sums = torch.zeros(len(LEVELS) + 1, dtype=torch.float64, device=device)
         for batch, _ in zip(loader, range(loader.balance().steps), strict=False):
-            self._heed(stop)
+            heed(Section.EVALUATION)
             # What is repeated to make processes equal stands at a batch's end.
             fresh = len(batch.origins) - batch.repeated
             for number, level in enumerate(LEVELS):
@@ -131,7 +138,7 @@ class Evaluation:
 
     # ------------------------------------------------------------------ images
 
-    def _images(self, stop: StopRequest) -> list[Any]:
+    def _images(self, heed: Callable[[Section], None]) -> list[Any]:
         """PIL images of the prompts, on the first process; each process draws some of them."""
         from PIL import Image
 
@@ -144,7 +151,7 @@ class Evaluation:
         pipeline.set_progress_bar_config(disable=True)
         drawn: list[tuple[int, Any]] = []
         for first in range(0, len(own), _AT_ONCE):
-            self._heed(stop)
+            heed(Section.SAMPLES)
             some = own[first : first + _AT_ONCE]
             images = pipeline(
                 [prompt for _, prompt in some],

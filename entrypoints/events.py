@@ -7,14 +7,20 @@ always carries. Times are Unix seconds, durations are ``*_seconds``, unknown is 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
-from typing import Any, TextIO
+from pathlib import Path
+from typing import Any, Protocol
 
 PREFIX = "SMT "
+
+_KEPT = 100
+"""Events that are kept for who looks into a stall."""
 
 FIELDS: dict[str, frozenset[str]] = {
     # The run as it really is, said once before the first step.
@@ -29,8 +35,17 @@ FIELDS: dict[str, frozenset[str]] = {
     ),
     # How an epoch comes out: samples read, repeated to make processes equal, seen by no instance.
     "epoch": frozenset({"epoch", "samples", "batches", "repeated", "unseen"}),
-    # Said by a thread apart from the training step.
+    # Said for each machine by a process apart from training; of its most silent process.
     "heartbeat": frozenset({"step", "seconds_since_step"}),
+    # What a machine's network, disks and GPUs did, and each of its processes, since the last.
+    "node": frozenset(
+        "network_receive_bytes_per_second network_send_bytes_per_second "
+        "efa_receive_bytes_per_second efa_send_bytes_per_second efa_drops efa_retransmits "
+        "disk_read_bytes_per_second disk_write_bytes_per_second read_bytes_per_second "
+        "nvlink_bytes_per_second gpu_utilization_mean gpu_utilization_min gpu_memory_used_max "
+        "gpu_temperature_max gpu_clock_min gpu_power_mean gpu_ecc_uncorrected "
+        "straggler_ratio data_wait_share_max gpus ranks".split()
+    ),
     "checkpoint": frozenset({"step", "path", "bytes", "seconds"}),
     # One evaluation, while training stood still; the held-out loss, if any.
     "eval": frozenset({"step", "seconds", "loss"}),
@@ -38,6 +53,9 @@ FIELDS: dict[str, frozenset[str]] = {
     "doctor": frozenset(
         {"level", "sentence", "seconds", "network_bytes_per_second", "slowdown", "findings"}
     ),
+    # Of code `stall` also: step, section, silent_seconds, limit_seconds, blamed_rank, blamed_node,
+    # reason, evidence (folder below the checkpoints), files, ends (whether the job is ended); of
+    # `stall-resolved` step and silent_seconds; of `rank-died` step and rank_died.
     "warning": frozenset({"code", "message"}),
     "error": frozenset({"code", "message"}),
     "end": frozenset({"step", "reason", "training_seconds", "images", "iterations_per_second"}),
@@ -65,6 +83,14 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+class Stream(Protocol):
+    """What events are written to."""
+
+    def write(self, text: str, /) -> int: ...
+
+    def flush(self) -> None: ...
+
+
 class Events:
     """Writes this process's events, each with its readable twin."""
 
@@ -73,11 +99,15 @@ class Events:
         *,
         node: int,
         rank: int,
-        stream: TextIO | None = None,
+        stream: Stream | None = None,
         clock: Callable[[], float] = time.time,
+        keep: Path | None = None,
     ) -> None:
+        """The last events are also kept in the file ``keep``."""
         self._node, self._rank = node, rank
-        self._stream = stream or sys.stdout
+        self._kept = deque[str](maxlen=_KEPT)
+        self._keep = keep
+        self._stream: Stream = stream or sys.stdout
         self._clock = clock
 
     def write(self, kind: str, readable: str, **fields: Any) -> None:
@@ -85,6 +115,10 @@ class Events:
         line = format_event(kind, fields, time=self._clock(), node=self._node, rank=self._rank)
         self._stream.write(f"{readable}\n{line}\n")
         self._stream.flush()
+        if self._keep is not None:
+            self._kept.append(f"{line}\n")
+            with contextlib.suppress(OSError):
+                self._keep.write_text("".join(self._kept))
 
     def warn(self, code: str, message: str, **fields: Any) -> None:
         """Write a ``warning`` event."""

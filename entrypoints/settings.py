@@ -88,8 +88,23 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    interval: int
-    stall_after: int
+    """``min`` and ``max`` bound the learned limits; ``on_stall`` is end or report."""
+
+    interval: float
+    min: float
+    max: float
+    on_stall: str
+    metrics_interval: float
+
+
+@dataclass(frozen=True)
+class Alerts:
+    """Names of secrets, never what they hold; ``level`` is the least that is sent."""
+
+    slack_secret: str | None
+    webhook_secret: str | None
+    sns_topic: str | None
+    level: str
 
 
 @dataclass(frozen=True)
@@ -132,6 +147,7 @@ class Settings:
     evaluation: Evaluation
     checkpoint: Checkpoint
     heartbeat: Heartbeat
+    alerts: Alerts
     doctor: Doctor
     expected: Expected | None = None
 
@@ -163,6 +179,7 @@ def read_settings(path: Path, stage: str) -> Settings:
             evaluation=_section(Evaluation, document["evaluation"]),
             checkpoint=_section(Checkpoint, document["checkpoint"]),
             heartbeat=_section(Heartbeat, document["heartbeat"]),
+            alerts=_section(Alerts, document["alerts"]),
             doctor=_section(Doctor, document["doctor"]),
             expected=_section(Expected, expected) if expected else None,
         )

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, NoReturn
 from sm_train.entrypoints.backend import adopt_mpi_variables
 from sm_train.entrypoints.directories import Directories, Hosts
 from sm_train.entrypoints.events import Events
+from sm_train.entrypoints.heartbeat import heartbeat
+from sm_train.entrypoints.pulse import Pulse, Section, events_file, pulse_folder
 from sm_train.entrypoints.settings import Settings, read_settings
 
 if TYPE_CHECKING:
@@ -42,7 +44,8 @@ def main(arguments: list[str] | None = None) -> None:
         adopt_mpi_variables()
         _examine(settings, directories, options)
         if not options.doctor_only:
-            _train(settings, directories)
+            with heartbeat(options.document, options.stage) as pulse:
+                _train(settings, directories, pulse)
     except Exception as error:
         _report(error, directories)
         # A peer may wait in a collective for ever: leave without asking it.
@@ -85,7 +88,7 @@ def _examine(settings: Settings, directories: Directories, options: argparse.Nam
         examine(settings, options.document, fail=fail)
 
 
-def _train(settings: Settings, directories: Directories) -> None:
+def _train(settings: Settings, directories: Directories, pulse: Pulse) -> None:
     from accelerate import Accelerator
     from accelerate.utils import DistributedDataParallelKwargs, set_seed
     from sm_train.entrypoints.backend import decide, join
@@ -110,7 +113,8 @@ def _train(settings: Settings, directories: Directories) -> None:
             DistributedDataParallelKwargs(gradient_as_bucket_view=True, static_graph=True)
         ],
     )
-    events = Events(node=hosts.rank, rank=accelerator.process_index)
+    last_events = events_file(pulse_folder(), accelerator.local_process_index)
+    events = Events(node=hosts.rank, rank=accelerator.process_index, keep=last_events)
     seat = _seat(accelerator, hosts)
     index = next(iter(sorted(directories.channel("index").rglob("*.parquet"))), None)
     catalogue = _survey(directories, "train", index, seat, events)
@@ -121,6 +125,8 @@ def _train(settings: Settings, directories: Directories) -> None:
         )
         events.warn("no-index", message)
     held_out = _held_out(accelerator, directories, seat, events)
+    # What comes before the first step may take long; each part of it may take as long as allowed.
+    pulse.enter(Section.START, 0)
     set_seed(settings.training.seed)
     parts = build(
         settings.model,
@@ -128,12 +134,13 @@ def _train(settings: Settings, directories: Directories) -> None:
         components=_existing(directories.channel("model")),
         previous=_existing(directories.channel("previous")),
     )
+    pulse.enter(Section.START, 0)
     if accelerator.is_main_process:
         save_frame(parts, directories.checkpoints / FRAME)
     trainer = Trainer(settings, parts, accelerator, directories, events, catalogue, seat, held_out)
     if accelerator.is_main_process:
         _announce(trainer, choice, hosts)
-    _run(trainer, stop)
+    _run(trainer, pulse, stop)
     accelerator.wait_for_everyone()
 
 
@@ -234,19 +241,14 @@ def _announce(trainer: Trainer, choice: Choice, hosts: Hosts) -> None:
         events.write("warning", f"WARNING: {message}", code="random-part", message=message)
 
 
-def _run(trainer: Trainer, stop: StopRequest) -> None:
-    from sm_train.entrypoints.heartbeat import Heartbeat
-
-    beat = trainer.settings.heartbeat
+def _run(trainer: Trainer, pulse: Pulse, stop: StopRequest) -> None:
     main = trainer.accelerator.is_main_process
-    with Heartbeat(
-        trainer.events, interval=beat.interval, stall_after=beat.stall_after
-    ) as heartbeat:
-        ended = trainer.run(heartbeat, stop)
-        if ended.reason == "done":
-            _save_final(trainer, main=main)
-        if main:
-            trainer.say_end(ended)
+    ended = trainer.run(pulse, stop)
+    pulse.enter(Section.FINISH, trainer.learner.step)
+    if ended.reason == "done":
+        _save_final(trainer, main=main)
+    if main:
+        trainer.say_end(ended)
 
 
 def _save_final(trainer: Trainer, *, main: bool) -> None:

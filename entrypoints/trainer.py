@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ from sm_train.entrypoints.directories import Directories
 from sm_train.entrypoints.draws import Draws
 from sm_train.entrypoints.evaluation import Evaluation, HeldOut
 from sm_train.entrypoints.events import Events
-from sm_train.entrypoints.heartbeat import Heartbeat
 from sm_train.entrypoints.inputs import Inputs
 from sm_train.entrypoints.interval import Interval, Origin
 from sm_train.entrypoints.learner import Learner
@@ -31,6 +31,7 @@ from sm_train.entrypoints.objective import Task, error
 from sm_train.entrypoints.owned import whole
 from sm_train.entrypoints.pipeline import Text
 from sm_train.entrypoints.placing import Placing, place, place_frozen
+from sm_train.entrypoints.pulse import Pulse, Section
 from sm_train.entrypoints.saver import Place, Saver
 from sm_train.entrypoints.settings import Settings
 from sm_train.entrypoints.step_log import NAMED, StepLog
@@ -144,7 +145,7 @@ class Trainer:
 
     # ------------------------------------------------------------------ training
 
-    def run(self, heartbeat: Heartbeat, stop: StopRequest) -> Ended:
+    def run(self, pulse: Pulse, stop: StopRequest) -> Ended:
         """Train to the stage's last step, or to a stop that somebody asked for."""
         stage, training, learner = self.settings.stage, self.settings.training, self.learner
         interval = Interval(self.device)
@@ -153,10 +154,9 @@ class Trainer:
         started, first = time.monotonic(), learner.step
         reason = "done"
         while learner.step < stage.iterations and reason == "done":
-            self._train_step(batches, interval)
-            heartbeat.beat(learner.step)
+            self._train_step(batches, interval, pulse)
             checking = learner.step >= next_check
-            if checking and self._share_status(stop) and learner.step < stage.iterations:
+            if checking and self._share_status(stop, pulse) and learner.step < stage.iterations:
                 reason = "sigterm"
             last = reason == "sigterm" or learner.step == stage.iterations
             saving = last or learner.step % self.settings.checkpoint.every == 0
@@ -165,15 +165,16 @@ class Trainer:
                 speed = self.log.tell_steps(learner.step, interval, learner.learning_rate)
                 interval = Interval(self.device)
                 if self.log.skipped_in_a_row > training.max_skipped_steps:
+                    pulse.enter(Section.START, learner.step)
                     self._roll_back()
                     next_check = learner.step
                     continue
             # What led to steps without a gradient may be in the weights already.
             if saving and (last or not self.log.skipped_in_a_row):
+                pulse.enter(Section.CHECKPOINT, learner.step)
                 self._begin_checkpoint()
             if evaluating:
-                self.evaluation.run(stop)
-                heartbeat.beat(learner.step)
+                self.evaluation.run(stop, partial(pulse.enter, step=learner.step))
                 interval = Interval(self.device)
                 # It may have been cut short by a stop.
                 next_check = learner.step
@@ -181,17 +182,20 @@ class Trainer:
                 patience = STOP_CHECK_SECONDS if self._saver.step is None else WRITTEN_CHECK_SECONDS
                 # From a figure that all processes share, so that they ask after the same step.
                 next_check = learner.step + max(1, int(patience * speed))
+        pulse.enter(Section.FINISH, learner.step)
         self._finish_checkpoint()
         return Ended(reason, learner.step - first, time.monotonic() - started)
 
-    def _train_step(self, batches: Iterator[Batch], interval: Interval) -> None:
+    def _train_step(self, batches: Iterator[Batch], interval: Interval, pulse: Pulse) -> None:
         """One optimizer step over ``accumulation`` micro-batches."""
         accumulation, learner = self.settings.stage.accumulation, self.learner
         total = torch.zeros((), device=self.device)
         origins: list[Origin] = []
         for micro in range(accumulation):
             waiting = time.perf_counter()
+            pulse.enter(Section.DATA, learner.step)
             batch = next(batches)
+            pulse.enter(Section.STEP, learner.step)
             interval.waited += time.perf_counter() - waiting
             self.log.bad.add(batch)
             origins += batch.origins
@@ -216,11 +220,12 @@ class Trainer:
         draws = Draws(seed, step, batch.origins, self._generator)
         return self.inputs.task(batch, draws, self.accelerator.autocast())
 
-    def _share_status(self, stop: StopRequest) -> bool:
+    def _share_status(self, stop: StopRequest, pulse: Pulse) -> bool:
         """Whether any process was asked to stop; concludes a checkpoint that all have written."""
         status = torch.tensor([float(stop.asked), float(self._saver.writing)], device=self.device)
         asked, writing = self.accelerator.reduce(status, "sum").tolist()
         if self._saver.step is not None and not writing:
+            pulse.enter(Section.CHECKPOINT, self.learner.step)
             self._saver.conclude()
         return bool(asked)
 

@@ -157,10 +157,38 @@ def _job(config: RunConfig, places: _Places, image: str) -> list[dict[str, Any]]
         statements.append(
             _allow("Keys", ["kms:CreateGrant", "kms:Decrypt", "kms:GenerateDataKey"], keys)
         )
+    statements += _alerts(config, places)
     if config.cluster.vpc:
         statements.append(_allow("Network", _NETWORK_ACTIONS, ["*"]))
     if config.cluster.remote_debug:
         statements.append(_allow("Shell", _SHELL_ACTIONS, ["*"]))
+    return statements
+
+
+def _alerts(config: RunConfig, places: _Places) -> list[dict[str, Any]]:
+    """What the job's own alerts need: to read the addresses, and to publish."""
+    alerts = config.alerts
+    named = [one for one in (alerts.slack_secret, alerts.webhook_secret) if one is not None]
+    parameters = [one for one in named if ":ssm:" in one or one.startswith("ssm:")]
+    secrets = [one for one in named if one not in parameters]
+    statements = []
+    if secrets:
+        # Behind a secret's name its ARN has a hyphen and six characters of Secrets Manager's.
+        arns = [
+            one if one.startswith("arn:") else places.arn("secretsmanager", f"secret:{one}-??????")
+            for one in secrets
+        ]
+        statements.append(_allow("Secrets", ["secretsmanager:GetSecretValue"], arns))
+    if parameters:
+        arns = [
+            one
+            if one.startswith("arn:")
+            else places.arn("ssm", f"parameter/{one.removeprefix('ssm:').lstrip('/')}")
+            for one in parameters
+        ]
+        statements.append(_allow("Parameters", ["ssm:GetParameter"], arns))
+    if alerts.sns_topic is not None:
+        statements.append(_allow("Topic", ["sns:Publish"], [alerts.sns_topic]))
     return statements
 
 

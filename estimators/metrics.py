@@ -22,6 +22,28 @@ _FIELDS = {
     "heartbeat": ("seconds_since_step",),
     "checkpoint": ("seconds", "bytes"),
     "eval": ("loss", "seconds"),
+    # Each machine says its own; over machines CloudWatch keeps minimum, mean and maximum.
+    "node": (
+        "network_receive_bytes_per_second",
+        "network_send_bytes_per_second",
+        "efa_receive_bytes_per_second",
+        "efa_send_bytes_per_second",
+        "efa_drops",
+        "efa_retransmits",
+        "disk_read_bytes_per_second",
+        "disk_write_bytes_per_second",
+        "read_bytes_per_second",
+        "nvlink_bytes_per_second",
+        "gpu_utilization_mean",
+        "gpu_utilization_min",
+        "gpu_memory_used_max",
+        "gpu_temperature_max",
+        "gpu_clock_min",
+        "gpu_power_mean",
+        "gpu_ecc_uncorrected",
+        "straggler_ratio",
+        "data_wait_share_max",
+    ),
 }
 
 

@@ -108,6 +108,12 @@ def training_request(
             # torchrun kills 30 s after SIGTERM otherwise; SageMaker grants a job 120 (its developer
             # guide, StopTrainingJob).
             "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "110",
+            # A stall's evidence: the last collectives, dumped at a word from outside. These names
+            # PyTorch 2.3 knows and later versions still do (ProcessGroupNCCL.hpp).
+            "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+            "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+            "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/tmp/sm-train-nccl-",
+            "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "/tmp/sm-train-nccl-",
             **config.cluster.environment,
         },
         "Tags": _tags(config, stage, bundle, commit),

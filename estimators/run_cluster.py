@@ -20,7 +20,7 @@ from sm_train.estimators.run_fields import (
 )
 
 ENVIRONMENT_LIMIT = 100
-OWN_ENVIRONMENT = 4
+OWN_ENVIRONMENT = 8
 """Variables that a request adds to the user's own (estimators.request), at most."""
 
 SMDDP_FRAMEWORK = "2.3.0"

@@ -33,10 +33,12 @@ from sm_train.estimators.run_fields import (
     Region,
     Role,
     S3Uri,
+    SecretName,
     Section,
     Share,
     TagKey,
     TagValue,
+    Topic,
     no_bool,
 )
 
@@ -288,19 +290,34 @@ class Checkpoint(Section):
 
 
 class Heartbeat(Section):
-    """How soon silence is noticed."""
+    """How soon silence is noticed, and what is done then.
 
-    interval: Annotated[Duration, Field(ge=1)] = 30
-    stall_after: Annotated[Duration, Field(ge=1)] = Field(
-        default=900, description="Without a step for this long, every rank prints its stacks."
+    The limits of steps, data, checkpoints and evaluations are learned, each its own, as five
+    times what they ever took; the others come once and have the longest limit.
+    """
+
+    interval: Annotated[Duration, Field(ge=1)] = Field(
+        default=30, description="Between two `heartbeat` events of a machine."
+    )
+    min: Annotated[Duration, Field(ge=1)] = Field(
+        default=120, description="No limit is learned below this: storage may hesitate as long."
+    )
+    max: Annotated[Duration, Field(ge=1)] = Field(
+        default=1200, description="No limit is above this; it holds until one is learned."
+    )
+    on_stall: Literal["end", "report"] = Field(
+        default="end",
+        description="end keeps the evidence and ends the job, which can then be resumed; report "
+        "leaves it as it is.",
+    )
+    metrics_interval: Annotated[Duration, Field(ge=10)] = Field(
+        default=60, description="Between two `node` events: network, GPUs, stragglers."
     )
 
     @model_validator(mode="after")
-    def _longer_than_a_beat(self) -> Heartbeat:
-        if self.stall_after <= self.interval:
-            raise ValueError(
-                f"stall_after: {self.stall_after} s must be longer than interval {self.interval} s"
-            )
+    def _bounds_in_order(self) -> Heartbeat:
+        if self.max < self.min:
+            raise ValueError(f"max: {self.max} s is less than min {self.min} s")
         return self
 
 
@@ -333,6 +350,25 @@ class Doctor(Section):
     )
     max_slowdown: Annotated[float, BeforeValidator(no_bool), Field(gt=1, le=100)] = Field(
         default=1.5, description="Predicted to be so many times slower, the cluster is unfit."
+    )
+
+
+class Alerts(Section):
+    """Who is told by the job itself. Addresses are secrets: here stand only their names."""
+
+    slack_secret: SecretName | None = Field(
+        default=None,
+        description="Slack's incoming webhook: a secret's name in Secrets Manager, or ssm: and a "
+        "parameter's name. The job's role must be allowed to read it.",
+    )
+    webhook_secret: SecretName | None = Field(
+        default=None, description="Any webhook, named alike: gets every field as JSON."
+    )
+    sns_topic: Topic | None = Field(
+        default=None, description="ARN of an SNS topic to which the job's role may publish."
+    )
+    level: Literal["info", "warning", "critical"] = Field(
+        default="warning", description="The least that is sent."
     )
 
 
@@ -390,6 +426,7 @@ class RunConfig(Section):
     heartbeat: Heartbeat = Heartbeat()
     recovery: Recovery = Recovery()
     doctor: Doctor = Doctor()
+    alerts: Alerts = Alerts()
     budget: Budget | None = None
 
     @field_validator("entry")

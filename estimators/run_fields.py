@@ -63,6 +63,13 @@ _PLAN = r"^arn:aws[a-z-]*:sagemaker:[a-z]{2}(-[a-z]+)+-[0-9]:[0-9]{12}:training-
 _CHANNEL = r"^[a-zA-Z0-9][a-zA-Z0-9._-]*$"
 _ENTRY = r"^[a-zA-Z0-9_]([a-zA-Z0-9_/-]*[a-zA-Z0-9_-])?\.py$"
 
+# No colon but ssm: and an ARN's, so no address: a run file is no place for one.
+SECRET = (
+    r"^(ssm:|arn:aws[a-z-]*:(secretsmanager|ssm):[a-z0-9-]+:[0-9]{12}:[a-zA-Z0-9_]+[:/])?"
+    r"[a-zA-Z0-9_/+=.@-]+$"
+)
+_TOPIC = r"^arn:aws[a-z-]*:sns:[a-z0-9-]+:[0-9]{12}:[a-zA-Z0-9_-]+$"
+
 _PATTERN_WORDS = {
     _PLAIN: "must be without quotes, backslashes, line ends and control characters",
     _NAME: "must be letters and digits with single hyphens between them",
@@ -77,6 +84,8 @@ _PATTERN_WORDS = {
     _KMS_KEY: "must be a KMS key's id or ARN",
     _PLAN: "must be a plan's ARN: arn:aws:sagemaker:REGION:ACCOUNT:training-plan/NAME",
     _CHANNEL: "must be letters, digits, dots, hyphens and underscores",
+    SECRET: "must be the name of a secret, or ssm: and a parameter's name; never the address",
+    _TOPIC: "must be a topic's ARN such as arn:aws:sns:us-east-1:111122223333:sm-train",
     _ENTRY: "must be a Python file's path below code, such as train.py",
 }
 
@@ -129,6 +138,8 @@ TagKey = Annotated[
     str, Field(min_length=1, max_length=128), AfterValidator(_tag_text), AfterValidator(_own_tag)
 ]
 TagValue = Annotated[str, Field(max_length=256), AfterValidator(_tag_text)]
+SecretName = Annotated[str, Field(pattern=SECRET, max_length=512)]
+Topic = Annotated[str, Field(pattern=_TOPIC)]
 VariableName = Annotated[str, Field(pattern=_VARIABLE, max_length=512)]
 VariableValue = Annotated[str, Field(pattern=_PLAIN, max_length=512)]
 

@@ -18,7 +18,7 @@ from pydantic_core import ErrorDetails
 from sm_train.cost.instances import UnknownInstanceTypeError, instance_type
 from sm_train.estimators.run_cluster import Cluster
 from sm_train.estimators.run_config import Problem, RunConfig, Stage, cross_field_problems
-from sm_train.estimators.run_fields import words_for_pattern
+from sm_train.estimators.run_fields import SECRET, words_for_pattern
 from sm_train.estimators.secret_scan import secret_in
 
 Path_ = tuple[str | int, ...]
@@ -253,7 +253,10 @@ def _problem(raw: Any, error: ErrorDetails) -> Problem:
     if error["type"] == "extra_forbidden":
         return Problem(path, None, "unknown key" + _nearest(path))
     if error["type"] == "string_pattern_mismatch":
-        return Problem(path, error["input"], words_for_pattern(error["ctx"]["pattern"]))
+        pattern = error["ctx"]["pattern"]
+        # What stands where a secret's name should may be the secret, and logs keep what is said.
+        value = "***" if pattern == SECRET else error["input"]
+        return Problem(path, value, words_for_pattern(pattern))
     return Problem(path, error["input"], message.replace("Input should be", "must be"))
 
 

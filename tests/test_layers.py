@@ -46,10 +46,10 @@ def test_cost_is_standard_library_only() -> None:
     [
         "events", "directories", "shards", "shard_index", "shard_description",
         "pack_run", "pack_lambda", "pack_processing", "doctor_verdict", "doctor_history",
-        "doctor_report", "doctor",
+        "doctor_report", "doctor", "heartbeat", "monitor",
     ],
 )  # fmt: skip
-def test_what_a_laptop_shares_with_the_cluster_needs_no_torch(module: str) -> None:
+def test_what_a_laptop_shares_and_what_watches_needs_no_torch(module: str) -> None:
     import subprocess
     import sys
 

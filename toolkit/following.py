@@ -108,7 +108,7 @@ def _stage(
         stored,
         words,
         now=now,
-        stall_after=run.config.heartbeat.stall_after,
+        stall_after=run.config.heartbeat.max,
     )
 
 

@@ -93,7 +93,7 @@ def next_job(
     stored = stored_checkpoints(session, checkpoint_uri(config, stage, bucket))
     state = stage_state(
         stage.name, stage.iterations, jobs, stored, LastWords(),
-        now=server_time(session), stall_after=config.heartbeat.stall_after,
+        now=server_time(session), stall_after=config.heartbeat.max,
     )  # fmt: skip
     job = state.job
     if job is not None and job.live:

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 from sm_train.estimators.bundle import build_bundle
+from sm_train.estimators.expectation import expectations
 from sm_train.estimators.run_config import RunConfig
 from sm_train.toolkit.event_log import parse_event
 
@@ -98,6 +99,14 @@ def tiny_run(*, iterations: int, **training: Any) -> RunConfig:
             cluster={"instance_type": "ml.g5.xlarge"},
         )
     )
+
+
+def priced_document() -> dict[str, Any]:
+    """A tiny run's document as a job gets it, at $36 an hour of each machine."""
+    config = tiny_run(iterations=9)
+    expected: dict[str, Any] = expectations(config)
+    expected["8px"]["usd_per_instance_hour"] = 36.0
+    return config.model_dump(mode="json") | {"expected": expected}
 
 
 @dataclass

@@ -17,10 +17,10 @@ from sm_train.entrypoints.catalogue import Seat, survey
 from sm_train.entrypoints.directories import Directories
 from sm_train.entrypoints.draws import Draws
 from sm_train.entrypoints.events import Events
-from sm_train.entrypoints.heartbeat import Heartbeat
 from sm_train.entrypoints.loader import Loader
 from sm_train.entrypoints.models import build
 from sm_train.entrypoints.objective import error
+from sm_train.entrypoints.pulse import Pulse, Reader, Section
 from sm_train.entrypoints.settings import Settings, read_settings
 from sm_train.entrypoints.stop import StopRequest
 from sm_train.entrypoints.trainer import Trainer
@@ -62,7 +62,11 @@ def test_four_passes_of_two_are_one_of_eight(tmp_path: Path, accelerator: Accele
     events = Events(node=0, rank=0)
     trainer = Trainer(settings, parts, accelerator, directories, events, catalogue, seat)
     module = copy.deepcopy(trainer.learner.module)
-    trainer.run(Heartbeat(events, interval=60, stall_after=600), StopRequest())
+    trainer.run(Pulse(tmp_path / "pulse-0", rank=0, local_rank=0), StopRequest())
+    sign = Reader(tmp_path / "pulse-0").sign()
+    assert (sign.section, sign.step) == (Section.FINISH, 1)
+    # Data and step of each pass, the checkpoint, the end.
+    assert sign.marks == 2 * PASSES + 2
 
     loader = Loader(
         catalogue, seat, settings.data, resolution=8, batch_size=2, seed=0, workers=0,

@@ -1,8 +1,7 @@
-"""The trainer's parts: backend, average, presets, settings, events, heartbeat, checkpoints."""
+"""The trainer's parts: backend, average, presets, settings, events, checkpoints."""
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,7 @@ from sm_train.entrypoints.backend import choose
 from sm_train.entrypoints.components import read_preset
 from sm_train.entrypoints.directories import Directories, Hosts
 from sm_train.entrypoints.ema import ExponentialMovingAverage
-from sm_train.entrypoints.events import FIELDS, Events, format_event
-from sm_train.entrypoints.heartbeat import Heartbeat
+from sm_train.entrypoints.events import FIELDS, format_event
 from sm_train.entrypoints.settings import SettingsError, read_settings
 from sm_train.entrypoints.tensor_pieces import Box, write_pieces
 from sm_train.toolkit.event_log import parse_event
@@ -138,33 +136,6 @@ def test_nan_is_null_in_an_event() -> None:
     event = parse_event(format_event("step", fields, time=0, node=0, rank=0))
     assert event is not None
     assert event["loss"] is None
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_a_heartbeat_tells_one_stall_once_with_the_stacks(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    stream, clock = io.StringIO(), Clock()
-    events = Events(node=0, rank=1, stream=stream, clock=lambda: 0.0)
-    heartbeat = Heartbeat(events, interval=60, stall_after=100, clock=clock)
-    for now in (50, 101, 160):
-        clock.now = now
-        heartbeat.say()
-    heartbeat.beat(7)
-    clock.now = 300
-    heartbeat.say()
-    found = [event for line in stream.getvalue().splitlines() if (event := parse_event(line))]
-    assert [event["kind"] for event in found].count("heartbeat") == 4
-    stalls = [event for event in found if event["kind"] == "warning"]
-    assert [stall["code"] for stall in stalls] == ["stall", "stall"]
-    assert "after step 7" in stalls[1]["message"]
-    assert "test_a_heartbeat_tells_one_stall" in capfd.readouterr().err
 
 
 def write_checkpoint(checkpoints: Path, step: int) -> Path:

@@ -68,7 +68,7 @@ def clusters(draw: st.DrawFn) -> dict[str, Any]:
             st.dictionaries(
                 st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,20}", fullmatch=True),
                 _plain.filter(lambda text: len(text) <= 512 and not secret_in(text)),
-                max_size=96,
+                max_size=92,
             )
         ),
         "image": ECR,

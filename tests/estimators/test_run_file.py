@@ -95,6 +95,18 @@ CASES = {
         GOOD.replace("ml.p4de.24xlarge", "ml.p5.48xlarge") + "  collective: smddp\n",
         ["run.yaml:18: cluster.collective: smddp does not run on ml.p5.48xlarge"],
     ),
+    "bounds the wrong way round": (
+        GOOD + "heartbeat: {min: 10m, max: 5m}\n",
+        ["run.yaml:18: heartbeat.max: 300 s is less than min 600 s"],
+    ),
+    "a secret itself instead of its name": (
+        GOOD + "alerts: {slack_secret: 'https://hooks.slack.com/services/T0/B0/X'}\n",
+        ["run.yaml:18: alerts.slack_secret: '***': must be the name of a secret"],
+    ),
+    "a topic's name instead of its ARN": (
+        GOOD + "alerts: {sns_topic: sm-train}\n",
+        ["run.yaml:18: alerts.sns_topic: 'sm-train': must be a topic's ARN such as arn:aws:sns"],
+    ),
     "a single object": (
         GOOD.replace("s3://my-bucket/shards/", "s3://my-bucket/shards/a.tar"),
         ["run.yaml:5: data.uri: s3://my-bucket/shards/a.tar is a single object"],

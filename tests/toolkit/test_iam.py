@@ -162,8 +162,14 @@ def test_the_jobs_role_reads_its_channels_and_writes_below_its_run() -> None:
             {"cluster": {"instance_type": "ml.p5.48xlarge", "remote_debug": True}},
             "ssmmessages:OpenDataChannel",
         ),
+        ({"alerts": {"slack_secret": "slack/webhook"}}, "secretsmanager:GetSecretValue"),
+        ({"alerts": {"webhook_secret": "ssm:/own/webhook"}}, "ssm:GetParameter"),
+        (
+            {"alerts": {"sns_topic": "arn:aws:sns:us-east-1:111122223333:sm-train"}},
+            "sns:Publish",
+        ),
     ],
-    ids=["keys", "vpc", "remote-debug"],
+    ids=["keys", "vpc", "remote-debug", "secret", "parameter", "topic"],
 )
 def test_what_a_run_asks_for_its_role_may_do(
     aws: Aws, changes: dict[str, Any], action: str

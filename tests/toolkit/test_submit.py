@@ -88,6 +88,10 @@ def test_the_bundle_in_the_bucket_holds_the_listed_files_and_runs(
         tar.extractall(folder, filter="data")
     files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     assert files == {file["path"] for file in listed["files"]}
+    # Alerts can say what a stall costs.
+    document = json.loads((folder / "run.json").read_text())
+    price = dry_run(cli, run)["cost"]["stages"][0]["price_per_instance_hour_usd"]
+    assert document["expected"]["256px"]["usd_per_instance_hour"] == pytest.approx(price)
     # It runs: an unknown stage is refused by the training code itself.
     ran = subprocess.run(
         [sys.executable, "train.py", "--stage", "nonsense"],

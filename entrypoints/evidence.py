@@ -1,0 +1,174 @@
+"""What is kept of a stall: stacks, NCCL's flight recorder, the last events, the machine's state.
+
+Everything goes below ``stalls/`` in the checkpoints' folder, from where the platform copies it to
+S3, under names that no other process and no other attempt uses.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from sm_train.entrypoints import processes
+from sm_train.entrypoints.files import write_whole
+from sm_train.entrypoints.pulse import Sign, stacks_file
+from sm_train.entrypoints.stacks import stacks, waits_in_collective
+
+FOLDER = "stalls"
+
+_SECONDS, _RECORDER_SECONDS, _COMMAND_SECONDS = 15.0, 10.0, 10.0
+_WORKERS = 16
+"""Child processes of one rank whose stacks are taken, at most."""
+
+_TELLING = re.compile(
+    r"\b(xid|nvrm|efa|nvme\d*|oom-killer|hung_task)\b|out of memory|i/o error|blocked for more",
+    re.IGNORECASE,
+)
+"""What in the kernel's log may explain a stall."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """``files`` are names below ``folder``; ``waits`` says of each rank whether it stands in a
+    collective.
+    """
+
+    folder: Path
+    files: tuple[str, ...]
+    waits: Mapping[int, bool | None]
+
+
+def gather(
+    checkpoints: Path, signs: Sequence[Sign], *, node: int, pulses: Path, stamp: str, story: str
+) -> Evidence:
+    """Write down what can be had of this machine's processes; ``story`` says what happened."""
+    folder = checkpoints / FOLDER / f"step-{max(sign.step for sign in signs):08d}"
+    folder.mkdir(parents=True, exist_ok=True)
+    written: list[str] = []
+
+    def keep(name: str, content: bytes) -> None:
+        unique = f"{stamp}-node-{node:03d}-{name}"
+        write_whole(folder / unique, content)
+        written.append(unique)
+
+    keep("what.txt", story.encode())
+    # Not waited for at the end: a program that hangs in the kernel cannot even be killed.
+    pool = ThreadPoolExecutor(3 * len(signs) + 1)
+    looks = {
+        one.rank: pool.submit(stacks, one.pid, stacks_file(pulses, one.local_rank)) for one in signs
+    }
+    workers = {one.rank: pool.submit(_workers_stacks, one.pid) for one in signs}
+    records = {one.rank: pool.submit(_flight_record, one.rank) for one in signs}
+    machine = pool.submit(_machine, [one.pid for one in signs])
+    pool.shutdown(wait=False)
+    for path in sorted(pulses.glob("events-*")):
+        keep(f"{path.name}.log", path.read_bytes())
+    waits: dict[int, bool | None] = {}
+    for rank, look in looks.items():
+        with suppress(TimeoutError):
+            text = look.result(_SECONDS)
+            waits[rank] = waits_in_collective(text)
+            keep(f"rank-{rank:05d}-stacks.txt", text.encode())
+    for name, found in (("workers.txt", workers), ("nccl", records)):
+        for rank, one in found.items():
+            with suppress(TimeoutError):
+                if content := one.result(_SECONDS):
+                    keep(f"rank-{rank:05d}-{name}", content)
+    with suppress(TimeoutError):
+        keep("machine.txt", machine.result(_SECONDS).encode())
+    return Evidence(folder, tuple(sorted(written)), waits)
+
+
+def _workers_stacks(pid: int) -> bytes:
+    """Of the processes that a training process has started: loader workers."""
+    return "\n".join(stacks(one, None, seconds=3) for one in _workers(pid)).encode()
+
+
+def _workers(pid: int) -> list[int]:
+    """What a training process has started, this process and its own left out."""
+    ours = {os.getpid(), *processes.descendants(os.getpid())}
+    return [one for one in processes.descendants(pid) if one not in ours][:_WORKERS]
+
+
+def _flight_record(rank: int) -> bytes:
+    """NCCL's last collectives, which PyTorch dumps when its pipe is written to; empty without.
+
+    PyTorch 2.3 knows the older variables only, later versions both (ProcessGroupNCCL.hpp).
+    """
+    environment = os.environ
+    pipe = environment.get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
+    prefix = environment.get("TORCH_FR_DUMP_TEMP_FILE") or environment.get(
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
+    )
+    if not pipe or not prefix:
+        return b""
+    dump = Path(f"{prefix}{rank}")
+    before = _stamp(dump)
+    try:
+        handle = os.open(f"{pipe}{rank}.pipe", os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:  # no NCCL in this process, or nobody at the pipe's other end
+        return b""
+    os.write(handle, b"1\n")
+    os.close(handle)
+    if not _settles(dump, before):
+        return b""
+    return dump.read_bytes()
+
+
+def _settles(path: Path, before: tuple[int, int]) -> bool:
+    """Wait until a file has changed, and then no more."""
+    last, deadline = before, time.monotonic() + _RECORDER_SECONDS
+    while time.monotonic() < deadline:
+        time.sleep(0.2)
+        now = _stamp(path)
+        if now != before and now == last:
+            return True
+        last = now
+    return False
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        found = path.stat()
+    except OSError:
+        return (0, 0)
+    return (found.st_mtime_ns, found.st_size)
+
+
+def _machine(pids: Sequence[int]) -> str:
+    """Processes in the kernel's words, GPUs in nvidia-smi's, and what the kernel complained of."""
+    parts = []
+    for pid in pids:
+        parts += [processes.describe(one) for one in (pid, *_workers(pid))]
+    parts.append(_output(["nvidia-smi"]))
+    parts.append(_output(["nvidia-smi", "-q", "-d", "ECC,TEMPERATURE,CLOCK,PERFORMANCE"]))
+    complaints = [line for line in _output(["dmesg"]).splitlines() if _TELLING.search(line)]
+    if complaints:
+        parts.append("kernel log:\n" + "\n".join(complaints[-50:]))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _output(command: list[str]) -> str:
+    """What a command prints; nothing where it is not there, not allowed, or does not end."""
+    if shutil.which(command[0]) is None:
+        return ""
+    try:
+        run = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_COMMAND_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{' '.join(command)}: {type(error).__name__}"
+    return run.stdout if run.returncode == 0 else ""
