@@ -283,7 +283,7 @@ def test_isolated_smddp_takes_its_code_from_a_channel() -> None:
     assert request["HyperParameters"]["sagemaker_submit_directory"] == place
     assert "sm_drivers" not in channels(request)
     assert code_uri(request) == (
-        "s3://my-bucket/demo/demo-256px-20261120120000/input/code/sourcedir.tar.gz"
+        "s3://my-bucket/demo/code/256px-20261120120000/input/code/sourcedir.tar.gz"
     )
 
 
