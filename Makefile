@@ -47,6 +47,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/ema.py
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/flops.py
+	$(BIN)/python benchmarks/diagnose.py
 
 $(VENV)/.installed: setup.cfg pyproject.toml Makefile
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'Python 3.11 or newer is needed; make PYTHON=python3.11')"

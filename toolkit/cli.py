@@ -26,6 +26,7 @@ COMMANDS = {
     "resume": "Go on with a run at the step where it ended.",
     "image": "Print the container image of a run, or a Dockerfile for your own.",
     "iam": "Print the least IAM policies for a run: yours and its job's.",
+    "diagnose": "Say why a job failed, from its logs.",
     "sample": "Draw images from a checkpoint into a grid.",
     "compare": "Make a page on which people judge two checkpoints blindly.",
     "template": "Print a CloudFormation template: packing or watching in Lambda.",

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from sm_train.entrypoints.events import PREFIX
-from sm_train.toolkit.aws import refusals_in_words
-from sm_train.toolkit.live_events import LOG_GROUP
+from sm_train.toolkit.cloudwatch_logs import Entry, search
 from sm_train.toolkit.training_jobs import find_job
 
 _ASK_SECONDS = 5.0
@@ -20,52 +19,14 @@ _LATE_SECONDS = 60.0
 """A line may become visible so much later than lines that are younger."""
 
 
-@dataclass(frozen=True)
-class Line:
-    """One line; ``time`` is in Unix seconds, ``node`` is ``algo-1`` and so on."""
-
-    time: float
-    node: str
-    text: str
-    id: str
-
-
-def read_log(session: Any, job: str, stream: str, since: float) -> Iterator[Line]:
-    """The lines there are now of the streams that begin with ``stream``, since ``since``.
-
-    An empty page is not the end, and a retry adds streams: both are CloudWatch's to say.
-    """
-    from botocore.exceptions import ClientError
-
-    pages = (
-        session.client("logs")
-        .get_paginator("filter_log_events")
-        .paginate(
-            logGroupName=LOG_GROUP, logStreamNamePrefix=stream, startTime=max(0, int(since * 1000))
-        )
-    )
-    with refusals_in_words("FilterLogEvents"):
-        try:
-            for page in pages:
-                own = (one for one in page["events"] if one["logStreamName"].startswith(stream))
-                for entry in sorted(own, key=lambda one: one["timestamp"]):
-                    name = entry["logStreamName"].removeprefix(f"{job}/")
-                    node = name.rpartition("-")[0] or name
-                    text = entry["message"].rstrip("\n")
-                    yield Line(entry["timestamp"] / 1000, node, text, entry["eventId"])
-        except ClientError as error:
-            if error.response["Error"]["Code"] != "ResourceNotFoundException":
-                raise
-
-
-def follow_log(session: Any, job: str, stream: str, since: float) -> Iterator[Line]:
-    """As :func:`read_log`, and what comes until the job has ended."""
+def follow_log(session: Any, job: str, streams: str, since: float) -> Iterator[Entry]:
+    """What the streams that begin with ``streams`` say, and what comes until the job has ended."""
     shown: dict[str, float] = {}
     while True:
         found = find_job(session, job)
         live = found is not None and found.live
         newest = since
-        for line in read_log(session, job, stream, since):
+        for line in search(session, streams, since=since):
             newest = max(newest, line.time)
             if line.id not in shown:
                 shown[line.id] = line.time
@@ -77,14 +38,14 @@ def follow_log(session: Any, job: str, stream: str, since: float) -> Iterator[Li
         time.sleep(_ASK_SECONDS)
 
 
-def show_line(line: Line, *, raw: bool, as_json: bool) -> None:
+def show_line(line: Entry, *, raw: bool, as_json: bool) -> None:
     """Print a line; events have a readable twin, so they are left out unless ``raw``."""
-    import json
-
-    if PREFIX + "{" in line.text and not raw:
+    text = line.message.rstrip("\n")
+    if PREFIX + "{" in text and not raw:
         return
-    text = f"{line.node} | {line.text}"
+    node = line.stream.rpartition("/")[2].rpartition("-")[0]
+    shown = f"{node} | {text}"
     if as_json:
-        text = json.dumps({"time": line.time, "node": line.node, "text": line.text})
-    sys.stdout.write(text + "\n")
+        shown = json.dumps({"time": line.time, "node": node, "text": text})
+    sys.stdout.write(shown + "\n")
     sys.stdout.flush()

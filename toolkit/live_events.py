@@ -6,10 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sm_train.toolkit.aws import refusals_in_words
-from sm_train.toolkit.event_log import Event, parse_event
-
-LOG_GROUP = "/aws/sagemaker/TrainingJobs"
+from sm_train.toolkit.cloudwatch_logs import newest_line, search
+from sm_train.toolkit.event_log import Event, parse_events
 
 _WINDOW_SECONDS = 1800.0
 """How far before its newest line a job's last words are looked for: several logging intervals."""
@@ -62,44 +60,7 @@ def digest(events: Iterator[Event]) -> LastWords:
     return LastWords(step, speed, loss, sign, ended)
 
 
-def newest_line(session: Any, job: str) -> float | None:
-    """When the job last said anything, in Unix seconds; None before its first line."""
-    from botocore.exceptions import ClientError
-
-    client = session.client("logs")
-    with refusals_in_words("DescribeLogStreams"):
-        try:
-            pages = client.get_paginator("describe_log_streams").paginate(
-                logGroupName=LOG_GROUP, logStreamNamePrefix=f"{job}/"
-            )
-            moments = [
-                stream["lastEventTimestamp"]
-                for page in pages
-                for stream in page["logStreams"]
-                if "lastEventTimestamp" in stream
-            ]
-        except ClientError as error:
-            if error.response["Error"]["Code"] != "ResourceNotFoundException":
-                raise
-            return None
-    return max(moments) / 1000 if moments else None
-
-
 def events_since(session: Any, job: str, moment: float) -> Iterator[Event]:
     """The event lines of all streams of the job since ``moment`` (Unix seconds)."""
-    pages = (
-        session.client("logs")
-        .get_paginator("filter_log_events")
-        .paginate(
-            logGroupName=LOG_GROUP,
-            logStreamNamePrefix=f"{job}/",
-            filterPattern='"SMT "',
-            startTime=int(moment * 1000),
-        )
-    )
-    with refusals_in_words("FilterLogEvents"):
-        for page in pages:
-            for entry in page["events"]:
-                event = parse_event(entry["message"])
-                if event is not None and entry["logStreamName"].startswith(f"{job}/"):
-                    yield event
+    said = search(session, f"{job}/", pattern='"SMT "', since=moment)
+    return parse_events(one.message for one in said)

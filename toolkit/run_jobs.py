@@ -10,9 +10,8 @@ from sm_train.cost.actual import Job
 from sm_train.cost.estimate import Purchase, hourly_price
 from sm_train.cost.prices import PriceTable
 from sm_train.cost.timeline import Timeline, timeline
-from sm_train.toolkit.aws import refusals_in_words
-from sm_train.toolkit.event_log import Event, parse_event
-from sm_train.toolkit.live_events import LOG_GROUP
+from sm_train.toolkit.cloudwatch_logs import search
+from sm_train.toolkit.event_log import Event, parse_events
 from sm_train.toolkit.training_jobs import TrainingJob
 
 
@@ -59,27 +58,6 @@ def _timeline(
 
 
 def job_events(session: Any, name: str) -> Iterator[Event]:
-    """The event lines of a job's first rank, from all of its log streams.
-
-    Streams are found by the job's prefix, since a retry adds some; an empty page is not the end.
-    """
-    from botocore.exceptions import ClientError
-
-    client = session.client("logs")
-    pages = client.get_paginator("filter_log_events").paginate(
-        logGroupName=LOG_GROUP,
-        logStreamNamePrefix=f"{name}/",
-        filterPattern='"SMT "',
-    )
-    with refusals_in_words("FilterLogEvents"):
-        try:
-            for page in pages:
-                for entry in page["events"]:
-                    if not entry["logStreamName"].startswith(f"{name}/"):
-                        continue
-                    event = parse_event(entry["message"])
-                    if event is not None and event["rank"] == 0:
-                        yield event
-        except ClientError as error:
-            if error.response["Error"]["Code"] != "ResourceNotFoundException":
-                raise
+    """The event lines of a job's first rank, from all of its log streams."""
+    said = search(session, f"{name}/", pattern='"SMT "')
+    return (event for event in parse_events(one.message for one in said) if event["rank"] == 0)

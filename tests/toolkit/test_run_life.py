@@ -179,6 +179,26 @@ def test_the_programs_own_error_is_not_repeated(laptop: Laptop) -> None:
     assert laptop.lives.names() == [FIRST]
 
 
+def test_what_the_log_says_of_broken_hardware_is_followed_by_another_job(
+    laptop: Laptop,
+) -> None:
+    """SageMaker calls it the program's error, since the program ended; its log knows better."""
+    laptop.lives.tell(
+        FIRST, "Failed", reason="AlgorithmError: ExecuteUserScriptError: ExitCode 1", ended_ago=3600
+    )
+    laptop.lives.say(FIRST, "step", ago=3700, step=10)
+    laptop.aws.client("logs").put_log_events(
+        logGroupName="/aws/sagemaker/TrainingJobs", logStreamName=f"{FIRST}/algo-1-1",
+        logEvents=[{
+            "timestamp": int((time.time() - 3650) * 1000),
+            "message": "[rank3]: RuntimeError: CUDA error: uncorrectable ECC error encountered",
+        }],
+    )  # fmt: skip
+    seen = laptop.json("watch", "demo", "--once")
+    assert seen["action"] == "start"
+    assert laptop.lives.tags(SECOND)["sm-train:cause"] == "gpu-ecc"
+
+
 def test_a_silent_job_is_ended_and_followed(laptop: Laptop) -> None:
     """Heartbeats go on while training hangs: the step that they tell of counts."""
     laptop.lives.say(FIRST, "step", ago=4000, step=200, iterations_per_second=1.0)

@@ -30,16 +30,17 @@ def command(
     """
     import time
 
+    from sm_train.toolkit.cloudwatch_logs import search
     from sm_train.toolkit.durations import seconds
     from sm_train.toolkit.following import open_run
-    from sm_train.toolkit.job_log import follow_log, read_log, show_line
+    from sm_train.toolkit.job_log import follow_log, show_line
     from sm_train.toolkit.stopping import newest_job
     from sm_train.toolkit.training_jobs import find_job
 
     session, found = open_run(run, options)
     begin = time.time() - seconds("--since", since) if since else 0.0
     job = find_job(session, run) or newest_job(session, found)
-    stream = f"{job.name}/algo-{node}-" if node else f"{job.name}/"
-    lines = (follow_log if follow else read_log)(session, job.name, stream, begin)
-    for line in lines:
+    streams = f"{job.name}/algo-{node}-" if node else f"{job.name}/"
+    lines = search(session, streams, since=begin)
+    for line in follow_log(session, job.name, streams, begin) if follow else lines:
         show_line(line, raw=raw, as_json=as_json)

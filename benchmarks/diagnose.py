@@ -1,0 +1,161 @@
+"""`diagnose` over the logs of 16 nodes, against `grep -E` with the same texts over the same files.
+
+The logs are made up after real ones: NCCL's start, this project's events, progress bars, a warning
+now and then, and at the end of one node a GPU out of memory, of the others its echoes. Both read
+from the page cache, interleaved; grep in the C locale, its lines written to a file as they would be
+used. Printed are the medians, their ratio, and the peak of diagnose's memory above its imports.
+
+    python benchmarks/diagnose.py [MEGABYTES]      # 256; 1024 takes a minute
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from sm_train.toolkit.diagnosis import diagnose
+from sm_train.toolkit.failure_scan import interesting_texts
+from sm_train.toolkit.log_files import log_files
+
+ROUNDS, NODES, GPUS = 5, 16, 8
+BEGIN = 1795260000.0
+
+
+def main() -> None:
+    """Make the logs, measure both, and check that the diagnosis is right."""
+    megabytes = int(sys.argv[1]) if len(sys.argv) > 1 else 256
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        logs = write_logs(Path(folder), megabytes * 2**20 // NODES)
+        total = sum(log.stat().st_size for log in logs)
+        print(f"{total / 1e9:.2f} GB in {NODES} logs, {os.cpu_count()} cores, "
+              f"load {os.getloadavg()[0]:.1f}, {ROUNDS} rounds")  # fmt: skip
+        compare(logs, total)
+
+
+def compare(logs: list[Path], total: int) -> None:
+    """Interleaved rounds of both."""
+    # One alternation: three times as fast as a file of patterns.
+    patterns = "|".join(map(escaped, interesting_texts()))
+    diagnose(log_files(logs[:1]))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    ours, theirs = [], []
+    for _ in range(ROUNDS):
+        started = time.perf_counter()
+        found = diagnose(log_files(logs))
+        ours.append(time.perf_counter() - started)
+        assert found.cause == "gpu-out-of-memory", found
+        assert found.first is not None
+        assert (found.first.node, found.first.rank) == ("algo-7", 51), found.first
+        started = time.perf_counter()
+        with (logs[0].parent / "found.txt").open("wb") as out:
+            subprocess.run(
+                ["grep", "-E", "-n", "-e", patterns, *logs],
+                stdout=out, env={"LC_ALL": "C", "PATH": os.environ["PATH"]}, check=True,
+            )  # fmt: skip
+        theirs.append(time.perf_counter() - started)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(f"diagnose  {spread(ours)}  {total / statistics.median(ours) / 1e6:.0f} MB/s")
+    print(f"grep -E   {spread(theirs)}  {total / statistics.median(theirs) / 1e6:.0f} MB/s")
+    ratio = statistics.median(ours) / statistics.median(theirs)
+    print(f"{ratio:.2f} × grep -E; {peak / 1024:.0f} MiB, {(peak - before) / 1024:.0f} above one's")
+
+
+def escaped(text: str) -> str:
+    """``text`` as an extended regular expression."""
+    return re.sub(r"[][().*+?{}|^$\\]", lambda found: f"\\{found[0]}", text)
+
+
+def spread(seconds: list[float]) -> str:
+    return f"{statistics.median(seconds):6.2f} s ({min(seconds):.2f} to {max(seconds):.2f})"
+
+
+# ------------------------------------------------------------------ logs
+
+
+def write_logs(folder: Path, size: int) -> list[Path]:
+    """One log for each node, of about ``size`` bytes."""
+    logs = []
+    for node in range(NODES):
+        log = folder / f"algo-{node + 1}.log"
+        body = ordinary(node)
+        with log.open("w") as file:
+            file.writelines(start(node))
+            written = 0
+            while written < size:
+                file.write(body)
+                written += len(body)
+            file.writelines(ending(node))
+        logs.append(log)
+    return logs
+
+
+def start(node: int) -> list[str]:
+    host = f"algo-{node + 1}"
+    return [
+        f"{host}:{100 + gpu}:{400 + gpu} [{gpu}] NCCL INFO Channel {channel:02}/0 : "
+        f"{node * GPUS + gpu}[{gpu}] -> {(node * GPUS + gpu + 1) % 128}[{gpu}] [send] via "
+        "NET/AWS Libfabric/0/GDRDMA\n"
+        for gpu in range(GPUS)
+        for channel in range(16)
+    ]
+
+
+def ordinary(node: int) -> str:
+    """Some megabytes of what a node says while all is well."""
+    draw = random.Random(node)
+    lines = []
+    for number in range(20_000):
+        at = BEGIN + number / 2
+        clock = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at))
+        rank = node * GPUS + number % GPUS
+        kind = number % 10
+        if kind == 0:
+            lines.append(
+                f'SMT {{"kind": "step", "time": {at}, "node": {node}, "rank": {rank}, "step": '
+                f'{number}, "epoch": 0, "loss": {draw.random():.6f}, "learning_rate": 0.0001, '
+                f'"gradient_norm": {draw.random():.4f}, "iterations_per_second": 1.81, '
+                '"images_per_second": 3706.9, "data_wait_share": 0.01, "mfu": 0.21}'
+            )
+        elif kind == 1:
+            lines.append(
+                f'SMT {{"kind": "heartbeat", "time": {at}, "node": {node}, "rank": {rank}, '
+                f'"step": {number}, "seconds_since_step": 0.4}}'
+            )
+        elif kind == 2:
+            lines.append(f" {number % 100:3}%|███▌      | {number}/20000 [01:12<12:40, 1.81it/s]")
+        elif kind == 3 and number % 1000 == 3:
+            lines.append(f"{clock},123 WARNING loader: skipped 1 sample: image file is truncated")
+        else:
+            words = " ".join(f"{draw.getrandbits(48):x}" for _ in range(draw.randint(2, 9)))
+            lines.append(f"{clock},{number % 1000:03} INFO trainer: [rank{rank}] {words}")
+    return "\n".join(lines) + "\n"
+
+
+def ending(node: int) -> list[str]:
+    """One rank out of memory, and what the others say of that."""
+    if node == 6:
+        return [
+            "[rank51]: Traceback (most recent call last):\n",
+            '[rank51]:   File "/opt/ml/code/train.py", line 88, in <module>\n',
+            "[rank51]:     main()\n",
+            "[rank51]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU "
+            "3 has a total capacity of 79.15 GiB of which 1.29 GiB is free.\n",
+        ]
+    return [
+        f"[rank{node * GPUS + gpu}]:[E1121 12:34:56.123456789 ProcessGroupNCCL.cpp:1333] [Rank "
+        f"{node * GPUS + gpu}] NCCL error: remote process exited or there was a network error, "
+        "NCCL version 2.21.5\n"
+        for gpu in range(GPUS)
+    ]
+
+
+if __name__ == "__main__":
+    main()

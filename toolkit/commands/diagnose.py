@@ -1,0 +1,54 @@
+"""``sm-train diagnose``: why a job failed, and which rank failed first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from sm_train.toolkit.diagnosis import Diagnosis
+
+
+@click.command()
+@click.argument("what", metavar="JOB|FILES...", nargs=-1, required=True)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
+@click.pass_obj
+def command(options: dict[str, Any], what: tuple[str, ...], as_json: bool) -> None:
+    """Say why a job failed, from its logs: cause, first failing rank, evidence and mend.
+
+    FILES are the nodes' logs, one each (.gz too), folders of them, or a local run's folder. JOB is
+    a training job, whose streams are read from CloudWatch with what SageMaker says of its end.
+    """
+    from sm_train.toolkit import diagnosis_view
+    from sm_train.toolkit.output import write_json
+
+    [name] = what if len(what) == 1 else [None]
+    if name is not None and not Path(name).exists() and _may_be_job(name):
+        found = _diagnose_job(name, options["region"], options["profile"])
+    else:
+        found = _diagnose_files([Path(one) for one in what])
+    if as_json:
+        write_json(diagnosis_view.document(found))
+    else:
+        diagnosis_view.show(found)
+
+
+def _may_be_job(name: str) -> bool:
+    return len(name) <= 63 and name.replace("-", "").isalnum()
+
+
+def _diagnose_files(paths: list[Path]) -> Diagnosis:
+    from sm_train.toolkit.diagnosis import diagnose
+    from sm_train.toolkit.log_files import attempts, log_files
+
+    *earlier, last = attempts(log_files(paths))
+    return diagnose(last, earlier)
+
+
+def _diagnose_job(name: str, region: str | None, profile: str | None) -> Diagnosis:
+    from sm_train.toolkit.aws import open_session, resolve_region
+    from sm_train.toolkit.job_logs import diagnose_job
+
+    return diagnose_job(open_session(profile, resolve_region(region, None, profile)), name)
