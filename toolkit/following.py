@@ -56,7 +56,7 @@ def find_run(session: Any, target: str, region: str) -> Run:
     Raises:
         UserError: there is no such run in the region, or its file is wrong.
     """
-    if _is_file(target):
+    if is_run_file(target):
         config = load(Path(target))
         newest = next(reversed(jobs_of_run(session, config.name)), None)
         record = None
@@ -77,7 +77,7 @@ def find_run(session: Any, target: str, region: str) -> Run:
     return Run(name, region, newest.bucket, record.config, record)
 
 
-def _is_file(target: str) -> bool:
+def is_run_file(target: str) -> bool:
     return target.endswith((".yaml", ".yml")) or Path(target).is_file()
 
 
@@ -131,6 +131,6 @@ def open_run(target: str, options: dict[str, Any]) -> tuple[Any, Run]:
 
 def open_session_for(target: str, options: dict[str, Any]) -> tuple[Any, str]:
     """A session in the region of ``target``'s run file, if it is one, or of the options."""
-    own = load(Path(target)).region if _is_file(target) else None
+    own = load(Path(target)).region if is_run_file(target) else None
     region = resolve_region(options["region"], own, options["profile"])
     return open_session(options["profile"], region), region

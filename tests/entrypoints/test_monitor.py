@@ -19,6 +19,7 @@ from sm_train.entrypoints.pulse import Ending, Pulse, Section, pulse_file
 from sm_train.entrypoints.settings import read_settings
 from sm_train.toolkit.event_log import parse_event
 
+from tests.cluster.jobs import priced_document
 from tests.entrypoints.test_neighbours import free_port
 from tests.webhooks import Hook, webhook
 

@@ -152,7 +152,7 @@ def test_a_clone_repeats_a_jobs_run_and_code_under_a_name_of_its_own(
     )  # fmt: skip
     assert again.returncode == 0, again.stderr
     earlier, sent = aws.bodies("CreateTrainingJob")
-    assert sent["TrainingJobName"].startswith("demo-r2-256px-")
+    assert sent["TrainingJobName"] == "demo-r2--256px-0001"
     assert sent["CheckpointConfig"]["S3Uri"] == "s3://my-bucket/demo-r2/checkpoints/256px"
     bundles = [
         unpack(aws.client("s3").get_object(**_bundle_place(one))["Body"].read())
