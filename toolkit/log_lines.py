@@ -33,8 +33,10 @@ _C10 = re.compile(r"\[?[IWEF](\d{1,2})(\d\d) (\d\d:\d\d:\d\d(?:\.\d{1,6})?)")
 """PyTorch's own: ``[E321 02:07:08.408271257 File.cpp:607]`` and, from Python, ``E0321 …``."""
 _NCCL = re.compile(r"(algo-\d+):\d+:\d+ \[\d+\] ")
 _RANK = re.compile(
-    r"\[Rank (\d+)\]|\bPG [^\]]*Rank (\d+)\]|\brank (\d+) failed: |process rank (\d+) "
+    r"\[[Rr]ank[ :=]?(\d+)\]|\bPG [^\]]*Rank (\d+)\]|\brank (\d+) failed: |process rank (\d+) "
+    r"|^\W{0,3}[Rr]ank[ :=]{1,2}(\d+)\b|^\{.*\"rank\": ?(\d+)"
 )
+_JSON_TIME = re.compile(rf'^\{{.*"(?:ts|time|@?timestamp)": ?"({_TIME})"')
 _MPI_NODE = re.compile(r"on node (algo-\d+) exited")
 
 
@@ -71,6 +73,8 @@ def parse_line(line: str, reference: float) -> LogLine:
     if found.time is None and (stamp := _C10.match(found.text)):
         month, day, clock = stamp.groups()
         found = replace(found, time=_without_year(int(month), int(day), clock, reference))
+    if found.time is None and (said := _JSON_TIME.match(found.text)):
+        found = replace(found, time=_with_year(said[1]))
     if found.node is None and (host := _NCCL.match(found.text) or _MPI_NODE.search(found.text)):
         found = replace(found, node=host[1])
     if found.rank is None and (rank := _RANK.search(found.text)):
