@@ -153,7 +153,7 @@ def _channels(
         channels.append(_channel("previous", f"{checkpoints}/{FINAL_MODEL}/", "File"))
         if needs_state(stage):
             last = f"{checkpoints}/{last_checkpoint(previous)}/"
-            channels.append(_channel("previous-state", last, "File"))
+            channels.append(_channel("previous_state", last, "File"))
     if start.route == "torchrun":
         channels.append(_channel("code", f"{staged}/code/{ARCHIVE_NAME}", "File"))
         channels.append(_channel("sm_drivers", f"{staged}/sm_drivers", "File"))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.option(
     "--local",
-    type=click.Choice(["process"]),
+    type=click.Choice(["process", "container"]),
     is_flag=False,
     flag_value="process",
     help="Train on this machine with the bundle that a job would get.",
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 @click.option(
     "--processes", type=click.IntRange(1), default=1, show_default=True,
     help="--local: processes on each emulated instance.",
+)  # fmt: skip
+@click.option(
+    "--image", default="sm-train-local", show_default=True,
+    help="--local container: what the containers are made of.",
 )  # fmt: skip
 @click.option(
     "--output", type=click.Path(path_type=Path, file_okay=False),
@@ -50,6 +54,7 @@ def command(
     local: str | None,
     nodes: int | None,
     processes: int,
+    image: str,
     output: Path | None,
 ) -> None:
     """Show the plan of RUN and its dollars, ask, and start it on SageMaker.
@@ -66,7 +71,8 @@ def command(
     except RunFileError as error:
         raise UserError(str(error)) from None
     if local and not dry_run:
-        _run_here(config, run.parent, stage, nodes, processes, output, as_json)
+        inside = image if local == "container" else None
+        _run_here(config, run.parent, stage, nodes, processes, output, inside, as_json)
         return
     region = aws.resolve_region(options["region"], config.region, options["profile"])
     if stage is None and not dry_run:
@@ -194,6 +200,7 @@ def _run_here(
     nodes: int | None,
     processes: int,
     output: Path | None,
+    image: str | None,
     as_json: bool,
 ) -> None:
     from sm_train.estimators.bundle import build_bundle
@@ -215,7 +222,7 @@ def _run_here(
         )
         folders = run_stage(
             config, chosen, bundle, base=base, nodes=count, processes=processes,
-            output=output, console=console,
+            output=output, image=image, console=console,
         )  # fmt: skip
         results.append(
             {
