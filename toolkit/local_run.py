@@ -90,10 +90,8 @@ def _start(
         folders = lay_out(config, stage, bundle, base=base, nodes=nodes, output=output)
         return folders, LocalProcesses(folders, stage, processes=processes, cpu=cpu)
     from sm_train.toolkit.container_folders import lay_out_for_containers
-    from sm_train.toolkit.docker import require_docker
-    from sm_train.toolkit.local_containers import LocalContainers, build_command
+    from sm_train.toolkit.local_containers import LocalContainers
 
-    require_docker(image, build_command())
     inside = lay_out_for_containers(config, stage, bundle, base=base, nodes=nodes, output=output)
     return inside.local, LocalContainers(
         inside, config, stage, bundle, image=image, processes=processes

@@ -47,6 +47,8 @@ def test_any_run_file_that_validates_gives_requests_that_aws_accepts(run: dict[s
         report = botocore.validate.ParamValidator().validate(request, shape)
         assert not report.has_errors(), report.generate_report()
         _assert_limits(request, shape)
+        # The SDK's script exports SM_CHANNEL_NAME, and ends where that is no identifier.
+        assert all(name.isidentifier() for name in channels(request))
 
 
 def _assert_limits(value: Any, shape: Any) -> None:

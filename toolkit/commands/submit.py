@@ -209,6 +209,11 @@ def _run_here(
     from sm_train.toolkit.output import people, write_json
     from sm_train.toolkit.submission import choose_stages
 
+    if image is not None:
+        from sm_train.toolkit.docker import require_docker
+        from sm_train.toolkit.local_containers import build_command
+
+        require_docker(image, build_command())
     console = people()
     output = output or Path("local-runs") / config.name
     bundle = build_bundle(config, framework_version(config))
