@@ -38,7 +38,9 @@ host=$(sed -n 's/.*"current_host": *"\\([^"]*\\)".*/\\1/p' /opt/ml/input/config/
 ln -sfn "{_DATA}/{_SHARES}/$host" {_DATA}/train
 rmdir /opt/ml/checkpoints 2>/dev/null || true  # an image may bring an empty one
 ln -sfn {_DATA}/local_checkpoints /opt/ml/checkpoints
-umask 0  # what root writes here must be the caller's to remove
+# What root makes here must be the caller's to remove.
+chmod a+rwx {_DATA} /opt/ml/model /opt/ml/output /opt/ml/output/data
+umask 0
 """
 
 
@@ -72,7 +74,7 @@ def lay_out_for_containers(
     shares = root / "shares"
     for made in (sdk, shares):
         shutil.rmtree(made, ignore_errors=True)
-        made.mkdir(parents=True)
+        made.mkdir(parents=True, exist_ok=True)
     local.checkpoints.mkdir(exist_ok=True)
     unpack(bundle, local.bundle)
     (shares / "prepare.sh").write_text(_SCRIPT, encoding="utf-8")

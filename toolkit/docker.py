@@ -32,26 +32,28 @@ def require_docker(image: str, build: str) -> None:
     Raises:
         UserError: no engine, no compose, no such image, or the SDK's network is taken.
     """
+    problem = _problem(image, build)
+    if problem is not None:
+        raise UserError(problem, ExitCode.PREFLIGHT)
+
+
+def _problem(image: str, build: str) -> str | None:
     if not shutil.which("docker"):
-        raise UserError(f"docker: not installed; install it, {_INSTEAD}", ExitCode.PREFLIGHT)
+        return f"docker: not installed; install it, {_INSTEAD}"
     if _docker("version", "--format", "{{.Server.Version}}").returncode:
-        raise UserError(f"docker: no engine answers; start it, {_INSTEAD}", ExitCode.PREFLIGHT)
+        return f"docker: no engine answers; start it, {_INSTEAD}"
     if _docker("compose", "version").returncode and not shutil.which("docker-compose"):
-        raise UserError(
-            f"docker compose: not installed; install it, {_INSTEAD}", ExitCode.PREFLIGHT
-        )
+        return f"docker compose: not installed; install it, {_INSTEAD}"
     if _docker("image", "inspect", image).returncode:
-        raise UserError(f"--image: {image}: no such image here; {build}", ExitCode.PREFLIGHT)
-    names = _docker("network", "inspect", NETWORK, "--format", _NAMES).stdout.split()
+        return f"--image: {image}: no such image here; {build}"
+    attached = "{{range .Containers}}{{.Name}} {{end}}"
+    names = _docker("network", "inspect", NETWORK, "--format", attached).stdout.split()
     if names:
-        raise UserError(
+        return (
             f"docker: another local job runs ({', '.join(names)}), and the SDK has one network "
-            f"for all; wait for it, or docker rm -f {' '.join(names)}",
-            ExitCode.PREFLIGHT,
+            f"for all; wait for it, or docker rm -f {' '.join(names)}"
         )
-
-
-_NAMES = "{{range .Containers}}{{.Name}} {{end}}"
+    return None
 
 
 def containers(project: str) -> list[Container]:
@@ -85,9 +87,9 @@ def last_lines(container: Container, count: int) -> tuple[str, ...]:
     return tuple((said.stdout + said.stderr).splitlines())
 
 
-def execute(container: Container, *command: str) -> None:
-    """Run a command in a container; it may have ended meanwhile."""
-    _docker("exec", container.id, *command)
+def execute(container: Container, *command: str) -> bool:
+    """Run a command in a container, which may have ended meanwhile; whether it succeeded."""
+    return _docker("exec", container.id, *command).returncode == 0
 
 
 def _docker(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import subprocess
@@ -26,11 +27,14 @@ _IMAGE = "sm-train-local"
 # The first process of the SDK's containers is a bash, which as process 1 is deaf to SIGTERM and
 # would hand it on to nobody; what can checkpoint and leave are torchrun's processes.
 _ASK_TO_LEAVE = """
-import os, pathlib, signal
+import os, pathlib, signal, sys
+found = False
 for place in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
     words = {word.rsplit(b"/", 1)[-1] for word in place.read_bytes().split(b"\\0")}
     if words & {b"torchrun", b"torch.distributed.run"}:
         os.kill(int(place.parent.name), signal.SIGTERM)
+        found = True
+sys.exit(not found)
 """
 
 
@@ -132,13 +136,12 @@ class LocalContainers:
 
     def end(self, grace_seconds: float = GRACE_SECONDS) -> None:
         """Ask every process to checkpoint and leave, then remove what is left."""
-        for one in docker.containers(self._project):
-            if one.running:
-                docker.execute(one, "python3", "-c", _ASK_TO_LEAVE)
-        try:
-            self._process.communicate(timeout=grace_seconds)
-        except subprocess.TimeoutExpired:
-            docker.remove_project(self._project)
+        running = [one for one in docker.containers(self._project) if one.running]
+        asked = [docker.execute(one, "python3", "-c", _ASK_TO_LEAVE) for one in running]
+        if any(asked):  # before that there is nothing to keep
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.communicate(timeout=grace_seconds)
+        docker.remove_project(self._project)
 
 
 def _project(root: Path) -> str:

@@ -41,12 +41,12 @@ def engine() -> None:
 
 
 @contextmanager
-def submitted(folder: Path) -> Iterator[subprocess.Popen[str]]:
+def submitted(folder: Path, nodes: int) -> Iterator[subprocess.Popen[str]]:
     """``submit --local container`` under way; a test that fails leaves no process behind."""
     program = "import sys\nfrom sm_train.toolkit.cli import main\nmain(sys.argv[1:])"
-    arguments = ["submit", "run.yaml", "--local", "container", "--nodes", "2", "--output", "run"]
+    arguments = ["submit", "run.yaml", "--local", "container", "--output", "run"]
     running = subprocess.Popen(
-        [sys.executable, "-c", program, *arguments],
+        [sys.executable, "-c", program, *arguments, "--nodes", str(nodes)],
         cwd=folder,
         env=clean_environment(folder),
         stdout=subprocess.DEVNULL,
@@ -114,7 +114,7 @@ def test_two_containers_train_the_demo_and_go_on_exactly(
     (tmp_path / "run.yaml").write_text(text)
     stage = tmp_path / "run" / "digits"
 
-    with submitted(tmp_path) as running:
+    with submitted(tmp_path, nodes=2) as running:
         wait_for(running, "checkpoint at step 8$")
         wait_for(running, r"step \d+/60")
         docker("kill", docker("ps", "-q", "--filter", "name=algo-2").strip())
@@ -122,14 +122,19 @@ def test_two_containers_train_the_demo_and_go_on_exactly(
     assert code == 6
     assert "algo-2 failed (exit 137)" in said
 
-    with submitted(tmp_path) as running:
+    with submitted(tmp_path, nodes=2) as running:
         wait_for(running, r"step \d+/60")
         wait_for(running, r"step \d+/60")
         running.send_signal(signal.SIGINT)
         code, said = ended(running)
     assert code == 130, said
 
-    with submitted(tmp_path) as running:
+    shards = {path.name for path in (tmp_path / "packed" / "shards").glob("*.tar")}
+    shares = [{path.name for path in (stage / "shares" / host).iterdir()} for host in HOSTS]
+    assert shares[0] | shares[1] == shards
+    assert not shares[0] & shares[1]
+
+    with submitted(tmp_path, nodes=1) as running:
         code, said = ended(running)
     assert code == 0, said
 
@@ -148,11 +153,6 @@ def test_two_containers_train_the_demo_and_go_on_exactly(
     assert max(losses(third)) == 60
     assert (stage / "containers" / "model" / "model_index.json").exists()
     assert (stage / "checkpoints" / "final" / "model_index.json").exists()
-
-    shards = {path.name for path in (tmp_path / "packed" / "shards").glob("*.tar")}
-    shares = [{path.name for path in (stage / "shares" / host).iterdir()} for host in HOSTS]
-    assert shares[0] | shares[1] == shards
-    assert not shares[0] & shares[1]
 
 
 def test_what_is_missing_is_said_in_a_line(cli: Cli, tmp_path: Path, engine: None) -> None:
