@@ -63,8 +63,8 @@ down() {
     if [ -f "$folder/pid" ]; then
         local pid
         pid=$(cat "$folder/pid")
-        docker ps -q | xargs -r docker kill >/dev/null
-        kill "$pid"
+        docker ps -q | xargs -r docker kill >/dev/null || true
+        kill "$pid" || true
         while kill -0 "$pid" 2>/dev/null; do sleep 0.1; done
     fi
     rm -rf "$folder"
