@@ -14,20 +14,18 @@ from datetime import timedelta
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """A peer that is silent for this long is dead: the job fails and can be retried."""
 
-# The SDK's torchrun driver sets both; current EFA plugins want neither (aws-ofi-nccl's README:
-# NCCL_PROTO=simple was for plugins up to 1.5.0; RDMAV_FORK_SAFE costs memory registration), and
-# inside a node the first forbids NCCL its fast protocols for small messages.
-_DRIVER_FAULTS = ("NCCL_PROTO", "RDMAV_FORK_SAFE")
+# The second is needed before aws-ofi-nccl 1.7 and does no harm later (awsome-distributed-training,
+# 1.architectures/efa-cheatsheet.md).
+_OVER_EFA = {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1"}
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A backend of torch.distributed (none for a single process) and what to change first."""
+    """A backend of torch.distributed (none for a single process) and what to set first."""
 
     backend: str
     reason: str
     set_variables: dict[str, str] = field(default_factory=dict)
-    unset_variables: tuple[str, ...] = ()
 
 
 def choose(
@@ -58,12 +56,10 @@ def choose(
         missing = "the image does not carry it" if a100 else f"{instance_type} is no p4d or p4de"
         raise ValueError(f"collective: smddp cannot run: {missing}; nccl would")
     if nodes == 1:
-        reason = "one node: NCCL over NVLink or PCIe"
-        return Choice("nccl", reason, unset_variables=_DRIVER_FAULTS)
+        return Choice("nccl", "one node: NCCL over NVLink or PCIe")
     if not efa:
-        reason = "no EFA device: NCCL over sockets, which is slow between nodes"
-        return Choice("nccl", reason, unset_variables=_DRIVER_FAULTS)
-    return Choice("nccl", "NCCL over EFA", {"FI_PROVIDER": "efa"}, _DRIVER_FAULTS)
+        return Choice("nccl", "no EFA device: NCCL over sockets, which is slow between nodes")
+    return Choice("nccl", "NCCL over EFA", _OVER_EFA)
 
 
 def decide(*, nodes: int, collective: str) -> Choice:
@@ -108,8 +104,6 @@ def join(choice: Choice) -> None:
     import torch.distributed as dist
 
     os.environ.update(choice.set_variables)
-    for name in choice.unset_variables:
-        os.environ.pop(name, None)
     if choice.backend == "smddp":
         import smdistributed.dataparallel.torch.torch_smddp  # noqa: F401  registers the backend
     if choice.backend != "gloo":

@@ -21,6 +21,8 @@ from sm_train.estimators.run_config import RunConfig
 
 ARCHIVE_NAME = "sourcedir.tar.gz"
 ENTRY_SCRIPT = "train.py"
+LAUNCHER = "sm_train.entrypoints.launch"
+"""The module of the bundle that starts the entry script on all GPUs of a machine."""
 REQUIREMENTS = "requirements.txt"
 _SHIPPED = (".py", ".json", ".typed")
 
@@ -60,7 +62,7 @@ class Bundle:
 def build_bundle(config: RunConfig, framework_version: str | None) -> Bundle:
     """Pack the bundle for a container whose PyTorch is ``framework_version`` (None: unknown)."""
     contents = {
-        "run.json": _json(_document(config)),
+        "run.json": _json(run_document(config)),
         ENTRY_SCRIPT: _LAUNCH.encode(),
         REQUIREMENTS: requirements(framework_version).encode(),
     }
@@ -87,7 +89,7 @@ def requirements(framework_version: str | None) -> str:
     return (files("sm_train.estimators") / "data" / name).read_text(encoding="utf-8")
 
 
-def _document(config: RunConfig) -> dict[str, object]:
+def run_document(config: RunConfig) -> dict[str, object]:
     """The run document; folders of the laptop mean nothing in the cluster and stay here."""
     return config.model_dump(
         mode="json", exclude={"data": {"local", "local_validation"}, "model": {"local_components"}}

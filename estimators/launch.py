@@ -1,6 +1,6 @@
 """How a job's processes are started and by which library they sum gradients.
 
-Two routes exist. ``torchrun``: the SDK's Torchrun driver starts ``train.py`` on every node.
+Two routes exist. ``torchrun``: the bundle's launcher starts ``train.py`` on every node.
 ``smddp``: the container's own toolkit starts it through ``smddprun``; the SDK has no driver that
 does (sagemaker 3.27), so the request carries the hyperparameters which that toolkit reads.
 """

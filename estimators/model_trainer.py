@@ -1,8 +1,8 @@
 """Sends a request through the real SDK: builds the ModelTrainer that sends exactly that body.
 
-The SDK stages the bundle and its own driver scripts below the bucket and stamps the job's name
-with its own clock; everything else must equal the request that was shown. That is checked on
-the wire, before the call leaves: a difference stops the submission.
+The SDK stages the bundle and its own scripts below the bucket, in a folder stamped with its own
+clock; everything else must equal the request that was shown. That is checked on the wire, before
+the call leaves: a difference stops the submission.
 """
 
 from __future__ import annotations
@@ -11,13 +11,20 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sm_train.estimators.bundle import ARCHIVE_NAME, ENTRY_SCRIPT, REQUIREMENTS, Bundle
-from sm_train.estimators.request import TrainingRequest
+from botocore.exceptions import ClientError
+from sm_train.estimators.bundle import (
+    ARCHIVE_NAME,
+    ENTRY_SCRIPT,
+    LAUNCHER,
+    REQUIREMENTS,
+    Bundle,
+)
+from sm_train.estimators.request import TrainingRequest, code_prefix, start_arguments
 
 _STAMP = re.compile(r"-\d{14}(?=$|/)")
 
@@ -54,15 +61,32 @@ def quiet_sdk() -> Iterator[None]:
                     os.environ[name] = value
 
 
-def send(request: TrainingRequest, bundle: Bundle, *, boto_session: Any, bucket: str) -> str:
-    """Create the training job of ``request``; returns the job's name.
+def send(
+    request: TrainingRequest,
+    bundle: Bundle,
+    *,
+    boto_session: Any,
+    bucket: str,
+    before: Callable[[TrainingRequest], None] = lambda sent: None,
+) -> None:
+    """Create the training job of ``request``.
+
+    ``before`` is told of it as it is about to be sent, with the place of its code; where it raises,
+    nothing is started.
 
     Raises:
         RequestDriftError: the SDK would have sent another request; nothing was started.
         botocore.exceptions.ClientError: AWS refused.
     """
+    sent: TrainingRequest = {}
+
+    def about_to_send(params: TrainingRequest, **_: Any) -> None:
+        before(params)
+        sent.update(params)
+
     # Before any client is made: clients copy the session's event handlers.
     refuse_drift(boto_session, request, "CreateTrainingJob")
+    boto_session.events.register("provide-client-params.sagemaker.CreateTrainingJob", about_to_send)
     with quiet_sdk(), tempfile.TemporaryDirectory() as folder:
         from sagemaker.core.helper.session_helper import Session
 
@@ -73,9 +97,22 @@ def send(request: TrainingRequest, bundle: Bundle, *, boto_session: Any, bucket:
         if smddp:
             _upload(request["HyperParameters"]["sagemaker_submit_directory"], archive, session)
         trainer = _model_trainer(request, session, None if smddp else archive)
-        trainer.train(wait=False, logs=False)
-        name: str = trainer._latest_training_job.training_job_name
-        return name
+        try:
+            trainer.train(wait=False, logs=False)
+        except ClientError as error:
+            if not _answer_was_lost(error, sent, boto_session):
+                raise
+
+
+def _answer_was_lost(error: ClientError, sent: TrainingRequest, boto_session: Any) -> bool:
+    """Whether AWS refuses a name because this very request was accepted in an earlier try."""
+    if error.response["Error"]["Code"] != "ResourceInUse" or not sent:
+        return False
+    client = boto_session.client("sagemaker")
+    there = client.describe_training_job(TrainingJobName=sent["TrainingJobName"])
+    # Both name the place of the code, which is this submission's own.
+    fields = ("InputDataConfig", "HyperParameters")
+    return all(there[key] == sent[key] for key in fields)
 
 
 def _upload(uri: str, archive: Path, session: Any) -> None:
@@ -94,21 +131,21 @@ def _model_trainer(request: TrainingRequest, session: Any, archive: Path | None)
         StoppingCondition,
         Tag,
     )
-    from sagemaker.train.distributed import Torchrun
 
     algorithm = request["AlgorithmSpecification"]
-    base_name = _STAMP.sub("", request["TrainingJobName"])
+    stage = request["HyperParameters"]["stage"]
     code: dict[str, Any] = {}
     if archive is not None:
+        # In the place of the shell that runs the SDK's start script, so that SIGTERM reaches it.
+        command = f"exec $SM_PYTHON_CMD -m {LAUNCHER} {ENTRY_SCRIPT} --stage {stage}"
         code["source_code"] = SourceCode(
-            source_dir=str(archive), entry_script=ENTRY_SCRIPT, requirements=REQUIREMENTS
+            source_dir=str(archive), command=command, requirements=REQUIREMENTS
         )
-        code["distributed"] = Torchrun()
-    trainer = _pinned_trainer_class()(
+    trainer = _pinned_trainer_class(request)(
         sagemaker_session=session,
         role=request["RoleArn"],
-        base_job_name=base_name,
-        input_s3_key_prefix=_staging_prefix(request),
+        base_job_name=stage,
+        input_s3_key_prefix=code_prefix(_run_name(request)),
         training_image=algorithm["TrainingImage"],
         training_input_mode=algorithm["TrainingInputMode"],
         compute=_compute(request),
@@ -129,20 +166,29 @@ def _model_trainer(request: TrainingRequest, session: Any, archive: Path | None)
     return trainer
 
 
-def _pinned_trainer_class() -> Any:
+def _pinned_trainer_class(request: TrainingRequest) -> Any:
     from sagemaker.train import ModelTrainer
 
     class PinnedTrainer(ModelTrainer):  # type: ignore[misc, unused-ignore]
-        """Stages in the bucket that the plan names, without asking IAM for another."""
+        """Stages in the bucket that the plan names, without asking IAM for another, and gives the
+        job the request's name instead of one by the clock.
+        """
 
         def _resolve_staging_bucket(self) -> tuple[str, None]:
             return self.sagemaker_session.default_bucket(), None
 
+        def _create_training_job_args(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+            made: dict[str, Any] = super()._create_training_job_args(*args, **kwargs)
+            made["training_job_name"] = request["TrainingJobName"]
+            algorithm = made["algorithm_specification"]
+            if algorithm.container_arguments == start_arguments(replaced=False):
+                algorithm.container_arguments = start_arguments(replaced=True)
+            return made
+
     return PinnedTrainer
 
 
-def _staging_prefix(request: TrainingRequest) -> str:
-    """The run's name: the first part of every staged key."""
+def _run_name(request: TrainingRequest) -> str:
     output: str = request["OutputDataConfig"]["S3OutputPath"]
     return output.removeprefix("s3://").split("/")[1]
 

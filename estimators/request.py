@@ -20,11 +20,14 @@ CHECKPOINT_PATH = "/opt/ml/checkpoints"
 FINAL_MODEL = "final"
 """Folder below the checkpoints in which a stage leaves the model that the next one starts from."""
 
+RUN_TAG, STAGE_TAG = "sm-train:run", "sm-train:stage"
+"""A job's tags by which any laptop knows what it belongs to."""
+
 ROLE_NOT_SET = "arn:aws:iam::000000000000:role/ROLE-NOT-SET"
 """Stands in a dry run for a role that the run file does not name; never submitted."""
 
-# The SDK's driver script, staged in the channel sm_drivers (sagemaker 3.27, training.constants).
-_DRIVER = "/opt/ml/input/data/sm_drivers/sm_train.sh"
+# The SDK's start script, staged in the channel sm_drivers (sagemaker 3.27, training.constants).
+_START = "/opt/ml/input/data/sm_drivers/sm_train.sh"
 
 
 def image_uri(config: RunConfig, region: str) -> str:
@@ -55,17 +58,29 @@ def staging_bucket(config: RunConfig, region: str) -> str:
     return config.bucket or f"sagemaker-{region}-{account}"
 
 
+def job_name(run: str, stage: str, attempt: int) -> str:
+    """The name of a stage's job. SageMaker takes a name once, so of two that start the same attempt
+    one is refused: a stage never has two live jobs, whoever starts them. Names of runs and stages
+    have no two hyphens in a row, so no other run's stage comes to the same.
+    """
+    return f"{run}--{stage}-{attempt:04d}"
+
+
 def training_request(
-    config: RunConfig, stage: Stage, bundle: Bundle, *, region: str, image: str, now: datetime
+    config: RunConfig,
+    stage: Stage,
+    bundle: Bundle,
+    *,
+    region: str,
+    image: str,
+    staged: str,
+    attempt: int = 1,
 ) -> TrainingRequest:
-    """The request of one stage; the job's name carries ``now`` to the second."""
+    """The request of one stage's job, whose code is in the folder ``staged`` (:func:`code_uri`)."""
     start = launch(config, stage)
     bucket = staging_bucket(config, region)
-    base_name = f"{config.name}-{stage.name}"
-    job_name = f"{base_name}-{now:%Y%m%d%H%M%S}"
-    staged = f"s3://{bucket}/{config.name}/{job_name}/input"
     request: TrainingRequest = {
-        "TrainingJobName": job_name,
+        "TrainingJobName": job_name(config.name, stage.name, attempt),
         "AlgorithmSpecification": _algorithm(start, image),
         "RoleArn": config.role or ROLE_NOT_SET,
         "HyperParameters": _hyperparameters(config, stage, start, staged, region),
@@ -84,7 +99,8 @@ def training_request(
             "NCCL_DEBUG": "INFO",  # the transport that NCCL really chose shows in the log
             "NCCL_DEBUG_SUBSYS": "INIT,NET",
             "PYTHONUNBUFFERED": "1",
-            # torchrun kills 30 s after SIGTERM otherwise; SageMaker grants a job 120.
+            # torchrun kills 30 s after SIGTERM otherwise; SageMaker grants a job 120 (its developer
+            # guide, StopTrainingJob).
             "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "110",
             **config.cluster.environment,
         },
@@ -102,6 +118,30 @@ def training_request(
     return request
 
 
+def code_prefix(run: str) -> str:
+    """Below it in the bucket, each submission keeps its code in a folder of its own."""
+    return f"{run}/code"
+
+
+def code_uri(config: RunConfig, stage: Stage, region: str, now: datetime) -> str:
+    """Where a submission of ``stage`` keeps its code; as the SDK names it, to the second."""
+    bucket = staging_bucket(config, region)
+    return f"s3://{bucket}/{code_prefix(config.name)}/{stage.name}-{now:%Y%m%d%H%M%S}/input"
+
+
+def staged_uri(request: TrainingRequest) -> str:
+    """The folder of a request's code (:func:`code_uri`)."""
+    archive = request["HyperParameters"].get("sagemaker_submit_directory")
+    if archive is None:
+        [archive] = [
+            channel["DataSource"]["S3DataSource"]["S3Uri"]
+            for channel in request["InputDataConfig"]
+            if channel["ChannelName"] == "code"
+        ]
+    folder: str = archive.removesuffix(f"/code/{ARCHIVE_NAME}")
+    return folder
+
+
 def checkpoint_uri(config: RunConfig, stage: Stage, bucket: str) -> str:
     """Where a stage's checkpoints go: known before any job, the same for every restart."""
     return f"s3://{bucket}/{config.name}/checkpoints/{stage.name}"
@@ -115,8 +155,17 @@ def _algorithm(start: Launch, image: str) -> dict[str, Any]:
     }
     if start.route == "torchrun":
         algorithm["ContainerEntrypoint"] = ["/bin/bash"]
-        algorithm["ContainerArguments"] = ["-c", f"chmod +x {_DRIVER} && {_DRIVER}"]
+        algorithm["ContainerArguments"] = start_arguments(replaced=True)
     return algorithm
+
+
+def start_arguments(*, replaced: bool) -> list[str]:
+    """What the shell is told: to run the start script, or (``replaced``) to become it.
+
+    The SDK writes the former (sagemaker 3.27). The shells of some images, before 5.1, then stay the
+    container's first process, which alone gets SageMaker's SIGTERM and would ignore it.
+    """
+    return ["-c", f"chmod +x {_START} && {'exec ' if replaced else ''}{_START}"]
 
 
 def _hyperparameters(
@@ -216,8 +265,8 @@ def _stopping(config: RunConfig) -> dict[str, int]:
 def _tags(config: RunConfig, stage: Stage, bundle: Bundle) -> list[dict[str, str]]:
     tags = {
         **config.tags,
-        "sm-train:run": config.name,
-        "sm-train:stage": stage.name,
+        RUN_TAG: config.name,
+        STAGE_TAG: stage.name,
         "sm-train:bundle": bundle.sha256,
     }
     return [{"Key": key, "Value": value} for key, value in tags.items()]

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from sm_train.cost.durations import duration_seconds
 from sm_train.cost.instances import UnknownInstanceTypeError, instance_type, instance_types
 from sm_train.estimators.model_presets import preset_names, preset_prediction
 
-TIME_STAMP_LENGTH = len("-YYYYmmddHHMMSS")
+JOB_NAME_ADDS = len("--") + len("-0001")
+"""Characters of a job's name beside the run's and the stage's (estimators.request.job_name)."""
 JOB_NAME_LIMIT = 63  # botocore's service model, TrainingJobName
 ENVIRONMENT_LIMIT = 100
 OWN_ENVIRONMENT = 4
@@ -27,17 +29,17 @@ SMDDP_FRAMEWORK = "2.3.0"
 SHARDING_FRAMEWORK = (2, 6)
 """The first PyTorch with FSDP2 (torch.distributed.fsdp.fully_shard)."""
 
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _MiB_LIMIT = 16384
 
 
 def _seconds(value: Any) -> Any:
     """Read ``90s``, ``30m``, ``36h`` or ``5d`` as seconds; a number is seconds already."""
-    if isinstance(value, str) and (match := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd])", value)):
-        return round(float(match[1]) * _UNITS[match[2]])
-    if isinstance(value, str):
+    if not isinstance(value, str):
+        return value
+    found = duration_seconds(value)
+    if found is None:
         raise ValueError("write a duration such as 90s, 30m, 36h or 5d")
-    return value
+    return round(found)
 
 
 def _no_bool(value: Any) -> Any:
@@ -59,7 +61,7 @@ Share = Annotated[float, BeforeValidator(_no_bool), Field(ge=0, lt=1, allow_inf_
 
 # A quote breaks the container's start-up script, a line end breaks its environment file.
 _PLAIN = r"^[^'\"\r\n\\]*$"
-_NAME = r"^[a-zA-Z0-9](-*[a-zA-Z0-9])*$"
+_NAME = r"^[a-zA-Z0-9](-?[a-zA-Z0-9])*$"
 _S3_URI = r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^'\"\r\n\\]*)?$"
 _VARIABLE = r"^[a-zA-Z_][a-zA-Z0-9_]*$"
 _VERSION = r"^\d+\.\d+(\.\d+)?$"
@@ -69,7 +71,7 @@ _BUCKET = r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$"
 
 _PATTERN_WORDS = {
     _PLAIN: "must be without quotes, backslashes and line ends",
-    _NAME: "must be letters and digits with hyphens between them",
+    _NAME: "must be letters and digits with single hyphens between them",
     _S3_URI: "must be an address such as s3://bucket/prefix/, without quotes",
     _VARIABLE: "must be letters, digits and underscores, not beginning with a digit",
     _VERSION: "must be a version such as 2.3.0",
@@ -424,6 +426,19 @@ class Heartbeat(Section):
         return self
 
 
+class Recovery(Section):
+    """What `watch` may do by itself when a job ends before its stage."""
+
+    attempts: Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=100)] = Field(
+        default=5,
+        description="Jobs in a row that leave no newer checkpoint before it gives up; 0 starts "
+        "none.",
+    )
+    delay: Annotated[Duration, Field(ge=1, le=3600)] = Field(
+        default=60, description="Before the next job; doubles each time, an hour at most."
+    )
+
+
 class Budget(Section):
     """The most that the whole run may cost."""
 
@@ -436,7 +451,9 @@ class Budget(Section):
 class RunConfig(Section):
     """A whole run file."""
 
-    name: Name = Field(description="Letters, digits and inner hyphens; begins every job's name.")
+    name: Name = Field(
+        description="Letters, digits and single inner hyphens; begins every job's name."
+    )
     region: Annotated[str, Field(pattern=_REGION)] | None = Field(
         default=None, description="AWS region; the profile's own otherwise."
     )
@@ -458,6 +475,7 @@ class RunConfig(Section):
     evaluation: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
     heartbeat: Heartbeat = Heartbeat()
+    recovery: Recovery = Recovery()
     budget: Budget | None = None
 
     @model_validator(mode="after")
@@ -513,11 +531,11 @@ def cross_field_problems(
 
 
 def _job_name_problem(name: str, stage: Stage, where: tuple[str | int, ...]) -> list[Problem]:
-    length = len(name) + 1 + len(stage.name) + TIME_STAMP_LENGTH
+    length = len(name) + len(stage.name) + JOB_NAME_ADDS
     if length <= JOB_NAME_LIMIT:
         return []
     message = (
-        f"the job name {name}-{stage.name}-<time> has {length} characters and SageMaker allows "
+        f"the job name {name}--{stage.name}-0001 has {length} characters and SageMaker allows "
         f"{JOB_NAME_LIMIT}; shorten the run's or the stage's name by {length - JOB_NAME_LIMIT}"
     )
     return [Problem((*where, "name"), stage.name, message)]

@@ -88,6 +88,11 @@ class Aws:
     """Operation → the error code that AWS would answer it with."""
     amendments: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = field(default_factory=dict)
     """Operation → what the real service adds to the answer and moto leaves out."""
+    answers: dict[str, Callable[[dict[str, Any]], tuple[int, dict[str, Any]] | None]] = field(
+        default_factory=dict
+    )
+    """Operation → what the real service answers where moto does not: status and content, or None
+    where moto may answer."""
 
     def bodies(self, operation: str) -> list[dict[str, Any]]:
         return [body for name, body in self.calls if name == operation]
@@ -143,6 +148,11 @@ def aws() -> Iterator[Aws]:
                 start_response("400 Bad Request", [("Content-Type", "application/x-amz-json-1.1")])
                 answer = {"__type": seen.refusals[operation], "message": "no, and why"}
                 return [json.dumps(answer).encode()]
+            answered = seen.answers.get(operation, lambda _: None)(json.loads(body or b"{}"))
+            if answered is not None:
+                status, content = answered
+                start_response(f"{status} ", [("Content-Type", "application/x-amz-json-1.1")])
+                return [json.dumps(content).encode()]
             if operation in seen.amendments:
                 pages, status, headers = run_wsgi_app(inner, environ)
                 answer = seen.amendments[operation](json.loads(b"".join(pages)))

@@ -15,6 +15,8 @@ _PERMISSION_CODES = {
     "AccessDeniedException",
     "ExpiredToken",
     "ExpiredTokenException",
+    "RequestExpired",
+    "RequestTimeTooSkewed",
     "InvalidAccessKeyId",
     "InvalidClientTokenId",
     "SignatureDoesNotMatch",
@@ -23,10 +25,22 @@ _PERMISSION_CODES = {
 _REFUSED_CODES = {"ValidationError", "ValidationException"}
 _CAPACITY_CODES = {
     "CapacityError",
+    "RequestLimitExceeded",
     "ResourceLimitExceeded",
+    "SlowDown",
+    "503",
     "Throttling",
     "ThrottlingException",
+    "TooManyRequestsException",
 }
+_MENDS = {
+    "ExpiredToken": "sign in again",
+    "ExpiredTokenException": "sign in again",
+    "RequestExpired": "set this machine's clock",
+    "RequestTimeTooSkewed": "set this machine's clock",
+    "ResourceLimitExceeded": "ask for a higher quota, or take fewer machines",
+}
+"""What a person can do about a code whose own message does not say."""
 
 
 def resolve_region(option: str | None, run_file: str | None, profile: str | None) -> str:
@@ -58,10 +72,16 @@ def open_session(profile: str | None, region: str) -> Any:
         UserError: no such profile, or no credentials anywhere (exit code 4).
     """
     import boto3
+    import botocore.config
     import botocore.exceptions
+    import botocore.session
 
+    inner = botocore.session.Session(profile=profile)
+    # Throttled calls are tried again, ever more slowly, for about a minute.
+    retries = {"mode": "adaptive", "max_attempts": 8}
+    inner.set_default_client_config(botocore.config.Config(retries=retries))
     try:
-        session = boto3.Session(profile_name=profile, region_name=region)
+        session = boto3.Session(botocore_session=inner, region_name=region)
         credentials = session.get_credentials()
     except botocore.exceptions.BotoCoreError as error:
         raise UserError(f"AWS credentials: {error}", ExitCode.PERMISSION) from None
@@ -77,7 +97,12 @@ def open_session(profile: str | None, region: str) -> Any:
 @contextmanager
 def refusals_in_words(doing: str) -> Iterator[None]:
     """Turn what AWS or the network refuses into one line with the right exit code."""
-    from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.exceptions import (
+        BotoCoreError,
+        ClientError,
+        ConnectionError,
+        HTTPClientError,
+    )
 
     try:
         yield
@@ -91,7 +116,10 @@ def refusals_in_words(doing: str) -> Iterator[None]:
             exit_code = ExitCode.CAPACITY
         elif code in _REFUSED_CODES:
             exit_code = ExitCode.PREFLIGHT
-        raise UserError(f"{doing}: AWS answers {code}: {message}", exit_code) from None
+        mend = f"; {_MENDS[code]}" if code in _MENDS else ""
+        raise UserError(f"{doing}: AWS answers {code}: {message}{mend}", exit_code) from None
+    except (ConnectionError, HTTPClientError) as error:
+        raise UserError(f"{doing}: AWS cannot be reached: {error}", ExitCode.UNEXPECTED) from None
     except BotoCoreError as error:
         raise UserError(f"{doing}: {error}", ExitCode.PERMISSION) from None
 

@@ -16,7 +16,8 @@ from sm_train.toolkit.costing import Costing
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.priced_stages import stages_to_price
 from sm_train.toolkit.run_history import History, history_uri, write_history
-from sm_train.toolkit.run_jobs import describe_jobs, read_jobs
+from sm_train.toolkit.run_jobs import read_jobs
+from sm_train.toolkit.training_jobs import jobs_of_run
 
 
 def actual_cost(question: Costing, profile: str | None) -> dict[str, Any]:
@@ -28,10 +29,10 @@ def actual_cost(question: Costing, profile: str | None) -> dict[str, Any]:
     config, region = question.config, question.purchase.region
     assert config is not None
     session = open_session(profile, region)
-    descriptions = describe_jobs(session, config)
-    if not descriptions:
+    found = jobs_of_run(session, config.name)
+    if not found:
         raise UserError(f"--actual: no training job of run {config.name} in {region}; submit one")
-    jobs = read_jobs(session, descriptions, region, question.prices, datetime.now(UTC))
+    jobs = read_jobs(session, found, region, question.prices, datetime.now(UTC))
     history = History(observed(jobs), tuple(measurements(jobs)))
     uri = history_uri(config, region)
     document = as_document(jobs, _expected(question, jobs), _remaining(question, jobs, history))

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
 from sm_train.cost.alternatives import Limits, Question, alternatives, choose, with_range
 from sm_train.toolkit.costing import Costing
+from sm_train.toolkit.durations import seconds
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.priced_stages import known_speeds, memory_needs
-
-_UNITS = {"m": 60, "h": 3600, "d": 86400}
 
 
 @dataclass(frozen=True)
@@ -30,15 +28,12 @@ def limits(deadline: str | None, budget: float | None) -> Limits:
     Raises:
         UserError: an option is no time, or no positive number of dollars.
     """
-    seconds = None
-    if deadline is not None:
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([mhd])", deadline)
-        seconds = float(match[1]) * _UNITS[match[2]] if match else 0.0
-        if not seconds:
-            raise UserError(f"--deadline: {deadline!r} must be a time such as 14d or 36h")
+    latest = None if deadline is None else seconds("--deadline", deadline)
+    if latest == 0:
+        raise UserError(f"--deadline: {deadline!r} must be longer than nothing")
     if budget is not None and not 0 < budget < float("inf"):
         raise UserError(f"--budget: {budget} must be a positive number of dollars")
-    return Limits(seconds, None if budget is None else Decimal(str(budget)))
+    return Limits(latest, None if budget is None else Decimal(str(budget)))
 
 
 def list_alternatives(question: Costing, limit: Limits, *, ranged: int) -> Found:

@@ -9,11 +9,18 @@ from typing import Any
 from sm_train.cost.assumptions import Assumptions, learned
 from sm_train.cost.document import as_document
 from sm_train.cost.estimate import Estimate, Purchase, estimate
-from sm_train.estimators.bundle import Bundle, build_bundle
+from sm_train.estimators.bundle import Bundle, build_bundle, run_document
 from sm_train.estimators.launch import Launch, framework_version, launch
-from sm_train.estimators.request import TrainingRequest, image_uri, training_request
+from sm_train.estimators.request import (
+    TrainingRequest,
+    code_uri,
+    image_uri,
+    staged_uri,
+    training_request,
+)
 from sm_train.estimators.run_config import RunConfig, Stage
 from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.job_records import Record
 from sm_train.toolkit.price_book import price_table
 from sm_train.toolkit.priced_stages import stages_to_price
 from sm_train.toolkit.run_history import History
@@ -29,6 +36,7 @@ class Submission:
     launches: tuple[Launch, ...]
     requests: tuple[TrainingRequest, ...]
     bundle: Bundle
+    image: str
     cost: Estimate
 
     def as_dict(self) -> dict[str, Any]:
@@ -54,7 +62,14 @@ def prepare(config: RunConfig, stage: str | None, region: str, now: datetime) ->
         reason = " ".join(str(error).split())
         raise UserError(f"cluster.framework_version or region: {reason}") from None
     requests = tuple(
-        training_request(config, stage, bundle, region=region, image=image, now=now)
+        training_request(
+            config,
+            stage,
+            bundle,
+            region=region,
+            image=image,
+            staged=code_uri(config, stage, region, now),
+        )
         for stage in stages
     )
     for request in requests:
@@ -66,8 +81,32 @@ def prepare(config: RunConfig, stage: str | None, region: str, now: datetime) ->
         launches=tuple(launch(config, stage) for stage in stages),
         requests=requests,
         bundle=bundle,
+        image=image,
         cost=price(config, region, stages),
     )
+
+
+def record_of(submission: Submission, sent: TrainingRequest) -> Record:
+    """What going on with the run takes, now that its code is staged as ``sent`` says.
+
+    The code is the same for every stage. What starts by torchrun needs the SDK's start script
+    beside it, which is not staged for a stage that starts by smddp.
+    """
+    config, staged = submission.config, staged_uri(sent)
+    started = {launch(config, stage).route for stage in submission.stages}
+    requests = {
+        stage.name: training_request(
+            config,
+            stage,
+            submission.bundle,
+            region=submission.region,
+            image=submission.image,
+            staged=staged,
+        )
+        for stage in config.stages
+        if "torchrun" in started or launch(config, stage).route == "smddp"
+    }
+    return Record(run_document(config), requests)
 
 
 def price(
@@ -90,6 +129,15 @@ def price(
         return estimate(chosen, purchase, assumed=assumed, prices=price_table())
     except ValueError as error:
         raise UserError(str(error)) from None
+
+
+def price_of_rest(
+    config: RunConfig, region: str, stage: Stage, from_step: int, history: History | None = None
+) -> Estimate:
+    """The estimate of what ``stage`` has still to do."""
+    rest = stage.model_copy(update={"iterations": max(1, stage.iterations - from_step)})
+    stages = [rest if one is stage else one for one in config.stages]
+    return price(config.model_copy(update={"stages": stages}), region, (rest,), history)
 
 
 def choose_stages(config: RunConfig, name: str | None) -> tuple[Stage, ...]:

@@ -55,10 +55,9 @@ SITUATION: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_the_launchers_faults_are_undone_for_efa() -> None:
+def test_several_p5_are_told_to_use_efa() -> None:
     choice = choose(**(SITUATION | P5 | {"nodes": 2}))
-    assert choice.set_variables == {"FI_PROVIDER": "efa"}
-    assert set(choice.unset_variables) == {"NCCL_PROTO", "RDMAV_FORK_SAFE"}
+    assert choice.set_variables == {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1"}
 
 
 @pytest.mark.parametrize("machine", [P5 | {"smddp_installed": True}, P4DE])

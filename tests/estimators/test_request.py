@@ -15,7 +15,7 @@ from sm_train.entrypoints.events import FIELDS, format_event
 from sm_train.estimators.bundle import build_bundle
 from sm_train.estimators.launch import framework_version
 from sm_train.estimators.metrics import metric_definitions
-from sm_train.estimators.request import image_uri, training_request
+from sm_train.estimators.request import code_uri, image_uri, training_request
 from sm_train.estimators.run_config import RunConfig
 
 from tests.estimators.runs import config, runs, stage
@@ -30,7 +30,14 @@ _SERVICE = botocore.model.ServiceModel(
 def requests(run: RunConfig) -> list[dict[str, Any]]:
     bundle = build_bundle(run, framework_version(run))
     return [
-        training_request(run, one, bundle, region="us-east-1", image=IMAGE, now=NOW)
+        training_request(
+            run,
+            one,
+            bundle,
+            region="us-east-1",
+            image=IMAGE,
+            staged=code_uri(run, one, "us-east-1", NOW),
+        )
         for one in run.stages
     ]
 

@@ -106,7 +106,7 @@ CASES = {
     ),
     "illegal job name": (
         GOOD.replace("name: demo", "name: my_demo"),
-        ["run.yaml:1: name: 'my_demo': must be letters and digits with hyphens between them"],
+        ["run.yaml:1: name: 'my_demo': must be letters and digits with single hyphens between"],
     ),
     "job name too long": (
         GOOD.replace("name: demo", f"name: {'a' * 60}"),

@@ -163,11 +163,11 @@ def test_a_job_of_the_same_name_belongs_to_the_run_that_tagged_it(
     aws.make_bucket("my-bucket", **shards, **{"index.parquet": b"x"})
     run = write_run(tmp_path, stages=[stage("x-256px"), stage("256px")])
     submit(cli, aws, run)
-    # Its job is called demo-x-256px-…, too.
+    # demo, x-256px and demo-x, 256px: with one hyphen between them their jobs had one name.
     (tmp_path / "other").mkdir()
     other = write_run(tmp_path / "other", name="demo-x")
     submit(cli, aws, other)
-    assert {name.rsplit("-", 1)[0] for name in names(aws)} == {"demo-x-256px"}
+    assert names(aws) == ["demo--x-256px-0001", "demo-x--256px-0001"]
     assert [job["stage"] for job in actual(cli, aws, run)["jobs"]] == ["x-256px"]
     assert [job["stage"] for job in actual(cli, aws, other)["jobs"]] == ["256px"]
 

@@ -1,0 +1,68 @@
+"""Starts a machine's processes by torchrun, and hands SIGTERM on to them.
+
+SageMaker sends its SIGTERM (a stop, a spot interruption, the longest run time) to the container's
+first process. Under the SDK's start script that would be a shell, which the kernel shields from
+signals that it does not handle: training would be killed two minutes later without having heard of
+the stop. So this program is the script's last command, in the shell's place.
+
+It also stands for the SDK's own torchrun driver (sagemaker 3.27), which sets NCCL_PROTO=simple and
+RDMAV_FORK_SAFE; current EFA plugins want neither (aws-ofi-nccl's README: the first was for plugins
+up to 1.5.0), and inside a node the first forbids NCCL its fast protocols for small messages.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+
+import psutil
+
+
+def torchrun(environment: Mapping[str, str], script: list[str]) -> list[str]:
+    """The command that starts ``script`` (with its arguments) on this machine of the job.
+
+    ``environment`` is what the SDK's start script says of the machines.
+    """
+    command = [sys.executable, "-m", "torch.distributed.run"]
+    # A machine without a GPU has one process.
+    command.append(f"--nproc_per_node={int(environment.get('SM_NUM_GPUS') or 0) or 1}")
+    nodes = int(environment.get("SM_HOST_COUNT") or 1)
+    if nodes == 1:
+        return [*command, "--standalone", *script]
+    return [
+        *command,
+        f"--nnodes={nodes}",
+        f"--node_rank={environment['SM_CURRENT_HOST_RANK']}",
+        f"--master_addr={environment['SM_MASTER_ADDR']}",
+        f"--master_port={environment['SM_MASTER_PORT']}",
+        *script,
+    ]
+
+
+def main(arguments: list[str]) -> int:
+    """Run ``arguments`` by torchrun; returns its exit code."""
+    network = os.environ.get("SM_NETWORK_INTERFACE_NAME")
+    if network:
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", network)
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", network)
+    process = subprocess.Popen(torchrun(os.environ, arguments))
+    signal.signal(signal.SIGTERM, lambda *_: hand_on(process.pid))
+    return process.wait()
+
+
+def hand_on(launcher: int) -> None:
+    """Send SIGTERM to the processes that ``launcher`` started, and to itself if there are none yet.
+
+    torchrun would do that by itself, but fail then however well they end, and a second SIGTERM
+    would make it kill them in the middle of a checkpoint.
+    """
+    workers = psutil.Process(launcher).children()
+    for one in workers or [psutil.Process(launcher)]:
+        one.terminate()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,149 @@
+"""A job from the container's first process on: the SDK's own start script, staged by the SDK."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+import boto3
+import psutil
+import pytest
+from sm_train.entrypoints.launch import torchrun
+from sm_train.estimators.bundle import REQUIREMENTS, Bundle, build_bundle
+from sm_train.estimators.model_trainer import send
+from sm_train.estimators.request import TrainingRequest, code_uri, training_request
+from sm_train.estimators.run_config import RunConfig
+from sm_train.toolkit.event_log import parse_event
+
+from tests.cluster.jobs import DEADLINE, tiny_run, write_shards
+from tests.conftest import Aws, clean_environment
+
+PLATFORM = Path("/opt/ml")
+"""Where SageMaker's files are in a container; the start script knows no other place."""
+
+
+@pytest.fixture
+def platform() -> Iterator[None]:
+    """The folder exists for as long as the test, to mount the job's own over it."""
+    if os.geteuid() != 0:
+        pytest.skip("a container's first process takes a PID namespace, which takes root")
+    made = not PLATFORM.exists()
+    PLATFORM.mkdir(parents=True, exist_ok=True)
+    yield
+    if made:
+        PLATFORM.rmdir()
+
+
+def without_requirements(bundle: Bundle) -> Bundle:
+    """The packages are there already; installing others would change this environment."""
+    packed = io.BytesIO()
+    with (
+        tarfile.open(fileobj=io.BytesIO(bundle.archive)) as before,
+        tarfile.open(fileobj=packed, mode="w:gz") as after,
+    ):
+        for entry in before:
+            content = before.extractfile(entry)
+            assert content is not None
+            if entry.name == REQUIREMENTS:
+                entry.size, content = 0, io.BytesIO()
+            after.addfile(entry, content)
+    return dataclasses.replace(bundle, archive=packed.getvalue())
+
+
+def stage_job(aws: Aws, config: RunConfig, base: Path) -> TrainingRequest:
+    """Submit through the SDK, and lay out what it uploaded as SageMaker would."""
+    aws.make_bucket("my-bucket")
+    [stage] = config.stages
+    bundle = without_requirements(build_bundle(config, None))
+    request = training_request(
+        config, stage, bundle, region="us-east-1", image="own:1",
+        staged=code_uri(config, stage, "us-east-1", datetime.now()),
+    )  # fmt: skip
+    session = boto3.Session("testing", "testing", region_name="us-east-1")
+    request = send(request, bundle, boto_session=session, bucket="my-bucket")
+    s3 = aws.client("s3")
+    for channel in request["InputDataConfig"]:
+        uri = channel["DataSource"]["S3DataSource"]["S3Uri"]
+        prefix = uri.removeprefix("s3://my-bucket/")
+        for entry in s3.list_objects_v2(Bucket="my-bucket", Prefix=prefix).get("Contents", ()):
+            below = entry["Key"].removeprefix(prefix).strip("/") or entry["Key"].rsplit("/", 1)[-1]
+            target = base / "input" / "data" / channel["ChannelName"] / below
+            target.parent.mkdir(parents=True, exist_ok=True)
+            s3.download_file("my-bucket", entry["Key"], str(target))
+    settings = base / "input" / "config"
+    settings.mkdir(parents=True)
+    hosts = {"current_host": "algo-1", "hosts": ["algo-1"], "network_interface_name": "lo",
+             "current_instance_type": "ml.g5.xlarge"}  # fmt: skip
+    channels = {one["ChannelName"]: {} for one in request["InputDataConfig"]}
+    (settings / "resourceconfig.json").write_text(json.dumps(hosts))
+    (settings / "inputdataconfig.json").write_text(json.dumps(channels))
+    (settings / "hyperparameters.json").write_text(json.dumps(request["HyperParameters"]))
+    (base / "output").mkdir()
+    return request
+
+
+@pytest.mark.usefixtures("platform")
+def test_sigterm_to_the_first_process_ends_with_a_checkpoint(
+    aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", aws.url)
+    base = tmp_path / "ml"
+    config = tiny_run(iterations=10**6, checkpoint_every=10**6, log_every=5)
+    request = stage_job(aws, config, base)
+    write_shards(base / "input" / "data" / "train", shards=2, each=20)
+    algorithm = request["AlgorithmSpecification"]
+    container = [*algorithm["ContainerEntrypoint"], *algorithm["ContainerArguments"]]
+    mounted = f'mount --bind {base} {PLATFORM} && exec "$@"'
+    process = subprocess.Popen(
+        ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc",
+         "sh", "-c", mounted, "-", *container],
+        env=clean_environment(tmp_path) | request["Environment"] | {
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "TRAINING_JOB_NAME": request["TrainingJobName"],
+            "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1",
+        },
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    said: list[str] = []
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            said.append(line)
+            event = parse_event(line)
+            # More than once: a second one must not cut the checkpoint short.
+            if event and event["kind"] == "step":
+                [first] = psutil.Process(process.pid).children()
+                first.terminate()
+        code = process.wait(timeout=DEADLINE)
+    finally:
+        process.kill()
+        process.wait()
+    text = "".join(said)
+    end = [event for line in said if (event := parse_event(line)) and event["kind"] == "end"]
+    assert [event["reason"] for event in end] == ["sigterm"], text
+    assert (base / "checkpoints" / f"step-{end[0]['step']:08d}" / "complete.json").is_file()
+    assert code == 0, text
+
+
+def test_every_machine_starts_as_many_processes_as_it_has_gpus() -> None:
+    said = {"SM_NUM_GPUS": "8", "SM_HOST_COUNT": "4", "SM_CURRENT_HOST_RANK": "2",
+            "SM_MASTER_ADDR": "algo-1", "SM_MASTER_PORT": "7777"}  # fmt: skip
+    command = torchrun(said, ["train.py", "--stage", "a"])
+    assert command[-3:] == ["train.py", "--stage", "a"]
+    assert {
+        "--nproc_per_node=8", "--nnodes=4", "--node_rank=2", "--master_addr=algo-1",
+        "--master_port=7777",
+    } <= set(command)  # fmt: skip
+
+
+def test_a_machine_alone_needs_no_address() -> None:
+    command = torchrun({"SM_NUM_GPUS": "0", "SM_HOST_COUNT": "1"}, ["train.py"])
+    assert command[-3:] == ["--nproc_per_node=1", "--standalone", "train.py"]

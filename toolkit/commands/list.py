@@ -1,0 +1,33 @@
+"""``sm-train list``: the runs of this account and region."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+
+@click.command()
+@click.option("--days", type=click.IntRange(1), default=30, show_default=True,
+              help="Jobs of so many days back.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
+@click.pass_obj
+def command(options: dict[str, Any], days: int, as_json: bool) -> None:
+    """List the runs that had jobs lately, from whatever laptop they were started.
+
+    A run is known by the tags of its jobs; nothing is kept here.
+    """
+    from datetime import UTC, datetime, timedelta
+
+    from sm_train.toolkit import aws
+    from sm_train.toolkit.output import result, write_json
+    from sm_train.toolkit.run_list import list_runs, show_runs
+
+    region = aws.resolve_region(options["region"], None, options["profile"])
+    session = aws.open_session(options["profile"], region)
+    now = datetime.now(UTC)
+    runs = list_runs(session, region, now - timedelta(days=days), now)
+    if as_json:
+        write_json({"region": region, "runs": runs})
+    else:
+        show_runs(runs, region, result())

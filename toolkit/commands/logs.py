@@ -1,0 +1,45 @@
+"""``sm-train logs``: what a run's jobs said, of all machines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+
+@click.command()
+@click.argument("run", metavar="RUN|JOB")
+@click.option("--follow", "-f", is_flag=True, help="Go on until the job has ended.")
+@click.option("--node", type=click.IntRange(1), help="Only the machine algo-N.")
+@click.option("--since", metavar="T", help="Only what is younger: 90s, 30m, 36h, 5d.")
+@click.option("--raw", is_flag=True, help="With the event lines that programs read.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each line.")
+@click.pass_obj
+def command(
+    options: dict[str, Any],
+    run: str,
+    follow: bool,
+    node: int | None,
+    since: str | None,
+    raw: bool,
+    as_json: bool,
+) -> None:
+    """Print the log of a job, or of a run's newest one.
+
+    Lines of several machines come in the order of their time.
+    """
+    import time
+
+    from sm_train.toolkit.durations import seconds
+    from sm_train.toolkit.following import open_run
+    from sm_train.toolkit.job_log import follow_log, read_log, show_line
+    from sm_train.toolkit.stopping import newest_job
+    from sm_train.toolkit.training_jobs import find_job
+
+    session, found = open_run(run, options)
+    begin = time.time() - seconds("--since", since) if since else 0.0
+    job = find_job(session, run) or newest_job(session, found)
+    stream = f"{job.name}/algo-{node}-" if node else f"{job.name}/"
+    lines = (follow_log if follow else read_log)(session, job.name, stream, begin)
+    for line in lines:
+        show_line(line, raw=raw, as_json=as_json)

@@ -1,0 +1,128 @@
+"""A run seen from any laptop: which one is meant, where it is, what it has cost and will."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from sm_train.estimators.request import checkpoint_uri, staging_bucket
+from sm_train.estimators.run_config import RunConfig, Stage
+from sm_train.toolkit.aws import open_session, resolve_region
+from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.job_records import Record, read_record
+from sm_train.toolkit.live_events import LastWords, last_words
+from sm_train.toolkit.recovery import Policy
+from sm_train.toolkit.run_dollars import projected_usd, spent_usd
+from sm_train.toolkit.run_files import load
+from sm_train.toolkit.run_state import StageState, current, stage_state
+from sm_train.toolkit.stored_checkpoints import stored_checkpoints
+from sm_train.toolkit.training_jobs import TrainingJob, find_job, jobs_of_run
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that a command was told of, by its file, its name or one of its jobs."""
+
+    name: str
+    region: str
+    bucket: str
+    config: RunConfig
+    record: Record | None
+    """What was submitted last; None where nothing was."""
+
+
+@dataclass(frozen=True)
+class RunState:
+    """A run at one moment. Dollars are None where a price is unknown."""
+
+    run: Run
+    stages: tuple[StageState, ...]
+    spent_usd: float | None
+    projected_usd: float | None
+
+    @property
+    def current(self) -> StageState | None:
+        return current(self.stages)
+
+
+def find_run(session: Any, target: str, region: str) -> Run:
+    """The run that ``target`` means: a run file, a run's name, or a job's.
+
+    Raises:
+        UserError: there is no such run in the region, or its file is wrong.
+    """
+    if _is_file(target):
+        config = load(Path(target))
+        newest = next(reversed(jobs_of_run(session, config.name)), None)
+        record = None
+        if newest is not None:
+            record = read_record(session, newest.bucket, config.name, newest.name)
+        return Run(config.name, region, staging_bucket(config, region), config, record)
+    job = find_job(session, target)
+    name = job.run if job else target
+    newest = next(reversed(jobs_of_run(session, name)), job)
+    if newest is None:
+        raise UserError(
+            f"{target}: neither a run file here nor a run or job of sm-train in {region}; "
+            "`sm-train list` shows what there is"
+        )
+    record = read_record(session, newest.bucket, name, newest.name)
+    if record is None:
+        raise UserError(f"{name}: {newest.name} left no record in S3; give the run file instead")
+    return Run(name, region, newest.bucket, record.config, record)
+
+
+def _is_file(target: str) -> bool:
+    return target.endswith((".yaml", ".yml")) or Path(target).is_file()
+
+
+def read_state(session: Any, run: Run, now: datetime) -> RunState:
+    """Ask AWS where the run is; logs are read of its newest jobs only."""
+    jobs = jobs_of_run(session, run.name)
+    stages = tuple(_stage(session, run, stage, jobs, now) for stage in run.config.stages)
+    return RunState(
+        run,
+        stages,
+        spent_usd(jobs, run.region, now),
+        projected_usd(run.config, run.region, stages, now),
+    )
+
+
+def _stage(
+    session: Any, run: Run, stage: Stage, jobs: Sequence[TrainingJob], now: datetime
+) -> StageState:
+    own = [job for job in jobs if job.stage == stage.name]
+    stored = stored_checkpoints(session, checkpoint_uri(run.config, stage, run.bucket))
+    words = last_words(session, own[-1].name) if own else LastWords()
+    return stage_state(
+        stage.name,
+        stage.iterations,
+        own,
+        stored,
+        words,
+        now=now,
+        stall_after=run.config.heartbeat.stall_after,
+    )
+
+
+def policy(run: Run) -> Policy:
+    """The run file's limits for what happens by itself."""
+    budget, recovery = run.config.budget, run.config.recovery
+    return Policy(
+        attempts=recovery.attempts,
+        delay=timedelta(seconds=recovery.delay),
+        budget_usd=budget.usd if budget else None,
+        budget_stops=budget is None or budget.on_exceed == "stop",
+    )
+
+
+def open_run(target: str, options: dict[str, Any]) -> tuple[Any, Run]:
+    """A session and the run that ``target`` means, for a command with the global ``options``."""
+    config = load(Path(target)) if _is_file(target) else None
+    own = config.region if config else None
+    region = resolve_region(options["region"], own, options["profile"])
+    session = open_session(options["profile"], region)
+    return session, find_run(session, target, region)

@@ -1,0 +1,25 @@
+"""Reads a run file for a command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sm_train.toolkit.errors import UserError
+
+if TYPE_CHECKING:
+    from sm_train.estimators.run_config import RunConfig
+
+
+def load(path: Path) -> RunConfig:
+    """The run file at ``path``.
+
+    Raises:
+        UserError: it cannot be used; one line for each mistake.
+    """
+    from sm_train.estimators.run_file import RunFileError, load_run
+
+    try:
+        return load_run(path)
+    except RunFileError as error:
+        raise UserError(str(error)) from None

@@ -1,0 +1,177 @@
+"""Starts a stage from its run file: the plan and the dollars are shown, a yes is asked for."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+from sm_train.cost.document import as_document
+from sm_train.cost.estimate import Estimate
+from sm_train.estimators.request import TrainingRequest, checkpoint_uri, staging_bucket
+from sm_train.estimators.run_config import RunConfig, Stage
+from sm_train.toolkit import aws
+from sm_train.toolkit.amounts import dollars, total_dollars
+from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.job_records import claim
+from sm_train.toolkit.live_events import LastWords
+from sm_train.toolkit.output import people, write_json
+from sm_train.toolkit.plan_view import show_plan
+from sm_train.toolkit.recovery import Start
+from sm_train.toolkit.run_history import History, history_uri, read_history
+from sm_train.toolkit.run_state import stage_state
+from sm_train.toolkit.starting import numbered, past_foreign_names
+from sm_train.toolkit.stored_checkpoints import stored_checkpoints
+from sm_train.toolkit.submission import Submission, price, price_of_rest, record_of
+from sm_train.toolkit.training_jobs import jobs_of_run
+
+
+def send_first(
+    submission: Submission,
+    profile: str | None,
+    *,
+    cause: str,
+    run: Path,
+    chain: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Start the submission's first stage, from its newest checkpoint if it has one.
+
+    Raises:
+        UserError: it is running or done already, something is missing, nobody said yes, or AWS
+            refuses.
+    """
+    from sm_train.estimators.model_trainer import send
+
+    config, region, stage = submission.config, submission.region, submission.stages[0]
+    if config.role is None:
+        raise UserError(
+            "role: not set; write role: arn:aws:iam::ACCOUNT:role/NAME in the run file",
+            ExitCode.PERMISSION,
+        )
+    session = aws.open_session(profile, region)
+    bucket = staging_bucket(config, region)
+    aws.require_bucket(session, bucket, region, "bucket")
+    aws.require_bucket(session, config.data.uri.split("/")[2], region, "data.uri")
+    aws.require_shards(session, config.data.uri, stage.instances)
+    aws.require_index(session, config.data.uri, config.data.index_uri)
+    start = next_job(session, config, stage, bucket, cause=cause, chain=chain)
+    history = _history(session, config, region)
+    cost = price_of_rest(config, region, stage, start.from_step, history)
+    show_plan(replace(submission, cost=cost), people())
+    mind_budget(config, region, history)
+    if not yes:
+        confirm(what(stage, start), cost)
+    request = submission.requests[0]
+    if start.attempt > 1 or start.from_step or chain:
+        request = numbered(request, config.name, start)
+
+    def keep(sent: TrainingRequest) -> None:
+        claim(session, bucket, sent["TrainingJobName"], record_of(submission, sent))
+
+    with aws.refusals_in_words("CreateTrainingJob"):
+        send(request, submission.bundle, boto_session=session, bucket=bucket, before=keep)
+    tell_started(request["TrainingJobName"], region, stage.name, as_json=as_json)
+    following = config.stages.index(stage) + 1
+    if following < len(config.stages) and not chain:
+        later = config.stages[following].name
+        click.echo(f"When it has ended: sm-train submit {run} --stage {later}", err=True)
+    click.echo(f"To follow it: sm-train watch {config.name}", err=True)
+
+
+def next_job(
+    session: Any, config: RunConfig, stage: Stage, bucket: str, *, cause: str, chain: bool
+) -> Start:
+    """Which job of the stage would be started now.
+
+    Raises:
+        UserError: one is running, or the stage is done.
+    """
+    jobs = [job for job in jobs_of_run(session, config.name) if job.stage == stage.name]
+    stored = stored_checkpoints(session, checkpoint_uri(config, stage, bucket))
+    state = stage_state(
+        stage.name, stage.iterations, jobs, stored, LastWords(),
+        now=datetime.now(UTC), stall_after=config.heartbeat.stall_after,
+    )  # fmt: skip
+    job = state.job
+    if job is not None and job.live:
+        raise UserError(
+            f"{stage.name}: {job.name} is {job.status}; a stage has one job at a time: `sm-train "
+            f"status {config.name}` shows it, `sm-train stop {config.name}` ends it"
+        )
+    if state.state == "done":
+        raise UserError(
+            f"{stage.name}: is done; choose another with --stage, raise its iterations, or give "
+            "the run another name"
+        )
+    attempt = job.attempt + 1 if job else 1
+    start = Start(stage.name, attempt, state.resumes_from, cause, "", chain)
+    return past_foreign_names(session, config.name, start)
+
+
+def mind_budget(config: RunConfig, region: str, history: History | None = None) -> None:
+    """Hold the whole run's expected dollars against its budget.
+
+    Raises:
+        UserError: it costs more, and the run file says to stop then.
+    """
+    if config.budget is None:
+        return
+    total = as_document(price(config, region, history=history))["total"]
+    if total["cost_at_least_usd"] <= config.budget.usd:
+        return
+    message = (
+        f"budget.usd: the run costs {total_dollars(total)}, more than {dollars(config.budget.usd)}"
+    )
+    if config.budget.on_exceed == "stop":
+        raise UserError(f"{message}; raise it or shorten the run", ExitCode.OVER_BUDGET)
+    click.echo(f"warning: {message}", err=True)
+
+
+def confirm(what: str, cost: Estimate) -> None:
+    """Ask before money is spent.
+
+    Raises:
+        UserError: nobody said yes.
+    """
+    total = as_document(cost)["total"]
+    amount = "an unknown price" if not total["cost_at_least_usd"] else total_dollars(total)
+    try:
+        agreed = click.confirm(f"{what} for {amount}?", err=True)
+    except click.Abort:
+        if sys.stdin.isatty():  # Ctrl-C at the question
+            raise
+        raise UserError("not confirmed; --yes starts without asking") from None
+    if not agreed:
+        raise UserError("nothing was started", ExitCode.INTERRUPTED)
+
+
+def tell_started(name: str, region: str, stage: str, *, as_json: bool) -> None:
+    """Say what runs now, and where to look at it."""
+    if as_json:
+        write_json({"training_job_name": name, "region": region, "stage": stage})
+    click.echo(f"Started {name}", err=True)
+    click.echo(
+        f"https://{region}.console.aws.amazon.com/sagemaker/home?region={region}#/jobs/{name}",
+        err=True,
+    )
+
+
+def what(stage: Stage, start: Start) -> str:
+    """The start as the question puts it."""
+    if not start.from_step:
+        return f"Start {stage.name}"
+    return f"Go on with {stage.name} at step {start.from_step:,} of {stage.iterations:,}"
+
+
+def _history(session: Any, config: RunConfig, region: str) -> History | None:
+    """What the run's finished jobs showed; an estimate does without where it may not be read."""
+    try:
+        return read_history(session, history_uri(config, region))
+    except UserError as error:
+        click.echo(f"warning: estimated without the run's history: {error}", err=True)
+        return None

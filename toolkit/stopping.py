@@ -1,0 +1,65 @@
+"""Ends a run's live job so that nothing is lost and nobody starts it again by mistake."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.following import Run
+from sm_train.toolkit.recovery import USER
+from sm_train.toolkit.training_jobs import (
+    CHAIN_TAG,
+    STOPPED_TAG,
+    TrainingJob,
+    find_job,
+    jobs_of_run,
+    stop_job,
+    tag_job,
+)
+
+_ASK_SECONDS = 5.0
+
+
+def stop_run(session: Any, run: Run, *, wait: bool) -> TrainingJob:
+    """Stop the run; returns its newest job as it is then.
+
+    Where no job is live, because the last one failed or a stage is done, the newest is marked, so
+    that no watcher starts the next.
+
+    Raises:
+        UserError: the run has no job, or AWS refuses.
+    """
+    job = newest_job(session, run)
+    if not job.live:
+        tag_job(session, job, STOPPED_TAG, USER)
+        tag_job(session, job, CHAIN_TAG, "off")
+        # A watcher may have been quicker by a moment.
+        job = newest_job(session, run)
+    # One that is stopping already keeps its reason.
+    if job.live and job.status != "Stopping":
+        stop_job(session, job, USER)
+    after = find_job(session, job.name) or job
+    while wait and after.live:
+        time.sleep(_ASK_SECONDS)
+        after = find_job(session, job.name) or job
+    return after
+
+
+def pause_after_stage(session: Any, run: Run) -> TrainingJob:
+    """Let no stage follow the one that runs."""
+    job = newest_job(session, run)
+    tag_job(session, job, CHAIN_TAG, "off")
+    return job
+
+
+def newest_job(session: Any, run: Run) -> TrainingJob:
+    """The run's newest job.
+
+    Raises:
+        UserError: it has none.
+    """
+    jobs = jobs_of_run(session, run.name)
+    if not jobs:
+        raise UserError(f"{run.name}: has no job in {run.region}; `sm-train submit` starts one")
+    return jobs[-1]

@@ -1,0 +1,70 @@
+"""A stage's checkpoints as they lie in S3, from any laptop."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from sm_train.estimators.request import FINAL_MODEL
+from sm_train.toolkit.aws import refusals_in_words, split_uri
+
+_STEP = re.compile(r"^step-(\d{8,})$")
+_MARKER = "complete.json"
+"""Written last, with the names and sizes of all files (entrypoints/checkpoint.py)."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What is below a stage's prefix: the newest whole checkpoint's step, and newer ones that are
+    not whole, each with the reason. ``final`` says whether the stage's final model is there.
+    """
+
+    step: int | None
+    passed_over: tuple[tuple[str, str], ...]
+    final: bool
+
+
+def stored_checkpoints(session: Any, uri: str) -> Stored:
+    """What lies below ``uri``, by one listing and the newest markers.
+
+    SageMaker copies file by file, so a folder counts by its marker: every file that it names must
+    be there with its size. Digests are checked by the job that resumes.
+
+    Raises:
+        UserError: AWS refuses.
+    """
+    bucket, prefix = split_uri(uri.rstrip("/") + "/")
+    client = session.client("s3")
+    folders: dict[str, dict[str, int]] = {}
+    with refusals_in_words(f"checkpoints: {uri}"):
+        pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+        for page in pages:
+            for entry in page.get("Contents", ()):
+                folder, _, name = entry["Key"].removeprefix(prefix).partition("/")
+                folders.setdefault(folder, {})[name] = entry["Size"]
+        passed_over: list[tuple[str, str]] = []
+        steps = sorted((name for name in folders if _STEP.match(name)), reverse=True)
+        for name in steps:
+            reason = "no complete.json"
+            if _MARKER in folders[name]:
+                key = f"{prefix}{name}/{_MARKER}"
+                marker = client.get_object(Bucket=bucket, Key=key)["Body"].read()
+                reason = _missing(marker, folders[name])
+            if not reason:
+                return Stored(int(name[5:]), tuple(passed_over), FINAL_MODEL in folders)
+            passed_over.append((name, reason))
+    return Stored(None, tuple(passed_over), FINAL_MODEL in folders)
+
+
+def _missing(marker: bytes, sizes: dict[str, int]) -> str:
+    """What the marker names and the folder lacks; nothing where it is whole."""
+    try:
+        files = {file["name"]: file["bytes"] for file in json.loads(marker)["files"]}
+    except (ValueError, KeyError, TypeError):
+        return "complete.json is damaged"
+    for name, size in files.items():
+        if sizes.get(name) != size:
+            return f"{name} is {'of another size' if name in sizes else 'missing'}"
+    return ""

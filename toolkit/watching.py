@@ -1,0 +1,122 @@
+"""Follows a run and does what it needs: the same step for a laptop, a cron job and a function."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.failure_cause import cause_of_failure
+from sm_train.toolkit.following import Run, RunState, policy, read_state
+from sm_train.toolkit.recovery import STALL, Action, End, Start, Stop, Wait, decide
+from sm_train.toolkit.starting import repeat
+from sm_train.toolkit.training_jobs import stop_job
+
+PASSING = (ExitCode.CAPACITY, ExitCode.UNEXPECTED)
+"""Refusals after which watching goes on: throttling, a quota, a network that is away."""
+
+_LONGEST_PAUSE = 900.0
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One look at a run: where it is, what it needed, and what was done about it."""
+
+    state: RunState
+    action: Action
+    done: str
+
+
+def look(session: Any, run: Run, *, act: bool) -> Seen:
+    """Look once and, if ``act``, do what the run needs.
+
+    Raises:
+        UserError: AWS refuses.
+    """
+    now = datetime.now(UTC)
+    state = read_state(session, run, now)
+    action = decide(
+        state.stages,
+        policy(run),
+        lambda job: cause_of_failure(session, job),
+        spent_usd=state.spent_usd,
+        now=now,
+    )
+    return Seen(state, action, _do(session, run, action) if act else action.words)
+
+
+def _do(session: Any, run: Run, action: Action) -> str:
+    if isinstance(action, Stop):
+        stop_job(session, action.job, action.cause)
+    if not isinstance(action, Start):
+        return action.words
+    if run.record is None:
+        raise UserError(f"{run.name}: nothing was submitted yet; `sm-train submit` it first")
+    name = repeat(session, run.bucket, run.record, action)
+    return f"{action.words}; started {name} from step {action.from_step:,}"
+
+
+def watch(
+    session: Any, run: Run, *, act: bool, interval: float, show: Callable[[Seen], None]
+) -> ExitCode:
+    """Look every ``interval`` seconds until nothing more happens by itself; the exit code of that.
+
+    A refusal that may pass makes the next look later, never the watch end.
+
+    Raises:
+        UserError: AWS refuses for good, as when credentials have expired.
+    """
+    pause = interval
+    while True:
+        try:
+            seen = look(session, run, act=act)
+        except UserError as error:
+            if error.exit_code not in PASSING:
+                raise _with_advice(error, run) from None
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        else:
+            pause = interval
+            show(seen)
+            code = exit_code(seen.action, act=act)
+            if code is not None:
+                return code
+        time.sleep(pause)
+
+
+def exit_code(action: Action, *, act: bool) -> ExitCode | None:
+    """How watching ends with ``action``; None where it goes on.
+
+    Without acting, a stall is for the caller to mend. With it, the job is being ended and the next
+    look starts another.
+    """
+    if isinstance(action, End):
+        return action.exit_code
+    if isinstance(action, Stop) and action.cause == STALL and not act:
+        return ExitCode.STALLED
+    if isinstance(action, Stop) and action.cause != STALL:
+        return ExitCode.OVER_BUDGET
+    return None
+
+
+def once_code(action: Action, *, act: bool) -> ExitCode:
+    """The exit code of a single look, for a cron job's mail or a script."""
+    if isinstance(action, Stop) and action.cause == STALL:
+        return ExitCode.STALLED
+    return exit_code(action, act=act) or ExitCode.OK
+
+
+def _with_advice(error: UserError, run: Run) -> UserError:
+    if error.exit_code != ExitCode.PERMISSION:
+        return error
+    return UserError(
+        f"{error}; the run itself goes on: sign in again, then `sm-train watch {run.name}`",
+        error.exit_code,
+    )
+
+
+def kind(action: Action) -> str:
+    """The action's name in JSON."""
+    return {Wait: "wait", Start: "start", Stop: "stop", End: "end"}[type(action)]
