@@ -12,8 +12,8 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from sm_train.estimators.bundle import ENTRY_SCRIPT, REQUIREMENTS
-from sm_train.estimators.model_trainer import quiet_sdk
+from sm_train.estimators.bundle import REQUIREMENTS
+from sm_train.estimators.model_trainer import launch_command, pinned_trainer_class, quiet_sdk
 from sm_train.estimators.request import TrainingRequest
 
 
@@ -44,21 +44,18 @@ def train(job: LocalJob) -> None:
         RuntimeError: a container failed, or docker compose did.
     """
     from sagemaker.core.training.configs import Compute, InputData, SourceCode
-    from sagemaker.train import ModelTrainer
-    from sagemaker.train.distributed import Torchrun
     from sagemaker.train.model_trainer import Mode
 
     request = job.request
-    ModelTrainer(
+    # The start script finds no GPU here; it is told how many processes to start instead.
+    command = f"SM_NUM_GPUS={job.processes} {launch_command(request)}"
+    pinned_trainer_class(request)(
         training_mode=Mode.LOCAL_CONTAINER,
-        base_job_name=request["TrainingJobName"].rsplit("-", 1)[0],
+        base_job_name=request["HyperParameters"]["stage"],
         training_image=request["AlgorithmSpecification"]["TrainingImage"],
         compute=Compute(instance_type="local_cpu", instance_count=job.nodes),
         # A folder: the SDK mounts an archive where it then looks for a folder with the archive.
-        source_code=SourceCode(
-            source_dir=job.bundle, entry_script=ENTRY_SCRIPT, requirements=REQUIREMENTS
-        ),
-        distributed=Torchrun(process_count_per_node=job.processes),
+        source_code=SourceCode(source_dir=job.bundle, command=command, requirements=REQUIREMENTS),
         environment=request["Environment"] | job.environment,
         hyperparameters=request["HyperParameters"],
         input_data_config=[

@@ -136,12 +136,10 @@ def _model_trainer(request: TrainingRequest, session: Any, archive: Path | None)
     stage = request["HyperParameters"]["stage"]
     code: dict[str, Any] = {}
     if archive is not None:
-        # In the place of the shell that runs the SDK's start script, so that SIGTERM reaches it.
-        command = f"exec $SM_PYTHON_CMD -m {LAUNCHER} {ENTRY_SCRIPT} --stage {stage}"
         code["source_code"] = SourceCode(
-            source_dir=str(archive), command=command, requirements=REQUIREMENTS
+            source_dir=str(archive), command=launch_command(request), requirements=REQUIREMENTS
         )
-    trainer = _pinned_trainer_class(request)(
+    trainer = pinned_trainer_class(request)(
         sagemaker_session=session,
         role=request["RoleArn"],
         base_job_name=stage,
@@ -166,7 +164,16 @@ def _model_trainer(request: TrainingRequest, session: Any, archive: Path | None)
     return trainer
 
 
-def _pinned_trainer_class(request: TrainingRequest) -> Any:
+def launch_command(request: TrainingRequest) -> str:
+    """What the SDK's start script runs: the launcher, in the place of the shell that runs the
+    script, so that SIGTERM reaches it.
+    """
+    stage = request["HyperParameters"]["stage"]
+    return f"exec $SM_PYTHON_CMD -m {LAUNCHER} {ENTRY_SCRIPT} --stage {stage}"
+
+
+def pinned_trainer_class(request: TrainingRequest) -> Any:
+    """The SDK's trainer as it should be."""
     from sagemaker.train import ModelTrainer
 
     class PinnedTrainer(ModelTrainer):  # type: ignore[misc, unused-ignore]

@@ -87,9 +87,14 @@ def last_lines(container: Container, count: int) -> tuple[str, ...]:
     return tuple((said.stdout + said.stderr).splitlines())
 
 
-def execute(container: Container, *command: str) -> bool:
-    """Run a command in a container, which may have ended meanwhile; whether it succeeded."""
-    return _docker("exec", container.id, *command).returncode == 0
+def first_process_is(container: Container, name: str) -> bool:
+    """Whether ``name`` is in the command line of the process that gets the container's signals."""
+    return _docker("exec", container.id, "grep", "-q", name, "/proc/1/cmdline").returncode == 0
+
+
+def terminate(container: Container) -> bool:
+    """Send SIGTERM; whether the container was still there."""
+    return _docker("kill", "--signal", "TERM", container.id).returncode == 0
 
 
 def _docker(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -9,11 +9,10 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterator
-from datetime import datetime
 from importlib.resources import files
 from pathlib import Path
 
-from sm_train.estimators.bundle import Bundle
+from sm_train.estimators.bundle import LAUNCHER, Bundle
 from sm_train.estimators.local_trainer import LocalJob
 from sm_train.estimators.request import training_request
 from sm_train.estimators.run_config import RunConfig, Stage
@@ -23,19 +22,6 @@ from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.local_processes import GRACE_SECONDS, LAST_LINES, NodeFailure, read_failure
 
 _IMAGE = "sm-train-local"
-
-# The first process of the SDK's containers is a bash, which as process 1 is deaf to SIGTERM and
-# would hand it on to nobody; what can checkpoint and leave are torchrun's processes.
-_ASK_TO_LEAVE = """
-import os, pathlib, signal, sys
-found = False
-for place in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
-    words = {word.rsplit(b"/", 1)[-1] for word in place.read_bytes().split(b"\\0")}
-    if words & {b"torchrun", b"torch.distributed.run"}:
-        os.kill(int(place.parent.name), signal.SIGTERM)
-        found = True
-sys.exit(not found)
-"""
 
 
 def build_command() -> str:
@@ -66,7 +52,7 @@ class LocalContainers:
         job = LocalJob(
             request=training_request(
                 config.model_copy(update={"cluster": plain}), stage, bundle,
-                region=config.region or "local", image=image, now=datetime.now(),
+                region=config.region or "local", image=image, staged="s3://nothing/is-staged",
             ),
             nodes=nodes,
             processes=processes,
@@ -74,6 +60,8 @@ class LocalContainers:
             environment={
                 "BASH_ENV": PREPARE,
                 "ACCELERATE_USE_CPU": "true",
+                # The SDK's local mode names another one, which docker's containers do not have.
+                "GLOO_SOCKET_IFNAME": "eth0",
                 "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // (nodes * processes))),
             },
             bundle=str(folders.local.bundle),
@@ -136,8 +124,11 @@ class LocalContainers:
 
     def end(self, grace_seconds: float = GRACE_SECONDS) -> None:
         """Ask every process to checkpoint and leave, then remove what is left."""
-        running = [one for one in docker.containers(self._project) if one.running]
-        asked = [docker.execute(one, "python3", "-c", _ASK_TO_LEAVE) for one in running]
+        asked = [
+            docker.terminate(one)
+            for one in docker.containers(self._project)
+            if one.running and docker.first_process_is(one, LAUNCHER)
+        ]
         if any(asked):  # before that there is nothing to keep
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.communicate(timeout=grace_seconds)

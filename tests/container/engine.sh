@@ -49,9 +49,8 @@ image() {
             --transform 's,^python3.11/site-packages,usr/local/lib/python3.11/dist-packages,'
     mkdir -p "$folder/$bin"
     printf '#!/bin/sh\nexec python3 -m pip "$@"\n' >"$folder/$bin/pip3"
-    printf '#!/bin/sh\nexec python3 -m torch.distributed.run "$@"\n' >"$folder/$bin/torchrun"
-    chmod +x "$folder/$bin/pip3" "$folder/$bin/torchrun"
-    tar -rf "$folder/image.tar" -C "$folder" "$bin/pip3" "$bin/torchrun"
+    chmod +x "$folder/$bin/pip3"
+    tar -rf "$folder/image.tar" -C "$folder" "$bin/pip3"
     docker import -c 'ENV PIP_BREAK_SYSTEM_PACKAGES=1' "$folder/image.tar" sm-train-base >/dev/null
     rm "$folder/image.tar"
     # Without a network: everything that it installs is there.
