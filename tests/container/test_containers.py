@@ -110,7 +110,8 @@ def test_two_containers_train_the_demo_and_go_on_exactly(
     for long, short in [
         ("iterations: 1000", "iterations: 40"), ("warmup_iterations: 50", "warmup_iterations: 2"),
         ("per_gpu_batch: 32", "per_gpu_batch: 16"),
-        ("effective_batch_size: 64", "effective_batch_size: 32"), ("log_every: 20", "log_every: 1"), ("every: 250", "every: 10"),
+        ("effective_batch_size: 64", "effective_batch_size: 32"),
+        ("log_every: 20", "log_every: 1"), ("every: 250", "every: 10"),
     ]:  # fmt: skip
         assert long in text
         text = text.replace(long, short)
