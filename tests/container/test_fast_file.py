@@ -28,7 +28,7 @@ from tests.container.required import missing
 from tests.container.s3_mount import Get, Store, Trouble, mounted, store
 from tests.entrypoints.reading import Cluster, epoch_of, index
 
-SHARDS, EACH, SIDE, BATCH = 3, 130, 160, 30
+SHARDS, EACH, SIDE, BATCH = 2, 130, 160, 26
 STEPS = SHARDS * EACH // BATCH
 
 
