@@ -1,4 +1,4 @@
-"""A run's life from a laptop that knows nothing of it: status, stop, resume, watch, and bad days."""
+"""A run's life from a laptop that knows nothing of it: status, stop, resume, watch, bad days."""
 
 from __future__ import annotations
 
