@@ -51,11 +51,12 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/doctor.py
 	$(BIN)/python benchmarks/monitor.py
 
-$(VENV)/.installed: setup.cfg pyproject.toml Makefile
+# With the very packages that jobs get.
+$(VENV)/.installed: setup.cfg pyproject.toml Makefile estimators/data/requirements.txt
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'Python 3.11 or newer is needed; make PYTHON=python3.11')"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet $(TORCH)
-	$(BIN)/pip install --quiet -e ".[train,report,demo,dev]"
+	$(BIN)/pip install --quiet -c estimators/data/requirements.txt -e ".[train,report,demo,dev]"
 	touch $@
 
 # What AWS's PyTorch images start a training script with; without a C compiler its test is skipped.

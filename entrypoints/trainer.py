@@ -81,7 +81,7 @@ class Trainer:
         self.model: nn.Module = parallel.wrap(module, accelerator)
         self.learner = Learner(settings, module)
         found = self._agree_on_checkpoint()
-        last = directories.channel("previous-state")
+        last = directories.channel("previous_state")
         if found is not None:
             self.learner.restore(found)
         elif last.is_dir():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -122,21 +123,13 @@ def _upload(uri: str, archive: Path, session: Any) -> None:
 
 
 def _source(request: TrainingRequest, archive: Path, bundle: Bundle) -> dict[str, Any]:
-    """What makes the SDK stage the bundle and start it by the bundle's own launcher.
-
-    The launcher takes the place of the shell that runs the SDK's start script, so that SIGTERM
-    reaches it; under the SDK's Torchrun driver (3.27) it would not.
-    """
+    """What makes the SDK stage the bundle and start it."""
     from sagemaker.core.training.configs import SourceCode
 
     packages = any(file.path == REQUIREMENTS for file in bundle.files)
-    arguments = [
-        word for key, value in request["HyperParameters"].items() for word in (f"--{key}", value)
-    ]
     source = SourceCode(
         source_dir=str(archive),
-        command=f"exec $SM_PYTHON_CMD -m {LAUNCHER} {bundle.entry}",
-        args=arguments,
+        command=launch_command(request, bundle.entry),
         requirements=REQUIREMENTS if packages else None,
     )
     return {"source_code": source}
@@ -156,7 +149,7 @@ def _model_trainer(request: TrainingRequest, session: Any, source: dict[str, Any
     )
 
     algorithm = request["AlgorithmSpecification"]
-    trainer = _pinned_trainer_class(request)(
+    trainer = pinned_trainer_class(request)(
         sagemaker_session=session,
         role=request["RoleArn"],
         base_job_name=request["HyperParameters"]["stage"],
@@ -185,7 +178,19 @@ def _model_trainer(request: TrainingRequest, session: Any, source: dict[str, Any
     return trainer
 
 
-def _pinned_trainer_class(request: TrainingRequest) -> Any:
+def launch_command(request: TrainingRequest, entry: str) -> str:
+    """What the SDK's start script runs: the launcher with ``entry``, in the place of the shell.
+
+    So SIGTERM reaches it; under the SDK's Torchrun driver (3.27) it would not.
+    """
+    words = [entry]
+    for key, value in request["HyperParameters"].items():
+        words += [f"--{key}", value]
+    return f"exec $SM_PYTHON_CMD -m {LAUNCHER} {shlex.join(words)}"
+
+
+def pinned_trainer_class(request: TrainingRequest) -> Any:
+    """The SDK's trainer as it should be."""
     from sagemaker.train import ModelTrainer
 
     class PinnedTrainer(ModelTrainer):  # type: ignore[misc, unused-ignore]

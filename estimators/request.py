@@ -219,7 +219,7 @@ def _channels(
         channels.append(_channel("previous", f"{checkpoints}/{FINAL_MODEL}/", "File"))
         if needs_state(stage):
             last = f"{checkpoints}/{last_checkpoint(previous)}/"
-            channels.append(_channel("previous-state", last, "File"))
+            channels.append(_channel("previous_state", last, "File"))
     for name, own in config.channels.items():
         channels.append(_channel(name, own.uri, own.mode, sharded=own.sharded))
     if start.route == "torchrun" or config.cluster.network_isolation:

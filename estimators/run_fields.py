@@ -15,7 +15,7 @@ JOB_NAME_LIMIT = 63  # botocore's service model, TrainingJobName
 
 CHANNEL_LIMIT = 20
 OWN_CHANNELS = (
-    "train", "index", "validation", "model", "previous", "previous-state", "code", "sm_drivers",
+    "train", "index", "validation", "model", "previous", "previous_state", "code", "sm_drivers",
 )  # fmt: skip
 """Channels that a request may have beside the user's own (estimators.request)."""
 
@@ -60,7 +60,8 @@ _VPC_ID = r"^[a-zA-Z0-9-]{1,32}$"
 _IMAGE = r"^[a-zA-Z0-9][a-zA-Z0-9._:/@-]*$"
 _KMS_KEY = r"^[a-zA-Z0-9:/_-]+$"
 _PLAN = r"^arn:aws[a-z-]*:sagemaker:[a-z]{2}(-[a-z]+)+-[0-9]:[0-9]{12}:training-plan/[a-zA-Z0-9-]+$"
-_CHANNEL = r"^[a-zA-Z0-9][a-zA-Z0-9._-]*$"
+# Narrower than the service's: the SDK's start script makes a shell variable of the name.
+_CHANNEL = r"^[a-zA-Z0-9_]+$"
 _ENTRY = r"^[a-zA-Z0-9_]([a-zA-Z0-9_/-]*[a-zA-Z0-9_-])?\.py$"
 
 # No colon but ssm: and an ARN's, so no address: a run file is no place for one.
@@ -83,7 +84,7 @@ _PATTERN_WORDS = {
     _IMAGE: "must be an image such as 111122223333.dkr.ecr.us-east-1.amazonaws.com/own:1",
     _KMS_KEY: "must be a KMS key's id or ARN",
     _PLAN: "must be a plan's ARN: arn:aws:sagemaker:REGION:ACCOUNT:training-plan/NAME",
-    _CHANNEL: "must be letters, digits, dots, hyphens and underscores",
+    _CHANNEL: "must be letters, digits and underscores",
     SECRET: "must be the name of a secret, or ssm: and a parameter's name; never the address",
     _TOPIC: "must be a topic's ARN such as arn:aws:sns:us-east-1:111122223333:sm-train",
     _ENTRY: "must be a Python file's path below code, such as train.py",

@@ -27,12 +27,13 @@ from sm_train.toolkit.event_log import LOG_NAME
 class LocalFolders:
     """One stage's folders; ``nodes`` are the emulated instances' base folders, in rank order.
 
-    ``entry`` is the script of the bundle that is started.
+    ``entry`` is the script of the bundle that is started, ``model`` where the final model is left.
     """
 
     root: Path
     nodes: tuple[Directories, ...]
     entry: str
+    model: Path
 
     @property
     def bundle(self) -> Path:
@@ -46,11 +47,6 @@ class LocalFolders:
     def log(self) -> Path:
         return self.root / LOG_NAME
 
-    @property
-    def model(self) -> Path:
-        """The final model, where the first node leaves it."""
-        return self.nodes[0].model
-
 
 def lay_out(
     config: RunConfig, stage: Stage, bundle: Bundle, *, base: Path, nodes: int, output: Path
@@ -62,27 +58,19 @@ def lay_out(
     Raises:
         UserError: no local shards, fewer shards than nodes, or local components are missing.
     """
-    folder, shards = _shards(config, base)
-    if len(shards) < nodes:
-        raise UserError(
-            f"data.local: {config.data.local} holds {len(shards)} shards for {nodes} nodes; "
-            f"pack smaller shards or give --nodes {len(shards)}",
-            ExitCode.PREFLIGHT,
-        )
-    channels = _shared_channels(config, stage, base, output)
+    folder, shards = local_shards(config, base, nodes)
+    channels = shared_channels(config, stage, base, output)
     root = output / stage.name
-    names = [f"algo-{index + 1}" for index in range(nodes)]
-    folders = LocalFolders(
-        root, tuple(Directories((root / "nodes" / name).absolute()) for name in names), bundle.entry
-    )
+    names = host_names(nodes)
+    trees = tuple(Directories((root / "nodes" / name).absolute()) for name in names)
+    folders = LocalFolders(root, trees, bundle.entry, trees[0].model)
     folders.checkpoints.mkdir(parents=True, exist_ok=True)
-    _unpack(bundle, folders.bundle)
+    unpack(bundle, folders.bundle)
     shutil.rmtree(root / "nodes", ignore_errors=True)
     for rank, node in enumerate(folders.nodes):
         _make_node(node, folders.checkpoints)
         _write_config(node, names, rank, stage, channels)
-        # ShardedByS3Key: each instance is dealt its own objects, about 1/n of their number.
-        _link_all(shards[rank::nodes], folder, node.channel("train"))
+        _link_all(share(shards, rank, nodes), folder, node.channel("train"))
         if config.data.index and index_of(folder).exists():
             _link_all([index_of(folder)], folder.parent, node.channel("index"))
         for name, source in channels.items():
@@ -90,7 +78,22 @@ def lay_out(
     return folders
 
 
-def _shards(config: RunConfig, base: Path) -> tuple[Path, list[Path]]:
+def host_names(nodes: int) -> list[str]:
+    """As SageMaker calls a job's instances."""
+    return [f"algo-{index + 1}" for index in range(nodes)]
+
+
+def share(shards: list[Path], rank: int, nodes: int) -> list[Path]:
+    """ShardedByS3Key: each instance is dealt its own objects, about 1/n of their number."""
+    return shards[rank::nodes]
+
+
+def local_shards(config: RunConfig, base: Path, nodes: int) -> tuple[Path, list[Path]]:
+    """The folder of the run file's local shards and the tars in it, at least one for a node.
+
+    Raises:
+        UserError: there are none, or too few.
+    """
     if config.data.local is None:
         raise UserError(
             "data.local: not set; a local run reads shards from this machine: "
@@ -102,11 +105,21 @@ def _shards(config: RunConfig, base: Path) -> tuple[Path, list[Path]]:
     shards = list(find_shards(folder).values())
     if not shards:
         raise UserError(f"data.local: {folder}: holds no .tar; `sm-train pack` makes shards")
+    if len(shards) < nodes:
+        raise UserError(
+            f"data.local: {config.data.local} holds {len(shards)} shards for {nodes} nodes; "
+            f"pack smaller shards or give --nodes {len(shards)}",
+            ExitCode.PREFLIGHT,
+        )
     return folder, shards
 
 
-def _shared_channels(config: RunConfig, stage: Stage, base: Path, output: Path) -> dict[str, Path]:
-    """The channels that every node sees whole."""
+def shared_channels(config: RunConfig, stage: Stage, base: Path, output: Path) -> dict[str, Path]:
+    """The channels that every node sees whole.
+
+    Raises:
+        UserError: a folder that the run file names is missing, or the stage before has not run.
+    """
     channels: dict[str, Path] = {}
     for name, key, local in (
         ("model", "model.local_components", config.model.local_components),
@@ -123,7 +136,7 @@ def _shared_channels(config: RunConfig, stage: Stage, base: Path, output: Path) 
         checkpoints = output / previous.name / "checkpoints"
         channels["previous"] = checkpoints / FINAL_MODEL
         if needs_state(stage):
-            channels["previous-state"] = checkpoints / last_checkpoint(previous)
+            channels["previous_state"] = checkpoints / last_checkpoint(previous)
         if not all(folder.is_dir() for folder in channels.values()):
             raise UserError(
                 f"--stage: {stage.name} starts from {previous.name}, which has no final model in "
@@ -133,7 +146,8 @@ def _shared_channels(config: RunConfig, stage: Stage, base: Path, output: Path) 
     return channels
 
 
-def _unpack(bundle: Bundle, folder: Path) -> None:
+def unpack(bundle: Bundle, folder: Path) -> None:
+    """Put the bundle's files in ``folder`` in place of what was there."""
     shutil.rmtree(folder, ignore_errors=True)
     with tarfile.open(fileobj=io.BytesIO(bundle.archive)) as archive:
         archive.extractall(folder, filter="data")

@@ -22,15 +22,15 @@ from sm_train.entrypoints.directories import Directories
 from sm_train.estimators.run_config import Stage
 from sm_train.toolkit.local_folders import LocalFolders
 
-_LAST_LINES = 20
-_GRACE_SECONDS = 60.0
+LAST_LINES = 20
+GRACE_SECONDS = 60.0
 """After SIGTERM a job checkpoints and leaves; SageMaker grants it 120 seconds."""
 
 
 @dataclass
 class _Node:
     process: subprocess.Popen[str]
-    last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=_LAST_LINES))
+    last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
 
 
 @dataclass(frozen=True)
@@ -102,13 +102,13 @@ class LocalProcesses:
         failed = []
         for rank, node in enumerate(self._nodes):
             code = node.process.poll()
-            text = _read_failure(self._folders.nodes[rank])
+            text = read_failure(self._folders.nodes[rank])
             if code not in (None, 0) or text:
                 failed.append(NodeFailure(rank, code or 1, text, tuple(node.last_lines)))
         with_file = [failure for failure in failed if failure.failure]
         return next(iter(with_file + failed), None)
 
-    def end(self, grace_seconds: float = _GRACE_SECONDS) -> None:
+    def end(self, grace_seconds: float = GRACE_SECONDS) -> None:
         """Ask every process to checkpoint and leave, then make whatever is left leave."""
         families = [_family(node.process.pid) for node in self._nodes]
         for node in self._nodes:
@@ -195,5 +195,5 @@ def _free_port() -> int:
         return port
 
 
-def _read_failure(node: Directories) -> str:
+def read_failure(node: Directories) -> str:
     return node.failure.read_text(errors="replace").strip() if node.failure.exists() else ""

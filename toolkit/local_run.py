@@ -8,7 +8,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from sm_train.estimators.bundle import Bundle
 from sm_train.estimators.run_config import RunConfig, Stage
@@ -20,6 +20,16 @@ from sm_train.toolkit.local_processes import LocalProcesses, NodeFailure
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
+
+
+class _Running(Protocol):
+    """A stage under way, as processes or as containers; leaving the context ends all of it."""
+
+    def __enter__(self) -> _Running: ...
+    def __exit__(self, *_: object) -> None: ...
+    def lines(self) -> Iterator[str]: ...
+    def failure(self) -> NodeFailure | None: ...
+    def end(self) -> None: ...
 
 
 def default_nodes(stage: Stage) -> int:
@@ -37,23 +47,25 @@ def run_stage(
     processes: int,
     output: Path,
     console: Console,
+    image: str | None = None,
     options: tuple[str, ...] = (),
 ) -> LocalFolders:
-    """Train one stage on this machine and return where its files are.
+    """Train one stage on this machine, in containers of ``image`` if there is one.
 
-    ``options`` are the entry script's.
+    Returns where its files are.
+
+    ``options`` are the entry script's, where it runs in processes.
 
     Raises:
         UserError: it cannot start (exit 2 or 3) or a process failed (exit 6).
         KeyboardInterrupt: Ctrl-C; every process has checkpointed if it could, and ended.
     """
-    cpu = _without_gpu()
     # An ended terminal or a service manager must leave no process behind either. Started in the
     # background, even SIGINT would be ignored.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
-    folders = lay_out(config, stage, bundle, base=base, nodes=nodes, output=output)
-    with LocalProcesses(folders, stage, processes=processes, cpu=cpu, options=options) as running:
+    folders, started = _start(config, stage, bundle, base, nodes, processes, output, image, options)
+    with started as running:
         try:
             _follow(running, folders, stage, console)
         except KeyboardInterrupt:
@@ -64,6 +76,32 @@ def run_stage(
     if failure is not None:
         raise UserError(_describe(failure, folders), ExitCode.JOB_FAILED)
     return folders
+
+
+def _start(
+    config: RunConfig,
+    stage: Stage,
+    bundle: Bundle,
+    base: Path,
+    nodes: int,
+    processes: int,
+    output: Path,
+    image: str | None,
+    options: tuple[str, ...],
+) -> tuple[LocalFolders, _Running]:
+    if image is None:
+        cpu = _without_gpu()
+        folders = lay_out(config, stage, bundle, base=base, nodes=nodes, output=output)
+        return folders, LocalProcesses(
+            folders, stage, processes=processes, cpu=cpu, options=options
+        )
+    from sm_train.toolkit.container_folders import lay_out_for_containers
+    from sm_train.toolkit.local_containers import LocalContainers
+
+    inside = lay_out_for_containers(config, stage, bundle, base=base, nodes=nodes, output=output)
+    return inside.local, LocalContainers(
+        inside, config, stage, bundle, image=image, processes=processes
+    )
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -80,7 +118,7 @@ def _without_gpu() -> bool:
     return not torch.cuda.is_available()
 
 
-def _follow(running: LocalProcesses, folders: LocalFolders, stage: Stage, console: Console) -> None:
+def _follow(running: _Running, folders: LocalFolders, stage: Stage, console: Console) -> None:
     with folders.log.open("a", encoding="utf-8") as log, _progress(console, stage) as show:
         for line in running.lines():
             log.write(line)

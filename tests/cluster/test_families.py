@@ -95,7 +95,10 @@ def events_of(packed: Path, frame: Path, preset: str, inputs: str) -> list[dict[
     return events
 
 
-@pytest.mark.parametrize("preset", FAMILIES)
+@pytest.mark.parametrize(
+    "preset", ["tiny-sdxl", "tiny-mmdit", *(pytest.param(name, marks=pytest.mark.slow)
+                                            for name in ("tiny-sd2", "tiny-dit"))],
+)  # fmt: skip
 def test_computing_activations_again_changes_no_loss(tmp_path: Path, preset: str) -> None:
     found = [
         losses(trained(tmp_path / str(again), preset, activation_checkpointing=again)[1])

@@ -52,8 +52,11 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, dict[int, floa
 @pytest.mark.parametrize(
     ("processes", "sharding"),
     [
-        (2, "none"), (4, "none"), (2, "shard_grad_op"), (4, "full_shard"), (2, "full_shard"),
-        (4, "shard_grad_op"),
+        (2, "none"), (2, "shard_grad_op"), (4, "full_shard"),
+        *(
+            pytest.param(processes, sharding, marks=pytest.mark.slow)
+            for processes, sharding in ((4, "none"), (2, "full_shard"), (4, "shard_grad_op"))
+        ),
     ],
 )  # fmt: skip
 def test_the_loss_is_the_same_however_a_batch_is_split(
@@ -96,7 +99,11 @@ def test_the_final_weights_are_the_same_sharded_or_not(
 
 
 @pytest.mark.parametrize(
-    ("first", "then"), [((2, "full_shard"), (1, "none")), ((1, "none"), (4, "full_shard"))]
+    ("first", "then"),
+    [
+        ((2, "full_shard"), (1, "none")),
+        pytest.param((1, "none"), (4, "full_shard"), marks=pytest.mark.slow),
+    ],
 )
 def test_a_run_goes_on_with_another_sharding_and_world_size(
     tmp_path: Path,
@@ -117,7 +124,9 @@ def test_a_run_goes_on_with_another_sharding_and_world_size(
     assert found == pytest.approx({step: alone[1][step] for step in found}, rel=TOLERANCE)
 
 
-@pytest.mark.parametrize("sharding", ["shard_grad_op", "full_shard"])
+@pytest.mark.parametrize(
+    "sharding", [pytest.param("shard_grad_op", marks=pytest.mark.slow), "full_shard"]
+)
 def test_a_sharded_run_goes_on_bit_for_bit(tmp_path: Path, sharding: str) -> None:
     """SIGKILL one of three processes; the restart repeats the numbers of an uninterrupted run."""
     settings: dict[str, Any] = {

@@ -284,7 +284,7 @@ def test_a_stage_takes_what_its_run_file_says_of_the_one_before(
     channels = second.base / "input" / "data"
     shutil.copytree(first.checkpoints / "final", channels / "previous")
     if (start, optimizer) != ("ema", "fresh"):
-        shutil.copytree(last, channels / "previous-state")
+        shutil.copytree(last, channels / "previous_state")
     code, _, text = second.run()
     assert code == 0, text
     begun = pieces_files(second.checkpoints / "step-00000001")

@@ -114,7 +114,7 @@ def runs(draw: st.DrawFn) -> dict[str, Any]:
     """Any run file that validates."""
     names = draw(st.lists(_names, min_size=1, max_size=4, unique=True))
     own_channels = st.dictionaries(
-        st.from_regex(r"own[a-zA-Z0-9._-]{0,61}", fullmatch=True),
+        st.from_regex(r"own[a-zA-Z0-9_]{0,61}", fullmatch=True),
         st.fixed_dictionaries(
             {
                 "uri": _uris,

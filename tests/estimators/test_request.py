@@ -147,15 +147,22 @@ def test_a_later_stage_starts_from_the_final_model_of_the_one_before() -> None:
     source = channels(second)["previous"]["DataSource"]["S3DataSource"]
     assert source["S3Uri"] == "s3://my-bucket/demo/checkpoints/a/final/"
     assert source["S3DataDistributionType"] == "FullyReplicated"
-    assert "previous-state" not in channels(second)
+    assert "previous_state" not in channels(second)
 
 
 @pytest.mark.parametrize("takes", [{"start": "raw"}, {"optimizer": "carried"}])
 def test_a_stage_that_takes_more_gets_the_last_checkpoint(takes: dict[str, str]) -> None:
     stages = [stage("a", iterations=300), stage("b", **takes)]
     _, second = requests(config(stages=stages))
-    source = channels(second)["previous-state"]["DataSource"]["S3DataSource"]
+    source = channels(second)["previous_state"]["DataSource"]["S3DataSource"]
     assert source["S3Uri"] == "s3://my-bucket/demo/checkpoints/a/step-00000300/"
+
+
+def test_every_channel_can_be_in_the_name_of_a_shell_variable() -> None:
+    """The SDK's start script exports SM_CHANNEL_NAME, and ends where that is none."""
+    _, second = requests(config(stages=[stage("a"), stage("b", start="raw")]))
+    assert {"train", "previous", "previous_state"} < channels(second).keys()
+    assert all(name.isidentifier() for name in channels(second))
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.option(
     "--local",
-    type=click.Choice(["process"]),
+    type=click.Choice(["process", "container"]),
     is_flag=False,
     flag_value="process",
     help="Train on this machine with the bundle that a job would get.",
@@ -40,6 +40,10 @@ if TYPE_CHECKING:
 @click.option(
     "--processes", type=click.IntRange(1), default=1, show_default=True,
     help="--local: processes on each emulated instance.",
+)  # fmt: skip
+@click.option(
+    "--image", default="sm-train-local", show_default=True,
+    help="--local container: what the containers are made of.",
 )  # fmt: skip
 @click.option(
     "--output", type=click.Path(path_type=Path, file_okay=False),
@@ -59,6 +63,7 @@ def command(
     local: str | None,
     nodes: int | None,
     processes: int,
+    image: str,
     output: Path | None,
 ) -> None:
     """Show the plan of RUN and its dollars, ask, and start it on SageMaker.
@@ -83,7 +88,8 @@ def command(
         config = load(run, changes)
         bundle = bundle_of(config, run.parent)
         if local and not dry_run:
-            _run_here(config, bundle, run.parent, stage, nodes, processes, output, as_json)
+            inside = image if local == "container" else None
+            _run_here(config, bundle, run.parent, stage, nodes, processes, output, inside, as_json)
             return
         region = aws.resolve_region(options["region"], config.region, options["profile"])
         commit = commit_of(run.parent)
@@ -138,12 +144,18 @@ def _run_here(
     nodes: int | None,
     processes: int,
     output: Path | None,
+    image: str | None,
     as_json: bool,
 ) -> None:
     from sm_train.toolkit.local_run import default_nodes, run_stage
     from sm_train.toolkit.output import people, write_json
     from sm_train.toolkit.submission import choose_stages
 
+    if image is not None:
+        from sm_train.toolkit.docker import require_docker
+        from sm_train.toolkit.local_containers import build_command
+
+        require_docker(image, build_command())
     console = people()
     output = output or Path("local-runs") / config.name
     results = []
@@ -156,7 +168,7 @@ def _run_here(
         )
         folders = run_stage(
             config, chosen, bundle, base=base, nodes=count, processes=processes,
-            output=output, console=console,
+            output=output, image=image, console=console,
         )  # fmt: skip
         results.append(
             {

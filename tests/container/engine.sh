@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# A container engine of the tests' own, and the image of `submit --local container`, on a plain
+# Debian 12 machine as root, from Debian's packages alone:
+#
+#   engine.sh up FOLDER             packages, engine, base system; needs no Python environment yet
+#   engine.sh image FOLDER PYTHON   the image, with the packages that PYTHON's environment has
+#   engine.sh down FOLDER           ends what it started and removes FOLDER
+#
+# The engine listens on FOLDER/docker.sock: export DOCKER_HOST=unix://FOLDER/docker.sock.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+project=$(cd "$here/../.." && pwd)
+command=$1 folder=$2
+export DOCKER_HOST="unix://$folder/docker.sock"
+
+up() {
+    mkdir -p "$folder"
+    if ! type dockerd docker-compose mmdebstrap iptables rclone fusermount3 >/dev/null 2>&1; then
+        apt-get update -qq
+        DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+            cgroupfs-mount docker.io docker-compose fuse3 iptables mmdebstrap rclone >/dev/null
+    fi
+    mountpoint -q /sys/fs/cgroup || cgroupfs-mount
+    # No bridge, routes or rules of its own: containers see each other, nothing else, and the
+    # machine is afterwards as it was.
+    dockerd --data-root "$folder/data" --exec-root "$folder/exec" -H "$DOCKER_HOST" \
+        -p "$folder/pid" --bridge none --iptables=false --ip-forward=false --ip-masq=false \
+        >"$folder/dockerd.log" 2>&1 </dev/null &
+    mmdebstrap --quiet --variant=essential --include=python3-minimal,libpython3-stdlib,libstdc++6 \
+        bookworm "$folder/image.tar"
+    for _ in $(seq 60); do
+        docker version >/dev/null 2>&1 && return
+        sleep 0.5
+    done
+    tail -5 "$folder/dockerd.log" >&2
+    return 1
+}
+
+# Copied, not installed again: Debian's Python and the environment's are both 3.11.
+image() {
+    local python=$1 site bin=usr/local/bin
+    site=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    case $site in */lib/python3.11/site-packages) ;; *)
+        echo "engine.sh: $site: Debian 12 has Python 3.11; make PYTHON=python3.11" >&2
+        return 1 ;;
+    esac
+    "$python" "$here/packages.py" "$project/estimators/data/requirements.txt" |
+        tar -rf "$folder/image.tar" -C "${site%/python3.11/*}" -T - \
+            --transform 's,^python3.11/site-packages,usr/local/lib/python3.11/dist-packages,'
+    mkdir -p "$folder/$bin"
+    printf '#!/bin/sh\nexec python3 -m pip "$@"\n' >"$folder/$bin/pip3"
+    chmod +x "$folder/$bin/pip3"
+    tar -rf "$folder/image.tar" -C "$folder" "$bin/pip3"
+    docker import -c 'ENV PIP_BREAK_SYSTEM_PACKAGES=1' "$folder/image.tar" sm-train-base >/dev/null
+    rm "$folder/image.tar"
+    # Without a network: everything that it installs is there.
+    docker build -q --network none --build-arg BASE=sm-train-base -t sm-train-local \
+        -f "$project/toolkit/templates/local-image.Dockerfile" "$project/estimators/data"
+}
+
+down() {
+    if [ -f "$folder/pid" ]; then
+        local pid
+        pid=$(cat "$folder/pid")
+        docker ps -q | xargs -r docker kill >/dev/null || true
+        kill "$pid" || true
+        while kill -0 "$pid" 2>/dev/null; do sleep 0.1; done
+    fi
+    rm -rf "$folder"
+}
+
+"$command" "${@:3}"

@@ -1,0 +1,15 @@
+"""What a machine may lack: a reason to skip a test, or in CI, which brings it, a failure."""
+
+from __future__ import annotations
+
+import os
+from typing import NoReturn
+
+import pytest
+
+
+def missing(what: str) -> NoReturn:
+    """Skip the test; fail it where REQUIRE_CONTAINERS says that everything should be there."""
+    if os.environ.get("REQUIRE_CONTAINERS"):
+        pytest.fail(what)
+    pytest.skip(what)

@@ -1,0 +1,187 @@
+"""The demonstration in two real containers, through the SDK's local mode: killed, stopped, resumed.
+
+``engine.sh`` brings up what is needed; ``.ci/run`` sets REQUIRE_CONTAINERS, and nothing is skipped.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import sm_train.toolkit
+from sm_train.toolkit.digits import write_digits
+from sm_train.toolkit.event_log import Event, read_events
+
+from tests.cluster.jobs import write_shards
+from tests.conftest import Cli, clean_environment
+from tests.container.required import missing
+from tests.toolkit.test_submit_local import write_tiny
+
+HOSTS = ("algo-1", "algo-2")
+
+
+def docker(*arguments: str) -> str:
+    done = subprocess.run(["docker", *arguments], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+@pytest.fixture
+def engine() -> None:
+    try:
+        docker("image", "inspect", "sm-train-local")
+    except (OSError, subprocess.CalledProcessError) as error:
+        missing(f"no container engine with the image sm-train-local; see engine.sh ({error})")
+
+
+@contextmanager
+def submitted(folder: Path, nodes: int) -> Iterator[subprocess.Popen[str]]:
+    """``submit --local container`` under way; a test that fails leaves no process behind."""
+    program = "import sys\nfrom sm_train.toolkit.cli import main\nmain(sys.argv[1:])"
+    arguments = ["submit", "run.yaml", "--local", "container", "--output", "run"]
+    running = subprocess.Popen(
+        [sys.executable, "-c", program, *arguments, "--nodes", str(nodes)],
+        cwd=folder,
+        env=clean_environment(folder),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield running
+    finally:
+        if running.poll() is None:
+            running.terminate()
+        running.communicate(timeout=120)
+
+
+def wait_for(running: subprocess.Popen[str], pattern: str) -> None:
+    assert running.stderr is not None
+    said = []
+    for line in running.stderr:
+        said.append(line)
+        if re.search(pattern, line):
+            return
+    raise AssertionError(f"{pattern!r} was never said:\n{''.join(said[-40:])}")
+
+
+def ended(running: subprocess.Popen[str]) -> tuple[int, str]:
+    """Its exit code and what it said last; nothing of it is left."""
+    said = running.communicate(timeout=600)[1]
+    assert docker("ps", "-aq") == ""
+    assert "sagemaker-local" not in docker("network", "ls")
+    return running.returncode, said
+
+
+def attempts(log: Path) -> list[list[Event]]:
+    """A log's events, apart for each start."""
+    found: list[list[Event]] = []
+    for event in read_events(log):
+        if event["kind"] == "start":
+            found.append([])
+        if found:
+            found[-1].append(event)
+    return found
+
+
+def losses(events: list[Event]) -> dict[int, float]:
+    return {event["step"]: event["loss"] for event in events if event["kind"] == "step"}
+
+
+def newest(stage: Path) -> int:
+    """The step of the newest complete checkpoint."""
+    markers = (stage / "checkpoints").glob("step-*/complete.json")
+    return max(int(marker.parent.name.removeprefix("step-")) for marker in markers)
+
+
+def test_two_containers_train_the_demo_and_go_on_exactly(
+    cli: Cli, tmp_path: Path, engine: None
+) -> None:
+    write_digits(tmp_path / "digits")
+    assert cli("pack", "digits", "packed", "--shard-size", "240KB").returncode == 0
+    preset = Path(sm_train.toolkit.__file__).parent / "presets" / "demo.yaml"
+    text = preset.read_text()
+    for long, short in [
+        ("iterations: 1000", "iterations: 40"), ("warmup_iterations: 50", "warmup_iterations: 2"),
+        ("per_gpu_batch: 32", "per_gpu_batch: 16"),
+        ("effective_batch_size: 64", "effective_batch_size: 32"),
+        ("log_every: 20", "log_every: 1"), ("every: 250", "every: 10"),
+    ]:  # fmt: skip
+        assert long in text
+        text = text.replace(long, short)
+    (tmp_path / "run.yaml").write_text(text)
+    stage = tmp_path / "run" / "digits"
+
+    (tmp_path / "elsewhere.tar").write_bytes(b"")
+    (tmp_path / "packed" / "shards" / "z.tar").symlink_to(tmp_path / "elsewhere.tar")
+    linked = cli("submit", "run.yaml", "--local", "container")
+    assert linked.returncode == 2
+    assert "z.tar: a link to outside of" in linked.stderr
+    (tmp_path / "packed" / "shards" / "z.tar").unlink()
+
+    with submitted(tmp_path, nodes=2) as running:
+        wait_for(running, "checkpoint at step 10$")
+        wait_for(running, r"step \d+/40")
+        docker("kill", docker("ps", "-q", "--filter", "name=algo-2").strip())
+        code, said = ended(running)
+    assert code == 6
+    assert "algo-2 failed (exit 137)" in said
+    killed_behind = newest(stage)
+
+    with submitted(tmp_path, nodes=2) as running:
+        wait_for(running, r"step \d+/40")
+        wait_for(running, r"step \d+/40")
+        running.send_signal(signal.SIGINT)
+        code, said = ended(running)
+    assert code == 130, said
+    stopped_at = newest(stage)
+
+    shards = {path.name for path in (tmp_path / "packed" / "shards").glob("*.tar")}
+    shares = [{path.name for path in (stage / "shares" / host).iterdir()} for host in HOSTS]
+    assert shares[0] | shares[1] == shards
+    assert not shares[0] & shares[1]
+
+    with submitted(tmp_path, nodes=1) as running:
+        code, said = ended(running)
+    assert code == 0, said
+
+    first, second, third = attempts(stage)
+    start = second[0]
+    assert (start["world_size"], start["nodes"], start["backend"]) == (2, 2, "gloo")
+    assert start["resumed_from_step"] == killed_behind
+    again = losses(first).keys() & losses(second).keys()
+    assert again, "the killed run went on behind its checkpoint"
+    for step in again:
+        assert losses(second)[step] == pytest.approx(losses(first)[step], rel=1e-3)
+    # The stop left a checkpoint of its own, at whatever step that was.
+    assert stopped_at >= max(losses(second))
+    assert min(losses(third)) == stopped_at + 1
+    assert max(losses(third)) == 40
+    assert (stage / "containers" / "model" / "model_index.json").exists()
+    assert (stage / "checkpoints" / "final" / "model_index.json").exists()
+
+
+def test_what_is_missing_is_said_in_a_line(cli: Cli, tmp_path: Path, engine: None) -> None:
+    write_shards(tmp_path / "shards", shards=2, each=4)
+    run = write_tiny(tmp_path, iterations=1)
+    command = ["submit", run, "--local", "container"]
+    away = cli(*command, env={"DOCKER_HOST": f"unix://{tmp_path}/none.sock"})
+    assert away.returncode == 3
+    assert away.stderr.strip() == (
+        "sm-train: docker: no engine answers; start it, or use --local process"
+    )
+    bare = tmp_path / "bin"
+    bare.mkdir()
+    without = cli(*command, env={"PATH": str(bare)})
+    assert "docker: not installed; install it, or use --local process" in without.stderr
+    (bare / "docker").symlink_to(shutil.which("docker") or "")
+    plugins = {"PATH": str(bare), "DOCKER_CONFIG": str(bare)}
+    assert "docker compose: not installed" in cli(*command, env=plugins).stderr
+    image = cli(*command, "--image", "none:such")
+    assert "--image: none:such: no such image here; docker build -t sm-train-local" in image.stderr

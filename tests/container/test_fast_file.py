@@ -1,0 +1,159 @@
+"""A bucket behind FUSE as the data channel, which is what FastFile is: what is asked of S3, and
+what comes of a store that is slow or breaks off.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+from sm_train.entrypoints.bad_samples import BadSamples
+from sm_train.entrypoints.batches import Batch
+from sm_train.entrypoints.catalogue import DataError
+from sm_train.entrypoints.loader import CHUNK_BYTES, WINDOW_BYTES
+from sm_train.entrypoints.shard_index import index_of
+from sm_train.toolkit.event_log import read_events
+
+from tests.cluster.jobs import tiny_run, write_shard
+from tests.conftest import Cli
+from tests.container.required import missing
+from tests.container.s3_mount import Get, Store, Trouble, mounted, store
+from tests.entrypoints.reading import Cluster, epoch_of, index
+
+SHARDS, EACH, SIDE, BATCH = 2, 130, 160, 26
+STEPS = SHARDS * EACH // BATCH
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shards of 10 MB, each larger than what is read at once, with their index."""
+    folder = tmp_path_factory.mktemp("packed")
+    (folder / "shards").mkdir()
+    noise = np.random.default_rng(0).integers(0, 256, (SHARDS, EACH, SIDE, SIDE, 3), np.uint8)
+    for shard in range(SHARDS):
+        samples = {}
+        for number in range(EACH):
+            content = io.BytesIO()
+            Image.fromarray(noise[shard, number]).save(content, "PNG", compress_level=0)
+            text = f"noise {shard}-{number}".encode()
+            samples[f"{number:04d}"] = {"png": content.getvalue(), "txt": text}
+        write_shard(folder / "shards" / f"shard-{shard}.tar", samples)
+    index(folder / "shards")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bucket(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Store, Path]]:
+    for program in ("rclone", "fusermount3"):
+        if not shutil.which(program):
+            missing(f"{program} is not installed; see engine.sh")
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        missing("/dev/fuse cannot be opened here")
+    with store() as one:
+        one.put(packed)
+        with mounted(one.url, tmp_path_factory.mktemp("fuse") / "mount") as place:
+            yield one, place
+
+
+@pytest.fixture
+def calm(bucket: tuple[Store, Path]) -> Iterator[tuple[Store, Path]]:
+    """The bucket without the last test's troubles."""
+    one, place = bucket
+    one.gets.clear()
+    one.trouble = Trouble()
+    yield one, place
+    one.trouble = Trouble()
+
+
+def epoch(folder: Path, packed: Path, notes: Path) -> list[Batch]:
+    """One epoch of the shards in ``folder``."""
+    place = index_of(packed / "shards")
+    [loader] = Cluster([folder / "shards"], 1, notes, place).loaders(batch_size=BATCH)
+    return epoch_of(loader)
+
+
+def count(batches: list[Batch]) -> None:
+    """As the trainer does."""
+    counted = BadSamples(0.01)
+    for batch in batches:
+        counted.add(batch)
+
+
+def read_ranges(gets: list[Get], name: str) -> list[Get]:
+    return [get for get in gets if get.key == f"shards/{name}"]
+
+
+def test_training_reads_each_byte_once_and_in_order(
+    cli: Cli, tmp_path: Path, packed: Path, calm: tuple[Store, Path]
+) -> None:
+    seen, place = calm
+    document = tiny_run(iterations=STEPS, per_gpu_batch=BATCH).model_dump(mode="json")
+    document["data"]["local"] = str(place / "shards")
+    run = tmp_path / "run.yaml"
+    run.write_text(yaml.safe_dump(document))
+    result = cli("submit", run, "--local", "--nodes", "1", network="loopback", timeout=300)
+    assert result.returncode == 0, result.stderr
+    events = list(read_events(tmp_path / "local-runs" / "tiny" / "8px"))
+    [read] = [event for event in events if event["kind"] == "epoch"]
+    assert (read["samples"], read["repeated"], read["unseen"]) == (SHARDS * EACH, 0, 0)
+
+    # All of it fits into a window, and while one window is trained on the next is read: that of
+    # the second epoch is read as well.
+    passes = 2
+    stored = 0
+    for shard in sorted((packed / "shards").iterdir()):
+        size = shard.stat().st_size
+        stored += size
+        jumps, ends = 0, set[int]()
+        for get in read_ranges(seen.gets, shard.name):
+            jumps += get.start not in ends
+            ends.add(get.start + get.sent)
+        # In order within each chunk, several of which are read at once.
+        assert jumps <= passes * -(-size // CHUNK_BYTES), [vars(get) for get in seen.gets]
+    sent = sum(get.sent for get in seen.gets if get.key.endswith(".tar"))
+    assert stored < WINDOW_BYTES
+    assert 0.99 <= sent / (passes * stored) <= 1.05
+
+
+def test_slow_answers_and_cut_ones_are_waited_for_and_change_nothing(
+    tmp_path: Path, packed: Path, calm: tuple[Store, Path]
+) -> None:
+    seen, place = calm
+    plain = epoch(packed, packed, tmp_path / "plain")
+    # Every tenth answer ends early, as if the connection broke; the mount asks for the rest.
+    seen.trouble = Trouble(0.05, lambda get: 1000 if len(seen.gets) % 10 == 0 else None)
+    troubled = epoch(place, packed, tmp_path / "troubled")
+    assert any(get.sent == 1000 for get in seen.gets)
+    assert [batch.captions for batch in troubled] == [batch.captions for batch in plain]
+    for batch, other in zip(troubled, plain, strict=True):
+        assert torch.equal(batch.pixels, other.pixels)
+        assert not batch.bad
+
+
+def test_what_stays_unreadable_is_reported_and_nothing_else_is_lost(
+    tmp_path: Path, packed: Path, calm: tuple[Store, Path]
+) -> None:
+    seen, place = calm
+
+    def broken(get: Get) -> int | None:
+        behind = get.key == "shards/shard-1.tar" and get.start + 2**18 > CHUNK_BYTES
+        return 1000 if behind else None
+
+    seen.trouble = Trouble(cut=broken)
+    batches = epoch(place, packed, tmp_path / "notes")
+    bad = [one for batch in batches for one in batch.bad]
+    assert {(one.shard, one.reason) for one in bad} == {("shard-1.tar", "read-error")}
+    assert 10 < len(bad) < EACH / 2
+    captions = {caption for batch in batches for caption in batch.captions}
+    assert len(captions) == SHARDS * EACH - len(bad)
+    with pytest.raises(DataError, match=r"read-error \d+\), in shard-1.tar; ") as said:
+        count(batches)
+    assert "\n" not in str(said.value)
