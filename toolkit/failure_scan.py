@@ -246,12 +246,12 @@ class _Scanner:
         elif event["kind"] == "end" and event["reason"] == "done":
             self._forget(len(self.hits))
             self.succeeded = True
-        elif event["kind"] == "error":
+        elif event["kind"] == "error" and event["code"] != _STALL:
             said = replace(said, text=f"rank {event['rank']} failed: {event['message']}")
             self._uncaught(said)
         else:
             for signature in matching(said.text):
-                self._add(signature.code, signature.role, said)
+                self._add(signature.code, signature.role, _blamed(event, said))
 
     def _told(self, line: LogLine) -> None:
         """Note what a message matches, unless it says itself that it ends no job."""
@@ -365,5 +365,18 @@ def _time_of(line: LogLine) -> float | None:
 
 
 _SIGNALS: dict[int | None, str] = {-9: "process-killed", -11: "segfault", -7: "bus-error"}
+def _blamed(event: Event, said: LogLine) -> LogLine:
+    """Who tells of a stall is seldom who stalled."""
+    rank, node = event.get("blamed_rank"), event.get("blamed_node")
+    return replace(
+        said,
+        rank=said.rank if rank is None else rank,
+        node=said.node if node is None else f"algo-{node + 1}",
+    )
+
+
+_STALL = "stall"
+"""The code of the monitor's events (entrypoints/monitor.py)."""
+
 _SUMMARY_FIELDS = {"time", "host", "rank", "exitcode", "error_file", "traceback"}
 _NUMBER = re.compile(r"-?\d+")

@@ -315,6 +315,22 @@ def test_a_stall_is_why_the_runtime_ran_out_and_not_why_memory_did() -> None:
     assert diagnosed(training(), ended).cause == "max-runtime"
 
 
+def test_a_stall_that_the_monitor_ended_is_a_stall_of_the_rank_that_it_blames() -> None:
+    """It says a warning, then an error of the same code, and kills what hangs."""
+    words = "no sign of step for 300 s after step 40: rank 9 keeps the others waiting"
+    said = (
+        'SMT {{"kind": "{}", "time": {}, "node": 0, "rank": 0, "code": "stall", '
+        '"message": "{}", "blamed_rank": 9, "blamed_node": 1}}'
+    )
+    found = diagnosed(
+        [step(40, 10.0), said.format("warning", 310.0, words), said.format("error", 310.1, words)],
+        [step(40, 10.0, rank=8, node=1), "failed (exitcode: -9) local_rank: 1 (pid: 120)"],
+    )
+    assert (found.cause, found.retryable) == ("stall", True)
+    assert found.first is not None
+    assert (found.first.node, found.first.rank) == ("algo-2", 9)
+
+
 def test_a_loss_that_stays_no_number_is_told_and_one_that_recovers_is_not() -> None:
     lost = [f"step {number} loss nan lr 1.0e-04" for number in range(100, 200)]
     assert diagnosed([*training(), *lost]).cause == "loss-not-a-number"
