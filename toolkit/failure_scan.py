@@ -365,6 +365,8 @@ def _time_of(line: LogLine) -> float | None:
 
 
 _SIGNALS: dict[int | None, str] = {-9: "process-killed", -11: "segfault", -7: "bus-error"}
+
+
 def _blamed(event: Event, said: LogLine) -> LogLine:
     """Who tells of a stall is seldom who stalled."""
     rank, node = event.get("blamed_rank"), event.get("blamed_node")
