@@ -27,6 +27,10 @@ CLAIM_SECONDS = 900.0
 _TAKEN = ("PreconditionFailed", "ConditionalRequestConflict", "412", "409")
 
 
+class ClaimedError(UserError):
+    """Somebody else is starting the very job."""
+
+
 @dataclass(frozen=True)
 class Record:
     """The run's document as it was submitted, and the requests of its stages by their names."""
@@ -43,7 +47,8 @@ def claim(session: Any, bucket: str, job: str, record: Record) -> None:
     """Keep ``record`` as the job's, before the job is started.
 
     Raises:
-        UserError: somebody else is starting that very job now; or AWS refuses.
+        ClaimedError: somebody else is starting that very job now.
+        UserError: AWS refuses.
     """
     from botocore.exceptions import ClientError
 
@@ -59,7 +64,7 @@ def claim(session: Any, bucket: str, job: str, record: Record) -> None:
                 raise
             age = _age_seconds(s3, bucket, key)
             if age < CLAIM_SECONDS:
-                raise UserError(
+                raise ClaimedError(
                     f"{job}: somebody else is starting it since {age:.0f} s; `sm-train status` "
                     f"shows it soon. A start that was broken off is free again after "
                     f"{CLAIM_SECONDS / 60:.0f} minutes"

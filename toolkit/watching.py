@@ -11,6 +11,7 @@ from sm_train.toolkit.amounts import dollars
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.failure_cause import cause_of_failure
 from sm_train.toolkit.following import Run, RunState, policy, read_state
+from sm_train.toolkit.job_records import ClaimedError
 from sm_train.toolkit.recovery import STALL, Action, End, Start, Stop, Wait, decide
 from sm_train.toolkit.starting import repeat
 from sm_train.toolkit.training_jobs import stop_job
@@ -68,7 +69,10 @@ def _do(session: Any, run: Run, action: Action) -> str:
         return action.words
     if run.record is None:
         raise UserError(f"{run.name}: nothing was submitted yet; `sm-train submit` it first")
-    name = repeat(session, run.bucket, run.record, action)
+    try:
+        name = repeat(session, run.bucket, run.record, action)
+    except ClaimedError as error:
+        return str(error)  # the next look sees what they started
     return f"{action.words}; started {name} from step {action.from_step:,}"
 
 

@@ -27,6 +27,7 @@ from tests.estimators.runs import stage
 from tests.packages_only import ONLY
 from tests.toolkit.lives import Lives
 from tests.toolkit.runs import write_run
+from tests.toolkit.stand_ins import Answer, serving
 
 SHARDS = {f"shards/{index}.tar": b"x" for index in range(4)} | {"index.parquet": b"x"}
 FUNCTION = """
@@ -41,6 +42,9 @@ class Laptop:
 
     def __init__(self, cli: Cli, aws: Aws, folder: Path, **changes: Any) -> None:
         self.cli, self.aws, self.folder = cli, aws, folder
+        self.environment = {
+            **aws.environment, "AWS_DEFAULT_REGION": "us-east-1", "AWS_MAX_ATTEMPTS": "2"
+        }  # fmt: skip
         self.lives = Lives(aws)
         aws.make_bucket("my-bucket", **SHARDS)
         self.run_file = write_run(folder, **changes)
@@ -62,8 +66,7 @@ class Laptop:
             repeat(session, "my-bucket", record, start)
 
     def __call__(self, *arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
-        env = self.aws.environment | {"AWS_DEFAULT_REGION": "us-east-1", "AWS_MAX_ATTEMPTS": "2"}
-        done = self.cli(*arguments, network="loopback", env=env)
+        done = self.cli(*arguments, network="loopback", env=self.environment)
         assert done.returncode == code, done.stderr
         assert "Traceback" not in done.stderr
         return done
@@ -259,6 +262,7 @@ def test_two_watchers_make_one_job(laptop: Laptop) -> None:
         for _ in range(3)
     ]  # fmt: skip
     said = [watcher.communicate(timeout=120)[1] for watcher in watchers]
+    assert [watcher.returncode for watcher in watchers] == [0, 0, 0], said
     assert laptop.lives.names() == [FIRST, SECOND], said
     assert len(laptop.aws.bodies("CreateTrainingJob")) == 2, said
 
@@ -354,6 +358,17 @@ def test_throttling_of_every_call_makes_a_watch_slower_and_no_more(laptop: Lapto
 
     laptop.aws.answers["DescribeTrainingJob"] = throttle
     assert "the run is done" in laptop("watch", "demo", "--interval", "1s").stderr
+
+
+def test_s3_that_asks_for_patience_is_one_line(laptop: Laptop) -> None:
+    slow = (
+        b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+    )
+    with serving(lambda request: Answer(503, slow)) as s3:
+        laptop.environment["AWS_ENDPOINT_URL_S3"] = s3.url
+        said = laptop("status", laptop.run_file, code=5).stderr
+        assert "AWS answers SlowDown" in said
+        assert len(s3.requests) > 1
 
 
 def test_a_wrong_clock_here_makes_no_stall(laptop: Laptop) -> None:
