@@ -17,6 +17,7 @@ from sm_train.entrypoints.doctor_verdict import Verdict, judge
 from sm_train.entrypoints.events import Events
 from sm_train.entrypoints.network_model import expected_sweep
 from sm_train.entrypoints.settings import (
+    Alerts,
     Checkpoint,
     Data,
     Doctor,
@@ -49,7 +50,8 @@ def settings_of(**doctor: Any) -> Settings:
         training=Training("bf16", False, 0, 0, 0.0, 1.0, 0.1, 0.999, 0, 10, 1, 8, 50),
         evaluation=Evaluation(5000, (), 30, 5.0),
         checkpoint=Checkpoint(1000, 3),
-        heartbeat=Heartbeat(30, 900),
+        heartbeat=Heartbeat(30, 120, 1200, "end", 60),
+        alerts=Alerts(None, None, None, "warning"),
         doctor=Doctor(**{"mode": "auto", "limit": 120, "max_slowdown": 1.5} | doctor),
         expected=P4D,
     )
