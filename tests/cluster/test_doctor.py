@@ -103,6 +103,7 @@ def test_a_node_that_never_joins_and_one_for_another_world_are_named(tmp_path: P
     assert verdicts[0]["level"] == "fail"
 
 
+@pytest.mark.slow
 def test_without_the_first_node_the_others_end_and_say_so(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "cluster", tiny_job(tmp_path / "job", limit=30), 2, absent=[0])
     alone = cluster.start(1)

@@ -13,7 +13,12 @@ from tests.cluster.jobs import Job, losses, png, tiny_run, write_shards
 from tests.conftest import Cli
 from tests.toolkit.pictures import write_pair
 
-FAMILIES = ["tiny-sd2", "tiny-sdxl", "tiny-dit", "tiny-mmdit"]
+FAMILIES = [
+    "tiny-sdxl",
+    "tiny-mmdit",
+    pytest.param("tiny-sd2", marks=pytest.mark.slow),
+    pytest.param("tiny-dit", marks=pytest.mark.slow),
+]
 
 
 def trained(
@@ -95,10 +100,7 @@ def events_of(packed: Path, frame: Path, preset: str, inputs: str) -> list[dict[
     return events
 
 
-@pytest.mark.parametrize(
-    "preset", ["tiny-sdxl", "tiny-mmdit", *(pytest.param(name, marks=pytest.mark.slow)
-                                            for name in ("tiny-sd2", "tiny-dit"))],
-)  # fmt: skip
+@pytest.mark.parametrize("preset", FAMILIES)
 def test_computing_activations_again_changes_no_loss(tmp_path: Path, preset: str) -> None:
     found = [
         losses(trained(tmp_path / str(again), preset, activation_checkpointing=again)[1])

@@ -19,12 +19,11 @@ SCRIPT = Path(__file__).parent / "count_states.py"
 @pytest.mark.parametrize(
     ("preset", "strategy"),
     [
-        ("tiny-sdxl", "none"),
         ("tiny-mmdit", "full_shard"),
         *(
             pytest.param(preset, strategy, marks=pytest.mark.slow)
             for preset, strategy in (
-                ("tiny-mmdit", "none"), ("tiny-sdxl", "full_shard"),
+                ("tiny-mmdit", "none"), ("tiny-sdxl", "none"), ("tiny-sdxl", "full_shard"),
                 ("tiny-sdxl", "shard_grad_op"), ("tiny-mmdit", "shard_grad_op"),
             )
         ),

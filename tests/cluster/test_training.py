@@ -131,7 +131,7 @@ def test_a_full_disk_costs_a_checkpoint_and_nothing_else(tmp_path: Path, mount: 
         assert running.wait_for("end")["reason"] == "sigterm"
 
 
-@pytest.mark.parametrize("processes", [1, 3])
+@pytest.mark.parametrize("processes", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_any_number_of_processes_takes_over_the_weights(tmp_path: Path, processes: int) -> None:
     """What two have shared out comes together again, bit for bit."""
     made = job(tmp_path, iterations=6)
@@ -237,7 +237,7 @@ def test_an_instance_without_shards_stops_every_process_at_once(tmp_path: Path) 
     assert "algo-1: no .tar in the train channel" in made.failure
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_the_events_tell_the_run_as_it_is(tmp_path: Path, processes: int) -> None:
     code, events, text = job(tmp_path, iterations=3, accumulation=2).run(processes=processes)
     assert code == 0, text
@@ -264,8 +264,14 @@ def test_a_stage_starts_from_the_weights_of_the_one_before(tmp_path: Path) -> No
     assert losses(later)[1] < losses(events)[1] * 0.9
 
 
-@pytest.mark.parametrize("start", ["ema", "raw"])
-@pytest.mark.parametrize("optimizer", ["fresh", "carried"])
+@pytest.mark.parametrize(
+    ("start", "optimizer"),
+    [
+        ("raw", "carried"),
+        *(pytest.param(start, optimizer, marks=pytest.mark.slow)
+          for start, optimizer in (("ema", "fresh"), ("ema", "carried"), ("raw", "fresh"))),
+    ],
+)  # fmt: skip
 def test_a_stage_takes_what_its_run_file_says_of_the_one_before(
     tmp_path: Path, start: str, optimizer: str
 ) -> None:
