@@ -86,6 +86,7 @@ def test_a_link_cut_in_mid_sweep_ends_with_what_is_known(tmp_path: Path) -> None
     assert result["evidence"]["world"]["all_reduce"][0]["bytes"] == 1024
 
 
+@pytest.mark.slow
 def test_a_node_that_never_joins_and_one_for_another_world_are_named(tmp_path: Path) -> None:
     cluster = Cluster(
         tmp_path / "cluster", tiny_job(tmp_path / "job", limit=30), 3, absent=[2],

@@ -67,6 +67,7 @@ def test_without_anything_to_evaluate_there_is_none(
     assert not evaluations(plain[1])
 
 
+@pytest.mark.slow
 def test_held_out_loss_falls_as_training_loss_does(tmp_path: Path) -> None:
     events = run(job(tmp_path, iterations=60, learning_rate=3e-3, evaluation={"every": 20}))
     found = [event["loss"] for event in evaluations(events)]

@@ -14,8 +14,8 @@ from tests.conftest import Cli
 from tests.toolkit.pictures import write_pair
 
 FAMILIES = [
-    "tiny-sdxl",
     "tiny-mmdit",
+    pytest.param("tiny-sdxl", marks=pytest.mark.slow),
     pytest.param("tiny-sd2", marks=pytest.mark.slow),
     pytest.param("tiny-dit", marks=pytest.mark.slow),
 ]

@@ -68,6 +68,7 @@ def test_training_takes_the_latents_that_packing_made(
     assert start["inputs"] == "precomputed latents"
 
 
+@pytest.mark.slow
 def test_the_model_goes_along_to_sagemaker(
     cli: Cli, aws: Aws, tmp_path: Path, components: Path
 ) -> None:
@@ -112,6 +113,7 @@ def by_hand(components: Path, image: bytes, caption: str) -> tuple[Any, Any]:
         return vae.encode(images).latent_dist.parameters[0].numpy(), text(tokens)[0][0].numpy()
 
 
+@pytest.mark.slow
 def test_latents_of_another_model_are_left_alone(
     cli: Cli, tmp_path: Path, components: Path
 ) -> None:

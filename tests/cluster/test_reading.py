@@ -10,6 +10,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.cluster.jobs import free_port, write_shards
 from tests.entrypoints.reading import deal
 
@@ -57,6 +59,7 @@ def test_two_nodes_then_one_read_every_sample_once(tmp_path: Path) -> None:
     assert seen == Counter({f"a grey of {number}": 1 for number in range(SHARDS * EACH)})
 
 
+@pytest.mark.slow
 def test_unequal_nodes_end_together_and_count_what_repeats(tmp_path: Path) -> None:
     """Three shards and two, on two processes each: the second node fills up."""
     write_shards(tmp_path / "shards", shards=SHARDS, each=EACH)

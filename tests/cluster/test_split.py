@@ -87,6 +87,7 @@ def test_hybrid_sharding_on_two_machines_is_the_same(
     assert written == {file["name"] for file in marker["files"] if "tensors" in file["name"]}
 
 
+@pytest.mark.slow
 def test_the_final_weights_are_the_same_sharded_or_not(
     tmp_path: Path, alone: tuple[Job, dict[int, float]]
 ) -> None:
@@ -150,6 +151,7 @@ def test_a_sharded_run_goes_on_bit_for_bit(tmp_path: Path, sharding: str) -> Non
     assert resumed == {step: whole[step] for step in resumed}
 
 
+@pytest.mark.slow
 def test_pieces_of_a_sharded_checkpoint_are_drawn_from(cli: Cli, tmp_path: Path) -> None:
     made, _ = trained(tmp_path / "job", 2, sharding="full_shard", iterations=2, checkpoint_every=2)
     folder = made.checkpoints / "step-00000002"

@@ -68,7 +68,9 @@ def stage_job(aws: Aws, config: RunConfig, base: Path) -> TrainingRequest:
         staged=staging_uri(config, stage, "us-east-1", datetime.now()),
     )  # fmt: skip
     session = boto3.Session("testing", "testing", region_name="us-east-1")
-    request = send(request, bundle, boto_session=session, bucket="my-bucket")
+    sent: list[TrainingRequest] = []
+    send(request, bundle, boto_session=session, bucket="my-bucket", before=sent.append)
+    [request] = sent
     s3 = aws.client("s3")
     for channel in request["InputDataConfig"]:
         uri = channel["DataSource"]["S3DataSource"]["S3Uri"]

@@ -60,6 +60,7 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
     assert weights(cut, 40) == weights(whole, 40)
 
 
+@pytest.mark.slow
 def test_loader_workers_resume_as_exactly(tmp_path: Path) -> None:
     whole = job(tmp_path / "whole", iterations=17, checkpoint_every=5, workers=2)
     code, events, text = whole.run()
@@ -107,6 +108,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_named(tmp_path: Path) ->
     assert start["resumed_from_step"] == 4
 
 
+@pytest.mark.slow
 def test_a_full_disk_costs_a_checkpoint_and_nothing_else(tmp_path: Path, mount: Mount) -> None:
     """Said at once; training goes on, the checkpoint before stays, and the next one is tried."""
     made = job(tmp_path, iterations=100_000, checkpoint_every=150)
@@ -145,6 +147,7 @@ def test_any_number_of_processes_takes_over_the_weights(tmp_path: Path, processe
     assert tree(made.base / "model") == final
 
 
+@pytest.mark.slow
 def test_a_changed_learning_rate_counts_from_the_resume_on(tmp_path: Path) -> None:
     made = job(tmp_path, iterations=4, learning_rate=1e-3, warmup_iterations=9)
     assert made.run()[0] == 0
@@ -183,6 +186,7 @@ def test_a_run_that_diverges_fails_and_saves_nothing_spoilt(tmp_path: Path) -> N
     assert not (lost.base / "model").exists()
 
 
+@pytest.mark.slow
 def test_old_checkpoints_go_and_the_newest_stay(tmp_path: Path) -> None:
     many = job(tmp_path, iterations=10, checkpoint_every=2)
     assert many.run()[0] == 0

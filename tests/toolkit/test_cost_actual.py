@@ -291,6 +291,7 @@ def test_a_damaged_history_is_named(cli: Cli, tmp_path: Path) -> None:
 def test_a_later_submission_is_estimated_with_what_was_seen(
     cli: Cli, aws: Aws, finished: Path
 ) -> None:
+    aws.amendments["DescribeTrainingJob"] = billed(1000, "Stopped")
     options = {"network": "loopback", "env": aws.environment}
     first = cli("submit", finished, "--yes", **options)
     assert "1.8" in first.stderr
