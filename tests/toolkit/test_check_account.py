@@ -125,7 +125,10 @@ def test_more_instances_than_the_account_may_have(check: Check, quotas: StandIn)
     assert len(quotas.requests) == 3
     spot = check(cluster={"instance_type": MACHINE, "capacity": "spot"})["instance-quota"]
     assert "for spot training job usage" in spot.message
-    plan = {"capacity": "training-plan", "training_plan": "arn:aws:sagemaker:::training-plan/p"}
+    plan = {
+        "capacity": "training-plan",
+        "training_plan": "arn:aws:sagemaker:us-east-1:111122223333:training-plan/mine",
+    }
     assert "instance-quota" not in check(cluster={"instance_type": MACHINE, **plan})
 
 
