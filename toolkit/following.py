@@ -14,6 +14,7 @@ from sm_train.toolkit.aws import open_session, resolve_region
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.job_records import Record, read_record
 from sm_train.toolkit.live_events import LastWords, last_words
+from sm_train.toolkit.price_book import price_table
 from sm_train.toolkit.recovery import Policy
 from sm_train.toolkit.run_dollars import projected_usd, spent_usd
 from sm_train.toolkit.run_files import load
@@ -86,11 +87,12 @@ def read_state(session: Any, run: Run) -> RunState:
     now = server_time(session)
     jobs = jobs_of_run(session, run.name)
     stages = tuple(_stage(session, run, stage, jobs, now) for stage in run.config.stages)
+    prices = price_table()
     return RunState(
         run,
         stages,
-        spent_usd(jobs, run.region, now),
-        projected_usd(run.config, run.region, stages, now),
+        spent_usd(jobs, run.region, prices, now),
+        projected_usd(run.config, run.region, stages, prices, now),
         now,
     )
 

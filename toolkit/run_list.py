@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from sm_train.toolkit.amounts import dollars
+from sm_train.toolkit.price_book import price_table
 from sm_train.toolkit.run_dollars import spent_usd
 from sm_train.toolkit.training_jobs import jobs_since
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 def list_runs(session: Any, region: str, since: datetime, now: datetime) -> list[dict[str, Any]]:
     """One entry a run, that of the newest job first; dollars are of the jobs since ``since``."""
     jobs = jobs_since(session, since)
-    newest = {job.run: job for job in jobs}
+    newest, prices = {job.run: job for job in jobs}, price_table()
     runs = []
     for run, job in sorted(newest.items(), key=lambda item: item[1].created, reverse=True):
         own = [one for one in jobs if one.run == run]
@@ -32,7 +33,7 @@ def list_runs(session: Any, region: str, since: datetime, now: datetime) -> list
                 "instance_type": machine,
                 "instances": count,
                 "created": job.created.isoformat(),
-                "spent_usd": spent_usd(own, region, now),
+                "spent_usd": spent_usd(own, region, prices, now),
             }
         )
     return runs

@@ -45,14 +45,7 @@ def send_first(
     from sm_train.estimators.model_trainer import send
 
     config, region, stage = submission.config, submission.region, submission.stages[0]
-    if config.role is None:
-        raise UserError(
-            "role: not set; write role: arn:aws:iam::ACCOUNT:role/NAME in the run file",
-            ExitCode.PERMISSION,
-        )
-    session = aws.open_session(profile, region)
-    bucket = staging_bucket(config, region)
-    aws.require_bucket(session, bucket, region, "bucket")
+    session, bucket = session_for_jobs(config, profile, region)
     aws.require_bucket(session, config.data.uri.split("/")[2], region, "data.uri")
     instances = config.cluster.most_instances(stage.instances)
     aws.require_shards(session, config.data.uri, instances)
@@ -79,6 +72,23 @@ def send_first(
         later = config.stages[following].name
         click.echo(f"When it has ended: sm-train resume {config.name} --stage {later}", err=True)
     click.echo(f"To follow it: sm-train watch {config.name}", err=True)
+
+
+def session_for_jobs(config: RunConfig, profile: str | None, region: str) -> tuple[Any, str]:
+    """A session that can start jobs of the run, and the bucket of the run's own.
+
+    Raises:
+        UserError: no role, no credentials, or no such bucket there.
+    """
+    if config.role is None:
+        raise UserError(
+            "role: not set; write role: arn:aws:iam::ACCOUNT:role/NAME in the run file",
+            ExitCode.PERMISSION,
+        )
+    session = aws.open_session(profile, region)
+    bucket = staging_bucket(config, region)
+    aws.require_bucket(session, bucket, region, "bucket")
+    return session, bucket
 
 
 def next_job(

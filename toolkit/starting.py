@@ -15,8 +15,7 @@ from sm_train.toolkit.training_jobs import (
     CAUSE_TAG,
     CHAIN_TAG,
     FROM_STEP_TAG,
-    find_job,
-    job_exists,
+    is_foreign,
 )
 
 
@@ -36,9 +35,7 @@ def repeat(session: Any, bucket: str, record: Record, start: Start) -> str:
 
 def past_foreign_names(session: Any, run: str, start: Start) -> Start:
     """``start``, with the next number if a job that is not of this run has its name."""
-    while job_exists(session, name := job_name(run, start.stage, start.attempt)):
-        if find_job(session, name) is not None:
-            break
+    while is_foreign(session, job_name(run, start.stage, start.attempt)):
         start = replace(start, attempt=start.attempt + 1)
     return start
 

@@ -136,16 +136,19 @@ def jobs_since(session: Any, moment: datetime) -> list[TrainingJob]:
 def find_job(session: Any, name: str) -> TrainingJob | None:
     """The job called ``name``; None where there is none, or it is not of a run."""
     description = _describe(session, name)
-    if description is None:
-        return None
+    return None if description is None else _with_tags(session, description)
+
+
+def is_foreign(session: Any, name: str) -> bool:
+    """Whether a job has that name that is not of a run."""
+    description = _describe(session, name)
+    return description is not None and _with_tags(session, description) is None
+
+
+def _with_tags(session: Any, description: dict[str, Any]) -> TrainingJob | None:
     with refusals_in_words("ListTags"):
         tags = _tags(session.client("sagemaker"), description["TrainingJobArn"])
     return _of(description, tags)
-
-
-def job_exists(session: Any, name: str) -> bool:
-    """Whether a job of anybody's has that name."""
-    return _describe(session, name) is not None
 
 
 def _describe(session: Any, name: str) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.local_options import local_options
 
 if TYPE_CHECKING:
     from sm_train.estimators.run_config import RunConfig, Stage
@@ -18,11 +19,7 @@ if TYPE_CHECKING:
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--stage", metavar="S", help="The stage's cluster; the run file's first otherwise.")
 @click.option("--local", is_flag=True, help="Examine this machine, with emulated instances.")
-@click.option("--nodes", type=click.IntRange(1), help="--local: emulated instances.")
-@click.option(
-    "--processes", type=click.IntRange(1), default=1, show_default=True,
-    help="--local: processes on each emulated instance.",
-)  # fmt: skip
+@local_options
 @click.option(
     "--output", type=click.Path(path_type=Path, file_okay=False),
     help="--local: the local run's folder, in which the result is kept (local-runs/NAME).",
@@ -114,20 +111,12 @@ def _send(
     config: RunConfig, job: DoctorJob, profile: str | None, *, yes: bool, as_json: bool
 ) -> None:
     from sm_train.estimators.model_trainer import send
-    from sm_train.estimators.request import staging_bucket
     from sm_train.toolkit import aws
     from sm_train.toolkit.output import write_json
-    from sm_train.toolkit.sending import agree
+    from sm_train.toolkit.sending import agree, session_for_jobs
 
     region, stage = job.submission.region, job.submission.stages[0]
-    if config.role is None:
-        raise UserError(
-            "role: not set; write role: arn:aws:iam::ACCOUNT:role/NAME in the run file",
-            ExitCode.PERMISSION,
-        )
-    session = aws.open_session(profile, region)
-    bucket = staging_bucket(config, region)
-    aws.require_bucket(session, bucket, region, "bucket")
+    session, bucket = session_for_jobs(config, profile, region)
     aws.require_shards(session, config.data.uri, stage.instances)
     click.echo(_price(job), err=True)
     if not yes:

@@ -26,7 +26,7 @@ def command(
     """
     from datetime import datetime
 
-    from sm_train.toolkit.following import open_run
+    from sm_train.toolkit.following import is_run_file, open_run
     from sm_train.toolkit.own_code import bundle_of, commit_of
     from sm_train.toolkit.resuming import resume_recorded, unfinished_stage
     from sm_train.toolkit.sending import send_first
@@ -37,7 +37,7 @@ def command(
     if chosen not in [one.name for one in found.config.stages]:
         names = ", ".join(one.name for one in found.config.stages)
         raise UserError(f"--stage: {chosen!r} is not in the run; it has {names}")
-    if Path(run).is_file():
+    if is_run_file(run):
         base = Path(run).parent
         submission = prepare(
             found.config, chosen, bundle_of(found.config, base), found.region, datetime.now(),

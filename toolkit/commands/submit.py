@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.local_options import local_options
 
 if TYPE_CHECKING:
     from sm_train.estimators.bundle import Bundle
@@ -36,11 +37,7 @@ if TYPE_CHECKING:
     flag_value="process",
     help="Train on this machine with the bundle that a job would get.",
 )
-@click.option("--nodes", type=click.IntRange(1), help="--local: emulated instances.")
-@click.option(
-    "--processes", type=click.IntRange(1), default=1, show_default=True,
-    help="--local: processes on each emulated instance.",
-)  # fmt: skip
+@local_options
 @click.option(
     "--image", default="sm-train-local", show_default=True,
     help="--local container: what the containers are made of.",
