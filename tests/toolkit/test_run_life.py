@@ -421,7 +421,7 @@ def test_the_functions_image_holds_all_that_it_needs(laptop: Laptop) -> None:
     """With the packages of its Dockerfile alone; no other distribution can be imported."""
     recipe = laptop("template", "watch-lambda-image").stdout
     [line] = re.findall(r"pip install[^\n]*\\\n(.*?)\n[A-Z]", recipe, re.DOTALL)
-    packages = re.findall(r'"([A-Za-z0-9]+)>=', line)
+    packages = re.findall(r'"([A-Za-z0-9-]+)>=', line)
     env = {"AWS_REGION": "us-east-1", "SM_TRAIN_RUNS": "demo"}
     done = subprocess.run(
         [sys.executable, "-c", ONLY + FUNCTION, " ".join(packages)],
