@@ -26,6 +26,7 @@ COMMANDS = {
     "resume": "Go on with a run at the step where it ended.",
     "image": "Print the container image of a run, or a Dockerfile for your own.",
     "iam": "Print the least IAM policies for a run: yours and its job's.",
+    "review": "Say how well a job's time was used, with evidence and mends.",
     "diagnose": "Say why a job failed, from its logs.",
     "doctor": "Examine a cluster: GPUs, network, files, and what they do to the run.",
     "sample": "Draw images from a checkpoint into a grid.",

@@ -13,6 +13,10 @@ LEVELS: tuple[Level, ...] = ("bad", "warning", "unknown", "good")
 """The worst first."""
 
 
+Kind = Literal["start", "stall", "checkpoint", "evaluation", "error", "end"]
+"""Of a mark on a job's charts."""
+
+
 @dataclass(frozen=True)
 class Verdict:
     """One question about a job and its answer.
@@ -47,7 +51,7 @@ class Line:
 class Mark:
     """Something that happened once, or lasted, at a time of every chart of the job."""
 
-    kind: Literal["start", "stall", "checkpoint", "evaluation", "error", "end"]
+    kind: Kind
     time_seconds: float
     seconds: float
     label: str
