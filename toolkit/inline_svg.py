@@ -27,7 +27,7 @@ PARTS = (
 """What time or dollars go into."""
 
 INKS = (
-    "page", "text", "muted", "rule", "bad",
+    "text", "muted", "rule", "bad",
     *(f"line-{place + 1}" for place in range(LINES)), *(f"part-{part}" for part in PARTS),
 )  # fmt: skip
 """The custom properties of templates/page.css that a drawing may use."""

@@ -244,7 +244,7 @@ def stalled() -> Reviewed:
                 "Did it stall?",
                 "It stood still for 39 min from 3.1 h on ($85); algo-3 fell silent first.",
                 (
-                    "algo-3 rank 21: blocked in read() of /opt/ml/input/data/train/shard-000412.tar",
+                    "algo-3 rank 21: blocked in read() of data/train/shard-000412.tar",
                     "the other 31 ranks: waiting in all_reduce",
                 ),
                 "set heartbeat.max to 5m, so that the job ends itself and is resumed",

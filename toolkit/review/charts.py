@@ -81,6 +81,7 @@ class Clock:
     unit: str
     seconds: float
     """Of one unit."""
+    axis: str
 
     def __call__(self, seconds: float) -> float:
         return seconds / self.seconds
@@ -90,8 +91,12 @@ def clock(length: float) -> Clock:
     """In the largest unit of which ``length`` (seconds) has a few."""
     for unit, seconds, several in _UNITS:
         if length >= several * seconds:
-            return Clock(length, unit, seconds)
-    return Clock(max(length, 1.0), "seconds", 1.0)
+            return Clock(length, unit, seconds, f"{unit} since the start")
+    return Clock(max(length, 1.0), "seconds", 1.0, "seconds since the start")
+
+
+PROGRESS = Clock(100.0, "% of each job's time", 1.0, "% of each job's time")
+"""For times that are percent: of jobs that took very different times."""
 
 
 def draw(
@@ -135,7 +140,7 @@ def _paint(
     axes.set_xlim(0, time(time.length))
     axes.set_ylim(*_limits(chart, lines))
     axes.locator_params(nbins=5)
-    axes.set_xlabel(f"{time.unit} since the start")
+    axes.set_xlabel(time.axis)
     _paint_marks(axes, time, marks)
     if chart["full"] is not None:
         axes.axhline(chart["full"], color=ink("muted"), linewidth=1, linestyle=(0, (4, 3)))

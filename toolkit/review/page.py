@@ -6,7 +6,7 @@ The template escapes whatever it is given: names and log lines come from outside
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +15,7 @@ from sm_train.toolkit.amounts import dollars, span
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.html_page import template, write_html
 from sm_train.toolkit.review import figure_table, waterfall
-from sm_train.toolkit.review.charts import Drawn, clock, draw
+from sm_train.toolkit.review.charts import PROGRESS, Drawn, clock, draw
 from sm_train.toolkit.review.curves import Document, drawn
 from sm_train.toolkit.review.model import LEVELS, Level
 
@@ -30,6 +30,7 @@ WORDS: dict[Level, tuple[str, str]] = {
 _INTERRUPTIONS = ("stall", "error", "start")
 _ROUTINE = ("checkpoint", "evaluation")
 _MOST_EVENTS = 50
+_MUCH_LONGER = 5
 
 
 @dataclass(frozen=True)
@@ -164,26 +165,28 @@ def _overlaid(jobs: Sequence[Document]) -> list[Drawn]:
         for chart in job["charts"]:
             if 1 <= len(chart["lines"]) <= 2 and drawn(chart):
                 charts.setdefault((chart["code"], chart["unit"]), []).append((job, chart))
-    length = max(job["passed_seconds"] for job in jobs)
     return [
-        draw(f"overlaid-{place + 1}", _together(shared), clock(length))
+        _together(f"overlaid-{place + 1}", shared)
         for place, shared in enumerate(one for one in charts.values() if len(one) > 1)
     ]
 
 
-def _together(shared: Sequence[tuple[Document, Document]]) -> Document:
-    lines = [
-        {**chart["lines"][0], "label": job["name"], "low": None, "high": None}
-        for job, chart in shared
-    ]
-    return {**shared[0][1], "lines": lines}
+def _together(name: str, shared: Sequence[tuple[Document, Document]]) -> Drawn:
+    lengths = [_length(job) for job, _ in shared]
+    time = clock(max(lengths))
+    if max(lengths) > _MUCH_LONGER * min(lengths):
+        time = PROGRESS
+    lines = []
+    for length, (job, chart) in zip(lengths, shared, strict=True):
+        line = {**chart["lines"][0], "label": job["name"], "low": None, "high": None}
+        if time is PROGRESS:
+            line["times_seconds"] = [100 * one / length for one in line["times_seconds"]]
+        lines.append(line)
+    return draw(name, {**shared[0][1], "lines": lines}, time)
 
 
 def _job(job: Document, anchor: str, parts: Sequence[str]) -> _Job:
-    longest = max(
-        (line["times_seconds"][-1] for line in _lines(job) if line["times_seconds"]), default=0
-    )
-    time = clock(max(job["passed_seconds"], longest))
+    time = clock(_length(job))
     numbered = _numbered(job["marks"])
     charts = [
         draw(f"{anchor}-chart-{place + 1}", chart, time, numbered)
@@ -205,9 +208,12 @@ def _job(job: Document, anchor: str, parts: Sequence[str]) -> _Job:
     )
 
 
-def _lines(job: Document) -> Iterator[Document]:
-    for chart in job["charts"]:
-        yield from chart["lines"]
+def _length(job: Document) -> float:
+    """Seconds of the job, or to the last value of its charts, and never none."""
+    times = (
+        one for chart in job["charts"] for line in chart["lines"] for one in line["times_seconds"]
+    )
+    return max(1.0, job["passed_seconds"], *times)
 
 
 def _numbered(marks: Sequence[Document]) -> list[tuple[Document, str]]:
