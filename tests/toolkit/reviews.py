@@ -73,7 +73,7 @@ def healthy(nodes: int = 16) -> Reviewed:
                 "What did it cost against the estimate?",
                 "It cost $41,020, which is $920 (2.3 %) more than estimated.",
                 ("1.80 it/s measured, 1.84 estimated", "5.20 days billed, 5.08 estimated"),
-                "sm-train cost run.yaml --measured bria2-256px-20261101 estimates from this job",
+                "`sm-train cost run.yaml --measured bria2-256px-20261101` estimates from this job",
             ),
             Verdict(
                 "time",
@@ -118,18 +118,18 @@ def healthy(nodes: int = 16) -> Reviewed:
             ),
             Chart(
                 "gpu",
-                "GPU utilisation",
-                "%",
+                "GPUs at work",
+                "share",
                 tuple(
                     _line(
                         f"algo-{node + 1}",
                         times,
-                        [97 + 1.6 * draw.random() - (6 if node == 7 else 0) for _ in times],
-                        1.5,
+                        [0.97 + 0.016 * draw.random() - 0.06 * (node == 7) for _ in times],
+                        0.015,
                     )
                     for node in range(nodes)
                 ),
-                100.0,
+                1.0,
             ),
             Chart(
                 "gpu-memory",
@@ -152,11 +152,10 @@ def healthy(nodes: int = 16) -> Reviewed:
                 50.0,
             ),
             Chart(
-                "data-wait",
+                "data",
                 "Waiting for data",
-                "%",
-                (_line("mean of ranks", times, [0.4 + 0.2 * draw.random() for _ in times], 0.3),),
-                100.0,
+                "share",
+                (_line("wait", times, [0.004 + 0.002 * draw.random() for _ in times], 0.003),),
             ),
         ),
         (
@@ -185,13 +184,14 @@ def stalled() -> Reviewed:
         None if gone(one) else 0.74 - 0.16 * one / length + draw.gauss(0, 0.03) for one in times
     ]
     waits = [
-        None if gone(one) else 38 + 12 * math.sin(one / 2500) + draw.gauss(0, 3) for one in times
+        None if gone(one) else 0.38 + 0.12 * math.sin(one / 2500) + draw.gauss(0, 0.03)
+        for one in times
     ]
     nodes = tuple(
         Line(
             f"algo-{node + 1}",
             times,
-            [2 + draw.random() if gone(one) else 56 - 9 * node + draw.gauss(0, 4) for one in times],
+            [0.02 if gone(one) else 0.56 - 0.09 * node + draw.gauss(0, 0.04) for one in times],
         )
         for node in range(4)
     )
@@ -304,14 +304,8 @@ def stalled() -> Reviewed:
                     ),
                 ),
             ),
-            Chart("gpu", "GPU utilisation", "%", nodes, 100.0),
-            Chart(
-                "data-wait",
-                "Waiting for data",
-                "%",
-                (_line("mean of ranks", times, waits, 14),),
-                100.0,
-            ),
+            Chart("gpu", "GPUs at work", "share", nodes, 1.0),
+            Chart("data", "Waiting for data", "share", (_line("wait", times, waits, 0.14),)),
             Chart(
                 "disk",
                 "Read from FastFile",
@@ -365,7 +359,7 @@ def offline() -> Reviewed:
                 "it/s",
                 (Line("it/s", (60.0, 300.0, 540.0, 780.0), (3.2, 3.31, None, 3.35)),),
             ),
-            Chart("gpu", "GPU utilisation", "%", (Line("gpu 0", (60.0,), (None,)),), 100.0),
+            Chart("gpu", "GPUs at work", "share", (Line("gpu 0", (60.0,), (None,)),), 1.0),
         ),
         (),
     )

@@ -326,6 +326,30 @@ def test_a_chart_without_values_says_so_and_a_line_without_is_named() -> None:
     assert "Without a value: gpu 1." in text
 
 
+def test_shares_are_percent_for_people() -> None:
+    line = Line("node", (1.0, 2.0), (0.5, None), (0.25, None), (0.75, None))
+    shown = draw(
+        "chart",
+        as_document(
+            Review(
+                (replace(offline(), charts=(Chart("gpu", "GPUs at work", "share", (line,), 1.0),)),)
+            )
+        )["jobs"][0]["charts"][0],
+        clock(9),
+    )
+    assert (shown.unit, shown.rows) == ("%", (("1", "50"), ("2", "–")))
+    assert shown.summary == "50 to 50, median 50, last 50 %; full is 100."
+
+
+def test_commands_in_sentences_are_marked_as_such() -> None:
+    said = (
+        replace(_well().verdicts[0], mend="see `sm-train diagnose <a>` first", evidence=("a ` b",)),
+    )
+    text = page(as_document(Review((replace(_well(), verdicts=said),))))
+    assert "see <code>sm-train diagnose &lt;a&gt;</code> first" in text
+    assert "a ` b" in text
+
+
 def test_interruptions_are_numbered_and_routine_is_counted() -> None:
     text = page(as_document(Review((stalled(),))))
     events = re.findall(r'<tr><th scope="row">(\d)</th><td>(\w+)</td><td>([^<]*)</td>', text)

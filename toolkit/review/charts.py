@@ -14,6 +14,7 @@ from sm_train.toolkit.review.curves import (
     Values,
     drawn,
     extremes,
+    in_percent,
     known,
     outermost,
     quantity,
@@ -103,6 +104,7 @@ def draw(
     name: str, chart: Document, time: Clock, marks: Sequence[tuple[Document, str]] = ()
 ) -> Drawn:
     """``marks`` are to be seen on the chart, with the number under which they are explained."""
+    chart = in_percent(chart)
     lines = drawn(chart)
     words = summary(chart)
     said = f"{chart['title']} over {quantity(time(time.length))} {time.unit}: {words}"

@@ -39,6 +39,22 @@ def thinned(
     return [Row(time, values) for time, values in zip(times[::size], cells, strict=True)]
 
 
+def in_percent(chart: Document) -> Document:
+    """A chart whose unit is shares of 1 as people read shares; any other as it is."""
+    if chart["unit"] != "share":
+        return chart
+    lines = [
+        line | {side: _hundredfold(line[side]) for side in ("values", "low", "high")}
+        for line in chart["lines"]
+    ]
+    full = None if chart["full"] is None else 100 * chart["full"]
+    return chart | {"unit": "%", "lines": lines, "full": full}
+
+
+def _hundredfold(values: Values | None) -> Values | None:
+    return None if values is None else [None if one is None else 100 * one for one in values]
+
+
 def known(line: Document) -> list[float]:
     """The values of a line without its gaps."""
     return [value for value in line["values"] if value is not None]
