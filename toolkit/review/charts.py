@@ -128,7 +128,7 @@ def draw(
 
 
 def _cell(value: float | None) -> str:
-    return "–" if value is None else quantity(value)
+    return "–" if value is None else quantity(value, 4)
 
 
 def _paint(
@@ -201,7 +201,7 @@ def _paint_crowd(axes: Axes, lines: Sequence[Document], time: Clock) -> None:
     times, low = _shape(lines, "low", min)
     _, high = _shape(lines, "high", max)
     _paint_band(axes, times, low, high, time, ink("muted"))
-    apart = dict.fromkeys(outermost(lines))
+    apart = outermost(lines)
     for place, line in enumerate(lines):
         if place not in apart:
             _paint_line(axes, place, line, time, ink("muted"), 0.4)
@@ -251,10 +251,9 @@ def _keys(lines: Sequence[Document]) -> tuple[Key, ...]:
             Key(f"line-{place + 1}", _dash(place), False, line["label"])
             for place, line in enumerate(lines)
         )
-    apart = dict.fromkeys(zip(outermost(lines), ("lowest", "highest"), strict=True))
     named = [
         Key(f"line-{number + 1}", "", False, f"{lines[place]['label']}, the {which} on average")
-        for number, (place, which) in enumerate(apart)
+        for number, (place, which) in enumerate(outermost(lines).items())
     ]
     return (
         *named,

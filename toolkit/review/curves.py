@@ -71,17 +71,16 @@ def extremes(line: Document) -> list[float]:
     return [value for side in sides for value in side if value is not None]
 
 
-def outermost(lines: Sequence[Document]) -> tuple[int, int]:
-    """Which of the lines is the lowest on average, and which the highest."""
-    level = [fmean(known(line)) for line in lines]
-    return level.index(min(level)), level.index(max(level))
+def outermost(lines: Sequence[Document]) -> dict[int, str]:
+    """Which of the lines is the lowest on average and which the highest; {} where all are level."""
+    levels = [fmean(known(line)) for line in lines]
+    low, high = min(levels), max(levels)
+    return {} if low == high else {levels.index(low): "lowest", levels.index(high): "highest"}
 
 
-def quantity(value: float | None) -> str:
-    """Three digits; whole numbers from a thousand on."""
-    if value is None:
-        return "unknown"
-    return f"{value:,.0f}" if 1e3 <= abs(value) < 1e9 else f"{value:.3g}"
+def quantity(value: float, digits: int = 3) -> str:
+    """So many digits; whole numbers from a thousand on."""
+    return f"{value:,.0f}" if 1e3 <= abs(value) < 1e9 else f"{value:.{digits}g}"
 
 
 def summary(chart: Document) -> str:

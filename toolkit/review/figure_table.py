@@ -54,6 +54,10 @@ def _whole(value: float) -> str:
     return f"{value:,.0f}"
 
 
+def _precise(value: float) -> str:
+    return quantity(value, 4)
+
+
 _WORK = ("resolution", "effective_batch_size")
 
 GROUPS: tuple[tuple[str, tuple[Figure, ...]], ...] = (
@@ -72,8 +76,8 @@ GROUPS: tuple[tuple[str, tuple[Figure, ...]], ...] = (
         Figure("data_wait_share", "waiting for data", share, "less"),
     )),
     ("Learning", (
-        Figure("loss", "loss", quantity, "less", ("resolution",)),
-        Figure("evaluation_loss", "loss in evaluation", quantity, "less", ("resolution",)),
+        Figure("loss", "loss", _precise, "less", ("resolution",)),
+        Figure("evaluation_loss", "loss in evaluation", _precise, "less", ("resolution",)),
         Figure("first_step", "first step", _whole),
         Figure("last_step", "last step", _whole),
         Figure("iterations", "iterations planned", _whole),

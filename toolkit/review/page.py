@@ -187,12 +187,11 @@ def _together(name: str, shared: Sequence[tuple[Document, Document]]) -> Drawn:
 
 def _job(job: Document, anchor: str, parts: Sequence[str]) -> _Job:
     time = clock(_length(job))
-    numbered = _numbered(job["marks"])
+    numbered, more = _numbered(job["marks"])
     charts = [
         draw(f"{anchor}-chart-{place + 1}", chart, time, numbered)
         for place, chart in enumerate(job["charts"])
     ]
-    events = [_event(mark, number) for mark, number in numbered if number]
     where = [f"{key} {job[key]}" for key in ("run", "stage") if job[key] is not None]
     return _Job(
         anchor=anchor,
@@ -202,8 +201,8 @@ def _job(job: Document, anchor: str, parts: Sequence[str]) -> _Job:
         unknown=", ".join(figure_table.unknown(job)),
         steps=waterfall.steps(job, parts),
         charts=charts,
-        events=events[:_MOST_EVENTS],
-        more_events=max(0, len(events) - _MOST_EVENTS),
+        events=[_event(mark, number) for mark, number in numbered if number],
+        more_events=more,
         routine=_routine(job["marks"]),
     )
 
@@ -216,23 +215,20 @@ def _length(job: Document) -> float:
     return max(1.0, job["passed_seconds"], *times)
 
 
-def _numbered(marks: Sequence[Document]) -> list[tuple[Document, str]]:
-    """What charts show, by time; what stopped the job has a number, by which it is explained.
+def _numbered(marks: Sequence[Document]) -> tuple[list[tuple[Document, str]], int]:
+    """What charts show, by time, and how many interruptions more there were.
 
-    A job's first start is where its charts begin, and its end is where they end.
+    An interruption has a number, by which it is explained. A job's first start is where its charts
+    begin, and its end is where they end.
     """
-    found: list[tuple[Document, str]] = []
-    started = False
-    number = 0
-    for mark in sorted(marks, key=lambda one: one["time_seconds"]):
-        first = mark["kind"] == "start" and not started
-        started = started or mark["kind"] == "start"
-        if mark["kind"] in _INTERRUPTIONS and not first:
-            number += 1
-            found.append((mark, str(number)))
-        elif mark["kind"] in _ROUTINE:
-            found.append((mark, ""))
-    return found
+    ordered = sorted(marks, key=lambda one: one["time_seconds"])
+    first = next((mark for mark in ordered if mark["kind"] == "start"), None)
+    interrupting = [
+        mark for mark in ordered if mark["kind"] in _INTERRUPTIONS and mark is not first
+    ]
+    numbered = [(mark, str(place + 1)) for place, mark in enumerate(interrupting[:_MOST_EVENTS])]
+    routine = [(mark, "") for mark in ordered if mark["kind"] in _ROUTINE]
+    return numbered + routine, max(0, len(interrupting) - _MOST_EVENTS)
 
 
 def _event(mark: Document, number: str) -> _Event:
