@@ -50,7 +50,7 @@ def main() -> None:
         size = sum(log.stat().st_size for log in (folder / "saved").iterdir())
         print(f"{lines / 1e6:.2f} million event lines, {size / 1e9:.2f} GB, {days:g} days on "
               f"{NODES} machines, load {os.getloadavg()[0]:.1f}")  # fmt: skip
-        before, started = memory(), time.perf_counter()
+        before, started, worked = memory(), time.perf_counter(), time.process_time()
         facts = Gatherer("us-east-1", price_table()).gather(here(folder / "saved")[0])
         read = time.perf_counter()
         hosts = [f"algo-{number + 1}" for number in range(NODES)]
@@ -60,12 +60,14 @@ def main() -> None:
         judged = time.perf_counter()
         write_page(folder / "review.html", document)
         ended = time.perf_counter()
+        worked = time.process_time() - worked
         peak, page = memory(), (folder / "review.html").stat().st_size
         bare = read_bare(folder / "saved")
     points = sum(len(one.times) for one in metrics.values())
     print(f"review {ended - started:6.1f} s: lines {read - started:.1f}, {points / 1e6:.2f} "
           f"million points {fetched - read:.1f}, verdicts {judged - fetched:.1f}, "
           f"page {ended - judged:.1f} ({page / 1e6:.1f} MB)")  # fmt: skip
+    print(f"       {worked:6.1f} s of the processor")
     print(f"bare   {bare:6.1f} s; lines in {(read - started) / bare:.2f} × that")
     print(f"memory {peak:.0f} MiB, {peak - before:.0f} above one's")
 
