@@ -302,7 +302,10 @@ def test_of_many_nodes_the_one_apart_is_named() -> None:
     chart = as_document(Review((healthy(),)))["jobs"][0]["charts"][2]
     shown = draw("chart", chart, clock(1e5))
     assert shown.keys[0].words == "algo-8, the lowest on average"
-    assert shown.keys[2].words == "median of all 16"
+    assert [key.words for key in shown.keys[1:]] == [
+        "median of all 16",
+        "the others; shaded: from lowest to highest",
+    ]
     assert shown.svg is not None
     assert len(re.findall(r'id="chart-line-\d+"', shown.svg)) == 16
     assert len(shown.columns) == 16
@@ -338,7 +341,7 @@ def test_shares_are_percent_for_people() -> None:
         clock(9),
     )
     assert (shown.unit, shown.rows) == ("%", (("1", "50"), ("2", "–")))
-    assert shown.summary == "50 to 50, median 50, last 50 %; full is 100."
+    assert shown.summary == "always 50 %; full is 100."
 
 
 def test_commands_in_sentences_are_marked_as_such() -> None:

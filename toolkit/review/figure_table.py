@@ -85,7 +85,7 @@ GROUPS: tuple[tuple[str, tuple[Figure, ...]], ...] = (
     ("Dollars", (
         Figure("billed_usd", "dollars billed", dollars),
         Figure("estimate_usd", "dollars estimated", dollars),
-        Figure("difference_usd", "against the estimate", signed_dollars, "less"),
+        Figure("difference_usd", "against the estimate", signed_dollars),
     )),
     ("Set-up", (
         Figure("status", "status", str),

@@ -129,14 +129,18 @@ def _count(number: int, word: str) -> str:
 def _questions(
     jobs: Sequence[Document], anchors: Sequence[str]
 ) -> list[tuple[str, list[tuple[Level, str] | None]]]:
-    """Each question with every job's level and the place of its answer."""
+    """Each question with every job's level and the place of its answer, the worst first."""
     rows: dict[str, tuple[str, list[tuple[Level, str] | None]]] = {}
     for column, (job, anchor) in enumerate(zip(jobs, anchors, strict=True)):
         for number, verdict in enumerate(job["verdicts"]):
             empty: list[tuple[Level, str] | None] = [None] * len(jobs)
             _, cells = rows.setdefault(verdict["code"], (verdict["question"], empty))
             cells[column] = cells[column] or (verdict["level"], f"{anchor}-verdict-{number + 1}")
-    return list(rows.values())
+    return sorted(rows.values(), key=_worst)
+
+
+def _worst(row: tuple[str, list[tuple[Level, str] | None]]) -> int:
+    return min(LEVELS.index(cell[0]) for cell in row[1] if cell)
 
 
 def _shares(jobs: Sequence[Document], parts: Sequence[str]) -> list[figure_table.Row]:
