@@ -192,8 +192,9 @@ def _paint_band(
 ) -> None:
     if low is None or high is None:
         return
-    sides = [[nan if value is None else value for value in side] for side in (low, high)]
-    axes.fill_between([time(one) for one in times], *sides, color=color, alpha=0.2, linewidth=0)
+    bottom, top = ([nan if one is None else one for one in side] for side in (low, high))
+    at = [time(one) for one in times]
+    axes.fill_between(at, bottom, top, color=color, alpha=0.2, linewidth=0)
 
 
 def _paint_crowd(axes: Axes, lines: Sequence[Document], time: Clock) -> None:

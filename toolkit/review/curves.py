@@ -110,4 +110,4 @@ def summary(chart: Document) -> str:
 
 
 def _unit(chart: Document) -> str:
-    return f" {chart['unit']}" if chart["unit"] else ""
+    return chart["unit"] if chart["unit"] in ("", "%") else f" {chart['unit']}"
