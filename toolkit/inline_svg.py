@@ -10,7 +10,7 @@ import io
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sm_train.toolkit.errors import UserError
 
@@ -65,7 +65,7 @@ def inline_svg(
     return _tidy(text.getvalue(), name, label)
 
 
-def _style(name: str) -> dict[str, object]:
+def _style(name: str) -> dict[Any, Any]:
     return {
         # Reproducible identifiers.
         "svg.hashsalt": name,

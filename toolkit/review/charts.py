@@ -12,11 +12,11 @@ from sm_train.toolkit.inline_svg import LINES, ink, inline_svg
 from sm_train.toolkit.review.curves import (
     Document,
     Values,
+    apart,
     drawn,
     extremes,
     in_percent,
     known,
-    outermost,
     quantity,
     summary,
     thinned,
@@ -192,8 +192,9 @@ def _paint_band(
 ) -> None:
     if low is None or high is None:
         return
-    sides = [[nan if value is None else value for value in side] for side in (low, high)]
-    axes.fill_between([time(one) for one in times], *sides, color=color, alpha=0.2, linewidth=0)
+    bottom, top = ([nan if one is None else one for one in side] for side in (low, high))
+    at = [time(one) for one in times]
+    axes.fill_between(at, bottom, top, color=color, alpha=0.2, linewidth=0)
 
 
 def _paint_crowd(axes: Axes, lines: Sequence[Document], time: Clock) -> None:
@@ -201,14 +202,14 @@ def _paint_crowd(axes: Axes, lines: Sequence[Document], time: Clock) -> None:
     times, low = _shape(lines, "low", min)
     _, high = _shape(lines, "high", max)
     _paint_band(axes, times, low, high, time, ink("muted"))
-    apart = outermost(lines)
+    named = apart(lines)
     for place, line in enumerate(lines):
-        if place not in apart:
+        if place not in named:
             _paint_line(axes, place, line, time, ink("muted"), 0.4)
     times, middle = _shape(lines, "values", median)
     gaps = [nan if value is None else value for value in middle]
     axes.plot([time(one) for one in times], gaps, color=ink("text"), linewidth=1.2)
-    for number, place in enumerate(apart):
+    for number, place in enumerate(named):
         _paint_line(axes, place, lines[place], time, ink(f"line-{number + 1}"), 1.2)
 
 
@@ -253,12 +254,12 @@ def _keys(lines: Sequence[Document]) -> tuple[Key, ...]:
         )
     named = [
         Key(f"line-{number + 1}", "", False, f"{lines[place]['label']}, the {which} on average")
-        for number, (place, which) in enumerate(outermost(lines).items())
+        for number, (place, which) in enumerate(apart(lines).items())
     ]
     return (
         *named,
         Key("text", "", False, f"median of all {len(lines)}"),
-        Key("muted", "", True, "each of the others; shaded: from lowest to highest"),
+        Key("muted", "", True, "the others; shaded: from lowest to highest"),
     )
 
 

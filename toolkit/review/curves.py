@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
+APART = 5.0
+
 Document = dict[str, Any]
 Values = Sequence[float | None]
 
@@ -71,11 +73,18 @@ def extremes(line: Document) -> list[float]:
     return [value for side in sides for value in side if value is not None]
 
 
-def outermost(lines: Sequence[Document]) -> dict[int, str]:
-    """Which of the lines is the lowest on average and which the highest; {} where all are level."""
+def apart(lines: Sequence[Document]) -> dict[int, str]:
+    """Which of the lines is the lowest on average and which the highest, if it lies apart.
+
+    Apart is farther from the middle than :data:`APART` times as far as half of the lines are, and
+    farther than a hundredth of what is there: the extremes of noise are nobody's fault.
+    """
     levels = [fmean(known(line)) for line in lines]
-    low, high = min(levels), max(levels)
-    return {} if low == high else {levels.index(low): "lowest", levels.index(high): "highest"}
+    middle = median(levels)
+    usual = median(abs(level - middle) for level in levels)
+    least = max(APART * usual, 0.01 * abs(middle))
+    ends = {levels.index(min(levels)): "lowest", levels.index(max(levels)): "highest"}
+    return {place: which for place, which in ends.items() if abs(levels[place] - middle) > least}
 
 
 def quantity(value: float, digits: int = 3) -> str:
@@ -92,12 +101,13 @@ def summary(chart: Document) -> str:
     words = (
         f"{quantity(min(every))} to {quantity(max(every))}, median {quantity(median(every))}"
         + (f", last {quantity(known(lines[0])[-1])}" if len(lines) == 1 else "")
-        + f"{_unit(chart)}"
-    )
+        if min(every) < max(every)
+        else f"always {quantity(every[0])}"
+    ) + _unit(chart)
     if chart["full"] is not None:
         words += f"; full is {quantity(chart['full'])}"
     return words + "."
 
 
 def _unit(chart: Document) -> str:
-    return f" {chart['unit']}" if chart["unit"] else ""
+    return chart["unit"] if chart["unit"] in ("", "%") else f" {chart['unit']}"

@@ -14,7 +14,8 @@ from sm_train.toolkit.review.curves import Document, quantity
 class Figure:
     """A figure of jobs. Jobs are ranked by it where one end is ``better``, and they are ``alike``.
 
-    ``alike`` names the figures in which jobs must agree before they can be held against each other.
+    ``alike`` names the figures in which jobs must agree before they can be held against each other,
+    ``measured`` the one without which this one is only about right.
     """
 
     key: str
@@ -22,6 +23,14 @@ class Figure:
     words: Callable[[Any], str]
     better: Literal["more", "less"] | None = None
     alike: tuple[str, ...] = ()
+    measured: str | None = None
+
+    def said(self, job: Document) -> str | None:
+        """Of one job; None where it is unknown."""
+        if job[self.key] is None:
+            return None
+        about = self.measured is not None and job[self.measured] is None
+        return f"{'about ' if about else ''}{self.words(job[self.key])}"
 
 
 @dataclass(frozen=True)
@@ -42,7 +51,7 @@ class Row:
 
 def share(value: float) -> str:
     """A share of 1 in percent."""
-    return f"{100 * value:.1f} %"
+    return f"{value:.1%}"
 
 
 def signed_dollars(amount: float) -> str:
@@ -71,8 +80,8 @@ GROUPS: tuple[tuple[str, tuple[Figure, ...]], ...] = (
     ("Speed", (
         Figure("iterations_per_second", "iterations a second", quantity, "more", _WORK),
         Figure("images_per_second", "images a second", quantity, "more", ("resolution",)),
-        Figure("mfu", "model FLOPs utilisation", share, "more"),
-        Figure("gpu_utilization", "GPU utilisation", share, "more"),
+        Figure("mfu", "model FLOPs utilization", share, "more"),
+        Figure("gpu_utilization", "GPU utilization", share, "more"),
         Figure("data_wait_share", "waiting for data", share, "less"),
     )),
     ("Learning", (
@@ -83,9 +92,9 @@ GROUPS: tuple[tuple[str, tuple[Figure, ...]], ...] = (
         Figure("iterations", "iterations planned", _whole),
     )),
     ("Dollars", (
-        Figure("billed_usd", "dollars billed", dollars),
+        Figure("billed_usd", "dollars spent", dollars, measured="billable_seconds"),
         Figure("estimate_usd", "dollars estimated", dollars),
-        Figure("difference_usd", "against the estimate", signed_dollars, "less"),
+        Figure("difference_usd", "against the estimate", signed_dollars),
     )),
     ("Set-up", (
         Figure("status", "status", str),
@@ -117,25 +126,23 @@ def unknown(job: Document) -> list[str]:
 
 def _row(figure: Figure, jobs: Sequence[Document]) -> Row:
     values = [job[figure.key] for job in jobs]
+    words = [figure.said(job) for job in jobs]
     best, worst = _ends(figure, jobs)
-    return Row(
-        figure.label,
-        tuple(
-            Cell(
-                None if value is None else figure.words(value),
-                None if value is None or best == worst
-                else "best" if value == best else "worst" if value == worst else None,
-            )
-            for value in values
-        ),
-    )  # fmt: skip
+    ranks = [
+        None if value is None
+        else "best" if value == best else "worst" if value == worst else None
+        for value in values
+    ]  # fmt: skip
+    return Row(figure.label, tuple(map(Cell, words, ranks)))
 
 
 def _ends(figure: Figure, jobs: Sequence[Document]) -> tuple[Any, Any]:
-    """The best and the worst value; equal where nothing can be ranked."""
+    """The best and the worst value; None where nothing can be ranked."""
     ranked = [job for job in jobs if job[figure.key] is not None]
     conditions = {tuple(job[key] for key in figure.alike) for job in ranked}
     if figure.better is None or len(conditions) != 1 or None in next(iter(conditions)):
         return None, None
-    values = [job[figure.key] for job in ranked]
-    return (max(values), min(values)) if figure.better == "more" else (min(values), max(values))
+    low, high = (of(job[figure.key] for job in ranked) for of in (min, max))
+    if figure.words(low) == figure.words(high):
+        return None, None
+    return (high, low) if figure.better == "more" else (low, high)

@@ -114,12 +114,18 @@ def _headline(jobs: Sequence[Document]) -> str:
     ]  # fmt: skip
     if not found:
         found = ["all is well" if counts else "nothing could be judged"]
-    billed = [job["billed_usd"] for job in jobs if job["billed_usd"] is not None]
-    spent = "dollars unknown"
-    if billed:
-        spent = f"{'' if len(billed) == len(jobs) else 'at least '}{dollars(sum(billed))}"
     passed = span(sum(job["passed_seconds"] for job in jobs))
-    return f"{_count(len(jobs), 'job')}: {', '.join(found)} · {spent} · {passed}"
+    return f"{_count(len(jobs), 'job')}: {', '.join(found)} · {_spent(jobs)} · {passed}"
+
+
+def _spent(jobs: Sequence[Document]) -> str:
+    """The dollars of all jobs. Without SageMaker's own figure the seconds are those in the log."""
+    paid = [job for job in jobs if job["billed_usd"] is not None]
+    if not paid:
+        return "dollars unknown"
+    how = "at least " if len(paid) < len(jobs) else ""
+    how += "about " if any(job["billable_seconds"] is None for job in paid) else ""
+    return how + dollars(sum(job["billed_usd"] for job in paid))
 
 
 def _count(number: int, word: str) -> str:
@@ -129,14 +135,18 @@ def _count(number: int, word: str) -> str:
 def _questions(
     jobs: Sequence[Document], anchors: Sequence[str]
 ) -> list[tuple[str, list[tuple[Level, str] | None]]]:
-    """Each question with every job's level and the place of its answer."""
+    """Each question with every job's level and the place of its answer, the worst first."""
     rows: dict[str, tuple[str, list[tuple[Level, str] | None]]] = {}
     for column, (job, anchor) in enumerate(zip(jobs, anchors, strict=True)):
         for number, verdict in enumerate(job["verdicts"]):
             empty: list[tuple[Level, str] | None] = [None] * len(jobs)
             _, cells = rows.setdefault(verdict["code"], (verdict["question"], empty))
             cells[column] = cells[column] or (verdict["level"], f"{anchor}-verdict-{number + 1}")
-    return list(rows.values())
+    return sorted(rows.values(), key=_worst)
+
+
+def _worst(row: tuple[str, list[tuple[Level, str] | None]]) -> int:
+    return min(LEVELS.index(cell[0]) for cell in row[1] if cell)
 
 
 def _shares(jobs: Sequence[Document], parts: Sequence[str]) -> list[figure_table.Row]:
@@ -209,10 +219,9 @@ def _job(job: Document, anchor: str, parts: Sequence[str]) -> _Job:
 
 def _length(job: Document) -> float:
     """Seconds of the job, or to the last value of its charts, and never none."""
-    times = (
-        one for chart in job["charts"] for line in chart["lines"] for one in line["times_seconds"]
-    )
-    return max(1.0, job["passed_seconds"], *times)
+    lines = (line for chart in job["charts"] for line in chart["lines"])
+    times = (float(one) for line in lines for one in line["times_seconds"])
+    return max(1.0, float(job["passed_seconds"]), *times)
 
 
 def _numbered(marks: Sequence[Document]) -> tuple[list[tuple[Document, str]], int]:
@@ -234,7 +243,7 @@ def _numbered(marks: Sequence[Document]) -> tuple[list[tuple[Document, str]], in
 def _event(mark: Document, number: str) -> _Event:
     return _Event(
         number=number,
-        kind={"start": "restart"}.get(mark["kind"], mark["kind"]),
+        kind="restart" if mark["kind"] == "start" else mark["kind"],
         after=span(mark["time_seconds"]),
         lasted=span(mark["seconds"]) if mark["seconds"] else "",
         label=mark["label"],
