@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from sm_train.cost.services import service_prices
-from sm_train.estimators.alarms import Alarm, Job, alarms, failure_rule, rule_name, template
+from sm_train.estimators.alarms import (
+    PUBLISHERS,
+    Alarm,
+    Job,
+    alarms,
+    failure_rule,
+    rule_name,
+    template,
+)
 from sm_train.estimators.run_config import RunConfig
 from sm_train.toolkit.alarming import Changes, Removed, rule_request
 from sm_train.toolkit.amounts import dollars
@@ -91,7 +99,7 @@ def unwatched_words(jobs: Sequence[Job]) -> Iterator[str]:
     for job in jobs:
         if job.machines is None:
             yield (
-                f"{job.name}: SageMaker has not chosen its machines (cluster.alternatives): without "
+                f"{job.name}: SageMaker has not chosen its machines (cluster.alternatives): no "
                 "alarms on GPUs and disks until the same command is given again"
             )
 
@@ -133,7 +141,7 @@ def cloudformation(
 
 
 def as_yaml(document: dict[str, Any]) -> str:
-    """The template as text; nothing is written once and pointed to, which CloudFormation refuses."""
+    """The template as text; CloudFormation refuses YAML's pointers to what was written before."""
     import yaml
 
     class Plain(yaml.SafeDumper):
@@ -155,8 +163,8 @@ def deploy_words(config: RunConfig, text: str, jobs: Sequence[Job], *, made: boo
     bucket = " --s3-bucket BUCKET" if len(text.encode()) > _BYTES else ""
     yield (f"aws cloudformation deploy --stack-name sm-train-{run} --template-file FILE{bucket}")
     yield (
-        "A stack does not follow the run: deploy it anew, by the run's name, when another job runs. "
-        f"What `sm-train alarms {run}` made has the same names: --remove it first"
+        "A stack does not follow the run: print and deploy it anew, by the run's name, for another "
+        f"job. What `sm-train alarms {run}` made has the same names: --remove it first"
     )
     if not made:
-        yield "The topic's policy must let events.amazonaws.com and cloudwatch.amazonaws.com publish"
+        yield f"The topic's policy must let {' and '.join(PUBLISHERS)} publish"

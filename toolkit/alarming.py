@@ -1,7 +1,7 @@
 """Makes a run's alarms and its rule in AWS, keeps them to the jobs that live, and removes them.
 
-The rule is what says that a run has alarms, and whom they tell: it carries the run's tag. Alarms are
-known by their names (:func:`sm_train.estimators.alarms.alarm_prefix`).
+The rule is what says that a run has alarms, and whom they tell: it carries the run's tag. Alarms
+are known by their names (:func:`sm_train.estimators.alarms.alarm_prefix`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from sm_train.estimators.alarms import (
     rule_name,
 )
 from sm_train.estimators.request import RUN_TAG
+from sm_train.estimators.run_config import RunConfig
 from sm_train.toolkit.alarm_topics import remove_topic
 from sm_train.toolkit.aws import refusals_in_words
 from sm_train.toolkit.errors import ExitCode, UserError
-from sm_train.toolkit.following import Run
 from sm_train.toolkit.training_jobs import TrainingJob, jobs_of_run
 
 _DELETED_AT_ONCE = 100  # DeleteAlarms
@@ -146,21 +146,21 @@ def remove(session: Any, run: str) -> Removed:
     return Removed(names, rule_name(run), topic)
 
 
-def keep(session: Any, run: Run) -> str | None:
+def keep(session: Any, config: RunConfig, region: str) -> str | None:
     """Give the run's live jobs their alarms and remove those of ended ones, if it has alarms.
 
     For whoever starts a job: it never keeps that from being started. What was done, in words; None
     where there was nothing to do.
     """
     try:
-        rule = find_rule(session, run.name)
+        rule = find_rule(session, config.name)
         if rule is None or not rule.ours or rule.topic is None:
             return None
-        wanted = alarms(run.config, live_jobs(session, run.name), rule.topic)
-        changes = put(session, run.name, run.region, wanted, rule.topic)
+        wanted = alarms(config, live_jobs(session, config.name), rule.topic)
+        changes = put(session, config.name, region, wanted, rule.topic)
     except UserError as error:
-        return f"its alarms are as they were: {error}"
-    return f"{len(changes.put)} alarms put, {len(changes.removed)} of ended jobs removed"
+        return f"alarms, if there are any, are as they were: {error}"
+    return f"alarms: {len(changes.put)} made, {len(changes.removed)} of ended jobs removed"
 
 
 def _names(cloudwatch: Any, run: str) -> tuple[str, ...]:

@@ -172,8 +172,8 @@ def _make(
 
 def _nobody(config: RunConfig) -> UserError:
     return UserError(
-        f"{config.name}: nobody to tell; write alerts.sns_topic in the run file, or give --topic ARN "
-        "or --email ADDRESS"
+        f"{config.name}: nobody to tell; write alerts.sns_topic in the run file, or give "
+        "--topic ARN or --email ADDRESS"
     )
 
 
