@@ -288,8 +288,12 @@ def _words(config: RunConfig, job: Job, trouble: str) -> str:
     return f"{job.name}: {trouble}. Look: sm-train status {config.name}"
 
 
+_TAKEN_AWAY = ("MaxRuntimeExceeded", "MaxWaitTimeExceeded", "Interrupted")
+"""Why a job is Stopped that nobody stopped (SecondaryStatus of DescribeTrainingJob)."""
+
+
 def failure_rule(run: str, region: str, topic: Topic) -> dict[str, Any]:
-    """The EventBridge rule of jobs that failed or ran out of time, with its target.
+    """The EventBridge rule of jobs that failed or were cut short, with its target.
 
     Other stops are somebody's wish. The message holds only what cannot break it: EventBridge does
     not escape what it puts in, and a reason of failure may hold anything ("Amazon EventBridge input
@@ -302,7 +306,7 @@ def failure_rule(run: str, region: str, topic: Topic) -> dict[str, Any]:
     )
     return {
         "Name": rule_name(run),
-        "Description": f"Training jobs of {run} that failed or ran out of time (sm-train alarms)",
+        "Description": f"Training jobs of {run} that failed or were cut short (sm-train alarms)",
         "EventPattern": {
             "source": ["aws.sagemaker"],
             "detail-type": ["SageMaker Training Job State Change"],
@@ -310,7 +314,7 @@ def failure_rule(run: str, region: str, topic: Topic) -> dict[str, Any]:
                 "TrainingJobName": [{"prefix": f"{run}--"}],
                 "$or": [
                     {"TrainingJobStatus": ["Failed"]},
-                    {"SecondaryStatus": ["MaxRuntimeExceeded", "MaxWaitTimeExceeded"]},
+                    {"TrainingJobStatus": ["Stopped"], "SecondaryStatus": list(_TAKEN_AWAY)},
                 ],
             },
         },

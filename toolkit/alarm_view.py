@@ -80,7 +80,7 @@ def changed(plan: Plan, changes: Changes) -> dict[str, Any]:
 def changed_words(plan: Plan, changes: Changes) -> Iterator[str]:
     """What was done and what stays, for people."""
     run = plan.config.name
-    yield f"{plan.topic} is told when a job of {run} fails or runs out of time"
+    yield f"{plan.topic} is told when a job of {run} fails or is cut short"
     for job in plan.jobs:
         own = [name.rpartition("/")[2] for name in changes.put if f"/{job.name}/" in name]
         yield f"{job.name}: {', '.join(own)}"
