@@ -84,7 +84,7 @@ def changed_words(plan: Plan, changes: Changes) -> Iterator[str]:
     for job in plan.jobs:
         own = [name.rpartition("/")[2] for name in changes.put if f"/{job.name}/" in name]
         yield f"{job.name}: {', '.join(own)}"
-    yield from unwatched_words(plan.jobs)
+    yield from unwatched_words(plan.config, plan.jobs)
     if not plan.jobs:
         yield "no job is live; the one that submit, resume or watch starts gets its alarms then"
     if changes.removed:
@@ -95,7 +95,13 @@ def changed_words(plan: Plan, changes: Changes) -> Iterator[str]:
     )
 
 
-def unwatched_words(jobs: Sequence[Job]) -> Iterator[str]:
+def unwatched_words(config: RunConfig, jobs: Sequence[Job]) -> Iterator[str]:
+    """What has no alarm, and why."""
+    if config.entry is not None:
+        yield (
+            f"entry: {config.entry} is started in place of ours and says no heartbeats: "
+            "no alarms on them"
+        )
     for job in jobs:
         if job.machines is None:
             yield (
@@ -159,9 +165,9 @@ def deploy_words(config: RunConfig, text: str, jobs: Sequence[Job], *, made: boo
         yield f"for {job.name}"
     if not jobs:
         yield "no job is live: the template holds the rule alone"
-    yield from unwatched_words(jobs)
+    yield from unwatched_words(config, jobs)
     bucket = " --s3-bucket BUCKET" if len(text.encode()) > _BYTES else ""
-    yield (f"aws cloudformation deploy --stack-name sm-train-{run} --template-file FILE{bucket}")
+    yield f"aws cloudformation deploy --stack-name sm-train-{run} --template-file FILE{bucket}"
     yield (
         "A stack does not follow the run: print and deploy it anew, by the run's name, for another "
         f"job. What `sm-train alarms {run}` made has the same names: --remove it first"

@@ -143,6 +143,10 @@ def test_machines_that_are_not_chosen_yet_have_no_alarms() -> None:
     assert list(of(config(), Job("demo--256px-0001", None))) == ["heartbeat", "stall"]
 
 
+def test_code_that_says_no_heartbeats_is_not_missed_for_it() -> None:
+    assert list(of(config(code="own", entry="train.py"))) == ["gpu", "disk"]
+
+
 @pytest.mark.parametrize(
     ("job", "status", "secondary", "told"),
     [

@@ -41,8 +41,8 @@ def command(
 
     A live job gets four: no heartbeat while its machines run, a standstill above heartbeat.max,
     GPUs used less than half, a disk more than 90 % full. A rule of the run tells of every job that
-    fails or is cut short: by its longest run time, or a spot machine taken away. submit, resume and watch then give each new job its alarms and
-    remove those of ended ones. To be given again at will: it puts what is not as it should be.
+    fails or is cut short. submit, resume and watch then give each new job its alarms and remove
+    those of ended ones. Given again, the command puts right what is not as it should be.
 
     --cloudformation takes a run file without asking AWS, for the first job of each stage; by a
     run's name it is for the job that lives.
