@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from moto.events.models import EventPattern
 from sm_train.cost.instances import instance_type
@@ -30,6 +30,8 @@ from tests.estimators.service import bad_fields
 
 TOPIC = "arn:aws:sns:us-east-1:111122223333:team"
 
+thorough = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
 
 def of(run: RunConfig, *jobs: Job) -> dict[str, dict[str, Any]]:
     return {
@@ -38,6 +40,7 @@ def of(run: RunConfig, *jobs: Job) -> dict[str, dict[str, Any]]:
     }
 
 
+@thorough
 @given(runs(), st.integers(1, 3600), st.integers(1, 10**6), st.integers(30, 900))
 def test_any_run_file_gives_alarms_that_cloudwatch_accepts(
     good: dict[str, Any], interval: int, longest: int, limit: int
@@ -199,6 +202,7 @@ def _resolved(value: Any, topic: str) -> Any:
 
 
 @pytest.mark.parametrize("topic", [TOPIC, None])
+@thorough
 @given(good=runs())
 def test_the_template_is_the_requests(topic: str | None, good: dict[str, Any]) -> None:
     run = RunConfig.model_validate(good)

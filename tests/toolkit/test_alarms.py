@@ -53,7 +53,7 @@ def rules(aws: Aws) -> list[str]:
 
 def test_alarms_are_made_follow_the_jobs_and_are_removed(laptop: Laptop) -> None:
     aws = laptop.aws
-    planned = json.loads(laptop("alarms", "demo", "--dry-run").stdout)
+    planned: dict[str, Any] = json.loads(laptop("alarms", "demo", "--dry-run").stdout)
     assert stored(aws) == {}
     assert rules(aws) == []
     asked = laptop("alarms", "demo", code=2).stderr
@@ -83,7 +83,7 @@ def test_alarms_are_made_follow_the_jobs_and_are_removed(laptop: Laptop) -> None
 
     laptop.lives.tell(FIRST, "Failed", reason="InternalServerError: x", ended_ago=3600)
     followed = laptop.json("watch", "demo", "--once")
-    assert followed["done"].endswith("alarms: 4 made, 4 of ended jobs removed")
+    assert followed["message"].endswith("alarms: 4 made, 4 of ended jobs removed")
     assert sorted(stored(aws)) == names(SECOND)
 
     laptop.lives.tell(SECOND, "Completed")
@@ -165,11 +165,19 @@ def test_what_cannot_be_told_is_refused_before_anything_is_made(
     assert rules(laptop.aws) == []
 
 
-def test_refusals_are_one_line_with_their_code(laptop: Laptop) -> None:
-    laptop.aws.refusals["DescribeRule"] = "AccessDeniedException"
+@pytest.mark.parametrize(
+    ("operation", "what"),
+    [
+        ("DescribeRule", "rule sm-train-demo"),
+        ("PutMetricAlarm", "alarm sm-train/demo--256px-0001/heartbeat"),
+    ],
+)
+def test_refusals_are_one_line_with_their_code(laptop: Laptop, operation: str, what: str) -> None:
+    laptop.aws.refusals[operation] = "AccessDeniedException"
     refused = laptop("alarms", "demo", "--yes", code=4).stderr
-    assert refused.startswith("sm-train: rule sm-train-demo: AWS answers AccessDeniedException")
-    assert refused.count("\n") == 1
+    assert refused.splitlines()[-1] == (
+        f"sm-train: {what}: AWS answers AccessDeniedException: no, and why"
+    )
 
 
 def test_a_stacks_rule_is_left_alone(laptop: Laptop) -> None:

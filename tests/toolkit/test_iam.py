@@ -53,10 +53,12 @@ def allowed(policy: dict[str, Any], action: str, resource: str) -> str | None:
 
 
 _GROUP = "arn:aws:logs:us-east-1:111122223333:log-group:/aws/sagemaker/TrainingJobs:*"
+_ALARM = "arn:aws:cloudwatch:us-east-1:111122223333:alarm:"
 _ELSEWHERE = {
     "ListServiceQuotas": ("servicequotas:ListServiceQuotas", "*"),
     "DescribeLogStreams": ("logs:DescribeLogStreams", _GROUP),
     "FilterLogEvents": ("logs:FilterLogEvents", _GROUP),
+    "DescribeAlarms": ("cloudwatch:DescribeAlarms", "*"),
 } | {
     operation: (f"events:{operation}", "arn:aws:events:us-east-1:111122223333:rule/sm-train-Demo")
     for operation in (
@@ -77,6 +79,9 @@ def calls(aws: Aws) -> Iterator[tuple[str, str]]:
             yield action, resource
             if "Tags" in body:
                 yield "events:TagResource", resource
+        elif operation in ("PutMetricAlarm", "DeleteAlarms"):
+            for alarm in body.get("AlarmNames") or [body["AlarmName"]]:
+                yield f"cloudwatch:{operation}", _ALARM + alarm
         elif operation == "ListTags":
             yield "sagemaker:ListTags", job + body["ResourceArn"].rpartition("/")[2].lower()
         else:
@@ -85,11 +90,6 @@ def calls(aws: Aws) -> Iterator[tuple[str, str]]:
             yield "sagemaker:AddTags", job + name
             yield "iam:PassRole", body["RoleArn"]
     for method, path, query in aws.requests:
-        if path.startswith("/service/"):  # CloudWatch's, of which the body is not recorded
-            operation = path.rpartition("/")[2]
-            alarm = "arn:aws:cloudwatch:us-east-1:111122223333:alarm:sm-train/Demo--256px-0001/gpu"
-            yield f"cloudwatch:{operation}", "*" if operation == "DescribeAlarms" else alarm
-            continue
         bucket, _, key = path.strip("/").partition("/")
         if bucket in ("moto-api", ""):  # "" is of IAM and STS
             continue
