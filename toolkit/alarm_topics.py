@@ -141,11 +141,9 @@ def _is_ours(sns: Any, topic: str, run: str) -> bool:
     return {"Key": RUN_TAG, "Value": run} in tags
 
 
-def remove_topic(session: Any, run: str, topic: str) -> str | None:
-    """Remove ``topic`` if it was made for the run; its ARN, or None where it was not."""
-    if topic.rpartition(":")[2] != topic_name(run):
-        return None
-    sns = session.client("sns")
+def remove_topic(session: Any, run: str, region: str) -> str | None:
+    """Remove the topic that was made for the run; its ARN, or None where there is none."""
+    sns, topic = session.client("sns"), own_topic(session, run, region)
     if _attributes(session, topic) is None or not _is_ours(sns, topic, run):
         return None
     with refusals_in_words(f"topic {topic}"):

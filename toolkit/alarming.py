@@ -125,8 +125,8 @@ def rule_request(rule: dict[str, Any]) -> dict[str, Any]:
     return rest | {"EventPattern": json.dumps(rule["EventPattern"])}
 
 
-def remove(session: Any, run: str) -> Removed:
-    """Remove the run's alarms, the topic that was made for it and, last, the rule that knows it.
+def remove(session: Any, run: str, region: str) -> Removed:
+    """Remove the run's alarms, its rule, and the topic that was made for it.
 
     Raises:
         UserError: AWS refuses, or the rule is somebody else's.
@@ -136,14 +136,12 @@ def remove(session: Any, run: str) -> Removed:
     cloudwatch, events = session.client("cloudwatch"), session.client("events")
     names = _names(cloudwatch, run)
     _delete(cloudwatch, names)
-    if rule is None:
-        return Removed(names, None, None)
-    topic = remove_topic(session, run, rule.topic) if rule.topic else None
-    with refusals_in_words(f"rule {rule_name(run)}"):
-        if rule.targets:
-            events.remove_targets(Rule=rule_name(run), Ids=list(rule.targets))
-        events.delete_rule(Name=rule_name(run))
-    return Removed(names, rule_name(run), topic)
+    if rule is not None:
+        with refusals_in_words(f"rule {rule_name(run)}"):
+            if rule.targets:
+                events.remove_targets(Rule=rule_name(run), Ids=list(rule.targets))
+            events.delete_rule(Name=rule_name(run))
+    return Removed(names, rule_name(run) if rule else None, remove_topic(session, run, region))
 
 
 def keep(session: Any, config: RunConfig, region: str) -> str | None:

@@ -101,13 +101,6 @@ def test_alarms_are_made_follow_the_jobs_and_are_removed(laptop: Laptop) -> None
     assert "demo: has no alarms" in laptop("alarms", laptop.run_file, "--remove").stderr
 
 
-def test_whoever_starts_a_job_of_a_run_without_alarms_makes_none(laptop: Laptop) -> None:
-    laptop.lives.tell(FIRST, "Stopped")
-    laptop("resume", "demo", "--yes")
-    assert stored(laptop.aws) == {}
-    assert rules(laptop.aws) == []
-
-
 def test_resume_keeps_alarms_and_a_refusal_does_not_keep_it_from_starting(laptop: Laptop) -> None:
     laptop("alarms", "demo", "--yes")
     laptop.lives.tell(FIRST, "Stopped")
@@ -119,9 +112,13 @@ def test_resume_keeps_alarms_and_a_refusal_does_not_keep_it_from_starting(laptop
     laptop.lives.tell(SECOND, "Stopped")
     said = laptop("resume", "demo", "--yes").stderr
     assert "alarms: 4 made, 4 of ended jobs removed" in said
-    assert sorted(stored(laptop.aws)) == names("demo--256px-0003")
+    third = "demo--256px-0003"
+    assert sorted(stored(laptop.aws)) == names(third)
+    resources = laptop.json("alarms", "demo", "--cloudformation")["Resources"].values()
+    written = [one["Properties"].get("AlarmName") for one in resources]
+    assert sorted(filter(None, written)) == names(third)
     removed = laptop.json("alarms", "demo", "--remove")
-    assert sorted(removed["removed"]) == names("demo--256px-0003")
+    assert sorted(removed["removed"]) == names(third)
     assert stored(laptop.aws) == {}
 
 
@@ -145,47 +142,43 @@ def test_an_address_gets_a_topic_that_goes_with_the_alarms(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "words"),
+    ("arguments", "words"),
     [
-        (["--topic", "arn:aws:sns:eu-west-1:123456789012:team"], 3,
-         "is in eu-west-1 and the run in us-east-1"),
-        (["--topic", "arn:aws:sns:us-east-1:123456789012:gone"], 2, "gone: does not exist"),
-        (["--topic", "team"], 2, "--topic: 'team' must be a topic's ARN"),
-        (["--email", "team"], 2, "--email: 'team' must be an address"),
-        (["--email", "a@b.c", "--topic", TOPIC], 2, "exclude each other"),
-        (["--remove", "--dry-run"], 2, "give one of"),
+        (["--topic", "team"], "--topic: 'team' must be a topic's ARN"),
+        (["--email", "team"], "--email: 'team' must be an address"),
+        (["--email", "a@b.c", "--topic", TOPIC], "exclude each other"),
+        (["--remove", "--dry-run"], "give one of"),
     ],
-    ids=["region", "gone", "no-arn", "no-address", "both", "two-ways"],
-)  # fmt: skip
-def test_what_cannot_be_told_is_refused_before_anything_is_made(
-    laptop: Laptop, arguments: list[str], code: int, words: str
-) -> None:
-    assert words in laptop("alarms", "demo", "--yes", *arguments, code=code).stderr
-    assert stored(laptop.aws) == {}
-    assert rules(laptop.aws) == []
-
-
-@pytest.mark.parametrize(
-    ("operation", "what"),
-    [
-        ("DescribeRule", "rule sm-train-demo"),
-        ("PutMetricAlarm", "alarm sm-train/demo--256px-0001/heartbeat"),
-    ],
+    ids=["no-arn", "no-address", "both", "two-ways"],
 )
-def test_refusals_are_one_line_with_their_code(laptop: Laptop, operation: str, what: str) -> None:
-    laptop.aws.refusals[operation] = "AccessDeniedException"
-    refused = laptop("alarms", "demo", "--yes", code=4).stderr
-    assert refused.splitlines()[-1] == (
-        f"sm-train: {what}: AWS answers AccessDeniedException: no, and why"
-    )
+def test_slips_are_told_without_asking_aws(cli: Cli, arguments: list[str], words: str) -> None:
+    done = cli("alarms", "demo", *arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
 
 
-def test_a_stacks_rule_is_left_alone(laptop: Laptop) -> None:
-    laptop.aws.client("events").put_rule(Name="sm-train-demo", EventPattern="{}")
+def test_what_cannot_be_done_is_one_line_and_nothing_is_made(laptop: Laptop) -> None:
+    topics = "arn:aws:sns:{}:123456789012:{}".format
+    for topic, code, words in (
+        (topics("eu-west-1", "team"), 3, "is in eu-west-1 and the run in us-east-1"),
+        (topics("us-east-1", "gone"), 2, "gone: does not exist"),
+    ):
+        assert words in laptop("alarms", "demo", "--yes", "--topic", topic, code=code).stderr
+    # Of a stack, say.
+    events = laptop.aws.client("events")
+    events.put_rule(Name="sm-train-demo", EventPattern="{}")
     for arguments in (["--yes"], ["--remove"]):
         refused = laptop("alarms", "demo", *arguments, code=3).stderr
         assert "was not made by `sm-train alarms`" in refused
     assert rules(laptop.aws) == ["sm-train-demo"]
+    events.delete_rule(Name="sm-train-demo")
+    laptop.aws.refusals["PutMetricAlarm"] = "AccessDeniedException"
+    refused = laptop("alarms", "demo", "--yes", code=4).stderr
+    assert refused.splitlines()[-1] == (
+        "sm-train: alarm sm-train/demo--256px-0001/heartbeat: AWS answers AccessDeniedException: "
+        "no, and why"
+    )
+    assert stored(laptop.aws) == {}
 
 
 @pytest.mark.parametrize(
@@ -214,13 +207,10 @@ def test_a_topic_that_would_not_hear_is_said_with_the_statement_it_lacks(
     )["TopicArn"]
     said = " ".join(doubts(session, topic))
     assert [one for one in SERVICES if f'"{one}"' in said] == lacking
-
-
-def test_an_encrypted_topic_is_said_to_need_a_key_of_ones_own(laptop: Laptop) -> None:
-    laptop.aws.client("sns").set_topic_attributes(
-        TopicArn=TOPIC, AttributeName="KmsMasterKeyId", AttributeValue="alias/aws/sns"
+    session.client("sns").set_topic_attributes(
+        TopicArn=topic, AttributeName="KmsMasterKeyId", AttributeValue="alias/aws/sns"
     )
-    said = laptop("alarms", "demo", "--dry-run").stderr
+    said = " ".join(doubts(session, topic))
     assert "encrypted with alias/aws/sns; no policy lets alarms use that key" in said
 
 
@@ -247,12 +237,8 @@ def test_the_template_of_a_run_file_takes_no_network_and_passes_cfn_lint(
     assert linted.returncode == 0, linted.stdout
 
 
-def test_a_template_for_the_job_that_lives_and_one_for_too_many_machines(laptop: Laptop) -> None:
-    laptop.lives.tell(FIRST, "Stopped")
-    laptop("resume", "demo", "--yes")
-    resources = laptop.json("alarms", "demo", "--cloudformation")["Resources"]
-    assert {one["Properties"].get("AlarmName", "").split("/")[-2:][0] for one in
-            resources.values()} == {"", SECOND}  # fmt: skip
-    run = write_run(laptop.folder, stages=[stage(instances=2500)], alerts={"sns_topic": TOPIC})
-    refused = laptop("alarms", run, "--cloudformation", code=3).stderr
-    assert "503 resources, and a template holds 500" in refused
+def test_a_template_for_too_many_machines_is_refused(cli: Cli, tmp_path: Path) -> None:
+    run = write_run(tmp_path, stages=[stage(instances=2500)], alerts={"sns_topic": TOPIC})
+    refused = cli("alarms", run, "--cloudformation")
+    assert refused.returncode == 3
+    assert "503 resources, and a template holds 500" in refused.stderr

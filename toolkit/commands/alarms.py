@@ -79,13 +79,13 @@ def _remove(options: dict[str, Any], run: str, as_json: bool) -> None:
     from sm_train.toolkit.run_files import load
     from sm_train.toolkit.training_jobs import find_job
 
-    session, _ = open_session_for(run, options)
+    session, region = open_session_for(run, options)
     if is_run_file(run):
         name = load(Path(run)).name
     else:
         job = find_job(session, run)
         name = job.run if job is not None else run
-    removed = remove(session, name)
+    removed = remove(session, name, region)
     if as_json:
         write_json(removed_document(name, removed))
     _tell(removed_words(name, removed))
