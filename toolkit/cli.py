@@ -22,6 +22,7 @@ COMMANDS = {
     "status": "Show where a run is, and what it has cost and will.",
     "logs": "Print what a run's jobs said, or follow it.",
     "watch": "Follow a run; start it again by cause, mind the budget.",
+    "alarms": "Make CloudWatch alarms that tell of a run when nothing else does.",
     "stop": "Let a run checkpoint and end.",
     "resume": "Go on with a run at the step where it ended.",
     "image": "Print the container image of a run, or a Dockerfile for your own.",
