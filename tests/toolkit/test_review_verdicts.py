@@ -261,12 +261,15 @@ def test_the_doctors_verdict_is_shown() -> None:
         slowdown=5.9, findings=["transport-sockets"], seconds=80,
         parts={"all-reduce": [4.0e9, 3.6e10, "B/s"]},
     )  # fmt: skip
-    found = verdicts(Life(others=(said,)))["doctor"]
+    found_slow = line(
+        "warning", 60, code="doctor-transport-sockets", message="NCCL uses sockets; mend the image"
+    )  # fmt: skip
+    found = verdicts(Life(others=(said, found_slow)))["doctor"]
     assert found.level == "bad"
     assert found.sentence == "network at 12% of expected: 5.9 × slower"
     assert found.evidence == (
         "all-reduce: 4 GB/s of 36 GB/s expected",
-        "found: transport-sockets",
+        "NCCL uses sockets; mend the image",
     )
     assert "doctor" not in verdicts(Life())
 

@@ -86,7 +86,7 @@ def doctor(facts: Facts) -> Verdict | None:
         _DOCTOR.get(str(said["level"]), "unknown"),
         "What did the examination before training find?",
         str(said["sentence"]),
-        tuple(_examined(said)),
+        tuple(_examined(facts, said)),
         None
         if said["level"] == "ok"
         else "each finding has its mend in the log, and in the result beside the checkpoints"
@@ -94,7 +94,8 @@ def doctor(facts: Facts) -> Verdict | None:
     )
 
 
-def _examined(said: Event) -> list[str]:
+def _examined(facts: Facts, said: Event) -> list[str]:
+    """The parts' figures, and each finding with its mend."""
     from sm_train.toolkit.doctor_view import amount
 
     parts = [
@@ -103,4 +104,5 @@ def _examined(said: Event) -> list[str]:
         for name, (measured, expected, unit) in (said.get("parts") or {}).items()
         if measured is not None
     ]
-    return [*parts, *(f"found: {code}" for code in said["findings"])]
+    found = (facts.told.warnings.get(f"doctor-{code}") for code in said["findings"])
+    return [*parts, *(str(one.first[-1]["message"]) for one in found if one is not None)]

@@ -51,8 +51,14 @@ def time_used(facts: Facts) -> Verdict:
             sentence += ", which weighs much in a short job"
     return Verdict(
         "time", level, question, sentence, tuple(_parts(facts)),
-        None if level == "good" else _MENDS[worst].format(name=facts.name),
+        None if level == "good" else _mend(facts, worst),
     )  # fmt: skip
+
+
+def _mend(facts: Facts, part: str) -> str | None:
+    if part == "start_up" and not facts.billed:
+        return None
+    return _MENDS[part].format(name=facts.name)
 
 
 def _parts(facts: Facts) -> Iterator[str]:
