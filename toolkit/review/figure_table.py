@@ -10,6 +10,9 @@ from sm_train.toolkit.amounts import dollars, span
 from sm_train.toolkit.review.curves import Document, quantity
 
 
+Rank = Literal["best", "worst"]
+
+
 @dataclass(frozen=True)
 class Figure:
     """A figure of jobs. Jobs are ranked by it where one end is ``better``, and they are ``alike``.
@@ -38,7 +41,7 @@ class Cell:
     """A job's figure. ``words`` is None where it is unknown."""
 
     words: str | None
-    rank: Literal["best", "worst"] | None = None
+    rank: Rank | None = None
 
 
 @dataclass(frozen=True)
@@ -128,7 +131,7 @@ def _row(figure: Figure, jobs: Sequence[Document]) -> Row:
     values = [job[figure.key] for job in jobs]
     words = [figure.said(job) for job in jobs]
     best, worst = _ends(figure, jobs)
-    ranks = [
+    ranks: list[Rank | None] = [
         None if value is None
         else "best" if value == best else "worst" if value == worst else None
         for value in values
