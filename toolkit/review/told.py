@@ -31,8 +31,9 @@ _NODE = (
     "gpu_ecc_uncorrected", "network_receive_bytes_per_second", "efa_receive_bytes_per_second",
     "efa_drops", "efa_retransmits", "read_bytes_per_second", "data_wait_share_max",
 )  # fmt: skip
-_RANK = ("rank", "steps", "p50", "p99", "data_wait_share")
-_GPU = ("gpu", "utilization", "sm_clock", "temperature")
+_RANK = ("rank", "p50", "data_wait_share")
+_GPU = ("gpu", "sm_clock")
+_NAN = float("nan")
 
 _RARE = frozenset({"start", "epoch", "checkpoint", "eval", "doctor", "error", "end"})
 _OF_ONE = frozenset({"start", "checkpoint", "eval", "end"})
@@ -103,32 +104,34 @@ def _any(table: Table) -> bool:
     return len(table["time"]) > 0
 
 
-class _Columns:
-    """A table that grows."""
+class _Rows:
+    """A table that grows by rows of numbers, kept one after another."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        self._columns = {name: array("d") for name in names}
+        self._names, self._values = names, array("d")
 
-    def add(self, row: Mapping[str, float | None], **others: float) -> None:
-        for name, column in self._columns.items():
-            value = row.get(name, others.get(name))
-            column.append(float("nan") if value is None else value)
+    def add(self, rows: Iterable[Mapping[str, float | None]]) -> None:
+        """What a row does not tell is NaN. One list for all: this is where the time goes."""
+        names = self._names
+        self._values.extend(
+            [_NAN if (v := row.get(name)) is None else v for row in rows for name in names]
+        )
 
     def table(self) -> Table:
         """In order of time, where there is one; rows of one time stay in theirs."""
-        table = {name: np.frombuffer(column) for name, column in self._columns.items()}
-        if "time" not in table or not len(table["time"]):
-            return table
-        order = np.argsort(table["time"], kind="stable")
-        return {name: column[order] for name, column in table.items()}
+        values = np.frombuffer(self._values).reshape(-1, len(self._names))
+        if "time" in self._names:
+            order = np.argsort(values[:, self._names.index("time")], kind="stable")
+            values = values[order]
+        return {name: values[:, place] for place, name in enumerate(self._names)}
 
 
 @dataclass
 class _Listener:
-    steps: _Columns = field(default_factory=lambda: _Columns(_STEP))
-    nodes: dict[int, _Columns] = field(default_factory=lambda: defaultdict(lambda: _Columns(_NODE)))
-    ranks: dict[int, _Columns] = field(default_factory=lambda: defaultdict(lambda: _Columns(_RANK)))
-    gpus: dict[int, _Columns] = field(default_factory=lambda: defaultdict(lambda: _Columns(_GPU)))
+    steps: _Rows = field(default_factory=lambda: _Rows(_STEP))
+    nodes: dict[int, _Rows] = field(default_factory=lambda: defaultdict(lambda: _Rows(_NODE)))
+    ranks: dict[int, _Rows] = field(default_factory=lambda: defaultdict(lambda: _Rows(_RANK)))
+    gpus: dict[int, _Rows] = field(default_factory=lambda: defaultdict(lambda: _Rows(_GPU)))
     events: dict[str, list[Event]] = field(default_factory=lambda: {kind: [] for kind in _RARE})
     warned: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[Event]] = field(default_factory=lambda: defaultdict(list))
@@ -139,7 +142,7 @@ class _Listener:
     def hear(self, event: Event) -> None:
         kind = event["kind"]
         if kind == "step":
-            self.steps.add(event)
+            self.steps.add((event,))
         elif kind == "heartbeat":
             self.heartbeats += 1
         elif kind == "node":
@@ -151,11 +154,9 @@ class _Listener:
 
     def _node(self, event: Event) -> None:
         node = int(event["node"])
-        self.nodes[node].add(event)
-        for one in event["ranks"]:
-            self.ranks[node].add(one)
-        for one in event["gpus"]:
-            self.gpus[node].add(one)
+        self.nodes[node].add((event,))
+        self.ranks[node].add(event["ranks"])
+        self.gpus[node].add(event["gpus"])
 
     def _warning(self, event: Event) -> None:
         code = str(event["code"])
@@ -168,7 +169,7 @@ class _Listener:
             self.resolved.append(event)
 
     def told(self, nccl: Mapping[str | None, Sequence[str]]) -> Told:
-        def tables(growing: Mapping[int, _Columns]) -> dict[int, Table]:
+        def tables(growing: Mapping[int, _Rows]) -> dict[int, Table]:
             return {node: growing[node].table() for node in sorted(growing)}
 
         def by_time(events: Iterable[Event]) -> list[Event]:
