@@ -9,7 +9,6 @@ from typing import Any, Literal
 from sm_train.toolkit.amounts import dollars, span
 from sm_train.toolkit.review.curves import Document, quantity
 
-
 Rank = Literal["best", "worst"]
 
 
