@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import isnan, nan
 from statistics import fmean, median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from sm_train.toolkit.inline_svg import LINES, ink, inline_svg
 from sm_train.toolkit.review.curves import (
@@ -47,7 +47,7 @@ class Key:
 @dataclass(frozen=True)
 class _Mark:
     ink: str
-    line: str
+    line: Literal["-", "-.", ":"]
 
 
 _MARKS = {
