@@ -254,8 +254,10 @@ def test_csv_and_html_say_what_json_says(cli: Cli, tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     page = (tmp_path / "report.html").read_text()
     assert "<svg" in page
-    assert "http://" not in page.replace("http://www.w3.org/", "")
+    assert "http://" not in page
     assert "https://" not in page
+    assert "fill: var(--part-training)" in page
+    assert "prefers-color-scheme: dark" in page
     assert f"${document['total']['cost_usd']:,.0f}" in page
     assert cli("cost", run, "--html", "report.html").returncode == 0
     assert (tmp_path / "report.html").read_text() == page

@@ -157,7 +157,7 @@ def three() -> str:
     return page(as_document(three_jobs()))
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(reviews)
 def test_any_review_becomes_a_well_formed_page(review: Review) -> None:
     check(page(as_document(review)))

@@ -203,6 +203,17 @@ def test_a_telephone_shows_all_of_it_without_scrolling_sideways(
     )
 
 
+def test_paper_shows_the_evidence(opened: webdriver.Chrome) -> None:
+    evidence = opened.find_element("css selector", ".verdicts details li")
+    assert not evidence.is_displayed()
+    opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    try:
+        assert opened.execute_script("return arguments[0].getClientRects().length", evidence) == 1
+        assert evidence.size["height"] > 0
+    finally:
+        opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+
 def test_light_and_dark_differ_and_all_text_stands_out(opened: webdriver.Chrome) -> None:
     opened.execute_script("document.querySelectorAll('details').forEach((one) => one.open = true)")
     pages = []

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import isnan, nan
-from statistics import median
-from typing import TYPE_CHECKING
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Literal
 
 from sm_train.toolkit.inline_svg import LINES, ink, inline_svg
 from sm_train.toolkit.review.curves import (
@@ -47,7 +47,7 @@ class Key:
 @dataclass(frozen=True)
 class _Mark:
     ink: str
-    line: str
+    line: Literal["-", "-.", ":"]
 
 
 _MARKS = {
@@ -198,14 +198,16 @@ def _paint_band(
 
 
 def _paint_crowd(axes: Axes, lines: Sequence[Document], time: Clock) -> None:
-    """Of many curves: their extremes, their median, and which of them lie apart."""
+    """Of many curves: their extremes, their median, which lie apart, and faintly the others."""
     times, low = _shape(lines, "low", min)
     _, high = _shape(lines, "high", max)
     _paint_band(axes, times, low, high, time, ink("muted"))
     named = apart(lines)
     for place, line in enumerate(lines):
         if place not in named:
-            _paint_line(axes, place, line, time, ink("muted"), 0.4)
+            seconds, values = _shape([line], "values", fmean)
+            faint = {"times_seconds": seconds, "values": values}
+            _paint_line(axes, place, faint, time, ink("muted"), 0.4)
     times, middle = _shape(lines, "values", median)
     gaps = [nan if value is None else value for value in middle]
     axes.plot([time(one) for one in times], gaps, color=ink("text"), linewidth=1.2)
@@ -216,7 +218,7 @@ def _paint_crowd(axes: Axes, lines: Sequence[Document], time: Clock) -> None:
 def _shape(
     lines: Sequence[Document], side: str, of_many: Callable[[Iterable[float]], float]
 ) -> tuple[list[float], list[float | None]]:
-    """One curve of many, from their values at neighbouring times."""
+    """One curve of some, from their values at neighbouring times."""
     curves = [(line["times_seconds"], line[side] or line["values"]) for line in lines]
     rows = thinned(curves, _SHAPE_ROWS, of_many)
     there = [[value for value in row.values if value is not None] for row in rows]
@@ -231,14 +233,20 @@ def _paint_marks(axes: Axes, time: Clock, marks: Sequence[tuple[Document, str]])
         routine, [0.03] * len(routine), transform=foot,
         color=ink("muted"), linestyle="", marker="|", markersize=5,
     )  # fmt: skip
+    for kind, style in _MARKS.items():
+        own = [mark for mark, number in marks if number and mark["kind"] == kind]
+        times = [time(mark["time_seconds"]) for mark in own]
+        axes.vlines(
+            times, 0, 1, transform=foot, colors=ink(style.ink), linewidth=1, linestyles=style.line
+        )
+        for at, mark in zip(times, own, strict=True):
+            if mark["seconds"] > 0:
+                until = at + time(mark["seconds"])
+                axes.axvspan(at, until, color=ink(style.ink), alpha=0.25, linewidth=0)
     labelled = -1.0
-    for mark, number in ((mark, number) for mark, number in marks if number):
-        at, wide = time(mark["time_seconds"]), time(mark["seconds"])
-        style = _MARKS[mark["kind"]]
-        if wide > 0:
-            axes.axvspan(at, at + wide, color=ink(style.ink), alpha=0.25, linewidth=0)
-        axes.axvline(at, color=ink(style.ink), linewidth=1, linestyle=style.line)
-        if at - labelled > 0.04 * time(time.length):
+    for mark, number in marks:
+        at = time(mark["time_seconds"])
+        if number and at - labelled > 0.04 * time(time.length):
             axes.text(at, 1.0, number, transform=foot, ha="center", va="bottom", color=ink("muted"))
             labelled = at
 

@@ -9,6 +9,8 @@ from typing import Any, Literal
 from sm_train.toolkit.amounts import dollars, span
 from sm_train.toolkit.review.curves import Document, quantity
 
+Rank = Literal["best", "worst"]
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -38,7 +40,7 @@ class Cell:
     """A job's figure. ``words`` is None where it is unknown."""
 
     words: str | None
-    rank: Literal["best", "worst"] | None = None
+    rank: Rank | None = None
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ def _row(figure: Figure, jobs: Sequence[Document]) -> Row:
     values = [job[figure.key] for job in jobs]
     words = [figure.said(job) for job in jobs]
     best, worst = _ends(figure, jobs)
-    ranks = [
+    ranks: list[Rank | None] = [
         None if value is None
         else "best" if value == best else "worst" if value == worst else None
         for value in values
