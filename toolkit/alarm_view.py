@@ -88,7 +88,7 @@ def changed_words(plan: Plan, changes: Changes) -> Iterator[str]:
     if not plan.jobs:
         yield "no job is live; the one that submit, resume or watch starts gets its alarms then"
     if changes.removed:
-        yield f"removed: {len(changes.removed)} alarms of jobs that have ended"
+        yield f"alarms of ended jobs that were removed: {len(changes.removed)}"
     yield (
         f"An ended job's alarms stay silent. They go when the next job starts or `watch` sees the "
         f"run done; to remove all: sm-train alarms {run} --remove"
