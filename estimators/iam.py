@@ -100,7 +100,7 @@ def _laptop(config: RunConfig, places: _Places, image: str) -> list[dict[str, An
         _allow(
             "Find",
             ["sagemaker:ListTrainingJobs", "pricing:GetProducts",
-             "servicequotas:ListServiceQuotas"],
+             "servicequotas:ListServiceQuotas", "cloudwatch:GetMetricData"],
             ["*"],
         ),
         _allow("CheckRole", ["iam:GetRole"], [role]),

@@ -44,6 +44,7 @@ _ELSEWHERE = {
     "ListServiceQuotas": ("servicequotas:ListServiceQuotas", "*"),
     "DescribeLogStreams": ("logs:DescribeLogStreams", _GROUP),
     "FilterLogEvents": ("logs:FilterLogEvents", _GROUP),
+    "GetMetricData": ("cloudwatch:GetMetricData", "*"),
 }
 """Operations of other services than SageMaker, as IAM sees them."""
 
