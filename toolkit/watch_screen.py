@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from sm_train.toolkit.amounts import dollars, number, span
-from sm_train.toolkit.live_state import Live, NodeState, node_states, notices, stragglers
+from sm_train.toolkit.live_state import Live, NodeState, Straggler, node_states, notices, stragglers
 from sm_train.toolkit.node_gpus import hosts_of
 from sm_train.toolkit.run_state import StageState
 from sm_train.toolkit.watching import Seen
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _LABEL = 9
-_NOTICES, _STRAGGLERS = 5, 3
-_LINES = 14
-"""Of a view beside its nodes, warnings and stragglers."""
+_NOTICES, _SLOW = 5, 3
+_LINES = 16
+"""Of a view beside its nodes, warnings and slow machines."""
 
 _STEADY = 0.1
 """A sparkline of it/s shows at least so much of the highest as its height: noise stays flat."""
@@ -47,14 +47,16 @@ def screen(model: Model, now: float, width: int, height: int | None = None) -> R
     """The view at ``now`` (Unix seconds by AWS's clock); of ``height`` lines at most, if given."""
     from rich.console import Group
 
+    most = _NOTICES if height is None else max(1, min(_NOTICES, (height - _LINES) // 3))
     stage = model.seen.state.current
     parts: list[RenderableType] = [_head(model, now, width)]
     if stage is not None:
         parts += _training(model, stage, now, width)
     parts.append(_money(model))
     if stage is not None and stage.job is not None and stage.job.live:
-        parts += _cluster(model, now, width, height)
-    parts += _warnings(model)
+        room = None if height is None else height - _LINES - min(most, len(notices(model.live)))
+        parts += _cluster(model, now, width, room)
+    parts += _warnings(model, most)
     if model.footer:
         parts += ["", _text(model.footer, "dim")]
     return Group(*parts)
@@ -101,7 +103,7 @@ def _head(model: Model, now: float, width: int) -> Text:
 def _training(model: Model, stage: StageState, now: float, width: int) -> list[RenderableType]:
     live, step = model.live, max(stage.step, _step(model.live))
     share = min(1.0, step / stage.iterations)
-    words = f" {share:6.1%}  {step:,} of {stage.iterations:,}"
+    words = f" {100 * share:5.1f} %  {step:,} of {stage.iterations:,}"
     room = max(5, min(50, width - _LABEL - len(words)))
     filled = round(share * room)
     rows = [
@@ -111,7 +113,7 @@ def _training(model: Model, stage: StageState, now: float, width: int) -> list[R
     ]
     newest = live.newest["step"].event if "step" in live.newest else {}
     shares = [
-        f"{label} {newest[key]:.1%}"
+        f"{label} {_share(newest[key])}"
         for label, key in (("data wait", "data_wait_share"), ("MFU", "mfu"))
         if newest.get(key) is not None
     ]
@@ -215,23 +217,31 @@ def brief(seconds: float) -> str:
 # ------------------------------------------------------------------ machines
 
 
-def _cluster(model: Model, now: float, width: int, height: int | None) -> list[RenderableType]:
+def _cluster(model: Model, now: float, width: int, room: int | None) -> list[RenderableType]:
+    """The machines, in about ``room`` lines."""
     nodes = node_states(model.live, hosts_of(model.seen.state), now, model.gpus)
     if not nodes:
         return []
-    most = len(nodes)
-    if height is not None:
-        notes = min(_NOTICES, len(notices(model.live))) + min(
-            _STRAGGLERS, len(stragglers(model.live))
-        )
-        most = max(2, height - _LINES - notes)
+    slow = _slow(model.live)[:_SLOW]
+    most = len(nodes) if room is None else max(2, room - len(slow))
     parts: list[RenderableType] = ["", _table(_worst(nodes, most), width)]
     if most < len(nodes):
-        parts.append(_text(f"and {len(nodes) - most} more, heard since or busier", "dim"))
-    for one in stragglers(model.live)[:_STRAGGLERS]:
-        words = f"rank {one.rank} on {one.host}: {one.step_seconds:.3g} s a step, "
-        parts.append(_row("slow", (f"{words}{one.ratio:.2f} × the median", "yellow not bold")))
-    return parts
+        words = f"and {len(nodes) - most} more, which were heard lately and are busier"
+        parts.append(_text(words, "dim"))
+    return parts + [_row("slow", (words, "yellow not bold")) for words in slow]
+
+
+def _slow(live: Live) -> list[str]:
+    """A line for each machine with ranks that keep others waiting, the slowest first."""
+    by_host: dict[str, list[Straggler]] = {}
+    for one in stragglers(live):
+        by_host.setdefault(one.host, []).append(one)
+    return [
+        f"{host}: {found[0].ratio:.2f} × the median step, {found[0].step_seconds:.3g} s; "
+        f"{'ranks' if len(found) > 1 else 'rank'} "
+        f"{', '.join(str(rank) for rank in sorted(one.rank for one in found))}"
+        for host, found in by_host.items()
+    ]
 
 
 def _worst(nodes: Sequence[NodeState], most: int) -> list[NodeState]:
@@ -252,7 +262,7 @@ def _percent(value: float | None) -> str:
 
 
 def _share(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1%}"
+    return "–" if value is None else f"{100 * value:.1f} %"
 
 
 def _rate(value: float | None) -> str:
@@ -300,11 +310,11 @@ def _table(nodes: Sequence[NodeState], width: int) -> Table:
 # ------------------------------------------------------------------ warnings
 
 
-def _warnings(model: Model) -> list[RenderableType]:
+def _warnings(model: Model, most: int) -> list[RenderableType]:
     found: list[RenderableType] = []
     if model.seen.warning is not None:
         found.append(_text(f"warning: {model.seen.warning}", "red"))
-    for one in notices(model.live)[-_NOTICES:]:
+    for one in notices(model.live)[-most:]:
         times = f" ({one.count} times)" if one.count > 1 else ""
         at = f"{datetime.fromtimestamp(one.time):%H:%M:%S}"
         line = _text(f"{at} {one.host} ", "dim")

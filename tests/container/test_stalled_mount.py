@@ -1,4 +1,4 @@
-"""A bucket behind FUSE that stops answering, and a loader worker in the middle of a read from it."""
+"""A bucket behind FUSE that stops answering in the middle of a loader worker's read."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_worker_in_a_fuse_read_is_found_and_the_job_ends_without_it(tmp_path: 
                 assert LIMIT <= stall["silent_seconds"] < 5 * LIMIT
                 assert (stall["blamed_rank"], stall["blamed_node"]) == (0, 0)
                 assert "read_for_ever" in watched.evidence(stall, "workers.txt")
-                assert f"{worker.pid}" in watched.evidence(stall, "machine.txt")
+                assert "fuse" in watched.evidence(stall, "machine.txt")
                 assert watched.wait_for(kind="error")["code"] == "stall"
                 assert watched.processes[0].wait(timeout=30) == -signal.SIGKILL
                 assert "no sign for" in (tmp_path / "job" / "output" / "failure").read_text()

@@ -99,9 +99,9 @@ def test_once_prints_the_view_and_a_script_gets_all_of_it(laptop: Laptop) -> Non
     assert max(map(len, shown.splitlines())) <= 100
     assert "demo  256px  training" in shown
     assert "590 of 1,000" in shown
-    for words in ("it/s     1.8", "loss     0.0333", "data wait 2.0%", "MFU 41.0%",
+    for words in ("it/s     1.8", "loss     0.0333", "data wait 2.0 %", "MFU 41.0 %",
                   "step 400, 7 min ago", "budget $500", "98 %", "61 GiB",
-                  "rank 24 on algo-4: 0.7 s a step, 1.40 × the median",
+                  "algo-4: 1.40 × the median step, 0.7 s; rank 24",
                   "algo-2 bad-sample: 3 samples were left out"):  # fmt: skip
         assert words in shown, words
     assert re.search(r"algo-4 +1[12] min", shown)
