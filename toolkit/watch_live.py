@@ -19,7 +19,7 @@ from sm_train.toolkit.node_gpus import gpu_utilization
 from sm_train.toolkit.output import people
 from sm_train.toolkit.watch_screen import Model, screen
 from sm_train.toolkit.watch_view import JsonShower, LineShower, worth_saying
-from sm_train.toolkit.watching import Seen, Shower
+from sm_train.toolkit.watching import Seen, Shower, kind
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -55,7 +55,7 @@ def view_of(session: Any, seen: Seen) -> None:
 class LiveShower:
     """The view in its place below what the terminal already shows, as a context manager.
 
-    What a look leads to, such as another job, stays above it.
+    What a look leads to, such as another job, stays above it; how the run ended comes below.
     """
 
     def __init__(self, session: Any, console: Console) -> None:
@@ -72,6 +72,7 @@ class LiveShower:
         self._follower: Follower | None = None
         self._next = 0.0
         self._trouble = ""
+        self._last: str | None = None
 
     def __enter__(self) -> LiveShower:
         self._screen.__enter__()
@@ -79,13 +80,14 @@ class LiveShower:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
         self._next = 0.0
-        self._trouble = ""
-        self._screen.__exit__(kind, error, traceback)
+        self._screen.__exit__(error_type, error, traceback)
+        if self._last is not None:
+            self._console.print(self._last, markup=False)
 
     # ------------------------------------------------------------------ what a watch tells
 
@@ -101,7 +103,10 @@ class LiveShower:
         self._trouble = ""
         gpus = gpu_utilization(self._session, state)
         self._model = Model(seen, merged(known, state.live), gpus)
-        if (said := worth_saying(seen)) is not None:
+        said = worth_saying(seen)
+        if kind(seen.action) == "end":
+            self._last = said
+        elif said is not None:
             self._console.print(f"{datetime.now():%H:%M:%S}  {said}", markup=False)
         self._screen.refresh()
 

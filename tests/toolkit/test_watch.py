@@ -8,7 +8,6 @@ import os
 import pty
 import re
 import select
-import signal
 import struct
 import subprocess
 import sys
@@ -31,6 +30,14 @@ from tests.toolkit.lives import GROUP
 from tests.toolkit.test_run_life import FIRST, SECOND, Laptop
 
 STEP = {"iterations_per_second": 1.8, "loss": 0.25, "data_wait_share": 0.02, "mfu": 0.41}
+ON_A_TERMINAL = """
+import fcntl, signal, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+# Whatever this process has inherited.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from sm_train.toolkit.cli import main
+main(sys.argv[1:])
+"""
 _ESCAPE = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07|.)")
 
 
@@ -185,6 +192,10 @@ class Terminal:
             return False
         return True
 
+    def interrupt(self) -> None:
+        """Press Ctrl-C."""
+        os.write(self.handle, b"\x03")
+
     def end(self) -> int:
         while self._read():
             pass
@@ -201,7 +212,7 @@ def terminal(
     for name in ("COLUMNS", "NO_COLOR", "FORCE_COLOR"):
         env.pop(name, None)
     process = subprocess.Popen(
-        [sys.executable, "-m", "sm_train.toolkit", "watch", "demo", *arguments],
+        [sys.executable, "-c", ON_A_TERMINAL, "watch", "demo", *arguments],
         env=env | environment, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
     )  # fmt: skip
     os.close(theirs)
@@ -240,7 +251,7 @@ def test_the_view_follows_a_living_job_and_ctrl_c_ends_only_the_watch(laptop: La
         laptop.lives.say(FIRST, "heartbeat", ago=0, node=11, step=778, seconds_since_step=0.1)
         laptop.lives.say(FIRST, "warning", ago=0, node=11, code="checkpoint-failed", message="full")
         screen.wait_for("algo-12 checkpoint-failed: full")
-        os.killpg(screen.process.pid, signal.SIGINT)
+        screen.interrupt()
         assert screen.end() == 130
     said = screen.text
     assert "the run itself goes on: `sm-train watch demo` looks again" in said
@@ -260,7 +271,7 @@ def test_the_view_fits_the_terminal_with_and_without_colours(
     colours = {} if columns == 120 else {"NO_COLOR": "1"}
     with terminal(laptop, "--interval", "300s", columns=columns, **colours) as screen:
         screen.wait_for("next look")
-        os.killpg(screen.process.pid, signal.SIGINT)
+        screen.interrupt()
         screen.end()
     lines = screen.text.split("looking again")[0].splitlines()
     assert max(len(line.rstrip("\r")) for line in lines[:-3]) <= columns
