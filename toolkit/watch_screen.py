@@ -137,8 +137,10 @@ def _curve(
     points = [
         (said.time, float(said.event[key])) for said in live.steps if said.event[key] is not None
     ]
-    if not points:
+    if not live.steps:
         return ["unknown until the first steps"]
+    if not points or live.steps[-1].event[key] is None:
+        return [("no number", "red not bold")]
     values = [value for _, value in points]
     shown = f"{words(values[-1]):<8}"
     if len(points) < 2:
@@ -159,10 +161,10 @@ def sparkline(points: Sequence[tuple[float, float]], width: int, steady: float) 
     low, high = min(value for _, value in points), max(value for _, value in points)
     low = min(low, high - steady * abs(high))
     # With fewer points than columns they are drawn side by side.
-    width = min(width, len(points))
+    width = min(width, len(points)) if end > begin else 1
     columns: list[list[float]] = [[] for _ in range(width)]
     for at, value in points:
-        place = (at - begin) / (end - begin) if end > begin else 0.0
+        place = (at - begin) / (end - begin) if width > 1 else 0.0
         columns[min(width - 1, int(place * width))].append(value)
     heights = [
         (sum(column) / len(column) - low) / (high - low) if high > low else 1.0

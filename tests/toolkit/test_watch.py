@@ -48,13 +48,13 @@ _ESCAPE = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07|.)")
     st.lists(st.tuples(st.integers(0, 3600), st.floats(-1e6, 1e6)), min_size=1, max_size=200),
     st.integers(1, 80),
 )
-def test_a_sparkline_fits_and_its_highest_point_is_the_greatest(
+def test_a_sparkline_fits_and_reaches_from_the_first_point_to_the_last(
     points: list[tuple[float, float]], width: int
 ) -> None:
     drawn = sparkline(sorted(points), width, 0.0)
     assert 1 <= len(drawn) <= width
     assert set(drawn) <= set(" ▁▂▃▄▅▆▇█")
-    assert drawn[-1] != " "
+    assert " " not in (drawn[0], drawn[-1])
 
 
 def test_a_sparkline_has_a_gap_where_nothing_was_said_and_noise_is_flat() -> None:
@@ -140,12 +140,14 @@ def test_gpus_that_no_event_tells_of_are_cloudwatchs_over_their_number(laptop: L
 
 
 def test_a_stall_is_8_and_its_reason_is_in_the_view(laptop: Laptop) -> None:
-    laptop.lives.say(FIRST, "step", ago=4000, step=200)
+    laptop.lives.say(FIRST, "step", ago=4100, step=190, loss=0.5)
+    laptop.lives.say(FIRST, "step", ago=4000, step=200, loss=None)
     laptop.lives.say(FIRST, "warning", ago=3000, code="stall", message="no sign for 900 s in step")
     laptop.lives.say(FIRST, "heartbeat", ago=2000, step=200, seconds_since_step=2000.0)
     shown = laptop("watch", "demo", "--once", "--no-act", code=8).stderr
     assert "demo  256px  stalled" in shown
     assert "stall: no sign for 900 s in step" in shown
+    assert "loss     no number" in shown
     assert "is silent since step 200" in shown
 
 
