@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 _HISTORY_SECONDS = 3600.0
 """How much of a job's past its curves begin with."""
+
+_SILENT_SECONDS = 15.0
+"""Between two questions whether a job that has said nothing yet has begun to speak."""
 
 _REDRAWN_A_SECOND = 2
 
@@ -125,7 +129,7 @@ class LiveShower:
     def _follow(self) -> float:
         """Hear what the job has said since; returns the seconds to wait before the next time."""
         if self._job is None or self._model is None:
-            return self._next
+            return math.inf
         try:
             if self._follower is None:
                 self._follower = self._from_history(self._job)
@@ -133,10 +137,10 @@ class LiveShower:
         except UserError as error:
             # Whether that ends the watch is for the next look to find out.
             self._trouble = f"{error}; "
-            return self._next
+            return math.inf
         self._model = replace(self._model, live=merged(self._model.live, news))
         if self._follower is None:
-            return self._next
+            return _SILENT_SECONDS
         refused = self._follower.refused
         self._trouble = "" if refused is None else f"{refused}; "
         return self._follower.pause
