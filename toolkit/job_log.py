@@ -59,7 +59,9 @@ class Follower:
             if error.exit_code not in PASSING:
                 raise
             # Of the pages after this one nothing is known: the next question is the same again.
-            self.refused, self.pause = error, min(2 * self.pause, _LONGEST_SECONDS)
+            if self.refused is not None:
+                self.pause = min(2 * self.pause, _LONGEST_SECONDS)
+            self.refused = error
             return
         self.refused, self.pause = None, _ASK_SECONDS
         self._since = max(self._since, newest - _LATE_SECONDS)

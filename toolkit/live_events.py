@@ -58,6 +58,9 @@ def last_words(live: Live) -> LastWords:
         event = live.newest["step"].event
         step = int(event["step"])
         speed, loss = event["iterations_per_second"], event["loss"]
+    elif live.beats:
+        # Training may hang for longer than its words are looked for.
+        step = max(int(beat.event["step"]) for beat in live.beats.values())
     if "end" in live.newest:
         event = live.newest["end"].event
         ended, step = str(event["reason"]), max(step or 0, int(event["step"]))

@@ -66,9 +66,6 @@ class LiveShower:
         from rich.live import Live as Screen
 
         self._session, self._console = session, console
-        self._screen = Screen(
-            get_renderable=self._draw, console=self._console, refresh_per_second=_REDRAWN_A_SECOND
-        )
         self._model: Model | None = None
         self._clock_ahead = 0.0
         """Seconds by which AWS's clock is ahead of this machine's."""
@@ -77,6 +74,10 @@ class LiveShower:
         self._next = 0.0
         self._trouble = ""
         self._last: str | None = None
+        # It draws at once.
+        self._screen = Screen(
+            get_renderable=self._draw, console=console, refresh_per_second=_REDRAWN_A_SECOND
+        )
 
     def __enter__(self) -> LiveShower:
         self._screen.__enter__()

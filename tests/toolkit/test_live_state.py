@@ -82,6 +82,11 @@ def test_a_heartbeat_counts_as_the_step_that_it_tells_of() -> None:
     assert (ended.step, ended.ended, ended.sign) == (9, "done", NOW + 400)
 
 
+def test_where_training_hangs_is_known_from_heartbeats_alone() -> None:
+    words = last_words(heard([line("heartbeat", NOW, step=7, seconds_since_step=4000.0)]))
+    assert (words.step, words.sign, words.loss) == (7, NOW - 4000, None)
+
+
 def test_an_event_without_a_time_is_left_out() -> None:
     host, event = line("step", NOW)
     assert heard([(host, event | {"time": None})]) == heard([])

@@ -108,7 +108,7 @@ def test_a_stall_is_8_and_its_reason_is_in_the_view(laptop: Laptop) -> None:
     laptop.lives.say(FIRST, "step", ago=4100, step=190, loss=0.5)
     laptop.lives.say(FIRST, "step", ago=4000, step=200, loss=None)
     laptop.lives.say(FIRST, "warning", ago=3000, code="stall", message="no sign for 900 s in step")
-    laptop.lives.say(FIRST, "heartbeat", ago=2000, step=200, seconds_since_step=2000.0)
+    laptop.lives.say(FIRST, "heartbeat", ago=2500, step=200, seconds_since_step=1500.0)
     shown = laptop("watch", "demo", "--once", "--no-act", code=8).stderr
     assert "demo  256px  stalled" in shown
     assert "stall: no sign for 900 s in step" in shown
@@ -300,7 +300,7 @@ def test_a_followed_log_outlives_refusals_and_empty_pages(laptop: Laptop) -> Non
     done = laptop("logs", "demo", "--follow")
     assert done.stdout == "algo-1 | a line\n"
     assert "AWS answers ThrottlingException" in done.stderr
-    assert "asked again in 10 s" in done.stderr
+    assert "asked again in 5 s" in done.stderr
     assert len(asked) == 3
 
 
