@@ -104,8 +104,10 @@ def _workers_stacks(pid: int) -> bytes:
 
 def _workers(pid: int) -> list[int]:
     """What a training process has started, this process and its own left out."""
+    found = processes.descendants(pid)
+    # Only then: commands that gather evidence are being started meanwhile.
     ours = {os.getpid(), *processes.descendants(os.getpid())}
-    return [one for one in processes.descendants(pid) if one not in ours][:_WORKERS]
+    return [one for one in found if one not in ours][:_WORKERS]
 
 
 def _flight_record(rank: int) -> bytes:
@@ -155,15 +157,14 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 def _machine(pids: Sequence[int]) -> str:
     """Processes in the kernel's words, GPUs in NVIDIA's, and what the kernel complained of."""
+    family = [one for pid in pids for one in (pid, *_workers(pid))]
     # All at once: one that hangs costs the others nothing.
     pool = ThreadPoolExecutor(len(_COMMANDS) + 1)
     outputs = [pool.submit(_output, command) for command in _COMMANDS]
     kernel = pool.submit(_output, ("dmesg",))
     pool.shutdown(wait=False)
     deadline = time.monotonic() + _COMMAND_SECONDS + 1.0
-    parts = []
-    for pid in pids:
-        parts += [processes.describe(one) for one in (pid, *_workers(pid))]
+    parts = [processes.describe(one) for one in family]
     for one in outputs:
         with suppress(TimeoutError):
             parts.append(one.result(max(0.0, deadline - time.monotonic())))
