@@ -184,6 +184,8 @@ def _left(live: Live, stage: StageState, step: int, now: float) -> str:
     if not speed:
         return "unknown"
     seconds = (stage.iterations - step) / speed
+    if stage.state != "training":
+        return f"{span(seconds)} of training"
     at = datetime.fromtimestamp(now + seconds)
     return f"{span(seconds)}, until {at:%H:%M}" + (f" on {at:%b %-d}" if seconds > 43200 else "")
 

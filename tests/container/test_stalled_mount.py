@@ -36,7 +36,8 @@ def test_a_worker_in_a_fuse_read_is_found_and_the_job_ends(tmp_path: Path) -> No
                 assert "read_for_ever" in stacks
                 [worker] = re.findall(r"^Process (\d+): .*spawn_main", stacks, re.MULTILINE)
                 about = watched.evidence(stall, "machine.txt").partition(f"process {worker}: ")[2]
-                assert "State: D (disk sleep)" in about.partition("\n\n")[0]
+                # In the page cache, or in FUSE's own wait: kernels differ.
+                assert re.search("folio_wait|request_wait", about.partition("\n\n")[0])
                 assert watched.wait_for(kind="error")["code"] == "stall"
                 assert watched.processes[0].wait(timeout=30) == -signal.SIGKILL
                 assert "no sign for" in (tmp_path / "job" / "output" / "failure").read_text()
