@@ -34,7 +34,9 @@ class ServicePrice:
 
 @cache
 def service_prices() -> dict[str, ServicePrice]:
-    """The shipped table: ``s3_get``, ``s3_put``, ``s3_storage``, ``logs_ingestion``."""
+    """The shipped table: ``s3_get``, ``s3_put``, ``s3_storage``, ``logs_ingestion``,
+    ``alarm_metric``.
+    """
     with _TABLE.open(encoding="utf-8", newline="") as file:
         return {
             row["service"]: ServicePrice(

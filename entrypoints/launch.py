@@ -12,6 +12,7 @@ up to 1.5.0), and inside a node the first forbids NCCL its fast protocols for sm
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -19,6 +20,9 @@ import sys
 from collections.abc import Mapping
 
 import psutil
+from sm_train.entrypoints.directories import Directories, Hosts
+from sm_train.entrypoints.events import Events
+from sm_train.entrypoints.roll_call import AbsentError, Place, answer, keep_roll
 
 
 def torchrun(environment: Mapping[str, str], script: list[str]) -> list[str]:
@@ -42,12 +46,41 @@ def torchrun(environment: Mapping[str, str], script: list[str]) -> list[str]:
     ]
 
 
+def meet(environment: Mapping[str, str], directories: Directories) -> None:
+    """Wait until all machines of the job are there.
+
+    Raises:
+        AbsentError: one is not; it is named, also in the job's failure reason.
+    """
+    hosts = Hosts.read(directories)
+    if len(hosts.all) == 1:
+        return
+    # torchrun takes the port itself afterwards.
+    first = Place(environment["SM_MASTER_ADDR"], int(environment["SM_MASTER_PORT"]) + 1)
+    events = Events(node=hosts.rank, rank=0)
+    try:
+        if hosts.rank == 0:
+            keep_roll(hosts.all, first.port, lambda words: events.warn("machine-late", words))
+        else:
+            answer(hosts.current, first)
+    except AbsentError as error:
+        events.write("error", str(error), code="machine-absent", message=str(error))
+        directories.failure.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError), directories.failure.open("x") as file:
+            file.write(f"{error}\n")
+        raise
+
+
 def main(arguments: list[str]) -> int:
     """Run ``arguments`` by torchrun; returns its exit code."""
     network = os.environ.get("SM_NETWORK_INTERFACE_NAME")
     if network:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", network)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", network)
+    try:
+        meet(os.environ, Directories.from_environment())
+    except AbsentError:
+        return 1
     process = subprocess.Popen(torchrun(os.environ, arguments))
     signal.signal(signal.SIGTERM, lambda *_: hand_on(process.pid))
     return process.wait()

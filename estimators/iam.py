@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from sm_train.estimators.alarms import alarm_prefix, rule_name, topic_name
 from sm_train.estimators.request import ROLE_NOT_SET, staging_bucket
 from sm_train.estimators.run_config import RunConfig
 
@@ -100,7 +101,8 @@ def _laptop(config: RunConfig, places: _Places, image: str) -> list[dict[str, An
         _allow(
             "Find",
             ["sagemaker:ListTrainingJobs", "pricing:GetProducts",
-             "servicequotas:ListServiceQuotas", "cloudwatch:GetMetricData"],
+             "servicequotas:ListServiceQuotas", "cloudwatch:DescribeAlarms",
+             "cloudwatch:GetMetricData"],
             ["*"],
         ),
         _allow("CheckRole", ["iam:GetRole"], [role]),
@@ -115,6 +117,7 @@ def _laptop(config: RunConfig, places: _Places, image: str) -> list[dict[str, An
     ]  # fmt: skip
     if index:
         statements.append(_allow("ReadIndex", ["s3:GetObject"], index))
+    statements += _alarms(config, places)
     keys = _keys(config, places)
     if keys:
         statements.append(_allow("Keys", ["kms:CreateGrant", "kms:DescribeKey"], keys))
@@ -124,6 +127,37 @@ def _laptop(config: RunConfig, places: _Places, image: str) -> list[dict[str, An
             _allow("Shell", ["ssm:StartSession"], ["*"]) | {"Condition": {"StringLike": target}}
         )
     return statements
+
+
+def _alarms(config: RunConfig, places: _Places) -> list[dict[str, Any]]:
+    """What `alarms` needs, and whoever starts a job of a run that has them."""
+    named = [one for one in (config.alerts.sns_topic,) if one is not None]
+    own = places.arn("sns", topic_name(config.name))
+    return [
+        _allow(
+            "Alarms",
+            ["cloudwatch:PutMetricAlarm", "cloudwatch:DeleteAlarms"],
+            [places.arn("cloudwatch", f"alarm:{alarm_prefix(config.name)}*")],
+        ),
+        _allow(
+            "AlarmRule",
+            [
+                "events:DescribeRule", "events:ListTagsForResource", "events:ListTargetsByRule",
+                "events:PutRule", "events:TagResource", "events:PutTargets",
+                "events:RemoveTargets", "events:DeleteRule",
+            ],
+            [places.arn("events", f"rule/{rule_name(config.name)}")],
+        ),
+        _allow("LookAtTopic", ["sns:GetTopicAttributes"], [own, *named]),
+        _allow(
+            "AlarmTopic",
+            [
+                "sns:CreateTopic", "sns:TagResource", "sns:ListTagsForResource",
+                "sns:SetTopicAttributes", "sns:Subscribe", "sns:DeleteTopic",
+            ],
+            [own],
+        ),
+    ]  # fmt: skip
 
 
 def _job(config: RunConfig, places: _Places, image: str) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from importlib.resources import files
 
 from sm_train.cost.instances import instance_type
 from sm_train.estimators.bundle import requirements
+from sm_train.estimators.image_table import training_image
 from sm_train.estimators.launch import FRAMEWORK, framework_version, pytorch_version
 from sm_train.estimators.own_code import merged
 from sm_train.estimators.run_cluster import release
@@ -51,11 +52,14 @@ def aws_image(version: str, machine: str, region: str) -> str:
     Raises:
         ValueError: it has none in the region.
     """
-    from sagemaker.core import image_uris
-
     framework = "pytorch"
     if release(version) >= _AMAZON_LINUX:
         framework, version = "pytorch-amzn2023", ".".join(map(str, release(version)))
+    found = training_image(framework, version, region, machine)
+    if found is not None:
+        return found
+    from sagemaker.core import image_uris
+
     try:
         uri: str = image_uris.retrieve(
             framework,

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from sm_train.estimators.bundle import ARCHIVE_NAME
+from sm_train.estimators.images import aws_image
 from sm_train.estimators.launch import FRAMEWORK
 from sm_train.estimators.request import ROLE_NOT_SET, staging_bucket
 from sm_train.estimators.run_config import RunConfig
@@ -56,16 +57,7 @@ def processing_image(instance_type: str, region: str) -> str:
     Raises:
         ValueError: AWS has no such image in the region.
     """
-    from sagemaker.core import image_uris
-
-    uri: str = image_uris.retrieve(
-        "pytorch",
-        region=region,
-        version=FRAMEWORK,
-        instance_type=instance_type,
-        image_scope="training",
-    )
-    return uri
+    return aws_image(FRAMEWORK, instance_type, region)
 
 
 def processing_request(

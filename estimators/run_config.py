@@ -296,7 +296,7 @@ class Heartbeat(Section):
     times what they ever took; the others come once and have the longest limit.
     """
 
-    interval: Annotated[Duration, Field(ge=1)] = Field(
+    interval: Annotated[Duration, Field(ge=1, le=3600)] = Field(
         default=30, description="Between two `heartbeat` events of a machine."
     )
     min: Annotated[Duration, Field(ge=1)] = Field(

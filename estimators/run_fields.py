@@ -69,7 +69,7 @@ SECRET = (
     r"^(ssm:|arn:aws[a-z-]*:(secretsmanager|ssm):[a-z0-9-]+:[0-9]{12}:[a-zA-Z0-9_]+[:/])?"
     r"[a-zA-Z0-9_/+=.@-]+$"
 )
-_TOPIC = r"^arn:aws[a-z-]*:sns:[a-z0-9-]+:[0-9]{12}:[a-zA-Z0-9_-]+$"
+TOPIC = r"^arn:aws[a-z-]*:sns:[a-z0-9-]+:[0-9]{12}:[a-zA-Z0-9_-]+$"
 
 _PATTERN_WORDS = {
     _PLAIN: "must be without quotes, backslashes, line ends and control characters",
@@ -86,7 +86,7 @@ _PATTERN_WORDS = {
     _PLAN: "must be a plan's ARN: arn:aws:sagemaker:REGION:ACCOUNT:training-plan/NAME",
     _CHANNEL: "must be letters, digits and underscores",
     SECRET: "must be the name of a secret, or ssm: and a parameter's name; never the address",
-    _TOPIC: "must be a topic's ARN such as arn:aws:sns:us-east-1:111122223333:sm-train",
+    TOPIC: "must be a topic's ARN such as arn:aws:sns:us-east-1:111122223333:sm-train",
     _ENTRY: "must be a Python file's path below code, such as train.py",
 }
 
@@ -140,7 +140,7 @@ TagKey = Annotated[
 ]
 TagValue = Annotated[str, Field(max_length=256), AfterValidator(_tag_text)]
 SecretName = Annotated[str, Field(pattern=SECRET, max_length=512)]
-Topic = Annotated[str, Field(pattern=_TOPIC)]
+Topic = Annotated[str, Field(pattern=TOPIC)]
 VariableName = Annotated[str, Field(pattern=_VARIABLE, max_length=512)]
 VariableValue = Annotated[str, Field(pattern=_PLAIN, max_length=512)]
 

@@ -6,12 +6,14 @@ from typing import Any
 
 
 def days(seconds: float | None) -> str:
-    """Days with one decimal; hours or minutes below one."""
+    """Days with one decimal; hours, minutes or seconds below one."""
     if seconds is None:
         return "unknown"
     if seconds >= 86400:
         return f"{seconds / 86400:.1f}"
-    return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.0f} min"
+    if seconds >= 3600:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"
 
 
 def span(seconds: float) -> str:

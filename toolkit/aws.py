@@ -20,7 +20,9 @@ _CREDENTIAL_CODES = {
     "SignatureDoesNotMatch",
     "UnrecognizedClientException",
 }
-_PERMISSION_CODES = {"403", "AccessDenied", "AccessDeniedException", *_CREDENTIAL_CODES}
+_PERMISSION_CODES = {
+    "403", "AccessDenied", "AccessDeniedException", "AuthorizationError", *_CREDENTIAL_CODES
+}  # fmt: skip
 _REFUSED_CODES = {"ValidationError", "ValidationException"}
 _THROTTLING_CODES = {
     "503",

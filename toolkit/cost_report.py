@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import html
-import io
 from collections.abc import Iterable
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sm_train.entrypoints.files import write_whole
 from sm_train.toolkit.amounts import days, dollar_range, dollars, number, total_dollars
-from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.html_page import template, write_html
+from sm_train.toolkit.inline_svg import ink, inline_svg
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 Document = dict[str, Any]
 
@@ -22,34 +24,27 @@ _PAGE = Template("""<!doctype html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Cost of $name</title>
 <style>
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
-       color: #1b1f24; background: #fff; }
-h1 { margin-bottom: 0; } .total { font-size: 1.6rem; margin-top: .25rem; }
-.chart svg { width: 100%; height: auto; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; } caption { text-align: left; font-weight: 600; }
-th, td { padding: .35rem .6rem; text-align: right; border-bottom: 1px solid #d7dce1; }
-th:first-child, td:first-child { text-align: left; }
-.warnings { border-left: 4px solid #b35900; padding-left: 1rem; }
+$style
+.total { font-size: 1.6rem; margin-top: .25rem; }
+.wide svg { min-width: 36rem; }
 </style>
 </head>
 <body>
 <h1>Cost of $name</h1>
 <p class="total"><strong>$total</strong> $range, $days in $region</p>
 $warnings
-<div class="chart">$chart</div>
-<div class="scroll">$stages</div>
+<div class="scroll wide" role="region" tabindex="0" aria-label="Dollars by stage">$chart</div>
+<div class="scroll" role="region" tabindex="0" aria-labelledby="stages">$stages</div>
 <h2>Assumptions</h2>
 <ul>$assumptions</ul>
 </body>
 </html>
 """)
 
-_COLORS = {
-    "training": "#2f6db5", "start_up": "#e08b2c", "checkpoints": "#7a5ba6",
-    "evaluation": "#4c9f70", "restarts": "#c0453b", "warm_pool": "#8a8f98",
-    "storage": "#c9a227", "requests": "#5fb3b3", "logs": "#a3718f",
-}  # fmt: skip
+_PARTS = (
+    "training", "start_up", "checkpoints", "evaluation", "restarts", "warm_pool", "storage",
+    "requests", "logs",
+)  # fmt: skip
 
 
 def write_report(path: Path, name: str, document: Document, region: str) -> None:
@@ -61,6 +56,7 @@ def write_report(path: Path, name: str, document: Document, region: str) -> None
     total = document["total"]
     span = dollar_range(total)
     page = _PAGE.substitute(
+        style=template("page.css"),
         name=html.escape(name),
         region=html.escape(region),
         total=total_dollars(total),
@@ -72,10 +68,7 @@ def write_report(path: Path, name: str, document: Document, region: str) -> None
         stages=_table(document),
         assumptions=_items(document["assumptions"]),
     )
-    try:
-        write_whole(path, page.encode())
-    except FileNotFoundError:
-        raise UserError(f"--html: {path.parent}: no such folder; make it first") from None
+    write_html(path, page)
 
 
 def _warnings(sentences: list[str]) -> str:
@@ -106,52 +99,40 @@ def _table(document: Document) -> str:
         for row in rows
     )
     return (
-        f"<table><caption>Stages</caption><thead><tr>{header}</tr></thead>"
+        f'<table><caption id="stages">Stages</caption>'
+        f"<thead><tr>{header}</tr></thead>"
         f"<tbody>{body}</tbody></table>"
     )
 
 
 def _chart(stages: list[Document]) -> str:
     """A stacked bar for each stage, its range as a line across the end; SVG."""
-    try:
-        import matplotlib as mpl
-    except ModuleNotFoundError:
-        raise UserError(
-            '--html: needs matplotlib; pip install "sm-train[report]" brings it'
-        ) from None
-    mpl.use("Agg")
-    # Reproducible identifiers and no date: the same estimate gives the same page.
-    mpl.rcParams["svg.hashsalt"] = "sm-train"
-    from matplotlib import pyplot as plt
+    size = (9, 1.4 + 0.7 * len(stages))
+    return inline_svg("stages", "Dollars by stage", size, lambda axes: _paint(axes, stages))
+
+
+def _paint(axes: Axes, stages: list[Document]) -> None:
     from matplotlib.ticker import FuncFormatter
 
-    figure, axes = plt.subplots(figsize=(9, 1.4 + 0.7 * len(stages)), layout="constrained")
     names = [stage["name"] for stage in stages]
     start = [0.0] * len(stages)
-    for part, color in _COLORS.items():
+    for part in _PARTS:
         widths = [stage["breakdown_usd"].get(part) or 0.0 for stage in stages]
         if any(width > 0 for width in widths):
-            axes.barh(names, widths, left=start, color=color, label=part.replace("_", " "))
+            label = part.replace("_", " ")
+            axes.barh(names, widths, left=start, color=ink(f"part-{part}"), label=label)
             start = [one + width for one, width in zip(start, widths, strict=True)]
     for place, stage in enumerate(stages):
         if stage["cost_low_usd"] is not None and stage["cost_high_usd"] is not None:
             axes.plot(
                 [stage["cost_low_usd"], stage["cost_high_usd"]], [place, place],
-                color="#1b1f24", marker="|", markersize=14, linewidth=2,
+                color=ink("text"), marker="|", markersize=14, linewidth=2,
                 label="P10 to P90" if place == 0 else None,
             )  # fmt: skip
     axes.invert_yaxis()
     axes.set_xlim(left=0)
+    axes.grid(visible=False, axis="y")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda amount, _: f"${amount:,.0f}"))
     axes.set_xlabel("dollars")
     if start and max(start) > 0:
-        figure.legend(loc="outside lower center", ncols=5, frameon=False)
-    text = io.StringIO()
-    figure.savefig(
-        text, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    )
-    plt.close(figure)
-    svg = text.getvalue()
-    return svg[svg.index("<svg") :].replace(
-        "<svg", '<svg role="img" aria-label="Dollars by stage"', 1
-    )
+        axes.figure.legend(loc="outside lower center", ncols=5, frameon=False)

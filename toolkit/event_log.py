@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import orjson
 from sm_train.entrypoints.events import FIELDS, PREFIX
 
 LOG_NAME = "events.log"
@@ -25,8 +25,8 @@ def parse_event(line: str) -> Event | None:
     if start < 0:
         return None
     try:
-        event = json.loads(line[start + len(PREFIX) :])
-    except json.JSONDecodeError:
+        event = orjson.loads(line[start + len(PREFIX) :])
+    except orjson.JSONDecodeError:
         return None
     known = FIELDS.get(event.get("kind"))
     return event if known is not None and known <= event.keys() else None

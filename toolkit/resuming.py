@@ -6,7 +6,14 @@ from typing import Any
 
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.following import Run, read_state
-from sm_train.toolkit.sending import confirm, mind_budget, next_job, tell_started, what
+from sm_train.toolkit.sending import (
+    confirm,
+    mind_budget,
+    next_job,
+    tell_alarms,
+    tell_started,
+    what,
+)
 from sm_train.toolkit.starting import repeat
 from sm_train.toolkit.submission import choose_stages, price_of_rest
 
@@ -35,3 +42,4 @@ def resume_recorded(
         confirm(what(chosen, start), price_of_rest(run.config, run.region, chosen, start.from_step))
     name = repeat(session, run.bucket, run.record, start)
     tell_started(name, run.region, stage, as_json=as_json)
+    tell_alarms(session, run.config, run.region)

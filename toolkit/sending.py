@@ -12,6 +12,7 @@ from sm_train.cost.estimate import Estimate
 from sm_train.estimators.request import TrainingRequest, checkpoint_uri, staging_bucket
 from sm_train.estimators.run_config import RunConfig, Stage
 from sm_train.toolkit import aws
+from sm_train.toolkit.alarming import keep
 from sm_train.toolkit.amounts import dollars, total_dollars
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.job_records import claim
@@ -67,6 +68,7 @@ def send_first(
     with aws.refusals_in_words("CreateTrainingJob"):
         send(request, submission.bundle, boto_session=session, bucket=bucket, before=keep)
     tell_started(request["TrainingJobName"], region, stage.name, as_json=as_json)
+    tell_alarms(session, config, region)
     following = config.stages.index(stage) + 1
     if following < len(config.stages) and not chain:
         later = config.stages[following].name
@@ -176,6 +178,13 @@ def tell_started(name: str, region: str, stage: str, *, as_json: bool) -> None:
         f"https://{region}.console.aws.amazon.com/sagemaker/home?region={region}#/jobs/{name}",
         err=True,
     )
+
+
+def tell_alarms(session: Any, config: RunConfig, region: str) -> None:
+    """Keep the run's alarms, if it has any, to the job that runs now."""
+    kept = keep(session, config, region)
+    if kept is not None:
+        click.echo(kept, err=True)
 
 
 def what(stage: Stage, start: Start) -> str:

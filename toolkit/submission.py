@@ -137,9 +137,16 @@ def price_of_rest(
     config: RunConfig, region: str, stage: Stage, from_step: int, history: History | None = None
 ) -> Estimate:
     """The estimate of what ``stage`` has still to do."""
-    rest = stage.model_copy(update={"iterations": max(1, stage.iterations - from_step)})
-    stages = [rest if one is stage else one for one in config.stages]
-    return price(config.model_copy(update={"stages": stages}), region, (rest,), history)
+    return price_iterations(config, region, stage, max(1, stage.iterations - from_step), history)
+
+
+def price_iterations(
+    config: RunConfig, region: str, stage: Stage, iterations: int, history: History | None = None
+) -> Estimate:
+    """The estimate of so many iterations of ``stage``, with a start-up of their own."""
+    part = stage.model_copy(update={"iterations": iterations})
+    stages = [part if one is stage else one for one in config.stages]
+    return price(config.model_copy(update={"stages": stages}), region, (part,), history)
 
 
 def choose_stages(config: RunConfig, name: str | None) -> tuple[Stage, ...]:

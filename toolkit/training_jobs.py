@@ -139,6 +139,11 @@ def find_job(session: Any, name: str) -> TrainingJob | None:
     return None if description is None else _with_tags(session, description)
 
 
+def may_be_job(name: str) -> bool:
+    """Whether SageMaker would take ``name`` for a job's."""
+    return len(name) <= 63 and name.replace("-", "").isalnum()
+
+
 def is_foreign(session: Any, name: str) -> bool:
     """Whether a job has that name that is not of a run."""
     description = _describe(session, name)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from sm_train.toolkit.alarming import keep
 from sm_train.toolkit.amounts import dollars
 from sm_train.toolkit.errors import PASSING, ExitCode, UserError
 from sm_train.toolkit.failure_cause import cause_of_failure
@@ -72,6 +73,8 @@ def over_budget(state: RunState) -> str | None:
 def _do(session: Any, run: Run, action: Action) -> str:
     if isinstance(action, Stop):
         stop_job(session, action.job, action.cause)
+    if isinstance(action, End):
+        return _with_alarms(session, run, action.words)
     if not isinstance(action, Start):
         return action.words
     if run.record is None:
@@ -80,7 +83,15 @@ def _do(session: Any, run: Run, action: Action) -> str:
         name = repeat(session, run.bucket, run.record, action)
     except ClaimedError as error:
         return str(error)  # the next look sees what they started
-    return f"{action.words}; started {name} from step {action.from_step:,}"
+    return _with_alarms(
+        session, run, f"{action.words}; started {name} from step {action.from_step:,}"
+    )
+
+
+def _with_alarms(session: Any, run: Run, done: str) -> str:
+    """Keep the run's alarms to the jobs that live; ``done``, and what came of that."""
+    kept = keep(session, run.config, run.region)
+    return done if kept is None else f"{done}; {kept}"
 
 
 def watch(

@@ -14,6 +14,7 @@ import tarfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -202,11 +203,16 @@ class Processes:
         """The training processes' ids, the launcher left out."""
         import psutil
 
+        def trains(one: psutil.Process) -> bool:
+            with suppress(psutil.NoSuchProcess):  # ended just now, or waits to be reaped
+                return "train.py" in " ".join(one.cmdline())
+            return False
+
         try:
             family = psutil.Process(self.process.pid).children(recursive=True)
         except psutil.NoSuchProcess:
             return []
-        return [one.pid for one in family if "train.py" in " ".join(one.cmdline())]
+        return [one.pid for one in family if trains(one)]
 
 
 def run_nodes(jobs: list[Job], processes: int) -> list[dict[str, Any]]:

@@ -9,9 +9,9 @@ from typing import NoReturn
 import pytest
 
 
-def missing(what: str) -> NoReturn:
-    """Skip the test; fail it where REQUIRE_CONTAINERS says that everything should be there."""
-    if os.environ.get("REQUIRE_CONTAINERS"):
+def missing(what: str, required: str = "REQUIRE_CONTAINERS") -> NoReturn:
+    """Skip the test; fail it where this variable says that everything should be there."""
+    if os.environ.get(required):
         pytest.fail(what)
     pytest.skip(what)
 

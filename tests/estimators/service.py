@@ -17,17 +17,23 @@ import regex
 
 
 @cache
-def _shape() -> Any:
-    document = botocore.loaders.Loader().load_service_model("sagemaker", "service-2")
-    return botocore.model.ServiceModel(document).operation_model("CreateTrainingJob").input_shape
+def _shape(service: str, operation: str) -> Any:
+    document = botocore.loaders.Loader().load_service_model(service, "service-2")
+    return botocore.model.ServiceModel(document).operation_model(operation).input_shape
 
 
 def refusals(request: dict[str, Any]) -> list[str]:
     """Everything that is wrong with a CreateTrainingJob request."""
-    report = botocore.validate.ParamValidator().validate(request, _shape())
+    return bad_fields("sagemaker", "CreateTrainingJob", request) or [*_rules(request)]
+
+
+def bad_fields(service: str, operation: str, request: dict[str, Any]) -> list[str]:
+    """What the service model refuses of a request, each field by itself."""
+    shape = _shape(service, operation)
+    report = botocore.validate.ParamValidator().validate(request, shape)
     if report.has_errors():
         return [report.generate_report()]
-    return [*_limits(request, _shape(), "request"), *_rules(request)]
+    return [*_limits(request, shape, "request")]
 
 
 def _limits(value: Any, shape: Any, place: str) -> Iterator[str]:

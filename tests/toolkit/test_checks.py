@@ -16,12 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from sm_train.cost.document import as_document
-from sm_train.estimators.images import image_uri
 from sm_train.estimators.run_config import RunConfig
 from sm_train.toolkit.check_report import show
 from sm_train.toolkit.checks import finding as finding_module
 from sm_train.toolkit.checks.finding import LEVELS, Finding
-from sm_train.toolkit.checks.image import ecr_image, image_findings, in_table
+from sm_train.toolkit.checks.image import ecr_image, image_findings
 from sm_train.toolkit.checks.pages import checks_by_subject, render
 from sm_train.toolkit.checks.quotas import default_runtime_findings
 from sm_train.toolkit.checks.recovery import recovery_findings
@@ -211,27 +210,6 @@ def test_what_an_own_image_must_carry_is_asked() -> None:
 
 def test_a_version_that_aws_has_no_image_of() -> None:
     assert images(framework_version="2.99")["image-unavailable"].level == "error"
-
-
-@pytest.mark.parametrize(
-    ("version", "region", "there"),
-    [
-        ("2.3.0", "us-east-1", True),
-        ("2.6", "eu-west-1", True),
-        ("2.3.0", "me-west-1", False),
-        ("2.5.0", "us-east-1", False),
-    ],
-)
-def test_the_table_of_images_is_read_as_the_sdk_reads_it(
-    version: str, region: str, there: bool
-) -> None:
-    cluster = {"instance_type": "ml.p5.48xlarge", "framework_version": version}
-    run = config(cluster=cluster)
-    assert in_table(version, region) == there
-    try:
-        assert f".{region}." in image_uri(run, region)
-    except ValueError:
-        assert not there
 
 
 def test_smddp_that_is_not_used_is_said() -> None:

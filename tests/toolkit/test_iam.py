@@ -13,6 +13,7 @@ from sm_train.estimators.iam import policies
 
 from tests.conftest import Aws, Cli
 from tests.estimators.runs import ECR, config
+from tests.toolkit.lives import Lives
 from tests.toolkit.runs import write_run
 
 SHARDS = {f"shards/{index}.tar": b"x" for index in range(4)} | {"index.parquet": b"x"}
@@ -25,6 +26,18 @@ OTHERS = {
     "ecr:DescribeImages": "check, of an image that is not AWS's own",
     "iam:GetRole": "check, by a protocol that is not recorded here",
     "pricing:GetProducts": "cost --refresh, whose test has a stand-in of its own",
+    "sns:GetTopicAttributes": "alarms, by a protocol that is not recorded here",
+    **dict.fromkeys(
+        [
+            "sns:CreateTopic",
+            "sns:TagResource",
+            "sns:ListTagsForResource",
+            "sns:SetTopicAttributes",
+            "sns:Subscribe",
+            "sns:DeleteTopic",
+        ],
+        "alarms --email, by the same",
+    ),
 }
 
 
@@ -40,12 +53,20 @@ def allowed(policy: dict[str, Any], action: str, resource: str) -> str | None:
 
 
 _GROUP = "arn:aws:logs:us-east-1:111122223333:log-group:/aws/sagemaker/TrainingJobs:*"
+_ALARM = "arn:aws:cloudwatch:us-east-1:111122223333:alarm:"
 _ELSEWHERE = {
     "ListServiceQuotas": ("servicequotas:ListServiceQuotas", "*"),
     "DescribeLogStreams": ("logs:DescribeLogStreams", _GROUP),
     "FilterLogEvents": ("logs:FilterLogEvents", _GROUP),
     "GetMetricData": ("cloudwatch:GetMetricData", "*"),
-}
+    "DescribeAlarms": ("cloudwatch:DescribeAlarms", "*"),
+} | {
+    operation: (f"events:{operation}", "arn:aws:events:us-east-1:111122223333:rule/sm-train-Demo")
+    for operation in (
+        "DescribeRule", "ListTagsForResource", "ListTargetsByRule", "PutRule", "PutTargets",
+        "RemoveTargets", "DeleteRule",
+    )
+}  # fmt: skip
 """Operations of other services than SageMaker, as IAM sees them."""
 
 
@@ -55,7 +76,13 @@ def calls(aws: Aws) -> Iterator[tuple[str, str]]:
     for operation, body in aws.calls:
         name = body.get("TrainingJobName", "").lower()
         if operation in _ELSEWHERE:
-            yield _ELSEWHERE[operation]
+            action, resource = _ELSEWHERE[operation]
+            yield action, resource
+            if "Tags" in body:
+                yield "events:TagResource", resource
+        elif operation in ("PutMetricAlarm", "DeleteAlarms"):
+            for alarm in body.get("AlarmNames") or [body["AlarmName"]]:
+                yield f"cloudwatch:{operation}", _ALARM + alarm
         elif operation == "ListTags":
             yield "sagemaker:ListTags", job + body["ResourceArn"].rpartition("/")[2].lower()
         else:
@@ -78,6 +105,7 @@ def calls(aws: Aws) -> Iterator[tuple[str, str]]:
 def test_the_laptops_policy_is_what_its_commands_call(cli: Cli, aws: Aws, tmp_path: Path) -> None:
     aws.make_bucket("my-bucket")
     aws.make_bucket("their-bucket", **SHARDS)
+    topic = aws.client("sns").create_topic(Name="team")["TopicArn"]
     run = write_run(
         tmp_path, name="Demo", data={"uri": "s3://their-bucket/shards/"}, tags={"team": "imaging"}
     )
@@ -87,7 +115,9 @@ def test_the_laptops_policy_is_what_its_commands_call(cli: Cli, aws: Aws, tmp_pa
     submitted = cli("submit", run, "--yes", "--json", **options)
     assert submitted.returncode == 0, submitted.stderr
     job = json.loads(submitted.stdout)["training_job_name"]
+    Lives(aws).tell(job, "InProgress")
     for command in (
+        ["alarms", run, "--topic", topic, "--yes"], ["alarms", run, "--remove"],
         ["check", run], ["cost", run, "--actual"], ["status", run], ["logs", run],
         ["--region", "us-east-1", "submit", "--clone", job, "--set", "name=Demo", "--dry-run"],
     ):  # fmt: skip
@@ -107,7 +137,9 @@ def test_the_laptops_policy_is_what_its_commands_call(cli: Cli, aws: Aws, tmp_pa
     granted = {action for statement in policy["Statement"] for action in statement["Action"]}
     assert granted - used == OTHERS.keys()
     statements = {statement["Sid"] for statement in policy["Statement"]}
-    assert {allowed(policy, *call) for call in recorded} >= statements - {"CheckImage", "CheckRole"}
+    assert {allowed(policy, *call) for call in recorded} >= statements - {
+        "CheckImage", "CheckRole", "LookAtTopic", "AlarmTopic"
+    }  # fmt: skip
 
 
 def test_another_runs_places_are_not_allowed() -> None:

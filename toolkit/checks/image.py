@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
-from pathlib import Path
 from typing import Any
 
 from sm_train.cost.instances import instance_type
@@ -133,28 +130,9 @@ def image_findings(config: RunConfig, region: str, today: date) -> Iterator[Find
     if config.cluster.image is not None:
         yield from _own_image(config, config.cluster.image, region)
         return
-    if not in_table(framework_version(config) or "", region):
-        yield from _unavailable(config, region)
+    yield from _unavailable(config, region)
     yield from _smddp(config)
     yield from _patched(config, today)
-
-
-def in_table(version: str, region: str) -> bool:
-    """Whether the SDK's table has the image; False where it cannot be read like this.
-
-    Importing the SDK takes longer than all other checks together, and its word is needed only of
-    what is not plainly there.
-    """
-    spec = importlib.util.find_spec("sagemaker")
-    for folder in (spec and spec.submodule_search_locations) or ():
-        try:
-            content = (Path(folder) / "core/image_uri_config/pytorch.json").read_bytes()
-            table = json.loads(content)["training"]
-            full = table["version_aliases"].get(version, version)
-            return region in table["versions"][full]["registries"]
-        except (OSError, ValueError, KeyError):
-            continue
-    return False
 
 
 def _unavailable(config: RunConfig, region: str) -> Iterator[Finding]:

@@ -23,9 +23,10 @@ def command(options: dict[str, Any], what: tuple[str, ...], as_json: bool) -> No
     """
     from sm_train.toolkit import diagnosis_view
     from sm_train.toolkit.output import write_json
+    from sm_train.toolkit.training_jobs import may_be_job
 
     [name] = what if len(what) == 1 else [None]
-    if name is not None and not Path(name).exists() and _may_be_job(name):
+    if name is not None and not Path(name).exists() and may_be_job(name):
         found = _diagnose_job(name, options["region"], options["profile"])
     else:
         found = _diagnose_files([Path(one) for one in what])
@@ -33,10 +34,6 @@ def command(options: dict[str, Any], what: tuple[str, ...], as_json: bool) -> No
         write_json(diagnosis_view.document(found))
     else:
         diagnosis_view.show(found)
-
-
-def _may_be_job(name: str) -> bool:
-    return len(name) <= 63 and name.replace("-", "").isalnum()
 
 
 def _diagnose_files(paths: list[Path]) -> Diagnosis:

@@ -1,0 +1,92 @@
+"""Where a review reads: CloudWatch for a run or a job, a local run's folder, or saved logs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sm_train.estimators.run_config import RunConfig
+from sm_train.toolkit.cloudwatch_logs import search
+from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.event_log import LOG_NAME
+from sm_train.toolkit.failure_hits import Stream
+from sm_train.toolkit.following import find_run
+from sm_train.toolkit.log_files import log_files
+from sm_train.toolkit.review.told import WANTED
+from sm_train.toolkit.training_jobs import TrainingJob, find_job, jobs_of_run
+
+_PATTERN = '?"SMT " ?"NCCL version" ?"NET/" ?"Using network"'
+"""CloudWatch's filter for the lines that are wanted: of a hundred lines of NCCL's about one is."""
+
+_NODE = re.compile(r"algo-\d+")
+
+
+@dataclass(frozen=True)
+class Source:
+    """One job to review, or one stage of a local run.
+
+    ``lines`` gives (the node's name, line); ``job`` and ``config`` are None for what lies here.
+    """
+
+    name: str
+    lines: Callable[[], Iterator[tuple[str | None, str]]]
+    job: TrainingJob | None = None
+    config: RunConfig | None = None
+
+
+def here(path: Path) -> list[Source]:
+    """What lies at ``path``: each stage of a local run, or saved logs of one job.
+
+    Raises:
+        UserError: nothing is there, or no log.
+    """
+    stages = sorted(path.rglob(LOG_NAME), key=lambda log: log.stat().st_mtime)
+    if stages:
+        return [Source(str(log.parent), _reader(log_files([log]))) for log in stages]
+    return [Source(str(path), _reader(log_files([path])))]
+
+
+def on_sagemaker(session: Any, target: str, region: str) -> list[Source]:
+    """The job ``target``, or all jobs of the run that it names.
+
+    Raises:
+        UserError: there is none, or AWS refuses.
+    """
+    one = find_job(session, target)
+    run = find_run(session, target, region)
+    jobs = [one] if one is not None else jobs_of_run(session, run.name)
+    if not jobs:
+        raise UserError(f"{target}: nothing was submitted yet; `sm-train submit` it first")
+    return [Source(job.name, _follower(session, job.name), job, run.config) for job in jobs]
+
+
+def _follower(session: Any, job: str) -> Callable[[], Iterator[tuple[str | None, str]]]:
+    def lines() -> Iterator[tuple[str | None, str]]:
+        for said in search(session, f"{job}/", pattern=_PATTERN):
+            node = _NODE.search(said.stream.rpartition("/")[2])
+            for line in said.message.splitlines():
+                yield node[0] if node else None, line
+
+    return lines
+
+
+def _reader(streams: Iterable[Stream]) -> Callable[[], Iterator[tuple[str | None, str]]]:
+    def lines() -> Iterator[tuple[str | None, str]]:
+        for stream in streams:
+            for line in _whole_lines(stream):
+                if WANTED.search(line):
+                    yield stream.node, line.decode("utf-8", "replace")
+
+    return lines
+
+
+def _whole_lines(stream: Stream) -> Iterator[bytes]:
+    rest = b""
+    for block in stream.blocks():
+        *whole, rest = (rest + block).split(b"\n")
+        yield from whole
+    if rest:
+        yield rest

@@ -1,0 +1,44 @@
+"""Was data the limit?"""
+
+from __future__ import annotations
+
+import numpy as np
+from sm_train.toolkit.amounts import number
+from sm_train.toolkit.review.facts import Facts
+from sm_train.toolkit.review.model import Level, Verdict
+
+LITTLE, MUCH = 0.02, 0.1
+"""Shares of a step spent waiting for its batch."""
+
+_SHOWN = 5
+
+
+def data(facts: Facts) -> Verdict:
+    question = "Was data the limit?"
+    waits = facts.told.steps["data_wait_share"]
+    known = waits[np.isfinite(waits)]
+    if not len(known):
+        return Verdict("data", "unknown", question, "no line tells of a step")
+    mean = float(known.mean())
+    level: Level = "good" if mean <= LITTLE else "warning" if mean <= MUCH else "bad"
+    answer = "no" if level == "good" else "in part" if level == "warning" else "yes"
+    return Verdict(
+        "data", level, question, f"{answer}: {mean:.1%} of the time went into waiting for batches",
+        (f"slowest tenth of the intervals: {float(np.quantile(known, 0.9)):.1%}", *_by_node(facts)),
+        None if level == "good" else "more loader processes (training.workers), latents that are "
+        "computed once (`sm-train pack --latents`), or smaller images in the shards",
+    )  # fmt: skip
+
+
+def _by_node(facts: Facts) -> list[str]:
+    """The machines that wait most, and how fast they read."""
+    found = []
+    for node, table in facts.told.nodes.items():
+        waits, rate = table["data_wait_share_max"], table["read_bytes_per_second"]
+        waits, rate = waits[np.isfinite(waits)], rate[np.isfinite(rate)]
+        if len(waits):
+            told = f"node {node}: its most waiting rank {float(waits.mean()):.1%}"
+            if len(rate):
+                told += f", reading {number(float(rate.mean()) / 1e6)} MB/s"
+            found.append((float(waits.mean()), told))
+    return [told for _, told in sorted(found, reverse=True)[:_SHOWN]]

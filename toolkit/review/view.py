@@ -1,0 +1,152 @@
+"""A review as people read it in a terminal, and as a table for spreadsheets."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from sm_train.cost.timeline import PARTS
+from sm_train.toolkit.amounts import dollars, number, span
+from sm_train.toolkit.review.model import Level, Review, Reviewed
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+STYLES: dict[Level, tuple[str, str]] = {
+    "good": ("green", "✓"),
+    "warning": ("yellow", "!"),
+    "bad": ("red", "✗"),
+    "unknown": ("dim", "?"),
+}
+_BAR = 60
+
+
+def show(review: Review, console: Console) -> None:
+    """Several jobs side by side first, then each with its verdicts."""
+    if len(review.jobs) > 1:
+        _compare(review.jobs, console)
+    for job in review.jobs:
+        _show_job(job, console)
+    for note in review.notes:
+        console.print(f"note: {note}", markup=False)
+
+
+def _show_job(job: Reviewed, console: Console) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    figures = job.figures
+    told = [
+        f"{figures.instances} × {figures.instance_type}" if figures.instance_type else "",
+        span(job.end - job.begin),
+        _cost(job),
+        _steps(job),
+    ]
+    console.print(f"[bold]{escape(job.name)}[/]  {escape(', '.join(one for one in told if one))}")
+    if figures.seconds:
+        _bar(job, console)
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for verdict in job.verdicts:
+        style, sign = STYLES[verdict.level]
+        told = [escape(verdict.sentence)]
+        if verdict.level in ("bad", "warning"):
+            told += [f"[dim]{escape(one)}[/]" for one in verdict.evidence[:3]]
+            told += [f"→ {escape(verdict.mend)}"] if verdict.mend else []
+        table.add_row(f"[{style}]{sign}[/]", escape(verdict.question), "\n".join(told))
+    console.print(table)
+    console.print()
+
+
+def _cost(job: Reviewed) -> str:
+    if job.figures.billed_usd is None:
+        return ""
+    # Without SageMaker's own figure the seconds are those in the log.
+    about = "about " if job.figures.billable_seconds is None else ""
+    return about + dollars(job.figures.billed_usd)
+
+
+def _steps(job: Reviewed) -> str:
+    figures = job.figures
+    if figures.last_step is None:
+        return ""
+    of = f" of {figures.iterations:,}" if figures.iterations else ""
+    return f"step {figures.first_step or 0:,} to {figures.last_step:,}{of}"
+
+
+def _bar(job: Reviewed, console: Console) -> None:
+    """What the seconds went into, as a bar and in words."""
+    from rich.text import Text
+
+    colours = ("green", "yellow", "red", "magenta", "red", "cyan", "blue", "yellow", "white")
+    seconds = job.figures.seconds
+    whole = sum(seconds.values()) or 1.0
+    bar, words = Text(), Text()
+    for part, colour in zip(("useful", *PARTS), colours, strict=True):
+        share = seconds[part] / whole
+        bar.append("█" * round(share * _BAR), style=colour)
+        if share >= 0.005:
+            name = "training" if part == "useful" else part.replace("_", " ")
+            words.append(f"{name} {share:.1%}  ", style=colour)
+    console.print(bar)
+    console.print(words)
+
+
+_COMPARED = (
+    ("it/s", "iterations_per_second", number), 
+    ("images/s", "images_per_second", lambda value: f"{value:,.0f}"),
+    ("goodput", "goodput", lambda share: f"{share:.1%}"),
+    ("GPUs", "gpu_utilization", lambda share: f"{share:.1%}"),
+    ("MFU", "mfu", lambda share: f"{share:.1%}"),
+    ("data wait", "data_wait_share", lambda share: f"{share:.1%}"),
+    ("loss", "loss", lambda value: f"{value:.4f}"),
+    ("cost", "billed_usd", dollars),
+)  # fmt: skip
+
+
+def _compare(jobs: Sequence[Reviewed], console: Console) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("")
+    table.add_column("job")
+    for title, _, _ in _COMPARED:
+        table.add_column(title, justify="right")
+    for job in jobs:
+        style, sign = STYLES[job.level]
+        values = [(getattr(job.figures, name), words) for _, name, words in _COMPARED]
+        cells = ["unknown" if value is None else words(value) for value, words in values]
+        table.add_row(f"[{style}]{sign}[/]", escape(job.name), *cells)
+    console.print(table)
+    console.print()
+
+
+def csv_table(review: Review) -> str:
+    """A row for each job: its figures, the seconds by part, the level of each verdict."""
+    rows = [_row(job) for job in review.jobs]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _row(job: Reviewed) -> dict[str, object]:
+    figures = asdict(job.figures)
+    seconds = figures.pop("seconds")
+    known = {name: "" if value is None else value for name, value in figures.items()}
+    return {
+        "name": job.name,
+        "run": job.run or "",
+        "stage": job.stage or "",
+        "level": job.level,
+        "begin": job.begin,
+        "passed_seconds": job.end - job.begin,
+        **known,
+        **{f"{part}_seconds": seconds.get(part, "") for part in ("useful", *PARTS)},
+        **{f"verdict_{verdict.code}": verdict.level for verdict in job.verdicts},
+    }

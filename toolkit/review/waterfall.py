@@ -1,0 +1,70 @@
+"""What a job's seconds went into, each part a step down from all of them to the useful ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sm_train.toolkit.amounts import dollars, span
+from sm_train.toolkit.inline_svg import PARTS
+from sm_train.toolkit.review.curves import Document
+from sm_train.toolkit.review.figure_table import share
+
+_LABELS = {
+    "useful": "training",
+    "start_up": "start-up",
+    "restarts": "restarts",
+    "lost_work": "work done again",
+    "stalls": "stalls",
+    "checkpoints": "checkpoints",
+    "evaluation": "evaluation",
+    "data_wait": "waiting for data",
+    "shut_down": "shut-down",
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """A bar: ``start`` and ``width`` are percent of all seconds."""
+
+    label: str
+    time: str
+    share: str
+    dollars: str | None
+    """None where the job's dollars are unknown."""
+    ink: str
+    start: float
+    width: float
+
+
+def steps(job: Document, parts: Sequence[str]) -> list[Step]:
+    """All seconds, what was lost of them part by part, and what was left; [] where unknown."""
+    seconds = job["seconds"] or {}
+    total = sum(seconds.values())
+    if total <= 0:
+        return []
+
+    def step(label: str, ink: str, own: float, start: float) -> Step:
+        usd = None if job["billed_usd"] is None else dollars(job["billed_usd"] * own / total)
+        width = 100 * own / total
+        return Step(label, span(own), share(own / total), usd, ink, start, width)
+
+    whole = "billed" if job["billable_seconds"] is not None else "passed"
+    found = [step(whole, "muted", total, 0.0)]
+    lost = [part for part in parts if part != "useful" and seconds.get(part, 0) > 0]
+    left = total
+    for part in lost:
+        left -= seconds[part]
+        found.append(step(label(part), part_ink(part), seconds[part], max(0.0, 100 * left / total)))
+    found.append(step(label("useful"), part_ink("useful"), seconds.get("useful", 0.0), 0.0))
+    return found
+
+
+def label(part: str) -> str:
+    """A part as people call it."""
+    return _LABELS.get(part, part.replace("_", " "))
+
+
+def part_ink(part: str) -> str:
+    """The style sheet's name of a part's colour."""
+    return f"part-{part}" if part in PARTS else "muted"
