@@ -118,7 +118,7 @@ def test_the_laptops_policy_is_what_its_commands_call(cli: Cli, aws: Aws, tmp_pa
     Lives(aws).tell(job, "InProgress")
     for command in (
         ["alarms", run, "--topic", topic, "--yes"], ["alarms", run, "--remove"],
-        ["check", run], ["cost", run, "--actual"], ["status", run], ["logs", run],
+        ["check", run], ["cost", run, "--actual"], ["watch", run, "--once"], ["logs", run],
         ["--region", "us-east-1", "submit", "--clone", job, "--set", "name=Demo", "--dry-run"],
     ):  # fmt: skip
         result = cli(*command, **options)

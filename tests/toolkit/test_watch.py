@@ -116,14 +116,6 @@ def test_a_stall_is_8_and_its_reason_is_in_the_view(laptop: Laptop) -> None:
     assert "is silent since step 200" in shown
 
 
-def test_a_job_that_has_said_nothing_yet_is_no_error(laptop: Laptop) -> None:
-    laptop.lives.tell(FIRST, "InProgress", "Downloading")
-    shown = laptop("watch", "demo", "--once").stderr
-    assert "starting" in shown
-    assert "(Downloading)" in shown
-    assert "unknown until the first steps" in shown
-
-
 # ------------------------------------------------------------------ a terminal
 
 

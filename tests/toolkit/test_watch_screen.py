@@ -141,6 +141,16 @@ def test_what_is_known_is_said() -> None:
         assert words in text, words
 
 
+def test_a_job_that_has_said_nothing_yet_has_a_view_too() -> None:
+    lines = drawn(Live(), 2, 100)
+    assert "demo  256px  starting  demo--256px-0001 (Training)" in lines[0]
+    assert "it/s     unknown until the first steps" in lines
+    assert "left     unknown" in lines
+    assert [line.split() for line in lines if line.startswith("algo-")] == [
+        [f"algo-{number}", *"–" * 6] for number in (1, 2)
+    ]
+
+
 @pytest.mark.parametrize(("nodes", "warnings"), [(1, 0), (128, 0), (128, 9), (16, 2)])
 @pytest.mark.parametrize("height", [24, 30, 50])
 def test_a_low_terminal_shows_the_machines_that_matter(
