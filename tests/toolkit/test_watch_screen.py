@@ -147,7 +147,7 @@ def test_a_job_that_has_said_nothing_yet_has_a_view_too() -> None:
     assert "it/s     unknown until the first steps" in lines
     assert "left     unknown" in lines
     assert [line.split() for line in lines if line.startswith("algo-")] == [
-        [f"algo-{number}", *"–" * 6] for number in (1, 2)
+        [f"algo-{number}", *"–" * 7] for number in (1, 2)
     ]
 
 
