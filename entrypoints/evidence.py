@@ -28,6 +28,16 @@ _SECONDS, _RECORDER_SECONDS, _COMMAND_SECONDS = 15.0, 10.0, 10.0
 _WORKERS = 16
 """Child processes of one rank whose stacks are taken, at most."""
 
+_COMMANDS = (
+    ("nvidia-smi",),
+    ("nvidia-smi", "-q", "-d", "ECC,TEMPERATURE,CLOCK,PERFORMANCE"),
+    # What DCGM's host engine has seen by itself, where it was told to watch, and one sample of each
+    # GPU: temperature, power, PCIe replays, utilization, last Xid, double-bit errors, failed row
+    # remaps (dcgm_fields.h; dcgmi-health and dcgmi-dmon in NVIDIA's DCGM reference, 2026).
+    ("dcgmi", "health", "--check"),
+    ("dcgmi", "dmon", "--field-id", "150,155,202,203,230,311,395", "--count", "1"),
+)
+
 _TELLING = re.compile(
     r"\b(xid|nvrm|efa|nvme\d*|oom-killer|hung_task)\b|out of memory|i/o error|blocked for more",
     re.IGNORECASE,
@@ -94,8 +104,10 @@ def _workers_stacks(pid: int) -> bytes:
 
 def _workers(pid: int) -> list[int]:
     """What a training process has started, this process and its own left out."""
+    found = processes.descendants(pid)
+    # Only then: commands that gather evidence are being started meanwhile.
     ours = {os.getpid(), *processes.descendants(os.getpid())}
-    return [one for one in processes.descendants(pid) if one not in ours][:_WORKERS]
+    return [one for one in found if one not in ours][:_WORKERS]
 
 
 def _flight_record(rank: int) -> bytes:
@@ -144,31 +156,45 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 
 def _machine(pids: Sequence[int]) -> str:
-    """Processes in the kernel's words, GPUs in nvidia-smi's, and what the kernel complained of."""
-    parts = []
-    for pid in pids:
-        parts += [processes.describe(one) for one in (pid, *_workers(pid))]
-    parts.append(_output(["nvidia-smi"]))
-    parts.append(_output(["nvidia-smi", "-q", "-d", "ECC,TEMPERATURE,CLOCK,PERFORMANCE"]))
-    complaints = [line for line in _output(["dmesg"]).splitlines() if _TELLING.search(line)]
-    if complaints:
-        parts.append("kernel log:\n" + "\n".join(complaints[-50:]))
+    """Processes in the kernel's words, GPUs in NVIDIA's, and what the kernel complained of."""
+    family = [one for pid in pids for one in (pid, *_workers(pid))]
+    # All at once: one that hangs costs the others nothing.
+    pool = ThreadPoolExecutor(len(_COMMANDS) + 1)
+    outputs = [pool.submit(_output, command) for command in _COMMANDS]
+    kernel = pool.submit(_output, ("dmesg",))
+    pool.shutdown(wait=False)
+    deadline = time.monotonic() + _COMMAND_SECONDS + 1.0
+    parts = [processes.describe(one) for one in family]
+    for one in outputs:
+        with suppress(TimeoutError):
+            parts.append(one.result(max(0.0, deadline - time.monotonic())))
+    with suppress(TimeoutError):
+        log = kernel.result(max(0.0, deadline - time.monotonic()))
+        complaints = [line for line in log.splitlines() if _TELLING.search(line)]
+        if complaints:
+            parts.append("kernel log:\n" + "\n".join(complaints[-50:]))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _output(command: list[str]) -> str:
-    """What a command prints; nothing where it is not there, not allowed, or does not end."""
+def _output(command: Sequence[str]) -> str:
+    """What a command prints, below its own name; nothing where it is not there.
+
+    Also of one that fails: nvidia-smi then says which GPU it has lost.
+    """
     if shutil.which(command[0]) is None:
         return ""
+    title = f"$ {' '.join(command)}"
     try:
         run = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
             timeout=_COMMAND_SECONDS,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"{' '.join(command)}: {type(error).__name__}"
-    return run.stdout if run.returncode == 0 else ""
+        return f"{title}\n{type(error).__name__}"
+    failed = f" (exit {run.returncode})" if run.returncode else ""
+    return f"{title}{failed}\n{run.stdout.rstrip()}"

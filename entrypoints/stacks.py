@@ -21,6 +21,9 @@ from pathlib import Path
 SIGNAL = signal.SIGUSR2
 
 _LOOK_SECONDS, _ANSWER_SECONDS = 10.0, 3.0
+_LOOKS = 3
+"""At a process that goes on meanwhile: what is read of its memory may not fit together."""
+
 _PR_SET_PTRACER, _ANYBODY = 0x59616D61, -1
 
 # Frames of a thread, innermost first, as py-spy and as faulthandler write them.
@@ -59,13 +62,21 @@ def _py_spy(pid: int, seconds: float) -> str:
         return ""
     # Pausing a process for the look would wait for one that is stopped already.
     command = [program, "dump", "--nonblocking", "--pid", str(pid)]
-    try:
-        run = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return run.stdout if run.returncode == 0 and "Thread" in run.stdout else ""
+    deadline = time.monotonic() + seconds
+    for _ in range(_LOOKS):
+        try:
+            run = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=max(0.0, deadline - time.monotonic()),
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return ""
+        if run.returncode == 0 and "Thread" in run.stdout:
+            return run.stdout
+    return ""
 
 
 def _ask(pid: int, answer: Path) -> str:

@@ -101,7 +101,8 @@ def _laptop(config: RunConfig, places: _Places, image: str) -> list[dict[str, An
         _allow(
             "Find",
             ["sagemaker:ListTrainingJobs", "pricing:GetProducts",
-             "servicequotas:ListServiceQuotas", "cloudwatch:DescribeAlarms"],
+             "servicequotas:ListServiceQuotas", "cloudwatch:DescribeAlarms",
+             "cloudwatch:GetMetricData"],
             ["*"],
         ),
         _allow("CheckRole", ["iam:GetRole"], [role]),

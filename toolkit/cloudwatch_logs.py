@@ -21,6 +21,11 @@ class Entry:
     message: str
     id: str
 
+    @property
+    def host(self) -> str:
+        """The machine's name: ``algo-1`` of ``JOB/algo-1-1795260000``."""
+        return self.stream.rpartition("/")[2].rpartition("-")[0]
+
 
 def stream_names(session: Any, job: str) -> list[str]:
     """The job's streams; each instance has one, and a retry adds some."""

@@ -20,6 +20,10 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
+PASSING = (ExitCode.CAPACITY, ExitCode.UNEXPECTED)
+"""Refusals after which one may ask again: throttling, a quota, a network that is away."""
+
+
 class UserError(Exception):
     """A mistake or mishap that a person can mend: shown as its message alone.
 

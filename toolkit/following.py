@@ -13,7 +13,8 @@ from sm_train.estimators.run_config import RunConfig, Stage
 from sm_train.toolkit.aws import open_session, resolve_region
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.job_records import Record, read_record
-from sm_train.toolkit.live_events import LastWords, last_words
+from sm_train.toolkit.live_events import last_words, read_live
+from sm_train.toolkit.live_state import Live
 from sm_train.toolkit.price_book import price_table
 from sm_train.toolkit.recovery import Policy
 from sm_train.toolkit.run_dollars import projected_usd, spent_usd
@@ -45,6 +46,8 @@ class RunState:
     projected_usd: float | None
     now: datetime
     """By AWS's clock."""
+    live: Live
+    """What the newest job of the stage that is not done has said."""
 
     @property
     def current(self) -> StageState | None:
@@ -86,7 +89,11 @@ def read_state(session: Any, run: Run) -> RunState:
     """Ask AWS where the run is; logs are read of its newest jobs only."""
     now = server_time(session)
     jobs = jobs_of_run(session, run.name)
-    stages = tuple(_stage(session, run, stage, jobs, now) for stage in run.config.stages)
+    said = {stage.name: _said(session, stage, jobs) for stage in run.config.stages}
+    stages = tuple(
+        _stage(session, run, stage, jobs, said[stage.name], now) for stage in run.config.stages
+    )
+    at = current(stages)
     prices = price_table()
     return RunState(
         run,
@@ -94,21 +101,31 @@ def read_state(session: Any, run: Run) -> RunState:
         spent_usd(jobs, run.region, prices, now),
         projected_usd(run.config, run.region, stages, prices, now),
         now,
+        said[at.name] if at else Live(),
     )
 
 
+def _said(session: Any, stage: Stage, jobs: Sequence[TrainingJob]) -> Live:
+    own = [job for job in jobs if job.stage == stage.name]
+    return read_live(session, own[-1].name) if own else Live()
+
+
 def _stage(
-    session: Any, run: Run, stage: Stage, jobs: Sequence[TrainingJob], now: datetime
+    session: Any,
+    run: Run,
+    stage: Stage,
+    jobs: Sequence[TrainingJob],
+    said: Live,
+    now: datetime,
 ) -> StageState:
     own = [job for job in jobs if job.stage == stage.name]
     stored = stored_checkpoints(session, checkpoint_uri(run.config, stage, run.bucket))
-    words = last_words(session, own[-1].name) if own else LastWords()
     return stage_state(
         stage.name,
         stage.iterations,
         own,
         stored,
-        words,
+        last_words(said),
         now=now,
         stall_after=run.config.heartbeat.max,
     )

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from sm_train.toolkit.cloudwatch_logs import newest_line, search
-from sm_train.toolkit.event_log import Event, parse_events
+from sm_train.toolkit.cloudwatch_logs import Entry, newest_line, search
+from sm_train.toolkit.event_log import parse_event
+from sm_train.toolkit.live_state import Live, heard
 
 _WINDOW_SECONDS = 1800.0
 """How far before its newest line a job's last words are looked for: several logging intervals."""
+
+EVENT_PATTERN = '"SMT "'
+"""CloudWatch's filter for event lines."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,7 @@ class LastWords:
     """Why training ended, once it has."""
 
 
-def last_words(session: Any, job: str) -> LastWords:
+def read_live(session: Any, job: str) -> Live:
     """Read the job's newest lines.
 
     Raises:
@@ -36,31 +40,28 @@ def last_words(session: Any, job: str) -> LastWords:
     """
     newest = newest_line(session, job)
     if newest is None:
-        return LastWords()
-    return digest(events_since(session, job, newest - _WINDOW_SECONDS))
+        return Live()
+    since = newest - _WINDOW_SECONDS
+    return live_of(search(session, f"{job}/", pattern=EVENT_PATTERN, since=since))
 
 
-def digest(events: Iterator[Event]) -> LastWords:
-    """The state that ``events``, in any order, come to."""
-    step = speed = loss = sign = ended = None
-    at = -1.0
-    for event in events:
-        kind, moment = event["kind"], float(event["time"])
-        if kind in ("start", "step", "checkpoint", "eval", "end", "epoch"):
-            sign = max(sign or moment, moment)
-        elif kind == "heartbeat" and event["seconds_since_step"] is not None:
-            # A heartbeat goes on while training hangs: what counts is the step it tells of.
-            sign = max(sign or 0.0, moment - float(event["seconds_since_step"]))
-        if kind == "step" and moment >= at:
-            at, step = moment, int(event["step"])
-            speed, loss = event["iterations_per_second"], event["loss"]
-        if kind == "end":
-            ended = str(event["reason"])
-            step = max(step or 0, int(event["step"]))
-    return LastWords(step, speed, loss, sign, ended)
+def live_of(entries: Iterable[Entry]) -> Live:
+    """What the event lines among ``entries`` come to."""
+    parsed = ((entry.host, parse_event(entry.message)) for entry in entries)
+    return heard((host, event) for host, event in parsed if event is not None)
 
 
-def events_since(session: Any, job: str, moment: float) -> Iterator[Event]:
-    """The event lines of all streams of the job since ``moment`` (Unix seconds)."""
-    said = search(session, f"{job}/", pattern='"SMT "', since=moment)
-    return parse_events(one.message for one in said)
+def last_words(live: Live) -> LastWords:
+    """The job's state in few words."""
+    step = speed = loss = ended = None
+    if "step" in live.newest:
+        event = live.newest["step"].event
+        step = int(event["step"])
+        speed, loss = event["iterations_per_second"], event["loss"]
+    elif live.beats:
+        # Training may hang for longer than its words are looked for.
+        step = max(int(beat.event["step"]) for beat in live.beats.values())
+    if "end" in live.newest:
+        event = live.newest["end"].event
+        ended, step = str(event["reason"]), max(step or 0, int(event["step"]))
+    return LastWords(step, speed, loss, live.sign, ended)

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from sm_train.toolkit.alarming import keep
 from sm_train.toolkit.amounts import dollars
-from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.errors import PASSING, ExitCode, UserError
 from sm_train.toolkit.failure_cause import cause_of_failure
 from sm_train.toolkit.following import Run, RunState, policy, read_state
 from sm_train.toolkit.job_records import ClaimedError
 from sm_train.toolkit.recovery import STALL, Action, End, Start, Stop, Wait, decide
 from sm_train.toolkit.starting import repeat
 from sm_train.toolkit.training_jobs import stop_job
-
-PASSING = (ExitCode.CAPACITY, ExitCode.UNEXPECTED)
-"""Refusals after which watching goes on: throttling, a quota, a network that is away."""
 
 _LONGEST_PAUSE = 900.0
 
@@ -32,6 +28,17 @@ class Seen:
     done: str
     warning: str | None
     """The run will cost more than its budget, at its live speed."""
+
+
+class Shower(Protocol):
+    """Shows one look after the other, and spends the time between them."""
+
+    def show(self, seen: Seen) -> None: ...
+
+    def refused(self, error: UserError, seconds: float) -> None:
+        """A look was refused; the next one comes in so many seconds."""
+
+    def wait(self, seconds: float) -> None: ...
 
 
 def look(session: Any, run: Run, *, act: bool) -> Seen:
@@ -93,7 +100,7 @@ def watch(
     *,
     act: bool,
     interval: float,
-    show: Callable[[Seen], None],
+    shower: Shower,
 ) -> ExitCode:
     """Look every ``interval`` seconds until nothing more happens by itself; the exit code of that.
 
@@ -111,13 +118,14 @@ def watch(
             if error.exit_code not in PASSING:
                 raise _with_advice(error) from None
             pause = min(2 * pause, _LONGEST_PAUSE)
+            shower.refused(error, pause)
         else:
             pause = interval
-            show(seen)
+            shower.show(seen)
             code = exit_code(seen.action, act=act)
             if code is not None:
                 return code
-        time.sleep(pause)
+        shower.wait(pause)
 
 
 def exit_code(action: Action, *, act: bool) -> ExitCode | None:

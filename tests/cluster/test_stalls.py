@@ -156,7 +156,7 @@ def test_a_process_that_cannot_speak_is_found_explained_and_ended(
     os.mkfifo(fifo)
     # Open for writing, so that the worker's open returns and its read hangs.
     hold = os.open(fifo, os.O_RDWR)
-    with Watched(tmp_path, [fault], "end", {"FIFO": str(fifo)}) as watched:
+    with Watched(tmp_path, [fault], "end", {"READ": str(fifo)}) as watched:
         workers = psutil.Process(watched.processes[0].pid)
         stall = watched.wait_for(code="stall", kind="warning")
         family = workers.children(recursive=True)

@@ -42,7 +42,7 @@ def fail(fault: str, pulse: Pulse) -> None:
     if fault == "read":
         pulse.enter(Section.DATA, HEALTHY)
         worker = multiprocessing.get_context("spawn").Process(
-            target=read_for_ever, args=(os.environ["FIFO"],), daemon=True
+            target=read_for_ever, args=(os.environ["READ"],), daemon=True
         )
         worker.start()
         worker.join()

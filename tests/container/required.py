@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from typing import NoReturn
 
 import pytest
@@ -13,3 +14,12 @@ def missing(what: str, required: str = "REQUIRE_CONTAINERS") -> NoReturn:
     if os.environ.get(required):
         pytest.fail(what)
     pytest.skip(what)
+
+
+def require_fuse() -> None:
+    """What mounting a bucket takes."""
+    for program in ("rclone", "fusermount3"):
+        if not shutil.which(program):
+            missing(f"{program} is not installed; see engine.sh")
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        missing("/dev/fuse cannot be opened here")

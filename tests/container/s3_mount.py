@@ -28,12 +28,13 @@ class Get:
 
 @dataclass
 class Trouble:
-    """``seconds`` before each answer; ``cut`` ends the answer to a GET after so many bytes, or
-    with None lets it be.
+    """``seconds`` before each answer, or until it is ``over``; ``cut`` ends the answer to a GET
+    after so many bytes, or with None lets it be.
     """
 
     seconds: float = 0.0
     cut: Callable[[Get], int | None] = lambda get: None
+    over: threading.Event = field(default_factory=threading.Event)
 
 
 @dataclass
@@ -74,7 +75,7 @@ def store() -> Iterator[Store]:
         asked = environ.get("HTTP_RANGE", "bytes=0-").removeprefix("bytes=").partition("-")
         get = Get(path, int(asked[0]))
         seen.gets.append(get)
-        time.sleep(seen.trouble.seconds)
+        seen.trouble.over.wait(seen.trouble.seconds)
         pages, status, headers = run_wsgi_app(inner, environ)
         content = b"".join(pages)
         start_response(status, headers.to_wsgi_list())

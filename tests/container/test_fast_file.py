@@ -5,8 +5,6 @@ what comes of a store that is slow or breaks off.
 from __future__ import annotations
 
 import io
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,7 +22,7 @@ from sm_train.toolkit.event_log import read_events
 
 from tests.cluster.jobs import tiny_run, write_shard
 from tests.conftest import Cli
-from tests.container.required import missing
+from tests.container.required import require_fuse
 from tests.container.s3_mount import Get, Store, Trouble, mounted, store
 from tests.entrypoints.reading import Cluster, epoch_of, index
 
@@ -52,11 +50,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bucket(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Store, Path]]:
-    for program in ("rclone", "fusermount3"):
-        if not shutil.which(program):
-            missing(f"{program} is not installed; see engine.sh")
-    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        missing("/dev/fuse cannot be opened here")
+    require_fuse()
     with store() as one:
         one.put(packed)
         with mounted(one.url, tmp_path_factory.mktemp("fuse") / "mount") as place:

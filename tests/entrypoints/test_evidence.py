@@ -106,6 +106,31 @@ def test_everything_is_kept_under_names_of_its_own(
     assert len(list(found.folder.iterdir())) == len(early) + len(late)
 
 
+def test_what_nvidias_tools_say_is_kept_also_where_they_fail_or_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With stand-ins: a lost GPU, a finding, and a command that does not answer."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name, script in {
+        "nvidia-smi": "echo 'Unable to determine the device handle: GPU is lost'; exit 15",
+        "dcgmi": """[ "$1" = dmon ] && exec sleep 1000; echo "Overall Health | $1 $2: Failure" """,
+    }.items():
+        (tools / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tools / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    monkeypatch.setattr("sm_train.entrypoints.evidence._COMMAND_SECONDS", 1.0)
+    Pulse(pulse_file(tmp_path / "pulses", 0), rank=0, local_rank=0)
+    sign = Reader(pulse_file(tmp_path / "pulses", 0)).sign()
+    found = gather(tmp_path, [sign], node=0, pulses=tmp_path / "pulses", stamp="now", story="why\n")
+    told = (found.folder / "now-node-000-machine.txt").read_text()
+    assert "$ nvidia-smi (exit 15)\nUnable to determine the device handle: GPU is lost" in told
+    assert "$ dcgmi health --check\nOverall Health | health --check: Failure" in told
+    dmon = "$ dcgmi dmon --field-id 150,155,202,203,230,311,395 --count 1"
+    assert f"{dmon}\nTimeoutExpired" in told
+    assert "State:" in told
+
+
 def test_what_hangs_or_fails_is_given_up(capfd: pytest.CaptureFixture[str]) -> None:
     never = threading.Event()
     assert within(0.05, lambda: never.wait() and 1, 2) == 2

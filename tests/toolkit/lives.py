@@ -73,19 +73,19 @@ class Lives:
             job.training_end_time = end.isoformat()
             job.billable_time_in_seconds = int(seconds)
 
-    def say(self, job: str, kind: str, *, ago: float = 5.0, **fields: Any) -> None:
-        """One event line of the job's first rank, ``ago`` seconds ago."""
+    def say(self, job: str, kind: str, *, ago: float = 5.0, node: int = 0, **fields: Any) -> None:
+        """One event line of a machine's first rank, ``ago`` seconds ago."""
         logs = self._aws.client("logs")
         if not logs.describe_log_groups(logGroupNamePrefix=GROUP)["logGroups"]:
             logs.create_log_group(logGroupName=GROUP)
-        stream = f"{job}/algo-1-1"
+        stream = f"{job}/algo-{node + 1}-1"
         if not logs.describe_log_streams(logGroupName=GROUP, logStreamNamePrefix=stream)[
             "logStreams"
         ]:
             logs.create_log_stream(logGroupName=GROUP, logStreamName=stream)
         at = time.time() - ago
-        message = format_event(kind, dict.fromkeys(FIELDS[kind], 1) | fields, time=at, node=0,
-                               rank=0)  # fmt: skip
+        message = format_event(kind, dict.fromkeys(FIELDS[kind], 1) | fields, time=at, node=node,
+                               rank=8 * node)  # fmt: skip
         logs.put_log_events(
             logGroupName=GROUP, logStreamName=stream,
             logEvents=[{"timestamp": int(at * 1000), "message": message}],

@@ -58,6 +58,7 @@ _ELSEWHERE = {
     "ListServiceQuotas": ("servicequotas:ListServiceQuotas", "*"),
     "DescribeLogStreams": ("logs:DescribeLogStreams", _GROUP),
     "FilterLogEvents": ("logs:FilterLogEvents", _GROUP),
+    "GetMetricData": ("cloudwatch:GetMetricData", "*"),
     "DescribeAlarms": ("cloudwatch:DescribeAlarms", "*"),
 } | {
     operation: (f"events:{operation}", "arn:aws:events:us-east-1:111122223333:rule/sm-train-Demo")
@@ -117,7 +118,7 @@ def test_the_laptops_policy_is_what_its_commands_call(cli: Cli, aws: Aws, tmp_pa
     Lives(aws).tell(job, "InProgress")
     for command in (
         ["alarms", run, "--topic", topic, "--yes"], ["alarms", run, "--remove"],
-        ["check", run], ["cost", run, "--actual"], ["status", run], ["logs", run],
+        ["check", run], ["cost", run, "--actual"], ["watch", run, "--once"], ["logs", run],
         ["--region", "us-east-1", "submit", "--clone", job, "--set", "name=Demo", "--dry-run"],
     ):  # fmt: skip
         result = cli(*command, **options)

@@ -29,11 +29,13 @@ def command(
     Lines of several machines come in the order of their time.
     """
     import time
+    from functools import partial
 
     from sm_train.toolkit.cloudwatch_logs import search
     from sm_train.toolkit.durations import seconds
     from sm_train.toolkit.following import is_run_file, open_run
     from sm_train.toolkit.job_log import follow_log, show_line
+    from sm_train.toolkit.output import people
     from sm_train.toolkit.stopping import newest_job
     from sm_train.toolkit.training_jobs import find_job
 
@@ -43,6 +45,10 @@ def command(
     job = None if is_run_file(run) else find_job(session, run)
     job = job or newest_job(session, found)
     streams = f"{job.name}/algo-{node}-" if node else f"{job.name}/"
-    lines = search(session, streams, since=begin)
-    for line in follow_log(session, job.name, streams, begin) if follow else lines:
+    if follow:
+        tell = partial(people().print, markup=False)
+        lines = follow_log(session, job.name, streams, begin, tell)
+    else:
+        lines = search(session, streams, since=begin)
+    for line in lines:
         show_line(line, raw=raw, as_json=as_json)

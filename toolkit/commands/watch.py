@@ -23,20 +23,28 @@ def command(
     A job that was lost to capacity, hardware, spot or a stall is followed by another, from the
     newest whole checkpoint, within the run file's recovery and budget; one that failed by its own
     fault is not. Several may watch the same run: a stage never has two jobs.
+
+    On a terminal it is a view that follows the job's log, elsewhere a line for each look.
     """
     from functools import partial
 
     from sm_train.toolkit.durations import seconds
+    from sm_train.toolkit.errors import ExitCode, UserError
     from sm_train.toolkit.following import find_run, open_session_for
-    from sm_train.toolkit.watch_view import shower
+    from sm_train.toolkit.watch_live import showing, view_of
+    from sm_train.toolkit.watch_view import show_json
     from sm_train.toolkit.watching import look, once_code, watch
 
     pause = seconds("--interval", interval)
     session, region = open_session_for(run, options)
-    show = shower(as_json=as_json)
-    if once:
-        seen = look(session, find_run(session, run, region), act=not no_act)
-        show(seen)
-        return once_code(seen.action, act=not no_act)
     find = partial(find_run, session, run, region)
-    return watch(session, find, act=not no_act, interval=pause, show=show)
+    if once:
+        seen = look(session, find(), act=not no_act)
+        (show_json if as_json else view_of)(session, seen)
+        return once_code(seen.action, act=not no_act)
+    try:
+        with showing(session, as_json=as_json) as shower:
+            return watch(session, find, act=not no_act, interval=pause, shower=shower)
+    except KeyboardInterrupt:
+        message = f"interrupted; the run itself goes on: `sm-train watch {run}` looks again"
+        raise UserError(message, ExitCode.INTERRUPTED) from None

@@ -1,0 +1,50 @@
+"""A bucket behind FUSE that stops answering in the middle of a loader worker's read."""
+
+from __future__ import annotations
+
+import re
+import signal
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import psutil
+
+from tests.cluster.test_stalls import LIMIT, Watched
+from tests.container.required import require_fuse
+from tests.container.s3_mount import Trouble, mounted, store
+
+
+def test_a_worker_in_a_fuse_read_is_found_and_the_job_ends(tmp_path: Path) -> None:
+    """Also SIGKILL leaves such a worker waiting for its file system: the job ends without it."""
+    require_fuse()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "shard.tar").write_bytes(bytes(2**20))
+    (tmp_path / "job").mkdir()
+    with store() as bucket:
+        bucket.put(tmp_path / "data")
+        # What is unmounted waits for what it has asked.
+        with mounted(bucket.url, tmp_path / "mount") as place, ExitStack() as release:
+            bucket.trouble = Trouble(seconds=1000)
+            release.callback(bucket.trouble.over.set)
+            path = str(place / "shard.tar")
+            with Watched(tmp_path / "job", ["read"], "end", {"READ": path}) as watched:
+                stall = watched.wait_for(code="stall", kind="warning")
+                assert stall["section"] == "data"
+                assert LIMIT <= stall["silent_seconds"] < 5 * LIMIT
+                assert (stall["blamed_rank"], stall["blamed_node"]) == (0, 0)
+                stacks = watched.evidence(stall, "workers.txt")
+                assert "read_for_ever" in stacks
+                [worker] = re.findall(r"^Process (\d+): .*spawn_main", stacks, re.MULTILINE)
+                about = watched.evidence(stall, "machine.txt").partition(f"process {worker}: ")[2]
+                # In the page cache, or in FUSE's own wait: kernels differ.
+                assert re.search("folio_wait|request_wait", about.partition("\n\n")[0])
+                assert watched.wait_for(kind="error")["code"] == "stall"
+                assert watched.processes[0].wait(timeout=30) == -signal.SIGKILL
+                assert "no sign for" in (tmp_path / "job" / "output" / "failure").read_text()
+                # All that without an answer; with it nobody is left to keep the output open.
+                assert bucket.gets
+                assert all(get.sent == 0 for get in bucket.gets)
+                release.close()
+                list(watched.lines())
+                with suppress(psutil.NoSuchProcess):
+                    psutil.Process(int(worker)).wait(timeout=30)
