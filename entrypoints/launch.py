@@ -54,7 +54,7 @@ def torchrun(environment: Mapping[str, str], script: list[str]) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the script ``arguments``, for what the job was told, by torchrun; returns its exit code."""
+    """Run the script ``arguments`` with its hyperparameters by torchrun; returns its exit code."""
     network = os.environ.get("SM_NETWORK_INTERFACE_NAME")
     if network:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", network)

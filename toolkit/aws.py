@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from sm_train.toolkit.errors import ExitCode, UserError
@@ -90,6 +91,24 @@ def open_session(profile: str | None, region: str) -> Any:
             ExitCode.PERMISSION,
         )
     return session
+
+
+@dataclass(frozen=True)
+class _Elsewhere:
+    """A session's credentials and settings, for another region."""
+
+    session: Any
+    region_name: str
+
+    def client(self, service: str, **settings: Any) -> Any:
+        return self.session.client(service, **{"region_name": self.region_name} | settings)
+
+
+def at(session: Any, region: str) -> Any:
+    """``session``, or what makes its clients for ``region``."""
+    if isinstance(session, _Elsewhere):
+        session = session.session
+    return session if session.region_name == region else _Elsewhere(session, region)
 
 
 def account_of(session: Any) -> str:

@@ -1,15 +1,19 @@
 """What every job leaves beside its run in S3 before it starts: all that going on with it takes.
 
 ``s3://BUCKET/RUN/jobs/JOB.json`` holds the run document and, of every stage, the request whose code
-is staged. Any laptop or function can go on by it, and a job that comes weeks later runs the very
-code of the first. It is put only where there is none (If-None-Match), so it is also the claim of
-whoever is about to start the job.
+is staged, at every place that the run may go to. Any laptop or function can go on by it, and a job
+that comes weeks later runs the very code of the first. It is put only where there is none
+(If-None-Match), so it is also the claim of whoever is about to start the job.
+
+All records lie in the bucket of the run's own place, also those of jobs elsewhere: SageMaker takes
+a name once in each region, so the first claim of a name also says where its job goes, for ever.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+import time
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -33,10 +37,15 @@ class ClaimedError(UserError):
 
 @dataclass(frozen=True)
 class Record:
-    """The run's document as it was submitted, and the requests of its stages by their names."""
+    """The run's document as it was submitted, and the requests of its stages by their names.
+
+    ``elsewhere`` has the same for each fallback; the job is at ``place``, 0 for the run's own.
+    """
 
     document: dict[str, Any]
     requests: dict[str, TrainingRequest]
+    elsewhere: list[dict[str, TrainingRequest]] = field(default_factory=list)
+    place: int = 0
 
     @property
     def config(self) -> RunConfig:
@@ -52,6 +61,7 @@ def claim(session: Any, bucket: str, job: str, record: Record) -> None:
     """
     from botocore.exceptions import ClientError
 
+    begun = time.time()
     key = record_key(record.document["name"], job)
     body = json.dumps({"version": _VERSION, **asdict(record)}, indent=1).encode()
     put = {"Bucket": bucket, "Key": key, "Body": body, "ContentType": "application/json"}
@@ -62,15 +72,21 @@ def claim(session: Any, bucket: str, job: str, record: Record) -> None:
         except ClientError as error:
             if error.response["Error"]["Code"] not in _TAKEN:
                 raise
-            age = _age_seconds(s3, bucket, key)
+            age = claim_age(session, bucket, record.document["name"], job)
             if age < CLAIM_SECONDS:
                 raise ClaimedError(
                     f"{job}: somebody else is starting it since {age:.0f} s; `sm-train status` "
                     f"shows it soon. A start that was broken off is free again after "
                     f"{CLAIM_SECONDS / 60:.0f} minutes"
                 ) from None
-            # Of two that take it over, SageMaker refuses the second: the name is the same.
+            before = read_record(session, bucket, record.document["name"], job)
+            if before is not None and before.place != record.place:
+                raise ClaimedError(f"{job}: somebody else began it at another place") from None
+            # Of two that take it over, SageMaker refuses the second: name and region are the same.
             s3.put_object(**put)
+    if time.time() - begun > CLAIM_SECONDS / 2:
+        # This machine slept: by now the claim may be somebody else's, and the job elsewhere.
+        raise ClaimedError(f"{job}: was not claimed in time; the next look decides anew")
 
 
 def read_record(session: Any, bucket: str, run: str, job: str) -> Record | None:
@@ -104,9 +120,15 @@ def record_key(run: str, job: str) -> str:
     return f"{run}/jobs/{job}.json"
 
 
-def _age_seconds(s3: Any, bucket: str, key: str) -> float:
-    """By the server's clock alone: this laptop's may be wrong."""
-    answer = s3.head_object(Bucket=bucket, Key=key)
+def claim_age(session: Any, bucket: str, run: str, job: str) -> float:
+    """Seconds since the job was claimed, by the server's clock alone: this laptop's may be wrong.
+
+    Raises:
+        UserError: AWS refuses.
+    """
+    key = record_key(run, job)
+    with refusals_in_words(f"s3://{bucket}/{key}"):
+        answer = session.client("s3").head_object(Bucket=bucket, Key=key)
     now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
     written: datetime = answer["LastModified"]
     return max(0.0, (now - written).total_seconds())

@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from sm_train.toolkit.amounts import dollars
+from sm_train.toolkit.aws import at
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.failure_cause import cause_of_failure
 from sm_train.toolkit.following import Run, RunState, policy, read_state
 from sm_train.toolkit.job_records import ClaimedError
+from sm_train.toolkit.moving import bring
+from sm_train.toolkit.output import bytes_bar
 from sm_train.toolkit.recovery import STALL, Action, End, Start, Stop, Wait, decide
-from sm_train.toolkit.starting import repeat
+from sm_train.toolkit.starting import recorded_request, repeat
 from sm_train.toolkit.training_jobs import stop_job
 
 PASSING = (ExitCode.CAPACITY, ExitCode.UNEXPECTED)
@@ -39,15 +42,16 @@ def look(session: Any, run: Run, *, act: bool) -> Seen:
     Raises:
         UserError: AWS refuses.
     """
+    session = at(session, run.region)
     state = read_state(session, run)
     action = decide(
         state.stages,
         policy(run),
-        lambda job: cause_of_failure(session, job),
+        lambda job: cause_of_failure(at(session, job.region), job),
         spent_usd=state.spent_usd,
         now=state.now,
     )
-    done = _do(session, run, action) if act else action.words
+    done = _do(session, state, action) if act else action.words
     return Seen(state, action, done, over_budget(state))
 
 
@@ -62,18 +66,25 @@ def over_budget(state: RunState) -> str | None:
     )
 
 
-def _do(session: Any, run: Run, action: Action) -> str:
+def _do(session: Any, state: RunState, action: Action) -> str:
+    run = state.run
     if isinstance(action, Stop):
         stop_job(session, action.job, action.cause)
     if not isinstance(action, Start):
         return action.words
     if run.record is None:
         raise UserError(f"{run.name}: nothing was submitted yet; `sm-train submit` it first")
+    place = run.places[action.place]
     try:
+        with bytes_bar(f"copying to {place.region}") as progress:
+            bring(
+                session, recorded_request(run.record, action), place.region, state.stages, progress
+            )
         name = repeat(session, run.bucket, run.record, action)
     except ClaimedError as error:
         return str(error)  # the next look sees what they started
-    return f"{action.words}; started {name} from step {action.from_step:,}"
+    where = "" if len(run.places) == 1 else f", {place.machines(action.stage)}"
+    return f"{action.words}; started {name} from step {action.from_step:,}{where}"
 
 
 def watch(
