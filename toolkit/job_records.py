@@ -13,17 +13,21 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
+from uuid import uuid4
 
 from sm_train.estimators.request import TrainingRequest
 from sm_train.estimators.run_config import RunConfig
 from sm_train.toolkit.aws import refusals_in_words
 from sm_train.toolkit.errors import UserError
 
-_VERSION = 1
+_VERSION = 2
+
+GIVEN_UP = -1
+"""The place of a job that will not be: its name was claimed for one and is spent."""
 
 CLAIM_SECONDS = 900.0
 """A claim without a job is given up after this: its laptop was killed between the two."""
@@ -52,45 +56,87 @@ class Record:
         return RunConfig.model_validate(self.document)
 
 
+@dataclass(frozen=True)
+class Claim:
+    """A job's record as it lies there: ``etag`` is of its very bytes, ``age`` in seconds by the
+    server's clock alone, since this laptop's may be wrong.
+    """
+
+    record: Record
+    etag: str
+    age: float
+
+
 def claim(session: Any, bucket: str, job: str, record: Record) -> None:
     """Keep ``record`` as the job's, before the job is started.
 
     Raises:
-        ClaimedError: somebody else is starting that very job now.
+        ClaimedError: somebody else is starting that very job now, or did so at another place.
         UserError: AWS refuses.
     """
-    from botocore.exceptions import ClientError
-
     begun = time.time()
-    key = record_key(record.document["name"], job)
-    body = json.dumps({"version": _VERSION, **asdict(record)}, indent=1).encode()
-    put = {"Bucket": bucket, "Key": key, "Body": body, "ContentType": "application/json"}
-    s3 = session.client("s3")
-    with refusals_in_words(f"s3://{bucket}/{key}"):
-        try:
-            s3.put_object(**put, IfNoneMatch="*")
-        except ClientError as error:
-            if error.response["Error"]["Code"] not in _TAKEN:
-                raise
-            age = claim_age(session, bucket, record.document["name"], job)
-            if age < CLAIM_SECONDS:
-                raise ClaimedError(
-                    f"{job}: somebody else is starting it since {age:.0f} s; `sm-train status` "
-                    f"shows it soon. A start that was broken off is free again after "
-                    f"{CLAIM_SECONDS / 60:.0f} minutes"
-                ) from None
-            before = read_record(session, bucket, record.document["name"], job)
-            if before is not None and before.place != record.place:
-                raise ClaimedError(f"{job}: somebody else began it at another place") from None
-            # Of two that take it over, SageMaker refuses the second: name and region are the same.
-            s3.put_object(**put)
+    if not _put(session, bucket, job, record, IfNoneMatch="*"):
+        before = read_claim(session, bucket, record.document["name"], job)
+        if before is None:
+            raise ClaimedError(f"{job}: somebody else is starting it; look again")
+        if before.age < CLAIM_SECONDS:
+            raise ClaimedError(
+                f"{job}: somebody else is starting it since {before.age:.0f} s; `sm-train status` "
+                f"shows it soon. A start that was broken off is free again after "
+                f"{CLAIM_SECONDS / 60:.0f} minutes"
+            )
+        # Of two that take it over, SageMaker refuses the second: name and region are the same.
+        same = before.record.place == record.place
+        if not same or not _put(session, bucket, job, record, IfMatch=before.etag):
+            raise ClaimedError(f"{job}: somebody else has just taken it over; look again")
     if time.time() - begun > CLAIM_SECONDS / 2:
         # This machine slept: by now the claim may be somebody else's, and the job elsewhere.
         raise ClaimedError(f"{job}: was not claimed in time; the next look decides anew")
 
 
+def give_up(session: Any, bucket: str, job: str, before: Claim) -> None:
+    """Spend the name of a job that was claimed and never started: it cannot be claimed any more.
+
+    Raises:
+        ClaimedError: somebody else has just taken it over.
+        UserError: AWS refuses.
+    """
+    if not _put(session, bucket, job, replace(before.record, place=GIVEN_UP), IfMatch=before.etag):
+        raise ClaimedError(f"{job}: somebody else has just taken it over; look again")
+
+
+def _put(session: Any, bucket: str, job: str, record: Record, **condition: str) -> bool:
+    """Put the record under the condition; whether it held."""
+    from botocore.exceptions import ClientError
+
+    key = record_key(record.document["name"], job)
+    # Two claims never have the same bytes, and so never the same ETag.
+    content = {"version": _VERSION, "claim": uuid4().hex, **asdict(record)}
+    with refusals_in_words(f"s3://{bucket}/{key}"):
+        try:
+            session.client("s3").put_object(
+                Bucket=bucket, Key=key, Body=json.dumps(content, indent=1).encode(),
+                ContentType="application/json", **condition,
+            )  # fmt: skip
+        except ClientError as error:
+            if error.response["Error"]["Code"] not in _TAKEN:
+                raise
+            return False
+    return True
+
+
 def read_record(session: Any, bucket: str, run: str, job: str) -> Record | None:
     """The job's record; None where there is none.
+
+    Raises:
+        UserError: it is damaged, or AWS refuses.
+    """
+    found = read_claim(session, bucket, run, job)
+    return None if found is None else found.record
+
+
+def read_claim(session: Any, bucket: str, run: str, job: str) -> Claim | None:
+    """The job's record with what tells it from others; None where there is none.
 
     Raises:
         UserError: it is damaged, or AWS refuses.
@@ -105,30 +151,21 @@ def read_record(session: Any, bucket: str, run: str, job: str) -> Record | None:
             if error.response["Error"]["Code"] not in ("NoSuchKey", "404"):
                 raise
             return None
+        body = answer["Body"].read()
+    now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
+    written: datetime = answer["LastModified"]
     try:
-        content = json.loads(answer["Body"].read())
+        content = json.loads(body)
         if content.pop("version") != _VERSION:
             raise ValueError("of another version of sm-train")
-        return Record(**content)
+        content.pop("claim")
+        record = Record(**content)
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"s3://{bucket}/{key}: damaged ({error}); `sm-train resume` with the run file"
         ) from None
+    return Claim(record, answer["ETag"], max(0.0, (now - written).total_seconds()))
 
 
 def record_key(run: str, job: str) -> str:
     return f"{run}/jobs/{job}.json"
-
-
-def claim_age(session: Any, bucket: str, run: str, job: str) -> float:
-    """Seconds since the job was claimed, by the server's clock alone: this laptop's may be wrong.
-
-    Raises:
-        UserError: AWS refuses.
-    """
-    key = record_key(run, job)
-    with refusals_in_words(f"s3://{bucket}/{key}"):
-        answer = session.client("s3").head_object(Bucket=bucket, Key=key)
-    now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
-    written: datetime = answer["LastModified"]
-    return max(0.0, (now - written).total_seconds())

@@ -12,11 +12,12 @@ from sm_train.toolkit.aws import at, refusals_in_words
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.job_records import (
     CLAIM_SECONDS,
+    GIVEN_UP,
     ClaimedError,
     Record,
     claim,
-    claim_age,
-    read_record,
+    give_up,
+    read_claim,
 )
 from sm_train.toolkit.recovery import Start
 from sm_train.toolkit.training_jobs import (
@@ -63,13 +64,15 @@ def with_free_name(session: Any, bucket: str, run: str, region: str, start: Star
     if is_foreign(at(session, region), name):
         later = replace(start, attempt=start.attempt + 1)
         return with_free_name(session, bucket, run, region, later)
-    before = read_record(session, bucket, run, name)
-    if before is None or before.place == start.place:
+    before = read_claim(session, bucket, run, name)
+    if before is None or before.record.place == start.place:
         return start
-    elsewhere = region_of(session, before, before.place)
-    young = claim_age(session, bucket, run, name) < CLAIM_SECONDS
-    if young or described(at(session, elsewhere), name) is not None:
-        raise ClaimedError(f"{name}: somebody else starts it in {elsewhere}; look again")
+    if before.record.place != GIVEN_UP:
+        elsewhere = region_of(session, before.record, before.record.place)
+        started = described(at(session, elsewhere), name) is not None
+        if started or before.age < CLAIM_SECONDS:
+            raise ClaimedError(f"{name}: somebody else starts it in {elsewhere}; look again")
+        give_up(session, bucket, name, before)
     later = replace(start, attempt=start.attempt + 1)
     return with_free_name(session, bucket, run, region, later)
 
