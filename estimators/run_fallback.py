@@ -56,9 +56,9 @@ class Fallback(Section):
                 instance_type(self.instance_type)
             except UnknownInstanceTypeError as error:
                 raise ValueError(f"instance_type: {error}") from None
-        if not any((self.instance_type, self.capacity, self.stages, self.region)):
-            raise ValueError("names nothing that differs; give instance_type, region or capacity")
         if self.region is None and (self.buckets or self.vpc):
             key = "buckets" if self.buckets else "vpc"
             raise ValueError(f"{key}: belongs to another region; name it with region")
+        if not any((self.instance_type, self.capacity, self.stages, self.region)):
+            raise ValueError("names nothing that differs; give instance_type, region or capacity")
         return self

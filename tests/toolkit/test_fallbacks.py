@@ -25,7 +25,7 @@ from sm_train.toolkit.submission import prepare, record_of
 from sm_train.toolkit.training_jobs import jobs_of_run
 from sm_train.toolkit.watching import Seen, look
 
-from tests.conftest import Aws, Cli, clean_environment
+from tests.conftest import Aws, clean_environment
 from tests.estimators.runs import ECR, stage
 from tests.toolkit.lives import Lives
 from tests.toolkit.runs import write_run
@@ -393,13 +393,3 @@ def test_a_run_of_one_region_asks_no_other_and_copies_nothing(server: Aws, tmp_p
     assert not [path for _, path, _ in run.aws.requests if path.startswith("/west")]
     puts = [path for method, path, _ in run.aws.requests if method == "PUT"]
     assert puts == [f"/my-bucket/demo/jobs/{SECOND}.json"]
-
-
-def test_a_place_that_starts_another_way_is_refused_before_anything_is_sent(
-    cli: Cli, tmp_path: Path
-) -> None:
-    file = write_run(tmp_path, recovery={"fallbacks": [{"instance_type": "ml.p5.48xlarge"}]})
-    said = cli("submit", file, "--dry-run")
-    assert said.returncode == 2
-    assert "recovery.fallbacks[0]: 256px starts by smddp" in said.stderr
-    assert "collective: nccl" in said.stderr
