@@ -40,7 +40,9 @@ class Run:
 
     @property
     def places(self) -> tuple[Place, ...]:
-        return places(self.config, self.region)
+        """Where its code is: those of what was submitted, whatever the file says by now."""
+        config = self.record.config if self.record is not None else self.config
+        return places(config, self.region)
 
 
 @dataclass(frozen=True)
@@ -68,11 +70,7 @@ def find_run(session: Any, target: str, region: str) -> Run:
         UserError: there is no such run in the region, or its file is wrong.
     """
     if is_run_file(target):
-        config = load(Path(target))
-        bucket, record = staging_bucket(config, region), None
-        if jobs := jobs_of_run(session, config.name):
-            record = read_record(session, _home(jobs)[1] or bucket, config.name, jobs[-1].name)
-        return Run(config.name, region, bucket, config, record)
+        return _run_of(session, load(Path(target)), region)
     name = target.partition("--")[0]
     jobs = jobs_of_run(session, name)
     if not jobs or (name != target and target not in [job.name for job in jobs]):
@@ -85,6 +83,14 @@ def find_run(session: Any, target: str, region: str) -> Run:
     if own is None or record is None:
         raise UserError(f"{name}: {jobs[-1].name} left no record in S3; give the run file instead")
     return Run(name, home, own, record.config, record)
+
+
+def _run_of(session: Any, config: RunConfig, region: str) -> Run:
+    """The run of a file."""
+    bucket, record = staging_bucket(config, region), None
+    if jobs := jobs_of_run(session, config.name):
+        record = read_record(session, _home(jobs)[1] or bucket, config.name, jobs[-1].name)
+    return Run(config.name, region, bucket, config, record)
 
 
 def _home(jobs: Sequence[TrainingJob]) -> tuple[str, str | None]:
@@ -110,7 +116,7 @@ def read_state(session: Any, run: Run) -> RunState:
         run,
         stages,
         spent_usd(jobs, prices, now),
-        projected_usd(run.places, stages, prices, now),
+        projected_usd(places(run.config, run.region), stages, prices, now),
         now,
     )
 
@@ -164,13 +170,20 @@ def open_run(target: str, options: dict[str, Any]) -> tuple[Any, Run]:
     """The run that ``target`` means, for a command with the global ``options``, and a session in
     its own region.
     """
-    session, region = open_session_for(target, options)
+    if is_run_file(target):
+        config = load(Path(target))
+        session, region = _open(config.region, options)
+        return session, _run_of(session, config, region)
+    session, region = _open(None, options)
     run = find_run(session, target, region)
     return at(session, run.region), run
 
 
 def open_session_for(target: str, options: dict[str, Any]) -> tuple[Any, str]:
     """A session in the region of ``target``'s run file, if it is one, or of the options."""
-    own = load(Path(target)).region if is_run_file(target) else None
+    return _open(load(Path(target)).region if is_run_file(target) else None, options)
+
+
+def _open(own: str | None, options: dict[str, Any]) -> tuple[Any, str]:
     region = resolve_region(options["region"], own, options["profile"])
     return open_session(options["profile"], region), region
