@@ -19,7 +19,7 @@ from sm_train.toolkit.price_book import price_table
 from sm_train.toolkit.recovery import Policy
 from sm_train.toolkit.run_dollars import projected_usd, spent_usd
 from sm_train.toolkit.run_files import load
-from sm_train.toolkit.run_state import StageState, current, stage_state
+from sm_train.toolkit.run_state import StageState, current, live_or_newest, stage_state
 from sm_train.toolkit.stored_checkpoints import newest_stored
 from sm_train.toolkit.training_jobs import TrainingJob, jobs_of_run, server_time
 
@@ -140,9 +140,9 @@ def _stage(
 ) -> StageState:
     own = [job for job in jobs if job.stage == stage.name]
     stored = newest_stored(session, checkpoint_uri(run.config, stage, run.bucket), own)
-    words = LastWords()
-    if own and listen:
-        words = last_words(at(session, own[-1].region), own[-1].name)
+    job, words = live_or_newest(own), LastWords()
+    if job is not None and listen:
+        words = last_words(at(session, job.region), job.name)
     return stage_state(
         stage.name,
         stage.iterations,

@@ -104,10 +104,12 @@ def decide(
     policy: Policy,
     cause_of: Callable[[TrainingJob], Cause],
     *,
-    spent_usd: float | None,
+    spent_usd: float,
     now: datetime,
 ) -> Action:
-    """What the run needs now. ``cause_of`` is asked of a job that ended badly."""
+    """What the run needs now. ``cause_of`` is asked of a job that ended badly; ``spent_usd`` is
+    what is known to be.
+    """
     stage = current(stages)
     if stage is None:
         return End(ExitCode.OK, "the run is done")
@@ -127,8 +129,8 @@ def decide(
     return _again(stage, job, cause, policy, now)
 
 
-def _over_budget(policy: Policy, spent_usd: float | None) -> bool:
-    return policy.budget_usd is not None and (spent_usd or 0.0) >= policy.budget_usd
+def _over_budget(policy: Policy, spent_usd: float) -> bool:
+    return policy.budget_usd is not None and spent_usd >= policy.budget_usd
 
 
 def _live(stage: StageState, job: TrainingJob, over: bool) -> Action:

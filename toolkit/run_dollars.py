@@ -27,6 +27,12 @@ def spent_usd(jobs: Iterable[TrainingJob], prices: PriceTable, now: datetime) ->
     return _sum(_job_usd(job, prices, job.billable_seconds(now)) for job in jobs)
 
 
+def known_usd(jobs: Iterable[TrainingJob], prices: PriceTable, now: datetime) -> float:
+    """Billed so far at least: the jobs whose price is known."""
+    amounts = (_job_usd(job, prices, job.billable_seconds(now)) for job in jobs)
+    return sum(amount for amount in amounts if amount is not None)
+
+
 def projected_usd(
     places: Sequence[Place],
     stages: Sequence[StageState],

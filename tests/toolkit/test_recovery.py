@@ -215,3 +215,11 @@ def test_waiting_longer_than_allowed_is_no_stop_of_a_users() -> None:
     assert isinstance(moved, Start)
     assert (moved.cause, moved.place) == ("max-pending", 1)
     assert isinstance(ended(1799), End)
+
+
+def test_an_older_job_that_is_live_after_all_keeps_others_from_starting() -> None:
+    """As where another region was slow to tell of it."""
+    jobs = [job(1, "InProgress"), job(2, "Failed", place="1")]
+    action = asked(state(*jobs, step=5), policy=Policy(3, timedelta(0), places=2))
+    assert isinstance(action, Wait)
+    assert "demo--a-0001" in action.words
