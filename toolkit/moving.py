@@ -52,14 +52,18 @@ def bring(
     region: str,
     stages: Sequence[StageState],
     progress: Progress,
-) -> None:
-    """Copy what ``request``, a job of one of ``stages`` in ``region``, needs of other places.
+) -> bool:
+    """Copy what ``request``, a job of one of ``stages`` in ``region``, needs of other places;
+    returns whether anything was not there yet.
 
     Raises:
         UserError: AWS refuses, or something was not there any more.
     """
-    for folder in needed(request, stages):
+    copied = [
         _copy(at(session, folder.region), at(session, region), folder, progress)
+        for folder in needed(request, stages)
+    ]
+    return any(copied)
 
 
 def stage_elsewhere(session: Any, elsewhere: Sequence[Elsewhere], sent: TrainingRequest) -> None:
@@ -102,7 +106,8 @@ def needed(request: TrainingRequest, stages: Sequence[StageState]) -> list[Folde
     return found
 
 
-def _copy(here: Any, there: Any, folder: Folder, progress: Progress) -> None:
+def _copy(here: Any, there: Any, folder: Folder, progress: Progress) -> bool:
+    """Copy what is not there yet; returns whether there was anything."""
     with refusals_in_words(f"copying {folder.source} to {folder.target}"):
         objects, copied = _objects(here, folder.source), _objects(there, folder.target)
         todo = [
@@ -123,6 +128,7 @@ def _copy(here: Any, there: Any, folder: Folder, progress: Progress) -> None:
             f"{folder.target}: {lost[0] if lost else 'nothing'} came of {folder.source}; look "
             "again, the copy goes on where it was"
         )
+    return bool(todo)
 
 
 def _is_copy(copied: _Object, original: _Object) -> bool:

@@ -55,6 +55,9 @@ def look(session: Any, run: Run, *, act: bool) -> Seen:
         ),
         now=state.now,
     )
+    if act and isinstance(action, Start) and _brought(session, state, action):
+        # That may have taken an hour, in which somebody stopped the run: decide anew.
+        return look(session, run, act=act)
     done = _do(session, state, action) if act else action.words
     return Seen(state, action, done, over_budget(state))
 
@@ -70,20 +73,25 @@ def over_budget(state: RunState) -> str | None:
     )
 
 
+def _brought(session: Any, state: RunState, start: Start) -> bool:
+    """Whether something had to be copied before ``start``; it is now."""
+    run = state.run
+    if run.record is None:
+        raise UserError(f"{run.name}: nothing was submitted yet; `sm-train submit` it first")
+    request, region = recorded_request(run.record, start), run.places[start.place].region
+    with bytes_bar(f"copying to {region}") as progress:
+        return bring(session, request, region, state.stages, progress)
+
+
 def _do(session: Any, state: RunState, action: Action) -> str:
     run = state.run
     if isinstance(action, Stop):
         stop_job(session, action.job, action.cause)
     if not isinstance(action, Start):
         return action.words
-    if run.record is None:
-        raise UserError(f"{run.name}: nothing was submitted yet; `sm-train submit` it first")
+    assert run.record is not None  # _brought has looked
     place = run.places[action.place]
     try:
-        with bytes_bar(f"copying to {place.region}") as progress:
-            bring(
-                session, recorded_request(run.record, action), place.region, state.stages, progress
-            )
         name = repeat(session, run.bucket, run.record, action)
     except ClaimedError as error:
         return str(error)  # the next look sees what they started

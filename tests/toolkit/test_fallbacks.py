@@ -21,6 +21,7 @@ from sm_train.toolkit.following import find_run
 from sm_train.toolkit.own_code import bundle_of
 from sm_train.toolkit.recovery import Start
 from sm_train.toolkit.starting import repeat
+from sm_train.toolkit.stopping import stop_run
 from sm_train.toolkit.submission import prepare, record_of
 from sm_train.toolkit.training_jobs import jobs_of_run
 from sm_train.toolkit.watching import Seen, look
@@ -200,6 +201,24 @@ def test_a_watcher_that_is_killed_in_the_middle_of_a_copy(server: Aws, tmp_path:
     assert len(run.keys("west", folder)) == 3
     again = [path for method, path, _ in run.aws.requests if method == "PUT" and "west" in path]
     assert not {path.rpartition("/")[2] for path in again} & set(partly)
+
+
+def test_a_stop_while_a_checkpoint_is_copied_is_kept(
+    server: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(server, tmp_path, recovery={"fallbacks": [ELSEWHERE]})
+    run.lives.checkpoint("256px", 300)
+    run.lose(FIRST)
+    copied = moving._Done.on_progress
+
+    def stopped_meanwhile(self: Any, **told: Any) -> None:
+        found = find_run(run.session(), "demo", EAST)
+        stop_run(run.session(), found, wait=False)
+        copied(self, **told)
+
+    monkeypatch.setattr(moving._Done, "on_progress", stopped_meanwhile)
+    assert "was stopped" in run.look().done
+    assert run.jobs() == {FIRST: EAST}
 
 
 def test_a_large_object_is_copied_in_parts_and_a_newer_one_anew(
