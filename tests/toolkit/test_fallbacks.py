@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import tarfile
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,9 @@ class Run:
 
     def jobs(self) -> dict[str, str]:
         """Every job, with its region, the oldest first."""
-        return {job.name: job.region for job in jobs_of_run(self.session(), "demo")}
+        found = jobs_of_run(self.session(), "demo")
+        assert len({job.name for job in found}) == len(found), "a name in two regions"
+        return {job.name: job.region for job in found}
 
     def described(self, name: str, region: str = EAST) -> dict[str, Any]:
         client = self.aws.client("sagemaker", region)
@@ -253,28 +256,36 @@ def test_a_large_object_is_copied_in_parts_and_a_newer_one_anew(
 
 STARTS = """
 import json, sys, boto3
+from sm_train.toolkit import starting
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.job_records import Record
+from sm_train.toolkit.job_records import ClaimedError, Record, claim
 from sm_train.toolkit.recovery import Start
-from sm_train.toolkit.starting import repeat
+def with_the_others(function):
+    def called(*arguments):
+        print("ready", flush=True)
+        sys.stdin.readline()
+        return function(*arguments)
+    return called
+setattr(starting, sys.argv[3], with_the_others(getattr(starting, sys.argv[3])))
 record = Record(**json.load(open(sys.argv[1])))
 session = boto3.Session("testing", "testing", region_name="us-east-1")
-print("ready", flush=True)
-sys.stdin.readline()
 try:
-    repeat(session, "my-bucket", record, Start("256px", 2, 0, "x", "", False, int(sys.argv[2])))
+    start = Start("256px", 2, 0, "x", "", False, int(sys.argv[2]))
+    starting.repeat(session, "my-bucket", record, start)
 except UserError as error:
     print(error)
 """
 
 
-def start_at_once(run: Run, folder: Path, places: list[int]) -> None:
-    """One process for each of ``places``, which starts attempt 2 there when all are ready."""
+def start_at_once(run: Run, folder: Path, places: list[int], function: str) -> None:
+    """One process for each of ``places``, which starts attempt 2 there: all have come to
+    ``function`` when the first may call it.
+    """
     path = folder / "record.json"
     path.write_text(json.dumps(vars(run.record)))
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", STARTS, path, str(place)],
+            [sys.executable, "-c", STARTS, path, str(place), function],
             env=clean_environment(folder) | run.aws.environment,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )
@@ -282,7 +293,7 @@ def start_at_once(run: Run, folder: Path, places: list[int]) -> None:
     ]  # fmt: skip
     for process in processes:
         assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
+        assert process.stdout.readline()  # ready, or why it goes no further
     for process in processes:
         assert process.stdin is not None
         process.stdin.write("\n")
@@ -295,24 +306,36 @@ def start_at_once(run: Run, folder: Path, places: list[int]) -> None:
 def test_whatever_places_are_wanted_at_once_one_job_comes(run: Run, tmp_path: Path) -> None:
     """SageMaker takes a name once in each region; the record, once in all."""
     run.lose(FIRST)
-    start_at_once(run, tmp_path, [0, 2, 1, 2, 0])
+    start_at_once(run, tmp_path, [0, 2, 1, 2], "claim")
     assert list(run.jobs()) == [FIRST, SECOND]
 
 
-@pytest.mark.parametrize("broken_off", [0, 2])
-def test_a_start_that_was_broken_off_is_taken_over_or_given_up_by_one_alone(
-    run: Run, tmp_path: Path, broken_off: int
-) -> None:
-    """Its claim names a place, an hour ago; several want that place, and several another."""
-    run.lose(FIRST)
-    claimed = vars(run.record) | {"place": broken_off, "version": 2, "claim": "0"}
+def broken_off(run: Run, place: int) -> None:
+    """Somebody claimed attempt 2 for ``place`` an hour ago, and was never heard of again."""
+    claimed = vars(run.record) | {"place": place, "version": 2, "claim": "0"}
     key = f"demo/jobs/{SECOND}.json"
     s3 = run.aws.client("s3")
     s3.put_object(Bucket="my-bucket", Key=key, Body=json.dumps(claimed).encode())
     stored = get_backend("s3")["123456789012"]["aws"].buckets["my-bucket"].keys
     [version] = [one for name, one in stored.items() if name == key]
     version.last_modified = datetime.now(UTC).replace(tzinfo=None) - timedelta(hours=1)
-    start_at_once(run, tmp_path, [0, 2, 0, 2])
+
+
+def test_who_slept_between_look_and_claim_takes_over_at_the_same_place_alone(run: Run) -> None:
+    broken_off(run, 2)
+    with pytest.raises(ClaimedError):
+        claim(run.session(), "my-bucket", SECOND, replace(run.record, place=1))
+    claim(run.session(), "my-bucket", SECOND, replace(run.record, place=2))
+
+
+@pytest.mark.parametrize(("place", "function"), [(0, "claim"), (2, "with_free_name")])
+def test_a_start_that_was_broken_off_is_taken_over_or_given_up_by_one_alone(
+    run: Run, tmp_path: Path, place: int, function: str
+) -> None:
+    """Several want the place that it was claimed for, and several another."""
+    run.lose(FIRST)
+    broken_off(run, place)
+    start_at_once(run, tmp_path, [0, 2, 0, 2], function)
     made = list(run.jobs())
     assert made in ([FIRST, SECOND], [FIRST, THIRD])
 
