@@ -19,6 +19,7 @@ from sm_train.estimators.run_file import load_run
 from sm_train.toolkit import moving
 from sm_train.toolkit.cli import main
 from sm_train.toolkit.following import find_run
+from sm_train.toolkit.job_records import ClaimedError, claim
 from sm_train.toolkit.own_code import bundle_of
 from sm_train.toolkit.recovery import Start
 from sm_train.toolkit.starting import repeat
@@ -258,7 +259,7 @@ STARTS = """
 import json, sys, boto3
 from sm_train.toolkit import starting
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.job_records import ClaimedError, Record, claim
+from sm_train.toolkit.job_records import Record
 from sm_train.toolkit.recovery import Start
 def with_the_others(function):
     def called(*arguments):
