@@ -68,12 +68,6 @@ def clusters(config: RunConfig, region: str) -> tuple[Place, ...]:
     return tuple(found)
 
 
-def regions(config: RunConfig, region: str) -> tuple[str, ...]:
-    """Where jobs of the run may be, its own region first."""
-    others = (one.region for one in config.recovery.fallbacks if one.region)
-    return tuple(dict.fromkeys((region, *others)))
-
-
 def fallback_problems(config: RunConfig) -> list[Problem]:
     """What keeps the run from going to a fallback; ``config`` is good without them."""
     problems: list[Problem] = []
