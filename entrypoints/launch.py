@@ -13,16 +13,27 @@ up to 1.5.0), and inside a node the first forbids NCCL its fast protocols for sm
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 import psutil
 from sm_train.entrypoints.directories import Directories, Hosts
 from sm_train.entrypoints.events import Events
 from sm_train.entrypoints.roll_call import AbsentError, Place, answer, keep_roll
+
+_HYPERPARAMETERS = Path("/opt/ml/input/config/hyperparameters.json")
+"""Where SageMaker leaves the request's, as they are: texts."""
+
+
+def hyperparameters(path: Path = _HYPERPARAMETERS) -> list[str]:
+    """The job's hyperparameters as a script's arguments."""
+    told = json.loads(path.read_text(encoding="utf-8"))
+    return [word for key, value in told.items() for word in (f"--{key}", str(value))]
 
 
 def torchrun(environment: Mapping[str, str], script: list[str]) -> list[str]:
@@ -72,7 +83,7 @@ def meet(environment: Mapping[str, str], directories: Directories) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run ``arguments`` by torchrun; returns its exit code."""
+    """Run the script ``arguments`` with its hyperparameters by torchrun; returns its exit code."""
     network = os.environ.get("SM_NETWORK_INTERFACE_NAME")
     if network:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", network)
@@ -81,7 +92,7 @@ def main(arguments: list[str]) -> int:
         meet(os.environ, Directories.from_environment())
     except AbsentError:
         return 1
-    process = subprocess.Popen(torchrun(os.environ, arguments))
+    process = subprocess.Popen(torchrun(os.environ, [*arguments, *hyperparameters()]))
     signal.signal(signal.SIGTERM, lambda *_: hand_on(process.pid))
     return process.wait()
 

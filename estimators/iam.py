@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from sm_train.estimators.alarms import alarm_prefix, rule_name, topic_name
+from sm_train.estimators.images import image_uri
 from sm_train.estimators.request import ROLE_NOT_SET, staging_bucket
 from sm_train.estimators.run_config import RunConfig
+from sm_train.estimators.run_places import places as run_places
 
 Policy = dict[str, Any]
 """An IAM policy document."""
@@ -49,11 +51,26 @@ def policies(config: RunConfig, region: str, image: str) -> dict[str, Policy]:
     """``laptop`` submits and follows the run, ``job`` is its jobs' role, ``trust`` who takes it.
 
     ``image`` is the address, in ECR, that its jobs start from.
+
+    Raises:
+        ValueError: AWS has no image at one of the run's fallbacks.
     """
     places = _places(config, region)
+    elsewhere = [
+        (one.config, _places(one.config, one.region), image_uri(one.config, one.region))
+        for one in run_places(config, region)[1:]
+    ]
+    laptop, job = _laptop(config, places, image), _job(config, places, image)
+    for there in elsewhere:
+        laptop = _joined(laptop, _laptop(*there))
+        job = _joined(job, _job(*there))
+    if elsewhere:
+        # A large checkpoint is copied in parts; what cannot be finished is taken back.
+        own = [statement for statement in laptop if statement["Sid"] == "StageAndFetch"]
+        laptop.append(_allow("Move", ["s3:AbortMultipartUpload"], own[0]["Resource"]))
     return {
-        "laptop": _policy(_laptop(config, places, image)),
-        "job": _policy(_job(config, places, image)),
+        "laptop": _policy(laptop),
+        "job": _policy(job),
         "trust": _policy(
             [
                 {
@@ -65,6 +82,16 @@ def policies(config: RunConfig, region: str, image: str) -> dict[str, Policy]:
             ]
         ),
     }
+
+
+def _joined(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The statements of two places, each with the resources of both."""
+    joined = {statement["Sid"]: statement for statement in one}
+    for statement in other:
+        before = joined.get(statement["Sid"], statement)
+        resources = dict.fromkeys([*before["Resource"], *statement["Resource"]])
+        joined[statement["Sid"]] = before | {"Resource": list(resources)}
+    return list(joined.values())
 
 
 def _places(config: RunConfig, region: str) -> _Places:

@@ -49,7 +49,7 @@ def train(job: LocalJob) -> None:
 
     request = job.request
     # The start script finds no GPU here; it is told how many processes to start instead.
-    command = f"SM_NUM_GPUS={job.processes} {launch_command(request, job.entry)}"
+    command = f"SM_NUM_GPUS={job.processes} {launch_command(job.entry)}"
     packages = (Path(job.bundle) / REQUIREMENTS).exists()
     pinned_trainer_class(request)(
         training_mode=Mode.LOCAL_CONTAINER,

@@ -97,7 +97,7 @@ def send(
         smddp = "ContainerEntrypoint" not in request["AlgorithmSpecification"]
         if smddp:
             _upload(code_uri(request) or "", archive, session)
-        source = {} if smddp else _source(request, archive, bundle)
+        source = {} if smddp else _source(archive, bundle)
         trainer = _model_trainer(request, session, source)
         try:
             trainer.train(wait=False, logs=False)
@@ -122,14 +122,14 @@ def _upload(uri: str, archive: Path, session: Any) -> None:
     session.upload_data(str(archive), bucket=bucket, key_prefix=key.rsplit("/", 1)[0])
 
 
-def _source(request: TrainingRequest, archive: Path, bundle: Bundle) -> dict[str, Any]:
+def _source(archive: Path, bundle: Bundle) -> dict[str, Any]:
     """What makes the SDK stage the bundle and start it."""
     from sagemaker.core.training.configs import SourceCode
 
     packages = any(file.path == REQUIREMENTS for file in bundle.files)
     source = SourceCode(
         source_dir=str(archive),
-        command=launch_command(request, bundle.entry),
+        command=launch_command(bundle.entry),
         requirements=REQUIREMENTS if packages else None,
     )
     return {"source_code": source}
@@ -178,15 +178,13 @@ def _model_trainer(request: TrainingRequest, session: Any, source: dict[str, Any
     return trainer
 
 
-def launch_command(request: TrainingRequest, entry: str) -> str:
+def launch_command(entry: str) -> str:
     """What the SDK's start script runs: the launcher with ``entry``, in the place of the shell.
 
-    So SIGTERM reaches it; under the SDK's Torchrun driver (3.27) it would not.
+    So SIGTERM reaches it; under the SDK's Torchrun driver (3.27) it would not. Which stage it is
+    stands in the job's hyperparameters alone: the jobs of later stages start by the same script.
     """
-    words = [entry]
-    for key, value in request["HyperParameters"].items():
-        words += [f"--{key}", value]
-    return f"exec $SM_PYTHON_CMD -m {LAUNCHER} {shlex.join(words)}"
+    return f"exec $SM_PYTHON_CMD -m {LAUNCHER} {shlex.quote(entry)}"
 
 
 def pinned_trainer_class(request: TrainingRequest) -> Any:

@@ -25,6 +25,10 @@ FINAL_MODEL = "final"
 RUN_TAG, STAGE_TAG = "sm-train:run", "sm-train:stage"
 """A job's tags by which any laptop knows what it belongs to."""
 
+REGIONS_TAG, PLACE_TAG = "sm-train:regions", "sm-train:place"
+"""A job's tags: the regions where the run may have jobs, its own first, and which of its places
+this one is at, counted from 0. Runs of a single region, and the run's own place, go without."""
+
 ROLE_NOT_SET = "arn:aws:iam::000000000000:role/ROLE-NOT-SET"
 """Stands in a dry run for a role that the run file does not name; never submitted."""
 
@@ -116,7 +120,7 @@ def training_request(
             "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "/tmp/sm-train-nccl-",
             **config.cluster.environment,
         },
-        "Tags": _tags(config, stage, bundle, commit),
+        "Tags": _tags(config, stage, bundle, region, commit),
         **_asked_for(config.cluster),
     }
 
@@ -325,8 +329,9 @@ def _stopping(config: RunConfig) -> dict[str, int]:
 
 
 def _tags(
-    config: RunConfig, stage: Stage, bundle: Bundle, commit: str | None
+    config: RunConfig, stage: Stage, bundle: Bundle, region: str, commit: str | None
 ) -> list[dict[str, str]]:
+    others = {one.region for one in config.recovery.fallbacks} - {None, region}
     tags = {
         **config.tags,
         RUN_TAG: config.name,
@@ -335,4 +340,17 @@ def _tags(
     }
     if commit is not None:
         tags["sm-train:commit"] = commit
+    if others:
+        tags[REGIONS_TAG] = " ".join((region, *sorted(filter(None, others))))
     return [{"Key": key, "Value": value} for key, value in tags.items()]
+
+
+def request_elsewhere(
+    request: TrainingRequest, own: TrainingRequest, place: int
+) -> TrainingRequest:
+    """``request``, made of the run as it is at ``place``, as a job of the run; ``own`` is that of
+    its own place.
+    """
+    tags = {tag["Key"]: tag["Value"] for tag in own["Tags"]}
+    tags |= {tag["Key"]: tag["Value"] for tag in request["Tags"]} | {PLACE_TAG: str(place)}
+    return request | {"Tags": [{"Key": key, "Value": value} for key, value in tags.items()]}

@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, mo
 from sm_train.cost.instances import instance_type
 from sm_train.estimators.model_presets import preset_names, preset_prediction
 from sm_train.estimators.run_cluster import Cluster, release
+from sm_train.estimators.run_fallback import MOST_FALLBACKS, Fallback
 from sm_train.estimators.run_fields import (
     CHANNEL_LIMIT,
     JOB_NAME_LIMIT,
@@ -332,6 +333,11 @@ class Recovery(Section):
     delay: Annotated[Duration, Field(ge=1, le=3600)] = Field(
         default=60, description="Before the next job; doubles each time, an hour at most."
     )
+    fallbacks: Annotated[list[Fallback], Field(max_length=MOST_FALLBACKS)] = Field(
+        default_factory=list,
+        description="Where to go, in this order, when machines cannot be had or are taken away; "
+        "after the last one the run's own place is next again.",
+    )
 
 
 class Doctor(Section):
@@ -441,6 +447,10 @@ class RunConfig(Section):
         gpus = instance_type(self.cluster.instance_type).accelerators
         stages = list(enumerate(self.stages))
         problems = cross_field_problems(self.name, stages, gpus, self.cluster)
+        if not problems and self.recovery.fallbacks:
+            from sm_train.estimators.run_places import fallback_problems
+
+            problems = fallback_problems(self)
         if problems:
             raise ValueError("; ".join(problem.message for problem in problems))
         return self

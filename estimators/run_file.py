@@ -17,8 +17,15 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from sm_train.cost.instances import UnknownInstanceTypeError, instance_type
 from sm_train.estimators.run_cluster import Cluster
-from sm_train.estimators.run_config import Problem, RunConfig, Stage, cross_field_problems
+from sm_train.estimators.run_config import (
+    Problem,
+    Recovery,
+    RunConfig,
+    Stage,
+    cross_field_problems,
+)
 from sm_train.estimators.run_fields import SECRET, words_for_pattern
+from sm_train.estimators.run_places import fallback_problems
 from sm_train.estimators.secret_scan import secret_in
 
 Path_ = tuple[str | int, ...]
@@ -235,7 +242,20 @@ def _between_parts(raw: dict[Any, Any]) -> list[Problem]:
     except UnknownInstanceTypeError:
         gpus = None
     valid = Cluster.model_validate(cluster) if not _errors(Cluster, cluster) else None
-    return cross_field_problems(name if isinstance(name, str) else "", parts, gpus, valid)
+    found = cross_field_problems(name if isinstance(name, str) else "", parts, gpus, valid)
+    return found or _between_places(raw)
+
+
+def _between_places(raw: dict[Any, Any]) -> list[Problem]:
+    """What is wrong with the fallbacks of a run that is good without them."""
+    recovery = raw.get("recovery")
+    if not isinstance(recovery, dict) or _errors(Recovery, recovery):
+        return []
+    plain = raw | {"recovery": {key: recovery[key] for key in recovery if key != "fallbacks"}}
+    if _errors(RunConfig, plain):
+        return []
+    own = RunConfig.model_validate(plain)
+    return fallback_problems(own.model_copy(update={"recovery": Recovery.model_validate(recovery)}))
 
 
 def _problem(raw: Any, error: ErrorDetails) -> Problem:

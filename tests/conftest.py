@@ -96,7 +96,7 @@ class Aws:
         default_factory=dict
     )
     """Operation → what the real service answers where moto does not: status and content, or None
-    where moto may answer."""
+    where moto may answer. It is told the call's body, with the region as ``_region``."""
 
     def bodies(self, operation: str) -> list[dict[str, Any]]:
         return [body for name, body in self.calls if name == operation]
@@ -155,7 +155,10 @@ def aws() -> Iterator[Aws]:
                 start_response("400 Bad Request", [("Content-Type", "application/x-amz-json-1.1")])
                 answer = {"__type": seen.refusals[operation], "message": "no, and why"}
                 return [json.dumps(answer).encode()]
-            answered = seen.answers.get(operation, lambda _: None)(json.loads(body or b"{}"))
+            # Whose region a call is for stands in its signature alone.
+            region = environ.get("HTTP_AUTHORIZATION", "//").split("/")[2]
+            asked = json.loads(body or b"{}") | {"_region": region}
+            answered = seen.answers.get(operation, lambda _: None)(asked)
             if answered is not None:
                 status, content = answered
                 start_response(f"{status} ", [("Content-Type", "application/x-amz-json-1.1")])

@@ -56,8 +56,11 @@ class Removed:
 
 
 def live_jobs(session: Any, run: str) -> list[Job]:
-    """The run's jobs that are not over."""
-    return [watched(job) for job in jobs_of_run(session, run) if job.live]
+    """The run's jobs that are not over. Alarms, and whom they tell, are of one region: jobs that
+    went to a fallback's have none.
+    """
+    jobs = jobs_of_run(session, run)
+    return [watched(job) for job in jobs if job.live and job.region == session.region_name]
 
 
 def watched(job: TrainingJob) -> Job:

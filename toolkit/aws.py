@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -112,6 +113,9 @@ def client_with_unix_times(session: Any, service: str) -> Any:
     Raises:
         UserError: the credentials cannot be had any more.
     """
+    region = session.region_name
+    if isinstance(session, _Elsewhere):
+        session = session.session
     known = session.profile_name in session.available_profiles
     inner = _patient_session(session.profile_name if known else None)
     times = inner.get_component("response_parser_factory")
@@ -120,7 +124,7 @@ def client_with_unix_times(session: Any, service: str) -> Any:
         key = session.get_credentials().get_frozen_credentials()
         return inner.create_client(
             service,
-            region_name=session.region_name,
+            region_name=region,
             aws_access_key_id=key.access_key,
             aws_secret_access_key=key.secret_key,
             aws_session_token=key.token,
@@ -130,6 +134,24 @@ def client_with_unix_times(session: Any, service: str) -> Any:
 def unix_seconds(time: float | str) -> float:
     """A time as AWS's protocols write it: Unix seconds, or ISO 8601 in XML."""
     return datetime.fromisoformat(time).timestamp() if isinstance(time, str) else float(time)
+
+
+@dataclass(frozen=True)
+class _Elsewhere:
+    """A session's credentials and settings, for another region."""
+
+    session: Any
+    region_name: str
+
+    def client(self, service: str, **settings: Any) -> Any:
+        return self.session.client(service, **{"region_name": self.region_name} | settings)
+
+
+def at(session: Any, region: str) -> Any:
+    """``session``, or what makes its clients for ``region``."""
+    if isinstance(session, _Elsewhere):
+        session = session.session
+    return session if session.region_name == region else _Elsewhere(session, region)
 
 
 def account_of(session: Any) -> str:

@@ -32,7 +32,7 @@ def actual_cost(question: Costing, profile: str | None) -> dict[str, Any]:
     found = jobs_of_run(session, config.name)
     if not found:
         raise UserError(f"--actual: no training job of run {config.name} in {region}; submit one")
-    jobs = read_jobs(session, found, region, question.prices, datetime.now(UTC))
+    jobs = read_jobs(session, found, question.prices, datetime.now(UTC))
     history = History(observed(jobs), tuple(measurements(jobs)))
     uri = history_uri(config, region)
     document = as_document(jobs, _expected(question, jobs), _remaining(question, jobs, history))

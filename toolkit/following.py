@@ -10,7 +10,8 @@ from typing import Any
 
 from sm_train.estimators.request import checkpoint_uri, staging_bucket
 from sm_train.estimators.run_config import RunConfig, Stage
-from sm_train.toolkit.aws import open_session, resolve_region
+from sm_train.estimators.run_places import Place, places
+from sm_train.toolkit.aws import at, open_session, resolve_region
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.job_records import Record, read_record
 from sm_train.toolkit.live_events import last_words, read_live
@@ -19,14 +20,17 @@ from sm_train.toolkit.price_book import price_table
 from sm_train.toolkit.recovery import Policy
 from sm_train.toolkit.run_dollars import projected_usd, spent_usd
 from sm_train.toolkit.run_files import load
-from sm_train.toolkit.run_state import StageState, current, stage_state
-from sm_train.toolkit.stored_checkpoints import stored_checkpoints
-from sm_train.toolkit.training_jobs import TrainingJob, find_job, jobs_of_run, server_time
+from sm_train.toolkit.run_state import StageState, current, live_or_newest, stage_state
+from sm_train.toolkit.stored_checkpoints import newest_stored
+from sm_train.toolkit.training_jobs import TrainingJob, jobs_of_run, server_time
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run that a command was told of, by its file, its name or one of its jobs."""
+    """A run that a command was told of, by its file, its name or one of its jobs.
+
+    ``region`` and ``bucket`` are those of its own place; jobs may be at its fallbacks, too.
+    """
 
     name: str
     region: str
@@ -34,6 +38,12 @@ class Run:
     config: RunConfig
     record: Record | None
     """What was submitted last; None where nothing was."""
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Where its code is: those of what was submitted, whatever the file says by now."""
+        config = self.record.config if self.record is not None else self.config
+        return places(config, self.region)
 
 
 @dataclass(frozen=True)
@@ -57,28 +67,39 @@ class RunState:
 def find_run(session: Any, target: str, region: str) -> Run:
     """The run that ``target`` means: a run file, a run's name, or a job's.
 
+    By name it is found from any of its regions: what jobs are tagged with says which is its own.
+
     Raises:
         UserError: there is no such run in the region, or its file is wrong.
     """
     if is_run_file(target):
-        config = load(Path(target))
-        newest = next(reversed(jobs_of_run(session, config.name)), None)
-        record = None
-        if newest is not None:
-            record = read_record(session, newest.bucket, config.name, newest.name)
-        return Run(config.name, region, staging_bucket(config, region), config, record)
-    job = find_job(session, target)
-    name = job.run if job else target
-    newest = next(reversed(jobs_of_run(session, name)), job)
-    if newest is None:
+        return _run_of(session, load(Path(target)), region)
+    name = target.partition("--")[0]
+    jobs = jobs_of_run(session, name)
+    if not jobs or (name != target and target not in [job.name for job in jobs]):
         raise UserError(
             f"{target}: neither a run file here nor a run or job of sm-train in {region}; "
             "`sm-train list` shows what there is"
         )
-    record = read_record(session, newest.bucket, name, newest.name)
-    if record is None:
-        raise UserError(f"{name}: {newest.name} left no record in S3; give the run file instead")
-    return Run(name, region, newest.bucket, record.config, record)
+    home, own = _home(jobs)
+    record = read_record(at(session, home), own, name, jobs[-1].name) if own else None
+    if own is None or record is None:
+        raise UserError(f"{name}: {jobs[-1].name} left no record in S3; give the run file instead")
+    return Run(name, home, own, record.config, record)
+
+
+def _run_of(session: Any, config: RunConfig, region: str) -> Run:
+    """The run of a file."""
+    bucket, record = staging_bucket(config, region), None
+    if jobs := jobs_of_run(session, config.name):
+        record = read_record(session, _home(jobs)[1] or bucket, config.name, jobs[-1].name)
+    return Run(config.name, region, bucket, config, record)
+
+
+def _home(jobs: Sequence[TrainingJob]) -> tuple[str, str | None]:
+    """The run's own region, and its bucket there: records are kept in it."""
+    home = jobs[-1].regions[0]
+    return home, next((job.bucket for job in reversed(jobs) if job.region == home), None)
 
 
 def is_run_file(target: str) -> bool:
@@ -87,27 +108,34 @@ def is_run_file(target: str) -> bool:
 
 def read_state(session: Any, run: Run) -> RunState:
     """Ask AWS where the run is; logs are read of its newest jobs only."""
+    session = at(session, run.region)
     now = server_time(session)
     jobs = jobs_of_run(session, run.name)
     said = {stage.name: _said(session, stage, jobs) for stage in run.config.stages}
     stages = tuple(
         _stage(session, run, stage, jobs, said[stage.name], now) for stage in run.config.stages
     )
-    at = current(stages)
+    newest = current(stages)
     prices = price_table()
     return RunState(
         run,
         stages,
-        spent_usd(jobs, run.region, prices, now),
-        projected_usd(run.config, run.region, stages, prices, now),
+        spent_usd(jobs, prices, now),
+        projected_usd(places(run.config, run.region), stages, prices, now),
         now,
-        said[at.name] if at else Live(),
+        said[newest.name] if newest else Live(),
     )
 
 
 def _said(session: Any, stage: Stage, jobs: Sequence[TrainingJob]) -> Live:
-    own = [job for job in jobs if job.stage == stage.name]
-    return read_live(session, own[-1].name) if own else Live()
+    job = live_or_newest([job for job in jobs if job.stage == stage.name])
+    return read_live(at(session, job.region), job.name) if job is not None else Live()
+
+
+def stages_in_silence(session: Any, run: Run) -> tuple[StageState, ...]:
+    """Where each stage is by its jobs and checkpoints alone: no log is read."""
+    jobs, now = jobs_of_run(session, run.name), server_time(session)
+    return tuple(_stage(session, run, stage, jobs, Live(), now) for stage in run.config.stages)
 
 
 def _stage(
@@ -119,7 +147,7 @@ def _stage(
     now: datetime,
 ) -> StageState:
     own = [job for job in jobs if job.stage == stage.name]
-    stored = stored_checkpoints(session, checkpoint_uri(run.config, stage, run.bucket))
+    stored = newest_stored(session, checkpoint_uri(run.config, stage, run.bucket), own)
     return stage_state(
         stage.name,
         stage.iterations,
@@ -137,19 +165,30 @@ def policy(run: Run) -> Policy:
     return Policy(
         attempts=recovery.attempts,
         delay=timedelta(seconds=recovery.delay),
+        places=len(run.places),
         budget_usd=budget.usd if budget else None,
         budget_stops=budget is None or budget.on_exceed == "stop",
     )
 
 
 def open_run(target: str, options: dict[str, Any]) -> tuple[Any, Run]:
-    """A session and the run that ``target`` means, for a command with the global ``options``."""
-    session, region = open_session_for(target, options)
-    return session, find_run(session, target, region)
+    """The run that ``target`` means, for a command with the global ``options``, and a session in
+    its own region.
+    """
+    if is_run_file(target):
+        config = load(Path(target))
+        session, region = _open(config.region, options)
+        return session, _run_of(session, config, region)
+    session, region = _open(None, options)
+    run = find_run(session, target, region)
+    return at(session, run.region), run
 
 
 def open_session_for(target: str, options: dict[str, Any]) -> tuple[Any, str]:
     """A session in the region of ``target``'s run file, if it is one, or of the options."""
-    own = load(Path(target)).region if is_run_file(target) else None
+    return _open(load(Path(target)).region if is_run_file(target) else None, options)
+
+
+def _open(own: str | None, options: dict[str, Any]) -> tuple[Any, str]:
     region = resolve_region(options["region"], own, options["profile"])
     return open_session(options["profile"], region), region

@@ -2,39 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-from sm_train.toolkit.indexing import Indexed, Progress
+from sm_train.toolkit.indexing import Indexed
 from sm_train.toolkit.output import people
 
 _NAMED = 5
-
-
-@contextmanager
-def progress_bar() -> Iterator[Progress]:
-    """A function that shows how far indexing is: a bar on a terminal, nothing elsewhere."""
-    if not sys.stderr.isatty():
-        yield lambda done, total: None
-        return
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    bar = Progress(
-        TextColumn("indexing"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
-        TimeRemainingColumn(), console=people(), transient=True,
-    )  # fmt: skip
-    with bar:
-        task = bar.add_task("", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def summarize(indexed: Indexed) -> None:

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from sm_train.toolkit.aws import refusals_in_words
 from sm_train.toolkit.cloudwatch_logs import read_stream, stream_names
 from sm_train.toolkit.diagnosis import Diagnosis, diagnose, succeeded
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.failure_hits import Stream
 from sm_train.toolkit.log_files import attempts
+from sm_train.toolkit.training_jobs import described
 
 _NODE = re.compile(r"algo-\d+")
 _ENDS = frozenset(
@@ -47,7 +47,12 @@ def job_streams(session: Any, job: str) -> tuple[list[Stream], dict[str, Any]]:
     Raises:
         UserError: there is no such job, or AWS refuses.
     """
-    description = _describe(session, job)
+    description = described(session, job)
+    if description is None:
+        raise UserError(
+            f"{job}: no file here and no training job of that name in {session.region_name}; see "
+            "--region"
+        )
     said = list(_sagemaker_lines(description))
     now = datetime.now(UTC).timestamp()
     streams = [_stream(session, name, now) for name in stream_names(session, job)]
@@ -55,25 +60,6 @@ def job_streams(session: Any, job: str) -> tuple[list[Stream], dict[str, Any]]:
         content = "".join(f"{line}\n" for line in said).encode()
         streams.append(Stream("DescribeTrainingJob", lambda: [content], None, now))
     return streams, description
-
-
-def _describe(session: Any, job: str) -> dict[str, Any]:
-    from botocore.exceptions import ClientError
-
-    with refusals_in_words(f"job {job}"):
-        try:
-            found: dict[str, Any] = session.client("sagemaker").describe_training_job(
-                TrainingJobName=job
-            )
-        except ClientError as error:
-            said = error.response["Error"].get("Message", "")
-            if not re.search(r"not found|could not find", said, re.IGNORECASE):
-                raise
-            raise UserError(
-                f"{job}: no file here and no training job of that name in "
-                f"{session.region_name}; see --region"
-            ) from None
-    return found
 
 
 def _stream(session: Any, name: str, now: float) -> Stream:

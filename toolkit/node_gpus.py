@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sm_train.cost.instances import UnknownInstanceTypeError, instance_type
+from sm_train.toolkit.aws import at
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.following import RunState
 
@@ -32,7 +33,13 @@ def gpu_utilization(session: Any, state: RunState) -> dict[str, float]:
     now = state.now.timestamp()
     try:
         found = instance_metrics(
-            session, job.name, silent, now - _WINDOW_SECONDS, now, now=now, names=["GPUUtilization"]
+            at(session, job.region),
+            job.name,
+            silent,
+            now - _WINDOW_SECONDS,
+            now,
+            now=now,
+            names=["GPUUtilization"],
         )
     except UserError:
         return {}

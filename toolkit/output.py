@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,6 +25,40 @@ def people() -> Console:
 def result() -> Console:
     """The console for a result that a person reads: standard output."""
     return _console(stderr=False)
+
+
+@contextmanager
+def bytes_bar(doing: str) -> Iterator[Callable[[int, int], None]]:
+    """A function that shows how many bytes of all are done: a bar on a terminal, else nothing.
+
+    The bar comes with the first figure: where nothing has to be done, none is drawn.
+    """
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    bar = Progress(
+        TextColumn(doing), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
+        TimeRemainingColumn(), console=people(), transient=True,
+    )  # fmt: skip
+    task = bar.add_task("", total=None)
+
+    def show(done: int, total: int) -> None:
+        bar.start()
+        bar.update(task, completed=done, total=total)
+
+    try:
+        yield show
+    finally:
+        bar.stop()
 
 
 def _console(*, stderr: bool) -> Console:

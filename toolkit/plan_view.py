@@ -92,6 +92,7 @@ def _facts(submission: Submission) -> list[tuple[str, str]]:
         ),
         ("price", f"{price['price_source']}, {price['price_date'] or 'undated'}"),
         *_alternatives(submission),
+        *_fallbacks(submission),
     ]
 
 
@@ -112,6 +113,22 @@ def _alternatives(submission: Submission) -> list[tuple[str, str]]:
         ("first choice", f"{planned}; the plan is for it"),
         *(("or else", f"{other}; the same batch") for other in others),
     ]
+
+
+def _fallbacks(submission: Submission) -> list[tuple[str, str]]:
+    """Where the run may go to, and what an hour costs there."""
+    first, rows = submission.stages[0], []
+    for one in submission.elsewhere:
+        place, cluster = one.place, one.place.config.cluster
+        [stage] = [each for each in place.config.stages if each.name == first.name]
+        purchase = Purchase(place.region, cluster.capacity)
+        price = hourly_price(cluster.instance_type, purchase, price_table()).usd_per_instance_hour
+        cost = "price unknown"
+        if price is not None:
+            cost = f"{dollars(float(price * stage.instances))} an hour"
+        label = f"fallback {place.number}"
+        rows.append((label, f"{place.machines(first.name)}, {cluster.capacity}; {cost}"))
+    return rows
 
 
 def warnings(submission: Submission) -> list[str]:

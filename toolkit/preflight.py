@@ -14,20 +14,25 @@ from sm_train.entrypoints.shard_index import ShardIndex
 from sm_train.entrypoints.shards import ShardError
 from sm_train.estimators.request import staging_bucket
 from sm_train.estimators.run_config import RunConfig
+from sm_train.estimators.run_places import Place, clusters, places
 from sm_train.toolkit import aws
 from sm_train.toolkit.checks import storage
 from sm_train.toolkit.checks.checkpoints import checkpoint_findings
+from sm_train.toolkit.checks.fallbacks import data_findings, fallback_findings, found_at
 from sm_train.toolkit.checks.finding import LEVELS, Finding
 from sm_train.toolkit.checks.image import image_findings, registry_findings
 from sm_train.toolkit.checks.local_data import read_local
 from sm_train.toolkit.checks.memory import memory_findings
-from sm_train.toolkit.checks.money import money_findings
+from sm_train.toolkit.checks.money import money_elsewhere, money_findings
 from sm_train.toolkit.checks.quotas import default_runtime_findings, quota_findings
 from sm_train.toolkit.checks.recovery import recovery_findings
 from sm_train.toolkit.checks.role import ROLE_UNSET, role_findings
 from sm_train.toolkit.checks.shards import Shards, of_index, shard_findings
 from sm_train.toolkit.checks.unchecked import UNCHECKED, ask, attempt
+from sm_train.toolkit.dearest import costs_elsewhere
 from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.shard_listing import Listing
+from sm_train.toolkit.submission import price
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,12 @@ def online_findings(
             "the image", "cluster.image", "ecr:DescribeImages",
             registry_findings(config, session, region),
         )  # fmt: skip
-        found += _stored(subject, session, shards, progress)
+        listings: dict[int, Listing] = {}
+        found += _stored(subject, session, shards, progress, listings)
+        for place in places(config, region)[1:]:
+            there = aws.at(session, place.region)
+            found += found_at(place, _quotas(place.config, there, place.region))
+            found += _elsewhere(subject, place, there, progress, listings)
     return _gravest_first(found)
 
 
@@ -98,11 +108,54 @@ def _quotas(config: RunConfig, session: Any, region: str) -> list[Finding]:
 def _described(subject: Subject, today: date) -> Iterator[Finding]:
     config, document = subject.config, as_document(subject.costs)
     yield from money_findings(config, document)
-    yield from memory_findings(config)
+    yield from money_elsewhere(config, document, costs_elsewhere(config, subject.region))
+    own, *others = clusters(config, subject.region)
+    yield from memory_findings(own.config)
+    for other in others:
+        yield from found_at(other, memory_findings(other.config))
+    yield from fallback_findings(config, subject.region)
+    for place in places(config, subject.region)[1:]:
+        yield from found_at(place, _unlike(place, subject, today))
     yield from recovery_findings(config, document)
     yield from image_findings(config, subject.region, today)
     if config.role is None:
         yield ROLE_UNSET.found("warning", "role", "is not set", "submit needs the role's ARN")
+
+
+def _unlike(place: Place, subject: Subject, today: date) -> list[Finding]:
+    """What there is to say of the image there, and was not said of the run's own."""
+    own = {one.code for one in image_findings(subject.config, subject.region, today)}
+    found = image_findings(place.config, place.region, today)
+    return [one for one in found if one.code not in own]
+
+
+def _elsewhere(
+    subject: Subject,
+    place: Place,
+    session: Any,
+    progress: storage.Progress,
+    listings: dict[int, Listing],
+) -> Iterator[Finding]:
+    """The image, buckets and shards of a fallback; in the run's own region they are its own."""
+    if place.region == subject.region:
+        return
+    yield from found_at(
+        place,
+        attempt(
+            "the image", place.where, "ecr:DescribeImages",
+            registry_findings(place.config, session, place.region),
+        ),
+    )  # fmt: skip
+    there = Subject(
+        place.config,
+        place.region,
+        price(place.config, place.region, stated=subject.config),
+        subject.base,
+    )
+    found = _stored(there, session, None, progress, listings, place.number)
+    yield from found_at(place, found)
+    if 0 in listings and place.number in listings:
+        yield from data_findings(place, listings[0], listings[place.number])
 
 
 def _shards_here(subject: Subject, *, needed: bool) -> tuple[Shards | None, list[Finding]]:
@@ -125,9 +178,14 @@ def _dealt(subject: Subject, shards: Shards) -> Iterator[Finding]:
 
 
 def _stored(
-    subject: Subject, session: Any, here: Shards | None, progress: storage.Progress
+    subject: Subject,
+    session: Any,
+    here: Shards | None,
+    progress: storage.Progress,
+    listings: dict[int, Listing],
+    place: int = 0,
 ) -> Iterator[Finding]:
-    """Buckets, and what lies in those that may be looked into."""
+    """Buckets, and what lies in those that may be looked into; ``listings`` gets the shards."""
     config, region = subject.config, subject.region
     closed: set[str] = set()
     for bucket, where in storage.buckets(config, region).items():
@@ -140,12 +198,17 @@ def _stored(
         yield from found
         if found:
             closed.add(bucket)
-    yield from _data(subject, session, here, progress, closed)
+    yield from _data(subject, session, here, progress, closed, listings, place)
     yield from attempt(
         "a channel's prefix", "data.validation, model.components", "s3:ListBucket",
         storage.prefix_findings(config, session, closed),
     )  # fmt: skip
-    if storage.knows_its_bucket(config) and staging_bucket(config, region) not in closed:
+    # At a fallback earlier checkpoints are the run's own: they are copied there.
+    if (
+        place == 0
+        and storage.knows_its_bucket(config)
+        and staging_bucket(config, region) not in closed
+    ):
         yield from attempt(
             "earlier checkpoints", "name", "s3:GetObject and sagemaker:ListTrainingJobs",
             checkpoint_findings(config, session, region),
@@ -158,6 +221,8 @@ def _data(
     here: Shards | None,
     progress: storage.Progress,
     closed: set[str],
+    listings: dict[int, Listing],
+    place: int,
 ) -> Iterator[Finding]:
     """The shards in S3; those here where S3 does not tell."""
     config = subject.config
@@ -172,6 +237,7 @@ def _data(
         if here is not None:
             yield from _dealt(subject, here)
         return
+    listings[place] = listing
     yield from storage.listing_findings(config, listing)
     if listing.shards:
         yield from _dealt(subject, storage.shards_in_s3(config, listing, here))

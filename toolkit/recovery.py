@@ -5,6 +5,10 @@ RetryStrategy). What it leaves, lost capacity, hardware, a stall, is started aga
 growing delay and so many times in a row without a newer checkpoint. The program's own errors never
 are: they would happen again and burn the same dollars.
 
+A run stays at the place where it is, from stage to stage, until machines cannot be had or are taken
+away there: then the next of its fallbacks is tried, after the last one its own place again. It does
+not go back by itself while a place works: each move copies a checkpoint.
+
 Every decision is a function of what SageMaker and S3 say, so two watchers decide alike, and the
 names of jobs (estimators.request.job_name) keep them from both acting.
 """
@@ -21,6 +25,8 @@ from sm_train.toolkit.training_jobs import FROM_STEP_TAG, STOPPED_TAG, TrainingJ
 
 _LONGEST_DELAY = timedelta(hours=1)
 
+_OF_CAPACITY = ("capacity", "max-pending", "max-wait", "spot", "spot-interrupted")
+
 STALL, BUDGET, USER = "stall", "budget", "user"
 """Why a job was stopped; a job's tag says it. A stop in the console has none and is a user's."""
 
@@ -33,13 +39,22 @@ class Cause:
     words: str
     retryable: bool
 
+    @property
+    def moves(self) -> bool:
+        """Whether another place may have what this one has not."""
+        return self.code in _OF_CAPACITY
+
 
 @dataclass(frozen=True)
 class Policy:
-    """The run file's limits: jobs in a row without a newer checkpoint, the first delay, dollars."""
+    """The run file's limits: jobs in a row without a newer checkpoint, the first delay, dollars.
+
+    ``places`` counts the run's own and its fallbacks.
+    """
 
     attempts: int
     delay: timedelta
+    places: int = 1
     budget_usd: float | None = None
     budget_stops: bool = True
 
@@ -61,6 +76,7 @@ class Start:
     cause: str
     words: str
     chain: bool
+    place: int = 0
 
 
 @dataclass(frozen=True)
@@ -88,10 +104,12 @@ def decide(
     policy: Policy,
     cause_of: Callable[[TrainingJob], Cause],
     *,
-    spent_usd: float | None,
+    spent_usd: float,
     now: datetime,
 ) -> Action:
-    """What the run needs now. ``cause_of`` is asked of a job that ended badly."""
+    """What the run needs now. ``cause_of`` is asked of a job that ended badly; ``spent_usd`` is
+    what is known to be.
+    """
     stage = current(stages)
     if stage is None:
         return End(ExitCode.OK, "the run is done")
@@ -103,7 +121,7 @@ def decide(
         words = f"{stage.name} is not done and budget.usd is spent; raise it to go on"
         return End(ExitCode.OVER_BUDGET, words)
     if job is None:
-        return _next_stage(stages, stage)
+        return _next_stage(stages, stage, policy)
     cause = _cause(stage, job, cause_of)
     if not cause.retryable:
         code = ExitCode.OK if cause.code == USER else ExitCode.JOB_FAILED
@@ -111,8 +129,8 @@ def decide(
     return _again(stage, job, cause, policy, now)
 
 
-def _over_budget(policy: Policy, spent_usd: float | None) -> bool:
-    return policy.budget_usd is not None and (spent_usd or 0.0) >= policy.budget_usd
+def _over_budget(policy: Policy, spent_usd: float) -> bool:
+    return policy.budget_usd is not None and spent_usd >= policy.budget_usd
 
 
 def _live(stage: StageState, job: TrainingJob, over: bool) -> Action:
@@ -125,12 +143,13 @@ def _live(stage: StageState, job: TrainingJob, over: bool) -> Action:
     return Wait(f"{job.name} is {stage.state}")
 
 
-def _next_stage(stages: Sequence[StageState], stage: StageState) -> Action:
+def _next_stage(stages: Sequence[StageState], stage: StageState, policy: Policy) -> Action:
     before = [one.job for one in stages[: stages.index(stage)]]
     if not before or before[-1] is None or not before[-1].chain:
         return End(ExitCode.OK, f"paused before {stage.name}: nothing runs, nothing is billed")
     words = f"{stage.name} is next"
-    return Start(stage.name, 1, stage.resumes_from, "chain", words, chain=True)
+    place = before[-1].place % policy.places
+    return Start(stage.name, 1, stage.resumes_from, "chain", words, chain=True, place=place)
 
 
 def _cause(stage: StageState, job: TrainingJob, cause_of: Callable[[TrainingJob], Cause]) -> Cause:
@@ -140,6 +159,8 @@ def _cause(stage: StageState, job: TrainingJob, cause_of: Callable[[TrainingJob]
         return Cause(USER, "was stopped; `sm-train resume` goes on", retryable=False)
     if stopped_for == STALL:
         return Cause(STALL, "was ended after a stall", retryable=True)
+    if job.waited_out:
+        return Cause("max-pending", "found no machines within cluster.max_pending", retryable=True)
     if job.status == "Failed":
         return cause_of(job)
     if job.secondary == "MaxRuntimeExceeded":
@@ -162,18 +183,21 @@ def _again(
     fruitless = fruitless_attempts(stage)
     if fruitless >= policy.attempts:
         return End(
-            ExitCode.CAPACITY if cause.code == "capacity" else ExitCode.JOB_FAILED,
+            ExitCode.CAPACITY if cause.moves else ExitCode.JOB_FAILED,
             f"{job.name}: {cause.words}; {fruitless} jobs in a row left no newer checkpoint "
             "(recovery.attempts); mend the cause, then `sm-train resume`",
         )
-    delay = min(policy.delay * 2 ** max(0, fruitless - 1), _LONGEST_DELAY)
+    # Each place is tried once before the delay grows.
+    rounds = max(0, fruitless - 1) // (policy.places if cause.moves else 1)
+    delay = min(policy.delay * 2**rounds, _LONGEST_DELAY)
     due = (job.ended or job.created) + delay
     if now < due:
         seconds = (due - now).total_seconds()
         return Wait(f"{job.name} {cause.words}; the next job starts in {seconds:.0f} s")
-    words = f"{job.name} {cause.words}"
+    place = (job.place + cause.moves) % policy.places
+    words = f"{job.name} {cause.words}" + ("; it moves" if place != job.place else "")
     return Start(
-        stage.name, job.attempt + 1, stage.resumes_from, cause.code, words, chain=job.chain
+        stage.name, job.attempt + 1, stage.resumes_from, cause.code, words, job.chain, place
     )
 
 

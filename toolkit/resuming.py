@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from sm_train.toolkit.dearest import rest_elsewhere
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.following import Run, read_state
+from sm_train.toolkit.following import Run, stages_in_silence
+from sm_train.toolkit.moving import bring
+from sm_train.toolkit.output import bytes_bar
+from sm_train.toolkit.run_state import current
 from sm_train.toolkit.sending import (
     confirm,
     mind_budget,
@@ -14,7 +18,7 @@ from sm_train.toolkit.sending import (
     tell_started,
     what,
 )
-from sm_train.toolkit.starting import repeat
+from sm_train.toolkit.starting import recorded_request, repeat
 from sm_train.toolkit.submission import choose_stages, price_of_rest
 
 
@@ -24,7 +28,7 @@ def unfinished_stage(session: Any, run: Run) -> str:
     Raises:
         UserError: all are.
     """
-    stage = read_state(session, run).current
+    stage = current(stages_in_silence(session, run))
     if stage is None:
         raise UserError(f"{run.name}: every stage is done; `sm-train sample` draws from its model")
     return stage.name
@@ -33,13 +37,21 @@ def unfinished_stage(session: Any, run: Run) -> str:
 def resume_recorded(
     session: Any, run: Run, stage: str, *, chain: bool, yes: bool, as_json: bool
 ) -> None:
-    """Start the stage's next job after a yes."""
+    """Start the stage's next job after a yes, at the place where the run was last."""
     assert run.record is not None
     [chosen] = choose_stages(run.config, stage)
-    start = next_job(session, run.config, chosen, run.bucket, cause="resume", chain=chain)
+    stages = stages_in_silence(session, run)
+    jobs = sorted((job for one in stages for job in one.jobs), key=lambda job: job.created)
+    place = run.places[jobs[-1].place % len(run.places)]
+    start = next_job(session, run, stages, chosen, cause="resume", chain=chain, place=place.number)
     mind_budget(run.config, run.region)
     if not yes:
-        confirm(what(chosen, start), price_of_rest(run.config, run.region, chosen, start.from_step))
+        [there] = choose_stages(place.config, stage)
+        cost = price_of_rest(place.config, place.region, there, start.from_step, stated=run.config)
+        others = rest_elsewhere(run.config, run.region, stage, start.from_step)
+        confirm(what(chosen, start), cost, others)
+    with bytes_bar(f"copying to {place.region}") as progress:
+        bring(session, recorded_request(run.record, start), place.region, stages, progress)
     name = repeat(session, run.bucket, run.record, start)
-    tell_started(name, run.region, stage, as_json=as_json)
+    tell_started(name, place.region, stage, as_json=as_json)
     tell_alarms(session, run.config, run.region)

@@ -8,50 +8,55 @@ from datetime import datetime
 from sm_train.cost.document import as_document
 from sm_train.cost.estimate import Purchase, hourly_price, money
 from sm_train.cost.prices import PriceTable
-from sm_train.estimators.run_config import RunConfig
+from sm_train.estimators.run_places import Place
 from sm_train.toolkit.run_state import StageState
 from sm_train.toolkit.submission import price
 from sm_train.toolkit.training_jobs import TrainingJob
 
 
-def _job_usd(job: TrainingJob, region: str, prices: PriceTable, seconds: float) -> float | None:
+def _job_usd(job: TrainingJob, prices: PriceTable, seconds: float) -> float | None:
     """Dollars of ``seconds`` on the job's machines; None where their price is unknown."""
     machine, count = job.machines
-    rate = hourly_price(machine, Purchase(region, job.capacity), prices)
+    rate = hourly_price(machine, Purchase(job.region, job.capacity), prices)
     cost = money(seconds, count, rate.usd_per_instance_hour)
     return None if cost is None else float(cost)
 
 
-def spent_usd(
-    jobs: Iterable[TrainingJob], region: str, prices: PriceTable, now: datetime
-) -> float | None:
+def spent_usd(jobs: Iterable[TrainingJob], prices: PriceTable, now: datetime) -> float | None:
     """Billed so far; None where a price is unknown."""
-    return _sum(_job_usd(job, region, prices, job.billable_seconds(now)) for job in jobs)
+    return _sum(_job_usd(job, prices, job.billable_seconds(now)) for job in jobs)
+
+
+def known_usd(jobs: Iterable[TrainingJob], prices: PriceTable, now: datetime) -> float:
+    """Billed so far at least: the jobs whose price is known."""
+    amounts = (_job_usd(job, prices, job.billable_seconds(now)) for job in jobs)
+    return sum(amount for amount in amounts if amount is not None)
 
 
 def projected_usd(
-    config: RunConfig,
-    region: str,
+    places: Sequence[Place],
     stages: Sequence[StageState],
     prices: PriceTable,
     now: datetime,
 ) -> float | None:
     """At completion: what is spent, what is left at the live it/s of the stage that runs, and the
-    estimate of those after it.
+    estimate of those after it, at the place of ``places`` where the newest job is.
     """
-    jobs = [job for stage in stages for job in stage.jobs]
-    left = (_left_usd(config, region, stage, prices) for stage in stages if stage.state != "done")
-    return _sum([spent_usd(jobs, region, prices, now), *left])
+    jobs = sorted((job for stage in stages for job in stage.jobs), key=lambda job: job.created)
+    place = places[(jobs[-1].place if jobs else 0) % len(places)]
+    left = (_left_usd(places, place, stage, prices) for stage in stages if stage.state != "done")
+    return _sum([spent_usd(jobs, prices, now), *left])
 
 
 def _left_usd(
-    config: RunConfig, region: str, stage: StageState, prices: PriceTable
+    places: Sequence[Place], place: Place, stage: StageState, prices: PriceTable
 ) -> float | None:
     seconds = stage.remaining_seconds
     if stage.job is not None and seconds is not None:
-        return _job_usd(stage.job, region, prices, seconds)
-    [planned] = [one for one in config.stages if one.name == stage.name]
-    whole = as_document(price(config, region, (planned,)))["stages"][0]["cost_usd"]
+        return _job_usd(stage.job, prices, seconds)
+    [planned] = [one for one in place.config.stages if one.name == stage.name]
+    priced = price(place.config, place.region, (planned,), stated=places[0].config)
+    whole = as_document(priced)["stages"][0]["cost_usd"]
     return None if whole is None else float(whole) * (1.0 - stage.step / stage.iterations)
 
 

@@ -10,19 +10,20 @@ from sm_train.cost.actual import Job
 from sm_train.cost.estimate import Purchase, hourly_price
 from sm_train.cost.prices import PriceTable
 from sm_train.cost.timeline import Timeline, timeline
+from sm_train.toolkit.aws import at
 from sm_train.toolkit.cloudwatch_logs import search
 from sm_train.toolkit.event_log import Event, parse_events
 from sm_train.toolkit.training_jobs import TrainingJob
 
 
 def read_jobs(
-    session: Any, jobs: Sequence[TrainingJob], region: str, prices: PriceTable, now: datetime
+    session: Any, jobs: Sequence[TrainingJob], prices: PriceTable, now: datetime
 ) -> list[Job]:
     """Each job with its billed seconds up to ``now``, its price and what its lines account for."""
     read: list[Job] = []
     reached: dict[str, int] = {}
     for one in jobs:
-        line = _timeline(session, one, reached.get(one.stage), now)
+        line = _timeline(at(session, one.region), one, reached.get(one.stage), now)
         if line is not None:
             reached[one.stage] = max(line.last_step, reached.get(one.stage, 0))
         machine, count = one.machines
@@ -34,7 +35,7 @@ def read_jobs(
                 instance_type=machine,
                 instances=count,
                 billable_seconds=one.billable_seconds(now),
-                price=hourly_price(machine, Purchase(region, one.capacity), prices),
+                price=hourly_price(machine, Purchase(one.region, one.capacity), prices),
                 timeline=line,
             )
         )
@@ -44,17 +45,12 @@ def read_jobs(
 def _timeline(
     session: Any, one: TrainingJob, previous_step: int | None, now: datetime
 ) -> Timeline | None:
-    billable = one.billable_seconds(now)
-    if not billable:
+    if not one.billable_seconds(now):
         return None
     events = list(job_events(session, one.name))
     if not events:
         return None
-    end = (one.ended or now).timestamp()
-    begin = end - billable
-    if one.spot and one.started is not None:
-        begin = one.started.timestamp()
-    return timeline(events, begin, end, previous_step)
+    return timeline(events, *one.window(now), previous_step)
 
 
 def job_events(session: Any, name: str) -> Iterator[Event]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def list_runs(session: Any, region: str, since: datetime, now: datetime) -> list[dict[str, Any]]:
+def list_runs(session: Any, since: datetime, now: datetime) -> list[dict[str, Any]]:
     """One entry a run, that of the newest job first; dollars are of the jobs since ``since``."""
     jobs = jobs_since(session, since)
     newest, prices = {job.run: job for job in jobs}, price_table()
@@ -32,8 +32,9 @@ def list_runs(session: Any, region: str, since: datetime, now: datetime) -> list
                 "jobs": len(own),
                 "instance_type": machine,
                 "instances": count,
+                "region": job.region,
                 "created": job.created.isoformat(),
-                "spent_usd": spent_usd(own, region, prices, now),
+                "spent_usd": spent_usd(own, prices, now),
             }
         )
     return runs
@@ -52,7 +53,9 @@ def show_runs(runs: list[dict[str, Any]], region: str, console: Console) -> None
     for run in runs:
         table.add_row(
             run["run"], run["stage"], run["status"],
-            f"{run['instances']} × {run['instance_type']}", str(run["jobs"]),
+            f"{run['instances']} × {run['instance_type']}"
+            + ("" if run["region"] == region else f" in {run['region']}"),
+            str(run["jobs"]),
             run["created"][:16].replace("T", " "), dollars(run["spent_usd"]),
         )  # fmt: skip
     console.print(table)

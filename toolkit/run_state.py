@@ -36,8 +36,8 @@ class StageState:
 
     @property
     def job(self) -> TrainingJob | None:
-        """The newest job."""
-        return self.jobs[-1] if self.jobs else None
+        """The one that is live, else the newest."""
+        return live_or_newest(self.jobs)
 
     @property
     def resumes_from(self) -> int:
@@ -67,8 +67,8 @@ def stage_state(
     now: datetime,
     stall_after: float,
 ) -> StageState:
-    """``words`` are the newest job's; ``stall_after`` is the run file's, in seconds."""
-    job = jobs[-1] if jobs else None
+    """``words`` are those of its job; ``stall_after`` is the run file's, in seconds."""
+    job = live_or_newest(jobs)
     state: State = "waiting"
     if job is not None and job.live:
         state = _live(job, words, now, stall_after)
@@ -81,6 +81,12 @@ def stage_state(
     elif stored.final and (stored.step or 0) >= iterations:
         state = "done"  # its jobs have been deleted
     return StageState(name, iterations, state, tuple(jobs), stored, words)
+
+
+def live_or_newest(jobs: Sequence[TrainingJob]) -> TrainingJob | None:
+    """The job that counts of a stage's, which come the oldest first."""
+    newest = jobs[-1] if jobs else None
+    return next((job for job in reversed(jobs) if job.live), newest)
 
 
 def _live(job: TrainingJob, words: LastWords, now: datetime, stall_after: float) -> State:

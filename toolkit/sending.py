@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import click
-from sm_train.cost.document import as_document
 from sm_train.cost.estimate import Estimate
-from sm_train.estimators.request import TrainingRequest, checkpoint_uri, staging_bucket
+from sm_train.estimators.request import TrainingRequest, staging_bucket
 from sm_train.estimators.run_config import RunConfig, Stage
+from sm_train.estimators.run_places import Place, places
 from sm_train.toolkit import aws
 from sm_train.toolkit.alarming import keep
 from sm_train.toolkit.amounts import dollars, total_dollars
+from sm_train.toolkit.dearest import (
+    Priced,
+    costs_elsewhere,
+    dearest,
+    rest_elsewhere,
+    total,
+    up_to,
+)
 from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.following import Run, stages_in_silence
 from sm_train.toolkit.job_records import claim
-from sm_train.toolkit.live_events import LastWords
-from sm_train.toolkit.output import people, write_json
+from sm_train.toolkit.moving import bring, stage_elsewhere
+from sm_train.toolkit.output import bytes_bar, people, write_json
 from sm_train.toolkit.plan_view import show_plan
 from sm_train.toolkit.recovery import Start
 from sm_train.toolkit.run_history import History, history_uri, read_history
-from sm_train.toolkit.run_state import stage_state
-from sm_train.toolkit.starting import numbered, past_foreign_names
-from sm_train.toolkit.stored_checkpoints import stored_checkpoints
+from sm_train.toolkit.run_state import StageState
+from sm_train.toolkit.starting import numbered, with_free_name
 from sm_train.toolkit.submission import Submission, price, price_of_rest, record_of
-from sm_train.toolkit.training_jobs import jobs_of_run, server_time
 
 
 def send_first(
@@ -47,22 +55,26 @@ def send_first(
 
     config, region, stage = submission.config, submission.region, submission.stages[0]
     session, bucket = session_for_jobs(config, profile, region)
-    aws.require_bucket(session, config.data.uri.split("/")[2], region, "data.uri")
-    instances = config.cluster.most_instances(stage.instances)
-    aws.require_shards(session, config.data.uri, instances)
-    aws.require_index(session, config.data.uri, config.data.index_uri)
-    start = next_job(session, config, stage, bucket, cause=cause, chain=chain)
+    for place in places(config, region):
+        _require_data(session, place, stage.name)
+    run = Run(config.name, region, bucket, config, None)
+    stages = stages_in_silence(session, run)
+    start = next_job(session, run, stages, stage, cause=cause, chain=chain)
     history = _history(session, config, region)
     cost = price_of_rest(config, region, stage, start.from_step, history)
     show_plan(replace(submission, cost=cost), people())
     mind_budget(config, region, history)
     if not yes:
-        confirm(what(stage, start), cost)
+        others = rest_elsewhere(config, region, stage.name, start.from_step, history)
+        confirm(what(stage, start), cost, others)
     request = submission.requests[0]
     if start.attempt > 1 or start.from_step or chain:
         request = numbered(request, config.name, start)
+    with bytes_bar(f"copying to {region}") as progress:
+        bring(session, request, region, stages, progress)
 
     def keep(sent: TrainingRequest) -> None:
+        stage_elsewhere(session, submission.elsewhere, sent)
         claim(session, bucket, sent["TrainingJobName"], record_of(submission, sent))
 
     with aws.refusals_in_words("CreateTrainingJob"):
@@ -74,6 +86,16 @@ def send_first(
         later = config.stages[following].name
         click.echo(f"When it has ended: sm-train resume {config.name} --stage {later}", err=True)
     click.echo(f"To follow it: sm-train watch {config.name}", err=True)
+
+
+def _require_data(session: Any, place: Place, stage: str) -> None:
+    """Refuse a place whose data are not there, or too few for the stage's machines."""
+    there, data = aws.at(session, place.region), place.config.data
+    [one] = [one for one in place.config.stages if one.name == stage]
+    aws.require_bucket(there, data.uri.split("/")[2], place.region, "data.uri")
+    instances = place.config.cluster.most_instances(one.instances)
+    aws.require_shards(there, data.uri, instances)
+    aws.require_index(there, data.uri, data.index_uri)
 
 
 def session_for_jobs(config: RunConfig, profile: str | None, region: str) -> tuple[Any, str]:
@@ -90,23 +112,29 @@ def session_for_jobs(config: RunConfig, profile: str | None, region: str) -> tup
     session = aws.open_session(profile, region)
     bucket = staging_bucket(config, region)
     aws.require_bucket(session, bucket, region, "bucket")
+    for place in places(config, region)[1:]:
+        there = aws.at(session, place.region)
+        aws.require_bucket(there, place.bucket, place.region, f"{place.where}: its bucket")
     return session, bucket
 
 
 def next_job(
-    session: Any, config: RunConfig, stage: Stage, bucket: str, *, cause: str, chain: bool
+    session: Any,
+    run: Run,
+    stages: Sequence[StageState],
+    stage: Stage,
+    *,
+    cause: str,
+    chain: bool,
+    place: int = 0,
 ) -> Start:
-    """Which job of the stage would be started now.
+    """Which job of the stage would be started now, at ``place``.
 
     Raises:
         UserError: one is running, or the stage is done.
     """
-    jobs = [job for job in jobs_of_run(session, config.name) if job.stage == stage.name]
-    stored = stored_checkpoints(session, checkpoint_uri(config, stage, bucket))
-    state = stage_state(
-        stage.name, stage.iterations, jobs, stored, LastWords(),
-        now=server_time(session), stall_after=config.heartbeat.max,
-    )  # fmt: skip
+    config = run.config
+    [state] = [one for one in stages if one.name == stage.name]
     job = state.job
     if job is not None and job.live:
         raise UserError(
@@ -119,8 +147,9 @@ def next_job(
             "the run another name"
         )
     attempt = job.attempt + 1 if job else 1
-    start = Start(stage.name, attempt, state.resumes_from, cause, "", chain)
-    return past_foreign_names(session, config.name, start)
+    start = Start(stage.name, attempt, state.resumes_from, cause, "", chain, place)
+    region = run.places[place].region
+    return with_free_name(session, run.bucket, config.name, region, start)
 
 
 def mind_budget(config: RunConfig, region: str, history: History | None = None) -> None:
@@ -131,26 +160,42 @@ def mind_budget(config: RunConfig, region: str, history: History | None = None) 
     """
     if config.budget is None:
         return
-    total = as_document(price(config, region, history=history))["total"]
-    if total["cost_at_least_usd"] <= config.budget.usd:
+    own = total(price(config, region, history=history))
+    if own["cost_at_least_usd"] <= config.budget.usd:
+        _mind_the_dearest(config, region, history)
         return
     message = (
-        f"budget.usd: the run costs {total_dollars(total)}, more than {dollars(config.budget.usd)}"
+        f"budget.usd: the run costs {total_dollars(own)}, more than {dollars(config.budget.usd)}"
     )
     if config.budget.on_exceed == "stop":
         raise UserError(f"{message}; raise it or shorten the run", ExitCode.OVER_BUDGET)
     click.echo(f"warning: {message}", err=True)
 
 
-def confirm(what: str, cost: Estimate) -> None:
-    """Ask before money is spent.
+def _mind_the_dearest(config: RunConfig, region: str, history: History | None) -> None:
+    """Say so where only a part of the machines that the run may be given is within its budget."""
+    most = dearest(costs_elsewhere(config, region, history))
+    if most is None or config.budget is None:
+        return
+    place, cost = most
+    if total(cost)["cost_at_least_usd"] > config.budget.usd:
+        machine = place.config.cluster.instance_type
+        click.echo(
+            f"warning: budget.usd: on {machine} in {place.region} ({place.where}) the run would "
+            f"cost {total_dollars(total(cost))}, more than {dollars(config.budget.usd)}",
+            err=True,
+        )
+
+
+def confirm(what: str, cost: Estimate, others: list[Priced]) -> None:
+    """Ask before money is spent; ``others`` is what it costs on other machines that may come.
 
     Raises:
         UserError: nobody said yes.
     """
-    total = as_document(cost)["total"]
-    amount = "an unknown price" if not total["cost_at_least_usd"] else total_dollars(total)
-    agree(f"{what} for {amount}?")
+    own = total(cost)
+    amount = "an unknown price" if not own["cost_at_least_usd"] else total_dollars(own)
+    agree(f"{what} for {amount}{up_to(cost, others)}?")
 
 
 def agree(question: str) -> None:

@@ -7,14 +7,24 @@ from dataclasses import replace
 from typing import Any
 
 from sm_train.estimators.request import TrainingRequest, job_name
-from sm_train.toolkit.aws import refusals_in_words
+from sm_train.estimators.run_places import places
+from sm_train.toolkit.aws import at, refusals_in_words
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.job_records import Record, claim
+from sm_train.toolkit.job_records import (
+    CLAIM_SECONDS,
+    GIVEN_UP,
+    ClaimedError,
+    Record,
+    claim,
+    give_up,
+    read_claim,
+)
 from sm_train.toolkit.recovery import Start
 from sm_train.toolkit.training_jobs import (
     CAUSE_TAG,
     CHAIN_TAG,
     FROM_STEP_TAG,
+    described,
     is_foreign,
 )
 
@@ -22,22 +32,49 @@ from sm_train.toolkit.training_jobs import (
 def repeat(session: Any, bucket: str, record: Record, start: Start) -> str:
     """Start the stage's next job by what is staged already; returns its name.
 
+    ``session`` and ``bucket`` are those of the run's own place, wherever the job goes. A name is
+    claimed once, and the claim says at which place: of two that start the same attempt one job
+    comes, whatever places they wanted.
+
     Raises:
         UserError: somebody else is starting it, its stage is not staged, or AWS refuses.
     """
-    start = past_foreign_names(session, record.document["name"], start)
+    region = region_of(session, record, start.place)
+    start = with_free_name(session, bucket, record.document["name"], region, start)
     request = recorded_request(record, start)
     name: str = request["TrainingJobName"]
-    claim(session, bucket, name, record)
-    create(session, request)
+    claim(session, bucket, name, replace(record, place=start.place))
+    create(at(session, region), request)
     return name
 
 
-def past_foreign_names(session: Any, run: str, start: Start) -> Start:
-    """``start``, with the next number if a job that is not of this run has its name."""
-    while is_foreign(session, job_name(run, start.stage, start.attempt)):
-        start = replace(start, attempt=start.attempt + 1)
-    return start
+def region_of(session: Any, record: Record, place: int) -> str:
+    """The region of one of the run's places; ``session`` is that of its own."""
+    return places(record.config, session.region_name)[place].region
+
+
+def with_free_name(session: Any, bucket: str, run: str, region: str, start: Start) -> Start:
+    """``start``, with the next number if a job that is not of this run has its name in ``region``,
+    or if somebody claimed it for another place and never started it.
+
+    Raises:
+        ClaimedError: somebody did start it at another place, or is about to.
+    """
+    name = job_name(run, start.stage, start.attempt)
+    if is_foreign(at(session, region), name):
+        later = replace(start, attempt=start.attempt + 1)
+        return with_free_name(session, bucket, run, region, later)
+    before = read_claim(session, bucket, run, name)
+    if before is None or before.record.place == start.place:
+        return start
+    if before.record.place != GIVEN_UP:
+        elsewhere = region_of(session, before.record, before.record.place)
+        started = described(at(session, elsewhere), name) is not None
+        if started or before.age < CLAIM_SECONDS:
+            raise ClaimedError(f"{name}: somebody else starts it in {elsewhere}; look again")
+        give_up(session, bucket, name, before)
+    later = replace(start, attempt=start.attempt + 1)
+    return with_free_name(session, bucket, run, region, later)
 
 
 def recorded_request(record: Record, start: Start) -> TrainingRequest:
@@ -46,12 +83,13 @@ def recorded_request(record: Record, start: Start) -> TrainingRequest:
     Raises:
         UserError: the code of that stage is not staged.
     """
-    if start.stage not in record.requests:
+    requests = [record.requests, *record.elsewhere][start.place]
+    if start.stage not in requests:
         raise UserError(
             f"{start.stage}: it starts another way than the stages before, so its code is not "
             f"staged; `sm-train submit` the run file with --stage {start.stage}"
         )
-    return numbered(deepcopy(record.requests[start.stage]), record.document["name"], start)
+    return numbered(deepcopy(requests[start.stage]), record.document["name"], start)
 
 
 def numbered(request: TrainingRequest, run: str, start: Start) -> TrainingRequest:

@@ -45,6 +45,7 @@ def _stage(stage: StageState, now: datetime) -> dict[str, Any]:
         "jobs": [
             {
                 "name": one.name,
+                "region": one.region,
                 "status": one.status,
                 "secondary_status": one.secondary,
                 "failure_reason": one.failure or None,
@@ -87,7 +88,9 @@ def _words(state: RunState) -> list[str]:
     stage = state.current
     if stage is not None and stage.job is not None:
         job = stage.job
-        lines.append(f"{job.name}: {job.status}{f' ({job.secondary})' if job.secondary else ''}")
+        where = "" if job.region == state.run.region else f" in {job.region}"
+        doing = f" ({job.secondary})" if job.secondary else ""
+        lines.append(f"{job.name}{where}: {job.status}{doing}")
         if job.failure:
             lines.append(f"  {job.failure}")
         if job.live and stage.words.sign is not None:
@@ -113,5 +116,7 @@ def next_command(state: RunState) -> str | None:
     if stage.job is not None and stage.job.live:
         return f"sm-train {'watch' if stage.state != 'stopping' else 'status'} {name}"
     if stage.state == "failed" and stage.job is not None:
-        return f"sm-train diagnose {stage.job.name}"
+        job = stage.job
+        option = "" if job.region == state.run.region else f" --region {job.region}"
+        return f"sm-train{option} diagnose {job.name}"
     return f"sm-train resume {name}"

@@ -12,7 +12,7 @@ from sm_train.toolkit.training_jobs import (
     CHAIN_TAG,
     STOPPED_TAG,
     TrainingJob,
-    find_job,
+    again,
     jobs_of_run,
     stop_job,
     tag_job,
@@ -39,10 +39,10 @@ def stop_run(session: Any, run: Run, *, wait: bool) -> TrainingJob:
     # One that is stopping already keeps its reason.
     if job.live and job.status != "Stopping":
         stop_job(session, job, USER)
-    after = find_job(session, job.name) or job
+    after = again(session, job)
     while wait and after.live:
         time.sleep(_ASK_SECONDS)
-        after = find_job(session, job.name) or job
+        after = again(session, job)
     return after
 
 
@@ -59,7 +59,16 @@ def newest_job(session: Any, run: Run) -> TrainingJob:
     Raises:
         UserError: it has none.
     """
+    return named_job(session, run, None)
+
+
+def named_job(session: Any, run: Run, name: str | None) -> TrainingJob:
+    """The run's job of that name, or its newest.
+
+    Raises:
+        UserError: it has none.
+    """
     jobs = jobs_of_run(session, run.name)
     if not jobs:
         raise UserError(f"{run.name}: has no job in {run.region}; `sm-train submit` starts one")
-    return jobs[-1]
+    return next((job for job in jobs if job.name == name), jobs[-1])

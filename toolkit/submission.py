@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -9,20 +10,24 @@ from typing import Any
 from sm_train.cost.assumptions import Assumptions, learned
 from sm_train.cost.document import as_document
 from sm_train.cost.estimate import Estimate, Purchase, estimate
-from sm_train.estimators.bundle import Bundle, run_document
+from sm_train.estimators.bundle import Bundle, bundle_again, run_document
 from sm_train.estimators.images import image_uri
-from sm_train.estimators.launch import Launch, launch
+from sm_train.estimators.launch import Launch, launch, pytorch_version
+from sm_train.estimators.plan import cost_stages
 from sm_train.estimators.request import (
     TrainingRequest,
+    request_elsewhere,
     staged_uri,
     training_request,
     training_requests,
 )
 from sm_train.estimators.run_config import RunConfig, Stage
+from sm_train.estimators.run_places import Place, places
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.job_records import Record
+from sm_train.toolkit.measured import Measured
 from sm_train.toolkit.price_book import price_table
-from sm_train.toolkit.priced_stages import stages_to_price
+from sm_train.toolkit.priced_stages import known_speeds, stages_to_price, with_model
 from sm_train.toolkit.run_history import History
 
 
@@ -39,14 +44,67 @@ class Submission:
     image: str
     commit: str | None
     cost: Estimate
+    elsewhere: tuple[Elsewhere, ...]
 
     def as_dict(self) -> dict[str, Any]:
         """The contract of ``submit --dry-run --json``."""
+        names = [stage.name for stage in self.stages]
+        own = dict(zip(names, self.requests, strict=True))
         return {
             "requests": list(self.requests),
             "cost": as_document(self.cost),
             "bundle": self.bundle.as_dict(),
+            "fallbacks": [
+                {
+                    "place": one.place.number,
+                    "region": one.place.region,
+                    "requests": list(one.requests(own, self.commit).values()),
+                    "cost": as_document(one.cost(self.config, names)),
+                }
+                for one in self.elsewhere
+            ],
         }
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """The run at one of its fallbacks, with the bundle and the image that its jobs get there."""
+
+    place: Place
+    bundle: Bundle
+    image: str
+
+    def requests(
+        self, own: Mapping[str, TrainingRequest], commit: str | None
+    ) -> dict[str, TrainingRequest]:
+        """By the stages' names, for those that ``own``, the run's own requests, are of."""
+        return {
+            stage.name: request_elsewhere(
+                training_request(
+                    self.place.config,
+                    stage,
+                    self.bundle,
+                    region=self.place.region,
+                    image=self.image,
+                    staged=self.staged(staged_uri(own[stage.name])),
+                    commit=commit,
+                ),
+                own[stage.name],
+                self.place.number,
+            )
+            for stage in self.place.config.stages
+            if stage.name in own
+        }
+
+    def staged(self, uri: str) -> str:
+        """The folder of the code there; ``uri`` is that of the run's own place."""
+        path = uri.split("/", 3)[3]
+        return f"s3://{self.place.bucket}/{path}-{self.place.number}"
+
+    def cost(self, stated: RunConfig, names: Sequence[str]) -> Estimate:
+        """The estimate of the stages called ``names``, if they were all there."""
+        stages = tuple(one for one in self.place.config.stages if one.name in names)
+        return price(self.place.config, self.place.region, stages, stated=stated)
 
 
 def prepare(
@@ -72,9 +130,7 @@ def prepare(
             config, stages, bundle, region=region, image=image, now=now, commit=commit
         )
     )
-    for request in requests:
-        validate(request)
-    return Submission(
+    submission = Submission(
         config=config,
         region=region,
         stages=stages,
@@ -84,7 +140,48 @@ def prepare(
         image=image,
         commit=commit,
         cost=price(config, region, stages),
+        elsewhere=_elsewhere(config, region, bundle),
     )
+    own = dict(zip([stage.name for stage in stages], requests, strict=True))
+    for request in requests:
+        validate(request)
+    for one in submission.elsewhere:
+        for request in one.requests(own, commit).values():
+            validate(request)
+    return submission
+
+
+def _elsewhere(config: RunConfig, region: str, bundle: Bundle) -> tuple[Elsewhere, ...]:
+    """The run at its fallbacks.
+
+    Raises:
+        UserError: a stage would start another way there, or AWS has no image for it.
+    """
+    found = []
+    for place in places(config, region)[1:]:
+        if problem := other_start(config, place):
+            raise UserError(f"{place.where}: {problem}")
+        try:
+            image = image_uri(place.config, place.region)
+        except ValueError as error:
+            raise UserError(f"{place.where}: {error}") from None
+        version = pytorch_version(place.config)
+        same = version == pytorch_version(config)
+        there = bundle_again(bundle.archive, place.config, version, same_image=same)
+        found.append(Elsewhere(place, there, image))
+    return tuple(found)
+
+
+def other_start(config: RunConfig, place: Place) -> str | None:
+    """What keeps a stage from going on at ``place``: a run starts one way, with one PyTorch."""
+    for here, there in zip(config.stages, place.config.stages, strict=True):
+        ways = launch(config, here).route, launch(place.config, there).route
+        if len(set(ways)) > 1:
+            return (
+                f"{here.name} starts by {ways[0]} at first and by {ways[1]} there, from another "
+                "image; write cluster.collective: nccl, which both can"
+            )
+    return None
 
 
 def record_of(submission: Submission, sent: TrainingRequest) -> Record:
@@ -108,7 +205,8 @@ def record_of(submission: Submission, sent: TrainingRequest) -> Record:
         for stage in config.stages
         if "torchrun" in started or launch(config, stage).route == "smddp"
     }
-    return Record(run_document(config), requests)
+    there = [one.requests(requests, submission.commit) for one in submission.elsewhere]
+    return Record(run_document(config), requests, there)
 
 
 def price(
@@ -116,8 +214,12 @@ def price(
     region: str,
     stages: tuple[Stage, ...] | None = None,
     history: History | None = None,
+    stated: RunConfig | None = None,
 ) -> Estimate:
     """The estimate of ``stages``, or of the whole run, with what its finished jobs showed.
+
+    ``stated`` is the run at its own place, where ``config`` is as it is at another: the speeds that
+    it states are carried over.
 
     Raises:
         UserError: a figure of the run file that nobody could mean, such as a thousand years.
@@ -125,6 +227,9 @@ def price(
     names = {stage.name for stage in stages or config.stages}
     try:
         measured = history.measured() if history else []
+        if stated is not None and stated is not config:
+            speeds = known_speeds(with_model(one, stated) for one in cost_stages(stated))
+            measured += [Measured("", speed) for speed in speeds]
         chosen = [one for one in stages_to_price(config, measured) if one.name in names]
         assumed = learned(Assumptions(), history.observed) if history else None
         purchase = Purchase(region, config.cluster.capacity)
@@ -134,19 +239,30 @@ def price(
 
 
 def price_of_rest(
-    config: RunConfig, region: str, stage: Stage, from_step: int, history: History | None = None
+    config: RunConfig,
+    region: str,
+    stage: Stage,
+    from_step: int,
+    history: History | None = None,
+    stated: RunConfig | None = None,
 ) -> Estimate:
-    """The estimate of what ``stage`` has still to do."""
-    return price_iterations(config, region, stage, max(1, stage.iterations - from_step), history)
+    """The estimate of what ``stage`` has still to do (:func:`price`)."""
+    left = max(1, stage.iterations - from_step)
+    return price_iterations(config, region, stage, left, history, stated)
 
 
 def price_iterations(
-    config: RunConfig, region: str, stage: Stage, iterations: int, history: History | None = None
+    config: RunConfig,
+    region: str,
+    stage: Stage,
+    iterations: int,
+    history: History | None = None,
+    stated: RunConfig | None = None,
 ) -> Estimate:
     """The estimate of so many iterations of ``stage``, with a start-up of their own."""
     part = stage.model_copy(update={"iterations": iterations})
     stages = [part if one is stage else one for one in config.stages]
-    return price(config.model_copy(update={"stages": stages}), region, (part,), history)
+    return price(config.model_copy(update={"stages": stages}), region, (part,), history, stated)
 
 
 def choose_stages(config: RunConfig, name: str | None) -> tuple[Stage, ...]:

@@ -9,8 +9,8 @@ from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from sm_train.estimators.request import RUN_TAG, STAGE_TAG
-from sm_train.toolkit.aws import refusals_in_words
+from sm_train.estimators.request import PLACE_TAG, REGIONS_TAG, RUN_TAG, STAGE_TAG
+from sm_train.toolkit.aws import at, refusals_in_words
 
 ENDED = ("Completed", "Failed", "Stopped", "Deleting")
 """Statuses of jobs that cost nothing any more. One that is not known yet may cost something."""
@@ -59,6 +59,20 @@ class TrainingJob:
         return str(self.description["TrainingJobArn"])
 
     @property
+    def region(self) -> str:
+        return self.arn.split(":")[3]
+
+    @property
+    def regions(self) -> tuple[str, ...]:
+        """Where the run may have jobs, its own region first."""
+        return tuple(self.tags.get(REGIONS_TAG, self.region).split())
+
+    @property
+    def place(self) -> int:
+        """Which of the run's places it is at (estimators.run_places)."""
+        return int(self.tags.get(PLACE_TAG, 0))
+
+    @property
     def created(self) -> datetime:
         created: datetime = self.description["CreationTime"]
         return created
@@ -71,6 +85,18 @@ class TrainingJob:
     @property
     def ended(self) -> datetime | None:
         return self.description.get("TrainingEndTime")
+
+    @property
+    def waited_out(self) -> bool:
+        """Whether it was given up because no machines came within cluster.max_pending.
+
+        SageMaker's model names no status for that, so the wait itself counts.
+        """
+        longest = self.description.get("StoppingCondition", {}).get("MaxPendingTimeInSeconds")
+        end = self.ended or self.description.get("LastModifiedTime")
+        if self.live or longest is None or self.started is not None or end is None:
+            return False
+        return bool((end - self.created).total_seconds() >= longest)
 
     @property
     def chain(self) -> bool:
@@ -120,22 +146,43 @@ class TrainingJob:
             return 0.0
         return max(0.0, ((self.ended or now) - self.started).total_seconds())
 
+    def window(self, now: datetime) -> tuple[float, float]:
+        """From when to when it was billed, Unix seconds; spot bills a part of what passed."""
+        end = (self.ended or now).timestamp()
+        if self.spot and self.started is not None:
+            return self.started.timestamp(), end
+        return end - self.billable_seconds(now), end
+
 
 def jobs_of_run(session: Any, run: str) -> list[TrainingJob]:
-    """Every job whose tag names ``run``, the oldest first."""
-    found = (job for job in _tagged(session, NameContains=f"{run}--") if job.run == run)
-    return sorted(found, key=lambda job: (job.created, job.name))
+    """Every job whose tag names ``run``, the oldest first, from whichever of its regions."""
+    found = _everywhere(session, NameContains=f"{run}--")
+    return [job for job in found if job.run == run]
 
 
 def jobs_since(session: Any, moment: datetime) -> list[TrainingJob]:
-    """The jobs of all runs that were made since ``moment``, the oldest first."""
-    found = _tagged(session, CreationTimeAfter=moment)
+    """The jobs of all runs of the session's region that were made since ``moment``, the oldest
+    first; with those that they had in other regions.
+    """
+    found = _everywhere(session, CreationTimeAfter=moment)
+    here = {job.run for job in found if session.region_name in job.regions}
+    return [job for job in found if job.run in here]
+
+
+def _everywhere(session: Any, **choice: Any) -> list[TrainingJob]:
+    """Jobs of the session's region and of those that their tags name."""
+    found = list(_tagged(session, **choice))
+    seen = {session.region_name}
+    while others := {region for job in found for region in job.regions} - seen:
+        for region in sorted(others):
+            found += _tagged(at(session, region), **choice)
+        seen |= others
     return sorted(found, key=lambda job: (job.created, job.name))
 
 
 def find_job(session: Any, name: str) -> TrainingJob | None:
     """The job called ``name``; None where there is none, or it is not of a run."""
-    description = _describe(session, name)
+    description = described(session, name)
     return None if description is None else _with_tags(session, description)
 
 
@@ -144,9 +191,14 @@ def may_be_job(name: str) -> bool:
     return len(name) <= 63 and name.replace("-", "").isalnum()
 
 
+def again(session: Any, job: TrainingJob) -> TrainingJob:
+    """The job as it is now."""
+    return find_job(at(session, job.region), job.name) or job
+
+
 def is_foreign(session: Any, name: str) -> bool:
     """Whether a job has that name that is not of a run."""
-    description = _describe(session, name)
+    description = described(session, name)
     return description is not None and _with_tags(session, description) is None
 
 
@@ -156,7 +208,8 @@ def _with_tags(session: Any, description: dict[str, Any]) -> TrainingJob | None:
     return _of(description, tags)
 
 
-def _describe(session: Any, name: str) -> dict[str, Any] | None:
+def described(session: Any, name: str) -> dict[str, Any] | None:
+    """DescribeTrainingJob's answer; None where there is no such job."""
     from botocore.exceptions import ClientError
 
     with refusals_in_words("DescribeTrainingJob"):
@@ -182,13 +235,13 @@ def stop_job(session: Any, job: TrainingJob, reason: str) -> None:
     """Ask the job to checkpoint and end, and note ``reason`` so that every watcher knows it."""
     tag_job(session, job, STOPPED_TAG, reason)
     with refusals_in_words("StopTrainingJob"):
-        session.client("sagemaker").stop_training_job(TrainingJobName=job.name)
+        at(session, job.region).client("sagemaker").stop_training_job(TrainingJobName=job.name)
 
 
 def tag_job(session: Any, job: TrainingJob, key: str, value: str) -> None:
     """Note something about the job where every laptop sees it."""
     with refusals_in_words("AddTags"):
-        session.client("sagemaker").add_tags(
+        at(session, job.region).client("sagemaker").add_tags(
             ResourceArn=job.arn, Tags=[{"Key": key, "Value": value}]
         )
 

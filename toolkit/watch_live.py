@@ -11,6 +11,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from sm_train.toolkit.aws import at
 from sm_train.toolkit.cloudwatch_logs import newest_line
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.job_log import Follower
@@ -66,6 +67,8 @@ class LiveShower:
         from rich.live import Live as Screen
 
         self._session, self._console = session, console
+        self._there = session
+        """In the job's region."""
         self._model: Model | None = None
         self._clock_ahead = 0.0
         """Seconds by which AWS's clock is ahead of this machine's."""
@@ -105,6 +108,8 @@ class LiveShower:
         known = self._model.live if self._model is not None and name == self._job else Live()
         if name != self._job:
             self._job, self._follower = name, None
+        if job is not None:
+            self._there = at(self._session, job.region)
         self._trouble = ""
         gpus = gpu_utilization(self._session, state)
         self._model = Model(seen, merged(known, state.live), gpus)
@@ -133,7 +138,7 @@ class LiveShower:
             return math.inf
         try:
             if self._follower is None:
-                self._follower = self._from_history(self._job)
+                self._follower = self._from_history()
             news = live_of(self._follower.ask()) if self._follower is not None else Live()
         except UserError as error:
             # Whether that ends the watch is for the next look to find out.
@@ -146,12 +151,13 @@ class LiveShower:
         self._trouble = "" if refused is None else f"{refused}; "
         return self._follower.pause
 
-    def _from_history(self, job: str) -> Follower | None:
-        newest = newest_line(self._session, job)
+    def _from_history(self) -> Follower | None:
+        assert self._job is not None
+        newest = newest_line(self._there, self._job)
         if newest is None:
             return None
         since = newest - _HISTORY_SECONDS
-        return Follower(self._session, f"{job}/", since, pattern=EVENT_PATTERN)
+        return Follower(self._there, f"{self._job}/", since, pattern=EVENT_PATTERN)
 
     # ------------------------------------------------------------------ the view
 

@@ -8,12 +8,17 @@ from typing import Any, Protocol
 
 from sm_train.toolkit.alarming import keep
 from sm_train.toolkit.amounts import dollars
+from sm_train.toolkit.aws import at
 from sm_train.toolkit.errors import PASSING, ExitCode, UserError
 from sm_train.toolkit.failure_cause import cause_of_failure
 from sm_train.toolkit.following import Run, RunState, policy, read_state
 from sm_train.toolkit.job_records import ClaimedError
+from sm_train.toolkit.moving import bring
+from sm_train.toolkit.output import bytes_bar
+from sm_train.toolkit.price_book import price_table
 from sm_train.toolkit.recovery import STALL, Action, End, Start, Stop, Wait, decide
-from sm_train.toolkit.starting import repeat
+from sm_train.toolkit.run_dollars import known_usd
+from sm_train.toolkit.starting import recorded_request, repeat
 from sm_train.toolkit.training_jobs import stop_job
 
 _LONGEST_PAUSE = 900.0
@@ -47,15 +52,21 @@ def look(session: Any, run: Run, *, act: bool) -> Seen:
     Raises:
         UserError: AWS refuses.
     """
+    session = at(session, run.region)
     state = read_state(session, run)
     action = decide(
         state.stages,
         policy(run),
-        lambda job: cause_of_failure(session, job),
-        spent_usd=state.spent_usd,
+        lambda job: cause_of_failure(at(session, job.region), job),
+        spent_usd=known_usd(
+            (job for stage in state.stages for job in stage.jobs), price_table(), state.now
+        ),
         now=state.now,
     )
-    done = _do(session, run, action) if act else action.words
+    if act and isinstance(action, Start) and _brought(session, state, action):
+        # That may have taken an hour, in which somebody stopped the run: decide anew.
+        return look(session, run, act=act)
+    done = _do(session, state, action) if act else action.words
     return Seen(state, action, done, over_budget(state))
 
 
@@ -70,21 +81,33 @@ def over_budget(state: RunState) -> str | None:
     )
 
 
-def _do(session: Any, run: Run, action: Action) -> str:
+def _brought(session: Any, state: RunState, start: Start) -> bool:
+    """Whether something had to be copied before ``start``; it is now."""
+    run = state.run
+    if run.record is None:
+        raise UserError(f"{run.name}: nothing was submitted yet; `sm-train submit` it first")
+    request, region = recorded_request(run.record, start), run.places[start.place].region
+    with bytes_bar(f"copying to {region}") as progress:
+        return bring(session, request, region, state.stages, progress)
+
+
+def _do(session: Any, state: RunState, action: Action) -> str:
+    run = state.run
     if isinstance(action, Stop):
         stop_job(session, action.job, action.cause)
     if isinstance(action, End):
         return _with_alarms(session, run, action.words)
     if not isinstance(action, Start):
         return action.words
-    if run.record is None:
-        raise UserError(f"{run.name}: nothing was submitted yet; `sm-train submit` it first")
+    assert run.record is not None  # _brought has looked
+    place = run.places[action.place]
     try:
         name = repeat(session, run.bucket, run.record, action)
     except ClaimedError as error:
         return str(error)  # the next look sees what they started
+    where = "" if len(run.places) == 1 else f", {place.machines(action.stage)}"
     return _with_alarms(
-        session, run, f"{action.words}; started {name} from step {action.from_step:,}"
+        session, run, f"{action.words}; started {name} from step {action.from_step:,}{where}"
     )
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import boto3
 import psutil
 import pytest
-from sm_train.entrypoints.launch import torchrun
+from sm_train.entrypoints.launch import hyperparameters, torchrun
 from sm_train.estimators.bundle import REQUIREMENTS, Bundle, build_bundle
 from sm_train.estimators.model_trainer import send
 from sm_train.estimators.request import TrainingRequest, staging_uri, training_request
@@ -149,3 +149,10 @@ def test_every_machine_starts_as_many_processes_as_it_has_gpus() -> None:
 def test_a_machine_alone_needs_no_address() -> None:
     command = torchrun({"SM_NUM_GPUS": "0", "SM_HOST_COUNT": "1"}, ["train.py"])
     assert command[-3:] == ["--nproc_per_node=1", "--standalone", "train.py"]
+
+
+def test_the_script_is_told_the_hyperparameters_as_they_are(tmp_path: Path) -> None:
+    """A stage may be called 007 or 1e3: the SDK's own reading would make numbers of them."""
+    told = tmp_path / "hyperparameters.json"
+    told.write_text(json.dumps({"stage": "1e3", "doctor-only": "true"}))
+    assert hyperparameters(told) == ["--stage", "1e3", "--doctor-only", "true"]

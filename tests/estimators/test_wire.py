@@ -95,3 +95,13 @@ def test_the_sdk_sends_what_was_shown(
     bucket, _, key = (code_uri(sent) or "").removeprefix("s3://").partition("/")
     stored = aws.client("s3").get_object(Bucket=bucket, Key=key)["Body"].read()
     assert stored == bundle.archive
+    # Later stages start by the very script that the first one staged.
+    [drivers] = [
+        one["DataSource"]["S3DataSource"]["S3Uri"]
+        for one in sent["InputDataConfig"]
+        if one["ChannelName"] == "sm_drivers"
+    ] or [None]
+    if drivers is not None:
+        key = f"{drivers.removeprefix('s3://my-bucket/')}/sm_train.sh"
+        script = aws.client("s3").get_object(Bucket="my-bucket", Key=key)["Body"].read().decode()
+        assert "entrypoints.launch train.py\n" in script

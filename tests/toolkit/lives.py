@@ -24,32 +24,33 @@ class Lives:
 
     def __init__(self, aws: Aws) -> None:
         self._aws = aws
-        self._jobs: dict[str, Any] = get_backend("sagemaker")["123456789012"][
-            "us-east-1"
-        ].training_jobs
         aws.answers["CreateTrainingJob"] = self._refuse_twice
         aws.amendments["CreateTrainingJob"] = self._begin
         aws.answers["StopTrainingJob"] = self._stop
 
     def _refuse_twice(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]] | None:
-        if body["TrainingJobName"] in self._jobs:
+        if body["TrainingJobName"] in self._jobs(body.get("_region", "us-east-1")):
             return 400, {"__type": "ResourceInUse", "message": "Training job names must be unique"}
         return None
 
     def _begin(self, answer: dict[str, Any]) -> dict[str, Any]:
         name = answer["TrainingJobArn"].rsplit("/", 1)[1]
-        self.tell(name, "InProgress", "Training")
+        self.tell(name, "InProgress", "Training", region=answer["TrainingJobArn"].split(":")[3])
         return answer
 
+    def _jobs(self, region: str) -> dict[str, Any]:
+        jobs: dict[str, Any] = get_backend("sagemaker")["123456789012"][region].training_jobs
+        return jobs
+
     def _stop(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        self.tell(body["TrainingJobName"], "Stopping", "Stopping")
+        self.tell(body["TrainingJobName"], "Stopping", "Stopping", region=body["_region"])
         return 200, {}
 
-    def names(self) -> list[str]:
-        return list(self._jobs)
+    def names(self, region: str = "us-east-1") -> list[str]:
+        return list(self._jobs(region))
 
-    def tags(self, name: str) -> dict[str, str]:
-        return {tag["Key"]: tag["Value"] for tag in self._jobs[name].tags}
+    def tags(self, name: str, region: str = "us-east-1") -> dict[str, str]:
+        return {tag["Key"]: tag["Value"] for tag in self._jobs(region)[name].tags}
 
     def tell(
         self,
@@ -60,9 +61,10 @@ class Lives:
         reason: str | None = None,
         seconds: float = 600.0,
         ended_ago: float = 0.0,
+        region: str = "us-east-1",
     ) -> None:
         """The job's fate: billed for ``seconds``, up to now or to ``ended_ago`` seconds ago."""
-        job = self._jobs[name]
+        job = self._jobs(region)[name]
         end = datetime.now(UTC) - timedelta(seconds=ended_ago)
         job.training_job_status, job.secondary_status = status, secondary or status
         job.failure_reason = reason
@@ -73,9 +75,18 @@ class Lives:
             job.training_end_time = end.isoformat()
             job.billable_time_in_seconds = int(seconds)
 
-    def say(self, job: str, kind: str, *, ago: float = 5.0, node: int = 0, **fields: Any) -> None:
+    def say(
+        self,
+        job: str,
+        kind: str,
+        *,
+        ago: float = 5.0,
+        node: int = 0,
+        region: str = "us-east-1",
+        **fields: Any,
+    ) -> None:
         """One event line of a machine's first rank, ``ago`` seconds ago."""
-        logs = self._aws.client("logs")
+        logs = self._aws.client("logs", region)
         if not logs.describe_log_groups(logGroupNamePrefix=GROUP)["logGroups"]:
             logs.create_log_group(logGroupName=GROUP)
         stream = f"{job}/algo-{node + 1}-1"

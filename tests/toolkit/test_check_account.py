@@ -294,6 +294,47 @@ def test_shards_that_another_laptop_has_are_missed_offline_alone(
     assert "no-shards" in {one.code for one in offline_findings(subject, TODAY)}
 
 
+# ------------------------------------------------------------------ another region
+
+WEST = {"fallbacks": [{"region": "us-west-2", "buckets": {"my-bucket": "west"}}]}
+
+
+def test_another_region_has_a_bucket_there_with_the_very_shards(
+    check: Check, aws: Aws, tmp_path: Path
+) -> None:
+    plain = {"collective": "nccl", "instance_type": MACHINE}
+    missing = check(recovery=WEST, cluster=plain)["bucket-missing"]
+    assert (missing.level, missing.where) == ("error", "recovery.fallbacks[0]")
+    assert "us-west-2: bucket west does not exist" in missing.message
+    aws.make_bucket("west", "us-west-2", **{f"shards/{number}.tar": b"x" for number in range(3)})
+    found = check(recovery=WEST, cluster=plain)
+    assert {code: one.level for code, one in found.items()} == {
+        "fallback-data": "error", "index-missing": "error", "idle-instances": "error"
+    }  # fmt: skip
+    assert "such as 3.tar" in found["fallback-data"].message
+    s3 = aws.client("s3", "us-west-2")
+    for key in ("shards/3.tar", "index.parquet"):
+        s3.copy_object(Bucket="west", Key=key, CopySource=f"my-bucket/{key}")
+    assert check(recovery=WEST, cluster=plain) == {}
+
+
+def test_a_bucket_of_the_runs_own_region_stands_for_none_elsewhere(check: Check, aws: Aws) -> None:
+    aws.make_bucket("east-too")
+    there = {"fallbacks": [{"region": "us-west-2", "buckets": {"my-bucket": "east-too"}}]}
+    found = check(recovery=there, cluster={"collective": "nccl", "instance_type": MACHINE})
+    assert found["bucket-region"].where == "recovery.fallbacks[0]"
+    assert "is in us-east-1 and the job would run in us-west-2" in found["bucket-region"].message
+
+
+def test_a_fallback_without_quota_is_an_error(check: Check, quotas: StandIn) -> None:
+    small = {"fallbacks": [{"instance_type": "ml.p4d.24xlarge"}]}
+    found = check(recovery=small, cluster={"collective": "nccl", "instance_type": MACHINE})
+    assert "ml.p4d.24xlarge for training job usage" in found["quota-unknown"].message
+    more = {"fallbacks": [{"capacity": "spot"}]}
+    found = check(recovery=more, cluster={"collective": "nccl", "instance_type": MACHINE})
+    assert found["instance-quota"].where == "recovery.fallbacks[0]"
+
+
 # ------------------------------------------------------------------ the image
 
 

@@ -26,6 +26,8 @@ from sm_train.toolkit.checks.quotas import default_runtime_findings
 from sm_train.toolkit.checks.recovery import recovery_findings
 from sm_train.toolkit.checks.role import may_assume
 from sm_train.toolkit.checks.shards import Shards, shard_findings
+from sm_train.toolkit.dearest import costs_elsewhere, total, up_to
+from sm_train.toolkit.preflight import Subject, offline_findings
 from sm_train.toolkit.submission import price
 
 from tests.estimators.runs import config, stage
@@ -337,3 +339,73 @@ def test_every_finding_has_a_page_and_every_page_a_finding() -> None:
     }
     assert used == documented
     assert len(documented) > 40
+
+
+# ------------------------------------------------------------------ other machines, other places
+
+
+def described(**changes: Any) -> dict[tuple[str, str], Finding]:
+    """What the run file and the prices say, by code and place."""
+    own = config(**changes)
+    subject = Subject(own, "us-east-1", price(own, "us-east-1"), ROOT)
+    found = offline_findings(subject, date(2025, 1, 1))
+    return {(one.code, one.where): one for one in found}
+
+
+P5 = {"instance_type": "ml.p5.48xlarge", "collective": "nccl"}
+TO_P4DE = {"fallbacks": [{"instance_type": "ml.p4de.24xlarge"}]}
+
+
+def test_a_stage_must_fit_on_every_machine_that_it_may_be_given() -> None:
+    tight = [stage(per_gpu_batch=128, accumulation=1)]
+    machines = {"instance_type": "ml.p4de.24xlarge", "alternatives": ["ml.p4d.24xlarge"]}
+    found = described(cluster=machines, stages=tight)
+    assert [one for one in found if one[0] == "memory-short"] == [
+        ("memory-short", "cluster.alternatives")
+    ]
+    elsewhere = {"fallbacks": [{"instance_type": "ml.p4d.24xlarge"}]}
+    found = described(
+        cluster={"instance_type": "ml.p4de.24xlarge"}, stages=tight, recovery=elsewhere
+    )
+    said = found["memory-short", "recovery.fallbacks[0]"].message
+    assert said.startswith("ml.p4d.24xlarge in us-east-1: 256px takes about 51 GiB")
+    own = {"256px": {"per_gpu_batch": 32}}
+    elsewhere = {"fallbacks": [{"instance_type": "ml.p4d.24xlarge", "stages": own}]}
+    found = described(
+        cluster={"instance_type": "ml.p4de.24xlarge"}, stages=tight, recovery=elsewhere
+    )
+    assert "memory-short" not in {code for code, _ in found}
+
+
+def test_the_budget_is_held_against_the_dearest_machines() -> None:
+    run = config(cluster=P5, recovery=TO_P4DE)
+    own, [(place, there)] = price(run, "us-east-1"), costs_elsewhere(run, "us-east-1")
+    between = (total(own)["cost_usd"] + total(there)["cost_usd"]) / 2
+    found = described(cluster=P5, recovery=TO_P4DE, budget={"usd": between})
+    assert found["over-budget", "recovery.fallbacks[0]"].level == "warning"
+    assert ("over-budget", "budget.usd") not in found
+    found = described(cluster=P5, recovery=TO_P4DE, budget={"usd": 2 * between})
+    assert "over-budget" not in {code for code, _ in found}
+    assert up_to(own, [(place, there)]).startswith(", or up to $")
+    assert up_to(there, [(place, own)]) == ""
+
+
+def test_another_machine_whose_price_nobody_knows_is_named() -> None:
+    cheap = {"fallbacks": [{"instance_type": "ml.p5e.48xlarge"}]}
+    assert ("price-unknown", "recovery.fallbacks[0]") in described(cluster=P5, recovery=cheap)
+
+
+def test_a_place_where_the_run_would_start_another_way() -> None:
+    to_p5 = {"fallbacks": [{"instance_type": "ml.p5.48xlarge"}]}
+    found = described(recovery=to_p5)["fallback-start", "recovery.fallbacks[0]"]
+    assert (found.level, found.fix) == ("error", "write cluster.collective: nccl, which both can")
+
+
+def test_spot_machines_that_are_waited_for_keep_a_run_from_going_elsewhere() -> None:
+    spot = P5 | {"capacity": "spot", "max_wait": "6d"}
+    later = {"fallbacks": [{"capacity": "on-demand"}]}
+    found = described(cluster=spot, recovery=later)["fallback-late", "cluster.max_pending"]
+    assert "as long as 6 days" in found.message
+    found = described(cluster=spot | {"max_pending": "30m"}, recovery=later)
+    assert "fallback-late" not in {code for code, _ in found}
+    assert "fallback-late" not in {code for code, _ in described(cluster=spot)}

@@ -178,6 +178,30 @@ def test_the_jobs_role_reads_its_channels_and_writes_below_its_run() -> None:
     assert allowed(job, "ec2:CreateNetworkInterface", "*") is None
 
 
+def test_a_run_with_fallbacks_is_allowed_its_places_there_and_no_more() -> None:
+    run = config(
+        cluster={"instance_type": "ml.p5.48xlarge", "image": ECR},
+        alerts={"slack_secret": "slack/webhook"},
+        recovery={"fallbacks": [{"region": "us-west-2", "buckets": {"my-bucket": "west"}}]},
+    )
+    documents = policies(run, "us-east-1", ECR)
+    laptop, job = documents["laptop"], documents["job"]
+    there = "arn:aws:sagemaker:us-west-2:111122223333:training-job/demo-256px-1"
+    assert allowed(laptop, "sagemaker:CreateTrainingJob", there) == "Jobs"
+    elsewhere = there.replace("us-west-2", "eu-west-1")
+    assert allowed(laptop, "sagemaker:CreateTrainingJob", elsewhere) is None
+    for key in ("west/demo/checkpoints/256px/a", "my-bucket/demo/jobs/a"):
+        for action in ("s3:GetObject", "s3:PutObject", "s3:AbortMultipartUpload"):
+            assert allowed(laptop, action, f"arn:aws:s3:::{key}"), (action, key)
+    assert allowed(job, "s3:GetObject", "arn:aws:s3:::west/shards/0.tar") == "Read"
+    image = "arn:aws:ecr:us-west-2:111122223333:repository/own"
+    assert allowed(job, "ecr:BatchGetImage", image) == "Image"
+    secret = "arn:aws:secretsmanager:us-west-2:111122223333:secret:slack/webhook-??????"
+    assert allowed(job, "secretsmanager:GetSecretValue", secret) == "Secrets"
+    one = policies(config(), "us-east-1", ECR)["laptop"]
+    assert allowed(one, "s3:AbortMultipartUpload", "arn:aws:s3:::my-bucket/demo/x") is None
+
+
 @pytest.mark.parametrize(
     ("changes", "action"),
     [

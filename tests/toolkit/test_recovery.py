@@ -154,3 +154,72 @@ def test_whatever_happened_a_stage_with_a_live_job_gets_no_other(
         assert action.attempt == len(jobs) + 1
         assert spent < 100.0
         assert fruitless_attempts(state(*jobs, step=500)) < policy.attempts
+
+
+_ends = st.tuples(
+    st.sampled_from(["capacity", "spot", "internal-error", "max-runtime"]), st.booleans()
+)
+
+
+@given(st.lists(_ends, max_size=20), st.integers(1, 4), st.integers(1, 6))
+def test_a_run_moves_for_want_of_machines_alone_and_through_all_places_in_order(
+    ends: list[tuple[str, bool]], places: int, attempts: int
+) -> None:
+    """A whole life, each job as the decision before it asked for."""
+    policy = Policy(attempts, timedelta(seconds=1), places)
+    jobs, step, place = [job(1, "Failed", from_step="0")], 0, 0
+    for code, progress in ends:
+        step += progress
+        action = asked(
+            state(*jobs, step=step), policy=policy, cause=Cause(code, "", retryable=True)
+        )
+        if not isinstance(action, Start):
+            assert isinstance(action, End)
+            assert fruitless_attempts(state(*jobs, step=step)) >= attempts
+            return
+        place = (place + (code in ("capacity", "spot"))) % places
+        assert (action.place, action.attempt) == (place, len(jobs) + 1)
+        jobs.append(job(action.attempt, "Failed", from_step=str(step), place=str(place)))
+        live = job(action.attempt, "InProgress", place=str(place))
+        assert not isinstance(asked(state(*jobs[:-1], live, step=step), policy=policy), Start)
+
+
+def test_each_place_is_tried_once_before_the_delay_grows() -> None:
+    failures = [job(number, "Failed", ended_ago=100, place=str(number - 1)) for number in (1, 2)]
+    two = Policy(attempts=9, delay=timedelta(seconds=60), places=2)
+    assert isinstance(asked(state(*failures), policy=two), Start)
+    third = job(3, "Failed", ended_ago=100, place="0")
+    assert isinstance(asked(state(*failures, third), policy=two), Wait)
+    internal = Cause("internal-error", "failed", retryable=True)
+    assert isinstance(asked(state(*failures), policy=two, cause=internal), Wait)
+
+
+def test_the_next_stage_begins_where_the_last_one_ended() -> None:
+    done = job(2, "Completed", place="1", chain="on")
+    three = Policy(attempts=3, delay=timedelta(seconds=60), places=3)
+    action = asked(state(done, step=1000), state(name="b"), policy=three)
+    assert isinstance(action, Start)
+    assert (action.stage, action.place) == ("b", 1)
+
+
+def test_waiting_longer_than_allowed_is_no_stop_of_a_users() -> None:
+    def ended(waited: float) -> Action:
+        description = {
+            "CreationTime": NOW - timedelta(seconds=waited), "LastModifiedTime": NOW,
+            "StoppingCondition": {"MaxPendingTimeInSeconds": 1800},
+        }  # fmt: skip
+        one = TrainingJob("demo--a-0001", "demo", "a", "Stopped", {}, description)
+        return asked(state(one), policy=Policy(3, timedelta(0), places=2))
+
+    moved = ended(1801)
+    assert isinstance(moved, Start)
+    assert (moved.cause, moved.place) == ("max-pending", 1)
+    assert isinstance(ended(1799), End)
+
+
+def test_an_older_job_that_is_live_after_all_keeps_others_from_starting() -> None:
+    """As where another region was slow to tell of it."""
+    jobs = [job(1, "InProgress"), job(2, "Failed", place="1")]
+    action = asked(state(*jobs, step=5), policy=Policy(3, timedelta(0), places=2))
+    assert isinstance(action, Wait)
+    assert "demo--a-0001" in action.words

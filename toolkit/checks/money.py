@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from sm_train.cost.document import as_document
 from sm_train.cost.speed import FIRM
 from sm_train.estimators.run_config import RunConfig
 from sm_train.toolkit.amounts import dollars, span, total_dollars
+from sm_train.toolkit.checks.fallbacks import found_at
 from sm_train.toolkit.checks.finding import Check, Finding
+from sm_train.toolkit.dearest import Priced
 
 THROUGHPUT_UNMEASURED = Check(
     "throughput-unmeasured",
@@ -23,7 +26,8 @@ THROUGHPUT_UNMEASURED = Check(
 PRICE_UNKNOWN = Check(
     "price-unknown",
     ("warning",),
-    means="There is no on-demand training price of this instance type in the region.",
+    means="There is no on-demand training price of this instance type in the region; of the run's "
+    "first, or of one that a job may be given instead.",
     costs="The total is a lower bound, and the budget guards only the part that is known.",
     mend="`sm-train cost RUN --refresh` asks AWS for today's prices; `--prices FILE` takes your "
     "own.",
@@ -31,7 +35,9 @@ PRICE_UNKNOWN = Check(
 OVER_BUDGET = Check(
     "over-budget",
     ("error", "warning"),
-    means="The run's expected dollars are more than `budget.usd`. An error with `on_exceed: stop`.",
+    means="The run's expected dollars are more than `budget.usd`. An error with `on_exceed: stop`; "
+    "a warning where that is so only on other machines that it may be given "
+    "(`cluster.alternatives`, `recovery.fallbacks`).",
     costs="With `stop`, `submit` refuses the run; with `warn`, it goes on above the budget.",
     mend="Raise the budget, shorten a stage, or look for a cheaper cluster with "
     "`sm-train cost RUN --alternatives --budget USD`.",
@@ -73,6 +79,31 @@ def money_findings(config: RunConfig, document: dict[str, Any]) -> Iterator[Find
             f"the run costs {total_dollars(total)}, more than {dollars(budget.usd)}",
             "raise the budget or shorten the run",
         )  # fmt: skip
+
+
+def money_elsewhere(
+    config: RunConfig, own: dict[str, Any], priced: list[Priced]
+) -> Iterator[Finding]:
+    """What other machines cost that the run may be given; ``own`` is the document of its first."""
+    budget = config.budget
+    for place, cost in priced:
+        document = as_document(cost)
+        machine = f"{place.config.cluster.instance_type} in {place.region}"
+        if document["stages"][0]["price_per_instance_hour_usd"] is None:
+            yield PRICE_UNKNOWN.found(
+                "warning", place.where, f"{machine} has no published training price",
+                "ask AWS, and take the total as a lower bound",
+            )  # fmt: skip
+        for stage in document["stages"]:
+            yield from found_at(place, _short(place.config, stage))
+        total = document["total"]["cost_at_least_usd"]
+        if budget and own["total"]["cost_at_least_usd"] <= budget.usd < total:
+            yield OVER_BUDGET.found(
+                "warning", place.where,
+                f"on {machine} the run costs {total_dollars(document['total'])}, more than "
+                f"{dollars(budget.usd)}",
+                "raise the budget, or leave these machines out",
+            )  # fmt: skip
 
 
 def _short(config: RunConfig, stage: dict[str, Any]) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ _SUBJECTS = {
     "money": "Dollars and days",
     "memory": "Memory",
     "recovery": "Interruptions",
+    "fallbacks": "Fallbacks",
     "image": "The container",
     "shards": "Shards and the cluster",
     "local_data": "Shards and their index",

@@ -27,10 +27,11 @@ def command(options: dict[str, Any], shards: str, workers: int | None, as_json: 
     is listed, too.
     """
     from sm_train.toolkit.indexing import index_folder, index_prefix
-    from sm_train.toolkit.indexing_report import document, progress_bar, summarize
+    from sm_train.toolkit.indexing_report import document, summarize
+    from sm_train.toolkit.output import bytes_bar, write_json
 
     count = workers or os.cpu_count() or 1
-    with progress_bar() as progress:
+    with bytes_bar("indexing") as progress:
         if shards.startswith("s3://"):
             from sm_train.toolkit.aws import resolve_region
 
@@ -42,6 +43,4 @@ def command(options: dict[str, Any], shards: str, workers: int | None, as_json: 
             indexed = index_folder(Path(shards), count, progress)
     summarize(indexed)
     if as_json:
-        from sm_train.toolkit.output import write_json
-
         write_json(document(indexed))

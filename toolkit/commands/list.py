@@ -26,7 +26,7 @@ def command(options: dict[str, Any], days: int, as_json: bool) -> None:
     region = aws.resolve_region(options["region"], None, options["profile"])
     session = aws.open_session(options["profile"], region)
     now = datetime.now(UTC)
-    runs = list_runs(session, region, now - timedelta(days=days), now)
+    runs = list_runs(session, now - timedelta(days=days), now)
     if as_json:
         write_json({"region": region, "runs": runs})
     else:

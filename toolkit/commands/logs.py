@@ -31,19 +31,18 @@ def command(
     import time
     from functools import partial
 
+    from sm_train.toolkit.aws import at
     from sm_train.toolkit.cloudwatch_logs import search
     from sm_train.toolkit.durations import seconds
-    from sm_train.toolkit.following import is_run_file, open_run
+    from sm_train.toolkit.following import open_run
     from sm_train.toolkit.job_log import follow_log, show_line
     from sm_train.toolkit.output import people
-    from sm_train.toolkit.stopping import newest_job
-    from sm_train.toolkit.training_jobs import find_job
+    from sm_train.toolkit.stopping import named_job
 
     session, found = open_run(run, options)
     begin = time.time() - seconds("--since", since) if since else 0.0
-    # AWS refuses a path as a job's name, and would not just say that there is none.
-    job = None if is_run_file(run) else find_job(session, run)
-    job = job or newest_job(session, found)
+    job = named_job(session, found, run)
+    session = at(session, job.region)
     streams = f"{job.name}/algo-{node}-" if node else f"{job.name}/"
     if follow:
         tell = partial(people().print, markup=False)

@@ -12,6 +12,7 @@ from sm_train.cost.instances import InstanceType, instance_types
 from sm_train.cost.prices import PriceTable
 from sm_train.cost.timeline import Timeline, timeline
 from sm_train.estimators.run_config import RunConfig
+from sm_train.toolkit.aws import at
 from sm_train.toolkit.cloudwatch_metrics import Series, instance_metrics
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.review.facts import Ending, Facts, Money
@@ -25,8 +26,8 @@ from sm_train.toolkit.training_jobs import STOPPED_TAG, TrainingJob
 class Gatherer:
     """Of the jobs of one review, the oldest first.
 
-    ``session`` is None where nothing is asked of AWS; ``config`` is a run file that was named for
-    the estimate, ``now`` is AWS's time.
+    ``session`` is None where nothing is asked of AWS; ``region`` is the run's own; ``config`` is a
+    run file that was named for the estimate, ``now`` is AWS's time.
     """
 
     region: str
@@ -48,7 +49,7 @@ class Gatherer:
         start = told.last("start") or {}
         job = source.job
         run, stage = (job.run, job.stage) if job else (start.get("run"), start.get("stage"))
-        begin, end = _window(job, self.now) if job else (told.span or (0.0, 0.0))
+        begin, end = job.window(self.now) if job else (told.span or (0.0, 0.0))
         line = self._account(told, begin, end, job)
         machine, instances = _machines(job, start)
         return Facts(
@@ -88,7 +89,8 @@ class Gatherer:
         hosts = [f"algo-{number}" for number in range(1, job.machines[1] + 1)]
         now = self.now.timestamp()
         try:
-            found = instance_metrics(self.session, job.name, hosts, begin, end, now=now)
+            session = at(self.session, job.region)
+            found = instance_metrics(session, job.name, hosts, begin, end, now=now)
         except UserError as error:
             self.notes.append(f"{job.name}: without CloudWatch's metrics: {error}")
             return {}
@@ -108,9 +110,9 @@ class Gatherer:
         name = job.machines[0] if job else machine.name if machine else None
         if name is None:
             return Money(None, estimate, "the machines' price is not known")
-        price = hourly_price(
-            name, Purchase(self.region, job.capacity if job else "on-demand"), self.prices
-        )
+        region = job.region if job else self.region
+        purchase = Purchase(region, job.capacity if job else "on-demand")
+        price = hourly_price(name, purchase, self.prices)
         # The billed seconds of a spot job are fewer than those that passed.
         seconds = passed if job is None else job.billable_seconds(self.now)
         billed = money(seconds, instances or 1, price.usd_per_instance_hour)
@@ -118,16 +120,8 @@ class Gatherer:
         return Money(
             None if billed is None else float(billed),
             estimate,
-            f"{what} × {instances or 1} × {name} in {self.region}, {price.source}",
+            f"{what} × {instances or 1} × {name} in {region}, {price.source}",
         )
-
-
-def _window(job: TrainingJob, now: datetime) -> tuple[float, float]:
-    """The billed seconds' begin and end; spot jobs are billed for a part of what passed."""
-    end = (job.ended or now).timestamp()
-    if job.started is None:
-        return end, end
-    return (job.started.timestamp() if job.spot else end - job.billable_seconds(now)), end
 
 
 def _machines(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sm_train.estimators.run_config import RunConfig
+from sm_train.toolkit.aws import at
 from sm_train.toolkit.cloudwatch_logs import search
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.event_log import LOG_NAME
@@ -16,7 +17,7 @@ from sm_train.toolkit.failure_hits import Stream
 from sm_train.toolkit.following import find_run
 from sm_train.toolkit.log_files import log_files
 from sm_train.toolkit.review.told import WANTED
-from sm_train.toolkit.training_jobs import TrainingJob, find_job, jobs_of_run
+from sm_train.toolkit.training_jobs import TrainingJob, jobs_of_run
 
 _PATTERN = '?"SMT " ?"NCCL version" ?"NET/" ?"Using network"'
 """CloudWatch's filter for the lines that are wanted: of a hundred lines of NCCL's about one is."""
@@ -55,12 +56,15 @@ def on_sagemaker(session: Any, target: str, region: str) -> list[Source]:
     Raises:
         UserError: there is none, or AWS refuses.
     """
-    one = find_job(session, target)
     run = find_run(session, target, region)
-    jobs = [one] if one is not None else jobs_of_run(session, run.name)
+    jobs = jobs_of_run(session, run.name)
+    jobs = [job for job in jobs if job.name == target] or jobs
     if not jobs:
         raise UserError(f"{target}: nothing was submitted yet; `sm-train submit` it first")
-    return [Source(job.name, _follower(session, job.name), job, run.config) for job in jobs]
+    return [
+        Source(job.name, _follower(at(session, job.region), job.name), job, run.config)
+        for job in jobs
+    ]
 
 
 def _follower(session: Any, job: str) -> Callable[[], Iterator[tuple[str | None, str]]]:
