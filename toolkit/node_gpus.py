@@ -30,17 +30,10 @@ def gpu_utilization(session: Any, state: RunState) -> dict[str, float]:
         return {}
     from sm_train.toolkit.cloudwatch_metrics import instance_metrics
 
-    now = state.now.timestamp()
+    now, there = state.now.timestamp(), at(session, job.region)
+    begin, name = now - _WINDOW_SECONDS, "GPUUtilization"
     try:
-        found = instance_metrics(
-            at(session, job.region),
-            job.name,
-            silent,
-            now - _WINDOW_SECONDS,
-            now,
-            now=now,
-            names=["GPUUtilization"],
-        )
+        found = instance_metrics(there, job.name, silent, begin, now, now=now, names=[name])
     except UserError:
         return {}
     # CloudWatch adds up the GPUs of a machine.
