@@ -36,7 +36,7 @@ _lines = st.builds(
 )  # fmt: skip
 
 
-@given(st.lists(_lines, max_size=30), st.data())
+@given(st.lists(_lines, max_size=12), st.data())
 def test_neither_order_nor_repetition_matters(lines: list[Line], data: st.DataObject) -> None:
     once = heard(lines)
     assert heard(data.draw(st.permutations(lines + lines[: len(lines) // 2]))) == once
@@ -47,7 +47,7 @@ def test_neither_order_nor_repetition_matters(lines: list[Line], data: st.DataOb
     assert merged(once, once) == once
 
 
-@given(st.lists(_lines, min_size=1, max_size=30))
+@given(st.lists(_lines, min_size=1, max_size=12))
 def test_the_newest_word_of_each_counts(lines: list[Line]) -> None:
     live = heard(lines)
     steps = [event for _, event in lines if event["kind"] == "step"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import pty
 import re
@@ -294,20 +293,3 @@ def test_a_followed_log_outlives_refusals_and_empty_pages(laptop: Laptop) -> Non
     assert "AWS answers ThrottlingException" in done.stderr
     assert "asked again in 5 s" in done.stderr
     assert len(asked) == 3
-
-
-def test_json_lines_of_a_watch_are_whole_documents(laptop: Laptop) -> None:
-    train(laptop, steps=5)
-    looks: list[int] = []
-
-    def end_later(body: dict[str, Any]) -> None:
-        looks.append(1)
-        if len(looks) == 6:
-            laptop.lives.tell(FIRST, "Completed")
-
-    laptop.aws.answers["ListTrainingJobs"] = end_later
-    done = laptop("watch", "demo", "--json", "--interval", "1s")
-    documents = [json.loads(one) for one in done.stdout.splitlines()]
-    assert documents[0]["action"] == "wait"
-    assert documents[-1]["message"] == "the run is done"
-    assert documents[-1]["nodes"] == []

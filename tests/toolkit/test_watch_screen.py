@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 from sm_train.entrypoints.events import FIELDS
@@ -167,6 +167,7 @@ def test_a_low_terminal_shows_the_machines_that_matter(
     assert sum("code-" in line for line in lines) >= min(1, warnings)
 
 
+@settings(max_examples=30)
 @given(st.integers(20, 200), st.integers(20, 80), st.integers(0, 40), st.integers(0, 6))
 def test_no_size_and_no_cluster_breaks_the_view(
     width: int, height: int, nodes: int, warnings: int
