@@ -50,6 +50,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/diagnose.py
 	$(BIN)/python benchmarks/doctor.py
 	$(BIN)/python benchmarks/monitor.py
+	$(BIN)/python benchmarks/review.py
 	$(BIN)/python benchmarks/cloudwatch_metrics.py
 
 # With the very packages that jobs get.
