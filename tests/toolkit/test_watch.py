@@ -186,7 +186,7 @@ def behind_an_empty_page(laptop: Laptop, body: dict[str, Any]) -> tuple[int, dic
         return None
     if "nextToken" not in body:
         return 200, {"events": [], "nextToken": "more"}
-    asked = {key: value for key, value in body.items() if key != "nextToken"}
+    asked = {key: value for key, value in body.items() if key not in ("nextToken", "_region")}
     events = laptop.aws.client("logs").filter_log_events(**asked, limit=9999)["events"]
     return 200, {"events": events}
 
