@@ -6,7 +6,8 @@ that comes weeks later runs the very code of the first. It is put only where the
 (If-None-Match), so it is also the claim of whoever is about to start the job.
 
 All records lie in the bucket of the run's own place, also those of jobs elsewhere: SageMaker takes
-a name once in each region, so the first claim of a name also says where its job goes, for ever.
+a name once in each region, so the first claim of a name also says where its job goes, for ever;
+unless AWS refused to start it there: then the name is free again.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ _VERSION = 2
 
 GIVEN_UP = -1
 """The place of a job that will not be: its name was claimed for one and is spent."""
+
+FREE = -2
+"""The place of a job that AWS refused to start: its name may be claimed again for any."""
 
 CLAIM_SECONDS = 900.0
 """A claim without a job is given up after this: its laptop was killed between the two."""
@@ -67,31 +71,41 @@ class Claim:
     age: float
 
 
-def claim(session: Any, bucket: str, job: str, record: Record) -> None:
-    """Keep ``record`` as the job's, before the job is started.
+def claim(session: Any, bucket: str, job: str, record: Record) -> str:
+    """Keep ``record`` as the job's, before the job is started; returns what :func:`release` takes.
 
     Raises:
         ClaimedError: somebody else is starting that very job now, or did so at another place.
         UserError: AWS refuses.
     """
     begun = time.time()
-    if not _put(session, bucket, job, record, IfNoneMatch="*"):
+    mine = _put(session, bucket, job, record, IfNoneMatch="*")
+    if mine is None:
         before = read_claim(session, bucket, record.document["name"], job)
         if before is None:
             raise ClaimedError(f"{job}: somebody else is starting it; look again")
-        if before.age < CLAIM_SECONDS:
+        if before.record.place != FREE and before.age < CLAIM_SECONDS:
             raise ClaimedError(
                 f"{job}: somebody else is starting it since {before.age:.0f} s; `sm-train status` "
                 f"shows it soon. A start that was broken off is free again after "
                 f"{CLAIM_SECONDS / 60:.0f} minutes"
             )
         # Of two that take it over, SageMaker refuses the second: name and region are the same.
-        same = before.record.place == record.place
-        if not same or not _put(session, bucket, job, record, IfMatch=before.etag):
+        if before.record.place in (record.place, FREE):
+            mine = _put(session, bucket, job, record, IfMatch=before.etag)
+        if mine is None:
             raise ClaimedError(f"{job}: somebody else has just taken it over; look again")
     if time.time() - begun > CLAIM_SECONDS / 2:
         # This machine slept: by now the claim may be somebody else's, and the job elsewhere.
         raise ClaimedError(f"{job}: was not claimed in time; the next look decides anew")
+    return mine
+
+
+def release(session: Any, bucket: str, job: str, record: Record, mine: str) -> None:
+    """Free the name that ``mine`` claimed: AWS has refused to start the job. Somebody who has taken
+    it over since keeps it.
+    """
+    _put(session, bucket, job, replace(record, place=FREE), IfMatch=mine)
 
 
 def give_up(session: Any, bucket: str, job: str, before: Claim) -> None:
@@ -101,12 +115,13 @@ def give_up(session: Any, bucket: str, job: str, before: Claim) -> None:
         ClaimedError: somebody else has just taken it over.
         UserError: AWS refuses.
     """
-    if not _put(session, bucket, job, replace(before.record, place=GIVEN_UP), IfMatch=before.etag):
+    spent = replace(before.record, place=GIVEN_UP)
+    if _put(session, bucket, job, spent, IfMatch=before.etag) is None:
         raise ClaimedError(f"{job}: somebody else has just taken it over; look again")
 
 
-def _put(session: Any, bucket: str, job: str, record: Record, **condition: str) -> bool:
-    """Put the record under the condition; whether it held."""
+def _put(session: Any, bucket: str, job: str, record: Record, **condition: str) -> str | None:
+    """Put the record under the condition; its ETag, or None where the condition did not hold."""
     from botocore.exceptions import ClientError
 
     key = record_key(record.document["name"], job)
@@ -114,15 +129,15 @@ def _put(session: Any, bucket: str, job: str, record: Record, **condition: str) 
     content = {"version": _VERSION, "claim": uuid4().hex, **asdict(record)}
     with refusals_in_words(f"s3://{bucket}/{key}"):
         try:
-            session.client("s3").put_object(
+            answer = session.client("s3").put_object(
                 Bucket=bucket, Key=key, Body=json.dumps(content, indent=1).encode(),
                 ContentType="application/json", **condition,
             )  # fmt: skip
         except ClientError as error:
             if error.response["Error"]["Code"] not in _TAKEN:
                 raise
-            return False
-    return True
+            return None
+    return str(answer["ETag"])
 
 
 def read_record(session: Any, bucket: str, run: str, job: str) -> Record | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -32,7 +33,7 @@ from sm_train.toolkit.plan_view import show_plan
 from sm_train.toolkit.recovery import Start
 from sm_train.toolkit.run_history import History, history_uri, read_history
 from sm_train.toolkit.run_state import StageState
-from sm_train.toolkit.starting import numbered, with_free_name
+from sm_train.toolkit.starting import freed_if_refused, numbered, with_free_name
 from sm_train.toolkit.submission import Submission, price, price_of_rest, record_of
 
 
@@ -73,13 +74,17 @@ def send_first(
     with bytes_bar(f"copying to {region}") as progress:
         bring(session, request, region, stages, progress)
 
+    name, freed = request["TrainingJobName"], ExitStack()
+
     def keep(sent: TrainingRequest) -> None:
         stage_elsewhere(session, submission.elsewhere, sent)
-        claim(session, bucket, sent["TrainingJobName"], record_of(submission, sent))
+        record = record_of(submission, sent)
+        mine = claim(session, bucket, name, record)
+        freed.enter_context(freed_if_refused(session, bucket, name, record, mine))
 
-    with aws.refusals_in_words("CreateTrainingJob"):
+    with freed, aws.refusals_in_words("CreateTrainingJob"):
         send(request, submission.bundle, boto_session=session, bucket=bucket, before=keep)
-    tell_started(request["TrainingJobName"], region, stage.name, as_json=as_json)
+    tell_started(name, region, stage.name, as_json=as_json)
     tell_alarms(session, config, region)
     following = config.stages.index(stage) + 1
     if following < len(config.stages) and not chain:

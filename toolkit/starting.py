@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -9,15 +11,17 @@ from typing import Any
 from sm_train.estimators.request import TrainingRequest, job_name
 from sm_train.estimators.run_places import places
 from sm_train.toolkit.aws import at, refusals_in_words
-from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.job_records import (
     CLAIM_SECONDS,
+    FREE,
     GIVEN_UP,
     ClaimedError,
     Record,
     claim,
     give_up,
     read_claim,
+    release,
 )
 from sm_train.toolkit.recovery import Start
 from sm_train.toolkit.training_jobs import (
@@ -29,6 +33,10 @@ from sm_train.toolkit.training_jobs import (
 )
 
 
+class QuotaError(UserError):
+    """The account may have no such machines in the region."""
+
+
 def repeat(session: Any, bucket: str, record: Record, start: Start) -> str:
     """Start the stage's next job by what is staged already; returns its name.
 
@@ -37,15 +45,32 @@ def repeat(session: Any, bucket: str, record: Record, start: Start) -> str:
     comes, whatever places they wanted.
 
     Raises:
+        QuotaError: the account may have no such machines there.
         UserError: somebody else is starting it, its stage is not staged, or AWS refuses.
     """
     region = region_of(session, record, start.place)
     start = with_free_name(session, bucket, record.document["name"], region, start)
     request = recorded_request(record, start)
     name: str = request["TrainingJobName"]
-    claim(session, bucket, name, replace(record, place=start.place))
-    create(at(session, region), request)
+    claimed = replace(record, place=start.place)
+    mine = claim(session, bucket, name, claimed)
+    with freed_if_refused(session, bucket, name, claimed, mine):
+        create(at(session, region), request)
     return name
+
+
+@contextmanager
+def freed_if_refused(
+    session: Any, bucket: str, job: str, record: Record, mine: str
+) -> Iterator[None]:
+    """Free the job's name, that ``mine`` claimed, where AWS clearly says that it starts no job."""
+    try:
+        yield
+    except UserError as error:
+        # A network that was away, or an error of AWS's own, may have started it all the same.
+        if error.exit_code != ExitCode.UNEXPECTED:
+            release(session, bucket, job, record, mine)
+        raise
 
 
 def region_of(session: Any, record: Record, place: int) -> str:
@@ -65,7 +90,7 @@ def with_free_name(session: Any, bucket: str, run: str, region: str, start: Star
         later = replace(start, attempt=start.attempt + 1)
         return with_free_name(session, bucket, run, region, later)
     before = read_claim(session, bucket, run, name)
-    if before is None or before.record.place == start.place:
+    if before is None or before.record.place in (start.place, FREE):
         return start
     if before.record.place != GIVEN_UP:
         elsewhere = region_of(session, before.record, before.record.place)
@@ -108,7 +133,8 @@ def create(session: Any, request: TrainingRequest) -> None:
     somebody who was quicker; either way it is the one that was wanted.
 
     Raises:
-        UserError: AWS refuses.
+        QuotaError: the account may have no such machines there.
+        UserError: AWS refuses otherwise.
     """
     from botocore.exceptions import ClientError
 
@@ -116,5 +142,12 @@ def create(session: Any, request: TrainingRequest) -> None:
         try:
             session.client("sagemaker").create_training_job(**request)
         except ClientError as error:
-            if error.response["Error"]["Code"] != "ResourceInUse":
+            said = error.response["Error"]
+            if said["Code"] == "ResourceLimitExceeded":
+                raise QuotaError(
+                    f"CreateTrainingJob in {session.region_name}: {said['Message']}; ask for a "
+                    "higher quota, or take fewer machines",
+                    ExitCode.CAPACITY,
+                ) from None
+            if said["Code"] != "ResourceInUse":
                 raise

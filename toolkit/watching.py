@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from sm_train.toolkit.alarming import keep
@@ -18,7 +18,7 @@ from sm_train.toolkit.output import bytes_bar
 from sm_train.toolkit.price_book import price_table
 from sm_train.toolkit.recovery import STALL, Action, End, Start, Stop, Wait, decide
 from sm_train.toolkit.run_dollars import known_usd
-from sm_train.toolkit.starting import recorded_request, repeat
+from sm_train.toolkit.starting import QuotaError, recorded_request, repeat
 from sm_train.toolkit.training_jobs import stop_job
 
 _LONGEST_PAUSE = 900.0
@@ -63,10 +63,12 @@ def look(session: Any, run: Run, *, act: bool) -> Seen:
         ),
         now=state.now,
     )
-    if act and isinstance(action, Start) and _brought(session, state, action):
-        # That may have taken an hour, in which somebody stopped the run: decide anew.
-        return look(session, run, act=act)
-    done = _do(session, state, action) if act else action.words
+    if act and isinstance(action, Start):
+        done = _start(session, state, action)
+        if done is None:
+            return look(session, run, act=act)
+    else:
+        done = _do(session, state, action) if act else action.words
     return Seen(state, action, done, over_budget(state))
 
 
@@ -91,24 +93,45 @@ def _brought(session: Any, state: RunState, start: Start) -> bool:
         return bring(session, request, region, state.stages, progress)
 
 
-def _do(session: Any, state: RunState, action: Action) -> str:
-    run = state.run
+def _start(session: Any, state: RunState, action: Start) -> str | None:
+    """Start the job at its place, or at the next one where the account may have such machines; what
+    was done.
+
+    None where something was copied there first. That may have taken an hour, in which somebody
+    stopped the run: decide anew.
+    """
+    many, refused = len(state.run.places), None
+    for number in range(many):
+        start = replace(action, place=(action.place + number) % many)
+        if _brought(session, state, start):
+            return None
+        try:
+            return _started(session, state.run, start)
+        except QuotaError as error:
+            refused = refused or error
+    assert refused is not None
+    raise refused
+
+
+def _started(session: Any, run: Run, start: Start) -> str:
+    assert run.record is not None  # _brought has looked
+    try:
+        name = repeat(session, run.bucket, run.record, start)
+    except ClaimedError as error:
+        return str(error)  # the next look sees what they started
+    place = run.places[start.place]
+    where = "" if len(run.places) == 1 else f", {place.machines(start.stage)}"
+    return _with_alarms(
+        session, run, f"{start.words}; started {name} from step {start.from_step:,}{where}"
+    )
+
+
+def _do(session: Any, state: RunState, action: Wait | Stop | End) -> str:
     if isinstance(action, Stop):
         stop_job(session, action.job, action.cause)
     if isinstance(action, End):
-        return _with_alarms(session, run, action.words)
-    if not isinstance(action, Start):
-        return action.words
-    assert run.record is not None  # _brought has looked
-    place = run.places[action.place]
-    try:
-        name = repeat(session, run.bucket, run.record, action)
-    except ClaimedError as error:
-        return str(error)  # the next look sees what they started
-    where = "" if len(run.places) == 1 else f", {place.machines(action.stage)}"
-    return _with_alarms(
-        session, run, f"{action.words}; started {name} from step {action.from_step:,}{where}"
-    )
+        return _with_alarms(session, state.run, action.words)
+    return action.words
 
 
 def _with_alarms(session: Any, run: Run, done: str) -> str:

@@ -18,6 +18,7 @@ from moto.backends import get_backend
 from sm_train.estimators.run_file import load_run
 from sm_train.toolkit import moving
 from sm_train.toolkit.cli import main
+from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.following import find_run
 from sm_train.toolkit.job_records import ClaimedError, claim
 from sm_train.toolkit.own_code import bundle_of
@@ -135,6 +136,41 @@ def test_a_run_goes_through_its_places_in_order_and_to_its_own_again(run: Run) -
     assert run.jobs() == {FIRST: EAST, SECOND: EAST, THIRD: WEST, FOURTH: EAST}
     assert run.lives.tags(FOURTH)["sm-train:from-step"] == "700"
     assert "complete.json" in run.keys("my-bucket", "demo/checkpoints/256px/step-00000700/")
+
+
+def no_quota(*types: str) -> Any:
+    """An account that may not have machines of these types in the first region."""
+
+    def answer(body: dict[str, Any]) -> tuple[int, dict[str, Any]] | None:
+        if body["_region"] != EAST or body["ResourceConfig"]["InstanceType"] not in types:
+            return None
+        return 400, {"__type": "ResourceLimitExceeded", "message": "the limit is 0 instances"}
+
+    return answer
+
+
+def test_a_place_without_quota_is_passed_by(run: Run) -> None:
+    run.aws.answers["CreateTrainingJob"] = no_quota("ml.p5.48xlarge")
+    run.lives.checkpoint("256px", 300)
+    run.lose(FIRST)
+    assert WEST in run.look().done
+    # The name that was refused at one place is taken at the next.
+    assert run.jobs() == {FIRST: EAST, SECOND: WEST}
+    assert run.lives.tags(SECOND, WEST)["sm-train:from-step"] == "300"
+
+
+def test_without_quota_anywhere_the_next_look_asks_again_at_once(
+    server: Aws, tmp_path: Path
+) -> None:
+    run = Run(server, tmp_path, recovery={"fallbacks": FALLBACKS[:1]})
+    server.answers["CreateTrainingJob"] = no_quota("ml.p5.48xlarge", "ml.p4de.24xlarge")
+    run.lose(FIRST)
+    for _ in range(2):
+        with pytest.raises(UserError, match="the limit is 0 instances; ask for a higher quota"):
+            run.look()
+    del server.answers["CreateTrainingJob"]
+    assert "started" in run.look().done
+    assert run.jobs() == {FIRST: EAST, SECOND: EAST}
 
 
 def test_what_another_place_does_not_mend_is_repeated_where_it_was(run: Run) -> None:

@@ -330,6 +330,20 @@ def test_what_aws_refuses_is_one_line_with_its_own_code(
     assert f"AWS answers {code}: no, and why" in one_line(result.stderr)
 
 
+def test_what_was_refused_may_be_submitted_again_at_once(
+    cli: Cli, aws: Aws, tmp_path: Path
+) -> None:
+    """The name that was claimed for the job is free again."""
+    aws.make_bucket("my-bucket", **SHARDS)
+    aws.refusals["CreateTrainingJob"] = "ResourceLimitExceeded"
+    run, options = write_run(tmp_path), {"network": "loopback", "env": aws.environment}
+    assert cli("submit", run, "--yes", **options).returncode == 5
+    aws.refusals.clear()
+    result = cli("submit", run, "--yes", "--json", **options)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["training_job_name"] == "demo--256px-0001"
+
+
 def test_over_budget_is_exit_7_before_anything_is_sent(cli: Cli, aws: Aws, tmp_path: Path) -> None:
     aws.make_bucket("my-bucket", **SHARDS)
     run = write_run(tmp_path, budget={"usd": 1})
