@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from sm_train.cost.instances import instance_type
+from sm_train.estimators.metrics import NAMESPACE
 from sm_train.estimators.request import job_name
 from sm_train.estimators.run_config import Heartbeat, RunConfig
 
 Topic = str | dict[str, str]
 """An SNS topic: its ARN, or in a template a reference to one that is made there."""
-
-NAMESPACE = "/aws/sagemaker/TrainingJobs"
 
 LOW_GPU_SHARE = 0.5
 """Of all GPUs at 100 %. A run that waits for its data half of the time loses half of its money."""

@@ -6,6 +6,9 @@ fields; a test matches every one of them against a real event line.
 
 from __future__ import annotations
 
+NAMESPACE = "/aws/sagemaker/TrainingJobs"
+"""Of all metrics of training jobs, SageMaker's own and those that are read from lines."""
+
 _NUMBER = r"(-?[0-9]+\.?[0-9]*(?:[eE][-+]?[0-9]+)?)"
 
 _FIELDS = {

@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from sm_train.estimators.metrics import NAMESPACE
 from sm_train.toolkit.aws import client_with_unix_times, refusals_in_words
 from sm_train.toolkit.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-NAMESPACE = "/aws/sagemaker/TrainingJobs"
 
 INSTANCE_METRICS = (
     "CPUUtilization",

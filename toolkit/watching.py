@@ -63,12 +63,14 @@ def look(session: Any, run: Run, *, act: bool) -> Seen:
         ),
         now=state.now,
     )
-    if act and isinstance(action, Start):
-        done = _start(session, state, action)
-        if done is None:
-            return look(session, run, act=act)
+    if not act:
+        done = action.words
+    elif not isinstance(action, Start):
+        done = _do(session, state, action)
+    elif (started := _start(session, state, action)) is not None:
+        done = started
     else:
-        done = _do(session, state, action) if act else action.words
+        return look(session, run, act=act)
     return Seen(state, action, done, over_budget(state))
 
 

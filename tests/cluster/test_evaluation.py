@@ -74,6 +74,7 @@ def test_held_out_loss_falls_as_training_loss_does(tmp_path: Path) -> None:
     assert found[2] < found[0] * 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharding", [pytest.param("none", marks=pytest.mark.slow), "full_shard"])
 def test_the_held_out_loss_and_the_images_do_not_depend_on_the_processes(
     tmp_path: Path, sharding: str

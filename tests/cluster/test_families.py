@@ -63,6 +63,7 @@ def test_a_checkpoint_and_the_final_model_draw_the_same(
     assert pictures[0] == pictures[1]
 
 
+@pytest.mark.slow
 def test_precomputed_latents_and_texts_train_the_same(
     cli: Cli, tmp_path: Path, family: tuple[str, Job, list[dict[str, Any]]]
 ) -> None:
@@ -100,6 +101,7 @@ def events_of(packed: Path, frame: Path, preset: str, inputs: str) -> list[dict[
     return events
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", FAMILIES)
 def test_computing_activations_again_changes_no_loss(tmp_path: Path, preset: str) -> None:
     found = [

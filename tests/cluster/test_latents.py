@@ -176,6 +176,7 @@ def test_a_loss_that_is_no_number_costs_its_step_and_names_its_samples(
     assert len(steps) == 6
 
 
+@pytest.mark.slow
 def test_many_steps_without_a_gradient_go_back_to_the_checkpoint_and_then_stop(
     cli: Cli, tmp_path: Path, components: Path
 ) -> None:

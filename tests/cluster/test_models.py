@@ -65,6 +65,7 @@ def test_sample_draws_the_same_grid_from_model_checkpoint_and_run(
         assert grid.height > 200
 
 
+@pytest.mark.slow
 def test_what_is_no_model_is_told_in_one_line(
     cli: Cli, tmp_path: Path, trained: tuple[Job, list[dict[str, Any]]]
 ) -> None:
@@ -99,6 +100,7 @@ def test_what_is_no_model_is_told_in_one_line(
     assert not (tmp_path / "a.png").exists()
 
 
+@pytest.mark.slow
 def test_prompts_come_from_a_table_too(
     cli: Cli, tmp_path: Path, trained: tuple[Job, list[dict[str, Any]]]
 ) -> None:

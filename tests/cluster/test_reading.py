@@ -47,6 +47,7 @@ def read(
     return [json.loads(path.read_text()) for path in sorted(job.glob("algo-*/read-*.json"))]
 
 
+@pytest.mark.slow
 def test_two_nodes_then_one_read_every_sample_once(tmp_path: Path) -> None:
     """2 nodes × 2 processes for three steps, then one node × 3 for the rest of the epoch."""
     write_shards(tmp_path / "shards", shards=SHARDS, each=EACH)

@@ -128,9 +128,8 @@ def test_a_run_goes_on_with_another_sharding_and_world_size(
     assert found == pytest.approx({step: alone[1][step] for step in found}, rel=TOLERANCE)
 
 
-@pytest.mark.parametrize(
-    "sharding", [pytest.param("shard_grad_op", marks=pytest.mark.slow), "full_shard"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", ["shard_grad_op", "full_shard"])
 def test_a_sharded_run_goes_on_bit_for_bit(tmp_path: Path, sharding: str) -> None:
     """SIGKILL one of three processes; the restart repeats the numbers of an uninterrupted run."""
     settings: dict[str, Any] = {

@@ -116,15 +116,18 @@ def mounted(url: str, place: Path) -> Iterator[Path]:
     ]  # fmt: skip
     # Debian's rclone 1.60 fails on the machine's own bundle of certificates; here is no TLS.
     environment = {key: value for key, value in os.environ.items() if key != "AWS_CA_BUNDLE"}
-    mounting = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    # What it says goes to a file: a pipe that nobody reads fills up, and rclone stands still.
+    log = place.with_suffix(".log")
+    with log.open("w") as said:
+        mounting = subprocess.Popen(command, env=environment, stderr=said)
     try:
         deadline = time.monotonic() + 30
         while not place.is_mount():
-            assert mounting.poll() is None, mounting.stderr and mounting.stderr.read()
+            assert mounting.poll() is None, log.read_text()
             assert time.monotonic() < deadline, "rclone mounts nothing"
             time.sleep(0.05)
         yield place
     finally:
         subprocess.run(["fusermount3", "-uz", place], check=False)
         mounting.terminate()
-        mounting.communicate(timeout=30)
+        mounting.wait(timeout=30)

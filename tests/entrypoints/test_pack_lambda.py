@@ -230,6 +230,7 @@ def test_uploads_that_were_broken_off_are_given_up_after_a_day(bench: Bench) -> 
     assert [one["Key"] for one in left()] == ["other/shards/trickle-000000.tar"]
 
 
+@pytest.mark.slow
 def test_many_at_once_pack_each_image_once(bench: Bench, tmp_path: Path) -> None:
     """Six invocations with overlapping batches, all of which want to make shards."""
     names = [f"{number:02}.jpg" for number in range(24)]

@@ -138,7 +138,9 @@ def machine(folder: Path, aws: Aws, body: dict[str, Any], rank: int) -> subproce
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("extra", [(), ("--near-duplicates", "3")])
+@pytest.mark.parametrize(
+    "extra", [(), pytest.param(("--near-duplicates", "3"), marks=pytest.mark.slow)]
+)
 def test_two_machines_make_what_one_makes(
     cli: Cli, cloud: Any, aws: Aws, tmp_path: Path, extra: tuple[str, ...]
 ) -> None:

@@ -153,7 +153,9 @@ def test_impatience_does_not_break_off_the_cleaning_up(tmp_path: Path) -> None:
     assert whole_shards(tmp_path / "out")
 
 
-@pytest.mark.parametrize("extra", [(), ("--near-duplicates", "3")])
+@pytest.mark.parametrize(
+    "extra", [(), pytest.param(("--near-duplicates", "3"), marks=pytest.mark.slow)]
+)
 def test_kill_9_at_any_moment_and_the_same_command_make_the_same_bytes(
     cli: Cli, tmp_path: Path, extra: tuple[str, ...]
 ) -> None:

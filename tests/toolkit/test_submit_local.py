@@ -91,6 +91,7 @@ def test_two_emulated_nodes_train_on_their_own_shards(cli: Cli, tmp_path: Path) 
     assert processes_of(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_stages_follow_one_another_from_weights_to_weights(cli: Cli, tmp_path: Path) -> None:
     write_shards(tmp_path / "shards", shards=1, each=20)
     run = write_tiny(tmp_path, iterations=3)
@@ -107,7 +108,9 @@ def test_stages_follow_one_another_from_weights_to_weights(cli: Cli, tmp_path: P
     assert (previous / "unet" / "diffusion_pytorch_model.safetensors").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_ctrl_c_ends_every_process_after_a_checkpoint(tmp_path: Path, number: int) -> None:
     write_shards(tmp_path / "shards", shards=2, each=20)
     run = write_tiny(tmp_path, iterations=100000)

@@ -13,6 +13,23 @@ LEVELS: tuple[Level, ...] = ("bad", "warning", "unknown", "good")
 """The worst first."""
 
 
+SIGNS: dict[Level, str] = {"good": "✓", "warning": "!", "bad": "✗", "unknown": "?"}
+"""Nothing is said by colour alone."""
+
+_PARTS = {
+    "useful": "training",
+    "start_up": "start-up",
+    "lost_work": "work done again",
+    "data_wait": "waiting for data",
+    "shut_down": "shut-down",
+}
+
+
+def part_label(part: str) -> str:
+    """What a job's seconds went into (cost.timeline), as people call it."""
+    return _PARTS.get(part, part.replace("_", " "))
+
+
 Kind = Literal["start", "stall", "checkpoint", "evaluation", "error", "end"]
 """Of a mark on a job's charts."""
 

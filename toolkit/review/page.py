@@ -17,15 +17,14 @@ from sm_train.toolkit.html_page import template, write_html
 from sm_train.toolkit.review import figure_table, waterfall
 from sm_train.toolkit.review.charts import PROGRESS, Drawn, clock, draw
 from sm_train.toolkit.review.curves import Document, drawn
-from sm_train.toolkit.review.model import LEVELS, Level
+from sm_train.toolkit.review.model import LEVELS, SIGNS, Level, part_label
 
-WORDS: dict[Level, tuple[str, str]] = {
-    "good": ("✓", "Good"),
-    "warning": ("!", "Warning"),
-    "bad": ("✕", "Problem"),
-    "unknown": ("?", "Unknown"),
+_WORDS: dict[Level, str] = {
+    "good": "Good",
+    "warning": "Warning",
+    "bad": "Problem",
+    "unknown": "Unknown",
 }
-"""The sign and the word of each level: nothing is said by colour alone."""
 
 _INTERRUPTIONS = ("stall", "error", "start")
 _ROUTINE = ("checkpoint", "evaluation")
@@ -86,7 +85,7 @@ def page(document: Document) -> str:
     return environment.from_string(template("review.html")).render(
         style=Markup(template("page.css")),
         drawing=Markup,
-        words=WORDS,
+        words={level: (SIGNS[level], word) for level, word in _WORDS.items()},
         title=f"Review of {jobs[0]['name']}" if len(jobs) == 1 else f"Review of {len(jobs)} jobs",
         level=min((job["level"] for job in jobs), key=LEVELS.index, default="unknown"),
         headline=_headline(jobs),
@@ -159,7 +158,7 @@ def _shares(jobs: Sequence[Document], parts: Sequence[str]) -> list[figure_table
                 figure_table.Cell(None if one is None else figure_table.share(one))
                 for one in shares
             )
-            rows.append(figure_table.Row(waterfall.label(part), tuple(cells)))
+            rows.append(figure_table.Row(part_label(part), tuple(cells)))
     return rows
 
 

@@ -10,17 +10,14 @@ from typing import TYPE_CHECKING
 
 from sm_train.cost.timeline import PARTS
 from sm_train.toolkit.amounts import dollars, number, span
-from sm_train.toolkit.review.model import Level, Review, Reviewed
+from sm_train.toolkit.review.model import SIGNS, Level, Review, Reviewed, part_label
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-STYLES: dict[Level, tuple[str, str]] = {
-    "good": ("green", "✓"),
-    "warning": ("yellow", "!"),
-    "bad": ("red", "✗"),
-    "unknown": ("dim", "?"),
-}
+_STYLES: dict[Level, str] = {
+    "good": "green", "warning": "yellow", "bad": "red", "unknown": "dim",
+}  # fmt: skip
 _BAR = 60
 
 
@@ -50,12 +47,11 @@ def _show_job(job: Reviewed, console: Console) -> None:
         _bar(job, console)
     table = Table(box=None, pad_edge=False, show_header=False)
     for verdict in job.verdicts:
-        style, sign = STYLES[verdict.level]
         told = [escape(verdict.sentence)]
         if verdict.level in ("bad", "warning"):
             told += [f"[dim]{escape(one)}[/]" for one in verdict.evidence[:3]]
             told += [f"→ {escape(verdict.mend)}"] if verdict.mend else []
-        table.add_row(f"[{style}]{sign}[/]", escape(verdict.question), "\n".join(told))
+        table.add_row(_sign(verdict.level), escape(verdict.question), "\n".join(told))
     console.print(table)
     console.print()
 
@@ -66,6 +62,10 @@ def _cost(job: Reviewed) -> str:
     # Without SageMaker's own figure the seconds are those in the log.
     about = "about " if job.figures.billable_seconds is None else ""
     return about + dollars(job.figures.billed_usd)
+
+
+def _sign(level: Level) -> str:
+    return f"[{_STYLES[level]}]{SIGNS[level]}[/]"
 
 
 def _steps(job: Reviewed) -> str:
@@ -88,8 +88,7 @@ def _bar(job: Reviewed, console: Console) -> None:
         share = seconds[part] / whole
         bar.append("█" * round(share * _BAR), style=colour)
         if share >= 0.005:
-            name = "training" if part == "useful" else part.replace("_", " ")
-            words.append(f"{name} {share:.1%}  ", style=colour)
+            words.append(f"{part_label(part)} {share:.1%}  ", style=colour)
     console.print(bar)
     console.print(words)
 
@@ -116,10 +115,9 @@ def _compare(jobs: Sequence[Reviewed], console: Console) -> None:
     for title, _, _ in _COMPARED:
         table.add_column(title, justify="right")
     for job in jobs:
-        style, sign = STYLES[job.level]
         values = [(getattr(job.figures, name), words) for _, name, words in _COMPARED]
         cells = ["unknown" if value is None else words(value) for value, words in values]
-        table.add_row(f"[{style}]{sign}[/]", escape(job.name), *cells)
+        table.add_row(_sign(job.level), escape(job.name), *cells)
     console.print(table)
     console.print()
 

@@ -9,18 +9,7 @@ from sm_train.toolkit.amounts import dollars, span
 from sm_train.toolkit.inline_svg import PARTS
 from sm_train.toolkit.review.curves import Document
 from sm_train.toolkit.review.figure_table import share
-
-_LABELS = {
-    "useful": "training",
-    "start_up": "start-up",
-    "restarts": "restarts",
-    "lost_work": "work done again",
-    "stalls": "stalls",
-    "checkpoints": "checkpoints",
-    "evaluation": "evaluation",
-    "data_wait": "waiting for data",
-    "shut_down": "shut-down",
-}
+from sm_train.toolkit.review.model import part_label
 
 
 @dataclass(frozen=True)
@@ -55,14 +44,11 @@ def steps(job: Document, parts: Sequence[str]) -> list[Step]:
     left = total
     for part in lost:
         left -= seconds[part]
-        found.append(step(label(part), part_ink(part), seconds[part], max(0.0, 100 * left / total)))
-    found.append(step(label("useful"), part_ink("useful"), seconds.get("useful", 0.0), 0.0))
+        found.append(
+            step(part_label(part), part_ink(part), seconds[part], max(0.0, 100 * left / total))
+        )
+    found.append(step(part_label("useful"), part_ink("useful"), seconds.get("useful", 0.0), 0.0))
     return found
-
-
-def label(part: str) -> str:
-    """A part as people call it."""
-    return _LABELS.get(part, part.replace("_", " "))
 
 
 def part_ink(part: str) -> str:

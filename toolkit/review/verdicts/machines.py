@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from sm_train.toolkit.amounts import number
+from sm_train.toolkit.live_state import STRAGGLES
 from sm_train.toolkit.review.facts import Facts
 from sm_train.toolkit.review.model import Level, Verdict
 from sm_train.toolkit.review.told import Column
@@ -14,8 +15,8 @@ from sm_train.toolkit.review.told import Column
 BUSY, IDLE = 0.9, 0.7
 """Shares of GPU time; BRIA reports over 98 % (AWS Machine Learning Blog, 2024)."""
 
-SLOWER, MUCH_SLOWER = 1.1, 1.25
-"""A rank's step time against the median of all."""
+MUCH_SLOWER = 1.25
+"""A rank's step time against the median of all, as live_state's STRAGGLES."""
 
 WAITS = 0.05
 """A rank's share of waiting for data above the others' that makes them wait for it."""
@@ -126,13 +127,13 @@ def stragglers(facts: Facts) -> Verdict:
         f"{one.waits:.1%} of it waiting for data"
         for one in sorted(ranks, key=lambda one: (-one.p50, -one.waits))[:_SHOWN]
     ]
-    if ratio <= SLOWER and not late and not slow_clocks:
+    if ratio <= STRAGGLES and not late and not slow_clocks:
         return Verdict(
             "stragglers", "good", question,
             f"no: the slowest of {len(ranks)} takes {ratio:.2f} × the median", tuple(evidence),
         )  # fmt: skip
     told, level = [], "warning"
-    if ratio > SLOWER:
+    if ratio > STRAGGLES:
         level = "bad" if ratio > MUCH_SLOWER else "warning"
         told.append(f"rank {slowest.rank} on node {slowest.node} takes {ratio:.2f} × the median")
     if late:

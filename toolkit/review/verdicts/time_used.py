@@ -10,7 +10,7 @@ from sm_train.cost.timeline import PARTS
 from sm_train.toolkit.amounts import dollar_range, dollars, span
 from sm_train.toolkit.event_log import Event
 from sm_train.toolkit.review.facts import Facts
-from sm_train.toolkit.review.model import Level, Verdict
+from sm_train.toolkit.review.model import Level, Verdict, part_label
 
 WELL_USED, POORLY_USED = 0.9, 0.75
 """Of the seconds, those of training. Llama 3's pre-training came to more than 90 % (The Llama 3
@@ -46,7 +46,7 @@ def time_used(facts: Facts) -> Verdict:
     what = "billed" if facts.billed else "logged"
     sentence = f"{share:.1%} of {span(facts.seconds)} {what} went into training"
     if level != "good":
-        sentence += f"; {span(line.seconds[worst])} into {_words(worst)}"
+        sentence += f"; {span(line.seconds[worst])} into {part_label(worst)}"
         if facts.seconds < _SHORT_SECONDS and worst == "start_up":
             sentence += ", which weighs much in a short job"
     return Verdict(
@@ -68,14 +68,10 @@ def _parts(facts: Facts) -> Iterator[str]:
         if seconds <= 0:
             continue
         cost = facts.usd(seconds)
-        told = f"{_words(part)}: {span(seconds)}, {seconds / facts.seconds:.1%}"
+        told = f"{part_label(part)}: {span(seconds)}, {seconds / facts.seconds:.1%}"
         yield told if cost is None else f"{told}, {dollars(cost)}"
     if not facts.billed:
         yield "what came before the log's first line and after its last is not in it"
-
-
-def _words(part: str) -> str:
-    return "training" if part == "useful" else part.replace("_", " ")
 
 
 def stalls(facts: Facts) -> Verdict:
