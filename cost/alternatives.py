@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -16,6 +17,7 @@ from sm_train.cost.stage import Stage
 from sm_train.cost.throughput import Measurement, resolve_speed
 
 MOST_INSTANCES = 64
+_LARGEST_BATCH = 2**16
 USABLE_MEMORY = 0.9
 """Share of a GPU's memory that a plan may fill: the rest is CUDA's context, NCCL's buffers and
 fragmentation (assumed)."""
@@ -25,18 +27,19 @@ _GIB = 2**30
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Bytes that one GPU holds: ``fixed`` whatever the batch, and ``per_image`` for each of it.
+    """Bytes that one GPU holds: ``fixed`` whatever the batch, and ``activations`` of a batch.
 
     ``fixed`` depends on how many GPUs there are, all in all and in a machine, where they split it.
+    ``activations`` must not fall with the number of images.
     """
 
     fixed: Callable[[int, int], float]
-    per_image: float
+    activations: Callable[[int], float]
 
     def largest_batch(self, memory_gib: float, world_size: int, per_node: int) -> int:
         """Images of one pass that fit on a GPU; 0 where not even one does."""
         free = memory_gib * _GIB * USABLE_MEMORY - self.fixed(world_size, per_node)
-        return max(0, int(free // self.per_image))
+        return bisect_right(range(1, _LARGEST_BATCH + 1), free, key=self.activations)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from statistics import median
 
 from sm_train.entrypoints.bus_bandwidth import COLLECTIVES
 from sm_train.entrypoints.doctor_evidence import Evidence, Timed
+from sm_train.entrypoints.gradient_memory import keeps_whole_gradients
 from sm_train.entrypoints.layer_costs import UnplannedModelError
 from sm_train.entrypoints.memory_plan import plan_preset
 from sm_train.entrypoints.network_model import (
@@ -152,13 +153,17 @@ def workload(
         )
     except UnplannedModelError:
         return None
+    lanes = max(1, len({one.lane for one in evidence.members}))
     work = Workload(
         compute_seconds=0.0,
         gradient_bytes=4 * plan.parameters,
         parameter_bytes=(2 if bf16 else 4) * plan.parameters,
         accumulation=stage.accumulation,
         sharding=stage.sharding,
-        shard_ranks=max(1, len({one.lane for one in evidence.members})),
+        shard_ranks=lanes,
+        whole_gradients=keeps_whole_gradients(
+            settings, len(evidence.members), lanes, _gpu_memory(evidence)
+        ),
     )
     if expected is not None and expected.iterations_per_second and fabric is not None:
         speed = expected.iterations_per_second
@@ -172,6 +177,12 @@ def workload(
     compute = flops / (median(rates) * 1e12 * MATMUL_SHARE)
     why = f"{flops / 1e12:.3g} TFLOP a pass at a third of what a matrix product reaches here"
     return replace(work, compute_seconds=compute), why
+
+
+def _gpu_memory(evidence: Evidence) -> int | None:
+    """Bytes of the smallest GPU; None where there are none."""
+    sizes = [gpu["memory_mib"] for one in evidence.speeds.values() for gpu in one.gpus]
+    return min((2**20 * size for size in sizes if size), default=None)
 
 
 def solved(work: Workload, fabric: Fabric, step_seconds: float) -> Workload:

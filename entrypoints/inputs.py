@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sm_train.entrypoints.autoencoder_plan import images_at_once
 from sm_train.entrypoints.batches import Batch
 from sm_train.entrypoints.draws import CAPTION, LATENT, NOISE, TIMESTEP, Draws
 from sm_train.entrypoints.models import Parts
@@ -41,7 +42,7 @@ class Inputs:
         with torch.no_grad():
             with autocast:
                 if batch.moments is not None:
-                    images, text = self._latents(batch.moments, draws), self._states(batch, dropped)
+                    images, text = self._drawn(batch.moments, draws), self._states(batch, dropped)
                 else:
                     text = self._captions(batch.tokens, dropped)
                     images = self._images(batch.pixels, draws)
@@ -58,29 +59,31 @@ class Inputs:
     def _images(self, pixels: Tensor, draws: Draws) -> Tensor:
         on_device = pixels.to(self._device, non_blocking=True).permute(0, 3, 1, 2)
         images = on_device.float() / 127.5 - 1.0
-        if self._parts.vae is None:
+        vae = self._parts.vae
+        if vae is None:
             return images
-        return self._drawn(self._parts.vae.encode(images).latent_dist, draws)
+        some = torch.split(images, images_at_once(images.shape[2] * images.shape[3]))
+        moments = [vae.encode(one).latent_dist.parameters for one in some]
+        return self._drawn(torch.cat(moments), draws)
 
-    def _latents(self, moments: Tensor, draws: Draws) -> Tensor:
+    def _drawn(self, moments: Tensor, draws: Draws) -> Tensor:
+        """Latents of the autoencoder's distribution, scaled as the network has them."""
         from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 
         on_device = moments.to(self._device, non_blocking=True).float()
-        return self._drawn(DiagonalGaussianDistribution(on_device), draws)
-
-    def _drawn(self, distribution: Any, draws: Draws) -> Tensor:
-        """Latents of the autoencoder's distribution, scaled as the network has them."""
+        distribution = DiagonalGaussianDistribution(on_device)
         noise = draws.normal(LATENT, distribution.mean.shape[1:])
-        latents: Tensor = distribution.mean.float() + distribution.std.float() * noise
+        latents: Tensor = distribution.mean + distribution.std * noise
         config = self._parts.vae.config
         return (latents - (config.shift_factor or 0.0)) * float(config.scaling_factor)
 
     def _captions(self, tokens: Sequence[NDArray[np.int64]], dropped: NDArray[np.bool_]) -> Text:
-        left = [
-            np.where(dropped[:, None], nothing, ids)
-            for nothing, ids in zip(self._nothing, tokens, strict=True)
-        ]
-        on_device = [torch.from_numpy(ids).to(self._device, non_blocking=True) for ids in left]
+        if dropped.any():
+            tokens = [
+                np.where(dropped[:, None], nothing, ids)
+                for nothing, ids in zip(self._nothing, tokens, strict=True)
+            ]
+        on_device = [torch.from_numpy(ids).to(self._device, non_blocking=True) for ids in tokens]
         if self._parts.train_text_encoder:
             return Text(on_device[0])
         return self._parts.text.encode(on_device)

@@ -30,44 +30,49 @@ class Interval:
     def __init__(self, device: torch.device) -> None:
         self.started = time.monotonic()
         self.waited = 0.0
-        self._loss = torch.zeros((), device=device)
-        self._norm = torch.zeros((), device=device)
+        self._device = device
         self._steps: list[int] = []
+        self._losses: list[Sequence[Tensor]] = []
+        self._norms: list[Tensor] = []
         self._skipped: list[Tensor] = []
-        self._spoilt: list[Tensor] = []
         self._origins: list[Sequence[Origin]] = []
 
     def __len__(self) -> int:
         return len(self._steps)
 
     def add(
-        self, step: int, loss: Tensor, norm: Tensor, skipped: Tensor, origins: Sequence[Origin]
+        self,
+        step: int,
+        losses: Sequence[Tensor],
+        norm: Tensor,
+        skipped: Tensor,
+        origins: Sequence[Origin],
     ) -> None:
         """One step; ``skipped`` is 1.0 if it changed no weight, the same on all processes.
 
-        ``loss`` is this process's own, of the samples ``origins``.
+        ``losses`` are what each micro-batch adds to this process's own, of the samples ``origins``.
         """
-        left_out = skipped > 0
-        self._loss += torch.where(left_out, 0.0, loss)
-        self._norm += torch.where(left_out, 0.0, norm)
         self._steps.append(step)
+        self._losses.append(losses)
+        self._norms.append(norm)
         self._skipped.append(skipped)
-        self._spoilt.append((~torch.isfinite(loss)).float())
         self._origins.append(origins)
 
     def sums(self) -> Tensor:
         """To be averaged over all processes, for :meth:`means`."""
         seconds = time.monotonic() - self.started
-        device = self._loss.device
-        return torch.stack(
-            [
-                self._loss,
-                self._norm,
-                torch.tensor(seconds, device=device),
-                torch.tensor(self.waited / seconds, device=device),
-                torch.stack(self._skipped).sum(),
-            ]
+        skipped = torch.stack(self._skipped)
+        loss, norm = (
+            torch.where(skipped > 0, 0.0, each).sum()
+            for each in (self._loss(), torch.stack(self._norms))
         )
+        clock = torch.tensor([seconds, self.waited / seconds], device=self._device)
+        return torch.stack([loss, norm, *clock, skipped.sum()])
+
+    def _loss(self) -> Tensor:
+        """Of each step."""
+        each = torch.stack([one for losses in self._losses for one in losses])
+        return each.view(len(self), -1).sum(1)
 
     def means(self, sums: Sequence[float]) -> Means:
         """Of what :meth:`sums` came to over all processes."""
@@ -84,6 +89,6 @@ class Interval:
 
     def spoilt(self) -> list[tuple[int, Sequence[Origin]]]:
         """The steps in which this process's own loss was no number, and their samples."""
-        flags = torch.stack(self._spoilt).tolist()
-        steps = zip(self._steps, self._origins, flags, strict=True)
-        return [(step, origins) for step, origins, flag in steps if flag]
+        finite = torch.isfinite(self._loss()).tolist()
+        steps = zip(self._steps, self._origins, finite, strict=True)
+        return [(step, origins) for step, origins, good in steps if not good]

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from sm_train.entrypoints import checkpoint as store
+from sm_train.entrypoints.beside import Beside
 from sm_train.entrypoints.ema import ExponentialMovingAverage
 from sm_train.entrypoints.owned import Owned, is_split, own_part
 from sm_train.entrypoints.settings import Settings, Stage
@@ -32,16 +33,16 @@ class Learner:
         training = settings.training
         self.module = module
         self.parameters = [one for one in module.parameters() if one.requires_grad]
+        self.beside = Beside(self.parameters[0].device)
         self._split = any(is_split(one) for one in self.parameters)
         self._owned: list[Tensor] = [*self.parameters]
         if self._split:
             self._owned = [own_part(one).detach().requires_grad_() for one in self.parameters]
-        device = self._owned[0].device
         self._optimizer = torch.optim.AdamW(
             self._owned,
             lr=settings.stage.learning_rate,
             weight_decay=training.weight_decay,
-            fused=_fused_available(device),
+            fused=_fused_available(self._owned[0].device),
         )
         warmup = training.warmup_iterations
         self._schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -63,12 +64,14 @@ class Learner:
     def update(self, skipped: Tensor) -> None:
         """One step by the gradients, unless ``skipped`` is 1.0: they are no numbers.
 
-        Fused AdamW looks itself, so that the host need not wait for the device to know.
+        On a GPU fused AdamW looks itself, so that the host need not wait to know. The average
+        follows beside the next step's passes.
         """
+        self.beside.join()
         if self._split:
             for parameter, part in zip(self.parameters, self._owned, strict=True):
                 part.grad = None if parameter.grad is None else own_part(parameter.grad)
-        if self._optimizer.defaults["fused"]:
+        if skipped.is_cuda:
             self._optimizer.found_inf = skipped  # type: ignore[attr-defined]
             self._optimizer.step()
         elif not skipped.item():
@@ -76,7 +79,7 @@ class Learner:
         self._schedule.step()
         self.forget_gradients()
         if self._average is not None:
-            self._average.update()
+            self.beside.run(self._average.update)
         self.step += 1
 
     def forget_gradients(self) -> None:
@@ -97,6 +100,7 @@ class Learner:
     @torch.no_grad()
     def _swap(self) -> None:
         """One by one, so that it takes the memory of one tensor."""
+        self.beside.join()
         if self._average is None:
             return
         for weight, average in zip(self._owned, self._average.averages, strict=True):
@@ -107,17 +111,22 @@ class Learner:
     @torch.no_grad()
     def take_average(self) -> None:
         """Make the average the weights, where one is kept."""
+        self.beside.join()
         if self._average is not None:
             torch._foreach_copy_([*self._owned], self._average.averages)
 
     # ------------------------------------------------------------------ checkpoints
 
     def tensors(self) -> dict[Box, Owned]:
-        """The state as this process has it, by its place in the whole; not copies."""
+        """The state as this process has it, by its place in the whole; not copies.
+
+        What reads them must do so :class:`beside <Beside>` the training: the average may be behind.
+        """
         return self._state.tensors()
 
     def shared_files(self) -> dict[str, Callable[[Path], None]]:
         """What else all share, as it is now: the name of a file and what writes it."""
+        self.beside.join()
         progress = {
             "schedule": self._schedule.last_epoch,
             "ema_updates": self._average.updates if self._average else 0,
@@ -135,6 +144,7 @@ class Learner:
                 f"{found.folder}: is of another model (weights {found.fingerprint}, this one has "
                 f"{self.fingerprint}); give the run another name or checkpoint folder"
             )
+        self.beside.join()
         try:
             self._state.restore(store.pieces_files(found.folder))
         except PiecesError as error:

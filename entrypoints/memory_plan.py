@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from sm_train.entrypoints import transformer_plan, unet_plan
+from sm_train.entrypoints import autoencoder_plan, transformer_plan, unet_plan
 from sm_train.entrypoints.components import UNLIMITED_TOKENS, downsampling, read_preset
 from sm_train.entrypoints.layer_costs import NetworkPlan, UnplannedModelError
 from sm_train.entrypoints.text_plan import text_parameters
@@ -37,13 +37,15 @@ class StateBytes:
 class ModelPlan:
     """A preset's network at one resolution.
 
-    ``frozen_bytes`` are the text encoders', if they do not learn; the autoencoder is not counted
-    (0.3 GB).
+    ``frozen_bytes`` are the weights of the autoencoder and of text encoders that do not learn. The
+    autoencoder takes ``encoding_bytes`` for each image of ``encoded_at_once``.
     """
 
     network: NetworkPlan
     precision: str
-    frozen_bytes: int = 0
+    frozen_bytes: int
+    encoding_bytes: int
+    encoded_at_once: int
 
     @property
     def parameters(self) -> int:
@@ -53,8 +55,11 @@ class ModelPlan:
     def training_flops_per_image(self) -> int:
         return self.network.training_flops
 
-    def activation_bytes_per_image(self, *, checkpointing: bool = False) -> int:
-        return self.network.activation_bytes(self.precision, checkpointing=checkpointing)
+    def activation_bytes(self, images: int, *, checkpointing: bool = False) -> int:
+        """Of a pass of so many images: what autograd keeps of the network's, or what encoding them
+        takes just before, if that is more (precomputed latents take none)."""
+        each = self.network.activation_bytes(self.precision, checkpointing=checkpointing)
+        return max(images * each, min(images, self.encoded_at_once) * self.encoding_bytes)
 
     def state_bytes(
         self, *, ema: bool, strategy: str = "none", world_size: int = 1, per_node: int = 1
@@ -90,14 +95,18 @@ def plan_preset(name: str, resolution: int, *, precision: str) -> ModelPlan:
         UnplannedModelError: the preset's network is not one that is counted.
     """
     preset = read_preset(name)
-    side = resolution // downsampling(preset["vae"])
-    frozen = (
-        0 if preset["train_text_encoder"] else sum(map(text_parameters, preset["text_encoders"]))
-    )
+    vae = preset["vae"]
+    side = resolution // downsampling(vae)
+    frozen = 0
+    if not preset["train_text_encoder"]:
+        text = sum(map(text_parameters, preset["text_encoders"]))
+        frozen = text * (_BF16 if precision == "bf16" else _FP32)
     return ModelPlan(
         plan_network(preset["network"], side, _caption_tokens(preset)),
         precision,
-        frozen * (_BF16 if precision == "bf16" else _FP32),
+        frozen + (_FP32 * autoencoder_plan.parameters(vae) if vae else 0),
+        autoencoder_plan.encoding_bytes(vae, resolution, precision) if vae else 0,
+        autoencoder_plan.images_at_once(resolution**2),
     )
 
 

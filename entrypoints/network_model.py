@@ -8,9 +8,10 @@ and two FLOP for each weight: Kaplan et al. 2020, section 2.1).
   one after the other while the backward pass runs: after k/B of the bytes, k/B of that time has
   gone by. Each waits for its turn on the network. What is left after the backward pass is exposed.
   (Li et al. 2020, "PyTorch Distributed", sections 3.2 and 4.2.)
-- ``shard_grad_op`` gathers the weights before each forward pass, ``full_shard`` before each
-  backward pass too, and both scatter the sums of the gradients during each backward pass (Zhao et
-  al. 2023, "PyTorch FSDP", section 3.2). This goes by units, :data:`UNITS` of one size; the first
+- ``shard_grad_op`` gathers the weights before a step's first forward pass, ``full_shard`` before
+  each forward and each backward pass, and both scatter the sums of the gradients during each
+  backward pass (Zhao et al. 2023, "PyTorch FSDP", section 3.2), or during a step's last one alone
+  where whole gradients fit until then. This goes by units, :data:`UNITS` of one size; the first
   gather and the last scatter have nothing to hide behind.
 - ``hybrid_shard`` does what full_shard does inside each node, and sums each rank's part of the
   gradients between the nodes with the last pass of a step.
@@ -51,7 +52,7 @@ class Workload:
 
     ``compute_seconds`` is one forward and backward pass alone; ``gradient_bytes`` and
     ``parameter_bytes`` are of the whole model as they travel; ``shard_ranks`` is how many ranks
-    split the weights under hybrid_shard.
+    split the weights under hybrid_shard. ``whole_gradients`` are summed once a step.
     """
 
     compute_seconds: float
@@ -61,6 +62,7 @@ class Workload:
     sharding: str = "none"
     overlap: float = 1.0
     shard_ranks: int = 1
+    whole_gradients: bool = True
 
 
 @dataclass(frozen=True)
@@ -91,10 +93,10 @@ def predict_step(work: Workload, fabric: Fabric) -> Step | None:
     if work.sharding == "none":
         sent = _summed(work, work.gradient_bytes, fabric.world)
         return None if sent is None else Step(compute, *sent)
-    split = _split_pass(work, fabric.intra if work.sharding == "hybrid_shard" else fabric.world)
+    split = _split_step(work, fabric.intra if work.sharding == "hybrid_shard" else fabric.world)
     if split is None:
         return None
-    total, exposed = (seconds * work.accumulation for seconds in split)
+    total, exposed = split
     if work.sharding == "hybrid_shard":
         between = _summed(work, work.gradient_bytes // work.shard_ranks, fabric.inter)
         if between is None:
@@ -126,19 +128,25 @@ def _summed(work: Workload, size: int, sweeps: Sweeps) -> tuple[float, float] | 
     return total, done - window
 
 
-def _split_pass(work: Workload, sweeps: Sweeps) -> tuple[float, float] | None:
-    """Seconds, all and exposed, of one pass of a model whose weights are split."""
+def _split_step(work: Workload, sweeps: Sweeps) -> tuple[float, float] | None:
+    """Seconds, all and exposed, of a step's passes of a model whose weights are split."""
     gather = seconds_for(work.parameter_bytes / UNITS, sweeps.get("all_gather", ()))
     scatter = seconds_for(work.gradient_bytes / UNITS, sweeps.get("reduce_scatter", ()))
     if gather is None or scatter is None:
         return None
-    again = 0.0 if work.sharding == "shard_grad_op" else gather
-    forward, backward = UNITS * gather, UNITS * (again + scatter)
+    keeps_weights = work.sharding == "shard_grad_op"
+    again = 0.0 if keeps_weights else gather
     # One unit's compute is left when the last weights have come, or the last gradients are ready.
     window = work.overlap * work.compute_seconds * (1 - 1 / UNITS)
-    exposed = max(gather, forward - FORWARD_SHARE * window)
-    exposed += max(again + scatter, backward - BACKWARD_SHARE * window)
-    return forward + backward, exposed
+    total = exposed = 0.0
+    for number in range(work.accumulation):
+        first, last = number == 0, number == work.accumulation - 1
+        before = gather if first or not keeps_weights else 0.0
+        after = again + (scatter if last or not work.whole_gradients else 0.0)
+        total += UNITS * (before + after)
+        exposed += max(before, UNITS * before - FORWARD_SHARE * window)
+        exposed += max(after, UNITS * after - BACKWARD_SHARE * window)
+    return total, exposed
 
 
 def expected_sweep(

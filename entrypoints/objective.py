@@ -65,12 +65,13 @@ def objective_of(preset: Mapping[str, Any], model: Model, resolution: int) -> Ob
 class Diffusion:
     """DDPM (Ho et al., arXiv 2006.11239) on ``scheduler``'s noise levels.
 
-    The target is the noise or the velocity v = α·noise − σ·image (Salimans and Ho, arXiv
-    2202.00512). ``weights`` by timestep are those of min-SNR-γ (Hang et al., arXiv 2303.09556).
+    A noisy sample is α·image + σ·noise. The target is the noise or the velocity α·noise − σ·image
+    (Salimans and Ho, arXiv 2202.00512). ``levels`` (2 or 3, timesteps) are α, σ and, where samples
+    are weighted, the weights of min-SNR-γ (Hang et al., arXiv 2303.09556).
     """
 
     scheduler: Any
-    weights: Tensor | None
+    levels: Tensor
 
     @classmethod
     def of(cls, schedule: Mapping[str, Any], prediction: str, model: Model) -> Diffusion:
@@ -88,22 +89,23 @@ class Diffusion:
             # From the last timestep on, which "leading" would leave out (the same paper, 3.3).
             timestep_spacing="trailing" if model.zero_terminal_snr else "leading",
         )
-        weights = None
+        kept = scheduler.alphas_cumprod.double()
+        levels = [kept.sqrt(), (1 - kept).sqrt()]
         if model.min_snr_gamma is not None:
-            weights = _min_snr_weights(scheduler.alphas_cumprod, prediction, model.min_snr_gamma)
-        return cls(scheduler, weights)
+            levels.append(_min_snr_weights(kept, prediction, model.min_snr_gamma))
+        return cls(scheduler, torch.stack(levels).float())
 
     def task(self, images: Tensor, noise: Tensor, uniform: NDArray[np.float64]) -> Task:
-        drawn = torch.from_numpy((uniform * self.scheduler.config.num_train_timesteps).astype(int))
+        # Looked up on the host: what the device needs of the tables are a few numbers a sample.
+        drawn = torch.from_numpy((uniform * self.levels.shape[1]).astype(np.int64))
         timesteps = drawn.to(images.device, non_blocking=True)
-        noisy = self.scheduler.add_noise(images, noise, timesteps)
+        levels = self.levels[:, drawn].to(images.device, non_blocking=True)
+        signal, sigma = levels[:2, :, None, None, None]
+        noisy = torch.addcmul(signal * images, sigma, noise)
         target = noise
         if self.scheduler.config.prediction_type == "v_prediction":
-            target = self.scheduler.get_velocity(images, noise, timesteps)
-        weights = None
-        if self.weights is not None:
-            weights = self.weights[drawn].to(images.device, non_blocking=True)
-        return Task(noisy, timesteps, target, weights)
+            target = torch.addcmul(signal * noise, sigma, images, value=-1)
+        return Task(noisy, timesteps, target, levels[2] if len(levels) > 2 else None)
 
     def sampler(self) -> Any:
         """DDIM (Song et al., arXiv 2010.02502)."""
@@ -114,10 +116,10 @@ class Diffusion:
 
 def _min_snr_weights(alphas_cumprod: Tensor, prediction: str, gamma: float) -> Tensor:
     """min(SNR, γ) / SNR for the noise, / (SNR + 1) for the velocity; (timesteps,)."""
-    snr = alphas_cumprod.double() / (1 - alphas_cumprod.double())
+    snr = alphas_cumprod / (1 - alphas_cumprod)
     # As factors of SNR, so that no SNR of zero is divided by.
     clipped = torch.clamp(gamma / snr, max=1.0)
-    return (clipped if prediction == "epsilon" else clipped * snr / (snr + 1)).float()
+    return clipped if prediction == "epsilon" else clipped * snr / (snr + 1)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ goes on in the same order.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -37,10 +38,22 @@ def mix(*key: int | Words) -> Any:
     """
     state: Any = 0
     for part in key:
-        # Masked for Python's numbers, which grow; those of arrays wrap by themselves.
-        state = (state ^ part) & _MASK
-        state = (state + 0x9E3779B97F4A7C15) & _MASK
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
-        state ^= state >> 31
+        state = state ^ part
+        # Python's numbers grow; those of arrays wrap by themselves.
+        state = _stir(state & _MASK, _cut) if isinstance(state, int) else _stir(state, _as_it_is)
+    return state
+
+
+def _stir(state: Any, wrap: Callable[[Any], Any]) -> Any:
+    state = wrap(state + 0x9E3779B97F4A7C15)
+    state = wrap((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9)
+    state = wrap((state ^ (state >> 27)) * 0x94D049BB133111EB)
+    return state ^ (state >> 31)
+
+
+def _cut(state: int) -> int:
+    return state & _MASK
+
+
+def _as_it_is(state: Words) -> Words:
     return state

@@ -97,27 +97,35 @@ def is_sharded(module: nn.Module) -> bool:
 
 
 @contextlib.contextmanager
-def no_sync(model: nn.Module, accelerator: Accelerator) -> Iterator[None]:
+def no_sync(
+    model: nn.Module, accelerator: Accelerator, *, whole_gradients: bool, whole_weights: bool
+) -> Iterator[None]:
     """Backward passes inside keep to themselves what the last one sums over processes.
 
-    Where weights are split, whole gradients would take the memory that splitting saves: they are
-    summed within the split every time, and over its replicas with the last.
+    Where weights are split and ``whole_gradients`` would take too much of the memory that this
+    saves, they are summed within the split every time, and only over its replicas with the last.
+    With ``whole_weights`` those that were gathered stay so until the last.
     """
     if not is_sharded(model):
         with accelerator.no_sync(model):
             yield
         return
-    _sum_over_replicas(model, on=False)
+    children: list[Any] = list(model.children())
+
+    def switch(*, last: bool) -> None:
+        for child in children:
+            if whole_gradients:
+                child.set_requires_gradient_sync(last)
+            else:
+                child.set_requires_all_reduce(last)
+            if whole_weights:
+                child.set_reshard_after_backward(last)
+
+    switch(last=False)
     try:
         yield
     finally:
-        _sum_over_replicas(model, on=True)
-
-
-def _sum_over_replicas(model: nn.Module, *, on: bool) -> None:
-    for child in model.children():
-        split: Any = child
-        split.set_requires_all_reduce(on)
+        switch(last=True)
 
 
 def clip(parameters: Sequence[Tensor], limit: float) -> Tensor:

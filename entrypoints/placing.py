@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from accelerate import Accelerator
+from sm_train.entrypoints.gradient_memory import keeps_whole_gradients
 from sm_train.entrypoints.models import Parts
 from sm_train.entrypoints.networks import UNET
 from sm_train.entrypoints.parallel import blocks, shard
@@ -22,11 +23,18 @@ class Placing:
     compiled: bool
     channels_last: bool
     half_text_encoders: bool
+    whole_gradients: bool
 
     @classmethod
-    def choose(cls, settings: Settings, part: str, processes: int, device: str) -> Placing:
-        """For a network that is saved as ``part``, trained by ``processes`` on ``device``."""
-        gpu = device == "cuda"
+    def choose(
+        cls, settings: Settings, part: str, processes: int, per_node: int, gpu_memory: int | None
+    ) -> Placing:
+        """For a network that is saved as ``part``, trained by ``processes``.
+
+        ``per_node`` of them share a machine. ``gpu_memory`` are the bytes of each one's GPU, None
+        where it has none.
+        """
+        gpu = gpu_memory is not None
         sharding = settings.stage.sharding if processes > 1 else "none"
         return cls(
             sharding,
@@ -37,7 +45,15 @@ class Placing:
             channels_last=gpu and part == UNET and sharding == "none",
             # Autocast computes so anyway; a T5 of 4.7 billion weights takes 9 GB instead of 19.
             half_text_encoders=gpu and settings.training.precision == "bf16",
+            whole_gradients=keeps_whole_gradients(settings, processes, per_node, gpu_memory),
         )
+
+
+def gpu_memory(device: torch.device) -> int | None:
+    """Bytes of a GPU; None of a CPU."""
+    if device.type != "cuda":
+        return None
+    return int(torch.cuda.get_device_properties(device).total_memory)
 
 
 def place(

@@ -1,11 +1,11 @@
 """Checkpoints that training does not wait for.
 
-A checkpoint begins with a copy of the state in host memory; a thread of each process then writes
-its own part, while training goes on. The threads speak to nobody (SMDDP allows no second process
-group beside its own, and a collective of theirs would get between the training's): what became of
-them goes into the status that all processes share now and then anyway, from the training's thread.
-When all have written, the processes gather the names and digests of their files, and the marker
-that makes the checkpoint complete comes last.
+A checkpoint begins with a copy of the state in host memory, which is made beside the next step's
+passes; a thread of each process then writes its own part, while training goes on. The threads speak
+to nobody (SMDDP allows no second process group beside its own, and a collective of theirs would get
+between the training's): what became of them goes into the status that all processes share now and
+then anyway, from the training's thread. When all have written, the processes gather the names and
+digests of their files, and the marker that makes the checkpoint complete comes last.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sm_train.entrypoints import checkpoint as store
+from sm_train.entrypoints.beside import Beside
 from sm_train.entrypoints.checkpoint import File
 from sm_train.entrypoints.events import Events
 from sm_train.entrypoints.owned import Owned
@@ -45,6 +47,9 @@ class _Pending:
     files: Future[list[File]]
     started: float
     blocked: float
+    """Seconds for which training stood still, without what it waited for the copy."""
+    waited_before: float
+    """What :class:`Beside` had waited when it began."""
 
 
 class Saver:
@@ -59,10 +64,11 @@ class Saver:
         keep: int,
         events: Events,
         gather: Gather,
+        beside: Beside,
     ) -> None:
         self._checkpoints, self._place = checkpoints, place
         self._fingerprint, self._keep = fingerprint, keep
-        self._events, self._gather = events, gather
+        self._events, self._gather, self._beside = events, gather, beside
         self._snapshot = Snapshot()
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._pending: _Pending | None = None
@@ -81,12 +87,17 @@ class Saver:
         if self._place.host_main:
             # An attempt before this one may have left a folder, damaged since, of this step.
             store.unmark(folder)
-        self._snapshot.take({box: tensors[box].part for box in _share(tensors)})
-        written = self._thread.submit(self._write, folder, dict(files))
+        waited = self._beside.waited
+        own = {box: tensors[box].part for box in _share(tensors)}
+        copied = self._beside.run(partial(self._snapshot.take, own))
+        written = self._thread.submit(self._write, folder, dict(files), copied)
         blocked = time.monotonic() - started
-        self._pending = _Pending(step, folder, written, started, blocked)
+        self._pending = _Pending(step, folder, written, started, blocked, waited)
 
-    def _write(self, folder: Path, files: dict[str, Callable[[Path], None]]) -> list[File]:
+    def _write(
+        self, folder: Path, files: dict[str, Callable[[Path], None]], copied: Future[None]
+    ) -> list[File]:
+        copied.result()
         folder.mkdir(parents=True, exist_ok=True)
         copies = self._snapshot.tensors()
         files[store.pieces_name(self._place.rank)] = lambda path: write_pieces(path, copies)
@@ -140,14 +151,16 @@ class Saver:
 
     def _tell(self, pending: _Pending, size: int) -> None:
         writing = time.monotonic() - pending.started
+        blocked = pending.blocked + self._beside.waited - pending.waited_before
+        blocked += self._snapshot.seconds_on_stream
         self._events.write(
             "checkpoint",
-            f"checkpoint at step {pending.step}: training stood still for {pending.blocked:.2f} s, "
+            f"checkpoint at step {pending.step}: training stood still for {blocked:.2f} s, "
             f"{size / 1e9:.2f} GB written in {writing:.1f} s",
             step=pending.step,
             path=str(pending.folder),
             bytes=size,
-            seconds=pending.blocked,
+            seconds=blocked,
             writing_seconds=writing,
         )
 

@@ -18,7 +18,7 @@ class Snapshot:
 
     def __init__(self) -> None:
         self._buffers: dict[Box, Tensor] = {}
-        self._copied: torch.cuda.Event | None = None
+        self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
 
     @torch.no_grad()
     def take(self, tensors: Mapping[Box, Tensor]) -> None:
@@ -28,14 +28,28 @@ class Snapshot:
                 self._buffers[box] = torch.empty(
                     tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda
                 )
+        if any(tensor.is_cuda for tensor in tensors.values()):
+            self._events = _event(), _event()
+            self._events[0].record()
         buffers = [self._buffers[box] for box in tensors]
         torch._foreach_copy_(buffers, list(tensors.values()), non_blocking=True)
-        if any(tensor.is_cuda for tensor in tensors.values()):
-            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._copied.record()
+        if self._events is not None:
+            self._events[1].record()
 
     def tensors(self) -> dict[Box, Tensor]:
         """The copies, once they are there; may be called from another thread."""
-        if self._copied is not None:
-            self._copied.synchronize()
+        if self._events is not None:
+            self._events[1].synchronize()
         return dict(self._buffers)
+
+    @property
+    def seconds_on_stream(self) -> float:
+        """How long the training's stream was held up by the copies; they must be there."""
+        if self._events is None:
+            return 0.0
+        begun, copied = self._events
+        return float(begun.elapsed_time(copied)) / 1e3
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from sm_train.entrypoints.models import Parts
 from sm_train.entrypoints.objective import Task, error
 from sm_train.entrypoints.owned import whole
 from sm_train.entrypoints.pipeline import Text
-from sm_train.entrypoints.placing import Placing, place, place_frozen
+from sm_train.entrypoints.placing import Placing, gpu_memory, place, place_frozen
 from sm_train.entrypoints.pulse import Pulse, Section
 from sm_train.entrypoints.saver import Place, Saver
 from sm_train.entrypoints.settings import Settings
@@ -73,7 +73,11 @@ class Trainer:
         self.device: torch.device = accelerator.device
         self._generator = torch.Generator(self.device)
         self.placing = Placing.choose(
-            settings, parts.built.part, accelerator.num_processes, self.device.type
+            settings,
+            parts.built.part,
+            accelerator.num_processes,
+            seat.processes,
+            gpu_memory(self.device),
         )
         place_frozen(self.placing, parts, self.device)
         module = place(self.placing, settings, parts, accelerator, seat.processes)
@@ -122,6 +126,7 @@ class Trainer:
             keep=self.settings.checkpoint.keep,
             events=self.events,
             gather=gather_object,
+            beside=self.learner.beside,
         )
 
     def _settle_gradient_order(self) -> None:
@@ -189,7 +194,7 @@ class Trainer:
     def _train_step(self, batches: Iterator[Batch], interval: Interval, pulse: Pulse) -> None:
         """One optimizer step over ``accumulation`` micro-batches."""
         accumulation, learner = self.settings.stage.accumulation, self.learner
-        total = torch.zeros((), device=self.device)
+        losses: list[Tensor] = []
         origins: list[Origin] = []
         for micro in range(accumulation):
             waiting = time.perf_counter()
@@ -201,19 +206,27 @@ class Trainer:
             origins += batch.origins
             self.log.tell_epoch()
             task, text = self._task(batch)
-            # Gradients are summed over processes once a step, with the last micro-batch.
             last = micro == accumulation - 1
-            with nullcontext() if last else parallel.no_sync(self.model, self.accelerator):
+            with nullcontext() if last else self._accumulating():
                 with self.accelerator.autocast():
                     prediction = self.model(task.noisy, task.timesteps, *text)
-                    value = error(prediction, task)
-                self.accelerator.backward(value / accumulation)
-            total += value.detach() / accumulation
+                    value = error(prediction, task) / accumulation
+                self.accelerator.backward(value)
+            losses.append(value.detach())
         norm = parallel.clip(learner.parameters, self.settings.training.gradient_clip)
         # The sum of gradients is the same on all processes, so all leave out the same steps.
         skipped = (~torch.isfinite(norm)).float()
         learner.update(skipped)
-        interval.add(learner.step, total, norm, skipped, origins)
+        interval.add(learner.step, losses, norm, skipped, origins)
+
+    def _accumulating(self) -> AbstractContextManager[None]:
+        """Gradients are summed over processes once a step, with the last micro-batch."""
+        return parallel.no_sync(
+            self.model,
+            self.accelerator,
+            whole_gradients=self.placing.whole_gradients,
+            whole_weights=self.placing.sharding == "shard_grad_op",
+        )
 
     def _task(self, batch: Batch) -> tuple[Task, Text]:
         seed, step = self.settings.training.seed, self.learner.step

@@ -49,7 +49,7 @@ def plan_of(config: RunConfig, resolution: int | None) -> ModelPlan | None:
 def fixed_bytes(
     plan: ModelPlan, config: RunConfig, strategy: str, world_size: int, per_node: int
 ) -> float:
-    """What a GPU holds before the first image: states, and the frozen text encoders."""
+    """What a GPU holds before the first image: states, autoencoder and frozen text encoders."""
     states = plan.state_bytes(
         ema=config.training.ema_decay > 0,
         strategy=strategy if world_size > 1 else "none",
@@ -70,11 +70,11 @@ def fit(config: RunConfig, stage: Any, **change: Any) -> Fit | None:
         for key in ("sharding", "activation_checkpointing", "per_gpu_batch")
     }
     world_size = stage.instances * machine.accelerators
-    each = plan.activation_bytes_per_image(checkpointing=keys["activation_checkpointing"])
+    images = keys["per_gpu_batch"]
     return Fit(
         fixed_bytes(plan, config, keys["sharding"], world_size, machine.accelerators),
-        keys["per_gpu_batch"] * each,
-        keys["per_gpu_batch"],
+        plan.activation_bytes(images, checkpointing=keys["activation_checkpointing"]),
+        images,
     )
 
 

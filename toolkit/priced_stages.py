@@ -77,7 +77,7 @@ def memory_needs(config: RunConfig, stages: Iterable[Stage]) -> dict[str, Memory
         if plan is not None:
             needs[stage.name] = MemoryNeed(
                 partial(fixed_bytes, plan, config, own.sharding),
-                plan.activation_bytes_per_image(checkpointing=own.activation_checkpointing),
+                partial(plan.activation_bytes, checkpointing=own.activation_checkpointing),
             )
     return needs
 

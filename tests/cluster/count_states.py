@@ -1,4 +1,5 @@
-"""A process of a tiny model's training: writes down the bytes of its states after a step.
+"""A process of a tiny model's training: writes down the bytes of its states after a step, and how
+often processes exchange something while three micro-batches accumulate.
 
 torchrun count_states.py RUN-DOCUMENT FOLDER
 """
@@ -7,7 +8,9 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -18,6 +21,20 @@ from sm_train.entrypoints.models import build
 from sm_train.entrypoints.owned import own_part
 from sm_train.entrypoints.placing import Placing, place
 from sm_train.entrypoints.settings import read_settings
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class Exchanges(TorchDispatchMode):
+    """Counts the collectives that are begun inside, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "c10d" in func.namespace:
+            self.counts[func.name().split("::")[1]] += 1
+        return func(*args, **(kwargs or {}))
 
 
 def main() -> None:
@@ -27,17 +44,23 @@ def main() -> None:
     accelerator = Accelerator(cpu=True)
     parts = build(settings.model, 8, components=None, previous=None)
     processes = accelerator.num_processes
-    placing = Placing.choose(settings, parts.built.part, processes, "cpu")
+    placing = Placing.choose(settings, parts.built.part, processes, processes, None)
     module = place(placing, settings, parts, accelerator, processes)
     model = parallel.wrap(module, accelerator)
     learner = Learner(settings, module)
     config = parts.network.config
     noisy = torch.randn(1, config.in_channels, config.sample_size, config.sample_size)
     text = Inputs(parts, accelerator.device, 0.0).no_text()
-    model(noisy, torch.ones(1), *text).square().mean().backward()
+
+    def backward() -> None:
+        accelerator.backward(model(noisy, torch.ones(1), *text).mean())
+
+    backward()
     parallel.clip(learner.parameters, 1.0)
     gradients = [own_part(one.grad) for one in learner.parameters if one.grad is not None]
-    found = {"gradients": sum(one.numel() * one.element_size() for one in gradients)}
+    found: dict[str, float] = {
+        "gradients": sum(one.numel() * one.element_size() for one in gradients)
+    }
     learner.update(torch.zeros(()))
     tensors = {box.name: own.part for box, own in learner.tensors().items()}
     for state, prefixes in {
@@ -47,6 +70,20 @@ def main() -> None:
             one.untyped_storage().nbytes() for name, one in tensors.items()
             if name.startswith(prefixes) and "pos_embed.pos_embed" not in name
         )  # fmt: skip
+    if parallel.is_sharded(module):
+        for whole in (True, False):
+            keeps = placing.sharding == "shard_grad_op"
+            learner.forget_gradients()
+            with Exchanges() as exchanges:
+                for _ in range(2):
+                    with parallel.no_sync(
+                        model, accelerator, whole_gradients=whole, whole_weights=keeps
+                    ):
+                        backward()
+                backward()
+            found[f"norm, whole: {whole}"] = float(parallel.clip(learner.parameters, 1e9))
+            for operation, count in exchanges.counts.items():
+                found[f"{operation}, whole: {whole}"] = count
     path = Path(sys.argv[2]) / f"rank-{accelerator.process_index}.json"
     path.write_text(json.dumps(found))
     torch.distributed.destroy_process_group()

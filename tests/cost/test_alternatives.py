@@ -30,7 +30,7 @@ STAGE = Stage(
     flops_per_image=0.543e12, parameters=865_910_724, speed=stated_speed(1.8, "published"),
 )  # fmt: skip
 SPEED = Measurement("published", 1.8, 32, 256, 2048, "ml.p4de.24xlarge", flops_per_image=0.543e12)
-NEED = MemoryNeed(fixed=lambda *_: 22 * 865_910_724, per_image=0.4e9)
+NEED = MemoryNeed(fixed=lambda *_: 22 * 865_910_724, activations=lambda images: 0.4e9 * images)
 
 
 def question(need: MemoryNeed = NEED, prices: PriceTable | None = None) -> Question:
@@ -71,8 +71,10 @@ def test_limits_are_kept_and_the_cheapest_comes_first() -> None:
 
 
 def test_what_does_not_fit_is_left_out_and_small_gpus_accumulate() -> None:
-    assert not alternatives(question(MemoryNeed(fixed=lambda *_: 1e13, per_image=1.0)))
-    tight = alternatives(question(MemoryNeed(fixed=lambda *_: 22e9, per_image=5e9)))
+    assert not alternatives(question(MemoryNeed(fixed=lambda *_: 1e13, activations=float)))
+    tight = alternatives(
+        question(MemoryNeed(fixed=lambda *_: 22e9, activations=lambda images: 5e9 * images))
+    )
     types = {one.instance_type for one in tight}
     assert "ml.p4de.24xlarge" in types
     assert "ml.g5.48xlarge" not in types

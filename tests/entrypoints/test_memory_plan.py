@@ -49,6 +49,17 @@ class Living(TorchDispatchMode):
         return sum(elements for storage, elements in self._storages.values() if storage())
 
 
+class Peak(Living):
+    """The most elements that are alive at once."""
+
+    peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        self.peak = max(self.peak, self.elements())
+        return result
+
+
 def asked(config: dict[str, Any], side: int, *, checkpointing: bool = False) -> Any:
     """The network on the meta device and its answer to one image."""
     network = Network(config, None, side).module.train()
@@ -144,11 +155,44 @@ def test_states_by_strategy(
     assert states.total - without.total == states.ema == states.weights
 
 
+def autoencoder(preset: str) -> torch.nn.Module:
+    from diffusers import AutoencoderKL
+
+    config = {key: one for key, one in read_preset(preset)["vae"].items() if key != "class"}
+    with torch.device("meta"):
+        module: torch.nn.Module = AutoencoderKL.from_config(config)
+    return module.eval()
+
+
+@pytest.mark.parametrize(("preset", "resolution"), [("sd2", 256), ("sdxl", 512), ("mmdit-2b", 128)])
+def test_the_peak_of_encoding_is_as_planned(preset: str, resolution: int) -> None:
+    module, lowest = autoencoder(preset), (resolution // 8) ** 2
+    image = torch.empty(1, 3, resolution, resolution, device="meta")
+    with torch.no_grad(), Peak(module, {lowest}) as alive:
+        module.encode(image)  # type: ignore[operator]
+    plan = plan_preset(preset, resolution, precision="fp32")
+    assert plan.encoding_bytes == 4 * alive.peak
+
+
+def test_a_pass_takes_what_encoding_takes_where_that_is_more() -> None:
+    plan = plan_preset("sd2", 1024, precision="bf16")
+    each = plan.activation_bytes(2, checkpointing=True) // 2
+    assert each == plan.encoding_bytes == 12 * 128 * 1024**2
+    # Two of a million pixels are encoded together, and no more.
+    kept = [plan.activation_bytes(images, checkpointing=True) for images in (1, 2, 3, 100)]
+    assert kept[0] == each
+    assert kept[1] == kept[2] == 2 * each
+    assert kept[3] > 2 * each
+    without = plan_preset("digits", 16, precision="fp32")
+    assert without.activation_bytes(6) == 6 * without.activation_bytes(1)
+
+
 @pytest.mark.parametrize("preset", ["sd2", "sdxl", "mmdit-2b", "tiny-dit"])
-def test_the_frozen_text_encoders_are_counted(preset: str) -> None:
+def test_what_does_not_learn_is_counted(preset: str) -> None:
+    """Text encoders in bf16, the autoencoder in fp32."""
     import transformers
 
-    frozen = 0
+    frozen = 2 * sum(one.numel() for one in autoencoder(preset).parameters())
     for config in read_preset(preset)["text_encoders"]:
         kind = getattr(transformers, config["class"])
         known = {key: value for key, value in config.items() if key != "class"}

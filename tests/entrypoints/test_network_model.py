@@ -106,19 +106,27 @@ def test_no_overlap_means_all_of_it_shows() -> None:
     assert step.exposed_seconds == pytest.approx(step.communication_seconds)
 
 
-def test_what_is_split_travels_in_every_pass_and_replicas_once_a_step() -> None:
+@pytest.mark.parametrize(("whole_gradients", "sums"), [(True, 1), (False, 3)])
+def test_what_is_split_travels_as_often_as_it_must(*, whole_gradients: bool, sums: int) -> None:
+    """Three passes: weights that stay whole come once, gradients and replicas' sums as they do."""
     slow = fabric(4, 50e6)
     seconds = {}
     for sharding in ("shard_grad_op", "full_shard", "hybrid_shard"):
-        work = replace(WORK, sharding=sharding, accumulation=2, shard_ranks=4)
+        work = replace(
+            WORK,
+            sharding=sharding,
+            accumulation=3,
+            shard_ranks=4,
+            whole_gradients=whole_gradients,
+        )
         step = predict_step(work, slow)
         assert step is not None
         seconds[sharding] = step.communication_seconds
     gather, scatter = (0.75 * size * MB / 50e6 for size in (50, 100))
     between = 1.5 * 25 * MB / 50e6
-    assert seconds["shard_grad_op"] == pytest.approx(2 * (gather + scatter), rel=0.01)
-    assert seconds["full_shard"] == pytest.approx(2 * (2 * gather + scatter), rel=0.01)
-    assert seconds["hybrid_shard"] == pytest.approx(2 * (2 * gather + scatter) + between, rel=0.01)
+    assert seconds["shard_grad_op"] == pytest.approx(gather + sums * scatter, rel=0.01)
+    assert seconds["full_shard"] == pytest.approx(6 * gather + sums * scatter, rel=0.01)
+    assert seconds["hybrid_shard"] == pytest.approx(6 * gather + sums * scatter + between, rel=0.01)
 
 
 @given(st.sampled_from(["none", "shard_grad_op", "full_shard", "hybrid_shard"]),

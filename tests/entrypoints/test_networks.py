@@ -156,26 +156,44 @@ def positions(module: Any, side: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("stage", "part", "processes", "device", "expected"),
+    ("stage", "part", "processes", "gpu_gib", "expected"),
     [
-        ({}, "unet", 8, "cuda", Placing("none", False, False, True, True)),
-        ({}, "transformer", 8, "cuda", Placing("none", False, False, False, True)),
-        ({}, "unet", 2, "cpu", Placing("none", False, False, False, False)),
+        ({}, "unet", 8, 80, Placing("none", False, False, True, True, True)),
+        ({}, "transformer", 8, 80, Placing("none", False, False, False, True, True)),
+        ({}, "unet", 2, None, Placing("none", False, False, False, False, True)),
         (
-            {"sharding": "full_shard", "activation_checkpointing": True}, "unet", 8, "cuda",
-            Placing("full_shard", True, False, False, True),
+            {"sharding": "full_shard", "activation_checkpointing": True}, "unet", 8, 80,
+            Placing("full_shard", True, False, False, True, True),
+        ),
+        # Whole gradients of 8 billion weights are 30 GiB, beside as much of states on two GPUs.
+        (
+            {"sharding": "full_shard", "preset": "mmdit-8b"}, "transformer", 32, 80,
+            Placing("full_shard", False, False, False, True, True),
+        ),
+        (
+            {"sharding": "full_shard", "preset": "mmdit-8b"}, "transformer", 32, 40,
+            Placing("full_shard", False, False, False, True, False),
+        ),
+        (
+            {"sharding": "hybrid_shard", "preset": "mmdit-20b"}, "transformer", 128, 80,
+            Placing("hybrid_shard", False, False, False, True, False),
         ),
         # There is nobody to split with.
-        ({"sharding": "full_shard"}, "unet", 1, "cpu", Placing("none", False, False, False, False)),
+        (
+            {"sharding": "full_shard"}, "unet", 1, None,
+            Placing("none", False, False, False, False, True),
+        ),
     ],
 )  # fmt: skip
 def test_how_a_model_is_placed_follows_from_what_is_there(
-    tmp_path: Path, stage: dict[str, Any], part: str, processes: int, device: str, expected: Placing
-) -> None:
+    tmp_path: Path, stage: dict[str, Any], part: str, processes: int, gpu_gib: int | None,
+    expected: Placing,
+) -> None:  # fmt: skip
     run = tiny_run(iterations=1, precision="bf16", **stage)
     (tmp_path / "run.json").write_text(json.dumps(run.model_dump(mode="json")))
     settings = read_settings(tmp_path / "run.json", "8px")
-    assert Placing.choose(settings, part, processes, device) == expected
+    memory = None if gpu_gib is None else gpu_gib * 2**30
+    assert Placing.choose(settings, part, processes, 8, memory) == expected
 
 
 @pytest.mark.parametrize(
