@@ -1,10 +1,13 @@
 """How long training stands still for a checkpoint, against Accelerate's and a bare copy.
 
 A model of 160 million weights with AdamW and an average: 2.6 GB of state in fp32. Ours begins a
-checkpoint and goes on while a thread writes it; `accelerator.save_state` (with the average as a
-registered object) writes before it returns. The physical limit is one copy of the same bytes
-within memory. Interleaved; printed are medians, spread, and ratios; both write to memory
-(/dev/shm). The first checkpoint, which allocates the buffers, is printed apart.
+checkpoint, computes the next step's gradients while the state is copied, waits for the copy before
+AdamW would change the weights, and goes on while a thread writes; `accelerator.save_state` (with
+the average as a registered object) writes before it returns. The physical limit of standing still
+is one copy of the same bytes within memory. Interleaved; printed are medians, spread, and ratios;
+both write to memory (/dev/shm). The first checkpoint, which allocates the buffers, is printed
+apart. By how much the gradients take longer while the copy goes on is printed too: it shares the
+memory's bandwidth with them.
 
     python benchmarks/checkpoint.py
 """
@@ -23,6 +26,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from sm_train.entrypoints.beside import Beside
 from sm_train.entrypoints.ema import ExponentialMovingAverage
 from sm_train.entrypoints.events import Events
 from sm_train.entrypoints.saver import Place, Saver
@@ -30,7 +34,7 @@ from sm_train.entrypoints.training_state import TrainingState
 from torch import nn
 
 ROUNDS = 5
-LAYERS, WIDTH = 38, 2048
+LAYERS, WIDTH, BATCH = 38, 2048, 128
 
 
 class Average:
@@ -51,8 +55,12 @@ def main() -> None:
     accelerator = Accelerator(cpu=True)
     module = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4)
-    for parameter in module.parameters():
-        parameter.grad = torch.randn_like(parameter)
+    inputs = torch.randn(BATCH, WIDTH)
+
+    def gradients() -> None:
+        module(inputs).square().mean().backward()
+
+    gradients()
     optimizer.step()
     ema = ExponentialMovingAverage(module.parameters(), 0.999)
     accelerator.prepare(module, optimizer)
@@ -61,24 +69,41 @@ def main() -> None:
     size = sum(one.part.numel() * 4 for one in state.tensors().values())
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, {size / 1e9:.2f} GB of state")
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        measure(accelerator, state, size, Path(folder))
+        measure(accelerator, state, gradients, size, Path(folder))
 
 
-def measure(accelerator: Accelerator, state: TrainingState, size: int, folder: Path) -> None:
+def measure(
+    accelerator: Accelerator,
+    state: TrainingState,
+    gradients: Callable[[], None],
+    size: int,
+    folder: Path,
+) -> None:
+    beside = Beside(accelerator.device)
     saver = Saver(
         folder / "ours", Place(0, 1, True), fingerprint="", keep=1,
-        events=Events(node=0, rank=0, stream=io.StringIO()), gather=lambda one: one,
+        events=Events(node=0, rank=0, stream=io.StringIO()), gather=lambda one: one, beside=beside,
     )  # fmt: skip
     written: list[float] = []
+    alone: list[float] = []
+    together: list[float] = []
     source, target = (torch.ones(size // 4) for _ in range(2))
 
     def ours(number: int) -> float:
         started = time.perf_counter()
         saver.begin(number, state.tensors(), {})
-        blocked = time.perf_counter() - started
+        begun = time.perf_counter()
+        gradients()
+        computed = time.perf_counter()
+        beside.join()
+        blocked = time.perf_counter() - computed + begun - started
+        together.append(computed - begun)
         saver.wait()
         saver.conclude()
         written.append(time.perf_counter() - started)
+        started = time.perf_counter()
+        gradients()
+        alone.append(time.perf_counter() - started)
         return blocked
 
     def accelerates(_: int) -> float:
@@ -107,6 +132,8 @@ def measure(accelerator: Accelerator, state: TrainingState, size: int, folder: P
                 seconds[name].append(taken)
     show(seconds)
     print(f"sm-train, until it is complete: {statistics.median(written):.2f} s")
+    both, one = statistics.median(together), statistics.median(alone)
+    print(f"gradients: {one:.2f} s alone, {both:.2f} s beside the copy")
 
 
 def show(seconds: dict[str, list[float]]) -> None:

@@ -4,8 +4,8 @@ The model of the demo (U-Net and text encoder, trained together) on batches that
 so that what differs is what surrounds forward pass, backward pass, clipping and AdamW: noise,
 average, schedule, counting, what is kept for the log. The loop like diffusers'
 examples/text_to_image/train_text_to_image.py prepares all with Accelerate, gathers the loss every
-step and keeps an EMAModel. Interleaved; printed are medians, spread, and what each adds to the
-bare loop.
+step and keeps an EMAModel. Interleaved; printed are medians, spread, and the median of what each
+adds to the bare loop of its round. Then our step alone: what the host spends outside of those four.
 
 Where there is a GPU, our step then trains sd2 in bf16 at 256 and 512 pixels, from precomputed
 latents and with the autoencoder and text encoder online; images/s and MFU are printed beside what
@@ -40,6 +40,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from diffusers.training_utils import EMAModel
 from PIL import Image
+from sm_train.entrypoints import parallel
 from sm_train.entrypoints.batches import Batch
 from sm_train.entrypoints.catalogue import Seat, survey
 from sm_train.entrypoints.directories import Directories
@@ -65,7 +66,7 @@ from sm_train.entrypoints.trainer import Trainer
 from sm_train.entrypoints.utilization import utilization
 from torch import Tensor, nn
 
-ROUNDS, STEPS, BATCH, SIDE = 15, 20, 8, 16
+ROUNDS, STEPS, BATCH, SIDE = 40, 8, 8, 16
 RATE, CLIP, DECAY = 1e-4, 1.0, 0.999
 SIZES = {256: 128, 512: 32}
 PUBLISHED = {False: 127.0, True: 385.3 / 8}
@@ -122,15 +123,16 @@ def main() -> None:
         inputs = [trainer._task(batch) for batch in batches]
         module = trainer.learner.module
         variants: dict[str, Step] = {
-            "bare loop": bare(module, inputs),
-            "bare Accelerate": bare_accelerate(module, inputs, accelerator),
-            "like diffusers": like_diffusers(module, inputs, accelerator),
+            "bare loop": repeated(bare(module, inputs)),
+            "bare Accelerate": repeated(bare_accelerate(module, inputs, accelerator)),
+            "like diffusers": repeated(like_diffusers(module, inputs, accelerator)),
             "sm-train": ours(trainer, batches),
         }
         weights = sum(one.numel() for one in trainer.learner.parameters)
         print(f"{accelerator.device}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, "
               f"{weights / 1e6:.1f} million weights, batch of {BATCH}")  # fmt: skip
         compare(variants, accelerator.device)
+        extras(trainer, variants["sm-train"])
     if preset := (sys.argv[1:] or (["sd2"] if torch.cuda.is_available() else [])):
         for resolution, batch in SIZES.items():
             for online in (False, True):
@@ -214,7 +216,14 @@ def ours(trainer: Trainer, batches: list[Any]) -> Step:
     stream = cycle(batches)
     interval = Interval(trainer.device)
     pulse = Pulse(trainer.directories.base / "pulse-0", rank=0, local_rank=0)
-    return lambda: trainer._train_step(stream, interval, pulse)
+
+    def steps() -> None:
+        for _ in range(STEPS):
+            trainer._train_step(stream, interval, pulse)
+        # What went on beside the last one is no other loop's business.
+        trainer.learner.beside.join()
+
+    return steps
 
 
 Input = tuple[Task, Text]
@@ -287,23 +296,60 @@ def like_diffusers(trained: nn.Module, inputs: list[Input], accelerator: Acceler
     return step
 
 
+def repeated(step: Step) -> Step:
+    def steps() -> None:
+        for _ in range(STEPS):
+            step()
+
+    return steps
+
+
 def compare(variants: dict[str, Step], device: torch.device) -> None:
     seconds: dict[str, list[float]] = {name: [] for name in variants}
     for number in range(ROUNDS + 2):
-        for name, step in variants.items():
+        for name, steps in variants.items():
             _wait(device)
             started = time.perf_counter()
-            for _ in range(STEPS):
-                step()
+            steps()
             _wait(device)
             if number > 1:  # the first two warm
                 seconds[name].append(1e3 * (time.perf_counter() - started) / STEPS)
-    median = {name: statistics.median(values) for name, values in seconds.items()}
     print(f"{'one step':<18}{'ms':>8}{'least':>8}{'most':>8}{'over bare':>11}")
+    bare = seconds["bare loop"]
     for name, values in seconds.items():
-        over = median[name] - median["bare loop"]
-        print(f"{name:<18}{median[name]:>8.2f}{min(values):>8.2f}{max(values):>8.2f}{over:>11.2f}")
-    print(f"like diffusers / sm-train: {median['like diffusers'] / median['sm-train']:.2f}×")
+        over = statistics.median(one - base for one, base in zip(values, bare, strict=True))
+        print(f"{name:<18}{statistics.median(values):>8.2f}{min(values):>8.2f}{max(values):>8.2f}"
+              f"{over:>11.2f}")  # fmt: skip
+    theirs, own = (statistics.median(seconds[name]) for name in ("like diffusers", "sm-train"))
+    print(f"like diffusers / sm-train: {theirs / own:.2f}×")
+
+
+def extras(trainer: Trainer, steps: Step) -> None:
+    """The host's time in our step that is not forward, backward, clipping or AdamW."""
+    inside = 0.0
+
+    def counted(call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any, **named: Any) -> Any:
+            nonlocal inside
+            started = time.perf_counter()
+            result = call(*arguments, **named)
+            inside += time.perf_counter() - started
+            return result
+
+        return timed
+
+    optimizer = trainer.learner._optimizer
+    trainer.model.forward = counted(trainer.model.forward)
+    trainer.accelerator.backward = counted(trainer.accelerator.backward)  # type: ignore[method-assign]
+    parallel.clip = counted(parallel.clip)
+    optimizer.step = counted(optimizer.step)  # type: ignore[method-assign]
+    found = []
+    for _ in range(ROUNDS):
+        inside, started = 0.0, time.perf_counter()
+        steps()
+        found.append(1e3 * (time.perf_counter() - started - inside) / STEPS)
+    print(f"outside of those four: {statistics.median(found):.2f} ms a step "
+          f"({min(found):.2f} to {max(found):.2f})")  # fmt: skip
 
 
 def _wait(device: torch.device) -> None:

@@ -6,7 +6,6 @@ import io
 import json
 import os
 import subprocess
-import sys
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -15,6 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+from tests import commands
+
+# How long an example takes says something of the machine's other work.
+settings.register_profile("unhurried", deadline=None)
+settings.load_profile("unhurried")
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 Mount = Callable[[str], Path]
@@ -57,16 +63,13 @@ def cli(tmp_path: Path) -> Cli:
         stdin: str | None = None,
         timeout: float = 120,
     ) -> subprocess.CompletedProcess[str]:
-        program = _PRELUDES[network] + "from sm_train.toolkit.cli import main\nmain(sys.argv[1:])\n"
-        return subprocess.run(
-            [sys.executable, "-c", program, *map(str, arguments)],
+        return commands.run(
+            _PRELUDES[network],
+            [str(one) for one in arguments],
             env=clean_environment(tmp_path) | (env or {}),
             cwd=cwd,
-            input=stdin if stdin is not None else "",
-            capture_output=True,
-            text=True,
+            stdin=stdin or "",
             timeout=timeout,
-            check=False,
         )
 
     return run
