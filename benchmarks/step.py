@@ -120,7 +120,7 @@ def main() -> None:
         accelerator = Accelerator()
         trainer = make_trainer(accelerator, Path(folder))
         batches = [next(iter(trainer.loader)) for _ in range(4)]
-        inputs = [trainer._task(batch) for batch in batches]
+        inputs = [trainer.inputs.task(batch) for batch in batches]
         module = trainer.learner.module
         variants: dict[str, Step] = {
             "bare loop": repeated(bare(module, inputs)),
@@ -181,6 +181,8 @@ def made_up(trainer: Trainer, resolution: int, batch: int, *, online: bool) -> B
     whole = Batch(
         torch.randint(0, 255, (batch, resolution, resolution, 3), dtype=torch.uint8),
         ["a word"] * batch, trainer.loader.position, (), 0, tuple((0, n) for n in range(batch)),
+        np.linspace(0.01, 0.99, batch), np.ones(batch),
+        torch.randn(parts.draws(0).shape(batch, resolution, resolution)),
         tokens=tuple(ids.numpy() for ids in parts.text.tokenize(["a word"] * batch)),
     )  # fmt: skip
     if online:

@@ -18,6 +18,7 @@ from sm_train.entrypoints.batch_memory import Layout, Memory, layout_bytes
 from sm_train.entrypoints.catalogue import DataError
 from sm_train.entrypoints.course import Course, Lap, Position
 from sm_train.entrypoints.decode import Target
+from sm_train.entrypoints.draws import CAPTION, TIMESTEP, Draws
 from sm_train.entrypoints.image_header import DecodeError
 from sm_train.entrypoints.precomputed import Precomputed, PrecomputedError
 from sm_train.entrypoints.reading import Bad, Content, Shelf, Submit
@@ -31,6 +32,7 @@ Tokenize = Callable[[Sequence[str]], Sequence[Tensor]]
 
 _SLICE = 4  # samples that a thread decodes before it takes the next
 _SUBSTITUTES = 64
+_NONE = torch.empty(0)
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,9 @@ class Batch:
     samples were read before: in place of bad ones, or because other processes have more to read.
     ``origins`` are the samples themselves: shard and place in it. ``tokens`` are the captions'
     token ids (B, L) for each tokenizer; none where ``text`` is there.
+
+    ``noise`` (kinds, B, C, h, w) is the model's, ``levels`` and ``dropout`` (B,) in (0, 1) choose
+    timesteps and captions that are left out: :mod:`sm_train.entrypoints.draws`.
     """
 
     pixels: Tensor
@@ -51,6 +56,9 @@ class Batch:
     bad: tuple[Bad, ...]
     repeated: int
     origins: tuple[tuple[int, int], ...]
+    levels: NDArray[np.float64]
+    dropout: NDArray[np.float64]
+    noise: Tensor = _NONE
     moments: Tensor | None = None
     text: Tensor | None = None
     pooled: Tensor | None = None
@@ -59,13 +67,13 @@ class Batch:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """Those that are there."""
-        everything = (self.pixels, self.moments, self.text, self.pooled)
+        everything = (self.pixels, self.noise, self.moments, self.text, self.pooled)
         return tuple(one for one in everything if one is not None)
 
-    def with_tensors(self, pixels: Tensor, *latents: Tensor) -> Batch:
+    def with_tensors(self, pixels: Tensor, noise: Tensor = _NONE, *latents: Tensor) -> Batch:
         """The same batch in other memory."""
         moments, text, pooled = (*latents, None, None, None)[:3]
-        return replace(self, pixels=pixels, moments=moments, text=text, pooled=pooled)
+        return replace(self, pixels=pixels, noise=noise, moments=moments, text=text, pooled=pooled)
 
     def pin_memory(self) -> Batch:
         return self.with_tensors(*(one.pin_memory() for one in self.tensors))
@@ -77,11 +85,12 @@ class _Room:
 
     target: Target
     pixels: Tensor
+    noise: Tensor
     latents: tuple[Tensor, ...]
 
     def at(self, place: int) -> _Room:
         latents = tuple(one[place] for one in self.latents)
-        return _Room(self.target, self.pixels[place], latents)
+        return _Room(self.target, self.pixels[place], self.noise[:, place], latents)
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,6 +122,7 @@ class Source:
     data: Data
     batch_size: int
     targets: tuple[Target, ...]
+    draws: Draws
     precomputed: Precomputed | None = None
     tokenize: Tokenize | None = None
 
@@ -124,10 +134,11 @@ class Source:
 
     def layout(self, shape: int) -> Layout:
         """What a batch of the schedule's ``shape`` looks like in memory."""
+        target, batch = self.targets[shape], self.batch_size
+        noise = self.draws.shape(batch, target.height, target.width), torch.float32
         if self.precomputed is not None:
-            return ((self.batch_size, 0), torch.uint8), *self.precomputed.layout(self.batch_size)
-        target = self.targets[shape]
-        return (((self.batch_size, target.height, target.width, 3), torch.uint8),)
+            return ((batch, 0), torch.uint8), noise, *self.precomputed.layout(batch)
+        return ((batch, target.height, target.width, 3), torch.uint8), noise
 
     @property
     def batch_bytes(self) -> int:
@@ -166,8 +177,8 @@ class Source:
         origins = list(zip(shards.tolist(), samples.tolist(), strict=True))
         places = [_Place(*one, content) for one, content in zip(origins, contents, strict=True)]
         shape = schedule.shape(step)
-        pixels, *latents = memory(self.layout(shape))
-        room = _Room(self.targets[shape], pixels, tuple(latents))
+        pixels, noise, *latents = memory(self.layout(shape))
+        room = _Room(self.targets[shape], pixels, noise, tuple(latents))
         slices = [
             decode(self._decode_slice, lap.epoch, places[first : first + _SLICE], room, first)
             for first in range(0, len(places), _SLICE)
@@ -191,9 +202,12 @@ class Source:
         spoilt = sum(isinstance(outcome, Bad) for outcome in outcomes[:fresh])
         batch = Batch(
             room.pixels, captions, lap.position(step), tuple(bad), lap.repeated(step) + spoilt,
-            tuple(origins), tokens=self._tokens(captions),
+            tuple(origins),
+            self.draws.uniform(TIMESTEP, lap.epoch, origins),
+            self.draws.uniform(CAPTION, lap.epoch, origins),
+            tokens=self._tokens(captions),
         )  # fmt: skip
-        return batch.with_tensors(room.pixels, *room.latents)
+        return batch.with_tensors(room.pixels, room.noise, *room.latents)
 
     def _tokens(self, captions: list[str]) -> tuple[NDArray[np.int64], ...]:
         if self.tokenize is None or self.precomputed is not None:
@@ -209,7 +223,13 @@ class Source:
         ]
 
     def _decode(self, epoch: int, place: _Place, room: _Room) -> str | Bad:
-        """The caption; the image or its latents go into ``room``."""
+        """The caption; the image or its latents, and the sample's noise, go into ``room``."""
+        outcome = self._read(epoch, place, room)
+        if isinstance(outcome, str):
+            self.draws.fill(room.noise, epoch, place.shard, place.sample)
+        return outcome
+
+    def _read(self, epoch: int, place: _Place, room: _Room) -> str | Bad:
         if isinstance(place.content, Bad):
             return place.content
         key, shard = "", self.shelf.name(place.shard)

@@ -1,12 +1,13 @@
-"""Everything random about a sample in a step: a pure function of seed, step and sample.
+"""Everything random about a sample in an epoch: a pure function of seed, epoch and sample.
 
 So the same sample learns from the same noise whichever process has it, in whichever micro-batch;
-and nothing random needs to be kept in a checkpoint.
+nothing random needs to be kept in a checkpoint; and the loader draws ahead of the step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,36 +15,40 @@ from numpy.typing import NDArray
 from sm_train.entrypoints.order import Words, mix
 from torch import Tensor
 
-PURPOSES = NOISE, TIMESTEP, CAPTION, LATENT = range(4)
+NOISE, LATENT, TIMESTEP, CAPTION = range(4)
 """What a draw is for; each has numbers of its own."""
 
 
+@dataclass(frozen=True)
 class Draws:
-    """For one micro-batch: the samples ``origins`` (shard, place in it) in ``step``.
+    """What a model draws for each image.
 
-    Noise is drawn on the device of ``generator``, whose own state does not matter.
+    ``kinds`` of noise, the first :data:`NOISE` and :data:`LATENT`, each of ``channels`` at 1 /
+    ``scale`` of the image's sides.
     """
 
-    def __init__(
-        self, seed: int, step: int, origins: Sequence[tuple[int, int]], generator: torch.Generator
-    ) -> None:
-        shards, samples = np.array(origins, dtype=np.uint64).T
-        # For all purposes at once: on so few numbers most of the time goes into the calls.
-        purposes = np.array(PURPOSES, dtype=np.uint64)[:, None]
-        self._bits: Words = mix(seed, step, purposes, shards, samples)
-        self._generator = generator
+    seed: int
+    kinds: int = 0
+    channels: int = 0
+    scale: int = 1
 
-    def uniform(self, purpose: int) -> NDArray[np.float64]:
-        """A number in (0, 1) for each sample."""
-        # 52 bits: the half, which keeps 0 and 1 out, is a double's last.
-        bits = (self._bits[purpose] >> np.uint64(12)).astype(np.float64)
-        return (bits + 0.5) / 2.0**52  # type: ignore[no-any-return, unused-ignore]
+    def shape(self, batch: int, height: int, width: int) -> tuple[int, ...]:
+        """Of the noise of a batch of images."""
+        return self.kinds, batch, self.channels, height // self.scale, width // self.scale
 
-    def normal(self, purpose: int, shape: Sequence[int]) -> Tensor:
-        """Standard normal numbers (B, …), ``shape`` for each sample."""
-        seeds = self._bits[purpose].tolist()
-        out = torch.empty((len(seeds), *shape), device=self._generator.device)
-        for row, seed in zip(out, seeds, strict=True):
+    def fill(self, noise: Tensor, epoch: int, shard: int, sample: int) -> None:
+        """Draw one sample's standard normal ``noise`` (kinds, C, h, w), in place."""
+        for purpose, each in enumerate(noise):
+            bits = int(mix(self.seed, epoch, purpose, shard, sample))
             # A generator takes signed numbers of 64 bits.
-            row.normal_(generator=self._generator.manual_seed(seed - 2**63))
-        return out
+            each.normal_(generator=torch.Generator().manual_seed(bits - 2**63))
+
+    def uniform(
+        self, purpose: int, epoch: int, origins: Sequence[tuple[int, int]]
+    ) -> NDArray[np.float64]:
+        """A number in (0, 1) for each sample: shard, and place in it."""
+        shards, samples = np.array(origins, dtype=np.uint64).T
+        bits: Words = mix(self.seed, epoch, purpose, shards, samples)
+        # 52 bits: the half, which keeps 0 and 1 out, is a double's last.
+        whole = (bits >> np.uint64(12)).astype(np.float64)
+        return (whole + 0.5) / 2.0**52  # type: ignore[no-any-return, unused-ignore]

@@ -20,7 +20,6 @@ from accelerate.utils import gather_object
 from sm_train.entrypoints.batches import Batch
 from sm_train.entrypoints.catalogue import Catalogue, Seat
 from sm_train.entrypoints.directories import Directories
-from sm_train.entrypoints.draws import Draws
 from sm_train.entrypoints.events import Events
 from sm_train.entrypoints.files import write_whole
 from sm_train.entrypoints.grid import draw_grid, png
@@ -72,7 +71,6 @@ class Evaluation:
         self._accelerator, self._directories, self._events = accelerator, directories, events
         self._held_out = held_out
         self._inputs = Inputs(parts, accelerator.device, dropout=0.0)
-        self._generator = torch.Generator(accelerator.device)
 
     def due(self, step: int) -> bool:
         evaluation = self._settings.evaluation
@@ -116,7 +114,7 @@ class Evaluation:
             held_out.catalogue, held_out.seat,
             replace(settings.data, crop="center", aspect_buckets=False, max_bad_share=1.0),
             resolution=settings.stage.resolution, batch_size=settings.stage.per_gpu_batch,
-            seed=0, workers=0, tokenize=self._parts.text.tokenize,
+            seed=0, workers=0, draws=self._parts.draws(0), tokenize=self._parts.text.tokenize,
         )  # fmt: skip
         sums = torch.zeros(len(LEVELS) + 1, dtype=torch.float64, device=device)
         for batch, _ in zip(loader, range(loader.balance().steps), strict=False):
@@ -124,16 +122,15 @@ class Evaluation:
             # What is repeated to make processes equal stands at a batch's end.
             fresh = len(batch.origins) - batch.repeated
             for number, level in enumerate(LEVELS):
-                sums[number] += self._errors(batch, number, level)[:fresh].double().sum()
+                sums[number] += self._errors(batch, level)[:fresh].double().sum()
             sums[-1] += fresh
         *totals, count = self._accelerator.reduce(sums, "sum").tolist()
         return {str(level): one / count for level, one in zip(LEVELS, totals, strict=True)}
 
-    def _errors(self, batch: Batch, number: int, level: float) -> torch.Tensor:
-        """Of each sample, at one level; its noise belongs to sample and level."""
-        draws = Draws(0, number, batch.origins, self._generator)
-        levels = np.full(len(batch.origins), level)
-        task, text = self._inputs.task(batch, draws, self._accelerator.autocast(), levels)
+    def _errors(self, batch: Batch, level: float) -> torch.Tensor:
+        """Of each sample, at one level; its noise is the same at all of them."""
+        batch = replace(batch, levels=np.full(len(batch.origins), level))
+        task, text = self._inputs.task(batch)
         return errors(self._learner.module(task.noisy, task.timesteps, *text), task)
 
     # ------------------------------------------------------------------ images

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from sm_train.entrypoints.autoencoder_plan import images_at_once
 from sm_train.entrypoints.batches import Batch
-from sm_train.entrypoints.draws import CAPTION, LATENT, NOISE, TIMESTEP, Draws
+from sm_train.entrypoints.draws import LATENT, NOISE
 from sm_train.entrypoints.models import Parts
 from sm_train.entrypoints.objective import Task
 from sm_train.entrypoints.pipeline import Text
@@ -26,54 +24,41 @@ class Inputs:
         self._nothing = [ids.numpy() for ids in parts.text.tokenize([""])]
         self._no_caption: Text | None = None
 
-    def task(
-        self,
-        batch: Batch,
-        draws: Draws,
-        autocast: AbstractContextManager[Any],
-        levels: NDArray[np.float64] | None = None,
-    ) -> tuple[Task, Text]:
-        """What the network is asked, and the captions it is told.
-
-        ``levels`` (B,) in (0, 1) choose the timesteps; they are drawn where it is None.
-        """
+    @torch.no_grad()
+    def task(self, batch: Batch) -> tuple[Task, Text]:
+        """What the network is asked, and the captions it is told; called under autocast."""
         # Chosen on the host: a choice on the device would have to be waited for.
-        dropped = draws.uniform(CAPTION) < self._dropout
-        with torch.no_grad():
-            with autocast:
-                if batch.moments is not None:
-                    images, text = self._drawn(batch.moments, draws), self._states(batch, dropped)
-                else:
-                    text = self._captions(batch.tokens, dropped)
-                    images = self._images(batch.pixels, draws)
-            noise = draws.normal(NOISE, images.shape[1:])
-            if levels is None:
-                levels = draws.uniform(TIMESTEP)
-            return self._parts.objective.task(images, noise, levels), text
+        dropped = batch.dropout < self._dropout
+        noise = batch.noise.to(self._device, non_blocking=True)
+        if batch.moments is not None:
+            images, text = self._drawn(batch.moments, noise), self._states(batch, dropped)
+        else:
+            images = self._images(batch.pixels, noise)
+            text = self._captions(batch.tokens, dropped)
+        return self._parts.objective.task(images, noise[NOISE], batch.levels), text
 
     def no_text(self) -> Text:
         """One caption that says nothing."""
         with torch.no_grad():
             return self._captions(self._nothing, np.array([False]))
 
-    def _images(self, pixels: Tensor, draws: Draws) -> Tensor:
+    def _images(self, pixels: Tensor, noise: Tensor) -> Tensor:
         on_device = pixels.to(self._device, non_blocking=True).permute(0, 3, 1, 2)
-        images = on_device.float() / 127.5 - 1.0
+        images = torch.sub(on_device, 127.5).div_(127.5)
         vae = self._parts.vae
         if vae is None:
             return images
         some = torch.split(images, images_at_once(images.shape[2] * images.shape[3]))
         moments = [vae.encode(one).latent_dist.parameters for one in some]
-        return self._drawn(torch.cat(moments), draws)
+        return self._drawn(torch.cat(moments), noise)
 
-    def _drawn(self, moments: Tensor, draws: Draws) -> Tensor:
+    def _drawn(self, moments: Tensor, noise: Tensor) -> Tensor:
         """Latents of the autoencoder's distribution, scaled as the network has them."""
         from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 
         on_device = moments.to(self._device, non_blocking=True).float()
         distribution = DiagonalGaussianDistribution(on_device)
-        noise = draws.normal(LATENT, distribution.mean.shape[1:])
-        latents: Tensor = distribution.mean + distribution.std * noise
+        latents: Tensor = distribution.mean + distribution.std * noise[LATENT]
         config = self._parts.vae.config
         return (latents - (config.shift_factor or 0.0)) * float(config.scaling_factor)
 

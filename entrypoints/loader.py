@@ -23,6 +23,7 @@ from sm_train.entrypoints.buckets import aspect_shapes
 from sm_train.entrypoints.catalogue import Catalogue, DataError, Seat
 from sm_train.entrypoints.course import Course, Position, Record
 from sm_train.entrypoints.decode import Target
+from sm_train.entrypoints.draws import Draws
 from sm_train.entrypoints.epochs import Balance
 from sm_train.entrypoints.orphans import end_with_parent
 from sm_train.entrypoints.precomputed import Precomputed
@@ -143,6 +144,7 @@ class Loader:
         seed: int,
         workers: int,
         record: bytes | None = None,
+        draws: Draws | None = None,
         tokenize: Tokenize | None = None,
         pin_memory: bool = False,
     ) -> None:
@@ -170,8 +172,9 @@ class Loader:
         )
         shelf = Shelf(catalogue.paths, catalogue.ranges)
         self._source = Source(
-            self.course, shelf, data, batch_size, targets, self.precomputed, tokenize
-        )
+            self.course, shelf, data, batch_size, targets, draws or Draws(seed), self.precomputed,
+            tokenize,
+        )  # fmt: skip
         self._workers, self._pin_memory = workers, pin_memory
         self.depth = FIRST_DEPTH
         most = _DEPTH_BYTES // (batch_size * resolution * resolution * 3)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sm_train.entrypoints.components import downsampling, numbered, read_preset
+from sm_train.entrypoints.draws import Draws
 from sm_train.entrypoints.networks import Network, network_folder
 from sm_train.entrypoints.objective import Objective, objective_of
 from sm_train.entrypoints.pipeline import Text, caption_tokens, encode, tokenize
@@ -81,6 +82,11 @@ class Parts:
     def scale(self) -> int:
         """Pixels of an image's side for one of the network's input."""
         return downsampling(None if self.vae is None else self.vae.config)
+
+    def draws(self, seed: int) -> Draws:
+        """What is random in training on an image; an autoencoder's latents are drawn too."""
+        kinds = 1 if self.vae is None else 2
+        return Draws(seed, kinds, self.network.config.in_channels, self.scale)
 
     def trained(self) -> TextToImage:
         """The parts that learn, as one module that shares their weights."""

@@ -66,8 +66,8 @@ class Diffusion:
     """DDPM (Ho et al., arXiv 2006.11239) on ``scheduler``'s noise levels.
 
     A noisy sample is α·image + σ·noise. The target is the noise or the velocity α·noise − σ·image
-    (Salimans and Ho, arXiv 2202.00512). ``levels`` (2 or 3, timesteps) are α, σ and, where samples
-    are weighted, the weights of min-SNR-γ (Hang et al., arXiv 2303.09556).
+    (Salimans and Ho, arXiv 2202.00512). ``levels`` (2 or 3, timesteps, 1, 1, 1) are α, σ and, where
+    samples are weighted, the weights of min-SNR-γ (Hang et al., arXiv 2303.09556).
     """
 
     scheduler: Any
@@ -93,19 +93,19 @@ class Diffusion:
         levels = [kept.sqrt(), (1 - kept).sqrt()]
         if model.min_snr_gamma is not None:
             levels.append(_min_snr_weights(kept, prediction, model.min_snr_gamma))
-        return cls(scheduler, torch.stack(levels).float())
+        return cls(scheduler, torch.stack(levels).float()[:, :, None, None, None])
 
     def task(self, images: Tensor, noise: Tensor, uniform: NDArray[np.float64]) -> Task:
         # Looked up on the host: what the device needs of the tables are a few numbers a sample.
         drawn = torch.from_numpy((uniform * self.levels.shape[1]).astype(np.int64))
         timesteps = drawn.to(images.device, non_blocking=True)
         levels = self.levels[:, drawn].to(images.device, non_blocking=True)
-        signal, sigma = levels[:2, :, None, None, None]
+        signal, sigma, *weights = levels
         noisy = torch.addcmul(signal * images, sigma, noise)
         target = noise
         if self.scheduler.config.prediction_type == "v_prediction":
             target = torch.addcmul(signal * noise, sigma, images, value=-1)
-        return Task(noisy, timesteps, target, levels[2] if len(levels) > 2 else None)
+        return Task(noisy, timesteps, target, weights[0].flatten() if weights else None)
 
     def sampler(self) -> Any:
         """DDIM (Song et al., arXiv 2010.02502)."""

@@ -19,7 +19,6 @@ from sm_train.entrypoints import parallel
 from sm_train.entrypoints.batches import Batch
 from sm_train.entrypoints.catalogue import Catalogue, Seat
 from sm_train.entrypoints.directories import Directories
-from sm_train.entrypoints.draws import Draws
 from sm_train.entrypoints.evaluation import Evaluation, HeldOut
 from sm_train.entrypoints.events import Events
 from sm_train.entrypoints.inputs import Inputs
@@ -27,9 +26,8 @@ from sm_train.entrypoints.interval import Interval, Origin
 from sm_train.entrypoints.learner import Learner
 from sm_train.entrypoints.loader import Loader
 from sm_train.entrypoints.models import Parts
-from sm_train.entrypoints.objective import Task, error
+from sm_train.entrypoints.objective import error
 from sm_train.entrypoints.owned import whole
-from sm_train.entrypoints.pipeline import Text
 from sm_train.entrypoints.placing import Placing, gpu_memory, place, place_frozen
 from sm_train.entrypoints.pulse import Pulse, Section
 from sm_train.entrypoints.saver import Place, Saver
@@ -71,7 +69,6 @@ class Trainer:
         self.settings, self.parts, self.accelerator = settings, parts, accelerator
         self.directories, self.events = directories, events
         self.device: torch.device = accelerator.device
-        self._generator = torch.Generator(self.device)
         self.placing = Placing.choose(
             settings,
             parts.built.part,
@@ -103,6 +100,7 @@ class Trainer:
             seed=settings.training.seed,
             workers=settings.training.workers,
             record=None if found is None else (found.folder / RECORD).read_bytes(),
+            draws=parts.draws(settings.training.seed),
             tokenize=parts.text.tokenize,
             pin_memory=self.device.type == "cuda",
         )
@@ -205,10 +203,10 @@ class Trainer:
             self.log.bad.add(batch)
             origins += batch.origins
             self.log.tell_epoch()
-            task, text = self._task(batch)
             last = micro == accumulation - 1
             with nullcontext() if last else self._accumulating():
                 with self.accelerator.autocast():
+                    task, text = self.inputs.task(batch)
                     prediction = self.model(task.noisy, task.timesteps, *text)
                     value = error(prediction, task) / accumulation
                 self.accelerator.backward(value)
@@ -227,11 +225,6 @@ class Trainer:
             whole_gradients=self.placing.whole_gradients,
             whole_weights=self.placing.sharding == "shard_grad_op",
         )
-
-    def _task(self, batch: Batch) -> tuple[Task, Text]:
-        seed, step = self.settings.training.seed, self.learner.step
-        draws = Draws(seed, step, batch.origins, self._generator)
-        return self.inputs.task(batch, draws, self.accelerator.autocast())
 
     def _share_status(self, stop: StopRequest, pulse: Pulse) -> bool:
         """Whether any process was asked to stop; concludes a checkpoint that all have written."""

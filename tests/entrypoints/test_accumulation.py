@@ -6,7 +6,6 @@ import copy
 import json
 import signal
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from sm_train.entrypoints.catalogue import Seat, survey
 from sm_train.entrypoints.directories import Directories
-from sm_train.entrypoints.draws import Draws
 from sm_train.entrypoints.events import Events
 from sm_train.entrypoints.loader import Loader
 from sm_train.entrypoints.models import build
@@ -70,12 +68,11 @@ def test_four_passes_of_two_are_one_of_eight(tmp_path: Path, accelerator: Accele
 
     loader = Loader(
         catalogue, seat, settings.data, resolution=8, batch_size=2, seed=0, workers=0,
-        tokenize=parts.text.tokenize,
+        draws=parts.draws(0), tokenize=parts.text.tokenize,
     )  # fmt: skip
     total = torch.zeros(())
     for batch, _ in zip(loader, range(PASSES), strict=False):
-        draws = Draws(0, 0, batch.origins, torch.Generator())
-        task, text = trainer.inputs.task(batch, draws, nullcontext())
+        task, text = trainer.inputs.task(batch)
         total = total + error(module(task.noisy, task.timesteps, *text), task)
     (total / PASSES).backward()
     torch.nn.utils.clip_grad_norm_(module.parameters(), settings.training.gradient_clip)

@@ -23,6 +23,7 @@ from sm_train.entrypoints.batches import Batch
 from sm_train.entrypoints.buckets import aspect_shapes, nearest_shape
 from sm_train.entrypoints.catalogue import DataError
 from sm_train.entrypoints.course import Position, Record
+from sm_train.entrypoints.draws import CAPTION, TIMESTEP, Draws
 from sm_train.entrypoints.reading import Bad
 from sm_train.entrypoints.shard_index import write_index
 from sm_train.entrypoints.shards import scan_shard
@@ -30,6 +31,7 @@ from sm_train.entrypoints.shards import scan_shard
 from tests.cluster.jobs import png, sample, write_shard, write_shards
 from tests.entrypoints.reading import DATA, Cluster, deal, epoch_of, first, index, seen
 
+DRAWS = Draws(0, kinds=2, channels=3, scale=2)
 SHARDS, EACH = 7, 9
 ALL = Counter(f"a grey of {number}" for number in range(SHARDS * EACH))
 
@@ -150,16 +152,40 @@ def test_a_resumed_loader_goes_on_with_the_next_batch(
 ) -> None:
     """In a fresh loader, whatever the number of its threads: over the end of the epoch, too."""
     alone = cluster(shards, tmp_path)
-    [whole] = alone.loaders()
+    [whole] = alone.loaders(draws=DRAWS)
     batches = first(whole, 40)
     [cut] = alone.loaders()
     first(cut, stop)
-    [resumed] = alone.loaders(record=cut.record(), workers=workers)
+    [resumed] = alone.loaders(record=cut.record(), workers=workers, draws=DRAWS)
     assert resumed.note is None
     for batch, expected in zip(first(resumed, 40 - stop), batches[stop:], strict=True):
         assert batch.captions == expected.captions
         assert batch.position == expected.position
         assert torch.equal(batch.pixels, expected.pixels)
+        assert torch.equal(batch.noise, expected.noise)
+        assert np.array_equal(batch.levels, expected.levels)
+        assert np.array_equal(batch.dropout, expected.dropout)
+
+
+def test_what_is_random_of_a_sample_belongs_to_it_and_the_epoch(tmp_path: Path) -> None:
+    """That of a bad sample's substitute to the substitute; in another epoch it is another."""
+    samples = {f"{number}": sample(number) for number in range(6)}
+    samples["2"]["png"] = b"no image"
+    write_shard(tmp_path / "a.tar", samples)
+    data = replace(DATA, max_bad_share=1.0)
+    [loader] = Cluster([tmp_path], 1, tmp_path / "notes").loaders(data=data, draws=DRAWS)
+    levels = []
+    for number, batch in enumerate(first(loader, 6)):
+        epoch = number // 3
+        levels += batch.levels.tolist()
+        assert batch.noise.shape == (2, 2, 3, 4, 4)
+        assert np.array_equal(batch.levels, DRAWS.uniform(TIMESTEP, epoch, batch.origins))
+        assert np.array_equal(batch.dropout, DRAWS.uniform(CAPTION, epoch, batch.origins))
+        for place, (shard, one) in enumerate(batch.origins):
+            expected = torch.empty(2, 3, 4, 4)
+            DRAWS.fill(expected, epoch, shard, one)
+            assert torch.equal(batch.noise[:, place], expected)
+    assert len(set(levels[:6]) & set(levels[6:])) == 0
 
 
 @pytest.mark.parametrize("stop", range(0, 20, 3))
@@ -454,7 +480,8 @@ def test_captions_that_are_missing_or_odd_have_their_reason(tmp_path: Path) -> N
 
 def spoilt(good: int, number: int) -> Batch:
     bad = tuple(Bad("rotten.tar", str(index), "image-corrupt", "x") for index in range(number))
-    return Batch(torch.zeros(1), ["x"] * good, Position(), bad, 0, ())
+    none = np.zeros(0)
+    return Batch(torch.zeros(1), ["x"] * good, Position(), bad, 0, (), none, none)
 
 
 def test_the_share_of_bad_samples_has_a_limit() -> None:

@@ -6,9 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from sm_train.entrypoints.batches import Batch
 from sm_train.entrypoints.components import PRESETS, read_preset
+from sm_train.entrypoints.course import Position
+from sm_train.entrypoints.inputs import Inputs
 from sm_train.entrypoints.models import build, load_text_encoders
 from sm_train.entrypoints.networks import Network, stretched
 from sm_train.entrypoints.parallel import mesh_shape
@@ -232,6 +236,30 @@ def test_each_family_answers_and_says_what_is_random(
     noisy = torch.randn(2, config.in_channels, config.sample_size, config.sample_size)
     answer = predict(parts.network, noisy, torch.tensor([1.0, 500.0]), text, parts.scale)
     assert answer.shape == noisy.shape
+
+
+def test_images_are_encoded_in_pieces_and_drawn_with_their_noise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parts = build(model("tiny-sd2"), 16, components=None, previous=None)
+    pixels = torch.randint(0, 255, (5, 16, 16, 3), dtype=torch.uint8)
+    noise = torch.randn(parts.draws(0).shape(5, 16, 16))
+    batch = Batch(
+        pixels, ["a word"] * 5, Position(), (), 0, ((0, 0),) * 5, np.full(5, 0.5), np.ones(5),
+        noise, tokens=tuple(ids.numpy() for ids in parts.text.tokenize(["a word"] * 5)),
+    )  # fmt: skip
+    sizes: list[int] = []
+    encode = parts.vae.encode
+    monkeypatch.setattr(parts.vae, "encode", lambda one: sizes.append(len(one)) or encode(one))
+    monkeypatch.setattr("sm_train.entrypoints.inputs.images_at_once", lambda pixels: pixels // 128)
+    task, _ = Inputs(parts, CPU, 0.0).task(batch)
+    assert sizes == [2, 2, 1]
+    with torch.no_grad():
+        whole = encode(pixels.permute(0, 3, 1, 2) / 127.5 - 1.0).latent_dist
+    latents = (whole.mean + whole.std * noise[1]) * parts.vae.config.scaling_factor
+    expected = parts.objective.task(latents, noise[0], batch.levels)
+    torch.testing.assert_close(task.noisy, expected.noisy)
+    torch.testing.assert_close(task.target, expected.target)
 
 
 def test_joined_text_encoders_give_what_diffusers_pipelines_make_of_them() -> None:
