@@ -67,11 +67,12 @@ def rows(names: list[str], entries: list[dict[str, Any]]) -> list[list[float]]:
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(lines() | text.map(str.encode), max_size=12), st.integers(1, 400))
-def test_every_figure_is_as_in_the_events_themselves(said: list[bytes], size: int) -> None:
+@given(st.lists(lines() | text.map(str.encode), max_size=12), st.none() | st.integers(1, 400))
+def test_every_figure_is_as_in_the_events_themselves(said: list[bytes], size: int | None) -> None:
+    """In a file's blocks of ``size`` bytes, or one by one as CloudWatch gives them."""
     log = b"\n".join(said)
-    pieces = [log[at : at + size] for at in range(0, len(log), size)]
-    told = listen((None, block) for block in whole_lines(pieces))
+    pieces = [log[at : at + (size or 1)] for at in range(0, len(log), size or 1)]
+    told = listen((None, block) for block in (whole_lines(pieces) if size else said))
 
     read = (parse_event(one.decode("utf-8", "replace")) for one in log.split(b"\n"))
     found = [event for event in read if event is not None]

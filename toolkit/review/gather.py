@@ -87,11 +87,10 @@ class Gatherer:
     ) -> Mapping[tuple[str, str], Series]:
         if job is None or end <= begin:
             return {}
-        hosts = [f"algo-{number}" for number in range(1, job.machines[1] + 1)]
         now = self.now.timestamp()
         try:
             session = at(self.session, job.region)
-            found = instance_metrics(session, job.name, hosts, begin, end, now=now)
+            found = instance_metrics(session, job.name, job.hosts, begin, end, now=now)
         except UserError as error:
             self.notes.append(f"{job.name}: without CloudWatch's metrics: {error}")
             return {}

@@ -70,6 +70,11 @@ class Told:
             yield {"kind": "step", **{n: _known(v) for n, v in zip(wanted, row, strict=True)}}
 
 
+def finite(values: Column) -> Column:
+    """Those that were told."""
+    return values[np.isfinite(values)]
+
+
 def _known(value: float) -> float | None:
     return None if value != value else value
 
