@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from operator import attrgetter
 from typing import Any
 
@@ -53,6 +53,7 @@ _Gpu = msgspec.defstruct("_Gpu", [(name, _Figure, None) for name in _GPU], gc=Fa
 
 
 def _line(kind: str, figures: Sequence[str], **others: Any) -> type[msgspec.Struct]:
+    """Of one kind: ``figures`` first, then ``others`` by name and type."""
     wanted = dict.fromkeys(figures, _Figure) | others
     unused = dict.fromkeys(sorted(FIELDS[kind] - wanted.keys()), Any)
     fields = list((wanted | unused).items())
@@ -75,8 +76,10 @@ class _Rows:
         self._blocks: list[Column] = []
 
     def add(self, said: Iterable[Any]) -> None:
-        self._waiting.extend(chain.from_iterable(map(self._row, said)))
-        if len(self._waiting) >= _BLOCK:
+        waiting, row = self._waiting, self._row
+        for one in said:
+            waiting.extend(row(one))
+        if len(waiting) >= _BLOCK:
             self._pack()
 
     def _pack(self) -> None:
@@ -85,9 +88,10 @@ class _Rows:
         self._waiting.clear()
 
     def table(self) -> Table:
-        """In order of time, where there is one; rows of one time stay in theirs."""
+        """Everything, once: in order of time, where there is one; rows of one time stay in theirs."""
         self._pack()
         values = np.concatenate(self._blocks).reshape(-1, len(self._names))
+        self._blocks.clear()
         if "time" in self._names:
             order = np.argsort(values[:, self._names.index("time")], kind="stable")
             values = values[order]
