@@ -88,7 +88,7 @@ class _Rows:
         self._waiting.clear()
 
     def table(self) -> Table:
-        """Everything, once: in order of time, where there is one; rows of one time stay in theirs."""
+        """All rows, once: by time, where there is one; those of one time stay in their order."""
         self._pack()
         values = np.concatenate(self._blocks).reshape(-1, len(self._names))
         self._blocks.clear()
