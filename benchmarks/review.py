@@ -2,8 +2,8 @@
 
 A million event lines in 16 saved logs (a step every five seconds; of each machine a heartbeat and a
 table of its GPUs and ranks every minute), and CloudWatch's metrics of every minute from a server on
-loopback in a process of its own. Measured is everything from the files to the written page; the
-limit is finding the same lines and json.loads of each, without doing anything with them.
+loopback in a process of its own. Measured is everything from the files to the written page; beside
+it finding the same lines and json.loads of each, without doing anything with them.
 
     python benchmarks/review.py [DAYS]      # 14; takes a gigabyte in /dev/shm
 """

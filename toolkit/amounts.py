@@ -42,6 +42,11 @@ def dollar_range(priced: dict[str, Any]) -> str:
     return "" if low is None or high is None else f"{dollars(low)}–{dollars(high)}"
 
 
+def percent(share: float) -> str:
+    """A share of 1."""
+    return f"{share:.1%}"
+
+
 def number(value: float | None) -> str:
     """Three digits."""
     return "unknown" if value is None else f"{value:.3g}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from sm_train.cost.sensitivity import signed_dollars
 from sm_train.cost.speed import FIRM
-from sm_train.toolkit.amounts import days, dollar_range, dollars, number, total_dollars
+from sm_train.toolkit.amounts import days, dollar_range, dollars, number, percent, total_dollars
 from sm_train.toolkit.text_table import WIDTH, text_table
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def _actual_row(name: str, group: Document) -> tuple[str, ...]:
         dollars(billed) if billed is not None else f"≥ {dollars(group['billed_at_least_usd'])}",
         dollars(group["estimate_usd"]),
         signed(group["difference_usd"]),
-        "unknown" if goodput is None else f"{goodput:.1%}",
+        "unknown" if goodput is None else percent(goodput),
         "unknown" if images is None else f"{images:,}",
         dollars(group["per_million_images_usd"]),
     )
@@ -180,7 +180,7 @@ def _waterfall(total: Document) -> Iterable[tuple[str, str, str]]:
     billed = total["billed_usd"]
     yield "billed", dollars(billed), "100.0%" if billed else ""
     for part, amount in total["waterfall_usd"].items():
-        share = "" if amount is None or not billed else f"{amount / billed:.1%}"
+        share = "" if amount is None or not billed else percent(amount / billed)
         yield f"  {part.replace('_', ' ')}", dollars(amount), share
 
 

@@ -16,14 +16,12 @@ from sm_train.cost.prices import ON_DEMAND, PriceTable, staleness
 from sm_train.cost.stage import Stage
 from sm_train.cost.throughput import resolve_speed, stated_speed
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.price_book import price_table
+from sm_train.toolkit.price_book import DEFAULT_REGION, price_table
 
 if TYPE_CHECKING:
     from sm_train.estimators.run_config import RunConfig
     from sm_train.toolkit.measured import Measured
     from sm_train.toolkit.run_history import History
-
-_DEFAULT_REGION = "us-east-1"
 
 
 @dataclass(frozen=True)
@@ -139,7 +137,7 @@ def _of_options(asked: Asked, assumed: Assumptions) -> Costing:
         raise UserError("--instances: is missing; give the number of instances")
     if asked.iterations is None:
         raise UserError("--iterations: is missing; give the number of optimizer steps")
-    measured = read_measurements(asked, asked.region or _DEFAULT_REGION)
+    measured = read_measurements(asked, asked.region or DEFAULT_REGION)
     if asked.its is None and not measured:
         raise UserError("--its: is missing; give optimizer steps a second, or --measured FILE")
     stage = Stage(
@@ -156,12 +154,12 @@ def _of_options(asked: Asked, assumed: Assumptions) -> Costing:
         if asked.its
         else resolve_speed(stage, [one.measurement for one in measured])
     )
-    notes = [] if asked.region else [f"region: {_DEFAULT_REGION}, as none was given (--region)"]
+    notes = [] if asked.region else [f"region: {DEFAULT_REGION}, as none was given (--region)"]
     return Costing(
         config=None,
         stages=(stage.at(speed),),
         measured=tuple(measured),
-        purchase=Purchase(asked.region or _DEFAULT_REGION, kind=asked.purchase),
+        purchase=Purchase(asked.region or DEFAULT_REGION, kind=asked.purchase),
         assumed=assumed,
         prices=price_table(asked.prices),
         samples=None,
@@ -176,7 +174,7 @@ def region_of(asked: Asked) -> str:
 
     config = recall_run(asked.run) if asked.run else None
     if config is None and asked.region is None:
-        return _DEFAULT_REGION
+        return DEFAULT_REGION
     return resolve_region(asked.region, config.region if config else None, asked.profile)
 
 

@@ -6,13 +6,16 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import orjson
+import msgspec
 from sm_train.entrypoints.events import FIELDS, PREFIX
 
 LOG_NAME = "events.log"
 """The file in a local run's folder that holds everything its processes said."""
 
 Event = dict[str, Any]
+
+UNREADABLE = (ValueError, RecursionError)
+"""What msgspec raises of text that is no JSON."""
 
 
 def parse_event(line: str) -> Event | None:
@@ -25,10 +28,11 @@ def parse_event(line: str) -> Event | None:
     if start < 0:
         return None
     try:
-        event = orjson.loads(line[start + len(PREFIX) :])
-    except orjson.JSONDecodeError:
+        event = msgspec.json.decode(line[start + len(PREFIX) :])
+    except UNREADABLE:
         return None
-    known = FIELDS.get(event.get("kind"))
+    kind = event.get("kind")
+    known = FIELDS.get(kind) if isinstance(kind, str) else None
     return event if known is not None and known <= event.keys() else None
 
 

@@ -78,12 +78,12 @@ _ALWAYS_MEANT = re.compile(
 def scan(stream: Stream) -> Report:
     """Read ``stream`` to its end."""
     scanner = _Scanner(stream)
-    for block in _whole_lines(stream.blocks()):
+    for block in whole_lines(stream.blocks()):
         scanner.read(block)
     return scanner.report()
 
 
-def _whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
+def whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
     """The same bytes in blocks that end with a line's end; an endless line is cut."""
     rest = b""
     for block in blocks:

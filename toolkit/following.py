@@ -18,8 +18,8 @@ from sm_train.toolkit.live_events import last_words, read_live
 from sm_train.toolkit.live_state import Live
 from sm_train.toolkit.price_book import price_table
 from sm_train.toolkit.recovery import Policy
-from sm_train.toolkit.run_dollars import projected_usd, spent_usd
-from sm_train.toolkit.run_files import load
+from sm_train.toolkit.run_dollars import known_usd, projected_usd, spent_usd
+from sm_train.toolkit.run_files import RUN_FILE_ENDINGS, load
 from sm_train.toolkit.run_state import StageState, current, live_or_newest, stage_state
 from sm_train.toolkit.stored_checkpoints import newest_stored
 from sm_train.toolkit.training_jobs import TrainingJob, jobs_of_run, server_time
@@ -48,11 +48,14 @@ class Run:
 
 @dataclass(frozen=True)
 class RunState:
-    """A run at one moment. Dollars are None where a price is unknown."""
+    """A run at one moment. Dollars are None where a price is unknown; ``known_usd`` are those of
+    the jobs whose price is known.
+    """
 
     run: Run
     stages: tuple[StageState, ...]
     spent_usd: float | None
+    known_usd: float
     projected_usd: float | None
     now: datetime
     """By AWS's clock."""
@@ -103,7 +106,7 @@ def _home(jobs: Sequence[TrainingJob]) -> tuple[str, str | None]:
 
 
 def is_run_file(target: str) -> bool:
-    return target.endswith((".yaml", ".yml")) or Path(target).is_file()
+    return target.endswith(RUN_FILE_ENDINGS) or Path(target).is_file()
 
 
 def read_state(session: Any, run: Run) -> RunState:
@@ -121,6 +124,7 @@ def read_state(session: Any, run: Run) -> RunState:
         run,
         stages,
         spent_usd(jobs, prices, now),
+        known_usd((job for stage in stages for job in stage.jobs), prices, now),
         projected_usd(places(run.config, run.region), stages, prices, now),
         now,
         said[newest.name] if newest else Live(),

@@ -20,7 +20,13 @@ _LONGEST_SECONDS = 120.0
 """Between two questions of which the first was refused."""
 
 _LATE_SECONDS = 60.0
-"""A line may become visible so much later than lines that are younger."""
+"""A line may become visible so much later than lines that are younger.
+
+One that is later still is missed. GetLogEvents with the token of the time before misses some, too
+(github.com/aws/aws-sdk-cpp/issues/1073). It also takes no filter, and a call for each machine every
+time: when a stream was last written to, DescribeLogStreams may know an hour later (CloudWatch Logs
+API reference, LogStream; November 2026).
+"""
 
 
 class Follower:

@@ -47,9 +47,7 @@ def gpu_utilization(session: Any, state: RunState) -> dict[str, float]:
 def hosts_of(state: RunState) -> list[str]:
     """The names of the live job's machines."""
     job = state.current.job if state.current else None
-    if job is None or not job.live:
-        return []
-    return [f"algo-{number}" for number in range(1, job.machines[1] + 1)]
+    return job.hosts if job is not None and job.live else []
 
 
 def _tells(state: RunState, host: str) -> bool:

@@ -15,6 +15,9 @@ from sm_train.entrypoints.files import write_whole
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.files import cache_folder
 
+DEFAULT_REGION = "us-east-1"
+"""Whose prices count where nothing says a region."""
+
 _VERSION = 1
 
 

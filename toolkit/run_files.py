@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from sm_train.estimators.run_config import RunConfig
 
 
+RUN_FILE_ENDINGS = (".yaml", ".yml")
+
+
 def load(path: Path, changes: Sequence[str] = ()) -> RunConfig:
     """The run file at ``path``, with ``changes`` such as ``cluster.retries=5``.
 

@@ -129,6 +129,11 @@ class TrainingJob:
         return first["InstanceType"], first.get("InstanceCount", resources.get("InstanceCount", 1))
 
     @property
+    def hosts(self) -> list[str]:
+        """What SageMaker calls its machines."""
+        return [f"algo-{number}" for number in range(1, self.machines[1] + 1)]
+
+    @property
     def checkpoints(self) -> str:
         """The S3 prefix of its stage's checkpoints."""
         return str(self.description["CheckpointConfig"]["S3Uri"])

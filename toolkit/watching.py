@@ -15,9 +15,7 @@ from sm_train.toolkit.following import Run, RunState, policy, read_state
 from sm_train.toolkit.job_records import ClaimedError
 from sm_train.toolkit.moving import bring
 from sm_train.toolkit.output import bytes_bar
-from sm_train.toolkit.price_book import price_table
 from sm_train.toolkit.recovery import STALL, Action, End, Start, Stop, Wait, decide
-from sm_train.toolkit.run_dollars import known_usd
 from sm_train.toolkit.starting import QuotaError, recorded_request, repeat
 from sm_train.toolkit.training_jobs import stop_job
 
@@ -58,9 +56,7 @@ def look(session: Any, run: Run, *, act: bool) -> Seen:
         state.stages,
         policy(run),
         lambda job: cause_of_failure(at(session, job.region), job),
-        spent_usd=known_usd(
-            (job for stage in state.stages for job in stage.jobs), price_table(), state.now
-        ),
+        spent_usd=state.known_usd,
         now=state.now,
     )
     if not act:

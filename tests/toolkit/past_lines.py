@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,8 +11,9 @@ from sm_train.cost.instances import instance_type
 from sm_train.cost.timeline import timeline
 from sm_train.entrypoints.events import FIELDS, format_event
 from sm_train.toolkit.review.facts import Ending, Facts, Money
+from sm_train.toolkit.review.listening import listen
 from sm_train.toolkit.review.model import Verdict
-from sm_train.toolkit.review.told import listen
+from sm_train.toolkit.review.told import Told
 from sm_train.toolkit.review.verdicts import judge
 
 BEGIN = 1_795_000_000.0
@@ -99,9 +100,14 @@ class Life:
         return line("node", at, node, **(usual | {"ranks": ranks, "gpus": gpus} | self.node))
 
 
+def hear(lines: Iterable[tuple[str | None, str]]) -> Told:
+    """What (machine, line) tell."""
+    return listen((node, f"{text}\n".encode()) for node, text in lines)
+
+
 def facts(life: Life, **changes: Any) -> Facts:
     """Of a job on SageMaker that was billed from its beginning to its last line."""
-    told = listen(life.lines())
+    told = hear(life.lines())
     end = BEGIN + life.start_up + 60.0 * life.intervals + 5
     known = {
         "name": "demo--256px-0001",

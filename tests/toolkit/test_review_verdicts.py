@@ -17,9 +17,8 @@ from sm_train.cost.stage import Stage
 from sm_train.cost.throughput import stated_speed
 from sm_train.toolkit.cloudwatch_metrics import Series
 from sm_train.toolkit.review.facts import Ending, Money
-from sm_train.toolkit.review.told import listen
 
-from tests.toolkit.past_lines import BEGIN, Life, facts, line, verdicts
+from tests.toolkit.past_lines import BEGIN, Life, facts, hear, line, verdicts
 
 INFO = "algo-1:9:9 [0] NCCL INFO"
 PROVIDER = ("algo-1", f"{INFO} NET/OFI Selected provider is efa, fabric is efa (found 4 nics)")
@@ -44,7 +43,7 @@ def test_no_chance_is_taken_for_trouble(seed: int, noise: float) -> None:
 
 
 def test_of_a_job_without_lines_nothing_is_claimed() -> None:
-    told = listen([])
+    told = hear([])
     found = verdicts(
         Life(), told=told, line=None, ending=Ending("InProgress", "Starting", "", None)
     )
@@ -95,7 +94,7 @@ def test_how_it_ended(ending: Ending, level: str, words: str) -> None:
 
 def test_a_log_without_an_end_may_be_of_a_job_that_was_killed() -> None:
     lines = [one for one in Life().lines() if '"kind": "end"' not in one[1]]
-    found = verdicts(Life(), ending=None, told=listen(lines))["end"]
+    found = verdicts(Life(), ending=None, told=hear(lines))["end"]
     assert found.level == "warning"
     assert "diagnose" in (found.mend or "")
 
@@ -316,7 +315,7 @@ def test_the_order_of_lines_does_not_matter(data: Any) -> None:
     life = Life(intervals=6, others=(line("warning", 3, code="x", message="y"),))
     lines = life.lines()
     shuffled = data.draw(st.permutations(lines))
-    first, second = listen(lines), listen(shuffled)
+    first, second = hear(lines), hear(shuffled)
     for name, column in first.steps.items():
         assert column.tolist() == second.steps[name].tolist()
     assert first.nodes.keys() == second.nodes.keys()
@@ -328,7 +327,7 @@ def test_the_order_of_lines_does_not_matter(data: Any) -> None:
 @given(st.lists(st.text(max_size=60) | st.just('SMT {"kind": "step"'), max_size=20))
 def test_other_text_is_passed_over(noise: list[str]) -> None:
     lines = Life(intervals=3).lines()
-    told = listen([*((None, one) for one in noise), *lines])
+    told = hear([*((None, one) for one in noise), *lines])
     assert len(told.steps["time"]) == 3
 
 

@@ -105,7 +105,7 @@ def model(live: Live, nodes: int, **changes: Any) -> Model:
         stall_after=900,
     )  # fmt: skip
     state = RunState(
-        Run("demo", "us-east-1", "my-bucket", run, None), (at,), 1204.0, 2610.0, NOW, live
+        Run("demo", "us-east-1", "my-bucket", run, None), (at,), 1204.0, 1204.0, 2610.0, NOW, live
     )
     warning = "the run will cost $2,610 at this speed, more than budget.usd $2,500"
     seen = Seen(state, Wait("training"), "training", warning)

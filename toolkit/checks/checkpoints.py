@@ -13,8 +13,8 @@ from sm_train.estimators.run_config import RunConfig, Stage
 from sm_train.toolkit.aws import split_uri
 from sm_train.toolkit.checks.finding import Check, Finding
 from sm_train.toolkit.memory_fit import plan_of
+from sm_train.toolkit.stored_checkpoints import MARKER
 
-_MARKER = "complete.json"  # entrypoints/checkpoint.py, which needs PyTorch
 _LOOKED_AT = 5
 
 _OTHER_RUN_MEND = (
@@ -140,7 +140,7 @@ def newest_marker(s3: Any, uri: str) -> Marker | None:
     answer = s3.list_objects_v2(Bucket=bucket, Prefix=f"{prefix}/step-", Delimiter="/")
     folders = sorted((one["Prefix"] for one in answer.get("CommonPrefixes", [])), reverse=True)
     for folder in folders[:_LOOKED_AT]:
-        marker = _read_marker(s3, bucket, f"{folder}{_MARKER}")
+        marker = _read_marker(s3, bucket, f"{folder}{MARKER}")
         if marker is not None:
             return marker
     return None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sm_train.toolkit.amounts import dollars, span
+from sm_train.toolkit.amounts import dollars, percent, span
 from sm_train.toolkit.review.curves import Document, quantity
 
 Rank = Literal["best", "worst"]
@@ -51,11 +51,6 @@ class Row:
     cells: tuple[Cell, ...]
 
 
-def share(value: float) -> str:
-    """A share of 1 in percent."""
-    return f"{value:.1%}"
-
-
 def signed_dollars(amount: float) -> str:
     """With its direction."""
     return f"{'−' if amount < 0 else '+'}{dollars(abs(amount))}"
@@ -75,16 +70,16 @@ GROUPS: tuple[tuple[str, tuple[Figure, ...]], ...] = (
     ("Time", (
         Figure("passed_seconds", "time passed", span),
         Figure("billable_seconds", "time billed", span),
-        Figure("goodput", "goodput", share, "more"),
+        Figure("goodput", "goodput", percent, "more"),
         Figure("restarts", "restarts", _whole, "less"),
         Figure("stalls", "stalls", _whole, "less"),
     )),
     ("Speed", (
         Figure("iterations_per_second", "iterations a second", quantity, "more", _WORK),
         Figure("images_per_second", "images a second", quantity, "more", ("resolution",)),
-        Figure("mfu", "model FLOPs utilization", share, "more"),
-        Figure("gpu_utilization", "GPU utilization", share, "more"),
-        Figure("data_wait_share", "waiting for data", share, "less"),
+        Figure("mfu", "model FLOPs utilization", percent, "more"),
+        Figure("gpu_utilization", "GPU utilization", percent, "more"),
+        Figure("data_wait_share", "waiting for data", percent, "less"),
     )),
     ("Learning", (
         Figure("loss", "loss", _precise, "less", ("resolution",)),

@@ -16,8 +16,9 @@ from sm_train.toolkit.aws import at
 from sm_train.toolkit.cloudwatch_metrics import Series, instance_metrics
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.review.facts import Ending, Facts, Money
+from sm_train.toolkit.review.listening import listen
 from sm_train.toolkit.review.sources import Source
-from sm_train.toolkit.review.told import Told, listen
+from sm_train.toolkit.review.told import Told
 from sm_train.toolkit.submission import price_iterations
 from sm_train.toolkit.training_jobs import STOPPED_TAG, TrainingJob
 
@@ -45,7 +46,7 @@ class Gatherer:
         Raises:
             UserError: AWS refuses, or a log cannot be read.
         """
-        told = listen(source.lines())
+        told = listen(source.blocks())
         start = told.last("start") or {}
         job = source.job
         run, stage = (job.run, job.stage) if job else (start.get("run"), start.get("stage"))
@@ -86,11 +87,10 @@ class Gatherer:
     ) -> Mapping[tuple[str, str], Series]:
         if job is None or end <= begin:
             return {}
-        hosts = [f"algo-{number}" for number in range(1, job.machines[1] + 1)]
         now = self.now.timestamp()
         try:
             session = at(self.session, job.region)
-            found = instance_metrics(session, job.name, hosts, begin, end, now=now)
+            found = instance_metrics(session, job.name, job.hosts, begin, end, now=now)
         except UserError as error:
             self.notes.append(f"{job.name}: without CloudWatch's metrics: {error}")
             return {}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sm_train.toolkit.amounts import dollars, span
+from sm_train.toolkit.amounts import dollars, percent, span
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.html_page import template, write_html
 from sm_train.toolkit.review import figure_table, waterfall
@@ -154,10 +154,7 @@ def _shares(jobs: Sequence[Document], parts: Sequence[str]) -> list[figure_table
     for part in parts:
         shares = [_share(job, part) for job in jobs]
         if any(shares):
-            cells = (
-                figure_table.Cell(None if one is None else figure_table.share(one))
-                for one in shares
-            )
+            cells = (figure_table.Cell(None if one is None else percent(one)) for one in shares)
             rows.append(figure_table.Row(part_label(part), tuple(cells)))
     return rows
 

@@ -11,21 +11,18 @@ from sm_train.estimators.run_config import RunConfig
 from sm_train.toolkit.aws import open_session, resolve_region
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.output import people
-from sm_train.toolkit.price_book import price_table
+from sm_train.toolkit.price_book import DEFAULT_REGION, price_table
 from sm_train.toolkit.review.facts import Facts
 from sm_train.toolkit.review.gather import Gatherer
 from sm_train.toolkit.review.model import Figures, Review, Reviewed
 from sm_train.toolkit.review.over_time import charts, marks
 from sm_train.toolkit.review.sources import Source, here, on_sagemaker
-from sm_train.toolkit.review.told import Column
+from sm_train.toolkit.review.told import Column, finite
 from sm_train.toolkit.review.verdicts import judge
 from sm_train.toolkit.review.verdicts.machines import utilization, while_training
 from sm_train.toolkit.review.verdicts.speed import steady_speeds
-from sm_train.toolkit.run_files import load
+from sm_train.toolkit.run_files import RUN_FILE_ENDINGS, load
 from sm_train.toolkit.training_jobs import may_be_job, server_time
-
-_DEFAULT_REGION = "us-east-1"
-_RUN_FILE = (".yaml", ".yml")
 
 
 def review(
@@ -58,7 +55,7 @@ def _on_sagemaker(target: str) -> bool:
     Raises:
         UserError: it is neither there nor can it be a name.
     """
-    if target.endswith(_RUN_FILE):
+    if target.endswith(RUN_FILE_ENDINGS):
         return True
     if Path(target).exists():
         return False
@@ -75,11 +72,11 @@ def _region(
     *,
     asks: bool,
 ) -> str:
-    files = [load(Path(one)).region for one in targets if one.endswith(_RUN_FILE)]
+    files = [load(Path(one)).region for one in targets if one.endswith(RUN_FILE_ENDINGS)]
     own = next((one for one in (*files, config.region if config else None) if one), None)
     if asks:
         return resolve_region(option, own, profile)
-    return option or own or _DEFAULT_REGION
+    return option or own or DEFAULT_REGION
 
 
 def _unique(sources: Sequence[Source]) -> list[Source]:
@@ -118,7 +115,7 @@ def _figures(facts: Facts) -> Figures:
     expected = None if estimate is None else usd(estimate.cost)
     busy = [while_training(facts, *pair) for pair in utilization(facts).values()]
     evaluated = [one["loss"] for one in facts.told.events["eval"] if one["loss"] is not None]
-    losses = steps["loss"][np.isfinite(steps["loss"])]
+    losses = finite(steps["loss"])
     return Figures(
         status=facts.ending.status if facts.ending else None,
         backend=start.get("backend"),
@@ -149,10 +146,10 @@ def _figures(facts: Facts) -> Figures:
 
 
 def _median(values: Column) -> float | None:
-    known = values[np.isfinite(values)]
+    known = finite(values)
     return float(np.median(known)) if len(known) else None
 
 
 def _mean(values: Column) -> float | None:
-    known = values[np.isfinite(values)]
+    known = finite(values)
     return float(known.mean()) if len(known) else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,26 +13,25 @@ from sm_train.toolkit.cloudwatch_logs import search
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.event_log import LOG_NAME
 from sm_train.toolkit.failure_hits import Stream
+from sm_train.toolkit.failure_scan import whole_lines
 from sm_train.toolkit.following import find_run
 from sm_train.toolkit.log_files import log_files
-from sm_train.toolkit.review.told import WANTED
 from sm_train.toolkit.training_jobs import TrainingJob, jobs_of_run
 
 _PATTERN = '?"SMT " ?"NCCL version" ?"NET/" ?"Using network"'
 """CloudWatch's filter for the lines that are wanted: of a hundred lines of NCCL's about one is."""
-
-_NODE = re.compile(r"algo-\d+")
 
 
 @dataclass(frozen=True)
 class Source:
     """One job to review, or one stage of a local run.
 
-    ``lines`` gives (the node's name, line); ``job`` and ``config`` are None for what lies here.
+    ``blocks`` gives (the node's name, whole lines); ``job`` and ``config`` are None for what lies
+    here.
     """
 
     name: str
-    lines: Callable[[], Iterator[tuple[str | None, str]]]
+    blocks: Callable[[], Iterator[tuple[str | None, bytes]]]
     job: TrainingJob | None = None
     config: RunConfig | None = None
 
@@ -67,30 +65,18 @@ def on_sagemaker(session: Any, target: str, region: str) -> list[Source]:
     ]
 
 
-def _follower(session: Any, job: str) -> Callable[[], Iterator[tuple[str | None, str]]]:
-    def lines() -> Iterator[tuple[str | None, str]]:
+def _follower(session: Any, job: str) -> Callable[[], Iterator[tuple[str | None, bytes]]]:
+    def blocks() -> Iterator[tuple[str | None, bytes]]:
         for said in search(session, f"{job}/", pattern=_PATTERN):
-            node = _NODE.search(said.stream.rpartition("/")[2])
-            for line in said.message.splitlines():
-                yield node[0] if node else None, line
+            yield said.host, said.message.encode("utf-8", "replace")
 
-    return lines
+    return blocks
 
 
-def _reader(streams: Iterable[Stream]) -> Callable[[], Iterator[tuple[str | None, str]]]:
-    def lines() -> Iterator[tuple[str | None, str]]:
+def _reader(streams: Iterable[Stream]) -> Callable[[], Iterator[tuple[str | None, bytes]]]:
+    def blocks() -> Iterator[tuple[str | None, bytes]]:
         for stream in streams:
-            for line in _whole_lines(stream):
-                if WANTED.search(line):
-                    yield stream.node, line.decode("utf-8", "replace")
+            for block in whole_lines(stream.blocks()):
+                yield stream.node, block
 
-    return lines
-
-
-def _whole_lines(stream: Stream) -> Iterator[bytes]:
-    rest = b""
-    for block in stream.blocks():
-        *whole, rest = (rest + block).split(b"\n")
-        yield from whole
-    if rest:
-        yield rest
+    return blocks

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from sm_train.cost.timeline import PARTS
-from sm_train.toolkit.amounts import dollars, number, span
+from sm_train.toolkit.amounts import dollars, number, percent, span
 from sm_train.toolkit.review.model import SIGNS, Level, Review, Reviewed, part_label
 
 if TYPE_CHECKING:
@@ -88,18 +88,18 @@ def _bar(job: Reviewed, console: Console) -> None:
         share = seconds[part] / whole
         bar.append("█" * round(share * _BAR), style=colour)
         if share >= 0.005:
-            words.append(f"{part_label(part)} {share:.1%}  ", style=colour)
+            words.append(f"{part_label(part)} {percent(share)}  ", style=colour)
     console.print(bar)
     console.print(words)
 
 
 _COMPARED = (
-    ("it/s", "iterations_per_second", number), 
+    ("it/s", "iterations_per_second", number),
     ("images/s", "images_per_second", lambda value: f"{value:,.0f}"),
-    ("goodput", "goodput", lambda share: f"{share:.1%}"),
-    ("GPUs", "gpu_utilization", lambda share: f"{share:.1%}"),
-    ("MFU", "mfu", lambda share: f"{share:.1%}"),
-    ("data wait", "data_wait_share", lambda share: f"{share:.1%}"),
+    ("goodput", "goodput", percent),
+    ("GPUs", "gpu_utilization", percent),
+    ("MFU", "mfu", percent),
+    ("data wait", "data_wait_share", percent),
     ("loss", "loss", lambda value: f"{value:.4f}"),
     ("cost", "billed_usd", dollars),
 )  # fmt: skip

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sm_train.toolkit.amounts import dollars, span
+from sm_train.toolkit.amounts import dollars, percent, span
 from sm_train.toolkit.inline_svg import PARTS
 from sm_train.toolkit.review.curves import Document
-from sm_train.toolkit.review.figure_table import share
 from sm_train.toolkit.review.model import part_label
 
 
@@ -36,7 +35,7 @@ def steps(job: Document, parts: Sequence[str]) -> list[Step]:
     def step(label: str, ink: str, own: float, start: float) -> Step:
         usd = None if job["billed_usd"] is None else dollars(job["billed_usd"] * own / total)
         width = 100 * own / total
-        return Step(label, span(own), share(own / total), usd, ink, start, width)
+        return Step(label, span(own), percent(own / total), usd, ink, start, width)
 
     whole = "billed" if job["billable_seconds"] is not None else "passed"
     found = [step(whole, "muted", total, 0.0)]

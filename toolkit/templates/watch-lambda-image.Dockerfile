@@ -5,7 +5,7 @@
 #   docker push IMAGE
 FROM public.ecr.aws/lambda/python:3.12
 RUN pip install --no-cache-dir \
-    "boto3>=1.40,<2" "google-re2>=1.1,<2" "orjson>=3.10,<4" "packaging>=23,<27" \
+    "boto3>=1.40,<2" "google-re2>=1.1,<2" "msgspec>=0.19,<1" "packaging>=23,<27" \
     "pathspec>=0.12,<2" "pydantic>=2.7,<3"
 COPY toolkit ${LAMBDA_TASK_ROOT}/sm_train/toolkit
 COPY estimators ${LAMBDA_TASK_ROOT}/sm_train/estimators

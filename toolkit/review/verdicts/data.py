@@ -6,6 +6,7 @@ import numpy as np
 from sm_train.toolkit.amounts import number
 from sm_train.toolkit.review.facts import Facts
 from sm_train.toolkit.review.model import Level, Verdict
+from sm_train.toolkit.review.told import finite
 
 LITTLE, MUCH = 0.02, 0.1
 """Shares of a step spent waiting for its batch."""
@@ -15,8 +16,7 @@ _SHOWN = 5
 
 def data(facts: Facts) -> Verdict:
     question = "Was data the limit?"
-    waits = facts.told.steps["data_wait_share"]
-    known = waits[np.isfinite(waits)]
+    known = finite(facts.told.steps["data_wait_share"])
     if not len(known):
         return Verdict("data", "unknown", question, "no line tells of a step")
     mean = float(known.mean())
@@ -34,8 +34,8 @@ def _by_node(facts: Facts) -> list[str]:
     """The machines that wait most, and how fast they read."""
     found = []
     for node, table in facts.told.nodes.items():
-        waits, rate = table["data_wait_share_max"], table["read_bytes_per_second"]
-        waits, rate = waits[np.isfinite(waits)], rate[np.isfinite(rate)]
+        waits = finite(table["data_wait_share_max"])
+        rate = finite(table["read_bytes_per_second"])
         if len(waits):
             told = f"node {node}: its most waiting rank {float(waits.mean()):.1%}"
             if len(rate):

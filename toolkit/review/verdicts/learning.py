@@ -7,7 +7,7 @@ import numpy.typing as npt
 from sm_train.toolkit.amounts import number
 from sm_train.toolkit.review.facts import Facts
 from sm_train.toolkit.review.model import Level, Verdict
-from sm_train.toolkit.review.told import Column
+from sm_train.toolkit.review.told import Column, finite
 
 _BUCKETS = 20
 _ENOUGH = 5 * _BUCKETS
@@ -115,7 +115,7 @@ def _spikes(losses: Column) -> npt.NDArray[np.intp]:
 
 
 def _growth(norms: Column) -> float:
-    known = norms[np.isfinite(norms)]
+    known = finite(norms)
     if len(known) < _ENOUGH:
         return 1.0
     fifth = len(known) // 5

@@ -10,7 +10,7 @@ from sm_train.toolkit.amounts import number
 from sm_train.toolkit.live_state import STRAGGLES
 from sm_train.toolkit.review.facts import Facts
 from sm_train.toolkit.review.model import Level, Verdict
-from sm_train.toolkit.review.told import Column
+from sm_train.toolkit.review.told import Column, finite
 
 BUSY, IDLE = 0.9, 0.7
 """Shares of GPU time; BRIA reports over 98 % (AWS Machine Learning Blog, 2024)."""
@@ -102,8 +102,7 @@ def _ranks(facts: Facts) -> list[_Rank]:
     for node, table in facts.told.ranks.items():
         for rank in np.unique(table["rank"]).tolist():
             rows = table["rank"] == rank
-            steps, waits = table["p50"][rows], table["data_wait_share"][rows]
-            steps, waits = steps[np.isfinite(steps)], waits[np.isfinite(waits)]
+            steps, waits = finite(table["p50"][rows]), finite(table["data_wait_share"][rows])
             if len(steps):
                 mean = float(waits.mean()) if len(waits) else 0.0
                 found.append(_Rank(node, int(rank), float(np.median(steps)), mean))
@@ -169,8 +168,7 @@ def _throttled(facts: Facts) -> Iterator[str]:
 def _gpu_medians(facts: Facts, name: str) -> Iterator[tuple[int, int, float]]:
     for node, table in facts.told.gpus.items():
         for gpu in np.unique(table["gpu"]).tolist():
-            values = table[name][table["gpu"] == gpu]
-            values = values[np.isfinite(values)]
+            values = finite(table[name][table["gpu"] == gpu])
             if len(values):
                 yield node, int(gpu), float(np.median(values))
 
@@ -206,5 +204,5 @@ def health(facts: Facts) -> Verdict:
 
 
 def _most(table: Mapping[str, Column], name: str) -> float:
-    values = table[name][np.isfinite(table[name])]
+    values = finite(table[name])
     return float(values.max()) if len(values) else 0.0

@@ -6,6 +6,7 @@ import numpy as np
 from sm_train.toolkit.event_log import Event
 from sm_train.toolkit.review.facts import Facts
 from sm_train.toolkit.review.model import Level, Verdict
+from sm_train.toolkit.review.told import finite
 
 _WORDS = {
     "efa-rdma": "EFA with GPUDirect RDMA",
@@ -66,7 +67,7 @@ def _traffic(facts: Facts) -> list[str]:
         ("other interfaces", "network_receive_bytes_per_second"),
     ):
         rates = [table[name] for table in facts.told.nodes.values()]
-        known = np.concatenate([one[np.isfinite(one)] for one in rates]) if rates else np.array([])
+        known = np.concatenate([finite(one) for one in rates]) if rates else np.array([])
         if len(known):
             found.append(f"{label}: {float(known.mean()) / 1e9:.3g} GB/s received by a machine")
     drops = sum(float(np.nansum(table["efa_drops"])) for table in facts.told.nodes.values())

@@ -8,7 +8,7 @@ import numpy as np
 from sm_train.toolkit.amounts import number
 from sm_train.toolkit.review.facts import Facts
 from sm_train.toolkit.review.model import Level, Verdict
-from sm_train.toolkit.review.told import Column
+from sm_train.toolkit.review.told import Column, finite
 from sm_train.toolkit.review.verdicts.time_used import clock
 
 STEADY, MUCH = 0.05, 0.15
@@ -142,8 +142,7 @@ def _changed(facts: Facts, question: str, change: Trend, evidence: tuple[str, ..
 def mfu(facts: Facts) -> Verdict:
     """Model FLOP utilization: what the model needs by count over what the GPUs could do."""
     question = "How much of the GPUs' arithmetic was used?"
-    values = facts.told.steps["mfu"]
-    known = values[np.isfinite(values)]
+    known = finite(facts.told.steps["mfu"])
     if not len(known):
         return Verdict(
             "mfu", "unknown", question, "the device's peak is not known, so there is no MFU"
