@@ -44,6 +44,7 @@ class Learner:
             weight_decay=training.weight_decay,
             fused=_fused_available(self._owned[0].device),
         )
+        self._largest_norm = training.gradient_clip
         warmup = training.warmup_iterations
         self._schedule = torch.optim.lr_scheduler.LambdaLR(
             self._optimizer, lambda step: min(1.0, (step + 1) / (warmup + 1))
@@ -61,17 +62,25 @@ class Learner:
     def learning_rate(self) -> float:
         return float(self._schedule.get_last_lr()[0])
 
-    def update(self, skipped: Tensor) -> None:
-        """One step by the gradients, unless ``skipped`` is 1.0: they are no numbers.
+    def update(self, norm: Tensor) -> Tensor:
+        """One step by the gradients, whose norm over all processes this is, clipped to the run's.
 
-        On a GPU fused AdamW looks itself, so that the host need not wait to know. The average
-        follows beside the next step's passes.
+        Returns 1.0 where they are no numbers: then nothing is learned from them. Fused AdamW clips
+        while it reads them anyway, and on a GPU looks itself whether to learn, so that the host
+        need not wait to know. The average follows beside the next step's passes.
         """
         self.beside.join()
         if self._split:
             for parameter, part in zip(self.parameters, self._owned, strict=True):
                 part.grad = None if parameter.grad is None else own_part(parameter.grad)
-        if skipped.is_cuda:
+        skipped = (~torch.isfinite(norm)).float()
+        excess = torch.clamp(norm / self._largest_norm, min=1.0)
+        if self._optimizer.defaults["fused"]:
+            self._optimizer.grad_scale = excess  # type: ignore[attr-defined]
+        else:
+            gradients = [one.grad for one in self._owned if one.grad is not None]
+            torch._foreach_mul_(gradients, 1.0 / excess)
+        if norm.is_cuda:
             self._optimizer.found_inf = skipped  # type: ignore[attr-defined]
             self._optimizer.step()
         elif not skipped.item():
@@ -81,9 +90,11 @@ class Learner:
         if self._average is not None:
             self.beside.run(self._average.update)
         self.step += 1
+        return skipped
 
     def forget_gradients(self) -> None:
-        self._optimizer.zero_grad(set_to_none=True)
+        for one in self._owned:
+            one.grad = None
         if self._split:
             for parameter in self.parameters:
                 parameter.grad = None

@@ -99,7 +99,7 @@ class Diffusion:
         # Looked up on the host: what the device needs of the tables are a few numbers a sample.
         drawn = torch.from_numpy((uniform * self.levels.shape[1]).astype(np.int64))
         timesteps = drawn.to(images.device, non_blocking=True)
-        levels = self.levels[:, drawn].to(images.device, non_blocking=True)
+        levels = self.levels.index_select(1, drawn).to(images.device, non_blocking=True)
         signal, sigma, *weights = levels
         noisy = torch.addcmul(signal * images, sigma, noise)
         target = noise

@@ -128,6 +128,7 @@ def no_sync(
         switch(last=True)
 
 
-def clip(parameters: Sequence[Tensor], limit: float) -> Tensor:
-    """Clip the gradients to a norm of ``limit`` over all processes; their norm before, a scalar."""
-    return whole(nn.utils.clip_grad_norm_(parameters, limit))
+def gradient_norm(parameters: Sequence[Tensor]) -> Tensor:
+    """The norm of all gradients, over all processes where they are split; a scalar."""
+    gradients = [one.grad for one in parameters if one.grad is not None]
+    return whole(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))))

@@ -76,6 +76,8 @@ class Trainer:
             seat.processes,
             gpu_memory(self.device),
         )
+        # Entering a context that does nothing takes longer than the batch's arithmetic.
+        self._autocast = accelerator.autocast if accelerator.native_amp else nullcontext
         place_frozen(self.placing, parts, self.device)
         module = place(self.placing, settings, parts, accelerator, seat.processes)
         # Wrapping may move weights to other memory; what learns them takes hold of them after.
@@ -205,16 +207,15 @@ class Trainer:
             self.log.tell_epoch()
             last = micro == accumulation - 1
             with nullcontext() if last else self._accumulating():
-                with self.accelerator.autocast():
+                with self._autocast():
                     task, text = self.inputs.task(batch)
                     prediction = self.model(task.noisy, task.timesteps, *text)
                     value = error(prediction, task) / accumulation
                 self.accelerator.backward(value)
             losses.append(value.detach())
-        norm = parallel.clip(learner.parameters, self.settings.training.gradient_clip)
+        norm = parallel.gradient_norm(learner.parameters)
         # The sum of gradients is the same on all processes, so all leave out the same steps.
-        skipped = (~torch.isfinite(norm)).float()
-        learner.update(skipped)
+        skipped = learner.update(norm)
         interval.add(learner.step, losses, norm, skipped, origins)
 
     def _accumulating(self) -> AbstractContextManager[None]:

@@ -56,12 +56,11 @@ def main() -> None:
         accelerator.backward(model(noisy, torch.ones(1), *text).mean())
 
     backward()
-    parallel.clip(learner.parameters, 1.0)
     gradients = [own_part(one.grad) for one in learner.parameters if one.grad is not None]
     found: dict[str, float] = {
         "gradients": sum(one.numel() * one.element_size() for one in gradients)
     }
-    learner.update(torch.zeros(()))
+    learner.update(parallel.gradient_norm(learner.parameters))
     tensors = {box.name: own.part for box, own in learner.tensors().items()}
     for state, prefixes in {
         "weights": ("model.",), "adamw": ("exp_avg.", "exp_avg_sq."), "ema": ("ema.",)
@@ -81,7 +80,7 @@ def main() -> None:
                     ):
                         backward()
                 backward()
-            found[f"norm, whole: {whole}"] = float(parallel.clip(learner.parameters, 1e9))
+            found[f"norm, whole: {whole}"] = float(parallel.gradient_norm(learner.parameters))
             for operation, count in exchanges.counts.items():
                 found[f"{operation}, whole: {whole}"] = count
     path = Path(sys.argv[2]) / f"rank-{accelerator.process_index}.json"

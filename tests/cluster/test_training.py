@@ -265,7 +265,8 @@ def test_a_stage_starts_from_the_weights_of_the_one_before(tmp_path: Path) -> No
     shutil.copytree(first.checkpoints / "final", previous)
     code, later, text = second.run()
     assert code == 0, text
-    assert losses(later)[1] < losses(events)[1] * 0.9
+    # On the same samples with the same noise: both are a first step's.
+    assert losses(later)[1] < losses(events)[1] * 0.95
 
 
 @pytest.mark.parametrize(

@@ -368,7 +368,7 @@ def test_a_stage_must_fit_on_every_machine_that_it_may_be_given() -> None:
         cluster={"instance_type": "ml.p4de.24xlarge"}, stages=tight, recovery=elsewhere
     )
     said = found["memory-short", "recovery.fallbacks[0]"].message
-    assert said.startswith("ml.p4d.24xlarge in us-east-1: 256px takes about 51 GiB")
+    assert said.startswith("ml.p4d.24xlarge in us-east-1: 256px takes about 52 GiB")
     own = {"256px": {"per_gpu_batch": 32}}
     elsewhere = {"fallbacks": [{"instance_type": "ml.p4d.24xlarge", "stages": own}]}
     found = described(
