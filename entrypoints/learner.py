@@ -50,6 +50,7 @@ class Learner:
             self._optimizer, lambda step: min(1.0, (step + 1) / (warmup + 1))
         )
         self._average: ExponentialMovingAverage | None = None
+        self._behind = False
         if training.ema_decay:
             self._average = ExponentialMovingAverage(
                 self._owned, training.ema_decay, training.ema_start
@@ -67,9 +68,9 @@ class Learner:
 
         Returns 1.0 where they are no numbers: then nothing is learned from them. Fused AdamW clips
         while it reads them anyway, and on a GPU looks itself whether to learn, so that the host
-        need not wait to know. The average follows beside the next step's passes.
+        need not wait to know. The average is one step behind until :meth:`follow`.
         """
-        self.beside.join()
+        self._settle()
         if self._split:
             for parameter, part in zip(self.parameters, self._owned, strict=True):
                 part.grad = None if parameter.grad is None else own_part(parameter.grad)
@@ -87,10 +88,21 @@ class Learner:
             self._optimizer.step()
         self._schedule.step()
         self.forget_gradients()
-        if self._average is not None:
-            self.beside.run(self._average.update)
+        self._behind = self._average is not None
         self.step += 1
         return skipped
+
+    def follow(self) -> None:
+        """Begin to move the average, beside what comes: best a backward pass, which leaves Python
+        alone."""
+        if self._behind and self._average is not None:
+            self._behind = False
+            self.beside.run(self._average.update)
+
+    def _settle(self) -> None:
+        """Until nothing reads the weights any more, and the average is theirs."""
+        self.follow()
+        self.beside.join()
 
     def forget_gradients(self) -> None:
         for one in self._owned:
@@ -111,7 +123,7 @@ class Learner:
     @torch.no_grad()
     def _swap(self) -> None:
         """One by one, so that it takes the memory of one tensor."""
-        self.beside.join()
+        self._settle()
         if self._average is None:
             return
         for weight, average in zip(self._owned, self._average.averages, strict=True):
@@ -122,7 +134,7 @@ class Learner:
     @torch.no_grad()
     def take_average(self) -> None:
         """Make the average the weights, where one is kept."""
-        self.beside.join()
+        self._settle()
         if self._average is not None:
             torch._foreach_copy_([*self._owned], self._average.averages)
 
@@ -133,11 +145,12 @@ class Learner:
 
         What reads them must do so :class:`beside <Beside>` the training: the average may be behind.
         """
+        self.follow()
         return self._state.tensors()
 
     def shared_files(self) -> dict[str, Callable[[Path], None]]:
         """What else all share, as it is now: the name of a file and what writes it."""
-        self.beside.join()
+        self._settle()
         progress = {
             "schedule": self._schedule.last_epoch,
             "ema_updates": self._average.updates if self._average else 0,
@@ -155,7 +168,7 @@ class Learner:
                 f"{found.folder}: is of another model (weights {found.fingerprint}, this one has "
                 f"{self.fingerprint}); give the run another name or checkpoint folder"
             )
-        self.beside.join()
+        self._settle()
         try:
             self._state.restore(store.pieces_files(found.folder))
         except PiecesError as error:

@@ -211,6 +211,7 @@ class Trainer:
                     task, text = self.inputs.task(batch)
                     prediction = self.model(task.noisy, task.timesteps, *text)
                     value = error(prediction, task) / accumulation
+                learner.follow()
                 self.accelerator.backward(value)
             losses.append(value.detach())
         norm = parallel.gradient_norm(learner.parameters)
