@@ -51,6 +51,7 @@ def test_diffusers_alone_draws_with_the_final_model(
         assert image.size == (8, 8)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_and_the_final_model_draw_the_same(
     cli: Cli, tmp_path: Path, family: tuple[str, Job, list[dict[str, Any]]]
 ) -> None:

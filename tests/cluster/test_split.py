@@ -52,11 +52,12 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, dict[int, floa
 @pytest.mark.parametrize(
     ("processes", "sharding"),
     [
-        (2, "none"), (2, "full_shard"),
+        (2, "full_shard"),
         *(
             pytest.param(processes, sharding, marks=pytest.mark.slow)
             for processes, sharding in (
-                (4, "none"), (2, "shard_grad_op"), (4, "shard_grad_op"), (4, "full_shard")
+                (2, "none"), (4, "none"), (2, "shard_grad_op"), (4, "shard_grad_op"),
+                (4, "full_shard"),
             )
         ),
     ],

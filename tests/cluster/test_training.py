@@ -133,7 +133,8 @@ def test_a_full_disk_costs_a_checkpoint_and_nothing_else(tmp_path: Path, mount: 
         assert running.wait_for("end")["reason"] == "sigterm"
 
 
-@pytest.mark.parametrize("processes", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 3])
 def test_any_number_of_processes_takes_over_the_weights(tmp_path: Path, processes: int) -> None:
     """What two have shared out comes together again, bit for bit."""
     made = job(tmp_path, iterations=6)

@@ -65,7 +65,7 @@ def encoded(image: Image.Image, kind: str = "JPEG", **options: object) -> bytes:
     return content.getvalue()
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("kind", ["JPEG", pytest.param("PNG", marks=pytest.mark.slow), "WEBP"])
 def test_hashes_agree_with_imagehash(kind: str) -> None:
     """On 99 of 100 within two bits of 64, though a JPEG is decoded at a fraction of its size."""
     far = 0
