@@ -31,7 +31,7 @@ def keeps_whole_gradients(
         plan = plan_preset(settings.model.preset, stage.resolution, precision=training.precision)
     except UnplannedModelError:
         return False
-    states = plan.state_bytes(
+    fixed = plan.fixed_bytes(
         ema=training.ema_decay > 0,
         strategy=stage.sharding,
         world_size=processes,
@@ -40,5 +40,5 @@ def keeps_whole_gradients(
     activations = plan.activation_bytes(
         stage.per_gpu_batch, checkpointing=stage.activation_checkpointing
     )
-    needed = states.total + plan.frozen_bytes + activations + _BYTES * plan.parameters
+    needed = fixed + activations + _BYTES * plan.parameters
     return needed <= _USABLE * gpu_memory

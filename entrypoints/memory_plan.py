@@ -86,6 +86,19 @@ class ModelPlan:
             gathered = width * weights + (width + _FP32) * block
         return StateBytes(_FP32 * own, _FP32 * own, 2 * _FP32 * own, _FP32 * own * ema, gathered)
 
+    def fixed_bytes(self, *, ema: bool, strategy: str, world_size: int, per_node: int) -> int:
+        """Of one GPU before the first image: states, autoencoder and frozen text encoders.
+
+        One process has nobody to split with.
+        """
+        states = self.state_bytes(
+            ema=ema,
+            strategy=strategy if world_size > 1 else "none",
+            world_size=world_size,
+            per_node=per_node,
+        )
+        return states.total + self.frozen_bytes
+
 
 @cache
 def plan_preset(name: str, resolution: int, *, precision: str) -> ModelPlan:

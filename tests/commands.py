@@ -17,9 +17,12 @@ import threading
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from importlib import import_module
 from multiprocessing import forkserver
 from pathlib import Path
+
+import pytest
 
 PRELOADED = (
     "tests.commands",
@@ -48,10 +51,10 @@ def run(
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / name for name in ("stdin", "stdout", "stderr")]
         files[0].write_text(stdin, encoding="utf-8")
-        process = _context().Process(
-            target=_command, args=(prelude, list(arguments), dict(env), cwd, files)
-        )
         with _STARTING:
+            process = _context().Process(
+                target=_command, args=(prelude, list(arguments), dict(env), cwd, files)
+            )
             process.start()
         process.join(timeout)
         if process.exitcode is None:
@@ -62,20 +65,16 @@ def run(
         return subprocess.CompletedProcess(list(arguments), process.exitcode, output, errors)
 
 
+@cache
 def _context() -> multiprocessing.context.ForkServerContext:
-    """With the server running; it has no credentials and nobody's home."""
+    """With the server running, started once; it has no credentials and nobody's home."""
     context = multiprocessing.get_context("forkserver")
-    with _STARTING:
-        context.set_forkserver_preload(list(PRELOADED))
-        kept = dict(os.environ)
-        try:
-            for name in [name for name in kept if name.startswith("AWS_")]:
-                del os.environ[name]
-            os.environ["HOME"] = os.devnull
-            forkserver.ensure_running()
-        finally:
-            os.environ.clear()
-            os.environ.update(kept)
+    context.set_forkserver_preload(list(PRELOADED))
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            patch.delenv(name)
+        patch.setenv("HOME", os.devnull)
+        forkserver.ensure_running()
     return context
 
 

@@ -49,14 +49,13 @@ def plan_of(config: RunConfig, resolution: int | None) -> ModelPlan | None:
 def fixed_bytes(
     plan: ModelPlan, config: RunConfig, strategy: str, world_size: int, per_node: int
 ) -> float:
-    """What a GPU holds before the first image: states, autoencoder and frozen text encoders."""
-    states = plan.state_bytes(
+    """What a GPU of the run holds before the first image."""
+    return plan.fixed_bytes(
         ema=config.training.ema_decay > 0,
-        strategy=strategy if world_size > 1 else "none",
+        strategy=strategy,
         world_size=world_size,
         per_node=per_node,
     )
-    return states.total + plan.frozen_bytes
 
 
 def fit(config: RunConfig, stage: Any, **change: Any) -> Fit | None:
