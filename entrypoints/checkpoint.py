@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sm_train.entrypoints.shards import file_digest
+from sm_train.entrypoints.file_digest import file_digest
 from torch import Tensor
 
 MARKER = "complete.json"
 FORMAT = 2
+
+MODEL, AVERAGE = "model.", "ema."
 
 
 class CheckpointError(RuntimeError):

@@ -12,8 +12,6 @@ from sm_train.entrypoints.settings import SettingsError
 
 PRESETS = Path(__file__).parent / "presets"
 
-MOMENTS, TEXT, POOLED = "moments.npy", "text.npy", "pooled.npy"
-"""Extensions of a sample's precomputed arrays (:mod:`sm_train.entrypoints.precomputed`)."""
 
 UNLIMITED_TOKENS = 256
 """Tokens of a caption for a T5 (:data:`sm_train.entrypoints.pipeline.T5_TOKENS`)."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-from sm_train.entrypoints.components import MOMENTS
+from sm_train.entrypoints.shards import MOMENTS
 
 SLICE_SECONDS = 0.5
 READ_SECONDS = 1.0

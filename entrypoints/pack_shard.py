@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm_train.entrypoints.buckets import aspect_shapes, nearest_shape
-from sm_train.entrypoints.components import MOMENTS, POOLED, TEXT
 from sm_train.entrypoints.image_facts import ImageFacts, encode_again, examine_image
 from sm_train.entrypoints.image_header import DecodeError
 from sm_train.entrypoints.pack_plan import Input, Options, ShardPlan, sample_key
@@ -36,7 +35,7 @@ from sm_train.entrypoints.shard_index import (
     ShardIndex,
 )
 from sm_train.entrypoints.shard_writer import ShardFile, sample_parts
-from sm_train.entrypoints.shards import Shard, ShardError
+from sm_train.entrypoints.shards import MOMENTS, POOLED, TEXT, Shard, ShardError
 from sm_train.entrypoints.storage import Access, Part, Place, read_address
 
 if TYPE_CHECKING:

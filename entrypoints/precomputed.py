@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from sm_train.entrypoints.batch_memory import Layout
-from sm_train.entrypoints.components import MOMENTS, POOLED, TEXT
+from sm_train.entrypoints.shards import MOMENTS, POOLED, TEXT
 from torch import Tensor
 
 

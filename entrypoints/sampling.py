@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from sm_train.entrypoints.checkpoint import (
+    AVERAGE,
+    MODEL,
     CheckpointError,
     newest_complete,
     pieces_files,
@@ -18,7 +20,6 @@ from sm_train.entrypoints.model_folder import is_frame, load_frame, load_model
 from sm_train.entrypoints.networks import network_folder
 from sm_train.entrypoints.order import mix
 from sm_train.entrypoints.tensor_pieces import PiecesError, read_whole
-from sm_train.entrypoints.training_state import AVERAGE, MODEL
 
 FRAME = "components"
 """The folder beside checkpoints that holds what training does not change."""

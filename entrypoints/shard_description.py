@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from sm_train.entrypoints.file_digest import file_digest
 from sm_train.entrypoints.image_header import DecodeError, image_size
 from sm_train.entrypoints.shard_index import Refused
-from sm_train.entrypoints.shards import Shard, file_digest, find_shards
+from sm_train.entrypoints.shards import Shard, find_shards
 from sm_train.entrypoints.tar_reading import Walk, walk
 
 IMAGE_EXTENSIONS = frozenset({"jpg", "jpeg", "png", "webp"})

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
-from blake3 import blake3
+from sm_train.entrypoints.file_digest import file_digest
 
 END_MARK = bytes(2 * tarfile.BLOCKSIZE)
 """Closes every tar; an archive without it was cut short."""
@@ -29,7 +29,8 @@ END_MARK = bytes(2 * tarfile.BLOCKSIZE)
 
 SUFFIX = ".tar"
 
-_CHUNK = 1 << 20
+MOMENTS, TEXT, POOLED = "moments.npy", "text.npy", "pooled.npy"
+"""Extensions of a sample's precomputed arrays (:mod:`sm_train.entrypoints.precomputed`)."""
 
 
 class ShardError(ValueError):
@@ -80,14 +81,6 @@ def scan_shard(path: Path, name: str | None = None) -> Shard:
         file.seek(0)
         digest = file_digest(file)
         return Shard(name or path.name, file.tell(), digest, keys, offsets)
-
-
-def file_digest(file: IO[bytes]) -> str:
-    """BLAKE3 of what is left to read, as ``b3sum`` prints it."""
-    digest = blake3()
-    while content := file.read(_CHUNK):
-        digest.update(content)
-    return digest.hexdigest()
 
 
 def verify_shard(path: Path, expected: Shard | None = None) -> None:

@@ -11,12 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from sm_train.entrypoints.checkpoint import AVERAGE, MODEL
 from sm_train.entrypoints.ema import ExponentialMovingAverage
 from sm_train.entrypoints.owned import Owned, owned
 from sm_train.entrypoints.tensor_pieces import Box, fill, stored_names
 from torch import Tensor, nn
 
-MODEL, AVERAGE = "model.", "ema."
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _STEPS = "optimizer.steps"
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from sm_train.cost.instances import instance_type
 from sm_train.estimators.metrics import NAMESPACE
-from sm_train.estimators.request import job_name
+from sm_train.estimators.naming import job_name
 from sm_train.estimators.run_config import Heartbeat, RunConfig
 
 Topic = str | dict[str, str]

@@ -13,7 +13,7 @@ from typing import Any
 
 from sm_train.estimators.alarms import alarm_prefix, rule_name, topic_name
 from sm_train.estimators.images import image_uri
-from sm_train.estimators.request import ROLE_NOT_SET, staging_bucket
+from sm_train.estimators.naming import ROLE_NOT_SET, staging_bucket
 from sm_train.estimators.run_config import RunConfig
 from sm_train.estimators.run_places import places as run_places
 

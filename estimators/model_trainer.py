@@ -19,13 +19,9 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 from sm_train.estimators.bundle import ARCHIVE_NAME, LAUNCHER, Bundle
+from sm_train.estimators.naming import code_prefix
 from sm_train.estimators.own_code import REQUIREMENTS
-from sm_train.estimators.request import (
-    TrainingRequest,
-    code_prefix,
-    code_uri,
-    start_arguments,
-)
+from sm_train.estimators.request import TrainingRequest, code_uri, start_arguments
 
 _STAMP = re.compile(r"-\d{14}(?=$|/)")
 

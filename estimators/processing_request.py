@@ -12,7 +12,7 @@ from typing import Any
 from sm_train.estimators.bundle import ARCHIVE_NAME
 from sm_train.estimators.images import aws_image
 from sm_train.estimators.launch import FRAMEWORK
-from sm_train.estimators.request import ROLE_NOT_SET, staging_bucket
+from sm_train.estimators.naming import ROLE_NOT_SET, staging_bucket
 from sm_train.estimators.run_config import RunConfig
 
 ProcessingRequest = dict[str, Any]

@@ -12,6 +12,13 @@ from typing import Any
 from sm_train.estimators.bundle import ARCHIVE_NAME, Bundle
 from sm_train.estimators.launch import Launch, launch
 from sm_train.estimators.metrics import metric_definitions
+from sm_train.estimators.naming import (
+    ROLE_NOT_SET,
+    checkpoint_uri,
+    job_name,
+    staging_bucket,
+    staging_uri,
+)
 from sm_train.estimators.run_cluster import Cluster
 from sm_train.estimators.run_config import RunConfig, Stage
 
@@ -29,26 +36,10 @@ REGIONS_TAG, PLACE_TAG = "sm-train:regions", "sm-train:place"
 """A job's tags: the regions where the run may have jobs, its own first, and which of its places
 this one is at, counted from 0. Runs of a single region, and the run's own place, go without."""
 
-ROLE_NOT_SET = "arn:aws:iam::000000000000:role/ROLE-NOT-SET"
-"""Stands in a dry run for a role that the run file does not name; never submitted."""
 
 # The SDK's start script, staged in the channel sm_drivers (sagemaker 3.27, training.constants).
 _CHANNELS = "/opt/ml/input/data"
 _START = f"{_CHANNELS}/sm_drivers/sm_train.sh"
-
-
-def staging_bucket(config: RunConfig, region: str) -> str:
-    """The run file's bucket, or SageMaker's default bucket of the role's account."""
-    account = (config.role or ROLE_NOT_SET).split(":")[4]
-    return config.bucket or f"sagemaker-{region}-{account}"
-
-
-def job_name(run: str, stage: str, attempt: int) -> str:
-    """The name of a stage's job. SageMaker takes a name once, so of two that start the same attempt
-    one is refused: a stage never has two live jobs, whoever starts them. Names of runs and stages
-    have no two hyphens in a row, so no other run's stage comes to the same.
-    """
-    return f"{run}--{stage}-{attempt:04d}"
 
 
 def training_requests(
@@ -146,22 +137,6 @@ def _asked_for(cluster: Cluster) -> dict[str, Any]:
     if cluster.infra_check:
         fields["InfraCheckConfig"] = {"EnableInfraCheck": True}
     return fields
-
-
-def code_prefix(run: str) -> str:
-    """Below it in the bucket, each submission keeps its code in a folder of its own."""
-    return f"{run}/code"
-
-
-def staging_uri(config: RunConfig, stage: Stage, region: str, now: datetime) -> str:
-    """The folder in which a submission of ``stage`` keeps its code, named as the SDK does."""
-    bucket = staging_bucket(config, region)
-    return f"s3://{bucket}/{code_prefix(config.name)}/{stage.name}-{now:%Y%m%d%H%M%S}/input"
-
-
-def checkpoint_uri(config: RunConfig, stage: Stage, bucket: str) -> str:
-    """Where a stage's checkpoints go: known before any job, the same for every restart."""
-    return f"s3://{bucket}/{config.name}/checkpoints/{stage.name}"
 
 
 def _algorithm(start: Launch, image: str) -> dict[str, Any]:

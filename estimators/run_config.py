@@ -447,10 +447,6 @@ class RunConfig(Section):
         gpus = instance_type(self.cluster.instance_type).accelerators
         stages = list(enumerate(self.stages))
         problems = cross_field_problems(self.name, stages, gpus, self.cluster)
-        if not problems and self.recovery.fallbacks:
-            from sm_train.estimators.run_places import fallback_problems
-
-            problems = fallback_problems(self)
         if problems:
             raise ValueError("; ".join(problem.message for problem in problems))
         return self

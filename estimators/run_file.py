@@ -177,7 +177,7 @@ def _problems(raw: dict[Any, Any]) -> list[Problem]:
     errors = _errors(RunConfig, raw)
     hidden = list(_secrets(raw, ()))
     if not errors:
-        return hidden
+        return [*_between_places(raw), *hidden]
     pruned = _without(raw, [error["loc"] for error in errors])
     later = [error for error in _errors(RunConfig, pruned) if error["type"] != "missing"]
     # The run's own cross-field check is repeated below, on whatever parts are good.

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 from sm_train.cost.instances import instance_type
-from sm_train.estimators.request import staging_bucket
+from sm_train.estimators.naming import staging_bucket
 from sm_train.estimators.run_config import Problem, RunConfig, Stage
 from sm_train.estimators.run_fallback import Fallback, FallbackStage
 

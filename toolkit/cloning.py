@@ -10,7 +10,8 @@ from typing import Any
 
 from sm_train.estimators.bundle import DOCUMENT, EXPECTED, Bundle, bundle_again, unpack
 from sm_train.estimators.launch import pytorch_version
-from sm_train.estimators.request import code_uri, staging_bucket
+from sm_train.estimators.naming import staging_bucket
+from sm_train.estimators.request import code_uri
 from sm_train.estimators.run_config import RunConfig
 from sm_train.estimators.run_file import RunFileError, changed
 from sm_train.toolkit.aws import refusals_in_words, split_uri

@@ -10,7 +10,7 @@ from sm_train.estimators.run_config import RunConfig
 from sm_train.estimators.run_places import Place, clusters
 from sm_train.toolkit.amounts import total_dollars
 from sm_train.toolkit.run_history import History
-from sm_train.toolkit.submission import price, price_of_rest
+from sm_train.toolkit.run_price import price, price_of_rest
 
 Priced = tuple[Place, Estimate]
 

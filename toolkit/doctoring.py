@@ -12,7 +12,8 @@ from sm_train.cost.assumptions import Assumptions
 from sm_train.entrypoints.doctor_history import FOLDER, results
 from sm_train.estimators.bundle import Bundle
 from sm_train.estimators.doctor_request import doctor_name, doctor_request
-from sm_train.estimators.request import TrainingRequest, checkpoint_uri, staging_bucket
+from sm_train.estimators.naming import checkpoint_uri, staging_bucket
+from sm_train.estimators.request import TrainingRequest
 from sm_train.estimators.run_config import RunConfig, Stage
 from sm_train.estimators.run_fields import JOB_NAME_LIMIT
 from sm_train.toolkit.errors import ExitCode, UserError

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from sm_train.estimators.request import checkpoint_uri, staging_bucket
+from sm_train.estimators.naming import checkpoint_uri, staging_bucket
 from sm_train.estimators.run_config import RunConfig, Stage
 from sm_train.estimators.run_places import Place, places
 from sm_train.toolkit.aws import at, open_session, resolve_region

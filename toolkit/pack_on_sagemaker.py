@@ -18,6 +18,7 @@ from sm_train.entrypoints.pack_run import Pack
 from sm_train.entrypoints.storage import place
 from sm_train.estimators.bundle import ARCHIVE_NAME, Bundle, build_bundle
 from sm_train.estimators.launch import FRAMEWORK
+from sm_train.estimators.naming import staging_bucket
 from sm_train.estimators.processing_request import (
     PackingJob,
     ProcessingRequest,
@@ -25,7 +26,6 @@ from sm_train.estimators.processing_request import (
     processing_image,
     processing_request,
 )
-from sm_train.estimators.request import staging_bucket
 from sm_train.estimators.run_config import RunConfig
 from sm_train.toolkit.amounts import dollars, span
 from sm_train.toolkit.aws import open_session, refusals_in_words, require_bucket

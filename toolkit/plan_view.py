@@ -9,7 +9,7 @@ from sm_train.cost.estimate import Purchase, hourly_price
 from sm_train.cost.instances import instance_type
 from sm_train.cost.speed import FIRM
 from sm_train.estimators.bundle import LARGE_BYTES
-from sm_train.estimators.request import ROLE_NOT_SET
+from sm_train.estimators.naming import ROLE_NOT_SET
 from sm_train.toolkit.amounts import days, dollar_range, dollars, number, span, total_dollars
 from sm_train.toolkit.price_book import price_table
 from sm_train.toolkit.submission import Submission

@@ -12,7 +12,7 @@ from sm_train.cost.document import as_document
 from sm_train.cost.estimate import Estimate
 from sm_train.entrypoints.shard_index import ShardIndex
 from sm_train.entrypoints.shards import ShardError
-from sm_train.estimators.request import staging_bucket
+from sm_train.estimators.naming import staging_bucket
 from sm_train.estimators.run_config import RunConfig
 from sm_train.estimators.run_places import Place, clusters, places
 from sm_train.toolkit import aws
@@ -31,8 +31,8 @@ from sm_train.toolkit.checks.shards import Shards, of_index, shard_findings
 from sm_train.toolkit.checks.unchecked import UNCHECKED, ask, attempt
 from sm_train.toolkit.dearest import costs_elsewhere
 from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.run_price import price
 from sm_train.toolkit.shard_listing import Listing
-from sm_train.toolkit.submission import price
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.following import Run, stages_in_silence
 from sm_train.toolkit.moving import bring
 from sm_train.toolkit.output import bytes_bar
+from sm_train.toolkit.run_price import price_of_rest
 from sm_train.toolkit.run_state import current
 from sm_train.toolkit.sending import (
     confirm,
@@ -19,7 +20,7 @@ from sm_train.toolkit.sending import (
     what,
 )
 from sm_train.toolkit.starting import recorded_request, repeat
-from sm_train.toolkit.submission import choose_stages, price_of_rest
+from sm_train.toolkit.submission import choose_stages
 
 
 def unfinished_stage(session: Any, run: Run) -> str:

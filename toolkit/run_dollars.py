@@ -9,8 +9,8 @@ from sm_train.cost.document import as_document
 from sm_train.cost.estimate import Purchase, hourly_price, money
 from sm_train.cost.prices import PriceTable
 from sm_train.estimators.run_places import Place
+from sm_train.toolkit.run_price import price
 from sm_train.toolkit.run_state import StageState
-from sm_train.toolkit.submission import price
 from sm_train.toolkit.training_jobs import TrainingJob
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from sm_train.cost.assumptions import Observed
 from sm_train.cost.throughput import Measurement
-from sm_train.estimators.request import staging_bucket
+from sm_train.estimators.naming import staging_bucket
 from sm_train.estimators.run_config import RunConfig
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.measured import Measured

@@ -10,7 +10,8 @@ from typing import Any
 
 import click
 from sm_train.cost.estimate import Estimate
-from sm_train.estimators.request import TrainingRequest, staging_bucket
+from sm_train.estimators.naming import staging_bucket
+from sm_train.estimators.request import TrainingRequest
 from sm_train.estimators.run_config import RunConfig, Stage
 from sm_train.estimators.run_places import Place, places
 from sm_train.toolkit import aws
@@ -32,9 +33,10 @@ from sm_train.toolkit.output import bytes_bar, people, write_json
 from sm_train.toolkit.plan_view import show_plan
 from sm_train.toolkit.recovery import Start
 from sm_train.toolkit.run_history import History, history_uri, read_history
+from sm_train.toolkit.run_price import price, price_of_rest
 from sm_train.toolkit.run_state import StageState
 from sm_train.toolkit.starting import freed_if_refused, numbered, with_free_name
-from sm_train.toolkit.submission import Submission, price, price_of_rest, record_of
+from sm_train.toolkit.submission import Submission, record_of
 
 
 def send_first(

@@ -8,7 +8,8 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
-from sm_train.estimators.request import TrainingRequest, job_name
+from sm_train.estimators.naming import job_name
+from sm_train.estimators.request import TrainingRequest
 from sm_train.estimators.run_places import places
 from sm_train.toolkit.aws import at, refusals_in_words
 from sm_train.toolkit.errors import ExitCode, UserError

@@ -19,7 +19,8 @@ import pytest
 from sm_train.entrypoints.launch import hyperparameters, torchrun
 from sm_train.estimators.bundle import REQUIREMENTS, Bundle, build_bundle
 from sm_train.estimators.model_trainer import send
-from sm_train.estimators.request import TrainingRequest, staging_uri, training_request
+from sm_train.estimators.naming import staging_uri
+from sm_train.estimators.request import TrainingRequest, training_request
 from sm_train.estimators.run_config import RunConfig
 from sm_train.toolkit.event_log import parse_event
 

@@ -15,7 +15,7 @@ from sm_train.estimators.bundle import build_bundle
 from sm_train.estimators.request import request_elsewhere, training_request
 from sm_train.estimators.run_config import RunConfig, Stage
 from sm_train.estimators.run_file import RunFileError, load_run
-from sm_train.estimators.run_places import clusters, places
+from sm_train.estimators.run_places import clusters, fallback_problems, places
 
 from tests.estimators.runs import ECR, PLAN, config, run, runs, stage
 from tests.estimators.service import refusals
@@ -65,6 +65,8 @@ def test_a_place_that_validates_takes_the_same_step_and_asks_for_what_is_there(
     try:
         here = RunConfig.model_validate(document)
     except ValidationError:
+        return
+    if fallback_problems(here):
         return
     own, there = places(here, "us-east-1")
     for before, after in zip(own.config.stages, there.config.stages, strict=True):

@@ -17,8 +17,8 @@ from sm_train.toolkit.checks.finding import Finding
 from sm_train.toolkit.checks.storage import listing_findings
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.preflight import Subject, offline_findings, online_findings
+from sm_train.toolkit.run_price import price
 from sm_train.toolkit.shard_listing import list_prefix
-from sm_train.toolkit.submission import price
 
 from tests.conftest import Aws, Cli
 from tests.estimators.runs import config, stage

@@ -28,7 +28,7 @@ from sm_train.toolkit.checks.role import may_assume
 from sm_train.toolkit.checks.shards import Shards, shard_findings
 from sm_train.toolkit.dearest import costs_elsewhere, total, up_to
 from sm_train.toolkit.preflight import Subject, offline_findings
-from sm_train.toolkit.submission import price
+from sm_train.toolkit.run_price import price
 
 from tests.estimators.runs import config, stage
 

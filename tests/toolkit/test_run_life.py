@@ -15,7 +15,8 @@ import boto3
 import pytest
 from moto.backends import get_backend
 from sm_train.estimators.bundle import build_bundle, run_document
-from sm_train.estimators.request import staging_uri, training_request
+from sm_train.estimators.naming import staging_uri
+from sm_train.estimators.request import training_request
 from sm_train.estimators.run_file import load_run
 from sm_train.toolkit.job_records import Record
 from sm_train.toolkit.recovery import Start

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sm_train.estimators.request import RUN_TAG, checkpoint_uri, staging_bucket
+from sm_train.estimators.naming import checkpoint_uri, staging_bucket
+from sm_train.estimators.request import RUN_TAG
 from sm_train.estimators.run_config import RunConfig, Stage
 from sm_train.toolkit.aws import split_uri
 from sm_train.toolkit.checks.finding import Check, Finding

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from sm_train.entrypoints.shard_index import read_header
 from sm_train.entrypoints.shards import ShardError
-from sm_train.estimators.request import staging_bucket
+from sm_train.estimators.naming import staging_bucket
 from sm_train.estimators.run_config import RunConfig
 from sm_train.toolkit.aws import bucket_region, split_uri
 from sm_train.toolkit.checks.finding import Check, Finding

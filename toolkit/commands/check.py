@@ -40,7 +40,7 @@ def command(
     from sm_train.toolkit.check_report import document, is_ok, show
     from sm_train.toolkit.output import people, write_json
     from sm_train.toolkit.preflight import Subject, offline_findings, online_findings
-    from sm_train.toolkit.submission import price
+    from sm_train.toolkit.run_price import price
 
     config = _load(run, as_json)
     region = aws.resolve_region(options["region"], config.region, options["profile"])

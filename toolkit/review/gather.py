@@ -19,7 +19,7 @@ from sm_train.toolkit.review.facts import Ending, Facts, Money
 from sm_train.toolkit.review.listening import listen
 from sm_train.toolkit.review.sources import Source
 from sm_train.toolkit.review.told import Told
-from sm_train.toolkit.submission import price_iterations
+from sm_train.toolkit.run_price import price_iterations
 from sm_train.toolkit.training_jobs import STOPPED_TAG, TrainingJob
 
 
