@@ -26,11 +26,11 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from sm_train.entrypoints.beside import Beside
-from sm_train.entrypoints.ema import ExponentialMovingAverage
-from sm_train.entrypoints.events import Events
-from sm_train.entrypoints.saver import Place, Saver
-from sm_train.entrypoints.training_state import TrainingState
+from sm_train.entrypoints.checkpointing.async_checkpointer import Place, Saver
+from sm_train.entrypoints.common.background import Beside
+from sm_train.entrypoints.common.events import Events
+from sm_train.entrypoints.training.ema import ExponentialMovingAverage
+from sm_train.entrypoints.training.state_dict import TrainingState
 from torch import nn
 
 ROUNDS = 5
@@ -81,9 +81,14 @@ def measure(
 ) -> None:
     beside = Beside(accelerator.device)
     saver = Saver(
-        folder / "ours", Place(0, 1, True), fingerprint="", keep=1,
-        events=Events(node=0, rank=0, stream=io.StringIO()), gather=lambda one: one, beside=beside,
-    )  # fmt: skip
+        folder / "ours",
+        Place(0, 1, True),
+        fingerprint="",
+        keep=1,
+        events=Events(node=0, rank=0, stream=io.StringIO()),
+        gather=lambda one: one,
+        beside=beside,
+    )
     written: list[float] = []
     alone: list[float] = []
     together: list[float] = []

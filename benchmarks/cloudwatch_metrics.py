@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import boto3
-from sm_train.toolkit.cloudwatch_metrics import instance_metrics
+from sm_train.toolkit.aws.cloudwatch_metrics import instance_metrics
 
 DAYS, NODES, ROUNDS = 14, 16, 3
 NOW = 1795260000.0
@@ -44,8 +44,10 @@ def main() -> None:
     points = sum(one.times.size for one in found.values())
     assert points == DAYS * 1440 * NODES * 5, points
     print(f"{points / 1e6:.2f} million points, load {os.getloadavg()[0]:.1f}, {ROUNDS} rounds")
-    print(f"ours   {spread(seconds)}, of the processor {spread(processor)}, "
-          f"{memory() - before:.0f} MiB above {before:.0f}")  # fmt: skip
+    print(
+        f"ours   {spread(seconds)}, of the processor {spread(processor)}, "
+        f"{memory() - before:.0f} MiB above {before:.0f}"
+    )
     client = session.client("cloudwatch")
     worked = time.process_time()
     page = client.get_metric_data(**one_call())
@@ -90,12 +92,14 @@ class Handler(BaseHTTPRequestHandler):
         times = list(range(int(asked["StartTime"]), int(asked["EndTime"]), 60))
         results = [
             {
-                "Id": query["Id"], "Label": query["Id"], "StatusCode": "Complete",
+                "Id": query["Id"],
+                "Label": query["Id"],
+                "StatusCode": "Complete",
                 "Timestamps": [float(at) for at in times],
                 "Values": [(at * (7 + number)) % 80_000 / 100 for at in times],
             }
             for number, query in enumerate(asked["MetricDataQueries"])
-        ]  # fmt: skip
+        ]
         body = json.dumps({"MetricDataResults": results, "Messages": []}).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/x-amz-json-1.0")

@@ -17,8 +17,8 @@ from sm_train.cost.alternatives import Question, alternatives
 from sm_train.cost.assumptions import Assumptions
 from sm_train.cost.estimate import Purchase, estimate
 from sm_train.cost.prices import shipped_prices
-from sm_train.estimators.run_file import load_run
-from sm_train.toolkit.priced_stages import known_speeds, memory_needs, stages_to_price
+from sm_train.estimators.config.load import load_run
+from sm_train.toolkit.costing.stages import known_speeds, memory_needs, stages_to_price
 
 ROUNDS = 5
 WANTED = 10_000

@@ -21,9 +21,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from sm_train.toolkit.diagnosis import diagnose
-from sm_train.toolkit.failure_scan import interesting_texts
-from sm_train.toolkit.log_files import log_files
+from sm_train.toolkit.diagnose.diagnosis import diagnose
+from sm_train.toolkit.diagnose.log_files import log_files
+from sm_train.toolkit.diagnose.log_scanner import interesting_texts
 
 ROUNDS, NODES, GPUS = 5, 16, 8
 BEGIN = 1795260000.0
@@ -35,8 +35,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         logs = write_logs(Path(folder), megabytes * 2**20 // NODES)
         total = sum(log.stat().st_size for log in logs)
-        print(f"{total / 1e9:.2f} GB in {NODES} logs, {os.cpu_count()} cores, "
-              f"load {os.getloadavg()[0]:.1f}, {ROUNDS} rounds")  # fmt: skip
+        print(
+            f"{total / 1e9:.2f} GB in {NODES} logs, {os.cpu_count()} cores, "
+            f"load {os.getloadavg()[0]:.1f}, {ROUNDS} rounds"
+        )
         compare(logs, total)
 
 
@@ -58,8 +60,10 @@ def compare(logs: list[Path], total: int) -> None:
         with (logs[0].parent / "found.txt").open("wb") as out:
             subprocess.run(
                 ["grep", "-E", "-n", "-e", patterns, *logs],
-                stdout=out, env={"LC_ALL": "C", "PATH": os.environ["PATH"]}, check=True,
-            )  # fmt: skip
+                stdout=out,
+                env={"LC_ALL": "C", "PATH": os.environ["PATH"]},
+                check=True,
+            )
         theirs.append(time.perf_counter() - started)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(f"diagnose  {spread(ours)}  {total / statistics.median(ours) / 1e6:.0f} MB/s")

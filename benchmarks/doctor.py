@@ -27,14 +27,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import torch
-from sm_train.entrypoints.doctor_evidence import Timed, timed_from
-from sm_train.entrypoints.network_model import Fabric, Workload, predict_step
+from sm_train.entrypoints.doctor.measurements import Timed, timed_from
+from sm_train.entrypoints.doctor.step_time_model import Fabric, Workload, predict_step
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.cluster.doctoring import Cluster
-from tests.cluster.jobs import Job, free_port, tiny_run
-from tests.cluster.namespaces import INTERFACE, Hosts, hosts, why_not
+from tests.support.cluster.doctor_cluster import Cluster
+from tests.support.cluster.network_namespaces import INTERFACE, Hosts, hosts, why_not
+from tests.support.cluster.training_jobs import Job, free_port, tiny_run
 
 RATES = (1000.0, 300.0, 100.0)
 """Mbit/s."""
@@ -93,9 +93,15 @@ def run_training(here: Hosts, steps: int) -> Trained:
         command += ["--master_addr", here.address(0), "--master_port", port]
         command += [__file__, "--train", str(steps)]
         environment = os.environ | {"GLOO_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": "1"}
-        running.append(subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        ))  # fmt: skip
+        running.append(
+            subprocess.Popen(
+                command,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+        )
     texts = [one.communicate(timeout=300)[0] for one in running]
     line = next(line for line in texts[0].splitlines() if line.startswith("RESULT"))
     return Trained(*json.loads(line.removeprefix("RESULT")))
@@ -127,8 +133,10 @@ def run_iperf(here: Hosts) -> float:
         pass
     answer = subprocess.run(
         [*here.prefix(1), "iperf3", "-c", here.address(0), "-t", "3", "-J"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     server.communicate()
     return float(json.loads(answer.stdout)["end"]["sum_received"]["bits_per_second"]) / 1e6
 

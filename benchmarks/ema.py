@@ -18,9 +18,9 @@ from collections.abc import Callable
 
 import torch
 from diffusers.training_utils import EMAModel
-from sm_train.entrypoints.components import read_preset
-from sm_train.entrypoints.ema import ExponentialMovingAverage
-from sm_train.entrypoints.networks import Network
+from sm_train.entrypoints.models.components import read_preset
+from sm_train.entrypoints.models.network import Network
+from sm_train.entrypoints.training.ema import ExponentialMovingAverage
 
 ROUNDS = 9
 
@@ -43,8 +43,10 @@ def main() -> None:
         "EMAModel, foreach": lambda: fused.step(parameters),
         "one copy": lambda: target.copy_(source),
     }
-    print(f"{device}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, "
-          f"{count / 1e6:.0f} million weights in {len(parameters)} tensors")  # fmt: skip
+    print(
+        f"{device}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, "
+        f"{count / 1e6:.0f} million weights in {len(parameters)} tensors"
+    )
     seconds: dict[str, list[float]] = {name: [] for name in variants}
     for number in range(ROUNDS + 2):
         for name, variant in variants.items():
@@ -57,8 +59,10 @@ def main() -> None:
     median = {name: statistics.median(values) for name, values in seconds.items()}
     print(f"{'one update':<20}{'ms':>8}{'least':>8}{'most':>8}")
     for name, values in seconds.items():
-        print(f"{name:<20}{1e3 * median[name]:>8.1f}{1e3 * min(values):>8.1f}"
-              f"{1e3 * max(values):>8.1f}")  # fmt: skip
+        print(
+            f"{name:<20}{1e3 * median[name]:>8.1f}{1e3 * min(values):>8.1f}"
+            f"{1e3 * max(values):>8.1f}"
+        )
     for name in ("EMAModel", "EMAModel, foreach"):
         print(f"{name} / sm-train: {median[name] / median['sm-train']:.2f}×")
     print(f"sm-train / 1.5 copies: {median['sm-train'] / (1.5 * median['one copy']):.2f}×")

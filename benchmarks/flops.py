@@ -13,23 +13,31 @@ import time
 from typing import Any
 
 import torch
-from sm_train.entrypoints.components import downsampling, read_preset
-from sm_train.entrypoints.memory_plan import plan_network
-from sm_train.entrypoints.networks import Network
-from sm_train.entrypoints.pipeline import Text, predict
+from sm_train.entrypoints.models.components import downsampling, read_preset
+from sm_train.entrypoints.models.network import Network
+from sm_train.entrypoints.models.pipeline import Text, predict
+from sm_train.entrypoints.planning.memory import plan_network
 from torch.utils.flop_counter import FlopCounterMode
 
 TOKENS = 77
 CASES = (
-    ("sd2", 256), ("sd2", 512), ("sd2", 1024), ("sdxl", 1024), ("dit-xl", 512), ("mmdit-2b", 512),
-    ("mmdit-8b", 1024), ("mmdit-20b", 1024),
-)  # fmt: skip
+    ("sd2", 256),
+    ("sd2", 512),
+    ("sd2", 1024),
+    ("sdxl", 1024),
+    ("dit-xl", 512),
+    ("mmdit-2b", 512),
+    ("mmdit-8b", 1024),
+    ("mmdit-20b", 1024),
+)
 
 
 def main() -> None:
     """Count."""
-    print(f"{'preset':<11}{'px':>6}{'TFLOP an image':>16}{'PyTorch':>10}{'ratio':>9}"
-          f"{'ours':>9}{'PyTorch':>10}")  # fmt: skip
+    print(
+        f"{'preset':<11}{'px':>6}{'TFLOP an image':>16}{'PyTorch':>10}{'ratio':>9}"
+        f"{'ours':>9}{'PyTorch':>10}"
+    )
     for preset, resolution in CASES:
         config = read_preset(preset)
         side = resolution // downsampling(config["vae"])
@@ -38,9 +46,11 @@ def main() -> None:
         planned = time.perf_counter()
         theirs = counted(config["network"], side)
         done = time.perf_counter()
-        print(f"{preset:<11}{resolution:>6}{ours / 1e12:>16.3f}{theirs / 1e12:>10.3f}"
-              f"{ours / theirs:>9.4f}{1e3 * (planned - started):>7.1f}ms"
-              f"{1e3 * (done - planned):>8.0f}ms")  # fmt: skip
+        print(
+            f"{preset:<11}{resolution:>6}{ours / 1e12:>16.3f}{theirs / 1e12:>10.3f}"
+            f"{ours / theirs:>9.4f}{1e3 * (planned - started):>7.1f}ms"
+            f"{1e3 * (done - planned):>8.0f}ms"
+        )
 
 
 def asked(config: dict[str, Any], side: int) -> tuple[Any, Any]:

@@ -28,11 +28,11 @@ import torch
 import webdataset
 from photos import photo
 from PIL import Image
-from sm_train.entrypoints.catalogue import Seat, survey
-from sm_train.entrypoints.loader import MOST_DEPTH, Loader
-from sm_train.entrypoints.settings import Data
-from sm_train.entrypoints.shard_description import describe_folder
-from sm_train.entrypoints.shard_index import write_index
+from sm_train.entrypoints.common.job_config import Data
+from sm_train.entrypoints.data.loader import MOST_DEPTH, Loader
+from sm_train.entrypoints.data.shard_catalog import Seat, survey
+from sm_train.entrypoints.data.shard_index import write_index
+from sm_train.entrypoints.packing.describe_shard import describe_folder
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -63,8 +63,13 @@ def measure(side: int, folder: Path) -> None:
     for shard in range(SHARDS):
         with webdataset.TarWriter(str(shards / f"{shard}.tar")) as writer:
             for number in range(EACH):
-                writer.write({"__key__": f"{shard}-{number:03d}",
-                              "jpg": images[number % DIFFERENT], "txt": b"a photo"})  # fmt: skip
+                writer.write(
+                    {
+                        "__key__": f"{shard}-{number:03d}",
+                        "jpg": images[number % DIFFERENT],
+                        "txt": b"a photo",
+                    }
+                )
     write_index(folder / "index.parquet", (one.shard for one in describe_folder(shards)))
     variants = all_variants(shards, images, side)
     streams = {name: variant() for name, variant in variants.items()}
@@ -196,7 +201,7 @@ def show(rates: dict[str, list[float]]) -> None:
 
 def parity(images: list[bytes], shards: Path) -> str:
     """Of decoding wholly and scaling, for the first photograph."""
-    from sm_train.entrypoints.decode import Target
+    from sm_train.entrypoints.data.image_decoder import Target
 
     found = []
     for image in images[:4]:

@@ -19,15 +19,15 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from sm_train.entrypoints.catalogue import Seat, survey
-from sm_train.entrypoints.course import Position
-from sm_train.entrypoints.epochs import Epoch
-from sm_train.entrypoints.loader import Loader
-from sm_train.entrypoints.settings import Data
-from sm_train.entrypoints.shard_description import describe_folder
-from sm_train.entrypoints.shard_index import write_index
-from sm_train.entrypoints.sharding import World
-from sm_train.entrypoints.shards import Shard
+from sm_train.entrypoints.common.job_config import Data
+from sm_train.entrypoints.data.epoch import Epoch
+from sm_train.entrypoints.data.loader import Loader
+from sm_train.entrypoints.data.partition import World
+from sm_train.entrypoints.data.sampler import Position
+from sm_train.entrypoints.data.shard_catalog import Seat, survey
+from sm_train.entrypoints.data.shard_format import Shard
+from sm_train.entrypoints.data.shard_index import write_index
+from sm_train.entrypoints.packing.describe_shard import describe_folder
 
 SHARDS, EACH = 500_000, 200
 INSTANCES, PROCESSES = 16, 8
@@ -58,8 +58,10 @@ def large_index(folder: Path) -> None:
         started = time.perf_counter()
         write_index(folder / f"{count}.parquet", map(shard, range(count), offsets))
         size = (folder / f"{count}.parquet").stat().st_size
-        print(f"index of {count:,} shards, {count * EACH:,} samples: {size / 1e6:,.1f} MB, "
-              f"written in {time.perf_counter() - started:.0f} s")  # fmt: skip
+        print(
+            f"index of {count:,} shards, {count * EACH:,} samples: {size / 1e6:,.1f} MB, "
+            f"written in {time.perf_counter() - started:.0f} s"
+        )
 
 
 def shard(number: int, offsets: NDArray[np.int64]) -> Shard:
@@ -86,7 +88,7 @@ def plan(folder: Path, count: int) -> None:
         return everyones
 
     started = time.perf_counter()
-    import sm_train.entrypoints.catalogue as catalogue_module
+    import sm_train.entrypoints.data.shard_catalog as catalogue_module
 
     catalogue_module.find_shards = lambda _: here
     catalogue = survey(Path(), folder / f"{count}.parquet", seat, exchange, folder / "walk")
@@ -97,8 +99,10 @@ def plan(folder: Path, count: int) -> None:
         catalogue.ranges(number)
     seconds = time.perf_counter() - started
     held = (peak_kib() - baseline) / 1024
-    print(f"planned for rank 3 of {INSTANCES * PROCESSES} over {count:,} shards: {seconds:.1f} s, "
-          f"{held:.0f} MiB at most; {loader.balance().steps:,} steps an epoch")  # fmt: skip
+    print(
+        f"planned for rank 3 of {INSTANCES * PROCESSES} over {count:,} shards: {seconds:.1f} s, "
+        f"{held:.0f} MiB at most; {loader.balance().steps:,} steps an epoch"
+    )
 
 
 def peak_kib() -> int:
@@ -124,8 +128,14 @@ def resume(folder: Path) -> None:
     for number in range(20):
         with webdataset.TarWriter(str(shards / f"{number:02d}.tar")) as writer:
             for sample in range(1000):
-                writer.write({"__key__": f"{number}-{sample}", "png": content.getvalue(),
-                              "txt": b"x", "bin": bytes(40_000)})  # fmt: skip
+                writer.write(
+                    {
+                        "__key__": f"{number}-{sample}",
+                        "png": content.getvalue(),
+                        "txt": b"x",
+                        "bin": bytes(40_000),
+                    }
+                )
     write_index(folder / "index.parquet", (one.shard for one in describe_folder(shards)))
     seat = Seat(("algo-1",), 0, 0, 1)
     catalogue = survey(shards, folder / "index.parquet", seat, lambda said: [said], folder / "walk")
@@ -140,8 +150,10 @@ def resume(folder: Path) -> None:
             started = time.perf_counter()
             next(iter(Loader(catalogue, seat, DATA, record=record, **options)))
             seconds.append(time.perf_counter() - started)
-        print(f"resumed at {share:.0%} of an epoch: first batch after "
-              f"{1000 * statistics.median(seconds):.0f} ms")  # fmt: skip
+        print(
+            f"resumed at {share:.0%} of an epoch: first batch after "
+            f"{1000 * statistics.median(seconds):.0f} ms"
+        )
 
 
 # ------------------------------------------------------------------ mixing
@@ -150,8 +162,10 @@ def resume(folder: Path) -> None:
 def mixing() -> None:
     """Neighbours in the tars, and labels that come in runs as in a crawl sorted by source."""
     shards, each, held = 64, 4000, 1024
-    print(f"\nmixing of {shards} shards × {each} samples, {held} held in memory "
-          f"({held * SAMPLE_BYTES / 2**20:.0f} MiB of samples of 250 KiB)")  # fmt: skip
+    print(
+        f"\nmixing of {shards} shards × {each} samples, {held} held in memory "
+        f"({held * SAMPLE_BYTES / 2**20:.0f} MiB of samples of 250 KiB)"
+    )
     print(f"{'order':<34}{'neighbours kept':>18}{'sources in 256':>18}{'of a permutation':>18}")
     full = np.random.default_rng(0).permutation(shards * each)
     best = sources(full, each)

@@ -26,8 +26,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
-from sm_train.entrypoints.pulse import Pulse, Section, pulse_file
-from sm_train.estimators.run_config import RunConfig
+from sm_train.entrypoints.monitoring.heartbeat import Pulse, Section, pulse_file
+from sm_train.estimators.config.schema import RunConfig
 
 ROUNDS, BEATS = 9, 20_000
 PROCESSES, SECONDS = 8, 75.0
@@ -96,20 +96,30 @@ def measure_monitor(folder: Path) -> float:
         "model": {"preset": "digits"},
         "stages": [
             {
-                "name": "one", "resolution": 8, "instances": 1, "per_gpu_batch": 1,
-                "iterations": 1, "learning_rate": 1e-4,
+                "name": "one",
+                "resolution": 8,
+                "instances": 1,
+                "per_gpu_batch": 1,
+                "iterations": 1,
+                "learning_rate": 1e-4,
             }
         ],
         "cluster": {"instance_type": "ml.p4de.24xlarge"},
-    }  # fmt: skip
+    }
     document = folder / "run.json"
     document.write_text(json.dumps(RunConfig.model_validate(run).model_dump(mode="json")))
     pulses = folder / "pulses"
     beating = [
         Pulse(pulse_file(pulses, rank), rank=rank, local_rank=rank) for rank in range(PROCESSES)
     ]
-    command = [sys.executable, "-m", "sm_train.entrypoints.monitor", "--document", str(document)]
-    command += ["--stage", "one", "--pulses", str(pulses)]
+    command = [
+        sys.executable,
+        "-m",
+        "sm_train.entrypoints.monitoring.watchdog",
+        "--document",
+        str(document),
+    ]
+    command += ["--document", str(document), "--stage", "one", "--pulses", str(pulses)]
     with subprocess.Popen(
         command,
         stdin=subprocess.PIPE,

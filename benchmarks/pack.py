@@ -26,10 +26,10 @@ import imagehash
 import webdataset
 from photos import photo
 from PIL import Image
-from sm_train.entrypoints.image_facts import examine_image
-from sm_train.entrypoints.pack_plan import Input, Options, ShardPlan
-from sm_train.entrypoints.pack_shard import make_shard
-from sm_train.entrypoints.storage import Access, Folder
+from sm_train.entrypoints.packing.image_metadata import examine_image
+from sm_train.entrypoints.packing.plan import Input, Options, ShardPlan
+from sm_train.entrypoints.packing.shard_builder import make_shard
+from sm_train.entrypoints.packing.storage import Access, Folder
 
 ROUNDS = 7
 DIFFERENT, IMAGES, MANY = 24, 480, 9600
@@ -83,8 +83,13 @@ def compare(side: int, folder: Path) -> None:
             shutil.rmtree(out)
     megabytes = sum(item.bytes for item in inputs) / 1e6
     print(f"\n{side} px, {megabytes / IMAGES * 1e3:.0f} kB an image")
-    show(seconds, {name: IMAGES if "whole" not in name and "Pillow" not in name else IMAGES // 4
-                   for name in variants})  # fmt: skip
+    show(
+        seconds,
+        {
+            name: IMAGES if "whole" not in name and "Pillow" not in name else IMAGES // 4
+            for name in variants
+        },
+    )
     ratio(seconds, "sm-train, headers", "webdataset.ShardWriter")
     ratio(seconds, "sm-train, whole", "Pillow and imagehash")
     agreement(inputs[:DIFFERENT])
@@ -188,13 +193,22 @@ def run_commands(albums: Sequence[Path], workers: int, cores: set[int] | None = 
     """``sm-train pack`` of each, all at once, on all ``cores`` or on some."""
     running = [
         subprocess.Popen(
-            ["sm-train", "pack", str(album), f"{album}.out", "--shard-size", "100MB",
-             "--workers", str(workers)],
+            [
+                "sm-train",
+                "pack",
+                str(album),
+                f"{album}.out",
+                "--shard-size",
+                "100MB",
+                "--workers",
+                str(workers),
+            ],
             preexec_fn=(lambda: os.sched_setaffinity(0, cores)) if cores else None,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
         for album in albums
-    ]  # fmt: skip
+    ]
     if any(one.wait() for one in running):
         raise SystemExit("sm-train pack failed")
 

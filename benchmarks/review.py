@@ -22,14 +22,14 @@ from pathlib import Path
 
 import boto3
 from cloudwatch_metrics import memory, serve
-from sm_train.entrypoints.events import format_event
-from sm_train.toolkit.cloudwatch_metrics import instance_metrics
-from sm_train.toolkit.price_book import price_table
+from sm_train.entrypoints.common.events import format_event
+from sm_train.toolkit.aws.cloudwatch_metrics import instance_metrics
+from sm_train.toolkit.costing.price_table import price_table
+from sm_train.toolkit.review.build import reviewed
+from sm_train.toolkit.review.collect import Gatherer
 from sm_train.toolkit.review.document import as_document
-from sm_train.toolkit.review.gather import Gatherer
 from sm_train.toolkit.review.model import Review
 from sm_train.toolkit.review.page import write_page
-from sm_train.toolkit.review.reviewing import reviewed
 from sm_train.toolkit.review.sources import here
 
 NODES, GPUS, STEP_SECONDS = 16, 8, 3.4
@@ -48,8 +48,10 @@ def main() -> None:
         folder = Path(name)
         lines = write_logs(folder / "saved", end)
         size = sum(log.stat().st_size for log in (folder / "saved").iterdir())
-        print(f"{lines / 1e6:.2f} million event lines, {size / 1e9:.2f} GB, {days:g} days on "
-              f"{NODES} machines, load {os.getloadavg()[0]:.1f}")  # fmt: skip
+        print(
+            f"{lines / 1e6:.2f} million event lines, {size / 1e9:.2f} GB, {days:g} days on "
+            f"{NODES} machines, load {os.getloadavg()[0]:.1f}"
+        )
         before, started, worked = memory(), time.perf_counter(), time.process_time()
         facts = Gatherer("us-east-1", price_table()).gather(here(folder / "saved")[0])
         read = time.perf_counter()
@@ -64,9 +66,11 @@ def main() -> None:
         peak, page = memory(), (folder / "review.html").stat().st_size
         bare = read_bare(folder / "saved")
     points = sum(len(one.times) for one in metrics.values())
-    print(f"review {ended - started:6.1f} s: lines {read - started:.1f}, {points / 1e6:.2f} "
-          f"million points {fetched - read:.1f}, verdicts {judged - fetched:.1f}, "
-          f"page {ended - judged:.1f} ({page / 1e6:.1f} MB)")  # fmt: skip
+    print(
+        f"review {ended - started:6.1f} s: lines {read - started:.1f}, {points / 1e6:.2f} "
+        f"million points {fetched - read:.1f}, verdicts {judged - fetched:.1f}, "
+        f"page {ended - judged:.1f} ({page / 1e6:.1f} MB)"
+    )
     print(f"       {worked:6.1f} s of the processor")
     print(f"bare   {bare:6.1f} s; lines in {(read - started) / bare:.2f} × that")
     print(f"memory {peak:.0f} MiB, {peak - before:.0f} above one's")
@@ -101,22 +105,38 @@ def write_logs(folder: Path, end: float) -> int:
 
 def write_steps(log, end: float, chance: random.Random) -> int:  # type: ignore[no-untyped-def]
     start = {
-        "run": "bria", "stage": "s256", "resolution": 256, "world_size": NODES * GPUS,
-        "nodes": NODES, "per_gpu_batch": 16, "accumulation": 1, "effective_batch_size": 2048,
-        "iterations": 3_000_000, "parameters": 865_910_724, "backend": "nccl",
-        "backend_reason": "", "precision": "bf16", "resumed_from_step": None,
+        "run": "bria",
+        "stage": "s256",
+        "resolution": 256,
+        "world_size": NODES * GPUS,
+        "nodes": NODES,
+        "per_gpu_batch": 16,
+        "accumulation": 1,
+        "effective_batch_size": 2048,
+        "iterations": 3_000_000,
+        "parameters": 865_910_724,
+        "backend": "nccl",
+        "backend_reason": "",
+        "precision": "bf16",
+        "resumed_from_step": None,
         "instance_type": "ml.p4de.24xlarge",
-    }  # fmt: skip
+    }
     log.write(format_event("start", start, time=BEGIN, node=0, rank=0) + "\n")
     at, step, written = BEGIN, 0, 1
     while at < end:
         speed = chance.gauss(1.8, 0.02)
         at, step = at + STEP_SECONDS, step + max(1, round(STEP_SECONDS * speed))
         fields = {
-            "step": step, "epoch": 0, "loss": chance.gauss(0.12, 0.002), "learning_rate": 1e-4,
-            "gradient_norm": chance.gauss(1, 0.1), "iterations_per_second": speed,
-            "images_per_second": speed * 2048, "data_wait_share": 0.004, "mfu": 0.2,
-        }  # fmt: skip
+            "step": step,
+            "epoch": 0,
+            "loss": chance.gauss(0.12, 0.002),
+            "learning_rate": 1e-4,
+            "gradient_norm": chance.gauss(1, 0.1),
+            "iterations_per_second": speed,
+            "images_per_second": speed * 2048,
+            "data_wait_share": 0.004,
+            "mfu": 0.2,
+        }
         line = format_event("step", fields, time=at, node=0, rank=0)
         log.write(f"step {step}: a line for people\n{line}\n")
         written += 1
@@ -130,26 +150,53 @@ def heartbeat(node: int, at: float) -> str:
 
 def node_line(node: int, at: float, chance: random.Random) -> str:
     gpus = [
-        {"gpu": one, "utilization": 98, "memory_used": 70_000_000_000, "temperature": 60,
-         "sm_clock": 1410, "power": 380.1, "ecc_uncorrected": 0, "ecc_corrected": 0}
+        {
+            "gpu": one,
+            "utilization": 98,
+            "memory_used": 70_000_000_000,
+            "temperature": 60,
+            "sm_clock": 1410,
+            "power": 380.1,
+            "ecc_uncorrected": 0,
+            "ecc_corrected": 0,
+        }
         for one in range(GPUS)
-    ]  # fmt: skip
+    ]
     ranks = [
-        {"rank": GPUS * node + one, "steps": 108, "p50": round(chance.gauss(0.555, 0.001), 4),
-         "p90": 0.56, "p99": 0.58, "max": 0.61, "data_wait_share": 0.004}
+        {
+            "rank": GPUS * node + one,
+            "steps": 108,
+            "p50": round(chance.gauss(0.555, 0.001), 4),
+            "p90": 0.56,
+            "p99": 0.58,
+            "max": 0.61,
+            "data_wait_share": 0.004,
+        }
         for one in range(GPUS)
-    ]  # fmt: skip
+    ]
     fields = {
-        "network_receive_bytes_per_second": 1.5e6, "network_send_bytes_per_second": 1.5e6,
-        "efa_receive_bytes_per_second": 2.1e10, "efa_send_bytes_per_second": 2.1e10,
-        "efa_drops": 0, "efa_retransmits": 0, "disk_read_bytes_per_second": 1e6,
-        "disk_write_bytes_per_second": 1e6, "read_bytes_per_second": 2.3e8,
-        "nvlink_bytes_per_second": 4.4e11, "gpu_utilization_mean": 98.4,
-        "gpu_utilization_min": 97.0, "gpu_memory_used_max": 7.1e10, "gpu_clock_min": 1410.0,
-        "gpu_power_mean": 380.2, "gpu_ecc_uncorrected": 0, "straggler_ratio": 1.01,
+        "network_receive_bytes_per_second": 1.5e6,
+        "network_send_bytes_per_second": 1.5e6,
+        "efa_receive_bytes_per_second": 2.1e10,
+        "efa_send_bytes_per_second": 2.1e10,
+        "efa_drops": 0,
+        "efa_retransmits": 0,
+        "disk_read_bytes_per_second": 1e6,
+        "disk_write_bytes_per_second": 1e6,
+        "read_bytes_per_second": 2.3e8,
+        "nvlink_bytes_per_second": 4.4e11,
+        "gpu_utilization_mean": 98.4,
+        "gpu_utilization_min": 97.0,
+        "gpu_memory_used_max": 7.1e10,
+        "gpu_clock_min": 1410.0,
+        "gpu_power_mean": 380.2,
+        "gpu_ecc_uncorrected": 0,
+        "straggler_ratio": 1.01,
         "gpu_temperature_max": 66.0,
-        "data_wait_share_max": 0.006, "gpus": gpus, "ranks": ranks,
-    }  # fmt: skip
+        "data_wait_share_max": 0.006,
+        "gpus": gpus,
+        "ranks": ranks,
+    }
     return format_event("node", fields, time=at, node=node, rank=GPUS * node)
 
 

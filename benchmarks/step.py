@@ -43,16 +43,8 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from diffusers.training_utils import EMAModel
 from PIL import Image
-from sm_train.entrypoints.batches import Batch
-from sm_train.entrypoints.catalogue import Seat, survey
-from sm_train.entrypoints.directories import Directories
-from sm_train.entrypoints.events import Events
-from sm_train.entrypoints.interval import Interval
-from sm_train.entrypoints.models import build
-from sm_train.entrypoints.objective import Task, error
-from sm_train.entrypoints.pipeline import Text
-from sm_train.entrypoints.pulse import Pulse
-from sm_train.entrypoints.settings import (
+from sm_train.entrypoints.common.events import Events
+from sm_train.entrypoints.common.job_config import (
     Alerts,
     Checkpoint,
     Data,
@@ -64,8 +56,16 @@ from sm_train.entrypoints.settings import (
     Stage,
     Training,
 )
-from sm_train.entrypoints.trainer import Trainer
-from sm_train.entrypoints.utilization import utilization
+from sm_train.entrypoints.common.sagemaker_paths import Directories
+from sm_train.entrypoints.data.batches import Batch
+from sm_train.entrypoints.data.shard_catalog import Seat, survey
+from sm_train.entrypoints.models.builder import build
+from sm_train.entrypoints.models.objectives import Task, error
+from sm_train.entrypoints.models.pipeline import Text
+from sm_train.entrypoints.monitoring.heartbeat import Pulse
+from sm_train.entrypoints.planning.mfu import utilization
+from sm_train.entrypoints.training.metrics_window import Interval
+from sm_train.entrypoints.training.trainer import Trainer
 from torch import Tensor, nn
 
 ROUNDS, STEPS, BATCH, SIDE = 30, 8, 8, 16
@@ -132,14 +132,22 @@ def main() -> None:
             "sm-train": ours(trainer, batches),
         }
         weights = sum(one.numel() for one in trainer.learner.parameters)
-        print(f"{accelerator.device}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, "
-              f"{weights / 1e6:.1f} million weights, batch of {BATCH}")  # fmt: skip
+        print(
+            f"{accelerator.device}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, "
+            f"{weights / 1e6:.1f} million weights, batch of {BATCH}"
+        )
         compare(variants, accelerator.device)
-        rest = [outside(steps, model) for steps, model in (
-            (variants["sm-train"], trainer.model), (variants["bare loop"], base)
-        )]  # fmt: skip
-        print(f"but forward and backward: sm-train {rest[0]:.2f} ms, bare loop {rest[1]:.2f}, "
-              f"so the rest adds {rest[0] - rest[1]:.2f} ms")  # fmt: skip
+        rest = [
+            outside(steps, model)
+            for steps, model in (
+                (variants["sm-train"], trainer.model),
+                (variants["bare loop"], base),
+            )
+        ]
+        print(
+            f"but forward and backward: sm-train {rest[0]:.2f} ms, bare loop {rest[1]:.2f}, "
+            f"so the rest adds {rest[0] - rest[1]:.2f} ms"
+        )
     if preset := (sys.argv[1:] or (["sd2"] if torch.cuda.is_available() else [])):
         for resolution, batch in SIZES.items():
             for online in (False, True):
@@ -187,11 +195,16 @@ def made_up(trainer: Trainer, resolution: int, batch: int, *, online: bool) -> B
     moments = torch.zeros(batch, 2 * parts.network.config.in_channels, side, side).half()
     whole = Batch(
         torch.randint(0, 255, (batch, resolution, resolution, 3), dtype=torch.uint8),
-        ["a word"] * batch, trainer.loader.position, (), 0, tuple((0, n) for n in range(batch)),
-        np.linspace(0.01, 0.99, batch), np.ones(batch),
+        ["a word"] * batch,
+        trainer.loader.position,
+        (),
+        0,
+        tuple((0, n) for n in range(batch)),
+        np.linspace(0.01, 0.99, batch),
+        np.ones(batch),
         torch.randn(parts.draws(0).shape(batch, resolution, resolution)),
         tokens=tuple(ids.numpy() for ids in parts.text.tokenize(["a word"] * batch)),
-    )  # fmt: skip
+    )
     if online:
         return whole
     states, pooled = (
@@ -327,8 +340,10 @@ def compare(variants: dict[str, Step], device: torch.device) -> None:
     bare = seconds["bare loop"]
     for name, values in seconds.items():
         over = statistics.median(one - base for one, base in zip(values, bare, strict=True))
-        print(f"{name:<18}{statistics.median(values):>8.2f}{min(values):>8.2f}{max(values):>8.2f}"
-              f"{over:>11.2f}")  # fmt: skip
+        print(
+            f"{name:<18}{statistics.median(values):>8.2f}{min(values):>8.2f}{max(values):>8.2f}"
+            f"{over:>11.2f}"
+        )
     theirs, own = (statistics.median(seconds[name]) for name in ("like diffusers", "sm-train"))
     print(f"like diffusers / sm-train: {theirs / own:.2f}×")
 

@@ -23,14 +23,30 @@ _USAGE = re.compile(
 _USES = {"Train": ON_DEMAND, "TrSpt": SPOT, "Processing": PROCESSING}
 
 _REGIONS = {
-    "": "us-east-1", "USE1": "us-east-1", "USE2": "us-east-2", "USW1": "us-west-1",
-    "USW2": "us-west-2", "CAN1": "ca-central-1", "SAE1": "sa-east-1", "EU": "eu-west-1",
-    "EUW1": "eu-west-1", "EUW2": "eu-west-2", "EUW3": "eu-west-3", "EUC1": "eu-central-1",
-    "EUN1": "eu-north-1", "EUS1": "eu-south-1", "APN1": "ap-northeast-1",
-    "APN2": "ap-northeast-2", "APN3": "ap-northeast-3", "APS1": "ap-southeast-1",
-    "APS2": "ap-southeast-2", "APS3": "ap-south-1", "APE1": "ap-east-1", "MES1": "me-south-1",
+    "": "us-east-1",
+    "USE1": "us-east-1",
+    "USE2": "us-east-2",
+    "USW1": "us-west-1",
+    "USW2": "us-west-2",
+    "CAN1": "ca-central-1",
+    "SAE1": "sa-east-1",
+    "EU": "eu-west-1",
+    "EUW1": "eu-west-1",
+    "EUW2": "eu-west-2",
+    "EUW3": "eu-west-3",
+    "EUC1": "eu-central-1",
+    "EUN1": "eu-north-1",
+    "EUS1": "eu-south-1",
+    "APN1": "ap-northeast-1",
+    "APN2": "ap-northeast-2",
+    "APN3": "ap-northeast-3",
+    "APS1": "ap-southeast-1",
+    "APS2": "ap-southeast-2",
+    "APS3": "ap-south-1",
+    "APE1": "ap-east-1",
+    "MES1": "me-south-1",
     "AFS1": "af-south-1",
-}  # fmt: skip
+}
 """Usage type prefix → region (AWS Cost and Usage Reports user guide)."""
 
 

@@ -12,9 +12,15 @@ from statistics import median
 from typing import Any
 
 PARTS = (
-    "start_up", "restarts", "lost_work", "stalls", "checkpoints", "evaluation", "data_wait",
+    "start_up",
+    "restarts",
+    "lost_work",
+    "stalls",
+    "checkpoints",
+    "evaluation",
+    "data_wait",
     "shut_down",
-)  # fmt: skip
+)
 """What a billed second can go into beside training, in the order of a job's life."""
 
 STALL_SECONDS = 60.0

@@ -22,9 +22,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
-from sm_train.entrypoints.directories import Directories, Hosts
-from sm_train.entrypoints.events import Events
-from sm_train.entrypoints.roll_call import AbsentError, Place, answer, keep_roll
+from sm_train.entrypoints.common.events import Events
+from sm_train.entrypoints.common.sagemaker_paths import Directories, Hosts
+from sm_train.entrypoints.distributed.rendezvous import AbsentError, Place, answer, keep_roll
 
 _HYPERPARAMETERS = Path("/opt/ml/input/config/hyperparameters.json")
 """Where SageMaker leaves the request's, as they are: texts."""

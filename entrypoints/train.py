@@ -16,20 +16,20 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from sm_train.entrypoints.backend import adopt_mpi_variables
-from sm_train.entrypoints.directories import Directories, Hosts
-from sm_train.entrypoints.events import Events
-from sm_train.entrypoints.heartbeat import heartbeat
-from sm_train.entrypoints.pulse import Pulse, Section, events_file, pulse_folder
-from sm_train.entrypoints.settings import Settings, read_settings
+from sm_train.entrypoints.common.events import Events
+from sm_train.entrypoints.common.job_config import Settings, read_settings
+from sm_train.entrypoints.common.sagemaker_paths import Directories, Hosts
+from sm_train.entrypoints.distributed.backend import adopt_mpi_variables
+from sm_train.entrypoints.monitoring.heartbeat import Pulse, Section, events_file, pulse_folder
+from sm_train.entrypoints.monitoring.start import heartbeat
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
-    from sm_train.entrypoints.backend import Choice
-    from sm_train.entrypoints.catalogue import Catalogue, Seat
-    from sm_train.entrypoints.evaluation import HeldOut
-    from sm_train.entrypoints.stop import StopRequest
-    from sm_train.entrypoints.trainer import Trainer
+    from sm_train.entrypoints.common.stop import StopRequest
+    from sm_train.entrypoints.data.shard_catalog import Catalogue, Seat
+    from sm_train.entrypoints.distributed.backend import Choice
+    from sm_train.entrypoints.training.evaluator import HeldOut
+    from sm_train.entrypoints.training.trainer import Trainer
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -78,7 +78,7 @@ def _examine(settings: Settings, directories: Directories, options: argparse.Nam
     Raises:
         UnfitClusterError: the run file says not to train on such a cluster.
     """
-    from sm_train.entrypoints.doctor import examine, mode
+    from sm_train.entrypoints.doctor.start import examine, mode
 
     hosts = Hosts.read(directories)
     wanted = mode(settings, hosts)
@@ -91,12 +91,12 @@ def _examine(settings: Settings, directories: Directories, options: argparse.Nam
 def _train(settings: Settings, directories: Directories, pulse: Pulse) -> None:
     from accelerate import Accelerator
     from accelerate.utils import DistributedDataParallelKwargs, set_seed
-    from sm_train.entrypoints.backend import decide, join
-    from sm_train.entrypoints.model_folder import save_frame
-    from sm_train.entrypoints.models import build
-    from sm_train.entrypoints.sampling import FRAME
-    from sm_train.entrypoints.stop import StopRequest
-    from sm_train.entrypoints.trainer import Trainer
+    from sm_train.entrypoints.common.stop import StopRequest
+    from sm_train.entrypoints.distributed.backend import decide, join
+    from sm_train.entrypoints.models.builder import build
+    from sm_train.entrypoints.models.export import save_frame
+    from sm_train.entrypoints.models.sampling import FRAME
+    from sm_train.entrypoints.training.trainer import Trainer
 
     hosts = Hosts.read(directories)
     choice = decide(
@@ -145,7 +145,7 @@ def _train(settings: Settings, directories: Directories, pulse: Pulse) -> None:
 
 
 def _seat(accelerator: Accelerator, hosts: Hosts) -> Seat:
-    from sm_train.entrypoints.catalogue import Seat
+    from sm_train.entrypoints.data.shard_catalog import Seat
 
     processes = accelerator.num_processes // len(hosts.all)
     return Seat(hosts.all, hosts.rank, accelerator.local_process_index, processes)
@@ -155,8 +155,8 @@ def _held_out(
     accelerator: Accelerator, directories: Directories, seat: Seat, events: Events
 ) -> HeldOut | None:
     """The validation channel, which every instance has whole: all processes share it out."""
-    from sm_train.entrypoints.catalogue import Seat
-    from sm_train.entrypoints.evaluation import HeldOut
+    from sm_train.entrypoints.data.shard_catalog import Seat
+    from sm_train.entrypoints.training.evaluator import HeldOut
 
     if not directories.channel("validation").is_dir():
         return None
@@ -170,7 +170,7 @@ def _survey(
 ) -> Catalogue:
     """Agree on a channel's shards before the first step, and say what is wrong with them."""
     from accelerate.utils import gather_object
-    from sm_train.entrypoints.catalogue import survey
+    from sm_train.entrypoints.data.shard_catalog import survey
 
     catalogue = survey(
         directories.channel(channel),
@@ -187,7 +187,7 @@ def _survey(
 
 def _with_own_latents(catalogue: Catalogue, directories: Directories, events: Events) -> Catalogue:
     """Leave latents alone that another autoencoder or text encoder made."""
-    from sm_train.entrypoints.components import components_digest
+    from sm_train.entrypoints.models.components import components_digest
 
     latents = catalogue.options.get("latents")
     if not latents or latents["model"] == components_digest(directories.channel("model")):
@@ -255,8 +255,8 @@ def _save_final(trainer: Trainer, *, main: bool) -> None:
     """The model, twice: SageMaker packs its model folder under a name with the job's; the next
     stage finds the copy under the checkpoints' prefix, which is known beforehand.
     """
-    from sm_train.entrypoints.model_folder import save_model
-    from sm_train.entrypoints.sampling import FRAME
+    from sm_train.entrypoints.models.export import save_model
+    from sm_train.entrypoints.models.sampling import FRAME
 
     directories, weights = trainer.directories, trainer.final_weights()
     if not main:

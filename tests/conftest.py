@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests import commands
+from tests.support import cli_server
 
 # How long an example takes says something of the machine's other work.
 settings.register_profile("unhurried", deadline=None)
@@ -63,7 +63,7 @@ def cli(tmp_path: Path) -> Cli:
         stdin: str | None = None,
         timeout: float = 120,
     ) -> subprocess.CompletedProcess[str]:
-        return commands.run(
+        return cli_server.run(
             _PRELUDES[network],
             [str(one) for one in arguments],
             env=clean_environment(tmp_path) | (env or {}),
@@ -125,9 +125,11 @@ class Aws:
 
     def make_bucket(self, name: str, region: str = "us-east-1", **objects: bytes) -> None:
         s3 = self.client("s3", region)
-        place = {} if region == "us-east-1" else {
-            "CreateBucketConfiguration": {"LocationConstraint": region}
-        }  # fmt: skip
+        place = (
+            {}
+            if region == "us-east-1"
+            else {"CreateBucketConfiguration": {"LocationConstraint": region}}
+        )
         s3.create_bucket(Bucket=name, **place)
         for key, content in objects.items():
             s3.put_object(Bucket=name, Key=key, Body=content)

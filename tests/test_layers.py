@@ -44,11 +44,23 @@ def test_cost_is_standard_library_only() -> None:
 @pytest.mark.parametrize(
     "module",
     [
-        "events", "directories", "shards", "shard_index", "shard_description",
-        "pack_run", "pack_lambda", "pack_processing", "doctor_verdict", "doctor_history",
-        "doctor_report", "doctor", "heartbeat", "monitor",
+        "common.events",
+        "common.sagemaker_paths",
+        "common.job_config",
+        "data.shard_format",
+        "data.shard_index",
+        "packing.describe_shard",
+        "packing.pack",
+        "packing.lambda_handler",
+        "packing.processing_job",
+        "doctor.verdict",
+        "doctor.history",
+        "doctor.report",
+        "doctor.start",
+        "monitoring.start",
+        "monitoring.watchdog",
     ],
-)  # fmt: skip
+)
 def test_what_a_laptop_shares_and_what_watches_needs_no_torch(module: str) -> None:
     import subprocess
     import sys

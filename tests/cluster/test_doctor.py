@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
-from sm_train.entrypoints.doctor_history import FOLDER, results
+from sm_train.entrypoints.doctor.history import FOLDER, results
 
-from tests.cluster.doctoring import Cluster, codes
-from tests.cluster.jobs import Job, tiny_run, write_shards
-from tests.cluster.namespaces import INTERFACE, Hosts, hosts, why_not
+from tests.support.cluster.doctor_cluster import Cluster, codes
+from tests.support.cluster.network_namespaces import INTERFACE, Hosts, hosts, why_not
+from tests.support.cluster.training_jobs import Job, tiny_run, write_shards
 
 
 def tiny_job(folder: Path, limit: int = 60, mode: str = "auto") -> Job:
@@ -26,9 +26,13 @@ def over(folder: Path, here: Hosts, limit: int = 60) -> Cluster:
     count = len(here.names)
     prefixes = [here.prefix(host) for host in range(count)]
     return Cluster(
-        folder / "cluster", tiny_job(folder / "job", limit), count, master=here.address(0),
-        prefixes=prefixes, interface=INTERFACE,
-    )  # fmt: skip
+        folder / "cluster",
+        tiny_job(folder / "job", limit),
+        count,
+        master=here.address(0),
+        prefixes=prefixes,
+        interface=INTERFACE,
+    )
 
 
 def test_the_one_slow_link_of_four_hosts_is_found(tmp_path: Path) -> None:
@@ -89,9 +93,12 @@ def test_a_link_cut_in_mid_sweep_ends_with_what_is_known(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_a_node_that_never_joins_and_one_for_another_world_are_named(tmp_path: Path) -> None:
     cluster = Cluster(
-        tmp_path / "cluster", tiny_job(tmp_path / "job", limit=30), 3, absent=[2],
+        tmp_path / "cluster",
+        tiny_job(tmp_path / "job", limit=30),
+        3,
+        absent=[2],
         variables={1: {"WORLD_SIZE": "4"}},
-    )  # fmt: skip
+    )
     result, text = cluster.run()
     assert {"node-absent", "world-size"} <= codes(result)
     assert "algo-3 never joined: rank 2 did not answer within 10 s" in text
@@ -125,10 +132,16 @@ def test_an_unfit_cluster_is_not_trained_on(tmp_path: Path) -> None:
     hosts_file["current_instance_type"] = "ml.p4d.24xlarge"
     (config / "resourceconfig.json").write_text(json.dumps(hosts_file))
     expected = {
-        "instance_type": "ml.p4d.24xlarge", "accelerators": 8, "efa": True, "network_gbps": 400,
-        "nvlink_gbytes": 300, "bf16_tflops": 312, "iterations_per_second": 2000.0,
-        "speed_source": "stated", "usd_per_instance_hour": 30.0,
-    }  # fmt: skip
+        "instance_type": "ml.p4d.24xlarge",
+        "accelerators": 8,
+        "efa": True,
+        "network_gbps": 400,
+        "nvlink_gbytes": 300,
+        "bf16_tflops": 312,
+        "iterations_per_second": 2000.0,
+        "speed_source": "stated",
+        "usd_per_instance_hour": 30.0,
+    }
     document = json.loads((job.bundle / "run.json").read_text())
     (job.bundle / "run.json").write_text(json.dumps(document | {"expected": {"8px": expected}}))
     code, events, text = job.run(processes=2)

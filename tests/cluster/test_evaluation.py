@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from sm_train.toolkit.event_log import parse_event
+from sm_train.toolkit.jobs.events import parse_event
 
-from tests.cluster.jobs import Job, losses, tiny_run, weights, write_shards
+from tests.support.cluster.training_jobs import Job, losses, tiny_run, weights, write_shards
 
 PROMPTS = ["a grey of 1", "a grey of 2", "a grey of 3"]
 EVALUATION = {"every": 2, "prompts": PROMPTS, "steps": 2, "guidance": 2.0}
@@ -83,9 +83,13 @@ def test_the_held_out_loss_and_the_images_do_not_depend_on_the_processes(
     results = []
     for processes in (1, 2):
         made = job(
-            tmp_path / str(processes), preset="tiny-mmdit", iterations=1, learning_rate=1e-12,
-            sharding=sharding, evaluation=EVALUATION,
-        )  # fmt: skip
+            tmp_path / str(processes),
+            preset="tiny-mmdit",
+            iterations=1,
+            learning_rate=1e-12,
+            sharding=sharding,
+            evaluation=EVALUATION,
+        )
         [event] = evaluations(run(made, processes))
         results.append((event["losses"], (made.checkpoints / event["images"]).read_bytes()))
     assert results[0][0] == pytest.approx(results[1][0], rel=1e-5)
@@ -104,9 +108,7 @@ def test_images_that_cannot_be_written_cost_a_warning(tmp_path: Path) -> None:
 def test_a_stop_does_not_wait_for_the_evaluation(tmp_path: Path) -> None:
     """One image of a thousand sampling steps would take longer than SageMaker's grace."""
     prompts = [f"a grey of {number}" for number in range(64)]
-    made = job(
-        tmp_path, iterations=4, evaluation={"every": 2, "prompts": prompts, "steps": 300}
-    )  # fmt: skip
+    made = job(tmp_path, iterations=4, evaluation={"every": 2, "prompts": prompts, "steps": 300})
     with made.start(processes=2) as running:
         running.wait_for("step", step=2)
         running.process.send_signal(signal.SIGTERM)

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sm_train.entrypoints.shard_index import ShardIndex
+from sm_train.entrypoints.data.shard_index import ShardIndex
 
-from tests.cluster.jobs import Job, losses, png, tiny_run, write_shards
 from tests.conftest import Cli
-from tests.toolkit.pictures import write_pair
+from tests.support.cluster.training_jobs import Job, losses, png, tiny_run, write_shards
+from tests.support.image_files import write_pair
 
 FAMILIES = [
     "tiny-mmdit",

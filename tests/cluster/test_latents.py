@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 import torch
 import webdataset
-from sm_train.entrypoints.shard_index import ShardIndex
-from sm_train.entrypoints.tar_reading import sample_members
+from sm_train.entrypoints.data.shard_index import ShardIndex
+from sm_train.entrypoints.data.tar_reader import sample_members
 
-from tests.cluster.jobs import Job, png, tiny_run, write_shards
 from tests.conftest import Aws, Cli
-from tests.toolkit.pictures import tree, write_pair
-from tests.toolkit.runs import write_run
-from tests.toolkit.test_pack_on_sagemaker import machine
-from tests.toolkit.test_pack_options import below, upload
+from tests.support.cluster.training_jobs import Job, png, tiny_run, write_shards
+from tests.support.image_files import tree, write_pair
+from tests.support.run_files import write_run
+from tests.toolkit.packing.test_on_sagemaker import machine
+from tests.toolkit.packing.test_pack_options import below, upload
 
 
 def latent_job(folder: Path, **settings: Any) -> Job:
@@ -80,11 +80,26 @@ def test_the_model_goes_along_to_sagemaker(
         aws.make_bucket(bucket)
     upload(aws, tmp_path / "in", "photos/")
     sent = cli(
-        "--region", "us-east-1", "pack", "s3://raw/photos/", "s3://packed/set",
-        *size, "--latents", components, "--resolution", "8",
-        "--on", "sagemaker", "--for", run, "--instances", "2", "--yes",
-        network="loopback", env=aws.environment,
-    )  # fmt: skip
+        "--region",
+        "us-east-1",
+        "pack",
+        "s3://raw/photos/",
+        "s3://packed/set",
+        *size,
+        "--latents",
+        components,
+        "--resolution",
+        "8",
+        "--on",
+        "sagemaker",
+        "--for",
+        run,
+        "--instances",
+        "2",
+        "--yes",
+        network="loopback",
+        env=aws.environment,
+    )
     assert sent.returncode == 0, sent.stderr
     assert "ml.g5.2xlarge" in sent.stderr
     [body] = aws.bodies("CreateProcessingJob")
@@ -106,8 +121,9 @@ def by_hand(components: Path, image: bytes, caption: str) -> tuple[Any, Any]:
     tokenizer = AutoTokenizer.from_pretrained(components / "tokenizer")
     pixels = torch.from_numpy(np.array(Image.open(io.BytesIO(image)).convert("RGB")))
     length = min(text.config.max_position_embeddings, tokenizer.model_max_length)
-    tokens = tokenizer([caption], padding="max_length", truncation=True, max_length=length,
-                       return_tensors="pt").input_ids  # fmt: skip
+    tokens = tokenizer(
+        [caption], padding="max_length", truncation=True, max_length=length, return_tensors="pt"
+    ).input_ids
     with torch.no_grad():
         images = pixels.permute(2, 0, 1)[None].float() / 127.5 - 1.0
         return vae.encode(images).latent_dist.parameters[0].numpy(), text(tokens)[0][0].numpy()
@@ -182,9 +198,12 @@ def test_many_steps_without_a_gradient_go_back_to_the_checkpoint_and_then_stop(
 ) -> None:
     assert pack(cli, tmp_path, components).returncode == 0
     job = latent_job(
-        tmp_path / "job", iterations=100_000, checkpoint_every=5, max_skipped_steps=3,
+        tmp_path / "job",
+        iterations=100_000,
+        checkpoint_every=5,
+        max_skipped_steps=3,
         max_rollbacks=1,
-    )  # fmt: skip
+    )
     channel = latent_channels(job, tmp_path / "out", components)
     with job.start() as running:
         running.wait_for("checkpoint")
@@ -204,8 +223,9 @@ def test_what_cannot_make_latents_is_one_line(cli: Cli, tmp_path: Path, componen
     (tmp_path / "empty").mkdir()
     nothing = cli("pack", "in", "out", "--latents", "empty", "--resolution", "8")
     assert (nothing.returncode, nothing.stderr) == (
-        2, "sm-train: --latents: empty: not a folder of components: no vae/config.json\n",
-    )  # fmt: skip
+        2,
+        "sm-train: --latents: empty: not a folder of components: no vae/config.json\n",
+    )
     odd = cli("pack", "in", "out", "--latents", components, "--resolution", "9")
     assert "9 pixels: the autoencoder divides sides by 2" in odd.stderr
     alone = cli("pack", "in", "out", "--latents", components)

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.cluster.jobs import Job, tiny_run, write_shards
 from tests.conftest import Cli
+from tests.support.cluster.training_jobs import Job, tiny_run, write_shards
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +53,18 @@ def test_sample_draws_the_same_grid_from_model_checkpoint_and_run(
     pictures = []
     for place in (job.base / "model", job.checkpoints, job.checkpoints / "step-00000002"):
         result = cli(
-            "sample", place, "--prompts", "prompts.txt", "--steps", "2", "--columns", "2",
-            "--json", "--out", f"{place.name}.png",
-        )  # fmt: skip
+            "sample",
+            place,
+            "--prompts",
+            "prompts.txt",
+            "--steps",
+            "2",
+            "--columns",
+            "2",
+            "--json",
+            "--out",
+            f"{place.name}.png",
+        )
         assert result.returncode == 0, result.stderr
         assert json.loads(result.stdout)["images"] == 3
         pictures.append((tmp_path / f"{place.name}.png").read_bytes())
@@ -124,7 +133,7 @@ def test_prompts_come_from_a_table_too(
 def test_a_prompts_image_does_not_depend_on_those_beside_it(
     tmp_path: Path, trained: tuple[Job, list[dict[str, Any]]]
 ) -> None:
-    from sm_train.entrypoints import sampling
+    from sm_train.entrypoints.models import sampling
 
     pipeline = sampling.load(sampling.find_source(trained[0].base / "model"))
     prompts = [f"a grey of {number}" for number in range(18)]

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.jobs import free_port, write_shards
-from tests.entrypoints.reading import deal
+from tests.support.cluster.training_jobs import free_port, write_shards
+from tests.support.data_channels import deal
 
 SHARDS, EACH = 5, 13
+READ_EPOCH = Path(__file__).parents[1] / "support" / "cluster" / "read_epoch.py"
 
 
 def read(
@@ -36,11 +37,25 @@ def read(
         resources = {"current_host": host, "hosts": hosts}
         (config / "resourceconfig.json").write_text(json.dumps(resources))
         command = [
-            sys.executable, "-m", "torch.distributed.run", "--nnodes", str(nodes), "--node_rank",
-            str(node), "--nproc_per_node", str(processes), "--master_addr", "127.0.0.1",
-            "--master_port", port, str(Path(__file__).parent / "read_epoch.py"), str(base),
-            str(folder / "record.npz"), str(steps), str(batch_size),
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nnodes",
+            str(nodes),
+            "--node_rank",
+            str(node),
+            "--nproc_per_node",
+            str(processes),
+            "--master_addr",
+            "127.0.0.1",
+            "--master_port",
+            port,
+            str(READ_EPOCH),
+            str(base),
+            str(folder / "record.npz"),
+            str(steps),
+            str(batch_size),
+        ]
         environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
         running.append(subprocess.Popen(command, env=environment))
     assert [one.wait(timeout=120) for one in running] == [0] * nodes

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from sm_train.entrypoints.checkpoint import pieces_files
-from sm_train.entrypoints.tensor_pieces import read_whole
+from sm_train.entrypoints.checkpointing.manifest import pieces_files
+from sm_train.entrypoints.checkpointing.sharded_tensors import read_whole
 
-from tests.cluster.jobs import Job, losses, run_nodes, tiny_run, write_shards
 from tests.conftest import Cli
+from tests.support.cluster.training_jobs import Job, losses, run_nodes, tiny_run, write_shards
 
 STEPS = 50
 BATCH = 8
@@ -28,10 +28,15 @@ AdamW carry that on; gradients that were wrong by a factor or a micro-batch woul
 def job(folder: Path, processes: int, sharding: str = "none", **settings: Any) -> Job:
     """Of ``processes`` and as much accumulation as makes up the batch."""
     own = {
-        "preset": "tiny-mmdit", "iterations": STEPS, "per_gpu_batch": 2,
-        "accumulation": BATCH // 2 // processes, "sharding": sharding, "ema_decay": 0.9,
-        "checkpoint_every": STEPS, "caption_dropout": 0.3,
-    }  # fmt: skip
+        "preset": "tiny-mmdit",
+        "iterations": STEPS,
+        "per_gpu_batch": 2,
+        "accumulation": BATCH // 2 // processes,
+        "sharding": sharding,
+        "ema_decay": 0.9,
+        "checkpoint_every": STEPS,
+        "caption_dropout": 0.3,
+    }
     return Job(folder, tiny_run(**(own | settings)))
 
 
@@ -56,12 +61,15 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, dict[int, floa
         *(
             pytest.param(processes, sharding, marks=pytest.mark.slow)
             for processes, sharding in (
-                (2, "none"), (4, "none"), (2, "shard_grad_op"), (4, "shard_grad_op"),
+                (2, "none"),
+                (4, "none"),
+                (2, "shard_grad_op"),
+                (4, "shard_grad_op"),
                 (4, "full_shard"),
             )
         ),
     ],
-)  # fmt: skip
+)
 def test_the_loss_is_the_same_however_a_batch_is_split(
     tmp_path: Path, alone: tuple[Job, dict[int, float]], processes: int, sharding: str
 ) -> None:
@@ -134,8 +142,11 @@ def test_a_run_goes_on_with_another_sharding_and_world_size(
 def test_a_sharded_run_goes_on_bit_for_bit(tmp_path: Path, sharding: str) -> None:
     """SIGKILL one of three processes; the restart repeats the numbers of an uninterrupted run."""
     settings: dict[str, Any] = {
-        "sharding": sharding, "iterations": 20, "checkpoint_every": 5, "accumulation": 1
-    }  # fmt: skip
+        "sharding": sharding,
+        "iterations": 20,
+        "checkpoint_every": 5,
+        "accumulation": 1,
+    }
     _, whole = trained(tmp_path / "whole", 3, **settings)
     cut = job(tmp_path / "cut", 3, **settings)
     write_shards(cut.train_channel, shards=2, each=BATCH // 2)

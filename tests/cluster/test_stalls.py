@@ -16,11 +16,11 @@ from typing import Any
 
 import psutil
 import pytest
-from sm_train.entrypoints.delivery import SLACK_VARIABLE
-from sm_train.toolkit.event_log import parse_event
+from sm_train.entrypoints.monitoring.alert_sinks import SLACK_VARIABLE
+from sm_train.toolkit.jobs.events import parse_event
 
-from tests.cluster.jobs import free_port, priced_document
-from tests.webhooks import webhook
+from tests.support.cluster.training_jobs import free_port, priced_document
+from tests.support.webhook_server import webhook
 
 LIMIT = 1
 DEADLINE = 60.0
@@ -87,7 +87,7 @@ class Watched:
                 **(variables or {}),
                 **host.variables,
             }
-            command = [*host.command, sys.executable, "-m", "tests.cluster.watched"]
+            command = [*host.command, sys.executable, "-m", "tests.support.cluster.faulty_process"]
             command += [str(base / "run.json"), fault]
             self.processes.append(
                 subprocess.Popen(command, env=environment, stdout=write, stderr=write)
@@ -308,8 +308,10 @@ def host(base: Path, number: int, space: str) -> Host:
     document = {"current_host": f"algo-{number + 1}", "hosts": ["algo-1", "algo-2"]}
     (config / "resourceconfig.json").write_text(json.dumps(document))
     variables = {
-        "MASTER_ADDR": "10.77.0.1", "GLOO_SOCKET_IFNAME": "cable", "GROUP_RANK": str(number)
-    }  # fmt: skip
+        "MASTER_ADDR": "10.77.0.1",
+        "GLOO_SOCKET_IFNAME": "cable",
+        "GROUP_RANK": str(number),
+    }
     return Host(base / f"algo-{number + 1}", ("ip", "netns", "exec", space), variables)
 
 

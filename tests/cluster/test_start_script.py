@@ -17,15 +17,15 @@ import boto3
 import psutil
 import pytest
 from sm_train.entrypoints.launch import hyperparameters, torchrun
-from sm_train.estimators.bundle import REQUIREMENTS, Bundle, build_bundle
-from sm_train.estimators.model_trainer import send
-from sm_train.estimators.naming import staging_uri
-from sm_train.estimators.request import TrainingRequest, training_request
-from sm_train.estimators.run_config import RunConfig
-from sm_train.toolkit.event_log import parse_event
+from sm_train.estimators.bundle.bundle import REQUIREMENTS, Bundle, build_bundle
+from sm_train.estimators.config.naming import staging_uri
+from sm_train.estimators.config.schema import RunConfig
+from sm_train.estimators.request.training import TrainingRequest, training_request
+from sm_train.estimators.sdk.model_trainer import send
+from sm_train.toolkit.jobs.events import parse_event
 
-from tests.cluster.jobs import DEADLINE, tiny_run, write_shards
 from tests.conftest import Aws, clean_environment
+from tests.support.cluster.training_jobs import DEADLINE, tiny_run, write_shards
 
 PLATFORM = Path("/opt/ml")
 """Where SageMaker's files are in a container; the start script knows no other place."""
@@ -65,9 +65,13 @@ def stage_job(aws: Aws, config: RunConfig, base: Path) -> TrainingRequest:
     [stage] = config.stages
     bundle = without_requirements(build_bundle(config, None))
     request = training_request(
-        config, stage, bundle, region="us-east-1", image="own:1",
+        config,
+        stage,
+        bundle,
+        region="us-east-1",
+        image="own:1",
         staged=staging_uri(config, stage, "us-east-1", datetime.now()),
-    )  # fmt: skip
+    )
     session = boto3.Session("testing", "testing", region_name="us-east-1")
     sent: list[TrainingRequest] = []
     send(request, bundle, boto_session=session, bucket="my-bucket", before=sent.append)
@@ -83,8 +87,12 @@ def stage_job(aws: Aws, config: RunConfig, base: Path) -> TrainingRequest:
             s3.download_file("my-bucket", entry["Key"], str(target))
     settings = base / "input" / "config"
     settings.mkdir(parents=True)
-    hosts = {"current_host": "algo-1", "hosts": ["algo-1"], "network_interface_name": "lo",
-             "current_instance_type": "ml.g5.xlarge"}  # fmt: skip
+    hosts = {
+        "current_host": "algo-1",
+        "hosts": ["algo-1"],
+        "network_interface_name": "lo",
+        "current_instance_type": "ml.g5.xlarge",
+    }
     channels = {one["ChannelName"]: {} for one in request["InputDataConfig"]}
     (settings / "resourceconfig.json").write_text(json.dumps(hosts))
     (settings / "inputdataconfig.json").write_text(json.dumps(channels))
@@ -106,15 +114,31 @@ def test_sigterm_to_the_first_process_ends_with_a_checkpoint(
     container = [*algorithm["ContainerEntrypoint"], *algorithm["ContainerArguments"]]
     mounted = f'mount --bind {base} {PLATFORM} && exec "$@"'
     process = subprocess.Popen(
-        ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc",
-         "sh", "-c", mounted, "-", *container],
-        env=clean_environment(tmp_path) | request["Environment"] | {
+        [
+            "unshare",
+            "--mount",
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "--mount-proc",
+            "sh",
+            "-c",
+            mounted,
+            "-",
+            *container,
+        ],
+        env=clean_environment(tmp_path)
+        | request["Environment"]
+        | {
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "TRAINING_JOB_NAME": request["TrainingJobName"],
-            "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1",
+            "ACCELERATE_USE_CPU": "true",
+            "OMP_NUM_THREADS": "1",
         },
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     said: list[str] = []
     try:
         assert process.stdout is not None
@@ -137,14 +161,22 @@ def test_sigterm_to_the_first_process_ends_with_a_checkpoint(
 
 
 def test_every_machine_starts_as_many_processes_as_it_has_gpus() -> None:
-    said = {"SM_NUM_GPUS": "8", "SM_HOST_COUNT": "4", "SM_CURRENT_HOST_RANK": "2",
-            "SM_MASTER_ADDR": "algo-1", "SM_MASTER_PORT": "7777"}  # fmt: skip
+    said = {
+        "SM_NUM_GPUS": "8",
+        "SM_HOST_COUNT": "4",
+        "SM_CURRENT_HOST_RANK": "2",
+        "SM_MASTER_ADDR": "algo-1",
+        "SM_MASTER_PORT": "7777",
+    }
     command = torchrun(said, ["train.py", "--stage", "a"])
     assert command[-3:] == ["train.py", "--stage", "a"]
     assert {
-        "--nproc_per_node=8", "--nnodes=4", "--node_rank=2", "--master_addr=algo-1",
+        "--nproc_per_node=8",
+        "--nnodes=4",
+        "--node_rank=2",
+        "--master_addr=algo-1",
         "--master_port=7777",
-    } <= set(command)  # fmt: skip
+    } <= set(command)
 
 
 def test_a_machine_alone_needs_no_address() -> None:

@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from sm_train.entrypoints.memory_plan import plan_preset
+from sm_train.entrypoints.planning.memory import plan_preset
 
-from tests.cluster.jobs import free_port, tiny_run
+from tests.support.cluster.training_jobs import free_port, tiny_run
 
-SCRIPT = Path(__file__).parent / "count_states.py"
+SCRIPT = Path(__file__).parents[1] / "support" / "cluster" / "count_states.py"
 
 
 @pytest.mark.parametrize(
@@ -23,12 +23,15 @@ SCRIPT = Path(__file__).parent / "count_states.py"
         *(
             pytest.param(preset, strategy, marks=pytest.mark.slow)
             for preset, strategy in (
-                ("tiny-mmdit", "none"), ("tiny-sdxl", "none"), ("tiny-sdxl", "full_shard"),
-                ("tiny-sdxl", "shard_grad_op"), ("tiny-mmdit", "shard_grad_op"),
+                ("tiny-mmdit", "none"),
+                ("tiny-sdxl", "none"),
+                ("tiny-sdxl", "full_shard"),
+                ("tiny-sdxl", "shard_grad_op"),
+                ("tiny-mmdit", "shard_grad_op"),
             )
         ),
     ],
-)  # fmt: skip
+)
 def test_states_take_what_is_planned(tmp_path: Path, preset: str, strategy: str) -> None:
     """Within a tenth: the rows of small weights do not divide evenly by the processes.
 

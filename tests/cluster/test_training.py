@@ -12,10 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from sm_train.entrypoints.checkpoint import pieces_files
-from sm_train.entrypoints.tensor_pieces import read_whole
+from sm_train.entrypoints.checkpointing.manifest import pieces_files
+from sm_train.entrypoints.checkpointing.sharded_tensors import read_whole
 
-from tests.cluster.jobs import (
+from tests.conftest import Mount
+from tests.support.cluster.training_jobs import (
     Job,
     losses,
     sample,
@@ -24,8 +25,7 @@ from tests.cluster.jobs import (
     write_shard,
     write_shards,
 )
-from tests.conftest import Mount
-from tests.toolkit.pictures import tree
+from tests.support.image_files import tree
 
 
 def job(folder: Path, **settings: object) -> Job:
@@ -274,10 +274,12 @@ def test_a_stage_starts_from_the_weights_of_the_one_before(tmp_path: Path) -> No
     ("start", "optimizer"),
     [
         ("raw", "carried"),
-        *(pytest.param(start, optimizer, marks=pytest.mark.slow)
-          for start, optimizer in (("ema", "fresh"), ("ema", "carried"), ("raw", "fresh"))),
+        *(
+            pytest.param(start, optimizer, marks=pytest.mark.slow)
+            for start, optimizer in (("ema", "fresh"), ("ema", "carried"), ("raw", "fresh"))
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_stage_takes_what_its_run_file_says_of_the_one_before(
     tmp_path: Path, start: str, optimizer: str
 ) -> None:
@@ -305,7 +307,9 @@ def test_a_stage_takes_what_its_run_file_says_of_the_one_before(
     # AdamW counts on, and its moments are those of six gradients and one more.
     steps = read_whole(begun, "optimizer.steps")[""]
     assert set(steps.tolist()) == {7.0 if optimizer == "carried" else 1.0}
-    moments = [read_whole(pieces_files(one), "exp_avg.")["network.conv_in.weight"]
-               for one in (last, second.checkpoints / "step-00000001")]  # fmt: skip
+    moments = [
+        read_whole(pieces_files(one), "exp_avg.")["network.conv_in.weight"]
+        for one in (last, second.checkpoints / "step-00000001")
+    ]
     along = torch.nn.functional.cosine_similarity(*(one.flatten() for one in moments), dim=0)
     assert (float(along) > 0.8) == (optimizer == "carried")

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 import sm_train.toolkit
-from sm_train.toolkit.digits import write_digits
-from sm_train.toolkit.event_log import Event, read_events
+from sm_train.toolkit.demo.digits import write_digits
+from sm_train.toolkit.jobs.events import Event, read_events
 
-from tests.cluster.jobs import write_shards
 from tests.conftest import Cli, clean_environment
-from tests.container.required import missing
-from tests.toolkit.test_submit_local import write_tiny
+from tests.support.capabilities import missing
+from tests.support.cluster.training_jobs import write_shards
+from tests.toolkit.local.test_submit_local import write_tiny
 
 HOSTS = ("algo-1", "algo-2")
 
@@ -110,11 +110,13 @@ def test_two_containers_train_the_demo_and_go_on_exactly(
     preset = Path(sm_train.toolkit.__file__).parent / "presets" / "demo.yaml"
     text = preset.read_text()
     for long, short in [
-        ("iterations: 1000", "iterations: 40"), ("warmup_iterations: 50", "warmup_iterations: 2"),
+        ("iterations: 1000", "iterations: 40"),
+        ("warmup_iterations: 50", "warmup_iterations: 2"),
         ("per_gpu_batch: 32", "per_gpu_batch: 16"),
         ("effective_batch_size: 64", "effective_batch_size: 32"),
-        ("log_every: 20", "log_every: 1"), ("every: 250", "every: 10"),
-    ]:  # fmt: skip
+        ("log_every: 20", "log_every: 1"),
+        ("every: 250", "every: 10"),
+    ]:
         assert long in text
         text = text.replace(long, short)
     (tmp_path / "run.yaml").write_text(text)

@@ -13,18 +13,18 @@ import pytest
 import torch
 import yaml
 from PIL import Image
-from sm_train.entrypoints.bad_samples import BadSamples
-from sm_train.entrypoints.batches import Batch
-from sm_train.entrypoints.catalogue import DataError
-from sm_train.entrypoints.loader import CHUNK_BYTES, WINDOW_BYTES
-from sm_train.entrypoints.shard_index import index_of
-from sm_train.toolkit.event_log import read_events
+from sm_train.entrypoints.data.bad_samples import BadSamples
+from sm_train.entrypoints.data.batches import Batch
+from sm_train.entrypoints.data.loader import CHUNK_BYTES, WINDOW_BYTES
+from sm_train.entrypoints.data.shard_catalog import DataError
+from sm_train.entrypoints.data.shard_index import index_of
+from sm_train.toolkit.jobs.events import read_events
 
-from tests.cluster.jobs import tiny_run, write_shard
 from tests.conftest import Cli
-from tests.container.required import require_fuse
-from tests.container.s3_mount import Get, Store, Trouble, mounted, store
-from tests.entrypoints.reading import Cluster, epoch_of, index
+from tests.support.capabilities import require_fuse
+from tests.support.cluster.training_jobs import tiny_run, write_shard
+from tests.support.data_channels import Cluster, epoch_of, index
+from tests.support.s3_mount import Get, Store, Trouble, mounted, store
 
 SHARDS, EACH, SIDE, BATCH = 2, 130, 160, 26
 STEPS = SHARDS * EACH // BATCH

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 
 from tests.cluster.test_stalls import LIMIT, Watched
-from tests.container.required import require_fuse
-from tests.container.s3_mount import Trouble, mounted, store
+from tests.support.capabilities import require_fuse
+from tests.support.s3_mount import Trouble, mounted, store
 
 
 def test_a_worker_in_a_fuse_read_is_found_and_the_job_ends(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sm_train.cost.actual import Job, as_document, images_trained, measurements, observed
+from sm_train.cost.actual_cost import Job, as_document, images_trained, measurements, observed
 from sm_train.cost.assumptions import Assumptions, learned
 from sm_train.cost.prices import Price
 from sm_train.cost.timeline import PARTS, Timeline, timeline
@@ -18,16 +18,23 @@ PRICE = Price("ml.p4de.24xlarge", "us-east-1", Decimal(36), "verified", "test", 
 
 def start(time: float, resumed: int | None = None) -> dict[str, Any]:
     return {
-        "kind": "start", "time": time, "resumed_from_step": resumed, "effective_batch_size": 100,
-        "world_size": 32, "resolution": 256,
-    }  # fmt: skip
+        "kind": "start",
+        "time": time,
+        "resumed_from_step": resumed,
+        "effective_batch_size": 100,
+        "world_size": 32,
+        "resolution": 256,
+    }
 
 
 def step(time: float, number: int, its: float = 1.0, wait: float = 0.0) -> dict[str, Any]:
     return {
-        "kind": "step", "time": time, "step": number, "iterations_per_second": its,
+        "kind": "step",
+        "time": time,
+        "step": number,
+        "iterations_per_second": its,
         "data_wait_share": wait,
-    }  # fmt: skip
+    }
 
 
 def checkpoint(time: float, seconds: float) -> dict[str, Any]:
@@ -44,9 +51,13 @@ def parts(line: Timeline) -> dict[str, float]:
 def test_a_healthy_job() -> None:
     # 1 it/s; the image and the first batch take 300 + 50 s; a checkpoint of 20 s; 10 s at the end.
     events = [
-        start(300), step(450, 100, 2 / 3), step(550, 200, wait=0.1), checkpoint(570, 20),
-        step(670, 300), END | {"time": 670},
-    ]  # fmt: skip
+        start(300),
+        step(450, 100, 2 / 3),
+        step(550, 200, wait=0.1),
+        checkpoint(570, 20),
+        step(670, 300),
+        END | {"time": 670},
+    ]
     line = timeline(events, 0, 680)
     assert parts(line) == pytest.approx(
         {"start_up": 350, "checkpoints": 20, "data_wait": 10, "shut_down": 10, "useful": 290}
@@ -57,9 +68,15 @@ def test_a_healthy_job() -> None:
 
 def test_a_restart_loses_its_time_and_the_steps_behind_the_checkpoint() -> None:
     events = [
-        start(100), step(200, 100), step(300, 200), step(400, 300),
-        start(1000, resumed=200), step(1100, 300), step(1200, 400), END | {"time": 1200},
-    ]  # fmt: skip
+        start(100),
+        step(200, 100),
+        step(300, 200),
+        step(400, 300),
+        start(1000, resumed=200),
+        step(1100, 300),
+        step(1200, 400),
+        END | {"time": 1200},
+    ]
     line = timeline(events, 0, 1200)
     assert parts(line) == pytest.approx(
         {"start_up": 100, "restarts": 600, "lost_work": 100, "useful": 400}
@@ -120,9 +137,12 @@ def test_the_parts_are_the_whole_whatever_the_lines_say(
 
 def job(name: str, line: Timeline | None, billable: float | None, **changes: Any) -> Job:
     fields = {
-        "stage": "256px", "status": "Completed", "instance_type": "ml.p4de.24xlarge",
-        "instances": 4, "price": PRICE,
-    }  # fmt: skip
+        "stage": "256px",
+        "status": "Completed",
+        "instance_type": "ml.p4de.24xlarge",
+        "instances": 4,
+        "price": PRICE,
+    }
     return Job(name=name, timeline=line, billable_seconds=billable, **fields | changes)
 
 

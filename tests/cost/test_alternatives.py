@@ -18,17 +18,25 @@ from sm_train.cost.alternatives import (
 )
 from sm_train.cost.assumptions import Assumptions
 from sm_train.cost.comparison import compare
-from sm_train.cost.document import as_document
 from sm_train.cost.estimate import Purchase, estimate
+from sm_train.cost.json_document import as_document
 from sm_train.cost.prices import PriceRow, PriceTable, shipped_prices
 from sm_train.cost.stage import Stage
 from sm_train.cost.throughput import Measurement, stated_speed
 
 STAGE = Stage(
-    name="256px", resolution=256, instance_type="ml.p4de.24xlarge", instances=4,
-    per_gpu_batch=32, accumulation=2, iterations=550_000, checkpoint_every=1000,
-    flops_per_image=0.543e12, parameters=865_910_724, speed=stated_speed(1.8, "published"),
-)  # fmt: skip
+    name="256px",
+    resolution=256,
+    instance_type="ml.p4de.24xlarge",
+    instances=4,
+    per_gpu_batch=32,
+    accumulation=2,
+    iterations=550_000,
+    checkpoint_every=1000,
+    flops_per_image=0.543e12,
+    parameters=865_910_724,
+    speed=stated_speed(1.8, "published"),
+)
 SPEED = Measurement("published", 1.8, 32, 256, 2048, "ml.p4de.24xlarge", flops_per_image=0.543e12)
 NEED = MemoryNeed(fixed=lambda *_: 22 * 865_910_724, activations=lambda images: 0.4e9 * images)
 
@@ -118,11 +126,19 @@ def test_a_savings_plan_is_an_alternative_once_its_price_is_known() -> None:
 def test_pareto_optimal_is_what_nothing_beats(pairs: list[tuple[int | None, int]]) -> None:
     made = [
         Alternative(
-            "t", number, "on-demand", "on-demand", float(seconds),
-            None if cost is None else Decimal(cost), True, (), (), (),
+            "t",
+            number,
+            "on-demand",
+            "on-demand",
+            float(seconds),
+            None if cost is None else Decimal(cost),
+            True,
+            (),
+            (),
+            (),
         )
         for number, (cost, seconds) in enumerate(pairs)
-    ]  # fmt: skip
+    ]
     for one in choose(made, Limits()):
         beaten = one.cost is None or any(
             other.cost is not None

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sm_train.cost.assumptions import Assumptions
-from sm_train.cost.document import as_document
 from sm_train.cost.estimate import Purchase, estimate
 from sm_train.cost.instances import UnknownInstanceTypeError, instance_type, instance_types
+from sm_train.cost.json_document import as_document
 from sm_train.cost.prices import shipped_prices
 from sm_train.cost.stage import Stage
 from sm_train.cost.throughput import stated_speed
@@ -33,11 +33,26 @@ NOTHING_ELSE = Assumptions(
 )
 
 STAGE_KEYS = {
-    "name", "resolution", "instance_type", "instances", "world_size", "effective_batch_size",
-    "iterations", "iterations_per_second", "training_seconds", "overhead_seconds",
-    "billable_seconds", "instance_hours", "price_per_instance_hour_usd", "price_source",
-    "price_date", "cost_usd", "cost_low_usd", "cost_high_usd", "breakdown_usd",
-}  # fmt: skip
+    "name",
+    "resolution",
+    "instance_type",
+    "instances",
+    "world_size",
+    "effective_batch_size",
+    "iterations",
+    "iterations_per_second",
+    "training_seconds",
+    "overhead_seconds",
+    "billable_seconds",
+    "instance_hours",
+    "price_per_instance_hour_usd",
+    "price_source",
+    "price_date",
+    "cost_usd",
+    "cost_low_usd",
+    "cost_high_usd",
+    "breakdown_usd",
+}
 """The keys that the command line's contract promises; there may be more."""
 
 
@@ -147,9 +162,13 @@ def test_the_document_has_the_contracts_keys() -> None:
     assert {"stages", "total", "assumptions"} <= set(found)
     assert set(found["stages"][0]) >= STAGE_KEYS
     assert set(found["total"]) >= {
-        "billable_seconds", "wall_seconds", "instance_hours",
-        "cost_usd", "cost_low_usd", "cost_high_usd",
-    }  # fmt: skip
+        "billable_seconds",
+        "wall_seconds",
+        "instance_hours",
+        "cost_usd",
+        "cost_low_usd",
+        "cost_high_usd",
+    }
 
 
 def test_stages_add_up() -> None:

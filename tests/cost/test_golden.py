@@ -15,9 +15,12 @@ from sm_train.cost.stage import Stage
 from sm_train.cost.throughput import stated_speed
 
 TRAINING_ALONE = Assumptions(
-    start_up_seconds=0, failures_per_gpu_hour=0, checkpoint_blocking_seconds=0,
-    bytes_per_image=0, log_bytes_per_step=0,
-)  # fmt: skip
+    start_up_seconds=0,
+    failures_per_gpu_hour=0,
+    checkpoint_blocking_seconds=0,
+    bytes_per_image=0,
+    log_bytes_per_step=0,
+)
 
 P4DE, P5 = "ml.p4de.24xlarge", "ml.p5.48xlarge"
 
@@ -106,9 +109,14 @@ def test_aws_nodes_side_by_side() -> None:
 
 def test_two_weeks_are_two_weeks() -> None:
     stage = Stage(
-        name="256px", resolution=256, instance_type=P4DE, instances=16, per_gpu_batch=8,
-        accumulation=2, iterations=round(timedelta(days=14).total_seconds() * 1.8),
+        name="256px",
+        resolution=256,
+        instance_type=P4DE,
+        instances=16,
+        per_gpu_batch=8,
+        accumulation=2,
+        iterations=round(timedelta(days=14).total_seconds() * 1.8),
         speed=stated_speed(1.8, "published"),
-    )  # fmt: skip
+    )
     priced = estimate([stage], Purchase("us-east-1"), assumed=TRAINING_ALONE)
     assert float(priced.cost or 0) == pytest.approx(169_688.64, abs=0.01)

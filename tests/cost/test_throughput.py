@@ -18,10 +18,15 @@ FLOPS = {256: 0.543e12, 512: 2.413e12}
 
 def stage(resolution: int = 256, instances: int = 4, **changes: Any) -> Stage:
     made = Stage(
-        name=f"{resolution}px", resolution=resolution, instance_type="ml.p4de.24xlarge",
-        instances=instances, per_gpu_batch=1024 // (instances * 8), accumulation=2,
-        iterations=1000, flops_per_image=FLOPS[resolution],
-    )  # fmt: skip
+        name=f"{resolution}px",
+        resolution=resolution,
+        instance_type="ml.p4de.24xlarge",
+        instances=instances,
+        per_gpu_batch=1024 // (instances * 8),
+        accumulation=2,
+        iterations=1000,
+        flops_per_image=FLOPS[resolution],
+    )
     return replace(made, **changes)
 
 
@@ -48,8 +53,13 @@ def test_each_rule_is_named_and_widens_the_range() -> None:
     other = resolved(stage(instance_type="ml.p5.48xlarge"), measured(1.8, 32))
     nothing = resolved(stage())
     assert [one.basis for one in (own, fitted, scaled, moved, other, nothing)] == [
-        "measured", "scaling fit", "scaled", "other resolution", "other hardware", "predicted",
-    ]  # fmt: skip
+        "measured",
+        "scaling fit",
+        "scaled",
+        "other resolution",
+        "other hardware",
+        "predicted",
+    ]
     assert own.iterations_per_second == 1.8
     assert width(own) < width(fitted)
     assert width(own) < width(moved)
@@ -101,9 +111,11 @@ def test_more_than_the_hardwares_peak_is_refused_with_the_arithmetic() -> None:
 
 
 points = st.dictionaries(
-    st.sampled_from([8, 16, 32, 64, 128, 256, 512, 1024]), st.floats(1.0, 200.0),
-    min_size=2, max_size=8,
-)  # fmt: skip
+    st.sampled_from([8, 16, 32, 64, 128, 256, 512, 1024]),
+    st.floats(1.0, 200.0),
+    min_size=2,
+    max_size=8,
+)
 
 
 @settings(deadline=None, max_examples=200)

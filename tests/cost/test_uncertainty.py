@@ -16,10 +16,17 @@ Z90 = 1.2815515655446004
 LIVES = 4000
 
 STAGE = Stage(
-    name="256px", resolution=256, instance_type="ml.p4de.24xlarge", instances=4,
-    per_gpu_batch=32, accumulation=2, iterations=100_000, checkpoint_every=1000,
-    parameters=865_910_724, speed=Speed(1.0, 0.9, 1.05, "measured", "test"),
-)  # fmt: skip
+    name="256px",
+    resolution=256,
+    instance_type="ml.p4de.24xlarge",
+    instances=4,
+    per_gpu_batch=32,
+    accumulation=2,
+    iterations=100_000,
+    checkpoint_every=1000,
+    parameters=865_910_724,
+    speed=Speed(1.0, 0.9, 1.05, "measured", "test"),
+)
 
 CASES = {
     "as shipped": (STAGE, Assumptions()),
@@ -29,9 +36,10 @@ CASES = {
         Assumptions(failures_per_gpu_hour=4 / (32 * 27.8)),
     ),
     "a slow start of a short stage": (
-        replace(STAGE, iterations=1000), Assumptions(start_up_seconds=3000)
+        replace(STAGE, iterations=1000),
+        Assumptions(start_up_seconds=3000),
     ),
-}  # fmt: skip
+}
 
 
 def live(stage: Stage, assumed: Assumptions, rng: random.Random) -> float:

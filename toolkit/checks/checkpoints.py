@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sm_train.estimators.naming import checkpoint_uri, staging_bucket
-from sm_train.estimators.request import RUN_TAG
-from sm_train.estimators.run_config import RunConfig, Stage
-from sm_train.toolkit.aws import split_uri
+from sm_train.estimators.config.naming import checkpoint_uri, staging_bucket
+from sm_train.estimators.config.schema import RunConfig, Stage
+from sm_train.estimators.request.training import RUN_TAG
+from sm_train.toolkit.aws.session import split_uri
 from sm_train.toolkit.checks.finding import Check, Finding
-from sm_train.toolkit.memory_fit import plan_of
-from sm_train.toolkit.stored_checkpoints import MARKER
+from sm_train.toolkit.costing.memory_fit import plan_of
+from sm_train.toolkit.jobs.checkpoints import MARKER
 
 _LOOKED_AT = 5
 
@@ -93,17 +93,20 @@ def _of_marker(
     there = f"{uri} has a checkpoint of step {marker.step:,}"
     if expected is not None and not 1 / _NEAR < marker.bytes / expected < _NEAR:
         yield CHECKPOINTS_OTHER_MODEL.found(
-            "error", where,
+            "error",
+            where,
             f"{there} with {marker.bytes / 1e9:.3g} GB, and {config.model.preset}'s have "
             f"{expected / 1e9:.3g}: it is of another model",
             "give the run another name",
-        )  # fmt: skip
+        )
         return
     if marker.step >= stage.iterations:
         yield CHECKPOINTS_BEYOND.found(
-            "warning", where, f"{there}, and {stage.name} ends at {stage.iterations:,}",
+            "warning",
+            where,
+            f"{there}, and {stage.name} ends at {stage.iterations:,}",
             "start the next stage, raise iterations, or give the run another name",
-        )  # fmt: skip
+        )
     data = _data_of(job) if job else None
     if job is None:
         reason = f"no job here is tagged with run {config.name}"
@@ -111,14 +114,18 @@ def _of_marker(
         reason = f"its job {job['TrainingJobName']} read {data}"
     else:
         yield CHECKPOINTS_RESUMED.found(
-            "info", where, f"{there} of {stage.iterations:,}: the job goes on from there",
+            "info",
+            where,
+            f"{there} of {stage.iterations:,}: the job goes on from there",
             "give the run another name to begin anew",
-        )  # fmt: skip
+        )
         return
     yield CHECKPOINTS_OTHER_RUN.found(
-        "warning", where, f"{there}, and {reason}: it seems to be another run's",
+        "warning",
+        where,
+        f"{there}, and {reason}: it seems to be another run's",
         "give the run another name, unless it is meant",
-    )  # fmt: skip
+    )
 
 
 _NEAR = 1.38

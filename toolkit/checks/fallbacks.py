@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from sm_train.estimators.run_config import RunConfig
-from sm_train.estimators.run_places import Place, places
-from sm_train.toolkit.amounts import span
+from sm_train.estimators.config.placement import Place, places
+from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.checks.finding import Check, Finding
-from sm_train.toolkit.shard_listing import Listing
-from sm_train.toolkit.submission import other_start
+from sm_train.toolkit.packing.shard_listing import Listing
+from sm_train.toolkit.submit.submission import other_start
+from sm_train.toolkit.terminal.formatting import span
 
 FALLBACK_START = Check(
     "fallback-start",
@@ -53,11 +53,12 @@ def fallback_findings(config: RunConfig, region: str) -> Iterator[Finding]:
         if cluster.capacity == "spot" and cluster.max_pending is None:
             wait = span(cluster.max_wait or cluster.max_runtime)
             yield FALLBACK_LATE.found(
-                "warning", "cluster.max_pending" if place.number == 0 else place.where,
+                "warning",
+                "cluster.max_pending" if place.number == 0 else place.where,
                 f"spot machines in {place.region} are waited for as long as {wait} before the next "
                 "place is tried",
                 "write max_pending: 30m",
-            )  # fmt: skip
+            )
 
 
 def data_findings(place: Place, own: Listing, there: Listing) -> Iterator[Finding]:
@@ -68,11 +69,12 @@ def data_findings(place: Place, own: Listing, there: Listing) -> Iterator[Findin
     if wrong:
         names = sorted({name for name, _ in wrong})
         yield FALLBACK_DATA.found(
-            "error", place.where,
+            "error",
+            place.where,
             f"{place.config.data.uri}: {len(names):,} shards are missing, too many or of another "
             f"size, such as {names[0]}",
             "copy the shards with their index",
-        )  # fmt: skip
+        )
 
 
 def found_at(place: Place, findings: Iterable[Finding]) -> Iterator[Finding]:

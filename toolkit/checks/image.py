@@ -9,9 +9,9 @@ from datetime import date
 from typing import Any
 
 from sm_train.cost.instances import instance_type
-from sm_train.estimators.images import image_uri
-from sm_train.estimators.launch import framework_version, launch
-from sm_train.estimators.run_config import RunConfig
+from sm_train.estimators.config.schema import RunConfig
+from sm_train.estimators.request.images import image_uri
+from sm_train.estimators.request.launcher import framework_version, launch
 from sm_train.toolkit.checks.finding import Check, Finding
 
 IMAGE_UNAVAILABLE = Check(
@@ -149,10 +149,11 @@ def _own_image(config: RunConfig, address: str, region: str) -> Iterator[Finding
     image = ecr_image(address)
     if image is not None and image.region != region:
         yield IMAGE_REGION.found(
-            "error", "cluster.image",
+            "error",
+            "cluster.image",
             f"{address} is in {image.region} and the job would run in {region}",
             f"push it to {region}, or run there",
-        )  # fmt: skip
+        )
     needs = []
     if config.cluster.collective == "smddp":
         needs.append("SMDDP and SageMaker's training toolkit (collective: smddp)")
@@ -160,9 +161,11 @@ def _own_image(config: RunConfig, address: str, region: str) -> Iterator[Finding
         needs.append("PyTorch 2.6 or newer (sharding)")
     for need in needs:
         yield IMAGE_UNPROVEN.found(
-            "warning", "cluster.image", f"nothing says whether it carries {need}",
+            "warning",
+            "cluster.image",
+            f"nothing says whether it carries {need}",
             "try it on one instance, or take AWS's image",
-        )  # fmt: skip
+        )
 
 
 def _smddp(config: RunConfig) -> Iterator[Finding]:
@@ -177,10 +180,11 @@ def _smddp(config: RunConfig) -> Iterator[Finding]:
     if not several and cluster.collective == "auto":
         return
     yield SMDDP_UNUSED.found(
-        "info", "cluster.collective",
+        "info",
+        "cluster.collective",
         f"{cluster.instance_type} could use SMDDP: {starts[several[0] if several else 0].reason}",
         "write collective: nccl if that is meant",
-    )  # fmt: skip
+    )
 
 
 def _patched(config: RunConfig, today: date) -> Iterator[Finding]:
@@ -190,11 +194,12 @@ def _patched(config: RunConfig, today: date) -> Iterator[Finding]:
         return
     smddp = any(launch(config, stage).route == "smddp" for stage in config.stages)
     yield FRAMEWORK_UNPATCHED.found(
-        "info" if smddp else "warning", "cluster.framework_version",
+        "info" if smddp else "warning",
+        "cluster.framework_version",
         f"AWS has not patched its images of PyTorch {version} since {end}"
         + ("; no later one carries SMDDP" if smddp else ""),
         "collective: nccl takes the newest image" if smddp else "write a later version, or none",
-    )  # fmt: skip
+    )
 
 
 def _environment(config: RunConfig) -> Iterator[Finding]:
@@ -230,8 +235,9 @@ def registry_findings(config: RunConfig, session: Any, region: str) -> Iterator[
         )
     except ClientError as error:
         if error.response["Error"]["Code"] not in (
-            "RepositoryNotFoundException", "ImageNotFoundException"
-        ):  # fmt: skip
+            "RepositoryNotFoundException",
+            "ImageNotFoundException",
+        ):
             raise
         message = error.response["Error"]["Message"]
         yield IMAGE_ABSENT.found("error", "cluster.image", message, "push it, or name another")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from sm_train.entrypoints.shard_index import ShardIndex, index_of
-from sm_train.entrypoints.shards import ShardError, verify_shard
+from sm_train.entrypoints.data.shard_format import ShardError, verify_shard
+from sm_train.entrypoints.data.shard_index import ShardIndex, index_of
 from sm_train.toolkit.checks.finding import Check, Finding
 from sm_train.toolkit.checks.shards import Shards, of_index, of_listing
-from sm_train.toolkit.shard_listing import list_folder
+from sm_train.toolkit.packing.shard_listing import list_folder
 
 NO_SHARDS = Check(
     "no-shards",
@@ -66,14 +66,18 @@ def index_differences(
         said = f"{known[name]:,} bytes" if name in known else "nothing"
         real = f"has {found[name]:,} bytes" if name in found else "is not there"
         yield INDEX_STALE.found(
-            "error", where, f"{name} {real}, the index says {said}",
+            "error",
+            where,
+            f"{name} {real}, the index says {said}",
             "run sm-train index, or pack it again",
-        )  # fmt: skip
+        )
     if len(differ) > _NAMED:
         yield INDEX_STALE.found(
-            "error", where, f"and {len(differ) - _NAMED:,} more differ from the index",
+            "error",
+            where,
+            f"and {len(differ) - _NAMED:,} more differ from the index",
             "run sm-train index",
-        )  # fmt: skip
+        )
 
 
 def _differ(name: str, found: dict[str, int], known: dict[str, int]) -> bool:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from sm_train.cost.alternatives import USABLE_MEMORY
 from sm_train.cost.instances import instance_type
-from sm_train.estimators.run_config import RunConfig
+from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.checks.finding import Check, Finding
-from sm_train.toolkit.memory_fit import changes, fit
+from sm_train.toolkit.costing.memory_fit import changes, fit
 
 _COSTS = (
     "A job that runs out of memory fails in its first steps, after machines, image and data were "
@@ -19,7 +19,7 @@ _MEND = (
     "effective batch size."
 )
 _SOURCE = (
-    "the plan of the model's layers (`entrypoints/memory_plan.py`), held against real processes"
+    "the plan of the model's layers (`entrypoints/planning/memory.py`), held against real processes"
 )
 
 MEMORY_SHORT = Check(

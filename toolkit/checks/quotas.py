@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sm_train.estimators.run_config import RunConfig
-from sm_train.toolkit.amounts import span
+from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.checks.finding import Check, Finding
+from sm_train.toolkit.terminal.formatting import span
 
 DEFAULT_RUNTIME_SECONDS = 5 * 86400
 _MOST_PAGES = 100
@@ -76,11 +76,12 @@ def default_runtime_findings(config: RunConfig) -> Iterator[Finding]:
     """Without asking AWS: by the default quota."""
     if config.cluster.max_runtime > DEFAULT_RUNTIME_SECONDS:
         yield RUNTIME_QUOTA.found(
-            "info", "cluster.max_runtime",
+            "info",
+            "cluster.max_runtime",
             f"{span(config.cluster.max_runtime)} are more than the default quota of "
             f"{span(DEFAULT_RUNTIME_SECONDS)}",
             "look at the account's quota in Service Quotas",
-        )  # fmt: skip
+        )
 
 
 def quota_findings(config: RunConfig, session: Any, region: str) -> Iterator[Finding]:
@@ -110,9 +111,11 @@ def quota_findings(config: RunConfig, session: Any, region: str) -> Iterator[Fin
 def _exceeded(quota: Quota, amount: int, warm: str, fix: str) -> Finding:
     if quota.name == _RUNTIME:
         return RUNTIME_QUOTA.found(
-            "error", "cluster.max_runtime",
-            f"{span(amount)} are more than the account's {span(quota.value)}", fix,
-        )  # fmt: skip
+            "error",
+            "cluster.max_runtime",
+            f"{span(amount)} are more than the account's {span(quota.value)}",
+            fix,
+        )
     message = f"{amount} instances are more than the account's {quota.value:g} ({quota.name})"
     if quota.name == warm:
         return WARM_POOL_QUOTA.found("warning", "cluster.keep_alive", message, fix)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from sm_train.estimators.run_config import RunConfig
-from sm_train.toolkit.amounts import dollars, span
+from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.checks.finding import Check, Finding
+from sm_train.toolkit.terminal.formatting import dollars, span
 
 _LONG_SECONDS = 4 * 3600
 _LONG_SPOT_SECONDS = 1800
@@ -73,16 +73,19 @@ def _retries(config: RunConfig, stage: dict[str, Any], where: str) -> Iterator[F
     expected = f"{failures:.1f} interruptions are expected in {span(seconds)}" if failures else ""
     if config.cluster.retries == 0 and (stage["instances"] > 1 or (seconds or 0) > 86400):
         yield NO_RETRIES.found(
-            "warning", "cluster.retries",
+            "warning",
+            "cluster.retries",
             f"an internal error of SageMaker's ends {stage['name']}, on {stage['instances']} "
             "instances" + (f"; {expected}" if expected else ""),
             "write retries: 3",
-        )  # fmt: skip
+        )
     if failures is not None and failures >= 1:
         yield INTERRUPTIONS_EXPECTED.found(
-            "info", where, f"{expected}; retries cover SageMaker's internal errors only",
+            "info",
+            where,
+            f"{expected}; retries cover SageMaker's internal errors only",
             "have the stage started again when it fails: it goes on from its newest checkpoint",
-        )  # fmt: skip
+        )
 
 
 def _no_checkpoints(config: RunConfig, stage: dict[str, Any]) -> Iterator[Finding]:
@@ -95,12 +98,13 @@ def _no_checkpoints(config: RunConfig, stage: dict[str, Any]) -> Iterator[Findin
     best = stage["checkpoint_interval"]
     every = best["best_iterations"] if best else max(1, stage["iterations"] // 20)
     yield NO_CHECKPOINTS.found(
-        "error" if spot else "warning", "checkpoint.every",
+        "error" if spot else "warning",
+        "checkpoint.every",
         f"{stage['name']} has {stage['iterations']:,} iterations and a checkpoint every "
         f"{config.checkpoint.every:,}: an interruption loses all of it"
         + (f", up to {dollars(stage['cost_usd'])}" if stage["cost_usd"] else ""),
         f"write every: {every}",
-    )  # fmt: skip
+    )
 
 
 def _extra(stage: dict[str, Any]) -> float:
@@ -115,8 +119,9 @@ def _interval(config: RunConfig, stage: dict[str, Any]) -> Iterator[Finding]:
     if extra < max(_WORTH_USD, _WORTH_SHARE * (stage["cost_usd"] or 0)):
         return
     yield CHECKPOINT_INTERVAL.found(
-        "warning" if config.cluster.capacity == "spot" else "info", "checkpoint.every",
+        "warning" if config.cluster.capacity == "spot" else "info",
+        "checkpoint.every",
         f"a checkpoint of {stage['name']} every {span(interval['configured_seconds'])} costs "
         f"{dollars(extra)} more than one every {span(interval['best_seconds'])}",
         f"write every: {interval['best_iterations']}",
-    )  # fmt: skip
+    )

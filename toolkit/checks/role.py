@@ -59,9 +59,11 @@ def role_findings(role: str | None, session: Any, account: str) -> Iterator[Find
     owner, name = role.split(":")[4], role.rsplit("/", 1)[-1]
     if owner != account:
         yield ROLE_ACCOUNT.found(
-            "error", "role", f"{role} is of account {owner}, the credentials are of {account}",
+            "error",
+            "role",
+            f"{role} is of account {owner}, the credentials are of {account}",
             "name a role of the account, or give another --profile",
-        )  # fmt: skip
+        )
         return
     try:
         found = session.client("iam").get_role(RoleName=name)["Role"]
@@ -76,9 +78,11 @@ def role_findings(role: str | None, session: Any, account: str) -> Iterator[Find
         )
     elif not may_assume(found["AssumeRolePolicyDocument"]):
         yield ROLE_TRUST.found(
-            "error", "role", f"the trust policy of {name} lacks {_SERVICE}",
+            "error",
+            "role",
+            f"the trust policy of {name} lacks {_SERVICE}",
             f"let {_SERVICE} assume it (sts:AssumeRole)",
-        )  # fmt: skip
+        )
 
 
 def may_assume(policy: dict[str, Any], service: str = _SERVICE) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from sm_train.estimators.run_file import RunFileError, dotted
+from sm_train.estimators.config.load import RunFileError, dotted
 from sm_train.toolkit.checks.finding import Check, Finding
 
 RUN_FILE = Check(

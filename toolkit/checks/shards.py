@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sm_train.entrypoints.shard_index import ShardIndex
-from sm_train.toolkit.amounts import dollars
+from sm_train.entrypoints.data.shard_index import ShardIndex
 from sm_train.toolkit.checks.finding import Check, Finding
-from sm_train.toolkit.shard_listing import Listed
+from sm_train.toolkit.packing.shard_listing import Listed
+from sm_train.toolkit.terminal.formatting import dollars
 
 FASTFILE_GOOD_BYTES = 150 * 10**6
 SMALLEST_BYTES, LARGEST_BYTES = 2 * 10**9, 5 * 10**9
@@ -133,11 +133,12 @@ def _idle(shards: Shards, stage: dict[str, Any], where: str) -> Finding:
     instances = stage["instances"]
     idle = instances - len(shards)
     return IDLE_INSTANCES.found(
-        "error", where,
+        "error",
+        where,
         f"{len(shards)} shards for {instances} instances leave {idle} of them idle, and billed, "
         f"{_worth(stage, idle / instances)}: the job stops at its start",
         f"pack at least {instances} shards, better a multiple of that",
-    )  # fmt: skip
+    )
 
 
 def _unequal(shards: Shards, stage: dict[str, Any], where: str) -> Iterator[Finding]:
@@ -152,11 +153,12 @@ def _unequal(shards: Shards, stage: dict[str, Any], where: str) -> Iterator[Find
         kind = "bytes" if shards.samples is None else "samples"
         uneven = f"divide by {instances} instances, but their {kind} differ"
     yield UNEQUAL_INSTANCES.found(
-        "warning" if again >= _UNEQUAL_WARNING else "info", where,
+        "warning" if again >= _UNEQUAL_WARNING else "info",
+        where,
         f"{len(shards)} shards {uneven}: {again:.1%} of {stage['name']} reads samples again, "
         f"{_worth(stage, again)}",
         f"pack a multiple of {instances} near-equal shards",
-    )  # fmt: skip
+    )
 
 
 def _worth(stage: dict[str, Any], share: float) -> str:
@@ -172,11 +174,12 @@ def _shared(shards: Shards, stage: dict[str, Any], workers: int) -> Iterator[Fin
     gpus = stage["world_size"]
     if len(shards) < gpus * max(1, workers):
         yield SHARED_SHARDS.found(
-            "info", shards.where,
+            "info",
+            shards.where,
             f"{len(shards)} shards for the {gpus} GPUs × {workers} workers of {stage['name']}: "
             "they share shards out by sample, and none idles",
             "none is needed",
-        )  # fmt: skip
+        )
 
 
 def _few(shards: Shards, stage: dict[str, Any], index: int) -> Iterator[Finding]:
@@ -185,11 +188,12 @@ def _few(shards: Shards, stage: dict[str, Any], index: int) -> Iterator[Finding]
     samples = int(shards.samples.sum())
     if samples < stage["effective_batch_size"]:
         yield FEW_SAMPLES.found(
-            "warning", f"stages[{index}].per_gpu_batch",
+            "warning",
+            f"stages[{index}].per_gpu_batch",
             f"a step takes {stage['effective_batch_size']:,} samples and {shards.place} has "
             f"{samples:,}",
             "lower the batch, or look whether these are all the shards",
-        )  # fmt: skip
+        )
 
 
 def _sizes(shards: Shards, instances: int) -> Iterator[Finding]:
@@ -200,15 +204,18 @@ def _sizes(shards: Shards, instances: int) -> Iterator[Finding]:
         mean = total / len(shards)
         mendable = mean < FASTFILE_GOOD_BYTES and total >= instances * FASTFILE_GOOD_BYTES
         yield SMALL_SHARDS.found(
-            "warning" if mendable else "info", shards.where,
+            "warning" if mendable else "info",
+            shards.where,
             f"{small} of {len(shards)} shards are below 2 GB ({mean / 1e6:,.0f} MB on average); "
             "FastFile suits few large files",
             "pack with a larger --shard-size"
             if total >= instances * SMALLEST_BYTES or mendable
             else "pack larger ones when there is more data",
-        )  # fmt: skip
+        )
     if large := int((shards.bytes > LARGEST_BYTES).sum()):
         yield LARGE_SHARDS.found(
-            "info", shards.where, f"{large} of {len(shards)} shards are above 5 GB",
+            "info",
+            shards.where,
+            f"{large} of {len(shards)} shards are above 5 GB",
             "pack with a smaller --shard-size",
-        )  # fmt: skip
+        )

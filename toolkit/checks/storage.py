@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from sm_train.entrypoints.shard_index import read_header
-from sm_train.entrypoints.shards import ShardError
-from sm_train.estimators.naming import staging_bucket
-from sm_train.estimators.run_config import RunConfig
-from sm_train.toolkit.aws import bucket_region, split_uri
+from sm_train.entrypoints.data.shard_format import ShardError
+from sm_train.entrypoints.data.shard_index import read_header
+from sm_train.estimators.config.naming import staging_bucket
+from sm_train.estimators.config.schema import RunConfig
+from sm_train.toolkit.aws.s3_file import S3File
+from sm_train.toolkit.aws.session import bucket_region, split_uri
 from sm_train.toolkit.checks.finding import Check, Finding
 from sm_train.toolkit.checks.local_data import INDEX_STALE, NO_SHARDS, index_differences
 from sm_train.toolkit.checks.shards import Shards, of_listing
-from sm_train.toolkit.s3_file import S3File
-from sm_train.toolkit.shard_listing import Listing, list_prefix
+from sm_train.toolkit.packing.shard_listing import Listing, list_prefix
 
 MOST_OBJECTS = 200_000
 """So many are listed of a prefix: 200 calls. A petabyte in shards of 5 GB is as many."""
@@ -109,10 +109,11 @@ def bucket_findings(session: Any, region: str, bucket: str, where: str) -> Itera
         return
     if actual not in (None, region):
         yield BUCKET_REGION.found(
-            "error", where,
+            "error",
+            where,
             f"bucket {bucket} is in {actual} and the job would run in {region}",
             "use a bucket in the job's region, or run there",
-        )  # fmt: skip
+        )
 
 
 def buckets(config: RunConfig, region: str) -> dict[str, str]:
@@ -170,21 +171,23 @@ def listing_findings(config: RunConfig, listing: Listing) -> Iterator[Finding]:
         )
     elif listing.others:
         yield NOT_SHARDS.found(
-            "warning", "data.uri",
+            "warning",
+            "data.uri",
             f"{len(listing.others):,} objects below {uri} are no shards of it, such as "
             f"{listing.others[0]}; each is dealt to an instance in a shard's place",
             "move them away, and end the address with a slash",
-        )  # fmt: skip
+        )
     if not listing.shards:
         yield NO_SHARDS.found(
             "error", "data.uri", f"{uri} holds no .tar", "run sm-train pack, or mend the address"
         )
     if listing.cut:
         yield TOO_MANY_OBJECTS.found(
-            "warning", "data.uri",
+            "warning",
+            "data.uri",
             f"{uri} has more than {MOST_OBJECTS:,} objects; the rest were not looked at",
             "pack into larger shards",
-        )  # fmt: skip
+        )
 
 
 def index_findings(
@@ -227,11 +230,12 @@ def _index_in_s3(config: RunConfig, uri: str, session: Any, listing: Listing) ->
     total = sum(one.bytes for one in listing.shards)
     if not listing.cut and (header.shards, header.bytes) != (len(listing.shards), total):
         yield INDEX_STALE.found(
-            "error", "data.index",
+            "error",
+            "data.index",
             f"{uri} is of {header.shards:,} shards with {header.bytes:,} bytes, and "
             f"{config.data.uri} has {len(listing.shards):,} with {total:,}",
             again,
-        )  # fmt: skip
+        )
 
 
 def shards_in_s3(config: RunConfig, listing: Listing, local: Shards | None) -> Shards:

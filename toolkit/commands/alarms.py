@@ -11,7 +11,7 @@ from sm_train.toolkit.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from sm_train.estimators.run_config import RunConfig
+    from sm_train.estimators.config.schema import RunConfig
 
 
 @click.command()
@@ -63,7 +63,7 @@ def command(
 def _require_addresses(topic: str | None, email: str | None) -> None:
     import re
 
-    from sm_train.estimators.run_fields import TOPIC, words_for_pattern
+    from sm_train.estimators.config.fields import TOPIC, words_for_pattern
 
     if topic is not None and not re.fullmatch(TOPIC, topic):
         raise UserError(f"--topic: {topic!r} {words_for_pattern(TOPIC)}")
@@ -72,12 +72,12 @@ def _require_addresses(topic: str | None, email: str | None) -> None:
 
 
 def _remove(options: dict[str, Any], run: str, as_json: bool) -> None:
-    from sm_train.toolkit.alarm_view import removed_document, removed_words
-    from sm_train.toolkit.alarming import remove
-    from sm_train.toolkit.following import is_run_file, open_session_for
-    from sm_train.toolkit.output import write_json
-    from sm_train.toolkit.run_files import load
-    from sm_train.toolkit.training_jobs import find_job
+    from sm_train.toolkit.alarms.alarms import remove
+    from sm_train.toolkit.alarms.view import removed_document, removed_words
+    from sm_train.toolkit.jobs.training_job import find_job
+    from sm_train.toolkit.run_file import load
+    from sm_train.toolkit.runs.resolve import is_run_file, open_session_for
+    from sm_train.toolkit.terminal.console import write_json
 
     session, region = open_session_for(run, options)
     if is_run_file(run):
@@ -94,14 +94,14 @@ def _remove(options: dict[str, Any], run: str, as_json: bool) -> None:
 def _print_template(
     options: dict[str, Any], run: str, topic: str | None, email: str | None, as_json: bool
 ) -> None:
-    from sm_train.estimators.alarms import first_jobs
-    from sm_train.toolkit import aws
-    from sm_train.toolkit.alarm_topics import require_region
-    from sm_train.toolkit.alarm_view import as_yaml, cloudformation, deploy_words
-    from sm_train.toolkit.alarming import live_jobs
-    from sm_train.toolkit.following import is_run_file, open_run
-    from sm_train.toolkit.output import write_json
-    from sm_train.toolkit.run_files import load
+    from sm_train.estimators.request.alarms import first_jobs
+    from sm_train.toolkit.alarms.alarms import live_jobs
+    from sm_train.toolkit.alarms.sns_topic import require_region
+    from sm_train.toolkit.alarms.view import as_yaml, cloudformation, deploy_words
+    from sm_train.toolkit.aws import session as aws
+    from sm_train.toolkit.run_file import load
+    from sm_train.toolkit.runs.resolve import is_run_file, open_run
+    from sm_train.toolkit.terminal.console import write_json
 
     if is_run_file(run):
         config = load(Path(run))
@@ -134,12 +134,12 @@ def _make(
     yes: bool,
     as_json: bool,
 ) -> None:
-    from sm_train.toolkit.alarm_topics import doubts, make_topic, own_topic, require_region
-    from sm_train.toolkit.alarm_view import Plan, changed, changed_words
-    from sm_train.toolkit.alarming import find_rule, live_jobs, put, require_ours
-    from sm_train.toolkit.following import open_run
-    from sm_train.toolkit.output import write_json
-    from sm_train.toolkit.sending import agree
+    from sm_train.toolkit.alarms.alarms import find_rule, live_jobs, put, require_ours
+    from sm_train.toolkit.alarms.sns_topic import doubts, make_topic, own_topic, require_region
+    from sm_train.toolkit.alarms.view import Plan, changed, changed_words
+    from sm_train.toolkit.runs.resolve import open_run
+    from sm_train.toolkit.submit.submit import agree
+    from sm_train.toolkit.terminal.console import write_json
 
     session, found = open_run(run, options)
     rule = find_rule(session, found.name)

@@ -12,7 +12,7 @@ import click
 from sm_train.toolkit.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
-    from sm_train.estimators.run_config import RunConfig
+    from sm_train.estimators.config.schema import RunConfig
     from sm_train.toolkit.checks.storage import Progress
 
 
@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--offline", is_flag=True, help="Leave out what only AWS can say.")
 @click.option(
-    "--index", type=click.Path(path_type=Path, dir_okay=False, exists=True), metavar="FILE",
+    "--index",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    metavar="FILE",
     help="An index.parquet that stands in for the shards on this machine.",
-)  # fmt: skip
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.pass_obj
 def command(
@@ -36,11 +38,11 @@ def command(
     """
     from datetime import UTC, datetime
 
-    from sm_train.toolkit import aws
-    from sm_train.toolkit.check_report import document, is_ok, show
-    from sm_train.toolkit.output import people, write_json
-    from sm_train.toolkit.preflight import Subject, offline_findings, online_findings
-    from sm_train.toolkit.run_price import price
+    from sm_train.toolkit.aws import session as aws
+    from sm_train.toolkit.checks.preflight import Subject, offline_findings, online_findings
+    from sm_train.toolkit.checks.report import document, is_ok, show
+    from sm_train.toolkit.costing.run_price import price
+    from sm_train.toolkit.terminal.console import people, write_json
 
     config = _load(run, as_json)
     region = aws.resolve_region(options["region"], config.region, options["profile"])
@@ -60,15 +62,15 @@ def command(
 
 
 def _load(run: Path, as_json: bool) -> RunConfig:
-    from sm_train.estimators.run_file import RunFileError, load_run
+    from sm_train.estimators.config.load import RunFileError, load_run
 
     try:
         return load_run(run)
     except RunFileError as error:
         if as_json:
-            from sm_train.toolkit.check_report import document
+            from sm_train.toolkit.checks.report import document
             from sm_train.toolkit.checks.run_file import run_file_findings
-            from sm_train.toolkit.output import write_json
+            from sm_train.toolkit.terminal.console import write_json
 
             write_json(document(list(run_file_findings(run, error))))
         raise UserError(str(error)) from None
@@ -80,7 +82,7 @@ def _counting() -> Iterator[Progress]:
     if not sys.stderr.isatty():
         yield lambda count: None
         return
-    from sm_train.toolkit.output import people
+    from sm_train.toolkit.terminal.console import people
 
     with people().status("asking AWS") as status:
         yield lambda count: status.update(f"listing shards: {count:,} objects")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from sm_train.toolkit.drawing_options import drawing_options
+from sm_train.toolkit.sampling.options import drawing_options
 
 
 @click.command()
@@ -13,9 +13,12 @@ from sm_train.toolkit.drawing_options import drawing_options
 @click.argument("second", type=click.Path(path_type=Path))
 @drawing_options
 @click.option(
-    "--out", type=click.Path(path_type=Path), default="compare.html", show_default=True,
+    "--out",
+    type=click.Path(path_type=Path),
+    default="compare.html",
+    show_default=True,
     help="The page, whole in one file.",
-)  # fmt: skip
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 def command(
     first: Path,
@@ -32,11 +35,11 @@ def command(
     FIRST and SECOND are what `sm-train sample` takes. The page shows which image is whose only
     after the last judgement; it needs no network.
     """
-    from sm_train.entrypoints.files import write_whole
-    from sm_train.toolkit.comparison_page import comparison_page
-    from sm_train.toolkit.drawing import draw_images, find_source, require_file_place
-    from sm_train.toolkit.output import people, write_json
-    from sm_train.toolkit.prompts import read_prompts
+    from sm_train.entrypoints.common.atomic_write import write_whole
+    from sm_train.toolkit.sampling.comparison_page import comparison_page
+    from sm_train.toolkit.sampling.prompts import read_prompts
+    from sm_train.toolkit.sampling.sample import draw_images, find_source, require_file_place
+    from sm_train.toolkit.terminal.console import people, write_json
 
     lines = read_prompts(prompts)
     require_file_place(out, "page")

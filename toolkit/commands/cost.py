@@ -9,7 +9,7 @@ import click
 from sm_train.toolkit.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
-    from sm_train.toolkit.costing import Asked, Costing
+    from sm_train.toolkit.costing.command import Asked, Costing
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -22,9 +22,11 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--its", type=float, metavar="X", help="Optimizer steps a second.")
 @click.option("--iterations", type=int, metavar="N", help="Optimizer steps.")
 @click.option(
-    "--measured", multiple=True, metavar="FILE|JOB",
+    "--measured",
+    multiple=True,
+    metavar="FILE|JOB",
     help="Take the it/s from event lines: a log, a local run's folder or a job. May be repeated.",
-)  # fmt: skip
+)
 @click.option("--rescale-batch", is_flag=True, help="Carry an it/s of another batch by images/s.")
 @click.option("--samples", type=int, metavar="N", help="Samples in the shards, to check epochs.")
 @click.option("--assume", multiple=True, metavar="NAME=VALUE", help="Another figure of the model.")
@@ -37,9 +39,12 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--prices", type=_FILE, metavar="FILE", help="Your own prices or discounts, as CSV.")
 @click.option("--refresh", is_flag=True, help="Ask AWS for today's prices of the region first.")
 @click.option(
-    "--price-list", type=_FILE, multiple=True, metavar="FILE",
+    "--price-list",
+    type=_FILE,
+    multiple=True,
+    metavar="FILE",
     help="Take prices from a downloaded AWS price list first.",
-)  # fmt: skip
+)
 @click.option("--alternatives", is_flag=True, help="Other machines that could run RUN.")
 @click.option("--deadline", metavar="TIME", help="Alternatives that take at most this, as 14d.")
 @click.option("--budget", type=float, metavar="USD", help="Alternatives that cost at most this.")
@@ -59,7 +64,7 @@ def command(options: dict[str, Any], /, **given: Any) -> int | None:
     Offline: prices are from a dated table, and each says its source. Only --refresh, --learn,
     --actual and --measured JOB ask AWS.
     """
-    from sm_train.toolkit.costing import costing
+    from sm_train.toolkit.costing.command import costing
 
     given["region"] = given["region"] or options["region"]
     asked = _asked(given, options["profile"])
@@ -86,7 +91,7 @@ def command(options: dict[str, Any], /, **given: Any) -> int | None:
 def _asked(given: dict[str, Any], profile: str | None) -> Asked:
     from dataclasses import fields
 
-    from sm_train.toolkit.costing import Asked
+    from sm_train.toolkit.costing.command import Asked
 
     names = {field.name for field in fields(Asked)} - {"profile"}
     return Asked(profile=profile, **{name: given[name] for name in names})
@@ -105,13 +110,13 @@ def _one_output(given: dict[str, Any]) -> None:
 
 
 def _show_estimate(question: Costing, given: dict[str, Any]) -> None:
-    from sm_train.toolkit import cost_view
-    from sm_train.toolkit.output import write_json
+    from sm_train.toolkit.costing import view
+    from sm_train.toolkit.terminal.console import write_json
 
     priced = question.estimate()
     document = question.document(priced)
     if given["html"]:
-        from sm_train.toolkit.cost_report import write_report
+        from sm_train.toolkit.costing.html_report import write_report
 
         name = question.config.name if question.config else "cluster"
         write_report(given["html"], name, document, question.purchase.region)
@@ -119,22 +124,22 @@ def _show_estimate(question: Costing, given: dict[str, Any]) -> None:
     if given["as_json"]:
         write_json(document)
     elif given["as_csv"]:
-        click.echo(cost_view.as_csv(document), nl=False)
+        click.echo(view.as_csv(document), nl=False)
     elif given["explain"]:
         from sm_train.cost.explain import explain
 
-        cost_view.show_terms(explain(priced))
+        view.show_terms(explain(priced))
     else:
-        cost_view.show_cost(document, question.purchase.region)
+        view.show_cost(document, question.purchase.region)
 
 
 def _show_comparison(question: Costing, asked: Asked, given: dict[str, Any]) -> None:
     from dataclasses import replace
 
     from sm_train.cost.comparison import compare
-    from sm_train.toolkit.cost_view import show_comparison
-    from sm_train.toolkit.costing import costing
-    from sm_train.toolkit.output import write_json
+    from sm_train.toolkit.costing.command import costing
+    from sm_train.toolkit.costing.view import show_comparison
+    from sm_train.toolkit.terminal.console import write_json
 
     other = costing(replace(asked, run=given["compare"]))
     before, after = (one.document(one.estimate()) for one in (question, other))
@@ -146,9 +151,9 @@ def _show_comparison(question: Costing, asked: Asked, given: dict[str, Any]) -> 
 
 
 def _show_alternatives(question: Costing, given: dict[str, Any]) -> int:
-    from sm_train.toolkit.cost_alternatives import limits, list_alternatives
-    from sm_train.toolkit.cost_view import show_alternatives
-    from sm_train.toolkit.output import write_json
+    from sm_train.toolkit.costing.alternatives import limits, list_alternatives
+    from sm_train.toolkit.costing.view import show_alternatives
+    from sm_train.toolkit.terminal.console import write_json
 
     limit = limits(given["deadline"], given["budget"])
     found = list_alternatives(question, limit, ranged=given["rows"])
@@ -163,9 +168,9 @@ def _show_alternatives(question: Costing, given: dict[str, Any]) -> int:
 
 
 def _show_actual(question: Costing, asked: Asked, given: dict[str, Any]) -> None:
-    from sm_train.toolkit.cost_actual import actual_cost
-    from sm_train.toolkit.cost_view import show_actual
-    from sm_train.toolkit.output import write_json
+    from sm_train.toolkit.costing.actual import actual_cost
+    from sm_train.toolkit.costing.view import show_actual
+    from sm_train.toolkit.terminal.console import write_json
 
     document = actual_cost(question, asked.profile)
     if given["as_json"]:
@@ -177,17 +182,17 @@ def _show_actual(question: Costing, asked: Asked, given: dict[str, Any]) -> None
 def _read_prices(asked: Asked, given: dict[str, Any]) -> None:
     from datetime import UTC, datetime
 
-    from sm_train.toolkit import price_book
+    from sm_train.toolkit.costing import price_table
 
     if given["price_list"]:
-        table = price_book.import_price_lists(given["price_list"])
+        table = price_table.import_price_lists(given["price_list"])
     if given["refresh"]:
-        from sm_train.toolkit.aws import open_session
-        from sm_train.toolkit.costing import region_of
-        from sm_train.toolkit.output import people
+        from sm_train.toolkit.aws.session import open_session
+        from sm_train.toolkit.costing.command import region_of
+        from sm_train.toolkit.terminal.console import people
 
         region = region_of(asked)
         session = open_session(asked.profile, region)
         with people().status(f"Asking AWS for the prices of {region}"):
-            table = price_book.refresh(session, region, datetime.now(UTC).date())
-    click.echo(f"{len(table.rows)} prices kept in {price_book.cache_path()}", err=True)
+            table = price_table.refresh(session, region, datetime.now(UTC).date())
+    click.echo(f"{len(table.rows)} prices kept in {price_table.cache_path()}", err=True)

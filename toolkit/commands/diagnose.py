@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from sm_train.toolkit.diagnosis import Diagnosis
+    from sm_train.toolkit.diagnose.diagnosis import Diagnosis
 
 
 @click.command()
@@ -21,9 +21,9 @@ def command(options: dict[str, Any], what: tuple[str, ...], as_json: bool) -> No
     FILES are the nodes' logs, one each (.gz too), folders of them, or a local run's folder. JOB is
     a training job, whose streams are read from CloudWatch with what SageMaker says of its end.
     """
-    from sm_train.toolkit import diagnosis_view
-    from sm_train.toolkit.output import write_json
-    from sm_train.toolkit.training_jobs import may_be_job
+    from sm_train.toolkit.diagnose import view
+    from sm_train.toolkit.jobs.training_job import may_be_job
+    from sm_train.toolkit.terminal.console import write_json
 
     [name] = what if len(what) == 1 else [None]
     if name is not None and not Path(name).exists() and may_be_job(name):
@@ -31,21 +31,21 @@ def command(options: dict[str, Any], what: tuple[str, ...], as_json: bool) -> No
     else:
         found = _diagnose_files([Path(one) for one in what])
     if as_json:
-        write_json(diagnosis_view.document(found))
+        write_json(view.document(found))
     else:
-        diagnosis_view.show(found)
+        view.show(found)
 
 
 def _diagnose_files(paths: list[Path]) -> Diagnosis:
-    from sm_train.toolkit.diagnosis import diagnose
-    from sm_train.toolkit.log_files import attempts, log_files
+    from sm_train.toolkit.diagnose.diagnosis import diagnose
+    from sm_train.toolkit.diagnose.log_files import attempts, log_files
 
     *earlier, last = attempts(log_files(paths))
     return diagnose(last, earlier)
 
 
 def _diagnose_job(name: str, region: str | None, profile: str | None) -> Diagnosis:
-    from sm_train.toolkit.aws import open_session, resolve_region
-    from sm_train.toolkit.job_logs import diagnose_job
+    from sm_train.toolkit.aws.session import open_session, resolve_region
+    from sm_train.toolkit.diagnose.job_logs import diagnose_job
 
     return diagnose_job(open_session(profile, resolve_region(region, None, profile)), name)

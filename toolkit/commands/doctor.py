@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from sm_train.toolkit.errors import ExitCode, UserError
-from sm_train.toolkit.local_options import local_options
+from sm_train.toolkit.local.options import local_options
 
 if TYPE_CHECKING:
-    from sm_train.estimators.run_config import RunConfig, Stage
-    from sm_train.toolkit.doctoring import DoctorJob
+    from sm_train.estimators.config.schema import RunConfig, Stage
+    from sm_train.toolkit.doctor.doctor import DoctorJob
 
 
 @click.command()
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 @click.option("--local", is_flag=True, help="Examine this machine, with emulated instances.")
 @local_options
 @click.option(
-    "--output", type=click.Path(path_type=Path, file_okay=False),
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
     help="--local: the local run's folder, in which the result is kept (local-runs/NAME).",
-)  # fmt: skip
+)
 @click.option("--dry-run", is_flag=True, help="Print the job's request; touch no network.")
 @click.option("--yes", "-y", is_flag=True, help="Start without asking.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
@@ -45,11 +46,11 @@ def command(
     Training jobs on several instances examine their cluster by themselves (doctor.mode in the run
     file). Exit code 3 says that the cluster is unfit.
     """
-    from sm_train.toolkit import aws
-    from sm_train.toolkit.doctoring import prepare_job
-    from sm_train.toolkit.own_code import bundle_of
-    from sm_train.toolkit.run_files import load
-    from sm_train.toolkit.submission import choose_stages
+    from sm_train.toolkit.aws import session as aws
+    from sm_train.toolkit.doctor.doctor import prepare_job
+    from sm_train.toolkit.run_file import load
+    from sm_train.toolkit.submit.bundle import bundle_of
+    from sm_train.toolkit.submit.submission import choose_stages
 
     config = load(run)
     chosen = choose_stages(config, stage)[0]
@@ -73,16 +74,21 @@ def _examine_here(
     output: Path | None,
     as_json: bool,
 ) -> None:
-    from sm_train.toolkit.doctor_view import show_result
-    from sm_train.toolkit.doctoring import examine_here
-    from sm_train.toolkit.local_run import default_nodes
-    from sm_train.toolkit.output import people, write_json
+    from sm_train.toolkit.doctor.doctor import examine_here
+    from sm_train.toolkit.doctor.view import show_result
+    from sm_train.toolkit.local.launcher import default_nodes
+    from sm_train.toolkit.terminal.console import people, write_json
 
     count = nodes or default_nodes(stage)
     document = examine_here(
-        config, stage, base=base, nodes=count, processes=processes,
-        output=output or Path("local-runs") / config.name, console=people(),
-    )  # fmt: skip
+        config,
+        stage,
+        base=base,
+        nodes=count,
+        processes=processes,
+        output=output or Path("local-runs") / config.name,
+        console=people(),
+    )
     show_result(document, people())
     if as_json:
         write_json(document)
@@ -91,14 +97,14 @@ def _examine_here(
 
 
 def _show(job: DoctorJob, as_json: bool) -> None:
-    from sm_train.toolkit.output import write_json
+    from sm_train.toolkit.terminal.console import write_json
 
     write_json(job.as_dict() if as_json else job.request)
     click.echo(_price(job), err=True)
 
 
 def _price(job: DoctorJob) -> str:
-    from sm_train.toolkit.amounts import dollars, span
+    from sm_train.toolkit.terminal.formatting import dollars, span
 
     stage = job.submission.stages[0]
     return (
@@ -110,10 +116,10 @@ def _price(job: DoctorJob) -> str:
 def _send(
     config: RunConfig, job: DoctorJob, profile: str | None, *, yes: bool, as_json: bool
 ) -> None:
-    from sm_train.estimators.model_trainer import send
-    from sm_train.toolkit import aws
-    from sm_train.toolkit.output import write_json
-    from sm_train.toolkit.sending import agree, session_for_jobs
+    from sm_train.estimators.sdk.model_trainer import send
+    from sm_train.toolkit.aws import session as aws
+    from sm_train.toolkit.submit.submit import agree, session_for_jobs
+    from sm_train.toolkit.terminal.console import write_json
 
     region, stage = job.submission.region, job.submission.stages[0]
     session, bucket = session_for_jobs(config, profile, region)

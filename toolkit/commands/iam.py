@@ -21,11 +21,11 @@ def command(options: dict[str, Any], run: Path, only: str | None, as_json: bool)
 
     A policy is for one run's name, buckets and keys: with another run file, ask again.
     """
-    from sm_train.estimators.iam import policies
-    from sm_train.estimators.images import image_uri
-    from sm_train.toolkit import aws
-    from sm_train.toolkit.output import write_json
-    from sm_train.toolkit.run_files import load
+    from sm_train.estimators.request.iam import policies
+    from sm_train.estimators.request.images import image_uri
+    from sm_train.toolkit.aws import session as aws
+    from sm_train.toolkit.run_file import load
+    from sm_train.toolkit.terminal.console import write_json
 
     config = load(run)
     region = aws.resolve_region(options["region"], config.region, options["profile"])

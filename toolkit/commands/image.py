@@ -19,11 +19,11 @@ def command(options: dict[str, Any], run: Path, dockerfile: bool, as_json: bool)
 
     An image of your own (cluster.image) spares jobs the installing and needs no network then.
     """
-    from sm_train.estimators import images
-    from sm_train.estimators.own_code import read_code
-    from sm_train.toolkit import aws
-    from sm_train.toolkit.output import write_json
-    from sm_train.toolkit.run_files import load
+    from sm_train.estimators.bundle.user_code import read_code
+    from sm_train.estimators.request import images
+    from sm_train.toolkit.aws import session as aws
+    from sm_train.toolkit.run_file import load
+    from sm_train.toolkit.terminal.console import write_json
 
     config = load(run)
     region = aws.resolve_region(options["region"], config.region, options["profile"])

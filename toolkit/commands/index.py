@@ -26,14 +26,14 @@ def command(options: dict[str, Any], shards: str, workers: int | None, as_json: 
     and image sizes, by which training starts at once, resumes anywhere and fills buckets; damage
     is listed, too.
     """
-    from sm_train.toolkit.indexing import index_folder, index_prefix
-    from sm_train.toolkit.indexing_report import document, summarize
-    from sm_train.toolkit.output import bytes_bar, write_json
+    from sm_train.toolkit.packing.index import index_folder, index_prefix
+    from sm_train.toolkit.packing.indexing_report import document, summarize
+    from sm_train.toolkit.terminal.console import bytes_bar, write_json
 
     count = workers or os.cpu_count() or 1
     with bytes_bar("indexing") as progress:
         if shards.startswith("s3://"):
-            from sm_train.toolkit.aws import resolve_region
+            from sm_train.toolkit.aws.session import resolve_region
 
             region = resolve_region(options["region"], None, options["profile"])
             indexed = index_prefix(

@@ -23,7 +23,7 @@ PRESETS = ("default", "bria-2.0", "demo")
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
 def command(path: Path, preset: str, force: bool) -> None:
     """Write a commented run file to PATH (run.yaml)."""
-    from sm_train.entrypoints.files import write_whole
+    from sm_train.entrypoints.common.atomic_write import write_whole
 
     if path.exists() and not force:
         raise UserError(f"{path}: is there already; --force replaces it")

@@ -8,8 +8,13 @@ import click
 
 
 @click.command()
-@click.option("--days", type=click.IntRange(1), default=30, show_default=True,
-              help="Jobs of so many days back.")  # fmt: skip
+@click.option(
+    "--days",
+    type=click.IntRange(1),
+    default=30,
+    show_default=True,
+    help="Jobs of so many days back.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.pass_obj
 def command(options: dict[str, Any], days: int, as_json: bool) -> None:
@@ -19,9 +24,9 @@ def command(options: dict[str, Any], days: int, as_json: bool) -> None:
     """
     from datetime import UTC, datetime, timedelta
 
-    from sm_train.toolkit import aws
-    from sm_train.toolkit.output import result, write_json
-    from sm_train.toolkit.run_list import list_runs, show_runs
+    from sm_train.toolkit.aws import session as aws
+    from sm_train.toolkit.runs.listing import list_runs, show_runs
+    from sm_train.toolkit.terminal.console import result, write_json
 
     region = aws.resolve_region(options["region"], None, options["profile"])
     session = aws.open_session(options["profile"], region)

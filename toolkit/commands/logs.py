@@ -31,13 +31,13 @@ def command(
     import time
     from functools import partial
 
-    from sm_train.toolkit.aws import at
-    from sm_train.toolkit.cloudwatch_logs import search
-    from sm_train.toolkit.durations import seconds
-    from sm_train.toolkit.following import open_run
-    from sm_train.toolkit.job_log import follow_log, show_line
-    from sm_train.toolkit.output import people
-    from sm_train.toolkit.stopping import named_job
+    from sm_train.toolkit.aws.cloudwatch_logs import search
+    from sm_train.toolkit.aws.session import at
+    from sm_train.toolkit.jobs.log_tail import follow_log, show_line
+    from sm_train.toolkit.runs.resolve import open_run
+    from sm_train.toolkit.runs.stop import named_job
+    from sm_train.toolkit.terminal.console import people
+    from sm_train.toolkit.terminal.durations import seconds
 
     session, found = open_run(run, options)
     begin = time.time() - seconds("--since", since) if since else 0.0

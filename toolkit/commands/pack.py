@@ -108,9 +108,9 @@ def command(options: dict[str, Any], /, **given: Any) -> None:
     goes on when the same command is given again.
     """
     from sm_train.toolkit.errors import UserError
-    from sm_train.toolkit.output import write_json
-    from sm_train.toolkit.packing import pack
-    from sm_train.toolkit.packing_report import document, progress_bar, summarize
+    from sm_train.toolkit.packing.pack import pack
+    from sm_train.toolkit.packing.report import document, progress_bar, summarize
+    from sm_train.toolkit.terminal.console import write_json
 
     job = _job(options, given)
     if given["on"]:
@@ -127,17 +127,17 @@ def command(options: dict[str, Any], /, **given: Any) -> None:
 
 
 def _pack_on_sagemaker(job: Any, options: dict[str, Any], given: dict[str, Any]) -> None:
-    from sm_train.toolkit.aws import resolve_region
+    from sm_train.toolkit.aws.session import resolve_region
+    from sm_train.toolkit.costing.price_table import price_table
     from sm_train.toolkit.errors import UserError
-    from sm_train.toolkit.output import people, write_json
-    from sm_train.toolkit.pack_on_sagemaker import (
+    from sm_train.toolkit.packing.on_sagemaker import (
         cost_of,
         document,
         plan_cloud_pack,
         show,
         submit,
     )
-    from sm_train.toolkit.price_book import price_table
+    from sm_train.toolkit.terminal.console import people, write_json
 
     if given["run"] is None:
         raise UserError("--on: needs --for RUN, which names the role, the bucket and the network")
@@ -160,9 +160,9 @@ def _pack_on_sagemaker(job: Any, options: dict[str, Any], given: dict[str, Any])
 
 
 def _job(options: dict[str, Any], given: dict[str, Any]) -> Any:
-    from sm_train.entrypoints.pack_plan import Options
+    from sm_train.entrypoints.packing.plan import Options
     from sm_train.toolkit.errors import UserError
-    from sm_train.toolkit.packing import PackJob, parse_size
+    from sm_train.toolkit.packing.pack import PackJob, parse_size
 
     if given["headers_only"] and given["near_duplicates"] is not None:
         raise UserError("--headers-only: perceptual hashes need the pixels; leave one of them out")
@@ -197,7 +197,7 @@ def _job(options: dict[str, Any], given: dict[str, Any]) -> Any:
 def _require_latents(model: Path, resolution: int, *, here: bool) -> None:
     from importlib.util import find_spec
 
-    from sm_train.entrypoints.components import ComponentsError, latents_of
+    from sm_train.entrypoints.models.components import ComponentsError, latents_of
     from sm_train.toolkit.errors import UserError
 
     try:
@@ -213,7 +213,7 @@ def _instances(run: Path | None) -> int:
 
 
 def _run(path: Path) -> Any:
-    from sm_train.estimators.run_file import RunFileError, load_run
+    from sm_train.estimators.config.load import RunFileError, load_run
     from sm_train.toolkit.errors import UserError
 
     try:
@@ -224,14 +224,14 @@ def _run(path: Path) -> Any:
 
 def _access(options: dict[str, Any], given: dict[str, Any]) -> Any:
     """How to reach S3: credentials and a region are asked for where an address needs them."""
-    from sm_train.entrypoints.storage import Access
+    from sm_train.entrypoints.packing.storage import Access
 
     table = str(given["captions"] or given["source"])
     if not any(str(given[name]).startswith("s3://") for name in ("source", "destination")):
         if not table.endswith((".csv", ".jsonl", ".parquet")):
             return Access()
         return Access(options["profile"], options["region"])
-    from sm_train.toolkit.aws import open_session, resolve_region
+    from sm_train.toolkit.aws.session import open_session, resolve_region
 
     region = resolve_region(options["region"], None, options["profile"])
     open_session(options["profile"], region)

@@ -26,11 +26,11 @@ def command(
     """
     from datetime import datetime
 
-    from sm_train.toolkit.following import is_run_file, open_run
-    from sm_train.toolkit.own_code import bundle_of, commit_of
-    from sm_train.toolkit.resuming import resume_recorded, unfinished_stage
-    from sm_train.toolkit.sending import send_first
-    from sm_train.toolkit.submission import prepare
+    from sm_train.toolkit.runs.resolve import is_run_file, open_run
+    from sm_train.toolkit.submit.bundle import bundle_of, commit_of
+    from sm_train.toolkit.submit.resume import resume_recorded, unfinished_stage
+    from sm_train.toolkit.submit.submission import prepare
+    from sm_train.toolkit.submit.submit import send_first
 
     session, found = open_run(run, options)
     chosen = stage or unfinished_stage(session, found)
@@ -40,10 +40,15 @@ def command(
     if is_run_file(run):
         base = Path(run).parent
         submission = prepare(
-            found.config, chosen, bundle_of(found.config, base), found.region, datetime.now(),
+            found.config,
+            chosen,
+            bundle_of(found.config, base),
+            found.region,
+            datetime.now(),
             commit_of(base),
-        )  # fmt: skip
-        send_first(submission, options["profile"], cause="resume", chain=chain, yes=yes,
-                   as_json=as_json)  # fmt: skip
+        )
+        send_first(
+            submission, options["profile"], cause="resume", chain=chain, yes=yes, as_json=as_json
+        )
     else:
         resume_recorded(session, found, chosen, chain=chain, yes=yes, as_json=as_json)

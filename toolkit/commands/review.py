@@ -10,10 +10,19 @@ import click
 
 @click.command()
 @click.argument("targets", metavar="RUN|JOB|LOGS...", nargs=-1, required=True)
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-              help="Write a page with charts, whole in one file.")  # fmt: skip
-@click.option("--run", "run_file", type=click.Path(path_type=Path, dir_okay=False, exists=True),
-              metavar="RUN", help="The run file to whose estimate logs here are held.")  # fmt: skip
+@click.option(
+    "--html",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write a page with charts, whole in one file.",
+)
+@click.option(
+    "--run",
+    "run_file",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    metavar="RUN",
+    help="The run file to whose estimate logs here are held.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print a row for each job on standard output.")
 @click.pass_obj
@@ -31,10 +40,10 @@ def command(
     run's folder, or logs that were saved: a file, or a folder with one for each machine.
     """
     from sm_train.toolkit.errors import UserError
-    from sm_train.toolkit.output import people, result, write_json
+    from sm_train.toolkit.review.build import review
     from sm_train.toolkit.review.document import as_document
-    from sm_train.toolkit.review.reviewing import review
     from sm_train.toolkit.review.view import csv_table, show
+    from sm_train.toolkit.terminal.console import people, result, write_json
 
     if as_json and as_csv:
         raise UserError("--json: and --csv both go to standard output; give one")

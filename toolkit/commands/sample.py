@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from sm_train.toolkit.drawing_options import drawing_options
+from sm_train.toolkit.sampling.options import drawing_options
 
 
 @click.command()
@@ -31,11 +31,11 @@ def command(
     CHECKPOINT is a final model's folder, one checkpoint (step-…), or a run's checkpoints, of
     which the newest complete one is taken.
     """
-    from sm_train.entrypoints.files import write_whole
-    from sm_train.entrypoints.grid import draw_grid, png
-    from sm_train.toolkit.drawing import draw_images, find_source, require_file_place
-    from sm_train.toolkit.output import people, write_json
-    from sm_train.toolkit.prompts import read_prompts
+    from sm_train.entrypoints.common.atomic_write import write_whole
+    from sm_train.entrypoints.models.image_grid import draw_grid, png
+    from sm_train.toolkit.sampling.prompts import read_prompts
+    from sm_train.toolkit.sampling.sample import draw_images, find_source, require_file_place
+    from sm_train.toolkit.terminal.console import people, write_json
 
     lines = read_prompts(prompts)
     require_file_place(out, "PNG")

@@ -13,9 +13,9 @@ import click
 @click.pass_obj
 def command(options: dict[str, Any], run: str, as_json: bool) -> None:
     """Show the stages of a run: a run file, a run's name, or the name of one of its jobs."""
-    from sm_train.toolkit.following import open_run, read_state
-    from sm_train.toolkit.output import result, write_json
-    from sm_train.toolkit.status_view import as_document, show_status
+    from sm_train.toolkit.runs.resolve import open_run, read_state
+    from sm_train.toolkit.runs.status_view import as_document, show_status
+    from sm_train.toolkit.terminal.console import result, write_json
 
     session, found = open_run(run, options)
     state = read_state(session, found)

@@ -21,9 +21,9 @@ def command(
     SageMaker grants 120 seconds for that. With --after-stage a run that was started with `submit
     --all` pauses between two stages.
     """
-    from sm_train.toolkit.following import open_run
-    from sm_train.toolkit.output import write_json
-    from sm_train.toolkit.stopping import pause_after_stage, stop_run
+    from sm_train.toolkit.runs.resolve import open_run
+    from sm_train.toolkit.runs.stop import pause_after_stage, stop_run
+    from sm_train.toolkit.terminal.console import write_json
 
     session, found = open_run(run, options)
     if after_stage:

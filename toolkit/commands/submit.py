@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.local_options import local_options
+from sm_train.toolkit.local.options import local_options
 
 if TYPE_CHECKING:
-    from sm_train.estimators.bundle import Bundle
-    from sm_train.estimators.run_config import RunConfig
-    from sm_train.toolkit.submission import Submission
+    from sm_train.estimators.bundle.bundle import Bundle
+    from sm_train.estimators.config.schema import RunConfig
+    from sm_train.toolkit.submit.submission import Submission
 
 
 @click.command()
@@ -24,9 +24,11 @@ if TYPE_CHECKING:
 )
 @click.option("--stage", metavar="S", help="One stage; the run file's first otherwise.")
 @click.option(
-    "--all", "chain", is_flag=True,
+    "--all",
+    "chain",
+    is_flag=True,
     help="Let `sm-train watch` start each stage when the one before is done.",
-)  # fmt: skip
+)
 @click.option("--dry-run", is_flag=True, help="Print plan and requests; touch no network.")
 @click.option("--yes", "-y", is_flag=True, help="Start without asking.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
@@ -39,13 +41,16 @@ if TYPE_CHECKING:
 )
 @local_options
 @click.option(
-    "--image", default="sm-train-local", show_default=True,
+    "--image",
+    default="sm-train-local",
+    show_default=True,
     help="--local container: what the containers are made of.",
-)  # fmt: skip
+)
 @click.option(
-    "--output", type=click.Path(path_type=Path, file_okay=False),
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
     help="--local: folder for checkpoints, logs and the model (local-runs/NAME).",
-)  # fmt: skip
+)
 @click.pass_obj
 def command(
     options: dict[str, Any],
@@ -70,11 +75,11 @@ def command(
     --local it trains here, stage after stage. --clone starts an earlier run anew, under a name of
     its own unless --set gives it one.
     """
-    from sm_train.toolkit import aws
-    from sm_train.toolkit.own_code import bundle_of, commit_of
-    from sm_train.toolkit.run_files import load
-    from sm_train.toolkit.sending import mind_budget, send_first
-    from sm_train.toolkit.submission import prepare
+    from sm_train.toolkit.aws import session as aws
+    from sm_train.toolkit.run_file import load
+    from sm_train.toolkit.submit.bundle import bundle_of, commit_of
+    from sm_train.toolkit.submit.submission import prepare
+    from sm_train.toolkit.submit.submit import mind_budget, send_first
 
     if (run is None) == (clone is None):
         raise UserError("RUN: give a run file, or --clone JOB")
@@ -110,8 +115,8 @@ def _not_here(local: str | None) -> None:
 def _cloned(
     options: dict[str, Any], job: str, changes: tuple[str, ...]
 ) -> tuple[RunConfig, Bundle, str | None, str]:
-    from sm_train.toolkit import aws
-    from sm_train.toolkit.cloning import clone
+    from sm_train.toolkit.aws import session as aws
+    from sm_train.toolkit.submit.clone import clone
 
     region = aws.resolve_region(options["region"], None, options["profile"])
     config, bundle, commit = clone(
@@ -122,8 +127,8 @@ def _cloned(
 
 
 def _show(submission: Submission, as_json: bool) -> None:
-    from sm_train.toolkit.output import people, write_json
-    from sm_train.toolkit.plan_view import show_plan
+    from sm_train.toolkit.submit.plan_view import show_plan
+    from sm_train.toolkit.terminal.console import people, write_json
 
     if as_json:
         write_json(submission.as_dict())
@@ -144,13 +149,13 @@ def _run_here(
     image: str | None,
     as_json: bool,
 ) -> None:
-    from sm_train.toolkit.local_run import default_nodes, run_stage
-    from sm_train.toolkit.output import people, write_json
-    from sm_train.toolkit.submission import choose_stages
+    from sm_train.toolkit.local.launcher import default_nodes, run_stage
+    from sm_train.toolkit.submit.submission import choose_stages
+    from sm_train.toolkit.terminal.console import people, write_json
 
     if image is not None:
-        from sm_train.toolkit.docker import require_docker
-        from sm_train.toolkit.local_containers import build_command
+        from sm_train.toolkit.local.containers import build_command
+        from sm_train.toolkit.local.docker import require_docker
 
         require_docker(image, build_command())
     console = people()
@@ -164,9 +169,16 @@ def _run_here(
             f"{chosen.per_gpu_batch * chosen.accumulation * count * processes} here"
         )
         folders = run_stage(
-            config, chosen, bundle, base=base, nodes=count, processes=processes,
-            output=output, image=image, console=console,
-        )  # fmt: skip
+            config,
+            chosen,
+            bundle,
+            base=base,
+            nodes=count,
+            processes=processes,
+            output=output,
+            image=image,
+            console=console,
+        )
         results.append(
             {
                 "stage": chosen.name,

@@ -11,8 +11,9 @@ import click
 @click.argument("run", metavar="RUN|JOB")
 @click.option("--once", is_flag=True, help="Look once, as from cron.")
 @click.option("--no-act", is_flag=True, help="Only look: start and stop nothing.")
-@click.option("--interval", metavar="T", default="60s", show_default=True,
-              help="Time between two looks.")  # fmt: skip
+@click.option(
+    "--interval", metavar="T", default="60s", show_default=True, help="Time between two looks."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each look.")
 @click.pass_obj
 def command(
@@ -28,12 +29,12 @@ def command(
     """
     from functools import partial
 
-    from sm_train.toolkit.durations import seconds
     from sm_train.toolkit.errors import ExitCode, UserError
-    from sm_train.toolkit.following import find_run, open_session_for
-    from sm_train.toolkit.watch_live import showing, view_of
-    from sm_train.toolkit.watch_view import show_json
-    from sm_train.toolkit.watching import look, once_code, watch
+    from sm_train.toolkit.runs.resolve import find_run, open_session_for
+    from sm_train.toolkit.terminal.durations import seconds
+    from sm_train.toolkit.watch.controller import look, once_code, watch
+    from sm_train.toolkit.watch.live_view import showing, view_of
+    from sm_train.toolkit.watch.output import show_json
 
     pause = seconds("--interval", interval)
     session, region = open_session_for(run, options)

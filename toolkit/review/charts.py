@@ -8,8 +8,8 @@ from math import isnan, nan
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Literal
 
-from sm_train.toolkit.inline_svg import LINES, ink, inline_svg
-from sm_train.toolkit.review.curves import (
+from sm_train.toolkit.report_html.svg import LINES, ink, inline_svg
+from sm_train.toolkit.review.series import (
     Document,
     Values,
     apart,
@@ -175,11 +175,16 @@ def _paint_line(
     gap = [True, *map(isnan, values), True]
     alone = [at for at in range(len(values)) if gap[at] and gap[at + 2] and not gap[at + 1]]
     axes.plot(
-        [time(seconds) for seconds in line["times_seconds"]], values,
-        color=color, linewidth=width, gid=f"_line-{place + 1}",
+        [time(seconds) for seconds in line["times_seconds"]],
+        values,
+        color=color,
+        linewidth=width,
+        gid=f"_line-{place + 1}",
         linestyle=(0, tuple(map(float, dash.split()))) if dash else "-",
-        marker="o" if alone else None, markersize=3, markevery=alone or None,
-    )  # fmt: skip
+        marker="o" if alone else None,
+        markersize=3,
+        markevery=alone or None,
+    )
 
 
 def _paint_band(
@@ -230,9 +235,14 @@ def _paint_marks(axes: Axes, time: Clock, marks: Sequence[tuple[Document, str]])
     foot = axes.get_xaxis_transform()
     routine = [time(mark["time_seconds"]) for mark, number in marks if not number]
     axes.plot(
-        routine, [0.03] * len(routine), transform=foot,
-        color=ink("muted"), linestyle="", marker="|", markersize=5,
-    )  # fmt: skip
+        routine,
+        [0.03] * len(routine),
+        transform=foot,
+        color=ink("muted"),
+        linestyle="",
+        marker="|",
+        markersize=5,
+    )
     for kind, style in _MARKS.items():
         own = [mark for mark, number in marks if number and mark["kind"] == kind]
         times = [time(mark["time_seconds"]) for mark in own]

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sm_train.toolkit.amounts import dollars, percent, span
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.html_page import template, write_html
-from sm_train.toolkit.review import figure_table, waterfall
+from sm_train.toolkit.report_html.page import template, write_html
+from sm_train.toolkit.review import comparison_table, waterfall
 from sm_train.toolkit.review.charts import PROGRESS, Drawn, clock, draw
-from sm_train.toolkit.review.curves import Document, drawn
 from sm_train.toolkit.review.model import LEVELS, SIGNS, Level, part_label
+from sm_train.toolkit.review.series import Document, drawn
+from sm_train.toolkit.terminal.formatting import dollars, percent, span
 
 _WORDS: dict[Level, str] = {
     "good": "Good",
@@ -92,7 +92,7 @@ def page(document: Document) -> str:
         notes=document["notes"],
         names=[job["name"] for job in jobs],
         questions=_questions(jobs, anchors),
-        figures=figure_table.table(jobs),
+        figures=comparison_table.table(jobs),
         shares=_shares(jobs, document["parts"]) if len(jobs) > 1 else [],
         overlaid=_overlaid(jobs) if len(jobs) > 1 else [],
         jobs=[
@@ -107,10 +107,12 @@ def _headline(jobs: Sequence[Document]) -> str:
     found = [
         _count(counts[level], words)
         for level, words in (
-            ("bad", "problem"), ("warning", "warning"), ("unknown", "open question"),
+            ("bad", "problem"),
+            ("warning", "warning"),
+            ("unknown", "open question"),
         )
         if counts[level]
-    ]  # fmt: skip
+    ]
     if not found:
         found = ["all is well" if counts else "nothing could be judged"]
     passed = span(sum(job["passed_seconds"] for job in jobs))
@@ -148,14 +150,14 @@ def _worst(row: tuple[str, list[tuple[Level, str] | None]]) -> int:
     return min(LEVELS.index(cell[0]) for cell in row[1] if cell)
 
 
-def _shares(jobs: Sequence[Document], parts: Sequence[str]) -> list[figure_table.Row]:
+def _shares(jobs: Sequence[Document], parts: Sequence[str]) -> list[comparison_table.Row]:
     """Where the time of each job went, as rows of the table of figures."""
     rows = []
     for part in parts:
         shares = [_share(job, part) for job in jobs]
         if any(shares):
-            cells = (figure_table.Cell(None if one is None else percent(one)) for one in shares)
-            rows.append(figure_table.Row(part_label(part), tuple(cells)))
+            cells = (comparison_table.Cell(None if one is None else percent(one)) for one in shares)
+            rows.append(comparison_table.Row(part_label(part), tuple(cells)))
     return rows
 
 
@@ -204,7 +206,7 @@ def _job(job: Document, anchor: str, parts: Sequence[str]) -> _Job:
         document=job,
         began=datetime.fromtimestamp(job["begin"], UTC).strftime("%Y-%m-%d %H:%M UTC"),
         place=", ".join(where),
-        unknown=", ".join(figure_table.unknown(job)),
+        unknown=", ".join(comparison_table.unknown(job)),
         steps=waterfall.steps(job, parts),
         charts=charts,
         events=[_event(mark, number) for mark, number in numbered if number],

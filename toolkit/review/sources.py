@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sm_train.estimators.run_config import RunConfig
-from sm_train.toolkit.aws import at
-from sm_train.toolkit.cloudwatch_logs import search
+from sm_train.estimators.config.schema import RunConfig
+from sm_train.toolkit.aws.cloudwatch_logs import search
+from sm_train.toolkit.aws.session import at
+from sm_train.toolkit.diagnose.hits import Stream
+from sm_train.toolkit.diagnose.log_files import log_files
+from sm_train.toolkit.diagnose.log_scanner import whole_lines
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.event_log import LOG_NAME
-from sm_train.toolkit.failure_hits import Stream
-from sm_train.toolkit.failure_scan import whole_lines
-from sm_train.toolkit.following import find_run
-from sm_train.toolkit.log_files import log_files
-from sm_train.toolkit.training_jobs import TrainingJob, jobs_of_run
+from sm_train.toolkit.jobs.events import LOG_NAME
+from sm_train.toolkit.jobs.training_job import TrainingJob, jobs_of_run
+from sm_train.toolkit.runs.resolve import find_run
 
 _PATTERN = '?"SMT " ?"NCCL version" ?"NET/" ?"Using network"'
 """CloudWatch's filter for the lines that are wanted: of a hundred lines of NCCL's about one is."""

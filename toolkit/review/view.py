@@ -9,15 +9,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from sm_train.cost.timeline import PARTS
-from sm_train.toolkit.amounts import dollars, number, percent, span
 from sm_train.toolkit.review.model import SIGNS, Level, Review, Reviewed, part_label
+from sm_train.toolkit.terminal.formatting import dollars, number, percent, span
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-_STYLES: dict[Level, str] = {
-    "good": "green", "warning": "yellow", "bad": "red", "unknown": "dim",
-}  # fmt: skip
+_STYLES: dict[Level, str] = {"good": "green", "warning": "yellow", "bad": "red", "unknown": "dim"}
 _BAR = 60
 
 
@@ -102,7 +100,7 @@ _COMPARED = (
     ("data wait", "data_wait_share", percent),
     ("loss", "loss", lambda value: f"{value:.4f}"),
     ("cost", "billed_usd", dollars),
-)  # fmt: skip
+)
 
 
 def _compare(jobs: Sequence[Reviewed], console: Console) -> None:

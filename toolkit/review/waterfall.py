@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sm_train.toolkit.amounts import dollars, percent, span
-from sm_train.toolkit.inline_svg import PARTS
-from sm_train.toolkit.review.curves import Document
+from sm_train.toolkit.report_html.svg import PARTS
 from sm_train.toolkit.review.model import part_label
+from sm_train.toolkit.review.series import Document
+from sm_train.toolkit.terminal.formatting import dollars, percent, span
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from sm_train.toolkit.review.facts import Facts
+from sm_train.toolkit.review.job_facts import Facts
 from sm_train.toolkit.review.model import LEVELS, Verdict
-from sm_train.toolkit.review.verdicts import data, learning, machines, network, said, speed
-from sm_train.toolkit.review.verdicts import time_used as time
+from sm_train.toolkit.review.verdicts import data, goodput, gpus, loss, network, speed, warnings
 
 QUESTIONS = (
-    time.time_used, time.cost, time.ending, time.stalls, speed.speed, machines.gpus, speed.mfu,
-    data.data, network.transport, network.doctor, machines.stragglers, learning.loss,
-    machines.health, said.warnings,
-)  # fmt: skip
+    goodput.time_used,
+    goodput.cost,
+    goodput.ending,
+    goodput.stalls,
+    speed.speed,
+    gpus.gpus,
+    speed.mfu,
+    data.data,
+    network.transport,
+    network.doctor,
+    gpus.stragglers,
+    loss.loss,
+    gpus.health,
+    warnings.warnings,
+)
 """In the order in which answers of one level are shown."""
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from sm_train.toolkit.amounts import number
-from sm_train.toolkit.review.facts import Facts
+from sm_train.toolkit.review.job_facts import Facts
+from sm_train.toolkit.review.job_log import finite
 from sm_train.toolkit.review.model import Level, Verdict
-from sm_train.toolkit.review.told import finite
+from sm_train.toolkit.terminal.formatting import number
 
 LITTLE, MUCH = 0.02, 0.1
 """Shares of a step spent waiting for its batch."""
@@ -23,11 +23,16 @@ def data(facts: Facts) -> Verdict:
     level: Level = "good" if mean <= LITTLE else "warning" if mean <= MUCH else "bad"
     answer = "no" if level == "good" else "in part" if level == "warning" else "yes"
     return Verdict(
-        "data", level, question, f"{answer}: {mean:.1%} of the time went into waiting for batches",
+        "data",
+        level,
+        question,
+        f"{answer}: {mean:.1%} of the time went into waiting for batches",
         (f"slowest tenth of the intervals: {float(np.quantile(known, 0.9)):.1%}", *_by_node(facts)),
-        None if level == "good" else "more loader processes (training.workers), latents that are "
+        None
+        if level == "good"
+        else "more loader processes (training.workers), latents that are "
         "computed once (`sm-train pack --latents`), or smaller images in the shards",
-    )  # fmt: skip
+    )
 
 
 def _by_node(facts: Facts) -> list[str]:

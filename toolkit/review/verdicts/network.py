@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from sm_train.toolkit.event_log import Event
-from sm_train.toolkit.review.facts import Facts
+from sm_train.toolkit.jobs.events import Event
+from sm_train.toolkit.review.job_facts import Facts
+from sm_train.toolkit.review.job_log import finite
 from sm_train.toolkit.review.model import Level, Verdict
-from sm_train.toolkit.review.told import finite
 
 _WORDS = {
     "efa-rdma": "EFA with GPUDirect RDMA",
@@ -35,9 +35,13 @@ def transport(facts: Facts) -> Verdict:
     traffic = tuple(_traffic(facts))
     if not found:
         return Verdict(
-            "network", "unknown", question, "NCCL's lines do not say", traffic,
+            "network",
+            "unknown",
+            question,
+            "NCCL's lines do not say",
+            traffic,
             "NCCL_DEBUG=INFO, which jobs have unless cluster.environment changes it",
-        )  # fmt: skip
+        )
     slow = sorted(str(node) for node, one in found.items() if one == "sockets")
     evidence = (
         *(f"{node or 'the log'}: {_WORDS[one]}" for node, one in sorted(found.items(), key=str)),
@@ -47,14 +51,22 @@ def transport(facts: Facts) -> Verdict:
     if slow and fast:
         where = "" if len(slow) == len(found) else f" on {', '.join(slow)}"
         return Verdict(
-            "network", "bad", question, f"sockets{where}: the fast network is not used",
-            evidence, _MEND,
-        )  # fmt: skip
+            "network",
+            "bad",
+            question,
+            f"sockets{where}: the fast network is not used",
+            evidence,
+            _MEND,
+        )
     if "efa" in found.values():
         return Verdict(
-            "network", "warning", question,
-            "EFA, but not straight from the GPUs' memory (no GDRDMA)", evidence, _MEND,
-        )  # fmt: skip
+            "network",
+            "warning",
+            question,
+            "EFA, but not straight from the GPUs' memory (no GDRDMA)",
+            evidence,
+            _MEND,
+        )
     ways = ", ".join(sorted({_WORDS[one] for one in found.values()}))
     return Verdict("network", "good", question, ways, evidence)
 
@@ -97,7 +109,7 @@ def doctor(facts: Facts) -> Verdict | None:
 
 def _examined(facts: Facts, said: Event) -> list[str]:
     """The parts' figures, and each finding with its mend."""
-    from sm_train.toolkit.doctor_view import amount
+    from sm_train.toolkit.doctor.view import amount
 
     parts = [
         f"{name}: {amount(measured, unit)}"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from sm_train.toolkit.amounts import number
-from sm_train.toolkit.review.facts import Facts
+from sm_train.toolkit.review.job_facts import Facts
+from sm_train.toolkit.review.job_log import Column, finite
 from sm_train.toolkit.review.model import Level, Verdict
-from sm_train.toolkit.review.told import Column, finite
-from sm_train.toolkit.review.verdicts.time_used import clock
+from sm_train.toolkit.review.verdicts.goodput import clock
+from sm_train.toolkit.terminal.formatting import number
 
 STEADY, MUCH = 0.05, 0.15
 """Losses of speed that are worth a word, and much money."""
@@ -103,9 +103,12 @@ def speed(facts: Facts) -> Verdict:
     evidence = [f"median {number(median)} it/s of {len(times):,} logging intervals"]
     if len(times) < _ENOUGH:
         return Verdict(
-            "speed", "unknown", question,
-            f"{number(median)} it/s, in too few intervals to tell ({len(times)})", tuple(evidence),
-        )  # fmt: skip
+            "speed",
+            "unknown",
+            question,
+            f"{number(median)} it/s, in too few intervals to tell ({len(times)})",
+            tuple(evidence),
+        )
     slow, fast = np.quantile(speeds, (0.1, 0.9))
     evidence.append(f"8 of 10 between {number(float(slow))} and {number(float(fast))} it/s")
     change = trend(times, speeds)
@@ -113,10 +116,13 @@ def speed(facts: Facts) -> Verdict:
         return _changed(facts, question, change, tuple(evidence))
     if (fast - slow) / median > UNEVEN:
         return Verdict(
-            "speed", "warning", question,
+            "speed",
+            "warning",
+            question,
             f"{number(median)} it/s on the whole, but uneven from interval to interval",
-            tuple(evidence), "see what waits: the data, checkpoints, or a slow machine",
-        )  # fmt: skip
+            tuple(evidence),
+            "see what waits: the data, checkpoints, or a slow machine",
+        )
     return Verdict("speed", "good", question, f"yes, {number(median)} it/s", tuple(evidence))
 
 
@@ -150,8 +156,13 @@ def mfu(facts: Facts) -> Verdict:
     share = float(np.median(known))
     level: Level = "good" if share >= GOOD_MFU else "warning" if share >= POOR_MFU else "bad"
     return Verdict(
-        "mfu", level, question, f"{share:.0%} of their peak (MFU, median)",
+        "mfu",
+        level,
+        question,
+        f"{share:.0%} of their peak (MFU, median)",
         ("about 30 % is what well-tuned diffusion training reaches",),
-        None if level == "good" else "training.compile, a larger per_gpu_batch, latents that are "
+        None
+        if level == "good"
+        else "training.compile, a larger per_gpu_batch, latents that are "
         "computed once (`sm-train pack --latents`)",
-    )  # fmt: skip
+    )

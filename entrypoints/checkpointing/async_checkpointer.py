@@ -1,0 +1,189 @@
+"""Checkpoints that training does not wait for.
+
+A checkpoint begins with a copy of the state in host memory, which is made beside the next step's
+passes; a thread of each process then writes its own part, while training goes on. The threads speak
+to nobody (SMDDP allows no second process group beside its own, and a collective of theirs would get
+between the training's): what became of them goes into the status that all processes share now and
+then anyway, from the training's thread. When all have written, the processes gather the names and
+digests of their files, and the marker that makes the checkpoint complete comes last.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sm_train.entrypoints.checkpointing import manifest
+from sm_train.entrypoints.checkpointing.manifest import File
+from sm_train.entrypoints.checkpointing.sharded_tensors import Box, deal, write_pieces
+from sm_train.entrypoints.checkpointing.staging import Snapshot
+from sm_train.entrypoints.common.background import Beside
+from sm_train.entrypoints.common.events import Events
+from sm_train.entrypoints.distributed.local_shard import Owned
+
+Gather = Callable[[list[Any]], list[Any]]
+"""Joins a list of every process to one, the same on all."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Who writes: ``rank`` of ``world_size``; one process of each machine is its ``host_main``."""
+
+    rank: int
+    world_size: int
+    host_main: bool
+
+
+@dataclass(frozen=True)
+class _Pending:
+    step: int
+    folder: Path
+    files: Future[list[File]]
+    started: float
+    blocked: float
+    """Seconds for which training stood still, without what it waited for the copy."""
+    waited_before: float
+    """What :class:`Beside` had waited when it began."""
+
+
+class Saver:
+    """Writes the checkpoints of one process below ``checkpoints``, one at a time."""
+
+    def __init__(
+        self,
+        checkpoints: Path,
+        place: Place,
+        *,
+        fingerprint: str,
+        keep: int,
+        events: Events,
+        gather: Gather,
+        beside: Beside,
+    ) -> None:
+        self._checkpoints, self._place = checkpoints, place
+        self._fingerprint, self._keep = fingerprint, keep
+        self._events, self._gather, self._beside = events, gather, beside
+        self._snapshot = Snapshot()
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._pending: _Pending | None = None
+
+    def begin(
+        self, step: int, tensors: Mapping[Box, Owned], files: Mapping[str, Callable[[Path], None]]
+    ) -> None:
+        """Copy this process's share of ``tensors``, and write it and ``files`` in the background.
+
+        Processes that have the same piece share such pieces out. :meth:`conclude` must be called
+        before the next.
+        """
+        assert self._pending is None
+        started = time.monotonic()
+        folder = manifest.step_folder(self._checkpoints, step)
+        if self._place.host_main:
+            # An attempt before this one may have left a folder, damaged since, of this step.
+            manifest.unmark(folder)
+        waited = self._beside.waited
+        own = {box: tensors[box].part for box in _share(tensors)}
+        copied = self._beside.run(partial(self._snapshot.take, own))
+        written = self._thread.submit(self._write, folder, dict(files), copied)
+        blocked = time.monotonic() - started
+        self._pending = _Pending(step, folder, written, started, blocked, waited)
+
+    def _write(
+        self, folder: Path, files: dict[str, Callable[[Path], None]], copied: Future[None]
+    ) -> list[File]:
+        copied.result()
+        folder.mkdir(parents=True, exist_ok=True)
+        copies = self._snapshot.tensors()
+        files[manifest.pieces_name(self._place.rank)] = lambda path: write_pieces(path, copies)
+        return [manifest.write_file(folder, name, save) for name, save in files.items()]
+
+    @property
+    def step(self) -> int | None:
+        """The step whose checkpoint is not concluded; None where there is none."""
+        return None if self._pending is None else self._pending.step
+
+    @property
+    def writing(self) -> bool:
+        """Whether this process still writes."""
+        return self._pending is not None and not self._pending.files.done()
+
+    def wait(self) -> None:
+        """Until this process has written: training stands still."""
+        if self._pending is not None:
+            started = time.monotonic()
+            self._pending.files.exception()
+            waited = self._pending.blocked + time.monotonic() - started
+            self._pending = replace(self._pending, blocked=waited)
+
+    def conclude(self) -> None:
+        """Complete the checkpoint, or give it up and say so.
+
+        Called by all processes after the same step, when none writes any more.
+        """
+        assert self._pending is not None
+        pending, self._pending = self._pending, None
+        error = pending.files.exception()
+        found = self._gather([pending.files.result() if error is None else _told(error)])
+        failures = [one for one in found if isinstance(one, str)]
+        everyones = [file for files in found if isinstance(files, list) for file in files]
+        if not failures and self._place.host_main:
+            try:
+                self._complete(pending, everyones)
+            except OSError as failure:
+                failures = [_told(failure)]
+        if failures:
+            self._give_up(pending, failures[0])
+        elif self._place.rank == 0:
+            self._tell(pending, sum(file.bytes for file in everyones))
+
+    def _complete(self, pending: _Pending, everyones: list[File]) -> None:
+        """On every machine: each keeps its own copy of the folder, and removes what is old."""
+        manifest.write_marker(
+            pending.folder, pending.step, self._place.world_size, self._fingerprint, everyones
+        )
+        manifest.keep_newest(self._checkpoints, self._keep)
+
+    def _tell(self, pending: _Pending, size: int) -> None:
+        writing = time.monotonic() - pending.started
+        blocked = pending.blocked + self._beside.waited - pending.waited_before
+        blocked += self._snapshot.seconds_on_stream
+        self._events.write(
+            "checkpoint",
+            f"checkpoint at step {pending.step}: training stood still for {blocked:.2f} s, "
+            f"{size / 1e9:.2f} GB written in {writing:.1f} s",
+            step=pending.step,
+            path=str(pending.folder),
+            bytes=size,
+            seconds=blocked,
+            writing_seconds=writing,
+        )
+
+    def _give_up(self, pending: _Pending, failure: str) -> None:
+        # Another machine may have completed a folder that both share.
+        if self._place.host_main and not (pending.folder / manifest.MARKER).exists():
+            shutil.rmtree(pending.folder, ignore_errors=True)
+        if self._place.rank == 0:
+            message = (
+                f"no checkpoint at step {pending.step}: {failure}; training goes on, the one "
+                "before stays"
+            )
+            self._events.warn("checkpoint-failed", message, step=pending.step)
+
+
+def _share(tensors: Mapping[Box, Owned]) -> list[Box]:
+    """The pieces that this process writes: of those that it alone has, all."""
+    shared: dict[tuple[int, int], dict[Box, int]] = {}
+    for box, own in tensors.items():
+        if size := own.part.numel() * own.part.element_size():
+            shared.setdefault((own.copies, own.copy), {})[box] = size
+    return [box for (copies, copy), sizes in shared.items() for box in deal(sizes, copies)[copy]]
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

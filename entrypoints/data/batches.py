@@ -1,0 +1,275 @@
+"""Batches of one process, from raw samples: decoded by threads, the same however many there are.
+
+A bad sample's place is taken by another of its window, which is a pure function of the place too:
+every batch is full, and the same in every run.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sm_train.entrypoints.common.job_config import Data
+from sm_train.entrypoints.common.sample_rng import CAPTION, TIMESTEP, Draws
+from sm_train.entrypoints.data.buffer_pool import Layout, Memory, layout_bytes
+from sm_train.entrypoints.data.image_decoder import Target
+from sm_train.entrypoints.data.image_header import DecodeError
+from sm_train.entrypoints.data.precomputed_latents import Precomputed, PrecomputedError
+from sm_train.entrypoints.data.prefetch import Stock
+from sm_train.entrypoints.data.sampler import Course, Lap, Position
+from sm_train.entrypoints.data.shard_catalog import DataError
+from sm_train.entrypoints.data.shard_reader import Bad, Content, Shelf, Submit
+from sm_train.entrypoints.data.tar_reader import TarError, sample_members
+from torch import Tensor
+
+Tokenize = Callable[[Sequence[str]], Sequence[Tensor]]
+"""From captions to token ids (B, L) for each text encoder; crosses to the loader's process."""
+
+_SLICE = 4  # samples that a thread decodes before it takes the next
+_SUBSTITUTES = 64
+_NONE = torch.empty(0)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """``pixels`` is uint8 (B, H, W, 3); ``position`` is the run's, after this batch.
+
+    Where the shards carry them for this resolution, ``moments`` (B, 2 × channels, h, w), ``text``
+    (B, tokens, width) and of some models ``pooled`` (B, width) are there, float16, and ``pixels``
+    has no rows. ``repeated``
+    samples were read before: in place of bad ones, or because other processes have more to read.
+    ``origins`` are the samples themselves: shard and place in it. ``tokens`` are the captions'
+    token ids (B, L) for each tokenizer; none where ``text`` is there.
+
+    ``noise`` (kinds, B, C, h, w) is the model's, ``levels`` and ``dropout`` (B,) in (0, 1) choose
+    timesteps and captions that are left out: :mod:`sm_train.entrypoints.common.sample_rng`.
+    """
+
+    pixels: Tensor
+    captions: list[str]
+    position: Position
+    bad: tuple[Bad, ...]
+    repeated: int
+    origins: tuple[tuple[int, int], ...]
+    levels: NDArray[np.float64]
+    dropout: NDArray[np.float64]
+    noise: Tensor = _NONE
+    moments: Tensor | None = None
+    text: Tensor | None = None
+    pooled: Tensor | None = None
+    tokens: tuple[NDArray[np.int64], ...] = ()
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Those that are there."""
+        everything = (self.pixels, self.noise, self.moments, self.text, self.pooled)
+        return tuple(one for one in everything if one is not None)
+
+    def with_tensors(self, pixels: Tensor, noise: Tensor = _NONE, *latents: Tensor) -> Batch:
+        """The same batch in other memory."""
+        moments, text, pooled = (*latents, None, None, None)[:3]
+        return replace(self, pixels=pixels, noise=noise, moments=moments, text=text, pooled=pooled)
+
+    def pin_memory(self) -> Batch:
+        return self.with_tensors(*(one.pin_memory() for one in self.tensors))
+
+
+@dataclass(frozen=True)
+class _Room:
+    """Where a batch, a slice of it or one sample of it is decoded to."""
+
+    target: Target
+    pixels: Tensor
+    noise: Tensor
+    latents: tuple[Tensor, ...]
+
+    def at(self, place: int) -> _Room:
+        latents = tuple(one[place] for one in self.latents)
+        return _Room(self.target, self.pixels[place], self.noise[:, place], latents)
+
+
+@dataclass(frozen=True, eq=False)
+class _Place:
+    """One sample of a batch, and what was read for it."""
+
+    shard: int
+    sample: int
+    content: Content
+
+
+@dataclass(frozen=True, eq=False)
+class _Pending:
+    """A batch on its way: its slices come with a caption or what is wrong for each place."""
+
+    lap: Lap
+    step: int
+    room: _Room
+    origins: list[tuple[int, int]]
+    slices: list[Future[list[str | Bad]]]
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Makes a process's batches, wherever it runs; ``targets`` are by the schedule's shapes."""
+
+    course: Course
+    shelf: Shelf
+    data: Data
+    batch_size: int
+    targets: tuple[Target, ...]
+    draws: Draws
+    precomputed: Precomputed | None = None
+    tokenize: Tokenize | None = None
+
+    def name(self, shard: int, sample: int) -> str:
+        """A sample's shard and key, for a person."""
+        content = self.shelf.read(shard, sample)
+        key = content.key if isinstance(content, Bad) else sample_members(content)[0]
+        return f"{self.shelf.name(shard)} {key}"
+
+    def layout(self, shape: int) -> Layout:
+        """What a batch of the schedule's ``shape`` looks like in memory."""
+        target, batch = self.targets[shape], self.batch_size
+        noise = self.draws.shape(batch, target.height, target.width), torch.float32
+        if self.precomputed is not None:
+            return ((batch, 0), torch.uint8), noise, *self.precomputed.layout(batch)
+        return ((batch, target.height, target.width, 3), torch.uint8), noise
+
+    @property
+    def batch_bytes(self) -> int:
+        """Of memory that holds any batch."""
+        return max(layout_bytes(self.layout(shape)) for shape in range(len(self.targets)))
+
+    def batches(self, decode: Submit, read: Submit, memory: Memory, ahead: int) -> Iterator[Batch]:
+        """An endless stream; ``ahead`` batches are begun before they are needed."""
+        steps = self._steps(read)
+        pending: deque[_Pending] = deque()
+        while True:
+            while len(pending) <= ahead:
+                pending.append(self._begin(*next(steps), decode, memory))
+            yield self._finish(pending.popleft())
+
+    def _steps(self, read: Submit) -> Iterator[tuple[Lap, int, list[Content]]]:
+        laps = self.course.laps()
+        lap = next(laps)
+        stock = Stock(lap, self.shelf, read)
+        while True:
+            following: tuple[Lap, Stock] | None = None
+            for step in range(lap.first, lap.stop):
+                contents = stock.take(lap.schedule.slots(step))
+                if following is None and stock.all_begun:
+                    upcoming = next(laps)
+                    following = upcoming, Stock(upcoming, self.shelf, read)
+                yield lap, step, contents
+            assert following is not None  # by its last batch a lap has begun to read everything
+            lap, stock = following
+
+    def _begin(
+        self, lap: Lap, step: int, contents: list[Content], decode: Submit, memory: Memory
+    ) -> _Pending:
+        schedule = lap.schedule
+        shards, samples = schedule.part.locate(schedule.slots(step))
+        origins = list(zip(shards.tolist(), samples.tolist(), strict=True))
+        places = [_Place(*one, content) for one, content in zip(origins, contents, strict=True)]
+        shape = schedule.shape(step)
+        pixels, noise, *latents = memory(self.layout(shape))
+        room = _Room(self.targets[shape], pixels, noise, tuple(latents))
+        slices = [
+            decode(self._decode_slice, lap.epoch, places[first : first + _SLICE], room, first)
+            for first in range(0, len(places), _SLICE)
+        ]
+        return _Pending(lap, step, room, origins, slices)
+
+    def _finish(self, pending: _Pending) -> Batch:
+        lap, step, room = pending.lap, pending.step, pending.room
+        outcomes = [outcome for part in pending.slices for outcome in part.result()]
+        bad = [outcome for outcome in outcomes if isinstance(outcome, Bad)]
+        captions, origins = [], pending.origins
+        for place, outcome in enumerate(outcomes):
+            if isinstance(outcome, Bad):
+                caption, origins[place] = self._substitute(
+                    lap, step, place, room.at(place), outcome
+                )
+            else:
+                caption = outcome
+            captions.append(caption)
+        fresh = len(outcomes) - lap.repeated(step)
+        spoilt = sum(isinstance(outcome, Bad) for outcome in outcomes[:fresh])
+        batch = Batch(
+            room.pixels,
+            captions,
+            lap.position(step),
+            tuple(bad),
+            lap.repeated(step) + spoilt,
+            tuple(origins),
+            self.draws.uniform(TIMESTEP, lap.epoch, origins),
+            self.draws.uniform(CAPTION, lap.epoch, origins),
+            tokens=self._tokens(captions),
+        )
+        return batch.with_tensors(room.pixels, room.noise, *room.latents)
+
+    def _tokens(self, captions: list[str]) -> tuple[NDArray[np.int64], ...]:
+        if self.tokenize is None or self.precomputed is not None:
+            return ()
+        return tuple(ids.numpy() for ids in self.tokenize(captions))
+
+    def _decode_slice(
+        self, epoch: int, places: list[_Place], room: _Room, first: int
+    ) -> list[str | Bad]:
+        return [
+            self._decode(epoch, place, room.at(first + number))
+            for number, place in enumerate(places)
+        ]
+
+    def _decode(self, epoch: int, place: _Place, room: _Room) -> str | Bad:
+        """The caption; the image or its latents, and the sample's noise, go into ``room``."""
+        outcome = self._read(epoch, place, room)
+        if isinstance(outcome, str):
+            self.draws.fill(room.noise, epoch, place.shard, place.sample)
+        return outcome
+
+    def _read(self, epoch: int, place: _Place, room: _Room) -> str | Bad:
+        if isinstance(place.content, Bad):
+            return place.content
+        key, shard = "", self.shelf.name(place.shard)
+        try:
+            key, members = sample_members(place.content)
+            if (caption := members.get(self.data.caption_key)) is None:
+                return Bad(shard, key, "caption-missing", f"no {self.data.caption_key}")
+            text = bytes(caption).decode("utf-8")
+            if self.precomputed is not None:
+                self.precomputed.read(members, room.latents)
+                return text
+            image = _first(members, self.data.image_key.split(";"))
+            if image is None:
+                return Bad(shard, key, "image-missing", f"no {self.data.image_key}")
+            room.target.decode(image, room.pixels, epoch, place.shard, place.sample)
+        except UnicodeDecodeError as error:
+            return Bad(shard, key, "caption-not-utf8", str(error))
+        except (TarError, DecodeError, PrecomputedError) as error:
+            return Bad(shard, key, error.reason, str(error).partition(": ")[2])
+        return text
+
+    def _substitute(
+        self, lap: Lap, step: int, place: int, room: _Room, bad: Bad
+    ) -> tuple[str, tuple[int, int]]:
+        slot = int(lap.schedule.slots(step)[place])
+        for attempt in range(_SUBSTITUTES):
+            shard, sample = lap.substitute(slot, attempt)
+            found = _Place(shard, sample, self.shelf.read(shard, sample))
+            outcome = self._decode(lap.epoch, found, room)
+            if isinstance(outcome, str):
+                return outcome, (shard, sample)
+        raise DataError(
+            f"{bad.shard}: {bad.reason}: {bad.detail}; and of {_SUBSTITUTES} others "
+            "of its instance none can be used; pack these shards again"
+        )
+
+
+def _first(members: dict[str, memoryview], keys: list[str]) -> memoryview | None:
+    return next((members[key] for key in keys if key in members), None)

@@ -1,0 +1,69 @@
+"""The raw samples that a process holds: read window by window, ahead of use.
+
+What a lap needs is known from its schedule, so the stock reads whole windows while they are new,
+and single samples where a resumed run needs some of a window that is over.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+from sm_train.entrypoints.common.rng import Ints
+from sm_train.entrypoints.data.sampler import Lap
+from sm_train.entrypoints.data.shard_reader import Content, Shelf, Submit
+
+WINDOWS_AHEAD = 1
+"""Read while another is in use."""
+
+
+class Stock:
+    """The contents of one lap's slots; reading begins at once."""
+
+    def __init__(self, lap: Lap, shelf: Shelf, read: Submit) -> None:
+        self._part, self._shelf, self._read = lap.schedule.part, shelf, read
+        self._held: dict[int, Content] = {}
+        self._loads: deque[tuple[Ints, Callable[[], list[Content]]]] = deque()
+        # Samples in front of this that are still waiting for their batch are read when it comes.
+        self._reached = self._begun = lap.schedule.reach(lap.first)
+        self._end = lap.schedule.reach(lap.stop)
+        self._begin()
+
+    @property
+    def all_begun(self) -> bool:
+        """Whether the reading of everything that is needed has begun."""
+        return self._begun >= self._end
+
+    def take(self, slots: Ints) -> list[Content]:
+        """The contents of a batch's slots."""
+        furthest = int(slots.max())
+        while self._reached <= furthest:
+            self._load()
+        missing = [slot for slot in np.unique(slots).tolist() if slot not in self._held]
+        if missing:
+            self._held.update(zip(missing, self._fetch(np.array(missing))(), strict=True))
+        contents = [self._held[slot] for slot in slots.tolist()]
+        for slot in set(slots.tolist()):
+            del self._held[slot]
+        return contents
+
+    def _begin(self) -> None:
+        while len(self._loads) < WINDOWS_AHEAD and not self.all_begun:
+            slots = self._part.slots_of(self._begun // self._part.window)
+            slots = slots[slots >= self._begun]
+            self._loads.append((slots, self._fetch(slots)))
+            self._begun = int(slots[-1]) + 1
+
+    def _load(self) -> None:
+        # A sample that goes on waiting would keep all that was read with it in memory.
+        for slot, content in self._held.items():
+            if isinstance(content, memoryview):
+                self._held[slot] = memoryview(bytes(content))
+        slots, contents = self._loads.popleft()
+        self._begin()
+        self._held.update(zip(slots.tolist(), contents(), strict=True))
+        self._reached = int(slots[-1]) + 1
+
+    def _fetch(self, slots: Ints) -> Callable[[], list[Content]]:
+        return self._shelf.fetch(*self._part.locate(slots), self._read)

@@ -1,0 +1,173 @@
+"""A pack from its plan to its index, by one machine or by several.
+
+Each machine makes its own shards of the plan, dealt out by its rank. Nothing passes between them
+but what lies in the destination: a record for each finished shard. Whoever finds all records there
+writes the index, which is the same whoever does.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sm_train.entrypoints.data.shard_index import INDEX_NAME, SHARDS_FOLDER, IndexWriter, Refused
+from sm_train.entrypoints.packing.deduplicate import digest_shards, digests_name, find_duplicates
+from sm_train.entrypoints.packing.plan import Input, Options, ShardPlan, shard_name
+from sm_train.entrypoints.packing.shard_builder import WORK, Made, read_record, record_name
+from sm_train.entrypoints.packing.storage import PART_BYTES, Place, Prefix
+from sm_train.entrypoints.packing.worker_pool import Tally, Work, work_on
+
+PLAN_NAME = f"{WORK}/plan.json"
+
+_WAIT = 5.0  # seconds between two looks for what other machines have to finish
+
+Progress = Callable[[Tally], None]
+
+
+@dataclass(frozen=True)
+class Pack:
+    """All that a machine needs to know: the shards, and what the index says besides.
+
+    ``fingerprint`` is of the inputs, ``refused`` what was left out before any image was read.
+    """
+
+    plans: tuple[ShardPlan, ...]
+    refused: tuple[Refused, ...]
+    fingerprint: str
+    target_bytes: int
+    index_options: dict[str, Any]
+
+    def with_model(self, folder: Path) -> Pack:
+        """The same pack where the model for latents lies in ``folder``."""
+        options = replace(self.plans[0].options, latents=str(folder))
+        return replace(self, plans=tuple(replace(one, options=options) for one in self.plans))
+
+    def to_bytes(self) -> bytes:
+        """As a document for other machines: JSON lines, compressed; the same for the same pack."""
+        head = {
+            "fingerprint": self.fingerprint,
+            "target_bytes": self.target_bytes,
+            "index_options": self.index_options,
+            "options": asdict(self.plans[0].options),
+            "refused": [asdict(one) for one in self.refused],
+            "shards": [len(plan.inputs) for plan in self.plans],
+        }
+        lines = [json.dumps(head)]
+        lines += [
+            json.dumps(list(vars(item).values())) for plan in self.plans for item in plan.inputs
+        ]
+        return gzip.compress("\n".join(lines).encode(), mtime=0)
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Pack:
+        head, *lines = gzip.decompress(content).decode().split("\n")
+        document: dict[str, Any] = json.loads(head)
+        inputs = [Input(*json.loads(line)) for line in lines]
+        options = Options(**document["options"])
+        plans, first = [], 0
+        for number, count in enumerate(document["shards"]):
+            plan = ShardPlan(number, shard_name(number), inputs[first : first + count], options)
+            plans.append(plan)
+            first += count
+        return cls(
+            tuple(plans),
+            tuple(Refused(**one) for one in document["refused"]),
+            document["fingerprint"],
+            document["target_bytes"],
+            document["index_options"],
+        )
+
+
+def make_shards(
+    pack: Pack, work: Work, on_progress: Progress, *, rank: int = 0, machines: int = 1
+) -> None:
+    """Make the shards of machine ``rank`` that are not there yet.
+
+    Raises:
+        OSError: the destination cannot be written, or the disk is full.
+        WorkerKilledError: a process was killed.
+    """
+    own = pack.plans[rank::machines]
+    total = sum(len(plan.inputs) for plan in own)
+    dropped: Mapping[int, Refused] = {}
+    if pack.plans[0].options.compares:
+        digest_shards(own, work, on_progress)
+        # An image may be a duplicate of one that another machine looks at.
+        _wait_for_digests(pack.plans, work.destination)
+        dropped = find_duplicates(pack.plans, work.destination)
+    missing = [plan for plan in own if read_record(plan, work.destination) is None]
+    if isinstance(work.destination, Prefix):
+        from botocore.exceptions import ClientError
+
+        # What a killed pack has left; not everybody may look for it.
+        with suppress(ClientError):
+            names = {plan.name for plan in missing}
+            work.destination.give_up_uploads(SHARDS_FOLDER, names=names)
+    begun = total - sum(len(plan.inputs) for plan in missing)
+    for tally in work_on(missing, work, dropped):
+        on_progress(replace(tally, done=tally.done + begun, total=total))
+
+
+def _wait_for_digests(plans: Sequence[ShardPlan], destination: Place) -> None:
+    missing = list(plans)
+    while missing := [one for one in missing if destination.size(digests_name(one)) is None]:
+        time.sleep(_WAIT)
+
+
+def finish(pack: Pack, destination: Place) -> list[Made] | None:
+    """Write the index if all shards are there; returns what was made of them.
+
+    None where some are not. Where nothing at all was accepted there is no index to write.
+    """
+    made = []
+    for plan in pack.plans:
+        record = read_record(plan, destination)
+        if record is None:
+            return None
+        made.append(record)
+    if any(one.shard for one in made):
+        _write_index(pack, destination, made)
+    return made
+
+
+def forget(pack: Pack, destination: Place) -> None:
+    """Remove what an unfinished pack is resumed by, the plan last: it tells of the rest."""
+    for plan in pack.plans:
+        destination.remove(record_name(plan))
+        if plan.options.compares:
+            destination.remove(digests_name(plan))
+    destination.remove(PLAN_NAME)
+
+
+def refusals(pack: Pack, made: Sequence[Made]) -> Iterator[Refused]:
+    """Everything that was left out."""
+    yield from pack.refused
+    for one in made:
+        yield from one.refused
+
+
+def _write_index(pack: Pack, destination: Place, made: Sequence[Made]) -> None:
+    ordered = sorted(refusals(pack, made), key=lambda item: (item.source, item.reason, item.detail))
+    with tempfile.TemporaryFile() as file:
+        with IndexWriter(
+            file,
+            target_bytes=pack.target_bytes,
+            inputs=pack.fingerprint,
+            options=pack.index_options,
+        ) as writer:
+            for one in made:
+                if one.shard is not None:
+                    writer.add(one.shard)
+            for item in ordered:
+                writer.refuse(item)
+        file.seek(0)
+        with destination.writing(INDEX_NAME) as sink:
+            while content := file.read(PART_BYTES):
+                sink.write(content)

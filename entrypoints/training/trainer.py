@@ -1,0 +1,331 @@
+"""The training loop of one stage: steps, checkpoints, and an end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list, gather_object
+from sm_train.entrypoints.checkpointing import manifest
+from sm_train.entrypoints.checkpointing.async_checkpointer import Place, Saver
+from sm_train.entrypoints.common.events import Events
+from sm_train.entrypoints.common.job_config import Settings
+from sm_train.entrypoints.common.sagemaker_paths import Directories
+from sm_train.entrypoints.common.stop import StopRequest
+from sm_train.entrypoints.data.batches import Batch
+from sm_train.entrypoints.data.loader import Loader
+from sm_train.entrypoints.data.shard_catalog import Catalogue, Seat
+from sm_train.entrypoints.distributed import fsdp
+from sm_train.entrypoints.distributed.local_shard import whole
+from sm_train.entrypoints.models.builder import Parts
+from sm_train.entrypoints.models.objectives import error
+from sm_train.entrypoints.monitoring.heartbeat import Pulse, Section
+from sm_train.entrypoints.training.evaluator import Evaluation, HeldOut
+from sm_train.entrypoints.training.metrics_logger import NAMED, StepLog
+from sm_train.entrypoints.training.metrics_window import Interval, Origin
+from sm_train.entrypoints.training.model_inputs import Inputs
+from sm_train.entrypoints.training.parallelize import Placing, gpu_memory, place, place_frozen
+from sm_train.entrypoints.training.train_state import Learner
+from torch import Tensor, nn
+
+STOP_CHECK_SECONDS = 5.0
+"""How long a SIGTERM may wait until all processes agree to stop, which takes a collective.
+
+SageMaker kills after 120 seconds, torchrun after 30 of its own.
+"""
+
+WRITTEN_CHECK_SECONDS = 1.0
+"""How often processes ask each other, in the same way, whether a checkpoint is written."""
+
+RECORD = "data.npz"
+"""The file of a checkpoint that says where the run is in its data."""
+
+
+class Trainer:
+    """Trains one stage from where its newest checkpoint left off.
+
+    ``model`` is what the learner trains, wrapped for all processes.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        parts: Parts,
+        accelerator: Accelerator,
+        directories: Directories,
+        events: Events,
+        catalogue: Catalogue,
+        seat: Seat,
+        held_out: HeldOut | None = None,
+    ) -> None:
+        self.settings, self.parts, self.accelerator = settings, parts, accelerator
+        self.directories, self.events = directories, events
+        self.device: torch.device = accelerator.device
+        self.placing = Placing.choose(
+            settings,
+            parts.built.part,
+            accelerator.num_processes,
+            seat.processes,
+            gpu_memory(self.device),
+        )
+        # Entering a context that does nothing takes longer than the batch's arithmetic.
+        self._autocast = accelerator.autocast if accelerator.native_amp else nullcontext
+        place_frozen(self.placing, parts, self.device)
+        module = place(self.placing, settings, parts, accelerator, seat.processes)
+        # Wrapping may move weights to other memory; what learns them takes hold of them after.
+        self.model: nn.Module = fsdp.wrap(module, accelerator)
+        self.learner = Learner(settings, module)
+        found = self._agree_on_checkpoint()
+        last = directories.channel("previous_state")
+        if found is not None:
+            self.learner.restore(found)
+        elif last.is_dir():
+            self.learner.take_over(last, settings.stage)
+        self.resumed_from = self.learner.step
+        self.inputs = Inputs(parts, self.device, settings.training.caption_dropout)
+        if accelerator.num_processes > 1 and not fsdp.is_sharded(module):
+            self._settle_gradient_order()
+        self.loader = Loader(
+            catalogue,
+            seat,
+            settings.data,
+            resolution=settings.stage.resolution,
+            batch_size=settings.stage.per_gpu_batch,
+            seed=settings.training.seed,
+            workers=settings.training.workers,
+            record=None if found is None else (found.folder / RECORD).read_bytes(),
+            draws=parts.draws(settings.training.seed),
+            tokenize=parts.text.tokenize,
+            pin_memory=self.device.type == "cuda",
+        )
+        self.log = StepLog(settings, accelerator, events, self.loader)
+        self.evaluation = Evaluation(
+            settings, parts, self.learner, accelerator, directories, events, held_out
+        )
+        self._saver = self._make_saver()
+        self._rollbacks = 0
+
+    def _make_saver(self) -> Saver:
+        accelerator = self.accelerator
+        return Saver(
+            self.directories.checkpoints,
+            Place(
+                accelerator.process_index,
+                accelerator.num_processes,
+                accelerator.is_local_main_process,
+            ),
+            fingerprint=self.learner.fingerprint,
+            keep=self.settings.checkpoint.keep,
+            events=self.events,
+            gather=gather_object,
+            beside=self.learner.beside,
+        )
+
+    def _settle_gradient_order(self) -> None:
+        """Two backward passes of zeros.
+
+        DDP orders gradients anew after the first, of a static graph with the second, and a sum over
+        three or more processes depends on their order in its last bit: without this, a resumed
+        run's first step would differ. FSDP2 has one order.
+        """
+        config = self.parts.network.config
+        side = config.sample_size
+        images = torch.zeros(1, config.in_channels, side, side, device=self.device)
+        task = self.parts.objective.task(images, images, np.array([0.5]))
+        with self.accelerator.autocast():
+            text = self.inputs.no_text()
+        for _ in range(2):
+            with self.accelerator.autocast():
+                nothing = self.model(task.noisy, task.timesteps, *text).float().sum() * 0.0
+            self.accelerator.backward(nothing)
+            self.learner.forget_gradients()
+
+    # ------------------------------------------------------------------ training
+
+    def run(self, pulse: Pulse, stop: StopRequest) -> Ended:
+        """Train to the stage's last step, or to a stop that somebody asked for."""
+        stage, training, learner = self.settings.stage, self.settings.training, self.learner
+        interval = Interval(self.device)
+        batches = iter(self.loader)
+        speed, next_check = 0.0, learner.step
+        started, first = time.monotonic(), learner.step
+        reason = "done"
+        while learner.step < stage.iterations and reason == "done":
+            self._train_step(batches, interval, pulse)
+            checking = learner.step >= next_check
+            if checking and self._share_status(stop, pulse) and learner.step < stage.iterations:
+                reason = "sigterm"
+            last = reason == "sigterm" or learner.step == stage.iterations
+            saving = last or learner.step % self.settings.checkpoint.every == 0
+            evaluating = self.evaluation.due(learner.step) and reason == "done"
+            if saving or evaluating or learner.step % training.log_every == 0:
+                speed = self.log.tell_steps(learner.step, interval, learner.learning_rate)
+                interval = Interval(self.device)
+                if self.log.skipped_in_a_row > training.max_skipped_steps:
+                    pulse.enter(Section.START, learner.step)
+                    self._roll_back()
+                    next_check = learner.step
+                    continue
+            # What led to steps without a gradient may be in the weights already.
+            if saving and (last or not self.log.skipped_in_a_row):
+                pulse.enter(Section.CHECKPOINT, learner.step)
+                self._begin_checkpoint()
+            if evaluating:
+                self.evaluation.run(stop, partial(pulse.enter, step=learner.step))
+                interval = Interval(self.device)
+                # It may have been cut short by a stop.
+                next_check = learner.step
+            if checking or saving:
+                patience = STOP_CHECK_SECONDS if self._saver.step is None else WRITTEN_CHECK_SECONDS
+                # From a figure that all processes share, so that they ask after the same step.
+                next_check = learner.step + max(1, int(patience * speed))
+        pulse.enter(Section.FINISH, learner.step)
+        self._finish_checkpoint()
+        return Ended(reason, learner.step - first, time.monotonic() - started)
+
+    def _train_step(self, batches: Iterator[Batch], interval: Interval, pulse: Pulse) -> None:
+        """One optimizer step over ``accumulation`` micro-batches."""
+        accumulation, learner = self.settings.stage.accumulation, self.learner
+        losses: list[Tensor] = []
+        origins: list[Origin] = []
+        for micro in range(accumulation):
+            waiting = time.perf_counter()
+            pulse.enter(Section.DATA, learner.step)
+            batch = next(batches)
+            pulse.enter(Section.STEP, learner.step)
+            interval.waited += time.perf_counter() - waiting
+            self.log.bad.add(batch)
+            origins += batch.origins
+            self.log.tell_epoch()
+            last = micro == accumulation - 1
+            with nullcontext() if last else self._accumulating():
+                with self._autocast():
+                    task, text = self.inputs.task(batch)
+                    prediction = self.model(task.noisy, task.timesteps, *text)
+                    value = error(prediction, task) / accumulation
+                learner.follow()
+                self.accelerator.backward(value)
+            losses.append(value.detach())
+        norm = fsdp.gradient_norm(learner.parameters)
+        # The sum of gradients is the same on all processes, so all leave out the same steps.
+        skipped = learner.update(norm)
+        interval.add(learner.step, losses, norm, skipped, origins)
+
+    def _accumulating(self) -> AbstractContextManager[None]:
+        """Gradients are summed over processes once a step, with the last micro-batch."""
+        return fsdp.no_sync(
+            self.model,
+            self.accelerator,
+            whole_gradients=self.placing.whole_gradients,
+            whole_weights=self.placing.sharding == "shard_grad_op",
+        )
+
+    def _share_status(self, stop: StopRequest, pulse: Pulse) -> bool:
+        """Whether any process was asked to stop; concludes a checkpoint that all have written."""
+        status = torch.tensor([float(stop.asked), float(self._saver.writing)], device=self.device)
+        asked, writing = self.accelerator.reduce(status, "sum").tolist()
+        if self._saver.step is not None and not writing:
+            pulse.enter(Section.CHECKPOINT, self.learner.step)
+            self._saver.conclude()
+        return bool(asked)
+
+    def say_end(self, ended: Ended) -> None:
+        """Write the ``end`` event: everything that the job leaves behind is there."""
+        self.events.write(
+            "end",
+            f"ended at step {self.learner.step}: {ended.reason}",
+            step=self.learner.step,
+            reason=ended.reason,
+            training_seconds=ended.seconds,
+            images=ended.steps * self.log.effective_batch_size,
+            iterations_per_second=ended.steps / ended.seconds if ended.steps else None,
+        )
+
+    def final_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Of what is trained, averaged where an average is kept; all processes must go through."""
+        self.learner.take_average()
+        for name, tensor in self.learner.module.state_dict().items():
+            yield name, whole(tensor)
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def _begin_checkpoint(self) -> None:
+        """Begin to save this step; the one before is finished first."""
+        self._finish_checkpoint()
+        files: dict[str, Callable[[Path], None]] = {}
+        if self.accelerator.is_main_process:
+            files = self.learner.shared_files()
+            files[RECORD] = manifest.save_bytes(self.loader.record())
+        self._saver.begin(self.learner.step, self.learner.tensors(), files)
+
+    def _finish_checkpoint(self) -> None:
+        if self._saver.step is not None:
+            self._saver.wait()
+            self._saver.conclude()
+
+    def _roll_back(self) -> None:
+        """Back to the newest checkpoint; the data go on, so that other samples come.
+
+        Raises:
+            DivergedError: there is none, or that was tried often enough.
+        """
+        self._finish_checkpoint()
+        left, skipped = self.learner.step, self.log.skipped_in_a_row
+        allowed = self._rollbacks < self.settings.training.max_rollbacks
+        found = self._agree_on_checkpoint() if allowed else None
+        if found is None:
+            where = gather_object([self.log.spoilt] if self.log.spoilt else [])
+            raise DivergedError(
+                f"{skipped} steps in a row had no finite gradient, up to step {left}"
+                f"{'; the loss was no number in ' + '; '.join(where[:NAMED]) if where else ''}; "
+                "lower the learning rate or lengthen the warm-up; checkpoints from before are whole"
+            )
+        self.learner.restore(found)
+        self._rollbacks += 1
+        self.log.skipped_in_a_row = 0
+        if self.accelerator.is_main_process:
+            self.events.warn(
+                "rolled-back",
+                f"{skipped} steps in a row had no finite gradient: from step {left} back to the "
+                f"checkpoint of step {found.step}, with the data that come next",
+                step=found.step,
+            )
+
+    def _agree_on_checkpoint(self) -> manifest.Found | None:
+        """The first process chooses and checks, so that all resume from the same one."""
+
+        def passed_over(folder: Path, reason: str) -> None:
+            self.events.warn("checkpoint-passed-over", f"{folder.name} is passed over: {reason}")
+
+        choice: list[Any] = [None]
+        if self.accelerator.is_main_process:
+            choice[0] = manifest.newest_complete(self.directories.checkpoints, passed_over)
+        if self.accelerator.num_processes > 1:
+            broadcast_object_list(choice)
+        found: manifest.Found | None = choice[0]
+        if found is None:
+            return None
+        # Each instance has its own copy of the shared prefix, below its own path.
+        here = self.directories.checkpoints / found.folder.name
+        return manifest.Found(here, found.step, found.world_size, found.fingerprint)
+
+
+class DivergedError(RuntimeError):
+    """Training on would only burn money; the message is one line."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How training ended: ``done`` or ``sigterm``, after ``steps`` of this process's own."""
+
+    reason: str
+    steps: int
+    seconds: float

@@ -1,0 +1,39 @@
+"""The names of the model configurations that ship with the training code.
+
+They live among the files of :mod:`sm_train.entrypoints`, which this layer ships and reads but
+never imports.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+
+@cache
+def entrypoints_folder() -> Path:
+    """The folder of the code that runs in the cluster."""
+    spec = find_spec("sm_train.entrypoints")
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError("sm_train.entrypoints is not installed")
+    return Path(spec.origin).parent
+
+
+@cache
+def preset_names() -> tuple[str, ...]:
+    """Names of the shipped model presets, sorted."""
+    return tuple(sorted(path.stem for path in _presets_folder().glob("*.json")))
+
+
+@cache
+def preset_prediction(name: str) -> str:
+    """What a preset's network predicts unless the run file says otherwise."""
+    path = _presets_folder() / f"{name}.json"
+    prediction: str = json.loads(path.read_text(encoding="utf-8"))["prediction"]
+    return prediction
+
+
+def _presets_folder() -> Path:
+    return entrypoints_folder() / "models" / "presets"

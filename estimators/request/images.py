@@ -1,0 +1,98 @@
+"""Which container image a job runs in: from the SDK's own table, offline, or the user's own."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+
+from sm_train.cost.instances import instance_type
+from sm_train.estimators.bundle.bundle import requirements
+from sm_train.estimators.bundle.user_code import merged
+from sm_train.estimators.config.cluster import release
+from sm_train.estimators.config.schema import RunConfig
+from sm_train.estimators.request.image_table import training_image
+from sm_train.estimators.request.launcher import FRAMEWORK, framework_version, pytorch_version
+
+_ECR = re.compile(r"^\d{12}\.dkr\.ecr(-fips)?\.[a-z0-9-]+\.(amazonaws\.com|on\.aws)(\.cn)?/")
+
+_AMAZON_LINUX = (2, 11)
+"""From this PyTorch on AWS's images are based on Amazon Linux and listed apart (sagemaker 3.27)."""
+
+
+def image_uri(config: RunConfig, region: str) -> str:
+    """The container image: the run file's own, or AWS's PyTorch image from the SDK's table.
+
+    Raises:
+        ValueError: AWS has no such image in the region, or none for the machine; SageMaker could
+            not pull the run file's own.
+    """
+    version = framework_version(config)
+    if version is None:
+        image = config.cluster.image
+        assert image is not None
+        if not _ECR.match(image):
+            raise ValueError(
+                f"cluster.image: {image} is not in Amazon ECR, and SageMaker takes images from "
+                "nowhere else; push it to ACCOUNT.dkr.ecr.REGION.amazonaws.com"
+            )
+        return image
+    for name in config.cluster.instance_types:
+        accelerator = instance_type(name).accelerator
+        if accelerator.startswith("Trainium"):
+            raise ValueError(
+                f"cluster.instance_type: {name} has {accelerator}, and the training code is "
+                "CUDA's; take a GPU type"
+            )
+    return aws_image(version, config.cluster.instance_type, region)
+
+
+def aws_image(version: str, machine: str, region: str) -> str:
+    """AWS's image for training with PyTorch ``version``.
+
+    Raises:
+        ValueError: it has none in the region.
+    """
+    framework = "pytorch"
+    if release(version) >= _AMAZON_LINUX:
+        framework, version = "pytorch-amzn2023", ".".join(map(str, release(version)))
+    found = training_image(framework, version, region, machine)
+    if found is not None:
+        return found
+    from sagemaker.core import image_uris
+
+    try:
+        uri: str = image_uris.retrieve(
+            framework,
+            region=region,
+            version=version,
+            instance_type=machine,
+            image_scope="training",
+        )
+    except ValueError as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"cluster.framework_version or region: {reason}") from None
+    return uri
+
+
+def dockerfile(config: RunConfig, region: str, packages: tuple[str, ...] = ()) -> str:
+    """A Dockerfile for an image with everything installed: no job start waits for pip.
+
+    ``packages`` are those of the run's own code.
+
+    Raises:
+        ValueError: AWS has no image to build on.
+    """
+    version = pytorch_version(config) or FRAMEWORK
+    base = aws_image(version, config.cluster.instance_type, region)
+    pinned = [
+        line
+        for line in merged(requirements(version), packages).splitlines()
+        if line and not line.startswith("#")
+    ]
+    text = (files("sm_train.estimators") / "data" / "Dockerfile").read_text(encoding="utf-8")
+    return (
+        text.replace("@BASE@", base)
+        .replace("@REGISTRY@", base.split("/")[0])
+        .replace("@REGION@", region)
+        .replace("@PACKAGES@", " \\\n        ".join(f'"{line}"' for line in pinned))
+    )

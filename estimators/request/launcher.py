@@ -1,0 +1,89 @@
+"""How a job's processes are started and by which library they sum gradients.
+
+Two routes exist. ``torchrun``: the bundle's launcher starts ``train.py`` on every node.
+``smddp``: the container's own toolkit starts it through ``smddprun``; the SDK has no driver that
+does (sagemaker 3.27), so the request carries the hyperparameters which that toolkit reads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from sm_train.cost.instances import instance_type
+from sm_train.estimators.config.cluster import SMDDP_FRAMEWORK, release
+from sm_train.estimators.config.schema import RunConfig, Stage
+
+# The newest of AWS's PyTorch training images that sagemaker 3.27's image table knows.
+FRAMEWORK = "2.10.0"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One stage's way of starting, with the reason that is shown to people."""
+
+    route: Literal["torchrun", "smddp"]
+    reason: str
+
+
+def framework_version(config: RunConfig) -> str | None:
+    """PyTorch of the run's image, one for all stages; None where the image is the user's own."""
+    cluster = config.cluster
+    if cluster.image is not None:
+        return None
+    if cluster.framework_version is not None:
+        return cluster.framework_version
+    wants_smddp = any(_smddp_helps(config, stage) for stage in config.stages)
+    return SMDDP_FRAMEWORK if wants_smddp else FRAMEWORK
+
+
+def pytorch_version(config: RunConfig) -> str | None:
+    """PyTorch of the image; of the user's own, what the run file says or SMDDP asks for."""
+    cluster = config.cluster
+    if cluster.image is None or cluster.framework_version is not None:
+        return cluster.framework_version or framework_version(config)
+    return SMDDP_FRAMEWORK if cluster.collective == "smddp" else None
+
+
+def launch(config: RunConfig, stage: Stage) -> Launch:
+    """Choose the route of ``stage``."""
+    cluster = config.cluster
+    if stage.instances == 1:
+        return Launch("torchrun", "one instance: NCCL over NVLink; SMDDP gains nothing there")
+    if not _smddp_helps(config, stage):
+        reason = f"{cluster.instance_type}: NCCL"
+        if instance_type(cluster.instance_type).supports_efa:
+            reason += " over EFA"
+        if cluster.collective == "nccl":
+            reason += ", as the run file asks"
+        elif without := _without_smddp(config):
+            reason += "" if cluster.instance_type in without else f"; {without[0]} has no SMDDP"
+        elif any(one.sharding != "none" for one in config.stages):
+            reason += "; sharding needs a newer PyTorch than SMDDP's"
+        return Launch("torchrun", reason)
+    version = framework_version(config)
+    if version is None and cluster.collective == "auto":
+        return Launch(
+            "torchrun", "own image: NCCL; write collective: smddp if the image carries SMDDP"
+        )
+    if version is not None and release(version) != release(SMDDP_FRAMEWORK):
+        return Launch("torchrun", f"PyTorch {version}: NCCL; the last image with SMDDP is 2.3.0")
+    return Launch("smddp", f"{cluster.instance_type} × {stage.instances}: SMDDP all-reduce")
+
+
+def _smddp_helps(config: RunConfig, stage: Stage) -> bool:
+    cluster = config.cluster
+    return (
+        cluster.collective != "nccl"
+        # One image for all stages: FSDP2 needs a newer PyTorch than the last one with SMDDP.
+        and all(one.sharding == "none" for one in config.stages)
+        and stage.instances > 1
+        and not _without_smddp(config)
+    )
+
+
+def _without_smddp(config: RunConfig) -> list[str]:
+    """The types among the run's on which SMDDP does not run: one image serves them all."""
+    return [
+        name for name in config.cluster.instance_types if not instance_type(name).supports_smddp
+    ]

@@ -1,0 +1,82 @@
+"""Sends a packing job through the real SDK: the Processor that sends exactly that request."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sm_train.estimators.request.processing import ProcessingRequest
+from sm_train.estimators.sdk.model_trainer import quiet_sdk, refuse_drift
+
+
+def send_processing(
+    request: ProcessingRequest, files: dict[str, bytes | Path], *, boto_session: Any, bucket: str
+) -> str:
+    """Upload ``files`` (path below the job's staged inputs → content) and create the job.
+
+    Raises:
+        RequestDriftError: the SDK would have sent another request; nothing was started.
+        botocore.exceptions.ClientError: AWS refused.
+    """
+    # Before any client is made: clients copy the session's event handlers.
+    refuse_drift(boto_session, request, "CreateProcessingJob")
+    staged = request["ProcessingInputs"][0]["S3Input"]["S3Uri"].rpartition("/")[0]
+    prefix = staged.removeprefix(f"s3://{bucket}/")
+    s3 = boto_session.client("s3")
+    for name, content in files.items():
+        if isinstance(content, bytes):
+            s3.put_object(Bucket=bucket, Key=f"{prefix}/{name}", Body=content)
+        else:
+            s3.upload_file(str(content), bucket, f"{prefix}/{name}")
+    with quiet_sdk():
+        from sagemaker.core.helper.session_helper import Session
+
+        session = Session(boto_session=boto_session, default_bucket=bucket)
+        _processor(request, session).run(
+            inputs=_inputs(request), job_name=request["ProcessingJobName"], wait=False, logs=False
+        )
+    name = request["ProcessingJobName"]
+    return str(name)
+
+
+def _processor(request: ProcessingRequest, session: Any) -> Any:
+    from sagemaker.core.network import NetworkConfig
+    from sagemaker.core.processing import Processor
+
+    cluster = request["ProcessingResources"]["ClusterConfig"]
+    network = None
+    if "NetworkConfig" in request:
+        vpc = request["NetworkConfig"]["VpcConfig"]
+        network = NetworkConfig(security_group_ids=vpc["SecurityGroupIds"], subnets=vpc["Subnets"])
+    return Processor(
+        role=request["RoleArn"],
+        image_uri=request["AppSpecification"]["ImageUri"],
+        entrypoint=request["AppSpecification"]["ContainerEntrypoint"],
+        instance_type=cluster["InstanceType"],
+        instance_count=cluster["InstanceCount"],
+        volume_size_in_gb=cluster["VolumeSizeInGB"],
+        max_runtime_in_seconds=request["StoppingCondition"]["MaxRuntimeInSeconds"],
+        env=request["Environment"],
+        tags=request["Tags"],
+        network_config=network,
+        sagemaker_session=session,
+    )
+
+
+def _inputs(request: ProcessingRequest) -> list[Any]:
+    from sagemaker.core.shapes import ProcessingInput, ProcessingS3Input
+
+    return [
+        ProcessingInput(
+            input_name=one["InputName"],
+            s3_input=ProcessingS3Input(
+                s3_uri=one["S3Input"]["S3Uri"],
+                local_path=one["S3Input"]["LocalPath"],
+                s3_data_type=one["S3Input"]["S3DataType"],
+                s3_input_mode=one["S3Input"]["S3InputMode"],
+                s3_data_distribution_type=one["S3Input"]["S3DataDistributionType"],
+                s3_compression_type=one["S3Input"]["S3CompressionType"],
+            ),
+        )
+        for one in request["ProcessingInputs"]
+    ]

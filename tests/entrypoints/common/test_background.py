@@ -1,0 +1,91 @@
+"""What goes on beside a step's passes is over before the weights change, and says what fails."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from sm_train.entrypoints.common.background import Beside
+from sm_train.entrypoints.common.job_config import read_settings
+from sm_train.entrypoints.training.train_state import Learner
+from torch import nn
+
+from tests.support.cluster.training_jobs import tiny_run
+
+PATIENCE = 30.0
+
+
+def learner(folder: Path) -> Learner:
+    path = folder / "run.json"
+    path.write_text(tiny_run(iterations=9, ema_decay=0.9).model_dump_json())
+    torch.manual_seed(0)
+    return Learner(read_settings(path, "8px"), nn.Linear(3, 2))
+
+
+def step(of: Learner) -> None:
+    for one in of.parameters:
+        one.grad = torch.ones_like(one)
+    of.update(torch.ones(()))
+
+
+def swap(of: Learner) -> None:
+    with of.averaged():
+        pass
+
+
+@pytest.mark.parametrize("change", [step, swap, Learner.take_average])
+def test_weights_wait_for_what_still_reads_them(
+    tmp_path: Path, change: Callable[[Learner], None]
+) -> None:
+    """A copy that is held up is of the weights as they were."""
+    trained = learner(tmp_path)
+    step(trained)
+    step(trained)
+    begun, may_copy, copied = threading.Event(), threading.Event(), list[torch.Tensor]()
+
+    def copy() -> None:
+        begun.set()
+        assert may_copy.wait(PATIENCE)
+        copied.extend(one.detach().clone() for one in trained.parameters)
+
+    before = [one.detach().clone() for one in trained.parameters]
+    trained.beside.run(copy)
+    changing = threading.Thread(target=change, args=(trained,))
+    changing.start()
+    assert begun.wait(PATIENCE)
+    assert changing.is_alive()
+    assert all(map(torch.equal, before, trained.parameters))
+    may_copy.set()
+    changing.join(PATIENCE)
+    assert not changing.is_alive()
+    assert all(map(torch.equal, before, copied))
+    assert trained.beside.waited > 0
+
+
+def test_the_average_is_what_it_is_without_a_thread(tmp_path: Path) -> None:
+    trained = learner(tmp_path)
+    expected = [one.detach().clone() for one in trained.parameters]
+    for number in range(5):
+        step(trained)
+        decay = min(0.9, (1 + number) / (10 + number)) if number else 0.0
+        for average, weight in zip(expected, trained.parameters, strict=True):
+            average.lerp_(weight.detach(), 1 - decay)
+    trained.take_average()
+    for average, weight in zip(expected, trained.parameters, strict=True):
+        torch.testing.assert_close(weight.detach(), average)
+
+
+def test_work_is_done_in_order_and_its_failure_is_raised() -> None:
+    beside, done = Beside(torch.device("cpu")), list[int]()
+    for number in range(50):
+        beside.run(lambda number=number: done.append(number))  # type: ignore[misc]
+    beside.join()
+    assert done == list(range(50))
+    beside.run(lambda: [][0])
+    with pytest.raises(IndexError):
+        beside.join()
+    # It was told once.
+    beside.join()

@@ -1,0 +1,319 @@
+"""The doctor's parts by simulation and by what other programs print: no process is started."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sm_train.entrypoints.doctor import node_benchmarks
+from sm_train.entrypoints.doctor.barrier import AbsentError, Meeting
+from sm_train.entrypoints.doctor.bus_bandwidth import COLLECTIVES, Collective, bus_factor
+from sm_train.entrypoints.doctor.cluster_benchmark import (
+    BETWEEN_SHARE,
+    INSIDE_SHARE,
+    RESERVE_SECONDS,
+    ROUND_SECONDS,
+    WORLD_SHARE,
+    measure_pair,
+)
+from sm_train.entrypoints.doctor.gpu_inventory import parse_gpus, with_links
+from sm_train.entrypoints.doctor.nccl_log import parse_nccl_log
+from sm_train.entrypoints.doctor.node_facts import different, installed_by_efa
+from sm_train.entrypoints.doctor.process_group import Group
+from sm_train.entrypoints.doctor.round_robin import blame, pack_rounds, rounds
+from sm_train.entrypoints.doctor.sweep import SIZES, sweep, sweeps
+
+from tests.support.cluster.training_jobs import sample, write_shard
+
+LIMIT = 120.0
+
+
+class Simulated(Group):
+    """A group on a fabric of so many bytes a second, with a clock of its own."""
+
+    def __init__(self, size: int, rate: float, latency: float) -> None:
+        self.size, self.place = size, 0
+        self.rate, self.latency, self.clock, self.calls = rate, latency, 0.0, 0
+
+    def measure(self, collective: Collective, size: int, times: int) -> float:
+        seconds = self.latency + size * bus_factor(collective, self.size) / self.rate
+        self.clock += times * seconds + self.latency
+        self.calls += times
+        return seconds
+
+    def exchange(self, value: float) -> list[float]:
+        self.clock += self.latency
+        return [value] * self.size
+
+
+# ------------------------------------------------------------------ time
+
+
+@pytest.mark.parametrize("rate", [1e5, 12.5e6, 6e9, 50e9, 400e9])
+def test_16_nodes_of_8_take_less_than_120_seconds(rate: float) -> None:
+    """Every part's steps on one clock, with the two seconds that NCCL may take for a group."""
+    latency, start = 5e-5, 2.0
+    clock = 30.0  # Python, roll call, matrix products, files: bounded by their own slices
+    for ranks, share in ((128, WORLD_SHARE), (8, INSIDE_SHARE), (16, BETWEEN_SHARE)):
+        group = Simulated(ranks, rate, latency)
+        found = list(sweeps(group.measure, budget=share * LIMIT, most_bytes=2**30))
+        assert {one for one, _ in found} == set(COLLECTIVES)
+        assert group.clock <= 1.05 * share * LIMIT
+        clock += start + group.clock
+    schedule = rounds(16)
+    assert len(schedule) == 15
+    played = 0
+    for left in range(len(schedule), 0, -1):
+        budget = min(ROUND_SECONDS, (LIMIT - RESERVE_SECONDS - clock) / left)
+        if budget > 0:
+            pair = Simulated(2, rate / 8, latency)
+            measure_pair(pair, (0, 1), 0, budget, 2**30)
+            clock += start + pair.clock
+            played += 1
+    assert clock < LIMIT
+    assert played == len(schedule) or rate < 1e6
+
+
+def test_a_good_network_is_swept_up_to_1_gib_and_a_slow_one_as_far_as_time_allows() -> None:
+    fast, slow = Simulated(16, 40e9, 3e-5), Simulated(16, 1e6, 3e-5)
+    whole = list(sweep("all_reduce", fast.measure, budget=4, most_bytes=2**30))
+    part = list(sweep("all_reduce", slow.measure, budget=4, most_bytes=2**30))
+    assert [one.bytes for one in whole] == list(SIZES)
+    assert (SIZES[0], SIZES[-1]) == (2**10, 2**30)
+    assert 2 <= len(part) < len(whole)
+    little = list(sweep("all_gather", fast.measure, budget=4, most_bytes=2**20))
+    assert little[-1].bytes <= 2**20
+
+
+# ------------------------------------------------------------------ pairs
+
+
+@given(st.integers(0, 40))
+def test_every_pair_meets_once_and_nobody_twice_in_a_round(nodes: int) -> None:
+    schedule = rounds(nodes)
+    met = [pair for one in schedule for pair in one]
+    assert sorted(met) == [(a, b) for a in range(nodes) for b in range(a + 1, nodes)]
+    for one in schedule:
+        seated = [node for pair in one for node in pair]
+        assert len(seated) == len(set(seated))
+
+
+@pytest.mark.parametrize("nodes", [3, 4, 5, 8, 16])
+def test_the_one_slow_link_or_node_is_found_every_time(nodes: int) -> None:
+    pairs = [pair for one in rounds(nodes) for pair in one]
+    for seed in range(200):
+        chance = random.Random(seed)
+        noisy = {pair: 100 * chance.uniform(0.8, 1.0) for pair in pairs}
+        link = chance.choice(pairs)
+        found = blame(noisy | {link: noisy[link] * 0.4}, share=0.7)
+        assert found is not None
+        assert (found.nodes, found.links) == ((), (link,))
+        node = chance.randrange(nodes)
+        slow = {pair: value * (0.4 if node in pair else 1) for pair, value in noisy.items()}
+        found = blame(slow, share=0.7)
+        assert found is not None
+        assert (found.nodes, found.links) == ((node,), ())
+        clean = blame(noisy, share=0.7)
+        assert clean is not None
+        assert (clean.nodes, clean.links) == ((), ())
+
+
+def test_a_slow_node_and_a_slow_link_are_told_apart() -> None:
+    pairs = [pair for one in rounds(6) for pair in one]
+    values = {pair: 10.0 if 2 in pair or pair == (0, 5) else 100.0 for pair in pairs}
+    found = blame(values, share=0.7)
+    assert found is not None
+    assert (found.nodes, found.links) == ((2,), ((0, 5),))
+    assert pack_rounds(found.slow)[0][0] == found.slow[0]
+
+
+def test_two_nodes_have_nobody_to_compare_with() -> None:
+    assert blame({}, share=0.7) is None
+    found = blame({(0, 1): 3.0}, share=0.7)
+    assert found is not None
+    assert (found.nodes, found.links) == ((), ())
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(10, 19)), unique=True))
+def test_packed_rounds_seat_nobody_twice(pairs: list[tuple[int, int]]) -> None:
+    packed = pack_rounds(pairs)
+    assert sorted(pair for one in packed for pair in one) == sorted(pairs)
+    for one in packed:
+        seated = [node for pair in one for node in pair]
+        assert len(seated) == len(set(seated))
+
+
+# ------------------------------------------------------------------ the roll
+
+
+class Store:
+    """What torch's store does, between threads."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, str] = {}
+
+    def set(self, key: str, value: str) -> None:
+        self.values[key] = value
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.values for key in keys)
+
+    def get(self, key: str) -> str:
+        return self.values[key]
+
+
+def test_who_does_not_come_is_left_out_and_who_comes_late_is_told() -> None:
+    store = Store()
+    answers: dict[int, Any] = {}
+
+    def come(rank: int) -> None:
+        answers[rank] = Meeting(store, rank, 4).call("a", 0.3, lambda: 7.0, followers_wait=5.0)
+
+    threads = [threading.Thread(target=come, args=(rank,)) for rank in (0, 1, 3)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert {one.members for one in answers.values()} == {(0, 1, 3)}
+    assert {one.budget for one in answers.values()} == {7.0}
+    with pytest.raises(AbsentError, match="came too late"):
+        Meeting(store, 2, 4).call("a", 0.3, lambda: 7.0, followers_wait=5.0)
+    with pytest.raises(AbsentError, match="no word"):
+        Meeting(Store(), 2, 4).call("a", 0.3, lambda: 7.0, followers_wait=0.1)
+
+
+# ------------------------------------------------------------------ a node by itself
+
+
+def test_a_node_is_measured_within_its_slices(tmp_path: Path) -> None:
+    cpu = torch.device("cpu")
+    assert node_benchmarks.matmul_tflops(cpu) > 0
+    assert node_benchmarks.host_to_device_bytes_per_second(cpu) is None
+    assert (node_benchmarks.disk_bytes_per_second(tmp_path) or 0) > 1e6
+    assert list(tmp_path.iterdir()) == []
+    assert node_benchmarks.disk_bytes_per_second(tmp_path / "missing") is None
+    small, large = tmp_path / "small", tmp_path / "large"
+    small.write_bytes(bytes(1000))
+    large.write_bytes(bytes(node_benchmarks.LEAST_BYTES))
+    assert node_benchmarks.read_bytes_per_second([small]) is None
+    assert (node_benchmarks.read_bytes_per_second([small, large, tmp_path / "missing"]) or 0) > 1e6
+
+
+def test_the_loaders_rate_is_of_images_that_training_would_decode(tmp_path: Path) -> None:
+    samples = {f"{number:03d}": sample(number) for number in range(8)}
+    write_shard(tmp_path / "images.tar", samples)
+    latents = {key: members | {"moments.npy": b"x"} for key, members in samples.items()}
+    write_shard(tmp_path / "latents.tar", latents)
+    (tmp_path / "damaged.tar").write_bytes(b"no tar")
+    assert (node_benchmarks.decoded_per_second([tmp_path / "images.tar"], "jpg;png", 8) or 0) > 0
+    assert node_benchmarks.decoded_per_second([tmp_path / "latents.tar"], "jpg;png", 8) is None
+    assert node_benchmarks.decoded_per_second([tmp_path / "damaged.tar"], "png", 8) is None
+    assert node_benchmarks.decoded_per_second([], "png", 8) is None
+
+
+# ------------------------------------------------------------------ what others print
+
+EFA_LOG = """\
+ip-10-0-1-5:101:140 [0] NCCL INFO NET/OFI Initializing aws-ofi-nccl 1.13.2-aws
+ip-10-0-1-5:101:140 [0] NCCL INFO NET/OFI Using Libfabric version 1.22
+ip-10-0-1-5:101:140 [0] NCCL INFO NET/OFI Selected Provider is efa (found 4 nics)
+ip-10-0-1-5:101:140 [0] NCCL INFO Using network Libfabric
+NCCL version 2.23.4+cuda12.4
+ip-10-0-1-5:101:151 [0] NCCL INFO Channel 00/0 : 8[0] -> 0[0] [receive] via NET/Libfabric/0/GDRDMA
+ip-10-0-1-5:101:151 [0] NCCL INFO Channel 01/0 : 0[0] -> 8[0] [send] via NET/Libfabric/0/GDRDMA
+ip-10-0-1-5:101:151 [0] NCCL INFO Channel 01/0 : 0[0] -> 1[1] via P2P/CUMEM/read
+"""
+OLD_LOG = """\
+host:9922:9980 [1] NCCL INFO NET/OFI Selected provider is efa
+host:9922:9980 [1] NCCL INFO Channel 01 : 9[101d0] -> 0[101c0] [receive] via NET/AWS Libfabric/0
+"""
+SOCKETS_LOG = """\
+host:1:2 [0] NCCL INFO NET/OFI Selected Provider is tcp;ofi_rxm
+host:1:2 [0] NCCL INFO NET/Socket : Using [0]eth0:172.31.16.255<0>
+host:1:2 [0] NCCL INFO Using network Socket
+host:1:2 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/Socket/0
+"""
+
+
+def test_the_transport_is_read_from_nccls_log() -> None:
+    efa = parse_nccl_log(EFA_LOG.splitlines())
+    assert (efa.transport, efa.channels, efa.rdma_channels) == ("efa-rdma", 2, 2)
+    assert (efa.nccl, efa.plugin, efa.libfabric) == ("2.23.4", "1.13.2-aws", "1.22")
+    assert parse_nccl_log(OLD_LOG.splitlines()).transport == "efa"
+    assert parse_nccl_log(SOCKETS_LOG.splitlines()).transport == "sockets"
+    over_tcp = OLD_LOG.replace("provider is efa", "Provider is tcp;ofi_rxm")
+    assert parse_nccl_log(over_tcp.splitlines()).transport == "sockets"
+    assert parse_nccl_log(["host NCCL INFO Channel 00 : 0 -> 1 via NET/IB/3/GDRDMA"]).transport == (
+        "infiniband"
+    )
+    assert parse_nccl_log([]).transport is None
+
+
+@given(st.text(), st.integers(0, len(EFA_LOG)))
+def test_a_damaged_log_is_read_as_far_as_it_goes(noise: str, cut: int) -> None:
+    parse_nccl_log((EFA_LOG[:cut] + noise).splitlines())
+
+
+SMI = """\
+NVIDIA A100-SXM4-80GB, 81920, 1155, 1410, Enabled, 0, 33, 550.163.01, Not Active
+NVIDIA A100-SXM4-80GB, 81920, 345, 1410, Enabled, 3, 88, 550.163.01, Active
+NVIDIA A10G, 23028, [N/A], 1710, [N/A], [N/A], 40, 550.163.01, Not Active
+"""
+LINKS = """\
+GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-1)
+\t Link 0: 25 GB/s
+\t Link 1: 25 GB/s
+GPU 1: NVIDIA A100-SXM4-80GB (UUID: GPU-2)
+\t Link 0: 25 GB/s
+\t Link 1: <inactive>
+GPU 2: NVIDIA A10G (UUID: GPU-3)
+"""
+
+
+def test_the_inventory_is_what_nvidia_smi_says() -> None:
+    good, bad, small = with_links(parse_gpus(SMI), LINKS)
+    assert (good.memory_mib, good.clock_mhz, good.clock_limit_mhz) == (81920, 1155, 1410)
+    assert (good.ecc, good.ecc_errors, good.slowdown, good.links) == (True, 0, False, 2)
+    assert (bad.ecc_errors, bad.slowdown, bad.temperature) == (3, True, 88)
+    assert (bad.links, bad.links_inactive) == (1, 1)
+    assert (small.ecc, small.ecc_errors, small.clock_mhz, small.links) == (None, None, None, 0)
+    assert good.driver == "550.163.01"
+
+
+@given(st.text(), st.text())
+def test_no_answer_of_nvidia_smi_is_an_error(query: str, links: str) -> None:
+    with_links(parse_gpus(query), links)
+
+
+def test_versions_are_read_from_the_efa_installers_list() -> None:
+    debian = "libfabric-aws-bin_1.22.0amzn4.0_amd64 libfabric1-aws_1.22.0amzn4.0_amd64 "
+    debian += "libnccl-ofi-ngc_1.14.0-1_amd64"
+    fedora = "libfabric-aws-1.17.0-1.el8.x86_64 openmpi40-aws-4.1.5-1.x86_64"
+    assert installed_by_efa(debian) == {"libfabric": "1.22.0", "plugin": "1.14.0"}
+    assert installed_by_efa(fedora) == {"libfabric": "1.17.0"}
+    assert installed_by_efa("") == {}
+
+
+@settings(max_examples=50)
+@given(st.dictionaries(st.integers(0, 9), st.sampled_from(["a", "b"]), min_size=1))
+def test_the_odd_ones_are_the_minority(values: dict[int, str]) -> None:
+    odd = different({node: {"torch": value} for node, value in values.items()})
+    minority = [node for nodes in odd.values() for node in nodes]
+    assert 2 * len(minority) <= len(values)
+    assert bool(odd) == (len(set(values.values())) > 1)
+
+
+def test_a_group_of_one_measures_without_a_network() -> None:
+    store = torch.distributed.HashStore()
+    group = Group(store, "alone", [4], 4, torch.device("cpu"), 5.0)
+    for collective in ("all_reduce", "all_gather", "reduce_scatter"):
+        assert group.measure(collective, 2**12, 2) >= 0
+    assert group.exchange(2.5) == [2.5]
+    assert json.dumps(group.slowest(1.5)) == "1.5"

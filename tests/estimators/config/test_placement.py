@@ -1,0 +1,176 @@
+"""Fallbacks as run files of their own: the same step of the same run, by other machines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from sm_train.cost.instances import instance_type, instance_types
+from sm_train.estimators.bundle.bundle import build_bundle
+from sm_train.estimators.config.load import RunFileError, load_run
+from sm_train.estimators.config.placement import clusters, fallback_problems, places
+from sm_train.estimators.config.schema import RunConfig, Stage
+from sm_train.estimators.request.training import request_elsewhere, training_request
+
+from tests.support.run_documents import ECR, PLAN, config, run, runs, stage
+from tests.support.service_model import refusals
+
+WEST = {"region": "us-west-2", "buckets": {"my-bucket": "west"}}
+BUNDLE = build_bundle(config(), None)
+P5 = {"instance_type": "ml.p5.48xlarge"}
+
+
+def batch(config: RunConfig, stage: Stage) -> int:
+    gpus = stage.instances * instance_type(config.cluster.instance_type).accelerators
+    return stage.per_gpu_batch * stage.accumulation * gpus
+
+
+@st.composite
+def fallbacks(draw: st.DrawFn, document: dict[str, Any]) -> dict[str, Any]:
+    """Mostly ones that the run can go to."""
+    wanted: dict[str, Any] = {}
+    if draw(st.booleans()):
+        wanted["instance_type"] = draw(st.sampled_from([one.name for one in instance_types()]))
+    if draw(st.booleans()):
+        wanted["capacity"] = draw(st.sampled_from(["on-demand", "spot"]))
+    if draw(st.booleans()):
+        first = document["stages"][0]["name"]
+        numbers = {"instances": draw(st.integers(1, 64)), "per_gpu_batch": draw(st.integers(1, 8))}
+        wanted["stages"] = {first: numbers}
+    if draw(st.booleans()) or not wanted:
+        uris = [
+            document["data"]["uri"],
+            document["data"].get("validation"),
+            document["model"].get("components"),
+            *(one["uri"] for one in document["channels"].values()),
+        ]
+        named = {"my-bucket", *(uri.split("/")[2] for uri in uris if uri)}
+        wanted |= {
+            "region": "us-west-2",
+            "buckets": {name: f"{name}-west" for name in named},
+            "vpc": {"subnets": ["subnet-9"], "security_groups": ["sg-9"]},
+        }
+    return wanted
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_place_that_validates_takes_the_same_step_and_asks_for_what_is_there(
+    data: st.DataObject,
+) -> None:
+    document = data.draw(runs())
+    document["recovery"] = {"fallbacks": [data.draw(fallbacks(document))]}
+    try:
+        here = RunConfig.model_validate(document)
+    except ValidationError:
+        return
+    if fallback_problems(here):
+        return
+    own, there = places(here, "us-east-1")
+    for before, after in zip(own.config.stages, there.config.stages, strict=True):
+        assert batch(here, before) == batch(there.config, after)
+        first, moved = (
+            training_request(
+                one.config, stage, BUNDLE, region=one.region, image=ECR, staged="s3://x/y/input"
+            )
+            for one, stage in ((own, before), (there, after))
+        )
+        request = request_elsewhere(moved, first, 1)
+        assert refusals(request) == []
+        if there.region != own.region:
+            text = str({key: request[key] for key in ("CheckpointConfig", "OutputDataConfig")})
+            uris = [
+                one["DataSource"]["S3DataSource"]["S3Uri"]
+                for one in request["InputDataConfig"]
+                if one["ChannelName"] not in ("code", "sm_drivers")
+            ]
+            assert all(uri.split("/")[2].endswith("-west") for uri in uris)
+            assert "my-bucket-west" in text
+
+
+def test_accumulation_follows_what_a_gpu_takes() -> None:
+    own = {"256px": {"instances": 2, "per_gpu_batch": 4}}
+    one = config(recovery={"fallbacks": [P5 | {"stages": own}]})
+    there = places(one, "us-east-1")[1].config.stages[0]
+    assert (there.instances, there.per_gpu_batch, there.accumulation) == (2, 4, 8)
+    assert there.iterations_per_second is None
+
+
+def test_a_plan_and_what_belongs_to_other_capacities_stay_where_they_are() -> None:
+    plan = {"capacity": "training-plan", "training_plan": f"{PLAN}own"}
+    one = config(cluster=P5 | plan, recovery={"fallbacks": [WEST]})
+    there = places(one, "us-east-1")[1].config.cluster
+    assert (there.capacity, there.training_plan) == ("on-demand", None)
+    spot = config(
+        cluster=P5 | {"capacity": "spot", "max_wait": "6d"},
+        recovery={"fallbacks": [{"capacity": "on-demand"}]},
+    )
+    assert places(spot, "us-east-1")[1].config.cluster.max_wait is None
+
+
+def test_every_machine_that_a_job_may_be_given_is_a_cluster() -> None:
+    one = config(
+        cluster={"instance_type": "ml.p4de.24xlarge", "alternatives": ["ml.p4d.24xlarge"]},
+        recovery={"fallbacks": [P5, WEST]},
+    )
+    found = clusters(one, "us-east-1")
+    assert [(each.config.cluster.instance_type, each.region) for each in found] == [
+        ("ml.p4de.24xlarge", "us-east-1"),
+        ("ml.p4d.24xlarge", "us-east-1"),
+        ("ml.p5.48xlarge", "us-east-1"),
+        ("ml.p4de.24xlarge", "us-west-2"),
+        ("ml.p4d.24xlarge", "us-west-2"),
+    ]
+    assert {each.config.cluster.alternatives == [] for each in found} == {True}
+
+
+@pytest.mark.parametrize(
+    ("fallback", "changes", "said"),
+    [
+        ({}, {}, "recovery.fallbacks[0]: {}: names nothing that differs"),
+        ({"region": "us-west-2"}, {}, "recovery.fallbacks[0].buckets: lacks my-bucket"),
+        (WEST, {"region": None}, "recovery.fallbacks[0].region: needs region in the run file"),
+        (
+            WEST,
+            {"cluster": P5 | {"vpc": {"subnets": ["s-1"], "security_groups": ["g-1"]}}},
+            "recovery.fallbacks[0].vpc: is missing",
+        ),
+        (
+            WEST,
+            {"output_kms_key": "arn:aws:kms:us-east-1:111122223333:key/1"},
+            "output_kms_key arn:aws:kms:us-east-1:111122223333:key/1 is a key of one region",
+        ),
+        ({"buckets": {"my-bucket": "west"}}, {}, "fallbacks[0].buckets: belongs to another region"),
+        ({"instance_type": "ml.p9"}, {}, "recovery.fallbacks[0].instance_type"),
+        (
+            P5 | {"stages": {"256px": {"instances": 3}}},
+            {},
+            "256px learns from 512 images a step, which no accumulation makes of 8 × 24 GPUs",
+        ),
+        ({"stages": {"512px": {}}}, {}, "fallbacks[0].stages.512px: is no stage of the run"),
+        (
+            {"instance_type": "ml.p4de.24xlarge"},
+            {"cluster": {"instance_type": "ml.g5.12xlarge"}, "stages": [stage(instances=1)]},
+            "256px has 4 GPUs, which no number of ml.p4de.24xlarge has",
+        ),
+        (
+            P5,
+            {"cluster": {"instance_type": "ml.p4de.24xlarge", "collective": "smddp"}},
+            "recovery.fallbacks[0]: collective: smddp does not run on ml.p5.48xlarge",
+        ),
+    ],
+)
+def test_a_place_to_which_the_run_cannot_go_is_a_mistake_of_the_run_file(
+    tmp_path: Path, fallback: dict[str, Any], changes: dict[str, Any], said: str
+) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(run(recovery={"fallbacks": [fallback]}, **changes)))
+    with pytest.raises(RunFileError) as refused:
+        load_run(path)
+    assert said in str(refused.value)
+    assert str(refused.value).startswith(f"{path}:")

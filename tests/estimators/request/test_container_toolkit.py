@@ -1,0 +1,170 @@
+"""Our request as the input of AWS's own container toolkit, which starts ``smddprun`` through MPI.
+
+The toolkit is that of AWS's PyTorch images (PyPI: sagemaker-training, sagemaker-pytorch-training;
+``make test`` installs them; the 2.3 image carries an older release). It reads the configuration
+files that SageMaker makes of a request, fetches the bundle from S3, chooses its runner and puts the
+command together. What only AWS can prove: that the image has mpirun, smddprun and mpi4py, that the
+hosts reach each other by ssh, and that the all-reduce then runs over EFA.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from sm_train.estimators.bundle.bundle import Bundle, build_bundle
+from sm_train.estimators.request.images import image_uri
+from sm_train.estimators.request.launcher import framework_version
+from sm_train.estimators.request.training import TrainingRequest, training_requests
+from sm_train.estimators.sdk.model_trainer import send
+
+from tests.conftest import Aws, clean_environment
+from tests.support.run_documents import ECR, config
+
+pytest.importorskip("sagemaker_pytorch_container", reason="make test installs it, given gcc")
+
+# The toolkit's own main function up to the point where it would start sshd and mpirun.
+PROGRAM = """
+import json, sys
+import sagemaker_pytorch_container.training as container
+from sagemaker_training import environment, files, runner, smdataparallel
+
+def show(uri, user_entry_point, args, env_vars, capture_error, runner_type):
+    files.download_and_extract(uri, environment.code_dir)
+    one = runner.get(runner_type, user_entry_point, args, env_vars)
+    command = []
+    if isinstance(one, smdataparallel.SMDataParallelRunner):
+        script = super(smdataparallel.SMDataParallelRunner, one)._create_command()
+        command = one._create_command() + script
+    print(json.dumps({"runner": type(one).__name__, "command": command}), file=sys.stderr)
+
+container.entry_point.run = show
+container.main()
+"""
+HOSTS = ["127.0.0.1", "127.0.0.2"]
+
+
+def _write(path: Path, document: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document))
+
+
+def _platform(base: Path, request: TrainingRequest, host: str) -> None:
+    """What SageMaker lays out in the container for a request."""
+    settings = base / "input" / "config"
+    _write(settings / "hyperparameters.json", request["HyperParameters"])
+    resources = {
+        "current_host": host,
+        "hosts": HOSTS,
+        "network_interface_name": "eth0",
+        "current_instance_type": request["ResourceConfig"]["InstanceType"],
+    }
+    _write(settings / "resourceconfig.json", resources)
+    channels = {
+        channel["ChannelName"]: {"TrainingInputMode": channel["InputMode"]}
+        for channel in request["InputDataConfig"]
+    }
+    _write(settings / "inputdataconfig.json", channels)
+
+
+def _start(base: Path, aws: Aws) -> dict[str, Any]:
+    tools = base / "bin"
+    tools.mkdir()
+    for name, text in (
+        ("nvidia-smi", "seq -f 'GPU %g: A100' 8"),
+        ("smddprun", "true"),
+        ("mpirun", "true"),
+    ):
+        (tools / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tools / name).chmod(0o755)
+    environment = clean_environment(base) | aws.environment
+    environment |= {
+        "SAGEMAKER_BASE_DIR": str(base),
+        "PATH": f"{tools}:{os.environ['PATH']}",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    answer: dict[str, Any] = json.loads(ran.stderr.splitlines()[-1])
+    return answer
+
+
+def _sent(aws: Aws, monkeypatch: pytest.MonkeyPatch, **cluster: Any) -> tuple[Any, Bundle]:
+    """The request that went over the wire, the bundle staged as it says."""
+    aws.make_bucket("my-bucket")
+    for name, value in aws.environment.items():
+        monkeypatch.setenv(name, value)
+    run = config(cluster={"instance_type": "ml.p4de.24xlarge"} | cluster)
+    bundle = build_bundle(run, framework_version(run))
+    [request] = training_requests(
+        run,
+        run.stages[:1],
+        bundle,
+        region="us-east-1",
+        image=image_uri(run, "us-east-1"),
+        now=datetime(2026, 11, 20),
+    )
+    session = boto3.Session(region_name="us-east-1")
+    send(request, bundle, boto_session=session, bucket="my-bucket")
+    [sent] = aws.bodies("CreateTrainingJob")
+    return sent, bundle
+
+
+def test_the_toolkit_makes_smddprun_of_our_request(
+    aws: Aws, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sent, bundle = _sent(aws, monkeypatch)
+    _platform(tmp_path, sent, HOSTS[0])
+    started = _start(tmp_path, aws)
+    assert started["runner"] == "SMDataParallelRunner"
+    command = started["command"]
+    assert command[:5] == ["mpirun", "--host", "127.0.0.1:8,127.0.0.2:8", "-np", "16"]
+    for variable in (
+        "SMDATAPARALLEL_USE_HOMOGENEOUS=1",
+        "SMDATAPARALLEL_SERVER_ADDR=127.0.0.1",
+        "SAGEMAKER_INSTANCE_TYPE=ml.p4de.24xlarge",
+        "FI_PROVIDER=efa",
+        "NCCL_DEBUG=INFO",
+        "FI_EFA_USE_DEVICE_RDMA=1",
+    ):
+        assert command[command.index(variable) - 1] == "-x"
+    script = command[command.index("smddprun") + 1 :]
+    assert script[1:] == ["-m", "mpi4py", "train.py", "--stage", "256px"]
+    # The training code lies where the script is started.
+    code = tmp_path / "code"
+    there = {path.relative_to(code).as_posix() for path in code.rglob("*") if path.is_file()}
+    assert there == {file.path for file in bundle.files}
+    # The other hosts wait for the first.
+    other = tmp_path / "other"
+    other.mkdir()
+    _platform(other, sent, HOSTS[1])
+    assert _start(other, aws)["runner"] == "WorkerRunner"
+
+
+def test_isolated_the_toolkit_unpacks_the_code_channel(
+    aws: Aws, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Only the folder differs here: /opt/ml is the container's own."""
+    sent, bundle = _sent(aws, monkeypatch, collective="smddp", image=ECR, network_isolation=True)
+    place = Path(sent["HyperParameters"]["sagemaker_submit_directory"]).relative_to("/opt/ml")
+    (tmp_path / place).parent.mkdir(parents=True)
+    (tmp_path / place).write_bytes(bundle.archive)
+    sent["HyperParameters"]["sagemaker_submit_directory"] = str(tmp_path / place)
+    _platform(tmp_path, sent, HOSTS[0])
+    started = _start(tmp_path, aws)
+    assert started["command"][-2:] == ["--stage", "256px"]
+    assert not (tmp_path / "code" / "requirements.txt").exists()

@@ -1,0 +1,82 @@
+"""Images: from the SDK's table without a network, or the user's own in ECR."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sm_train.estimators.bundle.bundle import requirements
+from sm_train.estimators.request.images import dockerfile, image_uri
+
+from tests.support.run_documents import ECR, config
+
+P5 = {"instance_type": "ml.p5.48xlarge"}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "region", "image"),
+    [
+        (
+            {},
+            "us-east-1",
+            "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.3.0-gpu",
+        ),
+        (P5, "eu-south-1", "692866216735.dkr.ecr.eu-south-1.amazonaws.com/pytorch-training:2.10"),
+        (P5, "cn-north-1", "727897471807.dkr.ecr.cn-north-1.amazonaws.com.cn/pytorch-training:2."),
+        (P5 | {"framework_version": "2.7.1"}, "us-west-2", "pytorch-training:2.7.1-gpu-py312"),
+        (
+            P5 | {"framework_version": "2.12.0"},
+            "us-west-2",
+            "pytorch:2.12-cu130-amzn2023-sagemaker",
+        ),
+        (P5 | {"image": ECR}, "us-east-1", ECR),
+        (P5 | {"image": f"{ECR.partition(':')[0]}@sha256:{'0' * 64}"}, "us-east-1", "@sha256:0000"),
+    ],
+)
+def test_the_image_of_a_run(cluster: dict[str, Any], region: str, image: str) -> None:
+    run = config(cluster={"instance_type": "ml.p4de.24xlarge"} | cluster)
+    assert image in image_uri(run, region)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "region", "complaint"),
+    [
+        ({"framework_version": "9.9.0"}, "us-east-1", "cluster.framework_version or region: .*9.9"),
+        ({}, "moon-west-1", "cluster.framework_version or region: .*moon-west-1"),
+        ({"image": "python:3.12"}, "us-east-1", "cluster.image: python:3.12 is not in Amazon ECR"),
+        ({"instance_type": "ml.trn1.32xlarge"}, "us-east-1", "Trainium1.*take a GPU type"),
+        ({"instance_type": "ml.p5.48xlarge", "framework_version": "2.12"}, "moon-west-1", "moon"),
+    ],
+)
+def test_an_image_that_a_job_could_not_start_from(
+    cluster: dict[str, Any], region: str, complaint: str
+) -> None:
+    run = config(cluster={"instance_type": "ml.p5.48xlarge"} | cluster)
+    with pytest.raises(ValueError, match=complaint):
+        image_uri(run, region)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "base", "version"),
+    [
+        ({"instance_type": "ml.p4de.24xlarge"}, "pytorch-training:2.3.0-gpu-py311", "2.3.0"),
+        (P5, "pytorch-training:2.10.0-gpu-py313", "2.10.0"),
+        (P5 | {"image": ECR, "network_isolation": True}, "pytorch-training:2.10.0-gpu", "2.10.0"),
+        (
+            {"instance_type": "ml.p4de.24xlarge", "image": ECR, "collective": "smddp"},
+            "pytorch-training:2.3.0-gpu",
+            "2.3.0",
+        ),
+    ],
+)
+def test_the_dockerfile_installs_what_jobs_otherwise_install_themselves(
+    cluster: dict[str, Any], base: str, version: str
+) -> None:
+    text = dockerfile(config(cluster=cluster), "us-east-1", ("einops==0.8.1",))
+    assert '"einops==0.8.1"' in text
+    [start] = [line for line in text.splitlines() if line.startswith("FROM ")]
+    assert base in start
+    for line in requirements(version).splitlines():
+        if not line.startswith("#"):
+            assert f'"{line}"' in text
+    assert "@" not in text.replace("@sha256", "")

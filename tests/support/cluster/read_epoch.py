@@ -1,0 +1,59 @@
+"""Started by torchrun on each emulated node: reads one epoch as a job does, and writes it down."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import torch.distributed as dist
+from sm_train.entrypoints.common.job_config import Data
+from sm_train.entrypoints.common.sagemaker_paths import Directories, Hosts
+from sm_train.entrypoints.data.loader import Loader
+from sm_train.entrypoints.data.shard_catalog import Seat, survey
+
+
+def exchange(said: object) -> list[object]:
+    everyones: list[object] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyones, said)
+    return everyones
+
+
+def main(base: Path, record: Path, steps: int, batch_size: int) -> None:
+    """Read ``steps`` batches, or what is left of the epoch where there are fewer."""
+    dist.init_process_group("gloo")
+    directories = Directories(base)
+    hosts = Hosts.read(directories)
+    local = int(os.environ["LOCAL_RANK"])
+    seat = Seat(hosts.all, hosts.rank, local, int(os.environ["LOCAL_WORLD_SIZE"]))
+    catalogue = survey(
+        directories.channel("train"), None, seat, exchange, directories.base / "walk"
+    )
+    loader = Loader(
+        catalogue,
+        seat,
+        Data("jpg;png", "txt", "center", "bicubic", False, 0.01),
+        resolution=8,
+        batch_size=batch_size,
+        seed=0,
+        workers=1,
+        record=record.read_bytes() if record.exists() else None,
+    )
+    left = loader.balance().steps - loader.position.step
+    fresh: list[str] = []
+    stream = iter(loader)
+    for _ in range(min(left, steps)):
+        batch = next(stream)
+        fresh += batch.captions[: len(batch.captions) - batch.repeated]
+    dist.barrier()
+    if dist.get_rank() == 0:
+        record.write_bytes(loader.record())
+    said = {"fresh": fresh, "steps": min(left, steps), "balance": asdict(loader.balance())}
+    (base / f"read-{local}.json").write_text(json.dumps(said))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))

@@ -1,0 +1,258 @@
+"""Real training jobs of a tiny model for tests: shards, a run, a job's folders, real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from sm_train.estimators.bundle.bundle import build_bundle
+from sm_train.estimators.bundle.expectations import expectations
+from sm_train.estimators.config.schema import RunConfig
+from sm_train.toolkit.jobs.events import parse_event
+
+from tests.support.run_documents import run
+
+PYTHON = os.environ.get("TRAIN_PYTHON", sys.executable)
+"""What trains; `make test-torch-2.3` names one with the PyTorch of the last SMDDP image."""
+
+DEADLINE = 180.0
+"""Seconds until a job that hangs fails its test."""
+
+
+def png(colour: int, side: int = 8) -> bytes:
+    content = io.BytesIO()
+    pixels = np.full((side, side, 3), colour % 256, np.uint8)
+    Image.fromarray(pixels).save(content, "PNG")
+    return content.getvalue()
+
+
+def write_shard(path: Path, samples: dict[str, dict[str, bytes]]) -> None:
+    """A tar of samples: key → extension → content."""
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for key, members in samples.items():
+            for extension, content in members.items():
+                entry = tarfile.TarInfo(f"{key}.{extension}")
+                entry.size = len(content)
+                tar.addfile(entry, io.BytesIO(content))
+
+
+def sample(number: int) -> dict[str, bytes]:
+    return {"png": png(number), "txt": f"a grey of {number}".encode()}
+
+
+def write_shards(folder: Path, shards: int, each: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for shard in range(shards):
+        numbers = range(shard * each, (shard + 1) * each)
+        samples = {f"{number:04d}": sample(number) for number in numbers}
+        write_shard(folder / f"shard-{shard:03d}.tar", samples)
+
+
+def tiny_run(*, iterations: int, **training: Any) -> RunConfig:
+    """A run of the digits model small enough for two CPU cores."""
+    stage_keys = {
+        "per_gpu_batch",
+        "accumulation",
+        "learning_rate",
+        "sharding",
+        "activation_checkpointing",
+    }
+    stage = {key: training.pop(key) for key in list(training) if key in stage_keys}
+    checkpoint = {"every": training.pop("checkpoint_every", 100), "keep": 3}
+    evaluation = training.pop("evaluation", {})
+    return RunConfig.model_validate(
+        run(
+            name="tiny",
+            model={"preset": training.pop("preset", "digits")} | training.pop("model", {}),
+            stages=[
+                {
+                    "name": "8px",
+                    "resolution": 8,
+                    "instances": 2,
+                    "per_gpu_batch": 4,
+                    "iterations": iterations,
+                    "learning_rate": 1e-3,
+                }
+                | stage
+            ],
+            training={
+                "precision": "fp32",
+                "warmup_iterations": 0,
+                "workers": 0,
+                "log_every": 1,
+                "ema_decay": 0.9,
+            }
+            | training,
+            checkpoint=checkpoint,
+            evaluation=evaluation,
+            cluster={"instance_type": "ml.g5.xlarge"},
+        )
+    )
+
+
+def priced_document() -> dict[str, Any]:
+    """A tiny run's document as a job gets it, at $36 an hour of each machine."""
+    config = tiny_run(iterations=9)
+    expected: dict[str, Any] = expectations(config)
+    expected["8px"]["usd_per_instance_hour"] = 36.0
+    return config.model_dump(mode="json") | {"expected": expected}
+
+
+@dataclass
+class Job:
+    """One node's folders with the unpacked bundle; several processes may run in it."""
+
+    base: Path
+    config: RunConfig
+
+    def __post_init__(self) -> None:
+        self.bundle = self.base / "bundle"
+        with tarfile.open(fileobj=io.BytesIO(build_bundle(self.config, None).archive)) as tar:
+            tar.extractall(self.bundle, filter="data")
+
+    @property
+    def train_channel(self) -> Path:
+        return self.base / "input" / "data" / "train"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.base / "checkpoints"
+
+    @property
+    def failure(self) -> str:
+        path = self.base / "output" / "failure"
+        return path.read_text() if path.exists() else ""
+
+    def start(self, processes: int = 1, launch: Sequence[str] = ()) -> Processes:
+        """``launch`` are torchrun's options where the job has more nodes than this one."""
+        return Processes(self, processes, launch)
+
+    def run(self, processes: int = 1) -> tuple[int, list[dict[str, Any]], str]:
+        """Run to the end: exit code, events, everything printed."""
+        with self.start(processes) as running:
+            text = "".join(running.lines())
+            code = running.process.wait(timeout=DEADLINE)
+        return code, [event for line in text.splitlines() if (event := parse_event(line))], text
+
+
+class Processes:
+    """A job's processes under the real torchrun; none outlives the test."""
+
+    def __init__(self, job: Job, processes: int, launch: Sequence[str]) -> None:
+        command = [PYTHON, "train.py"]
+        if processes > 1 or launch:
+            launch = launch or ("--master_port", str(free_port()))
+            command = [PYTHON, "-m", "torch.distributed.run", *launch]
+            command += ["--nproc_per_node", str(processes), "train.py"]
+        self.process = subprocess.Popen(
+            [*command, "--stage", job.config.stages[0].name],
+            cwd=job.bundle,
+            env={
+                **os.environ,
+                "SAGEMAKER_BASE_DIR": str(job.base),
+                "ACCELERATE_USE_CPU": "true",
+                "GLOO_SOCKET_IFNAME": "lo",
+                "OMP_NUM_THREADS": "1",
+                "HF_HUB_OFFLINE": "1",
+                "PYTHONUNBUFFERED": "1",
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._deadline = time.monotonic() + DEADLINE
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pid in self.workers():
+            os.kill(pid, signal.SIGKILL)
+        self.process.kill()
+        self.process.wait()
+
+    def lines(self) -> Iterator[str]:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            assert time.monotonic() < self._deadline, "the job hangs"
+            yield line
+
+    def wait_for(self, kind: str, **fields: Any) -> dict[str, Any]:
+        """Read on until an event of this kind with these fields comes."""
+        seen = []
+        for line in self.lines():
+            seen.append(line)
+            event = parse_event(line)
+            if event and event["kind"] == kind and fields.items() <= event.items():
+                return event
+        raise AssertionError(f"no {kind} {fields} in:\n{''.join(seen[-40:])}")
+
+    def workers(self) -> list[int]:
+        """The training processes' ids, the launcher left out."""
+        import psutil
+
+        def trains(one: psutil.Process) -> bool:
+            with suppress(psutil.NoSuchProcess):  # ended just now, or waits to be reaped
+                return "train.py" in " ".join(one.cmdline())
+            return False
+
+        try:
+            family = psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+        return [one.pid for one in family if trains(one)]
+
+
+def run_nodes(jobs: list[Job], processes: int) -> list[dict[str, Any]]:
+    """Run one job on several nodes, each with its own folders; the first node's events."""
+    hosts = [f"algo-{number}" for number in range(1, len(jobs) + 1)]
+    port = str(free_port())
+    with contextlib.ExitStack() as stack:
+        running = []
+        for rank, (job, host) in enumerate(zip(jobs, hosts, strict=True)):
+            config = job.base / "input" / "config"
+            config.mkdir(parents=True)
+            document = {"current_host": host, "hosts": hosts}
+            (config / "resourceconfig.json").write_text(json.dumps(document))
+            launch = ["--nnodes", str(len(jobs)), "--node_rank", str(rank)]
+            launch += ["--master_addr", "127.0.0.1", "--master_port", port]
+            running.append(stack.enter_context(job.start(processes, launch)))
+        with ThreadPoolExecutor(len(jobs)) as pool:
+            texts = list(pool.map(lambda one: "".join(one.lines()), running))
+        codes = [one.process.wait(timeout=DEADLINE) for one in running]
+    assert codes == [0] * len(jobs), texts[0]
+    return [event for line in texts[0].splitlines() if (event := parse_event(line))]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def losses(events: list[dict[str, Any]]) -> dict[int, float]:
+    return {event["step"]: event["loss"] for event in events if event["kind"] == "step"}
+
+
+def weights(job: Job, step: int) -> dict[str, bytes]:
+    """Digests of a checkpoint's shared files, as its marker lists them."""
+    marker = job.checkpoints / f"step-{step:08d}" / "complete.json"
+    files = json.loads(marker.read_text())["files"]
+    return {file["name"]: file["blake3"] for file in files if file["name"].endswith("tensors")}

@@ -1,0 +1,155 @@
+"""Run files for tests: a valid one as plain data, and ways to vary it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+from sm_train.cost.instances import InstanceType, instance_types
+from sm_train.estimators.config.schema import RunConfig
+from sm_train.estimators.config.secret_scan import secret_in
+
+
+def stage(name: str = "256px", **changes: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "resolution": 256,
+        "instances": 4,
+        "per_gpu_batch": 8,
+        "accumulation": 2,
+        "iterations": 1000,
+        "learning_rate": 1e-4,
+        "iterations_per_second": 1.8,
+    } | changes
+
+
+def run(**changes: Any) -> dict[str, Any]:
+    return {
+        "name": "demo",
+        "region": "us-east-1",
+        "role": "arn:aws:iam::111122223333:role/sm-train",
+        "bucket": "my-bucket",
+        "data": {"uri": "s3://my-bucket/shards/"},
+        "model": {"preset": "sd2"},
+        "stages": [stage()],
+        "cluster": {"instance_type": "ml.p4de.24xlarge"},
+    } | changes
+
+
+def config(**changes: Any) -> RunConfig:
+    return RunConfig.model_validate(run(**changes))
+
+
+ECR = "111122223333.dkr.ecr.us-east-1.amazonaws.com/own:1"
+PLAN = "arn:aws:sagemaker:us-east-1:111122223333:training-plan/"
+
+_names = st.from_regex(r"[a-zA-Z0-9](-?[a-zA-Z0-9]){0,10}", fullmatch=True)
+_plain = st.text(st.characters(codec="ascii", min_codepoint=32, exclude_characters="'\"\\\x7f"))
+_keys = st.sampled_from(["1234abcd-12ab-34cd-56ef-1234567890ab", "alias/own"])
+_uris = st.from_regex(r"s3://[a-z0-9]{3,20}(/[a-z0-9_=-]{1,8}){0,3}/", fullmatch=True)
+_letters = st.characters(categories=["L", "N", "Zs"], include_characters="_.:/=+-@")
+
+
+def _tag_key(text: str) -> bool:
+    return not text.lower().startswith(("aws:", "sm-train:"))
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> dict[str, Any]:
+    machine = draw(st.sampled_from(instance_types()))
+    collectives = ["auto", "nccl"] + ["smddp"] * machine.supports_smddp
+    cluster: dict[str, Any] = {
+        "instance_type": machine.name,
+        "collective": draw(st.sampled_from(collectives)),
+        "retries": draw(st.integers(0, 30)),
+        "max_runtime": draw(st.integers(1, 28 * 86400)),
+        "volume_gb": draw(st.integers(1, min(16384, int(machine.local_nvme_gb or 16384)))),
+        "environment": draw(
+            st.dictionaries(
+                st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,20}", fullmatch=True),
+                _plain.filter(lambda text: len(text) <= 512 and not secret_in(text)),
+                max_size=92,
+            )
+        ),
+        "image": ECR,
+    }
+    capacity = draw(st.sampled_from(["on-demand", "spot", "warm-pool", "training-plan"]))
+    cluster["capacity"] = capacity
+    if capacity == "spot":
+        cluster["max_wait"] = cluster["max_runtime"] + draw(st.integers(0, 86400))
+    if capacity == "warm-pool":
+        cluster["keep_alive"] = draw(st.integers(60, 21600))
+    if capacity == "training-plan":
+        cluster["training_plan"] = PLAN + draw(_names).lower()
+    if capacity == "on-demand":
+        cluster["alternatives"] = draw(_alternatives(machine, cluster))
+    if not machine.local_nvme_gb and not cluster.get("alternatives") and draw(st.booleans()):
+        cluster["volume_kms_key"] = draw(_keys)
+    if draw(st.booleans()):
+        cluster["max_pending"] = draw(st.integers(1800, 28 * 86400))
+    if draw(st.booleans()):
+        cluster["vpc"] = {"subnets": ["subnet-1"], "security_groups": ["sg-1", "sg-2"]}
+    for switch in ("network_isolation", "encrypt_traffic", "remote_debug", "infra_check"):
+        cluster[switch] = draw(st.booleans())
+    return cluster
+
+
+def _alternatives(first: InstanceType, cluster: dict[str, Any]) -> st.SearchStrategy[list[str]]:
+    """Types of which some number has as many GPUs as any number of ``first`` has."""
+    fitting = [
+        other.name
+        for other in instance_types()
+        if other != first
+        and first.accelerators % other.accelerators == 0
+        and cluster["volume_gb"] <= (other.local_nvme_gb or 16384)
+        and (cluster["collective"] != "smddp" or other.supports_smddp)
+    ]
+    if not fitting:
+        return st.just([])
+    return st.lists(st.sampled_from(fitting), max_size=4, unique=True)
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> dict[str, Any]:
+    """Any run file that validates."""
+    names = draw(st.lists(_names, min_size=1, max_size=4, unique=True))
+    own_channels = st.dictionaries(
+        st.from_regex(r"own[a-zA-Z0-9_]{0,61}", fullmatch=True),
+        st.fixed_dictionaries(
+            {
+                "uri": _uris,
+                "mode": st.sampled_from(["File", "FastFile"]),
+                "sharded": st.booleans(),
+            }
+        ),
+        max_size=12,
+    )
+    changes: dict[str, Any] = {
+        "name": draw(_names),
+        "stages": [
+            stage(
+                name,
+                instances=draw(st.integers(1, 64)),
+                **({"optimizer": draw(st.sampled_from(["fresh", "carried"]))} if index else {}),
+            )
+            for index, name in enumerate(names)
+        ],
+        "cluster": draw(clusters()),
+        "channels": draw(own_channels),
+        "tags": draw(
+            st.dictionaries(
+                st.text(_letters, min_size=1, max_size=128).filter(_tag_key),
+                st.text(_letters, max_size=256).filter(lambda text: not secret_in(text)),
+                max_size=40,
+            )
+        ),
+        "data": {"uri": draw(_uris), "index": draw(st.booleans())},
+        "model": {"preset": "sd2"},
+    }
+    if draw(st.booleans()):
+        changes["model"]["components"] = draw(_uris)
+    if draw(st.booleans()):
+        changes["data"]["validation"] = draw(_uris)
+    if draw(st.booleans()):
+        changes["output_kms_key"] = draw(_keys)
+    return run(**changes)

@@ -1,0 +1,16 @@
+"""Run files on disk for tests of the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.support.run_documents import run
+
+
+def write_run(folder: Path, **changes: Any) -> Path:
+    path = folder / "run.yaml"
+    path.write_text(yaml.safe_dump(run(**changes)))
+    return path

@@ -1,0 +1,295 @@
+"""A job's metrics from CloudWatch: the planning of calls, and moto's server behind HTTP."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import boto3
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sm_train.toolkit.aws.cloudwatch_metrics import (
+    INSTANCE_METRICS,
+    MAX_POINTS,
+    MAX_QUERIES,
+    NAMESPACE,
+    TIERS,
+    Metric,
+    algorithm_metrics,
+    instance_metrics,
+    parts,
+    plan,
+)
+from sm_train.toolkit.aws.session import unix_seconds
+from sm_train.toolkit.errors import ExitCode, UserError
+
+from tests.conftest import Aws
+from tests.support.fake_services import Answer, Request, StandIn, serving
+
+NOW = 1795260000.0
+DAY, MINUTE = 86400, 60
+_ago = st.floats(0, 500 * DAY)
+
+
+# ------------------------------------------------------------------ the plan
+
+
+@given(_ago, _ago, st.floats(0, 7200))
+def test_every_minute_is_read_once_and_at_a_period_that_is_still_kept(
+    one: float, other: float, sub: float
+) -> None:
+    now = NOW + sub
+    begin, end = now - max(one, other), now - min(one, other)
+    found = parts(begin, end, now)
+    for before, after in pairwise(found):
+        assert before.end == after.begin
+    for part in found:
+        assert part.begin % part.period == part.end % part.period == 0 < part.points
+        assert part.begin > now - dict(TIERS)[part.period]
+        finer = [kept for period, kept in TIERS if period < part.period]
+        # An hour for the margin, another for the whole hours at which parts meet.
+        assert all(part.end <= now - kept + 7200 for kept in finer)
+    kept_at_all = now - TIERS[-1][1] + 7200
+    if begin < end and end > kept_at_all:
+        assert found[0].begin <= max(begin, kept_at_all)
+        assert end <= found[-1].end < end + found[-1].period
+    if begin == end:
+        assert found == []
+
+
+@given(_ago, _ago, st.integers(1, 2500))
+def test_no_call_breaks_a_limit_and_every_metric_is_read_of_every_part(
+    one: float, other: float, count: int
+) -> None:
+    begin, end = NOW - max(one, other), NOW - min(one, other)
+    metrics = [Metric(str(number), "Host", "job/algo-1") for number in range(count)]
+    calls = list(plan(metrics, begin, end, NOW))
+    assert all(len(call.metrics) <= MAX_QUERIES for call in calls)
+    assert all(len(call.metrics) * call.part.points <= MAX_POINTS for call in calls)
+    for part in parts(begin, end, NOW):
+        asked = [metric for call in calls if call.part == part for metric in call.metrics]
+        assert asked == metrics
+
+
+def test_two_weeks_of_sixteen_machines_are_sixteen_calls() -> None:
+    metrics = [Metric(str(number), "Host", "job/algo-1") for number in range(16 * 5)]
+    assert len(list(plan(metrics, NOW - 14 * DAY, NOW, NOW))) == 16
+
+
+@pytest.mark.parametrize("text", [1.5e9, "2017-07-14T02:40:00Z", "2017-07-14T02:40:00+00:00"])
+def test_a_time_of_every_protocol_is_unix_seconds(text: float | str) -> None:
+    assert unix_seconds(text) == 1.5e9
+
+
+# ------------------------------------------------------------------ moto
+
+
+class Account:
+    """moto's CloudWatch, read as a command would."""
+
+    def __init__(self, aws: Aws) -> None:
+        self.aws = aws
+        self.session = boto3.Session("testing", "testing", region_name="us-east-1")
+
+    def put(self, metric: str, dimension: str, value: str, points: dict[float, float]) -> None:
+        data = [
+            {
+                "MetricName": metric,
+                "Timestamp": at,
+                "Value": figure,
+                "Dimensions": [{"Name": dimension, "Value": value}],
+            }
+            for at, figure in points.items()
+        ]
+        self.aws.client("cloudwatch").put_metric_data(Namespace=NAMESPACE, MetricData=data)
+
+
+@pytest.fixture
+def account(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> Account:
+    for name, value in aws.environment.items():
+        monkeypatch.setenv(name, value)
+    return Account(aws)
+
+
+def test_each_machine_has_its_own_points_in_order_of_time(account: Account) -> None:
+    minutes = {NOW - MINUTE * ago: 700.0 - ago for ago in range(1, 6)}
+    account.put("GPUUtilization", "Host", "demo/algo-1", minutes)
+    account.put("GPUUtilization", "Host", "demo/algo-2", {NOW - MINUTE: 12.5})
+    account.put("GPUUtilization", "Host", "demo-2/algo-1", {NOW - MINUTE: 1.0})
+    found = instance_metrics(
+        account.session, "demo", ["algo-1", "algo-2"], NOW - 3600, NOW, now=NOW
+    )
+    assert set(found) == {
+        (host, name) for host in ("algo-1", "algo-2") for name in INSTANCE_METRICS
+    }
+    first = found["algo-1", "GPUUtilization"]
+    assert first.times.tolist() == sorted(minutes)
+    assert first.values.tolist() == [minutes[at] for at in sorted(minutes)]
+    assert first.times.dtype == first.values.dtype == np.float64
+    assert found["algo-2", "GPUUtilization"].values.tolist() == [12.5]
+    assert found["algo-2", "CPUUtilization"].times.size == 0
+
+
+def test_what_the_job_said_is_read_by_its_name_with_any_statistic(account: Account) -> None:
+    account.put("sm_train:loss", "TrainingJobName", "demo", {NOW - 50: 3.0, NOW - 40: 1.0})
+    for statistic, value in (("Average", 2.0), ("Maximum", 3.0)):
+        found = algorithm_metrics(
+            account.session,
+            "demo",
+            ["sm_train:loss", "sm_train:mfu"],
+            NOW - 60,
+            NOW,
+            now=NOW,
+            statistic=statistic,
+        )
+        assert found["sm_train:loss"].values.tolist() == [value]
+        assert found["sm_train:mfu"].values.tolist() == []
+
+
+def test_a_long_window_is_read_at_the_period_that_each_part_still_has(account: Account) -> None:
+    """70 days, of which moto keeps all: the calls say what the real service would be asked."""
+    points = {NOW - ago * DAY: float(ago) for ago in (69, 50, 30, 16, 3, 1)}
+    account.put("GPUUtilization", "Host", "demo/algo-1", points)
+    found = instance_metrics(
+        account.session, "demo", ["algo-1"], NOW - 70 * DAY, NOW, now=NOW, names=["GPUUtilization"]
+    )
+    series = found["algo-1", "GPUUtilization"]
+    assert series.values.tolist() == [69, 50, 30, 16, 3, 1]
+    asked = {
+        body["MetricDataQueries"][0]["MetricStat"]["Period"]: NOW - body["StartTime"]
+        for body in account.aws.bodies("GetMetricData")
+    }
+    assert set(asked) == {60, 300, 3600}
+    assert asked[60] < 15 * DAY < asked[300] < 63 * DAY < asked[3600]
+
+
+def test_a_job_of_a_month_ago_is_not_empty(account: Account) -> None:
+    account.put("GPUUtilization", "Host", "demo/algo-1", {NOW - 30 * DAY: 5.0})
+    found = instance_metrics(
+        account.session, "demo", ["algo-1"], NOW - 30.5 * DAY, NOW - 29.5 * DAY, now=NOW
+    )
+    assert found["algo-1", "GPUUtilization"].values.tolist() == [5.0]
+    [body] = account.aws.bodies("GetMetricData")
+    assert {one["MetricStat"]["Period"] for one in body["MetricDataQueries"]} == {300}
+
+
+def test_more_metrics_than_a_call_may_ask_for(account: Account) -> None:
+    hosts = [f"algo-{number}" for number in range(1, 129)]
+    account.put("DiskUtilization", "Host", "demo/algo-128", {NOW - 60: 7.0})
+    found = instance_metrics(account.session, "demo", hosts, NOW - 600, NOW, now=NOW)
+    assert len(found) == 640
+    assert found["algo-128", "DiskUtilization"].values.tolist() == [7.0]
+    asked = [len(body["MetricDataQueries"]) for body in account.aws.bodies("GetMetricData")]
+    assert sorted(asked) == [140, 500]
+
+
+def test_a_refusal_is_one_line(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    account.aws.refusals["GetMetricData"] = "AccessDeniedException"
+    with pytest.raises(UserError, match="GetMetricData: AWS answers AccessDenied") as refused:
+        instance_metrics(account.session, "demo", ["algo-1"], NOW - 60, NOW, now=NOW)
+    assert refused.value.exit_code == ExitCode.PERMISSION
+
+
+# ------------------------------------------------------------------ what moto never answers
+
+
+@pytest.fixture
+def answering(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., StandIn]]:
+    """A CloudWatch that gives these pages, one after the other, whatever is asked."""
+    open_servers = []
+
+    def start(*pages: dict[str, Any]) -> StandIn:
+        left = list(pages)
+
+        def answer(request: Request) -> Answer:
+            page = left.pop(0)
+            status = page.pop("status", 200)
+            return Answer(status, json.dumps(page).encode())
+
+        server = serving(answer)
+        open_servers.append(server)
+        stand_in = server.__enter__()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", stand_in.url)
+        return stand_in
+
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "4")
+    yield start
+    for server in open_servers:
+        server.__exit__(None, None, None)
+
+
+def page(*points: tuple[float, float], token: str = "", state: str = "Complete") -> dict[str, Any]:
+    result = {
+        "Id": "m0",
+        "Label": "x",
+        "StatusCode": state,
+        "Timestamps": [at for at, _ in points],
+        "Values": [value for _, value in points],
+    }
+    return {"MetricDataResults": [result]} | ({"NextToken": token} if token else {})
+
+
+def read() -> list[tuple[float, float]]:
+    session = boto3.Session("testing", "testing", region_name="us-east-1")
+    found = instance_metrics(
+        session, "demo", ["algo-1"], NOW - 600, NOW, now=NOW, names=["GPUUtilization"]
+    )
+    series = found["algo-1", "GPUUtilization"]
+    return list(zip(series.times.tolist(), series.values.tolist(), strict=True))
+
+
+Answering = Callable[..., StandIn]
+
+
+def test_pages_are_followed_and_an_empty_one_is_not_the_end(answering: Answering) -> None:
+    server = answering(
+        page((NOW - 300, 1.0), token="b", state="PartialData"),
+        {"MetricDataResults": [], "NextToken": "c"},
+        # A point that had been given before, and numbers as JSON may write them.
+        page((NOW - 300, 1.0), (NOW - 240, 2)),
+    )
+    assert read() == [(NOW - 300, 1.0), (NOW - 240, 2.0)]
+    assert [json.loads(one.body).get("NextToken") for one in server.requests] == [None, "b", "c"]
+
+
+def test_a_metric_that_was_not_given_wholly_is_asked_for_again(
+    answering: Answering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    answering(page((NOW - 300, 1.0), state="InternalError"), page((NOW - 300, 2.0)))
+    assert read() == [(NOW - 300, 2.0)]
+    answering(*(page(state="InternalError") for _ in range(3)))
+    with pytest.raises(UserError, match=r"GPUUtilization of demo/algo-1: .* InternalError"):
+        read()
+
+
+def test_forbidden_metrics_name_the_permission(answering: Answering) -> None:
+    answering(page(state="Forbidden"))
+    with pytest.raises(UserError, match="allow cloudwatch:GetMetricData") as refused:
+        read()
+    assert refused.value.exit_code == ExitCode.PERMISSION
+
+
+def test_a_message_of_something_left_out_is_no_success(answering: Answering) -> None:
+    answering(page() | {"Messages": [{"Code": "MaxMetricsExceeded", "Value": "too many"}]})
+    with pytest.raises(UserError, match="MaxMetricsExceeded"):
+        read()
+
+
+def test_the_same_token_for_ever_ends(answering: Answering) -> None:
+    answering(*({"MetricDataResults": [], "NextToken": "a"} for _ in range(9)))
+    with pytest.raises(UserError, match="again and again"):
+        read()
+
+
+def test_throttling_is_waited_for(answering: Answering) -> None:
+    busy = {"status": 400, "__type": "ThrottlingException", "message": "Rate exceeded"}
+    server = answering(busy, dict(busy), page((NOW - 300, 1.0)))
+    assert read() == [(NOW - 300, 1.0)]
+    assert len(server.requests) == 3

@@ -1,0 +1,113 @@
+"""``check``: what is found before money is spent."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import Cli
+from tests.support.cluster.training_jobs import write_shards
+from tests.support.run_documents import stage
+from tests.support.run_files import write_run
+
+
+def findings(cli: Cli, run: Path, code: int, *more: str, **options: Any) -> dict[str, str]:
+    result = cli("check", run, "--json", *more, **options)
+    assert result.returncode == code, result.stderr
+    document = json.loads(result.stdout)
+    assert document["ok"] == (code == 0)
+    assert all(
+        set(one) == {"level", "code", "where", "message", "fix"} for one in document["findings"]
+    )
+    return {one["code"]: one["level"] for one in document["findings"]}
+
+
+def local(tmp_path: Path, shards: int, **changes: Any) -> Path:
+    write_shards(tmp_path / "shards", shards=shards, each=2)
+    data = {"uri": "s3://my-bucket/shards/", "local": "shards"}
+    return write_run(tmp_path, data=data, **changes)
+
+
+def test_a_good_run_is_ok(cli: Cli, tmp_path: Path) -> None:
+    assert findings(cli, local(tmp_path, 4), 0, "--offline") == {
+        "framework-unpatched": "info",
+        "shared-shards": "info",
+        "small-shards": "info",
+    }
+
+
+def test_fewer_shards_than_instances_is_an_error(cli: Cli, tmp_path: Path) -> None:
+    assert findings(cli, local(tmp_path, 3), 3, "--offline")["idle-instances"] == "error"
+
+
+def test_shards_that_do_not_divide_are_a_warning(cli: Cli, tmp_path: Path) -> None:
+    assert findings(cli, local(tmp_path, 6), 0, "--offline")["unequal-instances"] == "warning"
+
+
+def test_a_shard_cut_short_is_an_error(cli: Cli, tmp_path: Path) -> None:
+    run = local(tmp_path, 4)
+    shard = tmp_path / "shards" / "shard-002.tar"
+    shard.write_bytes(shard.read_bytes()[:700])
+    result = cli("check", run, "--offline")
+    assert result.returncode == 3
+    assert "broken-shard" in result.stderr
+    assert "shard-002.tar" in result.stderr
+
+
+def test_money_and_time_that_do_not_fit(cli: Cli, tmp_path: Path) -> None:
+    run = write_run(
+        tmp_path,
+        stages=[stage(), stage("512px", resolution=512, iterations=10, iterations_per_second=None)],
+        cluster={"instance_type": "ml.p4de.24xlarge", "max_runtime": "15m"},
+        budget={"usd": 1},
+    )
+    found = findings(cli, run, 3, "--offline")
+    assert found["over-budget"] == "error"
+    assert found["max-runtime-short"] == "error"
+    assert found["throughput-unmeasured"] == "warning"
+    priceless = write_run(tmp_path, cluster={"instance_type": "ml.p5e.48xlarge"})
+    assert findings(cli, priceless, 0, "--offline")["price-unknown"] == "warning"
+
+
+def test_without_credentials_only_offline_works(cli: Cli, tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    assert cli("check", run).returncode == 4
+    assert cli("check", run, "--offline").returncode == 0
+
+
+def test_what_is_checked_offline_loads_neither_torch_nor_the_sdks() -> None:
+    program = "import sys, sm_train.toolkit.checks.preflight\nprint(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert not {"torch", "boto3", "botocore", "sagemaker"} & set(loaded)
+
+
+def memory(cli: Cli, tmp_path: Path, preset: str, code: int, **keys: Any) -> list[dict[str, str]]:
+    stages = [stage(iterations_per_second=None, **keys)]
+    run = write_run(tmp_path, model={"preset": preset}, stages=stages)
+    result = cli("check", run, "--offline", "--json")
+    assert result.returncode == code, result.stderr
+    found: list[dict[str, str]] = json.loads(result.stdout)["findings"]
+    return [one for one in found if one["code"].startswith("memory")]
+
+
+def test_what_does_not_fit_on_a_gpu_is_an_error_with_its_mend(cli: Cli, tmp_path: Path) -> None:
+    assert memory(cli, tmp_path, "sd2", 0, per_gpu_batch=64) == []
+    [short] = memory(cli, tmp_path, "mmdit-20b", 3)
+    assert (short["level"], short["where"]) == ("error", "stages[0].per_gpu_batch")
+    assert "GiB of each A100-SXM4-80GB's 80" in short["message"]
+    assert short["fix"] == "write sharding: full_shard"
+    assert memory(cli, tmp_path, "mmdit-20b", 0, sharding="full_shard") == []
+    [short] = memory(cli, tmp_path, "mmdit-20b", 3, sharding="full_shard", resolution=1024)
+    assert short["fix"] == "write activation_checkpointing: true"
+    again = {"sharding": "full_shard", "activation_checkpointing": True, "resolution": 1024}
+    assert memory(cli, tmp_path, "mmdit-20b", 0, **again) == []
+
+
+def test_what_fits_barely_is_a_warning(cli: Cli, tmp_path: Path) -> None:
+    [tight] = memory(cli, tmp_path, "sd2", 0, per_gpu_batch=14, resolution=1024)
+    assert (tight["code"], tight["level"]) == ("memory-tight", "warning")

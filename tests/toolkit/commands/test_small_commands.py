@@ -1,0 +1,128 @@
+"""``init``, ``schema``, ``completion``, and the way the command line ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+from sm_train.cost.instances import instance_type
+from sm_train.estimators.config.load import load_run
+
+from tests.conftest import Cli
+from tests.support.run_files import write_run
+
+PRESETS = ["default", "bria-2.0", "demo"]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_is_a_valid_commented_run_file(cli: Cli, tmp_path: Path, preset: str) -> None:
+    assert cli("init", "own.yaml", "--preset", preset).returncode == 0
+    path = tmp_path / "own.yaml"
+    load_run(path)
+    assert path.read_text().count("#") > 5
+    schema = json.loads(cli("schema").stdout)
+    jsonschema.validate(yaml.safe_load(path.read_text()), schema)
+
+
+def test_the_published_stages_multiply_out_to_their_effective_batch(
+    cli: Cli, tmp_path: Path
+) -> None:
+    cli("init", "bria.yaml", "--preset", "bria-2.0")
+    run = load_run(tmp_path / "bria.yaml")
+    gpus = instance_type(run.cluster.instance_type).accelerators
+    assert [
+        (stage.resolution, stage.instances, stage.instances * gpus) for stage in run.stages
+    ] == [(256, 4, 32), (512, 8, 64), (1024, 16, 128)]
+    for stage in run.stages:
+        assert stage.per_gpu_batch * stage.accumulation * stage.instances * gpus == 2048
+    text = (tmp_path / "bria.yaml").read_text()
+    assert "batch 8, accumulate 2" in text
+    assert "512, not 2048" in text
+
+
+def test_init_leaves_a_file_that_is_there_alone(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("mine")
+    result = cli("init")
+    assert result.returncode == 2
+    assert "--force" in result.stderr
+    assert path.read_text() == "mine"
+    assert cli("init", "--force").returncode == 0
+    assert load_run(path)
+
+
+def test_init_into_a_folder_that_is_not_there(cli: Cli) -> None:
+    result = cli("init", "nowhere/run.yaml")
+    assert result.returncode == 2
+    assert "nowhere" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_a_script(cli: Cli, shell: str) -> None:
+    result = cli("completion", shell)
+    assert result.returncode == 0
+    assert "_SM_TRAIN_COMPLETE" in result.stdout
+
+
+def test_bash_completes_a_command(tmp_path: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", "from sm_train.toolkit.cli import main; main([])"],
+        env={
+            **os.environ,
+            "_SM_TRAIN_COMPLETE": "bash_complete",
+            "COMP_WORDS": "sm-train sub",
+            "COMP_CWORD": "1",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "submit" in result.stdout
+
+
+def test_help_lists_every_command_and_loads_nothing_heavy() -> None:
+    program = (
+        "import sys\nfrom sm_train.toolkit.cli import main\n"
+        "try:\n    main(['--help'])\nfinally:\n"
+        "    print(*sys.modules, file=sys.stderr)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0
+    for name in ("init", "pack", "cost", "submit", "image", "iam", "sample", "schema"):
+        assert f"  {name}" in result.stdout
+    loaded = set(result.stderr.split())
+    assert not loaded & {
+        "torch",
+        "boto3",
+        "botocore",
+        "sagemaker",
+        "webdataset",
+        "pydantic",
+        "rich",
+        "yaml",
+    }
+
+
+def test_a_mistyped_command_is_told_the_nearest(cli: Cli) -> None:
+    result = cli("submitt")
+    assert result.returncode == 2
+    assert "submit" in result.stderr
+
+
+def test_image_prints_the_address_or_a_dockerfile(cli: Cli, tmp_path: Path) -> None:
+    run = write_run(tmp_path, cluster={"instance_type": "ml.p5.48xlarge"})
+    address = cli("image", run)
+    assert address.returncode == 0, address.stderr
+    uri = address.stdout.strip()
+    assert uri.startswith("763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.10.0")
+    assert json.loads(cli("image", run, "--json").stdout) == {"image": uri, "region": "us-east-1"}
+    assert f"\nFROM {uri}\n" in cli("image", run, "--dockerfile").stdout

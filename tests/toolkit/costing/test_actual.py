@@ -1,0 +1,255 @@
+"""After the run: what its jobs cost, on a server that answers as AWS, and what that teaches."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Aws, Cli
+from tests.support.finished_jobs import billed, life, say, submit
+from tests.support.run_documents import stage
+from tests.support.run_files import write_run
+
+HISTORY = "s3://my-bucket/demo/cost/history.json"
+
+
+@pytest.fixture
+def finished(cli: Cli, aws: Aws, tmp_path: Path) -> Path:
+    """A run with one job that was billed 1,000 s on 4 × ml.p4de.24xlarge."""
+    shards = {f"shards/{number}.tar": b"x" for number in range(8)}
+    aws.make_bucket("my-bucket", **shards, **{"index.parquet": b"x"})
+    run = write_run(tmp_path)
+    say(aws, submit(cli, aws, run), life())
+    aws.amendments["DescribeTrainingJob"] = billed(1000)
+    return run
+
+
+def actual(cli: Cli, aws: Aws, run: Path) -> dict[str, Any]:
+    result = cli("cost", run, "--actual", "--json", network="loopback", env=aws.environment)
+    assert result.returncode == 0, result.stderr
+    document: dict[str, Any] = json.loads(result.stdout)
+    return document
+
+
+def test_billed_dollars_and_where_they_went(cli: Cli, aws: Aws, finished: Path) -> None:
+    document = actual(cli, aws, finished)
+    total = document["total"]
+    assert total["billed_usd"] == pytest.approx(1000 / 3600 * 4 * 31.5641075)
+    second = 4 * 31.5641075 / 3600
+    seconds = {part: usd / second for part, usd in total["waterfall_usd"].items() if usd}
+    assert seconds == pytest.approx(
+        {"start_up": 400, "checkpoints": 30, "data_wait": 10, "shut_down": 70, "useful": 490}
+    )
+    assert sum(total["waterfall_usd"].values()) == pytest.approx(total["billed_usd"])
+    assert total["goodput"] == pytest.approx(0.49)
+    assert total["images"] == 500 * 512
+    # 500 of 1,000 steps are left: another start-up, and 1 it/s as measured.
+    assert total["remaining_usd"] == pytest.approx((400 + 30 + 500) * second, rel=0.01)
+    assert total["projected_usd"] == pytest.approx(total["billed_usd"] + total["remaining_usd"])
+    [one] = document["stages"]
+    # The estimate is of the 500 steps that were done, by what the run file states, and of one
+    # checkpoint: 16 bytes of each of 866 M parameters at 0.51 GB/s.
+    assert one["estimate_usd"] == pytest.approx((600 + 27.2 + 500 / 1.8) * second, rel=0.01)
+    assert one["difference_usd"] == pytest.approx(one["billed_usd"] - one["estimate_usd"])
+
+
+def test_a_person_reads_it_within_100_columns(cli: Cli, aws: Aws, finished: Path) -> None:
+    result = cli("cost", finished, "--actual", network="loopback", env=aws.environment)
+    assert result.returncode == 0, result.stderr
+    assert max(map(len, result.stdout.splitlines())) <= 100
+    for expected in (
+        "where the dollars went",
+        "start up",
+        "useful",
+        "49.0%",
+        "goodput",
+        "in the end",
+    ):
+        assert expected in result.stdout
+
+
+def test_the_next_estimate_learns_from_what_lies_beside_the_run(
+    cli: Cli, aws: Aws, finished: Path, tmp_path: Path
+) -> None:
+    assert actual(cli, aws, finished)["history"] == HISTORY
+    before = json.loads(cli("cost", finished, "--json").stdout)
+    options = {"network": "loopback", "env": aws.environment}
+    after = json.loads(cli("cost", finished, "--learn", "--json", **options).stdout)
+    assert before["stages"][0]["iterations_per_second"] == 1.8
+    assert after["stages"][0]["iterations_per_second"] == 1.0
+    assert after["stages"][0]["throughput_basis"] == "measured"
+    start_up = 4 * 31.5641075 / 3600 * 400
+    assert after["stages"][0]["breakdown_usd"]["start_up"] == pytest.approx(start_up)
+    assert any(
+        "400 s billed for each stage (measured over 1 job" in x for x in after["assumptions"]
+    )
+    # The same from a file, with no network.
+    content = aws.client("s3").get_object(Bucket="my-bucket", Key="demo/cost/history.json")
+    (tmp_path / "history.json").write_bytes(content["Body"].read())
+    offline = json.loads(cli("cost", finished, "--history", "history.json", "--json").stdout)
+    assert offline["total"] == after["total"]
+
+
+def test_a_failed_job_is_a_failure_in_the_history(cli: Cli, aws: Aws, finished: Path) -> None:
+    aws.amendments["DescribeTrainingJob"] = billed(1000, "Failed")
+    document = actual(cli, aws, finished)
+    assert [job["status"] for job in document["jobs"]] == ["Failed"]
+    history = aws.client("s3").get_object(Bucket="my-bucket", Key="demo/cost/history.json")
+    assert json.loads(history["Body"].read())["observed"]["failures"] == 1
+
+
+def test_a_job_of_the_same_name_belongs_to_the_run_that_tagged_it(
+    cli: Cli, aws: Aws, tmp_path: Path
+) -> None:
+    shards = {f"shards/{number}.tar": b"x" for number in range(8)}
+    aws.make_bucket("my-bucket", **shards, **{"index.parquet": b"x"})
+    run = write_run(tmp_path, stages=[stage("x-256px"), stage("256px")])
+    submit(cli, aws, run)
+    # demo, x-256px and demo-x, 256px: with one hyphen between them their jobs had one name.
+    (tmp_path / "other").mkdir()
+    other = write_run(tmp_path / "other", name="demo-x")
+    submit(cli, aws, other)
+    assert names(aws) == ["demo--x-256px-0001", "demo-x--256px-0001"]
+    assert [job["stage"] for job in actual(cli, aws, run)["jobs"]] == ["x-256px"]
+    assert [job["stage"] for job in actual(cli, aws, other)["jobs"]] == ["256px"]
+
+
+def names(aws: Aws) -> list[str]:
+    return [body["TrainingJobName"] for body in aws.bodies("CreateTrainingJob")]
+
+
+def test_a_job_without_lines_is_billed_and_the_rest_is_unknown(
+    cli: Cli, aws: Aws, tmp_path: Path
+) -> None:
+    shards = {f"shards/{number}.tar": b"x" for number in range(8)}
+    aws.make_bucket("my-bucket", **shards, **{"index.parquet": b"x"})
+    run = write_run(tmp_path)
+    submit(cli, aws, run)
+    aws.amendments["DescribeTrainingJob"] = billed(3600, "A status of the future")
+    document = actual(cli, aws, run)
+    assert document["total"]["billed_usd"] == pytest.approx(4 * 31.5641075)
+    assert document["total"]["goodput"] is None
+    assert set(document["total"]["waterfall_usd"].values()) == {None}
+
+
+def test_spots_saving_is_in_its_billed_seconds(cli: Cli, aws: Aws, finished: Path) -> None:
+    aws.amendments["DescribeTrainingJob"] = lambda answer: (
+        billed(1000)(answer) | {"EnableManagedSpotTraining": True, "BillableTimeInSeconds": 300}
+    )
+    total = actual(cli, aws, finished)["total"]
+    second = 4 * 31.5641075 / 3600
+    assert total["billed_usd"] == pytest.approx(300 * second)
+    assert total["waterfall_usd"]["start_up"] == pytest.approx(0.3 * 400 * second)
+    assert total["goodput"] == pytest.approx(0.49)
+
+
+def test_the_selected_one_of_ordered_preferences_is_billed(
+    cli: Cli, aws: Aws, finished: Path
+) -> None:
+    resources = {
+        "InstancePreferences": [
+            {"InstanceType": "ml.p5.48xlarge"},
+            {"InstanceType": "ml.p4d.24xlarge"},
+        ],
+        "SelectedInstanceType": "ml.p4d.24xlarge",
+        "SelectedInstanceCount": 8,
+    }
+    aws.amendments["DescribeTrainingJob"] = lambda answer: (
+        billed(1000)(answer) | {"ResourceConfig": resources}
+    )
+    [found] = actual(cli, aws, finished)["jobs"]
+    assert (found["instance_type"], found["instances"]) == ("ml.p4d.24xlarge", 8)
+    assert found["billed_usd"] == pytest.approx(1000 / 3600 * 8 * 25.251286)
+
+
+def test_a_measured_job_prices_another_stage_of_its_kind(
+    cli: Cli, aws: Aws, finished: Path, tmp_path: Path
+) -> None:
+    job = actual(cli, aws, finished)["jobs"][0]["name"]
+    (tmp_path / "next").mkdir()
+    run = write_run(
+        tmp_path / "next",
+        stages=[stage("again", instances=8, per_gpu_batch=4, iterations_per_second=None)],
+    )
+    result = cli(
+        "cost",
+        run,
+        "--measured",
+        job,
+        "--region",
+        "us-east-1",
+        "--json",
+        network="loopback",
+        env=aws.environment,
+    )
+    assert result.returncode == 0, result.stderr
+    [one] = json.loads(result.stdout)["stages"]
+    assert one["throughput_basis"] == "scaled"
+    assert 1.7 < one["iterations_per_second"] < 2.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "expected"),
+    [
+        (["--actual"], 2, "no training job of run demo in us-east-1"),
+        (["--learn"], 2, f"--learn: {HISTORY} is not there yet"),
+        (
+            ["--measured", "nojob"],
+            2,
+            "--measured: nojob: no such file here, and as a training job: holds no",
+        ),
+        (["--history", "none.json"], 2, "--history: none.json: no such file"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_what_is_not_there_is_one_line(
+    cli: Cli, aws: Aws, tmp_path: Path, arguments: list[str], code: int, expected: str
+) -> None:
+    aws.make_bucket("my-bucket")
+    run = write_run(tmp_path)
+    result = cli("cost", run, *arguments, network="loopback", env=aws.environment)
+    assert result.returncode == code
+    [line] = result.stderr.splitlines()
+    assert expected in line
+
+
+def test_refused_credentials_are_exit_4(cli: Cli, aws: Aws, tmp_path: Path) -> None:
+    aws.refusals["ListTrainingJobs"] = "ExpiredTokenException"
+    result = cli("cost", write_run(tmp_path), "--actual", network="loopback", env=aws.environment)
+    assert result.returncode == 4
+    [line] = result.stderr.splitlines()
+    assert "ExpiredTokenException" in line
+
+
+def test_a_damaged_history_is_named(cli: Cli, tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    for content in (
+        "",
+        "[]",
+        "{}",
+        '{"version": 9}',
+        '{"version": 1, "observed": {}, "measurements": 3}',
+    ):
+        (tmp_path / "history.json").write_text(content)
+        result = cli("cost", run, "--history", "history.json")
+        assert result.returncode == 2
+        [line] = result.stderr.splitlines()
+        assert "history.json: damaged" in line
+
+
+def test_a_later_submission_is_estimated_with_what_was_seen(
+    cli: Cli, aws: Aws, finished: Path
+) -> None:
+    aws.amendments["DescribeTrainingJob"] = billed(1000, "Stopped")
+    options = {"network": "loopback", "env": aws.environment}
+    first = cli("submit", finished, "--yes", **options)
+    assert "1.8" in first.stderr
+    actual(cli, aws, finished)
+    second = cli("submit", finished, "--yes", **options)
+    assert second.returncode == 0, second.stderr
+    [line] = [one for one in second.stderr.splitlines() if one.startswith("256px ")]
+    assert " 1 " in line
+    assert " 1.8 " not in line

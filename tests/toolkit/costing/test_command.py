@@ -1,0 +1,386 @@
+"""``cost``: what a person and a script get, and what a mistake is told."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sm_train.entrypoints.common.events import FIELDS, format_event
+from sm_train.entrypoints.data.shard_format import Shard
+from sm_train.entrypoints.data.shard_index import write_index
+
+from tests.conftest import Cli
+from tests.support.run_documents import stage
+from tests.support.run_files import write_run
+
+CLUSTER = ["--instance", "ml.p4de.24xlarge", "--instances", "4"]
+
+
+def write_events(folder: Path, speeds: list[float], **changes: object) -> Path:
+    start = (
+        dict.fromkeys(FIELDS["start"], 1)
+        | {
+            "stage": "256px",
+            "resolution": 256,
+            "world_size": 2,
+            "backend": "gloo",
+            "effective_batch_size": 64,
+        }
+        | changes
+    )
+    lines = ["noise", format_event("start", start, time=0, node=0, rank=0)]
+    for number, speed in enumerate(speeds):
+        fields = dict.fromkeys(FIELDS["step"], 1) | {"step": number, "iterations_per_second": speed}
+        lines.append(format_event("step", fields, time=0, node=0, rank=0))
+    path = folder / "events.log"
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_a_cluster_is_priced_offline(cli: Cli) -> None:
+    result = cli("cost", *CLUSTER, "--its", "1.8", "--iterations", "550000", "--json")
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    document = json.loads(result.stdout)
+    assert document["total"]["cost_usd"] == pytest.approx(10_740, abs=10)
+    assert document["stages"][0]["price_source"]
+
+
+def test_the_table_fits_100_columns_and_says_price_and_assumptions(
+    cli: Cli, tmp_path: Path
+) -> None:
+    cli("init", "bria.yaml", "--preset", "bria-2.0")
+    result = cli("cost", "bria.yaml")
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert max(map(len, lines)) <= 100
+    # The total comes first; a speed that was not measured there carries a mark.
+    assert lines[1].startswith("total")
+    assert "~" not in lines[2]
+    assert "~" in lines[3]
+    for expected in (
+        "$31.5641",
+        "undated",
+        "Assumptions",
+        "by FLOPs alone",
+        "it/s of all stages: −10 % → +$",
+    ):
+        assert expected in result.stdout
+
+
+def test_every_stage_says_what_its_speed_rests_on(cli: Cli, tmp_path: Path) -> None:
+    stages = [
+        stage("a", iterations=200_000),
+        stage("b", iterations=200_000, iterations_per_second=None, resolution=512),
+    ]
+    run = write_run(tmp_path, stages=stages)
+    document = json.loads(cli("cost", run, "--json").stdout)
+    stated, carried = document["stages"]
+    assert (stated["throughput_basis"], stated["iterations_per_second"]) == ("stated", 1.8)
+    assert carried["throughput_basis"] == "other resolution"
+    assert carried["cost_high_usd"] / carried["cost_low_usd"] > (
+        stated["cost_high_usd"] / stated["cost_low_usd"]
+    )
+    faster = json.loads(cli("cost", run, "--stage", "b", "--its", "2", "--json").stdout)
+    assert faster["stages"][0]["iterations_per_second"] == 2
+
+
+def test_a_measured_speed_is_the_median_without_the_first_interval(
+    cli: Cli, tmp_path: Path
+) -> None:
+    write_events(tmp_path, [0.1, 2.0, 3.0, 4.0])
+    for place in ("events.log", "."):
+        result = cli("cost", *CLUSTER, "--measured", place, "--iterations", "10", "--json")
+        document = json.loads(result.stdout)
+        assert document["stages"][0]["iterations_per_second"] == 3.0
+        assert any("only an illustration" in line for line in document["assumptions"])
+
+
+# The run's stage: 4 × 8 GPUs, 8 images × 2 passes each, 256 px.
+SAME = {"backend": "nccl", "world_size": 32, "effective_batch_size": 512}
+
+
+@pytest.mark.parametrize(
+    ("changes", "basis"),
+    [
+        ({}, "measured"),
+        ({"backend": "gloo"}, "illustration"),
+        ({"world_size": 64}, "stated"),
+        ({"resolution": 512}, "stated"),
+        ({"instance_type": "ml.p4de.24xlarge"}, "measured"),
+        ({"instance_type": "ml.p5.48xlarge"}, "stated"),
+    ],
+    ids=str,
+)
+def test_a_measurement_of_the_very_stage_counts_before_what_the_run_file_states(
+    cli: Cli, tmp_path: Path, changes: dict[str, object], basis: str
+) -> None:
+    write_events(tmp_path, [1.0, 2.0], **SAME | changes)
+    run = write_run(tmp_path)
+    document = json.loads(cli("cost", run, "--measured", "events.log", "--json").stdout)
+    assert document["stages"][0]["throughput_basis"] == basis
+    assert document["stages"][0]["iterations_per_second"] == (1.8 if basis == "stated" else 2.0)
+
+
+def test_two_measurements_at_other_cluster_sizes_are_fitted(cli: Cli, tmp_path: Path) -> None:
+    measured = []
+    for gpus, speed in ((8, 0.5), (16, 0.98)):
+        folder = tmp_path / str(gpus)
+        folder.mkdir()
+        write_events(folder, [speed, speed], **SAME | {"world_size": gpus})
+        measured += ["--measured", f"{gpus}/events.log"]
+    run = write_run(tmp_path, stages=[stage(iterations_per_second=None)])
+    [found] = json.loads(cli("cost", run, *measured, "--json").stdout)["stages"]
+    assert found["throughput_basis"] == "scaling fit"
+    assert 1.7 < found["iterations_per_second"] < 2.0
+    assert "8/16 GPUs" in found["throughput_source"]
+
+
+def test_an_its_of_another_batch_is_refused_unless_it_is_rescaled(cli: Cli, tmp_path: Path) -> None:
+    write_events(tmp_path, [1.0, 2.0], **SAME | {"effective_batch_size": 256})
+    run = write_run(tmp_path)
+    refused = cli("cost", run, "--measured", "events.log")
+    assert refused.returncode == 2
+    [line] = refused.stderr.splitlines()
+    assert "effective batch of 256, and 256px has 512" in line
+    rescaled = cli("cost", run, "--measured", "events.log", "--rescale-batch", "--json")
+    assert json.loads(rescaled.stdout)["stages"][0]["iterations_per_second"] == 1.0
+
+
+def test_a_speed_above_the_hardwares_peak_is_refused_with_its_arithmetic(
+    cli: Cli, tmp_path: Path
+) -> None:
+    run = write_run(tmp_path, stages=[stage(iterations_per_second=500)])
+    for command in (["cost", run], ["submit", run, "--dry-run"], ["check", run, "--offline"]):
+        result = cli(*command)
+        assert result.returncode == 2
+        [line] = result.stderr.splitlines()
+        assert "500 it/s × 512 images × 0.543 TFLOP" in line
+
+
+def test_less_than_an_epoch_is_warned_of(cli: Cli, tmp_path: Path) -> None:
+    run = write_run(tmp_path)  # 1,000 iterations of 512 images
+    few = json.loads(cli("cost", run, "--samples", "1024000", "--json").stdout)
+    assert any("50% of the 1,024,000" in line for line in few["warnings"])
+    in_file = write_run(tmp_path, data={"uri": "s3://b-1/shards/", "samples": 512_000})
+    enough = json.loads(cli("cost", in_file, "--json").stdout)
+    assert not any("epoch" in line for line in enough["warnings"])
+    # The index of a local copy knows, too.
+    (tmp_path / "shards").mkdir()
+    shards = (Shard(str(n), 1, "00" * 32, ("k",) * 2048, tuple(range(2049))) for n in range(1000))
+    write_index(tmp_path / "index.parquet", shards)
+    local = write_run(tmp_path, data={"uri": "s3://b-1/shards/", "local": "shards"})
+    indexed = json.loads(cli("cost", local, "--json").stdout)
+    assert any("25% of the 2,048,000" in line for line in indexed["warnings"])
+
+
+def test_an_assumption_can_be_given_and_says_so(cli: Cli) -> None:
+    plain = ["cost", *CLUSTER, "--its", "1", "--iterations", "1000", "--json"]
+    before = json.loads(cli(*plain).stdout)
+    after = json.loads(cli(*plain, "--assume", "start_up_seconds=4200").stdout)
+    assert after["stages"][0]["billable_seconds"] - before["stages"][0]["billable_seconds"] == (
+        pytest.approx(3600)
+    )
+    assert any("4200 s billed for each stage (given)" in line for line in after["assumptions"])
+
+
+def test_prices_of_ones_own_count(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "own.csv").write_text(
+        "instance_type,usd_per_hour,date\nml.p4de.24xlarge,10,2020-01-01\n"
+    )
+    result = cli(
+        "cost", *CLUSTER, "--its", "1", "--iterations", "3600", "--prices", "own.csv", "--json"
+    )
+    document = json.loads(result.stdout)
+    assert document["stages"][0]["price_per_instance_hour_usd"] == 10
+    assert any("days old" in line for line in document["warnings"])
+
+
+def test_alternatives_keep_to_the_deadline_and_the_budget(cli: Cli, tmp_path: Path) -> None:
+    run = write_run(tmp_path, stages=[stage(iterations=200_000)])
+    result = cli("cost", run, "--deadline", "36h", "--budget", "9000", "--json")
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)["alternatives"]
+    assert found
+    assert all(one["wall_seconds"] <= 36 * 3600 for one in found)
+    assert all(one["cost_usd"] <= 9000 for one in found)
+    table = cli("cost", run, "--alternatives", "--rows", "5")
+    assert max(map(len, table.stdout.splitlines())) <= 100
+    assert "Pareto-optimal" in table.stdout
+    assert cli("cost", run, "--deadline", "1m").returncode == 3
+    assert cli("cost", run, "--budget", "1").returncode == 7
+
+
+def test_a_comparison_shows_what_a_change_costs(cli: Cli, tmp_path: Path) -> None:
+    run = write_run(tmp_path).rename(tmp_path / "before.yaml")
+    other = write_run(tmp_path, stages=[stage(iterations=2000)])
+    document = json.loads(cli("cost", run, "--compare", other, "--json").stdout)
+    difference = document["difference"]["total"]["difference_usd"]
+    assert difference == pytest.approx(
+        document["after"]["total"]["cost_usd"] - document["before"]["total"]["cost_usd"]
+    )
+    shown = cli("cost", run, "--compare", other)
+    assert "256px: iterations: 1000 → 2000" in shown.stdout
+    assert "+$" in shown.stdout
+
+
+def test_every_number_of_the_table_is_traced(cli: Cli, tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    result = cli("cost", run, "--explain")
+    assert result.returncode == 0, result.stderr
+    assert max(map(len, result.stdout.splitlines())) <= 100
+    for name in (
+        "GPUs",
+        "batch",
+        "it/s",
+        "MFU",
+        "training",
+        "billable",
+        "days",
+        "$/h",
+        "cost",
+        "range",
+    ):
+        assert f"  {name} = " in result.stdout
+    assert "1,000 ÷ 1.8" in result.stdout
+
+
+def test_csv_and_html_say_what_json_says(cli: Cli, tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    document = json.loads(cli("cost", run, "--json").stdout)
+    rows = list(csv.DictReader(cli("cost", run, "--csv").stdout.splitlines()))
+    assert [row["name"] for row in rows] == ["256px", "total"]
+    assert float(rows[1]["cost_usd"]) == document["total"]["cost_usd"]
+    result = cli("cost", run, "--html", "report.html")
+    assert result.returncode == 0, result.stderr
+    page = (tmp_path / "report.html").read_text()
+    assert "<svg" in page
+    assert "http://" not in page
+    assert "https://" not in page
+    assert "fill: var(--part-training)" in page
+    assert "prefers-color-scheme: dark" in page
+    assert f"${document['total']['cost_usd']:,.0f}" in page
+    assert cli("cost", run, "--html", "report.html").returncode == 0
+    assert (tmp_path / "report.html").read_text() == page
+
+
+def test_a_region_is_taken_in_both_places_and_said_where_it_is_assumed(cli: Cli) -> None:
+    cost = ["cost", *CLUSTER, "--its", "1", "--iterations", "5", "--json"]
+    for arguments in (["--region", "eu-west-1", *cost], [*cost, "--region", "eu-west-1"]):
+        document = json.loads(cli(*arguments).stdout)
+        assert "stands in for eu-west-1" in document["stages"][0]["price_source"]
+    assumed = json.loads(cli(*cost).stdout)
+    assert "region: us-east-1, as none was given (--region)" in assumed["assumptions"]
+
+
+def test_the_widest_table_fits_100_columns_and_loses_no_digit(cli: Cli, tmp_path: Path) -> None:
+    run = write_run(
+        tmp_path,
+        stages=[stage("a-stage-of-a-long-name", instances=512, iterations_per_second=1e-4)],
+        cluster={"instance_type": "ml.p6-b200.48xlarge"},
+        checkpoint={"every": 1},
+    )
+    result = cli("cost", run)
+    assert result.returncode == 0, result.stderr
+    assert max(map(len, result.stdout.splitlines())) <= 100
+    assert "…" not in result.stdout
+
+
+MISTAKES = {
+    "nothing": ([], "RUN or --instance"),
+    "no speed": ([*CLUSTER, "--iterations", "5"], "--its: is missing"),
+    "no iterations": ([*CLUSTER, "--its", "5"], "--iterations: is missing"),
+    "no instances": (["--instance", "ml.p5.48xlarge", "--its", "5"], "--instances: is missing"),
+    "zero": ([*CLUSTER, "--its", "0", "--iterations", "5"], "--its: 0.0 must be a positive"),
+    "nan": ([*CLUSTER, "--its", "nan", "--iterations", "5"], "--its: nan must be a positive"),
+    "infinite": ([*CLUSTER, "--its", "inf", "--iterations", "5"], "--its: inf must be"),
+    "negative": ([*CLUSTER, "--its", "1", "--iterations", "-5"], "iterations: -5 must be"),
+    "for ever": ([*CLUSTER, "--its", "1e-300", "--iterations", "5"], "take over 100 years"),
+    "images a second": ([*CLUSTER, "--its", "3686", "--iterations", "5"], "not images"),
+    "endless": ([*CLUSTER, "--its", "1", "--iterations", "9" * 400], "must be a positive number"),
+    "a stage of nothing": ([*CLUSTER, "--stage", "a"], "--stage: belongs to a run file"),
+    "no such type": (
+        ["--instance", "ml.p6", "--instances", "1", "--its", "1", "--iterations", "5"],
+        "'ml.p6' is not a known training instance type",
+    ),
+    "no such file": ([*CLUSTER, "--measured", "no.log", "--iterations", "5"], "--measured: no.log"),
+    "no such assumption": ([*CLUSTER, "--assume", "x=1"], "--assume: 'x=1' is not NAME=VALUE"),
+    "no figure": ([*CLUSTER, "--assume", "start_up_seconds=a"], "'a' must be a number"),
+    "negative figure": ([*CLUSTER, "--assume", "start_up_seconds=-1"], "start_up_seconds: -1.0"),
+    "no such price file": (
+        [*CLUSTER, "--its", "1", "--iterations", "5", "--prices", "no.csv"],
+        "--prices: no.csv",
+    ),
+    "no such purchase": (
+        [*CLUSTER, "--its", "1", "--iterations", "5", "--purchase", "lease"],
+        "purchase: 'lease'",
+    ),
+    "no time": (["run.yaml", "--deadline", "soon"], "--deadline: 'soon' must be a time"),
+    "no dollars": (["run.yaml", "--budget", "nan"], "--budget: nan must be a positive"),
+    "two outputs": (["run.yaml", "--json", "--csv"], "--csv: and --json both print"),
+    "two questions": (["run.yaml", "--actual", "--alternatives"], "ask for different things"),
+    "actual of nothing": ([*CLUSTER, "--actual"], "--actual: belongs to a run file"),
+    "no such second run": (["run.yaml", "--compare", "no.yaml"], "no.yaml: no such file"),
+    "no such price list": (["run.yaml", "--price-list", "no.json"], "--price-list: no.json"),
+    "no events": ([*CLUSTER, "--measured", "run.yaml", "--iterations", "5"], "holds no start"),
+    "two speeds": (
+        [*CLUSTER, "--measured", "run.yaml", "--its", "1", "--iterations", "5"],
+        "both give the it/s",
+    ),
+    "two clusters": (["run.yaml", "--instances", "5"], "both name the cluster"),
+    "one speed for two stages": (["run.yaml", "--its", "1"], "name it with --stage"),
+    "no such stage": (["run.yaml", "--stage", "x"], "it has a, b"),
+    "no such run": (["none.yaml"], "none.yaml: no such file"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_line_and_exit_2(cli: Cli, tmp_path: Path, mistake: str) -> None:
+    write_run(tmp_path, stages=[stage("a"), stage("b")])
+    arguments, expected = MISTAKES[mistake]
+    result = cli("cost", *arguments)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    [line] = result.stderr.splitlines()
+    assert expected in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "unwanted"),
+    [
+        (
+            [*CLUSTER, "--its", "1", "--iterations", "5"],
+            {"torch", "boto3", "sagemaker", "webdataset", "pydantic", "yaml"},
+        ),
+        (["run.yaml"], {"torch", "boto3", "sagemaker", "webdataset"}),
+    ],
+)
+def test_pricing_loads_nothing_heavy(
+    tmp_path: Path, arguments: list[str], unwanted: set[str]
+) -> None:
+    write_run(tmp_path)
+    program = (
+        "import sys\nfrom sm_train.toolkit.cli import main\n"
+        f"try:\n    main({['cost', *arguments]!r})\n"
+        "finally:\n    print('LOADED', *sys.modules)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert "Assumptions" in result.stdout
+    assert not unwanted & set(result.stdout.split("LOADED ")[1].split())
+
+
+def test_a_broken_run_file_is_one_line_before_prices_are_asked_for(
+    cli: Cli, tmp_path: Path
+) -> None:
+    broken = tmp_path / "run.yaml"
+    broken.write_text("name: [")
+    found = cli("cost", str(broken), "--refresh")
+    assert found.returncode == 2
+    assert "run.yaml" in found.stderr
+    assert "Traceback" not in found.stderr

@@ -1,0 +1,175 @@
+"""Prices from AWS: asked once over HTTP, kept with their date, used offline afterwards."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Cli
+from tests.cost.test_prices import SAVINGS, bulk, get_products, product
+
+PLAN = ["cost", "--instance", "ml.p5.48xlarge", "--instances", "1", "--its", "1", "--json"]
+PLAN += ["--iterations", "3600", "--region", "eu-north-1"]
+
+
+class PriceList(ThreadingHTTPServer):
+    """GetProducts of the Price List API, in pages of one, as its service model has it."""
+
+    def __init__(self, items: list[dict[str, Any]]) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.items = items
+        self.asked: list[dict[str, Any]] = []
+        self.refusal: str | None = None
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "AWS_ENDPOINT_URL_PRICING": f"http://127.0.0.1:{self.server_port}",
+            "AWS_ACCESS_KEY_ID": "testing",
+            "AWS_SECRET_ACCESS_KEY": "testing",
+        }
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: PriceList
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append(body)
+        status, answer = 200, self._page(body)
+        if self.server.refusal:
+            status, answer = 400, {"__type": self.server.refusal, "message": "no"}
+        content = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/x-amz-json-1.1")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def _page(self, body: dict[str, Any]) -> dict[str, Any]:
+        [region] = [one["Value"] for one in body["Filters"] if one["Field"] == "regionCode"]
+        items = [
+            one
+            for one in self.server.items
+            if one["product"]["attributes"].get("regionCode") == region
+        ]
+        place = int(body.get("NextToken") or 0)
+        answer = get_products(*items[place : place + 1])
+        if place + 1 < len(items):
+            answer["NextToken"] = str(place + 1)
+        return answer
+
+    def log_message(self, *_: Any) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def price_list() -> Iterator[PriceList]:
+    region = {"regionCode": "eu-north-1"}
+    server = PriceList(
+        [
+            product("EUN1-Host:ml.p5.48xlarge", "1", **region),
+            product("EUN1-Train:ml.p5.48xlarge", "71.25", **region),
+            product("EUN1-TrSpt:ml.p5.48xlarge", "30", **region),
+        ]
+    )
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def test_prices_are_asked_once_and_used_offline_afterwards(cli: Cli, price_list: PriceList) -> None:
+    before = json.loads(cli(*PLAN).stdout)
+    assert "stands in for eu-north-1" in before["stages"][0]["price_source"]
+    asked = cli(
+        "cost",
+        "--refresh",
+        "--region",
+        "eu-north-1",
+        network="loopback",
+        env=price_list.environment,
+    )
+    assert asked.returncode == 0, asked.stderr
+    assert len(price_list.asked) == 3
+    after = json.loads(cli(*PLAN).stdout)
+    assert after["stages"][0]["price_per_instance_hour_usd"] == 71.25
+    assert after["stages"][0]["price_status"] == "verified"
+    assert after["warnings"] == []
+    # Everything else that is known stays known; what the list lacks is not offered there.
+    elsewhere = json.loads(cli(*PLAN[:-1], "us-east-1").stdout)
+    assert elsewhere["stages"][0]["price_per_instance_hour_usd"] == 63.296
+    missing = cli(*PLAN[:2], "ml.p4de.24xlarge", *PLAN[3:])
+    [stage] = json.loads(missing.stdout)["stages"]
+    assert stage["price_per_instance_hour_usd"] is None
+    assert "not offered" in stage["price_source"]
+
+
+def test_a_refusal_leaves_what_was_kept(cli: Cli, price_list: PriceList, tmp_path: Path) -> None:
+    options = {"network": "loopback", "env": price_list.environment}
+    refresh = ["cost", "--refresh", "--region", "eu-north-1"]
+    assert cli(*refresh, **options).returncode == 0
+    kept = tmp_path / ".cache" / "sm-train" / "prices.json"
+    content = kept.read_bytes()
+    price_list.refusal = "AccessDeniedException"
+    refused = cli(*refresh, **options)
+    assert refused.returncode == 4
+    [line] = refused.stderr.splitlines()
+    assert "GetProducts: AWS answers AccessDeniedException" in line
+    assert kept.read_bytes() == content
+    price_list.refusal = None
+    unknown = cli("cost", "--refresh", "--region", "xx-nowhere-1", **options)
+    assert unknown.returncode == 2
+    assert "no training price for xx-nowhere-1" in unknown.stderr
+
+
+@pytest.mark.parametrize(
+    ("document", "purchase", "price"),
+    [
+        (bulk(product("EUN1-Train:ml.p5.48xlarge", "70")), "on-demand", 70),
+        (get_products(product("EUN1-Train:ml.p5.48xlarge", "69")), "on-demand", 69),
+        (SAVINGS, "savings-plan-1y-partial-upfront", 40.5),
+    ],
+    ids=["bulk", "GetProducts", "Savings Plan"],
+)
+def test_a_downloaded_list_is_taken_without_the_network(
+    cli: Cli, tmp_path: Path, document: dict[str, Any], purchase: str, price: float
+) -> None:
+    (tmp_path / "list.json").write_text(json.dumps(document))
+    result = cli(*PLAN, "--price-list", "list.json", "--purchase", purchase)
+    assert result.returncode == 0, result.stderr
+    [stage] = json.loads(result.stdout)["stages"]
+    assert stage["price_per_instance_hour_usd"] == price
+    again = json.loads(cli(*PLAN, "--purchase", purchase).stdout)
+    assert again["stages"][0]["price_per_instance_hour_usd"] == price
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"PriceList": ["x"]}', '{"PriceList": []}'])
+def test_what_is_no_price_list_is_refused_and_nothing_is_kept(
+    cli: Cli, tmp_path: Path, content: str
+) -> None:
+    (tmp_path / "list.json").write_text(content)
+    result = cli("cost", "--price-list", "list.json")
+    assert result.returncode == 2
+    [line] = result.stderr.splitlines()
+    assert "--price-list: list.json" in line
+    assert not (tmp_path / ".cache").exists()
+
+
+def test_a_damaged_cache_is_named_with_its_mend(cli: Cli, tmp_path: Path) -> None:
+    kept = tmp_path / ".cache" / "sm-train" / "prices.json"
+    kept.parent.mkdir(parents=True)
+    for content in ("", "{}", '{"version": 2}', '{"version": 1, "rows": [{}], "listed": {}}'):
+        kept.write_text(content)
+        result = cli(*PLAN)
+        assert result.returncode == 2
+        [line] = result.stderr.splitlines()
+        assert f"{kept}: damaged price cache" in line
+        assert "--refresh" in line

@@ -1,0 +1,407 @@
+"""What the logs of several nodes say together: the cause, and the rank that failed first."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from sm_train.entrypoints.common.events import format_event
+from sm_train.toolkit.diagnose.diagnosis import diagnose
+from sm_train.toolkit.diagnose.log_scanner import scan
+
+from tests.support.log_lines import HEALTHY, WRITTEN, diagnosed, step, stream
+
+BEGIN = WRITTEN - 3600
+
+
+def clock(second: float, month_day: str = "1122") -> str:
+    """A time of the day as PyTorch's C++ and Python logs write it."""
+    minutes, seconds = divmod(second, 60)
+    return f"{month_day} {8 + int(minutes) // 60:02}:{int(minutes) % 60:02}:{seconds:09.6f}"
+
+
+def traceback(error: str, rank: int | None = None) -> list[str]:
+    lines = [
+        "Traceback (most recent call last):",
+        '  File "/opt/ml/code/train.py", line 212, in <module>',
+        "    main()",
+        '  File "/opt/ml/code/train.py", line 88, in main',
+        "    loss = step(batch)",
+        error,
+    ]
+    return lines if rank is None else [f"[rank{rank}]: {line}" for line in lines]
+
+
+def echoes(ranks: range, second: float = 100) -> list[str]:
+    """What NCCL and the launcher say when a peer has died."""
+    lines = []
+    for rank in ranks:
+        lines += [
+            f"[rank{rank}]:[E{clock(second)} ProcessGroupNCCL.cpp:2068] [PG ID 0 Rank {rank}] "
+            "Process group watchdog thread terminated with exception: NCCL error: remote process "
+            "exited or there was a network error, NCCL version 2.21.5",
+            "ncclRemoteError: A call failed possibly due to a network error or a remote process "
+            "exiting prematurely.",
+            "Last error:",
+            f"NET/OFI Request 0x7f14cc5b60c0 completed with error. RC: 107. Error: {rank}",
+        ]
+    return lines
+
+
+def timeout(rank: int, number: int = 1580, kind: str = "ALLREDUCE", second: float = 1900) -> str:
+    return (
+        f"[rank{rank}]:[E{clock(second)} ProcessGroupNCCL.cpp:607] [Rank {rank}] Watchdog caught "
+        f"collective operation timeout: WorkNCCL(SeqNum={number}, OpType={kind}, NumelIn=466119, "
+        "NumelOut=466119, Timeout(ms)=1800000) ran for 1800060 milliseconds before timing out."
+    )
+
+
+def elastic(rank: int, exit_code: int, second: float = 101) -> list[str]:
+    """torchrun's end on the node of ``rank``."""
+    minutes, seconds = divmod(int(second), 60)
+    return [
+        f"W{clock(second)} 88 torch/distributed/elastic/multiprocessing/api.py:900] Sending "
+        "process 1200 closing signal SIGTERM",
+        f"E{clock(second)} 88 torch/distributed/elastic/multiprocessing/api.py:874] failed "
+        f"(exitcode: {exit_code}) local_rank: {rank % 8} (pid: 1203) of binary: /opt/bin/python",
+        *traceback("torch.distributed.elastic.multiprocessing.errors.ChildFailedError: "),
+        "============================================================",
+        "train.py FAILED",
+        "------------------------------------------------------------",
+        "Failures:",
+        "  <NO_OTHER_FAILURES>",
+        "------------------------------------------------------------",
+        "Root Cause (first observed failure):",
+        "[0]:",
+        f"  time      : 2026-11-22_08:{minutes:02}:{seconds:02}",
+        "  host      : algo-2",
+        f"  rank      : {rank} (local_rank: {rank % 8})",
+        f"  exitcode  : {exit_code} (pid: 1203)",
+        "  error_file: <N/A>",
+        "  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html",
+        "============================================================",
+    ]
+
+
+def training(node: int = 0, until: int = 100) -> list[str]:
+    return [*HEALTHY, *(step(number, BEGIN + number, node=node) for number in range(until))]
+
+
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has 39.39 GiB"
+
+
+def test_the_rank_that_ran_out_of_memory_is_found_behind_its_peers_echoes() -> None:
+    found = diagnosed(
+        [*training(), *echoes(range(8), second=90)],
+        [*training(1), *traceback(OOM, rank=11), *echoes(range(8, 16)), *elastic(11, 1)],
+        [*training(2), *echoes(range(16, 24), second=95)],
+    )
+    assert (found.cause, found.confidence, found.retryable) == ("gpu-out-of-memory", "high", False)
+    assert found.first is not None
+    assert (found.first.node, found.first.rank) == ("algo-2", 11)
+    assert found.first.line == OOM
+
+
+def test_a_dead_gpu_explains_what_cuda_says_of_it() -> None:
+    xid = "NVRM: Xid (PCI:0000:06:00): 79, pid=1203, GPU has fallen off the bus."
+    found = diagnosed(
+        [*training(), *echoes(range(8))],
+        [
+            *training(1),
+            *traceback("RuntimeError: CUDA error: unspecified launch failure", rank=9),
+            xid,
+            *elastic(9, 1),
+        ],
+    )
+    assert found.cause == "xid-79"
+    assert found.retryable is True
+    assert found.first is not None
+    assert (found.first.node, found.first.rank) == ("algo-2", 9)
+
+
+def test_a_kill_without_the_kernels_word_is_of_low_confidence_and_with_it_is_certain() -> None:
+    killed = [*training(1), *elastic(13, -9)]
+    found = diagnosed([*training(), *echoes(range(8))], killed)
+    assert (found.cause, found.confidence) == ("process-killed", "low")
+    assert found.first is not None
+    assert (found.first.node, found.first.rank) == ("algo-2", 13)
+    kernel = (
+        "[18026.221140] Memory cgroup out of memory: Killed process 1203 (python3) "
+        "total-vm:120832kB, anon-rss:15596kB"
+    )
+    found = diagnosed([*training(), *echoes(range(8))], [*killed, kernel])
+    assert (found.cause, found.confidence) == ("host-out-of-memory", "high")
+
+
+def test_an_exception_without_a_signature_outranks_echoes() -> None:
+    error = (
+        "RuntimeError: stack expects each tensor to be equal size, but got [3, 512] and [3, 511]"
+    )
+    found = diagnosed(
+        [*training(), *echoes(range(8))],
+        [*training(1), *traceback(error, rank=12), *elastic(12, 1)],
+    )
+    assert (found.cause, found.retryable) == ("program-error", False)
+    assert error in found.title
+    assert found.first is not None
+    assert (found.first.node, found.first.rank) == ("algo-2", 12)
+
+
+def test_torchruns_summary_names_the_rank_that_the_traceback_does_not() -> None:
+    found = diagnosed([*training(), *traceback("KeyError: 'caption'"), *elastic(5, 1)])
+    assert found.cause == "program-error"
+    assert found.first is not None
+    assert found.first.rank == 5
+
+
+def test_an_exception_that_led_to_another_is_passed_over() -> None:
+    chain = [
+        *traceback("_queue.Empty"),
+        "",
+        "The above exception was the direct cause of the following exception:",
+        "",
+        *traceback("RuntimeError: DataLoader worker (pid(s) 3216) exited unexpectedly"),
+    ]
+    assert diagnosed([*training(), *chain]).cause == "dataloader-killed"
+    inner = [
+        *traceback("KeyError: Caught KeyError in DataLoader worker process 0."),
+        *["Original Traceback (most recent call last):", *traceback("KeyError: 'txt'")[1:]],
+    ]
+    assert diagnosed([*training(), *inner]).title == "The program raised KeyError: 'txt'"
+
+
+@pytest.mark.parametrize(
+    "error", ["ValueError: bad caption", "socket.gaierror: odd", "_queue.Empty2", "KeyError: 'x'"]
+)
+def test_a_traceback_without_indentation_is_one_too(error: str) -> None:
+    lines = [
+        "Traceback (most recent call last):",
+        'File "/opt/ml/input/data/code/train.py", line 212, in <module>',
+        "main()",
+        'File "/opt/ml/input/data/code/train.py", line 88, in main',
+        "loss = step(",
+        "batch,",
+        ")",
+        "^^^^^^",
+        'raise RuntimeError("CUDA error: out of memory")',
+        error,
+    ]
+    found = diagnosed([*training(), *lines, *(one.strip() for one in elastic(4, 1))])
+    assert (found.cause, found.first and found.first.line) == ("program-error", error)
+    assert found.first is not None
+    assert found.first.rank == 4
+
+
+def test_tracebacks_that_end_no_process_are_none() -> None:
+    ignored = [
+        "Exception ignored in: <function _MultiProcessingDataLoaderIter.__del__ at 0x7f3e5c0a2d60>",
+        *traceback("AssertionError: can only test a child process"),
+    ]
+    assert diagnosed([*training(), *ignored]).cause == "no-failure"
+    logged = [*traceback("OSError: [Errno 28] No space left on device"), *training(until=10)]
+    # So it is when the traceback has lost its end, too.
+    assert (
+        diagnosed([*HEALTHY, OOM, *traceback("")[:-1], *training(until=10)]).cause == "no-failure"
+    )
+    found = diagnosed([*HEALTHY, *logged])
+    assert found.cause == "no-failure"
+    assert found.notes == ("seen 1 × and survived: The disk is full",)
+
+
+def test_what_the_program_talked_on_after_is_not_what_ended_it() -> None:
+    handled = traceback("ImportError: cannot import name 'fused' from 'apex'")
+    found = diagnosed([*handled, *HEALTHY * 4, *traceback(OOM, rank=2)])
+    assert found.cause == "gpu-out-of-memory"
+
+
+def test_an_exception_that_was_only_told_of_is_not_the_one_that_ended_the_program() -> None:
+    told = "OSError: [Errno 28] No space left on device: '/root/.cache/tracker'"
+    found = diagnosed([*training(), told, *traceback("KeyError: 'x'")])
+    assert found.title == "The program raised KeyError: 'x'"
+    assert diagnosed([*training(), told]).cause == "disk-full"
+    kernel = "[18026.221140] Out of memory: Killed process 1203 (python3) total-vm:120832kB"
+    found = diagnosed([*training(), kernel, *traceback("KeyError: 'x'")])
+    assert found.cause == "host-out-of-memory"
+
+
+def test_a_hit_on_a_node_without_steps_is_outlived_by_another_nodes_steps() -> None:
+    early = datetime.fromtimestamp(BEGIN + 100, UTC).isoformat()
+    xid = f"{early} NVRM: Xid (PCI:0000:10:1c): 63, pid=1896, Row Remapper: New row marked"
+    assert diagnosed(training(until=500), [*HEALTHY, xid]).cause == "no-failure"
+    assert diagnosed([*HEALTHY], [*HEALTHY, xid]).cause == "xid-row-remap"
+
+
+def test_the_earliest_cause_counts_and_a_draw_of_two_nodes_is_unknown() -> None:
+    def at(second: int, text: str) -> str:
+        return f"2026-11-22T08:00:{second:02}.000Z {text}"
+
+    denied = "botocore.exceptions.ClientError: An error occurred (AccessDenied) when calling the GetObject operation: Access Denied"  # noqa: E501
+    full = "OSError: [Errno 28] No space left on device: '/tmp/x'"
+    found = diagnosed([at(40, full)], [at(10, denied)])
+    assert found.cause == "s3-denied"
+    assert found.first is not None
+    assert found.first.node == "algo-2"
+    for one, other in ((at(12, full), at(10, denied)), (full, denied)):
+        found = diagnosed([one], [other])
+        assert found.cause == "unknown"
+        assert {hit.text for hit in found.evidence} == {full, denied}
+        assert "contradictory" in found.notes[-1]
+
+
+def test_a_rank_that_waits_elsewhere_is_the_one_behind() -> None:
+    found = diagnosed(
+        [*training(), *(timeout(rank) for rank in range(8))],
+        [*training(1), *(timeout(rank, 1579 if rank == 12 else 1580) for rank in range(8, 16))],
+    )
+    assert (found.cause, found.confidence) == ("nccl-timeout", "medium")
+    assert found.first is not None
+    assert (found.first.node, found.first.rank) == ("algo-2", 12)
+    assert "rank 12 in ALLREDUCE 1579" in found.notes[-1]
+
+
+def test_the_rank_without_a_timeout_is_named() -> None:
+    found = diagnosed([*training(), *(timeout(rank) for rank in range(8) if rank != 5)])
+    assert found.cause == "nccl-timeout"
+    assert found.notes == ("no time-out from rank 5: look there first",)
+
+
+def test_echoes_alone_are_unknown_with_ten_lines_to_look_at() -> None:
+    found = diagnosed([*training(), *echoes(range(8))], [*training(1), *echoes(range(8, 16))])
+    assert found.cause == "efa-request-error"
+    only = [line for line in echoes(range(8)) if not line.startswith("NET/OFI")]
+    found = diagnosed([*training(), *only], [*training(1), *only])
+    assert (found.cause, found.confidence, found.first) == ("unknown", None, None)
+    assert 4 <= len(found.evidence) <= 10
+    left = diagnosed([*training(), *only, *elastic(6, 3)])
+    assert (left.cause, left.first) == ("unknown", None)
+    assert left.notes == ("torchrun saw rank 6 fail first, exit code 3",)
+    assert {hit.stream for hit in found.evidence} == {"algo-1.log", "algo-2.log"}
+
+
+def test_an_error_event_gives_node_rank_and_time() -> None:
+    event = format_event(
+        "error",
+        {"code": "DataError", "message": "DataError: 120 of 4000 samples cannot be used (x 120)"},
+        time=BEGIN + 100.5,
+        node=1,
+        rank=9,
+    )
+    found = diagnose([stream([*training(), event], "events.log", None)])
+    assert found.cause == "bad-samples"
+    assert found.first is not None
+    assert (found.first.node, found.first.rank, found.first.time) == ("algo-2", 9, BEGIN + 100.5)
+
+
+def test_a_run_that_succeeded_has_no_failure_whatever_it_said_before() -> None:
+    for end in (
+        "2026-11-22 10:00:01,123 sagemaker-training-toolkit INFO     Reporting training SUCCESS",
+        'SMT {"kind": "end", "time": 1795300000.0, "node": 0, "rank": 0, "step": 9, "reason": "done", "training_seconds": 1, "images": 1, "iterations_per_second": 1}',  # noqa: E501
+    ):
+        found = diagnosed([*HEALTHY, *traceback(OOM), *echoes(range(8)), end], echoes(range(8, 9)))
+        assert found.cause == "no-failure"
+        assert "succeeded" in found.title
+
+
+def test_a_stall_is_why_the_runtime_ran_out_and_not_why_memory_did() -> None:
+    stall = format_event(
+        "warning",
+        {"code": "stall", "message": "no step for 1804 s"},
+        time=BEGIN + 1900,
+        node=0,
+        rank=5,
+    )
+    ended = ["2026-11-22T20:00:00Z SecondaryStatus: MaxRuntimeExceeded"]
+    found = diagnosed([*training(), stall], ended)
+    assert found.cause == "stall"
+    assert found.first is not None
+    assert found.first.rank == 5
+    beats = ["SMT heartbeats of the other ranks"] * 500
+    assert diagnosed([*training(), *traceback(OOM, 3), *beats, stall], ended).cause != "stall"
+    assert diagnosed(training(), ended).cause == "max-runtime"
+
+
+def test_a_stall_that_the_monitor_ended_is_a_stall_of_the_rank_that_it_blames() -> None:
+    """It says a warning, then an error of the same code, and kills what hangs."""
+    words = "no sign of step for 300 s after step 40: rank 9 keeps the others waiting"
+    said = (
+        'SMT {{"kind": "{}", "time": {}, "node": 0, "rank": 0, "code": "stall", '
+        '"message": "{}", "blamed_rank": 9, "blamed_node": 1}}'
+    )
+    found = diagnosed(
+        [step(40, 10.0), said.format("warning", 310.0, words), said.format("error", 310.1, words)],
+        [step(40, 10.0, rank=8, node=1), "failed (exitcode: -9) local_rank: 1 (pid: 120)"],
+    )
+    assert (found.cause, found.retryable) == ("stall", True)
+    assert found.first is not None
+    assert (found.first.node, found.first.rank) == ("algo-2", 9)
+
+
+def test_a_loss_that_stays_no_number_is_told_and_one_that_recovers_is_not() -> None:
+    lost = [f"step {number} loss nan lr 1.0e-04" for number in range(100, 200)]
+    assert diagnosed([*training(), *lost]).cause == "loss-not-a-number"
+    found = [f"step {number} loss 0.3 lr 1.0e-04" for number in range(200, 210)]
+    assert diagnosed([*training(), *lost, *found]).cause == "no-failure"
+    assert diagnosed([*training(), *lost, *traceback("KeyError: 'x'")]).cause == "program-error"
+
+
+def test_a_second_start_in_one_log_is_another_attempt() -> None:
+    start = {
+        "run": "r",
+        "stage": "s",
+        "resolution": 256,
+        "world_size": 8,
+        "nodes": 1,
+        "per_gpu_batch": 1,
+        "accumulation": 1,
+        "effective_batch_size": 8,
+        "iterations": 9,
+        "parameters": 1,
+        "backend": "nccl",
+        "backend_reason": "",
+        "precision": "bf16",
+        "resumed_from_step": 0,
+    }
+    begin = format_event("start", start, time=BEGIN, node=0, rank=0)
+    found = diagnosed([begin, *traceback(OOM), begin, *traceback("KeyError: 'x'")])
+    assert found.cause == "program-error"
+
+
+def test_earlier_attempts_are_mentioned_and_the_last_is_judged() -> None:
+    first = stream([*training(), *traceback(OOM)], "algo-1-1700000000")
+    last = stream([*training(), "Loss is nan, stopping training"], "algo-1-1700009000")
+    found = diagnose([last], [[first]])
+    assert found.cause == "diverged"
+    assert found.notes[0] == "attempt 1: The GPU ran out of memory (gpu-out-of-memory)"
+
+
+def test_mpirun_names_node_and_rank() -> None:
+    lines = [
+        "[1,mpirank:3,algo-1]<stderr>:Traceback (most recent call last):",
+        '[1,mpirank:3,algo-1]<stderr>:  File "train.py", line 1, in <module>',
+        "[1,mpirank:11,algo-2]<stderr>:Traceback (most recent call last):",
+        '[1,mpirank:11,algo-2]<stderr>:  File "train.py", line 1, in <module>',
+        "[1,mpirank:11,algo-2]<stderr>:ValueError: bad caption",
+        "[1,mpirank:3,algo-1]<stderr>:ConnectionResetError: [Errno 104] Connection reset by peer",
+        "MPI_ABORT was invoked on rank 11 in communicator MPI_COMM_WORLD",
+    ]
+    found = diagnose([stream([*HEALTHY, *lines])])
+    assert found.cause == "program-error"
+    assert found.first is not None
+    assert (found.first.node, found.first.rank) == ("algo-2", 11)
+
+
+def test_an_error_behind_a_progress_bar_and_returns_is_seen() -> None:
+    bar = "\r  5%|▌         | 72/1398 [1:12:34<24:31:08, 66.57s/it]" * 3
+    found = diagnosed([*HEALTHY, bar + OOM])
+    assert found.cause == "gpu-out-of-memory"
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 1 << 20])
+def test_blocks_of_any_size_are_read_the_same(size: int) -> None:
+    lines = [*training(), *traceback(OOM, rank=1), *echoes(range(4)), *elastic(1, 1)]
+    content = "\n".join(lines).encode()
+    blocks = [content[at : at + size] for at in range(0, len(content), size)]
+    whole = scan(stream(lines))
+    found = scan(stream(lines).__class__("algo-1.log", lambda: blocks, "algo-1", WRITTEN))
+    assert (found.hits, found.lines) == (whole.hits, whole.lines)
+    assert whole.lines == len(lines)

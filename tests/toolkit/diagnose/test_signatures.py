@@ -1,0 +1,81 @@
+"""Every signature by its own examples, and by what must not match any."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from sm_train.toolkit.diagnose.diagnosis import UNKNOWN
+from sm_train.toolkit.diagnose.signatures import signatures
+
+from tests.support.log_lines import HEALTHY, WRITTEN, diagnosed, haystack, step
+
+EXAMPLES = [(one.code, line) for one in signatures().values() for line in one.examples]
+LINES = [
+    pytest.param(code, line, id=f"{code}-{number}") for number, (code, line) in enumerate(EXAMPLES)
+]
+
+
+@pytest.mark.parametrize(("code", "line"), LINES)
+def test_an_example_is_diagnosed_at_the_end_of_a_healthy_log(code: str, line: str) -> None:
+    found = diagnosed(haystack(line))
+    if signatures()[code].role == "echo":
+        assert found.cause == UNKNOWN
+        assert found.first is None
+        assert found.confidence is None
+    elif signatures()[code].role == "warning":
+        assert found.cause == "no-failure"
+        assert any(signatures()[code].title in note for note in found.notes)
+    else:
+        assert (found.cause, found.confidence) == (code, signatures()[code].confidence)
+        assert found.evidence[0].order == len(haystack(line))
+
+
+@pytest.mark.parametrize(("code", "line"), LINES)
+def test_an_example_with_prefixes_is_the_same(code: str, line: str) -> None:
+    if line.startswith("[rank"):
+        line = line.split(":", 1)[1].lstrip()
+    for prefix in (
+        "2026-11-21T10:00:00.123456+00:00 my-job/algo-2-1700000000 ",
+        "[1,mpirank:11,algo-2]<stderr>:",
+        "\x1b[34m[rank11]: ",
+    ):
+        if signatures()[code].role in ("cause", "symptom"):
+            found = diagnosed(haystack(prefix + line))
+            assert found.cause == code
+            assert found.first is not None
+
+
+@pytest.mark.parametrize(("code", "line"), LINES)
+def test_an_example_after_which_training_goes_on_is_no_failure(code: str, line: str) -> None:
+    on = [step(number, WRITTEN + number) for number in range(50, 60)]
+    assert diagnosed([*haystack(line), *on]).cause == "no-failure"
+
+
+@pytest.mark.parametrize("line", HEALTHY)
+def test_a_healthy_line_is_none(line: str) -> None:
+    assert diagnosed([line]).cause == "no-failure"
+
+
+def test_nothing_explains_itself_however_far_around() -> None:
+    explains = {code: one.explains for code, one in signatures().items()}
+    for code in explains:
+        reached: set[str] = set()
+        ahead = set(explains[code])
+        while ahead:
+            reached |= ahead
+            ahead = {far for near in ahead for far in explains[near]} - reached
+        assert code not in reached
+
+
+def test_there_are_many_causes_and_each_is_complete() -> None:
+    table = signatures()
+    assert sum(one.role in ("cause", "symptom") for one in table.values()) >= 40
+    for one in table.values():
+        assert one.examples
+        assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", one.code)
+        assert one.explains <= table.keys()
+        assert one.source.startswith(("https://", "this project"))
+        assert one.action.endswith((".", ")"))
+        # The prefilter must let every example through.
+        assert all(any(text in line for text in one.literals) for line in one.examples)

@@ -1,0 +1,141 @@
+"""``sm-train doctor``: alone, here and as a job that does nothing else."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+import yaml
+from sm_train.entrypoints.common.job_config import Expected, read_settings
+from sm_train.estimators.bundle.bundle import build_bundle
+from sm_train.estimators.config.load import load_run
+
+from tests.conftest import Aws, Cli
+from tests.support.cluster.training_jobs import write_shards
+from tests.toolkit.local.test_submit_local import processes_of, write_tiny
+
+
+def test_emulated_nodes_are_examined_beside_the_run(cli: Cli, tmp_path: Path) -> None:
+    write_shards(tmp_path / "shards", shards=2, each=20)
+    run = write_tiny(tmp_path, iterations=4)
+    document = yaml.safe_load(run.read_text())
+    document["doctor"] = {"limit": 30}
+    run.write_text(yaml.safe_dump(document))
+    training = tmp_path / "out" / "8px" / "nodes"
+    training.mkdir(parents=True)
+    result = cli(
+        "doctor",
+        run,
+        "--local",
+        "--nodes",
+        "2",
+        "--output",
+        "out",
+        "--json",
+        network="loopback",
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stderr
+    told = json.loads(result.stdout)
+    assert told["evidence"]["hosts"] == ["algo-1", "algo-2"]
+    assert told["evidence"]["world"]["ranks"] == 2
+    [kept] = (tmp_path / "out" / "8px" / "checkpoints" / "doctor").glob("*.json")
+    assert json.loads(kept.read_text()) == told
+    assert "matrix products" in result.stderr
+    assert "it/s" in result.stderr
+    assert training.is_dir(), "a run that goes on in the same folder is left alone"
+    assert processes_of(tmp_path) == []
+
+
+def test_a_dry_run_shows_a_job_that_only_examines(cli: Cli, tmp_path: Path) -> None:
+    cli("init", "run.yaml", "--preset", "bria-2.0")
+    result = cli("doctor", "run.yaml", "--stage", "512px", "--dry-run", "--json")
+    assert result.returncode == 0, result.stderr
+    told = json.loads(result.stdout)
+    request = told["request"]
+    assert request["TrainingJobName"].startswith("bria-2-0--512px-doctor-")
+    assert request["HyperParameters"]["doctor-only"] == "true"
+    assert request["HyperParameters"]["stage"] == "512px"
+    assert "/bria-2-0/code/512px-" in request["HyperParameters"]["sagemaker_submit_directory"]
+    assert [one["ChannelName"] for one in request["InputDataConfig"]] == ["train"]
+    assert request["StoppingCondition"]["MaxRuntimeInSeconds"] <= 1800
+    assert "RetryStrategy" not in request
+    assert told["results"] == "s3://my-bucket/bria-2-0/checkpoints/512px/doctor/"
+    assert told["cost_usd"] > 0
+    assert "8 × ml.p4de.24xlarge for about 12 min: $" in result.stderr
+
+
+def test_the_job_is_sent_as_it_was_shown(cli: Cli, tmp_path: Path, aws: Aws) -> None:
+    aws.make_bucket("my-bucket", **{"shards/a.tar": b"x", "shards/b.tar": b"x"})
+    run = write_tiny(tmp_path, iterations=4)
+    document = yaml.safe_load(run.read_text())
+    document |= {"role": "arn:aws:iam::111122223333:role/r", "bucket": "my-bucket"}
+    document["data"]["uri"] = "s3://my-bucket/shards/"
+    document["region"] = "us-east-1"
+    run.write_text(yaml.safe_dump(document))
+    refused = cli("doctor", run, network="loopback", env=aws.environment)
+    assert refused.returncode == 2
+    assert "not confirmed" in refused.stderr
+    assert aws.bodies("CreateTrainingJob") == []
+    sent = cli("doctor", run, "--yes", "--json", network="loopback", env=aws.environment)
+    assert sent.returncode == 0, sent.stderr
+    [body] = aws.bodies("CreateTrainingJob")
+    assert body["TrainingJobName"] == json.loads(sent.stdout)["training_job_name"]
+    assert body["TrainingJobName"].startswith("tiny--8px-doctor-")
+    assert body["HyperParameters"]["doctor-only"] == "true"
+
+
+def test_a_name_without_room_for_the_doctor_is_told(cli: Cli, tmp_path: Path) -> None:
+    run = write_tiny(tmp_path, iterations=4)
+    document = yaml.safe_load(run.read_text()) | {"name": "n" * 41, "region": "us-east-1"}
+    run.write_text(yaml.safe_dump(document))
+    result = cli("doctor", run, "--dry-run")
+    assert result.returncode == 2
+    assert "has 68 characters and SageMaker allows 63" in result.stderr
+
+
+def test_the_bundle_says_what_to_expect(tmp_path: Path, cli: Cli) -> None:
+    cli("init", "run.yaml", "--preset", "bria-2.0")
+    config = load_run(tmp_path / "run.yaml")
+    bundle = build_bundle(config, None)
+    with tarfile.open(fileobj=io.BytesIO(bundle.archive)) as archive:
+        archive.extract("run.json", tmp_path, filter="data")
+    expected = read_settings(tmp_path / "run.json", "256px").expected
+    assert isinstance(expected, Expected)
+    assert (expected.network_gbps, expected.nvlink_gbytes, expected.efa) == (400, 300, True)
+    assert (expected.iterations_per_second, expected.speed_source) == (
+        1.8,
+        "the run file states it",
+    )
+    assert expected.usd_per_instance_hour is not None
+    unstated = read_settings(tmp_path / "run.json", "512px").expected
+    assert unstated is not None
+    assert unstated.iterations_per_second is None
+
+
+def test_off_may_be_written_as_yaml_reads_it(tmp_path: Path) -> None:
+    run = write_tiny(tmp_path, iterations=4)
+    run.write_text(run.read_text().replace("mode: auto", "mode: off"))
+    assert "mode: off" in run.read_text()
+    assert load_run(run).doctor.mode == "off"
+
+
+@pytest.mark.parametrize(
+    ("doctor", "said"),
+    [
+        ({"mode": "sometimes"}, "doctor.mode"),
+        ({"limit": "10s"}, "doctor.limit"),
+        ({"max_slowdown": 0.5}, "doctor.max_slowdown"),
+    ],
+)
+def test_mistakes_in_the_section_are_named(
+    cli: Cli, tmp_path: Path, doctor: dict[str, object], said: str
+) -> None:
+    run = write_tiny(tmp_path, iterations=4)
+    run.write_text(yaml.safe_dump(yaml.safe_load(run.read_text()) | {"doctor": doctor}))
+    result = cli("doctor", run, "--dry-run")
+    assert result.returncode == 2
+    assert said in result.stderr

@@ -1,0 +1,185 @@
+"""``submit --local``: the bundle trains here as it would in a job, and leaves nothing running."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+from sm_train.toolkit.jobs.events import parse_event, read_events
+
+from tests.conftest import Cli, clean_environment
+from tests.support.cluster.training_jobs import tiny_run, write_shards
+
+
+def write_tiny(folder: Path, **settings: object) -> Path:
+    document = tiny_run(**settings).model_dump(mode="json")  # type: ignore[arg-type]
+    document["data"]["local"] = "shards"
+    path = folder / "run.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """Whatever still runs below ``folder``."""
+    found = []
+    for process in psutil.process_iter(["cwd", "cmdline"]):
+        if str(folder) in str(process.info["cwd"]) and process.pid != os.getpid():
+            found.append(process)
+    return found
+
+
+def test_code_of_ones_own_is_started_in_place_of_ours(cli: Cli, tmp_path: Path) -> None:
+    write_shards(tmp_path / "shards", shards=2, each=2)
+    (tmp_path / "masks").mkdir()
+    (tmp_path / "masks" / "a.png").write_bytes(b"")
+    code = tmp_path / "code" / "jobs"
+    code.mkdir(parents=True)
+    (code / "helper.py").write_text("WORD = 'helped'\n")
+    (code / "own.py").write_text(
+        "import sys\n"
+        "from helper import WORD\n"
+        "from sm_train.entrypoints.common.sagemaker_paths import Directories\n"
+        "place = Directories.from_environment()\n"
+        "masks = [path.name for path in place.channel('masks').iterdir()]\n"
+        "(place.checkpoints / 'seen').write_text(f'{WORD} {sys.argv[1:]} {masks}')\n"
+    )
+    run = write_tiny(tmp_path, iterations=1)
+    document = yaml.safe_load(run.read_text()) | {
+        "code": "code",
+        "entry": "jobs/own.py",
+        "channels": {"masks": {"uri": "s3://own/masks/", "local": "masks"}},
+    }
+    run.write_text(yaml.safe_dump(document))
+    result = cli("submit", run, "--local", "--nodes", "1", network="loopback", timeout=300)
+    assert result.returncode == 0, result.stderr
+    seen = tmp_path / "local-runs" / document["name"] / "8px" / "checkpoints" / "seen"
+    assert seen.read_text() == "helped ['--stage', '8px'] ['a.png']"
+
+
+def test_two_emulated_nodes_train_on_their_own_shards(cli: Cli, tmp_path: Path) -> None:
+    write_shards(tmp_path / "shards", shards=5, each=20)
+    run = write_tiny(tmp_path, iterations=4)
+    result = cli(
+        "submit",
+        run,
+        "--local",
+        "--nodes",
+        "2",
+        "--output",
+        "out",
+        "--json",
+        network="loopback",
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stderr
+    root = tmp_path / "out" / "8px"
+    [told] = json.loads(result.stdout)["stages"]
+    assert (Path(told["model"]) / "model_index.json").exists()
+    dealt = [
+        {shard.name for shard in (node / "input/data/train").iterdir()}
+        for node in sorted((root / "nodes").iterdir())
+    ]
+    assert [len(shards) for shards in dealt] == [3, 2]
+    assert not dealt[0] & dealt[1]
+    assert len(dealt[0] | dealt[1]) == 5
+    start = next(event for event in read_events(root) if event["kind"] == "start")
+    assert (start["world_size"], start["nodes"], start["backend"]) == (2, 2, "gloo")
+    assert "step 4/4" in result.stderr
+    assert "it/s" in result.stderr
+    config = root / "nodes" / "algo-2" / "input" / "config"
+    assert json.loads((config / "resourceconfig.json").read_text())["current_host"] == "algo-2"
+    assert json.loads((config / "hyperparameters.json").read_text()) == {"stage": "8px"}
+    assert processes_of(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_stages_follow_one_another_from_weights_to_weights(cli: Cli, tmp_path: Path) -> None:
+    write_shards(tmp_path / "shards", shards=1, each=20)
+    run = write_tiny(tmp_path, iterations=3)
+    document = yaml.safe_load(run.read_text())
+    document["stages"].append(document["stages"][0] | {"name": "second"})
+    run.write_text(yaml.safe_dump(document))
+    early = cli("submit", run, "--local", "--stage", "second", "--nodes", "1")
+    assert early.returncode == 3
+    assert "run that stage first" in early.stderr
+    result = cli("submit", run, "--local", "--nodes", "1", network="loopback", timeout=300)
+    assert result.returncode == 0, result.stderr
+    second = tmp_path / "local-runs" / "tiny" / "second"
+    previous = second / "nodes" / "algo-1" / "input" / "data" / "previous"
+    assert (previous / "unet" / "diffusion_pytorch_model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
+def test_ctrl_c_ends_every_process_after_a_checkpoint(tmp_path: Path, number: int) -> None:
+    write_shards(tmp_path / "shards", shards=2, each=20)
+    run = write_tiny(tmp_path, iterations=100000)
+    program = "import sys\nfrom sm_train.toolkit.cli import main\nmain(sys.argv[1:])"
+    running = subprocess.Popen(
+        [sys.executable, "-c", program, "submit", str(run), "--local", "--nodes", "2"],
+        cwd=tmp_path,
+        env=clean_environment(tmp_path),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert running.stderr is not None
+    for line in running.stderr:
+        if "step 3/" in line:
+            break
+    running.send_signal(number)
+    rest = running.stderr.read()
+    assert running.wait(timeout=120) == 130, rest
+    assert "interrupted" in rest
+    assert processes_of(tmp_path) == []
+    checkpoints = tmp_path / "local-runs" / "tiny" / "8px" / "checkpoints"
+    assert [*checkpoints.glob("step-*/complete.json")]
+
+
+def test_a_failing_job_shows_its_last_lines_and_failure_file(cli: Cli, tmp_path: Path) -> None:
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    for number in range(2):
+        (folder / f"{number}.tar").write_bytes(b"this is no tar" * 100)
+    run = write_tiny(tmp_path, iterations=5)
+    result = cli("submit", run, "--local", "--nodes", "2", network="loopback", timeout=300)
+    assert result.returncode == 6
+    assert "failed (exit 1); its last lines:" in result.stderr
+    assert "failure file" in result.stderr
+    assert "no sample that it could read" in result.stderr
+    assert processes_of(tmp_path) == []
+
+
+def test_a_local_run_needs_local_shards(cli: Cli, tmp_path: Path) -> None:
+    run = write_tiny(tmp_path, iterations=5)
+    assert "no such folder" in cli("submit", run, "--local").stderr
+    (tmp_path / "shards").mkdir()
+    assert "holds no .tar" in cli("submit", run, "--local").stderr
+    write_shards(tmp_path / "shards", shards=1, each=4)
+    few = cli("submit", run, "--local", "--nodes", "2")
+    assert few.returncode == 3
+    assert "1 shards for 2 nodes" in few.stderr
+    document = yaml.safe_load(run.read_text())
+    del document["data"]["local"]
+    run.write_text(yaml.safe_dump(document))
+    unset = cli("submit", run, "--local")
+    assert unset.returncode == 2
+    assert "data.local: not set" in unset.stderr
+
+
+def test_event_lines_are_found_among_anything_else() -> None:
+    whole = 'rank 3: SMT {"kind": "heartbeat", "time": 1, "node": 0, "rank": 0, "step": 5, '
+    whole += '"seconds_since_step": 0.5}'
+    event = parse_event(whole)
+    assert event is not None
+    assert event["step"] == 5
+    for text in ("", "SMT", "SMT {", whole[:-9], 'SMT {"kind": "news"}', 'SMT {"kind": "step"}'):
+        assert parse_event(text) is None

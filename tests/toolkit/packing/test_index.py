@@ -1,0 +1,130 @@
+"""``index``: shards of others become as quick to start from as our own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from sm_train.entrypoints.data.shard_format import verify_shard
+from sm_train.entrypoints.data.shard_index import ShardIndex
+
+from tests.conftest import Aws, Cli
+from tests.support.cluster.training_jobs import png, sample, write_shard, write_shards
+from tests.support.run_files import write_run
+
+
+def test_a_folder_of_shards_gets_an_index_beside_it(cli: Cli, tmp_path: Path) -> None:
+    write_shards(tmp_path / "shards" / "a", shards=2, each=3)
+    write_shard(
+        tmp_path / "shards" / "b.tar", {"0": {"png": png(3, side=24), "txt": b"x"}, "1": sample(1)}
+    )
+    run = cli("index", "shards", "--json")
+    assert run.returncode == 0
+    result = json.loads(run.stdout)
+    assert result == {
+        "index": "index.parquet",
+        "shards": 3,
+        "samples": 8,
+        "damaged": [],
+        "was_there": False,
+        "bytes": sum(path.stat().st_size for path in (tmp_path / "shards").rglob("*.tar")),
+    }
+    index = ShardIndex(tmp_path / "index.parquet")
+    assert index.names == ["a/shard-000.tar", "a/shard-001.tar", "b.tar"]
+    sides = index.image_sizes(2)
+    assert sides is not None
+    assert [one.tolist() for one in sides] == [[24, 8], [24, 8]]
+    for number, name in enumerate(index.names):
+        found = index.shard(number)
+        bare = type(found)(found.name, found.bytes, found.blake3, found.keys, found.offsets)
+        verify_shard(tmp_path / "shards" / name, bare)
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".index")] == []
+
+
+def test_a_second_time_nothing_is_read(cli: Cli, tmp_path: Path) -> None:
+    write_shards(tmp_path / "shards", shards=2, each=3)
+    assert cli("index", "shards").returncode == 0
+    before = (tmp_path / "index.parquet").stat().st_mtime_ns
+    again = cli("index", "shards", "--json")
+    assert json.loads(again.stdout)["was_there"] is True
+    assert "is up to date" in again.stderr
+    assert (tmp_path / "index.parquet").stat().st_mtime_ns == before
+    write_shards(tmp_path / "shards", shards=3, each=3)
+    assert json.loads(cli("index", "shards", "--json").stdout)["shards"] == 3
+
+
+def test_damage_is_listed_and_what_is_whole_is_indexed(cli: Cli, tmp_path: Path) -> None:
+    write_shards(tmp_path / "shards", shards=3, each=5)
+    cut = tmp_path / "shards" / "shard-001.tar"
+    cut.write_bytes(cut.read_bytes()[:4000])
+    (tmp_path / "shards" / "shard-002.tar").write_bytes(b"")
+    run = cli("index", "shards", "--json")
+    assert run.returncode == 0
+    result = json.loads(run.stdout)
+    # Of the shard that was cut: a whole sample, and one that has lost its caption.
+    assert (result["shards"], result["samples"]) == (3, 5 + 2)
+    assert [one["shard"] for one in result["damaged"]] == ["shard-001.tar", "shard-002.tar"]
+    assert "damaged: shard-001.tar: byte " in run.stderr
+
+
+def test_a_folder_without_shards_is_one_line(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "shards").mkdir()
+    run = cli("index", "shards")
+    assert (run.returncode, run.stderr) == (
+        2,
+        "sm-train: shards: holds no .tar; `sm-train pack` makes shards\n",
+    )
+    assert list(tmp_path.iterdir()) == [tmp_path / "shards"]
+    assert "no such folder" in cli("index", "nowhere").stderr
+
+
+def test_a_prefix_in_s3_gets_an_index_beside_it(cli: Cli, aws: Aws, tmp_path: Path) -> None:
+    write_shards(tmp_path / "here", shards=2, each=3)
+    objects = {
+        f"set/shards/{path.name}": path.read_bytes() for path in (tmp_path / "here").iterdir()
+    }
+    aws.make_bucket("my-bucket", **objects)
+    arguments = ["--region", "us-east-1", "index", "s3://my-bucket/set/shards/", "--json"]
+    run = cli(*arguments, network="loopback", env=aws.environment)
+    assert run.returncode == 0, run.stderr
+    result = json.loads(run.stdout)
+    assert result["index"] == "s3://my-bucket/set/index.parquet"
+    aws.client("s3").download_file(
+        "my-bucket", "set/index.parquet", str(tmp_path / "index.parquet")
+    )
+    assert ShardIndex(tmp_path / "index.parquet").names == ["shard-000.tar", "shard-001.tar"]
+    assert (
+        json.loads(cli(*arguments, network="loopback", env=aws.environment).stdout)["was_there"]
+        is True
+    )
+
+
+def test_a_run_without_its_index_is_not_submitted(cli: Cli, aws: Aws, tmp_path: Path) -> None:
+    """The channel would be empty, and the job would fail when it has started."""
+    aws.make_bucket("my-bucket", **{f"set/shards/{n}.tar": b"x" for n in range(4)})
+    run = write_run(tmp_path, data={"uri": "s3://my-bucket/set/shards/"}, bucket="my-bucket")
+    found = cli("submit", run, "--yes", network="loopback", env=aws.environment)
+    assert found.returncode == 3
+    assert found.stderr.strip().splitlines()[-1] == (
+        "sm-train: data.index: s3://my-bucket/set/index.parquet is not there; run `sm-train index "
+        "s3://my-bucket/set/shards/`, or write index: false, and every start reads the headers of "
+        "all shards"
+    )
+    assert aws.bodies("CreateTrainingJob") == []
+    checked = cli("check", run, "--json", network="loopback", env=aws.environment)
+    codes = json.loads(checked.stdout)["findings"]
+    assert "index-missing" in {one["code"] for one in codes}
+
+
+def test_check_holds_shards_against_their_index(cli: Cli, tmp_path: Path) -> None:
+    write_shards(tmp_path / "shards", shards=4, each=5)
+    assert cli("index", "shards").returncode == 0
+    run = write_run(tmp_path, data={"uri": "s3://my-bucket/shards/", "local": "shards"})
+    assert "index-stale" not in cli("check", run, "--offline").stderr
+    (tmp_path / "shards" / "shard-003.tar").unlink()
+    cut = tmp_path / "shards" / "shard-001.tar"
+    cut.write_bytes(cut.read_bytes()[:4000])
+    found = cli("check", run, "--offline")
+    assert found.returncode == 3
+    assert "shard-001.tar has 4,000 bytes, the index says" in found.stderr
+    assert "shard-003.tar is not there, the index says" in found.stderr

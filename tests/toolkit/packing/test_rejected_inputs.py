@@ -1,0 +1,373 @@
+"""Inputs that ``sm-train pack`` leaves out, and sources and tables it cannot use at all."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import webdataset
+from sm_train.entrypoints.data.shard_index import ShardIndex
+from sm_train.entrypoints.packing.shard_builder import MAX_BYTES
+
+from tests.conftest import Cli
+from tests.support.image_files import album, picture, write_pair
+
+
+def _cut(kind: str) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        whole = picture(size=(400, 300), kind=kind)
+        write_pair(folder, f"bad.{kind.lower()}", whole[: len(whole) // 2], "cut")
+
+    return write
+
+
+def _png_without_end(folder: Path) -> None:
+    write_pair(folder, "bad.png", picture(kind="PNG")[:-6], "its last bytes are missing")
+
+
+def _zero_bytes(folder: Path) -> None:
+    write_pair(folder, "bad.jpg", b"", "nothing")
+
+
+def _text(folder: Path) -> None:
+    write_pair(folder, "bad.jpg", b"<html>404 not found</html>", "a web page")
+
+
+def _other_format(folder: Path) -> None:
+    write_pair(folder, "bad.jpg", picture(kind="TIFF"), "a TIFF")
+
+
+def _bomb(folder: Path) -> None:
+    """A PNG of a few hundred bytes that claims 40,000 × 40,000 pixels."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        check = zlib.crc32(kind + content)
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", check)
+
+    header = struct.pack(">IIBBBBB", 40_000, 40_000, 8, 2, 0, 0, 0)
+    image = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"0" * 99))
+    write_pair(folder, "bad.png", image + chunk(b"IEND", b""), "a bomb")
+
+
+def _huge_file(folder: Path) -> None:
+    with write_pair(folder, "bad.jpg", picture(), "sparse").open("r+b") as file:
+        file.truncate(MAX_BYTES + 1)
+
+
+def _pipe(folder: Path) -> None:
+    os.mkfifo(folder / "bad.jpg")
+    (folder / "bad.txt").write_text("nobody writes into this")
+
+
+def _dangling_link(folder: Path) -> None:
+    (folder / "bad.jpg").symlink_to(folder / "gone.jpg")
+    (folder / "bad.txt").write_text("gone")
+
+
+def _no_caption(folder: Path) -> None:
+    write_pair(folder, "bad.jpg", picture(), None)
+
+
+def _empty_caption(folder: Path) -> None:
+    write_pair(folder, "bad.jpg", picture(), " \n\t")
+
+
+def _latin_1(folder: Path) -> None:
+    write_pair(folder, "bad.jpg", picture(), "grün".encode("latin-1"))
+
+
+def _folder_as_caption(folder: Path) -> None:
+    write_pair(folder, "bad.jpg", picture(), None)
+    (folder / "bad.txt").mkdir()
+
+
+def _pipe_as_caption(folder: Path) -> None:
+    write_pair(folder, "bad.jpg", picture(), None)
+    os.mkfifo(folder / "bad.txt")
+
+
+BAD_INPUTS = [
+    (_cut("JPEG"), "image-corrupt"),
+    (_cut("PNG"), "image-corrupt"),
+    (_cut("WEBP"), "image-corrupt"),
+    (_png_without_end, "image-corrupt"),
+    (_zero_bytes, "image-empty"),
+    (_text, "image-corrupt"),
+    (_other_format, "image-corrupt"),
+    (_bomb, "image-bomb"),
+    (_huge_file, "image-too-large"),
+    (_pipe, "image-unreadable"),
+    (_dangling_link, "image-missing"),
+    (_no_caption, "caption-missing"),
+    (_empty_caption, "caption-empty"),
+    (_latin_1, "caption-not-utf8"),
+    (_folder_as_caption, "caption-unreadable"),
+    (_pipe_as_caption, "caption-unreadable"),
+]
+
+
+@pytest.mark.parametrize(("make", "reason"), BAD_INPUTS)
+def test_a_bad_input_is_left_out_listed_and_named(
+    cli: Cli, tmp_path: Path, make: Callable[[Path], None], reason: str
+) -> None:
+    album(tmp_path / "in", 2)
+    make(tmp_path / "in")
+    run = cli("pack", "in", "out", "--json")
+    assert run.returncode == 0
+    assert json.loads(run.stdout)["refused"] == {reason: 1}
+    assert json.loads(run.stdout)["samples"] == 2
+    [refused] = ShardIndex(tmp_path / "out/index.parquet").refused()
+    assert (refused.source[:4], refused.reason) == ("bad.", reason)
+    assert refused.detail
+    assert " at 0x" not in refused.detail  # an address would differ from run to run
+    assert f"refused 1: {reason}: bad." in run.stderr
+    assert "Warning" not in run.stderr
+
+
+def test_every_cut_of_a_jpeg_is_refused(cli: Cli, tmp_path: Path) -> None:
+    """To the last byte: a decoder in the cluster must not be the first to notice."""
+    album(tmp_path / "in", 1)
+    whole = picture(size=(64, 64))
+    for length in range(1, len(whole), 7):
+        write_pair(tmp_path / "in", f"cut-{length:05}.jpg", whole[:length], "cut")
+    run = cli("pack", "in", "out", "--json")
+    cuts = len(range(1, len(whole), 7))
+    assert json.loads(run.stdout)["refused"] == {"image-corrupt": cuts}
+
+
+@pytest.mark.parametrize("make", [_text, _other_format])
+def test_what_is_no_picture_of_ours_is_said_so(
+    cli: Cli, tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    album(tmp_path / "in", 1)
+    make(tmp_path / "in")
+    assert cli("pack", "in", "out").returncode == 0
+    [refused] = ShardIndex(tmp_path / "out/index.parquet").refused()
+    assert refused.detail == "not a JPEG, PNG or WebP"
+
+
+def test_only_the_first_few_refused_are_named(cli: Cli, tmp_path: Path) -> None:
+    album(tmp_path / "in", 1)
+    for number in range(1000):
+        write_pair(tmp_path / "in", f"empty-{number:04}.jpg", b"", "x")
+    run = cli("pack", "in", "out")
+    assert (
+        "refused 1,000: image-empty: empty-0000.jpg, empty-0001.jpg, empty-0002.jpg, "
+        "… all in out/index.parquet\n"
+    ) in run.stderr
+    assert run.stderr.count("\n") == 2
+    assert ShardIndex(tmp_path / "out/index.parquet").header.refused == 1000
+
+
+def test_nothing_accepted_is_an_error_and_leaves_nothing(cli: Cli, tmp_path: Path) -> None:
+    write_pair(tmp_path / "in", "a.jpg", b"", "x")
+    write_pair(tmp_path / "in", "b.jpg", b"", "x")
+    write_pair(tmp_path / "in", "c.jpg", picture(), None)
+    run = cli("pack", "in", "deep/out", "--json")
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr == (
+        "sm-train: in: nothing to pack, all 3 inputs are refused: "
+        "image-empty 2, caption-missing 1\n"
+    )
+    assert not (tmp_path / "deep").exists()
+
+
+def test_file_names_may_be_anything(cli: Cli, tmp_path: Path) -> None:
+    names = [b"[bold]x.jpg", b"dots.in.name.jpg", b"gr\xfcn.jpg", "猫 🐈.jpg".encode()]
+    for name in names:
+        path = Path(os.fsdecode(tmp_path / "in")) / os.fsdecode(name)
+        write_pair(path.parent, path.name, picture(), "odd name")
+        write_pair(path.parent, "no-caption-" + path.name, picture(), None)
+    run = cli("pack", "in", "out", "--json", env={"LC_ALL": "C.UTF-8"})
+    assert run.returncode == 0
+    assert json.loads(run.stdout)["samples"] == 4
+    assert "no-caption-[bold]x.jpg" in run.stderr
+    reader = webdataset.WebDataset(
+        str(tmp_path / "out/shards/shard-000000.tar"), shardshuffle=False
+    )
+    sources = {os.fsencode(json.loads(each["json"])["source"]) for each in reader}
+    assert sources == set(names)
+
+
+def test_a_source_that_is_missing_is_one_line(cli: Cli, tmp_path: Path) -> None:
+    run = cli("pack", "nowhere", "out")
+    assert (run.returncode, run.stderr) == (2, "sm-train: nowhere: no such folder or table\n")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_without_images_is_one_line(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "in/deep").mkdir(parents=True)
+    (tmp_path / "in/notes.txt").write_text("no image")
+    run = cli("pack", "in", "out")
+    assert (run.returncode, run.stderr) == (
+        2,
+        "sm-train: in: no images in it (jpg, jpeg, png, webp)\n",
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def table(path: Path, rows: list[dict[str, object]]) -> Path:
+    """Write ``rows`` as the kind of table that the suffix names."""
+    if path.suffix == ".parquet":
+        import pyarrow
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        import csv
+
+        file = io.StringIO()
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+        path.write_text(file.getvalue())
+    return path
+
+
+KINDS = pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+
+
+@KINDS
+def test_captions_come_from_a_table(cli: Cli, tmp_path: Path, kind: str) -> None:
+    for name in ("a.jpg", "deep/b.jpg", "unlisted.jpg"):
+        write_pair(tmp_path / "in", name, picture(), None)
+    table(
+        tmp_path / f"captions.{kind}",
+        [
+            {"image": "deep/b.jpg", "caption": 'a "quoted", two-line\ncaption'},
+            {"image": "./a.jpg", "caption": "first"},
+            {"image": "deep/../a.jpg", "caption": "grün"},
+        ],
+    )
+    run = cli("pack", "in", "out", "--captions", f"captions.{kind}")
+    assert run.returncode == 0
+    read = list(
+        webdataset.WebDataset(str(tmp_path / "out/shards/shard-000000.tar"), shardshuffle=False)
+    )
+    assert [(json.loads(each["json"])["source"], each["txt"].decode()) for each in read] == [
+        ("a.jpg", "first"),
+        ("a.jpg", "grün"),
+        ("deep/b.jpg", 'a "quoted", two-line\ncaption'),
+    ]
+
+
+@KINDS
+def test_the_source_may_be_the_table(cli: Cli, tmp_path: Path, kind: str) -> None:
+    write_pair(tmp_path / "in", "deep/b.jpg", picture(), None)
+    inside, outside = tmp_path / "in/deep/b.jpg", tmp_path / "secret.jpg"
+    write_pair(tmp_path, "secret.jpg", picture(), None)
+    table(
+        tmp_path / f"in/list.{kind}",
+        [
+            {"file": "deep/b.jpg", "text": "fine"},
+            {"file": str(inside), "text": "absolute, but inside"},
+            {"file": "gone.jpg", "text": "missing"},
+            {"file": "gone.jpg/below.jpg", "text": "missing"},
+            {"file": "zero\0byte.jpg", "text": "missing"},
+            {"file": "deep", "text": "a folder"},
+            {"file": "", "text": "no image"},
+            {"file": "../secret.jpg", "text": "leads out"},
+            {"file": str(outside), "text": "leads out"},
+            {"file": "deep/b.jpg", "text": "  "},
+        ],
+    )
+    options = ("--image-column", "file", "--caption-column", "text", "--json")
+    run = cli("pack", f"in/list.{kind}", "out", *options)
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout)["samples"] == 2
+    assert json.loads(run.stdout)["refused"] == {
+        "image-missing": 4,
+        "outside-source": 2,
+        "caption-empty": 1,
+        "image-unreadable": 1,
+    }
+    listed = [refused.source for refused in ShardIndex(tmp_path / "out/index.parquet").refused()]
+    assert listed == sorted(listed)
+
+
+def test_rows_without_text_are_refused(cli: Cli, tmp_path: Path) -> None:
+    write_pair(tmp_path / "in", "a.jpg", picture(), None)
+    rows = [
+        '{"image": "a.jpg", "caption": "fine"}',
+        '{"image": "a.jpg", "caption": null}',
+        '{"image": "a.jpg"}',
+        "",
+        '{"image": "a.jpg", "caption": ["a", "list"]}',
+        '{"image": "a.jpg", "caption": "half a \\ud83d pair"}',
+        '{"image": 7, "caption": "x"}',
+    ]
+    (tmp_path / "list.jsonl").write_text("\n".join(rows))
+    run = cli("pack", "in", "out", "--captions", "list.jsonl", "--json")
+    assert json.loads(run.stdout)["samples"] == 1
+    assert json.loads(run.stdout)["refused"] == {
+        "caption-missing": 2,
+        "caption-not-text": 1,
+        "caption-not-utf8": 1,
+        "image-missing": 1,
+    }
+
+
+def test_a_latin_1_row_costs_itself_alone(cli: Cli, tmp_path: Path) -> None:
+    album(tmp_path / "in", 2)
+    (tmp_path / "list.csv").write_bytes(
+        "image,caption\n000.jpg,grün\n".encode("latin-1") + "001.jpg,grün\n".encode()
+    )
+    run = cli("pack", "in", "out", "--captions", "list.csv", "--json")
+    assert json.loads(run.stdout)["samples"] == 1
+    assert json.loads(run.stdout)["refused"] == {"caption-not-utf8": 1}
+
+
+@KINDS
+def test_missing_columns_name_those_that_are_there(cli: Cli, tmp_path: Path, kind: str) -> None:
+    album(tmp_path / "in", 1)
+    table(tmp_path / f"list.{kind}", [{"image": "000.jpg", "text": "x", "id": "7"}])
+    run = cli("pack", "in", "out", "--captions", f"list.{kind}")
+    assert run.returncode == 2
+    assert run.stderr == (
+        f"sm-train: list.{kind}: no column 'caption'; it has image, text, id "
+        "(--image-column, --caption-column)\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("list.csv", b"", "list.csv: no column 'image' and none 'caption'; it has none"),
+        ("list.csv", b"image,caption\n", "list.csv: a table without rows"),
+        (
+            "list.csv",
+            b'image,caption\na.jpg,"' + b"x" * 200_000,
+            "list.csv:2: not CSV: field larger",
+        ),
+        ("list.csv", b'image,caption\na.jpg,"open\nb.jpg,x\n', "list.csv:3: not CSV"),
+        ("list.jsonl", b"", "list.jsonl: a table without rows"),
+        ("list.jsonl", b'{"image": "a", "caption": "b"}\n{"ima', "list.jsonl:2: not JSON"),
+        ("list.jsonl", b"[1]\n", "list.jsonl:1: each line is an object"),
+        ("list.parquet", b"PAR1 but cut short", "list.parquet: not parquet"),
+        ("list.parquet", b"", "list.parquet: not parquet"),
+        ("list.xlsx", b"x", "list.xlsx: not a folder of images, nor a table (.csv, .jsonl, .pa"),
+    ],
+)
+def test_a_broken_table_is_one_line(
+    cli: Cli, tmp_path: Path, name: str, content: bytes, words: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    run = cli("pack", name, "out")
+    assert run.returncode == 2
+    assert run.stderr.startswith(f"sm-train: {words}")
+    assert run.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_captions_that_are_missing_are_one_line(cli: Cli, tmp_path: Path) -> None:
+    album(tmp_path / "in", 1)
+    run = cli("pack", "in", "out", "--captions", "gone.csv")
+    assert (run.returncode, run.stderr) == (2, "sm-train: gone.csv: no such table\n")

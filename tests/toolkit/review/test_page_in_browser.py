@@ -1,0 +1,285 @@
+"""The page of a review as its reader has it: opened from a file in headless Chromium.
+
+Debian's packages chromium and chromium-driver; ``.ci/run`` sets REQUIRE_BROWSER and nothing is
+skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.keys import Keys
+from sm_train.toolkit.review.document import as_document
+from sm_train.toolkit.review.model import Review
+from sm_train.toolkit.review.page import write_page
+
+from tests.support.capabilities import missing
+from tests.support.sample_reviews import healthy, offline, stalled
+
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run "
+    "--disable-background-networking --disable-component-update --disable-sync"
+)
+DOCUMENT = as_document(Review((healthy(16), stalled(), offline()), ("one note",)))
+
+# What a reader can come to by Tab, in the page's order.
+STOPS = """
+return [...document.querySelectorAll('a[href], summary, [tabindex="0"]')]
+    .filter((one) => one.checkVisibility())
+"""
+# The colours of every visible piece of text, behind it whatever ground is nearest.
+TEXTS = """
+const found = new Map(), walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+while (walker.nextNode()) {
+    const text = walker.currentNode.textContent.trim(), element = walker.currentNode.parentElement;
+    if (!text || !element.checkVisibility()) continue;
+    const style = getComputedStyle(element);
+    let ground = element;
+    while (ground && getComputedStyle(ground).backgroundColor === "rgba(0, 0, 0, 0)")
+        ground = ground.parentElement;
+    const drawn = element instanceof SVGElement;
+    const colors = [drawn ? style.fill : style.color,
+        getComputedStyle(ground || document.body).backgroundColor];
+    found.set(colors.join(" on "), [...colors, text.slice(0, 40)]);
+}
+return [...found.values()];
+"""
+DRAWN = """
+return Object.fromEntries([...document.querySelectorAll("svg.drawing")].map((svg) => [
+    svg.closest("figure").querySelector("h4").id,
+    [...svg.querySelectorAll('[id*="-line-"]')].map((line) => {
+        const box = line.getBBox();
+        return box.width + box.height;
+    }),
+]));
+"""
+TOO_WIDE = """
+return [...document.querySelectorAll("body *")].filter((one) =>
+    one.getBoundingClientRect().right > innerWidth + 1 && one.checkVisibility()
+    && !one.closest(".scroll, .away, svg")).map((one) => one.outerHTML.slice(0, 99));
+"""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if not chromium or not driver:
+        missing("no chromium or no chromedriver here", "REQUIRE_BROWSER")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for flag in FLAGS.split():
+        options.add_argument(flag)
+    options.add_argument(f"--user-data-dir={tmp_path_factory.mktemp('profile')}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    found = webdriver.Chrome(options, webdriver.ChromeService(driver))
+    yield found
+    found.quit()
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("page") / "page.html"
+    write_page(path, DOCUMENT)
+    return path.as_uri()
+
+
+@pytest.fixture
+def opened(browser: webdriver.Chrome, address: str) -> webdriver.Chrome:
+    """The page, freshly loaded on a desk's screen in light."""
+    dressed(browser, width=1200, theme="light")
+    for log in ("browser", "performance"):
+        browser.get_log(log)
+    browser.get(address)
+    return browser
+
+
+def dressed(browser: webdriver.Chrome, width: int, theme: str) -> None:
+    screen = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 600}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+    wishes = {"prefers-color-scheme": theme, "prefers-reduced-motion": "reduce"}
+    features = [{"name": name, "value": value} for name, value in wishes.items()]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+
+def press(browser: webdriver.Chrome, key: str) -> None:
+    ActionChains(browser).send_keys(key).perform()
+
+
+def requests(browser: webdriver.Chrome) -> list[str]:
+    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    return [
+        one["params"]["request"]["url"]
+        for one in messages
+        if one["method"] == "Network.requestWillBeSent"
+    ]
+
+
+def test_it_opens_without_a_word_on_the_console_and_asks_for_nothing(
+    opened: webdriver.Chrome, address: str
+) -> None:
+    assert opened.title == "Review of 3 jobs"
+    assert opened.get_log("browser") == []
+    assert [one for one in requests(opened) if not one.startswith("data:")] == [address]
+    loaded = opened.execute_script("return performance.getEntriesByType('resource')")
+    assert [one["name"] for one in loaded if not one["name"].startswith("data:")] == []
+
+
+def test_every_line_of_every_chart_is_drawn(opened: webdriver.Chrome) -> None:
+    drawn = opened.execute_script(DRAWN)
+    for job, reviewed in enumerate(DOCUMENT["jobs"]):
+        for place, chart in enumerate(reviewed["charts"]):
+            lines = [one for one in chart["lines"] if any(v is not None for v in one["values"])]
+            sizes = drawn.pop(f"job-{job + 1}-chart-{place + 1}", [])
+            assert len(sizes) == len(lines)
+            assert min(sizes, default=1) > 0
+    # Speed and loss of two or three jobs, and what else stands for a whole job.
+    assert [len(sizes) for sizes in drawn.values()] == [3, 2, 2]
+
+
+def test_tab_comes_to_everything_in_order_and_keys_open_it(opened: webdriver.Chrome) -> None:
+    stops = opened.execute_script(STOPS)
+    assert len(stops) > 30
+    for stop in stops:
+        press(opened, Keys.TAB)
+        active = opened.switch_to.active_element
+        assert active == stop
+        style = opened.execute_script(
+            "const s = getComputedStyle(arguments[0]), b = arguments[0].getBoundingClientRect();"
+            "return [s.outlineStyle, parseFloat(s.outlineWidth), b.left >= 0"
+            " && b.bottom > 0 && b.top < innerHeight]",
+            active,
+        )
+        assert style == ["solid", 3, True], active.text[:99]
+    details = next(stop for stop in stops if stop.tag_name == "summary")
+    is_open = "return arguments[0].parentElement.open"
+    opened.execute_script("arguments[0].focus()", details)
+    for key, state in ((Keys.ENTER, True), (Keys.SPACE, False)):
+        press(opened, key)
+        assert opened.execute_script(is_open, details) is state
+
+
+def test_the_first_tab_leads_to_the_verdicts(opened: webdriver.Chrome) -> None:
+    press(opened, Keys.TAB)
+    skip = opened.switch_to.active_element
+    assert skip.text == "Skip to the verdicts"
+    press(opened, Keys.ENTER)
+    assert opened.switch_to.active_element.get_attribute("id") == "verdicts"
+    press(opened, Keys.TAB)
+    assert opened.switch_to.active_element.get_attribute("role") == "region"
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_telephone_shows_all_of_it_without_scrolling_sideways(
+    opened: webdriver.Chrome, theme: str
+) -> None:
+    dressed(opened, width=360, theme=theme)
+    opened.execute_script("document.querySelectorAll('details').forEach((one) => one.open = true)")
+    assert opened.execute_script("return document.documentElement.scrollWidth") <= 360
+    assert opened.execute_script(TOO_WIDE) == []
+    smallest = opened.execute_script(
+        "return Math.min(...[...document.querySelectorAll('svg text')].map((one) =>"
+        " parseFloat(getComputedStyle(one).fontSize) * one.getScreenCTM().a))"
+    )
+    assert smallest >= 9
+    # What is wider moves by the keyboard in a region of its own.
+    wide = opened.execute_script(
+        "const one = [...document.querySelectorAll('.scroll')].find((one) =>"
+        " one.scrollWidth > one.clientWidth); one.focus(); return one"
+    )
+    press(opened, Keys.ARROW_RIGHT)
+    opened.execute_async_script(
+        "const done = arguments[1], one = arguments[0];"
+        "const look = () => one.scrollLeft > 0 ? done() : requestAnimationFrame(look); look()",
+        wide,
+    )
+
+
+def test_paper_shows_the_evidence(opened: webdriver.Chrome) -> None:
+    evidence = opened.find_element("css selector", ".verdicts details li")
+    assert not evidence.is_displayed()
+    opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    try:
+        assert opened.execute_script("return arguments[0].getClientRects().length", evidence) == 1
+        assert evidence.size["height"] > 0
+    finally:
+        opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+
+def test_light_and_dark_differ_and_all_text_stands_out(opened: webdriver.Chrome) -> None:
+    opened.execute_script("document.querySelectorAll('details').forEach((one) => one.open = true)")
+    pages = []
+    for theme in ("light", "dark"):
+        dressed(opened, width=1200, theme=theme)
+        found = opened.execute_script(TEXTS)
+        for front, ground, text in found:
+            assert contrast(front, ground) >= 4.5, (theme, text, front, ground)
+        line = "return getComputedStyle(document.querySelector('[id*=\"-line-1\"] path')).stroke"
+        pages.append(({ground for _, ground, _ in found}, opened.execute_script(line)))
+    assert not pages[0][0] & pages[1][0]
+    assert pages[0][1] != pages[1][1]
+
+
+def contrast(*colors: str) -> float:
+    """WCAG 2.2, of two colours as browsers write them."""
+    levels = []
+    for color in colors:
+        assert color.startswith("rgb("), color
+        parts = [int(one) / 255 for one in color[4:-1].split(",")]
+        linear = [
+            one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in parts
+        ]
+        levels.append(0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2])
+    return (max(levels) + 0.05) / (min(levels) + 0.05)
+
+
+def test_the_outline_is_one_that_a_screen_reader_can_walk(opened: webdriver.Chrome) -> None:
+    def ask(script: str) -> Any:
+        return opened.execute_script(f"return {script}")
+
+    levels = ask("[...document.querySelectorAll('h1, h2, h3, h4')].map((one) => +one.tagName[1])")
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    for before, after in pairwise(levels):
+        assert after <= before + 1
+    assert ask("document.documentElement.lang") == "en"
+    for landmark in ("header", "main", "nav"):
+        assert ask(f"document.querySelectorAll('{landmark}').length") == 1
+    unnamed = {
+        "table": "one.caption && one.caption.textContent",
+        "th": "one.scope && (one.textContent.trim() || one.children.length)",
+        "svg.drawing": "one.getAttribute('aria-label').length > 20",
+        "section, .scroll, nav": "one.ariaLabel || one.ariaLabelledByElements.length",
+        "a, summary": "one.textContent.trim()",
+        "svg:not(.drawing)": "one.getAttribute('aria-hidden')",
+    }
+    for selector, name in unnamed.items():
+        without = f"[...document.querySelectorAll('{selector}')].filter((one) => !({name}))"
+        assert ask(f"{without}.map((one) => one.outerHTML.slice(0, 99))") == []
+
+
+def test_what_a_log_says_becomes_no_element_and_runs_nothing(
+    browser: webdriver.Chrome, tmp_path: Path
+) -> None:
+    attack = "</script></style><script>window.caught = 1</script><img src=x onerror='caught = 1'>"
+    job = replace(
+        offline(),
+        name=attack,
+        verdicts=(replace(offline().verdicts[0], sentence=attack, evidence=(attack,)),),
+    )
+    write_page(tmp_path / "page.html", as_document(Review((job,), (attack,))))
+    browser.get_log("browser")
+    browser.get((tmp_path / "page.html").as_uri())
+    assert browser.get_log("browser") == []
+    assert browser.execute_script(
+        "return [typeof caught, document.querySelectorAll('img, script').length]"
+    ) == ["undefined", 0]
+    assert attack in browser.find_element("tag name", "h1").text

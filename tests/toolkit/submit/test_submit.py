@@ -1,0 +1,396 @@
+"""``submit`` against AWS's stand-in: what is shown is what is sent, and refusals are one line."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sm_train.estimators.bundle.bundle import unpack
+from sm_train.estimators.sdk.model_trainer import comparable
+
+from tests.conftest import Aws, Cli, clean_environment
+from tests.support.run_documents import stage
+from tests.support.run_files import write_run
+
+SHARDS = {f"shards/{index}.tar": b"x" for index in range(4)} | {"index.parquet": b"x"}
+
+
+def dry_run(cli: Cli, run: Path, *more: str) -> dict[str, Any]:
+    result = cli("submit", run, "--dry-run", "--json", *more)
+    assert result.returncode == 0, result.stderr
+    document: dict[str, Any] = json.loads(result.stdout)
+    return document
+
+
+def test_a_dry_run_touches_no_network_and_needs_no_credentials(cli: Cli, tmp_path: Path) -> None:
+    """The ``cli`` fixture makes every use of a socket fail and clears all credentials."""
+    run = write_run(tmp_path, stages=[stage("a"), stage("b")])
+    document = dry_run(cli, run)
+    assert [request["HyperParameters"]["stage"] for request in document["requests"]] == ["a", "b"]
+    assert document["cost"]["total"]["cost_usd"] > 0
+    assert document["bundle"]["files"]
+    assert len(document["bundle"]["sha256"]) == 64
+
+
+def test_a_dry_run_of_every_preset_works_as_it_is_written(cli: Cli, tmp_path: Path) -> None:
+    for preset in ("default", "bria-2.0", "demo"):
+        assert cli("init", f"{preset}.yaml", "--preset", preset).returncode == 0
+        assert dry_run(cli, tmp_path / f"{preset}.yaml")["requests"]
+
+
+def test_the_plan_for_people_says_what_runs_where_for_how_much(cli: Cli, tmp_path: Path) -> None:
+    stages = [stage(), stage("512px", resolution=512, iterations_per_second=None)]
+    result = cli("submit", write_run(tmp_path, stages=stages), "--dry-run")
+    assert result.returncode == 0, result.stderr
+    assert json.JSONDecoder().raw_decode(result.stdout)[0]["TrainingJobName"]
+    for expected in ("4 × ml.p4de.24xlarge", "SMDDP all-reduce", "its it/s was not measured"):
+        assert expected in result.stderr
+    assert max(map(len, result.stderr.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("machine", ["ml.p4de.24xlarge", "ml.p5.48xlarge"])
+def test_what_goes_over_the_wire_is_what_the_dry_run_shows(
+    cli: Cli, aws: Aws, tmp_path: Path, machine: str
+) -> None:
+    """For every other choice of the run file: tests/estimators/sdk/test_wire.py."""
+    aws.make_bucket("my-bucket", **SHARDS)
+    run = write_run(tmp_path, cluster={"instance_type": machine}, tags={"team": "imaging"})
+    [shown] = dry_run(cli, run)["requests"]
+    result = cli("submit", run, "--yes", "--json", network="loopback", env=aws.environment)
+    assert result.returncode == 0, result.stderr
+    [sent] = aws.bodies("CreateTrainingJob")
+    assert comparable(sent) == comparable(shown)
+    assert json.loads(result.stdout)["training_job_name"] == sent["TrainingJobName"]
+
+
+@pytest.mark.parametrize("machine", ["ml.p4de.24xlarge", "ml.p5.48xlarge"])
+def test_the_bundle_in_the_bucket_holds_the_listed_files_and_runs(
+    cli: Cli, aws: Aws, tmp_path: Path, machine: str
+) -> None:
+    aws.make_bucket("my-bucket", **SHARDS)
+    run = write_run(tmp_path, cluster={"instance_type": machine})
+    listed = dry_run(cli, run)["bundle"]
+    result = cli("submit", run, "--yes", network="loopback", env=aws.environment)
+    assert result.returncode == 0, result.stderr
+    [sent] = aws.bodies("CreateTrainingJob")
+    archive = aws.client("s3").get_object(**_bundle_place(sent))["Body"].read()
+    assert len(archive) == listed["bytes"]
+    folder = tmp_path / "code"
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        tar.extractall(folder, filter="data")
+    files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert files == {file["path"] for file in listed["files"]}
+    # Alerts can say what a stall costs.
+    document = json.loads((folder / "run.json").read_text())
+    price = dry_run(cli, run)["cost"]["stages"][0]["price_per_instance_hour_usd"]
+    assert document["expected"]["256px"]["usd_per_instance_hour"] == pytest.approx(price)
+    # It runs: an unknown stage is refused by the training code itself.
+    ran = subprocess.run(
+        [sys.executable, "train.py", "--stage", "nonsense"],
+        cwd=folder,
+        env=clean_environment(tmp_path) | {"SAGEMAKER_BASE_DIR": str(tmp_path / "ml")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode != 0
+    assert "nonsense" in ran.stdout + ran.stderr
+    assert "256px" in ran.stdout + ran.stderr
+
+
+def _bundle_place(request: dict[str, Any]) -> dict[str, str]:
+    uris = [
+        channel["DataSource"]["S3DataSource"]["S3Uri"]
+        for channel in request["InputDataConfig"]
+        if channel["ChannelName"] == "code"
+    ]
+    uri = [*uris, request["HyperParameters"].get("sagemaker_submit_directory")][0]
+    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    return {"Bucket": bucket, "Key": key}
+
+
+def test_only_the_first_stage_starts_and_the_next_command_is_told(
+    cli: Cli, aws: Aws, tmp_path: Path
+) -> None:
+    aws.make_bucket("my-bucket", **SHARDS)
+    run = write_run(tmp_path, stages=[stage("a"), stage("b")])
+    result = cli("submit", run, "--yes", network="loopback", env=aws.environment)
+    assert result.returncode == 0, result.stderr
+    [sent] = aws.bodies("CreateTrainingJob")
+    assert sent["HyperParameters"]["stage"] == "a"
+    assert "--stage b" in result.stderr
+
+
+def test_a_clone_repeats_a_jobs_run_and_code_under_a_name_of_its_own(
+    cli: Cli, aws: Aws, tmp_path: Path
+) -> None:
+    aws.make_bucket("my-bucket", **SHARDS)
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "own.py").write_text("print('as it was')")
+    run = write_run(tmp_path, cluster={"instance_type": "ml.p5.48xlarge"}, code="code")
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for command in (["init", "-q"], ["add", "code"], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *command], cwd=tmp_path, check=True)
+    options = {"network": "loopback", "env": aws.environment}
+    first = cli("submit", run, "--yes", "--json", **options)
+    assert first.returncode == 0, first.stderr
+    job = json.loads(first.stdout)["training_job_name"]
+    run.unlink()
+    (code / "own.py").write_text("changed since")
+    again = cli(
+        "--region",
+        "us-east-1",
+        "submit",
+        "--clone",
+        job,
+        "--set",
+        "stages.256px.learning_rate=2.0e-4",
+        "--yes",
+        "--json",
+        **options,
+    )
+    assert again.returncode == 0, again.stderr
+    earlier, sent = aws.bodies("CreateTrainingJob")
+    assert sent["TrainingJobName"] == "demo-r2--256px-0001"
+    assert sent["CheckpointConfig"]["S3Uri"] == "s3://my-bucket/demo-r2/checkpoints/256px"
+    bundles = [
+        unpack(aws.client("s3").get_object(**_bundle_place(one))["Body"].read())
+        for one in (earlier, sent)
+    ]
+    changed = {name for name in bundles[0] if bundles[0][name] != bundles[1][name]}
+    assert changed == {"run.json"}
+    assert bundles[1]["own.py"] == b"print('as it was')"
+    assert json.loads(bundles[1]["run.json"])["stages"][0]["learning_rate"] == 2e-4
+    commits = [
+        [tag["Value"] for tag in one["Tags"] if tag["Key"] == "sm-train:commit"]
+        for one in (earlier, sent)
+    ]
+    assert commits[0] == commits[1]
+    assert re.fullmatch("[0-9a-f]{40}", commits[0][0])
+
+
+def test_a_clone_of_what_is_not_there_or_not_ours_is_one_line(
+    cli: Cli, aws: Aws, tmp_path: Path
+) -> None:
+    options = {"network": "loopback", "env": aws.environment | {"AWS_REGION": "us-east-1"}}
+    nowhere = cli("submit", "--clone", "nothing", **options)
+    assert nowhere.returncode != 0
+    assert "--clone: nothing: AWS answers" in one_line(nowhere.stderr)
+    aws.client("sagemaker").create_training_job(
+        TrainingJobName="theirs",
+        AlgorithmSpecification={"TrainingImage": "a", "TrainingInputMode": "File"},
+        RoleArn="arn:aws:iam::111122223333:role/sm-train",
+        OutputDataConfig={"S3OutputPath": "s3://a/b"},
+        ResourceConfig={"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 1},
+        StoppingCondition={"MaxRuntimeInSeconds": 60},
+    )
+    theirs = cli("submit", "--clone", "theirs", **options)
+    assert theirs.returncode == 2
+    assert "theirs was not started by sm-train" in one_line(theirs.stderr)
+    for arguments in ([], [tmp_path / "run.yaml", "--clone", "theirs"]):
+        neither = cli("submit", *arguments)
+        assert neither.returncode == 2
+        assert "give a run file, or --clone JOB" in one_line(neither.stderr)
+
+
+def test_the_plan_says_what_is_odd_and_what_else_may_run(cli: Cli, tmp_path: Path) -> None:
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "own.py").write_text("")
+    (code / "weights.bin").write_bytes(os.urandom(50_100_000))
+    cluster = {"instance_type": "ml.g6e.48xlarge", "alternatives": ["ml.g6e.12xlarge"]}
+    run = write_run(tmp_path, cluster=cluster, code="code", entry="own.py")
+    shown = cli("submit", run, "--dry-run")
+    assert shown.returncode == 0, shown.stderr
+    plan = " ".join(shown.stderr.split())
+    assert "8 × ml.g6e.12xlarge, $105 an hour; the same batch" in plan
+    assert "starts own.py" in plan
+    assert "the bundle has 50 MB" in plan
+    assert "weights.bin (50 MB)" in plan
+    (code / ".smtrainignore").write_text("*.bin")
+    assert "Warning" not in cli("submit", run, "--dry-run").stderr
+
+
+def test_a_secret_in_own_code_stops_a_submission(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("\ntoken = 'hf_" + "a" * 34 + "'\n")
+    result = cli("submit", write_run(tmp_path, code="."), "--dry-run")
+    assert result.returncode == 2
+    line = one_line(result.stderr)
+    assert "own.py:2: looks like a Hugging Face token" in line
+    assert "aaaa" not in line
+
+
+def test_without_a_yes_nothing_is_sent(cli: Cli, aws: Aws, tmp_path: Path) -> None:
+    aws.make_bucket("my-bucket", **SHARDS)
+    run = write_run(tmp_path)
+    declined = cli("submit", run, network="loopback", env=aws.environment, stdin="n\n")
+    silent = cli("submit", run, network="loopback", env=aws.environment, stdin="")
+    assert declined.returncode == 130
+    assert "$" in declined.stderr
+    assert silent.returncode == 2
+    assert "--yes" in silent.stderr
+    assert aws.bodies("CreateTrainingJob") == []
+    agreed = cli("submit", run, network="loopback", env=aws.environment, stdin="y\n")
+    assert agreed.returncode == 0
+    assert len(aws.bodies("CreateTrainingJob")) == 1
+
+
+def one_line(text: str) -> str:
+    [line] = [line for line in text.splitlines() if line.startswith("sm-train: ")]
+    assert "Traceback" not in text
+    return line
+
+
+def test_no_credentials_is_exit_4(cli: Cli, tmp_path: Path) -> None:
+    result = cli("submit", write_run(tmp_path), "--yes")
+    assert result.returncode == 4
+    assert "credentials" in one_line(result.stderr)
+
+
+def test_no_role_is_exit_4_but_a_dry_run_says_so_and_goes_on(cli: Cli, tmp_path: Path) -> None:
+    run = write_run(tmp_path, role=None)
+    result = cli("submit", run, "--yes")
+    assert result.returncode == 4
+    assert "role: not set" in one_line(result.stderr)
+    shown = cli("submit", run, "--dry-run")
+    assert shown.returncode == 0
+    assert "role: not in the run file" in shown.stderr
+
+
+def test_no_region_is_exit_4(cli: Cli, tmp_path: Path) -> None:
+    run = write_run(tmp_path, region=None)
+    assert cli("submit", run, "--dry-run").returncode == 4
+    named = cli("--region", "us-west-2", "submit", run, "--dry-run", "--json")
+    assert named.returncode == 0, named.stderr
+    assert (
+        "us-west-2"
+        in json.loads(named.stdout)["requests"][0]["AlgorithmSpecification"]["TrainingImage"]
+    )
+
+
+def test_a_missing_bucket_is_exit_4(cli: Cli, aws: Aws, tmp_path: Path) -> None:
+    result = cli("submit", write_run(tmp_path), "--yes", network="loopback", env=aws.environment)
+    assert result.returncode == 4
+    assert "bucket my-bucket does not exist" in one_line(result.stderr)
+
+
+def test_a_bucket_in_another_region_is_exit_3(cli: Cli, aws: Aws, tmp_path: Path) -> None:
+    aws.make_bucket("my-bucket", **SHARDS)
+    aws.make_bucket("far-away", "eu-west-1")
+    run = write_run(tmp_path, data={"uri": "s3://far-away/shards/"})
+    result = cli("submit", run, "--yes", network="loopback", env=aws.environment)
+    assert result.returncode == 3
+    assert "far-away is in eu-west-1" in one_line(result.stderr)
+    assert aws.bodies("CreateTrainingJob") == []
+
+
+def test_fewer_shards_than_instances_is_exit_3(cli: Cli, aws: Aws, tmp_path: Path) -> None:
+    aws.make_bucket("my-bucket", **{"shards/0.tar": b"x"})
+    result = cli("submit", write_run(tmp_path), "--yes", network="loopback", env=aws.environment)
+    assert result.returncode == 3
+    assert "1 objects for 4 instances" in one_line(result.stderr)
+
+
+def test_alternatives_of_more_instances_need_more_shards(
+    cli: Cli, aws: Aws, tmp_path: Path
+) -> None:
+    aws.make_bucket("my-bucket", **SHARDS)
+    cluster = {"instance_type": "ml.g6e.48xlarge", "alternatives": ["ml.g6e.12xlarge"]}
+    run = write_run(tmp_path, cluster=cluster)
+    result = cli("submit", run, "--yes", network="loopback", env=aws.environment)
+    assert result.returncode == 3
+    assert "4 objects for 8 instances" in one_line(result.stderr)
+
+
+def test_a_single_object_is_exit_3_whatever_its_name(cli: Cli, aws: Aws, tmp_path: Path) -> None:
+    aws.make_bucket("my-bucket", **{"shards": b"x", **SHARDS})
+    run = write_run(tmp_path, data={"uri": "s3://my-bucket/shards"})
+    result = cli("submit", run, "--yes", network="loopback", env=aws.environment)
+    assert result.returncode == 3
+    assert "is a single object" in one_line(result.stderr)
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("ResourceLimitExceeded", 5),
+        ("AccessDeniedException", 4),
+        ("ExpiredTokenException", 4),
+        ("ValidationException", 3),
+    ],
+)
+def test_what_aws_refuses_is_one_line_with_its_own_code(
+    cli: Cli, aws: Aws, tmp_path: Path, code: str, expected: int
+) -> None:
+    aws.make_bucket("my-bucket", **SHARDS)
+    aws.refusals["CreateTrainingJob"] = code
+    result = cli("submit", write_run(tmp_path), "--yes", network="loopback", env=aws.environment)
+    assert result.returncode == expected, result.stderr
+    assert f"AWS answers {code}: no, and why" in one_line(result.stderr)
+
+
+def test_what_was_refused_may_be_submitted_again_at_once(
+    cli: Cli, aws: Aws, tmp_path: Path
+) -> None:
+    """The name that was claimed for the job is free again."""
+    aws.make_bucket("my-bucket", **SHARDS)
+    aws.refusals["CreateTrainingJob"] = "ResourceLimitExceeded"
+    run, options = write_run(tmp_path), {"network": "loopback", "env": aws.environment}
+    assert cli("submit", run, "--yes", **options).returncode == 5
+    aws.refusals.clear()
+    result = cli("submit", run, "--yes", "--json", **options)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["training_job_name"] == "demo--256px-0001"
+
+
+def test_over_budget_is_exit_7_before_anything_is_sent(cli: Cli, aws: Aws, tmp_path: Path) -> None:
+    aws.make_bucket("my-bucket", **SHARDS)
+    run = write_run(tmp_path, budget={"usd": 1})
+    assert cli("submit", run, "--dry-run").returncode == 7
+    result = cli("submit", run, "--yes", network="loopback", env=aws.environment)
+    assert result.returncode == 7
+    assert aws.bodies("CreateTrainingJob") == []
+    warned = write_run(tmp_path, budget={"usd": 1, "on_exceed": "warn"})
+    result = cli("submit", warned, "--yes", network="loopback", env=aws.environment)
+    assert result.returncode == 0, result.stderr
+    assert "warning: budget.usd" in result.stderr
+
+
+def test_a_bad_run_file_is_exit_2_with_every_mistake(cli: Cli, tmp_path: Path) -> None:
+    run = write_run(tmp_path, colour="red", region="moon")
+    result = cli("submit", run, "--dry-run")
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert len(result.stderr.splitlines()) == 2
+    assert cli("submit", tmp_path / "none.yaml").returncode == 2
+
+
+@pytest.mark.parametrize("command", [["submit", "--dry-run"], ["check", "--offline"], ["cost"]])
+def test_figures_nobody_could_mean_are_one_line(
+    cli: Cli, tmp_path: Path, command: list[str]
+) -> None:
+    run = write_run(tmp_path, stages=[stage(iterations_per_second=1e-300)])
+    result = cli(command[0], run, *command[1:])
+    assert result.returncode == 2
+    assert "iterations" in one_line(result.stderr)
+
+
+def test_an_unknown_stage_names_the_stages(cli: Cli, tmp_path: Path) -> None:
+    result = cli("submit", write_run(tmp_path), "--dry-run", "--stage", "512px")
+    assert result.returncode == 2
+    assert "it has 256px" in one_line(result.stderr)
+
+
+def test_a_region_without_the_image_is_one_line(cli: Cli, tmp_path: Path) -> None:
+    result = cli("--region", "moon-west-1", "submit", write_run(tmp_path), "--dry-run")
+    assert result.returncode == 2
+    assert "moon-west-1" in one_line(result.stderr)

@@ -1,0 +1,210 @@
+"""The view of a watch at every size of a terminal: pure, from a cluster that is made up."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+from sm_train.entrypoints.common.events import FIELDS
+from sm_train.toolkit.jobs.checkpoints import Stored
+from sm_train.toolkit.jobs.events import Event
+from sm_train.toolkit.jobs.live_events import last_words
+from sm_train.toolkit.jobs.live_state import Live, heard
+from sm_train.toolkit.jobs.stage_state import stage_state
+from sm_train.toolkit.jobs.training_job import TrainingJob
+from sm_train.toolkit.runs.remediation import Wait
+from sm_train.toolkit.runs.resolve import Run, RunState
+from sm_train.toolkit.watch.controller import Seen
+from sm_train.toolkit.watch.screen import Model, brief, screen, sparkline
+
+from tests.support.run_documents import config, stage
+
+NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3600), st.floats(-1e6, 1e6)), min_size=1, max_size=200),
+    st.integers(1, 80),
+)
+def test_a_sparkline_fits_and_reaches_from_the_first_point_to_the_last(
+    points: list[tuple[float, float]], width: int
+) -> None:
+    drawn = sparkline(sorted(points), width, 0.0)
+    assert 1 <= len(drawn) <= width
+    assert set(drawn) <= set(" ▁▂▃▄▅▆▇█")
+    assert " " not in (drawn[0], drawn[-1])
+
+
+def test_a_sparkline_has_a_gap_where_nothing_was_said_and_noise_is_flat() -> None:
+    busy = [(float(at), 1.0 + at % 2 / 1000) for at in range(100)]
+    later = [(at + 900.0, value) for at, value in busy]
+    drawn = sparkline(busy + later, 10, 0.1)
+    assert drawn[1:9].strip() == ""
+    assert set(drawn) - {" "} <= set("▇█")
+    assert sparkline([(0.0, 1.0), (1.0, 2.0), (2.0, 3.0)], 30, 0.1) == "▁▅█"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(-1, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h")]
+)
+def test_ages_in_words(seconds: float, words: str) -> None:
+    assert brief(seconds) == words
+
+
+# ------------------------------------------------------------------ a cluster
+
+
+def said(kind: str, ago: float, host: str = "algo-1", **fields: Any) -> tuple[str, Event]:
+    about = {"kind": kind, "time": NOW.timestamp() - ago}
+    return host, about | dict.fromkeys(FIELDS[kind]) | fields
+
+
+def cluster(nodes: int, warnings: int = 3) -> Live:
+    """An hour of a run that became slower; the third machine is silent and slow."""
+    lines = [
+        said(
+            "step",
+            3600 - 20 * number,
+            step=8000 + 36 * number,
+            loss=0.3 * math.exp(-number / 90),
+            iterations_per_second=1.8 if number < 150 else 1.2,
+            images_per_second=3686.4,
+            data_wait_share=0.021,
+            mfu=0.412,
+        )
+        for number in range(180)
+    ]
+    for node in range(1, nodes + 1):
+        host = f"algo-{node}"
+        ranks = [{"rank": 8 * node - 8 + gpu, "p50": 0.7 if node == 3 else 0.5} for gpu in range(8)]
+        lines += [
+            said("heartbeat", 400 if node == 3 else 12, host, step=14440, seconds_since_step=0.4),
+            said(
+                "node",
+                30,
+                host,
+                ranks=ranks,
+                gpu_utilization_mean=97.0,
+                gpu_utilization_min=91.0,
+                gpu_memory_used_max=71 * 2**30,
+                gpu_temperature_max=67.0,
+                data_wait_share_max=0.03,
+                network_receive_bytes_per_second=1e6,
+                efa_receive_bytes_per_second=3.1e10,
+                efa_send_bytes_per_second=3e10,
+            ),
+        ]
+    lines += [
+        said("warning", 300 - number, code=f"code-{number}", message="many words " * 20)
+        for number in range(warnings)
+    ]
+    return heard(lines)
+
+
+def model(live: Live, nodes: int, **changes: Any) -> Model:
+    description: dict[str, Any] = {
+        "SecondaryStatus": "Training",
+        "CreationTime": NOW - timedelta(hours=2),
+        "TrainingStartTime": NOW - timedelta(hours=2),
+        "ResourceConfig": {"InstanceType": "ml.p4de.24xlarge", "InstanceCount": nodes},
+    }
+    job = TrainingJob("demo--256px-0001", "demo", "256px", "InProgress", {}, description)
+    run = config(stages=[stage(iterations=20_000)], budget={"usd": 2500})
+    at = stage_state(
+        "256px",
+        20_000,
+        [job],
+        Stored(14_000, (), final=False),
+        last_words(live),
+        now=NOW,
+        stall_after=900,
+    )
+    state = RunState(
+        Run("demo", "us-east-1", "my-bucket", run, None), (at,), 1204.0, 1204.0, 2610.0, NOW, live
+    )
+    warning = "the run will cost $2,610 at this speed, more than budget.usd $2,500"
+    seen = Seen(state, Wait("training"), "training", warning)
+    return replace(Model(seen, live, footer="next look in 43 s; Ctrl-C ends the watch"), **changes)
+
+
+def drawn(live: Live, nodes: int, width: int, height: int | None = None) -> list[str]:
+    console = Console(width=width, file=io.StringIO(), force_terminal=True, no_color=True)
+    with console.capture() as capture:
+        console.print(screen(model(live, nodes), NOW.timestamp(), width, height))
+    return re.sub(r"\x1b\[[0-9;]*m", "", capture.get()).splitlines()
+
+
+@pytest.mark.parametrize(("width", "titles"), [(36, 3), (50, 4), (80, 7), (100, 8), (120, 10)])
+def test_every_width_has_the_columns_that_fit(width: int, titles: int) -> None:
+    lines = drawn(cluster(4), 4, width)
+    assert max(map(len, lines)) <= width
+    [header] = [line for line in lines if line.startswith("node ")]
+    assert len(re.split(r"\s{2,}", header.strip())) == titles, header
+    assert any(line.startswith("algo-3") and "7 min" in line for line in lines)
+
+
+def test_what_is_known_is_said() -> None:
+    text = "\n".join(drawn(cluster(4), 4, 120))
+    for words in (
+        "demo  256px  training  demo--256px-0001",
+        "72.2 %  14,444 of 20,000",
+        "1.2 to 1.8, 60 min",
+        "data wait 2.1 %   MFU 41.2 %   3,686 images/s",
+        "left     1.3 h, until ",
+        "saved    step 14,000",
+        "$1,204 spent, $2,610 in the end, budget $2,500",
+        "97 %",
+        "91 %",
+        "71 GiB",
+        "3.0 %",
+        "67 °C",
+        "31,001",
+        "30,000",
+        "slow     algo-3: 1.40 × the median step, 0.7 s; ranks 16, 17, 18",
+        "warning: the run will cost",
+        "algo-1 code-2: many words",
+    ):
+        assert words in text, words
+
+
+def test_a_job_that_has_said_nothing_yet_has_a_view_too() -> None:
+    lines = drawn(Live(), 2, 100)
+    assert "demo  256px  starting  demo--256px-0001 (Training)" in lines[0]
+    assert "it/s     unknown until the first steps" in lines
+    assert "left     unknown" in lines
+    assert [line.split() for line in lines if line.startswith("algo-")] == [
+        [f"algo-{number}", *"–" * 7] for number in (1, 2)
+    ]
+
+
+@pytest.mark.parametrize(("nodes", "warnings"), [(1, 0), (128, 0), (128, 9), (16, 2)])
+@pytest.mark.parametrize("height", [24, 30, 50])
+def test_a_low_terminal_shows_the_machines_that_matter(
+    nodes: int, warnings: int, height: int
+) -> None:
+    lines = drawn(cluster(nodes, warnings), nodes, 80, height)
+    assert len(lines) < height
+    assert "next look" in lines[-1]
+    if nodes > 3:
+        assert any(line.startswith("algo-3 ") for line in lines)
+    if nodes == 128:
+        shown = sum(bool(re.match(r"algo-\d", line)) for line in lines)
+        assert f"and {128 - shown} more" in "\n".join(lines)
+    assert sum("code-" in line for line in lines) >= min(1, warnings)
+
+
+@settings(max_examples=30)
+@given(st.integers(20, 200), st.integers(20, 80), st.integers(0, 40), st.integers(0, 6))
+def test_no_size_and_no_cluster_breaks_the_view(
+    width: int, height: int, nodes: int, warnings: int
+) -> None:
+    lines = drawn(cluster(nodes, warnings), max(1, nodes), width, height)
+    assert max(map(len, lines)) <= width

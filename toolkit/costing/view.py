@@ -1,0 +1,235 @@
+"""Shows an estimate to a person, within 100 columns."""
+
+from __future__ import annotations
+
+import csv
+import io
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+from sm_train.cost.sensitivity import signed_dollars
+from sm_train.cost.speed import FIRM
+from sm_train.toolkit.terminal.formatting import (
+    days,
+    dollar_range,
+    dollars,
+    number,
+    percent,
+    total_dollars,
+)
+from sm_train.toolkit.terminal.text_table import WIDTH, text_table
+
+if TYPE_CHECKING:
+    from sm_train.cost.explain import Term
+
+Document = dict[str, Any]
+
+_STAGE_COLUMNS = (
+    "name instance_type instances world_size resolution effective_batch_size iterations "
+    "iterations_per_second throughput_basis training_seconds overhead_seconds billable_seconds "
+    "instance_hours price_per_instance_hour_usd price_status price_source price_date cost_usd "
+    "cost_low_usd cost_high_usd"
+).split()
+
+
+def show_cost(document: Document, region: str) -> None:
+    """Print the ``cost --json`` document as a table with its assumptions, on standard output."""
+    header, total, *stages = text_table(
+        ("stage", "cluster", "it/s", "days", "$/h", "cost", "P10 to P90"),
+        [_total_row(document["total"]), *map(_stage_row, document["stages"])],
+        left=2,
+    )
+    click.echo(click.style(header, bold=True))
+    click.echo(click.style(total, bold=True))
+    _print(stages)
+    click.echo()
+    for sentence in dict.fromkeys(_price(stage, region) for stage in document["stages"]):
+        _echo(sentence)
+    _list("Warnings", document["warnings"])
+    _list("Assumptions", document["assumptions"])
+
+
+def show_terms(terms: Iterable[Term]) -> None:
+    """Print each number with its formula, its inputs and their source."""
+    stage = None
+    for term in terms:
+        if term.stage != stage:
+            click.echo(click.style(f"\n{term.stage}", bold=True))
+            stage = term.stage
+        _echo(f"{term.name} = {term.value}", "  ")
+        _echo(f"= {term.formula}", "      ")
+        _echo(f"= {term.figures}   [{term.source}]", "      ")
+
+
+def show_comparison(document: Document) -> None:
+    """Print what changes between two estimates, and what it does to the dollars."""
+    rows = []
+    for stage in document["stages"]:
+        rows.append(
+            (
+                stage["name"],
+                stage["change"],
+                dollars(stage["before_usd"]),
+                dollars(stage["after_usd"]),
+                signed(stage["difference_usd"]),
+            )
+        )
+    total = document["total"]
+    first = (
+        "total",
+        "",
+        dollars(total["before_usd"]),
+        dollars(total["after_usd"]),
+        signed(total["difference_usd"]),
+    )
+    _print(text_table(("stage", "", "before", "after", "difference"), [first, *rows], left=2))
+    for stage in document["stages"]:
+        for field in stage["fields"]:
+            _echo(f"{stage['name']}: {field['field']}: {field['before']} → {field['after']}", "  ")
+
+
+def show_actual(document: Document) -> None:
+    """Print what the jobs cost, where the dollars went, and what had been estimated."""
+    total = document["total"]
+    rows = [
+        _actual_row("total", total),
+        *(_actual_row(one["name"], one) for one in document["stages"]),
+    ]
+    header = ("stage", "billed", "estimate", "difference", "goodput", "images", "$/M images")
+    _print(text_table(header, rows, left=1))
+    click.echo()
+    _print(text_table(("where the dollars went", "$", "share"), list(_waterfall(total)), left=1))
+    if total["remaining_usd"]:
+        _echo(
+            f"still to come: {dollars(total['remaining_usd'])} at the speed measured so far; "
+            f"{dollars(total['projected_usd'])} in the end"
+        )
+    for job in document["jobs"]:
+        _echo(
+            f"{job['name']}: {job['status']}, {days(job['billable_seconds'])}, "
+            f"{job['instances']} × {job['instance_type']}, {dollars(job['billed_usd'])}"
+        )
+    _list("Warnings", document["warnings"])
+
+
+def show_alternatives(rows: Sequence[Document], left_out: int, question: str) -> None:
+    """Print clusters that would do, the cheapest first; ``*`` marks Pareto-optimal ones."""
+    table = [
+        (
+            "*" if row["pareto"] else "",
+            f"{row['instances']} × {row['instance_type']}",
+            row["capacity"] if row["purchase"] == "on-demand" else row["purchase"],
+            days(row["wall_seconds"]),
+            ("≤ " if row["capacity"] == "spot" else "") + dollars(row["cost_usd"]),
+            dollar_range(row),
+            {True: "fits", None: "unknown"}[row["fits_memory"]],
+            _loosest(row["throughput_basis"]),
+        )
+        for row in rows
+    ]
+    header = ("", "cluster", "bought", "days", "cost", "P10 to P90", "memory", "it/s by")
+    _print(text_table(header, table, left=3))
+    click.echo()
+    _echo(question)
+    if left_out:
+        click.echo(f"{left_out:,} more; --rows shows them, --json prints all")
+
+
+def _loosest(bases: Sequence[str]) -> str:
+    order = ("predicted", "other hardware", "other resolution", "scaled", "scaling fit")
+    return next((basis for basis in order if basis in bases), bases[0])
+
+
+def as_csv(document: Document) -> str:
+    """The stages and, last, the total as CSV; unknown is empty."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, _STAGE_COLUMNS, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(document["stages"])
+    writer.writerow({"name": "total", **document["total"]})
+    return text.getvalue()
+
+
+def signed(amount: float | None) -> str:
+    """A difference in dollars with its sign."""
+    if amount is None:
+        return "unknown"
+    return signed_dollars(amount)
+
+
+def _total_row(total: Document) -> tuple[str, ...]:
+    return (
+        "total",
+        "",
+        "",
+        days(total["wall_seconds"]),
+        "",
+        total_dollars(total),
+        dollar_range(total),
+    )
+
+
+def _stage_row(stage: Document) -> tuple[str, ...]:
+    price = stage["price_per_instance_hour_usd"]
+    firm = stage["throughput_basis"] in FIRM
+    return (
+        stage["name"],
+        f"{stage['instances']} × {stage['instance_type']}",
+        number(stage["iterations_per_second"]) + ("" if firm else "~"),
+        days(stage["billable_seconds"]),
+        dollars(None if price is None else price * stage["instances"]),
+        dollars(stage["cost_usd"]),
+        dollar_range(stage),
+    )
+
+
+def _actual_row(name: str, group: Document) -> tuple[str, ...]:
+    goodput, images = group["goodput"], group["images"]
+    billed = group["billed_usd"]
+    return (
+        name,
+        dollars(billed) if billed is not None else f"≥ {dollars(group['billed_at_least_usd'])}",
+        dollars(group["estimate_usd"]),
+        signed(group["difference_usd"]),
+        "unknown" if goodput is None else percent(goodput),
+        "unknown" if images is None else f"{images:,}",
+        dollars(group["per_million_images_usd"]),
+    )
+
+
+def _waterfall(total: Document) -> Iterable[tuple[str, str, str]]:
+    billed = total["billed_usd"]
+    yield "billed", dollars(billed), "100.0%" if billed else ""
+    for part, amount in total["waterfall_usd"].items():
+        share = "" if amount is None or not billed else percent(amount / billed)
+        yield f"  {part.replace('_', ' ')}", dollars(amount), share
+
+
+def _price(stage: Document, region: str) -> str:
+    price, name = stage["price_per_instance_hour_usd"], stage["instance_type"]
+    if price is None:
+        return f"{name}: price unknown in {region}; {stage['price_source']}"
+    return (
+        f"{name}: ${price:,.4f} an instance-hour in {region}; {stage['price_source']}, "
+        f"{stage['price_date'] or 'undated'}"
+    )
+
+
+def _list(title: str, sentences: Sequence[str]) -> None:
+    if sentences:
+        click.echo(click.style(title, bold=True))
+    for sentence in sentences:
+        _echo(f"- {sentence}", "  ")
+
+
+def _print(lines: Iterable[str]) -> None:
+    for line in lines:
+        click.echo(line)
+
+
+def _echo(text: str, indent: str = "") -> None:
+    hanging = indent + ("  " if text.startswith("- ") else "")
+    for line in textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=hanging):
+        click.echo(line)

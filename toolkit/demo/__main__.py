@@ -1,0 +1,181 @@
+"""``make demo``: the whole tool on real data, from raw images to a price, in a few minutes.
+
+Every step is the command that a user would type. Scikit-learn's 1,797 handwritten digits are
+packed, checked, planned, trained on with two processes on two emulated instances, sampled, and
+judged by a classifier that has only ever seen the real digits.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from sm_train.entrypoints.common.atomic_write import write_whole
+from sm_train.toolkit.demo.digits import (
+    NAMES,
+    caption,
+    draw_digits,
+    frechet_distance,
+    train_judge,
+    write_digits,
+)
+from sm_train.toolkit.jobs.events import Event, read_events
+from sm_train.toolkit.terminal.console import people
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+OUTPUT = Path("demo-out")
+_STAGE = OUTPUT / "run" / "digits"
+MODEL = _STAGE / "nodes" / "algo-1" / "model"
+_SAMPLES_EACH = 30
+
+
+def main() -> None:
+    """Run the demonstration in ``demo-out``; a step that fails ends it with that step's code."""
+    started = time.monotonic()
+    shutil.rmtree(OUTPUT, ignore_errors=True)
+    _title("1 · The data: 1,797 handwritten digits, each with a caption")
+    write_digits(OUTPUT / "digits")
+    _command("2 · Shards", "pack", "digits", "packed", "--shard-size", "240KB")
+    _command("3 · A run file", "init", "run.yaml", "--preset", "demo")
+    _command("4 · What would go wrong", "check", "run.yaml", "--offline")
+    _command("5 · The plan for SageMaker", "submit", "run.yaml", "--dry-run")
+    _command(
+        "6 · The same bundle here: 2 emulated instances, 1 process each",
+        *["submit", "run.yaml", "--local", "--nodes", "2", "--output", "run"],
+    )
+    write_whole(OUTPUT / "prompts.txt", _prompts().encode())
+    _command(
+        "7 · Samples",
+        *["sample", str(MODEL.relative_to(OUTPUT)), "--prompts", "prompts.txt"],
+        *["--guidance", "2", "--steps", "25"],
+    )
+    verdicts = judge()
+    draw_picture(list(read_events(_STAGE)), OUTPUT / "grid.png", OUTPUT / "demo.png")
+    _command(
+        "8 · The measured speed, priced on 4 × p4de (only an illustration)",
+        *["cost", "--instance", "ml.p4de.24xlarge", "--instances", "4"],
+        *["--measured", "run/digits", "--iterations", "100000"],
+    )
+    _summary(verdicts, time.monotonic() - started)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the judge says of a checkpoint's drawn digits: the share that it recognises as the
+    prompted ones, and their Fréchet distance from real ones.
+    """
+
+    name: str
+    recognised: float
+    distance: float
+
+
+def judge() -> list[Verdict]:
+    """Of every checkpoint, the oldest first, and last of real digits."""
+    classifier = train_judge()
+    verdicts = []
+    for checkpoint in sorted((_STAGE / "checkpoints").glob("step-*")):
+        images, digits = draw_digits(checkpoint, _SAMPLES_EACH)
+        share, distance = classifier.recognised(images, digits), classifier.distance(images)
+        verdicts.append(Verdict(f"step {int(checkpoint.name[5:])}", share, distance))
+    # As many real digits as are drawn, against the others: what chance alone sets apart.
+    mixed = np.random.default_rng(0).permutation(classifier.real)
+    count = _SAMPLES_EACH * len(NAMES)
+    apart = frechet_distance(mixed[:count], mixed[count:])
+    return [*verdicts, Verdict("real digits", classifier.accuracy, apart)]
+
+
+def _prompts() -> str:
+    return "".join(f"{caption(digit)}\n" for _ in range(4) for digit in range(len(NAMES)))
+
+
+def _title(text: str) -> None:
+    people().print(f"\n[bold]{text}[/]")
+
+
+def _command(title: str, *arguments: str) -> None:
+    _title(title)
+    people().print(f"[dim]$ sm-train {shlex.join(arguments)}[/]", soft_wrap=True)
+    # The dry run's requests are for scripts; a person reads the plan beside them.
+    output = subprocess.DEVNULL if "--dry-run" in arguments else None
+    program = [sys.executable, "-c", "from sm_train.toolkit.cli import main; main()"]
+    done = subprocess.run([*program, *arguments], cwd=OUTPUT, stdout=output, check=False)
+    if done.returncode:
+        sys.exit(done.returncode)
+
+
+def draw_picture(events: list[Event], grid: Path, out: Path) -> None:
+    """The loss curve above the sample grid, as one PNG."""
+    import io
+
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+    from PIL import Image
+
+    steps = [event for event in events if event["kind"] == "step"]
+    figure, (curve, samples) = plt.subplots(
+        2, 1, figsize=(9, 8.4), height_ratios=[1, 1.6], layout="constrained"
+    )
+    curve.plot([event["step"] for event in steps], [event["loss"] for event in steps])
+    curve.set(xlabel="step", ylabel="loss", yscale="log", title="Training loss")
+    curve.grid(alpha=0.3, which="both")
+    samples.imshow(np.asarray(Image.open(grid)))
+    samples.set_title("Samples, as prompted")
+    samples.axis("off")
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=110)
+    plt.close(figure)
+    write_whole(out, content.getvalue())
+
+
+def _summary(verdicts: list[Verdict], seconds: float) -> None:
+    from rich.table import Table
+
+    events = list(read_events(_STAGE))
+    start = next(event for event in events if event["kind"] == "start")
+    end = next(event for event in reversed(events) if event["kind"] == "end")
+    last = next(event for event in reversed(events) if event["kind"] == "step")
+    count = _SAMPLES_EACH * len(NAMES)
+    table = Table(title="The demonstration", show_header=False, title_justify="left")
+    for name, value in [
+        ("parameters", f"{start['parameters']:,}"),
+        ("processes", f"{start['world_size']} on {start['nodes']} emulated instances"),
+        ("steps", f"{end['step']:,} of {start['effective_batch_size']} images"),
+        ("speed", f"{end['iterations_per_second']:.1f} it/s, {end['training_seconds']:.0f} s"),
+        ("last loss", f"{last['loss']:.4f}"),
+        ("everything took", f"{seconds / 60:.1f} minutes"),
+        ("picture", str(OUTPUT / "demo.png")),
+    ]:
+        table.add_row(name, value)
+    people().print()
+    people().print(_verdict_table(verdicts, count))
+    people().print(table)
+
+
+def _verdict_table(verdicts: list[Verdict], count: int) -> Table:
+    from rich.table import Table
+
+    table = Table(
+        title=f"{count} drawn digits", caption="chance recognises 10 %", title_justify="left"
+    )
+    table.add_column("checkpoint")
+    table.add_column("recognised", justify="right")
+    table.add_column("Fréchet distance", justify="right")
+    for one in verdicts:
+        table.add_row(one.name, f"{one.recognised:.1%}", f"{one.distance:.1f}")
+    return table
+
+
+if __name__ == "__main__":
+    main()

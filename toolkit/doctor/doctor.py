@@ -1,0 +1,119 @@
+"""Examines a cluster by itself: emulated nodes on this machine, or a short job on SageMaker."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sm_train.cost.assumptions import Assumptions
+from sm_train.entrypoints.doctor.history import FOLDER, results
+from sm_train.estimators.bundle.bundle import Bundle
+from sm_train.estimators.config.fields import JOB_NAME_LIMIT
+from sm_train.estimators.config.naming import checkpoint_uri, staging_bucket
+from sm_train.estimators.config.schema import RunConfig, Stage
+from sm_train.estimators.request.doctor import doctor_name, doctor_request
+from sm_train.estimators.request.training import TrainingRequest
+from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.submit.bundle import bundle_of
+from sm_train.toolkit.submit.submission import Submission, prepare, validate
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def examine_here(
+    config: RunConfig,
+    stage: Stage,
+    *,
+    base: Path,
+    nodes: int,
+    processes: int,
+    output: Path,
+    console: Console,
+) -> dict[str, Any]:
+    """Run the doctor on emulated nodes; returns the result that it left beside the run.
+
+    The run's own folder is only added to: training may be going on in it.
+
+    Raises:
+        UserError: it cannot start, or a process failed.
+    """
+    from sm_train.toolkit.local.launcher import run_stage
+
+    alone = config.model_copy(update={"stages": [stage]})  # nothing of an earlier stage is needed
+    checkpoints = output / stage.name / "checkpoints"
+    checkpoints.mkdir(parents=True, exist_ok=True)
+    before = len(results([checkpoints / FOLDER]))
+    with tempfile.TemporaryDirectory(prefix="doctor-") as folder:
+        root = Path(folder) / stage.name
+        root.mkdir()
+        (root / "checkpoints").symlink_to(checkpoints.absolute())
+        run_stage(
+            alone,
+            stage,
+            bundle_of(alone, base),
+            base=base,
+            nodes=nodes,
+            processes=processes,
+            output=Path(folder),
+            console=console,
+            options=("--doctor-only", "true"),
+        )
+    kept = results([checkpoints / FOLDER])
+    if len(kept) == before:
+        raise UserError(
+            f"--local: the doctor left no result in {checkpoints / FOLDER}; its lines are above",
+            ExitCode.JOB_FAILED,
+        )
+    return kept[-1]
+
+
+@dataclass(frozen=True)
+class DoctorJob:
+    """A job that only examines; ``seconds`` are what it is billed for at most likely."""
+
+    submission: Submission
+    request: TrainingRequest
+    seconds: float
+    cost_usd: float | None
+    results_uri: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "request": self.request,
+            "billable_seconds": self.seconds,
+            "cost_usd": self.cost_usd,
+            "results": self.results_uri,
+        }
+
+
+def prepare_job(
+    config: RunConfig, stage: Stage, bundle: Bundle, region: str, now: datetime
+) -> DoctorJob:
+    """The job that examines the cluster of ``stage``; touches no network.
+
+    Raises:
+        UserError: its name is too long, or AWS has no image for the region.
+    """
+    name = doctor_name(config, stage.name, now)
+    excess = len(name) - JOB_NAME_LIMIT
+    if excess > 0:
+        raise UserError(
+            f"name: the doctor's job name {name} has {len(name)} characters and SageMaker allows "
+            f"{JOB_NAME_LIMIT}; shorten the run's or the stage's name by {excess}"
+        )
+    submission = prepare(config, stage.name, bundle, region, now)
+    request = doctor_request(submission.requests[0], config, name)
+    validate(request)
+    seconds = Assumptions().start_up_seconds + config.doctor.limit
+    price = submission.cost.stages[0].price.usd_per_instance_hour
+    return DoctorJob(
+        submission=replace(submission, requests=(request,)),
+        request=request,
+        seconds=seconds,
+        cost_usd=None if price is None else float(price) * stage.instances * seconds / 3600,
+        results_uri=f"{checkpoint_uri(config, stage, staging_bucket(config, region))}/{FOLDER}/",
+    )

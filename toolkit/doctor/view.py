@@ -1,0 +1,79 @@
+"""A result of the doctor as people read it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sm_train.toolkit.terminal.formatting import dollars
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
+
+
+def show_result(document: dict[str, Any], console: Console) -> None:
+    """Parts, pairs of nodes, findings with their mend, and the sentence."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    verdict, evidence = document["verdict"], document["evidence"]
+    table = Table(box=None, pad_edge=False)
+    for column in ("part", "measured", "expected", "share", ""):
+        table.add_column(column, justify="left" if column == "part" else "right")
+    for part in verdict["parts"]:
+        share = part["share"]
+        table.add_row(
+            part["name"],
+            amount(part["measured"], part["unit"]),
+            "" if part["expected"] is None else amount(part["expected"], part["unit"]),
+            "" if share is None else f"{share:.0%}",
+            f"[{_STYLES[part['level']]}]{part['level']}[/]",
+        )
+    console.print(table)
+    if len(evidence["hosts"]) > 2:
+        console.print(_matrix(evidence))
+    for finding in verdict["findings"]:
+        style = _STYLES[finding["level"]]
+        console.print(f"[{style}]{finding['level']}[/]  {escape(finding['message'])}")
+        console.print(f"      {escape(finding['advice'])}")
+    prediction = verdict["prediction"]
+    if prediction:
+        speed = prediction["predicted_iterations_per_second"]
+        told = f"predicted: {speed:.3g} it/s"
+        if prediction["expected_iterations_per_second"]:
+            told += f" (expected {prediction['expected_iterations_per_second']:.3g})"
+        if prediction["predicted_usd"] is not None:
+            told += f", {dollars(prediction['predicted_usd'])} for the stage's training"
+        console.print(f"{told}; from {prediction['basis']}", markup=False)
+    console.print(verdict["sentence"], style=_STYLES[verdict["level"]], markup=False)
+
+
+def amount(value: float, unit: str) -> str:
+    """A figure with a unit of its size."""
+    if unit == "B/s":
+        return f"{value / 1e9:.3g} GB/s"
+    if unit == "s":
+        return f"{value * 1e6:.0f} µs"
+    return f"{value:.3g} {unit}"
+
+
+def _matrix(evidence: dict[str, Any]) -> Any:
+    """GB/s between nodes, in each direction."""
+    from rich.table import Table
+
+    sums: dict[tuple[int, int], float] = {}
+    for pair in evidence["pairs"]:
+        nodes = (pair["nodes"][0], pair["nodes"][1])
+        sums[nodes] = sums.get(nodes, 0.0) + pair["bandwidth"]
+    hosts = evidence["hosts"]
+    table = Table(box=None, pad_edge=False, title="GB/s between nodes", title_justify="left")
+    for name in ("", *hosts):
+        table.add_column(name, justify="right")
+    for row, name in enumerate(hosts):
+        cells = []
+        for column in range(len(hosts)):
+            value = sums.get((min(row, column), max(row, column)))
+            cells.append("" if value is None else f"{value / 1e9:.3g}")
+        table.add_row(name, *cells)
+    return table

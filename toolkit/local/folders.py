@@ -1,0 +1,186 @@
+"""Lays out a job's folders on this machine, as SageMaker would on each instance.
+
+``RUN/STAGE/`` holds the unpacked bundle, one ``/opt/ml`` tree for each emulated node, and the
+checkpoints that on SageMaker all instances share through one S3 prefix.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from sm_train.entrypoints.common.sagemaker_paths import Directories
+from sm_train.entrypoints.data.shard_format import find_shards
+from sm_train.entrypoints.data.shard_index import index_of
+from sm_train.estimators.bundle.bundle import Bundle
+from sm_train.estimators.config.schema import RunConfig, Stage
+from sm_train.estimators.request.training import FINAL_MODEL, last_checkpoint, needs_state
+from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.jobs.events import LOG_NAME
+
+
+@dataclass(frozen=True)
+class LocalFolders:
+    """One stage's folders; ``nodes`` are the emulated instances' base folders, in rank order.
+
+    ``entry`` is the script of the bundle that is started, ``model`` where the final model is left.
+    """
+
+    root: Path
+    nodes: tuple[Directories, ...]
+    entry: str
+    model: Path
+
+    @property
+    def bundle(self) -> Path:
+        return self.root / "bundle"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    @property
+    def log(self) -> Path:
+        return self.root / LOG_NAME
+
+
+def lay_out(
+    config: RunConfig, stage: Stage, bundle: Bundle, *, base: Path, nodes: int, output: Path
+) -> LocalFolders:
+    """Make the folders of one stage; checkpoints of an earlier attempt stay and are resumed.
+
+    The run file's local folders are relative to ``base``, the folder it lies in.
+
+    Raises:
+        UserError: no local shards, fewer shards than nodes, or local components are missing.
+    """
+    folder, shards = local_shards(config, base, nodes)
+    channels = shared_channels(config, stage, base, output)
+    root = output / stage.name
+    names = host_names(nodes)
+    trees = tuple(Directories((root / "nodes" / name).absolute()) for name in names)
+    folders = LocalFolders(root, trees, bundle.entry, trees[0].model)
+    folders.checkpoints.mkdir(parents=True, exist_ok=True)
+    unpack(bundle, folders.bundle)
+    shutil.rmtree(root / "nodes", ignore_errors=True)
+    for rank, node in enumerate(folders.nodes):
+        _make_node(node, folders.checkpoints)
+        _write_config(node, names, rank, stage, channels)
+        _link_all(share(shards, rank, nodes), folder, node.channel("train"))
+        if config.data.index and index_of(folder).exists():
+            _link_all([index_of(folder)], folder.parent, node.channel("index"))
+        for name, source in channels.items():
+            node.channel(name).symlink_to(source.absolute())
+    return folders
+
+
+def host_names(nodes: int) -> list[str]:
+    """As SageMaker calls a job's instances."""
+    return [f"algo-{index + 1}" for index in range(nodes)]
+
+
+def share(shards: list[Path], rank: int, nodes: int) -> list[Path]:
+    """ShardedByS3Key: each instance is dealt its own objects, about 1/n of their number."""
+    return shards[rank::nodes]
+
+
+def local_shards(config: RunConfig, base: Path, nodes: int) -> tuple[Path, list[Path]]:
+    """The folder of the run file's local shards and the tars in it, at least one for a node.
+
+    Raises:
+        UserError: there are none, or too few.
+    """
+    if config.data.local is None:
+        raise UserError(
+            "data.local: not set; a local run reads shards from this machine: "
+            "write local: FOLDER under data"
+        )
+    folder = base / config.data.local
+    if not folder.is_dir():
+        raise UserError(f"data.local: {folder}: no such folder; `sm-train pack` makes shards")
+    shards = list(find_shards(folder).values())
+    if not shards:
+        raise UserError(f"data.local: {folder}: holds no .tar; `sm-train pack` makes shards")
+    if len(shards) < nodes:
+        raise UserError(
+            f"data.local: {config.data.local} holds {len(shards)} shards for {nodes} nodes; "
+            f"pack smaller shards or give --nodes {len(shards)}",
+            ExitCode.PREFLIGHT,
+        )
+    return folder, shards
+
+
+def shared_channels(config: RunConfig, stage: Stage, base: Path, output: Path) -> dict[str, Path]:
+    """The channels that every node sees whole.
+
+    Raises:
+        UserError: a folder that the run file names is missing, or the stage before has not run.
+    """
+    channels: dict[str, Path] = {}
+    for name, key, local in (
+        ("model", "model.local_components", config.model.local_components),
+        ("validation", "data.local_validation", config.data.local_validation),
+        *((name, f"channels.{name}.local", own.local) for name, own in config.channels.items()),
+    ):
+        if local is not None:
+            channels[name] = base / local
+            if not channels[name].is_dir():
+                raise UserError(f"{key}: {channels[name]}: no such folder")
+    index = config.stages.index(stage)
+    if index:
+        previous = config.stages[index - 1]
+        checkpoints = output / previous.name / "checkpoints"
+        channels["previous"] = checkpoints / FINAL_MODEL
+        if needs_state(stage):
+            channels["previous_state"] = checkpoints / last_checkpoint(previous)
+        if not all(folder.is_dir() for folder in channels.values()):
+            raise UserError(
+                f"--stage: {stage.name} starts from {previous.name}, which has no final model in "
+                f"{output}; run that stage first",
+                ExitCode.PREFLIGHT,
+            )
+    return channels
+
+
+def unpack(bundle: Bundle, folder: Path) -> None:
+    """Put the bundle's files in ``folder`` in place of what was there."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with tarfile.open(fileobj=io.BytesIO(bundle.archive)) as archive:
+        archive.extractall(folder, filter="data")
+
+
+def _make_node(node: Directories, checkpoints: Path) -> None:
+    for folder in (node.input_config, node.channel("train"), node.model, node.output_data):
+        folder.mkdir(parents=True)
+    node.checkpoints.symlink_to(checkpoints.absolute())
+
+
+def _link_all(files: list[Path], above: Path, folder: Path) -> None:
+    """Link ``files`` in ``folder`` under their paths below ``above``."""
+    for file in files:
+        link = folder / file.relative_to(above)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(file.absolute())
+
+
+def _write_config(
+    node: Directories, hosts: list[str], rank: int, stage: Stage, channels: dict[str, Path]
+) -> None:
+    """The platform's three configuration files."""
+    sharded = {"TrainingInputMode": "FastFile", "S3DistributionType": "ShardedByS3Key"}
+    whole = {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated"}
+    documents = {
+        "resourceconfig.json": {
+            "current_host": hosts[rank],
+            "hosts": hosts,
+            "network_interface_name": "lo",
+        },
+        "hyperparameters.json": {"stage": stage.name},
+        "inputdataconfig.json": {"train": sharded, **dict.fromkeys(channels, whole)},
+    }
+    for name, document in documents.items():
+        (node.input_config / name).write_text(json.dumps(document, indent=2) + "\n")

@@ -1,0 +1,225 @@
+"""A whole local run: every chosen stage in order, with progress, until done, failed or stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Protocol
+
+from sm_train.estimators.bundle.bundle import Bundle
+from sm_train.estimators.config.schema import RunConfig, Stage
+from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.jobs.events import Event, parse_event
+from sm_train.toolkit.local.folders import LocalFolders, lay_out
+from sm_train.toolkit.local.processes import LocalProcesses, NodeFailure
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+
+class _Running(Protocol):
+    """A stage under way, as processes or as containers; leaving the context ends all of it."""
+
+    def __enter__(self) -> _Running: ...
+    def __exit__(self, *_: object) -> None: ...
+    def lines(self) -> Iterator[str]: ...
+    def failure(self) -> NodeFailure | None: ...
+    def end(self) -> None: ...
+
+
+def default_nodes(stage: Stage) -> int:
+    """As many emulated instances as the stage has, but no more than this machine has cores."""
+    return min(stage.instances, os.cpu_count() or 1)
+
+
+def run_stage(
+    config: RunConfig,
+    stage: Stage,
+    bundle: Bundle,
+    *,
+    base: Path,
+    nodes: int,
+    processes: int,
+    output: Path,
+    console: Console,
+    image: str | None = None,
+    options: tuple[str, ...] = (),
+) -> LocalFolders:
+    """Train one stage on this machine, in containers of ``image`` if there is one.
+
+    Returns where its files are.
+
+    ``options`` are the entry script's, where it runs in processes.
+
+    Raises:
+        UserError: it cannot start (exit 2 or 3) or a process failed (exit 6).
+        KeyboardInterrupt: Ctrl-C; every process has checkpointed if it could, and ended.
+    """
+    # An ended terminal or a service manager must leave no process behind either. Started in the
+    # background, even SIGINT would be ignored.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    folders, started = _start(config, stage, bundle, base, nodes, processes, output, image, options)
+    with started as running:
+        try:
+            _follow(running, folders, stage, console)
+        except KeyboardInterrupt:
+            console.print("Stopping: each process writes a checkpoint and ends …")
+            running.end()
+            raise
+        failure = running.failure()
+    if failure is not None:
+        raise UserError(_describe(failure, folders), ExitCode.JOB_FAILED)
+    return folders
+
+
+def _start(
+    config: RunConfig,
+    stage: Stage,
+    bundle: Bundle,
+    base: Path,
+    nodes: int,
+    processes: int,
+    output: Path,
+    image: str | None,
+    options: tuple[str, ...],
+) -> tuple[LocalFolders, _Running]:
+    if image is None:
+        cpu = _without_gpu()
+        folders = lay_out(config, stage, bundle, base=base, nodes=nodes, output=output)
+        return folders, LocalProcesses(
+            folders, stage, processes=processes, cpu=cpu, options=options
+        )
+    from sm_train.toolkit.local.container_folders import lay_out_for_containers
+    from sm_train.toolkit.local.containers import LocalContainers
+
+    inside = lay_out_for_containers(config, stage, bundle, base=base, nodes=nodes, output=output)
+    return inside.local, LocalContainers(
+        inside, config, stage, bundle, image=image, processes=processes
+    )
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _without_gpu() -> bool:
+    try:
+        import torch
+    except ImportError:
+        raise UserError(
+            "--local: the training packages are not installed; pip install 'sm-train[train]'"
+        ) from None
+    return not torch.cuda.is_available()
+
+
+def _follow(running: _Running, folders: LocalFolders, stage: Stage, console: Console) -> None:
+    with folders.log.open("a", encoding="utf-8") as log, _progress(console, stage) as show:
+        for line in running.lines():
+            log.write(line)
+            log.flush()
+            event = parse_event(line)
+            if event is not None:
+                show(event)
+
+
+@contextlib.contextmanager
+def _progress(console: Console, stage: Stage) -> Iterator[_Show]:
+    """A bar on a terminal, a line for each event elsewhere."""
+    if not console.is_terminal:
+        yield _Lines(console, stage)
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+        TextColumn("{task.fields[speed]}"),
+        TextColumn("{task.fields[loss]}"),
+        TimeRemainingColumn(),
+        console=console,
+    ) as progress:
+        yield _Bar(progress, stage)
+
+
+class _Show:
+    """Shows one event of the first rank."""
+
+    def __call__(self, event: Event) -> None:
+        if event["kind"] in ("warning", "error"):
+            self.say(f"{event['kind']} (rank {event['rank']}): {event['message']}")
+        elif event["kind"] == "doctor":
+            self.say(f"doctor ({event['level']}): {event['sentence']}")
+        elif event["rank"] == 0:
+            self.event(event)
+
+    def say(self, text: str) -> None:
+        raise NotImplementedError
+
+    def event(self, event: Event) -> None:
+        raise NotImplementedError
+
+
+class _Lines(_Show):
+    def __init__(self, console: Console, stage: Stage) -> None:
+        self._console, self._stage = console, stage
+
+    def say(self, text: str) -> None:
+        self._console.print(text, markup=False)
+
+    def event(self, event: Event) -> None:
+        if event["kind"] == "step":
+            left = self._stage.iterations - event["step"]
+            speed = event["iterations_per_second"]
+            eta = f", {left / speed:.0f} s left" if speed else ""
+            self.say(
+                f"{self._stage.name}: step {event['step']}/{self._stage.iterations}, "
+                f"{_speed(speed)}, {_loss(event['loss'])}{eta}"
+            )
+        elif event["kind"] == "checkpoint":
+            self.say(f"{self._stage.name}: checkpoint at step {event['step']}")
+
+
+class _Bar(_Show):
+    def __init__(self, progress: Progress, stage: Stage) -> None:
+        self._progress = progress
+        self._task = progress.add_task(
+            stage.name, total=stage.iterations, speed="starting", loss=""
+        )
+
+    def say(self, text: str) -> None:
+        self._progress.console.print(text, markup=False)
+
+    def event(self, event: Event) -> None:
+        if event["kind"] == "step":
+            self._progress.update(
+                self._task,
+                completed=event["step"],
+                speed=_speed(event["iterations_per_second"]),
+                loss=_loss(event["loss"]),
+            )
+
+
+def _speed(value: float | None) -> str:
+    return "… it/s" if value is None else f"{value:.2f} it/s"
+
+
+def _loss(value: float | None) -> str:
+    return "loss not finite" if value is None else f"loss {value:.4f}"
+
+
+def _describe(failure: NodeFailure, folders: LocalFolders) -> str:
+    name = folders.nodes[failure.node].base.name
+    lines = [f"{name} failed (exit {failure.exit_code}); its last lines:"]
+    lines += [f"  {line}" for line in failure.last_lines]
+    if failure.failure:
+        lines += [f"failure file {folders.nodes[failure.node].failure}:"]
+        lines += [f"  {line}" for line in failure.failure.splitlines()[:5]]
+    lines.append(f"everything it said: {folders.log}")
+    return "\n".join(lines)

@@ -1,0 +1,199 @@
+"""Runs one stage's processes on this machine through ``accelerate launch``, and ends them all.
+
+Each emulated node gets a launcher of its own, as on SageMaker; the launchers meet on loopback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import psutil
+from sm_train.entrypoints.common.sagemaker_paths import Directories
+from sm_train.estimators.config.schema import Stage
+from sm_train.toolkit.local.folders import LocalFolders
+
+LAST_LINES = 20
+GRACE_SECONDS = 60.0
+"""After SIGTERM a job checkpoints and leaves; SageMaker grants it 120 seconds."""
+
+
+@dataclass
+class _Node:
+    process: subprocess.Popen[str]
+    last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
+
+
+@dataclass(frozen=True)
+class NodeFailure:
+    """The first node that ended badly; ``failure`` is its failure file, or empty."""
+
+    node: int
+    exit_code: int
+    failure: str
+    last_lines: tuple[str, ...]
+
+
+class LocalProcesses:
+    """The running launchers of one stage; leaving the context leaves no process behind."""
+
+    def __init__(
+        self,
+        folders: LocalFolders,
+        stage: Stage,
+        *,
+        processes: int,
+        cpu: bool,
+        options: Sequence[str] = (),
+    ) -> None:
+        self._folders = folders
+        self._lines: queue.Queue[tuple[int, str | None]] = queue.Queue()
+        port = _free_port()
+        self._nodes = [
+            _Node(
+                _launch(
+                    folders, stage, rank, processes=processes, cpu=cpu, port=port, options=options
+                )
+            )
+            for rank in range(len(folders.nodes))
+        ]
+        for rank, node in enumerate(self._nodes):
+            threading.Thread(target=self._read, args=(rank, node), daemon=True).start()
+
+    def __enter__(self) -> LocalProcesses:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end(grace_seconds=0.0)
+
+    def _read(self, rank: int, node: _Node) -> None:
+        assert node.process.stdout is not None
+        for line in node.process.stdout:
+            node.last_lines.append(line.rstrip("\n"))
+            self._lines.put((rank, line))
+        self._lines.put((rank, None))
+
+    def lines(self) -> Iterator[str]:
+        """Everything the nodes print, as it comes, until all of them, or one badly, have ended."""
+        running = set(range(len(self._nodes)))
+        while running:
+            rank, line = self._lines.get()
+            if line is not None:
+                yield line
+                continue
+            running.discard(rank)
+            if self._nodes[rank].process.wait() != 0:
+                return
+
+    def failure(self) -> NodeFailure | None:
+        """The node whose own code failed; None if all ended well.
+
+        When a node dies the others lose their peer and fail too: a failure file tells the first.
+        """
+        failed = []
+        for rank, node in enumerate(self._nodes):
+            code = node.process.poll()
+            text = read_failure(self._folders.nodes[rank])
+            if code not in (None, 0) or text:
+                failed.append(NodeFailure(rank, code or 1, text, tuple(node.last_lines)))
+        with_file = [failure for failure in failed if failure.failure]
+        return next(iter(with_file + failed), None)
+
+    def end(self, grace_seconds: float = GRACE_SECONDS) -> None:
+        """Ask every process to checkpoint and leave, then make whatever is left leave."""
+        families = [_family(node.process.pid) for node in self._nodes]
+        for node in self._nodes:
+            if node.process.poll() is None:
+                node.process.send_signal(signal.SIGTERM)
+        everyone = [process for family in families for process in family]
+        _, alive = psutil.wait_procs(everyone, timeout=grace_seconds)
+        # Children that were started since; a launcher that ended cannot start any more.
+        alive += [child for process in alive for child in _family(process.pid)]
+        for process in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(alive, timeout=10)
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    try:
+        launcher = psutil.Process(pid)
+        return [*launcher.children(recursive=True), launcher]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _launch(
+    folders: LocalFolders,
+    stage: Stage,
+    rank: int,
+    *,
+    processes: int,
+    cpu: bool,
+    port: int,
+    options: Sequence[str],
+) -> subprocess.Popen[str]:
+    nodes = len(folders.nodes)
+    world_size = nodes * processes
+    command = [sys.executable, "-m", "accelerate.commands.launch"]
+    if world_size > 1:
+        # The flag's name notwithstanding, this is the launcher for several processes of any
+        # kind: with --cpu alone accelerate starts one process and leaves the rest to mpirun.
+        command += ["--multi_gpu", "--same_network", "--main_process_ip", "127.0.0.1"]
+        command += ["--main_process_port", str(port)]
+    elif cpu:
+        command += ["--cpu"]
+    command += ["--num_machines", str(nodes), "--machine_rank", str(rank)]
+    command += ["--num_processes", str(world_size)]
+    command += ["--mixed_precision", "no", "--dynamo_backend", "no"]
+    command += [folders.entry, "--stage", stage.name, *options]
+    return subprocess.Popen(
+        command,
+        cwd=folders.bundle,
+        env=_environment(folders.nodes[rank], cpu=cpu, world_size=world_size),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        # A terminal's Ctrl-C reaches this process alone, which then asks the children to leave.
+        start_new_session=True,
+    )
+
+
+def _environment(node: Directories, *, cpu: bool, world_size: int) -> dict[str, str]:
+    threads = max(1, (os.cpu_count() or 1) // world_size)
+    environment = {
+        **os.environ,
+        "SAGEMAKER_BASE_DIR": str(node.base),
+        "SM_MODEL_DIR": str(node.model),
+        "SM_OUTPUT_DATA_DIR": str(node.output_data),
+        "SM_CHANNEL_TRAIN": str(node.channel("train")),
+        "SM_CURRENT_HOST": node.base.name,
+        "OMP_NUM_THREADS": str(threads),
+        "PYTHONUNBUFFERED": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    if cpu:
+        environment |= {"ACCELERATE_USE_CPU": "true", "GLOO_SOCKET_IFNAME": "lo"}
+    return environment
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def read_failure(node: Directories) -> str:
+    return node.failure.read_text(errors="replace").strip() if node.failure.exists() else ""

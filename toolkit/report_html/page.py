@@ -1,0 +1,28 @@
+"""What every page has: the style, and the file that it becomes."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+from sm_train.entrypoints.common.atomic_write import write_whole
+from sm_train.toolkit.errors import UserError
+
+
+def template(name: str) -> str:
+    """A file of toolkit/templates."""
+    return (files("sm_train.toolkit") / "templates" / name).read_text("utf-8")
+
+
+def write_html(path: Path, page: str) -> None:
+    """Write ``page`` to ``path``, whole or not at all.
+
+    Raises:
+        UserError: the folder is not there, or the file cannot be written.
+    """
+    try:
+        write_whole(path, page.encode())
+    except FileNotFoundError:
+        raise UserError(f"--html: {path.parent}: no such folder; make it first") from None
+    except OSError as error:
+        raise UserError(f"--html: {path}: {error.strerror}; name another file") from None

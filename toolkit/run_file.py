@@ -1,0 +1,29 @@
+"""Reads a run file for a command."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sm_train.toolkit.errors import UserError
+
+if TYPE_CHECKING:
+    from sm_train.estimators.config.schema import RunConfig
+
+
+RUN_FILE_ENDINGS = (".yaml", ".yml")
+
+
+def load(path: Path, changes: Sequence[str] = ()) -> RunConfig:
+    """The run file at ``path``, with ``changes`` such as ``cluster.retries=5``.
+
+    Raises:
+        UserError: it cannot be used; one line for each mistake.
+    """
+    from sm_train.estimators.config.load import RunFileError, load_run
+
+    try:
+        return load_run(path, changes)
+    except RunFileError as error:
+        raise UserError(str(error)) from None

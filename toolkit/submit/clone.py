@@ -1,0 +1,78 @@
+"""Repeats the run of an earlier job: its whole run document and code are in the bundle it got."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+from sm_train.estimators.bundle.bundle import DOCUMENT, EXPECTED, Bundle, bundle_again, unpack
+from sm_train.estimators.config.load import RunFileError, changed
+from sm_train.estimators.config.naming import staging_bucket
+from sm_train.estimators.config.schema import RunConfig
+from sm_train.estimators.request.launcher import pytorch_version
+from sm_train.estimators.request.training import code_uri
+from sm_train.toolkit.aws.session import refusals_in_words, split_uri
+from sm_train.toolkit.errors import UserError
+
+
+def clone(
+    session: Any, job: str, changes: Sequence[str], region: str
+) -> tuple[RunConfig, Bundle, str | None]:
+    """The run of ``job`` with ``changes``, its code, and the commit it was submitted at.
+
+    Unless the changes name it, the run gets a new name: under the old one it would go on from the
+    old checkpoints, that is, end at once.
+
+    Raises:
+        UserError: no such job, not one of ours, or a change does not fit.
+    """
+    with refusals_in_words(f"--clone: {job}"):
+        description = session.client("sagemaker").describe_training_job(TrainingJobName=job)
+        uri = code_uri(description)
+        if uri is None:
+            raise UserError(f"--clone: {job} was not started by sm-train: it has no bundle")
+        bucket, key = split_uri(uri)
+        archive = session.client("s3").get_object(Bucket=bucket, Key=key)["Body"].read()
+        pages = session.client("sagemaker").get_paginator("list_tags")
+        tags = {
+            tag["Key"]: tag["Value"]
+            for page in pages.paginate(ResourceArn=description["TrainingJobArn"])
+            for tag in page["Tags"]
+        }
+    files = unpack(archive)
+    if DOCUMENT not in files:
+        raise UserError(f"--clone: the bundle of {job} holds no run document; it is not ours")
+    document = json.loads(files[DOCUMENT])
+    document.pop(EXPECTED, None)
+    try:
+        config = changed(document, changes, job)
+        if config.name == document["name"] and not _names(changes):
+            name = _free_name(session, config, region)
+            config = changed(document, [*changes, f"name={name}"], job)
+    except RunFileError as error:
+        raise UserError(str(error)) from None
+    version = pytorch_version(config)
+    same = version == pytorch_version(changed(document, (), job))
+    bundle = bundle_again(archive, config, version, same_image=same)
+    return config, bundle, tags.get("sm-train:commit")
+
+
+def _names(changes: Sequence[str]) -> bool:
+    return any(change.startswith("name=") for change in changes)
+
+
+def _free_name(session: Any, config: RunConfig, region: str) -> str:
+    """The first of NAME-r2, NAME-r3 … below which the bucket holds nothing yet."""
+    bucket = staging_bucket(config, region)
+    client = session.client("s3")
+    stem = re.sub(r"-r\d+$", "", config.name)
+    with refusals_in_words(f"bucket {bucket}"):
+        for number in count(2):
+            name = f"{stem}-r{number}"
+            found = client.list_objects_v2(Bucket=bucket, Prefix=f"{name}/", MaxKeys=1)
+            if not found["KeyCount"]:
+                return name
+    raise AssertionError("there is always another number")

@@ -1,0 +1,174 @@
+"""Shows a submission to a person: what runs, where, how long, for how much, what is unknown."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sm_train.cost.estimate import Purchase, hourly_price
+from sm_train.cost.instances import instance_type
+from sm_train.cost.json_document import as_document
+from sm_train.cost.speed import FIRM
+from sm_train.estimators.bundle.bundle import LARGE_BYTES
+from sm_train.estimators.config.naming import ROLE_NOT_SET
+from sm_train.toolkit.costing.price_table import price_table
+from sm_train.toolkit.submit.submission import Submission
+from sm_train.toolkit.terminal.formatting import (
+    days,
+    dollar_range,
+    dollars,
+    number,
+    span,
+    total_dollars,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def show_plan(submission: Submission, console: Console) -> None:
+    """Print the plan, at most 100 columns wide on a wide terminal."""
+    console.print(f"\n[bold]Plan for {submission.config.name}[/] in {submission.region}\n")
+    console.print(_stage_table(submission))
+    for stage, start in zip(submission.stages, submission.launches, strict=True):
+        console.print(f"  {stage.name} starts by {start.route}: {start.reason}")
+    console.print()
+    for label, value in _facts(submission):
+        console.print(f"  {label:<12} {value}", markup=False)
+    for line in warnings(submission):
+        console.print(f"\n[bold]Warning[/] {line}")
+    unknown = unknowns(submission)
+    if unknown:
+        console.print("\n[bold]Unknown[/]")
+        for line in unknown:
+            console.print(f"  - {line}", markup=False)
+    console.print()
+
+
+def _stage_table(submission: Submission) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
+    for name in (
+        "stage",
+        "cluster",
+        "GPUs",
+        "batch",
+        "iterations",
+        "it/s",
+        "days",
+        "cost",
+        "range",
+    ):
+        table.add_column(name, justify="left" if name in ("stage", "cluster") else "right")
+    document = as_document(submission.cost)
+    for stage, priced in zip(submission.stages, document["stages"], strict=True):
+        gpus = instance_type(priced["instance_type"]).accelerators
+        table.add_row(
+            stage.name,
+            f"{priced['instances']} × {priced['instance_type']}",
+            str(priced["instances"] * gpus),
+            str(priced["effective_batch_size"]),
+            f"{stage.iterations:,}",
+            number(priced["iterations_per_second"]),
+            days(priced["billable_seconds"]),
+            dollars(priced["cost_usd"]),
+            dollar_range(priced),
+        )
+    total = document["total"]
+    table.add_row(
+        "[bold]total[/]",
+        "",
+        "",
+        "",
+        "",
+        "",
+        days(total["wall_seconds"]),
+        total_dollars(total),
+        dollar_range(total),
+    )
+    return table
+
+
+def _facts(submission: Submission) -> list[tuple[str, str]]:
+    config, request = submission.config, submission.requests[0]
+    bundle = submission.bundle
+    price = as_document(submission.cost)["stages"][0]
+    return [
+        ("image", request["AlgorithmSpecification"]["TrainingImage"]),
+        ("data", f"{config.data.uri} (FastFile, ShardedByS3Key)"),
+        ("checkpoints", f"{request['CheckpointConfig']['S3Uri']}, every {config.checkpoint.every}"),
+        ("capacity", f"{config.cluster.capacity}, {config.cluster.retries} retries"),
+        ("at most", f"{span(config.cluster.max_runtime)} for each job"),
+        (
+            "bundle",
+            f"{len(bundle.files)} files, {len(bundle.archive):,} bytes, "
+            f"sha256 {bundle.sha256[:12]}…; starts {bundle.entry}",
+        ),
+        ("price", f"{price['price_source']}, {price['price_date'] or 'undated'}"),
+        *_alternatives(submission),
+        *_fallbacks(submission),
+    ]
+
+
+def _alternatives(submission: Submission) -> list[tuple[str, str]]:
+    """What else may run, at what an hour of it costs: another type has a speed of its own."""
+    config, [first, *_] = submission.config, submission.stages
+    if not config.cluster.alternatives:
+        return []
+    purchase, prices = Purchase(submission.region, config.cluster.capacity), price_table()
+    hourly = {}
+    for name in config.cluster.instance_types:
+        count = config.cluster.instances_of(name, first.instances)
+        price = hourly_price(name, purchase, prices).usd_per_instance_hour
+        cost = "price unknown" if price is None else f"{dollars(float(price * count))} an hour"
+        hourly[name] = f"{count} × {name}, {cost}"
+    [planned, *others] = hourly.values()
+    return [
+        ("first choice", f"{planned}; the plan is for it"),
+        *(("or else", f"{other}; the same batch") for other in others),
+    ]
+
+
+def _fallbacks(submission: Submission) -> list[tuple[str, str]]:
+    """Where the run may go to, and what an hour costs there."""
+    first, rows = submission.stages[0], []
+    for one in submission.elsewhere:
+        place, cluster = one.place, one.place.config.cluster
+        [stage] = [each for each in place.config.stages if each.name == first.name]
+        purchase = Purchase(place.region, cluster.capacity)
+        price = hourly_price(cluster.instance_type, purchase, price_table()).usd_per_instance_hour
+        cost = "price unknown"
+        if price is not None:
+            cost = f"{dollars(float(price * stage.instances))} an hour"
+        label = f"fallback {place.number}"
+        rows.append((label, f"{place.machines(first.name)}, {cluster.capacity}; {cost}"))
+    return rows
+
+
+def warnings(submission: Submission) -> list[str]:
+    """What is odd about the submission, though it may be meant."""
+    size = len(submission.bundle.archive)
+    if size <= LARGE_BYTES:
+        return []
+    largest = max(submission.bundle.files, key=lambda file: file.bytes)
+    return [
+        f"the bundle has {size / 1e6:.0f} MB, and every instance fetches it at every start; its "
+        f"largest file is {largest.path} ({largest.bytes / 1e6:.0f} MB): leave out by "
+        ".smtrainignore what the job does not need, or bring data by channels"
+    ]
+
+
+def unknowns(submission: Submission) -> list[str]:
+    """What the plan cannot say, each with how to mend it."""
+    lines = []
+    if submission.requests[0]["RoleArn"] == ROLE_NOT_SET:
+        lines.append("role: not in the run file; submit needs it")
+    for stage in as_document(submission.cost)["stages"]:
+        if stage["throughput_basis"] not in FIRM:
+            lines.append(
+                f"time and cost of {stage['name']}: its it/s was not measured "
+                f"({stage['throughput_basis']}); measure it and write iterations_per_second"
+            )
+        if stage["price_per_instance_hour_usd"] is None:
+            lines.append(f"price of {stage['instance_type']}: no published training price")
+    return list(dict.fromkeys(lines))

@@ -1,0 +1,154 @@
+"""Starts a run's next job, once, whoever else tries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+from sm_train.estimators.config.naming import job_name
+from sm_train.estimators.config.placement import places
+from sm_train.estimators.request.training import TrainingRequest
+from sm_train.toolkit.aws.session import at, refusals_in_words
+from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.jobs.launch_record import (
+    CLAIM_SECONDS,
+    FREE,
+    GIVEN_UP,
+    ClaimedError,
+    Record,
+    claim,
+    give_up,
+    read_claim,
+    release,
+)
+from sm_train.toolkit.jobs.training_job import (
+    CAUSE_TAG,
+    CHAIN_TAG,
+    FROM_STEP_TAG,
+    described,
+    is_foreign,
+)
+from sm_train.toolkit.runs.remediation import Start
+
+
+class QuotaError(UserError):
+    """The account may have no such machines in the region."""
+
+
+def repeat(session: Any, bucket: str, record: Record, start: Start) -> str:
+    """Start the stage's next job by what is staged already; returns its name.
+
+    ``session`` and ``bucket`` are those of the run's own place, wherever the job goes. A name is
+    claimed once, and the claim says at which place: of two that start the same attempt one job
+    comes, whatever places they wanted.
+
+    Raises:
+        QuotaError: the account may have no such machines there.
+        UserError: somebody else is starting it, its stage is not staged, or AWS refuses.
+    """
+    region = region_of(session, record, start.place)
+    start = with_free_name(session, bucket, record.document["name"], region, start)
+    request = recorded_request(record, start)
+    name: str = request["TrainingJobName"]
+    claimed = replace(record, place=start.place)
+    mine = claim(session, bucket, name, claimed)
+    with freed_if_refused(session, bucket, name, claimed, mine):
+        create(at(session, region), request)
+    return name
+
+
+@contextmanager
+def freed_if_refused(
+    session: Any, bucket: str, job: str, record: Record, mine: str
+) -> Iterator[None]:
+    """Free the job's name, that ``mine`` claimed, where AWS clearly says that it starts no job."""
+    try:
+        yield
+    except UserError as error:
+        # A network that was away, or an error of AWS's own, may have started it all the same.
+        if error.exit_code != ExitCode.UNEXPECTED:
+            release(session, bucket, job, record, mine)
+        raise
+
+
+def region_of(session: Any, record: Record, place: int) -> str:
+    """The region of one of the run's places; ``session`` is that of its own."""
+    return places(record.config, session.region_name)[place].region
+
+
+def with_free_name(session: Any, bucket: str, run: str, region: str, start: Start) -> Start:
+    """``start``, with the next number if a job that is not of this run has its name in ``region``,
+    or if somebody claimed it for another place and never started it.
+
+    Raises:
+        ClaimedError: somebody did start it at another place, or is about to.
+    """
+    name = job_name(run, start.stage, start.attempt)
+    if is_foreign(at(session, region), name):
+        later = replace(start, attempt=start.attempt + 1)
+        return with_free_name(session, bucket, run, region, later)
+    before = read_claim(session, bucket, run, name)
+    if before is None or before.record.place in (start.place, FREE):
+        return start
+    if before.record.place != GIVEN_UP:
+        elsewhere = region_of(session, before.record, before.record.place)
+        started = described(at(session, elsewhere), name) is not None
+        if started or before.age < CLAIM_SECONDS:
+            raise ClaimedError(f"{name}: somebody else starts it in {elsewhere}; look again")
+        give_up(session, bucket, name, before)
+    later = replace(start, attempt=start.attempt + 1)
+    return with_free_name(session, bucket, run, region, later)
+
+
+def recorded_request(record: Record, start: Start) -> TrainingRequest:
+    """The request of the stage's next job.
+
+    Raises:
+        UserError: the code of that stage is not staged.
+    """
+    requests = [record.requests, *record.elsewhere][start.place]
+    if start.stage not in requests:
+        raise UserError(
+            f"{start.stage}: it starts another way than the stages before, so its code is not "
+            f"staged; `sm-train submit` the run file with --stage {start.stage}"
+        )
+    return numbered(deepcopy(requests[start.stage]), record.document["name"], start)
+
+
+def numbered(request: TrainingRequest, run: str, start: Start) -> TrainingRequest:
+    """``request`` as the job that ``start`` asks for."""
+    said = {FROM_STEP_TAG: str(start.from_step), CAUSE_TAG: start.cause}
+    if start.chain:
+        said[CHAIN_TAG] = "on"
+    others = [tag for tag in request["Tags"] if tag["Key"] not in (*said, CHAIN_TAG)]
+    tags = others + [{"Key": key, "Value": value} for key, value in said.items()]
+    name = job_name(run, start.stage, start.attempt)
+    return request | {"TrainingJobName": name, "Tags": tags}
+
+
+def create(session: Any, request: TrainingRequest) -> None:
+    """Create the job. One of that name may be there: of an earlier try whose answer was lost, or of
+    somebody who was quicker; either way it is the one that was wanted.
+
+    Raises:
+        QuotaError: the account may have no such machines there.
+        UserError: AWS refuses otherwise.
+    """
+    from botocore.exceptions import ClientError
+
+    with refusals_in_words("CreateTrainingJob"):
+        try:
+            session.client("sagemaker").create_training_job(**request)
+        except ClientError as error:
+            said = error.response["Error"]
+            if said["Code"] == "ResourceLimitExceeded":
+                raise QuotaError(
+                    f"CreateTrainingJob in {session.region_name}: {said['Message']}; ask for a "
+                    "higher quota, or take fewer machines",
+                    ExitCode.CAPACITY,
+                ) from None
+            if said["Code"] != "ResourceInUse":
+                raise

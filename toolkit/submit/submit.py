@@ -1,0 +1,255 @@
+"""Starts a stage from its run file: the plan and the dollars are shown, a yes is asked for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import click
+from sm_train.cost.estimate import Estimate
+from sm_train.estimators.config.naming import staging_bucket
+from sm_train.estimators.config.placement import Place, places
+from sm_train.estimators.config.schema import RunConfig, Stage
+from sm_train.estimators.request.training import TrainingRequest
+from sm_train.toolkit.alarms.alarms import keep
+from sm_train.toolkit.aws import session as aws
+from sm_train.toolkit.costing.history import History, history_uri, read_history
+from sm_train.toolkit.costing.run_price import price, price_of_rest
+from sm_train.toolkit.costing.worst_case import (
+    Priced,
+    costs_elsewhere,
+    dearest,
+    rest_elsewhere,
+    total,
+    up_to,
+)
+from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.jobs.launch_record import claim
+from sm_train.toolkit.jobs.stage_state import StageState
+from sm_train.toolkit.runs.remediation import Start
+from sm_train.toolkit.runs.resolve import Run, stages_in_silence
+from sm_train.toolkit.submit.plan_view import show_plan
+from sm_train.toolkit.submit.replicate import bring, stage_elsewhere
+from sm_train.toolkit.submit.start_job import freed_if_refused, numbered, with_free_name
+from sm_train.toolkit.submit.submission import Submission, record_of
+from sm_train.toolkit.terminal.console import bytes_bar, people, write_json
+from sm_train.toolkit.terminal.formatting import dollars, total_dollars
+
+
+def send_first(
+    submission: Submission,
+    profile: str | None,
+    *,
+    cause: str,
+    chain: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Start the submission's first stage, from its newest checkpoint if it has one.
+
+    Raises:
+        UserError: it is running or done already, something is missing, nobody said yes, or AWS
+            refuses.
+    """
+    from sm_train.estimators.sdk.model_trainer import send
+
+    config, region, stage = submission.config, submission.region, submission.stages[0]
+    session, bucket = session_for_jobs(config, profile, region)
+    for place in places(config, region):
+        _require_data(session, place, stage.name)
+    run = Run(config.name, region, bucket, config, None)
+    stages = stages_in_silence(session, run)
+    start = next_job(session, run, stages, stage, cause=cause, chain=chain)
+    history = _history(session, config, region)
+    cost = price_of_rest(config, region, stage, start.from_step, history)
+    show_plan(replace(submission, cost=cost), people())
+    mind_budget(config, region, history)
+    if not yes:
+        others = rest_elsewhere(config, region, stage.name, start.from_step, history)
+        confirm(what(stage, start), cost, others)
+    request = submission.requests[0]
+    if start.attempt > 1 or start.from_step or chain:
+        request = numbered(request, config.name, start)
+    with bytes_bar(f"copying to {region}") as progress:
+        bring(session, request, region, stages, progress)
+
+    name, freed = request["TrainingJobName"], ExitStack()
+
+    def keep(sent: TrainingRequest) -> None:
+        stage_elsewhere(session, submission.elsewhere, sent)
+        record = record_of(submission, sent)
+        mine = claim(session, bucket, name, record)
+        freed.enter_context(freed_if_refused(session, bucket, name, record, mine))
+
+    with freed, aws.refusals_in_words("CreateTrainingJob"):
+        send(request, submission.bundle, boto_session=session, bucket=bucket, before=keep)
+    tell_started(name, region, stage.name, as_json=as_json)
+    tell_alarms(session, config, region)
+    following = config.stages.index(stage) + 1
+    if following < len(config.stages) and not chain:
+        later = config.stages[following].name
+        click.echo(f"When it has ended: sm-train resume {config.name} --stage {later}", err=True)
+    click.echo(f"To follow it: sm-train watch {config.name}", err=True)
+
+
+def _require_data(session: Any, place: Place, stage: str) -> None:
+    """Refuse a place whose data are not there, or too few for the stage's machines."""
+    there, data = aws.at(session, place.region), place.config.data
+    [one] = [one for one in place.config.stages if one.name == stage]
+    aws.require_bucket(there, data.uri.split("/")[2], place.region, "data.uri")
+    instances = place.config.cluster.most_instances(one.instances)
+    aws.require_shards(there, data.uri, instances)
+    aws.require_index(there, data.uri, data.index_uri)
+
+
+def session_for_jobs(config: RunConfig, profile: str | None, region: str) -> tuple[Any, str]:
+    """A session that can start jobs of the run, and the bucket of the run's own.
+
+    Raises:
+        UserError: no role, no credentials, or no such bucket there.
+    """
+    if config.role is None:
+        raise UserError(
+            "role: not set; write role: arn:aws:iam::ACCOUNT:role/NAME in the run file",
+            ExitCode.PERMISSION,
+        )
+    session = aws.open_session(profile, region)
+    bucket = staging_bucket(config, region)
+    aws.require_bucket(session, bucket, region, "bucket")
+    for place in places(config, region)[1:]:
+        there = aws.at(session, place.region)
+        aws.require_bucket(there, place.bucket, place.region, f"{place.where}: its bucket")
+    return session, bucket
+
+
+def next_job(
+    session: Any,
+    run: Run,
+    stages: Sequence[StageState],
+    stage: Stage,
+    *,
+    cause: str,
+    chain: bool,
+    place: int = 0,
+) -> Start:
+    """Which job of the stage would be started now, at ``place``.
+
+    Raises:
+        UserError: one is running, or the stage is done.
+    """
+    config = run.config
+    [state] = [one for one in stages if one.name == stage.name]
+    job = state.job
+    if job is not None and job.live:
+        raise UserError(
+            f"{stage.name}: {job.name} is {job.status}; a stage has one job at a time: `sm-train "
+            f"status {config.name}` shows it, `sm-train stop {config.name}` ends it"
+        )
+    if state.state == "done":
+        raise UserError(
+            f"{stage.name}: is done; choose another with --stage, raise its iterations, or give "
+            "the run another name"
+        )
+    attempt = job.attempt + 1 if job else 1
+    start = Start(stage.name, attempt, state.resumes_from, cause, "", chain, place)
+    region = run.places[place].region
+    return with_free_name(session, run.bucket, config.name, region, start)
+
+
+def mind_budget(config: RunConfig, region: str, history: History | None = None) -> None:
+    """Hold the whole run's expected dollars against its budget.
+
+    Raises:
+        UserError: it costs more, and the run file says to stop then.
+    """
+    if config.budget is None:
+        return
+    own = total(price(config, region, history=history))
+    if own["cost_at_least_usd"] <= config.budget.usd:
+        _mind_the_dearest(config, region, history)
+        return
+    message = (
+        f"budget.usd: the run costs {total_dollars(own)}, more than {dollars(config.budget.usd)}"
+    )
+    if config.budget.on_exceed == "stop":
+        raise UserError(f"{message}; raise it or shorten the run", ExitCode.OVER_BUDGET)
+    click.echo(f"warning: {message}", err=True)
+
+
+def _mind_the_dearest(config: RunConfig, region: str, history: History | None) -> None:
+    """Say so where only a part of the machines that the run may be given is within its budget."""
+    most = dearest(costs_elsewhere(config, region, history))
+    if most is None or config.budget is None:
+        return
+    place, cost = most
+    if total(cost)["cost_at_least_usd"] > config.budget.usd:
+        machine = place.config.cluster.instance_type
+        click.echo(
+            f"warning: budget.usd: on {machine} in {place.region} ({place.where}) the run would "
+            f"cost {total_dollars(total(cost))}, more than {dollars(config.budget.usd)}",
+            err=True,
+        )
+
+
+def confirm(what: str, cost: Estimate, others: list[Priced]) -> None:
+    """Ask before money is spent; ``others`` is what it costs on other machines that may come.
+
+    Raises:
+        UserError: nobody said yes.
+    """
+    own = total(cost)
+    amount = "an unknown price" if not own["cost_at_least_usd"] else total_dollars(own)
+    agree(f"{what} for {amount}{up_to(cost, others)}?")
+
+
+def agree(question: str) -> None:
+    """Ask a question that only a yes answers well.
+
+    Raises:
+        UserError: nobody said yes.
+    """
+    try:
+        agreed = click.confirm(question, err=True)
+    except click.Abort:
+        if sys.stdin.isatty():  # Ctrl-C at the question
+            raise
+        raise UserError("not confirmed; --yes starts without asking") from None
+    if not agreed:
+        raise UserError("nothing was started", ExitCode.INTERRUPTED)
+
+
+def tell_started(name: str, region: str, stage: str, *, as_json: bool) -> None:
+    """Say what runs now, and where to look at it."""
+    if as_json:
+        write_json({"training_job_name": name, "region": region, "stage": stage})
+    click.echo(f"Started {name}", err=True)
+    click.echo(
+        f"https://{region}.console.aws.amazon.com/sagemaker/home?region={region}#/jobs/{name}",
+        err=True,
+    )
+
+
+def tell_alarms(session: Any, config: RunConfig, region: str) -> None:
+    """Keep the run's alarms, if it has any, to the job that runs now."""
+    kept = keep(session, config, region)
+    if kept is not None:
+        click.echo(kept, err=True)
+
+
+def what(stage: Stage, start: Start) -> str:
+    """The start as the question puts it."""
+    if not start.from_step:
+        return f"Start {stage.name}"
+    return f"Go on with {stage.name} at step {start.from_step:,} of {stage.iterations:,}"
+
+
+def _history(session: Any, config: RunConfig, region: str) -> History | None:
+    """What the run's finished jobs showed; an estimate does without where it may not be read."""
+    try:
+        return read_history(session, history_uri(config, region))
+    except UserError as error:
+        click.echo(f"warning: estimated without the run's history: {error}", err=True)
+        return None
