@@ -26,11 +26,11 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from sm_train.entrypoints.checkpointing.async_checkpointer import Place, Saver
-from sm_train.entrypoints.common.background import Beside
-from sm_train.entrypoints.common.events import Events
+from sm_train.entrypoints.checkpointing.async_checkpointer import AsyncCheckpointer, CheckpointRank
+from sm_train.entrypoints.common.background import BackgroundWork
+from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.training.ema import ExponentialMovingAverage
-from sm_train.entrypoints.training.state_dict import TrainingState
+from sm_train.entrypoints.training.state_dict import TrainStateDict
 from torch import nn
 
 ROUNDS = 5
@@ -65,7 +65,7 @@ def main() -> None:
     ema = ExponentialMovingAverage(module.parameters(), 0.999)
     accelerator.prepare(module, optimizer)
     accelerator.register_for_checkpointing(Average(ema))
-    state = TrainingState(module, list(module.parameters()), optimizer, ema)
+    state = TrainStateDict(module, list(module.parameters()), optimizer, ema)
     size = sum(one.part.numel() * 4 for one in state.tensors().values())
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, {size / 1e9:.2f} GB of state")
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
@@ -74,18 +74,18 @@ def main() -> None:
 
 def measure(
     accelerator: Accelerator,
-    state: TrainingState,
+    state: TrainStateDict,
     gradients: Callable[[], None],
     size: int,
     folder: Path,
 ) -> None:
-    beside = Beside(accelerator.device)
-    saver = Saver(
+    beside = BackgroundWork(accelerator.device)
+    saver = AsyncCheckpointer(
         folder / "ours",
-        Place(0, 1, True),
+        CheckpointRank(0, 1, True),
         fingerprint="",
         keep=1,
-        events=Events(node=0, rank=0, stream=io.StringIO()),
+        events=EventLog(node=0, rank=0, stream=io.StringIO()),
         gather=lambda one: one,
         beside=beside,
     )

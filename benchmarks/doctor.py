@@ -27,7 +27,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import torch
-from sm_train.entrypoints.doctor.measurements import Timed, timed_from
+from sm_train.entrypoints.doctor.measurements import GroupMeasurement, timed_from
 from sm_train.entrypoints.doctor.step_time_model import Fabric, Workload, predict_step
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -107,7 +107,7 @@ def run_training(here: Hosts, steps: int) -> Trained:
     return Trained(*json.loads(line.removeprefix("RESULT")))
 
 
-def run_doctor(here: Hosts, folder: Path) -> Timed:
+def run_doctor(here: Hosts, folder: Path) -> GroupMeasurement:
     count = len(here.names)
     job = Job(folder / "job", tiny_run(iterations=1))
     prefixes = [here.prefix(host) for host in range(count)]

@@ -28,9 +28,9 @@ import torch
 import webdataset
 from photos import photo
 from PIL import Image
-from sm_train.entrypoints.common.job_config import Data
-from sm_train.entrypoints.data.loader import MOST_DEPTH, Loader
-from sm_train.entrypoints.data.shard_catalog import Seat, survey
+from sm_train.entrypoints.common.job_config import DataConfig
+from sm_train.entrypoints.data.loader import MAX_DEPTH, Loader
+from sm_train.entrypoints.data.shard_catalog import DataRank, build_catalog
 from sm_train.entrypoints.data.shard_index import write_index
 from sm_train.entrypoints.packing.describe_shard import describe_folder
 from torch import Tensor
@@ -82,7 +82,7 @@ def measure(side: int, folder: Path) -> None:
             # this one's made ahead must not count.
             time.sleep(1)
             workers = 2 if "2 workers" in name else 1
-            drain(stream, MOST_DEPTH * BATCH if workers > 1 else 0)
+            drain(stream, MAX_DEPTH * BATCH if workers > 1 else 0)
             started = time.perf_counter()
             drain(stream, workers * IMAGES)
             rates[name].append(workers * IMAGES / (time.perf_counter() - started))
@@ -130,10 +130,10 @@ def bare(images: list[bytes], side: int) -> Iterator[None]:
 
 
 def ours(shards: Path, workers: int) -> Loader:
-    seat = Seat(("algo-1",), 0, 0, 1)
+    seat = DataRank(("algo-1",), 0, 0, 1)
     index = shards.parent / "index.parquet"
-    catalogue = survey(shards, index, seat, lambda said: [said], shards.parent / "walk")
-    data = Data("jpg", "txt", "center", "bilinear", aspect_buckets=False, max_bad_share=0.01)
+    catalogue = build_catalog(shards, index, seat, lambda said: [said], shards.parent / "walk")
+    data = DataConfig("jpg", "txt", "center", "bilinear", aspect_buckets=False, max_bad_share=0.01)
     return Loader(
         catalogue, seat, data, resolution=RESOLUTION, batch_size=BATCH, seed=0, workers=workers
     )
@@ -201,12 +201,12 @@ def show(rates: dict[str, list[float]]) -> None:
 
 def parity(images: list[bytes], shards: Path) -> str:
     """Of decoding wholly and scaling, for the first photograph."""
-    from sm_train.entrypoints.data.image_decoder import Target
+    from sm_train.entrypoints.data.image_decoder import DecodeSpec
 
     found = []
     for image in images[:4]:
         out = torch.empty((RESOLUTION, RESOLUTION, 3), dtype=torch.uint8)
-        Target(RESOLUTION, RESOLUTION, mode="bilinear").decode(image, out)
+        DecodeSpec(RESOLUTION, RESOLUTION, mode="bilinear").decode(image, out)
         expected = to_pixels(Image.open(io.BytesIO(image)))
         found.append((out.int() - expected.int()).abs())
     every = torch.stack(found).float()

@@ -19,12 +19,12 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from sm_train.entrypoints.common.job_config import Data
+from sm_train.entrypoints.common.job_config import DataConfig
 from sm_train.entrypoints.data.epoch import Epoch
 from sm_train.entrypoints.data.loader import Loader
-from sm_train.entrypoints.data.partition import World
-from sm_train.entrypoints.data.sampler import Position
-from sm_train.entrypoints.data.shard_catalog import Seat, survey
+from sm_train.entrypoints.data.partition import DataTopology
+from sm_train.entrypoints.data.sampler import DataPosition
+from sm_train.entrypoints.data.shard_catalog import DataRank, build_catalog
 from sm_train.entrypoints.data.shard_format import Shard
 from sm_train.entrypoints.data.shard_index import write_index
 from sm_train.entrypoints.packing.describe_shard import describe_folder
@@ -32,7 +32,7 @@ from sm_train.entrypoints.packing.describe_shard import describe_folder
 SHARDS, EACH = 500_000, 200
 INSTANCES, PROCESSES = 16, 8
 SAMPLE_BYTES = 250 * 1024
-DATA = Data("png", "txt", "center", "bilinear", aspect_buckets=False, max_bad_share=0.01)
+DATA = DataConfig("png", "txt", "center", "bilinear", aspect_buckets=False, max_bad_share=0.01)
 
 
 def main() -> None:
@@ -73,7 +73,7 @@ def shard(number: int, offsets: NDArray[np.int64]) -> Shard:
 def plan(folder: Path, count: int) -> None:
     """What one process does before its first read, the listing of its channel left out."""
     here = {f"{number:06d}.tar": Path(f"{number:06d}.tar") for number in range(0, count, INSTANCES)}
-    seat = Seat(tuple(f"algo-{number}" for number in range(INSTANCES)), 0, 3, PROCESSES)
+    seat = DataRank(tuple(f"algo-{number}" for number in range(INSTANCES)), 0, 3, PROCESSES)
     baseline = peak_kib()
 
     def exchange(said: object) -> list[object]:
@@ -91,7 +91,7 @@ def plan(folder: Path, count: int) -> None:
     import sm_train.entrypoints.data.shard_catalog as catalogue_module
 
     catalogue_module.find_shards = lambda _: here
-    catalogue = survey(Path(), folder / f"{count}.parquet", seat, exchange, folder / "walk")
+    catalogue = build_catalog(Path(), folder / f"{count}.parquet", seat, exchange, folder / "walk")
     loader = Loader(catalogue, seat, DATA, resolution=512, batch_size=64, seed=0, workers=0)
     lap = next(loader.course.laps())
     lap.schedule.part.locate(lap.schedule.slots(0))
@@ -137,13 +137,15 @@ def resume(folder: Path) -> None:
                     }
                 )
     write_index(folder / "index.parquet", (one.shard for one in describe_folder(shards)))
-    seat = Seat(("algo-1",), 0, 0, 1)
-    catalogue = survey(shards, folder / "index.parquet", seat, lambda said: [said], folder / "walk")
+    seat = DataRank(("algo-1",), 0, 0, 1)
+    catalogue = build_catalog(
+        shards, folder / "index.parquet", seat, lambda said: [said], folder / "walk"
+    )
     options = {"resolution": 8, "batch_size": 10, "seed": 0, "workers": 0}
     loader = Loader(catalogue, seat, DATA, **options)
     whole = loader.balance().steps
     for share in (0.0, 0.33, 0.66, 0.99):
-        position = Position(0, int(whole * share))
+        position = DataPosition(0, int(whole * share))
         record = replace(loader.course.record, position=position).to_bytes()
         seconds = []
         for _ in range(5):
@@ -187,7 +189,7 @@ def sources(order: NDArray[np.int64], each: int) -> float:
 
 def window_order(shards: int, each: int, held: int) -> NDArray[np.int64]:
     """Half of the memory: the next window is read while one is in use."""
-    world = World(np.zeros(shards, np.int16), 1, 1, batch=1, window=held // 2)
+    world = DataTopology(np.zeros(shards, np.int16), 1, 1, batch=1, window=held // 2)
     epoch = Epoch(np.full(shards, each), chunk=32, seed=0, number=0)
     part = epoch.line(epoch.whole(np.arange(shards)), world, 0, 0).part(0, world)
     shard, sample = part.locate(np.arange(part.samples))

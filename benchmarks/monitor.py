@@ -26,7 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
-from sm_train.entrypoints.monitoring.heartbeat import Pulse, Section, pulse_file
+from sm_train.entrypoints.monitoring.heartbeat import HeartbeatWriter, Phase, heartbeat_file
 from sm_train.estimators.config.schema import RunConfig
 
 ROUNDS, BEATS = 9, 20_000
@@ -58,7 +58,7 @@ def main() -> None:
 
 def measure_beats(folder: Path) -> float:
     """Nanoseconds of a beat."""
-    pulse = Pulse(folder / "pulse", rank=0, local_rank=0)
+    pulse = HeartbeatWriter(folder / "pulse", rank=0, local_rank=0)
     here, there = socket.socketpair()
     answering = subprocess.Popen([sys.executable, "-c", _ANSWERING], stdin=there)
     there.close()
@@ -70,7 +70,7 @@ def measure_beats(folder: Path) -> float:
 
     ways: dict[str, tuple[Callable[[int], object], int]] = {
         "reading the clock": (lambda number: time.monotonic_ns(), BEATS),
-        "a beat": (lambda number: pulse.enter(Section.STEP, number), BEATS),
+        "a beat": (lambda number: pulse.enter(Phase.STEP, number), BEATS),
         "an answered message": (ask, BEATS // 10),
     }
     seconds: dict[str, list[float]] = {name: [] for name in ways}
@@ -110,7 +110,8 @@ def measure_monitor(folder: Path) -> float:
     document.write_text(json.dumps(RunConfig.model_validate(run).model_dump(mode="json")))
     pulses = folder / "pulses"
     beating = [
-        Pulse(pulse_file(pulses, rank), rank=rank, local_rank=rank) for rank in range(PROCESSES)
+        HeartbeatWriter(heartbeat_file(pulses, rank), rank=rank, local_rank=rank)
+        for rank in range(PROCESSES)
     ]
     command = [
         sys.executable,
@@ -142,11 +143,11 @@ def measure_monitor(folder: Path) -> float:
     return spent / seconds
 
 
-def beat_for(beating: list[Pulse], seconds: float) -> None:
+def beat_for(beating: list[HeartbeatWriter], seconds: float) -> None:
     """Steps of all processes, a twentieth of it waiting for data."""
     deadline, step = time.monotonic() + seconds, 0
     while time.monotonic() < deadline:
-        for section, share in ((Section.DATA, 0.05), (Section.STEP, 0.95)):
+        for section, share in ((Phase.DATA, 0.05), (Phase.STEP, 0.95)):
             for pulse in beating:
                 pulse.enter(section, step)
             time.sleep(STEP_SECONDS * share)

@@ -26,15 +26,15 @@ import imagehash
 import webdataset
 from photos import photo
 from PIL import Image
-from sm_train.entrypoints.packing.image_metadata import examine_image
-from sm_train.entrypoints.packing.plan import Input, Options, ShardPlan
-from sm_train.entrypoints.packing.shard_builder import make_shard
-from sm_train.entrypoints.packing.storage import Access, Folder
+from sm_train.entrypoints.packing.image_metadata import read_image_metadata
+from sm_train.entrypoints.packing.plan import PackInput, PackOptions, ShardPlan
+from sm_train.entrypoints.packing.shard_builder import build_shard
+from sm_train.entrypoints.packing.storage import Access, LocalFolder
 
 ROUNDS = 7
 DIFFERENT, IMAGES, MANY = 24, 480, 9600
 
-Variant = Callable[[list[Input], Path], None]
+Variant = Callable[[list[PackInput], Path], None]
 
 
 def main() -> None:
@@ -47,7 +47,7 @@ def main() -> None:
         scaling(Path(folder))
 
 
-def write_album(folder: Path, side: int, count: int) -> list[Input]:
+def write_album(folder: Path, side: int, count: int) -> list[PackInput]:
     """``count`` files of ``DIFFERENT`` photographs, each with a caption."""
     folder.mkdir()
     images = [photo(side, number) for number in range(DIFFERENT)]
@@ -58,7 +58,7 @@ def write_album(folder: Path, side: int, count: int) -> list[Input]:
         path.with_suffix(".txt").write_text(f"photograph {number}")
         caption = str(path.with_suffix(".txt"))
         size = path.stat().st_size
-        inputs.append(Input(number, path.name, str(path), size, caption_address=caption))
+        inputs.append(PackInput(number, path.name, str(path), size, caption_address=caption))
     return inputs
 
 
@@ -95,12 +95,12 @@ def compare(side: int, folder: Path) -> None:
     agreement(inputs[:DIFFERENT])
 
 
-def ours(items: Sequence[Input], out: Path, *, pixels: bool) -> None:
-    plan = ShardPlan(0, "shard-000000.tar", items, Options(pixels=pixels))
-    make_shard(plan, Folder(out), Access(), 1, lambda *_: None, {})
+def ours(items: Sequence[PackInput], out: Path, *, pixels: bool) -> None:
+    plan = ShardPlan(0, "shard-000000.tar", items, PackOptions(pixels=pixels))
+    build_shard(plan, LocalFolder(out), Access(), 1, lambda *_: None, {})
 
 
-def shard_writer(items: Sequence[Input], out: Path) -> None:
+def shard_writer(items: Sequence[PackInput], out: Path) -> None:
     """Bytes through, without a look at them."""
     out.mkdir(exist_ok=True)
     with webdataset.ShardWriter(
@@ -117,7 +117,7 @@ def shard_writer(items: Sequence[Input], out: Path) -> None:
             )
 
 
-def pillow(items: Sequence[Input], out: Path) -> None:
+def pillow(items: Sequence[PackInput], out: Path) -> None:
     """As a script with the usual libraries does it: decoded once, for the check and the hash."""
     out.mkdir(exist_ok=True)
     with webdataset.ShardWriter(
@@ -143,14 +143,14 @@ def pillow(items: Sequence[Input], out: Path) -> None:
             )
 
 
-def agreement(items: Sequence[Input]) -> None:
+def agreement(items: Sequence[PackInput]) -> None:
     """How many bits our hashes differ from imagehash's in."""
     near = 0
     for item in items:
         content = Path(item.address).read_bytes()
         with Image.open(io.BytesIO(content)) as image:
             theirs = int(str(imagehash.phash(image)), 16)
-        near += ((examine_image(content).phash or 0) ^ theirs).bit_count() <= 2
+        near += ((read_image_metadata(content).phash or 0) ^ theirs).bit_count() <= 2
     print(f"hashes within 2 bits of imagehash's: {near / len(items):.0%}")
 
 

@@ -43,28 +43,29 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from diffusers.training_utils import EMAModel
 from PIL import Image
-from sm_train.entrypoints.common.events import Events
+from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.job_config import (
-    Alerts,
-    Checkpoint,
-    Data,
-    Doctor,
-    Evaluation,
-    Heartbeat,
-    Model,
-    Settings,
-    Stage,
-    Training,
+    AlertsConfig,
+    CheckpointConfig,
+    DataConfig,
+    DoctorConfig,
+    EvaluationConfig,
+    HeartbeatConfig,
+    JobConfig,
+    ModelConfig,
+    StageConfig,
+    TrainingConfig,
 )
-from sm_train.entrypoints.common.sagemaker_paths import Directories
+from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
 from sm_train.entrypoints.data.batches import Batch
-from sm_train.entrypoints.data.shard_catalog import Seat, survey
+from sm_train.entrypoints.data.shard_catalog import DataRank, build_catalog
 from sm_train.entrypoints.models.builder import build
-from sm_train.entrypoints.models.objectives import Task, error
+from sm_train.entrypoints.models.objectives import DiffusionTarget
+from sm_train.entrypoints.models.objectives import loss as diffusion_loss
 from sm_train.entrypoints.models.pipeline import Text
-from sm_train.entrypoints.monitoring.heartbeat import Pulse
+from sm_train.entrypoints.monitoring.heartbeat import HeartbeatWriter
 from sm_train.entrypoints.planning.mfu import utilization
-from sm_train.entrypoints.training.metrics_window import Interval
+from sm_train.entrypoints.training.metrics_window import StepMetricsWindow
 from sm_train.entrypoints.training.trainer import Trainer
 from torch import Tensor, nn
 
@@ -74,12 +75,14 @@ SIZES = {256: 128, 512: 32}
 PUBLISHED = {False: 127.0, True: 385.3 / 8}
 """Images/s of one H100 at 512 px, by whether the autoencoder runs online."""
 
-SETTINGS = Settings(
+SETTINGS = JobConfig(
     run="bench",
     collective="auto",
-    data=Data("png", "txt", "center", "bilinear", aspect_buckets=False, max_bad_share=0.01),
-    model=Model("digits", None, zero_terminal_snr=False, min_snr_gamma=None, timestep_shift=None),
-    stage=Stage(
+    data=DataConfig("png", "txt", "center", "bilinear", aspect_buckets=False, max_bad_share=0.01),
+    model=ModelConfig(
+        "digits", None, zero_terminal_snr=False, min_snr_gamma=None, timestep_shift=None
+    ),
+    stage=StageConfig(
         "bench",
         SIDE,
         BATCH,
@@ -91,7 +94,7 @@ SETTINGS = Settings(
         start="ema",
         optimizer="fresh",
     ),
-    training=Training(
+    training=TrainingConfig(
         "fp32",
         compile=False,
         seed=0,
@@ -106,11 +109,11 @@ SETTINGS = Settings(
         workers=0,
         log_every=50,
     ),
-    evaluation=Evaluation(10**9, (), 1, 1.0),
-    checkpoint=Checkpoint(10**9, 1),
-    heartbeat=Heartbeat(30, 120, 1200, "report", 60),
-    alerts=Alerts(None, None, None, "warning"),
-    doctor=Doctor("off", 120, 1.5),
+    evaluation=EvaluationConfig(10**9, (), 1, 1.0),
+    checkpoint=CheckpointConfig(10**9, 1),
+    heartbeat=HeartbeatConfig(30, 120, 1200, "report", 60),
+    alerts=AlertsConfig(None, None, None, "warning"),
+    doctor=DoctorConfig("off", 120, 1.5),
 )
 
 Step = Callable[[], Any]
@@ -169,8 +172,8 @@ def throughput(
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(accelerator, Path(folder), settings)
         stream = cycle([made_up(trainer, resolution, batch, online=online)])
-        interval = Interval(trainer.device)
-        pulse = Pulse(Path(folder) / "pulse-0", rank=0, local_rank=0)
+        interval = StepMetricsWindow(trainer.device)
+        pulse = HeartbeatWriter(Path(folder) / "pulse-0", rank=0, local_rank=0)
         steps = STEPS if trainer.device.type == "cuda" else 2
         for number in range(2 * steps):
             if number == steps:
@@ -215,10 +218,10 @@ def made_up(trainer: Trainer, resolution: int, batch: int, *, online: bool) -> B
 
 
 def make_trainer(
-    accelerator: Accelerator, folder: Path, settings: Settings | None = None
+    accelerator: Accelerator, folder: Path, settings: JobConfig | None = None
 ) -> Trainer:
     settings = settings or SETTINGS
-    directories = Directories(folder)
+    directories = SageMakerPaths(folder)
     channel = directories.channel("train")
     channel.mkdir(parents=True)
     rng = np.random.default_rng(0)
@@ -227,17 +230,17 @@ def make_trainer(
             content = io.BytesIO()
             Image.fromarray(rng.integers(0, 255, (SIDE, SIDE, 3), np.uint8)).save(content, "PNG")
             writer.write({"__key__": f"{number:03d}", "png": content.getvalue(), "txt": "a digit"})
-    seat = Seat(("algo-1",), 0, 0, 1)
-    catalogue = survey(channel, None, seat, lambda said: [said], folder / "walk")
+    seat = DataRank(("algo-1",), 0, 0, 1)
+    catalogue = build_catalog(channel, None, seat, lambda said: [said], folder / "walk")
     parts = build(settings.model, settings.stage.resolution, components=None, previous=None)
-    events = Events(node=0, rank=0, stream=io.StringIO())
+    events = EventLog(node=0, rank=0, stream=io.StringIO())
     return Trainer(settings, parts, accelerator, directories, events, catalogue, seat)
 
 
 def ours(trainer: Trainer, batches: list[Any]) -> Step:
     stream = cycle(batches)
-    interval = Interval(trainer.device)
-    pulse = Pulse(trainer.directories.base / "pulse-0", rank=0, local_rank=0)
+    interval = StepMetricsWindow(trainer.device)
+    pulse = HeartbeatWriter(trainer.directories.base / "pulse-0", rank=0, local_rank=0)
 
     def steps() -> None:
         for _ in range(STEPS):
@@ -248,7 +251,7 @@ def ours(trainer: Trainer, batches: list[Any]) -> Step:
     return steps
 
 
-Input = tuple[Task, Text]
+Input = tuple[DiffusionTarget, Text]
 
 
 def copied(trained: nn.Module) -> tuple[nn.Module, list[nn.Parameter]]:
@@ -258,7 +261,7 @@ def copied(trained: nn.Module) -> tuple[nn.Module, list[nn.Parameter]]:
 
 def loss(model: nn.Module, one: Input) -> Tensor:
     task, text = one
-    return error(model(task.noisy, task.timesteps, *text), task)
+    return diffusion_loss(model(task.noisy, task.timesteps, *text), task)
 
 
 def bare(module: nn.Module, inputs: list[Input]) -> Step:

@@ -24,7 +24,7 @@ _MILLION = 10**6
 
 
 @dataclass(frozen=True)
-class Job:
+class FinishedJob:
     """One training job of a run.
 
     ``billable_seconds`` is None where it is not known; ``timeline`` is None where the job's event
@@ -71,7 +71,7 @@ class Job:
 
 
 def as_document(
-    jobs: Sequence[Job],
+    jobs: Sequence[FinishedJob],
     expected: Mapping[str, Estimate],
     remaining: Mapping[str, Estimate] | None = None,
 ) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def as_document(
     }
 
 
-def _job(job: Job) -> dict[str, Any]:
+def _job(job: FinishedJob) -> dict[str, Any]:
     return {
         "name": job.name,
         "stage": job.stage,
@@ -125,7 +125,7 @@ def _job(job: Job) -> dict[str, Any]:
 
 
 def _stage(
-    name: str, jobs: Sequence[Job], expected: Estimate | None, remaining: Estimate | None
+    name: str, jobs: Sequence[FinishedJob], expected: Estimate | None, remaining: Estimate | None
 ) -> dict[str, Any]:
     group = _group(jobs)
     estimate = None if expected is None else usd(expected.cost)
@@ -143,7 +143,7 @@ def _stage(
     }
 
 
-def _group(jobs: Sequence[Job]) -> dict[str, Any]:
+def _group(jobs: Sequence[FinishedJob]) -> dict[str, Any]:
     billed = total_money([job.billed for job in jobs])
     waterfall = {
         part: total_money([job.waterfall[part] for job in jobs]) for part in (*PARTS, "useful")
@@ -163,7 +163,7 @@ def _group(jobs: Sequence[Job]) -> dict[str, Any]:
     }
 
 
-def images_trained(jobs: Sequence[Job]) -> int | None:
+def images_trained(jobs: Sequence[FinishedJob]) -> int | None:
     """Images behind the weights: repeats of lost work count once. None where it is not known."""
     images = 0
     for stage in dict.fromkeys(job.stage for job in jobs):
@@ -180,7 +180,7 @@ def images_trained(jobs: Sequence[Job]) -> int | None:
     return images
 
 
-def observed(jobs: Sequence[Job]) -> Observed:
+def observed(jobs: Sequence[FinishedJob]) -> Observed:
     """What the jobs teach the next estimate.
 
     A failure is a restart within a job, or a job that ended as Failed. Start-up, restart and
@@ -197,7 +197,7 @@ def observed(jobs: Sequence[Job]) -> Observed:
     )
 
 
-def measurements(jobs: Sequence[Job]) -> list[Measurement]:
+def measurements(jobs: Sequence[FinishedJob]) -> list[Measurement]:
     """The jobs' own speeds; the last job of a stage and cluster size counts."""
     found = {
         (job.stage, job.instances): Measurement(

@@ -13,7 +13,7 @@ from sm_train.cost.estimate import Purchase, estimate, hourly_price, stage_cost,
 from sm_train.cost.instances import InstanceType, instance_types
 from sm_train.cost.prices import ON_DEMAND, SAVINGS_PLANS, Price, PriceTable
 from sm_train.cost.speed import Speed
-from sm_train.cost.stage import Stage
+from sm_train.cost.stage import CostStage
 from sm_train.cost.throughput import Measurement, resolve_speed
 
 MOST_INSTANCES = 64
@@ -59,7 +59,7 @@ class Alternative:
     fits: bool | None
     batches: tuple[int | None, ...]
     bases: tuple[str, ...]
-    stages: tuple[Stage, ...]
+    stages: tuple[CostStage, ...]
     pareto: bool = False
 
     def as_dict(self) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class Limits:
 class Question:
     """What the alternatives are of: the run's stages and everything that is known of them."""
 
-    stages: tuple[Stage, ...]
+    stages: tuple[CostStage, ...]
     memory: Mapping[str, MemoryNeed]
     measurements: tuple[Measurement, ...]
     region: str
@@ -186,7 +186,9 @@ def _on_cluster(
         )
 
 
-def _moved(stage: Stage, machine: InstanceType, instances: int, question: Question) -> Stage | None:
+def _moved(
+    stage: CostStage, machine: InstanceType, instances: int, question: Question
+) -> CostStage | None:
     """``stage`` on ``instances`` of ``machine`` at nearly its effective batch; None: cannot run."""
     world = instances * machine.accelerators
     wanted = stage.effective_batch_size

@@ -18,7 +18,7 @@ from sm_train.cost import services
 from sm_train.cost.assumptions import SPOT_RATE_PER_INSTANCE_HOUR, Assumptions
 from sm_train.cost.failures import daly_interval, expected_failures, lost_per_failure
 from sm_train.cost.prices import KINDS, ON_DEMAND, SPOT, Price, PriceTable, shipped_prices
-from sm_train.cost.stage import Stage
+from sm_train.cost.stage import CostStage
 from sm_train.cost.uncertainty import Range, Risk, ranges
 
 CAPACITIES = ("on-demand", "spot", "warm-pool", "training-plan")
@@ -89,7 +89,7 @@ class CheckpointInterval:
 class StageEstimate:
     """One priced stage; None where its it/s or its price is unknown."""
 
-    stage: Stage
+    stage: CostStage
     price: Price
     failures: float | None
     seconds: Seconds
@@ -135,7 +135,7 @@ class Estimate:
 
 
 def estimate(
-    stages: Sequence[Stage],
+    stages: Sequence[CostStage],
     purchase: Purchase,
     *,
     assumed: Assumptions | None = None,
@@ -163,7 +163,7 @@ def hourly_price(instance_type: str, purchase: Purchase, table: PriceTable) -> P
     return table.price(instance_type, purchase.region, kind)
 
 
-def failure_rate(stage: Stage, purchase: Purchase, assumed: Assumptions) -> float:
+def failure_rate(stage: CostStage, purchase: Purchase, assumed: Assumptions) -> float:
     """Interruptions per GPU-hour: hardware's, and under spot those of reclaimed machines."""
     rate = assumed.failures_per_gpu_hour
     if purchase.capacity == "spot":
@@ -171,23 +171,23 @@ def failure_rate(stage: Stage, purchase: Purchase, assumed: Assumptions) -> floa
     return rate
 
 
-def failures_per_second(stage: Stage, purchase: Purchase, assumed: Assumptions) -> float:
+def failures_per_second(stage: CostStage, purchase: Purchase, assumed: Assumptions) -> float:
     """Interruptions per second of the whole cluster."""
     return failure_rate(stage, purchase, assumed) * stage.world_size / SECONDS_PER_HOUR
 
 
-def checkpoint_iterations(stage: Stage, assumed: Assumptions) -> float:
+def checkpoint_iterations(stage: CostStage, assumed: Assumptions) -> float:
     """Iterations between checkpoints; a failure never loses more than the whole stage."""
     return min(stage.checkpoint_every or assumed.checkpoint_every, stage.iterations)
 
 
-def interval_seconds(stage: Stage, assumed: Assumptions, training: float) -> float:
+def interval_seconds(stage: CostStage, assumed: Assumptions, training: float) -> float:
     """Between two checkpoints, of ``training`` seconds for all iterations."""
     return training * checkpoint_iterations(stage, assumed) / stage.iterations
 
 
 def price_stage(
-    stage: Stage, price: Price, purchase: Purchase, assumed: Assumptions
+    stage: CostStage, price: Price, purchase: Purchase, assumed: Assumptions
 ) -> StageEstimate:
     """One stage by the closed formula, without its range."""
     seconds, failures = stage_seconds(stage, purchase, assumed)
@@ -206,7 +206,7 @@ def price_stage(
 
 
 def stage_cost(
-    stage: Stage, price: Price, purchase: Purchase, assumed: Assumptions
+    stage: CostStage, price: Price, purchase: Purchase, assumed: Assumptions
 ) -> tuple[float | None, Decimal | None]:
     """Billable seconds and dollars of :func:`price_stage` without their parts."""
     seconds, _ = stage_seconds(stage, purchase, assumed)
@@ -217,7 +217,7 @@ def stage_cost(
 
 
 def stage_seconds(
-    stage: Stage, purchase: Purchase, assumed: Assumptions
+    stage: CostStage, purchase: Purchase, assumed: Assumptions
 ) -> tuple[Seconds, float | None]:
     """Seconds by what they are spent on, and the expected number of failures."""
     training = stage.training_seconds
@@ -246,7 +246,7 @@ def stage_seconds(
 
 
 def _service_parts(
-    stage: Stage, seconds: Seconds, assumed: Assumptions
+    stage: CostStage, seconds: Seconds, assumed: Assumptions
 ) -> dict[str, Decimal | None]:
     """Parts beside the machines; those of a model that nobody named are left out."""
     parts: dict[str, Decimal | None] = {}
@@ -357,7 +357,7 @@ def _dollars_per_second(one: StageEstimate, price: Decimal | None) -> float:
     return float(price or 0) * one.stage.instances / SECONDS_PER_HOUR
 
 
-def _dollars(seconds: float | None, stage: Stage, price: Price) -> Decimal | None:
+def _dollars(seconds: float | None, stage: CostStage, price: Price) -> Decimal | None:
     return money(seconds, stage.instances, price.usd_per_instance_hour)
 
 

@@ -9,7 +9,7 @@ from decimal import Decimal
 from sm_train.cost.assumptions import Assumptions
 from sm_train.cost.estimate import Estimate, StageEstimate, price_stage
 from sm_train.cost.services import blocking_seconds
-from sm_train.cost.stage import Stage
+from sm_train.cost.stage import CostStage
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def _slower(one: StageEstimate, assumed: Assumptions) -> tuple[StageEstimate, As
         low=speed.low * 0.9,
         high=speed.high * 0.9,
     )
-    stage: Stage = one.stage.at(slower)
+    stage: CostStage = one.stage.at(slower)
     return replace(one, stage=stage), assumed
 
 

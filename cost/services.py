@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from sm_train.cost.assumptions import Assumptions
-from sm_train.cost.stage import Stage
+from sm_train.cost.stage import CostStage
 
 _TABLE = Path(__file__).parent / "data" / "services.csv"
 
@@ -46,12 +46,12 @@ def service_prices() -> dict[str, ServicePrice]:
         }
 
 
-def checkpoint_bytes(stage: Stage) -> int | None:
+def checkpoint_bytes(stage: CostStage) -> int | None:
     """Bytes of one checkpoint: 16 for each parameter; None where they are not known."""
     return None if stage.parameters is None else stage.parameters * BYTES_PER_PARAMETER
 
 
-def blocking_seconds(stage: Stage, assumed: Assumptions) -> float | None:
+def blocking_seconds(stage: CostStage, assumed: Assumptions) -> float | None:
     """Seconds that one checkpoint stops training; None without them and without a model."""
     if assumed.checkpoint_blocking_seconds is not None:
         return assumed.checkpoint_blocking_seconds
@@ -59,7 +59,7 @@ def blocking_seconds(stage: Stage, assumed: Assumptions) -> float | None:
     return None if size is None else size / assumed.checkpoint_bytes_per_second
 
 
-def checkpoint_storage(stage: Stage, billable_seconds: float) -> Decimal | None:
+def checkpoint_storage(stage: CostStage, billable_seconds: float) -> Decimal | None:
     """Checkpoints kept × bytes × the stage's months × the price of a GB-month."""
     size = checkpoint_bytes(stage)
     if size is None:
@@ -68,7 +68,7 @@ def checkpoint_storage(stage: Stage, billable_seconds: float) -> Decimal | None:
     return Decimal(gb_months) * service_prices()["s3_storage"].usd
 
 
-def data_requests(stage: Stage, assumed: Assumptions) -> Decimal | None:
+def data_requests(stage: CostStage, assumed: Assumptions) -> Decimal | None:
     """GETs of streaming every image once for each time it is trained on."""
     if stage.images is None:
         return None
@@ -76,7 +76,7 @@ def data_requests(stage: Stage, assumed: Assumptions) -> Decimal | None:
     return requests * service_prices()["s3_get"].usd
 
 
-def logs(stage: Stage, assumed: Assumptions) -> Decimal:
+def logs(stage: CostStage, assumed: Assumptions) -> Decimal:
     """Log lines of all steps, as CloudWatch bills their ingestion."""
     gigabytes = stage.iterations * assumed.log_bytes_per_step / _GB
     return Decimal(gigabytes) * service_prices()["logs_ingestion"].usd

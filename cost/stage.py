@@ -20,7 +20,7 @@ _POSITIVE = (
 
 
 @dataclass(frozen=True)
-class Stage:
+class CostStage:
     """A stage on a cluster; None is unknown.
 
     ``iterations`` are optimizer steps. ``flops_per_image`` counts forward and backward pass of
@@ -76,7 +76,7 @@ class Stage:
             "measure it again, in optimizer steps a second"
         )
 
-    def at(self, speed: Speed | None) -> Stage:
+    def at(self, speed: Speed | None) -> CostStage:
         """The same stage at another speed."""
         return replace(self, speed=speed)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from sm_train.cost.instances import instance_type
 from sm_train.cost.scaling import Throughput, fit_scaling, scale_one
 from sm_train.cost.speed import Basis, Speed
-from sm_train.cost.stage import Stage
+from sm_train.cost.stage import CostStage
 
 STEADY = (0.90, 1.05)
 """P10 and P90 of a whole stage's mean it/s against a steady measurement (assumed)."""
@@ -77,7 +77,7 @@ def stated_speed(iterations_per_second: float, why: str) -> Speed:
 
 
 def resolve_speed(
-    stage: Stage, measurements: Sequence[Measurement], *, rescale_batch: bool = False
+    stage: CostStage, measurements: Sequence[Measurement], *, rescale_batch: bool = False
 ) -> Speed | None:
     """The speed of ``stage`` by the firmest rule that applies; None where none does.
 
@@ -96,7 +96,7 @@ def resolve_speed(
     )
 
 
-def predicted_speed(stage: Stage) -> Speed | None:
+def predicted_speed(stage: CostStage) -> Speed | None:
     """it/s = MFU × peak × GPUs ÷ (FLOP per image × batch), for a published range of MFU."""
     peak, batch = stage.machine.bf16_tflops, stage.effective_batch_size
     if stage.flops_per_image is None or peak is None or batch is None:
@@ -110,30 +110,30 @@ def predicted_speed(stage: Stage) -> Speed | None:
     return Speed(middle, low, high, "predicted", why)
 
 
-def same_batch(one: Measurement, stage: Stage) -> bool:
+def same_batch(one: Measurement, stage: CostStage) -> bool:
     """Whether ``one`` was measured at the stage's effective batch size, as far as both say."""
     known = one.effective_batch_size is not None and stage.effective_batch_size is not None
     return not known or one.effective_batch_size == stage.effective_batch_size
 
 
-def _same_hardware(one: Measurement, stage: Stage) -> bool:
+def _same_hardware(one: Measurement, stage: CostStage) -> bool:
     if one.instance_type is None:
         return True
     return instance_type(one.instance_type).accelerator == stage.machine.accelerator
 
 
-def _images_per_second(one: Measurement, stage: Stage) -> float:
+def _images_per_second(one: Measurement, stage: CostStage) -> float:
     """Images/s of a measurement; where no batch is known, its it/s, which serves as well."""
     return one.iterations_per_second * (_batch(one, stage) or 1)
 
 
-def _batch(one: Measurement, stage: Stage) -> int | None:
+def _batch(one: Measurement, stage: CostStage) -> int | None:
     if stage.effective_batch_size is None:
         return None
     return one.effective_batch_size or stage.effective_batch_size
 
 
-def _at_this_resolution(stage: Stage, measured: Sequence[Measurement]) -> Speed | None:
+def _at_this_resolution(stage: CostStage, measured: Sequence[Measurement]) -> Speed | None:
     measured = [one for one in measured if one.resolution in (None, stage.resolution)]
     if not measured:
         return None
@@ -143,7 +143,7 @@ def _at_this_resolution(stage: Stage, measured: Sequence[Measurement]) -> Speed 
     return _speed(stage, *_scaled(stage, measured))
 
 
-def _own(stage: Stage, one: Measurement) -> Speed:
+def _own(stage: CostStage, one: Measurement) -> Speed:
     batch = stage.effective_batch_size
     speed = _images_per_second(one, stage) / (batch or 1)
     scale = speed / one.iterations_per_second
@@ -158,7 +158,7 @@ def _own(stage: Stage, one: Measurement) -> Speed:
     return Speed(speed, low, high, "measured", why)
 
 
-def _scaled(stage: Stage, measured: Sequence[Measurement]) -> tuple[Throughput, Basis, str]:
+def _scaled(stage: CostStage, measured: Sequence[Measurement]) -> tuple[Throughput, Basis, str]:
     """Throughput of ``stage``'s cluster from measurements at other cluster sizes."""
     points = [(one.world_size, _images_per_second(one, stage)) for one in measured]
     labels = ", ".join(dict.fromkeys(one.label for one in measured))
@@ -177,7 +177,7 @@ def _scaled(stage: Stage, measured: Sequence[Measurement]) -> tuple[Throughput, 
     return fit.predict(stage.world_size), "scaling fit", why
 
 
-def _from_other_resolutions(stage: Stage, measured: Sequence[Measurement]) -> Speed | None:
+def _from_other_resolutions(stage: CostStage, measured: Sequence[Measurement]) -> Speed | None:
     """By FLOPs alone, from the nearest resolution: images/s × its FLOPs ÷ this stage's."""
     carried = [one for one in measured if one.flops_per_image is not None and one.resolution]
     if not carried or stage.flops_per_image is None or stage.resolution is None:
@@ -203,7 +203,7 @@ def _from_other_resolutions(stage: Stage, measured: Sequence[Measurement]) -> Sp
     return _speed(stage, moved, "other resolution", flagged)
 
 
-def _from_other_hardware(stage: Stage, measured: Sequence[Measurement]) -> Speed | None:
+def _from_other_hardware(stage: CostStage, measured: Sequence[Measurement]) -> Speed | None:
     """As if the stage's GPUs were the measured ones, by the ratio of the peaks, and a published
     range of what of it is reached."""
     ours = stage.machine
@@ -225,7 +225,7 @@ def _from_other_hardware(stage: Stage, measured: Sequence[Measurement]) -> Speed
     return None
 
 
-def _illustration(stage: Stage, measured: Sequence[Measurement]) -> Speed | None:
+def _illustration(stage: CostStage, measured: Sequence[Measurement]) -> Speed | None:
     if not measured:
         return None
     one = measured[-1]
@@ -240,7 +240,7 @@ def _illustration(stage: Stage, measured: Sequence[Measurement]) -> Speed | None
     return replace(speed, basis="illustration", why=why)
 
 
-def _speed(stage: Stage, throughput: Throughput, basis: Basis, why: str) -> Speed:
+def _speed(stage: CostStage, throughput: Throughput, basis: Basis, why: str) -> Speed:
     batch = stage.effective_batch_size or 1
     return Speed(
         throughput.images_per_second / batch,

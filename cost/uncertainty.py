@@ -59,7 +59,7 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Ranges:
+class CostRanges:
     """Seconds of each stage and of all together, and their dollars."""
 
     stages: tuple[Range, ...]
@@ -75,7 +75,7 @@ def ranges(
     *,
     draws: int = DRAWS,
     seed: int = 0,
-) -> Ranges:
+) -> CostRanges:
     """P10 and P90 of the billable seconds, and of their dollars.
 
     ``low_rates`` and ``high_rates`` are dollars a second of each stage, the least and the most;
@@ -83,7 +83,7 @@ def ranges(
     """
     rng = random.Random(seed)
     outcomes = [_draw(risks, rng) for _ in range(draws)]
-    return Ranges(
+    return CostRanges(
         stages=tuple(_range(column) for column in zip(*outcomes, strict=True)),
         seconds=_range([sum(outcome) for outcome in outcomes]),
         low=_range([_sumproduct(outcome, low_rates) for outcome in outcomes]).low,

@@ -22,9 +22,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
-from sm_train.entrypoints.common.events import Events
-from sm_train.entrypoints.common.sagemaker_paths import Directories, Hosts
-from sm_train.entrypoints.distributed.rendezvous import AbsentError, Place, answer, keep_roll
+from sm_train.entrypoints.common.events import EventLog
+from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig, SageMakerPaths
+from sm_train.entrypoints.distributed.rendezvous import (
+    MissingNodeError,
+    RendezvousAddress,
+    join,
+    wait_for_nodes,
+)
 
 _HYPERPARAMETERS = Path("/opt/ml/input/config/hyperparameters.json")
 """Where SageMaker leaves the request's, as they are: texts."""
@@ -57,24 +62,24 @@ def torchrun(environment: Mapping[str, str], script: list[str]) -> list[str]:
     ]
 
 
-def meet(environment: Mapping[str, str], directories: Directories) -> None:
+def meet(environment: Mapping[str, str], directories: SageMakerPaths) -> None:
     """Wait until all machines of the job are there.
 
     Raises:
         AbsentError: one is not; it is named, also in the job's failure reason.
     """
-    hosts = Hosts.read(directories)
+    hosts = ResourceConfig.read(directories)
     if len(hosts.all) == 1:
         return
     # torchrun takes the port itself afterwards.
-    first = Place(environment["SM_MASTER_ADDR"], int(environment["SM_MASTER_PORT"]) + 1)
-    events = Events(node=hosts.rank, rank=0)
+    first = RendezvousAddress(environment["SM_MASTER_ADDR"], int(environment["SM_MASTER_PORT"]) + 1)
+    events = EventLog(node=hosts.rank, rank=0)
     try:
         if hosts.rank == 0:
-            keep_roll(hosts.all, first.port, lambda words: events.warn("machine-late", words))
+            wait_for_nodes(hosts.all, first.port, lambda words: events.warn("machine-late", words))
         else:
-            answer(hosts.current, first)
-    except AbsentError as error:
+            join(hosts.current, first)
+    except MissingNodeError as error:
         events.write("error", str(error), code="machine-absent", message=str(error))
         directories.failure.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError), directories.failure.open("x") as file:
@@ -89,8 +94,8 @@ def main(arguments: list[str]) -> int:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", network)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", network)
     try:
-        meet(os.environ, Directories.from_environment())
-    except AbsentError:
+        meet(os.environ, SageMakerPaths.from_environment())
+    except MissingNodeError:
         return 1
     process = subprocess.Popen(torchrun(os.environ, [*arguments, *hyperparameters()]))
     signal.signal(signal.SIGTERM, lambda *_: hand_on(process.pid))

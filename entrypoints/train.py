@@ -16,19 +16,24 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from sm_train.entrypoints.common.events import Events
-from sm_train.entrypoints.common.job_config import Settings, read_settings
-from sm_train.entrypoints.common.sagemaker_paths import Directories, Hosts
+from sm_train.entrypoints.common.events import EventLog
+from sm_train.entrypoints.common.job_config import JobConfig, read_job_config
+from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig, SageMakerPaths
 from sm_train.entrypoints.distributed.backend import adopt_mpi_variables
-from sm_train.entrypoints.monitoring.heartbeat import Pulse, Section, events_file, pulse_folder
+from sm_train.entrypoints.monitoring.heartbeat import (
+    HeartbeatWriter,
+    Phase,
+    events_file,
+    heartbeat_folder,
+)
 from sm_train.entrypoints.monitoring.start import heartbeat
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
-    from sm_train.entrypoints.common.stop import StopRequest
-    from sm_train.entrypoints.data.shard_catalog import Catalogue, Seat
-    from sm_train.entrypoints.distributed.backend import Choice
-    from sm_train.entrypoints.training.evaluator import HeldOut
+    from sm_train.entrypoints.common.stop import StopSignal
+    from sm_train.entrypoints.data.shard_catalog import DataRank, ShardCatalog
+    from sm_train.entrypoints.distributed.backend import BackendChoice
+    from sm_train.entrypoints.training.evaluator import ValidationSet
     from sm_train.entrypoints.training.trainer import Trainer
 
 
@@ -37,10 +42,10 @@ def main(arguments: list[str] | None = None) -> None:
 
     A failure leaves its cause where SageMaker looks for it, and as an event.
     """
-    directories = Directories.from_environment()
+    directories = SageMakerPaths.from_environment()
     try:
         options = _options(arguments)
-        settings = read_settings(options.document, options.stage)
+        settings = read_job_config(options.document, options.stage)
         adopt_mpi_variables()
         _examine(settings, directories, options)
         if not options.doctor_only:
@@ -72,7 +77,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_known_args(arguments)[0]
 
 
-def _examine(settings: Settings, directories: Directories, options: argparse.Namespace) -> None:
+def _examine(settings: JobConfig, directories: SageMakerPaths, options: argparse.Namespace) -> None:
     """Let the doctor look at the cluster, if the run file says so or nothing else is wanted.
 
     Raises:
@@ -80,7 +85,7 @@ def _examine(settings: Settings, directories: Directories, options: argparse.Nam
     """
     from sm_train.entrypoints.doctor.start import examine, mode
 
-    hosts = Hosts.read(directories)
+    hosts = ResourceConfig.read(directories)
     wanted = mode(settings, hosts)
     if wanted != "off" or options.doctor_only:
         # Who only wants to know reads the result.
@@ -88,24 +93,24 @@ def _examine(settings: Settings, directories: Directories, options: argparse.Nam
         examine(settings, options.document, fail=fail)
 
 
-def _train(settings: Settings, directories: Directories, pulse: Pulse) -> None:
+def _train(settings: JobConfig, directories: SageMakerPaths, pulse: HeartbeatWriter) -> None:
     from accelerate import Accelerator
     from accelerate.utils import DistributedDataParallelKwargs, set_seed
-    from sm_train.entrypoints.common.stop import StopRequest
+    from sm_train.entrypoints.common.stop import StopSignal
     from sm_train.entrypoints.distributed.backend import decide, join
     from sm_train.entrypoints.models.builder import build
     from sm_train.entrypoints.models.export import save_frame
     from sm_train.entrypoints.models.sampling import FRAME
     from sm_train.entrypoints.training.trainer import Trainer
 
-    hosts = Hosts.read(directories)
+    hosts = ResourceConfig.read(directories)
     choice = decide(
         nodes=len(hosts.all),
         collective=settings.collective,
         instance_type=hosts.instance_type,
     )
     join(choice)
-    stop = StopRequest()
+    stop = StopSignal()
     accelerator = Accelerator(
         mixed_precision="bf16" if settings.training.precision == "bf16" else "no",
         # Every step runs through the same graph: all that is trained, whatever the batch.
@@ -113,8 +118,8 @@ def _train(settings: Settings, directories: Directories, pulse: Pulse) -> None:
             DistributedDataParallelKwargs(gradient_as_bucket_view=True, static_graph=True)
         ],
     )
-    last_events = events_file(pulse_folder(), accelerator.local_process_index)
-    events = Events(node=hosts.rank, rank=accelerator.process_index, keep=last_events)
+    last_events = events_file(heartbeat_folder(), accelerator.local_process_index)
+    events = EventLog(node=hosts.rank, rank=accelerator.process_index, keep=last_events)
     seat = _seat(accelerator, hosts)
     index = next(iter(sorted(directories.channel("index").rglob("*.parquet"))), None)
     catalogue = _survey(directories, "train", index, seat, events)
@@ -126,7 +131,7 @@ def _train(settings: Settings, directories: Directories, pulse: Pulse) -> None:
         events.warn("no-index", message)
     held_out = _held_out(accelerator, directories, seat, events)
     # What comes before the first step may take long; each part of it may take as long as allowed.
-    pulse.enter(Section.START, 0)
+    pulse.enter(Phase.START, 0)
     set_seed(settings.training.seed)
     parts = build(
         settings.model,
@@ -134,7 +139,7 @@ def _train(settings: Settings, directories: Directories, pulse: Pulse) -> None:
         components=_existing(directories.channel("model")),
         previous=_existing(directories.channel("previous")),
     )
-    pulse.enter(Section.START, 0)
+    pulse.enter(Phase.START, 0)
     if accelerator.is_main_process:
         save_frame(parts, directories.checkpoints / FRAME)
     trainer = Trainer(settings, parts, accelerator, directories, events, catalogue, seat, held_out)
@@ -144,35 +149,35 @@ def _train(settings: Settings, directories: Directories, pulse: Pulse) -> None:
     accelerator.wait_for_everyone()
 
 
-def _seat(accelerator: Accelerator, hosts: Hosts) -> Seat:
-    from sm_train.entrypoints.data.shard_catalog import Seat
+def _seat(accelerator: Accelerator, hosts: ResourceConfig) -> DataRank:
+    from sm_train.entrypoints.data.shard_catalog import DataRank
 
     processes = accelerator.num_processes // len(hosts.all)
-    return Seat(hosts.all, hosts.rank, accelerator.local_process_index, processes)
+    return DataRank(hosts.all, hosts.rank, accelerator.local_process_index, processes)
 
 
 def _held_out(
-    accelerator: Accelerator, directories: Directories, seat: Seat, events: Events
-) -> HeldOut | None:
+    accelerator: Accelerator, directories: SageMakerPaths, seat: DataRank, events: EventLog
+) -> ValidationSet | None:
     """The validation channel, which every instance has whole: all processes share it out."""
-    from sm_train.entrypoints.data.shard_catalog import Seat
-    from sm_train.entrypoints.training.evaluator import HeldOut
+    from sm_train.entrypoints.data.shard_catalog import DataRank
+    from sm_train.entrypoints.training.evaluator import ValidationSet
 
     if not directories.channel("validation").is_dir():
         return None
     catalogue = _survey(directories, "validation", None, seat, events)
-    together = Seat(("all",), 0, accelerator.process_index, accelerator.num_processes)
-    return HeldOut(catalogue, together)
+    together = DataRank(("all",), 0, accelerator.process_index, accelerator.num_processes)
+    return ValidationSet(catalogue, together)
 
 
 def _survey(
-    directories: Directories, channel: str, index: Path | None, seat: Seat, events: Events
-) -> Catalogue:
+    directories: SageMakerPaths, channel: str, index: Path | None, seat: DataRank, events: EventLog
+) -> ShardCatalog:
     """Agree on a channel's shards before the first step, and say what is wrong with them."""
     from accelerate.utils import gather_object
-    from sm_train.entrypoints.data.shard_catalog import survey
+    from sm_train.entrypoints.data.shard_catalog import build_catalog
 
-    catalogue = survey(
+    catalogue = build_catalog(
         directories.channel(channel),
         index,
         seat,
@@ -185,7 +190,9 @@ def _survey(
     return _with_own_latents(catalogue, directories, events)
 
 
-def _with_own_latents(catalogue: Catalogue, directories: Directories, events: Events) -> Catalogue:
+def _with_own_latents(
+    catalogue: ShardCatalog, directories: SageMakerPaths, events: EventLog
+) -> ShardCatalog:
     """Leave latents alone that another autoencoder or text encoder made."""
     from sm_train.entrypoints.models.components import components_digest
 
@@ -204,7 +211,7 @@ def _existing(folder: Path) -> Path | None:
     return folder if folder.is_dir() else None
 
 
-def _announce(trainer: Trainer, choice: Choice, hosts: Hosts) -> None:
+def _announce(trainer: Trainer, choice: BackendChoice, hosts: ResourceConfig) -> None:
     """The run as it really is, and what about it is not as it should be."""
     settings, events = trainer.settings, trainer.events
     stage, processes = settings.stage, trainer.accelerator.num_processes
@@ -241,10 +248,10 @@ def _announce(trainer: Trainer, choice: Choice, hosts: Hosts) -> None:
         events.write("warning", f"WARNING: {message}", code="random-part", message=message)
 
 
-def _run(trainer: Trainer, pulse: Pulse, stop: StopRequest) -> None:
+def _run(trainer: Trainer, pulse: HeartbeatWriter, stop: StopSignal) -> None:
     main = trainer.accelerator.is_main_process
     ended = trainer.run(pulse, stop)
-    pulse.enter(Section.FINISH, trainer.learner.step)
+    pulse.enter(Phase.FINISH, trainer.learner.step)
     if ended.reason == "done":
         _save_final(trainer, main=main)
     if main:
@@ -271,12 +278,12 @@ def _save_final(trainer: Trainer, *, main: bool) -> None:
         shutil.copytree(examined, directories.checkpoints / "final" / "doctor", dirs_exist_ok=True)
 
 
-def _report(error: Exception, directories: Directories) -> None:
+def _report(error: Exception, directories: SageMakerPaths) -> None:
     """Say the cause as an event and in the failure file; the first process to fail writes it."""
     cause = f"{type(error).__name__}: {error}"
-    hosts = Hosts.read(directories)
+    hosts = ResourceConfig.read(directories)
     rank = int(os.environ.get("RANK", "0"))
-    Events(node=hosts.rank, rank=rank).write(
+    EventLog(node=hosts.rank, rank=rank).write(
         "error", f"rank {rank} failed: {cause}", code=type(error).__name__, message=cause
     )
     traceback.print_exc()

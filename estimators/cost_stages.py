@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sm_train.cost.stage import Stage
+from sm_train.cost.stage import CostStage
 from sm_train.cost.throughput import stated_speed
 
 if TYPE_CHECKING:
     from sm_train.estimators.config.schema import RunConfig
 
 
-def cost_stages(config: RunConfig) -> list[Stage]:
+def cost_stages(config: RunConfig) -> list[CostStage]:
     """The run's stages in order, each at the it/s that the run file states for it, if any."""
     return [
-        Stage(
+        CostStage(
             name=stage.name,
             resolution=stage.resolution,
             instance_type=config.cluster.instance_type,

@@ -20,7 +20,7 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
-PASSING = (ExitCode.CAPACITY, ExitCode.UNEXPECTED)
+TRANSIENT = (ExitCode.CAPACITY, ExitCode.UNEXPECTED)
 """Refusals after which one may ask again: throttling, a quota, a network that is away."""
 
 

@@ -20,19 +20,23 @@ from pathlib import Path
 from typing import Any
 
 from sm_train.entrypoints.checkpointing import manifest
-from sm_train.entrypoints.checkpointing.manifest import File
-from sm_train.entrypoints.checkpointing.sharded_tensors import Box, deal, write_pieces
-from sm_train.entrypoints.checkpointing.staging import Snapshot
-from sm_train.entrypoints.common.background import Beside
-from sm_train.entrypoints.common.events import Events
-from sm_train.entrypoints.distributed.local_shard import Owned
+from sm_train.entrypoints.checkpointing.manifest import CheckpointFile
+from sm_train.entrypoints.checkpointing.sharded_tensors import (
+    ShardSpec,
+    partition_by_size,
+    save_shards,
+)
+from sm_train.entrypoints.checkpointing.staging import HostStaging
+from sm_train.entrypoints.common.background import BackgroundWork
+from sm_train.entrypoints.common.events import EventLog
+from sm_train.entrypoints.distributed.local_shard import LocalShard
 
-Gather = Callable[[list[Any]], list[Any]]
+AllGatherObject = Callable[[list[Any]], list[Any]]
 """Joins a list of every process to one, the same on all."""
 
 
 @dataclass(frozen=True)
-class Place:
+class CheckpointRank:
     """Who writes: ``rank`` of ``world_size``; one process of each machine is its ``host_main``."""
 
     rank: int
@@ -41,40 +45,43 @@ class Place:
 
 
 @dataclass(frozen=True)
-class _Pending:
+class _PendingCheckpoint:
     step: int
     folder: Path
-    files: Future[list[File]]
+    files: Future[list[CheckpointFile]]
     started: float
     blocked: float
     """Seconds for which training stood still, without what it waited for the copy."""
     waited_before: float
-    """What :class:`Beside` had waited when it began."""
+    """What :class:`BackgroundWork` had waited when it began."""
 
 
-class Saver:
+class AsyncCheckpointer:
     """Writes the checkpoints of one process below ``checkpoints``, one at a time."""
 
     def __init__(
         self,
         checkpoints: Path,
-        place: Place,
+        place: CheckpointRank,
         *,
         fingerprint: str,
         keep: int,
-        events: Events,
-        gather: Gather,
-        beside: Beside,
+        events: EventLog,
+        gather: AllGatherObject,
+        beside: BackgroundWork,
     ) -> None:
         self._checkpoints, self._place = checkpoints, place
         self._fingerprint, self._keep = fingerprint, keep
         self._events, self._gather, self._beside = events, gather, beside
-        self._snapshot = Snapshot()
+        self._snapshot = HostStaging()
         self._thread = ThreadPoolExecutor(1, "checkpoint")
-        self._pending: _Pending | None = None
+        self._pending: _PendingCheckpoint | None = None
 
     def begin(
-        self, step: int, tensors: Mapping[Box, Owned], files: Mapping[str, Callable[[Path], None]]
+        self,
+        step: int,
+        tensors: Mapping[ShardSpec, LocalShard],
+        files: Mapping[str, Callable[[Path], None]],
     ) -> None:
         """Copy this process's share of ``tensors``, and write it and ``files`` in the background.
 
@@ -86,21 +93,21 @@ class Saver:
         folder = manifest.step_folder(self._checkpoints, step)
         if self._place.host_main:
             # An attempt before this one may have left a folder, damaged since, of this step.
-            manifest.unmark(folder)
+            manifest.invalidate(folder)
         waited = self._beside.waited
         own = {box: tensors[box].part for box in _share(tensors)}
         copied = self._beside.run(partial(self._snapshot.take, own))
         written = self._thread.submit(self._write, folder, dict(files), copied)
         blocked = time.monotonic() - started
-        self._pending = _Pending(step, folder, written, started, blocked, waited)
+        self._pending = _PendingCheckpoint(step, folder, written, started, blocked, waited)
 
     def _write(
         self, folder: Path, files: dict[str, Callable[[Path], None]], copied: Future[None]
-    ) -> list[File]:
+    ) -> list[CheckpointFile]:
         copied.result()
         folder.mkdir(parents=True, exist_ok=True)
         copies = self._snapshot.tensors()
-        files[manifest.pieces_name(self._place.rank)] = lambda path: write_pieces(path, copies)
+        files[manifest.shard_file_name(self._place.rank)] = lambda path: save_shards(path, copies)
         return [manifest.write_file(folder, name, save) for name, save in files.items()]
 
     @property
@@ -142,14 +149,14 @@ class Saver:
         elif self._place.rank == 0:
             self._tell(pending, sum(file.bytes for file in everyones))
 
-    def _complete(self, pending: _Pending, everyones: list[File]) -> None:
+    def _complete(self, pending: _PendingCheckpoint, everyones: list[CheckpointFile]) -> None:
         """On every machine: each keeps its own copy of the folder, and removes what is old."""
         manifest.write_marker(
             pending.folder, pending.step, self._place.world_size, self._fingerprint, everyones
         )
-        manifest.keep_newest(self._checkpoints, self._keep)
+        manifest.prune(self._checkpoints, self._keep)
 
-    def _tell(self, pending: _Pending, size: int) -> None:
+    def _tell(self, pending: _PendingCheckpoint, size: int) -> None:
         writing = time.monotonic() - pending.started
         blocked = pending.blocked + self._beside.waited - pending.waited_before
         blocked += self._snapshot.seconds_on_stream
@@ -164,7 +171,7 @@ class Saver:
             writing_seconds=writing,
         )
 
-    def _give_up(self, pending: _Pending, failure: str) -> None:
+    def _give_up(self, pending: _PendingCheckpoint, failure: str) -> None:
         # Another machine may have completed a folder that both share.
         if self._place.host_main and not (pending.folder / manifest.MARKER).exists():
             shutil.rmtree(pending.folder, ignore_errors=True)
@@ -176,13 +183,17 @@ class Saver:
             self._events.warn("checkpoint-failed", message, step=pending.step)
 
 
-def _share(tensors: Mapping[Box, Owned]) -> list[Box]:
+def _share(tensors: Mapping[ShardSpec, LocalShard]) -> list[ShardSpec]:
     """The pieces that this process writes: of those that it alone has, all."""
-    shared: dict[tuple[int, int], dict[Box, int]] = {}
+    shared: dict[tuple[int, int], dict[ShardSpec, int]] = {}
     for box, own in tensors.items():
         if size := own.part.numel() * own.part.element_size():
             shared.setdefault((own.copies, own.copy), {})[box] = size
-    return [box for (copies, copy), sizes in shared.items() for box in deal(sizes, copies)[copy]]
+    return [
+        box
+        for (copies, copy), sizes in shared.items()
+        for box in partition_by_size(sizes, copies)[copy]
+    ]
 
 
 def _told(error: BaseException) -> str:

@@ -25,7 +25,7 @@ from torch import Tensor
 MARKER = "complete.json"
 FORMAT = 2
 
-MODEL, AVERAGE = "model.", "ema."
+MODEL, EMA = "model.", "ema."
 
 
 class CheckpointError(RuntimeError):
@@ -33,7 +33,7 @@ class CheckpointError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class File:
+class CheckpointFile:
     """One file of a checkpoint: its name, bytes and digest (BLAKE3)."""
 
     name: str
@@ -42,7 +42,7 @@ class File:
 
 
 @dataclass(frozen=True)
-class Found:
+class CheckpointInfo:
     """A complete checkpoint; ``world_size`` is of the processes that wrote it."""
 
     folder: Path
@@ -55,23 +55,23 @@ def step_folder(checkpoints: Path, step: int) -> Path:
     return checkpoints / f"step-{step:08d}"
 
 
-def pieces_name(rank: int) -> str:
+def shard_file_name(rank: int) -> str:
     """The file of a process's share of the tensors."""
     return f"tensors-{rank:05d}.safetensors"
 
 
-def pieces_files(folder: Path) -> list[Path]:
+def shard_files(folder: Path) -> list[Path]:
     """Every process's share."""
     return sorted(folder.glob("tensors-*.safetensors"))
 
 
-def fingerprint(state: dict[str, Tensor]) -> str:
+def architecture_hash(state: dict[str, Tensor]) -> str:
     """A digest of an architecture: the names and shapes of its weights."""
     shapes = sorted((name, list(tensor.shape)) for name, tensor in state.items())
     return hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:16]
 
 
-def write_file(folder: Path, name: str, save: Callable[[Path], None]) -> File:
+def write_file(folder: Path, name: str, save: Callable[[Path], None]) -> CheckpointFile:
     """Write one file whole: ``save`` under a temporary name, digest, rename.
 
     The temporary name is nobody else's: machines that share the folder all write the marker.
@@ -79,7 +79,7 @@ def write_file(folder: Path, name: str, save: Callable[[Path], None]) -> File:
     temporary = folder / f".{name}.{secrets.token_hex(4)}.writing"
     try:
         save(temporary)
-        file = File(name, temporary.stat().st_size, _digest(temporary))
+        file = CheckpointFile(name, temporary.stat().st_size, _digest(temporary))
         temporary.replace(folder / name)
     finally:
         temporary.unlink(missing_ok=True)
@@ -87,7 +87,7 @@ def write_file(folder: Path, name: str, save: Callable[[Path], None]) -> File:
 
 
 def write_marker(
-    folder: Path, step: int, world_size: int, model_fingerprint: str, files: list[File]
+    folder: Path, step: int, world_size: int, model_fingerprint: str, files: list[CheckpointFile]
 ) -> None:
     """Declare a checkpoint complete, now that every process has written its ``files``."""
     document = {
@@ -100,9 +100,9 @@ def write_marker(
     write_file(folder, MARKER, lambda path: _write_text(path, json.dumps(document, indent=2)))
 
 
-def newest_complete(
+def latest_complete(
     checkpoints: Path, passed_over: Callable[[Path, str], None], *, verify: bool = True
-) -> Found | None:
+) -> CheckpointInfo | None:
     """The newest checkpoint whose marker and digests are right; None if there is none.
 
     ``passed_over`` is told of every newer one that is not, and why. ``verify`` reads every byte.
@@ -115,7 +115,7 @@ def newest_complete(
     return None
 
 
-def read_marker(folder: Path, *, verify: bool = True) -> Found:
+def read_marker(folder: Path, *, verify: bool = True) -> CheckpointInfo:
     """What a checkpoint's marker says.
 
     Raises:
@@ -129,8 +129,10 @@ def read_marker(folder: Path, *, verify: bool = True) -> Found:
         document = json.loads(text)
         if document["format"] != FORMAT:
             raise CheckpointError(f"{folder}: format {document['format']}, this reads {FORMAT}")
-        files = [File(**entry) for entry in document["files"]]
-        found = Found(folder, document["step"], document["world_size"], document["fingerprint"])
+        files = [CheckpointFile(**entry) for entry in document["files"]]
+        found = CheckpointInfo(
+            folder, document["step"], document["world_size"], document["fingerprint"]
+        )
     except (ValueError, KeyError, TypeError):
         raise CheckpointError(f"{folder}: {MARKER} is damaged") from None
     for file in files:
@@ -138,7 +140,7 @@ def read_marker(folder: Path, *, verify: bool = True) -> Found:
     return found
 
 
-def _check(folder: Path, file: File, verify: bool) -> None:
+def _check(folder: Path, file: CheckpointFile, verify: bool) -> None:
     path = folder / file.name
     if not path.is_file():
         raise CheckpointError(f"{folder}: {file.name} is missing")
@@ -150,18 +152,18 @@ def _check(folder: Path, file: File, verify: bool) -> None:
         raise CheckpointError(f"{folder}: {file.name} is not what was written")
 
 
-def unmark(folder: Path) -> None:
+def invalidate(folder: Path) -> None:
     """Declare a folder incomplete before it is written again."""
     (folder / MARKER).unlink(missing_ok=True)
 
 
-def keep_newest(checkpoints: Path, keep: int) -> None:
+def prune(checkpoints: Path, keep: int) -> None:
     """Remove all but the newest ``keep`` complete checkpoints, and incomplete ones before them."""
     complete = 0
     for folder in sorted(checkpoints.glob("step-*"), reverse=True):
         if complete >= keep:
             # The marker goes first: a removal that is cut short leaves no false checkpoint.
-            unmark(folder)
+            invalidate(folder)
             shutil.rmtree(folder, ignore_errors=True)
         complete += (folder / MARKER).exists()
 

@@ -19,21 +19,21 @@ from torch import Tensor
 _BOXES = "boxes"
 
 
-class PiecesError(ValueError):
+class ShardedTensorError(ValueError):
     """Pieces do not make up what is asked of them; the message is one line."""
 
 
 @dataclass(frozen=True)
-class Box:
+class ShardSpec:
     """Where a piece starts in its whole tensor, along each dimension."""
 
     name: str
     start: tuple[int, ...] = ()
 
 
-def deal(sizes: Mapping[Box, int], processes: int) -> list[list[Box]]:
+def partition_by_size(sizes: Mapping[ShardSpec, int], processes: int) -> list[list[ShardSpec]]:
     """Pieces for each process, of about equal bytes: the largest first, each to who has least."""
-    dealt: list[list[Box]] = [[] for _ in range(processes)]
+    dealt: list[list[ShardSpec]] = [[] for _ in range(processes)]
     loads = [0] * processes
     for box in sorted(sizes, key=lambda box: (-sizes[box], box.name)):
         least = loads.index(min(loads))
@@ -42,7 +42,7 @@ def deal(sizes: Mapping[Box, int], processes: int) -> list[list[Box]]:
     return dealt
 
 
-def write_pieces(path: Path, pieces: Mapping[Box, Tensor]) -> None:
+def save_shards(path: Path, pieces: Mapping[ShardSpec, Tensor]) -> None:
     """Write a process's pieces; of a whole tensor it has one at most."""
     from safetensors.torch import save_file
 
@@ -51,7 +51,7 @@ def write_pieces(path: Path, pieces: Mapping[Box, Tensor]) -> None:
     save_file(tensors, path, metadata={_BOXES: json.dumps(boxes)})
 
 
-def fill(files: Iterable[Path], targets: Mapping[Box, Tensor]) -> None:
+def load_into(files: Iterable[Path], targets: Mapping[ShardSpec, Tensor]) -> None:
     """Copy into each target what the pieces in ``files`` hold of it.
 
     Raises:
@@ -65,7 +65,7 @@ def fill(files: Iterable[Path], targets: Mapping[Box, Tensor]) -> None:
                 missing[name] -= _copy_overlap(start, piece, *wanted[name])
     lacking = [name for name, elements in missing.items() if elements]
     if lacking:
-        raise PiecesError(f"{len(lacking)} tensors are not whole, {lacking[0]} among them")
+        raise ShardedTensorError(f"{len(lacking)} tensors are not whole, {lacking[0]} among them")
 
 
 def stored_names(files: Iterable[Path]) -> set[str]:
@@ -73,7 +73,7 @@ def stored_names(files: Iterable[Path]) -> set[str]:
     return {name for path in files for name, *_ in _pieces(path)}
 
 
-def read_whole(files: Sequence[Path], prefix: str) -> dict[str, Tensor]:
+def load_full(files: Sequence[Path], prefix: str) -> dict[str, Tensor]:
     """Every tensor whose name begins with ``prefix``, without it, put together.
 
     Raises:
@@ -86,7 +86,7 @@ def read_whole(files: Sequence[Path], prefix: str) -> dict[str, Tensor]:
                 ends = tuple(map(add, start, piece.get_shape()))
                 shapes[name] = tuple(map(max, ends, shapes.get(name, ends)))
     wholes = {name: torch.empty(shape) for name, shape in shapes.items()}
-    fill(files, {Box(name, (0,) * one.dim()): one for name, one in wholes.items()})
+    load_into(files, {ShardSpec(name, (0,) * one.dim()): one for name, one in wholes.items()})
     return {name.removeprefix(prefix): one for name, one in wholes.items()}
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from sm_train.entrypoints.checkpointing.sharded_tensors import Box
+from sm_train.entrypoints.checkpointing.sharded_tensors import ShardSpec
 from torch import Tensor
 
 
-class Snapshot:
+class HostStaging:
     """Buffers that are allocated once and filled again for each checkpoint.
 
     On a GPU the copies run on the training's own stream, in front of the next step's kernels: the
@@ -17,11 +17,11 @@ class Snapshot:
     """
 
     def __init__(self) -> None:
-        self._buffers: dict[Box, Tensor] = {}
+        self._buffers: dict[ShardSpec, Tensor] = {}
         self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
 
     @torch.no_grad()
-    def take(self, tensors: Mapping[Box, Tensor]) -> None:
+    def take(self, tensors: Mapping[ShardSpec, Tensor]) -> None:
         """Begin to copy ``tensors``; those of the snapshot before are overwritten."""
         for box, tensor in tensors.items():
             if box not in self._buffers:
@@ -36,7 +36,7 @@ class Snapshot:
         if self._events is not None:
             self._events[1].record()
 
-    def tensors(self) -> dict[Box, Tensor]:
+    def tensors(self) -> dict[ShardSpec, Tensor]:
         """The copies, once they are there; may be called from another thread."""
         if self._events is not None:
             self._events[1].synchronize()

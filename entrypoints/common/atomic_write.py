@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_atomic(path: Path, content: bytes) -> None:
     """Write ``content`` under a temporary name beside ``path``, then rename.
 
     Whatever fails, ``path`` holds either what it held before or all of ``content``.

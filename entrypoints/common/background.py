@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 
 
-class Beside:
+class BackgroundWork:
     """Does work in the order in which it is given, beside the training on ``device``.
 
     On a CPU a thread does it. On a GPU it is kernels and copies that are only put into the

@@ -83,7 +83,7 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-class Stream(Protocol):
+class EventStream(Protocol):
     """What events are written to."""
 
     def write(self, text: str, /) -> int: ...
@@ -91,7 +91,7 @@ class Stream(Protocol):
     def flush(self) -> None: ...
 
 
-class Events:
+class EventLog:
     """Writes this process's events, each with its readable twin."""
 
     def __init__(
@@ -99,7 +99,7 @@ class Events:
         *,
         node: int,
         rank: int,
-        stream: Stream | None = None,
+        stream: EventStream | None = None,
         clock: Callable[[], float] = time.time,
         keep: Path | None = None,
     ) -> None:
@@ -107,7 +107,7 @@ class Events:
         self._node, self._rank = node, rank
         self._kept = deque[str](maxlen=_KEPT)
         self._keep = keep
-        self._stream: Stream = stream or sys.stdout
+        self._stream: EventStream = stream or sys.stdout
         self._clock = clock
 
     def write(self, kind: str, readable: str, **fields: Any) -> None:

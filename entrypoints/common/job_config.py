@@ -14,12 +14,12 @@ from typing import Any, Literal, TypeVar
 T = TypeVar("T")
 
 
-class SettingsError(ValueError):
+class JobConfigError(ValueError):
     """The run document cannot be used; the message is one line."""
 
 
 @dataclass(frozen=True)
-class Data:
+class DataConfig:
     image_key: str
     caption_key: str
     crop: Literal["center", "random"]
@@ -29,7 +29,7 @@ class Data:
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelConfig:
     """``prediction`` is None for the preset's own."""
 
     preset: str
@@ -40,7 +40,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageConfig:
     name: str
     resolution: int
     per_gpu_batch: int
@@ -54,7 +54,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingConfig:
     precision: str
     compile: bool
     seed: int
@@ -71,7 +71,7 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class EvaluationConfig:
     """Every so many steps; ``prompts`` are drawn in ``steps`` with ``guidance``."""
 
     every: int
@@ -81,13 +81,13 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class CheckpointConfig:
     every: int
     keep: int
 
 
 @dataclass(frozen=True)
-class Heartbeat:
+class HeartbeatConfig:
     """``min`` and ``max`` bound the learned limits; ``on_stall`` is end or report."""
 
     interval: float
@@ -98,7 +98,7 @@ class Heartbeat:
 
 
 @dataclass(frozen=True)
-class Alerts:
+class AlertsConfig:
     """Names of secrets, never what they hold; ``level`` is the least that is sent."""
 
     slack_secret: str | None
@@ -108,7 +108,7 @@ class Alerts:
 
 
 @dataclass(frozen=True)
-class Doctor:
+class DoctorConfig:
     """The examination of the cluster before training, in ``limit`` seconds."""
 
     mode: Literal["auto", "fail", "warn", "off"]
@@ -117,7 +117,7 @@ class Doctor:
 
 
 @dataclass(frozen=True)
-class Expected:
+class ExpectedPerformance:
     """What the laptop knows of the stage's machines and of its speed; None is unknown.
 
     ``nvlink_gbytes`` is GB/s of one GPU in one direction.
@@ -135,24 +135,24 @@ class Expected:
 
 
 @dataclass(frozen=True)
-class Settings:
+class JobConfig:
     """One stage of a run; ``collective`` is auto, nccl or smddp."""
 
     run: str
     collective: str
-    data: Data
-    model: Model
-    stage: Stage
-    training: Training
-    evaluation: Evaluation
-    checkpoint: Checkpoint
-    heartbeat: Heartbeat
-    alerts: Alerts
-    doctor: Doctor
-    expected: Expected | None = None
+    data: DataConfig
+    model: ModelConfig
+    stage: StageConfig
+    training: TrainingConfig
+    evaluation: EvaluationConfig
+    checkpoint: CheckpointConfig
+    heartbeat: HeartbeatConfig
+    alerts: AlertsConfig
+    doctor: DoctorConfig
+    expected: ExpectedPerformance | None = None
 
 
-def read_settings(path: Path, stage: str) -> Settings:
+def read_job_config(path: Path, stage: str) -> JobConfig:
     """Read the run document and choose the stage called ``stage``.
 
     Raises:
@@ -161,30 +161,30 @@ def read_settings(path: Path, stage: str) -> Settings:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise SettingsError(f"{path}: no run document; it comes with the bundle") from None
+        raise JobConfigError(f"{path}: no run document; it comes with the bundle") from None
     except json.JSONDecodeError as error:
-        raise SettingsError(f"{path}: not JSON: {error}") from None
+        raise JobConfigError(f"{path}: not JSON: {error}") from None
     try:
         stages = {one["name"]: one for one in document["stages"]}
         if stage not in stages:
-            raise SettingsError(f"--stage: {stage!r} is not in {path}; it has {', '.join(stages)}")
+            raise JobConfigError(f"--stage: {stage!r} is not in {path}; it has {', '.join(stages)}")
         expected = document.get("expected", {}).get(stage)
-        return Settings(
+        return JobConfig(
             run=document["name"],
             collective=document["cluster"]["collective"],
-            data=_section(Data, document["data"]),
-            model=_section(Model, document["model"]),
-            stage=_section(Stage, stages[stage]),
-            training=_section(Training, document["training"]),
-            evaluation=_section(Evaluation, document["evaluation"]),
-            checkpoint=_section(Checkpoint, document["checkpoint"]),
-            heartbeat=_section(Heartbeat, document["heartbeat"]),
-            alerts=_section(Alerts, document["alerts"]),
-            doctor=_section(Doctor, document["doctor"]),
-            expected=_section(Expected, expected) if expected else None,
+            data=_section(DataConfig, document["data"]),
+            model=_section(ModelConfig, document["model"]),
+            stage=_section(StageConfig, stages[stage]),
+            training=_section(TrainingConfig, document["training"]),
+            evaluation=_section(EvaluationConfig, document["evaluation"]),
+            checkpoint=_section(CheckpointConfig, document["checkpoint"]),
+            heartbeat=_section(HeartbeatConfig, document["heartbeat"]),
+            alerts=_section(AlertsConfig, document["alerts"]),
+            doctor=_section(DoctorConfig, document["doctor"]),
+            expected=_section(ExpectedPerformance, expected) if expected else None,
         )
     except KeyError as error:
-        raise SettingsError(f"{path}: {error.args[0]} is missing") from None
+        raise JobConfigError(f"{path}: {error.args[0]} is missing") from None
 
 
 def _section(kind: type[T], document: dict[str, Any]) -> T:

@@ -8,7 +8,7 @@ from multiprocessing import parent_process
 from threading import Thread
 
 
-def end_with_parent() -> None:
+def exit_with_parent() -> None:
     """Let this process end when its parent does, however that ends.
 
     The parent is the process that asked for this one, also where a fork server started it.
@@ -23,7 +23,7 @@ def end_with_parent() -> None:
     Thread(target=wait_for_end, daemon=True).start()
 
 
-def end_with_starter() -> None:
+def exit_with_launcher() -> None:
     """The same for a process that was started as a program."""
     starter = os.getppid()
 

@@ -19,18 +19,18 @@ Words = NDArray[np.uint64]
 _MASK = 2**64 - 1
 
 
-def permutation(length: int, *key: int) -> Ints:
+def seeded_permutation(length: int, *key: int) -> Ints:
     """The numbers 0 … ``length`` - 1 in the order that belongs to ``key``."""
     draws = np.random.PCG64(np.random.SeedSequence(key)).random_raw(length)
     return np.argsort(draws, kind="stable")
 
 
-def draw(below: int, *key: int) -> int:
+def random_below(below: int, *key: int) -> int:
     """A number from 0 to ``below`` - 1 that belongs to ``key``."""
-    return (int(mix(*key)) * below) >> 64
+    return (int(hash64(*key)) * below) >> 64
 
 
-def mix(*key: int | Words) -> Any:
+def hash64(*key: int | Words) -> Any:
     """64 random bits that belong to ``key``; where a part is an array, for each of its elements.
 
     Chained SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014);

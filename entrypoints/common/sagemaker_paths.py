@@ -13,13 +13,13 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Directories:
+class SageMakerPaths:
     """The job's directory tree below ``base``."""
 
     base: Path
 
     @classmethod
-    def from_environment(cls) -> Directories:
+    def from_environment(cls) -> SageMakerPaths:
         return cls(Path(os.environ.get("SAGEMAKER_BASE_DIR", "/opt/ml")))
 
     def channel(self, name: str) -> Path:
@@ -51,7 +51,7 @@ class Directories:
 
 
 @dataclass(frozen=True)
-class Hosts:
+class ResourceConfig:
     """The job's instances, as ``resourceconfig.json`` names them.
 
     ``instance_type`` is None where the platform does not say, as on a laptop.
@@ -62,7 +62,7 @@ class Hosts:
     instance_type: str | None = None
 
     @classmethod
-    def read(cls, directories: Directories) -> Hosts:
+    def read(cls, directories: SageMakerPaths) -> ResourceConfig:
         """Read the platform's file; one host called ``algo-1`` where there is none."""
         path = directories.input_config / "resourceconfig.json"
         if not path.exists():

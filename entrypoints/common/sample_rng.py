@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sm_train.entrypoints.common.rng import Words, mix
+from sm_train.entrypoints.common.rng import Words, hash64
 from torch import Tensor
 
 NOISE, LATENT, TIMESTEP, CAPTION = range(4)
@@ -20,7 +20,7 @@ NOISE, LATENT, TIMESTEP, CAPTION = range(4)
 
 
 @dataclass(frozen=True)
-class Draws:
+class SampleRng:
     """What a model draws for each image.
 
     ``kinds`` of noise, the first :data:`NOISE` and :data:`LATENT`, each of ``channels`` at 1 /
@@ -39,7 +39,7 @@ class Draws:
     def fill(self, noise: Tensor, epoch: int, shard: int, sample: int) -> None:
         """Draw one sample's standard normal ``noise`` (kinds, C, h, w), in place."""
         for purpose, each in enumerate(noise):
-            bits = int(mix(self.seed, epoch, purpose, shard, sample))
+            bits = int(hash64(self.seed, epoch, purpose, shard, sample))
             # A generator takes signed numbers of 64 bits.
             each.normal_(generator=torch.Generator().manual_seed(bits - 2**63))
 
@@ -48,7 +48,7 @@ class Draws:
     ) -> NDArray[np.float64]:
         """A number in (0, 1) for each sample: shard, and place in it."""
         shards, samples = np.array(origins, dtype=np.uint64).T
-        bits: Words = mix(self.seed, epoch, purpose, shards, samples)
+        bits: Words = hash64(self.seed, epoch, purpose, shards, samples)
         # 52 bits: the half, which keeps 0 and 1 out, is a double's last.
         whole = (bits >> np.uint64(12)).astype(np.float64)
         return (whole + 0.5) / 2.0**52  # type: ignore[no-any-return, unused-ignore]

@@ -9,7 +9,7 @@ from types import FrameType
 
 
 @contextmanager
-def signals_as_interrupt() -> Iterator[None]:
+def raise_on_signals() -> Iterator[None]:
     """Turn the first signal that ends a program into KeyboardInterrupt, and ignore the rest.
 
     A second one would break off the cleaning up. Signals that are ignored already (``nohup``)
@@ -26,7 +26,7 @@ def signals_as_interrupt() -> Iterator[None]:
 
 
 @contextmanager
-def signals_noted() -> Iterator[Callable[[], None]]:
+def record_signals() -> Iterator[Callable[[], None]]:
     """Let signals wait for the call of a function, which raises KeyboardInterrupt if one came.
 
     An exception out of nowhere may leave the locks of a pool of processes taken for ever.

@@ -6,7 +6,7 @@ import signal
 from types import FrameType
 
 
-class StopRequest:
+class StopSignal:
     """Remembers SIGTERM; a second one changes nothing, so it cannot cut a checkpoint short."""
 
     def __init__(self) -> None:

@@ -6,15 +6,15 @@ from collections import Counter
 
 from sm_train.entrypoints.data.batches import Batch
 from sm_train.entrypoints.data.shard_catalog import DataError
-from sm_train.entrypoints.data.shard_reader import Bad
+from sm_train.entrypoints.data.shard_reader import BadSample
 
-AT_LEAST = 10
+MIN_BAD_SAMPLES = 10
 """So few bad samples never stop a job, whatever their share."""
 
 _NAMED = 5
 
 
-class BadSamples:
+class BadSampleTracker:
     """The bad samples of one process; ``most`` is the share that is borne."""
 
     def __init__(self, most: float) -> None:
@@ -22,7 +22,7 @@ class BadSamples:
         self.seen = 0
         self.reasons: Counter[str] = Counter()
         self._shards: Counter[str] = Counter()
-        self._fresh: list[Bad] = []
+        self._fresh: list[BadSample] = []
 
     @property
     def bad(self) -> int:
@@ -38,7 +38,7 @@ class BadSamples:
         self.reasons.update(bad.reason for bad in batch.bad)
         self._shards.update(bad.shard for bad in batch.bad)
         self._fresh += batch.bad
-        if self.bad > AT_LEAST and self.bad > self.most * self.seen:
+        if self.bad > MIN_BAD_SAMPLES and self.bad > self.most * self.seen:
             names = ", ".join(name for name, _ in self._shards.most_common(_NAMED))
             raise DataError(
                 f"{self.bad} of {self.seen} samples cannot be used ({_counted(self.reasons)}), in "

@@ -14,15 +14,15 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 from sm_train.entrypoints.common.rng import Ints
-from sm_train.entrypoints.data.partition import Part
-from sm_train.entrypoints.data.sample_ranges import Pieces
+from sm_train.entrypoints.data.partition import RankPartition
+from sm_train.entrypoints.data.sample_ranges import SampleRanges
 
 
 @dataclass(frozen=True, eq=False)
-class Schedule:
+class BatchSchedule:
     """``shapes[i]`` is the number of the shape of slot ``i``; None where all have one."""
 
-    part: Part
+    part: RankPartition
     batch: int
     shapes: NDArray[np.int16] | None = None
 
@@ -65,7 +65,7 @@ class Schedule:
         left[self._table[:step]] = False
         return np.flatnonzero(left)
 
-    def left(self, steps: int) -> Pieces:
+    def left(self, steps: int) -> SampleRanges:
         """The samples that are in none of the first ``steps`` batches."""
         if self.shapes is None:
             return self.part.behind(min(steps * self.batch, self.part.samples))
@@ -100,7 +100,7 @@ class Schedule:
         return np.concatenate(tables)[order], np.concatenate(fresh)[order]
 
 
-def most_steps(samples: int, batch: int, shapes: int) -> int:
+def longest_schedule_steps(samples: int, batch: int, shapes: int) -> int:
     """Steps within which a part of ``samples`` in at most ``shapes`` shapes is read.
 
     With one shape that is exact. With several it is an upper bound, reached when all but one of

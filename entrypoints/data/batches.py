@@ -14,16 +14,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sm_train.entrypoints.common.job_config import Data
-from sm_train.entrypoints.common.sample_rng import CAPTION, TIMESTEP, Draws
-from sm_train.entrypoints.data.buffer_pool import Layout, Memory, layout_bytes
-from sm_train.entrypoints.data.image_decoder import Target
+from sm_train.entrypoints.common.job_config import DataConfig
+from sm_train.entrypoints.common.sample_rng import CAPTION, TIMESTEP, SampleRng
+from sm_train.entrypoints.data.buffer_pool import BufferLayout, BufferPool, layout_bytes
+from sm_train.entrypoints.data.image_decoder import DecodeSpec
 from sm_train.entrypoints.data.image_header import DecodeError
-from sm_train.entrypoints.data.precomputed_latents import Precomputed, PrecomputedError
-from sm_train.entrypoints.data.prefetch import Stock
-from sm_train.entrypoints.data.sampler import Course, Lap, Position
+from sm_train.entrypoints.data.precomputed_latents import (
+    PrecomputedLatents,
+    PrecomputedLatentsError,
+)
+from sm_train.entrypoints.data.prefetch import PrefetchBuffer
+from sm_train.entrypoints.data.sampler import DataPosition, EpochPass, Sampler
 from sm_train.entrypoints.data.shard_catalog import DataError
-from sm_train.entrypoints.data.shard_reader import Bad, Content, Shelf, Submit
+from sm_train.entrypoints.data.shard_reader import BadSample, SampleBytes, ShardReader, Submit
 from sm_train.entrypoints.data.tar_reader import TarError, sample_members
 from torch import Tensor
 
@@ -31,7 +34,7 @@ Tokenize = Callable[[Sequence[str]], Sequence[Tensor]]
 """From captions to token ids (B, L) for each text encoder; crosses to the loader's process."""
 
 _SLICE = 4  # samples that a thread decodes before it takes the next
-_SUBSTITUTES = 64
+_REPLACEMENTS = 64
 _NONE = torch.empty(0)
 
 
@@ -52,8 +55,8 @@ class Batch:
 
     pixels: Tensor
     captions: list[str]
-    position: Position
-    bad: tuple[Bad, ...]
+    position: DataPosition
+    bad: tuple[BadSample, ...]
     repeated: int
     origins: tuple[tuple[int, int], ...]
     levels: NDArray[np.float64]
@@ -80,59 +83,59 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class _Room:
+class _BatchSlot:
     """Where a batch, a slice of it or one sample of it is decoded to."""
 
-    target: Target
+    target: DecodeSpec
     pixels: Tensor
     noise: Tensor
     latents: tuple[Tensor, ...]
 
-    def at(self, place: int) -> _Room:
+    def at(self, place: int) -> _BatchSlot:
         latents = tuple(one[place] for one in self.latents)
-        return _Room(self.target, self.pixels[place], self.noise[:, place], latents)
+        return _BatchSlot(self.target, self.pixels[place], self.noise[:, place], latents)
 
 
 @dataclass(frozen=True, eq=False)
-class _Place:
+class _PendingSample:
     """One sample of a batch, and what was read for it."""
 
     shard: int
     sample: int
-    content: Content
+    content: SampleBytes
 
 
 @dataclass(frozen=True, eq=False)
-class _Pending:
+class _PendingBatch:
     """A batch on its way: its slices come with a caption or what is wrong for each place."""
 
-    lap: Lap
+    lap: EpochPass
     step: int
-    room: _Room
+    room: _BatchSlot
     origins: list[tuple[int, int]]
-    slices: list[Future[list[str | Bad]]]
+    slices: list[Future[list[str | BadSample]]]
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class BatchPipeline:
     """Makes a process's batches, wherever it runs; ``targets`` are by the schedule's shapes."""
 
-    course: Course
-    shelf: Shelf
-    data: Data
+    course: Sampler
+    shelf: ShardReader
+    data: DataConfig
     batch_size: int
-    targets: tuple[Target, ...]
-    draws: Draws
-    precomputed: Precomputed | None = None
+    targets: tuple[DecodeSpec, ...]
+    draws: SampleRng
+    precomputed: PrecomputedLatents | None = None
     tokenize: Tokenize | None = None
 
     def name(self, shard: int, sample: int) -> str:
         """A sample's shard and key, for a person."""
         content = self.shelf.read(shard, sample)
-        key = content.key if isinstance(content, Bad) else sample_members(content)[0]
+        key = content.key if isinstance(content, BadSample) else sample_members(content)[0]
         return f"{self.shelf.name(shard)} {key}"
 
-    def layout(self, shape: int) -> Layout:
+    def layout(self, shape: int) -> BufferLayout:
         """What a batch of the schedule's ``shape`` looks like in memory."""
         target, batch = self.targets[shape], self.batch_size
         noise = self.draws.shape(batch, target.height, target.width), torch.float32
@@ -145,53 +148,62 @@ class Source:
         """Of memory that holds any batch."""
         return max(layout_bytes(self.layout(shape)) for shape in range(len(self.targets)))
 
-    def batches(self, decode: Submit, read: Submit, memory: Memory, ahead: int) -> Iterator[Batch]:
+    def batches(
+        self, decode: Submit, read: Submit, memory: BufferPool, ahead: int
+    ) -> Iterator[Batch]:
         """An endless stream; ``ahead`` batches are begun before they are needed."""
         steps = self._steps(read)
-        pending: deque[_Pending] = deque()
+        pending: deque[_PendingBatch] = deque()
         while True:
             while len(pending) <= ahead:
                 pending.append(self._begin(*next(steps), decode, memory))
             yield self._finish(pending.popleft())
 
-    def _steps(self, read: Submit) -> Iterator[tuple[Lap, int, list[Content]]]:
+    def _steps(self, read: Submit) -> Iterator[tuple[EpochPass, int, list[SampleBytes]]]:
         laps = self.course.laps()
         lap = next(laps)
-        stock = Stock(lap, self.shelf, read)
+        stock = PrefetchBuffer(lap, self.shelf, read)
         while True:
-            following: tuple[Lap, Stock] | None = None
+            following: tuple[EpochPass, PrefetchBuffer] | None = None
             for step in range(lap.first, lap.stop):
                 contents = stock.take(lap.schedule.slots(step))
                 if following is None and stock.all_begun:
                     upcoming = next(laps)
-                    following = upcoming, Stock(upcoming, self.shelf, read)
+                    following = upcoming, PrefetchBuffer(upcoming, self.shelf, read)
                 yield lap, step, contents
             assert following is not None  # by its last batch a lap has begun to read everything
             lap, stock = following
 
     def _begin(
-        self, lap: Lap, step: int, contents: list[Content], decode: Submit, memory: Memory
-    ) -> _Pending:
+        self,
+        lap: EpochPass,
+        step: int,
+        contents: list[SampleBytes],
+        decode: Submit,
+        memory: BufferPool,
+    ) -> _PendingBatch:
         schedule = lap.schedule
         shards, samples = schedule.part.locate(schedule.slots(step))
         origins = list(zip(shards.tolist(), samples.tolist(), strict=True))
-        places = [_Place(*one, content) for one, content in zip(origins, contents, strict=True)]
+        places = [
+            _PendingSample(*one, content) for one, content in zip(origins, contents, strict=True)
+        ]
         shape = schedule.shape(step)
         pixels, noise, *latents = memory(self.layout(shape))
-        room = _Room(self.targets[shape], pixels, noise, tuple(latents))
+        room = _BatchSlot(self.targets[shape], pixels, noise, tuple(latents))
         slices = [
             decode(self._decode_slice, lap.epoch, places[first : first + _SLICE], room, first)
             for first in range(0, len(places), _SLICE)
         ]
-        return _Pending(lap, step, room, origins, slices)
+        return _PendingBatch(lap, step, room, origins, slices)
 
-    def _finish(self, pending: _Pending) -> Batch:
+    def _finish(self, pending: _PendingBatch) -> Batch:
         lap, step, room = pending.lap, pending.step, pending.room
         outcomes = [outcome for part in pending.slices for outcome in part.result()]
-        bad = [outcome for outcome in outcomes if isinstance(outcome, Bad)]
+        bad = [outcome for outcome in outcomes if isinstance(outcome, BadSample)]
         captions, origins = [], pending.origins
         for place, outcome in enumerate(outcomes):
-            if isinstance(outcome, Bad):
+            if isinstance(outcome, BadSample):
                 caption, origins[place] = self._substitute(
                     lap, step, place, room.at(place), outcome
                 )
@@ -199,7 +211,7 @@ class Source:
                 caption = outcome
             captions.append(caption)
         fresh = len(outcomes) - lap.repeated(step)
-        spoilt = sum(isinstance(outcome, Bad) for outcome in outcomes[:fresh])
+        spoilt = sum(isinstance(outcome, BadSample) for outcome in outcomes[:fresh])
         batch = Batch(
             room.pixels,
             captions,
@@ -219,54 +231,54 @@ class Source:
         return tuple(ids.numpy() for ids in self.tokenize(captions))
 
     def _decode_slice(
-        self, epoch: int, places: list[_Place], room: _Room, first: int
-    ) -> list[str | Bad]:
+        self, epoch: int, places: list[_PendingSample], room: _BatchSlot, first: int
+    ) -> list[str | BadSample]:
         return [
             self._decode(epoch, place, room.at(first + number))
             for number, place in enumerate(places)
         ]
 
-    def _decode(self, epoch: int, place: _Place, room: _Room) -> str | Bad:
+    def _decode(self, epoch: int, place: _PendingSample, room: _BatchSlot) -> str | BadSample:
         """The caption; the image or its latents, and the sample's noise, go into ``room``."""
         outcome = self._read(epoch, place, room)
         if isinstance(outcome, str):
             self.draws.fill(room.noise, epoch, place.shard, place.sample)
         return outcome
 
-    def _read(self, epoch: int, place: _Place, room: _Room) -> str | Bad:
-        if isinstance(place.content, Bad):
+    def _read(self, epoch: int, place: _PendingSample, room: _BatchSlot) -> str | BadSample:
+        if isinstance(place.content, BadSample):
             return place.content
         key, shard = "", self.shelf.name(place.shard)
         try:
             key, members = sample_members(place.content)
             if (caption := members.get(self.data.caption_key)) is None:
-                return Bad(shard, key, "caption-missing", f"no {self.data.caption_key}")
+                return BadSample(shard, key, "caption-missing", f"no {self.data.caption_key}")
             text = bytes(caption).decode("utf-8")
             if self.precomputed is not None:
                 self.precomputed.read(members, room.latents)
                 return text
             image = _first(members, self.data.image_key.split(";"))
             if image is None:
-                return Bad(shard, key, "image-missing", f"no {self.data.image_key}")
+                return BadSample(shard, key, "image-missing", f"no {self.data.image_key}")
             room.target.decode(image, room.pixels, epoch, place.shard, place.sample)
         except UnicodeDecodeError as error:
-            return Bad(shard, key, "caption-not-utf8", str(error))
-        except (TarError, DecodeError, PrecomputedError) as error:
-            return Bad(shard, key, error.reason, str(error).partition(": ")[2])
+            return BadSample(shard, key, "caption-not-utf8", str(error))
+        except (TarError, DecodeError, PrecomputedLatentsError) as error:
+            return BadSample(shard, key, error.reason, str(error).partition(": ")[2])
         return text
 
     def _substitute(
-        self, lap: Lap, step: int, place: int, room: _Room, bad: Bad
+        self, lap: EpochPass, step: int, place: int, room: _BatchSlot, bad: BadSample
     ) -> tuple[str, tuple[int, int]]:
         slot = int(lap.schedule.slots(step)[place])
-        for attempt in range(_SUBSTITUTES):
+        for attempt in range(_REPLACEMENTS):
             shard, sample = lap.substitute(slot, attempt)
-            found = _Place(shard, sample, self.shelf.read(shard, sample))
+            found = _PendingSample(shard, sample, self.shelf.read(shard, sample))
             outcome = self._decode(lap.epoch, found, room)
             if isinstance(outcome, str):
                 return outcome, (shard, sample)
         raise DataError(
-            f"{bad.shard}: {bad.reason}: {bad.detail}; and of {_SUBSTITUTES} others "
+            f"{bad.shard}: {bad.reason}: {bad.detail}; and of {_REPLACEMENTS} others "
             "of its instance none can be used; pack these shards again"
         )
 

@@ -15,46 +15,46 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sm_train.entrypoints.data.reused_memory import leased
+from sm_train.entrypoints.data.reused_memory import pooled_view
 from torch import Tensor
 
-Layout = tuple[tuple[tuple[int, ...], torch.dtype], ...]
+BufferLayout = tuple[tuple[tuple[int, ...], torch.dtype], ...]
 """Shapes and types of the tensors that lie one behind the other in a piece."""
 
-Memory = Callable[[Layout], Sequence[Tensor]]
+BufferPool = Callable[[BufferLayout], Sequence[Tensor]]
 """Makes room for the tensors of a layout."""
 
 _ALIGNED = 64  # bytes: a cache line
 
 
 @dataclass(frozen=True)
-class Loan:
+class BufferHandle:
     """Tells the trainer of a piece; ``memory`` is there the first time that it is lent."""
 
     number: int
-    layout: Layout
+    layout: BufferLayout
     memory: Tensor | None
 
 
-def layout_bytes(layout: Layout) -> int:
+def layout_bytes(layout: BufferLayout) -> int:
     """What a piece must hold."""
     return sum(_padded(shape, kind) for shape, kind in layout)
 
 
-class OwnMemory:
+class LocalBufferPool:
     """Pieces of ``piece_bytes`` for batches that do not leave the process."""
 
     def __init__(self, piece_bytes: int) -> None:
         self._bytes = piece_bytes
         self._free: deque[NDArray[np.uint8]] = deque()
 
-    def lend(self, layout: Layout) -> list[Tensor]:
+    def lend(self, layout: BufferLayout) -> list[Tensor]:
         """Room for the tensors of ``layout``, of at most ``piece_bytes``."""
         piece = self._free.pop() if self._free else np.empty(self._bytes, np.uint8)
-        return _tensors(leased(piece, piece, self._free), layout)
+        return _tensors(pooled_view(piece, piece, self._free), layout)
 
 
-class Lender:
+class SharedBufferPool:
     """A loader's process, which shares its pieces with the trainer.
 
     ``returned`` brings the numbers of those that may be filled again.
@@ -67,7 +67,7 @@ class Lender:
         self._new: set[int] = set()
         self._numbers: dict[int, int] = {}
 
-    def lend(self, layout: Layout) -> list[Tensor]:
+    def lend(self, layout: BufferLayout) -> list[Tensor]:
         """Room for the tensors of ``layout``, of at most ``piece_bytes``."""
         while not self._returned.empty():
             self._free.append(self._returned.get())
@@ -75,13 +75,13 @@ class Lender:
         number = self._free.pop() if self._free else self._make()
         return _tensors(self._pieces[number].numpy(), layout)
 
-    def loan(self, tensors: Sequence[Tensor]) -> Loan:
+    def loan(self, tensors: Sequence[Tensor]) -> BufferHandle:
         """What to tell the trainer of the piece that :meth:`lend` made ``tensors`` in."""
         number = self._numbers[tensors[0].untyped_storage().data_ptr()]
         layout = tuple((tuple(one.shape), one.dtype) for one in tensors)
         memory = self._pieces[number] if number in self._new else None
         self._new.discard(number)
-        return Loan(number, layout, memory)
+        return BufferHandle(number, layout, memory)
 
     def _make(self) -> int:
         number = len(self._pieces)
@@ -93,20 +93,20 @@ class Lender:
         return number
 
 
-class Borrower:
-    """The trainer, as it reads what a :class:`Lender` shares."""
+class SharedBufferClient:
+    """The trainer, as it reads what a :class:`SharedBufferPool` shares."""
 
     def __init__(self, returned: SimpleQueue[int]) -> None:
         self._returned = returned
         self._pieces: dict[int, NDArray[np.uint8]] = {}
         self._done: deque[int] = deque()
 
-    def open(self, loan: Loan) -> list[Tensor]:
+    def open(self, loan: BufferHandle) -> list[Tensor]:
         """The tensors of a piece, which is given back when all of them are gone."""
         if loan.memory is not None:
             self._pieces[loan.number] = loan.memory.numpy()
         piece = self._pieces[loan.number]
-        return _tensors(leased(piece, loan.number, self._done), loan.layout)
+        return _tensors(pooled_view(piece, loan.number, self._done), loan.layout)
 
     def give_back(self) -> None:
         """Tell the loader of all pieces that are not needed any more."""
@@ -118,7 +118,7 @@ def _padded(shape: tuple[int, ...], kind: torch.dtype) -> int:
     return -(-math.prod(shape) * kind.itemsize // _ALIGNED) * _ALIGNED
 
 
-def _tensors(memory: NDArray[np.uint8], layout: Layout) -> list[Tensor]:
+def _tensors(memory: NDArray[np.uint8], layout: BufferLayout) -> list[Tensor]:
     piece = torch.from_numpy(memory)
     tensors, start = [], 0
     for shape, kind in layout:

@@ -1,7 +1,7 @@
 """An epoch of the whole data set, and what is left of it when the world changes within it.
 
 A restart may bring other instances, or shards that are dealt otherwise. What was read until then
-is a :class:`Segment`, and the chunks that are left over after all segments are dealt out anew.
+is a :class:`EpochSegment`, and the chunks that are left over after all segments are dealt out anew.
 Nothing else has to be remembered for "each sample once an epoch" to hold.
 """
 
@@ -13,23 +13,30 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from sm_train.entrypoints.common.rng import Ints
-from sm_train.entrypoints.data.batch_schedule import Schedule, most_steps
-from sm_train.entrypoints.data.partition import EVERYBODY, NOBODY, Line, Part, World, line
-from sm_train.entrypoints.data.sample_ranges import Pieces, cut, join
+from sm_train.entrypoints.data.batch_schedule import BatchSchedule, longest_schedule_steps
+from sm_train.entrypoints.data.partition import (
+    REPLICATED,
+    UNASSIGNED,
+    DataTopology,
+    NodePartition,
+    RankPartition,
+    node_partition,
+)
+from sm_train.entrypoints.data.sample_ranges import SampleRanges, merge, split_shards
 
-Shapes = Callable[[World, Part], NDArray[np.int16] | None]
+BatchShapes = Callable[[DataTopology, RankPartition], NDArray[np.int16] | None]
 """The number of the shape of each slot of a part, in a world that has several."""
 
 
-def one_shape(_world: World, _part: Part) -> None:
-    """:data:`Shapes` of a world in which all batches are alike."""
+def single_shape(_world: DataTopology, _part: RankPartition) -> None:
+    """:data:`BatchShapes` of a world in which all batches are alike."""
 
 
 @dataclass(frozen=True, eq=False)
-class Segment:
+class EpochSegment:
     """The first ``steps`` steps that ``world`` made of an epoch, or of what was left of it."""
 
-    world: World
+    world: DataTopology
     steps: int
 
 
@@ -42,32 +49,36 @@ class Epoch:
     seed: int
     number: int
 
-    def whole(self, shards: Ints) -> Pieces:
+    def whole(self, shards: Ints) -> SampleRanges:
         """All of ``shards``."""
-        return cut(self.samples, self.chunk, shards)
+        return split_shards(self.samples, self.chunk, shards)
 
-    def left(self, segments: Iterable[Segment], shapes: Shapes = one_shape) -> Pieces:
+    def left(
+        self, segments: Iterable[EpochSegment], shapes: BatchShapes = single_shape
+    ) -> SampleRanges:
         """What no process of ``segments`` has read."""
         pieces = self.whole(np.arange(len(self.samples)))
         for number, segment in enumerate(segments):
             world = segment.world
-            left = [pieces.pick(world.owner[pieces.shard] == NOBODY)]
+            left = [pieces.pick(world.owner[pieces.shard] == UNASSIGNED)]
             for instance in range(world.instances):
                 line = self.line(pieces, world, number, instance)
                 for process in range(world.processes):
                     part = line.part(process, world)
-                    schedule = Schedule(part, world.batch, shapes(world, part))
+                    schedule = BatchSchedule(part, world.batch, shapes(world, part))
                     left.append(schedule.left(segment.steps))
-            pieces = join(left)
+            pieces = merge(left)
         return pieces
 
-    def line(self, pieces: Pieces, world: World, segment: int, instance: int) -> Line:
+    def line(
+        self, pieces: SampleRanges, world: DataTopology, segment: int, instance: int
+    ) -> NodePartition:
         """The samples of ``pieces`` that one instance reads in the segment of this number."""
-        return line(pieces, world, instance, self.seed, self.number, segment)
+        return node_partition(pieces, world, instance, self.seed, self.number, segment)
 
 
 @dataclass(frozen=True)
-class Balance:
+class EpochSize:
     """An epoch, or what is left of it, as all processes agree on it.
 
     ``samples`` are there to be read and ``steps`` read them. Processes with fewer than others
@@ -81,25 +92,25 @@ class Balance:
     unseen: int
 
 
-def balance(pieces: Pieces, world: World) -> Balance:
+def epoch_size(pieces: SampleRanges, world: DataTopology) -> EpochSize:
     """How ``pieces`` come out in ``world``: known to all before the first step."""
     return _balance(world.owner[pieces.shard], pieces.stop - pieces.start, world)
 
 
-def whole_balance(samples: Ints, world: World) -> Balance:
-    """:func:`balance` of a whole epoch, from the shards' numbers of samples alone."""
+def uninterrupted_epoch_size(samples: Ints, world: DataTopology) -> EpochSize:
+    """:func:`epoch_size` of a whole epoch, from the shards' numbers of samples alone."""
     return _balance(world.owner, samples, world)
 
 
-def _balance(owner: NDArray[np.int16], lengths: Ints, world: World) -> Balance:
+def _balance(owner: NDArray[np.int16], lengths: Ints, world: DataTopology) -> EpochSize:
     own = owner >= 0
     each = np.bincount(owner[own], weights=lengths[own], minlength=world.instances)
-    shared = int(lengths[owner == EVERYBODY].sum())
+    shared = int(lengths[owner == REPLICATED].sum())
     for instance in range(world.instances):
         first, behind = world.shared_range(shared, instance)
         each[instance] += behind - first
     largest = -(-int(each.max()) // world.processes)  # the longest part of the fullest instance
-    steps = most_steps(largest, world.batch, len(world.shapes)) if largest else 0
+    steps = longest_schedule_steps(largest, world.batch, len(world.shapes)) if largest else 0
     total = int(each.sum())
     filled = steps * world.batch * world.processes * world.instances
-    return Balance(total, steps, filled - total, int(lengths.sum()) - total)
+    return EpochSize(total, steps, filled - total, int(lengths.sum()) - total)

@@ -21,7 +21,7 @@ import simplejpeg
 import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageFile, ImageOps
-from sm_train.entrypoints.common.rng import draw
+from sm_train.entrypoints.common.rng import random_below
 from sm_train.entrypoints.data.image_header import (
     DecodeError,
     corrupt,
@@ -43,7 +43,7 @@ _BUFFER_LIMIT = 3 * LARGE_PIXELS
 
 
 @dataclass(frozen=True)
-class Target:
+class DecodeSpec:
     """What an image becomes: ``height`` × ``width`` pixels, cut from its middle or at random.
 
     A random cut is a pure function of ``seed`` and of the numbers that :meth:`decode` is given.
@@ -76,10 +76,10 @@ class Target:
         """Where along its play the cut lies: 0 at the start, 1 at the end."""
         if self.crop == "center":
             return 0.5
-        return draw(2**32, self.seed, *key) / (2**32 - 1)
+        return random_below(2**32, self.seed, *key) / (2**32 - 1)
 
 
-def _decode(content: bytes | memoryview, target: Target) -> tuple[Pixels, int]:
+def _decode(content: bytes | memoryview, target: DecodeSpec) -> tuple[Pixels, int]:
     """Pixels (H, W, 3), not yet turned, and the EXIF orientation to turn them by."""
     if is_jpeg(content):
         orientation = jpeg_orientation(content)
@@ -93,7 +93,7 @@ def _decode(content: bytes | memoryview, target: Target) -> tuple[Pixels, int]:
     return _decode_any(content), 1
 
 
-def _decode_jpeg(content: bytes | memoryview, target: Target, *, turned: bool) -> Pixels | None:
+def _decode_jpeg(content: bytes | memoryview, target: DecodeSpec, *, turned: bool) -> Pixels | None:
     """None for colours that libjpeg-turbo does not turn into RGB.
 
     Raises:

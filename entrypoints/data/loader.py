@@ -17,32 +17,37 @@ from multiprocessing.synchronize import Semaphore
 from weakref import WeakValueDictionary
 
 import torch
-from sm_train.entrypoints.common.job_config import Data
-from sm_train.entrypoints.common.parent_death import end_with_parent
-from sm_train.entrypoints.common.sample_rng import Draws
+from sm_train.entrypoints.common.job_config import DataConfig
+from sm_train.entrypoints.common.parent_death import exit_with_parent
+from sm_train.entrypoints.common.sample_rng import SampleRng
 from sm_train.entrypoints.data.aspect_buckets import aspect_shapes
-from sm_train.entrypoints.data.batches import Batch, Source, Tokenize
-from sm_train.entrypoints.data.buffer_pool import Borrower, Lender, Loan, OwnMemory
-from sm_train.entrypoints.data.epoch import Balance
-from sm_train.entrypoints.data.image_decoder import Target
-from sm_train.entrypoints.data.partition import World
-from sm_train.entrypoints.data.precomputed_latents import Precomputed
-from sm_train.entrypoints.data.sampler import Course, Position, Record
-from sm_train.entrypoints.data.shard_catalog import Catalogue, DataError, Seat
-from sm_train.entrypoints.data.shard_reader import Shelf, at_once
+from sm_train.entrypoints.data.batches import Batch, BatchPipeline, Tokenize
+from sm_train.entrypoints.data.buffer_pool import (
+    BufferHandle,
+    LocalBufferPool,
+    SharedBufferClient,
+    SharedBufferPool,
+)
+from sm_train.entrypoints.data.epoch import EpochSize
+from sm_train.entrypoints.data.image_decoder import DecodeSpec
+from sm_train.entrypoints.data.partition import DataTopology
+from sm_train.entrypoints.data.precomputed_latents import PrecomputedLatents
+from sm_train.entrypoints.data.sampler import DataPosition, Sampler, SamplerState
+from sm_train.entrypoints.data.shard_catalog import DataError, DataRank, ShardCatalog
+from sm_train.entrypoints.data.shard_reader import ShardReader, at_once
 from torch.utils.data import DataLoader, IterableDataset
 
-CHUNK_BYTES = 8 * 2**20
+READ_BYTES = 8 * 2**20
 """Read at once: the size of request at which S3 is quickest (8-16 MB by AWS's guide, "Performance
 Design Patterns for Amazon S3")."""
 
-WINDOW_BYTES = 256 * 2**20
+SHUFFLE_BLOCK_BYTES = 256 * 2**20
 """Mixed at a time by each process; another window is read meanwhile."""
 
-READERS = 4
+READ_THREADS = 4
 """Chunks that a process reads at the same time, to hide a request's first-byte latency."""
 
-FIRST_DEPTH, MOST_DEPTH = 2, 16
+FIRST_DEPTH, MAX_DEPTH = 2, 16
 """Batches made ahead: at the start, and when the trainer was seen to wait for them."""
 
 _DEPTH_BYTES = 2**30
@@ -59,11 +64,11 @@ class _Failed:
 
 
 @dataclass(frozen=True)
-class _Lent:
+class _SharedBatch:
     """A batch on its way to the trainer: without its tensors, which stay where they are."""
 
     batch: Batch
-    loan: Loan
+    loan: BufferHandle
     link: int
 
     def open(self) -> Batch:
@@ -74,7 +79,7 @@ class _Lent:
         return self.open().pin_memory()
 
 
-_links: WeakValueDictionary[int, Borrower] = WeakValueDictionary()
+_links: WeakValueDictionary[int, SharedBufferClient] = WeakValueDictionary()
 """The trainer's sides of its loaders' processes."""
 
 
@@ -90,32 +95,34 @@ class _Link:
     returned: SimpleQueue[int]
 
 
-class _Stream(IterableDataset[Batch | _Lent | _Failed]):
+class _BatchStream(IterableDataset[Batch | _SharedBatch | _Failed]):
     """The source; decodes by ``threads`` in a process of its own if there is a ``link`` to it."""
 
-    def __init__(self, source: Source, threads: int, link: _Link | None) -> None:
+    def __init__(self, source: BatchPipeline, threads: int, link: _Link | None) -> None:
         super().__init__()
         self._source, self._threads, self._link = source, threads, link
 
-    def __iter__(self) -> Iterator[Batch | _Lent | _Failed]:
-        with ThreadPoolExecutor(READERS) as readers:
+    def __iter__(self) -> Iterator[Batch | _SharedBatch | _Failed]:
+        with ThreadPoolExecutor(READ_THREADS) as readers:
             try:
                 if self._link is None:
-                    memory = OwnMemory(self._source.batch_bytes)
+                    memory = LocalBufferPool(self._source.batch_bytes)
                     yield from self._source.batches(at_once, readers.submit, memory.lend, ahead=0)
                 else:
                     yield from self._lent(self._link, readers)
             except DataError as error:
                 yield _Failed(error)
 
-    def _lent(self, link: _Link, readers: Executor) -> Iterator[_Lent]:
-        lender = Lender(link.returned, self._source.batch_bytes)
+    def _lent(self, link: _Link, readers: Executor) -> Iterator[_SharedBatch]:
+        lender = SharedBufferPool(link.returned, self._source.batch_bytes)
         with ThreadPoolExecutor(self._threads) as decoders:
             batches = self._source.batches(decoders.submit, readers.submit, lender.lend, ahead=1)
             while True:
                 link.credit.acquire()
                 batch = next(batches)
-                yield _Lent(batch.with_tensors(_NOTHING), lender.loan(batch.tensors), link.number)
+                yield _SharedBatch(
+                    batch.with_tensors(_NOTHING), lender.loan(batch.tensors), link.number
+                )
 
 
 def _end_with_trainer(_: int) -> None:
@@ -123,7 +130,7 @@ def _end_with_trainer(_: int) -> None:
 
     That lives as long as its children do.
     """
-    end_with_parent()
+    exit_with_parent()
 
 
 class Loader:
@@ -135,60 +142,60 @@ class Loader:
 
     def __init__(
         self,
-        catalogue: Catalogue,
-        seat: Seat,
-        data: Data,
+        catalogue: ShardCatalog,
+        seat: DataRank,
+        data: DataConfig,
         *,
         resolution: int,
         batch_size: int,
         seed: int,
         workers: int,
         record: bytes | None = None,
-        draws: Draws | None = None,
+        draws: SampleRng | None = None,
         tokenize: Tokenize | None = None,
         pin_memory: bool = False,
     ) -> None:
         mean = max(1.0, catalogue.bytes / max(1, int(catalogue.samples.sum())))
-        self.precomputed = Precomputed.of(catalogue.options, resolution)
+        self.precomputed = PrecomputedLatents.of(catalogue.options, resolution)
         bucketed = data.aspect_buckets and self.precomputed is None
         shapes = aspect_shapes(resolution) if bucketed else ()
-        world = World(
+        world = DataTopology(
             catalogue.owner,
             len(seat.hosts),
             seat.processes,
             batch_size,
-            window=max(1, round(WINDOW_BYTES / mean)),
+            window=max(1, round(SHUFFLE_BLOCK_BYTES / mean)),
             shapes=shapes,
         )
-        chunk = max(1, round(CHUNK_BYTES / mean))
+        chunk = max(1, round(READ_BYTES / mean))
         self.note: str | None = None
-        start = Record(catalogue.digest, seed, chunk, Position(), world)
+        start = SamplerState(catalogue.digest, seed, chunk, DataPosition(), world)
         if record is not None:
-            written = Record.from_bytes(record)
+            written = SamplerState.from_bytes(record)
             start, self.note = written.go_on(catalogue.digest, seed, chunk, world)
-        self.course = Course(
+        self.course = Sampler(
             catalogue.samples, start, seat.instance, seat.process, catalogue.shapes
         )
         self.position = start.position
         targets = tuple(
-            Target(height, width, data.crop, data.interpolation, seed)
+            DecodeSpec(height, width, data.crop, data.interpolation, seed)
             for height, width in shapes or ((resolution, resolution),)
         )
-        shelf = Shelf(catalogue.paths, catalogue.ranges)
-        self._source = Source(
+        shelf = ShardReader(catalogue.paths, catalogue.ranges)
+        self._source = BatchPipeline(
             self.course,
             shelf,
             data,
             batch_size,
             targets,
-            draws or Draws(seed),
+            draws or SampleRng(seed),
             self.precomputed,
             tokenize,
         )
         self._workers, self._pin_memory = workers, pin_memory
         self.depth = FIRST_DEPTH
         most = _DEPTH_BYTES // (batch_size * resolution * resolution * 3)
-        self._most = max(FIRST_DEPTH, min(MOST_DEPTH, most))
+        self._most = max(FIRST_DEPTH, min(MAX_DEPTH, most))
 
     def __iter__(self) -> Iterator[Batch]:
         if not self._workers:
@@ -196,20 +203,20 @@ class Loader:
             return
         context = torch.multiprocessing.get_context("forkserver")
         link = _Link(next(_numbers), context.Semaphore(self.depth), context.SimpleQueue())
-        borrower = _links[link.number] = Borrower(link.returned)
+        borrower = _links[link.number] = SharedBufferClient(link.returned)
         try:
             yield from self._watched(iter(self._data_loader(link)), (link, borrower))
         finally:
             # Its process may be waiting to go on, and would be waited for when it ends.
-            for _ in range(MOST_DEPTH):
+            for _ in range(MAX_DEPTH):
                 link.credit.release()
 
-    def _data_loader(self, link: _Link | None) -> DataLoader[Batch | _Lent | _Failed]:
+    def _data_loader(self, link: _Link | None) -> DataLoader[Batch | _SharedBatch | _Failed]:
         return DataLoader(
-            _Stream(self._source, self._workers, link),
+            _BatchStream(self._source, self._workers, link),
             batch_size=None,
             num_workers=1 if link else 0,
-            prefetch_factor=MOST_DEPTH if link else None,
+            prefetch_factor=MAX_DEPTH if link else None,
             pin_memory=self._pin_memory,
             # Forked children of a process with running threads can deadlock; spawned ones end
             # like a program, which aborts when a thread of theirs is still inside PyTorch.
@@ -219,8 +226,8 @@ class Loader:
 
     def _watched(
         self,
-        batches: Iterator[Batch | _Lent | _Failed],
-        process: tuple[_Link, Borrower] | None,
+        batches: Iterator[Batch | _SharedBatch | _Failed],
+        process: tuple[_Link, SharedBufferClient] | None,
     ) -> Iterator[Batch]:
         """Hand batches over, and let more be made ahead where they are waited for."""
         first = True
@@ -237,7 +244,7 @@ class Loader:
                 # The first batch is always waited for.
                 if not first and time.perf_counter() - started > _WAITED:
                     self._deepen(credit)
-            if isinstance(batch, _Lent):
+            if isinstance(batch, _SharedBatch):
                 batch = batch.open()
             first = False
             self.position = batch.position
@@ -256,7 +263,7 @@ class Loader:
     def epoch(self) -> int:
         return self.position.epoch
 
-    def balance(self) -> Balance:
+    def balance(self) -> EpochSize:
         """How the epoch under way comes out."""
         return self.course.balance(self.position.epoch)
 

@@ -16,17 +16,17 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from sm_train.entrypoints.common.rng import Ints, permutation
-from sm_train.entrypoints.data.sample_ranges import Pieces, join
+from sm_train.entrypoints.common.rng import Ints, seeded_permutation
+from sm_train.entrypoints.data.sample_ranges import SampleRanges, merge
 
-NOBODY, EVERYBODY = -1, -2
-"""Stand in :attr:`World.owner` for a shard that no instance sees, or that all of them share."""
+UNASSIGNED, REPLICATED = -1, -2
+"""Values of :attr:`DataTopology.owner`: no instance sees the shard; every instance sees it."""
 
 _LINE, _WINDOW, _FILLER = 1, 2, 3  # what a key is for
 
 
 @dataclass(frozen=True, eq=False)
-class World:
+class DataTopology:
     """Instance ``owner[i]`` reads shard ``i``; each instance runs ``processes``.
 
     Of the shards that everybody sees each instance reads an equal range of samples. ``batch`` and
@@ -45,7 +45,7 @@ class World:
         """Which of ``samples`` that everybody sees are read by one instance."""
         return samples * instance // self.instances, samples * (instance + 1) // self.instances
 
-    def same_as(self, other: World) -> bool:
+    def same_as(self, other: DataTopology) -> bool:
         """Whether every process would go on with its own samples."""
         return self.numbers() == other.numbers() and np.array_equal(self.owner, other.owner)
 
@@ -55,13 +55,13 @@ class World:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class RankPartition:
     """One process's samples, in the order in which it reads them.
 
     A sample's place in that order is its *slot*: ``window`` slots after one another are a window.
     """
 
-    pieces: Pieces
+    pieces: SampleRanges
     window: int
     key: tuple[int, ...]
 
@@ -73,15 +73,15 @@ class Part:
         """Shards and samples at ``slots``."""
         return self.pieces.locate(self.positions(slots))
 
-    def at(self, slots: Ints) -> Pieces:
+    def at(self, slots: Ints) -> SampleRanges:
         """The samples at ``slots``, in the order of the data set."""
-        return join([self.pieces.at(np.sort(self.positions(slots)))])
+        return merge([self.pieces.at(np.sort(self.positions(slots)))])
 
-    def behind(self, slot: int) -> Pieces:
+    def behind(self, slot: int) -> SampleRanges:
         """The samples from ``slot`` on: whole windows are not looked into, however many."""
         opened = min(-(-slot // self.window) * self.window, self.samples)
         rest = self.pieces.span(opened, self.samples)
-        return join([self.at(np.arange(min(slot, opened), opened)), rest])
+        return merge([self.at(np.arange(min(slot, opened), opened)), rest])
 
     def slots_of(self, window: int) -> Ints:
         """The slots of one window; the last may be shorter."""
@@ -95,37 +95,41 @@ class Part:
             first = window * self.window
             length = min(self.window, self.samples - first)
             here = windows == window
-            mixed = permutation(length, *self.key, _WINDOW, window)
+            mixed = seeded_permutation(length, *self.key, _WINDOW, window)
             positions[here] = first + mixed[slots[here] - first]
         return positions
 
 
 @dataclass(frozen=True, eq=False)
-class Line:
+class NodePartition:
     """One instance's chunks in the order in which its processes share them."""
 
-    pieces: Pieces
+    pieces: SampleRanges
     key: tuple[int, ...]
 
-    def part(self, process: int, world: World) -> Part:
+    def part(self, process: int, world: DataTopology) -> RankPartition:
         """The part of one process; those of an instance differ by one sample at most."""
         samples, processes = self.pieces.samples, world.processes
         first, behind = samples * process // processes, samples * (process + 1) // processes
-        return Part(self.pieces.span(first, behind), world.window, (*self.key, process))
+        return RankPartition(self.pieces.span(first, behind), world.window, (*self.key, process))
 
 
-def line(pieces: Pieces, world: World, instance: int, *key: int) -> Line:
+def node_partition(
+    pieces: SampleRanges, world: DataTopology, instance: int, *key: int
+) -> NodePartition:
     """The samples of ``pieces`` that one instance reads, in the order that belongs to ``key``."""
     owner = world.owner[pieces.shard]
-    shared = pieces.pick(owner == EVERYBODY)
+    shared = pieces.pick(owner == REPLICATED)
     first, behind = world.shared_range(shared.samples, instance)
-    own = join([pieces.pick(owner == instance), shared.span(first, behind)])
+    own = merge([pieces.pick(owner == instance), shared.span(first, behind)])
     key = (*key, instance)
-    return Line(own.pick(permutation(len(own.shard), *key, _LINE)), key)
+    return NodePartition(own.pick(seeded_permutation(len(own.shard), *key, _LINE)), key)
 
 
-def filler(pieces: Pieces, world: World, process: int, *key: int) -> Part:
+def padding_partition(
+    pieces: SampleRanges, world: DataTopology, process: int, *key: int
+) -> RankPartition:
     """All of ``pieces`` mixed, for a process that has no part of its own in them."""
     key = (*key, process, _FILLER)
-    mixed = pieces.pick(permutation(len(pieces.shard), *key, _LINE))
-    return Part(mixed, world.window, key)
+    mixed = pieces.pick(seeded_permutation(len(pieces.shard), *key, _LINE))
+    return RankPartition(mixed, world.window, key)

@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from sm_train.entrypoints.data.buffer_pool import Layout
+from sm_train.entrypoints.data.buffer_pool import BufferLayout
 from sm_train.entrypoints.data.shard_format import MOMENTS, POOLED, TEXT
 from torch import Tensor
 
 
-class PrecomputedError(ValueError):
+class PrecomputedLatentsError(ValueError):
     """A sample's arrays cannot be used: a fixed code, and the detail for a person."""
 
     def __init__(self, reason: str, detail: str) -> None:
@@ -33,14 +33,14 @@ class PrecomputedError(ValueError):
 
 
 @dataclass(frozen=True)
-class Precomputed:
+class PrecomputedLatents:
     """What each sample carries: the shapes of the arrays by their extension, and whose they are."""
 
     shapes: dict[str, tuple[int, ...]]
     model: str
 
     @classmethod
-    def of(cls, options: Mapping[str, Any], resolution: int) -> Precomputed | None:
+    def of(cls, options: Mapping[str, Any], resolution: int) -> PrecomputedLatents | None:
         """What an index with these ``options`` offers for ``resolution``."""
         latents = options.get("latents")
         if not latents or latents["resolution"] != resolution:
@@ -49,7 +49,7 @@ class Precomputed:
         shapes = {name: tuple(latents[name.removesuffix(".npy")]) for name in names}
         return cls(shapes, latents["model"])
 
-    def layout(self, batch: int) -> Layout:
+    def layout(self, batch: int) -> BufferLayout:
         """Of a batch: float16, each shape ``batch`` times."""
         return tuple(((batch, *shape), torch.float16) for shape in self.shapes.values())
 
@@ -61,12 +61,14 @@ class Precomputed:
         """
         for name, part in zip(self.shapes, out, strict=True):
             if name not in members:
-                raise PrecomputedError("latents-missing", f"no {name}")
+                raise PrecomputedLatentsError("latents-missing", f"no {name}")
             try:
                 array = np.load(io.BytesIO(members[name]), allow_pickle=False)
             except (ValueError, EOFError, OSError) as error:
-                raise PrecomputedError("latents-corrupt", f"{name}: {error}") from None
+                raise PrecomputedLatentsError("latents-corrupt", f"{name}: {error}") from None
             if array.shape != tuple(part.shape) or array.dtype != np.float16:
                 found = f"{array.dtype} {array.shape}"
-                raise PrecomputedError("latents-shape", f"{name} is {found}, not as in the index")
+                raise PrecomputedLatentsError(
+                    "latents-shape", f"{name} is {found}, not as in the index"
+                )
             part.copy_(torch.from_numpy(array))

@@ -11,20 +11,20 @@ from collections.abc import Callable
 
 import numpy as np
 from sm_train.entrypoints.common.rng import Ints
-from sm_train.entrypoints.data.sampler import Lap
-from sm_train.entrypoints.data.shard_reader import Content, Shelf, Submit
+from sm_train.entrypoints.data.sampler import EpochPass
+from sm_train.entrypoints.data.shard_reader import SampleBytes, ShardReader, Submit
 
-WINDOWS_AHEAD = 1
+PREFETCH_BLOCKS = 1
 """Read while another is in use."""
 
 
-class Stock:
+class PrefetchBuffer:
     """The contents of one lap's slots; reading begins at once."""
 
-    def __init__(self, lap: Lap, shelf: Shelf, read: Submit) -> None:
+    def __init__(self, lap: EpochPass, shelf: ShardReader, read: Submit) -> None:
         self._part, self._shelf, self._read = lap.schedule.part, shelf, read
-        self._held: dict[int, Content] = {}
-        self._loads: deque[tuple[Ints, Callable[[], list[Content]]]] = deque()
+        self._held: dict[int, SampleBytes] = {}
+        self._loads: deque[tuple[Ints, Callable[[], list[SampleBytes]]]] = deque()
         # Samples in front of this that are still waiting for their batch are read when it comes.
         self._reached = self._begun = lap.schedule.reach(lap.first)
         self._end = lap.schedule.reach(lap.stop)
@@ -35,7 +35,7 @@ class Stock:
         """Whether the reading of everything that is needed has begun."""
         return self._begun >= self._end
 
-    def take(self, slots: Ints) -> list[Content]:
+    def take(self, slots: Ints) -> list[SampleBytes]:
         """The contents of a batch's slots."""
         furthest = int(slots.max())
         while self._reached <= furthest:
@@ -49,7 +49,7 @@ class Stock:
         return contents
 
     def _begin(self) -> None:
-        while len(self._loads) < WINDOWS_AHEAD and not self.all_begun:
+        while len(self._loads) < PREFETCH_BLOCKS and not self.all_begun:
             slots = self._part.slots_of(self._begun // self._part.window)
             slots = slots[slots >= self._begun]
             self._loads.append((slots, self._fetch(slots)))
@@ -65,5 +65,5 @@ class Stock:
         self._held.update(zip(slots.tolist(), contents(), strict=True))
         self._reached = int(slots[-1]) + 1
 
-    def _fetch(self, slots: Ints) -> Callable[[], list[Content]]:
+    def _fetch(self, slots: Ints) -> Callable[[], list[SampleBytes]]:
         return self._shelf.fetch(*self._part.locate(slots), self._read)

@@ -15,15 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 PIECE_BYTES = 8 * 2**20
-"""Of :class:`ReadingRoom`: NumPy asks for huge pages from 4 MiB on."""
+"""Of :class:`ReadBufferPool`: NumPy asks for huge pages from 4 MiB on."""
 
 
-def leased(piece: NDArray[np.uint8], name: Any, done: deque[Any]) -> NDArray[np.uint8]:
+def pooled_view(piece: NDArray[np.uint8], name: Any, done: deque[Any]) -> NDArray[np.uint8]:
     """``piece`` again; when nothing refers to this array any more, ``name`` is put in ``done``."""
-    return np.asarray(_Lease(piece, name, done))
+    return np.asarray(_PooledView(piece, name, done))
 
 
-class _Lease:
+class _PooledView:
     def __init__(self, piece: NDArray[np.uint8], name: Any, done: deque[Any]) -> None:
         self.__array_interface__ = piece.__array_interface__
         self._piece, self._name, self._done = piece, name, done
@@ -33,7 +33,7 @@ class _Lease:
         self._done.append(self._name)
 
 
-class ReadingRoom:
+class ReadBufferPool:
     """Room for the files that a process reads, several to a piece. Any thread may take some."""
 
     def __init__(self) -> None:
@@ -55,4 +55,4 @@ class ReadingRoom:
             piece = self._free.pop()
         except IndexError:
             piece = np.empty(PIECE_BYTES, np.uint8)
-        return leased(piece, piece, self._free).data
+        return pooled_view(piece, piece, self._free).data

@@ -15,27 +15,32 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from sm_train.entrypoints.common.rng import Ints, draw
-from sm_train.entrypoints.data.batch_schedule import Schedule
+from sm_train.entrypoints.common.rng import Ints, random_below
+from sm_train.entrypoints.data.batch_schedule import BatchSchedule
 from sm_train.entrypoints.data.epoch import (
-    Balance,
+    BatchShapes,
     Epoch,
-    Segment,
-    Shapes,
-    balance,
-    one_shape,
-    whole_balance,
+    EpochSegment,
+    EpochSize,
+    epoch_size,
+    single_shape,
+    uninterrupted_epoch_size,
 )
-from sm_train.entrypoints.data.partition import EVERYBODY, Part, World, filler
-from sm_train.entrypoints.data.sample_ranges import Pieces
+from sm_train.entrypoints.data.partition import (
+    REPLICATED,
+    DataTopology,
+    RankPartition,
+    padding_partition,
+)
+from sm_train.entrypoints.data.sample_ranges import SampleRanges
 
-NEAR_SUBSTITUTES = 16
+NEARBY_REPLACEMENTS = 16
 
 _SUBSTITUTE = 4  # what a key is for, as in sharding
 
 
 @dataclass(frozen=True, order=True)
-class Position:
+class DataPosition:
     """``step`` steps were made of ``epoch`` since its start or since the world last changed."""
 
     epoch: int = 0
@@ -43,7 +48,7 @@ class Position:
 
 
 @dataclass(frozen=True, eq=False)
-class Record:
+class SamplerState:
     """Where a run is in its data; :attr:`before` are the segments of this epoch that are over.
 
     ``digest`` names the data set, ``chunk`` is samples.
@@ -52,13 +57,13 @@ class Record:
     digest: str
     seed: int
     chunk: int
-    position: Position
-    world: World
-    before: tuple[Segment, ...] = ()
+    position: DataPosition
+    world: DataTopology
+    before: tuple[EpochSegment, ...] = ()
 
     def to_bytes(self) -> bytes:
         """The record as a file of a checkpoint (NumPy's npz)."""
-        segments = [*self.before, Segment(self.world, self.position.step)]
+        segments = [*self.before, EpochSegment(self.world, self.position.step)]
         numbers = {
             "digest": self.digest,
             "seed": self.seed,
@@ -85,34 +90,36 @@ class Record:
         return content.getvalue()
 
     @classmethod
-    def from_bytes(cls, content: bytes) -> Record:
+    def from_bytes(cls, content: bytes) -> SamplerState:
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
             numbers: dict[str, Any] = json.loads(arrays["numbers"].tobytes())
             owners = arrays["owners"]
         segments = []
         for owner, one in zip(owners, numbers["segments"], strict=True):
             steps, shapes = one.pop("steps"), tuple(map(tuple, one.pop("shapes")))
-            segments.append(Segment(World(owner=owner, shapes=shapes, **one), steps))
+            segments.append(EpochSegment(DataTopology(owner=owner, shapes=shapes, **one), steps))
         *before, now = segments
         return cls(
             digest=numbers["digest"],
             seed=numbers["seed"],
             chunk=numbers["chunk"],
-            position=Position(numbers["epoch"], now.steps),
+            position=DataPosition(numbers["epoch"], now.steps),
             world=now.world,
             before=tuple(before),
         )
 
-    def go_on(self, digest: str, seed: int, chunk: int, world: World) -> tuple[Record, str | None]:
+    def go_on(
+        self, digest: str, seed: int, chunk: int, world: DataTopology
+    ) -> tuple[SamplerState, str | None]:
         """The record to start from in ``world``, and what a person should know of it."""
         epoch = self.position.epoch
         if (digest, seed) != (self.digest, self.seed):
-            record = Record(digest, seed, chunk, Position(epoch), world)
+            record = SamplerState(digest, seed, chunk, DataPosition(epoch), world)
             return record, f"the shards or the seed changed: epoch {epoch} begins anew"
         if world.same_as(self.world):
             return self, None
-        before = (*self.before, Segment(self.world, self.position.step))
-        record = Record(digest, seed, self.chunk, Position(epoch), world, before)
+        before = (*self.before, EpochSegment(self.world, self.position.step))
+        record = SamplerState(digest, seed, self.chunk, DataPosition(epoch), world, before)
         old, new = self.world, world
         return record, (
             f"{old.instances} instances × {old.processes} processes × {old.batch} became "
@@ -122,7 +129,7 @@ class Record:
 
 
 @dataclass(frozen=True, eq=False)
-class Lap:
+class EpochPass:
     """The batches ``first`` to ``stop`` - 1 of a schedule, within one epoch.
 
     Batch 0 of the schedule is step ``base`` of the epoch. ``fresh`` tells the lap in which this
@@ -130,15 +137,15 @@ class Lap:
     """
 
     epoch: int
-    schedule: Schedule
+    schedule: BatchSchedule
     first: int
     stop: int
     base: int
     fresh: bool
 
-    def position(self, step: int) -> Position:
+    def position(self, step: int) -> DataPosition:
         """Where the run is after batch ``step`` of the schedule."""
-        return Position(self.epoch, self.base + step + 1)
+        return DataPosition(self.epoch, self.base + step + 1)
 
     def repeated(self, step: int) -> int:
         """How many samples of the batch were read before."""
@@ -151,55 +158,57 @@ class Lap:
         """
         part = self.schedule.part
         near = part.slots_of(slot // part.window)
-        slots = near if attempt < NEAR_SUBSTITUTES else np.arange(part.samples)
-        chosen = slots[draw(len(slots), *part.key, _SUBSTITUTE, slot, attempt)]
+        slots = near if attempt < NEARBY_REPLACEMENTS else np.arange(part.samples)
+        chosen = slots[random_below(len(slots), *part.key, _SUBSTITUTE, slot, attempt)]
         shard, sample = part.locate(np.array([chosen]))
         return int(shard[0]), int(sample[0])
 
 
 @dataclass(frozen=True, eq=False)
-class Course:
+class Sampler:
     """The way of one process on from ``record``."""
 
     samples: Ints
-    record: Record
+    record: SamplerState
     instance: int
     process: int
-    shapes: Shapes = one_shape
+    shapes: BatchShapes = single_shape
 
-    def balance(self, epoch: int) -> Balance:
+    def balance(self, epoch: int) -> EpochSize:
         """How an epoch, or what is left of the record's, comes out in this world."""
         if self._is_rest(epoch):
-            return balance(self._rest, self.record.world)
-        return whole_balance(self.samples, self.record.world)
+            return epoch_size(self._rest, self.record.world)
+        return uninterrupted_epoch_size(self.samples, self.record.world)
 
-    def laps(self) -> Iterator[Lap]:
+    def laps(self) -> Iterator[EpochPass]:
         """Everything that this process reads from the record's position on; it never ends."""
         epoch, step = self.record.position.epoch, self.record.position.step
         while True:
             yield from self._epoch(epoch, step)
             epoch, step = epoch + 1, 0
 
-    def after(self, position: Position) -> Record:
+    def after(self, position: DataPosition) -> SamplerState:
         """The record at ``position``."""
         record = self.record
         before = record.before if position.epoch == record.position.epoch else ()
-        return Record(record.digest, record.seed, record.chunk, position, record.world, before)
+        return SamplerState(
+            record.digest, record.seed, record.chunk, position, record.world, before
+        )
 
-    def _epoch(self, number: int, step: int) -> Iterator[Lap]:
+    def _epoch(self, number: int, step: int) -> Iterator[EpochPass]:
         steps = self.balance(number).steps
         if step >= steps:
             return
         part, own = self._part(number)
         world = self.record.world
-        schedule = Schedule(part, world.batch, self.shapes(world, part))
+        schedule = BatchSchedule(part, world.batch, self.shapes(world, part))
         while step < steps:
             base = step - step % schedule.steps
             stop = min(base + schedule.steps, steps)
-            yield Lap(number, schedule, step - base, stop - base, base, own and base == 0)
+            yield EpochPass(number, schedule, step - base, stop - base, base, own and base == 0)
             step = stop
 
-    def _part(self, number: int) -> tuple[Part, bool]:
+    def _part(self, number: int) -> tuple[RankPartition, bool]:
         """What this process reads in an epoch, and whether that is a part of its own."""
         world, epoch = self.record.world, self._numbered(number)
         rest = self._is_rest(number)
@@ -209,7 +218,7 @@ class Course:
         if part.samples:
             return part, True
         key = (epoch.seed, number, segment, self.instance)
-        return filler(self._whole(epoch), world, self.process, *key), False
+        return padding_partition(self._whole(epoch), world, self.process, *key), False
 
     def _is_rest(self, epoch: int) -> bool:
         return epoch == self.record.position.epoch and bool(self.record.before)
@@ -217,11 +226,11 @@ class Course:
     def _numbered(self, number: int) -> Epoch:
         return Epoch(self.samples, self.record.chunk, self.record.seed, number)
 
-    def _whole(self, epoch: Epoch) -> Pieces:
+    def _whole(self, epoch: Epoch) -> SampleRanges:
         """Every chunk that this instance may read."""
         owner = self.record.world.owner
-        return epoch.whole(np.flatnonzero((owner == self.instance) | (owner == EVERYBODY)))
+        return epoch.whole(np.flatnonzero((owner == self.instance) | (owner == REPLICATED)))
 
     @cached_property
-    def _rest(self) -> Pieces:
+    def _rest(self) -> SampleRanges:
         return self._numbered(self.record.position.epoch).left(self.record.before, self.shapes)

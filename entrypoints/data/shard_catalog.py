@@ -25,13 +25,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from sm_train.entrypoints.common.rng import Ints
 from sm_train.entrypoints.data.aspect_buckets import nearest_shape
-from sm_train.entrypoints.data.epoch import Shapes
-from sm_train.entrypoints.data.partition import EVERYBODY, NOBODY, Part, World
+from sm_train.entrypoints.data.epoch import BatchShapes
+from sm_train.entrypoints.data.partition import REPLICATED, UNASSIGNED, DataTopology, RankPartition
 from sm_train.entrypoints.data.shard_format import ShardError, find_shards
 from sm_train.entrypoints.data.shard_index import ShardIndex
-from sm_train.entrypoints.data.tar_reader import walk
+from sm_train.entrypoints.data.tar_reader import scan_tar
 
-Exchange = Callable[[Any], list[Any]]
+AllGather = Callable[[Any], list[Any]]
 """Gathers an object of every process, in rank order, on all of them."""
 
 
@@ -40,7 +40,7 @@ class DataError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Seat:
+class DataRank:
     """This process's place: ``process`` of ``processes`` on the ``instance``-th of ``hosts``."""
 
     hosts: tuple[str, ...]
@@ -49,7 +49,7 @@ class Seat:
     processes: int
 
 
-class Ranges(Protocol):
+class SampleOffsets(Protocol):
     """Where a shard's samples lie; crosses to the loader's process."""
 
     def __call__(self, shard: int) -> tuple[Ints, Ints]:
@@ -57,7 +57,7 @@ class Ranges(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Catalogue:
+class ShardCatalog:
     """All shards by number, and what is needed to read those of this instance.
 
     ``samples`` and ``owner`` (:mod:`~sm_train.entrypoints.data.partition`) cover all shards;
@@ -71,17 +71,17 @@ class Catalogue:
     bytes: int
     digest: str
     paths: dict[int, Path]
-    ranges: Ranges
-    shapes: Shapes
+    ranges: SampleOffsets
+    shapes: BatchShapes
     damage: tuple[tuple[str, str], ...]
     seconds: float
     indexed: bool
     options: dict[str, Any]
 
 
-def survey(
-    channel: Path, index: Path | None, seat: Seat, exchange: Exchange, notes: Path
-) -> Catalogue:
+def build_catalog(
+    channel: Path, index: Path | None, seat: DataRank, exchange: AllGather, notes: Path
+) -> ShardCatalog:
     """Agree with all processes on the shards; ``notes`` is a folder for this instance's walks.
 
     Raises:
@@ -90,12 +90,12 @@ def survey(
     """
     started = time.monotonic()
     here = find_shards(channel)
-    table = _by_index(index, here, exchange) if index else _by_walking(here, seat, exchange, notes)
+    table = _by_index(index, here, exchange) if index else _by_scanning(here, seat, exchange, notes)
     seen = _gather_seen(table, seat, exchange)
-    owner = _owners(seen)
+    owner = _assign_shards(seen)
     _require_samples(table, seen, owner, seat)
-    mine = (owner == seat.instance) | (owner == EVERYBODY)
-    return Catalogue(
+    mine = (owner == seat.instance) | (owner == REPLICATED)
+    return ShardCatalog(
         samples=table.samples,
         owner=owner,
         bytes=table.bytes,
@@ -122,8 +122,8 @@ class _Table:
     samples: Ints
     bytes: int
     seen: dict[str, int]
-    ranges: Ranges
-    shapes: Shapes
+    ranges: SampleOffsets
+    shapes: BatchShapes
     options: dict[str, Any]
     damage: tuple[tuple[str, str], ...] = ()
 
@@ -145,7 +145,7 @@ def _digest(table: _Table) -> str:
 
 
 @dataclass(frozen=True)
-class _IndexRanges:
+class _IndexedOffsets:
     """Looks shards up in the index; ``rows`` are their places in it."""
 
     index: ShardIndex
@@ -157,13 +157,13 @@ class _IndexRanges:
 
 
 @dataclass(frozen=True)
-class _IndexShapes:
+class _IndexedShapes:
     """Finds each image's shape by the sides that the index has of it."""
 
     index: ShardIndex
     rows: Ints
 
-    def __call__(self, world: World, part: Part) -> NDArray[np.int16] | None:
+    def __call__(self, world: DataTopology, part: RankPartition) -> NDArray[np.int16] | None:
         """The number of the shape of each slot of ``part``.
 
         Raises:
@@ -194,7 +194,7 @@ class _IndexShapes:
         return sides
 
 
-def _by_index(path: Path, here: dict[str, Path], exchange: Exchange) -> _Table:
+def _by_index(path: Path, here: dict[str, Path], exchange: AllGather) -> _Table:
     problem = None
     try:
         index = ShardIndex(path)
@@ -220,13 +220,13 @@ def _by_index(path: Path, here: dict[str, Path], exchange: Exchange) -> _Table:
         samples=samples[rows],
         bytes=index.header.bytes,
         seen=dict(zip(here, found, strict=True)),
-        ranges=_IndexRanges(index, rows),
-        shapes=_IndexShapes(index, rows),
+        ranges=_IndexedOffsets(index, rows),
+        shapes=_IndexedShapes(index, rows),
         options=index.header.options,
     )
 
 
-def _stop_all(exchange: Exchange, problem: str | None) -> None:
+def _stop_all(exchange: AllGather, problem: str | None) -> None:
     """Let every process raise what one of them found."""
     for said in exchange(problem):
         if said:
@@ -237,7 +237,7 @@ def _stop_all(exchange: Exchange, problem: str | None) -> None:
 
 
 @dataclass(frozen=True)
-class _Walked:
+class _ScannedShard:
     """One shard as a process found it: its samples' ranges are columns of that process's notes."""
 
     name: str
@@ -248,11 +248,11 @@ class _Walked:
 
 
 @dataclass(frozen=True)
-class _WalkRanges:
+class _ScannedOffsets:
     """Reads the ranges that the instance's processes wrote down."""
 
     notes: Path
-    places: dict[int, _Walked]
+    places: dict[int, _ScannedShard]
 
     def __call__(self, shard: int) -> tuple[Ints, Ints]:
         place = self.places[shard]
@@ -265,38 +265,38 @@ def _notes_file(notes: Path, process: int) -> Path:
     return notes / f"walk-{process:03d}.npy"
 
 
-def _by_walking(here: dict[str, Path], seat: Seat, exchange: Exchange, notes: Path) -> _Table:
-    walked: list[_Walked] = []
+def _by_scanning(here: dict[str, Path], seat: DataRank, exchange: AllGather, notes: Path) -> _Table:
+    walked: list[_ScannedShard] = []
     damage: list[tuple[str, str]] = []
     ranges = [np.zeros((2, 0), np.int64)]
     column = 0
     for name in list(here)[seat.process :: seat.processes]:
         try:
-            found = walk(here[name])
+            found = scan_tar(here[name])
         except OSError as error:
             damage.append((name, f"cannot be read: {error.strerror}"))
-            walked.append(_Walked(name, seat.process, column, 0, 0))
+            walked.append(_ScannedShard(name, seat.process, column, 0, 0))
             continue
         damage += [(name, line) for line in found.damage]
         samples = len(found.starts)
-        walked.append(_Walked(name, seat.process, column, samples, found.bytes))
+        walked.append(_ScannedShard(name, seat.process, column, samples, found.bytes))
         ranges.append(np.stack([found.starts, found.stops]))
         column += samples
     notes.mkdir(parents=True, exist_ok=True)
     np.save(_notes_file(notes, seat.process), np.concatenate(ranges, axis=1))
-    everyones: list[tuple[int, list[_Walked]]] = exchange((seat.instance, walked))
-    return _join_walks(everyones, here, seat, notes, tuple(damage))
+    everyones: list[tuple[int, list[_ScannedShard]]] = exchange((seat.instance, walked))
+    return _merge_scans(everyones, here, seat, notes, tuple(damage))
 
 
-def _join_walks(
-    everyones: Iterable[tuple[int, list[_Walked]]],
+def _merge_scans(
+    everyones: Iterable[tuple[int, list[_ScannedShard]]],
     here: dict[str, Path],
-    seat: Seat,
+    seat: DataRank,
     notes: Path,
     damage: tuple[tuple[str, str], ...],
 ) -> _Table:
-    by_name: dict[str, _Walked] = {}
-    own: dict[str, _Walked] = {}
+    by_name: dict[str, _ScannedShard] = {}
+    own: dict[str, _ScannedShard] = {}
     problem = None
     for instance, walked in everyones:
         for shard in walked:
@@ -315,14 +315,14 @@ def _join_walks(
         samples=np.array([by_name[name].samples for name in names], np.int64),
         bytes=sum(shard.bytes for shard in by_name.values()),
         seen=seen,
-        ranges=_WalkRanges(notes, {number: own[name] for name, number in seen.items()}),
+        ranges=_ScannedOffsets(notes, {number: own[name] for name, number in seen.items()}),
         shapes=_no_shapes,
         options={},
         damage=damage,
     )
 
 
-def _no_shapes(world: World, _part: Part) -> None:
+def _no_shapes(world: DataTopology, _part: RankPartition) -> None:
     if world.shapes:
         raise DataError(
             "data.aspect_buckets: needs the sides of all images; run `sm-train index` and set "
@@ -333,7 +333,7 @@ def _no_shapes(world: World, _part: Part) -> None:
 # ------------------------------------------------------------------ who sees what
 
 
-def _gather_seen(table: _Table, seat: Seat, exchange: Exchange) -> NDArray[np.bool_]:
+def _gather_seen(table: _Table, seat: DataRank, exchange: AllGather) -> NDArray[np.bool_]:
     """Instance × shard: whether it is seen; the first process of each instance speaks for it."""
     mask = np.zeros(len(table.samples), np.bool_)
     mask[list(table.seen.values())] = True
@@ -349,7 +349,7 @@ def _gather_seen(table: _Table, seat: Seat, exchange: Exchange) -> NDArray[np.bo
 
 
 def _require_samples(
-    table: _Table, seen: NDArray[np.bool_], owner: NDArray[np.int16], seat: Seat
+    table: _Table, seen: NDArray[np.bool_], owner: NDArray[np.int16], seat: DataRank
 ) -> None:
     empty = [host for host, row in zip(seat.hosts, seen, strict=True) if not row.any()]
     if empty:
@@ -358,7 +358,7 @@ def _require_samples(
             f"objects, so {len(seat.hosts)} instances need at least as many shards"
         )
     for instance, host in enumerate(seat.hosts):
-        shards = (owner == instance) | (owner == EVERYBODY)
+        shards = (owner == instance) | (owner == REPLICATED)
         if not table.samples[shards].any():
             names = ", ".join(
                 str(table.names[number]) for number in np.flatnonzero(seen[instance])[:3].tolist()
@@ -368,16 +368,16 @@ def _require_samples(
             )
 
 
-def _owners(seen: NDArray[np.bool_]) -> NDArray[np.int16]:
+def _assign_shards(seen: NDArray[np.bool_]) -> NDArray[np.int16]:
     """One owner for each shard, all instances, or nobody."""
     times = seen.sum(axis=0, dtype=np.int16)
     # Of several that see a shard, the numbers take turns.
     turn = np.arange(seen.shape[1]) % np.maximum(times, 1)
-    owner = np.full(seen.shape[1], NOBODY, np.int16)
+    owner = np.full(seen.shape[1], UNASSIGNED, np.int16)
     before = np.zeros_like(times)
     for instance, row in enumerate(seen):
         owner[row & (before == turn)] = instance
         before += row
     if len(seen) > 1:
-        owner[times == len(seen)] = EVERYBODY
+        owner[times == len(seen)] = REPLICATED
     return owner

@@ -12,9 +12,9 @@ shard's place. The data channel is ``…/shards/``, and nothing but tars may be 
 
 It is one Parquet file, because planning needs a few small columns of all shards and reading needs
 two large ones of a few: each is fetched alone. A row is a shard (:class:`~.shards.Shard`) or a
-refused input (:class:`Refused`), whose ``name`` is null; the shards come first. The header
-(:class:`Header`) is JSON in the file's metadata. A file that was cut short has no footer and is
-known by that; pages carry checksums.
+rejected input (:class:`RejectedInput`), whose ``name`` is null; the shards come first. The
+header (:class:`IndexHeader`) is JSON in the file's metadata. A truncated file has no footer, so it
+is detected; pages carry checksums.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _METADATA = b"sm-train"
 
 
 @dataclass(frozen=True)
-class Refused:
+class RejectedInput:
     """An input that was left out.
 
     ``source`` is its path in the packed folder, its row of the table, or a shard's name.
@@ -82,7 +82,7 @@ class Refused:
 
 
 @dataclass(frozen=True)
-class Header:
+class IndexHeader:
     """What was packed, into what, and what was left out, in total.
 
     ``target_bytes`` is the shard size that was asked for, ``inputs`` a digest over the names and
@@ -117,7 +117,7 @@ class IndexWriter:
         self._given = {"target_bytes": target_bytes, "inputs": inputs, "options": options or {}}
         self._totals = dict.fromkeys(("shards", "samples", "bytes", "refused"), 0)
         self._shards: list[Shard] = []
-        self._refused: list[Refused] = []
+        self._refused: list[RejectedInput] = []
         self._held = 0
         self._writer = pq.ParquetWriter(
             file,
@@ -158,7 +158,7 @@ class IndexWriter:
         if self._held >= GROUP_SAMPLES or len(self._shards) >= GROUP_ROWS:
             self._flush()
 
-    def refuse(self, refused: Refused) -> None:
+    def refuse(self, refused: RejectedInput) -> None:
         """The next input that was left out."""
         if self._shards:
             self._flush()
@@ -197,7 +197,7 @@ def _unicode(text: str) -> str:
 def write_index(
     path: Path,
     shards: Iterable[Shard],
-    refused: Iterable[Refused] = (),
+    refused: Iterable[RejectedInput] = (),
     *,
     target_bytes: int | None = None,
     inputs: str | None = None,
@@ -303,11 +303,11 @@ class ShardIndex:
             heights=tuple(sizes[1].tolist()) if sizes else (),
         )
 
-    def refused(self) -> Iterator[Refused]:
+    def refused(self) -> Iterator[RejectedInput]:
         """What was left out, in the order in which it came."""
         for group in range(self._shard_groups().stop, self._file.num_row_groups):
             for row in self._read(("source", "reason", "detail"), [group]).to_pylist():
-                yield Refused(**row)
+                yield RejectedInput(**row)
 
     def _whole(self, column: str) -> Any:
         return self._read((column,), self._shard_groups())[column]
@@ -345,7 +345,7 @@ class ShardIndex:
             raise _damaged(self.path, error) from None
 
 
-def read_header(file: RawIOBase, place: str) -> Header:
+def read_header(file: RawIOBase, place: str) -> IndexHeader:
     """The header of an index at ``place`` that lies on no disk: its last bytes are read alone.
 
     Raises:
@@ -364,7 +364,7 @@ def _damaged(path: Path | str, error: Exception) -> ShardError:
     return ShardError(f"{path}: not a shard index, or damaged: {detail}")
 
 
-def _header(path: Path | str, metadata: dict[bytes, bytes]) -> Header:
+def _header(path: Path | str, metadata: dict[bytes, bytes]) -> IndexHeader:
     try:
         content = json.loads(metadata.get(_METADATA, b""))
     except ValueError:
@@ -373,9 +373,9 @@ def _header(path: Path | str, metadata: dict[bytes, bytes]) -> Header:
         raise ShardError(f"{path}: not a shard index")
     if (version := content.pop("version", None)) != VERSION:
         raise ShardError(f"{path}: index version {version}; this sm-train reads {VERSION}")
-    return Header(**content)
+    return IndexHeader(**content)
 
 
-def index_of(shards: Path) -> Path:
+def index_path(shards: Path) -> Path:
     """Where the index of the folder ``shards`` lies."""
     return shards.parent / INDEX_NAME

@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 from sm_train.entrypoints.common.rng import Ints
-from sm_train.entrypoints.data.shard_catalog import Ranges
+from sm_train.entrypoints.data.shard_catalog import SampleOffsets
 
 Submit = Callable[..., Future[Any]]
 """As ``Executor.submit``."""
 
 
 @dataclass(frozen=True)
-class Bad:
+class BadSample:
     """A sample that was skipped, or a part of a shard: ``reason`` is a fixed code."""
 
     shard: str
@@ -31,12 +31,12 @@ class Bad:
     detail: str
 
 
-Content = memoryview | Bad
+SampleBytes = memoryview | BadSample
 """A sample's part of its tar, or why it could not be read."""
 
 
 @dataclass(frozen=True, eq=False)
-class _Run:
+class _ReadRange:
     """Neighbouring samples of one shard; ``slots`` are their places in what was asked for."""
 
     shard: int
@@ -46,23 +46,23 @@ class _Run:
 
 
 @dataclass(frozen=True)
-class Shelf:
+class ShardReader:
     """The shards of this instance by number."""
 
     paths: dict[int, Path]
-    ranges: Ranges
+    ranges: SampleOffsets
 
-    def read(self, shard: int, sample: int) -> Content:
+    def read(self, shard: int, sample: int) -> SampleBytes:
         """One sample."""
         [content] = self.fetch(np.array([shard]), np.array([sample]), _at_once)()
         return content
 
-    def fetch(self, shards: Ints, samples: Ints, submit: Submit) -> Callable[[], list[Content]]:
+    def fetch(self, shards: Ints, samples: Ints, submit: Submit) -> Callable[[], list[SampleBytes]]:
         """Begin to read samples; the result gives them in the order in which they are asked for."""
         reads = [(run, submit(self._read_run, run)) for run in self._runs(shards, samples)]
 
-        def result() -> list[Content]:
-            contents: list[Content] = [memoryview(b"")] * len(shards)
+        def result() -> list[SampleBytes]:
+            contents: list[SampleBytes] = [memoryview(b"")] * len(shards)
             for run, read in reads:
                 for slot, content in zip(run.slots.tolist(), read.result(), strict=True):
                     contents[slot] = content
@@ -70,7 +70,7 @@ class Shelf:
 
         return result
 
-    def _runs(self, shards: Ints, samples: Ints) -> Iterator[_Run]:
+    def _runs(self, shards: Ints, samples: Ints) -> Iterator[_ReadRange]:
         order = np.lexsort((samples, shards))
         shard, sample = shards[order], samples[order]
         breaks = np.flatnonzero((np.diff(shard) != 0) | (np.diff(sample) != 1)) + 1
@@ -78,9 +78,9 @@ class Shelf:
             number = int(shards[slots[0]])
             starts, stops = self.ranges(number)
             wanted = samples[slots]
-            yield _Run(number, starts[wanted], stops[wanted], slots)
+            yield _ReadRange(number, starts[wanted], stops[wanted], slots)
 
-    def _read_run(self, run: _Run) -> list[Content]:
+    def _read_run(self, run: _ReadRange) -> list[SampleBytes]:
         path = self.paths[run.shard]
         first = int(run.starts[0])
         try:
@@ -91,7 +91,7 @@ class Shelf:
                 return [self._unreadable(run.shard, error)]
             # One bad place on a disk, or one failed request, should not cost its neighbours.
             return [self._read_run(one)[0] for one in _singly(run)]
-        parts: list[Content] = []
+        parts: list[SampleBytes] = []
         for start, stop in zip(
             (run.starts - first).tolist(), (run.stops - first).tolist(), strict=True
         ):
@@ -104,18 +104,18 @@ class Shelf:
     def name(self, shard: int) -> str:
         return self.paths[shard].name
 
-    def _unreadable(self, shard: int, error: OSError) -> Bad:
+    def _unreadable(self, shard: int, error: OSError) -> BadSample:
         reason = "shard-missing" if isinstance(error, FileNotFoundError) else "read-error"
-        return Bad(self.name(shard), "", reason, error.strerror or str(error))
+        return BadSample(self.name(shard), "", reason, error.strerror or str(error))
 
-    def _cut_short(self, shard: int, end: int) -> Bad:
-        return Bad(self.name(shard), "", "tar-truncated", f"the shard ends at byte {end}")
+    def _cut_short(self, shard: int, end: int) -> BadSample:
+        return BadSample(self.name(shard), "", "tar-truncated", f"the shard ends at byte {end}")
 
 
-def _singly(run: _Run) -> Iterator[_Run]:
+def _singly(run: _ReadRange) -> Iterator[_ReadRange]:
     for one in range(len(run.slots)):
         part = slice(one, one + 1)
-        yield _Run(run.shard, run.starts[part], run.stops[part], run.slots[part])
+        yield _ReadRange(run.shard, run.starts[part], run.stops[part], run.slots[part])
 
 
 def _read_fully(descriptor: int, start: int, size: int) -> memoryview:

@@ -33,7 +33,7 @@ class TarError(ValueError):
 
 
 @dataclass(frozen=True)
-class Header:
+class MemberHeader:
     """One member's header; ``data`` is the size of what follows, padding included."""
 
     name: str
@@ -46,7 +46,7 @@ class Header:
 
 
 @dataclass(frozen=True, eq=False)
-class Walk:
+class TarScan:
     """What a walk through a tar found.
 
     Sample ``i`` is called ``keys[i]`` and lies in the bytes ``starts[i]``:``stops[i]``; its first
@@ -69,7 +69,7 @@ def split_name(name: str) -> tuple[str, str]:
     return folder + slash + stem, extension.lower()
 
 
-def parse_header(block: bytes) -> Header | None:
+def parse_header(block: bytes) -> MemberHeader | None:
     """One 512-byte header; None for the zeros that end a tar.
 
     Raises:
@@ -88,7 +88,7 @@ def parse_header(block: bytes) -> Header | None:
     name = _text(block[:100])
     if block[257:263] == b"ustar\0" and block[345]:
         name = f"{_text(block[345:500])}/{name}"
-    return Header(name, block[156:157], size)
+    return MemberHeader(name, block[156:157], size)
 
 
 def _number(field: bytes) -> int:
@@ -170,7 +170,7 @@ def shown(name: str) -> str:
     return plain if len(plain) <= 80 else f"…{plain[-79:]}"
 
 
-def walk(path: Path, wanted: Collection[str] = ()) -> Walk:
+def scan_tar(path: Path, wanted: Collection[str] = ()) -> TarScan:
     """Find the samples of a tar, and in each the member of a ``wanted`` extension, by headers.
 
     Damage loses the samples that it touches, not those behind it: the walk goes on at the next
@@ -180,11 +180,11 @@ def walk(path: Path, wanted: Collection[str] = ()) -> Walk:
         OSError: the file cannot be read.
     """
     with path.open("rb", buffering=0) as file:
-        return _Walker(file.fileno()).walk(wanted)
+        return _Scanner(file.fileno()).walk(wanted)
 
 
 @dataclass(frozen=True)
-class _File:
+class _Member:
     """A member: from its first header to behind its padding, and its data without it."""
 
     name: str
@@ -193,14 +193,14 @@ class _File:
     data: tuple[int, int]
 
 
-class _Walker:
+class _Scanner:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._size = os.fstat(descriptor).st_size
         self._block, self._block_start = b"", 0
         self._damage: list[str] = []
 
-    def walk(self, wanted: Collection[str]) -> Walk:
+    def walk(self, wanted: Collection[str]) -> TarScan:
         keys: list[str] = []
         starts: list[int] = []
         stops: list[int] = []
@@ -219,7 +219,7 @@ class _Walker:
             extensions.add(extension)
             if extension in wanted and places[-1] == (0, 0):
                 places[-1] = file.data
-        return Walk(
+        return TarScan(
             tuple(keys),
             np.array(starts, np.int64),
             np.array(stops, np.int64),
@@ -228,7 +228,7 @@ class _Walker:
             tuple(self._damage),
         )
 
-    def _files(self) -> Iterator[_File]:
+    def _files(self) -> Iterator[_Member]:
         place = start = 0
         long_name: str | None = None
         while place + BLOCK <= self._size:
@@ -252,7 +252,7 @@ class _Walker:
             else:
                 if header.kind in _FILE_TYPES:
                     data = place + BLOCK, place + BLOCK + header.size
-                    yield _File(long_name or header.name, start, behind, data)
+                    yield _Member(long_name or header.name, start, behind, data)
                 start, long_name = behind, None
             place = behind
         self._damage.append(f"byte {place}: cut short, the end mark is missing")

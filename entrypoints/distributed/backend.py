@@ -20,7 +20,7 @@ _OVER_EFA = {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1"}
 
 
 @dataclass(frozen=True)
-class Choice:
+class BackendChoice:
     """A backend of torch.distributed (none for a single process) and what to set first."""
 
     backend: str
@@ -38,7 +38,7 @@ def choose(
     smddp_installed: bool,
     efa: bool,
     mpi: bool,
-) -> Choice:
+) -> BackendChoice:
     """The backend for ``processes`` on ``nodes`` machines with ``gpus`` each.
 
     ``efa`` says whether the machine has an EFA device, ``mpi`` whether MPI started the processes:
@@ -48,25 +48,27 @@ def choose(
         ValueError: the run asks for SMDDP where it cannot run.
     """
     if processes == 1:
-        return Choice("none", "a single process")
+        return BackendChoice("none", "a single process")
     if gpus == 0:
-        return Choice("gloo", "no GPU")
+        return BackendChoice("gloo", "no GPU")
     a100 = (instance_type or "").startswith(("ml.p4d.", "ml.p4de."))
     if nodes > 1 and collective != "nccl" and a100 and smddp_installed and mpi:
-        return Choice("smddp", f"{instance_type} × {nodes} with SMDDP in the image")
+        return BackendChoice("smddp", f"{instance_type} × {nodes} with SMDDP in the image")
     if collective == "smddp" and nodes > 1:
         missing = "smddprun did not start it" if smddp_installed else "the image does not carry it"
         if not a100:
             missing = f"{instance_type} is no p4d or p4de"
         raise ValueError(f"collective: smddp cannot run: {missing}; nccl would")
     if nodes == 1:
-        return Choice("nccl", "one node: NCCL over NVLink or PCIe")
+        return BackendChoice("nccl", "one node: NCCL over NVLink or PCIe")
     if not efa:
-        return Choice("nccl", "no EFA device: NCCL over sockets, which is slow between nodes")
-    return Choice("nccl", "NCCL over EFA", _OVER_EFA)
+        return BackendChoice(
+            "nccl", "no EFA device: NCCL over sockets, which is slow between nodes"
+        )
+    return BackendChoice("nccl", "NCCL over EFA", _OVER_EFA)
 
 
-def decide(*, nodes: int, collective: str, instance_type: str | None) -> Choice:
+def decide(*, nodes: int, collective: str, instance_type: str | None) -> BackendChoice:
     """:func:`choose` for this process, from its environment and its machine."""
     import torch
 
@@ -100,7 +102,7 @@ def adopt_mpi_variables(environment: Mapping[str, str] = os.environ) -> None:
             os.environ.setdefault(name, environment[mpi])
 
 
-def join(choice: Choice) -> None:
+def join(choice: BackendChoice) -> None:
     """Make the process group of ``choice``; Accelerate takes over a group that is there.
 
     What the run file sets in ``cluster.environment`` stays as it is.

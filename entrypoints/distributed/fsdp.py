@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from sm_train.entrypoints.common.job_config import SettingsError
-from sm_train.entrypoints.distributed.local_shard import whole
+from sm_train.entrypoints.common.job_config import JobConfigError
+from sm_train.entrypoints.distributed.local_shard import full_tensor
 from torch import Tensor, nn
 
 BLOCKS = (
@@ -47,7 +47,7 @@ def shard(
     try:
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     except ImportError:
-        raise SettingsError(
+        raise JobConfigError(
             f"sharding: {strategy}: FSDP2 needs PyTorch 2.6, this is {torch.__version__}"
         ) from None
     from torch.distributed.device_mesh import init_device_mesh
@@ -134,4 +134,4 @@ def no_sync(
 def gradient_norm(parameters: Sequence[Tensor]) -> Tensor:
     """The norm of all gradients, over all processes where they are split; a scalar."""
     gradients = [one.grad for one in parameters if one.grad is not None]
-    return whole(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))))
+    return full_tensor(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))))

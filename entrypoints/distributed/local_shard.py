@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Owned:
+class LocalShard:
     """``part`` are the rows from ``start`` on; it shares the whole tensor's memory.
 
     ``copies`` processes have these rows; this one has the copy numbered ``copy``.
@@ -29,14 +29,14 @@ class Owned:
         return slice(self.start, self.start + self.part.shape[0])
 
 
-def owned(tensor: Tensor) -> Owned:
+def local_shard(tensor: Tensor) -> LocalShard:
     """This process's part of ``tensor``; a tensor that is not split is all processes' own.
 
     FSDP2 splits the first dimension as ``torch.chunk`` does: equal chunks, the last ones smaller or
     empty.
     """
-    if not is_split(tensor):
-        return Owned(tensor, 0, *_world())
+    if not is_dtensor(tensor):
+        return LocalShard(tensor, 0, *_world())
     split: Any = tensor
     start, copies, copy = 0, 1, 0
     for dimension, placement in enumerate(split.placements):
@@ -46,12 +46,12 @@ def owned(tensor: Tensor) -> Owned:
             start = min(tensor.shape[0], place * -(-tensor.shape[0] // size))
         else:
             copies, copy = size, place
-    return Owned(own_part(tensor), start, copies, copy)
+    return LocalShard(to_local(tensor), start, copies, copy)
 
 
-def own_part(tensor: Tensor) -> Tensor:
+def to_local(tensor: Tensor) -> Tensor:
     """The part alone."""
-    if not is_split(tensor):
+    if not is_dtensor(tensor):
         return tensor
     split: Any = tensor
     with torch.no_grad():
@@ -59,15 +59,15 @@ def own_part(tensor: Tensor) -> Tensor:
     return part
 
 
-def is_split(tensor: Tensor) -> bool:
+def is_dtensor(tensor: Tensor) -> bool:
     # By what it can do: before PyTorch 2.5 the class is elsewhere.
     return hasattr(tensor, "full_tensor")
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """The whole tensor; where it is split, all its processes must ask for it."""
     split: Any = tensor
-    found: Tensor = split.full_tensor() if is_split(tensor) else tensor
+    found: Tensor = split.full_tensor() if is_dtensor(tensor) else tensor
     return found.detach()
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-PATIENCE_SECONDS = 600.0
+TIMEOUT_SECONDS = 600.0
 """Machines of a job start together; the largest images are pulled in a few minutes."""
 
 REMINDER_SECONDS = 60.0
@@ -26,24 +26,24 @@ HINT = (
 )
 
 
-class AbsentError(RuntimeError):
+class MissingNodeError(RuntimeError):
     """A machine is not there; the message is one line and names it."""
 
 
 @dataclass(frozen=True)
-class Place:
+class RendezvousAddress:
     """Where the first machine keeps the roll."""
 
     address: str
     port: int
 
 
-def keep_roll(
+def wait_for_nodes(
     hosts: Sequence[str],
     port: int,
     say: Callable[[str], None],
     *,
-    patience: float = PATIENCE_SECONDS,
+    patience: float = TIMEOUT_SECONDS,
     reminder: float = REMINDER_SECONDS,
 ) -> None:
     """Wait, on the first of ``hosts``, for all others; ``say`` hears who is missing meanwhile.
@@ -71,10 +71,10 @@ def keep_roll(
             with contextlib.suppress(OSError):
                 one.sendall(f"{absent}\n".encode())
     if missing:
-        raise AbsentError(f"{absent} did not come within {patience:.0f} s: {HINT}")
+        raise MissingNodeError(f"{absent} did not come within {patience:.0f} s: {HINT}")
 
 
-def answer(name: str, first: Place, *, patience: float = PATIENCE_SECONDS) -> None:
+def join(name: str, first: RendezvousAddress, *, patience: float = TIMEOUT_SECONDS) -> None:
     """Tell the first machine, from another, that ``name`` is there, and wait for all others.
 
     Raises:
@@ -87,16 +87,16 @@ def answer(name: str, first: Place, *, patience: float = PATIENCE_SECONDS) -> No
             break
         except OSError as error:
             if time.monotonic() > deadline:
-                raise AbsentError(
+                raise MissingNodeError(
                     f"{first.address} could not be reached on port {first.port} within "
                     f"{patience:.0f} s ({error}): {HINT}"
                 ) from None
             time.sleep(_RETRY_SECONDS)
     if absent:
-        raise AbsentError(f"{absent} did not come: {HINT}")
+        raise MissingNodeError(f"{absent} did not come: {HINT}")
 
 
-def _ask(name: str, first: Place, deadline: float) -> str:
+def _ask(name: str, first: RendezvousAddress, deadline: float) -> str:
     """Who is missing in the end; nobody if that is empty."""
     wait = max(1.0, deadline - time.monotonic())
     with socket.create_connection((first.address, first.port), timeout=10.0) as connection:

@@ -16,12 +16,12 @@ from typing import Any
 POLL_SECONDS = 0.05
 
 
-class AbsentError(RuntimeError):
+class MissingRankError(RuntimeError):
     """Another process is not there, or this one came too late; the message is one line."""
 
 
 @dataclass(frozen=True)
-class Roll:
+class RollCall:
     """The ranks that take part, and for how many seconds: none at all if that is 0.
 
     ``waited`` are each rank's seconds after the first one came.
@@ -32,7 +32,7 @@ class Roll:
     waited: dict[int, float]
 
 
-class Meeting:
+class StoreBarrier:
     """One process's seat among ``size``; rank 0 keeps the roll."""
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
@@ -56,7 +56,9 @@ class Meeting:
         deadline = time.monotonic() + seconds
         while (value := self.get(key)) is None:
             if time.monotonic() > deadline:
-                raise AbsentError(f"no word from the first process within {seconds:.0f} s ({key})")
+                raise MissingRankError(
+                    f"no word from the first process within {seconds:.0f} s ({key})"
+                )
             time.sleep(POLL_SECONDS)
         return value
 
@@ -68,7 +70,7 @@ class Meeting:
         *,
         expected: tuple[int, ...] | None = None,
         followers_wait: float,
-    ) -> Roll:
+    ) -> RollCall:
         """Meet for ``part``: the first process waits ``patience`` seconds for the others.
 
         It asks ``budget`` for the part's seconds when all are there. ``expected`` are the ranks to
@@ -85,12 +87,12 @@ class Meeting:
             return roll
         members, seconds, waited = self.wait(f"{part}/roll", followers_wait)
         if self.rank not in members:
-            raise AbsentError(f"came too late for {part}")
-        return Roll(tuple(members), seconds, dict(waited))
+            raise MissingRankError(f"came too late for {part}")
+        return RollCall(tuple(members), seconds, dict(waited))
 
     def _keep(
         self, part: str, patience: float, budget: Callable[[], float], expected: tuple[int, ...]
-    ) -> Roll:
+    ) -> RollCall:
         started = time.monotonic()
         came: dict[int, float] = {}
         missing = list(expected)
@@ -105,7 +107,7 @@ class Meeting:
             time.sleep(POLL_SECONDS)
         first = min(came.values(), default=0.0)
         waited = {rank: round(came[rank] - first, 2) for rank in sorted(came)}
-        return Roll(tuple(waited), max(0.0, budget()), waited)
+        return RollCall(tuple(waited), max(0.0, budget()), waited)
 
 
 def open_store(host: str, port: int, *, first: bool, patience: float) -> Any:

@@ -15,11 +15,17 @@ from concurrent.futures import Future
 from dataclasses import asdict
 from typing import TYPE_CHECKING, TypeVar
 
-from sm_train.entrypoints.doctor.barrier import Meeting
+from sm_train.entrypoints.doctor.barrier import StoreBarrier
 from sm_train.entrypoints.doctor.bus_bandwidth import Collective, Point, busbw
-from sm_train.entrypoints.doctor.measurements import Member, PairResult, Speeds
+from sm_train.entrypoints.doctor.measurements import NodeSpeeds, PairResult, RankFacts
 from sm_train.entrypoints.doctor.process_group import Group
-from sm_train.entrypoints.doctor.round_robin import SLOW_SHARE, Pair, blame, pack_rounds, rounds
+from sm_train.entrypoints.doctor.round_robin import (
+    SLOW_SHARE,
+    Pair,
+    find_slow_links,
+    pack,
+    schedule,
+)
 from sm_train.entrypoints.doctor.sweep import sweeps
 
 if TYPE_CHECKING:
@@ -47,13 +53,13 @@ LATENCY_REPEATS = 20
 CLOCK_REPEATS = 10
 
 
-class Examination:
+class ClusterBenchmark:
     """One process's way through the parts, ``limit`` seconds until ``deadline`` (monotonic)."""
 
     def __init__(
         self,
-        meeting: Meeting,
-        member: Member,
+        meeting: StoreBarrier,
+        member: RankFacts,
         device: torch.device,
         *,
         limit: float,
@@ -116,7 +122,7 @@ class Examination:
 
     # ------------------------------------------------------------------ parts
 
-    def measure_node(self, measure: Callable[[bool], Speeds]) -> None:
+    def measure_node(self, measure: Callable[[bool], NodeSpeeds]) -> None:
         """This process by itself; ``measure`` is told whether it is its node's first."""
         first = min(lane for node, lane in self._seats.values() if node == self._member.node)
         speeds = measure(self._member.lane == first)
@@ -168,14 +174,14 @@ class Examination:
     def play_tournament(self) -> None:
         """Every node against every other, and those once more that seemed slow."""
         nodes = sorted({node for node, _ in self._seats.values()})
-        schedule = [
-            [(nodes[a], nodes[b]) for a, b in pairs] for pairs in rounds(len(nodes)) if pairs
+        played = [
+            [(nodes[a], nodes[b]) for a, b in pairs] for pairs in schedule(len(nodes)) if pairs
         ]
-        results = self._play("pairs", schedule)
+        results = self._play("pairs", played)
         if self._meeting.rank == 0:
-            accused = blame(results, share=SLOW_SHARE)
+            accused = find_slow_links(results, share=SLOW_SHARE)
             slow = accused.slow if accused else ()
-            self._meeting.put("again", pack_rounds(pair for pair in slow if results[pair] > 0))
+            self._meeting.put("again", pack(pair for pair in slow if results[pair] > 0))
         again = self._meeting.wait("again", self._followers_wait)
         self._play("again", [[(a, b) for a, b in pairs] for pairs in again])
 

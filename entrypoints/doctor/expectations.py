@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import median
 
-from sm_train.entrypoints.common.job_config import Expected, Settings
+from sm_train.entrypoints.common.job_config import ExpectedPerformance, JobConfig
 from sm_train.entrypoints.doctor.bus_bandwidth import COLLECTIVES
-from sm_train.entrypoints.doctor.measurements import Evidence, Timed
+from sm_train.entrypoints.doctor.measurements import ClusterMeasurements, GroupMeasurement
 from sm_train.entrypoints.doctor.step_time_model import (
     Fabric,
     Sweeps,
@@ -75,7 +75,7 @@ class Reference:
     firm: bool
 
 
-def reference(evidence: Evidence, expected: Expected | None) -> Reference:
+def reference(evidence: ClusterMeasurements, expected: ExpectedPerformance | None) -> Reference:
     """By the instance type; without one, the usual link of this very cluster, if it has several."""
     if expected is not None and expected.network_gbps:
         return Reference(
@@ -96,7 +96,7 @@ def reference(evidence: Evidence, expected: Expected | None) -> Reference:
     return Reference(usual, inside, _latency(evidence), why, firm=False)
 
 
-def _latency(evidence: Evidence) -> float:
+def _latency(evidence: ClusterMeasurements) -> float:
     """The one by which :func:`expected_sweep` begins as this cluster's sums do."""
     points = evidence.world.sweeps.get("all_reduce") if evidence.world else None
     if not points or evidence.world is None:
@@ -104,11 +104,11 @@ def _latency(evidence: Evidence) -> float:
     return points[0].seconds / max(1, math.ceil(math.log2(evidence.world.ranks)))
 
 
-def _inside(expected: Expected) -> float | None:
+def _inside(expected: ExpectedPerformance) -> float | None:
     return expected.nvlink_gbytes * 1e9 * NVLINK.usual if expected.nvlink_gbytes else None
 
 
-def expected_fabric(evidence: Evidence, given: Reference) -> Fabric | None:
+def expected_fabric(evidence: ClusterMeasurements, given: Reference) -> Fabric | None:
     """The cluster as it should be; None where nothing is known of it."""
     nodes, lanes = len(evidence.nodes), len({one.lane for one in evidence.members})
     whole = given.network if nodes > 1 else given.inside
@@ -128,7 +128,7 @@ def _sweeps(ranks: int, busbw: float, latency: float) -> Sweeps:
     return {one: expected_sweep(one, ranks, busbw, latency) for one in COLLECTIVES}
 
 
-def measured_fabric(evidence: Evidence) -> Fabric | None:
+def measured_fabric(evidence: ClusterMeasurements) -> Fabric | None:
     """The cluster as it is: of several groups the slowest, which the others wait for."""
     if evidence.world is None:
         return None
@@ -137,13 +137,16 @@ def measured_fabric(evidence: Evidence) -> Fabric | None:
     return Fabric(world, intra or world, inter or world)
 
 
-def _slowest(groups: Iterable[Timed]) -> Sweeps | None:
+def _slowest(groups: Iterable[GroupMeasurement]) -> Sweeps | None:
     timed = list(groups)
     return min(timed, key=lambda one: one.best() or 0.0).sweeps if timed else None
 
 
 def workload(
-    settings: Settings, evidence: Evidence, expected: Expected | None, fabric: Fabric | None
+    settings: JobConfig,
+    evidence: ClusterMeasurements,
+    expected: ExpectedPerformance | None,
+    fabric: Fabric | None,
 ) -> tuple[Workload, str] | None:
     """The run's step and what its compute rests on; None for models that nobody counted."""
     stage, bf16 = settings.stage, settings.training.precision == "bf16"
@@ -179,7 +182,7 @@ def workload(
     return replace(work, compute_seconds=compute), why
 
 
-def _gpu_memory(evidence: Evidence) -> int | None:
+def _gpu_memory(evidence: ClusterMeasurements) -> int | None:
     """Bytes of the smallest GPU; None where there are none."""
     sizes = [gpu["memory_mib"] for one in evidence.speeds.values() for gpu in one.gpus]
     return min((2**20 * size for size in sizes if size), default=None)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
 
-from sm_train.entrypoints.common.job_config import Expected
-from sm_train.entrypoints.doctor.measurements import Evidence, Speeds
+from sm_train.entrypoints.common.job_config import ExpectedPerformance
+from sm_train.entrypoints.doctor.measurements import ClusterMeasurements, NodeSpeeds
 from sm_train.entrypoints.doctor.node_facts import different
-from sm_train.entrypoints.doctor.round_robin import SLOW_SHARE, Blame, blame
+from sm_train.entrypoints.doctor.round_robin import SLOW_SHARE, SlowLinks, find_slow_links
 
 Level = Literal["warn", "fail"]
 
@@ -25,7 +25,7 @@ REPLACE = "stop the job and submit it again: other machines come, unless a warm 
 
 
 @dataclass(frozen=True)
-class Finding:
+class ClusterFinding:
     """``nodes`` are those to blame, if any; ``advice`` is what to do."""
 
     code: str
@@ -35,7 +35,9 @@ class Finding:
     nodes: tuple[int, ...] = ()
 
 
-def findings(evidence: Evidence, expected: Expected | None) -> Iterator[Finding]:
+def findings(
+    evidence: ClusterMeasurements, expected: ExpectedPerformance | None
+) -> Iterator[ClusterFinding]:
     """All that needs no prediction, the gravest kinds first."""
     yield from _absent(evidence)
     yield from _sizes(evidence, expected)
@@ -56,7 +58,7 @@ def _ranks(ranks: list[int]) -> str:
     return f"ranks {ranks[0]}–{ranks[-1]}"
 
 
-def _absent(evidence: Evidence) -> Iterator[Finding]:
+def _absent(evidence: ClusterMeasurements) -> Iterator[ClusterFinding]:
     lanes = max(1, evidence.world_size // max(1, len(evidence.hosts)))
     by_node: dict[int, list[int]] = {}
     for rank in evidence.absent:
@@ -64,7 +66,7 @@ def _absent(evidence: Evidence) -> Iterator[Finding]:
     for node, ranks in by_node.items():
         late = sorted(set(ranks) & set(evidence.too_late))
         what = "came too late" if late else "never joined"
-        yield Finding(
+        yield ClusterFinding(
             "node-late" if late else "node-absent",
             "fail",
             f"{evidence.name(node)} {what}: {_ranks(ranks)} did not answer within "
@@ -75,13 +77,13 @@ def _absent(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
-def _late(evidence: Evidence) -> Iterator[Finding]:
+def _late(evidence: ClusterMeasurements) -> Iterator[ClusterFinding]:
     by_node: dict[int, float] = {}
     for one in evidence.members:
         by_node[one.node] = max(by_node.get(one.node, 0.0), one.waited)
     for node, waited in by_node.items():
         if waited > LATE_SECONDS:
-            yield Finding(
+            yield ClusterFinding(
                 "node-late",
                 "warn",
                 f"{evidence.name(node)} came {waited:.0f} s after the first",
@@ -90,12 +92,14 @@ def _late(evidence: Evidence) -> Iterator[Finding]:
             )
 
 
-def _sizes(evidence: Evidence, expected: Expected | None) -> Iterator[Finding]:
+def _sizes(
+    evidence: ClusterMeasurements, expected: ExpectedPerformance | None
+) -> Iterator[ClusterFinding]:
     told = {one.world_size for one in evidence.members}
     if len(told) > 1:
         odd = [one for one in evidence.members if one.world_size != evidence.world_size]
         nodes = tuple(sorted({one.node for one in odd}))
-        yield Finding(
+        yield ClusterFinding(
             "world-size",
             "fail",
             f"{', '.join(map(evidence.name, nodes))}: started for {odd[0].world_size} processes, "
@@ -107,7 +111,7 @@ def _sizes(evidence: Evidence, expected: Expected | None) -> Iterator[Finding]:
     known = {*evidence.nodes, *(rank // lanes for rank in evidence.absent)}
     idle = tuple(node for node in range(len(evidence.hosts)) if node not in known)
     if idle:
-        yield Finding(
+        yield ClusterFinding(
             "world-size",
             "fail",
             f"{', '.join(map(evidence.name, idle))}: without a process of the "
@@ -119,7 +123,7 @@ def _sizes(evidence: Evidence, expected: Expected | None) -> Iterator[Finding]:
         return
     wanted = len(evidence.hosts) * expected.accelerators
     if evidence.world_size != wanted:
-        yield Finding(
+        yield ClusterFinding(
             "world-size",
             "fail",
             f"{evidence.world_size} processes on {len(evidence.hosts)} × {expected.instance_type}, "
@@ -128,13 +132,15 @@ def _sizes(evidence: Evidence, expected: Expected | None) -> Iterator[Finding]:
         )
 
 
-def _gpus(evidence: Evidence, expected: Expected | None) -> Iterator[Finding]:
+def _gpus(
+    evidence: ClusterMeasurements, expected: ExpectedPerformance | None
+) -> Iterator[ClusterFinding]:
     counts = {one.node: one.gpus for one in evidence.members}
     usual = max(counts.values(), default=0)
     wanted = expected.accelerators if expected else usual
     for node, count in counts.items():
         if count < wanted:
-            yield Finding(
+            yield ClusterFinding(
                 "gpus-missing",
                 "fail",
                 f"{evidence.name(node)} has {count} GPUs instead of {wanted}",
@@ -148,26 +154,26 @@ def _gpus(evidence: Evidence, expected: Expected | None) -> Iterator[Finding]:
             where = f"{evidence.name(node)}, GPU {number}"
             if _kind(gpu) != max(kinds, key=kinds.count):
                 message = f"{where}: {_kind(gpu)}, the others {max(kinds, key=kinds.count)}"
-                yield Finding("gpu-differs", "warn", message, REPLACE, (node,))
+                yield ClusterFinding("gpu-differs", "warn", message, REPLACE, (node,))
             if gpu["ecc_errors"]:
                 message = f"{where}: {gpu['ecc_errors']} uncorrectable memory errors"
-                yield Finding("ecc-errors", "fail", message, REPLACE, (node,))
+                yield ClusterFinding("ecc-errors", "fail", message, REPLACE, (node,))
             if gpu["ecc"] is False and corrected:
                 message = f"{where}: memory without error correction"
-                yield Finding("ecc-off", "warn", message, REPLACE, (node,))
+                yield ClusterFinding("ecc-off", "warn", message, REPLACE, (node,))
             if gpu["links_inactive"] and (gpu["links"] or (expected and expected.nvlink_gbytes)):
                 message = f"{where}: {gpu['links_inactive']} NVLinks are down"
-                yield Finding("nvlink-down", "fail", message, REPLACE, (node,))
+                yield ClusterFinding("nvlink-down", "fail", message, REPLACE, (node,))
             if gpu["slowdown"]:
                 message = f"{where}: slowed down by heat or power, at {gpu['temperature']} °C"
-                yield Finding("gpu-throttled", "warn", message, REPLACE, (node,))
+                yield ClusterFinding("gpu-throttled", "warn", message, REPLACE, (node,))
 
 
 def _kind(gpu: Mapping[str, Any]) -> str:
     return f"{gpu['name']} with {gpu['memory_mib']} MiB at up to {gpu['clock_limit_mhz']} MHz"
 
 
-def _of_nodes(evidence: Evidence) -> Iterator[tuple[int, Speeds]]:
+def _of_nodes(evidence: ClusterMeasurements) -> Iterator[tuple[int, NodeSpeeds]]:
     """What each node's first process told of the node."""
     for one in evidence.members:
         speeds = evidence.speeds.get(one.rank)
@@ -175,12 +181,14 @@ def _of_nodes(evidence: Evidence) -> Iterator[tuple[int, Speeds]]:
             yield one.node, speeds
 
 
-def _transport(evidence: Evidence, expected: Expected | None) -> Iterator[Finding]:
+def _transport(
+    evidence: ClusterMeasurements, expected: ExpectedPerformance | None
+) -> Iterator[ClusterFinding]:
     if len(evidence.hosts) < 2 or expected is None or not expected.efa:
         return
     for node, log in evidence.logs.items():
         if log["transport"] == "sockets":
-            yield Finding(
+            yield ClusterFinding(
                 "transport-sockets",
                 "fail",
                 f"{evidence.name(node)}: NCCL uses sockets, the EFA adapters lie idle",
@@ -189,7 +197,7 @@ def _transport(evidence: Evidence, expected: Expected | None) -> Iterator[Findin
                 (node,),
             )
         elif log["transport"] == "efa" and log["channels"]:
-            yield Finding(
+            yield ClusterFinding(
                 "transport-no-rdma",
                 "warn",
                 f"{evidence.name(node)}: EFA without GPUDirect RDMA, through the host's memory",
@@ -198,16 +206,16 @@ def _transport(evidence: Evidence, expected: Expected | None) -> Iterator[Findin
             )
 
 
-def accusation(evidence: Evidence) -> Blame | None:
+def accusation(evidence: ClusterMeasurements) -> SlowLinks | None:
     """Whom the pairs accuse; those of a node that left say nothing of links."""
     gone = {one.node for one in evidence.members if one.rank in evidence.gone}
     values = {
         pair: value for pair, value in evidence.node_bandwidths().items() if not gone & set(pair)
     }
-    return blame(values, share=SLOW_SHARE)
+    return find_slow_links(values, share=SLOW_SHARE)
 
 
-def _links(evidence: Evidence) -> Iterator[Finding]:
+def _links(evidence: ClusterMeasurements) -> Iterator[ClusterFinding]:
     accused = accusation(evidence)
     if accused is None:
         return
@@ -216,7 +224,7 @@ def _links(evidence: Evidence) -> Iterator[Finding]:
     for node in accused.nodes:
         own = [value for pair, value in values.items() if node in pair]
         silent = max(own) <= 0
-        yield Finding(
+        yield ClusterFinding(
             "node-unreachable" if silent else "node-slow",
             "fail" if silent else "warn",
             f"{evidence.name(node)}: no other node exchanges data with it"
@@ -228,7 +236,7 @@ def _links(evidence: Evidence) -> Iterator[Finding]:
     for pair in accused.links:
         both = " and ".join(map(evidence.name, pair))
         cut = values[pair] <= 0
-        yield Finding(
+        yield ClusterFinding(
             "link-cut" if cut else "link-slow",
             "fail" if cut else "warn",
             f"{both} do not reach each other; {usual}"
@@ -239,10 +247,10 @@ def _links(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
-def _gone(evidence: Evidence) -> Iterator[Finding]:
+def _gone(evidence: ClusterMeasurements) -> Iterator[ClusterFinding]:
     for one in evidence.members:
         if one.rank in evidence.gone:
-            yield Finding(
+            yield ClusterFinding(
                 "node-gone",
                 "fail",
                 f"{evidence.name(one.node)} was gone before {evidence.gone[one.rank]}: rank "
@@ -252,13 +260,13 @@ def _gone(evidence: Evidence) -> Iterator[Finding]:
             )
 
 
-def _unfinished(evidence: Evidence) -> Iterator[Finding]:
+def _unfinished(evidence: ClusterMeasurements) -> Iterator[ClusterFinding]:
     for part, said in evidence.failures.items():
-        yield Finding(
+        yield ClusterFinding(
             "part-failed", "fail", f"{part} did not end: {said}", "see what else was found"
         )
     if evidence.cut_short:
-        yield Finding(
+        yield ClusterFinding(
             "cut-short",
             "fail",
             f"not all was measured within {evidence.seconds:.0f} s",
@@ -266,12 +274,12 @@ def _unfinished(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
-def _versions(evidence: Evidence) -> Iterator[Finding]:
+def _versions(evidence: ClusterMeasurements) -> Iterator[ClusterFinding]:
     by_node = {one.node: one.versions for one in evidence.members}
     for name, odd in different(by_node).items():
         usual = next(one[name] for node, one in by_node.items() if node not in odd)
         for node, value in odd.items():
-            yield Finding(
+            yield ClusterFinding(
                 "versions-differ",
                 "warn",
                 f"{evidence.name(node)}: {name} {value or 'is not there'}, the others {usual}",
@@ -280,8 +288,8 @@ def _versions(evidence: Evidence) -> Iterator[Finding]:
             )
 
 
-def _outliers(evidence: Evidence) -> Iterator[Finding]:
-    kinds: tuple[tuple[str, str, Callable[[Speeds], float | None], float], ...] = (
+def _outliers(evidence: ClusterMeasurements) -> Iterator[ClusterFinding]:
+    kinds: tuple[tuple[str, str, Callable[[NodeSpeeds], float | None], float], ...] = (
         ("gpu-slow", "TFLOP/s in matrix products", lambda one: one.matmul_tflops, 1.0),
         ("copies-slow", "GB/s from host to device", lambda one: one.host_to_device, 1e9),
         ("disk-slow", "GB/s from disk", lambda one: one.disk, 1e9),
@@ -297,21 +305,21 @@ def _outliers(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _below(
-    evidence: Evidence,
+    evidence: ClusterMeasurements,
     code: str,
     unit: str,
     known: Mapping[int, float],
     places: Mapping[int, tuple[int, int]],
     least: float,
     scale: float,
-) -> Iterator[Finding]:
+) -> Iterator[ClusterFinding]:
     if len(known) < 3:
         return
     usual = median(known.values())
     for rank, value in known.items():
         if value < least * usual:
             node, lane = places[rank]
-            yield Finding(
+            yield ClusterFinding(
                 code,
                 "warn",
                 f"{evidence.name(node)}, process {lane}: {value / scale:.3g} {unit}, the others "
@@ -321,7 +329,7 @@ def _below(
             )
 
 
-def clock_offsets(evidence: Evidence) -> dict[int, tuple[float, float]]:
+def clock_offsets(evidence: ClusterMeasurements) -> dict[int, tuple[float, float]]:
     """Node → seconds ahead of the first node, and how uncertain that is."""
     first = evidence.nodes[0] if evidence.nodes else 0
     found: dict[int, tuple[float, float]] = {}
@@ -334,7 +342,7 @@ def clock_offsets(evidence: Evidence) -> dict[int, tuple[float, float]]:
     return found
 
 
-def _clocks(evidence: Evidence) -> Iterator[Finding]:
+def _clocks(evidence: ClusterMeasurements) -> Iterator[ClusterFinding]:
     offsets = clock_offsets(evidence)
     if not offsets:
         return
@@ -342,7 +350,7 @@ def _clocks(evidence: Evidence) -> Iterator[Finding]:
     for node, (offset, uncertainty) in {evidence.nodes[0]: (0.0, 0.0), **offsets}.items():
         ahead = offset - usual
         if abs(ahead) - uncertainty > SKEW_SECONDS:
-            yield Finding(
+            yield ClusterFinding(
                 "clock-skew",
                 "warn",
                 f"{evidence.name(node)}: its clock is {abs(ahead):.1f} s "

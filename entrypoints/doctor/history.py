@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sm_train.entrypoints.common.atomic_write import write_whole
-from sm_train.entrypoints.doctor.findings import Finding
-from sm_train.entrypoints.doctor.measurements import Evidence
+from sm_train.entrypoints.common.atomic_write import write_atomic
+from sm_train.entrypoints.doctor.findings import ClusterFinding
+from sm_train.entrypoints.doctor.measurements import ClusterMeasurements
 
 FOLDER = "doctor"
 VERSION = 1
@@ -43,7 +43,7 @@ def keep(folder: Path, document: dict[str, Any]) -> Path:
     """Write a result, whole or not at all; returns where."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{document['time'].replace(':', '').replace('-', '')}.json"
-    write_whole(path, (json.dumps(document, indent=1) + "\n").encode())
+    write_atomic(path, (json.dumps(document, indent=1) + "\n").encode())
     return path
 
 
@@ -80,7 +80,7 @@ def earlier(documents: Sequence[dict[str, Any]]) -> list[Earlier]:
     ]
 
 
-def accused(evidence: Evidence, found: Sequence[Finding]) -> list[dict[str, Any]]:
+def accused(evidence: ClusterMeasurements, found: Sequence[ClusterFinding]) -> list[dict[str, Any]]:
     """The nodes that a result remembers as failed or slow; by instance id where it is visible."""
     ids = {one.node: one.instance_id for one in evidence.members}
     seen = sorted({(node, one.code) for one in found for node in one.nodes})
@@ -95,8 +95,8 @@ SEEN_BEFORE = "seen-before"
 
 
 def compare(
-    evidence: Evidence, network: float | None, before: Sequence[Earlier]
-) -> Iterator[Finding]:
+    evidence: ClusterMeasurements, network: float | None, before: Sequence[Earlier]
+) -> Iterator[ClusterFinding]:
     """Against the last result of the same kind of cluster, and nodes that were accused before."""
     cluster = (evidence.instance_type, evidence.backend, len(evidence.hosts), evidence.world_size)
     alike = [
@@ -108,7 +108,7 @@ def compare(
         last = alike[-1]
         slower = 1 - network / (last.network or network)
         if slower > NOTEWORTHY:
-            yield Finding(
+            yield ClusterFinding(
                 "slower-than-last",
                 "warn",
                 f"the network is {slower:.0%} slower than your last ({last.time[:10]}, "
@@ -123,7 +123,7 @@ def compare(
     for node in evidence.nodes:
         instance_id = next(one.instance_id for one in evidence.members if one.node == node)
         for time, code in known.get(instance_id or "", [])[-1:]:
-            yield Finding(
+            yield ClusterFinding(
                 SEEN_BEFORE,
                 "warn",
                 f"{evidence.name(node)} was found fault with before: {code} on {time}",

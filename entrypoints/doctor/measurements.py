@@ -15,7 +15,7 @@ from sm_train.entrypoints.doctor.step_time_model import Sweeps
 
 
 @dataclass(frozen=True)
-class Member:
+class RankFacts:
     """One process that came; ``waited`` is how long after the first one."""
 
     rank: int
@@ -29,7 +29,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Speeds:
+class NodeSpeeds:
     """What one process measured by itself; those of files are of its node, from its first lane."""
 
     matmul_tflops: float | None = None
@@ -41,7 +41,7 @@ class Speeds:
 
 
 @dataclass(frozen=True)
-class Timed:
+class GroupMeasurement:
     """Sweeps of one group of ``ranks`` processes."""
 
     ranks: int
@@ -71,7 +71,7 @@ class PairResult:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class ClusterMeasurements:
     """``hosts`` are the platform's names; ``absent`` are ranks that took no part,
     ``too_late`` those of them that came after the roll was closed; ``gone`` are
     those that left, each with the part to which it did not come any more.
@@ -85,14 +85,14 @@ class Evidence:
     world_size: int
     backend: str
     join_seconds: float
-    members: tuple[Member, ...]
+    members: tuple[RankFacts, ...]
     absent: tuple[int, ...] = ()
     too_late: tuple[int, ...] = ()
     gone: Mapping[int, str] = field(default_factory=dict)
-    speeds: Mapping[int, Speeds] = field(default_factory=dict)
-    world: Timed | None = None
-    intra: Mapping[int, Timed] = field(default_factory=dict)
-    inter: Mapping[int, Timed] = field(default_factory=dict)
+    speeds: Mapping[int, NodeSpeeds] = field(default_factory=dict)
+    world: GroupMeasurement | None = None
+    intra: Mapping[int, GroupMeasurement] = field(default_factory=dict)
+    inter: Mapping[int, GroupMeasurement] = field(default_factory=dict)
     pairs: tuple[PairResult, ...] = ()
     logs: Mapping[int, dict[str, Any]] = field(default_factory=dict)
     failures: Mapping[str, str] = field(default_factory=dict)
@@ -143,7 +143,7 @@ class Evidence:
         }
 
 
-def _timed(timed: Timed) -> dict[str, Any]:
+def _timed(timed: GroupMeasurement) -> dict[str, Any]:
     return {
         "ranks": timed.ranks,
         **{
@@ -161,10 +161,10 @@ def _timed(timed: Timed) -> dict[str, Any]:
     }
 
 
-def timed_from(document: Mapping[str, Any]) -> Timed:
+def timed_from(document: Mapping[str, Any]) -> GroupMeasurement:
     """Sweeps as they pass through the store: collective → pairs of bytes and seconds."""
     sweeps: dict[Collective, tuple[Point, ...]] = {
         name: tuple(Point(size, seconds) for size, seconds in points)
         for name, points in document["sweeps"].items()
     }
-    return Timed(document["ranks"], sweeps)
+    return GroupMeasurement(document["ranks"], sweeps)

@@ -106,10 +106,10 @@ def decoded_per_second(shards: list[Path], image_key: str, resolution: int) -> f
 
     None where no image could be decoded, or need not be: the shards carry latents.
     """
-    from sm_train.entrypoints.data.image_decoder import Target
+    from sm_train.entrypoints.data.image_decoder import DecodeSpec
     from sm_train.entrypoints.data.image_header import DecodeError
 
-    target = Target(resolution, resolution)
+    target = DecodeSpec(resolution, resolution)
     out = torch.empty((resolution, resolution, 3), dtype=torch.uint8)
     done, started = 0, time.perf_counter()
     for content in _images(shards, tuple(f".{one}" for one in image_key.split(";"))):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sm_train.entrypoints.common.events import Events
-from sm_train.entrypoints.common.job_config import Settings
-from sm_train.entrypoints.common.sagemaker_paths import Directories
+from sm_train.entrypoints.common.events import EventLog
+from sm_train.entrypoints.common.job_config import JobConfig
+from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
 from sm_train.entrypoints.doctor.history import (
     FOLDER,
     VERSION,
@@ -16,12 +16,15 @@ from sm_train.entrypoints.doctor.history import (
     now,
     results,
 )
-from sm_train.entrypoints.doctor.measurements import Evidence
-from sm_train.entrypoints.doctor.verdict import Verdict, judge
+from sm_train.entrypoints.doctor.measurements import ClusterMeasurements
+from sm_train.entrypoints.doctor.verdict import DoctorVerdict, judge
 
 
 def conclude(
-    settings: Settings, evidence: Evidence, directories: Directories, events: Events
+    settings: JobConfig,
+    evidence: ClusterMeasurements,
+    directories: SageMakerPaths,
+    events: EventLog,
 ) -> dict[str, Any]:
     """Judge, keep the result and say it; returns what every process needs of the verdict."""
     folders = [directories.checkpoints / FOLDER, directories.channel("previous") / FOLDER]
@@ -54,7 +57,9 @@ def conclude(
     return {"level": verdict.level, "sentence": verdict.sentence}
 
 
-def result_document(settings: Settings, evidence: Evidence, verdict: Verdict) -> dict[str, Any]:
+def result_document(
+    settings: JobConfig, evidence: ClusterMeasurements, verdict: DoctorVerdict
+) -> dict[str, Any]:
     """What is kept of one examination."""
     return {
         "version": VERSION,

@@ -17,7 +17,7 @@ SLOW_SHARE = 0.7
 """A link below this share of the others' is slow."""
 
 
-def rounds(nodes: int) -> tuple[tuple[Pair, ...], ...]:
+def schedule(nodes: int) -> tuple[tuple[Pair, ...], ...]:
     """All pairs ``(low, high)`` of ``nodes``, each once, by rounds.
 
     Raises:
@@ -37,7 +37,7 @@ def rounds(nodes: int) -> tuple[tuple[Pair, ...], ...]:
 
 
 @dataclass(frozen=True)
-class Blame:
+class SlowLinks:
     """Nodes all of whose links are slow, and slow links between nodes that are not.
 
     ``typical`` is the median of the faster half, in the matrix's own unit; ``slow`` are all slow
@@ -50,7 +50,7 @@ class Blame:
     slow: tuple[Pair, ...]
 
 
-def blame(bandwidths: Mapping[Pair, float], *, share: float) -> Blame | None:
+def find_slow_links(bandwidths: Mapping[Pair, float], *, share: float) -> SlowLinks | None:
     """Whom to accuse, where a pair is slow below ``share`` of the typical one; None without pairs.
 
     A node is accused if more than half of its links are slow; of several, the one with the most
@@ -68,10 +68,10 @@ def blame(bandwidths: Mapping[Pair, float], *, share: float) -> Blame | None:
         nodes.append(accused[0])
         left = {pair: value for pair, value in left.items() if accused[0] not in pair}
     links = tuple(sorted(slow & left.keys()))
-    return Blame(typical, tuple(sorted(nodes)), links, tuple(sorted(slow)))
+    return SlowLinks(typical, tuple(sorted(nodes)), links, tuple(sorted(slow)))
 
 
-def pack_rounds(pairs: Iterable[Pair]) -> list[list[Pair]]:
+def pack(pairs: Iterable[Pair]) -> list[list[Pair]]:
     """``pairs`` by rounds in each of which a node has one partner at most: first fit."""
     packed: list[list[Pair]] = []
     for pair in pairs:

@@ -15,8 +15,8 @@ import tempfile
 from pathlib import Path
 from typing import Literal
 
-from sm_train.entrypoints.common.job_config import Settings
-from sm_train.entrypoints.common.sagemaker_paths import Hosts
+from sm_train.entrypoints.common.job_config import JobConfig
+from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig
 
 Mode = Literal["fail", "warn", "off"]
 
@@ -28,7 +28,7 @@ class UnfitClusterError(RuntimeError):
     """The run file says not to train on such a cluster; the message is one line."""
 
 
-def mode(settings: Settings, hosts: Hosts) -> Mode:
+def mode(settings: JobConfig, hosts: ResourceConfig) -> Mode:
     """What the run file says; by itself: warn on several real machines, off elsewhere."""
     said = settings.doctor.mode
     if said != "auto":
@@ -37,7 +37,7 @@ def mode(settings: Settings, hosts: Hosts) -> Mode:
     return "warn" if real and len(hosts.all) > 1 else "off"
 
 
-def examine(settings: Settings, document: Path, *, fail: bool) -> str:
+def examine(settings: JobConfig, document: Path, *, fail: bool) -> str:
     """Run the doctor to its end; returns its sentence.
 
     Raises:

@@ -75,7 +75,7 @@ class Fabric:
 
 
 @dataclass(frozen=True)
-class Step:
+class StepTime:
     """Seconds of one optimizer step: computing, communicating, and what of that is exposed."""
 
     compute_seconds: float
@@ -87,12 +87,12 @@ class Step:
         return self.compute_seconds + self.exposed_seconds
 
 
-def predict_step(work: Workload, fabric: Fabric) -> Step | None:
+def predict_step(work: Workload, fabric: Fabric) -> StepTime | None:
     """The step on this fabric; None where a sweep that it needs is missing."""
     compute = work.compute_seconds * work.accumulation
     if work.sharding == "none":
         sent = _summed(work, work.gradient_bytes, fabric.world)
-        return None if sent is None else Step(compute, *sent)
+        return None if sent is None else StepTime(compute, *sent)
     split = _split_step(work, fabric.intra if work.sharding == "hybrid_shard" else fabric.world)
     if split is None:
         return None
@@ -102,7 +102,7 @@ def predict_step(work: Workload, fabric: Fabric) -> Step | None:
         if between is None:
             return None
         total, exposed = total + between[0], exposed + between[1]
-    return Step(compute, total, exposed)
+    return StepTime(compute, total, exposed)
 
 
 def bucket_sizes(gradient_bytes: int) -> tuple[int, ...]:

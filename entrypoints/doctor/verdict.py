@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any, Literal
 
-from sm_train.entrypoints.common.job_config import Expected, Settings
+from sm_train.entrypoints.common.job_config import ExpectedPerformance, JobConfig
 from sm_train.entrypoints.doctor.expectations import (
     MATMUL,
     NETWORK,
@@ -23,14 +23,14 @@ from sm_train.entrypoints.doctor.expectations import (
     reference,
     workload,
 )
-from sm_train.entrypoints.doctor.findings import OUTLIER, REPLACE, Finding, findings
+from sm_train.entrypoints.doctor.findings import OUTLIER, REPLACE, ClusterFinding, findings
 from sm_train.entrypoints.doctor.history import Earlier, compare
-from sm_train.entrypoints.doctor.measurements import Evidence
-from sm_train.entrypoints.doctor.step_time_model import Step, predict_step
+from sm_train.entrypoints.doctor.measurements import ClusterMeasurements
+from sm_train.entrypoints.doctor.step_time_model import StepTime, predict_step
 
 
 @dataclass(frozen=True)
-class Part:
+class MeasuredFigure:
     """One measured figure of ``unit``; ``share`` is of what is expected, None if nothing is."""
 
     name: str
@@ -56,16 +56,16 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class DoctorVerdict:
     level: Literal["ok", "warn", "fail"]
     sentence: str
-    parts: tuple[Part, ...]
-    findings: tuple[Finding, ...]
+    parts: tuple[MeasuredFigure, ...]
+    findings: tuple[ClusterFinding, ...]
     prediction: Prediction | None
     network: float | None
     """The bandwidth by which runs are compared, bytes a second."""
 
-    def as_document(self, evidence: Evidence) -> dict[str, Any]:
+    def as_document(self, evidence: ClusterMeasurements) -> dict[str, Any]:
         return {
             "level": self.level,
             "sentence": self.sentence,
@@ -78,7 +78,9 @@ class Verdict:
         }
 
 
-def judge(settings: Settings, evidence: Evidence, earlier: Sequence[Earlier] = ()) -> Verdict:
+def judge(
+    settings: JobConfig, evidence: ClusterMeasurements, earlier: Sequence[Earlier] = ()
+) -> DoctorVerdict:
     """Everything that the evidence says of the cluster and of this run on it."""
     expected = settings.expected
     if expected is not None and expected.instance_type != evidence.instance_type:
@@ -95,7 +97,7 @@ def judge(settings: Settings, evidence: Evidence, earlier: Sequence[Earlier] = (
         *compare(evidence, network, earlier),
     ]
     level = _level(found)
-    return Verdict(
+    return DoctorVerdict(
         level,
         _sentence(evidence, parts, found, prediction),
         parts,
@@ -105,21 +107,23 @@ def judge(settings: Settings, evidence: Evidence, earlier: Sequence[Earlier] = (
     )
 
 
-def _level(found: Sequence[Finding]) -> Literal["ok", "warn", "fail"]:
+def _level(found: Sequence[ClusterFinding]) -> Literal["ok", "warn", "fail"]:
     levels = {one.level for one in found}
     return "fail" if "fail" in levels else "warn" if levels else "ok"
 
 
 def _part(
     name: str, measured: float, unit: str, expected: float | None, band: Band, source: str
-) -> Part:
+) -> MeasuredFigure:
     share = measured / expected if expected else None
     low = band.low / band.usual
     level: Literal["ok", "warn"] = "warn" if share is not None and share < low else "ok"
-    return Part(name, measured, unit, expected, share, level, source)
+    return MeasuredFigure(name, measured, unit, expected, share, level, source)
 
 
-def _parts(evidence: Evidence, expected: Expected | None, given: Reference) -> Iterator[Part]:
+def _parts(
+    evidence: ClusterMeasurements, expected: ExpectedPerformance | None, given: Reference
+) -> Iterator[MeasuredFigure]:
     many = len(evidence.nodes) > 1
     if evidence.world and (best := evidence.world.best()):
         if many:
@@ -145,16 +149,18 @@ def _parts(evidence: Evidence, expected: Expected | None, given: Reference) -> I
     ):
         known = [value for value in values if value]
         if known:
-            yield Part(name, min(known), "B/s", None, None, "ok", "the slowest")
+            yield MeasuredFigure(name, min(known), "B/s", None, None, "ok", "the slowest")
     latencies = [one.latency for one in evidence.pairs if one.latency]
     if latencies:
-        yield Part("latency", max(latencies), "s", None, None, "ok", "the slowest pair of nodes")
+        yield MeasuredFigure(
+            "latency", max(latencies), "s", None, None, "ok", "the slowest pair of nodes"
+        )
 
 
-def _slow_parts(parts: Sequence[Part]) -> Iterator[Finding]:
+def _slow_parts(parts: Sequence[MeasuredFigure]) -> Iterator[ClusterFinding]:
     for one in parts:
         if one.level == "warn" and one.share is not None:
-            yield Finding(
+            yield ClusterFinding(
                 f"{one.name.replace(' ', '-')}-slow",
                 "warn",
                 f"{one.name} at {one.share:.0%} of expected ({one.source})",
@@ -164,7 +170,10 @@ def _slow_parts(parts: Sequence[Part]) -> Iterator[Finding]:
 
 
 def _predict(
-    settings: Settings, evidence: Evidence, expected: Expected | None, given: Reference
+    settings: JobConfig,
+    evidence: ClusterMeasurements,
+    expected: ExpectedPerformance | None,
+    given: Reference,
 ) -> Prediction | None:
     ideal = expected_fabric(evidence, given)
     real = measured_fabric(evidence)
@@ -173,7 +182,9 @@ def _predict(
         return None
     work, basis = found
     slower = replace(work, compute_seconds=work.compute_seconds * _slowest_device(evidence))
-    step = predict_step(slower, real) if real else Step(*_alone(slower.compute_seconds, settings))
+    step = (
+        predict_step(slower, real) if real else StepTime(*_alone(slower.compute_seconds, settings))
+    )
     whole = predict_step(work, ideal) if ideal else None
     if step is None:
         return None
@@ -190,11 +201,11 @@ def _predict(
     )
 
 
-def _alone(compute: float, settings: Settings) -> tuple[float, float, float]:
+def _alone(compute: float, settings: JobConfig) -> tuple[float, float, float]:
     return compute * settings.stage.accumulation, 0.0, 0.0
 
 
-def _slowest_device(evidence: Evidence) -> float:
+def _slowest_device(evidence: ClusterMeasurements) -> float:
     """How much longer the slowest device computes than the usual one, if it stands out."""
     rates = [one.matmul_tflops for one in evidence.speeds.values() if one.matmul_tflops]
     least = OUTLIER.get(evidence.backend, OUTLIER["nccl"])
@@ -204,7 +215,10 @@ def _slowest_device(evidence: Evidence) -> float:
 
 
 def _usd(
-    settings: Settings, evidence: Evidence, expected: Expected | None, step_seconds: float
+    settings: JobConfig,
+    evidence: ClusterMeasurements,
+    expected: ExpectedPerformance | None,
+    step_seconds: float,
 ) -> float | None:
     if expected is None or expected.usd_per_instance_hour is None:
         return None
@@ -213,11 +227,11 @@ def _usd(
 
 
 def _too_slow(
-    settings: Settings, prediction: Prediction | None, *, firm: bool
-) -> Iterator[Finding]:
+    settings: JobConfig, prediction: Prediction | None, *, firm: bool
+) -> Iterator[ClusterFinding]:
     most = settings.doctor.max_slowdown
     if prediction and prediction.slowdown and prediction.slowdown > most:
-        yield Finding(
+        yield ClusterFinding(
             "too-slow",
             "fail" if firm else "warn",
             f"this run would be {_times(prediction.slowdown)} slower than expected, "
@@ -227,8 +241,8 @@ def _too_slow(
 
 
 def _loading(
-    settings: Settings, evidence: Evidence, prediction: Prediction | None
-) -> Iterator[Finding]:
+    settings: JobConfig, evidence: ClusterMeasurements, prediction: Prediction | None
+) -> Iterator[ClusterFinding]:
     """Whether each node's loader keeps up with the step, at the speed that is expected."""
     if prediction is None:
         return
@@ -239,7 +253,7 @@ def _loading(
         lanes = sum(other.node == one.node for other in evidence.members)
         need = speed * stage.per_gpu_batch * stage.accumulation * lanes
         if rate and rate < need:
-            yield Finding(
+            yield ClusterFinding(
                 "loader-slow",
                 "warn",
                 f"{evidence.name(one.node)} loads {rate:.0f} images/s and a step needs {need:.0f}: "
@@ -250,9 +264,9 @@ def _loading(
 
 
 def _sentence(
-    evidence: Evidence,
-    parts: Sequence[Part],
-    found: Sequence[Finding],
+    evidence: ClusterMeasurements,
+    parts: Sequence[MeasuredFigure],
+    found: Sequence[ClusterFinding],
     prediction: Prediction | None,
 ) -> str:
     chain = []

@@ -21,22 +21,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sm_train.entrypoints.common.atomic_write import write_whole
-from sm_train.entrypoints.common.events import Events
-from sm_train.entrypoints.common.job_config import Settings, read_settings
-from sm_train.entrypoints.common.parent_death import end_with_starter
-from sm_train.entrypoints.common.sagemaker_paths import Directories, Hosts
+from sm_train.entrypoints.common.atomic_write import write_atomic
+from sm_train.entrypoints.common.events import EventLog
+from sm_train.entrypoints.common.job_config import JobConfig, read_job_config
+from sm_train.entrypoints.common.parent_death import exit_with_launcher
+from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig, SageMakerPaths
 from sm_train.entrypoints.distributed.backend import decide
 from sm_train.entrypoints.doctor import node_benchmarks, node_facts
-from sm_train.entrypoints.doctor.barrier import POLL_SECONDS, AbsentError, Meeting, open_store
-from sm_train.entrypoints.doctor.cluster_benchmark import RESERVE_SECONDS, Examination
+from sm_train.entrypoints.doctor.barrier import (
+    POLL_SECONDS,
+    MissingRankError,
+    StoreBarrier,
+    open_store,
+)
+from sm_train.entrypoints.doctor.cluster_benchmark import RESERVE_SECONDS, ClusterBenchmark
 from sm_train.entrypoints.doctor.gpu_inventory import read_gpus
 from sm_train.entrypoints.doctor.measurements import (
-    Evidence,
-    Member,
+    ClusterMeasurements,
+    GroupMeasurement,
+    NodeSpeeds,
     PairResult,
-    Speeds,
-    Timed,
+    RankFacts,
     timed_from,
 )
 from sm_train.entrypoints.doctor.nccl_log import parse_nccl_log
@@ -56,7 +61,7 @@ MOST_BYTES = 2**30
 
 
 @dataclass(frozen=True)
-class Seat:
+class RankInfo:
     """Where a process sits, from what launchers set."""
 
     rank: int
@@ -66,7 +71,7 @@ class Seat:
     node: int
 
     @classmethod
-    def read(cls, hosts: Hosts) -> Seat:
+    def read(cls, hosts: ResourceConfig) -> RankInfo:
         def number(name: str, default: int) -> int:
             return int(os.environ.get(name, default))
 
@@ -82,13 +87,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--document", type=Path, required=True)
     parser.add_argument("--verdict", type=Path, required=True)
     options = parser.parse_args(arguments)
-    end_with_starter()
-    settings = read_settings(options.document, options.stage)
-    directories = Directories.from_environment()
+    exit_with_launcher()
+    settings = read_job_config(options.document, options.stage)
+    directories = SageMakerPaths.from_environment()
     process = _Process(settings, directories, options.verdict.parent / "nccl.log")
     try:
         verdict = process.run()
-        write_whole(options.verdict, json.dumps(verdict).encode())
+        write_atomic(options.verdict, json.dumps(verdict).encode())
     except Exception:
         traceback.print_exc()
     # Groups are not destroyed, and a thread may hang in one.
@@ -100,13 +105,13 @@ def main(arguments: list[str] | None = None) -> None:
 class _Process:
     """One of the doctor's processes; NCCL writes its log to ``log``."""
 
-    def __init__(self, settings: Settings, directories: Directories, log: Path) -> None:
-        hosts = Hosts.read(directories)
+    def __init__(self, settings: JobConfig, directories: SageMakerPaths, log: Path) -> None:
+        hosts = ResourceConfig.read(directories)
         self._settings, self._directories, self._hosts = settings, directories, hosts
         self._started = time.monotonic()
         self._deadline = self._started + settings.doctor.limit
-        self._seat = Seat.read(hosts)
-        self._events = Events(node=self._seat.node, rank=self._seat.rank)
+        self._seat = RankInfo.read(hosts)
+        self._events = EventLog(node=self._seat.node, rank=self._seat.rank)
         choice = decide(nodes=len(hosts.all), collective="nccl", instance_type=hosts.instance_type)
         self._backend = choice.backend
         for name, value in choice.set_variables.items():
@@ -133,7 +138,7 @@ class _Process:
         try:
             self._host, self._port = self._find_store()
             meeting, own = self._meet(), self._meet()
-        except (AbsentError, RuntimeError) as error:
+        except (MissingRankError, RuntimeError) as error:
             return self._alone(str(error).splitlines()[0])
         examined = threading.Event()
         threading.Thread(target=self._examine, args=(meeting, examined), daemon=True).start()
@@ -159,18 +164,18 @@ class _Process:
             return host, port + 1
         # The launcher's own store says at which free port ours is; it must not be used itself,
         # since training meets there.
-        known = Meeting(open_store(host, port, first=False, patience=self._patience), 1, 1)
+        known = StoreBarrier(open_store(host, port, first=False, patience=self._patience), 1, 1)
         key = f"doctor-port/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
         if first:
             self._kept = open_store(host, 0, first=True, patience=self._patience)
             known.put(key, self._kept.port)
         return host, known.wait(key, self._patience)
 
-    def _meet(self) -> Meeting:
+    def _meet(self) -> StoreBarrier:
         """A connection of its own: one that waits would make others wait."""
         # Torch tries twice.
         store = open_store(self._host, self._port, first=False, patience=self._patience / 2)
-        return Meeting(store, self._seat.rank, self._seat.world_size)
+        return StoreBarrier(store, self._seat.rank, self._seat.world_size)
 
     def _alone(self, why: str) -> dict[str, Any]:
         """The store cannot be reached: all there is to say."""
@@ -186,10 +191,10 @@ class _Process:
 
     # ------------------------------------------------------------------ measuring
 
-    def _examine(self, meeting: Meeting, examined: threading.Event) -> None:
+    def _examine(self, meeting: StoreBarrier, examined: threading.Event) -> None:
         try:
             self._go_through_parts(meeting)
-        except AbsentError as error:
+        except MissingRankError as error:
             meeting.put(f"failed/meeting/{self._seat.rank}", str(error))
         except Exception as error:
             line = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
@@ -198,10 +203,10 @@ class _Process:
         finally:
             examined.set()
 
-    def _go_through_parts(self, meeting: Meeting) -> None:
+    def _go_through_parts(self, meeting: StoreBarrier) -> None:
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)  # each thread has one of its own
-        examination = Examination(
+        examination = ClusterBenchmark(
             meeting,
             self._member(),
             self._device,
@@ -217,10 +222,10 @@ class _Process:
         examination.play_tournament()
         examination.finish()
 
-    def _member(self) -> Member:
+    def _member(self) -> RankFacts:
         seat, versions = self._seat, node_facts.versions()
         driver = self._gpus[0].driver if self._gpus else None
-        return Member(
+        return RankFacts(
             rank=seat.rank,
             node=seat.node,
             lane=seat.lane,
@@ -237,8 +242,8 @@ class _Process:
             free = node_facts.free_memory()
         return int(min(MOST_BYTES, MEMORY_SHARE * free))
 
-    def _speeds(self, first: bool) -> Speeds:
-        speeds = Speeds(
+    def _speeds(self, first: bool) -> NodeSpeeds:
+        speeds = NodeSpeeds(
             matmul_tflops=node_benchmarks.matmul_tflops(self._device),
             host_to_device=node_benchmarks.host_to_device_bytes_per_second(self._device),
         )
@@ -263,7 +268,7 @@ class _Process:
 
     # ------------------------------------------------------------------ the verdict
 
-    def _judge(self, meeting: Meeting, *, cut_short: bool) -> dict[str, Any]:
+    def _judge(self, meeting: StoreBarrier, *, cut_short: bool) -> dict[str, Any]:
         evidence = self._collect(meeting, cut_short=cut_short)
         verdict = conclude(self._settings, evidence, self._directories, self._events)
         meeting.put("verdict", verdict)
@@ -274,23 +279,23 @@ class _Process:
             time.sleep(POLL_SECONDS)
         return verdict
 
-    def _hear(self, meeting: Meeting) -> dict[str, Any]:
+    def _hear(self, meeting: StoreBarrier) -> dict[str, Any]:
         left = self._deadline + FAREWELL_SECONDS - time.monotonic()
         try:
             verdict: dict[str, Any] = meeting.wait("verdict", left)
             meeting.put(f"heard/{self._seat.rank}", 1)
-        except (AbsentError, RuntimeError) as error:
+        except (MissingRankError, RuntimeError) as error:
             return {"level": "fail", "sentence": f"no verdict: {str(error).splitlines()[0]}"}
         return verdict
 
-    def _collect(self, meeting: Meeting, *, cut_short: bool) -> Evidence:
+    def _collect(self, meeting: StoreBarrier, *, cut_short: bool) -> ClusterMeasurements:
         """Everything that reached the store."""
         ranks = range(meeting.size)
         facts = {rank: meeting.get(f"facts/{rank}") for rank in ranks}
         roll = meeting.get("join/roll") or [[], 0.0, []]
         waited = dict(map(tuple, roll[2]))
         members = [
-            Member(**{key: value for key, value in one.items() if key != "most_bytes"})
+            RankFacts(**{key: value for key, value in one.items() if key != "most_bytes"})
             for rank, one in facts.items()
             if one is not None and rank in waited
         ]
@@ -299,7 +304,7 @@ class _Process:
         nodes = sorted({one.node for one in members})
         lanes = sorted({one.lane for one in members})
         world = meeting.get("world/timed/all")
-        return Evidence(
+        return ClusterMeasurements(
             hosts=self._hosts.all if len(self._hosts.all) > 1 else _named(nodes, self._hosts),
             instance_type=self._hosts.instance_type,
             world_size=meeting.size,
@@ -309,7 +314,7 @@ class _Process:
             absent=tuple(rank for rank in ranks if rank not in waited),
             too_late=tuple(rank for rank in ranks if facts[rank] and rank not in waited),
             gone={one.rank: part for one in members if (part := meeting.get(f"gone/{one.rank}"))},
-            speeds={rank: Speeds(**one) for rank, one in speeds.items() if one},
+            speeds={rank: NodeSpeeds(**one) for rank, one in speeds.items() if one},
             world=timed_from(world) if world else None,
             intra=_all_timed(meeting, "intra", nodes),
             inter=_all_timed(meeting, "inter", lanes),
@@ -321,14 +326,14 @@ class _Process:
         )
 
 
-def _named(nodes: list[int], hosts: Hosts) -> tuple[str, ...]:
+def _named(nodes: list[int], hosts: ResourceConfig) -> tuple[str, ...]:
     """Names where the platform names one host alone."""
     if len(nodes) < 2:
         return hosts.all
     return tuple(f"node-{node + 1}" for node in range(nodes[-1] + 1))
 
 
-def _interface(directories: Directories) -> str | None:
+def _interface(directories: SageMakerPaths) -> str | None:
     """The network interface that the platform names."""
     path = directories.input_config / "resourceconfig.json"
     if not path.exists():
@@ -337,12 +342,12 @@ def _interface(directories: Directories) -> str | None:
     return name
 
 
-def _all_timed(meeting: Meeting, part: str, names: list[int]) -> dict[int, Timed]:
+def _all_timed(meeting: StoreBarrier, part: str, names: list[int]) -> dict[int, GroupMeasurement]:
     found = {name: meeting.get(f"{part}/timed/{name}") for name in names}
     return {name: timed_from(one) for name, one in found.items() if one}
 
 
-def _pairs(meeting: Meeting, nodes: list[int], lanes: list[int]) -> tuple[PairResult, ...]:
+def _pairs(meeting: StoreBarrier, nodes: list[int], lanes: list[int]) -> tuple[PairResult, ...]:
     """The better of two meetings: chance only slows."""
     found = []
     for place, a in enumerate(nodes):
@@ -356,7 +361,7 @@ def _pairs(meeting: Meeting, nodes: list[int], lanes: list[int]) -> tuple[PairRe
     return tuple(found)
 
 
-def _logs(meeting: Meeting, members: list[Member]) -> dict[int, dict[str, Any]]:
+def _logs(meeting: StoreBarrier, members: list[RankFacts]) -> dict[int, dict[str, Any]]:
     """One log of each node: that of its first process which has any."""
     found: dict[int, dict[str, Any]] = {}
     for one in members:
@@ -365,7 +370,7 @@ def _logs(meeting: Meeting, members: list[Member]) -> dict[int, dict[str, Any]]:
     return found
 
 
-def _failures(meeting: Meeting, members: list[Member]) -> dict[str, str]:
+def _failures(meeting: StoreBarrier, members: list[RankFacts]) -> dict[str, str]:
     found = {}
     for part in ("world", "intra", "inter", "meeting", "process"):
         for one in members:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sm_train.entrypoints.common.job_config import Model, SettingsError
-from sm_train.entrypoints.common.sample_rng import Draws
+from sm_train.entrypoints.common.job_config import JobConfigError, ModelConfig
+from sm_train.entrypoints.common.sample_rng import SampleRng
 from sm_train.entrypoints.models.components import downsampling, numbered, read_preset
 from sm_train.entrypoints.models.network import Network, network_folder
 from sm_train.entrypoints.models.objectives import Objective, objective_of
@@ -60,7 +60,7 @@ class TextEncoders:
 
 
 @dataclass(frozen=True)
-class Parts:
+class ModelComponents:
     """A model's parts; ``vae`` is None for a model on pixels.
 
     ``random_frozen`` names parts that are neither trained nor loaded. The network has no memory
@@ -83,10 +83,10 @@ class Parts:
         """Pixels of an image's side for one of the network's input."""
         return downsampling(None if self.vae is None else self.vae.config)
 
-    def draws(self, seed: int) -> Draws:
+    def draws(self, seed: int) -> SampleRng:
         """What is random in training on an image; an autoencoder's latents are drawn too."""
         kinds = 1 if self.vae is None else 2
-        return Draws(seed, kinds, self.network.config.in_channels, self.scale)
+        return SampleRng(seed, kinds, self.network.config.in_channels, self.scale)
 
     def trained(self) -> TextToImage:
         """The parts that learn, as one module that shares their weights."""
@@ -105,8 +105,8 @@ class Parts:
 
 
 def build(
-    model: Model, resolution: int, *, components: Path | None, previous: Path | None
-) -> Parts:
+    model: ModelConfig, resolution: int, *, components: Path | None, previous: Path | None
+) -> ModelComponents:
     """Build a preset for images of ``resolution`` pixels.
 
     ``components`` holds frozen parts and, if there, a network to start from; ``previous`` is the
@@ -137,7 +137,7 @@ def build(
     scale = downsampling(None if vae is None else vae.config)
     starts = [one for one in (previous, components) if one is not None]
     folder = next((one for start in starts if (one := network_folder(start))), None)
-    parts = Parts(
+    parts = ModelComponents(
         built=Network(preset["network"], folder, resolution // scale),
         text=text,
         vae=vae,
@@ -167,7 +167,7 @@ def load_text_encoders(folder: Path | None, *, frame: bool = False) -> TextEncod
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
         [kind, *_] = config.get("architectures") or ["nothing"]
         if kind not in ("CLIPTextModel", "CLIPTextModelWithProjection", "T5EncoderModel"):
-            raise SettingsError(f"{path}: is a {kind}; CLIP and T5 encoders can be used")
+            raise JobConfigError(f"{path}: is a {kind}; CLIP and T5 encoders can be used")
         tokenizer = _part(folder, numbered("tokenizer", len(encoders)))
         encoder = getattr(transformers, kind)
         if frame and not any(path.glob("*.safetensors")):

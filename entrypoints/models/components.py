@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from sm_train.entrypoints.common.job_config import SettingsError
+from sm_train.entrypoints.common.job_config import JobConfigError
 
 PRESETS = Path(__file__).parent / "presets"
 
@@ -35,7 +35,7 @@ def read_preset(name: str) -> dict[str, Any]:
     path = PRESETS / f"{name}.json"
     if not path.is_file():
         known = ", ".join(sorted(one.stem for one in PRESETS.glob("*.json")))
-        raise SettingsError(f"model.preset: {name!r} is not one of {known}")
+        raise JobConfigError(f"model.preset: {name!r} is not one of {known}")
     preset: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     preset["vae"] = _shared(preset["vae"])
     preset["text_encoders"] = [_shared(one) for one in preset["text_encoders"]]

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sm_train.entrypoints.common.atomic_write import write_whole
+from sm_train.entrypoints.common.atomic_write import write_atomic
 from sm_train.entrypoints.models import pipeline as pipeline_module
-from sm_train.entrypoints.models.builder import Parts, load_text_encoders
+from sm_train.entrypoints.models.builder import ModelComponents, load_text_encoders
 from sm_train.entrypoints.models.network import NETWORKS, Network, network_folder
 from sm_train.entrypoints.models.objectives import SAMPLERS
 from sm_train.entrypoints.models.pipeline import TextToImagePipeline
@@ -30,7 +30,7 @@ _FILE_BYTES = 5 * 10**9
 """Of one file of weights, at most: what is held in memory while a model is written."""
 
 
-def save_frame(parts: Parts, folder: Path) -> None:
+def save_frame(parts: ModelComponents, folder: Path) -> None:
     """Save what training does not change, so that any checkpoint can be drawn from.
 
     Before training, which may keep frozen parts in half precision.
@@ -53,13 +53,13 @@ def _read_frame(folder: Path) -> dict[str, Any]:
 
 
 def save_model(
-    frame: Path, parts: Parts, weights: Iterable[tuple[str, Tensor]], folder: Path
+    frame: Path, parts: ModelComponents, weights: Iterable[tuple[str, Tensor]], folder: Path
 ) -> None:
     """Save the trained ``parts`` below ``folder`` in their ``frame``, with the pipeline's code.
 
-    ``weights`` are those of what is trained, whole, by their names and in their order in
-    :meth:`Parts.trained`. ``model_index.json`` is written last: a folder without it is not a model
-    yet.
+    ``weights`` are the full trained tensors, with the names and order of
+    :meth:`ModelComponents.trained`. ``model_index.json`` is written last: a folder without it is
+    not a model yet.
     """
     document = _read_frame(frame)
     shutil.copytree(frame, folder, ignore=lambda *_: [_FRAME], dirs_exist_ok=True)
@@ -78,10 +78,10 @@ def save_model(
 
 
 def _write_json(document: Mapping[str, Any], path: Path) -> None:
-    write_whole(path, (json.dumps(document, indent=2) + "\n").encode())
+    write_atomic(path, (json.dumps(document, indent=2) + "\n").encode())
 
 
-def _save_frozen(parts: Parts, folder: Path) -> dict[str, Any]:
+def _save_frozen(parts: ModelComponents, folder: Path) -> dict[str, Any]:
     """Save all that is not trained, each file whole; the index of what was saved."""
     _without_progress_bars()
     trained = [*parts.trained().children()]
@@ -126,7 +126,7 @@ def _save_file(tensors: Mapping[str, Tensor], path: Path) -> None:
     save_file(ready, path, metadata={"format": "pt"})
 
 
-def _save_text_config(parts: Parts, folder: Path) -> None:
+def _save_text_config(parts: ModelComponents, folder: Path) -> None:
     """Of the text encoder that is trained."""
     [encoder] = parts.text.encoders
     encoder.config.architectures = [_class_name(encoder)]
@@ -165,7 +165,7 @@ def load_model(folder: Path) -> TextToImagePipeline:
 
 
 def load_frame(folder: Path, weights: Mapping[str, Tensor]) -> TextToImagePipeline:
-    """The pipeline of a frame with ``weights``, by their names in :meth:`Parts.trained`.
+    """The pipeline of a frame with ``weights``, by their names in :meth:`ModelComponents.trained`.
 
     Raises:
         RuntimeError: they are those of another model.

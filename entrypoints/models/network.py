@@ -16,9 +16,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812  the field's own name for it
 from sm_train.entrypoints.checkpointing.sharded_tensors import slices
-from sm_train.entrypoints.common.job_config import SettingsError
-from sm_train.entrypoints.common.rng import mix
-from sm_train.entrypoints.distributed.local_shard import owned
+from sm_train.entrypoints.common.job_config import JobConfigError
+from sm_train.entrypoints.common.rng import hash64
+from sm_train.entrypoints.distributed.local_shard import local_shard
 from torch import Tensor, nn
 
 TRANSFORMER, UNET = "transformer", "unet"
@@ -130,10 +130,10 @@ def _read_config(folder: Path, kind: str) -> dict[str, Any]:
     try:
         config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        raise SettingsError(f"{folder}: has no config.json that can be read") from None
+        raise JobConfigError(f"{folder}: has no config.json that can be read") from None
     if config.get("_class_name") != kind:
         found = config.get("_class_name")
-        raise SettingsError(f"{folder}: is a {found}, and the preset's network a {kind}")
+        raise JobConfigError(f"{folder}: is a {found}, and the preset's network a {kind}")
     return config
 
 
@@ -162,11 +162,11 @@ def _draw_all(module: nn.Module, zero: tuple[str, ...], device: torch.device, se
         begins_as_zero = owner_name.endswith(zero)
         for name, parameter in owner.named_parameters(recurse=False):
             full_name = f"{owner_name}.{name}".lstrip(".")
-            generator.manual_seed(int(mix(seed, zlib.crc32(full_name.encode()))) - 2**63)
+            generator.manual_seed(int(hash64(seed, zlib.crc32(full_name.encode()))) - 2**63)
             whole = torch.zeros(parameter.shape, device=device)
             if not begins_as_zero:
                 _rule(owner, name)(whole, generator)
-            own = owned(parameter)
+            own = local_shard(parameter)
             own.part.copy_(whole[own.rows])
 
 
@@ -182,7 +182,7 @@ def _rule(owner: nn.Module, name: str) -> Callable[[Tensor, torch.Generator], An
         )
     if "Norm" in type(owner).__name__:
         return lambda whole, _: whole.fill_(float(name == "weight"))
-    raise SettingsError(f"no rule for how {type(owner).__name__}.{name} begins")
+    raise JobConfigError(f"no rule for how {type(owner).__name__}.{name} begins")
 
 
 # ---------------------------------------------------------------------- from a folder
@@ -192,19 +192,19 @@ def _read_all(module: nn.Module, folder: Path) -> None:
     found = dict(_stored(folder))
     for name, tensor in module.state_dict().items():
         if name not in found:
-            raise SettingsError(f"{folder}: has no weight {name}")
+            raise JobConfigError(f"{folder}: has no weight {name}")
         stored = found[name]
         if tuple(stored.get_shape()) != tuple(tensor.shape):
-            raise SettingsError(
+            raise JobConfigError(
                 f"{folder}: {name} is {tuple(stored.get_shape())}, not {tuple(tensor.shape)}"
             )
-        own = owned(tensor)
+        own = local_shard(tensor)
         own.part.copy_(stored[own.rows])
 
 
 def _stored(folder: Path) -> Iterator[tuple[str, Any]]:
     files = sorted(folder.glob("diffusion_pytorch_model*.safetensors"))
     if not files:
-        raise SettingsError(f"{folder}: has no diffusion_pytorch_model.safetensors")
+        raise JobConfigError(f"{folder}: has no diffusion_pytorch_model.safetensors")
     for path in files:
         yield from slices(path)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812  the field's own name for it
 from numpy.typing import NDArray
-from sm_train.entrypoints.common.job_config import Model, SettingsError
+from sm_train.entrypoints.common.job_config import JobConfigError, ModelConfig
 from torch import Tensor
 
 SAMPLERS = ("DDIMScheduler", "FlowMatchEulerDiscreteScheduler")
@@ -24,7 +24,7 @@ _BASE_SIDE = 256
 """Pixels of the side at which timesteps are not shifted (arXiv 2403.03206, section 5.3)."""
 
 
-class Task(NamedTuple):
+class DiffusionTarget(NamedTuple):
     """What the network sees, ``noisy`` (B, C, H, W) at ``timesteps`` (B,), and what it should say.
 
     ``weights`` (B,) weigh each sample's mean squared error; None where all weigh the same.
@@ -42,12 +42,14 @@ class Objective(Protocol):
     ``uniform`` (B,) in (0, 1) chooses the timesteps. ``sampler`` draws what was learned.
     """
 
-    def task(self, images: Tensor, noise: Tensor, uniform: NDArray[np.float64]) -> Task: ...
+    def task(
+        self, images: Tensor, noise: Tensor, uniform: NDArray[np.float64]
+    ) -> DiffusionTarget: ...
 
     def sampler(self) -> Any: ...
 
 
-def objective_of(preset: Mapping[str, Any], model: Model, resolution: int) -> Objective:
+def objective_of(preset: Mapping[str, Any], model: ModelConfig, resolution: int) -> Objective:
     """What ``preset`` learns at ``resolution`` pixels, as the run file has it.
 
     Raises:
@@ -55,7 +57,7 @@ def objective_of(preset: Mapping[str, Any], model: Model, resolution: int) -> Ob
     """
     prediction = model.prediction or preset["prediction"]
     if (prediction == "flow") != (preset["prediction"] == "flow"):
-        raise SettingsError(f"model.prediction: {model.preset} cannot learn {prediction}")
+        raise JobConfigError(f"model.prediction: {model.preset} cannot learn {prediction}")
     if prediction == "flow":
         return RectifiedFlow(model.timestep_shift or resolution / _BASE_SIDE)
     return Diffusion.of(preset["diffusion"], prediction, model)
@@ -74,14 +76,14 @@ class Diffusion:
     levels: Tensor
 
     @classmethod
-    def of(cls, schedule: Mapping[str, Any], prediction: str, model: Model) -> Diffusion:
+    def of(cls, schedule: Mapping[str, Any], prediction: str, model: ModelConfig) -> Diffusion:
         """Zero terminal SNR rescales the schedule so that its last step is pure noise
         (Lin et al., arXiv 2305.08891); it needs the velocity, since noise alone tells no noise.
         """
         from diffusers import DDPMScheduler
 
         if model.zero_terminal_snr and prediction == "epsilon":
-            raise SettingsError("model.zero_terminal_snr: needs prediction: v_prediction")
+            raise JobConfigError("model.zero_terminal_snr: needs prediction: v_prediction")
         scheduler = DDPMScheduler(
             **schedule,
             prediction_type=prediction,
@@ -95,7 +97,7 @@ class Diffusion:
             levels.append(_min_snr_weights(kept, prediction, model.min_snr_gamma))
         return cls(scheduler, torch.stack(levels).float()[:, :, None, None, None])
 
-    def task(self, images: Tensor, noise: Tensor, uniform: NDArray[np.float64]) -> Task:
+    def task(self, images: Tensor, noise: Tensor, uniform: NDArray[np.float64]) -> DiffusionTarget:
         # Looked up on the host: what the device needs of the tables are a few numbers a sample.
         drawn = torch.from_numpy((uniform * self.levels.shape[1]).astype(np.int64))
         timesteps = drawn.to(images.device, non_blocking=True)
@@ -105,7 +107,7 @@ class Diffusion:
         target = noise
         if self.scheduler.config.prediction_type == "v_prediction":
             target = torch.addcmul(signal * noise, sigma, images, value=-1)
-        return Task(noisy, timesteps, target, weights[0].flatten() if weights else None)
+        return DiffusionTarget(noisy, timesteps, target, weights[0].flatten() if weights else None)
 
     def sampler(self) -> Any:
         """DDIM (Song et al., arXiv 2010.02502)."""
@@ -133,13 +135,13 @@ class RectifiedFlow:
 
     shift: float
 
-    def task(self, images: Tensor, noise: Tensor, uniform: NDArray[np.float64]) -> Task:
+    def task(self, images: Tensor, noise: Tensor, uniform: NDArray[np.float64]) -> DiffusionTarget:
         normal = torch.special.ndtri(torch.from_numpy(uniform))
         unshifted = torch.sigmoid(normal)
         drawn = self.shift * unshifted / (1 + (self.shift - 1) * unshifted)
         times = drawn.float().to(images.device, non_blocking=True)
         noisy = torch.lerp(images, noise, times[:, None, None, None])
-        return Task(noisy, 1000.0 * times, noise - images)
+        return DiffusionTarget(noisy, 1000.0 * times, noise - images)
 
     def sampler(self) -> Any:
         """Euler's steps along the flow."""
@@ -148,14 +150,14 @@ class RectifiedFlow:
         return FlowMatchEulerDiscreteScheduler(shift=self.shift)
 
 
-def error(prediction: Tensor, task: Task) -> Tensor:
+def loss(prediction: Tensor, task: DiffusionTarget) -> Tensor:
     """The mean squared error of a micro-batch, a scalar."""
     if task.weights is None:
         return F.mse_loss(prediction.float(), task.target.float())
-    return errors(prediction, task).mean()
+    return per_sample_loss(prediction, task).mean()
 
 
-def errors(prediction: Tensor, task: Task) -> Tensor:
+def per_sample_loss(prediction: Tensor, task: DiffusionTarget) -> Tensor:
     """The mean squared error of each sample, weighted as in training; (B,)."""
     squares = F.mse_loss(prediction.float(), task.target.float(), reduction="none")
     each = squares.mean(dim=(1, 2, 3))

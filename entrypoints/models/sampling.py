@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 from sm_train.entrypoints.checkpointing.manifest import (
-    AVERAGE,
+    EMA,
     MODEL,
     CheckpointError,
-    newest_complete,
-    pieces_files,
+    latest_complete,
     read_marker,
+    shard_files,
 )
-from sm_train.entrypoints.checkpointing.sharded_tensors import PiecesError, read_whole
-from sm_train.entrypoints.common.rng import mix
+from sm_train.entrypoints.checkpointing.sharded_tensors import ShardedTensorError, load_full
+from sm_train.entrypoints.common.rng import hash64
 from sm_train.entrypoints.models.export import is_frame, load_frame, load_model
 from sm_train.entrypoints.models.network import network_folder
 
@@ -29,7 +29,7 @@ _AT_ONCE = 16
 
 
 @dataclass(frozen=True)
-class How:
+class SamplingOptions:
     """``steps`` of the sampler, guidance (1 is none), and what the noise belongs to."""
 
     steps: int
@@ -38,41 +38,41 @@ class How:
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """What is drawn from: a model folder, or a checkpoint's weights in a model's frame."""
 
     model: Path
     checkpoint: Path | None = None
 
 
-def find_source(folder: Path) -> Source:
+def find_source(folder: Path) -> ModelSource:
     """Tell what ``folder`` is: a model, one checkpoint, or a run's checkpoints.
 
     Raises:
         CheckpointError: it is none of them, or the checkpoint is incomplete.
     """
     if (folder / "model_index.json").is_file():
-        return Source(folder)
+        return ModelSource(folder)
     if folder.name.startswith("step-"):
         return _from_checkpoint(read_marker(folder).folder)
     passed_over: list[str] = []
-    found = newest_complete(folder, lambda _, reason: passed_over.append(reason))
+    found = latest_complete(folder, lambda _, reason: passed_over.append(reason))
     if found is not None:
         return _from_checkpoint(found.folder)
     if (folder / "final" / "model_index.json").is_file():
-        return Source(folder / "final")
+        return ModelSource(folder / "final")
     reason = passed_over[0] if passed_over else f"{folder}: holds no model and no checkpoint"
     raise CheckpointError(reason)
 
 
-def _from_checkpoint(folder: Path) -> Source:
+def _from_checkpoint(folder: Path) -> ModelSource:
     frame = folder.parent / FRAME
     if not is_frame(frame):
         raise CheckpointError(f"{frame}: is missing; it lies beside the checkpoints of a run")
-    return Source(frame, folder)
+    return ModelSource(frame, folder)
 
 
-def load(source: Source) -> Any:
+def load(source: ModelSource) -> Any:
     """The pipeline of ``source``, on the GPU where there is one.
 
     Raises:
@@ -103,10 +103,10 @@ def load(source: Source) -> Any:
 
 def _with_weights(frame: Path, checkpoint: Path) -> Any:
     """The averaged ones, if the run kept an average; buffers are not averaged."""
-    files = pieces_files(checkpoint)
+    files = shard_files(checkpoint)
     try:
-        weights = read_whole(files, MODEL) | read_whole(files, AVERAGE)
-    except PiecesError as error:
+        weights = load_full(files, MODEL) | load_full(files, EMA)
+    except ShardedTensorError as error:
         raise CheckpointError(f"{checkpoint}: {error}") from None
     try:
         return load_frame(frame, weights)
@@ -114,14 +114,14 @@ def _with_weights(frame: Path, checkpoint: Path) -> Any:
         raise CheckpointError(f"{checkpoint}: is of another model than {frame}") from None
 
 
-def draw(pipeline: Any, prompts: Sequence[str], how: How) -> Iterator[list[Any]]:
+def generate(pipeline: Any, prompts: Sequence[str], how: SamplingOptions) -> Iterator[list[Any]]:
     """One PIL image for each prompt, some at a time.
 
     A prompt's noise belongs to the seed and its place, not to what is drawn beside it.
     """
     for start in range(0, len(prompts), _AT_ONCE):
         some = list(prompts[start : start + _AT_ONCE])
-        seeds = (int(mix(how.seed % 2**64, start + number)) for number in range(len(some)))
+        seeds = (int(hash64(how.seed % 2**64, start + number)) for number in range(len(some)))
         yield pipeline(
             some,
             num_inference_steps=how.steps,

@@ -7,10 +7,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from sm_train.entrypoints.common.job_config import Settings
+from sm_train.entrypoints.common.job_config import JobConfig
 from sm_train.entrypoints.monitoring.alerts import Alert
-from sm_train.entrypoints.monitoring.stall_detector import Blame
-from sm_train.entrypoints.monitoring.timeouts import within
+from sm_train.entrypoints.monitoring.stall_detector import Culprit
+from sm_train.entrypoints.monitoring.timeouts import call_with_timeout
 
 _MARKER = "step-*/complete.json"
 """What makes a checkpoint complete (entrypoints/checkpointing/manifest.py, which needs PyTorch)."""
@@ -19,14 +19,14 @@ _DISK_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class Author:
+class AlertFormatter:
     """``nodes`` machines cost money together; ``checkpoints`` is the folder of theirs."""
 
-    settings: Settings
+    settings: JobConfig
     nodes: int
     checkpoints: Path
 
-    def stall(self, symptom: str, blamed: Blame, silent: float) -> Alert:
+    def stall(self, symptom: str, blamed: Culprit, silent: float) -> Alert:
         """``silent`` is in seconds."""
         ends = self.settings.heartbeat.on_stall == "end"
         job = os.environ.get("TRAINING_JOB_NAME")
@@ -85,7 +85,7 @@ class Author:
             worst=worst,
             silent_seconds=silent,
             burned_usd=self.burned(silent),
-            last_checkpoint=within(_DISK_SECONDS, self._last_checkpoint, None),
+            last_checkpoint=call_with_timeout(_DISK_SECONDS, self._last_checkpoint, None),
             command=command,
             console=_console(),
             resolved=resolved,
@@ -104,7 +104,7 @@ class Author:
         return max(found, default=None)
 
 
-def _worst(blamed: Blame) -> str:
+def _worst(blamed: Culprit) -> str:
     names = [f"node {blamed.node}"] if blamed.node is not None else []
     names += [f"rank {blamed.rank}"] if blamed.rank is not None else []
     return f"{', '.join(names)}: {blamed.reason}" if names else blamed.reason

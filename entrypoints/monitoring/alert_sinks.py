@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import tenacity
-from sm_train.entrypoints.common.job_config import Alerts
-from sm_train.entrypoints.monitoring.alerts import Alert, Throttle
+from sm_train.entrypoints.common.job_config import AlertsConfig
+from sm_train.entrypoints.monitoring.alerts import Alert, AlertRateLimiter
 
 SLACK_VARIABLE, WEBHOOK_VARIABLE = "SM_TRAIN_SLACK_WEBHOOK", "SM_TRAIN_WEBHOOK"
 """Hold the addresses themselves in a local run, where there is no cloud to ask for a secret."""
@@ -42,7 +42,7 @@ class UndeliveredError(Exception):
         self.after, self.final = after, final
 
 
-class Sink(Protocol):
+class AlertSink(Protocol):
     """One way to people."""
 
     name: str
@@ -55,7 +55,7 @@ class Sink(Protocol):
         """
 
 
-class Webhook:
+class WebhookSink:
     """POSTs JSON to an address that is as good as a password, so nothing shows it."""
 
     def __init__(
@@ -126,7 +126,7 @@ def _refused(error: urllib.error.HTTPError) -> UndeliveredError:
     return UndeliveredError(f"HTTP {error.code}", after=after, final=not passing)
 
 
-class Sns:
+class SnsSink:
     """Publishes to a topic, with the job's own role."""
 
     def __init__(self, topic: str) -> None:
@@ -200,48 +200,54 @@ def _address_in(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class _Way:
+class SinkFactory:
     """How a sink is had: at the first use, which may fail and be tried again."""
 
     name: str
-    make: Callable[[], Sink]
+    make: Callable[[], AlertSink]
 
 
-def ways(alerts: Alerts) -> list[_Way]:
+def configured_sinks(alerts: AlertsConfig) -> list[SinkFactory]:
     """The sinks that the run file or, in a local run, the environment asks for."""
     environment = os.environ
-    found: list[_Way] = []
+    found: list[SinkFactory] = []
     if address := environment.get(SLACK_VARIABLE):
-        found.append(_Way("slack", lambda: Webhook("slack", address, Alert.for_slack)))
+        found.append(SinkFactory("slack", lambda: WebhookSink("slack", address, Alert.for_slack)))
     elif name := alerts.slack_secret:
-        found.append(_Way("slack", lambda: Webhook("slack", secret(name), Alert.for_slack)))
+        found.append(
+            SinkFactory("slack", lambda: WebhookSink("slack", secret(name), Alert.for_slack))
+        )
     if other := environment.get(WEBHOOK_VARIABLE):
-        found.append(_Way("webhook", lambda: Webhook("webhook", other, Alert.for_webhook)))
+        found.append(
+            SinkFactory("webhook", lambda: WebhookSink("webhook", other, Alert.for_webhook))
+        )
     elif hook := alerts.webhook_secret:
-        found.append(_Way("webhook", lambda: Webhook("webhook", secret(hook), Alert.for_webhook)))
+        found.append(
+            SinkFactory("webhook", lambda: WebhookSink("webhook", secret(hook), Alert.for_webhook))
+        )
     if topic := alerts.sns_topic:
-        found.append(_Way("sns", lambda: Sns(topic)))
+        found.append(SinkFactory("sns", lambda: SnsSink(topic)))
     return found
 
 
-Say = Callable[[str, str], None]
+Report = Callable[[str, str], None]
 """Writes a warning event: code, message."""
 
 
-class Delivery:
+class AlertDispatcher:
     """Sends alerts to every sink, each by a thread of its own and in their order."""
 
     def __init__(
         self,
-        alerts: Alerts,
-        say: Say,
+        alerts: AlertsConfig,
+        say: Report,
         *,
         clock: Callable[[], float] = time.monotonic,
         shortest_wait: float = 1.0,
     ) -> None:
         self._say, self._shortest_wait = say, shortest_wait
-        self._throttle = Throttle(alerts.level, clock)
-        self._lines = [_Line(way, self) for way in ways(alerts)]
+        self._throttle = AlertRateLimiter(alerts.level, clock)
+        self._lines = [SinkWorker(way, self) for way in configured_sinks(alerts)]
         self._ended = threading.Event()
         for line in self._lines:
             threading.Thread(target=line.run, name=f"alerts-{line.way.name}", daemon=True).start()
@@ -266,14 +272,14 @@ class Delivery:
                 self._say("alert-lost", f"an alert did not reach {line.way.name}: {line.trouble}")
 
 
-class _Line:
+class SinkWorker:
     """The alerts of one sink."""
 
-    def __init__(self, way: _Way, delivery: Delivery) -> None:
+    def __init__(self, way: SinkFactory, delivery: AlertDispatcher) -> None:
         self.way, self._delivery = way, delivery
         self.waiting: queue.Queue[Alert] = queue.Queue()
         self.trouble = "no answer yet"
-        self._sink: Sink | None = None
+        self._sink: AlertSink | None = None
 
     @property
     def busy(self) -> bool:

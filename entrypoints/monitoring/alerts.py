@@ -84,7 +84,7 @@ class Alert:
         return {"Subject": subject, "Message": self.text()}
 
 
-class Throttle:
+class AlertRateLimiter:
     """Which alerts are worth sending: each once, not too many, and what is resolved only if its
     beginning was sent.
     """

@@ -21,7 +21,7 @@ from struct import Struct
 from sm_train.entrypoints.common.procfs import state
 
 
-class Section(IntEnum):
+class Phase(IntEnum):
     """What a process is at. All processes of a job pass through the same sections in one order."""
 
     START = 0
@@ -38,7 +38,7 @@ class Section(IntEnum):
         return self.name.lower().replace("_", " ")
 
 
-class Ending(IntEnum):
+class ExitState(IntEnum):
     """How a process said goodbye, if it did."""
 
     RUNS = 0
@@ -47,20 +47,20 @@ class Ending(IntEnum):
 
 
 IGNORED = {
-    Section.DATA: 5,
-    Section.STEP: 5,
-    Section.CHECKPOINT: 1,
-    Section.EVALUATION: 1,
-    Section.SAMPLES: 1,
+    Phase.DATA: 5,
+    Phase.STEP: 5,
+    Phase.CHECKPOINT: 1,
+    Phase.EVALUATION: 1,
+    Phase.SAMPLES: 1,
 }
 """So many first durations of a section say nothing of the later ones (caches, connections).
 
 nvidia-resiliency-ext's training-iteration detection leaves out as many iterations (2025).
 """
 
-_FIRST_STEP, _STEP_SECTION = int(Section.FIRST_STEP), int(Section.STEP)
-_WHOLE_STEP = len(Section)
-_ROWS = len(Section) + 1
+_FIRST_STEP, _STEP_SECTION = int(Phase.FIRST_STEP), int(Phase.STEP)
+_WHOLE_STEP = len(Phase)
+_ROWS = len(Phase) + 1
 
 _FINEST, _OCTAVES, _PARTS = 20, 33, 16
 BUCKETS = _OCTAVES * _PARTS
@@ -93,13 +93,13 @@ def upper_edge(index: int) -> float:
 
 
 @dataclass(frozen=True)
-class Durations:
+class DurationHistogram:
     """A histogram of seconds: how often each bucket was met."""
 
     counts: tuple[int, ...]
 
     @classmethod
-    def of(cls, seconds: Iterable[float]) -> Durations:
+    def of(cls, seconds: Iterable[float]) -> DurationHistogram:
         counts = [0] * BUCKETS
         for each in seconds:
             counts[bucket(round(each * 1e9))] += 1
@@ -108,13 +108,13 @@ class Durations:
     def __len__(self) -> int:
         return sum(self.counts)
 
-    def __add__(self, other: Durations) -> Durations:
-        return Durations(tuple(map(sum, zip(self.counts, other.counts, strict=True))))
+    def __add__(self, other: DurationHistogram) -> DurationHistogram:
+        return DurationHistogram(tuple(map(sum, zip(self.counts, other.counts, strict=True))))
 
-    def __sub__(self, earlier: Durations) -> Durations:
+    def __sub__(self, earlier: DurationHistogram) -> DurationHistogram:
         """What has come since ``earlier``."""
         pairs = zip(self.counts, earlier.counts, strict=True)
-        return Durations(tuple(now - before for now, before in pairs))
+        return DurationHistogram(tuple(now - before for now, before in pairs))
 
     def quantile(self, share: float) -> float | None:
         """Seconds that ``share`` of the durations do not exceed; None where there are none."""
@@ -131,11 +131,11 @@ class Durations:
         return self.quantile(1.0)
 
 
-NOTHING = Durations((0,) * BUCKETS)
+NOTHING = DurationHistogram((0,) * BUCKETS)
 
 
 @dataclass(frozen=True)
-class Sign:
+class HeartbeatSample:
     """What one process was at when it was looked at.
 
     ``marks`` counts the sections that it has entered, ``since`` is when it entered this one
@@ -145,14 +145,14 @@ class Sign:
     rank: int
     local_rank: int
     pid: int
-    section: Section
+    section: Phase
     step: int
     marks: int
     since: float
-    ending: Ending
+    ending: ExitState
 
 
-class Pulse:
+class HeartbeatWriter:
     """This process's own memory; written by one thread."""
 
     def __init__(
@@ -173,17 +173,17 @@ class Pulse:
         with fresh.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), _SLOTS * 8)
         self._view = memoryview(self._map).cast("q")
-        self._section, self._step, self._marks = int(Section.START), 0, 0
+        self._section, self._step, self._marks = int(Phase.START), 0, 0
         self._since = self._step_since = clock()
-        self._ignored = [IGNORED.get(section, 0) for section in Section]
-        self._totals = [0] * len(Section)
+        self._ignored = [IGNORED.get(section, 0) for section in Phase]
+        self._totals = [0] * len(Phase)
         self._first = True
         view = self._view
         view[_PID], view[_RANK], view[_LOCAL_RANK] = os.getpid(), rank, local_rank
         view[_SINCE] = self._since
         fresh.replace(path)
 
-    def enter(self, section: Section, step: int) -> None:
+    def enter(self, section: Phase, step: int) -> None:
         """Begin ``section`` (anew) after ``step`` optimizer steps."""
         now = self._clock()
         view, was, spent = self._view, self._section, now - self._since
@@ -208,12 +208,12 @@ class Pulse:
         self._first = False
         self._step, self._step_since = step, now
 
-    def end(self, ending: Ending) -> None:
+    def end(self, ending: ExitState) -> None:
         """Say goodbye."""
         self._view[_ENDING] = ending
 
 
-class Reader:
+class HeartbeatReader:
     """Another process's memory."""
 
     def __init__(self, path: Path) -> None:
@@ -221,7 +221,7 @@ class Reader:
             self._map = mmap.mmap(file.fileno(), _SLOTS * 8, access=mmap.ACCESS_READ)
         self._view = memoryview(self._map).cast("q")
 
-    def sign(self) -> Sign:
+    def sign(self) -> HeartbeatSample:
         """What the process is at now."""
         view = self._view
         # A process that was stopped in the middle of a beat leaves it unfinished for good.
@@ -230,39 +230,39 @@ class Reader:
             section, step, since = view[_SECTION], view[_STEP], view[_SINCE]
             if view[_BEGUN] == done:
                 break
-        return Sign(
+        return HeartbeatSample(
             rank=view[_RANK],
             local_rank=view[_LOCAL_RANK],
             pid=view[_PID],
-            section=Section(section),
+            section=Phase(section),
             step=step,
             marks=done,
             since=since / 1e9,
-            ending=Ending(view[_ENDING]),
+            ending=ExitState(view[_ENDING]),
         )
 
-    def durations(self, section: Section) -> Durations:
+    def durations(self, section: Phase) -> DurationHistogram:
         """What the section took each time, without the first ones."""
         return self._row(section)
 
-    def steps(self) -> Durations:
+    def steps(self) -> DurationHistogram:
         """What whole optimizer steps took, without the first."""
         return self._row(_WHOLE_STEP)
 
-    def total(self, section: Section) -> float:
+    def total(self, section: Phase) -> float:
         """Seconds spent in a section so far, the present stay left out."""
         return float(self._view[_TOTALS + section]) / 1e9
 
     def time(self) -> float:
         """Seconds spent in all sections so far, the present stay left out."""
-        return sum(self.total(section) for section in Section)
+        return sum(self.total(section) for section in Phase)
 
-    def _row(self, row: int) -> Durations:
+    def _row(self, row: int) -> DurationHistogram:
         first = _COUNTS + row * BUCKETS
-        return Durations(tuple(self._view[first : first + BUCKETS]))
+        return DurationHistogram(tuple(self._view[first : first + BUCKETS]))
 
 
-def pulse_folder() -> Path:
+def heartbeat_folder() -> Path:
     """Where the processes that one launcher has started on this machine leave their signs.
 
     In memory where there is such a place: a page that is on its way to a disk would hold a beat up.
@@ -278,14 +278,14 @@ def pulse_folder() -> Path:
     return base / f"sm-train-{os.getuid()}-{launcher}-{job}"
 
 
-def abandoned(folder: Path) -> list[Path]:
+def stale_dirs(folder: Path) -> list[Path]:
     """Folders like ``folder`` whose launcher is no more: it was killed with all it had started."""
     ours = re.compile(rf"sm-train-{os.getuid()}-(\d+)-\w+")
     found = ((path, ours.match(path.name)) for path in folder.parent.glob("sm-train-*"))
     return [path for path, match in found if match and state(int(match[1])) == "X"]
 
 
-def pulse_file(folder: Path, local_rank: int) -> Path:
+def heartbeat_file(folder: Path, local_rank: int) -> Path:
     return folder / f"pulse-{local_rank}"
 
 
@@ -299,10 +299,10 @@ def events_file(folder: Path, local_rank: int) -> Path:
     return folder / f"events-{local_rank}"
 
 
-def readers(folder: Path) -> Iterator[Reader]:
+def readers(folder: Path) -> Iterator[HeartbeatReader]:
     """Of every process that has begun to beat."""
     for path in sorted(folder.glob("pulse-?")) + sorted(folder.glob("pulse-??")):
         try:
-            yield Reader(path)
+            yield HeartbeatReader(path)
         except (OSError, ValueError):
             continue

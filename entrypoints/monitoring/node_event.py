@@ -6,9 +6,14 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sm_train.entrypoints.common.events import Events
+from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.monitoring import node_metrics
-from sm_train.entrypoints.monitoring.heartbeat import NOTHING, Durations, Reader, Section
+from sm_train.entrypoints.monitoring.heartbeat import (
+    NOTHING,
+    DurationHistogram,
+    HeartbeatReader,
+    Phase,
+)
 
 
 class NodeReport:
@@ -16,17 +21,17 @@ class NodeReport:
 
     def __init__(
         self,
-        events: Events,
+        events: EventLog,
         node: int,
-        machine: Callable[[], node_metrics.Machine] = node_metrics.Machine.here,
+        machine: Callable[[], node_metrics.NodeCounters] = node_metrics.NodeCounters.here,
     ) -> None:
         self._events, self._node, self._find_machine = events, node, machine
-        self._machine: node_metrics.Machine | None = None
+        self._machine: node_metrics.NodeCounters | None = None
         self._reading: node_metrics.Reading | None = None
-        self._table: dict[int, tuple[Durations, float, float]] = {}
+        self._table: dict[int, tuple[DurationHistogram, float, float]] = {}
         self._measuring: threading.Thread | None = None
 
-    def begin(self, readers: Sequence[Reader], now: float) -> None:
+    def begin(self, readers: Sequence[HeartbeatReader], now: float) -> None:
         """Measure in a thread, unless the last measurement hangs: a GPU's driver may."""
         if self._measuring is None or not self._measuring.is_alive():
             self._measuring = threading.Thread(
@@ -34,7 +39,7 @@ class NodeReport:
             )
             self._measuring.start()
 
-    def measure(self, readers: Sequence[Reader], now: float) -> None:
+    def measure(self, readers: Sequence[HeartbeatReader], now: float) -> None:
         """Read everything, and write the event."""
         self._machine = self._machine or self._find_machine()
         reading = self._machine.read(now, [reader.sign().pid for reader in readers])
@@ -54,10 +59,10 @@ class NodeReport:
         }
         self._events.write("node", _words(self._node, figures, spread), **_short(fields))
 
-    def _line(self, reader: Reader) -> dict[str, float | None]:
+    def _line(self, reader: HeartbeatReader) -> dict[str, float | None]:
         """A line of the straggler table: what steps took since the last event, in seconds."""
         rank = reader.sign().rank
-        steps, waited, all_ = reader.steps(), reader.total(Section.DATA), reader.time()
+        steps, waited, all_ = reader.steps(), reader.total(Phase.DATA), reader.time()
         before = self._table.get(rank, (NOTHING, 0.0, 0.0))
         self._table[rank] = (steps, waited, all_)
         new, seconds = steps - before[0], all_ - before[2]

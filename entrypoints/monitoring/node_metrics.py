@@ -77,7 +77,7 @@ def _over(reading: Reading, name: str, of: Callable[[Sequence[float]], float]) -
 
 
 @dataclass
-class Machine:
+class NodeCounters:
     """Reads this machine; ``root`` is where ``/proc`` and ``/sys`` are found."""
 
     root: Path = Path("/")
@@ -85,7 +85,7 @@ class Machine:
     _handles: list[Any] = field(default_factory=list)
 
     @classmethod
-    def here(cls) -> Machine:
+    def here(cls) -> NodeCounters:
         """With its GPUs, where NVIDIA's library and driver are there."""
         with contextlib.suppress(Exception):
             import pynvml

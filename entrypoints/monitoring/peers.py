@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-from sm_train.entrypoints.monitoring.heartbeat import Section
-from sm_train.entrypoints.monitoring.stall_detector import Seen
+from sm_train.entrypoints.monitoring.heartbeat import Phase
+from sm_train.entrypoints.monitoring.stall_detector import RankStatus
 
-SILENT_LOOKS = 5
+SILENT_POLLS = 5
 """A machine that has not been heard of for so many looks is named as silent."""
 
 _SEARCH_SECONDS = 10.0
@@ -31,7 +31,7 @@ _LONGEST = 1000
 
 
 @dataclass(frozen=True)
-class Trouble:
+class PeerFault:
     """What a machine has the first one tell people: a stall while it lasts, a failure for good.
 
     ``seconds`` are those of silence before it was found.
@@ -42,7 +42,7 @@ class Trouble:
     seconds: float = 0.0
 
 
-class Neighbours:
+class PeerLink:
     """This machine's end: the first one listens and answers, the others tell it."""
 
     def __init__(
@@ -56,11 +56,11 @@ class Neighbours:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._job, self._node, self._nodes, self._address = job, node, nodes, address
-        self._clock, self._silent_after = clock, SILENT_LOOKS * look_seconds
+        self._clock, self._silent_after = clock, SILENT_POLLS * look_seconds
         self._began = clock()
         self._heard: dict[int, float] = {}
-        self._told: dict[int, list[Seen]] = {}
-        self._troubles: dict[int, Trouble] = {}
+        self._told: dict[int, list[RankStatus]] = {}
+        self._troubles: dict[int, PeerFault] = {}
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
         self._found: tuple[str, int] | None = None
@@ -68,7 +68,7 @@ class Neighbours:
         if node == 0:
             self._socket.bind(("", address[1]))
 
-    def exchange(self, own: Sequence[Seen], trouble: Trouble | None) -> None:
+    def exchange(self, own: Sequence[RankStatus], trouble: PeerFault | None) -> None:
         """Tell what this machine sees, or hear what the others do."""
         if self._node and (first := self._first()) is not None:
             told = None if trouble is None else asdict(trouble)
@@ -83,7 +83,7 @@ class Neighbours:
                 self._found = (socket.gethostbyname(self._address[0]), self._address[1])
         return self._found
 
-    def others(self) -> list[Seen]:
+    def others(self) -> list[RankStatus]:
         """What the other machines last told of their processes."""
         return [one for seen in self._told.values() for one in seen]
 
@@ -99,7 +99,7 @@ class Neighbours:
         ages = {node: now - at for node, at in heard.items()}
         return {node: age for node, age in ages.items() if age > self._silent_after}
 
-    def troubles(self) -> dict[int, Trouble]:
+    def troubles(self) -> dict[int, PeerFault]:
         """Machine → what it last said of trouble, where it did."""
         return dict(self._troubles)
 
@@ -146,26 +146,26 @@ class Neighbours:
         return node
 
 
-def _trouble(document: dict[str, object] | None) -> Trouble | None:
+def _trouble(document: dict[str, object] | None) -> PeerFault | None:
     if document is None:
         return None
     kind, text, seconds = (document[name] for name in ("kind", "text", "seconds"))
     if kind not in KINDS or not isinstance(text, str) or not isinstance(seconds, float):
         raise ValueError
-    return Trouble(str(kind), text[:_LONGEST], seconds)
+    return PeerFault(str(kind), text[:_LONGEST], seconds)
 
 
-def _seen(document: dict[str, object]) -> Seen:
+def _seen(document: dict[str, object]) -> RankStatus:
     rank, node, step, marks = (document[name] for name in ("rank", "node", "step", "marks"))
     section, state, waits = (document[name] for name in ("section", "state", "waits"))
     if not all(isinstance(one, int) for one in (rank, node, step, marks)):
         raise ValueError
     if not (isinstance(state, str) and len(state) == 1 and waits in (None, True, False)):
         raise ValueError
-    return Seen(rank, node, Section(section), step, marks, state, waits)  # type: ignore[arg-type]
+    return RankStatus(rank, node, Phase(section), step, marks, state, waits)  # type: ignore[arg-type]
 
 
-def meeting_point() -> tuple[str, int] | None:
+def rendezvous_address() -> tuple[str, int] | None:
     """The first machine's address, with the port beside that of the rendezvous."""
     address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     if not address or not port or not port.isdigit():

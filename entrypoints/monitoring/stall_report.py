@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sm_train.entrypoints.common import procfs
-from sm_train.entrypoints.common.atomic_write import write_whole
-from sm_train.entrypoints.monitoring.heartbeat import Sign, stacks_file
+from sm_train.entrypoints.common.atomic_write import write_atomic
+from sm_train.entrypoints.monitoring.heartbeat import HeartbeatSample, stacks_file
 from sm_train.entrypoints.monitoring.stack_dump import stacks, waits_in_collective
 
 FOLDER = "stalls"
@@ -46,7 +46,7 @@ _TELLING = re.compile(
 
 
 @dataclass(frozen=True)
-class Evidence:
+class StallReport:
     """``files`` are names below ``folder``; ``waits`` says of each rank whether it stands in a
     collective.
     """
@@ -56,9 +56,15 @@ class Evidence:
     waits: Mapping[int, bool | None]
 
 
-def gather(
-    checkpoints: Path, signs: Sequence[Sign], *, node: int, pulses: Path, stamp: str, story: str
-) -> Evidence:
+def collect(
+    checkpoints: Path,
+    signs: Sequence[HeartbeatSample],
+    *,
+    node: int,
+    pulses: Path,
+    stamp: str,
+    story: str,
+) -> StallReport:
     """Write down what can be had of this machine's processes; ``story`` says what happened."""
     folder = checkpoints / FOLDER / f"step-{max(sign.step for sign in signs):08d}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -66,7 +72,7 @@ def gather(
 
     def keep(name: str, content: bytes) -> None:
         unique = f"{stamp}-node-{node:03d}-{name}"
-        write_whole(folder / unique, content)
+        write_atomic(folder / unique, content)
         written.append(unique)
 
     keep("what.txt", story.encode())
@@ -94,7 +100,7 @@ def gather(
                     keep(f"rank-{rank:05d}-{name}", content)
     with suppress(TimeoutError):
         keep("machine.txt", machine.result(_SECONDS).encode())
-    return Evidence(folder, tuple(sorted(written)), waits)
+    return StallReport(folder, tuple(sorted(written)), waits)
 
 
 def _workers_stacks(pid: int) -> bytes:

@@ -17,12 +17,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sm_train.entrypoints.monitoring.heartbeat import (
-    Ending,
-    Pulse,
-    abandoned,
-    pulse_file,
-    pulse_folder,
+    ExitState,
+    HeartbeatWriter,
+    heartbeat_file,
+    heartbeat_folder,
     stacks_file,
+    stale_dirs,
 )
 from sm_train.entrypoints.monitoring.stack_dump import answer_signal
 
@@ -31,36 +31,36 @@ _PATIENCE = 30.0
 
 
 @contextlib.contextmanager
-def heartbeat(document: Path, stage: str) -> Iterator[Pulse]:
+def heartbeat(document: Path, stage: str) -> Iterator[HeartbeatWriter]:
     """This process's pulse, watched until the block ends.
 
     ``document`` is the run document, which the monitor reads for itself.
     """
-    folder, local_rank = pulse_folder(), int(os.environ.get("LOCAL_RANK", "0"))
-    for left in abandoned(folder):
+    folder, local_rank = heartbeat_folder(), int(os.environ.get("LOCAL_RANK", "0"))
+    for left in stale_dirs(folder):
         shutil.rmtree(left, ignore_errors=True)
     folder.mkdir(mode=0o700, exist_ok=True)
     # Before the pulse is there to be found: the signal would end this process.
     answer_signal(stacks_file(folder, local_rank))
     rank = int(os.environ.get("RANK", "0"))
-    pulse = Pulse(pulse_file(folder, local_rank), rank=rank, local_rank=local_rank)
+    pulse = HeartbeatWriter(heartbeat_file(folder, local_rank), rank=rank, local_rank=local_rank)
     monitor = None
     if local_rank == 0:
         try:
-            monitor = _Monitor(document, stage, folder)
+            monitor = _WatchdogProcess(document, stage, folder)
         except OSError as error:
             print(f"warning: nobody watches this machine: {error}", flush=True)
     try:
         yield pulse
     except BaseException:
-        pulse.end(Ending.FAILED)
+        pulse.end(ExitState.FAILED)
         raise
-    pulse.end(Ending.DONE)
+    pulse.end(ExitState.DONE)
     if monitor is not None:
         monitor.finish()
 
 
-class _Monitor:
+class _WatchdogProcess:
     """The monitor's process, started again when something kills it.
 
     Its standard input ends when this process does, however that ends.

@@ -12,7 +12,7 @@ from typing import TextIO, TypeVar
 T = TypeVar("T")
 
 
-def within(seconds: float, call: Callable[[], T], otherwise: T) -> T:
+def call_with_timeout(seconds: float, call: Callable[[], T], otherwise: T) -> T:
     """What ``call`` returns, or ``otherwise`` where it raises or takes longer.
 
     A call that hangs keeps its thread; what hangs a job may hang its disk and its driver, too.
@@ -38,7 +38,7 @@ def _quietly(call: Callable[[], None]) -> Callable[[], None]:
     return run
 
 
-class Voice:
+class NonBlockingStdout:
     """Standard output for events, written by a thread: who reads it may have stopped to."""
 
     def __init__(self, stream: TextIO) -> None:

@@ -21,33 +21,33 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from sm_train.entrypoints.common import procfs
-from sm_train.entrypoints.common.events import Events
-from sm_train.entrypoints.common.job_config import Settings, read_settings
-from sm_train.entrypoints.common.sagemaker_paths import Directories, Hosts
+from sm_train.entrypoints.common.events import EventLog
+from sm_train.entrypoints.common.job_config import JobConfig, read_job_config
+from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig, SageMakerPaths
 from sm_train.entrypoints.monitoring import stall_report
-from sm_train.entrypoints.monitoring.alert_messages import Author
-from sm_train.entrypoints.monitoring.alert_sinks import Delivery
+from sm_train.entrypoints.monitoring.alert_messages import AlertFormatter
+from sm_train.entrypoints.monitoring.alert_sinks import AlertDispatcher
 from sm_train.entrypoints.monitoring.alerts import Alert
 from sm_train.entrypoints.monitoring.heartbeat import (
     NOTHING,
-    Durations,
-    Ending,
-    Reader,
-    Section,
-    Sign,
+    DurationHistogram,
+    ExitState,
+    HeartbeatReader,
+    HeartbeatSample,
+    Phase,
     readers,
 )
 from sm_train.entrypoints.monitoring.node_event import NodeReport
-from sm_train.entrypoints.monitoring.peers import Neighbours, Trouble, meeting_point
+from sm_train.entrypoints.monitoring.peers import PeerFault, PeerLink, rendezvous_address
 from sm_train.entrypoints.monitoring.stall_detector import (
-    ENOUGH,
-    Blame,
-    Bounds,
-    Patience,
-    Seen,
-    blame,
+    MIN_OBSERVATIONS,
+    Culprit,
+    RankStatus,
+    StallDetector,
+    TimeoutBounds,
+    find_culprit,
 )
-from sm_train.entrypoints.monitoring.timeouts import Voice, within
+from sm_train.entrypoints.monitoring.timeouts import NonBlockingStdout, call_with_timeout
 
 LOOK_SECONDS, LEARN_SECONDS = 1.0, 10.0
 EVIDENCE_SECONDS = 40.0
@@ -63,7 +63,7 @@ _DISK_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class Place:
+class NodeInfo:
     """Which machine of the job this is, and how many processes it runs."""
 
     node: int
@@ -72,7 +72,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Stall:
+class StallState:
     """One that lasts: ``since`` when (monotonic), and where each rank stood. ``alert`` is None
     where another machine sends it.
     """
@@ -82,34 +82,34 @@ class Stall:
     alert: Alert | None = None
 
 
-class Monitor:
+class Watchdog:
     """Watches one machine; :meth:`look` is called again and again."""
 
     def __init__(
         self,
-        settings: Settings,
-        directories: Directories,
-        place: Place,
+        settings: JobConfig,
+        directories: SageMakerPaths,
+        place: NodeInfo,
         pulses: Path,
         *,
-        events: Events,
-        delivery: Delivery,
-        neighbours: Neighbours | None,
+        events: EventLog,
+        delivery: AlertDispatcher,
+        neighbours: PeerLink | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         beat = settings.heartbeat
         self._beat, self._directories, self._place = beat, directories, place
         self._pulses, self._events, self._delivery = pulses, events, delivery
         self._neighbours, self._clock = neighbours, clock
-        self._author = Author(settings, place.nodes, directories.checkpoints)
+        self._author = AlertFormatter(settings, place.nodes, directories.checkpoints)
         self._report = NodeReport(events, place.node)
         pause = max(5.0, 5 * look_seconds(settings))
-        self._patience = Patience(Bounds(beat.min, beat.max), pause=pause)
-        self._readers: list[Reader] = []
+        self._patience = StallDetector(TimeoutBounds(beat.min, beat.max), pause=pause)
+        self._readers: list[HeartbeatReader] = []
         now = clock()
         self._due = {"learn": now, "beat": now + beat.interval, "measure": now, "remind": now}
-        self._stall: Stall | None = None
-        self._trouble: Trouble | None = None
+        self._stall: StallState | None = None
+        self._trouble: PeerFault | None = None
         self._others_stall: float | None = None
         self._told: set[int] = set()
         self._failed_nodes: set[int] = set()
@@ -124,7 +124,9 @@ class Monitor:
         if not signs:
             return
         if self._is_due("learn", now, min(LEARN_SECONDS, self._beat.min)):
-            self._patience.learn({section: self._durations(section) for section in ENOUGH})
+            self._patience.learn(
+                {section: self._durations(section) for section in MIN_OBSERVATIONS}
+            )
         overdue = self._patience.overdue(signs, now)
         if self._neighbours is not None:
             self._neighbours.exchange(self._seen(signs), self._trouble)
@@ -146,7 +148,7 @@ class Monitor:
         if self._is_due("measure", now, self._beat.metrics_interval):
             self._report.begin(self._readers, now)
 
-    def _signs(self) -> list[Sign]:
+    def _signs(self) -> list[HeartbeatSample]:
         if len(self._readers) < self._place.processes:
             self._readers = list(readers(self._pulses))
         return [reader.sign() for reader in self._readers]
@@ -157,30 +159,30 @@ class Monitor:
         self._due[what] = now + every
         return True
 
-    def _durations(self, section: Section) -> Durations:
+    def _durations(self, section: Phase) -> DurationHistogram:
         """Sections take alike on all processes: together they teach sooner."""
         return sum((one.durations(section) for one in self._readers), NOTHING)
 
     def _seen(
-        self, signs: Sequence[Sign], waits: Mapping[int, bool | None] | None = None
-    ) -> list[Seen]:
+        self, signs: Sequence[HeartbeatSample], waits: Mapping[int, bool | None] | None = None
+    ) -> list[RankStatus]:
         return [
-            Seen(
+            RankStatus(
                 one.rank,
                 self._place.node,
                 one.section,
                 one.step,
                 one.marks,
                 # One that ended as it should is no longer looked for.
-                procfs.state(one.pid) if one.ending is Ending.RUNS else "S",
+                procfs.state(one.pid) if one.ending is ExitState.RUNS else "S",
                 (waits or {}).get(one.rank),
             )
             for one in signs
         ]
 
-    def _tell_beat(self, signs: Sequence[Sign], now: float) -> None:
+    def _tell_beat(self, signs: Sequence[HeartbeatSample], now: float) -> None:
         silences = self._patience.silences(signs, now)
-        running = [one for one in signs if one.ending is Ending.RUNS] or signs
+        running = [one for one in signs if one.ending is ExitState.RUNS] or signs
         worst = max(running, key=lambda one: silences[one.rank])
         step = min(one.step for one in signs)
         self._events.write(
@@ -196,7 +198,9 @@ class Monitor:
 
     # ------------------------------------------------------------------ stalls
 
-    def _begin_stall(self, signs: Sequence[Sign], first: Sign, now: float) -> None:
+    def _begin_stall(
+        self, signs: Sequence[HeartbeatSample], first: HeartbeatSample, now: float
+    ) -> None:
         """Keep the stall_report, tell people, and end the job if that is wanted."""
         limit, silent = self._patience.limits[first.section], now - first.since
         symptom = (
@@ -205,9 +209,9 @@ class Monitor:
         )
         if (missing := self._place.processes - len(signs)) > 0:
             symptom += f"; {missing} of {self._place.processes} processes have not even begun"
-        self._stall = Stall(first.since, {one.rank: one.marks for one in signs})
-        self._trouble = Trouble("stall", symptom, silent)
-        found = within(EVIDENCE_SECONDS, lambda: self._gather(signs, symptom), None)
+        self._stall = StallState(first.since, {one.rank: one.marks for one in signs})
+        self._trouble = PeerFault("stall", symptom, silent)
+        found = call_with_timeout(EVIDENCE_SECONDS, lambda: self._gather(signs, symptom), None)
         self._patience.resume(self._clock())
         blamed = self._blame(signs, found.waits if found else {})
         if self._speaks:
@@ -238,11 +242,13 @@ class Monitor:
             return self._neighbours.speaks
         return self._place.node == 0
 
-    def _heed_neighbours(self, signs: Sequence[Sign], neighbours: Neighbours, now: float) -> None:
+    def _heed_neighbours(
+        self, signs: Sequence[HeartbeatSample], neighbours: PeerLink, now: float
+    ) -> None:
         """Tell people what the other machines say; a stall of all is told once."""
         if self._place.node:
             return
-        stalled: Trouble | None = None
+        stalled: PeerFault | None = None
         for node, trouble in neighbours.troubles().items():
             text = f"node {node}: {trouble.text}"
             if trouble.kind == "stall":
@@ -258,16 +264,18 @@ class Monitor:
             silent, self._others_stall = now - self._others_stall, None
             self._delivery.send(self._author.goes_on("the other machines go on", silent))
 
-    def _usual(self, section: Section) -> str:
+    def _usual(self, section: Phase) -> str:
         """The section's baseline, in words."""
-        durations = self._durations(section) if section in ENOUGH else NOTHING
+        durations = self._durations(section) if section in MIN_OBSERVATIONS else NOTHING
         median, longest = durations.quantile(0.5), durations.longest
         if median is None or longest is None:
             return "none seen before"
         return f"usually {median:.3g} s, at most {longest:.3g} s"
 
-    def _gather(self, signs: Sequence[Sign], story: str) -> stall_report.Evidence | None:
-        return stall_report.gather(
+    def _gather(
+        self, signs: Sequence[HeartbeatSample], story: str
+    ) -> stall_report.StallReport | None:
+        return stall_report.collect(
             self._directories.checkpoints,
             signs,
             node=self._place.node,
@@ -276,38 +284,39 @@ class Monitor:
             story=f"{story}\n",
         )
 
-    def _blame(self, signs: Sequence[Sign], waits: Mapping[int, bool | None]) -> Blame:
+    def _blame(self, signs: Sequence[HeartbeatSample], waits: Mapping[int, bool | None]) -> Culprit:
         seen, silent = self._seen(signs, waits), dict[int, float]()
         if self._neighbours is not None:
             self._neighbours.exchange(seen, self._trouble)
             seen, silent = seen + self._neighbours.others(), self._neighbours.silent()
-        return blame(seen, silent)
+        return find_culprit(seen, silent)
 
-    def _moved(self, signs: Sequence[Sign], stall: Stall) -> bool:
+    def _moved(self, signs: Sequence[HeartbeatSample], stall: StallState) -> bool:
         return all(
-            one.marks != stall.marks.get(one.rank) or one.ending is not Ending.RUNS for one in signs
+            one.marks != stall.marks.get(one.rank) or one.ending is not ExitState.RUNS
+            for one in signs
         )
 
-    def _end_stall(self, signs: Sequence[Sign], stall: Stall, now: float) -> None:
+    def _end_stall(self, signs: Sequence[HeartbeatSample], stall: StallState, now: float) -> None:
         self._stall = self._trouble = None
         silent, step = now - stall.since, max(one.step for one in signs)
         message = f"training goes on at step {step} after {silent:.3g} s of silence"
         self._delivery.send(self._author.goes_on(message, silent))
         self._events.warn("stall-resolved", message, step=step, silent_seconds=round(silent, 1))
 
-    def _end_job(self, signs: Sequence[Sign], cause: str) -> None:
+    def _end_job(self, signs: Sequence[HeartbeatSample], cause: str) -> None:
         """Kill this machine's processes; the launcher then fails the job, which can be resumed.
 
         Nothing milder is sure to work: a process that hangs runs no handler of Python's.
         """
         self._events.write("error", f"the job is ended: {cause}", code="stall", message=cause)
-        within(_DISK_SECONDS, lambda: self._write_failure(cause), None)
+        call_with_timeout(_DISK_SECONDS, lambda: self._write_failure(cause), None)
         if self._place.nodes > 1:
             time.sleep(OTHERS_SECONDS)
         self._delivery.finish(LAST_ALERT_SECONDS)
         self._killed = True
         for one in signs:
-            if one.ending is Ending.RUNS:
+            if one.ending is ExitState.RUNS:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(one.pid, signal.SIGKILL)
 
@@ -320,24 +329,24 @@ class Monitor:
 
     # ------------------------------------------------------------------ ends
 
-    def _heed_deaths(self, signs: Sequence[Sign]) -> None:
+    def _heed_deaths(self, signs: Sequence[HeartbeatSample]) -> None:
         """Say once of each process that it failed, or died without a word."""
         for one, reader in zip(signs, self._readers, strict=False):
             if self._killed or one.rank in self._told:
                 continue
-            dead = one.ending is Ending.RUNS and procfs.state(one.pid) in "ZX"
+            dead = one.ending is ExitState.RUNS and procfs.state(one.pid) in "ZX"
             where = f"in {one.section.words} after step {one.step}"
             # It may have said goodbye since.
-            if dead and reader.sign().ending is Ending.RUNS:
+            if dead and reader.sign().ending is ExitState.RUNS:
                 reason = f"rank {one.rank} died without a word {where}: killed, or out of memory"
                 self._events.warn("rank-died", reason, step=one.step, rank_died=one.rank)
-            elif one.ending is Ending.FAILED:
-                text = within(_DISK_SECONDS, self._failure_text, "")
+            elif one.ending is ExitState.FAILED:
+                text = call_with_timeout(_DISK_SECONDS, self._failure_text, "")
                 reason = f"{text or f'rank {one.rank} failed'}, {where}"
             else:
                 continue
             self._told.add(one.rank)
-            self._trouble = Trouble("failure", reason)
+            self._trouble = PeerFault("failure", reason)
             if self._speaks:
                 self._delivery.send(self._author.failure(reason, self._place.node, one.rank))
 
@@ -356,7 +365,7 @@ class Monitor:
         # It may have ended before this one had looked at all.
         signs = self._signs()
         self._heed_deaths(signs[:1])
-        if self._place.node == 0 and signs and signs[0].ending is Ending.DONE:
+        if self._place.node == 0 and signs and signs[0].ending is ExitState.DONE:
             self._delivery.send(self._author.ended(signs[0].step))
         if self._neighbours is not None:
             self._neighbours.exchange(self._seen(signs), self._trouble)
@@ -364,7 +373,7 @@ class Monitor:
         self._delivery.finish(LAST_ALERT_SECONDS)
 
 
-def look_seconds(settings: Settings) -> float:
+def look_seconds(settings: JobConfig) -> float:
     """Between two looks."""
     return min(LOOK_SECONDS, settings.heartbeat.min / 8)
 
@@ -379,9 +388,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # A stop is the training processes' to answer; this one still watches them write a checkpoint.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    voice = Voice(sys.stdout)
+    voice = NonBlockingStdout(sys.stdout)
     try:
-        _watch(read_settings(options.document, options.stage), options.pulses, voice)
+        _watch(read_job_config(options.document, options.stage), options.pulses, voice)
     except Exception:
         traceback.print_exc()
     shutil.rmtree(options.pulses, ignore_errors=True)
@@ -390,19 +399,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os._exit(0)
 
 
-def _watch(settings: Settings, pulses: Path, voice: Voice) -> None:
-    directories = Directories.from_environment()
-    hosts = Hosts.read(directories)
+def _watch(settings: JobConfig, pulses: Path, voice: NonBlockingStdout) -> None:
+    directories = SageMakerPaths.from_environment()
+    hosts = ResourceConfig.read(directories)
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    place = Place(hosts.rank, len(hosts.all), local)
-    events = Events(node=hosts.rank, rank=int(os.environ.get("RANK", "0")), stream=voice)
-    monitor = Monitor(
+    place = NodeInfo(hosts.rank, len(hosts.all), local)
+    events = EventLog(node=hosts.rank, rank=int(os.environ.get("RANK", "0")), stream=voice)
+    monitor = Watchdog(
         settings,
         directories,
         place,
         pulses,
         events=events,
-        delivery=Delivery(settings.alerts, events.warn),
+        delivery=AlertDispatcher(settings.alerts, events.warn),
         neighbours=_meet(settings, place, events),
     )
     parent = os.getppid()
@@ -416,13 +425,13 @@ def _watch(settings: Settings, pulses: Path, voice: Voice) -> None:
     monitor.finish()
 
 
-def _meet(settings: Settings, place: Place, events: Events) -> Neighbours | None:
-    address = meeting_point()
+def _meet(settings: JobConfig, place: NodeInfo, events: EventLog) -> PeerLink | None:
+    address = rendezvous_address()
     if place.nodes == 1 or address is None:
         return None
     job, seconds = f"{settings.run}/{settings.stage.name}", look_seconds(settings)
     try:
-        return Neighbours(job, place.node, place.nodes, address, look_seconds=seconds)
+        return PeerLink(job, place.node, place.nodes, address, look_seconds=seconds)
     except OSError as error:
         events.warn("no-neighbours", f"this machine watches itself alone: {error}")
         return None

@@ -13,30 +13,30 @@ from dataclasses import replace
 from functools import partial
 
 from sm_train.entrypoints.data.image_header import DecodeError
-from sm_train.entrypoints.data.shard_index import Refused
+from sm_train.entrypoints.data.shard_index import RejectedInput
 from sm_train.entrypoints.packing.perceptual_hash import near_duplicates
-from sm_train.entrypoints.packing.plan import Input, Options, ShardPlan
-from sm_train.entrypoints.packing.shard_builder import WORK, Tell, look_at
-from sm_train.entrypoints.packing.storage import Access, Place
-from sm_train.entrypoints.packing.worker_pool import Tally, Work, run, share_out
+from sm_train.entrypoints.packing.plan import PackInput, PackOptions, ShardPlan
+from sm_train.entrypoints.packing.shard_builder import WORK, ProgressCallback, read_metadata
+from sm_train.entrypoints.packing.storage import Access, Storage
+from sm_train.entrypoints.packing.worker_pool import PackProgress, WorkerPlan, run, split_cores
 
 _Digest = tuple[str, int | None]
 """An image's SHA-256 and its perceptual hash."""
 
 
 def digest_shards(
-    plans: Sequence[ShardPlan], work: Work, on_progress: Callable[[Tally], None]
+    plans: Sequence[ShardPlan], work: WorkerPlan, on_progress: Callable[[PackProgress], None]
 ) -> None:
     """Take the digests of all inputs of ``plans``, where they are not kept already."""
     total = sum(len(plan.inputs) for plan in plans)
     missing = [plan for plan in plans if work.destination.size(digests_name(plan)) is None]
-    processes, threads = share_out(missing, work, at_most=work.workers)
+    processes, threads = split_cores(missing, work, at_most=work.workers)
     task = partial(_digest_shard, work.destination, work.access, threads)
     for tally in run(task, missing, processes):
         on_progress(replace(tally, total=total))
 
 
-def find_duplicates(plans: Sequence[ShardPlan], destination: Place) -> dict[int, Refused]:
+def find_duplicates(plans: Sequence[ShardPlan], destination: Storage) -> dict[int, RejectedInput]:
     """The inputs to leave out, by number, now that the digests of all shards are there."""
     inputs = [item for plan in plans for item in plan.inputs]
     digests = [digest for plan in plans for digest in _read(destination, plan)]
@@ -44,15 +44,15 @@ def find_duplicates(plans: Sequence[ShardPlan], destination: Place) -> dict[int,
 
 
 def duplicates(
-    inputs: Sequence[Input], digests: Sequence[_Digest | None], options: Options
-) -> dict[int, Refused]:
+    inputs: Sequence[PackInput], digests: Sequence[_Digest | None], options: PackOptions
+) -> dict[int, RejectedInput]:
     """The inputs to leave out; an image that could not be read is like no other."""
-    refused: dict[int, Refused] = {}
+    refused: dict[int, RejectedInput] = {}
     first: dict[str, int] = {}
     for number, digest in enumerate(digests):
         if digest is not None and (same := first.setdefault(digest[0], number)) != number:
             detail = f"has the same bytes as {inputs[same].source}"
-            refused[number] = Refused(inputs[number].source, "duplicate", detail)
+            refused[number] = RejectedInput(inputs[number].source, "duplicate", detail)
     if options.near_bits is not None:
         hashes = [
             None if digest is None or number in refused else digest[1]
@@ -60,7 +60,7 @@ def duplicates(
         ]
         for number, same in near_duplicates(hashes, options.near_bits).items():
             detail = f"looks like {inputs[same].source}"
-            refused[number] = Refused(inputs[number].source, "near-duplicate", detail)
+            refused[number] = RejectedInput(inputs[number].source, "near-duplicate", detail)
     return {inputs[number].number: one for number, one in refused.items()}
 
 
@@ -70,11 +70,11 @@ def digests_name(plan: ShardPlan) -> str:
 
 
 def _digest_shard(
-    destination: Place, access: Access, threads: int, plan: ShardPlan, tell: Tell
+    destination: Storage, access: Access, threads: int, plan: ShardPlan, tell: ProgressCallback
 ) -> None:
-    def look(item: Input) -> _Digest | None:
+    def look(item: PackInput) -> _Digest | None:
         try:
-            _, facts = look_at(item, plan.options, access)
+            _, facts = read_metadata(item, plan.options, access)
         except DecodeError:
             return None
         return facts.sha256, facts.phash
@@ -88,6 +88,6 @@ def _digest_shard(
         sink.write(json.dumps(found).encode())
 
 
-def _read(destination: Place, plan: ShardPlan) -> Iterator[_Digest | None]:
+def _read(destination: Storage, plan: ShardPlan) -> Iterator[_Digest | None]:
     for digest in json.loads(destination.read(digests_name(plan))):
         yield None if digest is None else (digest[0], digest[1])

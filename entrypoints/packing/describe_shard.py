@@ -10,8 +10,8 @@ from pathlib import Path
 from sm_train.entrypoints.common.file_digest import file_digest
 from sm_train.entrypoints.data.image_header import DecodeError, image_size
 from sm_train.entrypoints.data.shard_format import Shard, find_shards
-from sm_train.entrypoints.data.shard_index import Refused
-from sm_train.entrypoints.data.tar_reader import Walk, walk
+from sm_train.entrypoints.data.shard_index import RejectedInput
+from sm_train.entrypoints.data.tar_reader import TarScan, scan_tar
 
 IMAGE_EXTENSIONS = frozenset({"jpg", "jpeg", "png", "webp"})
 
@@ -20,14 +20,14 @@ _HEAD = 1 << 16
 
 
 @dataclass(frozen=True)
-class Described:
+class DescribedShard:
     """A shard's entry in an index, and what of it cannot be read."""
 
     shard: Shard
-    refused: tuple[Refused, ...]
+    refused: tuple[RejectedInput, ...]
 
 
-def describe_shard(path: Path, name: str) -> Described:
+def describe_shard(path: Path, name: str) -> DescribedShard:
     """Find a tar's samples and the sides of their images, and digest it.
 
     Damage costs the samples that it touches: each place becomes a refusal. An image whose sides
@@ -36,7 +36,7 @@ def describe_shard(path: Path, name: str) -> Described:
     Raises:
         OSError: the file cannot be read.
     """
-    found = walk(path, IMAGE_EXTENSIONS)
+    found = scan_tar(path, IMAGE_EXTENSIONS)
     with path.open("rb") as file:
         sides = [_sides(file.fileno(), *place) for place in found.wanted]
         digest = file_digest(file)
@@ -49,17 +49,17 @@ def describe_shard(path: Path, name: str) -> Described:
         widths=tuple(width for _, width in sides),
         heights=tuple(height for height, _ in sides),
     )
-    refused = tuple(Refused(name, "shard-damaged", line) for line in found.damage)
-    return Described(shard, refused)
+    refused = tuple(RejectedInput(name, "shard-damaged", line) for line in found.damage)
+    return DescribedShard(shard, refused)
 
 
-def describe_folder(folder: Path) -> Iterator[Described]:
+def describe_folder(folder: Path) -> Iterator[DescribedShard]:
     """Every ``*.tar`` below ``folder``, by its path below it, in sorted order."""
     for name, path in find_shards(folder).items():
         yield describe_shard(path, name)
 
 
-def _offsets(found: Walk) -> tuple[int, ...]:
+def _offsets(found: TarScan) -> tuple[int, ...]:
     """A sample goes on to the next one's start: damage between them is its own matter."""
     starts: list[int] = found.starts.tolist()
     return (*starts, int(found.stops[-1]) if starts else 0)

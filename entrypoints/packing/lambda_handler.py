@@ -20,9 +20,15 @@ from typing import Any
 from urllib.parse import unquote_plus
 
 from botocore.exceptions import BotoCoreError, ClientError
-from sm_train.entrypoints.data.shard_index import Refused
-from sm_train.entrypoints.packing.storage import Access, Prefix, place
-from sm_train.entrypoints.packing.streaming import READERS, Arrival, LaterError, Trickle, is_image
+from sm_train.entrypoints.data.shard_index import RejectedInput
+from sm_train.entrypoints.packing.storage import Access, S3Prefix, open_storage
+from sm_train.entrypoints.packing.streaming import (
+    READERS,
+    Arrival,
+    RetryLaterError,
+    StreamingPacker,
+    is_image,
+)
 
 TARGET_BYTES = 2 * 10**9
 SPARE_SECONDS = 300.0
@@ -56,12 +62,12 @@ def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
     return {"batchItemFailures": failed}
 
 
-def _trickle() -> Trickle:
+def _trickle() -> StreamingPacker:
     address = os.environ["SM_TRAIN_DESTINATION"]
-    destination = place(address, Access())
-    if not isinstance(destination, Prefix):
+    destination = open_storage(address, Access())
+    if not isinstance(destination, S3Prefix):
         raise ValueError(f"SM_TRAIN_DESTINATION: {address}: must be an S3 prefix")
-    return Trickle(destination, int(os.environ.get("SM_TRAIN_SHARD_BYTES", TARGET_BYTES)))
+    return StreamingPacker(destination, int(os.environ.get("SM_TRAIN_SHARD_BYTES", TARGET_BYTES)))
 
 
 def _time_left(context: Any) -> bool:
@@ -69,7 +75,7 @@ def _time_left(context: Any) -> bool:
     return left > SPARE_SECONDS
 
 
-def _take(trickle: Trickle, message: dict[str, Any]) -> bool:
+def _take(trickle: StreamingPacker, message: dict[str, Any]) -> bool:
     """Pack what a message tells of; whether it is done with."""
     name: str = message["messageId"]
     try:
@@ -86,13 +92,13 @@ def _take(trickle: Trickle, message: dict[str, Any]) -> bool:
 def _tried(act: Callable[[], None]) -> bool:
     try:
         act()
-    except (LaterError, OSError, BotoCoreError, ClientError) as error:
+    except (RetryLaterError, OSError, BotoCoreError, ClientError) as error:
         print(f"later: {error}")
         return False
     return True
 
 
-def _take_record(trickle: Trickle, name: str, record: Any) -> None:
+def _take_record(trickle: StreamingPacker, name: str, record: Any) -> None:
     try:
         arrival = _arrival(record)
     except _UnreadableError as error:
@@ -102,9 +108,9 @@ def _take_record(trickle: Trickle, name: str, record: Any) -> None:
             print(f"{trickle.stage(arrival)}: s3://{arrival.bucket}/{arrival.key}")
 
 
-def _refuse(trickle: Trickle, name: str, error: Exception) -> None:
+def _refuse(trickle: StreamingPacker, name: str, error: Exception) -> None:
     """A retry would find the same."""
-    trickle.refuse(name, Refused(f"message {name}", "message-unreadable", str(error)))
+    trickle.refuse(name, RejectedInput(f"message {name}", "message-unreadable", str(error)))
 
 
 def _records(body: str) -> list[Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from sm_train.entrypoints.data.image_decoder import Target
+from sm_train.entrypoints.data.image_decoder import DecodeSpec
 from sm_train.entrypoints.models.builder import load_text_encoders
 from torch import Tensor
 
@@ -32,7 +32,7 @@ class LatentEncoder:
         self._text = text
         for encoder in text.encoders:
             encoder.eval().to(self._device)
-        self._target = Target(resolution, resolution)
+        self._target = DecodeSpec(resolution, resolution)
         self._lock = threading.Lock()
 
     def arrays(self, image: bytes | memoryview, caption: str) -> tuple[bytes, ...]:

@@ -17,34 +17,39 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sm_train.entrypoints.data.shard_index import INDEX_NAME, SHARDS_FOLDER, IndexWriter, Refused
+from sm_train.entrypoints.data.shard_index import (
+    INDEX_NAME,
+    SHARDS_FOLDER,
+    IndexWriter,
+    RejectedInput,
+)
 from sm_train.entrypoints.packing.deduplicate import digest_shards, digests_name, find_duplicates
-from sm_train.entrypoints.packing.plan import Input, Options, ShardPlan, shard_name
-from sm_train.entrypoints.packing.shard_builder import WORK, Made, read_record, record_name
-from sm_train.entrypoints.packing.storage import PART_BYTES, Place, Prefix
-from sm_train.entrypoints.packing.worker_pool import Tally, Work, work_on
+from sm_train.entrypoints.packing.plan import PackInput, PackOptions, ShardPlan, shard_name
+from sm_train.entrypoints.packing.shard_builder import WORK, BuiltShard, read_record, record_name
+from sm_train.entrypoints.packing.storage import PART_BYTES, S3Prefix, Storage
+from sm_train.entrypoints.packing.worker_pool import PackProgress, WorkerPlan, run_workers
 
 PLAN_NAME = f"{WORK}/plan.json"
 
 _WAIT = 5.0  # seconds between two looks for what other machines have to finish
 
-Progress = Callable[[Tally], None]
+ProgressReport = Callable[[PackProgress], None]
 
 
 @dataclass(frozen=True)
-class Pack:
+class PackPlan:
     """All that a machine needs to know: the shards, and what the index says besides.
 
     ``fingerprint`` is of the inputs, ``refused`` what was left out before any image was read.
     """
 
     plans: tuple[ShardPlan, ...]
-    refused: tuple[Refused, ...]
+    refused: tuple[RejectedInput, ...]
     fingerprint: str
     target_bytes: int
     index_options: dict[str, Any]
 
-    def with_model(self, folder: Path) -> Pack:
+    def with_model(self, folder: Path) -> PackPlan:
         """The same pack where the model for latents lies in ``folder``."""
         options = replace(self.plans[0].options, latents=str(folder))
         return replace(self, plans=tuple(replace(one, options=options) for one in self.plans))
@@ -66,11 +71,11 @@ class Pack:
         return gzip.compress("\n".join(lines).encode(), mtime=0)
 
     @classmethod
-    def from_bytes(cls, content: bytes) -> Pack:
+    def from_bytes(cls, content: bytes) -> PackPlan:
         head, *lines = gzip.decompress(content).decode().split("\n")
         document: dict[str, Any] = json.loads(head)
-        inputs = [Input(*json.loads(line)) for line in lines]
-        options = Options(**document["options"])
+        inputs = [PackInput(*json.loads(line)) for line in lines]
+        options = PackOptions(**document["options"])
         plans, first = [], 0
         for number, count in enumerate(document["shards"]):
             plan = ShardPlan(number, shard_name(number), inputs[first : first + count], options)
@@ -78,7 +83,7 @@ class Pack:
             first += count
         return cls(
             tuple(plans),
-            tuple(Refused(**one) for one in document["refused"]),
+            tuple(RejectedInput(**one) for one in document["refused"]),
             document["fingerprint"],
             document["target_bytes"],
             document["index_options"],
@@ -86,7 +91,12 @@ class Pack:
 
 
 def make_shards(
-    pack: Pack, work: Work, on_progress: Progress, *, rank: int = 0, machines: int = 1
+    pack: PackPlan,
+    work: WorkerPlan,
+    on_progress: ProgressReport,
+    *,
+    rank: int = 0,
+    machines: int = 1,
 ) -> None:
     """Make the shards of machine ``rank`` that are not there yet.
 
@@ -96,14 +106,14 @@ def make_shards(
     """
     own = pack.plans[rank::machines]
     total = sum(len(plan.inputs) for plan in own)
-    dropped: Mapping[int, Refused] = {}
+    dropped: Mapping[int, RejectedInput] = {}
     if pack.plans[0].options.compares:
         digest_shards(own, work, on_progress)
         # An image may be a duplicate of one that another machine looks at.
         _wait_for_digests(pack.plans, work.destination)
         dropped = find_duplicates(pack.plans, work.destination)
     missing = [plan for plan in own if read_record(plan, work.destination) is None]
-    if isinstance(work.destination, Prefix):
+    if isinstance(work.destination, S3Prefix):
         from botocore.exceptions import ClientError
 
         # What a killed pack has left; not everybody may look for it.
@@ -111,17 +121,17 @@ def make_shards(
             names = {plan.name for plan in missing}
             work.destination.give_up_uploads(SHARDS_FOLDER, names=names)
     begun = total - sum(len(plan.inputs) for plan in missing)
-    for tally in work_on(missing, work, dropped):
+    for tally in run_workers(missing, work, dropped):
         on_progress(replace(tally, done=tally.done + begun, total=total))
 
 
-def _wait_for_digests(plans: Sequence[ShardPlan], destination: Place) -> None:
+def _wait_for_digests(plans: Sequence[ShardPlan], destination: Storage) -> None:
     missing = list(plans)
     while missing := [one for one in missing if destination.size(digests_name(one)) is None]:
         time.sleep(_WAIT)
 
 
-def finish(pack: Pack, destination: Place) -> list[Made] | None:
+def finish(pack: PackPlan, destination: Storage) -> list[BuiltShard] | None:
     """Write the index if all shards are there; returns what was made of them.
 
     None where some are not. Where nothing at all was accepted there is no index to write.
@@ -137,7 +147,7 @@ def finish(pack: Pack, destination: Place) -> list[Made] | None:
     return made
 
 
-def forget(pack: Pack, destination: Place) -> None:
+def forget(pack: PackPlan, destination: Storage) -> None:
     """Remove what an unfinished pack is resumed by, the plan last: it tells of the rest."""
     for plan in pack.plans:
         destination.remove(record_name(plan))
@@ -146,14 +156,14 @@ def forget(pack: Pack, destination: Place) -> None:
     destination.remove(PLAN_NAME)
 
 
-def refusals(pack: Pack, made: Sequence[Made]) -> Iterator[Refused]:
+def refusals(pack: PackPlan, made: Sequence[BuiltShard]) -> Iterator[RejectedInput]:
     """Everything that was left out."""
     yield from pack.refused
     for one in made:
         yield from one.refused
 
 
-def _write_index(pack: Pack, destination: Place, made: Sequence[Made]) -> None:
+def _write_index(pack: PackPlan, destination: Storage, made: Sequence[BuiltShard]) -> None:
     ordered = sorted(refusals(pack, made), key=lambda item: (item.source, item.reason, item.detail))
     with tempfile.TemporaryFile() as file:
         with IndexWriter(

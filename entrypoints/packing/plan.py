@@ -20,7 +20,7 @@ FACTS_BYTES = 512
 
 
 @dataclass(frozen=True)
-class Input:
+class PackInput:
     """One image to pack: ``number`` in the order of all, which its sample's key is made of.
 
     ``source`` names it for people, ``address`` is where it lies, ``bytes`` its size. Its caption
@@ -36,7 +36,7 @@ class Input:
 
 
 @dataclass(frozen=True)
-class Options:
+class PackOptions:
     """What decides a sample's content, and whether it is packed; sides are pixels.
 
     ``max_side`` and ``quality`` encode an image anew, ``pixels`` decodes each wholly.
@@ -61,7 +61,7 @@ class Options:
 
     def changed(self) -> dict[str, Any]:
         """The options that are not as they are by default."""
-        default = Options()
+        default = PackOptions()
         return {
             name: value for name, value in vars(self).items() if value != getattr(default, name)
         }
@@ -73,8 +73,8 @@ class ShardPlan:
 
     number: int
     name: str
-    inputs: Sequence[Input]
-    options: Options = field(default_factory=Options)
+    inputs: Sequence[PackInput]
+    options: PackOptions = field(default_factory=PackOptions)
 
 
 def sample_key(number: int) -> str:
@@ -98,7 +98,7 @@ def shard_count(total: int, largest: int, *, multiple_of: int = 1) -> int:
     return -(-count // multiple_of) * multiple_of
 
 
-def deal(sizes: Sequence[int], shards: int) -> list[tuple[int, int]]:
+def plan_shards(sizes: Sequence[int], shards: int) -> list[tuple[int, int]]:
     """First and behind-last input of each shard, so that their bytes are near-equal.
 
     Each shard's share of all bytes is rounded to whole inputs, so no shard is off by more than

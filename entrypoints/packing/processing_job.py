@@ -12,11 +12,11 @@ import os
 import time
 from pathlib import Path
 
-from sm_train.entrypoints.common.signals import signals_as_interrupt
+from sm_train.entrypoints.common.signals import raise_on_signals
 from sm_train.entrypoints.data.shard_index import INDEX_NAME
-from sm_train.entrypoints.packing.pack import Pack, finish, forget, make_shards
-from sm_train.entrypoints.packing.storage import Access, Place, place
-from sm_train.entrypoints.packing.worker_pool import Tally, Work
+from sm_train.entrypoints.packing.pack import PackPlan, finish, forget, make_shards
+from sm_train.entrypoints.packing.storage import Access, Storage, open_storage
+from sm_train.entrypoints.packing.worker_pool import PackProgress, WorkerPlan
 
 PLAN_FILE = "plan.jsonl.gz"
 
@@ -30,14 +30,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--base", type=Path, default=Path("/opt/ml"))
     options = parser.parse_args(arguments)
     inputs = options.base / "processing" / "input"
-    pack = Pack.from_bytes((inputs / "plan" / PLAN_FILE).read_bytes())
+    pack = PackPlan.from_bytes((inputs / "plan" / PLAN_FILE).read_bytes())
     if (inputs / "model").is_dir():
         pack = pack.with_model(inputs / "model")
     rank, machines = machine(options.base)
-    destination = place(options.destination, Access())
+    destination = open_storage(options.destination, Access())
     print(f"machine {rank + 1} of {machines}: {len(pack.plans[rank::machines])} shards", flush=True)
-    with signals_as_interrupt():
-        work = Work(destination, Access(), os.cpu_count() or 1)
+    with raise_on_signals():
+        work = WorkerPlan(destination, Access(), os.cpu_count() or 1)
         make_shards(pack, work, _Printer(), rank=rank, machines=machines)
         print(_finish(pack, destination), flush=True)
 
@@ -52,7 +52,7 @@ def machine(base: Path) -> tuple[int, int]:
     return hosts.index(document["current_host"]), len(hosts)
 
 
-def _finish(pack: Pack, destination: Place) -> str:
+def _finish(pack: PackPlan, destination: Storage) -> str:
     made = finish(pack, destination)
     if made is None:
         # Records of finished packs are removed: then another machine was here before.
@@ -70,7 +70,7 @@ class _Printer:
     def __init__(self) -> None:
         self._started = self._said = time.monotonic()
 
-    def __call__(self, tally: Tally) -> None:
+    def __call__(self, tally: PackProgress) -> None:
         now = time.monotonic()
         if now - self._said < _SAY:
             return

@@ -25,18 +25,18 @@ from typing import TYPE_CHECKING
 
 from sm_train.entrypoints.data.aspect_buckets import aspect_shapes, nearest_shape
 from sm_train.entrypoints.data.image_header import DecodeError
-from sm_train.entrypoints.data.reused_memory import ReadingRoom
+from sm_train.entrypoints.data.reused_memory import ReadBufferPool
 from sm_train.entrypoints.data.shard_format import MOMENTS, POOLED, TEXT, Shard, ShardError
 from sm_train.entrypoints.data.shard_index import (
     SHARDS_FOLDER,
     IndexWriter,
-    Refused,
+    RejectedInput,
     ShardIndex,
 )
-from sm_train.entrypoints.packing.image_metadata import ImageFacts, encode_again, examine_image
-from sm_train.entrypoints.packing.plan import Input, Options, ShardPlan, sample_key
+from sm_train.entrypoints.packing.image_metadata import ImageMetadata, read_image_metadata, reencode
+from sm_train.entrypoints.packing.plan import PackInput, PackOptions, ShardPlan, sample_key
 from sm_train.entrypoints.packing.shard_writer import ShardFile, sample_parts
-from sm_train.entrypoints.packing.storage import Access, Part, Place, read_address
+from sm_train.entrypoints.packing.storage import Access, Storage, UploadPart, read_uri
 
 if TYPE_CHECKING:
     from sm_train.entrypoints.packing.latent_encoder import LatentEncoder
@@ -57,7 +57,7 @@ AHEAD = 3
 BUCKET_RESOLUTION = 1024
 """Of the aspect bucket in a sample's facts, as SDXL's report names them."""
 
-Tell = Callable[[int, int, int], None]
+ProgressCallback = Callable[[int, int, int], None]
 """Hears of inputs that are done: how many, their packed bytes, and how many were refused."""
 
 
@@ -66,34 +66,34 @@ class StoppedError(Exception):
 
 
 @dataclass(frozen=True)
-class Made:
+class BuiltShard:
     """A shard that is there, or None where nothing was left for it; and what was refused."""
 
     shard: Shard | None
-    refused: tuple[Refused, ...]
+    refused: tuple[RejectedInput, ...]
 
 
 @dataclass(frozen=True)
 class _Accepted:
     key: str
-    parts: list[Part]
-    facts: ImageFacts
+    parts: list[UploadPart]
+    facts: ImageMetadata
 
 
-def make_shard(
+def build_shard(
     plan: ShardPlan,
-    destination: Place,
+    destination: Storage,
     access: Access,
     threads: int,
-    tell: Tell,
-    dropped: Mapping[int, Refused],
+    tell: ProgressCallback,
+    dropped: Mapping[int, RejectedInput],
 ) -> None:
     """Make the shard and its record in ``destination``; ``dropped`` inputs are left out.
 
     Raises:
         OSError: the destination cannot be written.
     """
-    refused: list[Refused] = []
+    refused: list[RejectedInput] = []
     accepted = _accepted(plan, access, threads, tell, dropped, refused)
     first = next(accepted, None)
     shard = None
@@ -110,7 +110,7 @@ def record_name(plan: ShardPlan) -> str:
     return f"{WORK}/{plan.name}.parquet"
 
 
-def read_record(plan: ShardPlan, destination: Place) -> Made | None:
+def read_record(plan: ShardPlan, destination: Storage) -> BuiltShard | None:
     """What was made of a shard; None where that is not finished, or is not there any more."""
     try:
         content = destination.read(record_name(plan))
@@ -119,11 +119,11 @@ def read_record(plan: ShardPlan, destination: Place) -> Made | None:
         return None
     refused = tuple(index.refused())
     if not len(index):
-        return Made(None, refused)
+        return BuiltShard(None, refused)
     shard = index.shard(0)
     if destination.size(f"{SHARDS_FOLDER}/{shard.name}") != shard.bytes:
         return None
-    return Made(shard, refused)
+    return BuiltShard(shard, refused)
 
 
 def open_index(content: bytes) -> ShardIndex:
@@ -138,7 +138,7 @@ def open_index(content: bytes) -> ShardIndex:
         return ShardIndex(path)
 
 
-def encode_record(shard: Shard | None, refused: Iterable[Refused] = ()) -> bytes:
+def encode_record(shard: Shard | None, refused: Iterable[RejectedInput] = ()) -> bytes:
     """What is kept of a shard that was made: an index of its own."""
     content = io.BytesIO()
     with IndexWriter(content) as writer:
@@ -164,13 +164,13 @@ def _accepted(
     plan: ShardPlan,
     access: Access,
     threads: int,
-    tell: Tell,
-    dropped: Mapping[int, Refused],
-    refused: list[Refused],
+    tell: ProgressCallback,
+    dropped: Mapping[int, RejectedInput],
+    refused: list[RejectedInput],
 ) -> Iterator[_Accepted]:
     """The samples of the shard, in order; the rest goes to ``refused``."""
     for outcome in _in_order(plan, access, threads, dropped):
-        if isinstance(outcome, Refused):
+        if isinstance(outcome, RejectedInput):
             refused.append(outcome)
             tell(1, 0, 1)
         else:
@@ -179,12 +179,12 @@ def _accepted(
 
 
 def _in_order(
-    plan: ShardPlan, access: Access, threads: int, dropped: Mapping[int, Refused]
-) -> Iterator[_Accepted | Refused]:
-    def look(group: Sequence[Input]) -> list[_Accepted | Refused]:
+    plan: ShardPlan, access: Access, threads: int, dropped: Mapping[int, RejectedInput]
+) -> Iterator[_Accepted | RejectedInput]:
+    def look(group: Sequence[PackInput]) -> list[_Accepted | RejectedInput]:
         return [_outcome(one, plan.options, access, dropped.get(one.number)) for one in group]
 
-    pending: deque[Future[list[_Accepted | Refused]]] = deque()
+    pending: deque[Future[list[_Accepted | RejectedInput]]] = deque()
     with ThreadPoolExecutor(threads) as pool:
         try:
             for group in _groups(plan.inputs):
@@ -198,8 +198,8 @@ def _in_order(
                 one.cancel()
 
 
-def _groups(inputs: Iterable[Input]) -> Iterator[list[Input]]:
-    group: list[Input] = []
+def _groups(inputs: Iterable[PackInput]) -> Iterator[list[PackInput]]:
+    group: list[PackInput] = []
     size = 0
     for one in inputs:
         group.append(one)
@@ -212,34 +212,38 @@ def _groups(inputs: Iterable[Input]) -> Iterator[list[Input]]:
 
 
 def _outcome(
-    item: Input, options: Options, access: Access, drop: Refused | None
-) -> _Accepted | Refused:
+    item: PackInput, options: PackOptions, access: Access, drop: RejectedInput | None
+) -> _Accepted | RejectedInput:
     """What becomes of an input. Never raises for what is wrong with it."""
     return drop or _try(item, sample_key(item.number), options, access)
 
 
-def encode_input(item: Input, key: str, options: Options, access: Access) -> bytes | Refused:
+def encode_input(
+    item: PackInput, key: str, options: PackOptions, access: Access
+) -> bytes | RejectedInput:
     """One input as a sample called ``key``, as it stands in a tar."""
     outcome = _try(item, key, options, access)
-    return outcome if isinstance(outcome, Refused) else b"".join(outcome.parts)
+    return outcome if isinstance(outcome, RejectedInput) else b"".join(outcome.parts)
 
 
-def _try(item: Input, key: str, options: Options, access: Access) -> _Accepted | Refused:
+def _try(
+    item: PackInput, key: str, options: PackOptions, access: Access
+) -> _Accepted | RejectedInput:
     try:
         return _accept(item, key, options, access)
     except DecodeError as error:
-        return Refused(item.source, error.reason, str(error).partition(": ")[2])
+        return RejectedInput(item.source, error.reason, str(error).partition(": ")[2])
 
 
-def _accept(item: Input, key: str, options: Options, access: Access) -> _Accepted:
-    content, facts = look_at(item, options, access)
+def _accept(item: PackInput, key: str, options: PackOptions, access: Access) -> _Accepted:
+    content, facts = read_metadata(item, options, access)
     caption = _caption(item, access)
     more = _latents(options, content, caption)
     parts = sample_parts(key, content, caption, facts.kind, _facts(item, facts, caption), more)
     return _Accepted(key, parts, facts)
 
 
-def _latents(options: Options, content: Part, caption: str) -> dict[str, bytes]:
+def _latents(options: PackOptions, content: UploadPart, caption: str) -> dict[str, bytes]:
     """The arrays that are asked for, by their extensions."""
     if options.latents is None or options.latents_resolution is None:
         return {}
@@ -263,24 +267,26 @@ def _load_encoder(folder: str, resolution: int) -> LatentEncoder:
     return LatentEncoder(Path(folder), resolution)
 
 
-def look_at(item: Input, options: Options, access: Access) -> tuple[Part, ImageFacts]:
+def read_metadata(
+    item: PackInput, options: PackOptions, access: Access
+) -> tuple[UploadPart, ImageMetadata]:
     """An input's image as it is packed, and its facts.
 
     Raises:
         DecodeError: it is missing, damaged, or filtered out.
     """
     content = _read("image", item.address, item.bytes, access)
-    facts = examine_image(content, pixels=options.pixels)
+    facts = read_image_metadata(content, pixels=options.pixels)
     _filter(facts, options)
     if options.quality is None and (
         options.max_side is None or max(facts.width, facts.height) <= options.max_side
     ):
         return content, facts
-    content = encode_again(content, options.max_side, options.quality or 95)
-    return content, examine_image(content, pixels=options.pixels)
+    content = reencode(content, options.max_side, options.quality or 95)
+    return content, read_image_metadata(content, pixels=options.pixels)
 
 
-def _filter(facts: ImageFacts, options: Options) -> None:
+def _filter(facts: ImageMetadata, options: PackOptions) -> None:
     short, long = sorted((facts.width, facts.height))
     if options.min_side is not None and short < options.min_side:
         raise DecodeError("image-small", f"{facts.width} × {facts.height} pixels")
@@ -288,7 +294,7 @@ def _filter(facts: ImageFacts, options: Options) -> None:
         raise DecodeError("image-long", f"{facts.width} × {facts.height} pixels")
 
 
-def _facts(item: Input, facts: ImageFacts, caption: str) -> bytes:
+def _facts(item: PackInput, facts: ImageMetadata, caption: str) -> bytes:
     document = {
         "width": facts.width,
         "height": facts.height,
@@ -310,7 +316,7 @@ def _bucket(width: int, height: int) -> str:
     return f"{chosen_width}x{chosen_height}"
 
 
-def _caption(item: Input, access: Access) -> str:
+def _caption(item: PackInput, access: Access) -> str:
     """The caption without the white space and the byte order mark around it."""
     raw = b""
     if item.caption is None:
@@ -328,12 +334,12 @@ def _caption(item: Input, access: Access) -> str:
     return caption
 
 
-def _read(part: str, address: str, size: int, access: Access) -> Part:
+def _read(part: str, address: str, size: int, access: Access) -> UploadPart:
     _require_bytes(part, size)
     name = address.rpartition("/")[2]
     try:
         if address.startswith("s3://"):
-            return read_address(address, access)
+            return read_uri(address, access)
         return _read_file(part, address)
     except DecodeError:
         raise
@@ -346,10 +352,10 @@ def _read(part: str, address: str, size: int, access: Access) -> Part:
         raise DecodeError(f"{part}-unreadable", error.strerror or str(error)) from None
 
 
-_room = ReadingRoom()
+_room = ReadBufferPool()
 
 
-def _read_file(part: str, address: str) -> Part:
+def _read_file(part: str, address: str) -> UploadPart:
     """By the system's own calls: a file object costs more than they do."""
     descriptor = os.open(address, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would be waited for
     try:

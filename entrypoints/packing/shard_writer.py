@@ -10,7 +10,7 @@ from typing import Any
 
 from blake3 import blake3
 from sm_train.entrypoints.data.shard_format import END_MARK, Shard
-from sm_train.entrypoints.packing.storage import Part, Sink
+from sm_train.entrypoints.packing.storage import ShardSink, UploadPart
 
 EXTENSIONS = {"jpeg": "jpg", "png": "png", "webp": "webp"}
 """Image format, as a sample's facts name it → extension of the image's member."""
@@ -23,12 +23,12 @@ def encode_sample(*sample: Any) -> bytes:
 
 def sample_parts(
     key: str,
-    image: Part,
+    image: UploadPart,
     caption: str,
     kind: str,
     facts: bytes,
     more: Mapping[str, bytes] | None = None,
-) -> list[Part]:
+) -> list[UploadPart]:
     """The sample's members as they stand in a tar; ``more`` are others by their extensions.
 
     In parts, so that an image is not copied to stand beside its header.
@@ -40,7 +40,7 @@ def sample_parts(
     return [_header(f"{key}.{EXTENSIONS[kind]}", len(image)), image, b"".join(behind)]
 
 
-def _padding(content: Part) -> bytes:
+def _padding(content: UploadPart) -> bytes:
     return bytes(-len(content) % tarfile.BLOCKSIZE)
 
 
@@ -78,13 +78,13 @@ class ShardFile:
     The digest is taken in a thread beside the writer. Use as a context.
     """
 
-    def __init__(self, sink: Sink, name: str) -> None:
+    def __init__(self, sink: ShardSink, name: str) -> None:
         self._sink, self._name = sink, name
         self._digest = blake3()
         self._keys: list[str] = []
         self._offsets: list[int] = []
         self._size = 0
-        self._held: list[Part] = []
+        self._held: list[UploadPart] = []
         self._held_size = 0
         self._hashing = ThreadPoolExecutor(1)
         self._hashed: Future[None] | None = None
@@ -100,7 +100,7 @@ class ShardFile:
     ) -> None:
         self._hashing.shutdown()
 
-    def append(self, key: str, *parts: Part) -> None:
+    def append(self, key: str, *parts: UploadPart) -> None:
         """The next sample, in the parts that :func:`sample_parts` made, or joined."""
         self._keys.append(key)
         self._offsets.append(self._size)
@@ -126,7 +126,7 @@ class ShardFile:
             heights=tuple(heights),
         )
 
-    def _hold(self, content: Part) -> None:
+    def _hold(self, content: UploadPart) -> None:
         self._held.append(content)
         self._held_size += len(content)
         self._size += len(content)
@@ -139,6 +139,6 @@ class ShardFile:
         if previous is not None:
             previous.result()  # no more than two pieces wait for their digest
 
-    def _hash(self, parts: list[Part]) -> None:
+    def _hash(self, parts: list[UploadPart]) -> None:
         for part in parts:
             self._digest.update(part)

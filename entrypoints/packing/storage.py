@@ -29,19 +29,19 @@ RANGE_BYTES = 8 * 2**20
 """Read at once: most images are one request, and a broken connection costs no more than that."""
 
 
-Part = bytes | memoryview
+UploadPart = bytes | memoryview
 
 
-class Sink(Protocol):
+class ShardSink(Protocol):
     """What a shard is written to."""
 
     def write(self, content: bytes, /) -> None: ...
 
-    def writelines(self, parts: Sequence[Part], /) -> None:
+    def writelines(self, parts: Sequence[UploadPart], /) -> None:
         """Write one behind the other."""
 
 
-class Place(Protocol):
+class Storage(Protocol):
     """A folder or a prefix; can be pickled."""
 
     def read(self, name: str) -> bytes:
@@ -59,7 +59,7 @@ class Place(Protocol):
         """Remove it if it is there."""
 
     def writing(self, name: str) -> Any:
-        """A context with a :class:`Sink`; leaving it gives the content its name."""
+        """A context with a :class:`ShardSink`; leaving it gives the content its name."""
 
     def holds(self, folder: str) -> bool:
         """Whether anything lies below ``folder``."""
@@ -93,15 +93,15 @@ def s3_client(access: Access) -> Any:
     return session.client("s3", config=config)
 
 
-def place(address: str, access: Access) -> Place:
+def open_storage(address: str, access: Access) -> Storage:
     """The place of a local path or an ``s3://`` address."""
     if address.startswith("s3://"):
         bucket, _, prefix = address.removeprefix("s3://").partition("/")
-        return Prefix(bucket, prefix.rstrip("/") + "/" if prefix.rstrip("/") else "", access)
-    return Folder(Path(address))
+        return S3Prefix(bucket, prefix.rstrip("/") + "/" if prefix.rstrip("/") else "", access)
+    return LocalFolder(Path(address))
 
 
-def read_address(address: str, access: Access) -> bytes:
+def read_uri(address: str, access: Access) -> bytes:
     """The content of a local path or of an ``s3://`` object.
 
     Raises:
@@ -115,7 +115,7 @@ def read_address(address: str, access: Access) -> bytes:
 
 
 @dataclass(frozen=True)
-class Folder:
+class LocalFolder:
     """A folder of this machine."""
 
     path: Path
@@ -133,13 +133,13 @@ class Folder:
         (self.path / name).unlink(missing_ok=True)
 
     @contextmanager
-    def writing(self, name: str) -> Iterator[Sink]:
+    def writing(self, name: str) -> Iterator[ShardSink]:
         final = self.path / name
         final.parent.mkdir(parents=True, exist_ok=True)
         partial = final.with_name(f".{final.name}.part")
         file = partial.open("wb", buffering=0)
         try:
-            yield _File(file.fileno())
+            yield _FileSink(file.fileno())
             os.fsync(file.fileno())
             file.close()
             partial.replace(final)
@@ -166,7 +166,7 @@ class Folder:
         return str(self.path / name)
 
 
-class _File:
+class _FileSink:
     """Writes at once, without a copy in between."""
 
     def __init__(self, descriptor: int) -> None:
@@ -175,11 +175,11 @@ class _File:
     def write(self, content: bytes) -> None:
         self.writelines([content])
 
-    def writelines(self, parts: Sequence[Part]) -> None:
+    def writelines(self, parts: Sequence[UploadPart]) -> None:
         for first in range(0, len(parts), _PARTS):
             self._write_whole(parts[first : first + _PARTS])
 
-    def _write_whole(self, parts: Sequence[Part]) -> None:
+    def _write_whole(self, parts: Sequence[UploadPart]) -> None:
         left = sum(map(len, parts)) - os.writev(self._descriptor, parts)
         if left:  # the disk is full, or a signal came: the rest, or the error, comes now
             rest = memoryview(b"".join(parts))
@@ -197,7 +197,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Prefix:
+class S3Prefix:
     """The objects below a prefix, which ends with a slash or is empty."""
 
     bucket: str
@@ -267,7 +267,7 @@ class Prefix:
         return given_up
 
     @contextmanager
-    def writing(self, name: str) -> Iterator[Sink]:
+    def writing(self, name: str) -> Iterator[ShardSink]:
         upload = _Upload(s3_client(self.access), self.bucket, self.prefix + name)
         try:
             yield upload
@@ -303,7 +303,7 @@ class _Upload:
     def write(self, content: bytes) -> None:
         self.writelines([content])
 
-    def writelines(self, parts: Sequence[Part]) -> None:
+    def writelines(self, parts: Sequence[UploadPart]) -> None:
         for part in parts:
             self._held.write(part)
         if self._held.tell() >= PART_BYTES:

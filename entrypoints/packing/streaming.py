@@ -34,14 +34,14 @@ from sm_train.entrypoints.data.shard_index import (
     INDEX_NAME,
     SHARDS_FOLDER,
     IndexWriter,
-    Refused,
+    RejectedInput,
     ShardIndex,
 )
 from sm_train.entrypoints.data.tar_reader import sample_members
-from sm_train.entrypoints.packing.plan import Input, Options
+from sm_train.entrypoints.packing.plan import PackInput, PackOptions
 from sm_train.entrypoints.packing.shard_builder import encode_input, encode_record, open_index
 from sm_train.entrypoints.packing.shard_writer import ShardFile
-from sm_train.entrypoints.packing.storage import Prefix, is_missing, s3_client
+from sm_train.entrypoints.packing.storage import S3Prefix, is_missing, s3_client
 
 STATE = ".trickle"
 STAGED, SEEN, REFUSED = f"{STATE}/staged", f"{STATE}/seen", f"{STATE}/refused"
@@ -54,7 +54,7 @@ ABANDONED = timedelta(days=1)
 """Uploads that were begun before that are nobody's: a function runs for a quarter of an hour."""
 
 
-class LaterError(Exception):
+class RetryLaterError(Exception):
     """An image cannot be packed yet; the message should come again."""
 
 
@@ -75,12 +75,12 @@ class Arrival:
 
 
 @dataclass(frozen=True)
-class Trickle:
+class StreamingPacker:
     """Packs arrivals into ``destination`` in shards of at least ``target_bytes``."""
 
-    destination: Prefix
+    destination: S3Prefix
     target_bytes: int
-    options: Options = field(default_factory=Options)
+    options: PackOptions = field(default_factory=PackOptions)
 
     def stage(self, arrival: Arrival) -> str:
         """Make a sample of an image, or refuse it; returns ``staged``, ``refused`` or ``known``.
@@ -92,16 +92,16 @@ class Trickle:
             return "known"
         address = f"s3://{arrival.bucket}/{arrival.key}"
         caption = f"{address.rpartition('.')[0]}.txt"
-        item = Input(0, address, address, arrival.bytes, caption_address=caption)
+        item = PackInput(0, address, address, arrival.bytes, caption_address=caption)
         outcome = encode_input(item, arrival.id, self.options, self.destination.access)
-        missing = isinstance(outcome, Refused) and outcome.reason == "image-missing"
+        missing = isinstance(outcome, RejectedInput) and outcome.reason == "image-missing"
         if not missing and not self._is_current(arrival):
             return "overwritten"  # what was read is another version, which has its own message
-        if isinstance(outcome, Refused):
+        if isinstance(outcome, RejectedInput):
             if outcome.reason == "caption-missing":
-                raise LaterError(f"{address}: no caption yet")
+                raise RetryLaterError(f"{address}: no caption yet")
             if outcome.reason.endswith("-unreadable"):  # a role or a key that is not right yet
-                raise LaterError(f"{address}: {outcome.detail}")
+                raise RetryLaterError(f"{address}: {outcome.detail}")
             self.refuse(arrival.id, outcome)
             return "refused"
         new = self.destination.create(f"{STAGED}/{arrival.id}", outcome)
@@ -117,10 +117,10 @@ class Trickle:
         except ClientError as error:
             if is_missing(error):
                 return False
-            raise LaterError(f"s3://{arrival.bucket}/{arrival.key}: {error}") from None
+            raise RetryLaterError(f"s3://{arrival.bucket}/{arrival.key}: {error}") from None
         return arrival.version in (found.get("VersionId"), found["ETag"].strip('"'))
 
-    def refuse(self, name: str, refused: Refused) -> None:
+    def refuse(self, name: str, refused: RejectedInput) -> None:
         """Write down what was left out, once."""
         self.destination.create(f"{REFUSED}/{name}", json.dumps(vars(refused)).encode())
 
@@ -252,7 +252,7 @@ class Trickle:
                     writer.add(open_index(record).shard(0))
                 told = set()
                 for content in pool.map(lambda one: self._get(f"{REFUSED}/{one}"), refused):
-                    told.add(one := Refused(**json.loads(content)))
+                    told.add(one := RejectedInput(**json.loads(content)))
                     writer.refuse(one)
                 for one in before.refused() if before else ():
                     if one not in told:

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from sm_train.entrypoints.common.parent_death import end_with_parent
-from sm_train.entrypoints.common.signals import signals_noted
-from sm_train.entrypoints.data.shard_index import Refused
+from sm_train.entrypoints.common.parent_death import exit_with_parent
+from sm_train.entrypoints.common.signals import record_signals
+from sm_train.entrypoints.data.shard_index import RejectedInput
 from sm_train.entrypoints.packing.plan import ShardPlan
-from sm_train.entrypoints.packing.shard_builder import StoppedError, Tell, make_shard
-from sm_train.entrypoints.packing.storage import Access, Place, Prefix
+from sm_train.entrypoints.packing.shard_builder import ProgressCallback, StoppedError, build_shard
+from sm_train.entrypoints.packing.storage import Access, S3Prefix, Storage
 
 S3_THREADS = 16
 """Inputs that a process reads at the same time from or to S3, to hide its latency."""
@@ -31,16 +31,16 @@ class WorkerKilledError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Work:
+class WorkerPlan:
     """Where shards are made, and by how many workers."""
 
-    destination: Place
+    destination: Storage
     access: Access
     workers: int
 
 
 @dataclass(frozen=True)
-class Tally:
+class PackProgress:
     """How far a run is; ``bytes`` counts the accepted samples as they stand in the shards."""
 
     done: int
@@ -49,9 +49,9 @@ class Tally:
     refused: int
 
 
-def work_on(
-    plans: Sequence[ShardPlan], work: Work, dropped: Mapping[int, Refused]
-) -> Iterator[Tally]:
+def run_workers(
+    plans: Sequence[ShardPlan], work: WorkerPlan, dropped: Mapping[int, RejectedInput]
+) -> Iterator[PackProgress]:
     """Make the shards of ``plans``; yields now and then how far that is.
 
     Raises:
@@ -59,16 +59,16 @@ def work_on(
         WorkerKilledError: a process was killed.
     """
     gpus = _gpus() if plans and plans[0].options.latents is not None else []
-    processes, threads = share_out(plans, work, at_most=len(gpus) or work.workers)
+    processes, threads = split_cores(plans, work, at_most=len(gpus) or work.workers)
     task = partial(_make, work.destination, work.access, threads)
     yield from run(task, [(plan, _of_plan(plan, dropped)) for plan in plans], processes, gpus)
 
 
-def share_out(plans: Sequence[ShardPlan], work: Work, *, at_most: int) -> tuple[int, int]:
+def split_cores(plans: Sequence[ShardPlan], work: WorkerPlan, *, at_most: int) -> tuple[int, int]:
     """Processes, ``at_most`` so many, and the threads of each."""
     processes = max(1, min(work.workers, len(plans), at_most))
     threads = work.workers // processes
-    if isinstance(work.destination, Prefix) or any(
+    if isinstance(work.destination, S3Prefix) or any(
         one.address.startswith("s3://") for plan in plans[:1] for one in plan.inputs[:1]
     ):
         threads = max(threads, S3_THREADS)
@@ -84,27 +84,27 @@ def _gpus() -> list[str]:
     return (named.split(",") if named else list(map(str, range(count))))[:count]
 
 
-def _of_plan(plan: ShardPlan, dropped: Mapping[int, Refused]) -> dict[int, Refused]:
+def _of_plan(plan: ShardPlan, dropped: Mapping[int, RejectedInput]) -> dict[int, RejectedInput]:
     return {one.number: dropped[one.number] for one in plan.inputs if one.number in dropped}
 
 
 def _make(
-    destination: Place,
+    destination: Storage,
     access: Access,
     threads: int,
-    what: tuple[ShardPlan, dict[int, Refused]],
-    tell: Tell,
+    what: tuple[ShardPlan, dict[int, RejectedInput]],
+    tell: ProgressCallback,
 ) -> None:
     plan, dropped = what
-    make_shard(plan, destination, access, threads, tell, dropped)
+    build_shard(plan, destination, access, threads, tell, dropped)
 
 
 def run(
-    task: Callable[[Any, Tell], None],
+    task: Callable[[Any, ProgressCallback], None],
     items: Sequence[Any],
     processes: int,
     gpus: Sequence[str] = (),
-) -> Iterator[Tally]:
+) -> Iterator[PackProgress]:
     """Call ``task`` with each item, in ``processes`` processes; yields how far they are.
 
     Each process sees one of the ``gpus``, if there are any. An error of one ends all; whatever they
@@ -114,7 +114,7 @@ def run(
         return
     context = multiprocessing.get_context("spawn")  # a fork would copy this one's threads' locks
     # A child that is being started when a signal ends this process would say so at length.
-    with signals_noted() as raise_noted:
+    with record_signals() as raise_noted:
         with _deaf_children():
             counters, stop, begun = context.Array("q", 3), context.Event(), context.Value("i", 0)
             pool = ProcessPoolExecutor(processes, context, _begin, (counters, stop, begun, gpus))
@@ -126,7 +126,7 @@ def run(
                     one.result()
                 raise_noted()
                 done, written, refused = counters[:]
-                yield Tally(done, done, written, refused)
+                yield PackProgress(done, done, written, refused)
         except BrokenProcessPool:
             raise WorkerKilledError from None
         finally:
@@ -147,10 +147,10 @@ def _begin(counters: Any, stop: Any, begun: Any, gpus: Sequence[str]) -> None:
             begun.value += 1
         # Before CUDA is begun: then this process knows of no other.
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]
-    end_with_parent()
+    exit_with_parent()
 
 
-def _run(task: Callable[[Any, Tell], None], item: Any) -> None:
+def _run(task: Callable[[Any, ProgressCallback], None], item: Any) -> None:
     task(item, _tell)
 
 

@@ -5,7 +5,7 @@ Then they are summed over processes once a step, and not with every micro-batch.
 
 from __future__ import annotations
 
-from sm_train.entrypoints.common.job_config import Settings
+from sm_train.entrypoints.common.job_config import JobConfig
 from sm_train.entrypoints.planning.layers import UnplannedModelError
 from sm_train.entrypoints.planning.memory import plan_preset
 
@@ -17,7 +17,7 @@ _USABLE = 0.9
 
 
 def keeps_whole_gradients(
-    settings: Settings, processes: int, per_node: int, gpu_memory: int | None
+    settings: JobConfig, processes: int, per_node: int, gpu_memory: int | None
 ) -> bool:
     """Where they fit beside all else, by the plan of the model; DDP has them anyway.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from sm_train.entrypoints.common.job_config import Settings
+from sm_train.entrypoints.common.job_config import JobConfig
 from sm_train.entrypoints.planning.layers import UnplannedModelError
 from sm_train.entrypoints.planning.memory import plan_preset
 
@@ -25,7 +25,7 @@ PEAK_FLOPS = {
 
 
 @dataclass(frozen=True)
-class Utilization:
+class MfuMeter:
     """``flops_per_image`` of forward and backward pass; ``peak`` FLOP/s of one GPU."""
 
     flops_per_image: float
@@ -36,7 +36,7 @@ class Utilization:
         return images_per_second * self.flops_per_image / (gpus * self.peak)
 
 
-def utilization(settings: Settings, device: torch.device) -> Utilization | None:
+def utilization(settings: JobConfig, device: torch.device) -> MfuMeter | None:
     """For this run on ``device``; None where the peak or the model's FLOP are not known.
 
     In fp32 the peak is not: how much of it runs as TF32 depends on PyTorch's settings.
@@ -45,7 +45,7 @@ def utilization(settings: Settings, device: torch.device) -> Utilization | None:
     return of_device(settings, name)
 
 
-def of_device(settings: Settings, name: str) -> Utilization | None:
+def of_device(settings: JobConfig, name: str) -> MfuMeter | None:
     """:func:`utilization` by the device's name."""
     training = settings.training
     peak = next((flops for part, flops in PEAK_FLOPS.items() if part in name), None)
@@ -59,4 +59,4 @@ def of_device(settings: Settings, name: str) -> Utilization | None:
         )
     except UnplannedModelError:
         return None
-    return Utilization(plan.training_flops_per_image, peak)
+    return MfuMeter(plan.training_flops_per_image, peak)

@@ -17,21 +17,21 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
-from sm_train.entrypoints.common.atomic_write import write_whole
-from sm_train.entrypoints.common.events import Events
-from sm_train.entrypoints.common.job_config import Settings
-from sm_train.entrypoints.common.sagemaker_paths import Directories
-from sm_train.entrypoints.common.stop import StopRequest
+from sm_train.entrypoints.common.atomic_write import write_atomic
+from sm_train.entrypoints.common.events import EventLog
+from sm_train.entrypoints.common.job_config import JobConfig
+from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
+from sm_train.entrypoints.common.stop import StopSignal
 from sm_train.entrypoints.data.batches import Batch
 from sm_train.entrypoints.data.loader import Loader
-from sm_train.entrypoints.data.shard_catalog import Catalogue, Seat
-from sm_train.entrypoints.models.builder import Parts
+from sm_train.entrypoints.data.shard_catalog import DataRank, ShardCatalog
+from sm_train.entrypoints.models.builder import ModelComponents
 from sm_train.entrypoints.models.image_grid import draw_grid, png
-from sm_train.entrypoints.models.objectives import errors
+from sm_train.entrypoints.models.objectives import per_sample_loss
 from sm_train.entrypoints.models.pipeline import TextToImagePipeline
-from sm_train.entrypoints.monitoring.heartbeat import Section
-from sm_train.entrypoints.training.model_inputs import Inputs
-from sm_train.entrypoints.training.train_state import Learner
+from sm_train.entrypoints.monitoring.heartbeat import Phase
+from sm_train.entrypoints.training.model_inputs import ModelInputs
+from sm_train.entrypoints.training.train_state import TrainState
 
 LEVELS = (0.125, 0.375, 0.625, 0.875)
 """Where along the timesteps' distribution the held-out loss is taken."""
@@ -43,34 +43,34 @@ _COLUMNS, _AT_ONCE = 8, 8
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class ValidationSet:
     """Samples that are not trained on; every instance sees all of them."""
 
-    catalogue: Catalogue
-    seat: Seat
+    catalogue: ShardCatalog
+    seat: DataRank
 
 
 class _StoppedError(Exception):
     """Somebody asked the job to stop: SageMaker waits for two minutes only."""
 
 
-class Evaluation:
+class Evaluator:
     """Evaluates what ``learner`` has learned; called by all processes after the same steps."""
 
     def __init__(
         self,
-        settings: Settings,
-        parts: Parts,
-        learner: Learner,
+        settings: JobConfig,
+        parts: ModelComponents,
+        learner: TrainState,
         accelerator: Accelerator,
-        directories: Directories,
-        events: Events,
-        held_out: HeldOut | None,
+        directories: SageMakerPaths,
+        events: EventLog,
+        held_out: ValidationSet | None,
     ) -> None:
         self._settings, self._parts, self._learner = settings, parts, learner
         self._accelerator, self._directories, self._events = accelerator, directories, events
         self._held_out = held_out
-        self._inputs = Inputs(parts, accelerator.device, dropout=0.0)
+        self._inputs = ModelInputs(parts, accelerator.device, dropout=0.0)
 
     def due(self, step: int) -> bool:
         evaluation = self._settings.evaluation
@@ -78,7 +78,7 @@ class Evaluation:
         last = step == self._settings.stage.iterations
         return something and (last or step % evaluation.every == 0)
 
-    def run(self, stop: StopRequest, alive: Callable[[Section], None]) -> None:
+    def run(self, stop: StopSignal, alive: Callable[[Phase], None]) -> None:
         """Training stands still; the weights are afterwards what they were before.
 
         ``alive`` is called before every batch, with what comes.
@@ -99,7 +99,7 @@ class Evaluation:
         if self._accelerator.is_main_process:
             self._tell(losses, images, time.monotonic() - started)
 
-    def _heed(self, stop: StopRequest, alive: Callable[[Section], None], section: Section) -> None:
+    def _heed(self, stop: StopSignal, alive: Callable[[Phase], None], section: Phase) -> None:
         alive(section)
         asked = torch.tensor(float(stop.asked), device=self._accelerator.device)
         if self._accelerator.reduce(asked, "sum").item():
@@ -107,7 +107,7 @@ class Evaluation:
 
     # ------------------------------------------------------------------ held-out loss
 
-    def _losses(self, held_out: HeldOut, heed: Callable[[Section], None]) -> dict[str, float]:
+    def _losses(self, held_out: ValidationSet, heed: Callable[[Phase], None]) -> dict[str, float]:
         """The mean loss at each level; the same, but for rounding, for any number of processes."""
         settings, device = self._settings, self._accelerator.device
         loader = Loader(
@@ -123,7 +123,7 @@ class Evaluation:
         )
         sums = torch.zeros(len(LEVELS) + 1, dtype=torch.float64, device=device)
         for batch, _ in zip(loader, range(loader.balance().steps), strict=False):
-            heed(Section.EVALUATION)
+            heed(Phase.EVALUATION)
             # What is repeated to make processes equal stands at a batch's end.
             fresh = len(batch.origins) - batch.repeated
             for number, level in enumerate(LEVELS):
@@ -136,11 +136,11 @@ class Evaluation:
         """Of each sample, at one level; its noise is the same at all of them."""
         batch = replace(batch, levels=np.full(len(batch.origins), level))
         task, text = self._inputs.task(batch)
-        return errors(self._learner.module(task.noisy, task.timesteps, *text), task)
+        return per_sample_loss(self._learner.module(task.noisy, task.timesteps, *text), task)
 
     # ------------------------------------------------------------------ images
 
-    def _images(self, heed: Callable[[Section], None]) -> list[Any]:
+    def _images(self, heed: Callable[[Phase], None]) -> list[Any]:
         """PIL images of the prompts, on the first process; each process draws some of them."""
         from PIL import Image
 
@@ -153,7 +153,7 @@ class Evaluation:
         pipeline.set_progress_bar_config(disable=True)
         drawn: list[tuple[int, Any]] = []
         for first in range(0, len(own), _AT_ONCE):
-            heed(Section.SAMPLES)
+            heed(Phase.SAMPLES)
             some = own[first : first + _AT_ONCE]
             images = pipeline(
                 [prompt for _, prompt in some],
@@ -194,7 +194,7 @@ class Evaluation:
         try:
             for folder in folders:
                 folder.mkdir(parents=True, exist_ok=True)
-                write_whole(folder / name, content)
+                write_atomic(folder / name, content)
         except OSError as error:
             self._events.warn("images-not-written", f"{SAMPLES}/{name}: {error}; training goes on")
             return None

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import torch
 from accelerate import Accelerator
-from sm_train.entrypoints.common.events import Events
-from sm_train.entrypoints.common.job_config import Settings
-from sm_train.entrypoints.data.bad_samples import BadSamples
+from sm_train.entrypoints.common.events import EventLog
+from sm_train.entrypoints.common.job_config import JobConfig
+from sm_train.entrypoints.data.bad_samples import BadSampleTracker
 from sm_train.entrypoints.data.loader import Loader
 from sm_train.entrypoints.planning.mfu import utilization
-from sm_train.entrypoints.training.metrics_window import Interval
+from sm_train.entrypoints.training.metrics_window import StepMetricsWindow
 
-NAMED = 5
+MAX_NAMED_SAMPLES = 5
 """Steps or samples that one message names, at most."""
 
 
-class StepLog:
+class MetricsLogger:
     """Of one process. ``skipped_in_a_row`` steps up to the last one had no finite gradient.
 
     ``spoilt`` names the samples of the last loss of this process that was no number.
     """
 
     def __init__(
-        self, settings: Settings, accelerator: Accelerator, events: Events, loader: Loader
+        self, settings: JobConfig, accelerator: Accelerator, events: EventLog, loader: Loader
     ) -> None:
         self._settings, self._accelerator = settings, accelerator
         self._events, self._loader = events, loader
         self._utilization = utilization(settings, accelerator.device)
-        self.bad = BadSamples(settings.data.max_bad_share)
+        self.bad = BadSampleTracker(settings.data.max_bad_share)
         self._epoch: int | None = None
         self.skipped_in_a_row = 0
         self.spoilt = ""
@@ -58,7 +58,7 @@ class StepLog:
             unseen=balance.unseen,
         )
 
-    def tell_steps(self, step: int, interval: Interval, learning_rate: float) -> float:
+    def tell_steps(self, step: int, interval: StepMetricsWindow, learning_rate: float) -> float:
         """Write the interval's ``step`` event; returns its it/s, the same on all processes.
 
         Every process tells of its own bad samples.
@@ -91,17 +91,19 @@ class StepLog:
             self._tell_skipped(interval)
         return speed
 
-    def _tell_skipped(self, interval: Interval) -> None:
+    def _tell_skipped(self, interval: StepMetricsWindow) -> None:
         """Which steps were left out; every process names the samples of its own bad losses."""
         if self._accelerator.is_main_process:
             steps = interval.skipped_steps()
-            shown = ", ".join(map(str, steps[:NAMED])) + (", …" if len(steps) > NAMED else "")
+            shown = ", ".join(map(str, steps[:MAX_NAMED_SAMPLES])) + (
+                ", …" if len(steps) > MAX_NAMED_SAMPLES else ""
+            )
             self._events.warn(
                 "step-skipped",
                 f"{len(steps)} steps had no finite gradient and were left out: {shown}",
                 steps=steps,
             )
-        for step, origins in interval.spoilt()[:NAMED]:
+        for step, origins in interval.spoilt()[:MAX_NAMED_SAMPLES]:
             names = self._loader.names(origins)
             self.spoilt = f"step {step}: {', '.join(names)}"
             message = f"the loss was no number in {self.spoilt}"

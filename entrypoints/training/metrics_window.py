@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-Origin = tuple[int, int]
+SampleId = tuple[int, int]
 """A sample: its shard's number and its place in it."""
 
 
 @dataclass(frozen=True)
-class Means:
+class StepMetrics:
     """Of the steps that were taken; NaN where there were none. Seconds are of all steps."""
 
     loss: float
@@ -24,7 +24,7 @@ class Means:
     skipped: int
 
 
-class Interval:
+class StepMetricsWindow:
     """Some neighbouring steps of one process."""
 
     def __init__(self, device: torch.device) -> None:
@@ -35,7 +35,7 @@ class Interval:
         self._losses: list[Sequence[Tensor]] = []
         self._norms: list[Tensor] = []
         self._skipped: list[Tensor] = []
-        self._origins: list[Sequence[Origin]] = []
+        self._origins: list[Sequence[SampleId]] = []
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -46,7 +46,7 @@ class Interval:
         losses: Sequence[Tensor],
         norm: Tensor,
         skipped: Tensor,
-        origins: Sequence[Origin],
+        origins: Sequence[SampleId],
     ) -> None:
         """One step; ``skipped`` is 1.0 if it changed no weight, the same on all processes.
 
@@ -74,20 +74,20 @@ class Interval:
         each = torch.stack([one for losses in self._losses for one in losses])
         return each.view(len(self), -1).sum(1)
 
-    def means(self, sums: Sequence[float]) -> Means:
+    def means(self, sums: Sequence[float]) -> StepMetrics:
         """Of what :meth:`sums` came to over all processes."""
         loss, norm, seconds, waited, skipped = sums
         taken = len(self) - round(skipped)
         if not taken:
-            return Means(float("nan"), float("nan"), seconds, waited, len(self))
-        return Means(loss / taken, norm / taken, seconds, waited, len(self) - taken)
+            return StepMetrics(float("nan"), float("nan"), seconds, waited, len(self))
+        return StepMetrics(loss / taken, norm / taken, seconds, waited, len(self) - taken)
 
     def skipped_steps(self) -> list[int]:
         """Those that changed nothing; reads the device."""
         flags = torch.stack(self._skipped).tolist()
         return [step for step, flag in zip(self._steps, flags, strict=True) if flag]
 
-    def spoilt(self) -> list[tuple[int, Sequence[Origin]]]:
+    def spoilt(self) -> list[tuple[int, Sequence[SampleId]]]:
         """The steps in which this process's own loss was no number, and their samples."""
         finite = torch.isfinite(self._loss()).tolist()
         steps = zip(self._steps, self._origins, finite, strict=True)

@@ -9,23 +9,23 @@ import torch
 from numpy.typing import NDArray
 from sm_train.entrypoints.common.sample_rng import LATENT, NOISE
 from sm_train.entrypoints.data.batches import Batch
-from sm_train.entrypoints.models.builder import Parts
-from sm_train.entrypoints.models.objectives import Task
+from sm_train.entrypoints.models.builder import ModelComponents
+from sm_train.entrypoints.models.objectives import DiffusionTarget
 from sm_train.entrypoints.models.pipeline import Text
 from sm_train.entrypoints.planning.autoencoder import images_at_once
 from torch import Tensor
 
 
-class Inputs:
+class ModelInputs:
     """Prepares batches for ``parts`` on ``device``; a share ``dropout`` of captions is left out."""
 
-    def __init__(self, parts: Parts, device: torch.device, dropout: float) -> None:
+    def __init__(self, parts: ModelComponents, device: torch.device, dropout: float) -> None:
         self._parts, self._device, self._dropout = parts, device, dropout
         self._nothing = [ids.numpy() for ids in parts.text.tokenize([""])]
         self._no_caption: Text | None = None
 
     @torch.no_grad()
-    def task(self, batch: Batch) -> tuple[Task, Text]:
+    def task(self, batch: Batch) -> tuple[DiffusionTarget, Text]:
         """What the network is asked, and the captions it is told; called under autocast."""
         # Chosen on the host: a choice on the device would have to be waited for.
         dropped = batch.dropout < self._dropout

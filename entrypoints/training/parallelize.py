@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 import torch
 from accelerate import Accelerator
-from sm_train.entrypoints.common.job_config import Settings
+from sm_train.entrypoints.common.job_config import JobConfig
 from sm_train.entrypoints.distributed.fsdp import blocks, shard
-from sm_train.entrypoints.models.builder import Parts
+from sm_train.entrypoints.models.builder import ModelComponents
 from sm_train.entrypoints.models.network import UNET
 from sm_train.entrypoints.planning.gradient_memory import keeps_whole_gradients
 from torch import nn
 
 
 @dataclass(frozen=True)
-class Placing:
+class ParallelPlan:
     """What is done to a model, chosen by the run file and by what is there."""
 
     sharding: str
@@ -27,8 +27,8 @@ class Placing:
 
     @classmethod
     def choose(
-        cls, settings: Settings, part: str, processes: int, per_node: int, gpu_memory: int | None
-    ) -> Placing:
+        cls, settings: JobConfig, part: str, processes: int, per_node: int, gpu_memory: int | None
+    ) -> ParallelPlan:
         """For a network that is saved as ``part``, trained by ``processes``.
 
         ``per_node`` of them share a machine. ``gpu_memory`` are the bytes of each one's GPU, None
@@ -56,8 +56,12 @@ def gpu_memory(device: torch.device) -> int | None:
     return int(torch.cuda.get_device_properties(device).total_memory)
 
 
-def place(
-    placing: Placing, settings: Settings, parts: Parts, accelerator: Accelerator, per_node: int
+def parallelize(
+    placing: ParallelPlan,
+    settings: JobConfig,
+    parts: ModelComponents,
+    accelerator: Accelerator,
+    per_node: int,
 ) -> nn.Module:
     """What is trained, with its first weights, on the accelerator's device.
 
@@ -86,7 +90,7 @@ def place(
     return module.train()
 
 
-def place_frozen(placing: Placing, parts: Parts, device: torch.device) -> None:
+def move_frozen(placing: ParallelPlan, parts: ModelComponents, device: torch.device) -> None:
     """What does not learn."""
     for module in parts.frozen():
         module.to(device)

@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from sm_train.entrypoints.checkpointing.manifest import AVERAGE, MODEL
-from sm_train.entrypoints.checkpointing.sharded_tensors import Box, fill, stored_names
-from sm_train.entrypoints.distributed.local_shard import Owned, owned
+from sm_train.entrypoints.checkpointing.manifest import EMA, MODEL
+from sm_train.entrypoints.checkpointing.sharded_tensors import ShardSpec, load_into, stored_names
+from sm_train.entrypoints.distributed.local_shard import LocalShard, local_shard
 from sm_train.entrypoints.training.ema import ExponentialMovingAverage
 from torch import Tensor, nn
 
@@ -21,7 +21,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 _STEPS = "optimizer.steps"
 
 
-class TrainingState:
+class TrainStateDict:
     """The state of a model, its AdamW optimizer and its average, if there is one.
 
     ``parts`` are what this process owns of the trained weights; the optimizer and the average have
@@ -37,35 +37,39 @@ class TrainingState:
     ) -> None:
         self._module, self._optimizer, self._average = module, optimizer, average
         trained = [(name, one) for name, one in module.named_parameters() if one.requires_grad]
-        self._trained = {name: owned(one) for name, one in trained}
+        self._trained = {name: local_shard(one) for name, one in trained}
         self._parts = parts
 
     @torch.no_grad()
-    def tensors(self) -> dict[Box, Owned]:
+    def tensors(self) -> dict[ShardSpec, LocalShard]:
         """The state as it is; the tensors are the training's own, not copies.
 
         Only after a first step: AdamW has no moments before.
         """
         return self._model() | self._optimizer_state() | self._averages()
 
-    def _model(self) -> dict[Box, Owned]:
+    def _model(self) -> dict[ShardSpec, LocalShard]:
         """Weights and buffers."""
-        own = {name: owned(tensor) for name, tensor in self._module.state_dict().items()}
+        own = {name: local_shard(tensor) for name, tensor in self._module.state_dict().items()}
         return {_box(f"{MODEL}{name}", one): one for name, one in own.items()}
 
-    def _optimizer_state(self) -> dict[Box, Owned]:
+    def _optimizer_state(self) -> dict[ShardSpec, LocalShard]:
         states = [self._optimizer.state[part] for part in self._parts]
-        found = {Box(_STEPS, (0,)): owned(torch.stack([state["step"].float() for state in states]))}
+        found = {
+            ShardSpec(_STEPS, (0,)): local_shard(
+                torch.stack([state["step"].float() for state in states])
+            )
+        }
         for moment in _MOMENTS:
             found |= self._like_weights(f"{moment}.", [state[moment] for state in states])
         return found
 
-    def _averages(self) -> dict[Box, Owned]:
+    def _averages(self) -> dict[ShardSpec, LocalShard]:
         if self._average is None:
             return {}
-        return self._like_weights(AVERAGE, self._average.averages)
+        return self._like_weights(EMA, self._average.averages)
 
-    def _like_weights(self, prefix: str, tensors: Sequence[Tensor]) -> dict[Box, Owned]:
+    def _like_weights(self, prefix: str, tensors: Sequence[Tensor]) -> dict[ShardSpec, LocalShard]:
         """Tensors that are split as the trained weights are."""
         likes = zip(self._trained.items(), tensors, strict=True)
         return {
@@ -79,7 +83,7 @@ class TrainingState:
         Raises:
             PiecesError: something is missing in them.
         """
-        averaged = any(name.startswith(AVERAGE) for name in stored_names(files))
+        averaged = any(name.startswith(EMA) for name in stored_names(files))
         _fill(files, self._model() | (self._averages() if averaged else {}))
         self._restore_optimizer(files)
         if not averaged:
@@ -108,7 +112,7 @@ class TrainingState:
             }
         targets = self._optimizer_state()
         _fill(files, targets)
-        for part, step in zip(self._parts, targets[Box(_STEPS, (0,))].part, strict=True):
+        for part, step in zip(self._parts, targets[ShardSpec(_STEPS, (0,))].part, strict=True):
             self._optimizer.state[part]["step"] = step.clone()
         # Puts the steps where this optimizer wants them: fused kernels have them on the device.
         self._optimizer.load_state_dict(self._optimizer.state_dict())
@@ -118,9 +122,9 @@ class TrainingState:
             torch._foreach_copy_(self._average.averages, list(self._parts))
 
 
-def _fill(files: Sequence[Path], targets: Mapping[Box, Owned]) -> None:
-    fill(files, {box: own.part for box, own in targets.items()})
+def _fill(files: Sequence[Path], targets: Mapping[ShardSpec, LocalShard]) -> None:
+    load_into(files, {box: own.part for box, own in targets.items()})
 
 
-def _box(name: str, own: Owned) -> Box:
-    return Box(name, (own.start, *(0,) * (own.part.dim() - 1)) if own.part.dim() else ())
+def _box(name: str, own: LocalShard) -> ShardSpec:
+    return ShardSpec(name, (own.start, *(0,) * (own.part.dim() - 1)) if own.part.dim() else ())

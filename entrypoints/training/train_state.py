@@ -10,34 +10,34 @@ from typing import Any
 
 import torch
 from sm_train.entrypoints.checkpointing import manifest
-from sm_train.entrypoints.checkpointing.sharded_tensors import Box, PiecesError
-from sm_train.entrypoints.common.background import Beside
-from sm_train.entrypoints.common.job_config import Settings, Stage
-from sm_train.entrypoints.distributed.local_shard import Owned, is_split, own_part
+from sm_train.entrypoints.checkpointing.sharded_tensors import ShardedTensorError, ShardSpec
+from sm_train.entrypoints.common.background import BackgroundWork
+from sm_train.entrypoints.common.job_config import JobConfig, StageConfig
+from sm_train.entrypoints.distributed.local_shard import LocalShard, is_dtensor, to_local
 from sm_train.entrypoints.training.ema import ExponentialMovingAverage
-from sm_train.entrypoints.training.state_dict import TrainingState
+from sm_train.entrypoints.training.state_dict import TrainStateDict
 from torch import Tensor, nn
 
 PROGRESS = "progress.json"
 """The file of a checkpoint that says how far the schedules are."""
 
 
-class Learner:
+class TrainState:
     """One process's copy of ``module``, or its part of it where that is split.
 
     AdamW and the average work on what the process owns, without gathering anything. ``step`` is
     how many steps it has learned for.
     """
 
-    def __init__(self, settings: Settings, module: nn.Module) -> None:
+    def __init__(self, settings: JobConfig, module: nn.Module) -> None:
         training = settings.training
         self.module = module
         self.parameters = [one for one in module.parameters() if one.requires_grad]
-        self.beside = Beside(self.parameters[0].device)
-        self._split = any(is_split(one) for one in self.parameters)
+        self.beside = BackgroundWork(self.parameters[0].device)
+        self._split = any(is_dtensor(one) for one in self.parameters)
         self._owned: list[Tensor] = [*self.parameters]
         if self._split:
-            self._owned = [own_part(one).detach().requires_grad_() for one in self.parameters]
+            self._owned = [to_local(one).detach().requires_grad_() for one in self.parameters]
         self._optimizer = torch.optim.AdamW(
             self._owned,
             lr=settings.stage.learning_rate,
@@ -56,8 +56,8 @@ class Learner:
                 self._owned, training.ema_decay, training.ema_start
             )
         self.step = 0
-        self.fingerprint = manifest.fingerprint(module.state_dict())
-        self._state = TrainingState(module, self._owned, self._optimizer, self._average)
+        self.fingerprint = manifest.architecture_hash(module.state_dict())
+        self._state = TrainStateDict(module, self._owned, self._optimizer, self._average)
 
     @property
     def learning_rate(self) -> float:
@@ -73,7 +73,7 @@ class Learner:
         self._settle()
         if self._split:
             for parameter, part in zip(self.parameters, self._owned, strict=True):
-                part.grad = None if parameter.grad is None else own_part(parameter.grad)
+                part.grad = None if parameter.grad is None else to_local(parameter.grad)
         skipped = (~torch.isfinite(norm)).float()
         excess = torch.clamp(norm / self._largest_norm, min=1.0)
         if self._optimizer.defaults["fused"]:
@@ -140,7 +140,7 @@ class Learner:
 
     # ------------------------------------------------------------------ checkpoints
 
-    def tensors(self) -> dict[Box, Owned]:
+    def tensors(self) -> dict[ShardSpec, LocalShard]:
         """The state as this process has it, by its place in the whole; not copies.
 
         What reads them must do so :class:`beside <Beside>` the training: the average may be behind.
@@ -157,7 +157,7 @@ class Learner:
         }
         return {PROGRESS: manifest.save_bytes(json.dumps(progress).encode())}
 
-    def restore(self, found: manifest.Found) -> None:
+    def restore(self, found: manifest.CheckpointInfo) -> None:
         """Take the state of a checkpoint.
 
         Raises:
@@ -170,8 +170,8 @@ class Learner:
             )
         self._settle()
         try:
-            self._state.restore(manifest.pieces_files(found.folder))
-        except PiecesError as error:
+            self._state.restore(manifest.shard_files(found.folder))
+        except ShardedTensorError as error:
             raise manifest.CheckpointError(f"{found.folder}: {error}") from None
         progress: dict[str, Any] = json.loads((found.folder / PROGRESS).read_bytes())
         self._restore_schedule(progress["schedule"])
@@ -179,18 +179,18 @@ class Learner:
             self._average.updates = progress["ema_updates"]
         self.step = found.step
 
-    def take_over(self, previous: Path, stage: Stage) -> None:
+    def take_over(self, previous: Path, stage: StageConfig) -> None:
         """Begin with what the run file wants of the stage before: its last checkpoint.
 
         Raises:
             CheckpointError: it is not whole, or of another model.
         """
-        files = manifest.pieces_files(manifest.read_marker(previous).folder)
+        files = manifest.shard_files(manifest.read_marker(previous).folder)
         try:
             self._state.take_over(
                 files, weights=stage.start == "raw", optimizer=stage.optimizer == "carried"
             )
-        except PiecesError as error:
+        except ShardedTensorError as error:
             raise manifest.CheckpointError(f"{previous}: {error}") from None
 
     def _restore_schedule(self, steps: int) -> None:

@@ -15,25 +15,30 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object
 from sm_train.entrypoints.checkpointing import manifest
-from sm_train.entrypoints.checkpointing.async_checkpointer import Place, Saver
-from sm_train.entrypoints.common.events import Events
-from sm_train.entrypoints.common.job_config import Settings
-from sm_train.entrypoints.common.sagemaker_paths import Directories
-from sm_train.entrypoints.common.stop import StopRequest
+from sm_train.entrypoints.checkpointing.async_checkpointer import AsyncCheckpointer, CheckpointRank
+from sm_train.entrypoints.common.events import EventLog
+from sm_train.entrypoints.common.job_config import JobConfig
+from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
+from sm_train.entrypoints.common.stop import StopSignal
 from sm_train.entrypoints.data.batches import Batch
 from sm_train.entrypoints.data.loader import Loader
-from sm_train.entrypoints.data.shard_catalog import Catalogue, Seat
+from sm_train.entrypoints.data.shard_catalog import DataRank, ShardCatalog
 from sm_train.entrypoints.distributed import fsdp
-from sm_train.entrypoints.distributed.local_shard import whole
-from sm_train.entrypoints.models.builder import Parts
-from sm_train.entrypoints.models.objectives import error
-from sm_train.entrypoints.monitoring.heartbeat import Pulse, Section
-from sm_train.entrypoints.training.evaluator import Evaluation, HeldOut
-from sm_train.entrypoints.training.metrics_logger import NAMED, StepLog
-from sm_train.entrypoints.training.metrics_window import Interval, Origin
-from sm_train.entrypoints.training.model_inputs import Inputs
-from sm_train.entrypoints.training.parallelize import Placing, gpu_memory, place, place_frozen
-from sm_train.entrypoints.training.train_state import Learner
+from sm_train.entrypoints.distributed.local_shard import full_tensor
+from sm_train.entrypoints.models.builder import ModelComponents
+from sm_train.entrypoints.models.objectives import loss
+from sm_train.entrypoints.monitoring.heartbeat import HeartbeatWriter, Phase
+from sm_train.entrypoints.training.evaluator import Evaluator, ValidationSet
+from sm_train.entrypoints.training.metrics_logger import MAX_NAMED_SAMPLES, MetricsLogger
+from sm_train.entrypoints.training.metrics_window import SampleId, StepMetricsWindow
+from sm_train.entrypoints.training.model_inputs import ModelInputs
+from sm_train.entrypoints.training.parallelize import (
+    ParallelPlan,
+    gpu_memory,
+    move_frozen,
+    parallelize,
+)
+from sm_train.entrypoints.training.train_state import TrainState
 from torch import Tensor, nn
 
 STOP_CHECK_SECONDS = 5.0
@@ -57,19 +62,19 @@ class Trainer:
 
     def __init__(
         self,
-        settings: Settings,
-        parts: Parts,
+        settings: JobConfig,
+        parts: ModelComponents,
         accelerator: Accelerator,
-        directories: Directories,
-        events: Events,
-        catalogue: Catalogue,
-        seat: Seat,
-        held_out: HeldOut | None = None,
+        directories: SageMakerPaths,
+        events: EventLog,
+        catalogue: ShardCatalog,
+        seat: DataRank,
+        held_out: ValidationSet | None = None,
     ) -> None:
         self.settings, self.parts, self.accelerator = settings, parts, accelerator
         self.directories, self.events = directories, events
         self.device: torch.device = accelerator.device
-        self.placing = Placing.choose(
+        self.placing = ParallelPlan.choose(
             settings,
             parts.built.part,
             accelerator.num_processes,
@@ -78,11 +83,11 @@ class Trainer:
         )
         # Entering a context that does nothing takes longer than the batch's arithmetic.
         self._autocast = accelerator.autocast if accelerator.native_amp else nullcontext
-        place_frozen(self.placing, parts, self.device)
-        module = place(self.placing, settings, parts, accelerator, seat.processes)
+        move_frozen(self.placing, parts, self.device)
+        module = parallelize(self.placing, settings, parts, accelerator, seat.processes)
         # Wrapping may move weights to other memory; what learns them takes hold of them after.
         self.model: nn.Module = fsdp.wrap(module, accelerator)
-        self.learner = Learner(settings, module)
+        self.learner = TrainState(settings, module)
         found = self._agree_on_checkpoint()
         last = directories.channel("previous_state")
         if found is not None:
@@ -90,7 +95,7 @@ class Trainer:
         elif last.is_dir():
             self.learner.take_over(last, settings.stage)
         self.resumed_from = self.learner.step
-        self.inputs = Inputs(parts, self.device, settings.training.caption_dropout)
+        self.inputs = ModelInputs(parts, self.device, settings.training.caption_dropout)
         if accelerator.num_processes > 1 and not fsdp.is_sharded(module):
             self._settle_gradient_order()
         self.loader = Loader(
@@ -106,18 +111,18 @@ class Trainer:
             tokenize=parts.text.tokenize,
             pin_memory=self.device.type == "cuda",
         )
-        self.log = StepLog(settings, accelerator, events, self.loader)
-        self.evaluation = Evaluation(
+        self.log = MetricsLogger(settings, accelerator, events, self.loader)
+        self.evaluation = Evaluator(
             settings, parts, self.learner, accelerator, directories, events, held_out
         )
         self._saver = self._make_saver()
         self._rollbacks = 0
 
-    def _make_saver(self) -> Saver:
+    def _make_saver(self) -> AsyncCheckpointer:
         accelerator = self.accelerator
-        return Saver(
+        return AsyncCheckpointer(
             self.directories.checkpoints,
-            Place(
+            CheckpointRank(
                 accelerator.process_index,
                 accelerator.num_processes,
                 accelerator.is_local_main_process,
@@ -150,10 +155,10 @@ class Trainer:
 
     # ------------------------------------------------------------------ training
 
-    def run(self, pulse: Pulse, stop: StopRequest) -> Ended:
+    def run(self, pulse: HeartbeatWriter, stop: StopSignal) -> TrainResult:
         """Train to the stage's last step, or to a stop that somebody asked for."""
         stage, training, learner = self.settings.stage, self.settings.training, self.learner
-        interval = Interval(self.device)
+        interval = StepMetricsWindow(self.device)
         batches = iter(self.loader)
         speed, next_check = 0.0, learner.step
         started, first = time.monotonic(), learner.step
@@ -168,39 +173,41 @@ class Trainer:
             evaluating = self.evaluation.due(learner.step) and reason == "done"
             if saving or evaluating or learner.step % training.log_every == 0:
                 speed = self.log.tell_steps(learner.step, interval, learner.learning_rate)
-                interval = Interval(self.device)
+                interval = StepMetricsWindow(self.device)
                 if self.log.skipped_in_a_row > training.max_skipped_steps:
-                    pulse.enter(Section.START, learner.step)
+                    pulse.enter(Phase.START, learner.step)
                     self._roll_back()
                     next_check = learner.step
                     continue
             # What led to steps without a gradient may be in the weights already.
             if saving and (last or not self.log.skipped_in_a_row):
-                pulse.enter(Section.CHECKPOINT, learner.step)
+                pulse.enter(Phase.CHECKPOINT, learner.step)
                 self._begin_checkpoint()
             if evaluating:
                 self.evaluation.run(stop, partial(pulse.enter, step=learner.step))
-                interval = Interval(self.device)
+                interval = StepMetricsWindow(self.device)
                 # It may have been cut short by a stop.
                 next_check = learner.step
             if checking or saving:
                 patience = STOP_CHECK_SECONDS if self._saver.step is None else WRITTEN_CHECK_SECONDS
                 # From a figure that all processes share, so that they ask after the same step.
                 next_check = learner.step + max(1, int(patience * speed))
-        pulse.enter(Section.FINISH, learner.step)
+        pulse.enter(Phase.FINISH, learner.step)
         self._finish_checkpoint()
-        return Ended(reason, learner.step - first, time.monotonic() - started)
+        return TrainResult(reason, learner.step - first, time.monotonic() - started)
 
-    def _train_step(self, batches: Iterator[Batch], interval: Interval, pulse: Pulse) -> None:
+    def _train_step(
+        self, batches: Iterator[Batch], interval: StepMetricsWindow, pulse: HeartbeatWriter
+    ) -> None:
         """One optimizer step over ``accumulation`` micro-batches."""
         accumulation, learner = self.settings.stage.accumulation, self.learner
         losses: list[Tensor] = []
-        origins: list[Origin] = []
+        origins: list[SampleId] = []
         for micro in range(accumulation):
             waiting = time.perf_counter()
-            pulse.enter(Section.DATA, learner.step)
+            pulse.enter(Phase.DATA, learner.step)
             batch = next(batches)
-            pulse.enter(Section.STEP, learner.step)
+            pulse.enter(Phase.STEP, learner.step)
             interval.waited += time.perf_counter() - waiting
             self.log.bad.add(batch)
             origins += batch.origins
@@ -210,7 +217,7 @@ class Trainer:
                 with self._autocast():
                     task, text = self.inputs.task(batch)
                     prediction = self.model(task.noisy, task.timesteps, *text)
-                    value = error(prediction, task) / accumulation
+                    value = loss(prediction, task) / accumulation
                 learner.follow()
                 self.accelerator.backward(value)
             losses.append(value.detach())
@@ -228,16 +235,16 @@ class Trainer:
             whole_weights=self.placing.sharding == "shard_grad_op",
         )
 
-    def _share_status(self, stop: StopRequest, pulse: Pulse) -> bool:
+    def _share_status(self, stop: StopSignal, pulse: HeartbeatWriter) -> bool:
         """Whether any process was asked to stop; concludes a checkpoint that all have written."""
         status = torch.tensor([float(stop.asked), float(self._saver.writing)], device=self.device)
         asked, writing = self.accelerator.reduce(status, "sum").tolist()
         if self._saver.step is not None and not writing:
-            pulse.enter(Section.CHECKPOINT, self.learner.step)
+            pulse.enter(Phase.CHECKPOINT, self.learner.step)
             self._saver.conclude()
         return bool(asked)
 
-    def say_end(self, ended: Ended) -> None:
+    def say_end(self, ended: TrainResult) -> None:
         """Write the ``end`` event: everything that the job leaves behind is there."""
         self.events.write(
             "end",
@@ -253,7 +260,7 @@ class Trainer:
         """Of what is trained, averaged where an average is kept; all processes must go through."""
         self.learner.take_average()
         for name, tensor in self.learner.module.state_dict().items():
-            yield name, whole(tensor)
+            yield name, full_tensor(tensor)
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -285,8 +292,8 @@ class Trainer:
             where = gather_object([self.log.spoilt] if self.log.spoilt else [])
             raise DivergedError(
                 f"{skipped} steps in a row had no finite gradient, up to step {left}"
-                f"{'; the loss was no number in ' + '; '.join(where[:NAMED]) if where else ''}; "
-                "lower the learning rate or lengthen the warm-up; checkpoints from before are whole"
+                f"{'; non-finite loss in ' + '; '.join(where[:MAX_NAMED_SAMPLES]) if where else ''}"
+                "; lower the learning rate or lengthen the warm-up; earlier checkpoints are intact"
             )
         self.learner.restore(found)
         self._rollbacks += 1
@@ -299,7 +306,7 @@ class Trainer:
                 step=found.step,
             )
 
-    def _agree_on_checkpoint(self) -> manifest.Found | None:
+    def _agree_on_checkpoint(self) -> manifest.CheckpointInfo | None:
         """The first process chooses and checks, so that all resume from the same one."""
 
         def passed_over(folder: Path, reason: str) -> None:
@@ -307,15 +314,15 @@ class Trainer:
 
         choice: list[Any] = [None]
         if self.accelerator.is_main_process:
-            choice[0] = manifest.newest_complete(self.directories.checkpoints, passed_over)
+            choice[0] = manifest.latest_complete(self.directories.checkpoints, passed_over)
         if self.accelerator.num_processes > 1:
             broadcast_object_list(choice)
-        found: manifest.Found | None = choice[0]
+        found: manifest.CheckpointInfo | None = choice[0]
         if found is None:
             return None
         # Each instance has its own copy of the shared prefix, below its own path.
         here = self.directories.checkpoints / found.folder.name
-        return manifest.Found(here, found.step, found.world_size, found.fingerprint)
+        return manifest.CheckpointInfo(here, found.step, found.world_size, found.fingerprint)
 
 
 class DivergedError(RuntimeError):
@@ -323,7 +330,7 @@ class DivergedError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Ended:
+class TrainResult:
     """How training ended: ``done`` or ``sigterm``, after ``steps`` of this process's own."""
 
     reason: str

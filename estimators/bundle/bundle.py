@@ -21,7 +21,7 @@ from sm_train.estimators.bundle.user_code import (
     OWN_PACKAGES,
     REQUIREMENTS,
     CodeError,
-    OwnCode,
+    UserCode,
     merged,
 )
 from sm_train.estimators.config.cluster import SMDDP_FRAMEWORK, release
@@ -78,7 +78,7 @@ class Bundle:
 
 
 def build_bundle(
-    config: RunConfig, framework_version: str | None, own: OwnCode | None = None
+    config: RunConfig, framework_version: str | None, own: UserCode | None = None
 ) -> Bundle:
     """Pack the bundle for a container whose PyTorch is ``framework_version`` (None: unknown).
 
@@ -87,7 +87,7 @@ def build_bundle(
     Raises:
         CodeError: the user's code lacks the entry, takes a name of ours or holds a secret.
     """
-    own = own or OwnCode()
+    own = own or UserCode()
     contents = {DOCUMENT: _json(_job_document(config)), **_own_files(config, own)}
     if not config.cluster.network_isolation:
         # Isolated, nothing can be fetched: the image has it all.
@@ -116,7 +116,7 @@ def bundle_again(
     return pack(contents, config.entry or ENTRY_SCRIPT)
 
 
-def _own_files(config: RunConfig, own: OwnCode) -> dict[str, bytes]:
+def _own_files(config: RunConfig, own: UserCode) -> dict[str, bytes]:
     if config.entry is not None and config.entry not in own.files:
         raise CodeError(f"entry: {config.entry} is not among the files of code: {config.code}")
     taken = {DOCUMENT} if config.entry is not None else {DOCUMENT, ENTRY_SCRIPT}

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from sm_train.cost.estimate import Purchase, hourly_price
 from sm_train.cost.instances import instance_type
 from sm_train.cost.prices import shipped_prices
-from sm_train.estimators.config.schema import RunConfig, Stage
+from sm_train.estimators.config.schema import RunConfig, StageSection
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def expectations(config: RunConfig) -> dict[str, object]:
     return {stage.name: asdict(_expectation(config, stage, price)) for stage in config.stages}
 
 
-def _expectation(config: RunConfig, stage: Stage, price: float | None) -> Expectation:
+def _expectation(config: RunConfig, stage: StageSection, price: float | None) -> Expectation:
     machine, speed = instance_type(config.cluster.instance_type), stage.iterations_per_second
     return Expectation(
         instance_type=machine.name,

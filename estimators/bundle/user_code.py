@@ -34,14 +34,14 @@ class CodeError(ValueError):
 
 
 @dataclass(frozen=True)
-class OwnCode:
+class UserCode:
     """Files by their path in the bundle; ``packages`` are lines of requirements.txt."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     packages: tuple[str, ...] = ()
 
 
-def read_code(folder: Path) -> OwnCode:
+def read_code(folder: Path) -> UserCode:
     """Read the files below ``folder`` that its .smtrainignore, written as a .gitignore, leaves in.
 
     Raises:
@@ -54,7 +54,7 @@ def read_code(folder: Path) -> OwnCode:
     spec = GitIgnoreSpec.from_lines([*_NEVER, *lines])
     files = {name: (folder / name).read_bytes() for name in sorted(_names(folder, spec))}
     packages = files.pop(REQUIREMENTS, b"").decode("utf-8", "replace")
-    return OwnCode(files, _checked(packages, folder / REQUIREMENTS))
+    return UserCode(files, _checked(packages, folder / REQUIREMENTS))
 
 
 def _names(folder: Path, spec: GitIgnoreSpec) -> Iterator[str]:

@@ -41,14 +41,14 @@ def release(version: str) -> tuple[int, int]:
     return major, minor
 
 
-class Vpc(Section):
+class VpcSection(Section):
     """The private network of the job."""
 
     subnets: Annotated[list[VpcId], Field(min_length=1, max_length=16)]
     security_groups: Annotated[list[VpcId], Field(min_length=1, max_length=5)]
 
 
-class Cluster(Section):
+class ClusterSection(Section):
     """The machines and how they are had."""
 
     instance_type: str = Field(
@@ -98,7 +98,7 @@ class Cluster(Section):
     volume_kms_key: KmsKey | None = Field(
         default=None, description="KMS key of the EBS volume; not for types with local NVMe."
     )
-    vpc: Vpc | None = None
+    vpc: VpcSection | None = None
     network_isolation: bool = Field(
         default=False,
         description="The container reaches no network but its peers: nothing can be installed "
@@ -134,7 +134,7 @@ class Cluster(Section):
         return max(self.instances_of(name, instances) for name in self.instance_types)
 
     @model_validator(mode="after")
-    def _consistent(self) -> Cluster:
+    def _consistent(self) -> ClusterSection:
         self._check_machines()
         self._check_collective()
         self._check_capacity()

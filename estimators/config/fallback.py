@@ -6,14 +6,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 from sm_train.cost.instances import UnknownInstanceTypeError, instance_type, instance_types
-from sm_train.estimators.config.cluster import Vpc
+from sm_train.estimators.config.cluster import VpcSection
 from sm_train.estimators.config.fields import Bucket, Count, Name, Region, Section
 
 MOST_FALLBACKS = 8
 """The regions of all of them go into one tag of 256 characters."""
 
 
-class FallbackStage(Section):
+class FallbackStageSection(Section):
     """What a stage has there; accumulation follows, so that a step's batch stays the same."""
 
     instances: Annotated[Count, Field(le=10_000)] | None = Field(
@@ -22,7 +22,7 @@ class FallbackStage(Section):
     per_gpu_batch: Count | None = Field(default=None, description="The stage's own otherwise.")
 
 
-class Fallback(Section):
+class FallbackSection(Section):
     """One other place; what is not named is as in the rest of the run file."""
 
     instance_type: str | None = Field(
@@ -38,7 +38,7 @@ class Fallback(Section):
     capacity: Literal["on-demand", "spot"] | None = Field(
         default=None, description="The cluster's own otherwise; on-demand in place of a plan."
     )
-    stages: dict[Name, FallbackStage] = Field(
+    stages: dict[Name, FallbackStageSection] = Field(
         default_factory=dict, description="By a stage's name: its instances or per_gpu_batch there."
     )
     region: Region | None = Field(default=None, description="Another AWS region.")
@@ -47,10 +47,10 @@ class Fallback(Section):
         description="Another region: each bucket that the run file names, and the one there that "
         "holds the same objects (S3 replication); the run's own may be empty.",
     )
-    vpc: Vpc | None = Field(default=None, description="Another region: the network there.")
+    vpc: VpcSection | None = Field(default=None, description="Another region: the network there.")
 
     @model_validator(mode="after")
-    def _names_something(self) -> Fallback:
+    def _names_something(self) -> FallbackSection:
         if self.instance_type is not None:
             try:
                 instance_type(self.instance_type)

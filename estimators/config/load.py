@@ -16,14 +16,14 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from sm_train.cost.instances import UnknownInstanceTypeError, instance_type
-from sm_train.estimators.config.cluster import Cluster
+from sm_train.estimators.config.cluster import ClusterSection
 from sm_train.estimators.config.fields import SECRET, words_for_pattern
 from sm_train.estimators.config.placement import fallback_problems
 from sm_train.estimators.config.schema import (
     Problem,
-    Recovery,
+    RecoverySection,
     RunConfig,
-    Stage,
+    StageSection,
     cross_field_problems,
 )
 from sm_train.estimators.config.secret_scan import secret_in
@@ -65,7 +65,7 @@ def load_run(path: Path, changes: Sequence[str] = ()) -> RunConfig:
     return RunConfig.model_validate(raw)
 
 
-def changed(document: dict[Any, Any], changes: Sequence[str], name: str) -> RunConfig:
+def with_changes(document: dict[Any, Any], changes: Sequence[str], name: str) -> RunConfig:
     """An earlier run's document, which mistakes call ``name``, with ``changes`` made to it.
 
     Raises:
@@ -231,9 +231,9 @@ def _between_parts(raw: dict[Any, Any]) -> list[Problem]:
     stages = raw.get("stages")
     cluster = raw.get("cluster")
     parts = [
-        (index, Stage.model_validate(stage))
+        (index, StageSection.model_validate(stage))
         for index, stage in enumerate(stages if isinstance(stages, list) else [])
-        if not _errors(Stage, stage)
+        if not _errors(StageSection, stage)
     ]
     name = raw.get("name")
     machine = cluster.get("instance_type") if isinstance(cluster, dict) else None
@@ -241,7 +241,7 @@ def _between_parts(raw: dict[Any, Any]) -> list[Problem]:
         gpus = instance_type(str(machine)).accelerators
     except UnknownInstanceTypeError:
         gpus = None
-    valid = Cluster.model_validate(cluster) if not _errors(Cluster, cluster) else None
+    valid = ClusterSection.model_validate(cluster) if not _errors(ClusterSection, cluster) else None
     found = cross_field_problems(name if isinstance(name, str) else "", parts, gpus, valid)
     return found or _between_places(raw)
 
@@ -249,13 +249,15 @@ def _between_parts(raw: dict[Any, Any]) -> list[Problem]:
 def _between_places(raw: dict[Any, Any]) -> list[Problem]:
     """What is wrong with the fallbacks of a run that is good without them."""
     recovery = raw.get("recovery")
-    if not isinstance(recovery, dict) or _errors(Recovery, recovery):
+    if not isinstance(recovery, dict) or _errors(RecoverySection, recovery):
         return []
     plain = raw | {"recovery": {key: recovery[key] for key in recovery if key != "fallbacks"}}
     if _errors(RunConfig, plain):
         return []
     own = RunConfig.model_validate(plain)
-    return fallback_problems(own.model_copy(update={"recovery": Recovery.model_validate(recovery)}))
+    return fallback_problems(
+        own.model_copy(update={"recovery": RecoverySection.model_validate(recovery)})
+    )
 
 
 def _problem(raw: Any, error: ErrorDetails) -> Problem:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sm_train.estimators.config.schema import RunConfig, Stage
+from sm_train.estimators.config.schema import RunConfig, StageSection
 
 ROLE_NOT_SET = "arn:aws:iam::000000000000:role/ROLE-NOT-SET"
 """Stands in a dry run for a role that the run file does not name; never submitted."""
@@ -29,12 +29,12 @@ def code_prefix(run: str) -> str:
     return f"{run}/code"
 
 
-def staging_uri(config: RunConfig, stage: Stage, region: str, now: datetime) -> str:
+def staging_uri(config: RunConfig, stage: StageSection, region: str, now: datetime) -> str:
     """The folder in which a submission of ``stage`` keeps its code, named as the SDK does."""
     bucket = staging_bucket(config, region)
     return f"s3://{bucket}/{code_prefix(config.name)}/{stage.name}-{now:%Y%m%d%H%M%S}/input"
 
 
-def checkpoint_uri(config: RunConfig, stage: Stage, bucket: str) -> str:
+def checkpoint_uri(config: RunConfig, stage: StageSection, bucket: str) -> str:
     """Where a stage's checkpoints go: known before any job, the same for every restart."""
     return f"s3://{bucket}/{config.name}/checkpoints/{stage.name}"

@@ -13,15 +13,15 @@ from typing import Any
 
 from pydantic import ValidationError
 from sm_train.cost.instances import instance_type
-from sm_train.estimators.config.fallback import Fallback, FallbackStage
+from sm_train.estimators.config.fallback import FallbackSection, FallbackStageSection
 from sm_train.estimators.config.naming import staging_bucket
-from sm_train.estimators.config.schema import Problem, RunConfig, Stage
+from sm_train.estimators.config.schema import Problem, RunConfig, StageSection
 
 _ECR_REGION = re.compile(r"(?<=\.dkr\.ecr\.)[a-z0-9-]+(?=\.amazonaws\.com)")
 
 
 @dataclass(frozen=True)
-class Place:
+class Placement:
     """``number`` is 0 for the run file's own place, 1 for its first fallback; ``config`` is the run
     as it is there. ``where`` is the key of the run file that names the place.
     """
@@ -42,29 +42,29 @@ class Place:
         return f"{count} × {self.config.cluster.instance_type} in {self.region}"
 
 
-def places(config: RunConfig, region: str) -> tuple[Place, ...]:
+def placements(config: RunConfig, region: str) -> tuple[Placement, ...]:
     """The run's own place, in ``region``, and its fallbacks in their order."""
     return (
-        Place(0, config, region, "cluster.instance_type"),
+        Placement(0, config, region, "cluster.instance_type"),
         *(
-            Place(number, _moved(config, one), one.region or region, _where(number - 1))
+            Placement(number, _moved(config, one), one.region or region, _where(number - 1))
             for number, one in enumerate(config.recovery.fallbacks, 1)
         ),
     )
 
 
-def clusters(config: RunConfig, region: str) -> tuple[Place, ...]:
+def unique_placements(config: RunConfig, region: str) -> tuple[Placement, ...]:
     """Every place once for each type of machines that a job of it may be given."""
     found = []
-    for place in places(config, region):
+    for place in placements(config, region):
         first = place.config.model_copy(
             update={"cluster": place.config.cluster.model_copy(update={"alternatives": []})}
         )
-        found.append(Place(place.number, first, place.region, place.where))
+        found.append(Placement(place.number, first, place.region, place.where))
         for name in place.config.cluster.alternatives:
-            other = _moved(place.config, Fallback(instance_type=name))
+            other = _moved(place.config, FallbackSection(instance_type=name))
             where = "cluster.alternatives" if place.number == 0 else place.where
-            found.append(Place(place.number, other, place.region, where))
+            found.append(Placement(place.number, other, place.region, where))
     return tuple(found)
 
 
@@ -89,12 +89,12 @@ def _where(index: int) -> str:
     return f"recovery.fallbacks[{index}]"
 
 
-def _elsewhere(config: RunConfig, fallback: Fallback) -> bool:
+def _elsewhere(config: RunConfig, fallback: FallbackSection) -> bool:
     return fallback.region not in (None, config.region)
 
 
 def _regional_problems(
-    config: RunConfig, fallback: Fallback
+    config: RunConfig, fallback: FallbackSection
 ) -> Iterator[tuple[tuple[str, ...], str]]:
     """What another region asks for: things of a region have no meaning in another."""
     if not _elsewhere(config, fallback):
@@ -124,7 +124,9 @@ def _regional_problems(
             )
 
 
-def _batch_problems(config: RunConfig, fallback: Fallback) -> Iterator[tuple[tuple[str, ...], str]]:
+def _batch_problems(
+    config: RunConfig, fallback: FallbackSection
+) -> Iterator[tuple[tuple[str, ...], str]]:
     """The effective batch is the run's: a place that cannot have it is none."""
     known = {stage.name for stage in config.stages}
     for name in fallback.stages:
@@ -134,7 +136,7 @@ def _batch_problems(config: RunConfig, fallback: Fallback) -> Iterator[tuple[tup
     each = instance_type(machine).accelerators
     for stage in config.stages:
         gpus = stage.instances * instance_type(config.cluster.instance_type).accelerators
-        own = fallback.stages.get(stage.name, FallbackStage())
+        own = fallback.stages.get(stage.name, FallbackStageSection())
         if own.instances is None and gpus % each:
             yield (
                 ("stages",),
@@ -154,13 +156,13 @@ def _batch_problems(config: RunConfig, fallback: Fallback) -> Iterator[tuple[tup
             )
 
 
-def _stage(config: RunConfig, fallback: Fallback, stage: Stage) -> dict[str, Any]:
+def _stage(config: RunConfig, fallback: FallbackSection, stage: StageSection) -> dict[str, Any]:
     """The keys of ``stage`` that are others there."""
     here = config.cluster.instance_type
     machine = fallback.instance_type or here
     gpus = stage.instances * instance_type(here).accelerators
     each = instance_type(machine).accelerators
-    own = fallback.stages.get(stage.name, FallbackStage())
+    own = fallback.stages.get(stage.name, FallbackStageSection())
     instances = own.instances or gpus // each
     batch = own.per_gpu_batch or stage.per_gpu_batch
     same = (machine, instances, batch) == (here, stage.instances, stage.per_gpu_batch)
@@ -174,7 +176,7 @@ def _stage(config: RunConfig, fallback: Fallback, stage: Stage) -> dict[str, Any
     }
 
 
-def _moved(config: RunConfig, fallback: Fallback) -> RunConfig:
+def _moved(config: RunConfig, fallback: FallbackSection) -> RunConfig:
     """The run as it is at ``fallback``.
 
     Raises:
@@ -191,7 +193,9 @@ def _moved(config: RunConfig, fallback: Fallback) -> RunConfig:
     return RunConfig.model_validate(document)
 
 
-def _cluster(config: RunConfig, fallback: Fallback, cluster: dict[str, Any]) -> dict[str, Any]:
+def _cluster(
+    config: RunConfig, fallback: FallbackSection, cluster: dict[str, Any]
+) -> dict[str, Any]:
     capacity = fallback.capacity or config.cluster.capacity
     if fallback.capacity is None and capacity == "training-plan":
         capacity = "on-demand"  # a plan is for one type in one region

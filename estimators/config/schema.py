@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 from sm_train.cost.instances import instance_type
-from sm_train.estimators.config.cluster import Cluster, release
-from sm_train.estimators.config.fallback import MOST_FALLBACKS, Fallback
+from sm_train.estimators.config.cluster import ClusterSection, release
+from sm_train.estimators.config.fallback import MOST_FALLBACKS, FallbackSection
 from sm_train.estimators.config.fields import (
     CHANNEL_LIMIT,
     JOB_NAME_LIMIT,
@@ -59,7 +59,7 @@ INDEX_NAME = "index.parquet"
 """The index's name beside the folder of shards (entrypoints/data/shard_index.py)."""
 
 
-class Data(Section):
+class DataSection(Section):
     """The training set: WebDataset tars, and how a sample is told apart inside them."""
 
     uri: S3Uri = Field(
@@ -114,7 +114,7 @@ class Data(Section):
         return f"{above}/{INDEX_NAME}" if self.index and above.count("/") > 1 else None
 
     @model_validator(mode="after")
-    def _is_a_prefix(self) -> Data:
+    def _is_a_prefix(self) -> DataSection:
         last = self.uri.rsplit("/", 1)[-1]
         if re.search(r"\.(tar|tar\.gz|tgz|zip|parquet|csv|jsonl?)$", last):
             raise ValueError(
@@ -124,7 +124,7 @@ class Data(Section):
         return self
 
 
-class Model(Section):
+class ModelSection(Section):
     """What is trained."""
 
     preset: str = Field(
@@ -158,7 +158,7 @@ class Model(Section):
     )
 
     @model_validator(mode="after")
-    def _known_preset(self) -> Model:
+    def _known_preset(self) -> ModelSection:
         if self.preset not in preset_names():
             raise ValueError(f"preset: {self.preset!r} is not one of {', '.join(preset_names())}")
         own = preset_prediction(self.preset)
@@ -180,7 +180,7 @@ class Model(Section):
         return self
 
 
-class Stage(Section):
+class StageSection(Section):
     """One resolution on one cluster size: one training job."""
 
     name: Name
@@ -220,7 +220,7 @@ class Stage(Section):
     )
 
 
-class Channel(Section):
+class ChannelSection(Section):
     """A further input of the job, for code of your own."""
 
     uri: S3Uri = Field(description="S3 prefix.")
@@ -235,7 +235,7 @@ class Channel(Section):
     )
 
 
-class Training(Section):
+class TrainingSection(Section):
     """The optimization, the same in every stage."""
 
     precision: Literal["bf16", "fp32"] = "bf16"
@@ -268,7 +268,7 @@ class Training(Section):
     log_every: Count = Field(default=50, description="Steps between two `step` events.")
 
 
-class Evaluation(Section):
+class EvaluationSection(Section):
     """What is looked at while the model trains, by its averaged weights."""
 
     every: Count = Field(
@@ -283,14 +283,14 @@ class Evaluation(Section):
     guidance: NotNegative = Field(default=5.0, description="Classifier-free guidance; 1 is none.")
 
 
-class Checkpoint(Section):
+class CheckpointSection(Section):
     """What a restart costs."""
 
     every: Count = Field(default=1000, description="Steps between two checkpoints.")
     keep: Count = Field(default=3, description="Newest complete checkpoints that stay.")
 
 
-class Heartbeat(Section):
+class HeartbeatSection(Section):
     """How soon silence is noticed, and what is done then.
 
     The limits of steps, data, checkpoints and evaluations are learned, each its own, as five
@@ -316,13 +316,13 @@ class Heartbeat(Section):
     )
 
     @model_validator(mode="after")
-    def _bounds_in_order(self) -> Heartbeat:
+    def _bounds_in_order(self) -> HeartbeatSection:
         if self.max < self.min:
             raise ValueError(f"max: {self.max} s is less than min {self.min} s")
         return self
 
 
-class Recovery(Section):
+class RecoverySection(Section):
     """What `watch` may do by itself when a job ends before its stage."""
 
     attempts: Annotated[int, BeforeValidator(no_bool), Field(ge=0, le=100)] = Field(
@@ -333,14 +333,14 @@ class Recovery(Section):
     delay: Annotated[Duration, Field(ge=1, le=3600)] = Field(
         default=60, description="Before the next job; doubles each time, an hour at most."
     )
-    fallbacks: Annotated[list[Fallback], Field(max_length=MOST_FALLBACKS)] = Field(
+    fallbacks: Annotated[list[FallbackSection], Field(max_length=MOST_FALLBACKS)] = Field(
         default_factory=list,
         description="Where to go, in this order, when machines cannot be had or are taken away; "
         "after the last one the run's own place is next again.",
     )
 
 
-class Doctor(Section):
+class DoctorSection(Section):
     """Whether the cluster is examined before training: GPUs, network, files."""
 
     mode: Annotated[
@@ -359,7 +359,7 @@ class Doctor(Section):
     )
 
 
-class Alerts(Section):
+class AlertsSection(Section):
     """Who is told by the job itself. Addresses are secrets: here stand only their names."""
 
     slack_secret: SecretName | None = Field(
@@ -378,7 +378,7 @@ class Alerts(Section):
     )
 
 
-class Budget(Section):
+class BudgetSection(Section):
     """The most that the whole run may cost."""
 
     usd: Positive
@@ -417,23 +417,23 @@ class RunConfig(Section):
     entry: EntryScript | None = Field(
         default=None, description="File in code that is started in place of ours, with --stage."
     )
-    channels: dict[ChannelName, Channel] = Field(
+    channels: dict[ChannelName, ChannelSection] = Field(
         default_factory=dict,
         max_length=CHANNEL_LIMIT - len(OWN_CHANNELS),
         description="Further inputs, each a folder /opt/ml/input/data/NAME in the job.",
     )
-    data: Data
-    model: Model
-    stages: Annotated[list[Stage], Field(min_length=1, max_length=20)]
-    training: Training = Training()
-    cluster: Cluster
-    evaluation: Evaluation = Evaluation()
-    checkpoint: Checkpoint = Checkpoint()
-    heartbeat: Heartbeat = Heartbeat()
-    recovery: Recovery = Recovery()
-    doctor: Doctor = Doctor()
-    alerts: Alerts = Alerts()
-    budget: Budget | None = None
+    data: DataSection
+    model: ModelSection
+    stages: Annotated[list[StageSection], Field(min_length=1, max_length=20)]
+    training: TrainingSection = TrainingSection()
+    cluster: ClusterSection
+    evaluation: EvaluationSection = EvaluationSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    heartbeat: HeartbeatSection = HeartbeatSection()
+    recovery: RecoverySection = RecoverySection()
+    doctor: DoctorSection = DoctorSection()
+    alerts: AlertsSection = AlertsSection()
+    budget: BudgetSection | None = None
 
     @field_validator("entry")
     @classmethod
@@ -466,9 +466,9 @@ class Problem:
 
 def cross_field_problems(
     name: str,
-    stages: list[tuple[int, Stage]],
+    stages: list[tuple[int, StageSection]],
     gpus_per_instance: int | None,
-    cluster: Cluster | None,
+    cluster: ClusterSection | None,
 ) -> list[Problem]:
     """Mistakes between parts that are good by themselves.
 
@@ -495,7 +495,9 @@ def cross_field_problems(
     return problems
 
 
-def _job_name_problem(name: str, stage: Stage, where: tuple[str | int, ...]) -> list[Problem]:
+def _job_name_problem(
+    name: str, stage: StageSection, where: tuple[str | int, ...]
+) -> list[Problem]:
     length = len(name) + len(stage.name) + JOB_NAME_ADDS
     if length <= JOB_NAME_LIMIT:
         return []
@@ -506,16 +508,16 @@ def _job_name_problem(name: str, stage: Stage, where: tuple[str | int, ...]) -> 
     return [Problem((*where, "name"), stage.name, message)]
 
 
-def _first_stage_problems(stage: Stage, where: tuple[str | int, ...]) -> list[Problem]:
+def _first_stage_problems(stage: StageSection, where: tuple[str | int, ...]) -> list[Problem]:
     return [
         Problem((*where, key), getattr(stage, key), "is the first stage's: nothing is before it")
         for key in ("start", "optimizer")
-        if getattr(stage, key) != Stage.model_fields[key].default
+        if getattr(stage, key) != StageSection.model_fields[key].default
     ]
 
 
 def _sharding_problem(
-    stage: Stage, cluster: Cluster, where: tuple[str | int, ...]
+    stage: StageSection, cluster: ClusterSection, where: tuple[str | int, ...]
 ) -> list[Problem]:
     version = cluster.framework_version
     if stage.sharding == "none":
@@ -530,7 +532,7 @@ def _sharding_problem(
 
 
 def _alternatives_problem(
-    stage: Stage, cluster: Cluster, where: tuple[str | int, ...]
+    stage: StageSection, cluster: ClusterSection, where: tuple[str | int, ...]
 ) -> list[Problem]:
     """Every alternative must have as many GPUs: another world size is another effective batch."""
     gpus = stage.instances * instance_type(cluster.instance_type).accelerators
@@ -546,7 +548,7 @@ def _alternatives_problem(
     ]
 
 
-def _batch_problem(stage: Stage, gpus: int, where: tuple[str | int, ...]) -> list[Problem]:
+def _batch_problem(stage: StageSection, gpus: int, where: tuple[str | int, ...]) -> list[Problem]:
     product = stage.per_gpu_batch * stage.accumulation * gpus
     wanted = stage.effective_batch_size
     if wanted is None or wanted == product:

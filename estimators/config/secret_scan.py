@@ -30,7 +30,7 @@ _ANY = re.compile(
 
 
 @dataclass(frozen=True)
-class Secret:
+class FoundSecret:
     """What looks like a key, where it stands (lines count from 1)."""
 
     kind: str
@@ -46,11 +46,11 @@ def secret_in(text: str) -> str | None:
     return next((kind for kind, _ in _found(text.encode())), None)
 
 
-def secrets_in(files: Mapping[str, bytes]) -> Iterator[Secret]:
+def secrets_in(files: Mapping[str, bytes]) -> Iterator[FoundSecret]:
     """Every key in ``files``, in their order."""
     for name, content in files.items():
         for kind, offset in _found(content):
-            yield Secret(kind, name, content.count(b"\n", 0, offset) + 1)
+            yield FoundSecret(kind, name, content.count(b"\n", 0, offset) + 1)
 
 
 def _found(content: bytes) -> Iterator[tuple[str, int]]:

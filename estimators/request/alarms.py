@@ -16,7 +16,7 @@ from typing import Any
 
 from sm_train.cost.instances import instance_type
 from sm_train.estimators.config.naming import job_name
-from sm_train.estimators.config.schema import Heartbeat, RunConfig
+from sm_train.estimators.config.schema import HeartbeatSection, RunConfig
 from sm_train.estimators.request.metrics import NAMESPACE
 
 Topic = str | dict[str, str]
@@ -41,7 +41,7 @@ _GPU_PERIOD, _GPU_PERIODS = 300, 6
 
 
 @dataclass(frozen=True)
-class Job:
+class MonitoredJob:
     """A job that is watched. ``machines``, type and number, are None until SageMaker has chosen."""
 
     name: str
@@ -87,11 +87,11 @@ def topic_name(run: str) -> str:
     return f"sm-train-alarms-{run}"
 
 
-def first_jobs(config: RunConfig) -> list[Job]:
+def first_jobs(config: RunConfig) -> list[MonitoredJob]:
     """The first job of each stage, as the run file tells of them."""
     cluster = config.cluster
     return [
-        Job(
+        MonitoredJob(
             job_name(config.name, stage.name, 1),
             None if cluster.alternatives else (cluster.instance_type, stage.instances),
         )
@@ -99,7 +99,7 @@ def first_jobs(config: RunConfig) -> list[Job]:
     ]
 
 
-def alarms(config: RunConfig, jobs: Sequence[Job], topic: Topic) -> list[Alarm]:
+def alarms(config: RunConfig, jobs: Sequence[MonitoredJob], topic: Topic) -> list[Alarm]:
     """The alarms of ``jobs``, which tell ``topic``."""
     return [
         Alarm(
@@ -115,7 +115,7 @@ def alarms(config: RunConfig, jobs: Sequence[Job], topic: Topic) -> list[Alarm]:
     ]
 
 
-def _of_job(config: RunConfig, job: Job) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def _of_job(config: RunConfig, job: MonitoredJob) -> Iterator[tuple[str, str, dict[str, Any]]]:
     if config.entry is None:  # another's code says no heartbeats
         yield "heartbeat", "", _heartbeat(config, job)
         yield "stall", "", _stall(config, job)
@@ -131,7 +131,7 @@ def _of_job(config: RunConfig, job: Job) -> Iterator[tuple[str, str, dict[str, A
         yield "disk", part, _disk(config, job, nodes)
 
 
-def beat_period(beat: Heartbeat) -> int:
+def beat_period(beat: HeartbeatSection) -> int:
     """Seconds in which at least one heartbeat comes: whole minutes, as CloudWatch takes them."""
     return 60 * math.ceil(2 * beat.interval / 60)
 
@@ -143,7 +143,7 @@ def silence_seconds(config: RunConfig) -> int:
     return period * math.ceil(seconds / period)
 
 
-def _heartbeat(config: RunConfig, job: Job) -> dict[str, Any]:
+def _heartbeat(config: RunConfig, job: MonitoredJob) -> dict[str, Any]:
     """Missing data are breaching, but only while the first machine is there.
 
     A job that has not begun, waits for capacity or has ended has no machines, and no heartbeats
@@ -174,7 +174,7 @@ def _heartbeat(config: RunConfig, job: Job) -> dict[str, Any]:
     }
 
 
-def _stall(config: RunConfig, job: Job) -> dict[str, Any]:
+def _stall(config: RunConfig, job: MonitoredJob) -> dict[str, Any]:
     """Heartbeats come and tell of no step: whoever should have ended the job has not."""
     limit = config.heartbeat.max
     return {
@@ -196,7 +196,7 @@ def _stall(config: RunConfig, job: Job) -> dict[str, Any]:
     }
 
 
-def _gpu(config: RunConfig, job: Job, nodes: range, gpus: int) -> dict[str, Any]:
+def _gpu(config: RunConfig, job: MonitoredJob, nodes: range, gpus: int) -> dict[str, Any]:
     """CloudWatch adds up a machine's GPUs: 800 is all of 8 (SageMaker developer guide)."""
     return {
         "AlarmDescription": _words(
@@ -214,7 +214,7 @@ def _gpu(config: RunConfig, job: Job, nodes: range, gpus: int) -> dict[str, Any]
     }
 
 
-def _disk(config: RunConfig, job: Job, nodes: range) -> dict[str, Any]:
+def _disk(config: RunConfig, job: MonitoredJob, nodes: range) -> dict[str, Any]:
     return {
         "AlarmDescription": _words(
             config, job, f"a disk of {_nodes(nodes)} is more than {FULL_DISK_PERCENT} % full"
@@ -229,7 +229,7 @@ def _disk(config: RunConfig, job: Job, nodes: range) -> dict[str, Any]:
 
 
 def _over_nodes(
-    job: Job, nodes: range, metric: str, statistic: str, function: str, period: int
+    job: MonitoredJob, nodes: range, metric: str, statistic: str, function: str, period: int
 ) -> dict[str, Any]:
     """One node's metric, or ``function`` over those of several. A node without a value must not
     matter: some functions leave it out, others take it for 0.
@@ -268,11 +268,11 @@ def _expression(expression: str, label: str) -> dict[str, Any]:
     return {"Id": "watched", "Expression": expression, "Label": label, "ReturnData": True}
 
 
-def _host(job: Job, node: int) -> list[dict[str, str]]:
+def _host(job: MonitoredJob, node: int) -> list[dict[str, str]]:
     return [{"Name": "Host", "Value": f"{job.name}/algo-{node}"}]
 
 
-def _whole(job: Job) -> list[dict[str, str]]:
+def _whole(job: MonitoredJob) -> list[dict[str, str]]:
     return [{"Name": "TrainingJobName", "Value": job.name}]
 
 
@@ -284,7 +284,7 @@ def _minutes(seconds: int) -> str:
     return f"{seconds / 60:.3g}"
 
 
-def _words(config: RunConfig, job: Job, trouble: str) -> str:
+def _words(config: RunConfig, job: MonitoredJob, trouble: str) -> str:
     return f"{job.name}: {trouble}. Look: sm-train status {config.name}"
 
 
@@ -357,7 +357,11 @@ def topic_policy(topic: Topic) -> dict[str, Any]:
 
 
 def template(
-    config: RunConfig, region: str, jobs: Sequence[Job], topic: str | None, email: str | None
+    config: RunConfig,
+    region: str,
+    jobs: Sequence[MonitoredJob],
+    topic: str | None,
+    email: str | None,
 ) -> dict[str, Any]:
     """The same as CloudFormation; without ``topic`` one is made that tells ``email``."""
     resources: dict[str, Any] = {}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sm_train.estimators.config.naming import ROLE_NOT_SET, staging_bucket
-from sm_train.estimators.config.placement import places as run_places
+from sm_train.estimators.config.placement import placements as run_places
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.alarms import alarm_prefix, rule_name, topic_name
 from sm_train.estimators.request.images import image_uri

@@ -12,14 +12,14 @@ from typing import Literal
 
 from sm_train.cost.instances import instance_type
 from sm_train.estimators.config.cluster import SMDDP_FRAMEWORK, release
-from sm_train.estimators.config.schema import RunConfig, Stage
+from sm_train.estimators.config.schema import RunConfig, StageSection
 
 # The newest of AWS's PyTorch training images that sagemaker 3.27's image table knows.
 FRAMEWORK = "2.10.0"
 
 
 @dataclass(frozen=True)
-class Launch:
+class LaunchPlan:
     """One stage's way of starting, with the reason that is shown to people."""
 
     route: Literal["torchrun", "smddp"]
@@ -45,11 +45,11 @@ def pytorch_version(config: RunConfig) -> str | None:
     return SMDDP_FRAMEWORK if cluster.collective == "smddp" else None
 
 
-def launch(config: RunConfig, stage: Stage) -> Launch:
+def launch_plan(config: RunConfig, stage: StageSection) -> LaunchPlan:
     """Choose the route of ``stage``."""
     cluster = config.cluster
     if stage.instances == 1:
-        return Launch("torchrun", "one instance: NCCL over NVLink; SMDDP gains nothing there")
+        return LaunchPlan("torchrun", "one instance: NCCL over NVLink; SMDDP gains nothing there")
     if not _smddp_helps(config, stage):
         reason = f"{cluster.instance_type}: NCCL"
         if instance_type(cluster.instance_type).supports_efa:
@@ -60,18 +60,20 @@ def launch(config: RunConfig, stage: Stage) -> Launch:
             reason += "" if cluster.instance_type in without else f"; {without[0]} has no SMDDP"
         elif any(one.sharding != "none" for one in config.stages):
             reason += "; sharding needs a newer PyTorch than SMDDP's"
-        return Launch("torchrun", reason)
+        return LaunchPlan("torchrun", reason)
     version = framework_version(config)
     if version is None and cluster.collective == "auto":
-        return Launch(
+        return LaunchPlan(
             "torchrun", "own image: NCCL; write collective: smddp if the image carries SMDDP"
         )
     if version is not None and release(version) != release(SMDDP_FRAMEWORK):
-        return Launch("torchrun", f"PyTorch {version}: NCCL; the last image with SMDDP is 2.3.0")
-    return Launch("smddp", f"{cluster.instance_type} × {stage.instances}: SMDDP all-reduce")
+        return LaunchPlan(
+            "torchrun", f"PyTorch {version}: NCCL; the last image with SMDDP is 2.3.0"
+        )
+    return LaunchPlan("smddp", f"{cluster.instance_type} × {stage.instances}: SMDDP all-reduce")
 
 
-def _smddp_helps(config: RunConfig, stage: Stage) -> bool:
+def _smddp_helps(config: RunConfig, stage: StageSection) -> bool:
     cluster = config.cluster
     return (
         cluster.collective != "nccl"

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from sm_train.estimators.bundle.bundle import ARCHIVE_NAME, Bundle
-from sm_train.estimators.config.cluster import Cluster
+from sm_train.estimators.config.cluster import ClusterSection
 from sm_train.estimators.config.naming import (
     ROLE_NOT_SET,
     checkpoint_uri,
@@ -18,8 +18,8 @@ from sm_train.estimators.config.naming import (
     staging_bucket,
     staging_uri,
 )
-from sm_train.estimators.config.schema import RunConfig, Stage
-from sm_train.estimators.request.launcher import Launch, launch
+from sm_train.estimators.config.schema import RunConfig, StageSection
+from sm_train.estimators.request.launcher import LaunchPlan, launch_plan
 from sm_train.estimators.request.metrics import metric_definitions
 
 TrainingRequest = dict[str, Any]
@@ -44,7 +44,7 @@ _START = f"{_CHANNELS}/sm_drivers/sm_train.sh"
 
 def training_requests(
     config: RunConfig,
-    stages: Sequence[Stage],
+    stages: Sequence[StageSection],
     bundle: Bundle,
     *,
     region: str,
@@ -72,7 +72,7 @@ def training_requests(
 
 def training_request(
     config: RunConfig,
-    stage: Stage,
+    stage: StageSection,
     bundle: Bundle,
     *,
     region: str,
@@ -81,7 +81,7 @@ def training_request(
     commit: str | None = None,
 ) -> TrainingRequest:
     """The request of one stage's first job, whose code is in the folder ``staged``."""
-    start = launch(config, stage)
+    start = launch_plan(config, stage)
     bucket = staging_bucket(config, region)
     return {
         "TrainingJobName": job_name(config.name, stage.name, 1),
@@ -116,7 +116,7 @@ def training_request(
     }
 
 
-def _asked_for(cluster: Cluster) -> dict[str, Any]:
+def _asked_for(cluster: ClusterSection) -> dict[str, Any]:
     """The fields that a request has only where the run file asks for them."""
     fields: dict[str, Any] = {}
     if cluster.retries:
@@ -139,7 +139,7 @@ def _asked_for(cluster: Cluster) -> dict[str, Any]:
     return fields
 
 
-def _algorithm(start: Launch, image: str) -> dict[str, Any]:
+def _algorithm(start: LaunchPlan, image: str) -> dict[str, Any]:
     algorithm: dict[str, Any] = {
         "TrainingImage": image,
         "TrainingInputMode": "FastFile",
@@ -161,7 +161,12 @@ def start_arguments(*, replaced: bool) -> list[str]:
 
 
 def _hyperparameters(
-    config: RunConfig, stage: Stage, start: Launch, bundle: Bundle, staged: str, region: str
+    config: RunConfig,
+    stage: StageSection,
+    start: LaunchPlan,
+    bundle: Bundle,
+    staged: str,
+    region: str,
 ) -> dict[str, str]:
     """``--stage NAME`` for the script and, for smddp, what the container's toolkit reads."""
     parameters = {"stage": stage.name}
@@ -183,7 +188,7 @@ def _hyperparameters(
 
 
 def _channels(
-    config: RunConfig, stage: Stage, start: Launch, staged: str, bucket: str
+    config: RunConfig, stage: StageSection, start: LaunchPlan, staged: str, bucket: str
 ) -> list[dict[str, Any]]:
     channels = [_channel("train", config.data.uri, "FastFile", sharded=True)]
     if config.data.index_uri:
@@ -223,18 +228,18 @@ def staged_uri(request: TrainingRequest) -> str:
     return (code_uri(request) or "").removesuffix(f"/code/{ARCHIVE_NAME}")
 
 
-def previous_stage(config: RunConfig, stage: Stage) -> Stage | None:
+def previous_stage(config: RunConfig, stage: StageSection) -> StageSection | None:
     """The stage whose final model ``stage`` starts from."""
     index = config.stages.index(stage)
     return config.stages[index - 1] if index else None
 
 
-def needs_state(stage: Stage) -> bool:
+def needs_state(stage: StageSection) -> bool:
     """Whether ``stage`` takes more from the one before than its final model."""
     return stage.start == "raw" or stage.optimizer == "carried"
 
 
-def last_checkpoint(stage: Stage) -> str:
+def last_checkpoint(stage: StageSection) -> str:
     """The folder name of the last checkpoint of a stage."""
     return f"step-{stage.iterations:08d}"
 
@@ -263,7 +268,7 @@ def _output(config: RunConfig, bucket: str) -> dict[str, Any]:
     return output
 
 
-def _resources(config: RunConfig, stage: Stage) -> dict[str, Any]:
+def _resources(config: RunConfig, stage: StageSection) -> dict[str, Any]:
     cluster = config.cluster
     resources = _machines(cluster, stage.instances)
     resources["VolumeSizeInGB"] = cluster.volume_gb
@@ -276,7 +281,7 @@ def _resources(config: RunConfig, stage: Stage) -> dict[str, Any]:
     return resources
 
 
-def _machines(cluster: Cluster, instances: int) -> dict[str, Any]:
+def _machines(cluster: ClusterSection, instances: int) -> dict[str, Any]:
     """One type, or several in order of preference; a count is for all of them or beside each."""
     if not cluster.alternatives:
         return {"InstanceType": cluster.instance_type, "InstanceCount": instances}
@@ -304,7 +309,7 @@ def _stopping(config: RunConfig) -> dict[str, int]:
 
 
 def _tags(
-    config: RunConfig, stage: Stage, bundle: Bundle, region: str, commit: str | None
+    config: RunConfig, stage: StageSection, bundle: Bundle, region: str, commit: str | None
 ) -> list[dict[str, str]]:
     others = {one.region for one in config.recovery.fallbacks} - {None, region}
     tags = {

@@ -137,9 +137,9 @@ def test_a_prompts_image_does_not_depend_on_those_beside_it(
 
     pipeline = sampling.load(sampling.find_source(trained[0].base / "model"))
     prompts = [f"a grey of {number}" for number in range(18)]
-    how = sampling.How(steps=2, guidance=2.0, seed=-3)
-    many = [image for some in sampling.draw(pipeline, prompts, how) for image in some]
-    [[alone]] = sampling.draw(pipeline, prompts[:1], how)
+    how = sampling.SamplingOptions(steps=2, guidance=2.0, seed=-3)
+    many = [image for some in sampling.generate(pipeline, prompts, how) for image in some]
+    [[alone]] = sampling.generate(pipeline, prompts[:1], how)
     difference = np.abs(np.asarray(alone, np.int16) - np.asarray(many[0], np.int16))
     # A batch of another size is summed in another order.
     assert difference.max() <= 1

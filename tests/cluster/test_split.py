@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from sm_train.entrypoints.checkpointing.manifest import pieces_files
-from sm_train.entrypoints.checkpointing.sharded_tensors import read_whole
+from sm_train.entrypoints.checkpointing.manifest import shard_files
+from sm_train.entrypoints.checkpointing.sharded_tensors import load_full
 
 from tests.conftest import Cli
 from tests.support.cluster.training_jobs import Job, losses, run_nodes, tiny_run, write_shards
@@ -166,7 +166,7 @@ def test_a_sharded_run_goes_on_bit_for_bit(tmp_path: Path, sharding: str) -> Non
 def test_pieces_of_a_sharded_checkpoint_are_drawn_from(cli: Cli, tmp_path: Path) -> None:
     made, _ = trained(tmp_path / "job", 2, sharding="full_shard", iterations=2, checkpoint_every=2)
     folder = made.checkpoints / "step-00000002"
-    stored = read_whole(pieces_files(folder), "ema.")
+    stored = load_full(shard_files(folder), "ema.")
     assert all(name.startswith("network.") for name in stored)
     (tmp_path / "prompts.txt").write_text("a grey of 1\n")
     pictures = []

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from sm_train.entrypoints.checkpointing.manifest import pieces_files
-from sm_train.entrypoints.checkpointing.sharded_tensors import read_whole
+from sm_train.entrypoints.checkpointing.manifest import shard_files
+from sm_train.entrypoints.checkpointing.sharded_tensors import load_full
 
 from tests.conftest import Mount
 from tests.support.cluster.training_jobs import (
@@ -181,7 +181,7 @@ def test_a_run_that_diverges_fails_and_saves_nothing_spoilt(tmp_path: Path) -> N
     code, events, text = lost.run()
     assert code == 1, text
     assert "steps in a row had no finite gradient, up to step 12" in lost.failure
-    assert "the loss was no number in step 12: shard-00" in lost.failure
+    assert "non-finite loss in step 12: shard-00" in lost.failure
     assert events[-1]["kind"] == "error"
     assert not list(lost.checkpoints.glob("step-*"))
     assert not (lost.base / "model").exists()
@@ -287,7 +287,7 @@ def test_a_stage_takes_what_its_run_file_says_of_the_one_before(
     first = job(tmp_path / "first", iterations=6, learning_rate=3e-3, checkpoint_every=6)
     assert first.run()[0] == 0
     last = first.checkpoints / "step-00000006"
-    stored = read_whole(pieces_files(last), "ema." if start == "ema" else "model.")
+    stored = load_full(shard_files(last), "ema." if start == "ema" else "model.")
 
     second = job(
         tmp_path / "second", iterations=1, learning_rate=1e-9, checkpoint_every=1, weight_decay=0.0
@@ -301,14 +301,14 @@ def test_a_stage_takes_what_its_run_file_says_of_the_one_before(
         shutil.copytree(last, channels / "previous_state")
     code, _, text = second.run()
     assert code == 0, text
-    begun = pieces_files(second.checkpoints / "step-00000001")
-    for name, weight in read_whole(begun, "model.").items():
+    begun = shard_files(second.checkpoints / "step-00000001")
+    for name, weight in load_full(begun, "model.").items():
         torch.testing.assert_close(weight, stored[name], rtol=0, atol=1e-7)
     # AdamW counts on, and its moments are those of six gradients and one more.
-    steps = read_whole(begun, "optimizer.steps")[""]
+    steps = load_full(begun, "optimizer.steps")[""]
     assert set(steps.tolist()) == {7.0 if optimizer == "carried" else 1.0}
     moments = [
-        read_whole(pieces_files(one), "exp_avg.")["network.conv_in.weight"]
+        load_full(shard_files(one), "exp_avg.")["network.conv_in.weight"]
         for one in (last, second.checkpoints / "step-00000001")
     ]
     along = torch.nn.functional.cosine_similarity(*(one.flatten() for one in moments), dim=0)

@@ -13,11 +13,11 @@ import pytest
 import torch
 import yaml
 from PIL import Image
-from sm_train.entrypoints.data.bad_samples import BadSamples
+from sm_train.entrypoints.data.bad_samples import BadSampleTracker
 from sm_train.entrypoints.data.batches import Batch
-from sm_train.entrypoints.data.loader import CHUNK_BYTES, WINDOW_BYTES
+from sm_train.entrypoints.data.loader import READ_BYTES, SHUFFLE_BLOCK_BYTES
 from sm_train.entrypoints.data.shard_catalog import DataError
-from sm_train.entrypoints.data.shard_index import index_of
+from sm_train.entrypoints.data.shard_index import index_path
 from sm_train.toolkit.jobs.events import read_events
 
 from tests.conftest import Cli
@@ -69,14 +69,14 @@ def calm(bucket: tuple[Store, Path]) -> Iterator[tuple[Store, Path]]:
 
 def epoch(folder: Path, packed: Path, notes: Path) -> list[Batch]:
     """One epoch of the shards in ``folder``."""
-    place = index_of(packed / "shards")
+    place = index_path(packed / "shards")
     [loader] = Cluster([folder / "shards"], 1, notes, place).loaders(batch_size=BATCH)
     return epoch_of(loader)
 
 
 def count(batches: list[Batch]) -> None:
     """As the trainer does."""
-    counted = BadSamples(0.01)
+    counted = BadSampleTracker(0.01)
     for batch in batches:
         counted.add(batch)
 
@@ -111,9 +111,9 @@ def test_training_reads_each_byte_once_and_in_order(
             jumps += get.start not in ends
             ends.add(get.start + get.sent)
         # In order within each chunk, several of which are read at once.
-        assert jumps <= passes * -(-size // CHUNK_BYTES), [vars(get) for get in seen.gets]
+        assert jumps <= passes * -(-size // READ_BYTES), [vars(get) for get in seen.gets]
     sent = sum(get.sent for get in seen.gets if get.key.endswith(".tar"))
-    assert stored < WINDOW_BYTES
+    assert stored < SHUFFLE_BLOCK_BYTES
     assert 0.99 <= sent / (passes * stored) <= 1.05
 
 
@@ -138,7 +138,7 @@ def test_what_stays_unreadable_is_reported_and_nothing_else_is_lost(
     seen, place = calm
 
     def broken(get: Get) -> int | None:
-        behind = get.key == "shards/shard-1.tar" and get.start + 2**18 > CHUNK_BYTES
+        behind = get.key == "shards/shard-1.tar" and get.start + 2**18 > READ_BYTES
         return 1000 if behind else None
 
     seen.trouble = Trouble(cut=broken)

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sm_train.cost.actual_cost import Job, as_document, images_trained, measurements, observed
+from sm_train.cost.actual_cost import (
+    FinishedJob,
+    as_document,
+    images_trained,
+    measurements,
+    observed,
+)
 from sm_train.cost.assumptions import Assumptions, learned
 from sm_train.cost.prices import Price
 from sm_train.cost.timeline import PARTS, Timeline, timeline
@@ -135,7 +141,7 @@ def test_the_parts_are_the_whole_whatever_the_lines_say(
     assert sum(line.seconds.values()) == pytest.approx(billed, abs=1e-6)
 
 
-def job(name: str, line: Timeline | None, billable: float | None, **changes: Any) -> Job:
+def job(name: str, line: Timeline | None, billable: float | None, **changes: Any) -> FinishedJob:
     fields = {
         "stage": "256px",
         "status": "Completed",
@@ -143,7 +149,7 @@ def job(name: str, line: Timeline | None, billable: float | None, **changes: Any
         "instances": 4,
         "price": PRICE,
     }
-    return Job(name=name, timeline=line, billable_seconds=billable, **fields | changes)
+    return FinishedJob(name=name, timeline=line, billable_seconds=billable, **fields | changes)
 
 
 FIRST = timeline([start(100), step(200, 100), step(300, 200)], 0, 300)

@@ -21,10 +21,10 @@ from sm_train.cost.comparison import compare
 from sm_train.cost.estimate import Purchase, estimate
 from sm_train.cost.json_document import as_document
 from sm_train.cost.prices import PriceRow, PriceTable, shipped_prices
-from sm_train.cost.stage import Stage
+from sm_train.cost.stage import CostStage
 from sm_train.cost.throughput import Measurement, stated_speed
 
-STAGE = Stage(
+STAGE = CostStage(
     name="256px",
     resolution=256,
     instance_type="ml.p4de.24xlarge",

@@ -13,11 +13,11 @@ from sm_train.cost.estimate import Purchase, estimate
 from sm_train.cost.instances import UnknownInstanceTypeError, instance_type, instance_types
 from sm_train.cost.json_document import as_document
 from sm_train.cost.prices import shipped_prices
-from sm_train.cost.stage import Stage
+from sm_train.cost.stage import CostStage
 from sm_train.cost.throughput import stated_speed
 
 # BRIA's published stage: 4 × ml.p4de.24xlarge, 1.8 it/s, effective batch 2048, at 256 px.
-BRIA = Stage(
+BRIA = CostStage(
     name="256px",
     resolution=256,
     instance_type="ml.p4de.24xlarge",
@@ -57,7 +57,7 @@ STAGE_KEYS = {
 
 
 def document(
-    *stages: Stage, capacity: str = "on-demand", region: str = "us-east-1", **options: Any
+    *stages: CostStage, capacity: str = "on-demand", region: str = "us-east-1", **options: Any
 ) -> dict[str, Any]:
     return as_document(estimate(stages, Purchase(region, capacity), **options))
 
@@ -243,7 +243,7 @@ def test_a_capacity_that_does_not_exist_is_not_priced_as_another() -> None:
 
 
 stages = st.builds(
-    Stage,
+    CostStage,
     name=st.just("any"),
     resolution=st.just(256),
     instance_type=st.sampled_from(["ml.p4de.24xlarge", "ml.p5.48xlarge", "ml.g5.xlarge"]),
@@ -259,14 +259,14 @@ stages = st.builds(
 
 @settings(deadline=None, max_examples=40)
 @given(stages)
-def test_the_range_holds_the_cost(stage: Stage) -> None:
+def test_the_range_holds_the_cost(stage: CostStage) -> None:
     total = document(stage)["total"]
     assert total["cost_low_usd"] <= total["cost_usd"] <= total["cost_high_usd"]
 
 
 @settings(deadline=None, max_examples=40)
 @given(stages, st.integers(1, 10**6))
-def test_more_steps_never_cost_less(stage: Stage, more: int) -> None:
+def test_more_steps_never_cost_less(stage: CostStage, more: int) -> None:
     longer = replace(stage, iterations=stage.iterations + more)
     assert document(longer)["total"]["cost_usd"] >= document(stage)["total"]["cost_usd"]
 

@@ -11,7 +11,7 @@ from sm_train.cost.estimate import Purchase, estimate
 from sm_train.cost.prices import PriceRow, PriceTable, shipped_prices
 from sm_train.cost.rates import usd_per_day, usd_per_million_images
 from sm_train.cost.scaling import fit_scaling
-from sm_train.cost.stage import Stage
+from sm_train.cost.stage import CostStage
 from sm_train.cost.throughput import stated_speed
 
 TRAINING_ALONE = Assumptions(
@@ -35,8 +35,10 @@ MOSAICML = [
 BATCH = 2048
 
 
-def at(name: str, resolution: int, gpus: int, images_per_second: float, iterations: int) -> Stage:
-    return Stage(
+def at(
+    name: str, resolution: int, gpus: int, images_per_second: float, iterations: int
+) -> CostStage:
+    return CostStage(
         name=name,
         resolution=resolution,
         instance_type="ml.p4d.24xlarge",
@@ -108,7 +110,7 @@ def test_aws_nodes_side_by_side() -> None:
 
 
 def test_two_weeks_are_two_weeks() -> None:
-    stage = Stage(
+    stage = CostStage(
         name="256px",
         resolution=256,
         instance_type=P4DE,

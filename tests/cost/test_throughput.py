@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sm_train.cost.scaling import fit_scaling, scale_one
 from sm_train.cost.speed import Speed
-from sm_train.cost.stage import Stage
+from sm_train.cost.stage import CostStage
 from sm_train.cost.throughput import Measurement, resolve_speed, stated_speed
 
 FLOPS = {256: 0.543e12, 512: 2.413e12}
 
 
-def stage(resolution: int = 256, instances: int = 4, **changes: Any) -> Stage:
-    made = Stage(
+def stage(resolution: int = 256, instances: int = 4, **changes: Any) -> CostStage:
+    made = CostStage(
         name=f"{resolution}px",
         resolution=resolution,
         instance_type="ml.p4de.24xlarge",
@@ -35,7 +35,7 @@ def measured(its: float, gpus: int, resolution: int = 256, **changes: Any) -> Me
     return replace(made, **changes)
 
 
-def resolved(one: Stage, *measurements: Measurement, **options: Any) -> Speed:
+def resolved(one: CostStage, *measurements: Measurement, **options: Any) -> Speed:
     speed = resolve_speed(one, measurements, **options)
     assert speed is not None
     return speed

@@ -10,12 +10,12 @@ from sm_train.cost.assumptions import Assumptions
 from sm_train.cost.estimate import Purchase, estimate
 from sm_train.cost.failures import daly_interval, observed_rate, young_interval
 from sm_train.cost.speed import Speed
-from sm_train.cost.stage import Stage
+from sm_train.cost.stage import CostStage
 
 Z90 = 1.2815515655446004
 LIVES = 4000
 
-STAGE = Stage(
+STAGE = CostStage(
     name="256px",
     resolution=256,
     instance_type="ml.p4de.24xlarge",
@@ -42,7 +42,7 @@ CASES = {
 }
 
 
-def live(stage: Stage, assumed: Assumptions, rng: random.Random) -> float:
+def live(stage: CostStage, assumed: Assumptions, rng: random.Random) -> float:
     """The billed seconds of one life: step by checkpointed step, failure by failure."""
     speed = stage.speed
     assert speed is not None

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sm_train.entrypoints.common.job_config import Data
+from sm_train.entrypoints.common.job_config import DataConfig
 from sm_train.entrypoints.data.batches import Batch
 from sm_train.entrypoints.data.loader import Loader
-from sm_train.entrypoints.data.shard_catalog import Catalogue, Seat, survey
-from sm_train.entrypoints.data.shard_index import index_of, write_index
+from sm_train.entrypoints.data.shard_catalog import DataRank, ShardCatalog, build_catalog
+from sm_train.entrypoints.data.shard_index import index_path, write_index
 from sm_train.entrypoints.packing.describe_shard import describe_folder
 
-DATA = Data(
+DATA = DataConfig(
     image_key="jpg;png",
     caption_key="txt",
     crop="center",
@@ -50,21 +50,21 @@ class Cluster:
     notes: Path
     index: Path | None = None
 
-    def surveys(self) -> list[tuple[Seat, Catalogue]]:
+    def surveys(self) -> list[tuple[DataRank, ShardCatalog]]:
         """Every process's place and catalogue; the first error of any is raised."""
         hosts = tuple(f"algo-{number + 1}" for number in range(len(self.channels)))
         seats = [
-            Seat(hosts, instance, process, self.processes)
+            DataRank(hosts, instance, process, self.processes)
             for instance in range(len(hosts))
             for process in range(self.processes)
         ]
         meeting = Meeting(len(seats))
-        found: list[Catalogue | BaseException] = [ValueError()] * len(seats)
+        found: list[ShardCatalog | BaseException] = [ValueError()] * len(seats)
 
         def look(place: int) -> None:
             seat = seats[place]
             try:
-                found[place] = survey(
+                found[place] = build_catalog(
                     self.channels[seat.instance],
                     self.index,
                     seat,
@@ -110,7 +110,7 @@ def deal(shards: Sequence[Path], instances: int, folder: Path) -> list[Path]:
 
 def index(folder: Path) -> Path:
     """Make the index of a folder of shards, beside it."""
-    path = index_of(folder)
+    path = index_path(folder)
     write_index(path, (one.shard for one in describe_folder(folder)))
     return path
 

@@ -10,9 +10,9 @@ from typing import Any
 from sm_train.cost.instances import instance_type
 from sm_train.cost.timeline import timeline
 from sm_train.entrypoints.common.events import FIELDS, format_event
-from sm_train.toolkit.review.job_facts import Ending, Facts, Money
-from sm_train.toolkit.review.job_log import Told
-from sm_train.toolkit.review.log_parser import listen
+from sm_train.toolkit.review.job_facts import JobFacts, JobOutcome, Money
+from sm_train.toolkit.review.job_log import JobLog
+from sm_train.toolkit.review.log_parser import parse_log
 from sm_train.toolkit.review.model import Verdict
 from sm_train.toolkit.review.verdicts import judge
 
@@ -127,12 +127,12 @@ class Life:
         return line("node", at, node, **(usual | {"ranks": ranks, "gpus": gpus} | self.node))
 
 
-def hear(lines: Iterable[tuple[str | None, str]]) -> Told:
+def hear(lines: Iterable[tuple[str | None, str]]) -> JobLog:
     """What (machine, line) tell."""
-    return listen((node, f"{text}\n".encode()) for node, text in lines)
+    return parse_log((node, f"{text}\n".encode()) for node, text in lines)
 
 
-def facts(life: Life, **changes: Any) -> Facts:
+def facts(life: Life, **changes: Any) -> JobFacts:
     """Of a job on SageMaker that was billed from its beginning to its last line."""
     told = hear(life.lines())
     end = BEGIN + life.start_up + 60.0 * life.intervals + 5
@@ -145,13 +145,13 @@ def facts(life: Life, **changes: Any) -> Facts:
         "billed": True,
         "told": told,
         "line": timeline(told.progress(), BEGIN, end),
-        "ending": Ending("Completed", "Completed", "", None),
+        "ending": JobOutcome("Completed", "Completed", "", None),
         "machine": instance_type("ml.p4de.24xlarge"),
         "instances": life.nodes,
         "metrics": {},
         "money": Money(100.0, None, "billed seconds"),
     }
-    return Facts(**(known | changes))
+    return JobFacts(**(known | changes))
 
 
 def verdicts(life: Life, **changes: Any) -> dict[str, Verdict]:

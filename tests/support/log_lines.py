@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sm_train.toolkit.diagnose.diagnosis import Diagnosis, diagnose
-from sm_train.toolkit.diagnose.hits import Stream
+from sm_train.toolkit.diagnose.hits import LogStream
 
 WRITTEN = 1795300000.0
 """2026-11-21: when the logs were written."""
 
 
-def stream(lines: Iterable[str], name: str = "algo-1.log", node: str | None = "algo-1") -> Stream:
+def stream(
+    lines: Iterable[str], name: str = "algo-1.log", node: str | None = "algo-1"
+) -> LogStream:
     content = "".join(f"{line}\n" for line in lines).encode()
-    return Stream(name, lambda: [content], node, WRITTEN)
+    return LogStream(name, lambda: [content], node, WRITTEN)
 
 
 def diagnosed(*nodes: Iterable[str]) -> Diagnosis:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 
-from sm_train.toolkit.review.model import Chart, Figures, Line, Mark, Review, Reviewed, Verdict
+from sm_train.toolkit.review.model import Chart, Curve, Figures, Mark, Review, Reviewed, Verdict
 
 DAY = 86400.0
 BEGIN = 1_790_000_000.0
@@ -109,7 +109,7 @@ def healthy(nodes: int = 16) -> Reviewed:
                 "",
                 (
                     _line("training", times, [_loss(one / length, draw) for one in times]),
-                    Line(
+                    Curve(
                         "evaluation",
                         times[20::20],
                         [_loss(one / length, draw) + 0.004 for one in times[20::20]],
@@ -188,7 +188,7 @@ def stalled() -> Reviewed:
         for one in times
     ]
     nodes = tuple(
-        Line(
+        Curve(
             f"algo-{node + 1}",
             times,
             [0.02 if gone(one) else 0.56 - 0.09 * node + draw.gauss(0, 0.04) for one in times],
@@ -311,7 +311,7 @@ def stalled() -> Reviewed:
                 "Read from FastFile",
                 "GB/s",
                 (
-                    Line(
+                    Curve(
                         "algo-1",
                         times[::40],
                         [0.9 if place % 2 else None for place in range(len(times[::40]))],
@@ -357,9 +357,9 @@ def offline() -> Reviewed:
                 "speed",
                 "Speed",
                 "it/s",
-                (Line("it/s", (60.0, 300.0, 540.0, 780.0), (3.2, 3.31, None, 3.35)),),
+                (Curve("it/s", (60.0, 300.0, 540.0, 780.0), (3.2, 3.31, None, 3.35)),),
             ),
-            Chart("gpu", "GPUs at work", "share", (Line("gpu 0", (60.0,), (None,)),), 1.0),
+            Chart("gpu", "GPUs at work", "share", (Curve("gpu 0", (60.0,), (None,)),), 1.0),
         ),
         (),
     )
@@ -374,10 +374,10 @@ def _line(
     times: list[float],
     values: list[float] | list[float | None],
     spread: float | None = None,
-) -> Line:
+) -> Curve:
     if spread is None:
-        return Line(label, times, values)
-    return Line(
+        return Curve(label, times, values)
+    return Curve(
         label,
         times,
         values,

@@ -14,7 +14,7 @@ from typing import Any
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.alarms import (
     Alarm,
-    Job,
+    MonitoredJob,
     alarm_prefix,
     alarms,
     failure_rule,
@@ -22,7 +22,7 @@ from sm_train.estimators.request.alarms import (
 )
 from sm_train.estimators.request.training import RUN_TAG
 from sm_train.toolkit.alarms.sns_topic import remove_topic
-from sm_train.toolkit.aws.session import refusals_in_words
+from sm_train.toolkit.aws.session import translate_aws_errors
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.jobs.training_job import TrainingJob, jobs_of_run
 
@@ -55,7 +55,7 @@ class Removed:
     topic: str | None
 
 
-def live_jobs(session: Any, run: str) -> list[Job]:
+def live_jobs(session: Any, run: str) -> list[MonitoredJob]:
     """The run's jobs that are not over. Alarms, and whom they tell, are of one region: jobs that
     went to a fallback's have none.
     """
@@ -63,11 +63,11 @@ def live_jobs(session: Any, run: str) -> list[Job]:
     return [watched(job) for job in jobs if job.live and job.region == session.region_name]
 
 
-def watched(job: TrainingJob) -> Job:
+def watched(job: TrainingJob) -> MonitoredJob:
     """``job``, with its machines where they are known: of ordered preferences SageMaker chooses."""
     resources = job.description["ResourceConfig"]
     waits = "InstancePreferences" in resources and "SelectedInstanceType" not in resources
-    return Job(job.name, None if waits else job.machines)
+    return MonitoredJob(job.name, None if waits else job.machines)
 
 
 def find_rule(session: Any, run: str) -> Rule | None:
@@ -75,7 +75,7 @@ def find_rule(session: Any, run: str) -> Rule | None:
     from botocore.exceptions import ClientError
 
     events, name = session.client("events"), rule_name(run)
-    with refusals_in_words(f"rule {name}"):
+    with translate_aws_errors(f"rule {name}"):
         try:
             arn = events.describe_rule(Name=name)["Arn"]
         except ClientError as error:
@@ -109,12 +109,12 @@ def put(session: Any, run: str, region: str, wanted: Sequence[Alarm], topic: str
     """
     rule = failure_rule(run, region, topic)
     events, cloudwatch = session.client("events"), session.client("cloudwatch")
-    with refusals_in_words(f"rule {rule_name(run)}"):
+    with translate_aws_errors(f"rule {rule_name(run)}"):
         events.put_rule(**rule_request(rule), Tags=[{"Key": RUN_TAG, "Value": run}])
         events.put_targets(Rule=rule["Name"], Targets=rule["Targets"])
     before = _names(cloudwatch, run)
     for alarm in wanted:
-        with refusals_in_words(f"alarm {alarm.name}"):
+        with translate_aws_errors(f"alarm {alarm.name}"):
             cloudwatch.put_metric_alarm(**alarm.request)
     names = tuple(alarm.name for alarm in wanted)
     stale = tuple(name for name in before if name not in names)
@@ -140,7 +140,7 @@ def remove(session: Any, run: str, region: str) -> Removed:
     names = _names(cloudwatch, run)
     _delete(cloudwatch, names)
     if rule is not None:
-        with refusals_in_words(f"rule {rule_name(run)}"):
+        with translate_aws_errors(f"rule {rule_name(run)}"):
             if rule.targets:
                 events.remove_targets(Rule=rule_name(run), Ids=list(rule.targets))
             events.delete_rule(Name=rule_name(run))
@@ -165,7 +165,7 @@ def keep(session: Any, config: RunConfig, region: str) -> str | None:
 
 
 def _names(cloudwatch: Any, run: str) -> tuple[str, ...]:
-    with refusals_in_words("DescribeAlarms"):
+    with translate_aws_errors("DescribeAlarms"):
         pages = cloudwatch.get_paginator("describe_alarms").paginate(
             AlarmNamePrefix=alarm_prefix(run)
         )
@@ -174,5 +174,5 @@ def _names(cloudwatch: Any, run: str) -> tuple[str, ...]:
 
 def _delete(cloudwatch: Any, names: Sequence[str]) -> None:
     for first in range(0, len(names), _DELETED_AT_ONCE):
-        with refusals_in_words("DeleteAlarms"):
+        with translate_aws_errors("DeleteAlarms"):
             cloudwatch.delete_alarms(AlarmNames=list(names[first : first + _DELETED_AT_ONCE]))

@@ -8,7 +8,7 @@ from typing import Any
 
 from sm_train.estimators.request.alarms import PUBLISHERS, topic_name, topic_policy
 from sm_train.estimators.request.training import RUN_TAG
-from sm_train.toolkit.aws.session import account_of, refusals_in_words
+from sm_train.toolkit.aws.session import account_of, translate_aws_errors
 from sm_train.toolkit.errors import ExitCode, UserError
 
 
@@ -40,7 +40,7 @@ def make_topic(session: Any, run: str, region: str, email: str) -> str:
             f"topic {arn}: is there and was not made by `sm-train alarms`; give it with --topic",
             ExitCode.PREFLIGHT,
         )
-    with refusals_in_words(f"topic {arn}"):
+    with translate_aws_errors(f"topic {arn}"):
         sns.create_topic(Name=topic_name(run), Tags=[{"Key": RUN_TAG, "Value": run}])
         sns.set_topic_attributes(
             TopicArn=arn, AttributeName="Policy", AttributeValue=json.dumps(topic_policy(arn))
@@ -118,7 +118,7 @@ def _may_publish(policy: dict[str, Any], service: str) -> bool:
 def _attributes(session: Any, topic: str) -> dict[str, str] | None:
     from botocore.exceptions import ClientError
 
-    with refusals_in_words(f"topic {topic}"):
+    with translate_aws_errors(f"topic {topic}"):
         try:
             answer = session.client("sns").get_topic_attributes(TopicArn=topic)
         except ClientError as error:
@@ -136,7 +136,7 @@ def own_topic(session: Any, run: str, region: str) -> str:
 
 
 def _is_ours(sns: Any, topic: str, run: str) -> bool:
-    with refusals_in_words(f"topic {topic}"):
+    with translate_aws_errors(f"topic {topic}"):
         tags = sns.list_tags_for_resource(ResourceArn=topic)["Tags"]
     return {"Key": RUN_TAG, "Value": run} in tags
 
@@ -146,6 +146,6 @@ def remove_topic(session: Any, run: str, region: str) -> str | None:
     sns, topic = session.client("sns"), own_topic(session, run, region)
     if _attributes(session, topic) is None or not _is_ours(sns, topic, run):
         return None
-    with refusals_in_words(f"topic {topic}"):
+    with translate_aws_errors(f"topic {topic}"):
         sns.delete_topic(TopicArn=topic)
     return topic

@@ -11,7 +11,7 @@ from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.alarms import (
     PUBLISHERS,
     Alarm,
-    Job,
+    MonitoredJob,
     alarms,
     failure_rule,
     rule_name,
@@ -19,7 +19,7 @@ from sm_train.estimators.request.alarms import (
 )
 from sm_train.toolkit.alarms.alarms import Changes, Removed, rule_request
 from sm_train.toolkit.errors import ExitCode, UserError
-from sm_train.toolkit.terminal.formatting import dollars
+from sm_train.toolkit.terminal.formatting import format_usd
 
 _RESOURCES, _BYTES = 500, 51_200
 """Most of a template, and most that is taken without S3 (CloudFormation quotas, 2026-11)."""
@@ -31,7 +31,7 @@ class Plan:
 
     config: RunConfig
     region: str
-    jobs: tuple[Job, ...]
+    jobs: tuple[MonitoredJob, ...]
     topic: str
 
     @property
@@ -65,7 +65,7 @@ class Plan:
     def question(self) -> str:
         count = len(self.alarms)
         what = f"{count} alarms and a rule" if count else "a rule"
-        return f"Make {what} for {self.config.name}, {dollars(self.monthly_usd)} a month?"
+        return f"Make {what} for {self.config.name}, {format_usd(self.monthly_usd)} a month?"
 
 
 def changed(plan: Plan, changes: Changes) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def changed_words(plan: Plan, changes: Changes) -> Iterator[str]:
     )
 
 
-def unwatched_words(config: RunConfig, jobs: Sequence[Job]) -> Iterator[str]:
+def unwatched_words(config: RunConfig, jobs: Sequence[MonitoredJob]) -> Iterator[str]:
     """What has no alarm, and why."""
     if config.entry is not None:
         yield (
@@ -128,7 +128,11 @@ def removed_words(run: str, removed: Removed) -> Iterator[str]:
 
 
 def cloudformation(
-    config: RunConfig, region: str, jobs: Sequence[Job], topic: str | None, email: str | None
+    config: RunConfig,
+    region: str,
+    jobs: Sequence[MonitoredJob],
+    topic: str | None,
+    email: str | None,
 ) -> dict[str, Any]:
     """The template.
 
@@ -158,7 +162,9 @@ def as_yaml(document: dict[str, Any]) -> str:
     return text
 
 
-def deploy_words(config: RunConfig, text: str, jobs: Sequence[Job], *, made: bool) -> Iterator[str]:
+def deploy_words(
+    config: RunConfig, text: str, jobs: Sequence[MonitoredJob], *, made: bool
+) -> Iterator[str]:
     """What to do with the template, for people."""
     run = config.name
     for job in jobs:

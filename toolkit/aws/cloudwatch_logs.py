@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from sm_train.toolkit.aws.session import refusals_in_words
+from sm_train.toolkit.aws.session import translate_aws_errors
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 
@@ -46,7 +46,7 @@ def _streams(session: Any, job: str) -> list[dict[str, Any]]:
     """Found by the job's name and a slash: another job's name may begin with this one's."""
     pages = session.client("logs").get_paginator("describe_log_streams")
     found: list[dict[str, Any]] = []
-    with refusals_in_words("DescribeLogStreams"), _no_group_is_no_log():
+    with translate_aws_errors("DescribeLogStreams"), _no_group_is_no_log():
         for page in pages.paginate(logGroupName=LOG_GROUP, logStreamNamePrefix=f"{job}/"):
             found += page["logStreams"]
     return found
@@ -60,7 +60,7 @@ def read_stream(session: Any, name: str) -> Iterator[list[tuple[float, str]]]:
     client = session.client("logs")
     given: dict[str, str] = {}
     while True:
-        with refusals_in_words("GetLogEvents"):
+        with translate_aws_errors("GetLogEvents"):
             page = client.get_log_events(
                 logGroupName=LOG_GROUP, logStreamName=name, startFromHead=True, **given
             )
@@ -89,7 +89,7 @@ def search(
             **asked,
         )
     )
-    with refusals_in_words("FilterLogEvents"), _no_group_is_no_log():
+    with translate_aws_errors("FilterLogEvents"), _no_group_is_no_log():
         for page in pages:
             for one in sorted(page["events"], key=lambda one: one["timestamp"]):
                 if one["logStreamName"].startswith(streams):

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from sm_train.estimators.request.metrics import NAMESPACE
-from sm_train.toolkit.aws.session import client_with_unix_times, refusals_in_words
+from sm_train.toolkit.aws.session import client_with_unix_times, translate_aws_errors
 from sm_train.toolkit.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Metric:
 
 
 @dataclass(frozen=True)
-class Part:
+class MetricWindow:
     """Of a window, in Unix seconds, the end excluded: both ends are multiples of ``period``."""
 
     begin: int
@@ -85,7 +85,7 @@ class Part:
 class Call:
     """One question to CloudWatch, within its limits."""
 
-    part: Part
+    part: MetricWindow
     metrics: tuple[Metric, ...]
 
 
@@ -165,20 +165,20 @@ def plan(metrics: Sequence[Metric], begin: float, end: float, now: float) -> Ite
             yield Call(part, tuple(metrics[first : first + size]))
 
 
-def parts(begin: float, end: float, now: float) -> list[Part]:
+def parts(begin: float, end: float, now: float) -> list[MetricWindow]:
     """The window up to ``now`` by the finest period that each part of it is kept in, the oldest
     first; what is kept no more is left out.
 
     The first and the last point may reach over the window. Parts meet at whole hours, which are
     multiples of every period, as CloudWatch wants the beginning to be.
     """
-    found: list[Part] = []
+    found: list[MetricWindow] = []
     upper = min(end, now)
     for period, kept in TIERS:
         oldest = _ceiling(now - kept + _MARGIN, _HOUR)
         first = max(int(begin // period) * period, oldest)
         if begin < upper and first < upper:
-            found.append(Part(first, _ceiling(upper, period), period))
+            found.append(MetricWindow(first, _ceiling(upper, period), period))
             upper = first
     return found[::-1]
 
@@ -210,7 +210,7 @@ def _answer(client: Any, call: Call, statistic: str) -> dict[Metric, list[Series
 
 
 def _ask(
-    client: Any, part: Part, metrics: Sequence[Metric], statistic: str
+    client: Any, part: MetricWindow, metrics: Sequence[Metric], statistic: str
 ) -> tuple[dict[Metric, list[Series]], dict[Metric, str]]:
     """What CloudWatch gives of ``metrics`` over all pages, and which it has not given wholly."""
     import numpy as np
@@ -239,7 +239,7 @@ def _pages(client: Any, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     tokens: list[str] = []
     while True:
         given = {"NextToken": tokens[-1]} if tokens else {}
-        with refusals_in_words("GetMetricData"):
+        with translate_aws_errors("GetMetricData"):
             page = client.get_metric_data(**request, **given)
         yield page
         token = page.get("NextToken")
@@ -253,7 +253,7 @@ def _pages(client: Any, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
             )
 
 
-def _request(part: Part, metrics: Sequence[Metric], statistic: str) -> dict[str, Any]:
+def _request(part: MetricWindow, metrics: Sequence[Metric], statistic: str) -> dict[str, Any]:
     queries = [
         {
             "Id": f"m{index}",

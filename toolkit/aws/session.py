@@ -118,13 +118,13 @@ def client_with_unix_times(session: Any, service: str) -> Any:
         UserError: the credentials cannot be had any more.
     """
     region = session.region_name
-    if isinstance(session, _Elsewhere):
+    if isinstance(session, _RegionView):
         session = session.session
     known = session.profile_name in session.available_profiles
     inner = _patient_session(session.profile_name if known else None)
     times = inner.get_component("response_parser_factory")
     times.set_parser_defaults(timestamp_parser=unix_seconds)
-    with refusals_in_words("AWS credentials"):
+    with translate_aws_errors("AWS credentials"):
         key = session.get_credentials().get_frozen_credentials()
         return inner.create_client(
             service,
@@ -141,7 +141,7 @@ def unix_seconds(time: float | str) -> float:
 
 
 @dataclass(frozen=True)
-class _Elsewhere:
+class _RegionView:
     """A session's credentials and settings, for another region."""
 
     session: Any
@@ -151,11 +151,11 @@ class _Elsewhere:
         return self.session.client(service, **{"region_name": self.region_name} | settings)
 
 
-def at(session: Any, region: str) -> Any:
+def for_region(session: Any, region: str) -> Any:
     """``session``, or what makes its clients for ``region``."""
-    if isinstance(session, _Elsewhere):
+    if isinstance(session, _RegionView):
         session = session.session
-    return session if session.region_name == region else _Elsewhere(session, region)
+    return session if session.region_name == region else _RegionView(session, region)
 
 
 def account_of(session: Any) -> str:
@@ -164,7 +164,7 @@ def account_of(session: Any) -> str:
     Raises:
         UserError: they are not valid (any more), or AWS cannot be reached (exit code 4).
     """
-    with refusals_in_words("AWS credentials"):
+    with translate_aws_errors("AWS credentials"):
         account: str = session.client("sts").get_caller_identity()["Account"]
     return account
 
@@ -180,7 +180,7 @@ def is_throttling(error: Any) -> bool:
 
 
 @contextmanager
-def refusals_in_words(doing: str) -> Iterator[None]:
+def translate_aws_errors(doing: str) -> Iterator[None]:
     """Turn what AWS or the network refuses into one line with the right exit code."""
     from botocore.exceptions import (
         BotoCoreError,
@@ -214,7 +214,7 @@ def require_bucket(session: Any, bucket: str, region: str, field: str) -> None:
 
     Traffic between regions is billed and slow, and SageMaker refuses it for a job's channels.
     """
-    with refusals_in_words(f"{field}: bucket {bucket}"):
+    with translate_aws_errors(f"{field}: bucket {bucket}"):
         try:
             actual = bucket_region(session, bucket)
         except LookupError:
@@ -262,7 +262,7 @@ def _region_header(answer: Any) -> str | None:
 def require_shards(session: Any, uri: str, instances: int) -> None:
     """Refuse a data prefix with fewer objects than instances: the others would idle, billed."""
     bucket, prefix = split_uri(uri)
-    with refusals_in_words(f"data.uri: {uri}"):
+    with translate_aws_errors(f"data.uri: {uri}"):
         pages = session.client("s3").get_paginator("list_objects_v2")
         count = 0
         for page in pages.paginate(Bucket=bucket, Prefix=prefix):
@@ -290,7 +290,7 @@ def require_index(session: Any, shards: str, uri: str | None) -> None:
     from botocore.exceptions import ClientError
 
     bucket, key = split_uri(uri)
-    with refusals_in_words(f"data.index: {uri}"):
+    with translate_aws_errors(f"data.index: {uri}"):
         try:
             session.client("s3").head_object(Bucket=bucket, Key=key)
         except ClientError as error:

@@ -11,7 +11,7 @@ from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.checks.fallbacks import found_at
 from sm_train.toolkit.checks.finding import Check, Finding
 from sm_train.toolkit.costing.worst_case import Priced
-from sm_train.toolkit.terminal.formatting import dollars, span, total_dollars
+from sm_train.toolkit.terminal.formatting import format_duration, format_total_usd, format_usd
 
 THROUGHPUT_UNMEASURED = Check(
     "throughput-unmeasured",
@@ -79,7 +79,7 @@ def money_findings(config: RunConfig, document: dict[str, Any]) -> Iterator[Find
         yield OVER_BUDGET.found(
             "error" if budget.on_exceed == "stop" else "warning",
             "budget.usd",
-            f"the run costs {total_dollars(total)}, more than {dollars(budget.usd)}",
+            f"the run costs {format_total_usd(total)}, more than {format_usd(budget.usd)}",
             "raise the budget or shorten the run",
         )
 
@@ -106,8 +106,8 @@ def money_elsewhere(
             yield OVER_BUDGET.found(
                 "warning",
                 place.where,
-                f"on {machine} the run costs {total_dollars(document['total'])}, more than "
-                f"{dollars(budget.usd)}",
+                f"on {machine} the run costs {format_total_usd(document['total'])}, more than "
+                f"{format_usd(budget.usd)}",
                 "raise the budget, or leave these machines out",
             )
 
@@ -118,7 +118,7 @@ def _short(config: RunConfig, stage: dict[str, Any]) -> Iterator[Finding]:
         yield MAX_RUNTIME_SHORT.found(
             "error" if stage["throughput_basis"] in FIRM else "warning",
             "cluster.max_runtime",
-            f"{stage['name']} takes {span(seconds)} and the job is ended after "
-            f"{span(config.cluster.max_runtime)}",
+            f"{stage['name']} takes {format_duration(seconds)} and the job is ended after "
+            f"{format_duration(config.cluster.max_runtime)}",
             "raise max_runtime (28d at most) or split the stage",
         )

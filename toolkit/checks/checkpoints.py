@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sm_train.estimators.config.naming import checkpoint_uri, staging_bucket
-from sm_train.estimators.config.schema import RunConfig, Stage
+from sm_train.estimators.config.schema import RunConfig, StageSection
 from sm_train.estimators.request.training import RUN_TAG
 from sm_train.toolkit.aws.session import split_uri
 from sm_train.toolkit.checks.finding import Check, Finding
@@ -83,7 +83,7 @@ def checkpoint_findings(config: RunConfig, session: Any, region: str) -> Iterato
 
 def _of_marker(
     config: RunConfig,
-    stage: Stage,
+    stage: StageSection,
     marker: Marker,
     job: dict[str, Any] | None,
     where: str,
@@ -132,7 +132,7 @@ _NEAR = 1.38
 """With and without the average a model's checkpoints differ by 16 ÷ 12."""
 
 
-def _expected_bytes(config: RunConfig, stage: Stage) -> int | None:
+def _expected_bytes(config: RunConfig, stage: StageSection) -> int | None:
     plan = plan_of(config, stage.resolution)
     each = 16 if config.training.ema_decay else 12
     return None if plan is None else plan.parameters * each
@@ -170,7 +170,7 @@ def _read_marker(s3: Any, bucket: str, key: str) -> Marker | None:
     return None
 
 
-def _newest_job(sagemaker: Any, config: RunConfig, stage: Stage) -> dict[str, Any] | None:
+def _newest_job(sagemaker: Any, config: RunConfig, stage: StageSection) -> dict[str, Any] | None:
     """The newest of the stage's jobs that is tagged with the run."""
     name = f"{config.name}--{stage.name}-"
     ours = re.compile(rf"{re.escape(name)}\d{{4,}}")

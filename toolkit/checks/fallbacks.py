@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from sm_train.estimators.config.placement import Place, places
+from sm_train.estimators.config.placement import Placement, placements
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.checks.finding import Check, Finding
-from sm_train.toolkit.packing.shard_listing import Listing
+from sm_train.toolkit.packing.shard_listing import ShardListing
 from sm_train.toolkit.submit.submission import other_start
-from sm_train.toolkit.terminal.formatting import span
+from sm_train.toolkit.terminal.formatting import format_duration
 
 FALLBACK_START = Check(
     "fallback-start",
@@ -43,7 +43,7 @@ FALLBACK_DATA = Check(
 
 def fallback_findings(config: RunConfig, region: str) -> Iterator[Finding]:
     """What the run file says of its places."""
-    every = places(config, region)
+    every = placements(config, region)
     for place in every[1:]:
         if problem := other_start(config, place):
             message, _, fix = problem.partition("; ")
@@ -51,7 +51,7 @@ def fallback_findings(config: RunConfig, region: str) -> Iterator[Finding]:
     for place in every if len(every) > 1 else ():
         cluster = place.config.cluster
         if cluster.capacity == "spot" and cluster.max_pending is None:
-            wait = span(cluster.max_wait or cluster.max_runtime)
+            wait = format_duration(cluster.max_wait or cluster.max_runtime)
             yield FALLBACK_LATE.found(
                 "warning",
                 "cluster.max_pending" if place.number == 0 else place.where,
@@ -61,7 +61,7 @@ def fallback_findings(config: RunConfig, region: str) -> Iterator[Finding]:
             )
 
 
-def data_findings(place: Place, own: Listing, there: Listing) -> Iterator[Finding]:
+def data_findings(place: Placement, own: ShardListing, there: ShardListing) -> Iterator[Finding]:
     """The shards of another region against the run's own."""
     here = {one.name: one.bytes for one in own.shards}
     copies = {one.name: one.bytes for one in there.shards}
@@ -77,7 +77,7 @@ def data_findings(place: Place, own: Listing, there: Listing) -> Iterator[Findin
         )
 
 
-def found_at(place: Place, findings: Iterable[Finding]) -> Iterator[Finding]:
+def found_at(place: Placement, findings: Iterable[Finding]) -> Iterator[Finding]:
     """What other checks find of a place, as the run file's key for it."""
     machine = place.config.cluster.instance_type
     for one in findings:

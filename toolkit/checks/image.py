@@ -11,7 +11,7 @@ from typing import Any
 from sm_train.cost.instances import instance_type
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.images import image_uri
-from sm_train.estimators.request.launcher import framework_version, launch
+from sm_train.estimators.request.launcher import framework_version, launch_plan
 from sm_train.toolkit.checks.finding import Check, Finding
 
 IMAGE_UNAVAILABLE = Check(
@@ -173,7 +173,7 @@ def _smddp(config: RunConfig) -> Iterator[Finding]:
     cluster = config.cluster
     if cluster.collective == "nccl" or not instance_type(cluster.instance_type).supports_smddp:
         return
-    starts = [launch(config, stage) for stage in config.stages]
+    starts = [launch_plan(config, stage) for stage in config.stages]
     if any(start.route == "smddp" for start in starts):
         return
     several = [index for index, stage in enumerate(config.stages) if stage.instances > 1]
@@ -192,7 +192,7 @@ def _patched(config: RunConfig, today: date) -> Iterator[Finding]:
     end = _END_OF_PATCH.get(".".join(version.split(".")[:2]))
     if end is None or today <= end:
         return
-    smddp = any(launch(config, stage).route == "smddp" for stage in config.stages)
+    smddp = any(launch_plan(config, stage).route == "smddp" for stage in config.stages)
     yield FRAMEWORK_UNPATCHED.found(
         "info" if smddp else "warning",
         "cluster.framework_version",

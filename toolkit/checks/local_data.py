@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sm_train.entrypoints.data.shard_format import ShardError, verify_shard
-from sm_train.entrypoints.data.shard_index import ShardIndex, index_of
+from sm_train.entrypoints.data.shard_index import ShardIndex, index_path
 from sm_train.toolkit.checks.finding import Check, Finding
 from sm_train.toolkit.checks.shards import Shards, of_index, of_listing
 from sm_train.toolkit.packing.shard_listing import list_folder
@@ -45,7 +45,7 @@ def read_local(folder: Path) -> tuple[Shards | None, list[Finding]]:
         message = f"{folder} holds no .tar"
         return None, [NO_SHARDS.found("error", "data.local", message, "run sm-train pack")]
     try:
-        index = ShardIndex(index_of(folder))
+        index = ShardIndex(index_path(folder))
         described = of_index(index, "data.local")
         known = dict(zip(index.names, index.bytes.tolist(), strict=True))
     except (OSError, ShardError):

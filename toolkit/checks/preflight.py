@@ -13,7 +13,7 @@ from sm_train.cost.json_document import as_document
 from sm_train.entrypoints.data.shard_format import ShardError
 from sm_train.entrypoints.data.shard_index import ShardIndex
 from sm_train.estimators.config.naming import staging_bucket
-from sm_train.estimators.config.placement import Place, clusters, places
+from sm_train.estimators.config.placement import Placement, placements, unique_placements
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.aws import session as aws
 from sm_train.toolkit.checks import storage
@@ -29,10 +29,10 @@ from sm_train.toolkit.checks.quotas import default_runtime_findings, quota_findi
 from sm_train.toolkit.checks.recovery import recovery_findings
 from sm_train.toolkit.checks.role import ROLE_UNSET, role_findings
 from sm_train.toolkit.checks.shards import Shards, of_index, shard_findings
-from sm_train.toolkit.costing.run_price import price
-from sm_train.toolkit.costing.worst_case import costs_elsewhere
+from sm_train.toolkit.costing.run_price import estimate_run
+from sm_train.toolkit.costing.worst_case import fallback_costs
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.packing.shard_listing import Listing
+from sm_train.toolkit.packing.shard_listing import ShardListing
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def online_findings(
     """
     config, region = subject.config, subject.region
     account = aws.account_of(session)
-    with aws.refusals_in_words("AWS"):
+    with aws.translate_aws_errors("AWS"):
         shards, wrong = _shards_here(subject, needed=False)
         found = [*_described(subject, today), *wrong]
         found += attempt(
@@ -85,10 +85,10 @@ def online_findings(
             "ecr:DescribeImages",
             registry_findings(config, session, region),
         )
-        listings: dict[int, Listing] = {}
+        listings: dict[int, ShardListing] = {}
         found += _stored(subject, session, shards, progress, listings)
-        for place in places(config, region)[1:]:
-            there = aws.at(session, place.region)
+        for place in placements(config, region)[1:]:
+            there = aws.for_region(session, place.region)
             found += found_at(place, _quotas(place.config, there, place.region))
             found += _elsewhere(subject, place, there, progress, listings)
     return _gravest_first(found)
@@ -112,13 +112,13 @@ def _quotas(config: RunConfig, session: Any, region: str) -> list[Finding]:
 def _described(subject: Subject, today: date) -> Iterator[Finding]:
     config, document = subject.config, as_document(subject.costs)
     yield from money_findings(config, document)
-    yield from money_elsewhere(config, document, costs_elsewhere(config, subject.region))
-    own, *others = clusters(config, subject.region)
+    yield from money_elsewhere(config, document, fallback_costs(config, subject.region))
+    own, *others = unique_placements(config, subject.region)
     yield from memory_findings(own.config)
     for other in others:
         yield from found_at(other, memory_findings(other.config))
     yield from fallback_findings(config, subject.region)
-    for place in places(config, subject.region)[1:]:
+    for place in placements(config, subject.region)[1:]:
         yield from found_at(place, _unlike(place, subject, today))
     yield from recovery_findings(config, document)
     yield from image_findings(config, subject.region, today)
@@ -126,7 +126,7 @@ def _described(subject: Subject, today: date) -> Iterator[Finding]:
         yield ROLE_UNSET.found("warning", "role", "is not set", "submit needs the role's ARN")
 
 
-def _unlike(place: Place, subject: Subject, today: date) -> list[Finding]:
+def _unlike(place: Placement, subject: Subject, today: date) -> list[Finding]:
     """What there is to say of the image there, and was not said of the run's own."""
     own = {one.code for one in image_findings(subject.config, subject.region, today)}
     found = image_findings(place.config, place.region, today)
@@ -135,10 +135,10 @@ def _unlike(place: Place, subject: Subject, today: date) -> list[Finding]:
 
 def _elsewhere(
     subject: Subject,
-    place: Place,
+    place: Placement,
     session: Any,
     progress: storage.Progress,
-    listings: dict[int, Listing],
+    listings: dict[int, ShardListing],
 ) -> Iterator[Finding]:
     """The image, buckets and shards of a fallback; in the run's own region they are its own."""
     if place.region == subject.region:
@@ -155,7 +155,7 @@ def _elsewhere(
     there = Subject(
         place.config,
         place.region,
-        price(place.config, place.region, stated=subject.config),
+        estimate_run(place.config, place.region, stated=subject.config),
         subject.base,
     )
     found = _stored(there, session, None, progress, listings, place.number)
@@ -188,7 +188,7 @@ def _stored(
     session: Any,
     here: Shards | None,
     progress: storage.Progress,
-    listings: dict[int, Listing],
+    listings: dict[int, ShardListing],
     place: int = 0,
 ) -> Iterator[Finding]:
     """Buckets, and what lies in those that may be looked into; ``listings`` gets the shards."""
@@ -233,7 +233,7 @@ def _data(
     here: Shards | None,
     progress: storage.Progress,
     closed: set[str],
-    listings: dict[int, Listing],
+    listings: dict[int, ShardListing],
     place: int,
 ) -> Iterator[Finding]:
     """The shards in S3; those here where S3 does not tell."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.checks.finding import Check, Finding
-from sm_train.toolkit.terminal.formatting import span
+from sm_train.toolkit.terminal.formatting import format_duration
 
 DEFAULT_RUNTIME_SECONDS = 5 * 86400
 _MOST_PAGES = 100
@@ -78,8 +78,8 @@ def default_runtime_findings(config: RunConfig) -> Iterator[Finding]:
         yield RUNTIME_QUOTA.found(
             "info",
             "cluster.max_runtime",
-            f"{span(config.cluster.max_runtime)} are more than the default quota of "
-            f"{span(DEFAULT_RUNTIME_SECONDS)}",
+            f"{format_duration(config.cluster.max_runtime)} are more than the default quota of "
+            f"{format_duration(DEFAULT_RUNTIME_SECONDS)}",
             "look at the account's quota in Service Quotas",
         )
 
@@ -113,7 +113,7 @@ def _exceeded(quota: Quota, amount: int, warm: str, fix: str) -> Finding:
         return RUNTIME_QUOTA.found(
             "error",
             "cluster.max_runtime",
-            f"{span(amount)} are more than the account's {span(quota.value)}",
+            f"{format_duration(amount)} are more than the account's {format_duration(quota.value)}",
             fix,
         )
     message = f"{amount} instances are more than the account's {quota.value:g} ({quota.name})"

@@ -7,7 +7,7 @@ from typing import Any
 
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.checks.finding import Check, Finding
-from sm_train.toolkit.terminal.formatting import dollars, span
+from sm_train.toolkit.terminal.formatting import format_duration, format_usd
 
 _LONG_SECONDS = 4 * 3600
 _LONG_SPOT_SECONDS = 1800
@@ -70,7 +70,11 @@ def recovery_findings(config: RunConfig, document: dict[str, Any]) -> Iterator[F
 
 def _retries(config: RunConfig, stage: dict[str, Any], where: str) -> Iterator[Finding]:
     seconds, failures = stage["billable_seconds"], stage["expected_failures"]
-    expected = f"{failures:.1f} interruptions are expected in {span(seconds)}" if failures else ""
+    expected = (
+        f"{failures:.1f} interruptions are expected in {format_duration(seconds)}"
+        if failures
+        else ""
+    )
     if config.cluster.retries == 0 and (stage["instances"] > 1 or (seconds or 0) > 86400):
         yield NO_RETRIES.found(
             "warning",
@@ -102,7 +106,7 @@ def _no_checkpoints(config: RunConfig, stage: dict[str, Any]) -> Iterator[Findin
         "checkpoint.every",
         f"{stage['name']} has {stage['iterations']:,} iterations and a checkpoint every "
         f"{config.checkpoint.every:,}: an interruption loses all of it"
-        + (f", up to {dollars(stage['cost_usd'])}" if stage["cost_usd"] else ""),
+        + (f", up to {format_usd(stage['cost_usd'])}" if stage["cost_usd"] else ""),
         f"write every: {every}",
     )
 
@@ -121,7 +125,8 @@ def _interval(config: RunConfig, stage: dict[str, Any]) -> Iterator[Finding]:
     yield CHECKPOINT_INTERVAL.found(
         "warning" if config.cluster.capacity == "spot" else "info",
         "checkpoint.every",
-        f"a checkpoint of {stage['name']} every {span(interval['configured_seconds'])} costs "
-        f"{dollars(extra)} more than one every {span(interval['best_seconds'])}",
+        f"a checkpoint of {stage['name']} every "
+        f"{format_duration(interval['configured_seconds'])} costs {format_usd(extra)} more "
+        f"than one every {format_duration(interval['best_seconds'])}",
         f"write every: {interval['best_iterations']}",
     )

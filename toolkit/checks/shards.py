@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sm_train.entrypoints.data.shard_index import ShardIndex
 from sm_train.toolkit.checks.finding import Check, Finding
-from sm_train.toolkit.packing.shard_listing import Listed
-from sm_train.toolkit.terminal.formatting import dollars
+from sm_train.toolkit.packing.shard_listing import ListedShard
+from sm_train.toolkit.terminal.formatting import format_usd
 
 FASTFILE_GOOD_BYTES = 150 * 10**6
 SMALLEST_BYTES, LARGEST_BYTES = 2 * 10**9, 5 * 10**9
@@ -109,7 +109,9 @@ def of_index(index: ShardIndex, where: str) -> Shards:
     return Shards(where, str(index.path), index.bytes[order], index.samples[order])
 
 
-def of_listing(shards: tuple[Listed, ...] | list[Listed], where: str, place: str) -> Shards:
+def of_listing(
+    shards: tuple[ListedShard, ...] | list[ListedShard], where: str, place: str
+) -> Shards:
     """By names and bytes."""
     return Shards(where, place, np.array([one.bytes for one in shards], np.int64))
 
@@ -164,9 +166,9 @@ def _unequal(shards: Shards, stage: dict[str, Any], where: str) -> Iterator[Find
 def _worth(stage: dict[str, Any], share: float) -> str:
     """The dollars of a share of the machines' time, by the day where the time is not known."""
     if stage["breakdown_usd"].get("training"):
-        return f"{dollars(share * stage['breakdown_usd']['training'])} of its training"
+        return f"{format_usd(share * stage['breakdown_usd']['training'])} of its training"
     if stage["cluster_per_day_usd"]:
-        return f"{dollars(share * stage['cluster_per_day_usd'])} a day"
+        return f"{format_usd(share * stage['cluster_per_day_usd'])} a day"
     return "at an unknown price"
 
 

@@ -15,7 +15,7 @@ from sm_train.toolkit.aws.session import bucket_region, split_uri
 from sm_train.toolkit.checks.finding import Check, Finding
 from sm_train.toolkit.checks.local_data import INDEX_STALE, NO_SHARDS, index_differences
 from sm_train.toolkit.checks.shards import Shards, of_listing
-from sm_train.toolkit.packing.shard_listing import Listing, list_prefix
+from sm_train.toolkit.packing.shard_listing import ShardListing, list_prefix
 
 MOST_OBJECTS = 200_000
 """So many are listed of a prefix: 200 calls. A petabyte in shards of 5 GB is as many."""
@@ -152,7 +152,7 @@ def prefix_findings(config: RunConfig, session: Any, closed: set[str]) -> Iterat
             )
 
 
-def list_data(config: RunConfig, session: Any, progress: Progress) -> Listing:
+def list_data(config: RunConfig, session: Any, progress: Progress) -> ShardListing:
     """The objects below ``data.uri``, as the job would be dealt them.
 
     Raises:
@@ -162,7 +162,7 @@ def list_data(config: RunConfig, session: Any, progress: Progress) -> Listing:
     return list_prefix(s3, config.data.uri, most=MOST_OBJECTS, progress=progress)
 
 
-def listing_findings(config: RunConfig, listing: Listing) -> Iterator[Finding]:
+def listing_findings(config: RunConfig, listing: ShardListing) -> Iterator[Finding]:
     """What is wrong with the prefix itself."""
     uri = config.data.uri
     if split_uri(uri)[1].rstrip("/") in listing.others:
@@ -191,7 +191,7 @@ def listing_findings(config: RunConfig, listing: Listing) -> Iterator[Finding]:
 
 
 def index_findings(
-    config: RunConfig, session: Any, listing: Listing, known: dict[str, int] | None
+    config: RunConfig, session: Any, listing: ShardListing, known: dict[str, int] | None
 ) -> Iterator[Finding]:
     """The index in S3 against the shards: by its totals, which take two or three small reads.
 
@@ -207,7 +207,9 @@ def index_findings(
         yield from _index_in_s3(config, config.data.index_uri, session, listing)
 
 
-def _index_in_s3(config: RunConfig, uri: str, session: Any, listing: Listing) -> Iterator[Finding]:
+def _index_in_s3(
+    config: RunConfig, uri: str, session: Any, listing: ShardListing
+) -> Iterator[Finding]:
     from botocore.exceptions import ClientError
 
     bucket, key = split_uri(uri)
@@ -238,7 +240,7 @@ def _index_in_s3(config: RunConfig, uri: str, session: Any, listing: Listing) ->
         )
 
 
-def shards_in_s3(config: RunConfig, listing: Listing, local: Shards | None) -> Shards:
+def shards_in_s3(config: RunConfig, listing: ShardListing, local: Shards | None) -> Shards:
     """The listed shards; with the samples of ``local``, where those are the same ones."""
     listed = of_listing(listing.shards, "data.uri", config.data.uri)
     if local is not None and np.array_equal(local.bytes, listed.bytes):

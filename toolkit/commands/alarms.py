@@ -138,7 +138,7 @@ def _make(
     from sm_train.toolkit.alarms.sns_topic import doubts, make_topic, own_topic, require_region
     from sm_train.toolkit.alarms.view import Plan, changed, changed_words
     from sm_train.toolkit.runs.resolve import open_run
-    from sm_train.toolkit.submit.submit import agree
+    from sm_train.toolkit.submit.submit import ask
     from sm_train.toolkit.terminal.console import write_json
 
     session, found = open_run(run, options)
@@ -160,7 +160,7 @@ def _make(
         write_json(plan.requests() | {"warnings": warnings})
         return
     if not yes:
-        agree(plan.question())
+        ask(plan.question())
     if email is not None:
         make_topic(session, found.name, found.region, email)
         click.echo(f"{email} gets a mail from AWS and must confirm it", err=True)

@@ -41,12 +41,12 @@ def command(
     from sm_train.toolkit.aws import session as aws
     from sm_train.toolkit.checks.preflight import Subject, offline_findings, online_findings
     from sm_train.toolkit.checks.report import document, is_ok, show
-    from sm_train.toolkit.costing.run_price import price
-    from sm_train.toolkit.terminal.console import people, write_json
+    from sm_train.toolkit.costing.run_price import estimate_run
+    from sm_train.toolkit.terminal.console import stderr_console, write_json
 
     config = _load(run, as_json)
     region = aws.resolve_region(options["region"], config.region, options["profile"])
-    subject = Subject(config, region, price(config, region), run.parent, index)
+    subject = Subject(config, region, estimate_run(config, region), run.parent, index)
     today = datetime.now(UTC).date()
     if offline:
         findings = offline_findings(subject, today)
@@ -57,7 +57,7 @@ def command(
     if as_json:
         write_json(document(findings))
     else:
-        show(findings, people())
+        show(findings, stderr_console())
     return ExitCode.OK if is_ok(findings) else ExitCode.PREFLIGHT
 
 
@@ -82,7 +82,7 @@ def _counting() -> Iterator[Progress]:
     if not sys.stderr.isatty():
         yield lambda count: None
         return
-    from sm_train.toolkit.terminal.console import people
+    from sm_train.toolkit.terminal.console import stderr_console
 
-    with people().status("asking AWS") as status:
+    with stderr_console().status("asking AWS") as status:
         yield lambda count: status.update(f"listing shards: {count:,} objects")

@@ -35,11 +35,11 @@ def command(
     FIRST and SECOND are what `sm-train sample` takes. The page shows which image is whose only
     after the last judgement; it needs no network.
     """
-    from sm_train.entrypoints.common.atomic_write import write_whole
+    from sm_train.entrypoints.common.atomic_write import write_atomic
     from sm_train.toolkit.sampling.comparison_page import comparison_page
     from sm_train.toolkit.sampling.prompts import read_prompts
     from sm_train.toolkit.sampling.sample import draw_images, find_source, require_file_place
-    from sm_train.toolkit.terminal.console import people, write_json
+    from sm_train.toolkit.terminal.console import stderr_console, write_json
 
     lines = read_prompts(prompts)
     require_file_place(out, "page")
@@ -48,7 +48,7 @@ def command(
         draw_images(source, lines, steps=steps, guidance=guidance, seed=seed) for source in sources
     ]
     names = (str(first), str(second))
-    write_whole(out, comparison_page(names, lines, (drawn[0], drawn[1]), seed).encode())
-    people().print(f"wrote {len(lines)} pairs to {out}; open it in a browser")
+    write_atomic(out, comparison_page(names, lines, (drawn[0], drawn[1]), seed).encode())
+    stderr_console().print(f"wrote {len(lines)} pairs to {out}; open it in a browser")
     if as_json:
         write_json({"out": str(out), "pairs": len(lines), "seed": seed})

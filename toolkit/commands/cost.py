@@ -189,10 +189,10 @@ def _read_prices(asked: Asked, given: dict[str, Any]) -> None:
     if given["refresh"]:
         from sm_train.toolkit.aws.session import open_session
         from sm_train.toolkit.costing.command import region_of
-        from sm_train.toolkit.terminal.console import people
+        from sm_train.toolkit.terminal.console import stderr_console
 
         region = region_of(asked)
         session = open_session(asked.profile, region)
-        with people().status(f"Asking AWS for the prices of {region}"):
+        with stderr_console().status(f"Asking AWS for the prices of {region}"):
             table = price_table.refresh(session, region, datetime.now(UTC).date())
     click.echo(f"{len(table.rows)} prices kept in {price_table.cache_path()}", err=True)

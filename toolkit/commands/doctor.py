@@ -11,7 +11,7 @@ from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.local.options import local_options
 
 if TYPE_CHECKING:
-    from sm_train.estimators.config.schema import RunConfig, Stage
+    from sm_train.estimators.config.schema import RunConfig, StageSection
     from sm_train.toolkit.doctor.doctor import DoctorJob
 
 
@@ -67,7 +67,7 @@ def command(
 
 def _examine_here(
     config: RunConfig,
-    stage: Stage,
+    stage: StageSection,
     base: Path,
     nodes: int | None,
     processes: int,
@@ -77,7 +77,7 @@ def _examine_here(
     from sm_train.toolkit.doctor.doctor import examine_here
     from sm_train.toolkit.doctor.view import show_result
     from sm_train.toolkit.local.launcher import default_nodes
-    from sm_train.toolkit.terminal.console import people, write_json
+    from sm_train.toolkit.terminal.console import stderr_console, write_json
 
     count = nodes or default_nodes(stage)
     document = examine_here(
@@ -87,9 +87,9 @@ def _examine_here(
         nodes=count,
         processes=processes,
         output=output or Path("local-runs") / config.name,
-        console=people(),
+        console=stderr_console(),
     )
-    show_result(document, people())
+    show_result(document, stderr_console())
     if as_json:
         write_json(document)
     if document["verdict"]["level"] == "fail":
@@ -104,12 +104,13 @@ def _show(job: DoctorJob, as_json: bool) -> None:
 
 
 def _price(job: DoctorJob) -> str:
-    from sm_train.toolkit.terminal.formatting import dollars, span
+    from sm_train.toolkit.terminal.formatting import format_duration, format_usd
 
     stage = job.submission.stages[0]
     return (
         f"{stage.instances} × {job.submission.config.cluster.instance_type} for about "
-        f"{span(job.seconds)}: {dollars(job.cost_usd)}; the result goes to {job.results_uri}"
+        f"{format_duration(job.seconds)}: {format_usd(job.cost_usd)}; "
+        f"the result goes to {job.results_uri}"
     )
 
 
@@ -118,7 +119,7 @@ def _send(
 ) -> None:
     from sm_train.estimators.sdk.model_trainer import send
     from sm_train.toolkit.aws import session as aws
-    from sm_train.toolkit.submit.submit import agree, session_for_jobs
+    from sm_train.toolkit.submit.submit import ask, session_for_jobs
     from sm_train.toolkit.terminal.console import write_json
 
     region, stage = job.submission.region, job.submission.stages[0]
@@ -126,8 +127,8 @@ def _send(
     aws.require_shards(session, config.data.uri, stage.instances)
     click.echo(_price(job), err=True)
     if not yes:
-        agree("Start it?")
-    with aws.refusals_in_words("CreateTrainingJob"):
+        ask("Start it?")
+    with aws.translate_aws_errors("CreateTrainingJob"):
         send(job.request, job.submission.bundle, boto_session=session, bucket=bucket)
     name = job.request["TrainingJobName"]
     if as_json:

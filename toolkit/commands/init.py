@@ -23,13 +23,13 @@ PRESETS = ("default", "bria-2.0", "demo")
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
 def command(path: Path, preset: str, force: bool) -> None:
     """Write a commented run file to PATH (run.yaml)."""
-    from sm_train.entrypoints.common.atomic_write import write_whole
+    from sm_train.entrypoints.common.atomic_write import write_atomic
 
     if path.exists() and not force:
         raise UserError(f"{path}: is there already; --force replaces it")
     text = (files("sm_train.toolkit") / "presets" / f"{preset}.yaml").read_bytes()
     try:
-        write_whole(path, text)
+        write_atomic(path, text)
     except FileNotFoundError:
         raise UserError(f"{path.parent}: no such folder; make it first") from None
     click.echo(f"Wrote {path}. Next: sm-train submit {path} --dry-run", err=True)

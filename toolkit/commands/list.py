@@ -26,7 +26,7 @@ def command(options: dict[str, Any], days: int, as_json: bool) -> None:
 
     from sm_train.toolkit.aws import session as aws
     from sm_train.toolkit.runs.listing import list_runs, show_runs
-    from sm_train.toolkit.terminal.console import result, write_json
+    from sm_train.toolkit.terminal.console import stdout_console, write_json
 
     region = aws.resolve_region(options["region"], None, options["profile"])
     session = aws.open_session(options["profile"], region)
@@ -35,4 +35,4 @@ def command(options: dict[str, Any], days: int, as_json: bool) -> None:
     if as_json:
         write_json({"region": region, "runs": runs})
     else:
-        show_runs(runs, region, result())
+        show_runs(runs, region, stdout_console())

@@ -32,20 +32,20 @@ def command(
     from functools import partial
 
     from sm_train.toolkit.aws.cloudwatch_logs import search
-    from sm_train.toolkit.aws.session import at
+    from sm_train.toolkit.aws.session import for_region
     from sm_train.toolkit.jobs.log_tail import follow_log, show_line
     from sm_train.toolkit.runs.resolve import open_run
     from sm_train.toolkit.runs.stop import named_job
-    from sm_train.toolkit.terminal.console import people
-    from sm_train.toolkit.terminal.durations import seconds
+    from sm_train.toolkit.terminal.console import stderr_console
+    from sm_train.toolkit.terminal.durations import parse_duration
 
     session, found = open_run(run, options)
-    begin = time.time() - seconds("--since", since) if since else 0.0
+    begin = time.time() - parse_duration("--since", since) if since else 0.0
     job = named_job(session, found, run)
-    session = at(session, job.region)
+    session = for_region(session, job.region)
     streams = f"{job.name}/algo-{node}-" if node else f"{job.name}/"
     if follow:
-        tell = partial(people().print, markup=False)
+        tell = partial(stderr_console().print, markup=False)
         lines = follow_log(session, job.name, streams, begin, tell)
     else:
         lines = search(session, streams, since=begin)

@@ -137,7 +137,7 @@ def _pack_on_sagemaker(job: Any, options: dict[str, Any], given: dict[str, Any])
         show,
         submit,
     )
-    from sm_train.toolkit.terminal.console import people, write_json
+    from sm_train.toolkit.terminal.console import stderr_console, write_json
 
     if given["run"] is None:
         raise UserError("--on: needs --for RUN, which names the role, the bucket and the network")
@@ -154,13 +154,13 @@ def _pack_on_sagemaker(job: Any, options: dict[str, Any], given: dict[str, Any])
         write_json(document(cloud, cost))
         return
     name = submit(cloud, job, config, region=region, yes=given["yes"])
-    people().print(f"started {name}" if name else "already packed: nothing was started")
+    stderr_console().print(f"started {name}" if name else "already packed: nothing was started")
     if given["as_json"]:
         write_json({"processing_job_name": name, "region": region})
 
 
 def _job(options: dict[str, Any], given: dict[str, Any]) -> Any:
-    from sm_train.entrypoints.packing.plan import Options
+    from sm_train.entrypoints.packing.plan import PackOptions
     from sm_train.toolkit.errors import UserError
     from sm_train.toolkit.packing.pack import PackJob, parse_size
 
@@ -179,7 +179,7 @@ def _job(options: dict[str, Any], given: dict[str, Any]) -> Any:
         caption_column=given["caption_column"],
         workers=given["workers"] or os.cpu_count() or 1,
         instances=_instances(given["run"]),
-        options=Options(
+        options=PackOptions(
             pixels=not given["headers_only"],
             min_side=given["min_side"],
             max_aspect=given["max_aspect"],

@@ -30,7 +30,7 @@ def command(
     from sm_train.toolkit.submit.bundle import bundle_of, commit_of
     from sm_train.toolkit.submit.resume import resume_recorded, unfinished_stage
     from sm_train.toolkit.submit.submission import prepare
-    from sm_train.toolkit.submit.submit import send_first
+    from sm_train.toolkit.submit.submit import submit
 
     session, found = open_run(run, options)
     chosen = stage or unfinished_stage(session, found)
@@ -47,7 +47,7 @@ def command(
             datetime.now(),
             commit_of(base),
         )
-        send_first(
+        submit(
             submission, options["profile"], cause="resume", chain=chain, yes=yes, as_json=as_json
         )
     else:

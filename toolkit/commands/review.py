@@ -40,22 +40,24 @@ def command(
     run's folder, or logs that were saved: a file, or a folder with one for each machine.
     """
     from sm_train.toolkit.errors import UserError
-    from sm_train.toolkit.review.build import review
+    from sm_train.toolkit.review.build import build_review
     from sm_train.toolkit.review.document import as_document
     from sm_train.toolkit.review.view import csv_table, show
-    from sm_train.toolkit.terminal.console import people, result, write_json
+    from sm_train.toolkit.terminal.console import stderr_console, stdout_console, write_json
 
     if as_json and as_csv:
         raise UserError("--json: and --csv both go to standard output; give one")
-    found = review(targets, region=options["region"], profile=options["profile"], run_file=run_file)
+    found = build_review(
+        targets, region=options["region"], profile=options["profile"], run_file=run_file
+    )
     if html is not None:
         from sm_train.toolkit.review.page import write_page
 
         write_page(html, as_document(found))
-        people().print(f"wrote {html}; open it in a browser", markup=False)
+        stderr_console().print(f"wrote {html}; open it in a browser", markup=False)
     if as_json:
         write_json(as_document(found))
     elif as_csv:
         click.echo(csv_table(found), nl=False)
     elif html is None:
-        show(found, result())
+        show(found, stdout_console())

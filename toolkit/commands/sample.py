@@ -31,17 +31,19 @@ def command(
     CHECKPOINT is a final model's folder, one checkpoint (step-…), or a run's checkpoints, of
     which the newest complete one is taken.
     """
-    from sm_train.entrypoints.common.atomic_write import write_whole
+    from sm_train.entrypoints.common.atomic_write import write_atomic
     from sm_train.entrypoints.models.image_grid import draw_grid, png
     from sm_train.toolkit.sampling.prompts import read_prompts
     from sm_train.toolkit.sampling.sample import draw_images, find_source, require_file_place
-    from sm_train.toolkit.terminal.console import people, write_json
+    from sm_train.toolkit.terminal.console import stderr_console, write_json
 
     lines = read_prompts(prompts)
     require_file_place(out, "PNG")
     source = find_source(checkpoint)
     images = draw_images(source, lines, steps=steps, guidance=guidance, seed=seed)
-    write_whole(out, png(draw_grid(images, lines, min(columns, len(lines)))))
-    people().print(f"wrote {len(images)} images from {source.checkpoint or source.model} to {out}")
+    write_atomic(out, png(draw_grid(images, lines, min(columns, len(lines)))))
+    stderr_console().print(
+        f"wrote {len(images)} images from {source.checkpoint or source.model} to {out}"
+    )
     if as_json:
         write_json({"out": str(out), "images": len(images), "seed": seed})

@@ -79,7 +79,7 @@ def command(
     from sm_train.toolkit.run_file import load
     from sm_train.toolkit.submit.bundle import bundle_of, commit_of
     from sm_train.toolkit.submit.submission import prepare
-    from sm_train.toolkit.submit.submit import mind_budget, send_first
+    from sm_train.toolkit.submit.submit import check_budget, submit
 
     if (run is None) == (clone is None):
         raise UserError("RUN: give a run file, or --clone JOB")
@@ -100,11 +100,9 @@ def command(
     submission = prepare(config, stage, bundle, region, datetime.now(), commit)
     if dry_run:
         _show(submission, as_json)
-        mind_budget(config, region)
+        check_budget(config, region)
         return
-    send_first(
-        submission, options["profile"], cause="submit", chain=chain, yes=yes, as_json=as_json
-    )
+    submit(submission, options["profile"], cause="submit", chain=chain, yes=yes, as_json=as_json)
 
 
 def _not_here(local: str | None) -> None:
@@ -128,14 +126,14 @@ def _cloned(
 
 def _show(submission: Submission, as_json: bool) -> None:
     from sm_train.toolkit.submit.plan_view import show_plan
-    from sm_train.toolkit.terminal.console import people, write_json
+    from sm_train.toolkit.terminal.console import stderr_console, write_json
 
     if as_json:
         write_json(submission.as_dict())
         return
     for request in submission.requests:
         write_json(request)
-    show_plan(submission, people())
+    show_plan(submission, stderr_console())
 
 
 def _run_here(
@@ -151,14 +149,14 @@ def _run_here(
 ) -> None:
     from sm_train.toolkit.local.launcher import default_nodes, run_stage
     from sm_train.toolkit.submit.submission import choose_stages
-    from sm_train.toolkit.terminal.console import people, write_json
+    from sm_train.toolkit.terminal.console import stderr_console, write_json
 
     if image is not None:
         from sm_train.toolkit.local.containers import build_command
         from sm_train.toolkit.local.docker import require_docker
 
         require_docker(image, build_command())
-    console = people()
+    console = stderr_console()
     output = output or Path("local-runs") / config.name
     results = []
     for chosen in choose_stages(config, stage):

@@ -30,17 +30,17 @@ def command(
     from functools import partial
 
     from sm_train.toolkit.errors import ExitCode, UserError
-    from sm_train.toolkit.runs.resolve import find_run, open_session_for
-    from sm_train.toolkit.terminal.durations import seconds
-    from sm_train.toolkit.watch.controller import look, once_code, watch
+    from sm_train.toolkit.runs.resolve import open_session_for, resolve_run
+    from sm_train.toolkit.terminal.durations import parse_duration
+    from sm_train.toolkit.watch.controller import once_code, reconcile, watch
     from sm_train.toolkit.watch.live_view import showing, view_of
     from sm_train.toolkit.watch.output import show_json
 
-    pause = seconds("--interval", interval)
+    pause = parse_duration("--interval", interval)
     session, region = open_session_for(run, options)
-    find = partial(find_run, session, run, region)
+    find = partial(resolve_run, session, run, region)
     if once:
-        seen = look(session, find(), act=not no_act)
+        seen = reconcile(session, find(), act=not no_act)
         (show_json if as_json else view_of)(session, seen)
         return once_code(seen.action, act=not no_act)
     try:

@@ -6,10 +6,10 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from sm_train.cost.actual_cost import Job, as_document, measurements, observed
+from sm_train.cost.actual_cost import FinishedJob, as_document, measurements, observed
 from sm_train.cost.assumptions import Assumptions, learned
 from sm_train.cost.estimate import Estimate, estimate
-from sm_train.cost.stage import Stage
+from sm_train.cost.stage import CostStage
 from sm_train.cost.timeline import Timeline
 from sm_train.toolkit.aws.session import open_session
 from sm_train.toolkit.costing.command import Costing
@@ -44,7 +44,7 @@ def actual_cost(question: Costing, profile: str | None) -> dict[str, Any]:
     return document | {"history": uri, "warnings": []}
 
 
-def _remaining(question: Costing, jobs: list[Job], history: History) -> dict[str, Estimate]:
+def _remaining(question: Costing, jobs: list[FinishedJob], history: History) -> dict[str, Estimate]:
     """The estimate of what each stage has still to do, at the speed that its jobs showed."""
     assert question.config is not None
     assumed = learned(question.assumed, history.observed)
@@ -57,7 +57,7 @@ def _remaining(question: Costing, jobs: list[Job], history: History) -> dict[str
     return found
 
 
-def _expected(question: Costing, jobs: list[Job]) -> dict[str, Estimate]:
+def _expected(question: Costing, jobs: list[FinishedJob]) -> dict[str, Estimate]:
     """Each stage's estimate for the iterations that its jobs did."""
     found = {}
     for stage in question.stages:
@@ -69,10 +69,12 @@ def _expected(question: Costing, jobs: list[Job]) -> dict[str, Estimate]:
     return found
 
 
-def _lines(jobs: list[Job], stage: Stage) -> list[Timeline]:
+def _lines(jobs: list[FinishedJob], stage: CostStage) -> list[Timeline]:
     return [job.timeline for job in jobs if job.stage == stage.name and job.timeline]
 
 
-def _estimate(question: Costing, stage: Stage, iterations: int, assumed: Assumptions) -> Estimate:
+def _estimate(
+    question: Costing, stage: CostStage, iterations: int, assumed: Assumptions
+) -> Estimate:
     part = replace(stage, iterations=iterations)
     return estimate([part], question.purchase, assumed=assumed, prices=question.prices)

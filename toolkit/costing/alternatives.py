@@ -10,11 +10,11 @@ from sm_train.cost.alternatives import Limits, Question, alternatives, choose, w
 from sm_train.toolkit.costing.command import Costing
 from sm_train.toolkit.costing.stages import known_speeds, memory_needs
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.terminal.durations import seconds
+from sm_train.toolkit.terminal.durations import parse_duration
 
 
 @dataclass(frozen=True)
-class Found:
+class AlternativesResult:
     """Alternatives within the limits as documents, of how many, and the limits in words."""
 
     documents: list[dict[str, Any]]
@@ -28,7 +28,7 @@ def limits(deadline: str | None, budget: float | None) -> Limits:
     Raises:
         UserError: an option is no time, or no positive number of dollars.
     """
-    latest = None if deadline is None else seconds("--deadline", deadline)
+    latest = None if deadline is None else parse_duration("--deadline", deadline)
     if latest == 0:
         raise UserError(f"--deadline: {deadline!r} must be longer than nothing")
     if budget is not None and not 0 < budget < float("inf"):
@@ -36,7 +36,7 @@ def limits(deadline: str | None, budget: float | None) -> Limits:
     return Limits(latest, None if budget is None else Decimal(str(budget)))
 
 
-def list_alternatives(question: Costing, limit: Limits, *, ranged: int) -> Found:
+def list_alternatives(question: Costing, limit: Limits, *, ranged: int) -> AlternativesResult:
     """Every cluster that could run the run within ``limit``; the first ``ranged`` with a range."""
     if question.config is None:
         raise UserError("--alternatives: belongs to a run file; give RUN too")
@@ -65,7 +65,9 @@ def list_alternatives(question: Costing, limit: Limits, *, ranged: int) -> Found
                 "cost_high_usd": None if high is None else float(high),
             }
         )
-    return Found(documents, len(considered), _sentence(limit, len(chosen), len(considered)))
+    return AlternativesResult(
+        documents, len(considered), _sentence(limit, len(chosen), len(considered))
+    )
 
 
 def _sentence(limit: Limits, chosen: int, considered: int) -> str:

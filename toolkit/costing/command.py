@@ -13,7 +13,7 @@ from sm_train.cost.assumptions import Assumptions, figure_names, learned
 from sm_train.cost.estimate import Estimate, Purchase, estimate
 from sm_train.cost.json_document import as_document
 from sm_train.cost.prices import ON_DEMAND, PriceTable, staleness
-from sm_train.cost.stage import Stage
+from sm_train.cost.stage import CostStage
 from sm_train.cost.throughput import resolve_speed, stated_speed
 from sm_train.toolkit.costing.price_table import DEFAULT_REGION, price_table
 from sm_train.toolkit.errors import UserError
@@ -51,7 +51,7 @@ class Costing:
     """Everything that an estimate is made of; ``config`` is None without a run file."""
 
     config: RunConfig | None
-    stages: tuple[Stage, ...]
+    stages: tuple[CostStage, ...]
     measured: tuple[Measured, ...]
     purchase: Purchase
     assumed: Assumptions
@@ -140,7 +140,7 @@ def _of_options(asked: Asked, assumed: Assumptions) -> Costing:
     measured = read_measurements(asked, asked.region or DEFAULT_REGION)
     if asked.its is None and not measured:
         raise UserError("--its: is missing; give optimizer steps a second, or --measured FILE")
-    stage = Stage(
+    stage = CostStage(
         name="run",
         resolution=measured[-1].measurement.resolution if measured else None,
         instance_type=asked.instance,
@@ -205,7 +205,7 @@ def _of_run(asked: Asked, run: Path, assumed: Assumptions) -> Costing:
     )
 
 
-def _with_options(stages: Sequence[Stage], asked: Asked) -> list[Stage]:
+def _with_options(stages: Sequence[CostStage], asked: Asked) -> list[CostStage]:
     """The options' figures in place of the run file's: each belongs to one stage."""
     for option, value in (("--its", asked.its), ("--iterations", asked.iterations)):
         if value is not None and len(stages) > 1:
@@ -253,15 +253,15 @@ def _local_samples(config: RunConfig, base: Path) -> int | None:
     if config.data.local is None:
         return None
     from sm_train.entrypoints.data.shard_format import ShardError
-    from sm_train.entrypoints.data.shard_index import ShardIndex, index_of
+    from sm_train.entrypoints.data.shard_index import ShardIndex, index_path
 
     try:
-        return ShardIndex(index_of(base / config.data.local)).header.samples
+        return ShardIndex(index_path(base / config.data.local)).header.samples
     except (OSError, ShardError):
         return None
 
 
-def _short_epochs(stages: Sequence[Stage], samples: int | None) -> list[str]:
+def _short_epochs(stages: Sequence[CostStage], samples: int | None) -> list[str]:
     return [
         f"iterations: {stage.iterations:,} of {stage.name} see {stage.images:,} images, "
         f"{stage.images / samples:.0%} of the {samples:,} in the shards: not one epoch"

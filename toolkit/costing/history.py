@@ -40,7 +40,7 @@ def history_uri(config: RunConfig, region: str) -> str:
 
 def write_history(session: Any, uri: str, history: History) -> None:
     """Keep ``history`` at ``uri``, whole or not at all."""
-    from sm_train.toolkit.aws.session import refusals_in_words
+    from sm_train.toolkit.aws.session import translate_aws_errors
 
     bucket, key = uri.removeprefix("s3://").split("/", 1)
     document = {
@@ -48,7 +48,7 @@ def write_history(session: Any, uri: str, history: History) -> None:
         "observed": asdict(history.observed),
         "measurements": [asdict(one) for one in history.measurements],
     }
-    with refusals_in_words(f"history: {uri}"):
+    with translate_aws_errors(f"history: {uri}"):
         session.client("s3").put_object(
             Bucket=bucket,
             Key=key,
@@ -64,10 +64,10 @@ def read_history(session: Any, uri: str) -> History | None:
         UserError: AWS refuses, or the object is damaged.
     """
     from botocore.exceptions import ClientError
-    from sm_train.toolkit.aws.session import refusals_in_words
+    from sm_train.toolkit.aws.session import translate_aws_errors
 
     bucket, key = uri.removeprefix("s3://").split("/", 1)
-    with refusals_in_words(f"history: {uri}"):
+    with translate_aws_errors(f"history: {uri}"):
         try:
             content = session.client("s3").get_object(Bucket=bucket, Key=key)["Body"].read()
         except ClientError as error:

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from sm_train.toolkit.report_html.page import template, write_html
 from sm_train.toolkit.report_html.svg import ink, inline_svg
-from sm_train.toolkit.terminal.formatting import days, dollar_range, dollars, number, total_dollars
+from sm_train.toolkit.terminal.formatting import (
+    format_days,
+    format_number,
+    format_total_usd,
+    format_usd,
+    format_usd_range,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,14 +67,14 @@ def write_report(path: Path, name: str, document: Document, region: str) -> None
         UserError: matplotlib is not installed, or the folder is not there.
     """
     total = document["total"]
-    span = dollar_range(total)
+    span = format_usd_range(total)
     page = _PAGE.substitute(
         style=template("page.css"),
         name=html.escape(name),
         region=html.escape(region),
-        total=total_dollars(total),
+        total=format_total_usd(total),
         range=f"(8 of 10 outcomes: {span})" if span else "",
-        days=f"{days(total['wall_seconds'])}"
+        days=f"{format_days(total['wall_seconds'])}"
         + (" days" if (total["wall_seconds"] or 0) >= 86400 else ""),
         warnings=_warnings(document["warnings"]),
         chart=_chart(document["stages"]),
@@ -92,11 +98,11 @@ def _table(document: Document) -> str:
         (
             stage["name"],
             f"{stage['instances']} × {stage['instance_type']}",
-            number(stage["iterations_per_second"]),
+            format_number(stage["iterations_per_second"]),
             stage["throughput_basis"],
-            days(stage["billable_seconds"]),
-            dollars(stage["cost_usd"]),
-            dollar_range(stage) or "unknown",
+            format_days(stage["billable_seconds"]),
+            format_usd(stage["cost_usd"]),
+            format_usd_range(stage) or "unknown",
         )
         for stage in document["stages"]
     ]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sm_train.cost.prices import PriceError, PriceRow, PriceTable, shipped_prices
-from sm_train.entrypoints.common.atomic_write import write_whole
+from sm_train.entrypoints.common.atomic_write import write_atomic
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.user_cache import cache_folder
 
@@ -75,7 +75,7 @@ def refresh(session: Any, region: str, today: date) -> PriceTable:
     from sm_train.toolkit.aws import session as aws
 
     rows: list[PriceRow] = []
-    with aws.refusals_in_words("GetProducts"):
+    with aws.translate_aws_errors("GetProducts"):
         # The Price List API answers in few regions; this one is always among them.
         pages = session.client("pricing", region_name="us-east-1").get_paginator("get_products")
         for page in pages.paginate(
@@ -135,7 +135,7 @@ def _keep(rows: list[PriceRow], listed: dict[str, str]) -> PriceTable:
     }
     path = cache_path()
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, (json.dumps(document, indent=1) + "\n").encode())
+    write_atomic(path, (json.dumps(document, indent=1) + "\n").encode())
     return table
 
 

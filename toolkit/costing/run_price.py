@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sm_train.cost.assumptions import Assumptions, learned
 from sm_train.cost.estimate import Estimate, Purchase, estimate
-from sm_train.estimators.config.schema import RunConfig, Stage
+from sm_train.estimators.config.schema import RunConfig, StageSection
 from sm_train.estimators.cost_stages import cost_stages
 from sm_train.toolkit.costing.history import History
 from sm_train.toolkit.costing.price_table import price_table
@@ -13,10 +13,10 @@ from sm_train.toolkit.costing.throughput import Measured
 from sm_train.toolkit.errors import UserError
 
 
-def price(
+def estimate_run(
     config: RunConfig,
     region: str,
-    stages: tuple[Stage, ...] | None = None,
+    stages: tuple[StageSection, ...] | None = None,
     history: History | None = None,
     stated: RunConfig | None = None,
 ) -> Estimate:
@@ -42,23 +42,23 @@ def price(
         raise UserError(str(error)) from None
 
 
-def price_of_rest(
+def estimate_remaining(
     config: RunConfig,
     region: str,
-    stage: Stage,
+    stage: StageSection,
     from_step: int,
     history: History | None = None,
     stated: RunConfig | None = None,
 ) -> Estimate:
-    """The estimate of what ``stage`` has still to do (:func:`price`)."""
+    """The estimate of what ``stage`` has still to do (:func:`estimate_run`)."""
     left = max(1, stage.iterations - from_step)
-    return price_iterations(config, region, stage, left, history, stated)
+    return estimate_steps(config, region, stage, left, history, stated)
 
 
-def price_iterations(
+def estimate_steps(
     config: RunConfig,
     region: str,
-    stage: Stage,
+    stage: StageSection,
     iterations: int,
     history: History | None = None,
     stated: RunConfig | None = None,
@@ -66,4 +66,6 @@ def price_iterations(
     """The estimate of so many iterations of ``stage``, with a start-up of their own."""
     part = stage.model_copy(update={"iterations": iterations})
     stages = [part if one is stage else one for one in config.stages]
-    return price(config.model_copy(update={"stages": stages}), region, (part,), history, stated)
+    return estimate_run(
+        config.model_copy(update={"stages": stages}), region, (part,), history, stated
+    )

@@ -8,8 +8,8 @@ from datetime import datetime
 from sm_train.cost.estimate import Purchase, hourly_price, money
 from sm_train.cost.json_document import as_document
 from sm_train.cost.prices import PriceTable
-from sm_train.estimators.config.placement import Place
-from sm_train.toolkit.costing.run_price import price
+from sm_train.estimators.config.placement import Placement
+from sm_train.toolkit.costing.run_price import estimate_run
 from sm_train.toolkit.jobs.stage_state import StageState
 from sm_train.toolkit.jobs.training_job import TrainingJob
 
@@ -27,14 +27,14 @@ def spent_usd(jobs: Iterable[TrainingJob], prices: PriceTable, now: datetime) ->
     return _sum(_job_usd(job, prices, job.billable_seconds(now)) for job in jobs)
 
 
-def known_usd(jobs: Iterable[TrainingJob], prices: PriceTable, now: datetime) -> float:
+def known_spent_usd(jobs: Iterable[TrainingJob], prices: PriceTable, now: datetime) -> float:
     """Billed so far at least: the jobs whose price is known."""
     amounts = (_job_usd(job, prices, job.billable_seconds(now)) for job in jobs)
     return sum(amount for amount in amounts if amount is not None)
 
 
 def projected_usd(
-    places: Sequence[Place],
+    places: Sequence[Placement],
     stages: Sequence[StageState],
     prices: PriceTable,
     now: datetime,
@@ -49,13 +49,13 @@ def projected_usd(
 
 
 def _left_usd(
-    places: Sequence[Place], place: Place, stage: StageState, prices: PriceTable
+    places: Sequence[Placement], place: Placement, stage: StageState, prices: PriceTable
 ) -> float | None:
     seconds = stage.remaining_seconds
     if stage.job is not None and seconds is not None:
         return _job_usd(stage.job, prices, seconds)
     [planned] = [one for one in place.config.stages if one.name == stage.name]
-    priced = price(place.config, place.region, (planned,), stated=places[0].config)
+    priced = estimate_run(place.config, place.region, (planned,), stated=places[0].config)
     whole = as_document(priced)["stages"][0]["cost_usd"]
     return None if whole is None else float(whole) * (1.0 - stage.step / stage.iterations)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sm_train.cost.stage import Stage
+from sm_train.cost.stage import CostStage
 from sm_train.cost.throughput import Measurement, resolve_speed, same_batch
 from sm_train.estimators.cost_stages import cost_stages
 from sm_train.toolkit.costing.memory_fit import fixed_bytes, plan_of
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def stages_to_price(
     config: RunConfig, measured: Sequence[Measured] = (), *, rescale_batch: bool = False
-) -> list[Stage]:
+) -> list[CostStage]:
     """The stages of ``config``, each at the speed that the firmest rule gives it.
 
     A measurement of the very stage counts before what the run file states; the stated speeds of
@@ -41,7 +41,7 @@ def stages_to_price(
     ]
 
 
-def known_speeds(stages: Iterable[Stage]) -> list[Measurement]:
+def known_speeds(stages: Iterable[CostStage]) -> list[Measurement]:
     """What the run file states of its stages, as measurements for the others."""
     return [
         Measurement(
@@ -58,7 +58,7 @@ def known_speeds(stages: Iterable[Stage]) -> list[Measurement]:
     ]
 
 
-def with_model(stage: Stage, config: RunConfig) -> Stage:
+def with_model(stage: CostStage, config: RunConfig) -> CostStage:
     """``stage`` with its model's parameters and FLOP an image, where the preset is counted."""
     plan = plan_of(config, stage.resolution)
     if plan is None:
@@ -66,7 +66,7 @@ def with_model(stage: Stage, config: RunConfig) -> Stage:
     return replace(stage, flops_per_image=plan.training_flops_per_image, parameters=plan.parameters)
 
 
-def memory_needs(config: RunConfig, stages: Iterable[Stage]) -> dict[str, MemoryNeed]:
+def memory_needs(config: RunConfig, stages: Iterable[CostStage]) -> dict[str, MemoryNeed]:
     """What each stage needs of a GPU, for the stages whose preset is counted."""
     from sm_train.cost.alternatives import MemoryNeed
 
@@ -82,7 +82,7 @@ def memory_needs(config: RunConfig, stages: Iterable[Stage]) -> dict[str, Memory
     return needs
 
 
-def refuse_other_batches(stages: Sequence[Stage], measured: Iterable[Measured]) -> None:
+def refuse_other_batches(stages: Sequence[CostStage], measured: Iterable[Measured]) -> None:
     """An it/s belongs to its batch size.
 
     Raises:
@@ -102,7 +102,7 @@ def refuse_other_batches(stages: Sequence[Stage], measured: Iterable[Measured]) 
         )
 
 
-def _with_flops(one: Measured, stages: Sequence[Stage]) -> Measurement:
+def _with_flops(one: Measured, stages: Sequence[CostStage]) -> Measurement:
     """Event lines do not count FLOP: they are those of the run's stage of the same resolution."""
     flops = next(
         (
@@ -116,7 +116,7 @@ def _with_flops(one: Measured, stages: Sequence[Stage]) -> Measurement:
 
 
 def _belonging(
-    stage: Stage, stages: Sequence[Stage], measured: Iterable[Measured]
+    stage: CostStage, stages: Sequence[CostStage], measured: Iterable[Measured]
 ) -> list[Measurement]:
     """Measurements of this very stage. Those made on a CPU belong to their own stage alone."""
     alone = len(stages) == 1
@@ -128,15 +128,15 @@ def _belonging(
     ]
 
 
-def _is_of(stage: Stage, one: Measurement) -> bool:
+def _is_of(stage: CostStage, one: Measurement) -> bool:
     there = (one.world_size, one.resolution)
     same_machine = one.instance_type in (None, stage.instance_type)
     return same_machine and there == (stage.world_size, stage.resolution)
 
 
 def _at_its_speed(
-    stage: Stage, own: Sequence[Measurement], known: Sequence[Measurement], rescale_batch: bool
-) -> Stage:
+    stage: CostStage, own: Sequence[Measurement], known: Sequence[Measurement], rescale_batch: bool
+) -> CostStage:
     if own:
         measured = resolve_speed(stage, own, rescale_batch=rescale_batch)
         if measured is not None and measured.basis in ("measured", "illustration"):

@@ -12,12 +12,12 @@ import click
 from sm_train.cost.sensitivity import signed_dollars
 from sm_train.cost.speed import FIRM
 from sm_train.toolkit.terminal.formatting import (
-    days,
-    dollar_range,
-    dollars,
-    number,
-    percent,
-    total_dollars,
+    format_days,
+    format_number,
+    format_percent,
+    format_total_usd,
+    format_usd,
+    format_usd_range,
 )
 from sm_train.toolkit.terminal.text_table import WIDTH, text_table
 
@@ -71,8 +71,8 @@ def show_comparison(document: Document) -> None:
             (
                 stage["name"],
                 stage["change"],
-                dollars(stage["before_usd"]),
-                dollars(stage["after_usd"]),
+                format_usd(stage["before_usd"]),
+                format_usd(stage["after_usd"]),
                 signed(stage["difference_usd"]),
             )
         )
@@ -80,8 +80,8 @@ def show_comparison(document: Document) -> None:
     first = (
         "total",
         "",
-        dollars(total["before_usd"]),
-        dollars(total["after_usd"]),
+        format_usd(total["before_usd"]),
+        format_usd(total["after_usd"]),
         signed(total["difference_usd"]),
     )
     _print(text_table(("stage", "", "before", "after", "difference"), [first, *rows], left=2))
@@ -103,13 +103,13 @@ def show_actual(document: Document) -> None:
     _print(text_table(("where the dollars went", "$", "share"), list(_waterfall(total)), left=1))
     if total["remaining_usd"]:
         _echo(
-            f"still to come: {dollars(total['remaining_usd'])} at the speed measured so far; "
-            f"{dollars(total['projected_usd'])} in the end"
+            f"still to come: {format_usd(total['remaining_usd'])} at the speed measured so far; "
+            f"{format_usd(total['projected_usd'])} in the end"
         )
     for job in document["jobs"]:
         _echo(
-            f"{job['name']}: {job['status']}, {days(job['billable_seconds'])}, "
-            f"{job['instances']} × {job['instance_type']}, {dollars(job['billed_usd'])}"
+            f"{job['name']}: {job['status']}, {format_days(job['billable_seconds'])}, "
+            f"{job['instances']} × {job['instance_type']}, {format_usd(job['billed_usd'])}"
         )
     _list("Warnings", document["warnings"])
 
@@ -121,9 +121,9 @@ def show_alternatives(rows: Sequence[Document], left_out: int, question: str) ->
             "*" if row["pareto"] else "",
             f"{row['instances']} × {row['instance_type']}",
             row["capacity"] if row["purchase"] == "on-demand" else row["purchase"],
-            days(row["wall_seconds"]),
-            ("≤ " if row["capacity"] == "spot" else "") + dollars(row["cost_usd"]),
-            dollar_range(row),
+            format_days(row["wall_seconds"]),
+            ("≤ " if row["capacity"] == "spot" else "") + format_usd(row["cost_usd"]),
+            format_usd_range(row),
             {True: "fits", None: "unknown"}[row["fits_memory"]],
             _loosest(row["throughput_basis"]),
         )
@@ -164,10 +164,10 @@ def _total_row(total: Document) -> tuple[str, ...]:
         "total",
         "",
         "",
-        days(total["wall_seconds"]),
+        format_days(total["wall_seconds"]),
         "",
-        total_dollars(total),
-        dollar_range(total),
+        format_total_usd(total),
+        format_usd_range(total),
     )
 
 
@@ -177,11 +177,11 @@ def _stage_row(stage: Document) -> tuple[str, ...]:
     return (
         stage["name"],
         f"{stage['instances']} × {stage['instance_type']}",
-        number(stage["iterations_per_second"]) + ("" if firm else "~"),
-        days(stage["billable_seconds"]),
-        dollars(None if price is None else price * stage["instances"]),
-        dollars(stage["cost_usd"]),
-        dollar_range(stage),
+        format_number(stage["iterations_per_second"]) + ("" if firm else "~"),
+        format_days(stage["billable_seconds"]),
+        format_usd(None if price is None else price * stage["instances"]),
+        format_usd(stage["cost_usd"]),
+        format_usd_range(stage),
     )
 
 
@@ -190,21 +190,23 @@ def _actual_row(name: str, group: Document) -> tuple[str, ...]:
     billed = group["billed_usd"]
     return (
         name,
-        dollars(billed) if billed is not None else f"≥ {dollars(group['billed_at_least_usd'])}",
-        dollars(group["estimate_usd"]),
+        format_usd(billed)
+        if billed is not None
+        else f"≥ {format_usd(group['billed_at_least_usd'])}",
+        format_usd(group["estimate_usd"]),
         signed(group["difference_usd"]),
-        "unknown" if goodput is None else percent(goodput),
+        "unknown" if goodput is None else format_percent(goodput),
         "unknown" if images is None else f"{images:,}",
-        dollars(group["per_million_images_usd"]),
+        format_usd(group["per_million_images_usd"]),
     )
 
 
 def _waterfall(total: Document) -> Iterable[tuple[str, str, str]]:
     billed = total["billed_usd"]
-    yield "billed", dollars(billed), "100.0%" if billed else ""
+    yield "billed", format_usd(billed), "100.0%" if billed else ""
     for part, amount in total["waterfall_usd"].items():
-        share = "" if amount is None or not billed else percent(amount / billed)
-        yield f"  {part.replace('_', ' ')}", dollars(amount), share
+        share = "" if amount is None or not billed else format_percent(amount / billed)
+        yield f"  {part.replace('_', ' ')}", format_usd(amount), share
 
 
 def _price(stage: Document, region: str) -> str:

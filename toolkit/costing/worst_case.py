@@ -6,36 +6,36 @@ from typing import Any
 
 from sm_train.cost.estimate import Estimate
 from sm_train.cost.json_document import as_document
-from sm_train.estimators.config.placement import Place, clusters
+from sm_train.estimators.config.placement import Placement, unique_placements
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.costing.history import History
-from sm_train.toolkit.costing.run_price import price, price_of_rest
-from sm_train.toolkit.terminal.formatting import total_dollars
+from sm_train.toolkit.costing.run_price import estimate_remaining, estimate_run
+from sm_train.toolkit.terminal.formatting import format_total_usd
 
-Priced = tuple[Place, Estimate]
+Priced = tuple[Placement, Estimate]
 
 
-def costs_elsewhere(config: RunConfig, region: str, history: History | None = None) -> list[Priced]:
+def fallback_costs(config: RunConfig, region: str, history: History | None = None) -> list[Priced]:
     """The whole run on each cluster beside the run file's first, were it there all the time."""
     return [
-        (place, price(place.config, place.region, history=history, stated=config))
-        for place in clusters(config, region)[1:]
+        (place, estimate_run(place.config, place.region, history=history, stated=config))
+        for place in unique_placements(config, region)[1:]
     ]
 
 
-def rest_elsewhere(
+def remaining_fallback_costs(
     config: RunConfig, region: str, stage: str, from_step: int, history: History | None = None
 ) -> list[Priced]:
     """What the stage called ``stage`` has still to do, on each of those."""
     found = []
-    for place in clusters(config, region)[1:]:
+    for place in unique_placements(config, region)[1:]:
         [there] = [one for one in place.config.stages if one.name == stage]
-        cost = price_of_rest(place.config, place.region, there, from_step, history, config)
+        cost = estimate_remaining(place.config, place.region, there, from_step, history, config)
         found.append((place, cost))
     return found
 
 
-def dearest(priced: list[Priced]) -> Priced | None:
+def most_expensive(priced: list[Priced]) -> Priced | None:
     """The one whose known dollars are most."""
     return max(priced, key=lambda one: total(one[1])["cost_at_least_usd"], default=None)
 
@@ -46,11 +46,11 @@ def total(cost: Estimate) -> dict[str, Any]:
     return found
 
 
-def up_to(own: Estimate, priced: list[Priced]) -> str:
+def up_to_suffix(own: Estimate, priced: list[Priced]) -> str:
     """What to add to the price of a question: the most that may come instead, and where."""
-    most = dearest(priced)
+    most = most_expensive(priced)
     if most is None or total(most[1])["cost_at_least_usd"] <= total(own)["cost_at_least_usd"]:
         return ""
     place, cost = most
     machine = place.config.cluster.instance_type
-    return f", or up to {total_dollars(total(cost))} on {machine} in {place.region}"
+    return f", or up to {format_total_usd(total(cost))} on {machine} in {place.region}"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from sm_train.entrypoints.common.atomic_write import write_whole
+from sm_train.entrypoints.common.atomic_write import write_atomic
 from sm_train.toolkit.demo.digits import (
     NAMES,
     caption,
@@ -27,7 +27,7 @@ from sm_train.toolkit.demo.digits import (
     write_digits,
 )
 from sm_train.toolkit.jobs.events import Event, read_events
-from sm_train.toolkit.terminal.console import people
+from sm_train.toolkit.terminal.console import stderr_console
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -52,7 +52,7 @@ def main() -> None:
         "6 · The same bundle here: 2 emulated instances, 1 process each",
         *["submit", "run.yaml", "--local", "--nodes", "2", "--output", "run"],
     )
-    write_whole(OUTPUT / "prompts.txt", _prompts().encode())
+    write_atomic(OUTPUT / "prompts.txt", _prompts().encode())
     _command(
         "7 · Samples",
         *["sample", str(MODEL.relative_to(OUTPUT)), "--prompts", "prompts.txt"],
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class JudgeResult:
     """What the judge says of a checkpoint's drawn digits: the share that it recognises as the
     prompted ones, and their Fréchet distance from real ones.
     """
@@ -79,19 +79,19 @@ class Verdict:
     distance: float
 
 
-def judge() -> list[Verdict]:
+def judge() -> list[JudgeResult]:
     """Of every checkpoint, the oldest first, and last of real digits."""
     classifier = train_judge()
     verdicts = []
     for checkpoint in sorted((_STAGE / "checkpoints").glob("step-*")):
         images, digits = draw_digits(checkpoint, _SAMPLES_EACH)
         share, distance = classifier.recognised(images, digits), classifier.distance(images)
-        verdicts.append(Verdict(f"step {int(checkpoint.name[5:])}", share, distance))
+        verdicts.append(JudgeResult(f"step {int(checkpoint.name[5:])}", share, distance))
     # As many real digits as are drawn, against the others: what chance alone sets apart.
     mixed = np.random.default_rng(0).permutation(classifier.real)
     count = _SAMPLES_EACH * len(NAMES)
     apart = frechet_distance(mixed[:count], mixed[count:])
-    return [*verdicts, Verdict("real digits", classifier.accuracy, apart)]
+    return [*verdicts, JudgeResult("real digits", classifier.accuracy, apart)]
 
 
 def _prompts() -> str:
@@ -99,12 +99,12 @@ def _prompts() -> str:
 
 
 def _title(text: str) -> None:
-    people().print(f"\n[bold]{text}[/]")
+    stderr_console().print(f"\n[bold]{text}[/]")
 
 
 def _command(title: str, *arguments: str) -> None:
     _title(title)
-    people().print(f"[dim]$ sm-train {shlex.join(arguments)}[/]", soft_wrap=True)
+    stderr_console().print(f"[dim]$ sm-train {shlex.join(arguments)}[/]", soft_wrap=True)
     # The dry run's requests are for scripts; a person reads the plan beside them.
     output = subprocess.DEVNULL if "--dry-run" in arguments else None
     program = [sys.executable, "-c", "from sm_train.toolkit.cli import main; main()"]
@@ -136,10 +136,10 @@ def draw_picture(events: list[Event], grid: Path, out: Path) -> None:
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=110)
     plt.close(figure)
-    write_whole(out, content.getvalue())
+    write_atomic(out, content.getvalue())
 
 
-def _summary(verdicts: list[Verdict], seconds: float) -> None:
+def _summary(verdicts: list[JudgeResult], seconds: float) -> None:
     from rich.table import Table
 
     events = list(read_events(_STAGE))
@@ -158,12 +158,12 @@ def _summary(verdicts: list[Verdict], seconds: float) -> None:
         ("picture", str(OUTPUT / "demo.png")),
     ]:
         table.add_row(name, value)
-    people().print()
-    people().print(_verdict_table(verdicts, count))
-    people().print(table)
+    stderr_console().print()
+    stderr_console().print(_verdict_table(verdicts, count))
+    stderr_console().print(table)
 
 
-def _verdict_table(verdicts: list[Verdict], count: int) -> Table:
+def _verdict_table(verdicts: list[JudgeResult], count: int) -> Table:
     from rich.table import Table
 
     table = Table(

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from sm_train.toolkit.diagnose.hits import PROGRAM_ERROR, Hit, Report, Stream
+from sm_train.toolkit.diagnose.hits import PROGRAM_ERROR, LogStream, Match, Report
 from sm_train.toolkit.diagnose.log_scanner import scan
 from sm_train.toolkit.diagnose.signatures import Confidence, signatures
 
@@ -53,11 +53,13 @@ class Diagnosis:
     first: FirstFailing | None = None
     retryable: bool | None = None
     action: str | None = None
-    evidence: tuple[Hit, ...] = ()
+    evidence: tuple[Match, ...] = ()
     notes: tuple[str, ...] = ()
 
 
-def diagnose(streams: Iterable[Stream], earlier: Sequence[Sequence[Stream]] = ()) -> Diagnosis:
+def diagnose(
+    streams: Iterable[LogStream], earlier: Sequence[Sequence[LogStream]] = ()
+) -> Diagnosis:
     """Judge the logs of one attempt, and mention how the ``earlier`` attempts ended."""
     found = judge([scan(stream) for stream in streams])
     before = [judge([scan(stream) for stream in attempt]) for attempt in earlier]
@@ -105,7 +107,7 @@ def judge(reports: Sequence[Report]) -> Diagnosis:
 # ------------------------------------------------------------------ which hits count
 
 
-def _counts(hit: Hit, reports: Sequence[Report]) -> bool:
+def _counts(hit: Match, reports: Sequence[Report]) -> bool:
     """Whether the job may have ended by ``hit``."""
     if (
         hit.exact
@@ -126,7 +128,7 @@ def _counts(hit: Hit, reports: Sequence[Report]) -> bool:
     return not _was_handled(hit, later[0])
 
 
-def _was_handled(hit: Hit, following: Hit) -> bool:
+def _was_handled(hit: Match, following: Match) -> bool:
     """Whether the program went on talking after ``hit`` until something else happened to it.
 
     What ends a process is followed by the launcher's and the peers' words, within few lines.
@@ -142,17 +144,17 @@ def _was_handled(hit: Hit, following: Hit) -> bool:
     return bool(only_told) or between > _TALKED_ON
 
 
-def _explained_by(hit: Hit) -> frozenset[str]:
+def _explained_by(hit: Match) -> frozenset[str]:
     table = signatures()
     return table[hit.code].explains if hit.code in table else frozenset()
 
 
-def _in_order(hits: Iterable[Hit]) -> list[Hit]:
+def _in_order(hits: Iterable[Match]) -> list[Match]:
     """By time; those without one keep their stream's order, after the others."""
     return sorted(hits, key=lambda hit: (hit.time is None, hit.time or 0.0, hit.stream, hit.order))
 
 
-def _unexplained(hits: list[Hit], everything: list[Hit]) -> list[Hit]:
+def _unexplained(hits: list[Match], everything: list[Match]) -> list[Match]:
     """``hits`` without the consequences of others."""
     table = signatures()
     codes = {hit.code for hit in everything if hit.role in ("cause", "symptom")}
@@ -160,7 +162,7 @@ def _unexplained(hits: list[Hit], everything: list[Hit]) -> list[Hit]:
     return [hit for hit in hits if hit.code not in explained]
 
 
-def _rivals(causes: list[Hit]) -> list[str]:
+def _rivals(causes: list[Match]) -> list[str]:
     """The codes of the first cause and of those that may as well have come first."""
     first = causes[0]
     rivals = [first.code]
@@ -173,7 +175,7 @@ def _rivals(causes: list[Hit]) -> list[str]:
     return rivals if len(rivals) > 1 else []
 
 
-def _behind(symptoms: list[Hit]) -> Hit:
+def _behind(symptoms: list[Match]) -> Match:
     """The first symptom; of collectives that timed out, that of the one rank that is behind."""
     first = symptoms[0]
     places = _collectives(symptoms)
@@ -189,7 +191,7 @@ def _behind(symptoms: list[Hit]) -> Hit:
     )
 
 
-def _collectives(symptoms: list[Hit]) -> dict[int, tuple[int, str]]:
+def _collectives(symptoms: list[Match]) -> dict[int, tuple[int, str]]:
     """Rank → the number and kind of the collective that timed out there."""
     found: dict[int, tuple[int, str]] = {}
     for hit in symptoms:
@@ -198,7 +200,7 @@ def _collectives(symptoms: list[Hit]) -> dict[int, tuple[int, str]]:
     return found
 
 
-def _laggards(symptoms: list[Hit]) -> tuple[str, ...]:
+def _laggards(symptoms: list[Match]) -> tuple[str, ...]:
     """In words: which rank waits in which collective, where they differ or one is silent."""
     places = _collectives(symptoms)
     if symptoms[0].code != "nccl-timeout" or not places:
@@ -228,7 +230,7 @@ def _ranks(ranks: list[int]) -> str:
 
 
 def _of_signature(
-    hit: Hit, reports: Sequence[Report], hits: list[Hit], notes: tuple[str, ...]
+    hit: Match, reports: Sequence[Report], hits: list[Match], notes: tuple[str, ...]
 ) -> Diagnosis:
     one = signatures()[hit.code]
     return Diagnosis(
@@ -244,7 +246,7 @@ def _of_signature(
 
 
 def _of_exception(
-    hit: Hit, reports: Sequence[Report], hits: list[Hit], notes: tuple[str, ...]
+    hit: Match, reports: Sequence[Report], hits: list[Match], notes: tuple[str, ...]
 ) -> Diagnosis:
     return Diagnosis(
         cause=PROGRAM_ERROR,
@@ -258,7 +260,7 @@ def _of_exception(
     )
 
 
-def _first(hit: Hit, reports: Sequence[Report]) -> FirstFailing:
+def _first(hit: Match, reports: Sequence[Report]) -> FirstFailing:
     """Who said ``hit``; torchrun's summary of the same stream helps where it does not say."""
     [report] = [one for one in reports if one.stream == hit.stream]
     rank, time = hit.rank, hit.time
@@ -269,7 +271,7 @@ def _first(hit: Hit, reports: Sequence[Report]) -> FirstFailing:
     return FirstFailing(hit.node, rank, time, hit.text)
 
 
-def _evidence(hit: Hit, hits: list[Hit]) -> tuple[Hit, ...]:
+def _evidence(hit: Match, hits: list[Match]) -> tuple[Match, ...]:
     """The line itself, then the first of every other kind and of other ranks, by time."""
     chosen, seen = [hit], {(hit.code, hit.text)}
     kinds = {hit.code: 1}
@@ -282,14 +284,14 @@ def _evidence(hit: Hit, hits: list[Hit]) -> tuple[Hit, ...]:
     return (hit, *_in_order(chosen[1:_MOST_LINES]))
 
 
-def _unknown(reports: Sequence[Report], hits: list[Hit], notes: tuple[str, ...]) -> Diagnosis:
+def _unknown(reports: Sequence[Report], hits: list[Match], notes: tuple[str, ...]) -> Diagnosis:
     """The ten lines to look at: what looks like an error at the end of each stream."""
     lines = [hit for hit in hits if hit.role in ("cause", "exception")]
     share = max(2, _MOST_LINES // max(1, len(reports)))
     for report in reports:
         last = report.last_lines()
         errors = [line for line in last if line.role == "symptom"]
-        texts: dict[str, Hit] = {}
+        texts: dict[str, Match] = {}
         for line in errors or last[-share:]:
             texts.setdefault(line.text, line)
         lines += list(texts.values())[:share]

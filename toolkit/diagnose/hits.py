@@ -25,7 +25,7 @@ Role = Literal["cause", "exception", "symptom", "echo", "warning"]
 
 
 @dataclass(frozen=True)
-class Stream:
+class LogStream:
     """One log: its blocks of bytes (any size), whose it is, and when it was last written."""
 
     name: str
@@ -38,7 +38,7 @@ class Stream:
 
 
 @dataclass(frozen=True)
-class Hit:
+class Match:
     """A line that may say what ended the job.
 
     ``order`` is its number among its stream's lines; a time that is not ``exact`` is that of a
@@ -74,20 +74,20 @@ class Report:
     stream: str
     node: str | None
     lines: int
-    hits: tuple[Hit, ...]
+    hits: tuple[Match, ...]
     latest: dict[str, int]
     """Code → the number of the last line that was one: ``hits`` are only the first ones."""
     steps: int
     """Steps seen; they are counted only while there is a hit that they may outlive."""
     survived: dict[str, int]
-    warnings: tuple[Hit, ...]
+    warnings: tuple[Match, ...]
     last_step_time: float | None
     succeeded: bool
     first_failure: FirstFailure | None
     tail: bytes
     reference: float
 
-    def last_lines(self) -> list[Hit]:
+    def last_lines(self) -> list[Match]:
         """The last lines, no events; those that look like errors have the role ``symptom``."""
         lines = self.tail.split(b"\n")[:-1][-_TAIL_LINES:]
         found = []
@@ -97,5 +97,5 @@ class Report:
             if text and "SMT {" not in text and not _LAUNCHERS.search(text):
                 role: Role = "symptom" if _ERROR_WORDS.search(text) else "warning"
                 node = line.node or self.node
-                found.append(Hit("", role, self.stream, number, text, line.time, node, line.rank))
+                found.append(Match("", role, self.stream, number, text, line.time, node, line.rank))
         return found

@@ -9,7 +9,7 @@ from typing import Any
 
 from sm_train.toolkit.aws.cloudwatch_logs import read_stream, stream_names
 from sm_train.toolkit.diagnose.diagnosis import Diagnosis, diagnose, succeeded
-from sm_train.toolkit.diagnose.hits import Stream
+from sm_train.toolkit.diagnose.hits import LogStream
 from sm_train.toolkit.diagnose.log_files import attempts
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.training_job import described
@@ -41,7 +41,7 @@ def diagnose_job(session: Any, job: str) -> Diagnosis:
     return diagnose(last, earlier)
 
 
-def job_streams(session: Any, job: str) -> tuple[list[Stream], dict[str, Any]]:
+def job_streams(session: Any, job: str) -> tuple[list[LogStream], dict[str, Any]]:
     """A stream for each of the job's, one for what SageMaker says, and the job's description.
 
     Raises:
@@ -58,11 +58,11 @@ def job_streams(session: Any, job: str) -> tuple[list[Stream], dict[str, Any]]:
     streams = [_stream(session, name, now) for name in stream_names(session, job)]
     if said:
         content = "".join(f"{line}\n" for line in said).encode()
-        streams.append(Stream("DescribeTrainingJob", lambda: [content], None, now))
+        streams.append(LogStream("DescribeTrainingJob", lambda: [content], None, now))
     return streams, description
 
 
-def _stream(session: Any, name: str, now: float) -> Stream:
+def _stream(session: Any, name: str, now: float) -> LogStream:
     def blocks() -> Iterator[bytes]:
         for page in read_stream(session, name):
             yield "".join(
@@ -70,7 +70,7 @@ def _stream(session: Any, name: str, now: float) -> Stream:
             ).encode()
 
     node = _NODE.search(name.rpartition("/")[2])
-    return Stream(name, blocks, node[0] if node else None, now)
+    return LogStream(name, blocks, node[0] if node else None, now)
 
 
 def _sagemaker_lines(description: dict[str, Any]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, cast
 
-from sm_train.toolkit.diagnose.hits import Stream
+from sm_train.toolkit.diagnose.hits import LogStream
 from sm_train.toolkit.diagnose.log_scanner import BLOCK
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.events import LOG_NAME
@@ -23,7 +23,7 @@ _NO_LOG = frozenset(
 )
 
 
-def log_files(paths: Iterable[Path]) -> list[Stream]:
+def log_files(paths: Iterable[Path]) -> list[LogStream]:
     """One stream for each file; of a local run's folder its newest stage's log.
 
     Raises:
@@ -65,7 +65,7 @@ def _open(path: Path) -> IO[bytes]:
     return path.open("rb", buffering=0)
 
 
-def _stream(path: Path, *, alone: bool) -> Stream:
+def _stream(path: Path, *, alone: bool) -> LogStream:
     def blocks() -> Iterator[bytes]:
         with _open(path) as file:
             try:
@@ -82,10 +82,10 @@ def _stream(path: Path, *, alone: bool) -> Stream:
     ranked = _RANK.search(path.name)
     node = named[0] if named else None if alone or ranked else path.stem
     rank = int(ranked[1]) if ranked else None
-    return Stream(str(path), blocks, node, path.stat().st_mtime, rank)
+    return LogStream(str(path), blocks, node, path.stat().st_mtime, rank)
 
 
-def attempts(streams: Sequence[Stream]) -> list[list[Stream]]:
+def attempts(streams: Sequence[LogStream]) -> list[list[LogStream]]:
     """The streams by attempt, the last one last: a retry begins new streams on every instance.
 
     An attempt's streams begin together; those of the one before all began before any of its.

@@ -19,10 +19,10 @@ from sm_train.toolkit.diagnose.hits import (
     KEPT_TEXT,
     PROGRAM_ERROR,
     FirstFailure,
-    Hit,
+    LogStream,
+    Match,
     Report,
     Role,
-    Stream,
 )
 from sm_train.toolkit.diagnose.log_lines import LogLine, parse_line
 from sm_train.toolkit.diagnose.signatures import literals, matching
@@ -75,7 +75,7 @@ _ALWAYS_MEANT = re.compile(
 )
 
 
-def scan(stream: Stream) -> Report:
+def scan(stream: LogStream) -> Report:
     """Read ``stream`` to its end."""
     scanner = _Scanner(stream)
     for block in whole_lines(stream.blocks()):
@@ -124,13 +124,13 @@ def _step() -> Any:
 
 @dataclass
 class _Scanner:
-    stream: Stream
+    stream: LogStream
     number: int = 0
-    hits: list[Hit] = field(default_factory=list)
+    hits: list[Match] = field(default_factory=list)
     kept: Counter[str] = field(default_factory=Counter)
     latest: dict[str, int] = field(default_factory=dict)
     survived: Counter[str] = field(default_factory=Counter)
-    warnings: dict[str, Hit] = field(default_factory=dict)
+    warnings: dict[str, Match] = field(default_factory=dict)
     steps: int = 0
     recent: deque[bytes] = field(default_factory=lambda: deque(maxlen=_STEPS_REMEMBERED))
     last_step_time: float | None = None
@@ -278,7 +278,7 @@ class _Scanner:
         self.latest[code] = self.number
         if code in self.warnings if role == "warning" else self.kept[code] >= _KEPT_PER_CODE:
             return
-        hit = Hit(
+        hit = Match(
             code,
             role,
             self.stream.name,

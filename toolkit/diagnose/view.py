@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sm_train.toolkit.diagnose.diagnosis import Diagnosis
-from sm_train.toolkit.diagnose.hits import Hit
+from sm_train.toolkit.diagnose.hits import Match
 
 
 def document(found: Diagnosis) -> dict[str, Any]:
@@ -42,9 +42,9 @@ def show(found: Diagnosis) -> None:
     """Print the diagnosis for a person."""
     from rich.markup import escape
     from rich.padding import Padding
-    from sm_train.toolkit.terminal.console import result
+    from sm_train.toolkit.terminal.console import stdout_console
 
-    console = result()
+    console = stdout_console()
     code = "" if found.confidence is None else f" ({found.cause}, {found.confidence} confidence)"
     console.print(f"[bold]{escape(found.title)}[/bold]{code}")
     if found.first is not None:
@@ -70,7 +70,7 @@ def _who(node: str | None, rank: int | None, time: float | None) -> str:
     return ", ".join([*said, _iso(time) or "time unknown"])
 
 
-def _source(hit: Hit) -> str:
+def _source(hit: Match) -> str:
     return f"{hit.stream}:{hit.order}"
 
 

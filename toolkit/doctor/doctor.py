@@ -13,7 +13,7 @@ from sm_train.entrypoints.doctor.history import FOLDER, results
 from sm_train.estimators.bundle.bundle import Bundle
 from sm_train.estimators.config.fields import JOB_NAME_LIMIT
 from sm_train.estimators.config.naming import checkpoint_uri, staging_bucket
-from sm_train.estimators.config.schema import RunConfig, Stage
+from sm_train.estimators.config.schema import RunConfig, StageSection
 from sm_train.estimators.request.doctor import doctor_name, doctor_request
 from sm_train.estimators.request.training import TrainingRequest
 from sm_train.toolkit.errors import ExitCode, UserError
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def examine_here(
     config: RunConfig,
-    stage: Stage,
+    stage: StageSection,
     *,
     base: Path,
     nodes: int,
@@ -91,7 +91,7 @@ class DoctorJob:
 
 
 def prepare_job(
-    config: RunConfig, stage: Stage, bundle: Bundle, region: str, now: datetime
+    config: RunConfig, stage: StageSection, bundle: Bundle, region: str, now: datetime
 ) -> DoctorJob:
     """The job that examines the cluster of ``stage``; touches no network.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sm_train.toolkit.terminal.formatting import dollars
+from sm_train.toolkit.terminal.formatting import format_usd
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,7 +44,7 @@ def show_result(document: dict[str, Any], console: Console) -> None:
         if prediction["expected_iterations_per_second"]:
             told += f" (expected {prediction['expected_iterations_per_second']:.3g})"
         if prediction["predicted_usd"] is not None:
-            told += f", {dollars(prediction['predicted_usd'])} for the stage's training"
+            told += f", {format_usd(prediction['predicted_usd'])} for the stage's training"
         console.print(f"{told}; from {prediction['basis']}", markup=False)
     console.print(verdict["sentence"], style=_STYLES[verdict["level"]], markup=False)
 

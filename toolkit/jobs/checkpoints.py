@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sm_train.estimators.request.training import FINAL_MODEL
-from sm_train.toolkit.aws.session import at, refusals_in_words, split_uri
+from sm_train.toolkit.aws.session import for_region, split_uri, translate_aws_errors
 from sm_train.toolkit.jobs.training_job import TrainingJob
 
 _STEP = re.compile(r"^step-(\d{8,})$")
@@ -18,7 +18,7 @@ MARKER = "complete.json"
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredCheckpoint:
     """What is below a stage's prefix: the newest whole checkpoint's step, and newer ones that are
     not whole, each with the reason. ``final`` says whether the stage's final model is there.
     """
@@ -31,7 +31,7 @@ class Stored:
     """Where that checkpoint lies: a stage that was moved has several prefixes."""
 
 
-def newest_stored(session: Any, uri: str, jobs: Iterable[TrainingJob]) -> Stored:
+def latest_stored(session: Any, uri: str, jobs: Iterable[TrainingJob]) -> StoredCheckpoint:
     """What ``jobs`` of a stage have left, wherever they were; ``uri`` is the prefix in the
     session's region.
 
@@ -39,7 +39,9 @@ def newest_stored(session: Any, uri: str, jobs: Iterable[TrainingJob]) -> Stored
         UserError: AWS refuses.
     """
     prefixes = {uri: session.region_name} | {job.checkpoints: job.region for job in jobs}
-    found = [stored_checkpoints(at(session, region), one) for one, region in prefixes.items()]
+    found = [
+        stored_checkpoints(for_region(session, region), one) for one, region in prefixes.items()
+    ]
     newest = max(found, key=lambda one: -1 if one.step is None else one.step)
     passed_over = {
         folder: reason
@@ -52,7 +54,7 @@ def newest_stored(session: Any, uri: str, jobs: Iterable[TrainingJob]) -> Stored
     )
 
 
-def stored_checkpoints(session: Any, uri: str) -> Stored:
+def stored_checkpoints(session: Any, uri: str) -> StoredCheckpoint:
     """What lies below ``uri``, by one listing and the newest markers.
 
     SageMaker copies file by file, so a folder counts by its marker: every file that it names must
@@ -65,7 +67,7 @@ def stored_checkpoints(session: Any, uri: str) -> Stored:
     client = session.client("s3")
     place = (uri.rstrip("/"), session.region_name)
     folders: dict[str, dict[str, int]] = {}
-    with refusals_in_words(f"checkpoints: {uri}"):
+    with translate_aws_errors(f"checkpoints: {uri}"):
         pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
         for page in pages:
             for entry in page.get("Contents", ()):
@@ -80,9 +82,11 @@ def stored_checkpoints(session: Any, uri: str) -> Stored:
                 marker = client.get_object(Bucket=bucket, Key=key)["Body"].read()
                 reason = _missing(marker, folders[name])
             if not reason:
-                return Stored(int(name[5:]), tuple(passed_over), FINAL_MODEL in folders, *place)
+                return StoredCheckpoint(
+                    int(name[5:]), tuple(passed_over), FINAL_MODEL in folders, *place
+                )
             passed_over.append((name, reason))
-    return Stored(None, tuple(passed_over), FINAL_MODEL in folders, *place)
+    return StoredCheckpoint(None, tuple(passed_over), FINAL_MODEL in folders, *place)
 
 
 def _missing(marker: bytes, sizes: dict[str, int]) -> str:

@@ -6,29 +6,29 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
-from sm_train.cost.actual_cost import Job
+from sm_train.cost.actual_cost import FinishedJob
 from sm_train.cost.estimate import Purchase, hourly_price
 from sm_train.cost.prices import PriceTable
 from sm_train.cost.timeline import Timeline, timeline
 from sm_train.toolkit.aws.cloudwatch_logs import search
-from sm_train.toolkit.aws.session import at
+from sm_train.toolkit.aws.session import for_region
 from sm_train.toolkit.jobs.events import Event, parse_events
 from sm_train.toolkit.jobs.training_job import TrainingJob
 
 
 def read_jobs(
     session: Any, jobs: Sequence[TrainingJob], prices: PriceTable, now: datetime
-) -> list[Job]:
+) -> list[FinishedJob]:
     """Each job with its billed seconds up to ``now``, its price and what its lines account for."""
-    read: list[Job] = []
+    read: list[FinishedJob] = []
     reached: dict[str, int] = {}
     for one in jobs:
-        line = _timeline(at(session, one.region), one, reached.get(one.stage), now)
+        line = _timeline(for_region(session, one.region), one, reached.get(one.stage), now)
         if line is not None:
             reached[one.stage] = max(line.last_step, reached.get(one.stage, 0))
         machine, count = one.machines
         read.append(
-            Job(
+            FinishedJob(
                 name=one.name,
                 stage=one.stage,
                 status=one.status,

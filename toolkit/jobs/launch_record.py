@@ -22,7 +22,7 @@ from uuid import uuid4
 
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.training import TrainingRequest
-from sm_train.toolkit.aws.session import refusals_in_words
+from sm_train.toolkit.aws.session import translate_aws_errors
 from sm_train.toolkit.errors import UserError
 
 _VERSION = 2
@@ -44,7 +44,7 @@ class ClaimedError(UserError):
 
 
 @dataclass(frozen=True)
-class Record:
+class LaunchRecord:
     """The run's document as it was submitted, and the requests of its stages by their names.
 
     ``elsewhere`` has the same for each fallback; the job is at ``place``, 0 for the run's own.
@@ -66,12 +66,12 @@ class Claim:
     server's clock alone, since this laptop's may be wrong.
     """
 
-    record: Record
+    record: LaunchRecord
     etag: str
     age: float
 
 
-def claim(session: Any, bucket: str, job: str, record: Record) -> str:
+def claim(session: Any, bucket: str, job: str, record: LaunchRecord) -> str:
     """Keep ``record`` as the job's, before the job is started; returns what :func:`release` takes.
 
     Raises:
@@ -101,7 +101,7 @@ def claim(session: Any, bucket: str, job: str, record: Record) -> str:
     return mine
 
 
-def release(session: Any, bucket: str, job: str, record: Record, mine: str) -> None:
+def release(session: Any, bucket: str, job: str, record: LaunchRecord, mine: str) -> None:
     """Free the name that ``mine`` claimed: AWS has refused to start the job. Somebody who has taken
     it over since keeps it.
     """
@@ -120,14 +120,14 @@ def give_up(session: Any, bucket: str, job: str, before: Claim) -> None:
         raise ClaimedError(f"{job}: somebody else has just taken it over; look again")
 
 
-def _put(session: Any, bucket: str, job: str, record: Record, **condition: str) -> str | None:
+def _put(session: Any, bucket: str, job: str, record: LaunchRecord, **condition: str) -> str | None:
     """Put the record under the condition; its ETag, or None where the condition did not hold."""
     from botocore.exceptions import ClientError
 
     key = record_key(record.document["name"], job)
     # Two claims never have the same bytes, and so never the same ETag.
     content = {"version": _VERSION, "claim": uuid4().hex, **asdict(record)}
-    with refusals_in_words(f"s3://{bucket}/{key}"):
+    with translate_aws_errors(f"s3://{bucket}/{key}"):
         try:
             answer = session.client("s3").put_object(
                 Bucket=bucket,
@@ -143,7 +143,7 @@ def _put(session: Any, bucket: str, job: str, record: Record, **condition: str) 
     return str(answer["ETag"])
 
 
-def read_record(session: Any, bucket: str, run: str, job: str) -> Record | None:
+def read_record(session: Any, bucket: str, run: str, job: str) -> LaunchRecord | None:
     """The job's record; None where there is none.
 
     Raises:
@@ -162,7 +162,7 @@ def read_claim(session: Any, bucket: str, run: str, job: str) -> Claim | None:
     from botocore.exceptions import ClientError
 
     key = record_key(run, job)
-    with refusals_in_words(f"s3://{bucket}/{key}"):
+    with translate_aws_errors(f"s3://{bucket}/{key}"):
         try:
             answer = session.client("s3").get_object(Bucket=bucket, Key=key)
         except ClientError as error:
@@ -177,7 +177,7 @@ def read_claim(session: Any, bucket: str, run: str, job: str) -> Claim | None:
         if content.pop("version") != _VERSION:
             raise ValueError("of another version of sm-train")
         content.pop("claim")
-        record = Record(**content)
+        record = LaunchRecord(**content)
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"s3://{bucket}/{key}: damaged ({error}); `sm-train resume` with the run file"

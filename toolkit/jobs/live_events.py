@@ -8,7 +8,7 @@ from typing import Any
 
 from sm_train.toolkit.aws.cloudwatch_logs import Entry, newest_line, search
 from sm_train.toolkit.jobs.events import parse_event
-from sm_train.toolkit.jobs.live_state import Live, heard
+from sm_train.toolkit.jobs.live_state import LiveState, fold_events
 
 _WINDOW_SECONDS = 1800.0
 """How far before its newest line a job's last words are looked for: several logging intervals."""
@@ -18,7 +18,7 @@ EVENT_PATTERN = '"SMT "'
 
 
 @dataclass(frozen=True)
-class LastWords:
+class Progress:
     """Of one job, by its own clock in Unix seconds; None where it has not said that yet.
 
     ``sign`` is when any of its processes last took a step, saved, evaluated or started.
@@ -32,7 +32,7 @@ class LastWords:
     """Why training ended, once it has."""
 
 
-def read_live(session: Any, job: str) -> Live:
+def read_live(session: Any, job: str) -> LiveState:
     """Read the job's newest lines.
 
     Raises:
@@ -40,18 +40,18 @@ def read_live(session: Any, job: str) -> Live:
     """
     newest = newest_line(session, job)
     if newest is None:
-        return Live()
+        return LiveState()
     since = newest - _WINDOW_SECONDS
     return live_of(search(session, f"{job}/", pattern=EVENT_PATTERN, since=since))
 
 
-def live_of(entries: Iterable[Entry]) -> Live:
+def live_of(entries: Iterable[Entry]) -> LiveState:
     """What the event lines among ``entries`` come to."""
     parsed = ((entry.host, parse_event(entry.message)) for entry in entries)
-    return heard((host, event) for host, event in parsed if event is not None)
+    return fold_events((host, event) for host, event in parsed if event is not None)
 
 
-def last_words(live: Live) -> LastWords:
+def last_words(live: LiveState) -> Progress:
     """The job's state in few words."""
     step = speed = loss = ended = None
     if "step" in live.newest:
@@ -64,4 +64,4 @@ def last_words(live: Live) -> LastWords:
     if "end" in live.newest:
         event = live.newest["end"].event
         ended, step = str(event["reason"]), max(step or 0, int(event["step"]))
-    return LastWords(step, speed, loss, live.sign, ended)
+    return Progress(step, speed, loss, live.sign, ended)

@@ -1,7 +1,7 @@
 """What a job's event lines come to: in whatever order they are heard, however often.
 
-Pure. A :class:`Live` keeps the newest of everything; two of them merge into what one would be that
-had heard all lines of both.
+Pure functions. A :class:`LiveState` keeps the newest value of each kind; merging two states gives
+the state that has seen the events of both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STRAGGLES = 1.1
 
 
 @dataclass(frozen=True, order=True)
-class Said:
+class LoggedEvent:
     """An event, who said it and when (Unix seconds, by the machine's clock)."""
 
     time: float
@@ -35,29 +35,33 @@ class Said:
 
 
 @dataclass(frozen=True)
-class Live:
+class LiveState:
     """Of one job. ``beats`` and ``figures`` are each host's newest ``heartbeat`` and ``node``
     events, ``newest`` those of every other kind; ``sign`` is when a process last took a step,
     saved, evaluated or started.
     """
 
-    steps: tuple[Said, ...] = ()
-    notices: tuple[Said, ...] = ()
-    beats: Mapping[str, Said] = field(default_factory=dict)
-    figures: Mapping[str, Said] = field(default_factory=dict)
-    newest: Mapping[str, Said] = field(default_factory=dict)
+    steps: tuple[LoggedEvent, ...] = ()
+    notices: tuple[LoggedEvent, ...] = ()
+    beats: Mapping[str, LoggedEvent] = field(default_factory=dict)
+    figures: Mapping[str, LoggedEvent] = field(default_factory=dict)
+    newest: Mapping[str, LoggedEvent] = field(default_factory=dict)
     sign: float | None = None
 
 
-def heard(lines: Iterable[tuple[str, Event]]) -> Live:
+def fold_events(lines: Iterable[tuple[str, Event]]) -> LiveState:
     """The state that the events, each with its host, come to."""
-    steps, notices = set[Said](), set[Said]()
-    beats, figures, newest = dict[str, Said](), dict[str, Said](), dict[str, Said]()
+    steps, notices = set[LoggedEvent](), set[LoggedEvent]()
+    beats, figures, newest = (
+        dict[str, LoggedEvent](),
+        dict[str, LoggedEvent](),
+        dict[str, LoggedEvent](),
+    )
     sign: float | None = None
     for host, event in lines:
         if not isinstance(event.get("time"), (int, float)):
             continue
-        said = Said(float(event["time"]), host, json.dumps(event, sort_keys=True), event)
+        said = LoggedEvent(float(event["time"]), host, json.dumps(event, sort_keys=True), event)
         kind, moment = event["kind"], said.time
         if kind == "heartbeat":
             beats[host] = max(beats.get(host, said), said)
@@ -75,7 +79,7 @@ def heard(lines: Iterable[tuple[str, Event]]) -> Live:
             steps.add(said)
         if kind in _SIGNS or kind == "heartbeat":
             sign = max(moment, sign if sign is not None else moment)
-    return Live(
+    return LiveState(
         tuple(sorted(steps)[-_STEPS:]),
         tuple(sorted(notices)[-_NOTICES:]),
         beats,
@@ -85,10 +89,10 @@ def heard(lines: Iterable[tuple[str, Event]]) -> Live:
     )
 
 
-def merged(one: Live, other: Live) -> Live:
+def merge(one: LiveState, other: LiveState) -> LiveState:
     """What had heard all that either has."""
     signs = [live.sign for live in (one, other) if live.sign is not None]
-    return Live(
+    return LiveState(
         tuple(sorted({*one.steps, *other.steps})[-_STEPS:]),
         tuple(sorted({*one.notices, *other.notices})[-_NOTICES:]),
         _later(one.beats, other.beats),
@@ -98,7 +102,9 @@ def merged(one: Live, other: Live) -> Live:
     )
 
 
-def _later(one: Mapping[str, Said], other: Mapping[str, Said]) -> dict[str, Said]:
+def _later(
+    one: Mapping[str, LoggedEvent], other: Mapping[str, LoggedEvent]
+) -> dict[str, LoggedEvent]:
     return {
         key: max(found[key] for found in (one, other) if key in found) for key in {**one, **other}
     }
@@ -147,7 +153,7 @@ class Notice:
 
 
 def node_states(
-    live: Live, hosts: Iterable[str], now: float, gpus: Mapping[str, float]
+    live: LiveState, hosts: Iterable[str], now: float, gpus: Mapping[str, float]
 ) -> list[NodeState]:
     """Every host that should be there or was heard, by number; ``gpus`` is the GPUs' utilization
     by CloudWatch, for those that do not say their own.
@@ -156,7 +162,7 @@ def node_states(
     return [_node_state(live, host, now, gpus) for host in sorted(every, key=_number)]
 
 
-def _node_state(live: Live, host: str, now: float, gpus: Mapping[str, float]) -> NodeState:
+def _node_state(live: LiveState, host: str, now: float, gpus: Mapping[str, float]) -> NodeState:
     beat = live.beats.get(host)
     figures: Event = live.figures[host].event if host in live.figures else {}
     utilization = figures.get("gpu_utilization_mean")
@@ -187,7 +193,7 @@ def _number(host: str) -> tuple[int, str]:
     return (int(number) if number.isdigit() else 0, host)
 
 
-def stragglers(live: Live) -> list[Straggler]:
+def stragglers(live: LiveState) -> list[Straggler]:
     """The ranks that keep others waiting, the slowest first, by each machine's newest figures."""
     steps: dict[int, tuple[float, str]] = {
         int(one["rank"]): (float(one["p50"]), host)
@@ -211,7 +217,7 @@ def _ranks(event: Event) -> list[dict[str, Any]]:
     return ranks if isinstance(ranks, list) else []
 
 
-def notices(live: Live) -> list[Notice]:
+def notices(live: LiveState) -> list[Notice]:
     """Warnings and errors, the newest last; what a machine says again and again is one."""
     found: dict[tuple[str, str, str], Notice] = {}
     for said in live.notices:

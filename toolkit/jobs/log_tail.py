@@ -10,7 +10,7 @@ from typing import Any
 
 from sm_train.entrypoints.common.events import PREFIX
 from sm_train.toolkit.aws.cloudwatch_logs import Entry, search
-from sm_train.toolkit.errors import PASSING, UserError
+from sm_train.toolkit.errors import TRANSIENT, UserError
 from sm_train.toolkit.jobs.training_job import find_job
 
 _ASK_SECONDS = 5.0
@@ -29,7 +29,7 @@ API reference, LogStream; November 2026).
 """
 
 
-class Follower:
+class LogFollower:
     """What the streams that begin with ``streams`` say since a moment (Unix seconds), each line
     once. Streams that appear later are followed, too.
 
@@ -62,7 +62,7 @@ class Follower:
                     self._shown[line.id] = line.time
                     yield line
         except UserError as error:
-            if error.exit_code not in PASSING:
+            if error.exit_code not in TRANSIENT:
                 raise
             # Of the pages after this one nothing is known: the next question is the same again.
             if self.refused is not None:
@@ -78,7 +78,7 @@ def follow_log(
     session: Any, job: str, streams: str, since: float, tell: Callable[[str], None]
 ) -> Iterator[Entry]:
     """What the streams say, and what comes until the job has ended; ``tell`` hears of trouble."""
-    follower = Follower(session, streams, since)
+    follower = LogFollower(session, streams, since)
     while True:
         live = _is_live(session, job)
         yield from follower.ask()
@@ -94,7 +94,7 @@ def _is_live(session: Any, job: str) -> bool:
     try:
         found = find_job(session, job)
     except UserError as error:
-        if error.exit_code not in PASSING:
+        if error.exit_code not in TRANSIENT:
             raise
         return True
     return found is not None and found.live

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from sm_train.toolkit.jobs.checkpoints import Stored
-from sm_train.toolkit.jobs.live_events import LastWords
+from sm_train.toolkit.jobs.checkpoints import StoredCheckpoint
+from sm_train.toolkit.jobs.live_events import Progress
 from sm_train.toolkit.jobs.training_job import TrainingJob
 
 LOG_DELAY_SECONDS = 300.0
@@ -31,8 +31,8 @@ class StageState:
     iterations: int
     state: State
     jobs: tuple[TrainingJob, ...]
-    stored: Stored
-    words: LastWords
+    stored: StoredCheckpoint
+    words: Progress
 
     @property
     def job(self) -> TrainingJob | None:
@@ -61,8 +61,8 @@ def stage_state(
     name: str,
     iterations: int,
     jobs: Sequence[TrainingJob],
-    stored: Stored,
-    words: LastWords,
+    stored: StoredCheckpoint,
+    words: Progress,
     *,
     now: datetime,
     stall_after: float,
@@ -89,7 +89,7 @@ def live_or_newest(jobs: Sequence[TrainingJob]) -> TrainingJob | None:
     return next((job for job in reversed(jobs) if job.live), newest)
 
 
-def _live(job: TrainingJob, words: LastWords, now: datetime, stall_after: float) -> State:
+def _live(job: TrainingJob, words: Progress, now: datetime, stall_after: float) -> State:
     if job.status == "Stopping":
         return "stopping"
     if job.started is None or words.sign is None:

@@ -10,7 +10,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from sm_train.estimators.request.training import PLACE_TAG, REGIONS_TAG, RUN_TAG, STAGE_TAG
-from sm_train.toolkit.aws.session import at, refusals_in_words
+from sm_train.toolkit.aws.session import for_region, translate_aws_errors
 
 ENDED = ("Completed", "Failed", "Stopped", "Deleting")
 """Statuses of jobs that cost nothing any more. One that is not known yet may cost something."""
@@ -180,7 +180,7 @@ def _everywhere(session: Any, **choice: Any) -> list[TrainingJob]:
     seen = {session.region_name}
     while others := {region for job in found for region in job.regions} - seen:
         for region in sorted(others):
-            found += _tagged(at(session, region), **choice)
+            found += _tagged(for_region(session, region), **choice)
         seen |= others
     return sorted(found, key=lambda job: (job.created, job.name))
 
@@ -198,7 +198,7 @@ def may_be_job(name: str) -> bool:
 
 def again(session: Any, job: TrainingJob) -> TrainingJob:
     """The job as it is now."""
-    return find_job(at(session, job.region), job.name) or job
+    return find_job(for_region(session, job.region), job.name) or job
 
 
 def is_foreign(session: Any, name: str) -> bool:
@@ -208,7 +208,7 @@ def is_foreign(session: Any, name: str) -> bool:
 
 
 def _with_tags(session: Any, description: dict[str, Any]) -> TrainingJob | None:
-    with refusals_in_words("ListTags"):
+    with translate_aws_errors("ListTags"):
         tags = _tags(session.client("sagemaker"), description["TrainingJobArn"])
     return _of(description, tags)
 
@@ -217,7 +217,7 @@ def described(session: Any, name: str) -> dict[str, Any] | None:
     """DescribeTrainingJob's answer; None where there is no such job."""
     from botocore.exceptions import ClientError
 
-    with refusals_in_words("DescribeTrainingJob"):
+    with translate_aws_errors("DescribeTrainingJob"):
         try:
             answer: dict[str, Any] = session.client("sagemaker").describe_training_job(
                 TrainingJobName=name
@@ -231,7 +231,7 @@ def described(session: Any, name: str) -> dict[str, Any] | None:
 
 def server_time(session: Any) -> datetime:
     """Now by SageMaker's clock: this machine's may be wrong, and a silence would look too long."""
-    with refusals_in_words("ListTrainingJobs"):
+    with translate_aws_errors("ListTrainingJobs"):
         answer = session.client("sagemaker").list_training_jobs(MaxResults=1)
     return parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
 
@@ -239,21 +239,23 @@ def server_time(session: Any) -> datetime:
 def stop_job(session: Any, job: TrainingJob, reason: str) -> None:
     """Ask the job to checkpoint and end, and note ``reason`` so that every watcher knows it."""
     tag_job(session, job, STOPPED_TAG, reason)
-    with refusals_in_words("StopTrainingJob"):
-        at(session, job.region).client("sagemaker").stop_training_job(TrainingJobName=job.name)
+    with translate_aws_errors("StopTrainingJob"):
+        for_region(session, job.region).client("sagemaker").stop_training_job(
+            TrainingJobName=job.name
+        )
 
 
 def tag_job(session: Any, job: TrainingJob, key: str, value: str) -> None:
     """Note something about the job where every laptop sees it."""
-    with refusals_in_words("AddTags"):
-        at(session, job.region).client("sagemaker").add_tags(
+    with translate_aws_errors("AddTags"):
+        for_region(session, job.region).client("sagemaker").add_tags(
             ResourceArn=job.arn, Tags=[{"Key": key, "Value": value}]
         )
 
 
 def _tagged(session: Any, **choice: Any) -> Iterator[TrainingJob]:
     client = session.client("sagemaker")
-    with refusals_in_words("ListTrainingJobs"):
+    with translate_aws_errors("ListTrainingJobs"):
         pages = client.get_paginator("list_training_jobs").paginate(**choice)
         for page in pages:
             for summary in page["TrainingJobSummaries"]:

@@ -12,10 +12,10 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from sm_train.entrypoints.common.sagemaker_paths import Directories
-from sm_train.entrypoints.data.shard_index import index_of
+from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
+from sm_train.entrypoints.data.shard_index import index_path
 from sm_train.estimators.bundle.bundle import Bundle
-from sm_train.estimators.config.schema import RunConfig, Stage
+from sm_train.estimators.config.schema import RunConfig, StageSection
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.local.folders import (
     LocalFolders,
@@ -58,7 +58,7 @@ class ContainerFolders:
 
 
 def lay_out_for_containers(
-    config: RunConfig, stage: Stage, bundle: Bundle, *, base: Path, nodes: int, output: Path
+    config: RunConfig, stage: StageSection, bundle: Bundle, *, base: Path, nodes: int, output: Path
 ) -> ContainerFolders:
     """Make the folders; checkpoints of an earlier attempt, of processes too, stay.
 
@@ -69,7 +69,7 @@ def lay_out_for_containers(
     channels = shared_channels(config, stage, base, output)
     root = (output / stage.name).absolute()
     sdk = root / "containers"
-    trees = tuple(Directories(sdk / host) for host in host_names(nodes))
+    trees = tuple(SageMakerPaths(sdk / host) for host in host_names(nodes))
     local = LocalFolders(root, trees, bundle.entry, sdk / "model")
     shares = root / "shares"
     for made in (sdk, shares):
@@ -80,10 +80,10 @@ def lay_out_for_containers(
     (shares / "prepare.sh").write_text(_SCRIPT, encoding="utf-8")
     for rank, host in enumerate(host_names(nodes)):
         _link_inside(share(shards, rank, nodes), folder, shares / host)
-    if config.data.index and index_of(folder).exists():
+    if config.data.index and index_path(folder).exists():
         channels["index"] = root / "index"
         channels["index"].mkdir(exist_ok=True)
-        shutil.copy(index_of(folder), channels["index"])
+        shutil.copy(index_path(folder), channels["index"])
     channels |= {_SHARDS: folder, _SHARES: shares, "local_checkpoints": local.checkpoints}
     return ContainerFolders(local, channels)
 

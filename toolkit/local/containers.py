@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from sm_train.estimators.bundle.bundle import LAUNCHER, Bundle
-from sm_train.estimators.config.schema import RunConfig, Stage
+from sm_train.estimators.config.schema import RunConfig, StageSection
 from sm_train.estimators.request.training import training_request
 from sm_train.estimators.sdk.local_trainer import LocalJob
 from sm_train.toolkit.errors import ExitCode, UserError
@@ -37,7 +37,7 @@ class LocalContainers:
         self,
         folders: ContainerFolders,
         config: RunConfig,
-        stage: Stage,
+        stage: StageSection,
         bundle: Bundle,
         *,
         image: str,

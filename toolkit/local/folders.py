@@ -13,11 +13,11 @@ import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from sm_train.entrypoints.common.sagemaker_paths import Directories
+from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
 from sm_train.entrypoints.data.shard_format import find_shards
-from sm_train.entrypoints.data.shard_index import index_of
+from sm_train.entrypoints.data.shard_index import index_path
 from sm_train.estimators.bundle.bundle import Bundle
-from sm_train.estimators.config.schema import RunConfig, Stage
+from sm_train.estimators.config.schema import RunConfig, StageSection
 from sm_train.estimators.request.training import FINAL_MODEL, last_checkpoint, needs_state
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.jobs.events import LOG_NAME
@@ -31,7 +31,7 @@ class LocalFolders:
     """
 
     root: Path
-    nodes: tuple[Directories, ...]
+    nodes: tuple[SageMakerPaths, ...]
     entry: str
     model: Path
 
@@ -49,7 +49,7 @@ class LocalFolders:
 
 
 def lay_out(
-    config: RunConfig, stage: Stage, bundle: Bundle, *, base: Path, nodes: int, output: Path
+    config: RunConfig, stage: StageSection, bundle: Bundle, *, base: Path, nodes: int, output: Path
 ) -> LocalFolders:
     """Make the folders of one stage; checkpoints of an earlier attempt stay and are resumed.
 
@@ -62,7 +62,7 @@ def lay_out(
     channels = shared_channels(config, stage, base, output)
     root = output / stage.name
     names = host_names(nodes)
-    trees = tuple(Directories((root / "nodes" / name).absolute()) for name in names)
+    trees = tuple(SageMakerPaths((root / "nodes" / name).absolute()) for name in names)
     folders = LocalFolders(root, trees, bundle.entry, trees[0].model)
     folders.checkpoints.mkdir(parents=True, exist_ok=True)
     unpack(bundle, folders.bundle)
@@ -71,8 +71,8 @@ def lay_out(
         _make_node(node, folders.checkpoints)
         _write_config(node, names, rank, stage, channels)
         _link_all(share(shards, rank, nodes), folder, node.channel("train"))
-        if config.data.index and index_of(folder).exists():
-            _link_all([index_of(folder)], folder.parent, node.channel("index"))
+        if config.data.index and index_path(folder).exists():
+            _link_all([index_path(folder)], folder.parent, node.channel("index"))
         for name, source in channels.items():
             node.channel(name).symlink_to(source.absolute())
     return folders
@@ -114,7 +114,9 @@ def local_shards(config: RunConfig, base: Path, nodes: int) -> tuple[Path, list[
     return folder, shards
 
 
-def shared_channels(config: RunConfig, stage: Stage, base: Path, output: Path) -> dict[str, Path]:
+def shared_channels(
+    config: RunConfig, stage: StageSection, base: Path, output: Path
+) -> dict[str, Path]:
     """The channels that every node sees whole.
 
     Raises:
@@ -153,7 +155,7 @@ def unpack(bundle: Bundle, folder: Path) -> None:
         archive.extractall(folder, filter="data")
 
 
-def _make_node(node: Directories, checkpoints: Path) -> None:
+def _make_node(node: SageMakerPaths, checkpoints: Path) -> None:
     for folder in (node.input_config, node.channel("train"), node.model, node.output_data):
         folder.mkdir(parents=True)
     node.checkpoints.symlink_to(checkpoints.absolute())
@@ -168,7 +170,11 @@ def _link_all(files: list[Path], above: Path, folder: Path) -> None:
 
 
 def _write_config(
-    node: Directories, hosts: list[str], rank: int, stage: Stage, channels: dict[str, Path]
+    node: SageMakerPaths,
+    hosts: list[str],
+    rank: int,
+    stage: StageSection,
+    channels: dict[str, Path],
 ) -> None:
     """The platform's three configuration files."""
     sharded = {"TrainingInputMode": "FastFile", "S3DistributionType": "ShardedByS3Key"}

@@ -11,7 +11,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
 from sm_train.estimators.bundle.bundle import Bundle
-from sm_train.estimators.config.schema import RunConfig, Stage
+from sm_train.estimators.config.schema import RunConfig, StageSection
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.jobs.events import Event, parse_event
 from sm_train.toolkit.local.folders import LocalFolders, lay_out
@@ -32,14 +32,14 @@ class _Running(Protocol):
     def end(self) -> None: ...
 
 
-def default_nodes(stage: Stage) -> int:
+def default_nodes(stage: StageSection) -> int:
     """As many emulated instances as the stage has, but no more than this machine has cores."""
     return min(stage.instances, os.cpu_count() or 1)
 
 
 def run_stage(
     config: RunConfig,
-    stage: Stage,
+    stage: StageSection,
     bundle: Bundle,
     *,
     base: Path,
@@ -80,7 +80,7 @@ def run_stage(
 
 def _start(
     config: RunConfig,
-    stage: Stage,
+    stage: StageSection,
     bundle: Bundle,
     base: Path,
     nodes: int,
@@ -118,7 +118,9 @@ def _without_gpu() -> bool:
     return not torch.cuda.is_available()
 
 
-def _follow(running: _Running, folders: LocalFolders, stage: Stage, console: Console) -> None:
+def _follow(
+    running: _Running, folders: LocalFolders, stage: StageSection, console: Console
+) -> None:
     with folders.log.open("a", encoding="utf-8") as log, _progress(console, stage) as show:
         for line in running.lines():
             log.write(line)
@@ -129,7 +131,7 @@ def _follow(running: _Running, folders: LocalFolders, stage: Stage, console: Con
 
 
 @contextlib.contextmanager
-def _progress(console: Console, stage: Stage) -> Iterator[_Show]:
+def _progress(console: Console, stage: StageSection) -> Iterator[_Show]:
     """A bar on a terminal, a line for each event elsewhere."""
     if not console.is_terminal:
         yield _Lines(console, stage)
@@ -167,7 +169,7 @@ class _Show:
 
 
 class _Lines(_Show):
-    def __init__(self, console: Console, stage: Stage) -> None:
+    def __init__(self, console: Console, stage: StageSection) -> None:
         self._console, self._stage = console, stage
 
     def say(self, text: str) -> None:
@@ -187,7 +189,7 @@ class _Lines(_Show):
 
 
 class _Bar(_Show):
-    def __init__(self, progress: Progress, stage: Stage) -> None:
+    def __init__(self, progress: Progress, stage: StageSection) -> None:
         self._progress = progress
         self._task = progress.add_task(
             stage.name, total=stage.iterations, speed="starting", loss=""

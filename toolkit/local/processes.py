@@ -18,8 +18,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import psutil
-from sm_train.entrypoints.common.sagemaker_paths import Directories
-from sm_train.estimators.config.schema import Stage
+from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
+from sm_train.estimators.config.schema import StageSection
 from sm_train.toolkit.local.folders import LocalFolders
 
 LAST_LINES = 20
@@ -49,7 +49,7 @@ class LocalProcesses:
     def __init__(
         self,
         folders: LocalFolders,
-        stage: Stage,
+        stage: StageSection,
         *,
         processes: int,
         cpu: bool,
@@ -134,7 +134,7 @@ def _family(pid: int) -> list[psutil.Process]:
 
 def _launch(
     folders: LocalFolders,
-    stage: Stage,
+    stage: StageSection,
     rank: int,
     *,
     processes: int,
@@ -170,7 +170,7 @@ def _launch(
     )
 
 
-def _environment(node: Directories, *, cpu: bool, world_size: int) -> dict[str, str]:
+def _environment(node: SageMakerPaths, *, cpu: bool, world_size: int) -> dict[str, str]:
     threads = max(1, (os.cpu_count() or 1) // world_size)
     environment = {
         **os.environ,
@@ -195,5 +195,5 @@ def _free_port() -> int:
         return port
 
 
-def read_failure(node: Directories) -> str:
+def read_failure(node: SageMakerPaths) -> str:
     return node.failure.read_text(errors="replace").strip() if node.failure.exists() else ""

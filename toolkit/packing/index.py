@@ -15,16 +15,16 @@ from sm_train.entrypoints.data.shard_format import ShardError
 from sm_train.entrypoints.data.shard_index import (
     INDEX_NAME,
     SHARDS_FOLDER,
-    Header,
-    Refused,
+    IndexHeader,
+    RejectedInput,
     ShardIndex,
-    index_of,
+    index_path,
     write_index,
 )
-from sm_train.entrypoints.packing.describe_shard import Described, describe_shard
-from sm_train.toolkit.aws.session import open_session, refusals_in_words, split_uri
+from sm_train.entrypoints.packing.describe_shard import DescribedShard, describe_shard
+from sm_train.toolkit.aws.session import open_session, split_uri, translate_aws_errors
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.packing.shard_listing import Listed, list_folder, list_prefix
+from sm_train.toolkit.packing.shard_listing import ListedShard, list_folder, list_prefix
 
 Progress = Callable[[int, int], None]
 """Bytes of shards that are described, and of all."""
@@ -35,8 +35,8 @@ class Indexed:
     """The index at ``place``; ``was_there`` where it needed no change."""
 
     place: str
-    header: Header
-    refused: tuple[Refused, ...]
+    header: IndexHeader
+    refused: tuple[RejectedInput, ...]
     was_there: bool
 
 
@@ -52,7 +52,7 @@ def index_folder(folder: Path, workers: int, progress: Progress) -> Indexed:
     if (folder / SHARDS_FOLDER).is_dir():  # the packed folder itself
         folder /= SHARDS_FOLDER
     listed = list_folder(folder)
-    place = index_of(folder)
+    place = index_path(folder)
     if (done := _up_to_date(place, listed)) is not None:
         return Indexed(str(place), done.header, tuple(done.refused()), was_there=True)
     describe = partial(_describe_in_folder, folder)
@@ -76,7 +76,7 @@ def index_prefix(
         raise UserError(f"{uri}: a whole bucket leaves no place for the index beside the shards")
     key = f"{prefix.rstrip('/').rpartition('/')[0]}/{INDEX_NAME}".lstrip("/")
     s3 = open_session(profile, region).client("s3")
-    with refusals_in_words(uri), tempfile.TemporaryDirectory() as folder:
+    with translate_aws_errors(uri), tempfile.TemporaryDirectory() as folder:
         listed = list_prefix(s3, f"s3://{bucket}/{prefix}").shards
         place, path = f"s3://{bucket}/{key}", Path(folder) / INDEX_NAME
         if _fetched(s3, bucket, key, path) and (done := _up_to_date(path, listed)) is not None:
@@ -87,7 +87,7 @@ def index_prefix(
     return Indexed(place, *written, was_there=False)
 
 
-def _up_to_date(path: Path, listed: Sequence[Listed]) -> ShardIndex | None:
+def _up_to_date(path: Path, listed: Sequence[ListedShard]) -> ShardIndex | None:
     try:
         index = ShardIndex(path)
         known = dict(zip(index.names, index.bytes.tolist(), strict=True))
@@ -100,14 +100,14 @@ def _up_to_date(path: Path, listed: Sequence[Listed]) -> ShardIndex | None:
 def _write(
     path: Path,
     where: str,
-    listed: Sequence[Listed],
-    describe: Callable[[str], Described],
+    listed: Sequence[ListedShard],
+    describe: Callable[[str], DescribedShard],
     workers: int,
     progress: Progress,
-) -> tuple[Header, tuple[Refused, ...]]:
+) -> tuple[IndexHeader, tuple[RejectedInput, ...]]:
     if not listed:
         raise UserError(f"{where}: holds no .tar; `sm-train pack` makes shards")
-    refused: list[Refused] = []
+    refused: list[RejectedInput] = []
     total, done = sum(one.bytes for one in listed), 0
 
     def described() -> Iterator[Any]:
@@ -126,17 +126,17 @@ def _write(
     return ShardIndex(path).header, tuple(refused)
 
 
-def _later(refused: list[Refused]) -> Iterator[Refused]:
+def _later(refused: list[RejectedInput]) -> Iterator[RejectedInput]:
     yield from refused
 
 
-def _describe_in_folder(folder: Path, name: str) -> Described:
+def _describe_in_folder(folder: Path, name: str) -> DescribedShard:
     return describe_shard(folder / name, name)
 
 
 def _describe_in_s3(
     profile: str | None, region: str, bucket: str, prefix: str, name: str
-) -> Described:
+) -> DescribedShard:
     s3 = open_session(profile, region).client("s3")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "shard.tar"

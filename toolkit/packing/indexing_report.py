@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sm_train.toolkit.packing.index import Indexed
-from sm_train.toolkit.terminal.console import people
+from sm_train.toolkit.terminal.console import stderr_console
 
 _NAMED = 5
 
@@ -22,7 +22,7 @@ def summarize(indexed: Indexed) -> None:
     if len(indexed.refused) > _NAMED:
         lines.append(f"… {len(indexed.refused):,} places in all; the index has them")
     for line in lines:
-        people().print(line, markup=False, soft_wrap=True)
+        stderr_console().print(line, markup=False, soft_wrap=True)
 
 
 def document(indexed: Indexed) -> dict[str, Any]:

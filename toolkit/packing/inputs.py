@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sm_train.entrypoints.data.shard_index import Refused
-from sm_train.entrypoints.packing.plan import Input
+from sm_train.entrypoints.data.shard_index import RejectedInput
+from sm_train.entrypoints.packing.plan import PackInput
 from sm_train.entrypoints.packing.storage import Access, s3_client
-from sm_train.toolkit.aws.session import refusals_in_words, split_uri
+from sm_train.toolkit.aws.session import split_uri, translate_aws_errors
 from sm_train.toolkit.errors import UserError
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp"})
@@ -25,7 +25,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Found:
+class SourceImage:
     """An image that was found, with what tells whether it has changed.
 
     ``source`` is its path below the source with forward slashes, or its address. ``caption``
@@ -43,12 +43,12 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Inputs:
+class PackInputs:
     """Everything found, in the order in which it is packed, and rows that name no image."""
 
-    images: tuple[Input, ...]
+    images: tuple[PackInput, ...]
     caption_bytes: tuple[int, ...]
-    refused: tuple[Refused, ...]
+    refused: tuple[RejectedInput, ...]
     fingerprint: str
     """SHA-256 over names, sizes and table captions: cheap, and the same wherever they lie."""
     newest_ns: int
@@ -62,7 +62,7 @@ def find_inputs(
     image_column: str,
     caption_column: str,
     access: Access,
-) -> Inputs:
+) -> PackInputs:
     """List what ``source`` holds, sorted by path; captions are read only where a table has them.
 
     ``source`` is a folder, searched to the bottom, a pattern (``photos/**/*.jpg``), an S3 prefix,
@@ -92,7 +92,7 @@ def find_inputs(
     return _inputs(source, *_rows(path, root, image_column, caption_column, access))
 
 
-def _inputs(where: str, images: Iterable[Found], refused: list[Refused]) -> Inputs:
+def _inputs(where: str, images: Iterable[SourceImage], refused: list[RejectedInput]) -> PackInputs:
     ordered = sorted(images, key=lambda image: image.source)
     if not ordered and not refused:
         raise UserError(f"{where}: no images in it (jpg, jpeg, png, webp)")
@@ -103,7 +103,7 @@ def _inputs(where: str, images: Iterable[Found], refused: list[Refused]) -> Inpu
     for item in refused:
         digest.update(json.dumps([item.source, item.reason, item.detail]).encode())
     numbered = tuple(
-        Input(number, one.source, one.address, one.bytes, one.caption, one.caption_address)
+        PackInput(number, one.source, one.address, one.bytes, one.caption, one.caption_address)
         for number, one in enumerate(ordered)
     )
     captions = tuple(
@@ -113,18 +113,18 @@ def _inputs(where: str, images: Iterable[Found], refused: list[Refused]) -> Inpu
         for one in ordered
     )
     newest = max((one.changed_ns for one in ordered), default=0)
-    return Inputs(numbered, captions, tuple(refused), digest.hexdigest(), newest)
+    return PackInputs(numbered, captions, tuple(refused), digest.hexdigest(), newest)
 
 
-def _local(source: str, path: Path, caption: str | None = None) -> Found:
+def _local(source: str, path: Path, caption: str | None = None) -> SourceImage:
     """An image of this machine; what is not there is refused when it is read."""
     size, changed = _size_and_time(path)
     if caption is not None:
-        return Found(source, str(path), size or 0, changed, caption)
+        return SourceImage(source, str(path), size or 0, changed, caption)
     beside = path.with_suffix(".txt")
     caption_bytes, caption_changed = _size_and_time(beside)
     newest = max(changed, caption_changed)
-    return Found(source, str(path), size or 0, newest, None, str(beside), caption_bytes)
+    return SourceImage(source, str(path), size or 0, newest, None, str(beside), caption_bytes)
 
 
 def _size_and_time(path: Path) -> tuple[int | None, int]:
@@ -135,7 +135,7 @@ def _size_and_time(path: Path) -> tuple[int | None, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _images_below(folder: Path) -> Iterator[Found]:
+def _images_below(folder: Path) -> Iterator[SourceImage]:
     """Images by their suffix; links are followed, but into no folder twice."""
     seen: set[tuple[int, int]] = set()
     for place, subfolders, names in os.walk(folder, followlinks=True, onerror=_raise):
@@ -151,7 +151,7 @@ def _images_below(folder: Path) -> Iterator[Found]:
                 yield _local(path.relative_to(folder).as_posix(), path)
 
 
-def _matching(pattern: str) -> Iterator[Found]:
+def _matching(pattern: str) -> Iterator[SourceImage]:
     """Images that a pattern names, by their paths below its fixed part."""
     parts = Path(pattern).parts
     fixed = next(number for number, part in enumerate(parts) if any(one in part for one in "*?["))
@@ -161,11 +161,11 @@ def _matching(pattern: str) -> Iterator[Found]:
             yield _local(path.relative_to(root).as_posix(), path)
 
 
-def objects_below(uri: str, access: Access) -> list[Found]:
+def objects_below(uri: str, access: Access) -> list[SourceImage]:
     """Images below an S3 prefix, each with the ``.txt`` object beside it."""
     bucket, prefix = split_uri(uri)
     listed: dict[str, dict[str, Any]] = {}
-    with refusals_in_words(uri):
+    with translate_aws_errors(uri):
         pages = s3_client(access).get_paginator("list_objects_v2")
         for page in pages.paginate(Bucket=bucket, Prefix=prefix):
             listed |= {one["Key"]: one for one in page.get("Contents", [])}
@@ -178,7 +178,7 @@ def objects_below(uri: str, access: Access) -> list[Found]:
         caption = listed.get(f"{stem}.txt")
         both = [one, caption] if caption else [one]
         found.append(
-            Found(
+            SourceImage(
                 source=key.removeprefix(above),
                 address=f"s3://{bucket}/{key}",
                 bytes=one["Size"],
@@ -197,25 +197,27 @@ def _raise(error: OSError) -> None:
 
 def _rows(
     table: Path, root: str, image_column: str, caption_column: str, access: Access
-) -> tuple[list[Found], list[Refused]]:
-    images: list[Found] = []
+) -> tuple[list[SourceImage], list[RejectedInput]]:
+    images: list[SourceImage] = []
     remote: list[tuple[str, str]] = []
-    refused: list[Refused] = []
+    refused: list[RejectedInput] = []
     for number, row in enumerate(_read_table(table, (image_column, caption_column)), start=1):
         name, caption = row.get(image_column), row.get(caption_column)
         place = f"{table.name} row {number}"
         if not isinstance(name, str) or not name:
-            refused.append(Refused(place, "image-missing", "the row names no image"))
+            refused.append(RejectedInput(place, "image-missing", "the row names no image"))
             continue
         source = name
         if not name.startswith("s3://"):
             source = _below(root, name)
         if source == ".." or source.startswith("../"):
-            refused.append(Refused(name, "outside-source", f"{place} leads out of the folder"))
+            refused.append(
+                RejectedInput(name, "outside-source", f"{place} leads out of the folder")
+            )
         elif caption is None:
-            refused.append(Refused(source, "caption-missing", f"{place} has no caption"))
+            refused.append(RejectedInput(source, "caption-missing", f"{place} has no caption"))
         elif not isinstance(caption, str | int):
-            refused.append(Refused(source, "caption-not-text", f"{place}: {caption!r:.60}"))
+            refused.append(RejectedInput(source, "caption-not-text", f"{place}: {caption!r:.60}"))
         elif source.startswith("s3://"):
             remote.append((source, str(caption)))
         elif root.startswith("s3://"):
@@ -238,11 +240,11 @@ HEADS = 32
 """Objects that are asked for their sizes at the same time."""
 
 
-def _sized(remote: list[tuple[str, str]], access: Access) -> list[Found]:
+def _sized(remote: list[tuple[str, str]], access: Access) -> list[SourceImage]:
     """Objects of a table with their sizes, which shards are planned by: one HEAD for each."""
     from botocore.exceptions import ClientError
 
-    def head(row: tuple[str, str]) -> Found:
+    def head(row: tuple[str, str]) -> SourceImage:
         address, caption = row
         bucket, key = split_uri(address)
         try:
@@ -250,13 +252,13 @@ def _sized(remote: list[tuple[str, str]], access: Access) -> list[Found]:
         except ClientError as error:
             if error.response["Error"].get("Code") not in ("404", "NoSuchKey"):
                 raise
-            return Found(address, address, 0, 0, caption)  # refused when it is read
+            return SourceImage(address, address, 0, 0, caption)  # refused when it is read
         changed = int(said["LastModified"].timestamp() * 1e9)
-        return Found(address, address, said["ContentLength"], changed, caption)
+        return SourceImage(address, address, said["ContentLength"], changed, caption)
 
     if not remote:
         return []
-    with refusals_in_words(remote[0][0]), ThreadPoolExecutor(HEADS) as pool:
+    with translate_aws_errors(remote[0][0]), ThreadPoolExecutor(HEADS) as pool:
         return list(pool.map(head, remote))
 
 

@@ -8,18 +8,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sm_train.entrypoints.packing.shard_builder import WORK
-from sm_train.entrypoints.packing.storage import Folder, Place
+from sm_train.entrypoints.packing.storage import LocalFolder, Storage
 from sm_train.toolkit.errors import UserError
 
 
 @contextmanager
-def locked(destination: Place) -> Iterator[None]:
+def locked(destination: Storage) -> Iterator[None]:
     """Keep other packs out of a folder; what was made for it in vain goes again.
 
     Two packs of the same inputs into one S3 prefix write the same bytes, so nothing is locked
     there.
     """
-    if not isinstance(destination, Folder):
+    if not isinstance(destination, LocalFolder):
         yield
         return
     folder = destination.path

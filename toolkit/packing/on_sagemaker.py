@@ -13,9 +13,9 @@ from typing import Any
 import click
 from sm_train.cost.prices import PROCESSING, PriceTable
 from sm_train.entrypoints.models.components import component_files
-from sm_train.entrypoints.packing.pack import Pack
+from sm_train.entrypoints.packing.pack import PackPlan
 from sm_train.entrypoints.packing.processing_job import PLAN_FILE
-from sm_train.entrypoints.packing.storage import place
+from sm_train.entrypoints.packing.storage import open_storage
 from sm_train.estimators.bundle.bundle import ARCHIVE_NAME, Bundle, build_bundle
 from sm_train.estimators.config.naming import staging_bucket
 from sm_train.estimators.config.schema import RunConfig
@@ -27,7 +27,7 @@ from sm_train.estimators.request.processing import (
     processing_image,
     processing_request,
 )
-from sm_train.toolkit.aws.session import open_session, refusals_in_words, require_bucket
+from sm_train.toolkit.aws.session import open_session, require_bucket, translate_aws_errors
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.packing.pack import (
     PackJob,
@@ -37,8 +37,8 @@ from sm_train.toolkit.packing.pack import (
     plan_pack,
     require_same,
 )
-from sm_train.toolkit.terminal.console import people
-from sm_train.toolkit.terminal.formatting import dollars, span
+from sm_train.toolkit.terminal.console import stderr_console
+from sm_train.toolkit.terminal.formatting import format_duration, format_usd
 
 BYTES_PER_VCPU_SECOND = 20e6
 """Assumed speed. benchmarks/pack.py: 45 MB/s a core with images decoded, out of memory; a vCPU is
@@ -55,7 +55,7 @@ class CloudPack:
     """A pack that was planned here and is made there."""
 
     request: ProcessingRequest
-    pack: Pack
+    pack: PackPlan
     newest_ns: int
     started_ns: int
 
@@ -141,10 +141,10 @@ def show(cloud: CloudPack, cost: PackCost) -> None:
     for line in (
         f"{cloud.images:,} images, {cloud.bytes / 1e6:,.1f} MB → {len(cloud.pack.plans):,} shards "
         f"in {cloud.request['Environment']['SM_TRAIN_DESTINATION']}",
-        f"{cloud.machines} × {cloud.instance_type} for at most {span(cloud.limit_seconds)}; "
-        + _cost_in_words(cost),
+        f"{cloud.machines} × {cloud.instance_type} for at most "
+        f"{format_duration(cloud.limit_seconds)}; " + _cost_in_words(cost),
     ):
-        people().print(line, markup=False, soft_wrap=True)
+        stderr_console().print(line, markup=False, soft_wrap=True)
 
 
 def _cost_in_words(cost: PackCost) -> str:
@@ -155,9 +155,9 @@ def _cost_in_words(cost: PackCost) -> str:
         )
     about = ""
     if cost.usd is not None and cost.seconds is not None:
-        about = f"about {dollars(cost.usd)} for {span(cost.seconds)}, if {_ASSUMED}; "
+        about = f"about {format_usd(cost.usd)} for {format_duration(cost.seconds)}, if {_ASSUMED}; "
     price = f"${cost.usd_per_hour:.4f} an instance-hour, {cost.source}"
-    return f"{about}at most {dollars(cost.limit_usd)} ({price})"
+    return f"{about}at most {format_usd(cost.limit_usd)} ({price})"
 
 
 def cost_of(cloud: CloudPack, table: PriceTable, region: str) -> PackCost:
@@ -202,14 +202,14 @@ def submit(
     session = open_session(job.access.profile, region)
     bucket = staging_bucket(config, region)
     require_bucket(session, bucket, region, "bucket")
-    destination = place(job.destination, job.access)
-    with refusals_in_words(job.destination):
+    destination = open_storage(job.destination, job.access)
+    with translate_aws_errors(job.destination):
         if already_packed(job, cloud.pack, cloud.newest_ns, destination) is not None:
             return None
         require_same(job, cloud.pack, cloud.newest_ns, destination)
     if not yes and not click.confirm("Start the job?", err=True):
         raise UserError("nothing was started", ExitCode.INTERRUPTED)
-    with refusals_in_words(job.destination):
+    with translate_aws_errors(job.destination):
         begin(cloud.pack, destination, cloud.started_ns)
     files: dict[str, bytes | Path] = {
         f"code/{ARCHIVE_NAME}": _packing_bundle(config).archive,
@@ -219,7 +219,7 @@ def submit(
         model = Path(job.options.latents)
         for path in component_files(model):
             files[f"model/{path.relative_to(model).as_posix()}"] = path
-    with refusals_in_words("CreateProcessingJob"):
+    with translate_aws_errors("CreateProcessingJob"):
         from sm_train.estimators.sdk.processor import send_processing
 
         return send_processing(cloud.request, files, boto_session=session, bucket=bucket)

@@ -18,24 +18,36 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from sm_train.entrypoints.common.signals import signals_as_interrupt
+from sm_train.entrypoints.common.signals import raise_on_signals
 from sm_train.entrypoints.data.shard_format import ShardError
-from sm_train.entrypoints.data.shard_index import INDEX_NAME, SHARDS_FOLDER, Refused, ShardIndex
+from sm_train.entrypoints.data.shard_index import (
+    INDEX_NAME,
+    SHARDS_FOLDER,
+    RejectedInput,
+    ShardIndex,
+)
 from sm_train.entrypoints.models.components import latents_of
-from sm_train.entrypoints.packing.pack import PLAN_NAME, Pack, finish, forget, make_shards, refusals
+from sm_train.entrypoints.packing.pack import (
+    PLAN_NAME,
+    PackPlan,
+    finish,
+    forget,
+    make_shards,
+    refusals,
+)
 from sm_train.entrypoints.packing.plan import (
-    Options,
+    PackOptions,
     ShardPlan,
-    deal,
     packed_bytes,
+    plan_shards,
     shard_count,
     shard_name,
 )
 from sm_train.entrypoints.packing.shard_builder import open_index, record_name
-from sm_train.entrypoints.packing.storage import Access, Folder, Place, place
-from sm_train.entrypoints.packing.worker_pool import Tally, Work, WorkerKilledError
+from sm_train.entrypoints.packing.storage import Access, LocalFolder, Storage, open_storage
+from sm_train.entrypoints.packing.worker_pool import PackProgress, WorkerKilledError, WorkerPlan
 from sm_train.toolkit.errors import ExitCode, UserError
-from sm_train.toolkit.packing.inputs import Inputs, find_inputs
+from sm_train.toolkit.packing.inputs import PackInputs, find_inputs
 from sm_train.toolkit.packing.lock import locked
 
 MIN_SHARD_BYTES = 1000
@@ -60,7 +72,7 @@ class PackJob:
     caption_column: str
     workers: int
     instances: int = 1
-    options: Options = field(default_factory=Options)
+    options: PackOptions = field(default_factory=PackOptions)
     access: Access = field(default_factory=Access)
 
 
@@ -69,7 +81,7 @@ class Packed:
     """A finished pack, written now or found done."""
 
     index: ShardIndex
-    destination: Place
+    destination: Storage
     was_there: bool
 
     @property
@@ -101,7 +113,7 @@ def parse_size(text: str) -> int:
     return size
 
 
-def pack(job: PackJob, on_progress: Callable[[Tally], None]) -> Packed:
+def pack(job: PackJob, on_progress: Callable[[PackProgress], None]) -> Packed:
     """Pack ``job.source`` into ``job.destination``.
 
     Shards get their names when they are whole, and the index comes last. Whatever ends a run
@@ -115,19 +127,19 @@ def pack(job: PackJob, on_progress: Callable[[Tally], None]) -> Packed:
     """
     started = time.time_ns()
     inputs = list_inputs(job)
-    destination = place(job.destination, job.access)
+    destination = open_storage(job.destination, job.access)
     _require_folder(job.destination, destination)
     planned = plan_pack(job, inputs)
     if (done := already_packed(job, planned, inputs.newest_ns, destination)) is not None:
         if destination.size(PLAN_NAME) is not None:  # ended between the index and the last word
-            with signals_as_interrupt(), locked(destination):
+            with raise_on_signals(), locked(destination):
                 _conclude(planned, destination, begin(planned, destination, started))
         return Packed(done, destination, was_there=True)
-    with signals_as_interrupt(), locked(destination):
+    with raise_on_signals(), locked(destination):
         require_same(job, planned, inputs.newest_ns, destination)
         try:
             started = begin(planned, destination, started)
-            make_shards(planned, Work(destination, job.access, job.workers), on_progress)
+            make_shards(planned, WorkerPlan(destination, job.access, job.workers), on_progress)
             made = finish(planned, destination)
         except BaseException as error:
             _stop(destination, planned, error)
@@ -141,7 +153,7 @@ def pack(job: PackJob, on_progress: Callable[[Tally], None]) -> Packed:
     return Packed(_read_index(destination), destination, was_there=False)
 
 
-def list_inputs(job: PackJob) -> Inputs:
+def list_inputs(job: PackJob) -> PackInputs:
     """What the job's source names; no image is read."""
     return find_inputs(
         job.source,
@@ -152,21 +164,21 @@ def list_inputs(job: PackJob) -> Inputs:
     )
 
 
-def _conclude(planned: Pack, destination: Place, started: int) -> None:
+def _conclude(planned: PackPlan, destination: Storage, started: int) -> None:
     """Remove what a pack is resumed by, now that the index is there."""
     # Its time says up to when changes to the inputs are in it.
     destination.stamp(INDEX_NAME, started)
     forget(planned, destination)
 
 
-def _require_folder(address: str, destination: Place) -> None:
-    if isinstance(destination, Folder):
+def _require_folder(address: str, destination: Storage) -> None:
+    if isinstance(destination, LocalFolder):
         for one in (destination.path, *destination.path.parents):
             if one.exists() and not one.is_dir():
                 raise UserError(f"{address}: {one} is not a folder; choose another")
 
 
-def plan_pack(job: PackJob, inputs: Inputs) -> Pack:
+def plan_pack(job: PackJob, inputs: PackInputs) -> PackPlan:
     """Which inputs go into which shard.
 
     Raises:
@@ -183,16 +195,16 @@ def plan_pack(job: PackJob, inputs: Inputs) -> Pack:
     ]
     count = shard_count(sum(sizes), job.shard_bytes, multiple_of=job.instances)
     most = len(sizes) // job.instances * job.instances
-    edges = deal(sizes, min(count, most)) if sizes else [(0, 0)]
+    edges = plan_shards(sizes, min(count, most)) if sizes else [(0, 0)]
     plans = tuple(
         ShardPlan(number, shard_name(number), inputs.images[first:behind], job.options)
         for number, (first, behind) in enumerate(edges)
     )
     options = index_options(job)
-    return Pack(plans, inputs.refused, inputs.fingerprint, job.shard_bytes, options)
+    return PackPlan(plans, inputs.refused, inputs.fingerprint, job.shard_bytes, options)
 
 
-def _stop(destination: Place, planned: Pack, error: BaseException) -> None:
+def _stop(destination: Storage, planned: PackPlan, error: BaseException) -> None:
     """Keep what is finished, and say so; leave nothing where nothing is.
 
     Raises:
@@ -212,7 +224,7 @@ def _stop(destination: Place, planned: Pack, error: BaseException) -> None:
         raise UserError(f"interrupted{goes_on}", ExitCode.INTERRUPTED) from None
 
 
-def require_same(job: PackJob, planned: Pack, newest_ns: int, destination: Place) -> None:
+def require_same(job: PackJob, planned: PackPlan, newest_ns: int, destination: Storage) -> None:
     """Refuse an unfinished pack of something else.
 
     Raises:
@@ -236,7 +248,7 @@ def require_same(job: PackJob, planned: Pack, newest_ns: int, destination: Place
         )
 
 
-def begin(planned: Pack, destination: Place, started: int) -> int:
+def begin(planned: PackPlan, destination: Storage, started: int) -> int:
     """Write down what is packed, if it was not before; returns when it was begun."""
     try:
         before: int = json.loads(destination.read(PLAN_NAME))["started_ns"]
@@ -247,7 +259,7 @@ def begin(planned: Pack, destination: Place, started: int) -> int:
     return before
 
 
-def _plan_document(planned: Pack) -> dict[str, Any]:
+def _plan_document(planned: PackPlan) -> dict[str, Any]:
     return {
         "inputs": planned.fingerprint,
         "shard_bytes": planned.target_bytes,
@@ -264,18 +276,18 @@ def index_options(job: PackJob) -> dict[str, Any]:
     return options
 
 
-def _all_refused(source: str, refused: list[Refused]) -> str:
+def _all_refused(source: str, refused: list[RejectedInput]) -> str:
     counts = Counter(item.reason for item in refused).most_common()
     reasons = ", ".join(f"{reason} {count}" for reason, count in counts)
     return f"{source}: nothing to pack, all {len(refused)} inputs are refused: {reasons}"
 
 
-def _read_index(destination: Place) -> ShardIndex:
+def _read_index(destination: Storage) -> ShardIndex:
     return open_index(destination.read(INDEX_NAME))
 
 
 def already_packed(
-    job: PackJob, planned: Pack, newest_ns: int, destination: Place
+    job: PackJob, planned: PackPlan, newest_ns: int, destination: Storage
 ) -> ShardIndex | None:
     """The index of a finished pack of these very inputs; None where it is not finished.
 

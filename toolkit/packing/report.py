@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sm_train.entrypoints.packing.worker_pool import Tally
+from sm_train.entrypoints.packing.worker_pool import PackProgress
 from sm_train.toolkit.packing.pack import Packed
-from sm_train.toolkit.terminal.console import people
+from sm_train.toolkit.terminal.console import stderr_console
 
 FASTFILE_BYTES = 150_000_000
 """FastFile reads fewer, larger objects best; AWS names 150 MB."""
@@ -19,7 +19,7 @@ _NAMED = 3
 
 
 @contextmanager
-def progress_bar() -> Iterator[Callable[[Tally], None]]:
+def progress_bar() -> Iterator[Callable[[PackProgress], None]]:
     """A function that shows how far packing is: a bar on a terminal, nothing elsewhere."""
     if not sys.stderr.isatty():
         yield lambda tally: None
@@ -33,13 +33,13 @@ def progress_bar() -> Iterator[Callable[[Tally], None]]:
         TextColumn("{task.fields[rate]}"),
         TextColumn("refused {task.fields[refused]}"),
         TimeRemainingColumn(),
-        console=people(),
+        console=stderr_console(),
         transient=True,
     )
     with bar:
         task = bar.add_task("", total=None, start=True, rate="", refused=0, visible=False)
 
-        def show(tally: Tally) -> None:
+        def show(tally: PackProgress) -> None:
             seconds = bar.tasks[0].elapsed or 1e-9
             rate = f"{tally.done / seconds:,.0f} images/s  {tally.bytes / seconds / 1e6:,.0f} MB/s"
             bar.update(
@@ -58,7 +58,7 @@ def summarize(packed: Packed) -> None:
     """Say on standard error what was packed, what was refused, and what to do better."""
     for line in summary(packed):
         # Paths may hold anything, so nothing in them is markup.
-        people().print(line, markup=False, soft_wrap=True)
+        stderr_console().print(line, markup=False, soft_wrap=True)
 
 
 def summary(packed: Packed) -> list[str]:

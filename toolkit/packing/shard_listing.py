@@ -15,7 +15,7 @@ PAGE_OBJECTS = 1000
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedShard:
     """A shard: its path below the data set's folder or prefix, and its bytes."""
 
     name: str
@@ -23,20 +23,22 @@ class Listed:
 
 
 @dataclass(frozen=True)
-class Listing:
+class ShardListing:
     """What is below a prefix; ``others`` are objects that are no shards of it.
 
     ``cut`` tells that there is more than was listed.
     """
 
-    shards: tuple[Listed, ...]
+    shards: tuple[ListedShard, ...]
     others: tuple[str, ...]
     cut: bool
 
 
-def list_folder(folder: Path) -> list[Listed]:
+def list_folder(folder: Path) -> list[ListedShard]:
     """Every shard in a folder, by name."""
-    return [Listed(name, path.stat().st_size) for name, path in sorted(find_shards(folder).items())]
+    return [
+        ListedShard(name, path.stat().st_size) for name, path in sorted(find_shards(folder).items())
+    ]
 
 
 def list_prefix(
@@ -45,7 +47,7 @@ def list_prefix(
     *,
     most: int | None = None,
     progress: Callable[[int], None] = lambda count: None,
-) -> Listing:
+) -> ShardListing:
     """What a channel of ``uri`` would show, in one call for each 1,000 objects.
 
     Like SageMaker's, the prefix is no folder: without a slash at its end ``…/shards`` is the
@@ -57,14 +59,14 @@ def list_prefix(
     """
     bucket, prefix = split_uri(uri)
     folder = f"{prefix.rstrip('/')}/" if prefix else ""
-    shards: list[Listed] = []
+    shards: list[ListedShard] = []
     others: list[str] = []
     count, cut = 0, False
     for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
         for one in page.get("Contents", []):
             key = one["Key"]
             if key.startswith(folder) and key.endswith(SUFFIX):
-                shards.append(Listed(key.removeprefix(folder), one["Size"]))
+                shards.append(ListedShard(key.removeprefix(folder), one["Size"]))
             elif one["Size"] or not key.endswith("/"):  # not the console's mark of a folder
                 others.append(key)
         count += page.get("KeyCount", 0)
@@ -72,4 +74,4 @@ def list_prefix(
         if most is not None and count >= most:
             cut = page.get("IsTruncated", False)
             break
-    return Listing(tuple(sorted(shards, key=lambda one: one.name)), tuple(others), cut)
+    return ShardListing(tuple(sorted(shards, key=lambda one: one.name)), tuple(others), cut)

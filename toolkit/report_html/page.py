@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.resources import files
 from pathlib import Path
 
-from sm_train.entrypoints.common.atomic_write import write_whole
+from sm_train.entrypoints.common.atomic_write import write_atomic
 from sm_train.toolkit.errors import UserError
 
 
@@ -21,7 +21,7 @@ def write_html(path: Path, page: str) -> None:
         UserError: the folder is not there, or the file cannot be written.
     """
     try:
-        write_whole(path, page.encode())
+        write_atomic(path, page.encode())
     except FileNotFoundError:
         raise UserError(f"--html: {path.parent}: no such folder; make it first") from None
     except OSError as error:

@@ -13,19 +13,19 @@ from sm_train.toolkit.costing.price_table import DEFAULT_REGION, price_table
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.training_job import may_be_job, server_time
 from sm_train.toolkit.review.collect import Gatherer
-from sm_train.toolkit.review.job_facts import Facts
+from sm_train.toolkit.review.job_facts import JobFacts
 from sm_train.toolkit.review.job_log import Column, finite
 from sm_train.toolkit.review.model import Figures, Review, Reviewed
-from sm_train.toolkit.review.sources import Source, here, on_sagemaker
+from sm_train.toolkit.review.sources import ReviewSource, here, on_sagemaker
 from sm_train.toolkit.review.time_series import charts, marks
 from sm_train.toolkit.review.verdicts import judge
 from sm_train.toolkit.review.verdicts.gpus import utilization, while_training
 from sm_train.toolkit.review.verdicts.speed import steady_speeds
 from sm_train.toolkit.run_file import RUN_FILE_ENDINGS, load
-from sm_train.toolkit.terminal.console import people
+from sm_train.toolkit.terminal.console import stderr_console
 
 
-def review(
+def build_review(
     targets: Sequence[str], *, region: str | None, profile: str | None, run_file: Path | None
 ) -> Review:
     """Review what ``targets`` name: runs and jobs on SageMaker, folders and logs here.
@@ -39,7 +39,7 @@ def review(
     places = [None if _on_sagemaker(target) else Path(target) for target in targets]
     region = _region(targets, region, profile, config, asks=None in places)
     session = open_session(profile, region) if None in places else None
-    sources: list[Source] = []
+    sources: list[ReviewSource] = []
     for target, place in zip(targets, places, strict=True):
         sources += here(place) if place else on_sagemaker(session, target, region)
     gatherer = Gatherer(region, price_table(), session, config)
@@ -79,21 +79,21 @@ def _region(
     return option or own or DEFAULT_REGION
 
 
-def _unique(sources: Sequence[Source]) -> list[Source]:
+def _unique(sources: Sequence[ReviewSource]) -> list[ReviewSource]:
     """A job that two targets name is reviewed once."""
     return list({source.name: source for source in sources}.values())
 
 
-def _shown(sources: Sequence[Source]) -> Iterator[Source]:
+def _shown(sources: Sequence[ReviewSource]) -> Iterator[ReviewSource]:
     from rich.progress import track
 
-    console = people()
+    console = stderr_console()
     yield from track(
         sources, "reading", console=console, transient=True, disable=not console.is_terminal
     )
 
 
-def reviewed(facts: Facts) -> Reviewed:
+def reviewed(facts: JobFacts) -> Reviewed:
     """What is said of one job."""
     return Reviewed(
         name=facts.name,
@@ -108,7 +108,7 @@ def reviewed(facts: Facts) -> Reviewed:
     )
 
 
-def _figures(facts: Facts) -> Figures:
+def _figures(facts: JobFacts) -> Figures:
     start = facts.told.last("start") or {}
     steps, line, money = facts.told.steps, facts.line, facts.money
     billed, estimate = money.billed, money.estimate

@@ -13,14 +13,14 @@ from sm_train.cost.prices import PriceTable
 from sm_train.cost.timeline import Timeline, timeline
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.aws.cloudwatch_metrics import Series, instance_metrics
-from sm_train.toolkit.aws.session import at
-from sm_train.toolkit.costing.run_price import price_iterations
+from sm_train.toolkit.aws.session import for_region
+from sm_train.toolkit.costing.run_price import estimate_steps
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.training_job import STOPPED_TAG, TrainingJob
-from sm_train.toolkit.review.job_facts import Ending, Facts, Money
-from sm_train.toolkit.review.job_log import Told
-from sm_train.toolkit.review.log_parser import listen
-from sm_train.toolkit.review.sources import Source
+from sm_train.toolkit.review.job_facts import JobFacts, JobOutcome, Money
+from sm_train.toolkit.review.job_log import JobLog
+from sm_train.toolkit.review.log_parser import parse_log
+from sm_train.toolkit.review.sources import ReviewSource
 
 
 @dataclass
@@ -40,20 +40,20 @@ class Gatherer:
     """What could not be read, and what that hides."""
     _reached: dict[tuple[str, str], int] = field(default_factory=dict)
 
-    def gather(self, source: Source) -> Facts:
+    def gather(self, source: ReviewSource) -> JobFacts:
         """Read everything about the source's job.
 
         Raises:
             UserError: AWS refuses, or a log cannot be read.
         """
-        told = listen(source.blocks())
+        told = parse_log(source.blocks())
         start = told.last("start") or {}
         job = source.job
         run, stage = (job.run, job.stage) if job else (start.get("run"), start.get("stage"))
         begin, end = job.window(self.now) if job else (told.span or (0.0, 0.0))
         line = self._account(told, begin, end, job)
         machine, instances = _machines(job, start)
-        return Facts(
+        return JobFacts(
             name=source.name,
             run=run,
             stage=stage,
@@ -70,7 +70,7 @@ class Gatherer:
         )
 
     def _account(
-        self, told: Told, begin: float, end: float, job: TrainingJob | None
+        self, told: JobLog, begin: float, end: float, job: TrainingJob | None
     ) -> Timeline | None:
         """What an earlier job of the stage had reached, and this one did again, was lost."""
         if not told.events["start"] or end <= begin:
@@ -89,7 +89,7 @@ class Gatherer:
             return {}
         now = self.now.timestamp()
         try:
-            session = at(self.session, job.region)
+            session = for_region(self.session, job.region)
             found = instance_metrics(session, job.name, job.hosts, begin, end, now=now)
         except UserError as error:
             self.notes.append(f"{job.name}: without CloudWatch's metrics: {error}")
@@ -98,7 +98,7 @@ class Gatherer:
 
     def _money(
         self,
-        source: Source,
+        source: ReviewSource,
         stage: str | None,
         line: Timeline | None,
         machine: InstanceType | None,
@@ -131,8 +131,8 @@ def _machines(
     return {one.name: one for one in instance_types()}.get(name or ""), count
 
 
-def _ending(job: TrainingJob) -> Ending:
-    return Ending(job.status, job.secondary, job.failure, job.tags.get(STOPPED_TAG))
+def _ending(job: TrainingJob) -> JobOutcome:
+    return JobOutcome(job.status, job.secondary, job.failure, job.tags.get(STOPPED_TAG))
 
 
 def _estimate(
@@ -144,4 +144,4 @@ def _estimate(
     planned = next((one for one in config.stages if one.name == stage), None)
     if planned is None:
         return None
-    return price_iterations(config, region, planned, line.last_step - line.first_step)
+    return estimate_steps(config, region, planned, line.last_step - line.first_step)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sm_train.toolkit.review.series import Document, quantity
-from sm_train.toolkit.terminal.formatting import dollars, percent, span
+from sm_train.toolkit.terminal.formatting import format_duration, format_percent, format_usd
 
 Rank = Literal["best", "worst"]
 
@@ -44,7 +44,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparisonRow:
     """A figure of all jobs, in their order."""
 
     label: str
@@ -53,7 +53,7 @@ class Row:
 
 def signed_dollars(amount: float) -> str:
     """With its direction."""
-    return f"{'−' if amount < 0 else '+'}{dollars(abs(amount))}"
+    return f"{'−' if amount < 0 else '+'}{format_usd(abs(amount))}"
 
 
 def _whole(value: float) -> str:
@@ -70,9 +70,9 @@ GROUPS: tuple[tuple[str, tuple[Figure, ...]], ...] = (
     (
         "Time",
         (
-            Figure("passed_seconds", "time passed", span),
-            Figure("billable_seconds", "time billed", span),
-            Figure("goodput", "goodput", percent, "more"),
+            Figure("passed_seconds", "time passed", format_duration),
+            Figure("billable_seconds", "time billed", format_duration),
+            Figure("goodput", "goodput", format_percent, "more"),
             Figure("restarts", "restarts", _whole, "less"),
             Figure("stalls", "stalls", _whole, "less"),
         ),
@@ -82,9 +82,9 @@ GROUPS: tuple[tuple[str, tuple[Figure, ...]], ...] = (
         (
             Figure("iterations_per_second", "iterations a second", quantity, "more", _WORK),
             Figure("images_per_second", "images a second", quantity, "more", ("resolution",)),
-            Figure("mfu", "model FLOPs utilization", percent, "more"),
-            Figure("gpu_utilization", "GPU utilization", percent, "more"),
-            Figure("data_wait_share", "waiting for data", percent, "less"),
+            Figure("mfu", "model FLOPs utilization", format_percent, "more"),
+            Figure("gpu_utilization", "GPU utilization", format_percent, "more"),
+            Figure("data_wait_share", "waiting for data", format_percent, "less"),
         ),
     ),
     (
@@ -100,8 +100,8 @@ GROUPS: tuple[tuple[str, tuple[Figure, ...]], ...] = (
     (
         "Dollars",
         (
-            Figure("billed_usd", "dollars spent", dollars, measured="billable_seconds"),
-            Figure("estimate_usd", "dollars estimated", dollars),
+            Figure("billed_usd", "dollars spent", format_usd, measured="billable_seconds"),
+            Figure("estimate_usd", "dollars estimated", format_usd),
             Figure("difference_usd", "against the estimate", signed_dollars),
         ),
     ),
@@ -120,7 +120,7 @@ GROUPS: tuple[tuple[str, tuple[Figure, ...]], ...] = (
 )
 
 
-def table(jobs: Sequence[Document]) -> list[tuple[str, list[Row]]]:
+def table(jobs: Sequence[Document]) -> list[tuple[str, list[ComparisonRow]]]:
     """Every figure that at least one job has, in groups."""
     groups = []
     for title, figures in GROUPS:
@@ -136,7 +136,7 @@ def unknown(job: Document) -> list[str]:
     return [figure.label for _, figures in GROUPS for figure in figures if job[figure.key] is None]
 
 
-def _row(figure: Figure, jobs: Sequence[Document]) -> Row:
+def _row(figure: Figure, jobs: Sequence[Document]) -> ComparisonRow:
     values = [job[figure.key] for job in jobs]
     words = [figure.said(job) for job in jobs]
     best, worst = _ends(figure, jobs)
@@ -144,7 +144,7 @@ def _row(figure: Figure, jobs: Sequence[Document]) -> Row:
         None if value is None else "best" if value == best else "worst" if value == worst else None
         for value in values
     ]
-    return Row(figure.label, tuple(map(Cell, words, ranks)))
+    return ComparisonRow(figure.label, tuple(map(Cell, words, ranks)))
 
 
 def _ends(figure: Figure, jobs: Sequence[Document]) -> tuple[Any, Any]:

@@ -9,11 +9,11 @@ from sm_train.cost.estimate import Estimate
 from sm_train.cost.instances import InstanceType
 from sm_train.cost.timeline import Timeline
 from sm_train.toolkit.aws.cloudwatch_metrics import Series
-from sm_train.toolkit.review.job_log import Told
+from sm_train.toolkit.review.job_log import JobLog
 
 
 @dataclass(frozen=True)
-class Ending:
+class JobOutcome:
     """How SageMaker says that the job stands or ended."""
 
     status: str
@@ -33,7 +33,7 @@ class Money:
 
 
 @dataclass(frozen=True)
-class Facts:
+class JobFacts:
     """Times are Unix seconds; ``line`` accounts for the seconds from ``begin`` to ``end``.
 
     ``billed`` says whether SageMaker billed them; of a log alone they are those it speaks of.
@@ -45,9 +45,9 @@ class Facts:
     begin: float
     end: float
     billed: bool
-    told: Told
+    told: JobLog
     line: Timeline | None
-    ending: Ending | None
+    ending: JobOutcome | None
     machine: InstanceType | None
     instances: int | None
     metrics: Mapping[tuple[str, str], Series]

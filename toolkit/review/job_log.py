@@ -21,7 +21,7 @@ OF_THE_JOB = frozenset({"start", "checkpoint", "eval", "end"})
 
 
 @dataclass(frozen=True)
-class Warned:
+class WarningCount:
     """Warnings of one code: how many, and the first of them."""
 
     count: int
@@ -29,7 +29,7 @@ class Warned:
 
 
 @dataclass(frozen=True)
-class Told:
+class JobLog:
     """Everything that a review makes use of."""
 
     steps: Table
@@ -40,7 +40,7 @@ class Told:
     gpus: Mapping[int, Table]
     events: Mapping[str, Sequence[Event]]
     """The rare kinds: start, epoch, checkpoint, eval, doctor, error and end."""
-    warnings: Mapping[str, Warned]
+    warnings: Mapping[str, WarningCount]
     stalls: Sequence[Event]
     nccl: Mapping[str | None, NcclLog]
     """What NCCL said on each node, by the name of its log."""

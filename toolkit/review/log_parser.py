@@ -16,7 +16,7 @@ import numpy as np
 from sm_train.entrypoints.common.events import FIELDS, PREFIX
 from sm_train.entrypoints.doctor.nccl_log import parse_nccl_log
 from sm_train.toolkit.jobs.events import UNREADABLE, Event, parse_event
-from sm_train.toolkit.review.job_log import OF_THE_JOB, Column, Table, Told, Warned
+from sm_train.toolkit.review.job_log import OF_THE_JOB, Column, JobLog, Table, WarningCount
 
 _STEP = (
     "time",
@@ -120,7 +120,7 @@ _gpus = partial(_Rows, _GPU, msgspec.structs.astuple)
 
 
 @dataclass
-class _Listener:
+class _LogParser:
     steps: _Rows = field(default_factory=_steps)
     nodes: dict[int, _Rows] = field(default_factory=lambda: defaultdict(_nodes))
     ranks: dict[int, _Rows] = field(default_factory=lambda: defaultdict(_ranks))
@@ -174,21 +174,21 @@ class _Listener:
         )
         self.nccl[node] += islice(said, _NCCL_LINES - len(self.nccl[node]))
 
-    def told(self) -> Told:
+    def told(self) -> JobLog:
         def tables(growing: Mapping[int, _Rows]) -> dict[int, Table]:
             return {node: growing[node].table() for node in sorted(growing)}
 
         def by_time(events: Iterable[Event]) -> list[Event]:
             return sorted(events, key=lambda event: float(event["time"]))
 
-        return Told(
+        return JobLog(
             steps=self.steps.table(),
             nodes=tables(self.nodes),
             ranks=tables(self.ranks),
             gpus=tables(self.gpus),
             events={kind: by_time(events) for kind, events in self.events.items()},
             warnings={
-                code: Warned(count, tuple(by_time(self.examples[code])))
+                code: WarningCount(count, tuple(by_time(self.examples[code])))
                 for code, count in self.warned.most_common()
             },
             stalls=by_time(self.stalls),
@@ -196,12 +196,12 @@ class _Listener:
         )
 
 
-def listen(blocks: Iterable[tuple[str | None, bytes]]) -> Told:
+def parse_log(blocks: Iterable[tuple[str | None, bytes]]) -> JobLog:
     """Read (name of the node's log, whole lines) in any order.
 
     What is no event and not NCCL's is passed over without being taken apart.
     """
-    listener = _Listener()
+    listener = _LogParser()
     for node, block in blocks:
         view, done = memoryview(block), 0
         while (start := block.find(_EVENT, done)) >= 0:

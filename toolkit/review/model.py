@@ -51,7 +51,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Line:
+class Curve:
     """A curve: seconds since the job began, and values; ``low`` and ``high`` are the extremes.
 
     All of one length; a value that is None is a gap in the curve.
@@ -81,7 +81,7 @@ class Chart:
     code: str
     title: str
     unit: str
-    lines: tuple[Line, ...]
+    lines: tuple[Curve, ...]
     full: float | None = None
 
 

@@ -17,7 +17,7 @@ from sm_train.toolkit.review import comparison_table, waterfall
 from sm_train.toolkit.review.charts import PROGRESS, Drawn, clock, draw
 from sm_train.toolkit.review.model import LEVELS, SIGNS, Level, part_label
 from sm_train.toolkit.review.series import Document, drawn
-from sm_train.toolkit.terminal.formatting import dollars, percent, span
+from sm_train.toolkit.terminal.formatting import format_duration, format_percent, format_usd
 
 _WORDS: dict[Level, str] = {
     "good": "Good",
@@ -50,7 +50,7 @@ class _Job:
     began: str
     place: str
     unknown: str
-    steps: list[waterfall.Step]
+    steps: list[waterfall.WaterfallBar]
     charts: list[Drawn]
     events: list[_Event]
     more_events: int
@@ -115,7 +115,7 @@ def _headline(jobs: Sequence[Document]) -> str:
     ]
     if not found:
         found = ["all is well" if counts else "nothing could be judged"]
-    passed = span(sum(job["passed_seconds"] for job in jobs))
+    passed = format_duration(sum(job["passed_seconds"] for job in jobs))
     return f"{_count(len(jobs), 'job')}: {', '.join(found)} · {_spent(jobs)} · {passed}"
 
 
@@ -126,7 +126,7 @@ def _spent(jobs: Sequence[Document]) -> str:
         return "dollars unknown"
     how = "at least " if len(paid) < len(jobs) else ""
     how += "about " if any(job["billable_seconds"] is None for job in paid) else ""
-    return how + dollars(sum(job["billed_usd"] for job in paid))
+    return how + format_usd(sum(job["billed_usd"] for job in paid))
 
 
 def _count(number: int, word: str) -> str:
@@ -150,14 +150,17 @@ def _worst(row: tuple[str, list[tuple[Level, str] | None]]) -> int:
     return min(LEVELS.index(cell[0]) for cell in row[1] if cell)
 
 
-def _shares(jobs: Sequence[Document], parts: Sequence[str]) -> list[comparison_table.Row]:
+def _shares(jobs: Sequence[Document], parts: Sequence[str]) -> list[comparison_table.ComparisonRow]:
     """Where the time of each job went, as rows of the table of figures."""
     rows = []
     for part in parts:
         shares = [_share(job, part) for job in jobs]
         if any(shares):
-            cells = (comparison_table.Cell(None if one is None else percent(one)) for one in shares)
-            rows.append(comparison_table.Row(part_label(part), tuple(cells)))
+            cells = (
+                comparison_table.Cell(None if one is None else format_percent(one))
+                for one in shares
+            )
+            rows.append(comparison_table.ComparisonRow(part_label(part), tuple(cells)))
     return rows
 
 
@@ -207,7 +210,7 @@ def _job(job: Document, anchor: str, parts: Sequence[str]) -> _Job:
         began=datetime.fromtimestamp(job["begin"], UTC).strftime("%Y-%m-%d %H:%M UTC"),
         place=", ".join(where),
         unknown=", ".join(comparison_table.unknown(job)),
-        steps=waterfall.steps(job, parts),
+        steps=waterfall.waterfall_bars(job, parts),
         charts=charts,
         events=[_event(mark, number) for mark, number in numbered if number],
         more_events=more,
@@ -242,8 +245,8 @@ def _event(mark: Document, number: str) -> _Event:
     return _Event(
         number=number,
         kind="restart" if mark["kind"] == "start" else mark["kind"],
-        after=span(mark["time_seconds"]),
-        lasted=span(mark["seconds"]) if mark["seconds"] else "",
+        after=format_duration(mark["time_seconds"]),
+        lasted=format_duration(mark["seconds"]) if mark["seconds"] else "",
         label=mark["label"],
     )
 

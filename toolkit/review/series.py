@@ -14,7 +14,7 @@ Values = Sequence[float | None]
 
 
 @dataclass(frozen=True)
-class Row:
+class SeriesRow:
     """Some curves from ``time_seconds`` on; None where a curve says nothing."""
 
     time_seconds: float
@@ -25,7 +25,7 @@ def thinned(
     curves: Sequence[tuple[Sequence[float], Values]],
     rows: int,
     of_many: Callable[[Iterable[float]], float] = fmean,
-) -> list[Row]:
+) -> list[SeriesRow]:
     """At most ``rows`` rows, each of neighbouring times, whose values become one by ``of_many``."""
     times = sorted({time for own, _ in curves for time in own})
     size = max(1, -(-len(times) // rows))
@@ -38,7 +38,7 @@ def thinned(
                 known[group[time]].append(value)
         columns.append([of_many(some) if some else None for some in known])
     cells = zip(*columns, strict=True)
-    return [Row(time, values) for time, values in zip(times[::size], cells, strict=True)]
+    return [SeriesRow(time, values) for time, values in zip(times[::size], cells, strict=True)]
 
 
 def in_percent(chart: Document) -> Document:

@@ -9,21 +9,21 @@ from typing import Any
 
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.aws.cloudwatch_logs import search
-from sm_train.toolkit.aws.session import at
-from sm_train.toolkit.diagnose.hits import Stream
+from sm_train.toolkit.aws.session import for_region
+from sm_train.toolkit.diagnose.hits import LogStream
 from sm_train.toolkit.diagnose.log_files import log_files
 from sm_train.toolkit.diagnose.log_scanner import whole_lines
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.events import LOG_NAME
 from sm_train.toolkit.jobs.training_job import TrainingJob, jobs_of_run
-from sm_train.toolkit.runs.resolve import find_run
+from sm_train.toolkit.runs.resolve import resolve_run
 
 _PATTERN = '?"SMT " ?"NCCL version" ?"NET/" ?"Using network"'
 """CloudWatch's filter for the lines that are wanted: of a hundred lines of NCCL's about one is."""
 
 
 @dataclass(frozen=True)
-class Source:
+class ReviewSource:
     """One job to review, or one stage of a local run.
 
     ``blocks`` gives (the node's name, whole lines); ``job`` and ``config`` are None for what lies
@@ -36,7 +36,7 @@ class Source:
     config: RunConfig | None = None
 
 
-def here(path: Path) -> list[Source]:
+def here(path: Path) -> list[ReviewSource]:
     """What lies at ``path``: each stage of a local run, or saved logs of one job.
 
     Raises:
@@ -44,23 +44,25 @@ def here(path: Path) -> list[Source]:
     """
     stages = sorted(path.rglob(LOG_NAME), key=lambda log: log.stat().st_mtime)
     if stages:
-        return [Source(str(log.parent), _reader(log_files([log]))) for log in stages]
-    return [Source(str(path), _reader(log_files([path])))]
+        return [ReviewSource(str(log.parent), _reader(log_files([log]))) for log in stages]
+    return [ReviewSource(str(path), _reader(log_files([path])))]
 
 
-def on_sagemaker(session: Any, target: str, region: str) -> list[Source]:
+def on_sagemaker(session: Any, target: str, region: str) -> list[ReviewSource]:
     """The job ``target``, or all jobs of the run that it names.
 
     Raises:
         UserError: there is none, or AWS refuses.
     """
-    run = find_run(session, target, region)
+    run = resolve_run(session, target, region)
     jobs = jobs_of_run(session, run.name)
     jobs = [job for job in jobs if job.name == target] or jobs
     if not jobs:
         raise UserError(f"{target}: nothing was submitted yet; `sm-train submit` it first")
     return [
-        Source(job.name, _follower(at(session, job.region), job.name), job, run.config)
+        ReviewSource(
+            job.name, _follower(for_region(session, job.region), job.name), job, run.config
+        )
         for job in jobs
     ]
 
@@ -73,7 +75,7 @@ def _follower(session: Any, job: str) -> Callable[[], Iterator[tuple[str | None,
     return blocks
 
 
-def _reader(streams: Iterable[Stream]) -> Callable[[], Iterator[tuple[str | None, bytes]]]:
+def _reader(streams: Iterable[LogStream]) -> Callable[[], Iterator[tuple[str | None, bytes]]]:
     def blocks() -> Iterator[tuple[str | None, bytes]]:
         for stream in streams:
             for block in whole_lines(stream.blocks()):

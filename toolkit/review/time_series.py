@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 from sm_train.toolkit.jobs.events import Event
-from sm_train.toolkit.review.job_facts import Facts
+from sm_train.toolkit.review.job_facts import JobFacts
 from sm_train.toolkit.review.job_log import Column
-from sm_train.toolkit.review.model import Chart, Kind, Line, Mark
+from sm_train.toolkit.review.model import Chart, Curve, Kind, Mark
 from sm_train.toolkit.review.verdicts.gpus import utilization
 
 POINTS = 300
@@ -19,7 +19,7 @@ POINTS = 300
 _MARKS = 200
 
 
-def thin(label: str, times: Column, values: Column, begin: float, end: float) -> Line | None:
+def thin(label: str, times: Column, values: Column, begin: float, end: float) -> Curve | None:
     """A curve of means over equal pieces of ``begin`` to ``end``, with their extremes.
 
     A piece without a value is a gap. None where no value is known.
@@ -39,7 +39,7 @@ def thin(label: str, times: Column, values: Column, begin: float, end: float) ->
     with np.errstate(invalid="ignore"):
         means = sums / counts
     there = counts > 0
-    return Line(
+    return Curve(
         label,
         [_digits(width * (index + 0.5)) for index in range(pieces)],
         _points(means, there),
@@ -57,12 +57,12 @@ def _digits(value: float) -> float:
     return float(f"{value:.5g}")
 
 
-def charts(facts: Facts) -> tuple[Chart, ...]:
+def charts(facts: JobFacts) -> tuple[Chart, ...]:
     """Those for which something was measured."""
     return tuple(chart for chart in _charts(facts) if chart.lines)
 
 
-def _charts(facts: Facts) -> Iterator[Chart]:
+def _charts(facts: JobFacts) -> Iterator[Chart]:
     steps = facts.told.steps
     for code, title, unit, column in (
         ("speed", "Speed", "it/s", "iterations_per_second"),
@@ -90,7 +90,7 @@ def _charts(facts: Facts) -> Iterator[Chart]:
         yield Chart(column, title, unit, _lines(facts, rates))
 
 
-def _cloudwatch(facts: Facts, wanted: str) -> dict[str, tuple[Column, Column]]:
+def _cloudwatch(facts: JobFacts, wanted: str) -> dict[str, tuple[Column, Column]]:
     return {
         host: (series.times, series.values)
         for (host, name), series in facts.metrics.items()
@@ -98,12 +98,12 @@ def _cloudwatch(facts: Facts, wanted: str) -> dict[str, tuple[Column, Column]]:
     }
 
 
-def _lines(facts: Facts, pairs: dict[str, tuple[Column, Column]]) -> tuple[Line, ...]:
+def _lines(facts: JobFacts, pairs: dict[str, tuple[Column, Column]]) -> tuple[Curve, ...]:
     lines = (thin(host, *pair, facts.begin, facts.end) for host, pair in pairs.items())
     return tuple(line for line in lines if line is not None)
 
 
-def marks(facts: Facts) -> tuple[Mark, ...]:
+def marks(facts: JobFacts) -> tuple[Mark, ...]:
     """What happened, in order of time; of many checkpoints the newest."""
     told = facts.told
     found = [_mark("start", one, 0.0, _start(one)) for one in told.events["start"]]

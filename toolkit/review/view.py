@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING
 
 from sm_train.cost.timeline import PARTS
 from sm_train.toolkit.review.model import SIGNS, Level, Review, Reviewed, part_label
-from sm_train.toolkit.terminal.formatting import dollars, number, percent, span
+from sm_train.toolkit.terminal.formatting import (
+    format_duration,
+    format_number,
+    format_percent,
+    format_usd,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,7 +41,7 @@ def _show_job(job: Reviewed, console: Console) -> None:
     figures = job.figures
     told = [
         f"{figures.instances} × {figures.instance_type}" if figures.instance_type else "",
-        span(job.end - job.begin),
+        format_duration(job.end - job.begin),
         _cost(job),
         _steps(job),
     ]
@@ -59,7 +64,7 @@ def _cost(job: Reviewed) -> str:
         return ""
     # Without SageMaker's own figure the seconds are those in the log.
     about = "about " if job.figures.billable_seconds is None else ""
-    return about + dollars(job.figures.billed_usd)
+    return about + format_usd(job.figures.billed_usd)
 
 
 def _sign(level: Level) -> str:
@@ -86,20 +91,20 @@ def _bar(job: Reviewed, console: Console) -> None:
         share = seconds[part] / whole
         bar.append("█" * round(share * _BAR), style=colour)
         if share >= 0.005:
-            words.append(f"{part_label(part)} {percent(share)}  ", style=colour)
+            words.append(f"{part_label(part)} {format_percent(share)}  ", style=colour)
     console.print(bar)
     console.print(words)
 
 
 _COMPARED = (
-    ("it/s", "iterations_per_second", number),
+    ("it/s", "iterations_per_second", format_number),
     ("images/s", "images_per_second", lambda value: f"{value:,.0f}"),
-    ("goodput", "goodput", percent),
-    ("GPUs", "gpu_utilization", percent),
-    ("MFU", "mfu", percent),
-    ("data wait", "data_wait_share", percent),
+    ("goodput", "goodput", format_percent),
+    ("GPUs", "gpu_utilization", format_percent),
+    ("MFU", "mfu", format_percent),
+    ("data wait", "data_wait_share", format_percent),
     ("loss", "loss", lambda value: f"{value:.4f}"),
-    ("cost", "billed_usd", dollars),
+    ("cost", "billed_usd", format_usd),
 )
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from sm_train.toolkit.report_html.svg import PARTS
 from sm_train.toolkit.review.model import part_label
 from sm_train.toolkit.review.series import Document
-from sm_train.toolkit.terminal.formatting import dollars, percent, span
+from sm_train.toolkit.terminal.formatting import format_duration, format_percent, format_usd
 
 
 @dataclass(frozen=True)
-class Step:
+class WaterfallBar:
     """A bar: ``start`` and ``width`` are percent of all seconds."""
 
     label: str
@@ -25,17 +25,19 @@ class Step:
     width: float
 
 
-def steps(job: Document, parts: Sequence[str]) -> list[Step]:
+def waterfall_bars(job: Document, parts: Sequence[str]) -> list[WaterfallBar]:
     """All seconds, what was lost of them part by part, and what was left; [] where unknown."""
     seconds = job["seconds"] or {}
     total = sum(seconds.values())
     if total <= 0:
         return []
 
-    def step(label: str, ink: str, own: float, start: float) -> Step:
-        usd = None if job["billed_usd"] is None else dollars(job["billed_usd"] * own / total)
+    def step(label: str, ink: str, own: float, start: float) -> WaterfallBar:
+        usd = None if job["billed_usd"] is None else format_usd(job["billed_usd"] * own / total)
         width = 100 * own / total
-        return Step(label, span(own), percent(own / total), usd, ink, start, width)
+        return WaterfallBar(
+            label, format_duration(own), format_percent(own / total), usd, ink, start, width
+        )
 
     whole = "billed" if job["billable_seconds"] is not None else "passed"
     found = [step(whole, "muted", total, 0.0)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.costing.spent import spent_usd
 from sm_train.toolkit.jobs.training_job import jobs_since
-from sm_train.toolkit.terminal.formatting import dollars
+from sm_train.toolkit.terminal.formatting import format_usd
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,6 +59,6 @@ def show_runs(runs: list[dict[str, Any]], region: str, console: Console) -> None
             + ("" if run["region"] == region else f" in {run['region']}"),
             str(run["jobs"]),
             run["created"][:16].replace("T", " "),
-            dollars(run["spent_usd"]),
+            format_usd(run["spent_usd"]),
         )
     console.print(table)

@@ -60,14 +60,14 @@ class Policy:
 
 
 @dataclass(frozen=True)
-class Wait:
+class NoAction:
     """Nothing to do now."""
 
     words: str
 
 
 @dataclass(frozen=True)
-class Start:
+class StartJob:
     """Start the stage's next job."""
 
     stage: str
@@ -80,7 +80,7 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Stop:
+class StopJob:
     """Let the live job checkpoint and end."""
 
     job: TrainingJob
@@ -89,17 +89,17 @@ class Stop:
 
 
 @dataclass(frozen=True)
-class End:
+class Finish:
     """Nothing more will happen by itself."""
 
     exit_code: ExitCode
     words: str
 
 
-Action = Wait | Start | Stop | End
+Action = NoAction | StartJob | StopJob | Finish
 
 
-def decide(
+def next_action(
     stages: Sequence[StageState],
     policy: Policy,
     cause_of: Callable[[TrainingJob], Cause],
@@ -112,20 +112,20 @@ def decide(
     """
     stage = current(stages)
     if stage is None:
-        return End(ExitCode.OK, "the run is done")
+        return Finish(ExitCode.OK, "the run is done")
     job = stage.job
     over = policy.budget_stops and _over_budget(policy, spent_usd)
     if job is not None and job.live:
         return _live(stage, job, over)
     if over:
         words = f"{stage.name} is not done and budget.usd is spent; raise it to go on"
-        return End(ExitCode.OVER_BUDGET, words)
+        return Finish(ExitCode.OVER_BUDGET, words)
     if job is None:
         return _next_stage(stages, stage, policy)
     cause = _cause(stage, job, cause_of)
     if not cause.retryable:
         code = ExitCode.OK if cause.code == USER else ExitCode.JOB_FAILED
-        return End(code, f"{job.name}: {cause.words}")
+        return Finish(code, f"{job.name}: {cause.words}")
     return _again(stage, job, cause, policy, now)
 
 
@@ -135,21 +135,21 @@ def _over_budget(policy: Policy, spent_usd: float) -> bool:
 
 def _live(stage: StageState, job: TrainingJob, over: bool) -> Action:
     if stage.state == "stopping":
-        return Wait(f"{job.name} is stopping")
+        return NoAction(f"{job.name} is stopping")
     if over:
-        return Stop(job, BUDGET, f"{job.name} has spent the budget: it checkpoints and ends")
+        return StopJob(job, BUDGET, f"{job.name} has spent the budget: it checkpoints and ends")
     if stage.state == "stalled":
-        return Stop(job, STALL, f"{job.name} is silent since step {stage.step}: it is ended")
-    return Wait(f"{job.name} is {stage.state}")
+        return StopJob(job, STALL, f"{job.name} is silent since step {stage.step}: it is ended")
+    return NoAction(f"{job.name} is {stage.state}")
 
 
 def _next_stage(stages: Sequence[StageState], stage: StageState, policy: Policy) -> Action:
     before = [one.job for one in stages[: stages.index(stage)]]
     if not before or before[-1] is None or not before[-1].chain:
-        return End(ExitCode.OK, f"paused before {stage.name}: nothing runs, nothing is billed")
+        return Finish(ExitCode.OK, f"paused before {stage.name}: nothing runs, nothing is billed")
     words = f"{stage.name} is next"
     place = before[-1].place % policy.places
-    return Start(stage.name, 1, stage.resumes_from, "chain", words, chain=True, place=place)
+    return StartJob(stage.name, 1, stage.resumes_from, "chain", words, chain=True, place=place)
 
 
 def _cause(stage: StageState, job: TrainingJob, cause_of: Callable[[TrainingJob], Cause]) -> Cause:
@@ -180,9 +180,9 @@ def _cause(stage: StageState, job: TrainingJob, cause_of: Callable[[TrainingJob]
 def _again(
     stage: StageState, job: TrainingJob, cause: Cause, policy: Policy, now: datetime
 ) -> Action:
-    fruitless = fruitless_attempts(stage)
+    fruitless = attempts_without_progress(stage)
     if fruitless >= policy.attempts:
-        return End(
+        return Finish(
             ExitCode.CAPACITY if cause.moves else ExitCode.JOB_FAILED,
             f"{job.name}: {cause.words}; {fruitless} jobs in a row left no newer checkpoint "
             "(recovery.attempts); mend the cause, then `sm-train resume`",
@@ -193,15 +193,15 @@ def _again(
     due = (job.ended or job.created) + delay
     if now < due:
         seconds = (due - now).total_seconds()
-        return Wait(f"{job.name} {cause.words}; the next job starts in {seconds:.0f} s")
+        return NoAction(f"{job.name} {cause.words}; the next job starts in {seconds:.0f} s")
     place = (job.place + cause.moves) % policy.places
     words = f"{job.name} {cause.words}" + ("; it moves" if place != job.place else "")
-    return Start(
+    return StartJob(
         stage.name, job.attempt + 1, stage.resumes_from, cause.code, words, job.chain, place
     )
 
 
-def fruitless_attempts(stage: StageState) -> int:
+def attempts_without_progress(stage: StageState) -> int:
     """Jobs in a row, up to the newest, that left no checkpoint newer than the one they began with.
 
     The tag says what a job began with; the first job of a stage has none and began with nothing.

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from sm_train.estimators.config.naming import checkpoint_uri, staging_bucket
-from sm_train.estimators.config.placement import Place, places
-from sm_train.estimators.config.schema import RunConfig, Stage
-from sm_train.toolkit.aws.session import at, open_session, resolve_region
+from sm_train.estimators.config.placement import Placement, placements
+from sm_train.estimators.config.schema import RunConfig, StageSection
+from sm_train.toolkit.aws.session import for_region, open_session, resolve_region
 from sm_train.toolkit.costing.price_table import price_table
-from sm_train.toolkit.costing.spent import known_usd, projected_usd, spent_usd
+from sm_train.toolkit.costing.spent import known_spent_usd, projected_usd, spent_usd
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.jobs.checkpoints import newest_stored
-from sm_train.toolkit.jobs.launch_record import Record, read_record
+from sm_train.toolkit.jobs.checkpoints import latest_stored
+from sm_train.toolkit.jobs.launch_record import LaunchRecord, read_record
 from sm_train.toolkit.jobs.live_events import last_words, read_live
-from sm_train.toolkit.jobs.live_state import Live
+from sm_train.toolkit.jobs.live_state import LiveState
 from sm_train.toolkit.jobs.stage_state import StageState, current, live_or_newest, stage_state
 from sm_train.toolkit.jobs.training_job import TrainingJob, jobs_of_run, server_time
 from sm_train.toolkit.run_file import RUN_FILE_ENDINGS, load
@@ -36,14 +36,14 @@ class Run:
     region: str
     bucket: str
     config: RunConfig
-    record: Record | None
+    record: LaunchRecord | None
     """What was submitted last; None where nothing was."""
 
     @property
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[Placement, ...]:
         """Where its code is: those of what was submitted, whatever the file says by now."""
         config = self.record.config if self.record is not None else self.config
-        return places(config, self.region)
+        return placements(config, self.region)
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class RunState:
     projected_usd: float | None
     now: datetime
     """By AWS's clock."""
-    live: Live
+    live: LiveState
     """What the newest job of the stage that is not done has said."""
 
     @property
@@ -67,7 +67,7 @@ class RunState:
         return current(self.stages)
 
 
-def find_run(session: Any, target: str, region: str) -> Run:
+def resolve_run(session: Any, target: str, region: str) -> Run:
     """The run that ``target`` means: a run file, a run's name, or a job's.
 
     By name it is found from any of its regions: what jobs are tagged with says which is its own.
@@ -85,7 +85,7 @@ def find_run(session: Any, target: str, region: str) -> Run:
             "`sm-train list` shows what there is"
         )
     home, own = _home(jobs)
-    record = read_record(at(session, home), own, name, jobs[-1].name) if own else None
+    record = read_record(for_region(session, home), own, name, jobs[-1].name) if own else None
     if own is None or record is None:
         raise UserError(f"{name}: {jobs[-1].name} left no record in S3; give the run file instead")
     return Run(name, home, own, record.config, record)
@@ -111,7 +111,7 @@ def is_run_file(target: str) -> bool:
 
 def read_state(session: Any, run: Run) -> RunState:
     """Ask AWS where the run is; logs are read of its newest jobs only."""
-    session = at(session, run.region)
+    session = for_region(session, run.region)
     now = server_time(session)
     jobs = jobs_of_run(session, run.name)
     said = {stage.name: _said(session, stage, jobs) for stage in run.config.stages}
@@ -124,34 +124,34 @@ def read_state(session: Any, run: Run) -> RunState:
         run,
         stages,
         spent_usd(jobs, prices, now),
-        known_usd((job for stage in stages for job in stage.jobs), prices, now),
-        projected_usd(places(run.config, run.region), stages, prices, now),
+        known_spent_usd((job for stage in stages for job in stage.jobs), prices, now),
+        projected_usd(placements(run.config, run.region), stages, prices, now),
         now,
-        said[newest.name] if newest else Live(),
+        said[newest.name] if newest else LiveState(),
     )
 
 
-def _said(session: Any, stage: Stage, jobs: Sequence[TrainingJob]) -> Live:
+def _said(session: Any, stage: StageSection, jobs: Sequence[TrainingJob]) -> LiveState:
     job = live_or_newest([job for job in jobs if job.stage == stage.name])
-    return read_live(at(session, job.region), job.name) if job is not None else Live()
+    return read_live(for_region(session, job.region), job.name) if job is not None else LiveState()
 
 
-def stages_in_silence(session: Any, run: Run) -> tuple[StageState, ...]:
+def stages_without_logs(session: Any, run: Run) -> tuple[StageState, ...]:
     """Where each stage is by its jobs and checkpoints alone: no log is read."""
     jobs, now = jobs_of_run(session, run.name), server_time(session)
-    return tuple(_stage(session, run, stage, jobs, Live(), now) for stage in run.config.stages)
+    return tuple(_stage(session, run, stage, jobs, LiveState(), now) for stage in run.config.stages)
 
 
 def _stage(
     session: Any,
     run: Run,
-    stage: Stage,
+    stage: StageSection,
     jobs: Sequence[TrainingJob],
-    said: Live,
+    said: LiveState,
     now: datetime,
 ) -> StageState:
     own = [job for job in jobs if job.stage == stage.name]
-    stored = newest_stored(session, checkpoint_uri(run.config, stage, run.bucket), own)
+    stored = latest_stored(session, checkpoint_uri(run.config, stage, run.bucket), own)
     return stage_state(
         stage.name,
         stage.iterations,
@@ -184,8 +184,8 @@ def open_run(target: str, options: dict[str, Any]) -> tuple[Any, Run]:
         session, region = _open(config.region, options)
         return session, _run_of(session, config, region)
     session, region = _open(None, options)
-    run = find_run(session, target, region)
-    return at(session, run.region), run
+    run = resolve_run(session, target, region)
+    return for_region(session, run.region), run
 
 
 def open_session_for(target: str, options: dict[str, Any]) -> tuple[Any, str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_train.toolkit.jobs.stage_state import StageState
 from sm_train.toolkit.runs.resolve import RunState
-from sm_train.toolkit.terminal.formatting import dollars, number, span
+from sm_train.toolkit.terminal.formatting import format_duration, format_number, format_usd
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -76,8 +76,8 @@ def show_status(state: RunState, console: Console) -> None:
             f"{stage.step:,}",
             f"{stage.iterations:,}",
             "" if stage.stored.step is None else f"{stage.stored.step:,}",
-            number(stage.words.iterations_per_second) if stage.words.step else "",
-            "" if left is None or stage.state == "done" else span(left),
+            format_number(stage.words.iterations_per_second) if stage.words.step else "",
+            "" if left is None or stage.state == "done" else format_duration(left),
             str(len(stage.jobs)),
         )
     console.print(table)
@@ -104,7 +104,7 @@ def _words(state: RunState) -> list[str]:
             f"  {folder} is passed over: {reason}" for folder, reason in stage.stored.passed_over
         ]
     lines.append(
-        f"spent {dollars(state.spent_usd)}, in the end about {dollars(state.projected_usd)}"
+        f"spent {format_usd(state.spent_usd)}, in the end about {format_usd(state.projected_usd)}"
     )
     if (command := next_command(state)) is not None:
         lines.append(f"next: {command}")

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.terminal.console import people
+from sm_train.toolkit.terminal.console import stderr_console
 
 if TYPE_CHECKING:
-    from sm_train.entrypoints.models.sampling import Source
+    from sm_train.entrypoints.models.sampling import ModelSource
 
 
 def require_file_place(out: Path, kind: str) -> None:
@@ -25,7 +25,7 @@ def require_file_place(out: Path, kind: str) -> None:
         raise UserError(f"--out: {out.parent}: no such folder; make it first")
 
 
-def find_source(checkpoint: Path) -> Source:
+def find_source(checkpoint: Path) -> ModelSource:
     """What is drawn from.
 
     Raises:
@@ -45,7 +45,7 @@ def find_source(checkpoint: Path) -> Source:
 
 
 def draw_images(
-    source: Source, prompts: Sequence[str], *, steps: int, guidance: float, seed: int
+    source: ModelSource, prompts: Sequence[str], *, steps: int, guidance: float, seed: int
 ) -> list[Any]:
     """One PIL image for each prompt.
 
@@ -56,17 +56,17 @@ def draw_images(
     from sm_train.entrypoints.checkpointing.manifest import CheckpointError
     from sm_train.entrypoints.models import sampling
 
-    console = people()
+    console = stderr_console()
     try:
         pipeline = sampling.load(source)
     except CheckpointError as error:
         raise UserError(str(error)) from None
     images: list[Any] = []
-    how = sampling.How(steps, guidance, seed)
+    how = sampling.SamplingOptions(steps, guidance, seed)
     said = f"drawing from {(source.checkpoint or source.model).name}"
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(said, total=len(prompts))
-        for some in sampling.draw(pipeline, prompts, how):
+        for some in sampling.generate(pipeline, prompts, how):
             images += some
             bar.advance(task, len(some))
     return images

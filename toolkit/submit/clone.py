@@ -9,12 +9,12 @@ from itertools import count
 from typing import Any
 
 from sm_train.estimators.bundle.bundle import DOCUMENT, EXPECTED, Bundle, bundle_again, unpack
-from sm_train.estimators.config.load import RunFileError, changed
+from sm_train.estimators.config.load import RunFileError, with_changes
 from sm_train.estimators.config.naming import staging_bucket
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.launcher import pytorch_version
 from sm_train.estimators.request.training import code_uri
-from sm_train.toolkit.aws.session import refusals_in_words, split_uri
+from sm_train.toolkit.aws.session import split_uri, translate_aws_errors
 from sm_train.toolkit.errors import UserError
 
 
@@ -29,7 +29,7 @@ def clone(
     Raises:
         UserError: no such job, not one of ours, or a change does not fit.
     """
-    with refusals_in_words(f"--clone: {job}"):
+    with translate_aws_errors(f"--clone: {job}"):
         description = session.client("sagemaker").describe_training_job(TrainingJobName=job)
         uri = code_uri(description)
         if uri is None:
@@ -48,14 +48,14 @@ def clone(
     document = json.loads(files[DOCUMENT])
     document.pop(EXPECTED, None)
     try:
-        config = changed(document, changes, job)
+        config = with_changes(document, changes, job)
         if config.name == document["name"] and not _names(changes):
             name = _free_name(session, config, region)
-            config = changed(document, [*changes, f"name={name}"], job)
+            config = with_changes(document, [*changes, f"name={name}"], job)
     except RunFileError as error:
         raise UserError(str(error)) from None
     version = pytorch_version(config)
-    same = version == pytorch_version(changed(document, (), job))
+    same = version == pytorch_version(with_changes(document, (), job))
     bundle = bundle_again(archive, config, version, same_image=same)
     return config, bundle, tags.get("sm-train:commit")
 
@@ -69,7 +69,7 @@ def _free_name(session: Any, config: RunConfig, region: str) -> str:
     bucket = staging_bucket(config, region)
     client = session.client("s3")
     stem = re.sub(r"-r\d+$", "", config.name)
-    with refusals_in_words(f"bucket {bucket}"):
+    with translate_aws_errors(f"bucket {bucket}"):
         for number in count(2):
             name = f"{stem}-r{number}"
             found = client.list_objects_v2(Bucket=bucket, Prefix=f"{name}/", MaxKeys=1)

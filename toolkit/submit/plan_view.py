@@ -13,12 +13,12 @@ from sm_train.estimators.config.naming import ROLE_NOT_SET
 from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.submit.submission import Submission
 from sm_train.toolkit.terminal.formatting import (
-    days,
-    dollar_range,
-    dollars,
-    number,
-    span,
-    total_dollars,
+    format_days,
+    format_duration,
+    format_number,
+    format_total_usd,
+    format_usd,
+    format_usd_range,
 )
 
 if TYPE_CHECKING:
@@ -69,10 +69,10 @@ def _stage_table(submission: Submission) -> Any:
             str(priced["instances"] * gpus),
             str(priced["effective_batch_size"]),
             f"{stage.iterations:,}",
-            number(priced["iterations_per_second"]),
-            days(priced["billable_seconds"]),
-            dollars(priced["cost_usd"]),
-            dollar_range(priced),
+            format_number(priced["iterations_per_second"]),
+            format_days(priced["billable_seconds"]),
+            format_usd(priced["cost_usd"]),
+            format_usd_range(priced),
         )
     total = document["total"]
     table.add_row(
@@ -82,9 +82,9 @@ def _stage_table(submission: Submission) -> Any:
         "",
         "",
         "",
-        days(total["wall_seconds"]),
-        total_dollars(total),
-        dollar_range(total),
+        format_days(total["wall_seconds"]),
+        format_total_usd(total),
+        format_usd_range(total),
     )
     return table
 
@@ -98,7 +98,7 @@ def _facts(submission: Submission) -> list[tuple[str, str]]:
         ("data", f"{config.data.uri} (FastFile, ShardedByS3Key)"),
         ("checkpoints", f"{request['CheckpointConfig']['S3Uri']}, every {config.checkpoint.every}"),
         ("capacity", f"{config.cluster.capacity}, {config.cluster.retries} retries"),
-        ("at most", f"{span(config.cluster.max_runtime)} for each job"),
+        ("at most", f"{format_duration(config.cluster.max_runtime)} for each job"),
         (
             "bundle",
             f"{len(bundle.files)} files, {len(bundle.archive):,} bytes, "
@@ -120,7 +120,7 @@ def _alternatives(submission: Submission) -> list[tuple[str, str]]:
     for name in config.cluster.instance_types:
         count = config.cluster.instances_of(name, first.instances)
         price = hourly_price(name, purchase, prices).usd_per_instance_hour
-        cost = "price unknown" if price is None else f"{dollars(float(price * count))} an hour"
+        cost = "price unknown" if price is None else f"{format_usd(float(price * count))} an hour"
         hourly[name] = f"{count} × {name}, {cost}"
     [planned, *others] = hourly.values()
     return [
@@ -139,7 +139,7 @@ def _fallbacks(submission: Submission) -> list[tuple[str, str]]:
         price = hourly_price(cluster.instance_type, purchase, price_table()).usd_per_instance_hour
         cost = "price unknown"
         if price is not None:
-            cost = f"{dollars(float(price * stage.instances))} an hour"
+            cost = f"{format_usd(float(price * stage.instances))} an hour"
         label = f"fallback {place.number}"
         rows.append((label, f"{place.machines(first.name)}, {cluster.capacity}; {cost}"))
     return rows

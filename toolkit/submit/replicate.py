@@ -16,11 +16,11 @@ from typing import Any
 
 from sm_train.estimators.bundle.bundle import ARCHIVE_NAME
 from sm_train.estimators.request.training import TrainingRequest, staged_uri
-from sm_train.toolkit.aws.session import at, refusals_in_words, split_uri
+from sm_train.toolkit.aws.session import for_region, split_uri, translate_aws_errors
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.checkpoints import MARKER
 from sm_train.toolkit.jobs.stage_state import StageState
-from sm_train.toolkit.submit.submission import Elsewhere
+from sm_train.toolkit.submit.submission import FallbackTarget
 
 Progress = Callable[[int, int], None]
 """Is told of bytes: those that are there, and all."""
@@ -32,7 +32,7 @@ _PARTS_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
-class Folder:
+class FolderCopy:
     """What lies below ``source``, in ``region``, and where it has to lie."""
 
     source: str
@@ -46,7 +46,7 @@ class _Object:
     written: datetime
 
 
-def bring(
+def replicate_inputs(
     session: Any,
     request: TrainingRequest,
     region: str,
@@ -60,13 +60,15 @@ def bring(
         UserError: AWS refuses, or something was not there any more.
     """
     copied = [
-        _copy(at(session, folder.region), at(session, region), folder, progress)
-        for folder in needed(request, stages)
+        _copy(for_region(session, folder.region), for_region(session, region), folder, progress)
+        for folder in required_copies(request, stages)
     ]
     return any(copied)
 
 
-def stage_elsewhere(session: Any, elsewhere: Sequence[Elsewhere], sent: TrainingRequest) -> None:
+def stage_fallback_code(
+    session: Any, elsewhere: Sequence[FallbackTarget], sent: TrainingRequest
+) -> None:
     """Leave the run's code at each fallback, too, as ``sent`` has it at the run's own place.
 
     Raises:
@@ -75,17 +77,17 @@ def stage_elsewhere(session: Any, elsewhere: Sequence[Elsewhere], sent: Training
     own = staged_uri(sent)
     drivers = [one for one in sent["InputDataConfig"] if one["ChannelName"] == "sm_drivers"]
     for one in elsewhere:
-        there, staged = at(session, one.place.region), one.staged(own)
+        there, staged = for_region(session, one.place.region), one.staged(own)
         bucket, key = split_uri(f"{staged}/code/{ARCHIVE_NAME}")
-        with refusals_in_words(f"{one.place.where}: s3://{bucket}/{key}"):
+        with translate_aws_errors(f"{one.place.where}: s3://{bucket}/{key}"):
             there.client("s3").put_object(Bucket=bucket, Key=key, Body=one.bundle.archive)
         if drivers:
             region = session.region_name
-            folder = Folder(f"{own}/sm_drivers", region, f"{staged}/sm_drivers")
+            folder = FolderCopy(f"{own}/sm_drivers", region, f"{staged}/sm_drivers")
             _copy(session, there, folder, lambda done, total: None)
 
 
-def needed(request: TrainingRequest, stages: Sequence[StageState]) -> list[Folder]:
+def required_copies(request: TrainingRequest, stages: Sequence[StageState]) -> list[FolderCopy]:
     """The newest checkpoint of the request's stage, and what it takes of the stage before, where
     these lie at another place.
     """
@@ -95,20 +97,20 @@ def needed(request: TrainingRequest, stages: Sequence[StageState]) -> list[Folde
     found = []
     if own.step is not None and own.uri != target:
         name = f"step-{own.step:08d}"
-        found.append(Folder(f"{own.uri}/{name}", own.region, f"{target}/{name}"))
+        found.append(FolderCopy(f"{own.uri}/{name}", own.region, f"{target}/{name}"))
     for channel in request["InputDataConfig"]:
         if channel["ChannelName"] in ("previous", "previous_state"):
             uri = channel["DataSource"]["S3DataSource"]["S3Uri"].rstrip("/")
             prefix, _, name = uri.rpartition("/")
             before = stages[index - 1].stored
             if before.uri != prefix:
-                found.append(Folder(f"{before.uri}/{name}", before.region, uri))
+                found.append(FolderCopy(f"{before.uri}/{name}", before.region, uri))
     return found
 
 
-def _copy(here: Any, there: Any, folder: Folder, progress: Progress) -> bool:
+def _copy(here: Any, there: Any, folder: FolderCopy, progress: Progress) -> bool:
     """Copy what is not there yet; returns whether there was anything."""
-    with refusals_in_words(f"copying {folder.source} to {folder.target}"):
+    with translate_aws_errors(f"copying {folder.source} to {folder.target}"):
         objects, copied = _objects(here, folder.source), _objects(there, folder.target)
         todo = [
             name
@@ -162,7 +164,7 @@ class _Done:
         self._progress(self._done, self._total)
 
 
-def _transfer(here: Any, there: Any, folder: Folder, names: Sequence[str], done: _Done) -> None:
+def _transfer(here: Any, there: Any, folder: FolderCopy, names: Sequence[str], done: _Done) -> None:
     """Ask S3 for the copies, in parts where they are large, and wait for all of them."""
     from boto3.s3.transfer import TransferConfig, create_transfer_manager
 

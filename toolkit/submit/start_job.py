@@ -9,16 +9,16 @@ from dataclasses import replace
 from typing import Any
 
 from sm_train.estimators.config.naming import job_name
-from sm_train.estimators.config.placement import places
+from sm_train.estimators.config.placement import placements
 from sm_train.estimators.request.training import TrainingRequest
-from sm_train.toolkit.aws.session import at, refusals_in_words
+from sm_train.toolkit.aws.session import for_region, translate_aws_errors
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.jobs.launch_record import (
     CLAIM_SECONDS,
     FREE,
     GIVEN_UP,
     ClaimedError,
-    Record,
+    LaunchRecord,
     claim,
     give_up,
     read_claim,
@@ -31,14 +31,14 @@ from sm_train.toolkit.jobs.training_job import (
     described,
     is_foreign,
 )
-from sm_train.toolkit.runs.remediation import Start
+from sm_train.toolkit.runs.remediation import StartJob
 
 
 class QuotaError(UserError):
     """The account may have no such machines in the region."""
 
 
-def repeat(session: Any, bucket: str, record: Record, start: Start) -> str:
+def start_next_job(session: Any, bucket: str, record: LaunchRecord, start: StartJob) -> str:
     """Start the stage's next job by what is staged already; returns its name.
 
     ``session`` and ``bucket`` are those of the run's own place, wherever the job goes. A name is
@@ -50,19 +50,19 @@ def repeat(session: Any, bucket: str, record: Record, start: Start) -> str:
         UserError: somebody else is starting it, its stage is not staged, or AWS refuses.
     """
     region = region_of(session, record, start.place)
-    start = with_free_name(session, bucket, record.document["name"], region, start)
+    start = resolve_job_name(session, bucket, record.document["name"], region, start)
     request = recorded_request(record, start)
     name: str = request["TrainingJobName"]
     claimed = replace(record, place=start.place)
     mine = claim(session, bucket, name, claimed)
-    with freed_if_refused(session, bucket, name, claimed, mine):
-        create(at(session, region), request)
+    with release_claim_on_rejection(session, bucket, name, claimed, mine):
+        create(for_region(session, region), request)
     return name
 
 
 @contextmanager
-def freed_if_refused(
-    session: Any, bucket: str, job: str, record: Record, mine: str
+def release_claim_on_rejection(
+    session: Any, bucket: str, job: str, record: LaunchRecord, mine: str
 ) -> Iterator[None]:
     """Free the job's name, that ``mine`` claimed, where AWS clearly says that it starts no job."""
     try:
@@ -74,12 +74,12 @@ def freed_if_refused(
         raise
 
 
-def region_of(session: Any, record: Record, place: int) -> str:
+def region_of(session: Any, record: LaunchRecord, place: int) -> str:
     """The region of one of the run's places; ``session`` is that of its own."""
-    return places(record.config, session.region_name)[place].region
+    return placements(record.config, session.region_name)[place].region
 
 
-def with_free_name(session: Any, bucket: str, run: str, region: str, start: Start) -> Start:
+def resolve_job_name(session: Any, bucket: str, run: str, region: str, start: StartJob) -> StartJob:
     """``start``, with the next number if a job that is not of this run has its name in ``region``,
     or if somebody claimed it for another place and never started it.
 
@@ -87,23 +87,23 @@ def with_free_name(session: Any, bucket: str, run: str, region: str, start: Star
         ClaimedError: somebody did start it at another place, or is about to.
     """
     name = job_name(run, start.stage, start.attempt)
-    if is_foreign(at(session, region), name):
+    if is_foreign(for_region(session, region), name):
         later = replace(start, attempt=start.attempt + 1)
-        return with_free_name(session, bucket, run, region, later)
+        return resolve_job_name(session, bucket, run, region, later)
     before = read_claim(session, bucket, run, name)
     if before is None or before.record.place in (start.place, FREE):
         return start
     if before.record.place != GIVEN_UP:
         elsewhere = region_of(session, before.record, before.record.place)
-        started = described(at(session, elsewhere), name) is not None
+        started = described(for_region(session, elsewhere), name) is not None
         if started or before.age < CLAIM_SECONDS:
             raise ClaimedError(f"{name}: somebody else starts it in {elsewhere}; look again")
         give_up(session, bucket, name, before)
     later = replace(start, attempt=start.attempt + 1)
-    return with_free_name(session, bucket, run, region, later)
+    return resolve_job_name(session, bucket, run, region, later)
 
 
-def recorded_request(record: Record, start: Start) -> TrainingRequest:
+def recorded_request(record: LaunchRecord, start: StartJob) -> TrainingRequest:
     """The request of the stage's next job.
 
     Raises:
@@ -115,10 +115,10 @@ def recorded_request(record: Record, start: Start) -> TrainingRequest:
             f"{start.stage}: it starts another way than the stages before, so its code is not "
             f"staged; `sm-train submit` the run file with --stage {start.stage}"
         )
-    return numbered(deepcopy(requests[start.stage]), record.document["name"], start)
+    return with_attempt(deepcopy(requests[start.stage]), record.document["name"], start)
 
 
-def numbered(request: TrainingRequest, run: str, start: Start) -> TrainingRequest:
+def with_attempt(request: TrainingRequest, run: str, start: StartJob) -> TrainingRequest:
     """``request`` as the job that ``start`` asks for."""
     said = {FROM_STEP_TAG: str(start.from_step), CAUSE_TAG: start.cause}
     if start.chain:
@@ -139,7 +139,7 @@ def create(session: Any, request: TrainingRequest) -> None:
     """
     from botocore.exceptions import ClientError
 
-    with refusals_in_words("CreateTrainingJob"):
+    with translate_aws_errors("CreateTrainingJob"):
         try:
             session.client("sagemaker").create_training_job(**request)
         except ClientError as error:

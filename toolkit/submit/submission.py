@@ -10,10 +10,10 @@ from typing import Any
 from sm_train.cost.estimate import Estimate
 from sm_train.cost.json_document import as_document
 from sm_train.estimators.bundle.bundle import Bundle, bundle_again, run_document
-from sm_train.estimators.config.placement import Place, places
-from sm_train.estimators.config.schema import RunConfig, Stage
+from sm_train.estimators.config.placement import Placement, placements
+from sm_train.estimators.config.schema import RunConfig, StageSection
 from sm_train.estimators.request.images import image_uri
-from sm_train.estimators.request.launcher import Launch, launch, pytorch_version
+from sm_train.estimators.request.launcher import LaunchPlan, launch_plan, pytorch_version
 from sm_train.estimators.request.training import (
     TrainingRequest,
     request_elsewhere,
@@ -21,9 +21,9 @@ from sm_train.estimators.request.training import (
     training_request,
     training_requests,
 )
-from sm_train.toolkit.costing.run_price import price
+from sm_train.toolkit.costing.run_price import estimate_run
 from sm_train.toolkit.errors import ExitCode, UserError
-from sm_train.toolkit.jobs.launch_record import Record
+from sm_train.toolkit.jobs.launch_record import LaunchRecord
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,14 @@ class Submission:
 
     config: RunConfig
     region: str
-    stages: tuple[Stage, ...]
-    launches: tuple[Launch, ...]
+    stages: tuple[StageSection, ...]
+    launches: tuple[LaunchPlan, ...]
     requests: tuple[TrainingRequest, ...]
     bundle: Bundle
     image: str
     commit: str | None
     cost: Estimate
-    elsewhere: tuple[Elsewhere, ...]
+    elsewhere: tuple[FallbackTarget, ...]
 
     def as_dict(self) -> dict[str, Any]:
         """The contract of ``submit --dry-run --json``."""
@@ -62,10 +62,10 @@ class Submission:
 
 
 @dataclass(frozen=True)
-class Elsewhere:
+class FallbackTarget:
     """The run at one of its fallbacks, with the bundle and the image that its jobs get there."""
 
-    place: Place
+    place: Placement
     bundle: Bundle
     image: str
 
@@ -99,7 +99,7 @@ class Elsewhere:
     def cost(self, stated: RunConfig, names: Sequence[str]) -> Estimate:
         """The estimate of the stages called ``names``, if they were all there."""
         stages = tuple(one for one in self.place.config.stages if one.name in names)
-        return price(self.place.config, self.place.region, stages, stated=stated)
+        return estimate_run(self.place.config, self.place.region, stages, stated=stated)
 
 
 def prepare(
@@ -129,12 +129,12 @@ def prepare(
         config=config,
         region=region,
         stages=stages,
-        launches=tuple(launch(config, stage) for stage in stages),
+        launches=tuple(launch_plan(config, stage) for stage in stages),
         requests=requests,
         bundle=bundle,
         image=image,
         commit=commit,
-        cost=price(config, region, stages),
+        cost=estimate_run(config, region, stages),
         elsewhere=_elsewhere(config, region, bundle),
     )
     own = dict(zip([stage.name for stage in stages], requests, strict=True))
@@ -146,14 +146,14 @@ def prepare(
     return submission
 
 
-def _elsewhere(config: RunConfig, region: str, bundle: Bundle) -> tuple[Elsewhere, ...]:
+def _elsewhere(config: RunConfig, region: str, bundle: Bundle) -> tuple[FallbackTarget, ...]:
     """The run at its fallbacks.
 
     Raises:
         UserError: a stage would start another way there, or AWS has no image for it.
     """
     found = []
-    for place in places(config, region)[1:]:
+    for place in placements(config, region)[1:]:
         if problem := other_start(config, place):
             raise UserError(f"{place.where}: {problem}")
         try:
@@ -163,14 +163,14 @@ def _elsewhere(config: RunConfig, region: str, bundle: Bundle) -> tuple[Elsewher
         version = pytorch_version(place.config)
         same = version == pytorch_version(config)
         there = bundle_again(bundle.archive, place.config, version, same_image=same)
-        found.append(Elsewhere(place, there, image))
+        found.append(FallbackTarget(place, there, image))
     return tuple(found)
 
 
-def other_start(config: RunConfig, place: Place) -> str | None:
+def other_start(config: RunConfig, place: Placement) -> str | None:
     """What keeps a stage from going on at ``place``: a run starts one way, with one PyTorch."""
     for here, there in zip(config.stages, place.config.stages, strict=True):
-        ways = launch(config, here).route, launch(place.config, there).route
+        ways = launch_plan(config, here).route, launch_plan(place.config, there).route
         if len(set(ways)) > 1:
             return (
                 f"{here.name} starts by {ways[0]} at first and by {ways[1]} there, from another "
@@ -179,14 +179,14 @@ def other_start(config: RunConfig, place: Place) -> str | None:
     return None
 
 
-def record_of(submission: Submission, sent: TrainingRequest) -> Record:
+def launch_record(submission: Submission, sent: TrainingRequest) -> LaunchRecord:
     """What going on with the run takes, now that its code is staged as ``sent`` says.
 
     The code is the same for every stage. What starts by torchrun needs the SDK's start script
     beside it, which is not staged for a stage that starts by smddp.
     """
     config, staged = submission.config, staged_uri(sent)
-    started = {launch(config, stage).route for stage in submission.stages}
+    started = {launch_plan(config, stage).route for stage in submission.stages}
     requests = {
         stage.name: training_request(
             config,
@@ -198,13 +198,13 @@ def record_of(submission: Submission, sent: TrainingRequest) -> Record:
             commit=submission.commit,
         )
         for stage in config.stages
-        if "torchrun" in started or launch(config, stage).route == "smddp"
+        if "torchrun" in started or launch_plan(config, stage).route == "smddp"
     }
     there = [one.requests(requests, submission.commit) for one in submission.elsewhere]
-    return Record(run_document(config), requests, there)
+    return LaunchRecord(run_document(config), requests, there)
 
 
-def choose_stages(config: RunConfig, name: str | None) -> tuple[Stage, ...]:
+def choose_stages(config: RunConfig, name: str | None) -> tuple[StageSection, ...]:
     """The stage called ``name``, or all of them."""
     chosen = tuple(stage for stage in config.stages if name in (None, stage.name))
     if not chosen:

@@ -11,35 +11,39 @@ from typing import Any
 import click
 from sm_train.cost.estimate import Estimate
 from sm_train.estimators.config.naming import staging_bucket
-from sm_train.estimators.config.placement import Place, places
-from sm_train.estimators.config.schema import RunConfig, Stage
+from sm_train.estimators.config.placement import Placement, placements
+from sm_train.estimators.config.schema import RunConfig, StageSection
 from sm_train.estimators.request.training import TrainingRequest
 from sm_train.toolkit.alarms.alarms import keep
 from sm_train.toolkit.aws import session as aws
 from sm_train.toolkit.costing.history import History, history_uri, read_history
-from sm_train.toolkit.costing.run_price import price, price_of_rest
+from sm_train.toolkit.costing.run_price import estimate_remaining, estimate_run
 from sm_train.toolkit.costing.worst_case import (
     Priced,
-    costs_elsewhere,
-    dearest,
-    rest_elsewhere,
+    fallback_costs,
+    most_expensive,
+    remaining_fallback_costs,
     total,
-    up_to,
+    up_to_suffix,
 )
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.jobs.launch_record import claim
 from sm_train.toolkit.jobs.stage_state import StageState
-from sm_train.toolkit.runs.remediation import Start
-from sm_train.toolkit.runs.resolve import Run, stages_in_silence
+from sm_train.toolkit.runs.remediation import StartJob
+from sm_train.toolkit.runs.resolve import Run, stages_without_logs
 from sm_train.toolkit.submit.plan_view import show_plan
-from sm_train.toolkit.submit.replicate import bring, stage_elsewhere
-from sm_train.toolkit.submit.start_job import freed_if_refused, numbered, with_free_name
-from sm_train.toolkit.submit.submission import Submission, record_of
-from sm_train.toolkit.terminal.console import bytes_bar, people, write_json
-from sm_train.toolkit.terminal.formatting import dollars, total_dollars
+from sm_train.toolkit.submit.replicate import replicate_inputs, stage_fallback_code
+from sm_train.toolkit.submit.start_job import (
+    release_claim_on_rejection,
+    resolve_job_name,
+    with_attempt,
+)
+from sm_train.toolkit.submit.submission import Submission, launch_record
+from sm_train.toolkit.terminal.console import bytes_bar, stderr_console, write_json
+from sm_train.toolkit.terminal.formatting import format_total_usd, format_usd
 
 
-def send_first(
+def submit(
     submission: Submission,
     profile: str | None,
     *,
@@ -58,36 +62,36 @@ def send_first(
 
     config, region, stage = submission.config, submission.region, submission.stages[0]
     session, bucket = session_for_jobs(config, profile, region)
-    for place in places(config, region):
+    for place in placements(config, region):
         _require_data(session, place, stage.name)
     run = Run(config.name, region, bucket, config, None)
-    stages = stages_in_silence(session, run)
-    start = next_job(session, run, stages, stage, cause=cause, chain=chain)
+    stages = stages_without_logs(session, run)
+    start = submit_next(session, run, stages, stage, cause=cause, chain=chain)
     history = _history(session, config, region)
-    cost = price_of_rest(config, region, stage, start.from_step, history)
-    show_plan(replace(submission, cost=cost), people())
-    mind_budget(config, region, history)
+    cost = estimate_remaining(config, region, stage, start.from_step, history)
+    show_plan(replace(submission, cost=cost), stderr_console())
+    check_budget(config, region, history)
     if not yes:
-        others = rest_elsewhere(config, region, stage.name, start.from_step, history)
+        others = remaining_fallback_costs(config, region, stage.name, start.from_step, history)
         confirm(what(stage, start), cost, others)
     request = submission.requests[0]
     if start.attempt > 1 or start.from_step or chain:
-        request = numbered(request, config.name, start)
+        request = with_attempt(request, config.name, start)
     with bytes_bar(f"copying to {region}") as progress:
-        bring(session, request, region, stages, progress)
+        replicate_inputs(session, request, region, stages, progress)
 
     name, freed = request["TrainingJobName"], ExitStack()
 
     def keep(sent: TrainingRequest) -> None:
-        stage_elsewhere(session, submission.elsewhere, sent)
-        record = record_of(submission, sent)
+        stage_fallback_code(session, submission.elsewhere, sent)
+        record = launch_record(submission, sent)
         mine = claim(session, bucket, name, record)
-        freed.enter_context(freed_if_refused(session, bucket, name, record, mine))
+        freed.enter_context(release_claim_on_rejection(session, bucket, name, record, mine))
 
-    with freed, aws.refusals_in_words("CreateTrainingJob"):
+    with freed, aws.translate_aws_errors("CreateTrainingJob"):
         send(request, submission.bundle, boto_session=session, bucket=bucket, before=keep)
-    tell_started(name, region, stage.name, as_json=as_json)
-    tell_alarms(session, config, region)
+    report_started(name, region, stage.name, as_json=as_json)
+    report_alarms(session, config, region)
     following = config.stages.index(stage) + 1
     if following < len(config.stages) and not chain:
         later = config.stages[following].name
@@ -95,9 +99,9 @@ def send_first(
     click.echo(f"To follow it: sm-train watch {config.name}", err=True)
 
 
-def _require_data(session: Any, place: Place, stage: str) -> None:
+def _require_data(session: Any, place: Placement, stage: str) -> None:
     """Refuse a place whose data are not there, or too few for the stage's machines."""
-    there, data = aws.at(session, place.region), place.config.data
+    there, data = aws.for_region(session, place.region), place.config.data
     [one] = [one for one in place.config.stages if one.name == stage]
     aws.require_bucket(there, data.uri.split("/")[2], place.region, "data.uri")
     instances = place.config.cluster.most_instances(one.instances)
@@ -119,22 +123,22 @@ def session_for_jobs(config: RunConfig, profile: str | None, region: str) -> tup
     session = aws.open_session(profile, region)
     bucket = staging_bucket(config, region)
     aws.require_bucket(session, bucket, region, "bucket")
-    for place in places(config, region)[1:]:
-        there = aws.at(session, place.region)
+    for place in placements(config, region)[1:]:
+        there = aws.for_region(session, place.region)
         aws.require_bucket(there, place.bucket, place.region, f"{place.where}: its bucket")
     return session, bucket
 
 
-def next_job(
+def submit_next(
     session: Any,
     run: Run,
     stages: Sequence[StageState],
-    stage: Stage,
+    stage: StageSection,
     *,
     cause: str,
     chain: bool,
     place: int = 0,
-) -> Start:
+) -> StartJob:
     """Which job of the stage would be started now, at ``place``.
 
     Raises:
@@ -154,12 +158,12 @@ def next_job(
             "the run another name"
         )
     attempt = job.attempt + 1 if job else 1
-    start = Start(stage.name, attempt, state.resumes_from, cause, "", chain, place)
+    start = StartJob(stage.name, attempt, state.resumes_from, cause, "", chain, place)
     region = run.places[place].region
-    return with_free_name(session, run.bucket, config.name, region, start)
+    return resolve_job_name(session, run.bucket, config.name, region, start)
 
 
-def mind_budget(config: RunConfig, region: str, history: History | None = None) -> None:
+def check_budget(config: RunConfig, region: str, history: History | None = None) -> None:
     """Hold the whole run's expected dollars against its budget.
 
     Raises:
@@ -167,12 +171,13 @@ def mind_budget(config: RunConfig, region: str, history: History | None = None) 
     """
     if config.budget is None:
         return
-    own = total(price(config, region, history=history))
+    own = total(estimate_run(config, region, history=history))
     if own["cost_at_least_usd"] <= config.budget.usd:
         _mind_the_dearest(config, region, history)
         return
     message = (
-        f"budget.usd: the run costs {total_dollars(own)}, more than {dollars(config.budget.usd)}"
+        f"budget.usd: the run costs {format_total_usd(own)}, "
+        f"more than {format_usd(config.budget.usd)}"
     )
     if config.budget.on_exceed == "stop":
         raise UserError(f"{message}; raise it or shorten the run", ExitCode.OVER_BUDGET)
@@ -181,7 +186,7 @@ def mind_budget(config: RunConfig, region: str, history: History | None = None) 
 
 def _mind_the_dearest(config: RunConfig, region: str, history: History | None) -> None:
     """Say so where only a part of the machines that the run may be given is within its budget."""
-    most = dearest(costs_elsewhere(config, region, history))
+    most = most_expensive(fallback_costs(config, region, history))
     if most is None or config.budget is None:
         return
     place, cost = most
@@ -189,7 +194,7 @@ def _mind_the_dearest(config: RunConfig, region: str, history: History | None) -
         machine = place.config.cluster.instance_type
         click.echo(
             f"warning: budget.usd: on {machine} in {place.region} ({place.where}) the run would "
-            f"cost {total_dollars(total(cost))}, more than {dollars(config.budget.usd)}",
+            f"cost {format_total_usd(total(cost))}, more than {format_usd(config.budget.usd)}",
             err=True,
         )
 
@@ -201,11 +206,11 @@ def confirm(what: str, cost: Estimate, others: list[Priced]) -> None:
         UserError: nobody said yes.
     """
     own = total(cost)
-    amount = "an unknown price" if not own["cost_at_least_usd"] else total_dollars(own)
-    agree(f"{what} for {amount}{up_to(cost, others)}?")
+    amount = "an unknown price" if not own["cost_at_least_usd"] else format_total_usd(own)
+    ask(f"{what} for {amount}{up_to_suffix(cost, others)}?")
 
 
-def agree(question: str) -> None:
+def ask(question: str) -> None:
     """Ask a question that only a yes answers well.
 
     Raises:
@@ -221,7 +226,7 @@ def agree(question: str) -> None:
         raise UserError("nothing was started", ExitCode.INTERRUPTED)
 
 
-def tell_started(name: str, region: str, stage: str, *, as_json: bool) -> None:
+def report_started(name: str, region: str, stage: str, *, as_json: bool) -> None:
     """Say what runs now, and where to look at it."""
     if as_json:
         write_json({"training_job_name": name, "region": region, "stage": stage})
@@ -232,14 +237,14 @@ def tell_started(name: str, region: str, stage: str, *, as_json: bool) -> None:
     )
 
 
-def tell_alarms(session: Any, config: RunConfig, region: str) -> None:
+def report_alarms(session: Any, config: RunConfig, region: str) -> None:
     """Keep the run's alarms, if it has any, to the job that runs now."""
     kept = keep(session, config, region)
     if kept is not None:
         click.echo(kept, err=True)
 
 
-def what(stage: Stage, start: Start) -> str:
+def what(stage: StageSection, start: StartJob) -> str:
     """The start as the question puts it."""
     if not start.from_step:
         return f"Start {stage.name}"

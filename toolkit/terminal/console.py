@@ -17,12 +17,12 @@ def write_json(document: Any) -> None:
     sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
 
 
-def people() -> Console:
+def stderr_console() -> Console:
     """The console for words to people: standard error."""
     return _console(stderr=True)
 
 
-def result() -> Console:
+def stdout_console() -> Console:
     """The console for a result that a person reads: standard output."""
     return _console(stderr=False)
 
@@ -51,7 +51,7 @@ def bytes_bar(doing: str) -> Iterator[Callable[[int, int], None]]:
         DownloadColumn(),
         TransferSpeedColumn(),
         TimeRemainingColumn(),
-        console=people(),
+        console=stderr_console(),
         transient=True,
     )
     task = bar.add_task("", total=None)

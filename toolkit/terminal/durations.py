@@ -6,7 +6,7 @@ from sm_train.cost.durations import duration_seconds
 from sm_train.toolkit.errors import UserError
 
 
-def seconds(option: str, text: str) -> float:
+def parse_duration(option: str, text: str) -> float:
     """``90s``, ``30m``, ``36h`` or ``5d``.
 
     Raises:

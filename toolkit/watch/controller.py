@@ -7,23 +7,31 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from sm_train.toolkit.alarms.alarms import keep
-from sm_train.toolkit.aws.session import at
-from sm_train.toolkit.errors import PASSING, ExitCode, UserError
+from sm_train.toolkit.aws.session import for_region
+from sm_train.toolkit.errors import TRANSIENT, ExitCode, UserError
 from sm_train.toolkit.jobs.launch_record import ClaimedError
 from sm_train.toolkit.jobs.training_job import stop_job
-from sm_train.toolkit.runs.remediation import STALL, Action, End, Start, Stop, Wait, decide
+from sm_train.toolkit.runs.remediation import (
+    STALL,
+    Action,
+    Finish,
+    NoAction,
+    StartJob,
+    StopJob,
+    next_action,
+)
 from sm_train.toolkit.runs.resolve import Run, RunState, policy, read_state
-from sm_train.toolkit.submit.replicate import bring
-from sm_train.toolkit.submit.start_job import QuotaError, recorded_request, repeat
+from sm_train.toolkit.submit.replicate import replicate_inputs
+from sm_train.toolkit.submit.start_job import QuotaError, recorded_request, start_next_job
 from sm_train.toolkit.terminal.console import bytes_bar
-from sm_train.toolkit.terminal.formatting import dollars
+from sm_train.toolkit.terminal.formatting import format_usd
 from sm_train.toolkit.watch.failure_cause import cause_of_failure
 
 _LONGEST_PAUSE = 900.0
 
 
 @dataclass(frozen=True)
-class Seen:
+class WatchResult:
     """One look at a run: where it is, what it needed, and what was done about it."""
 
     state: RunState
@@ -33,10 +41,10 @@ class Seen:
     """The run will cost more than its budget, at its live speed."""
 
 
-class Shower(Protocol):
+class WatchView(Protocol):
     """Shows one look after the other, and spends the time between them."""
 
-    def show(self, seen: Seen) -> None: ...
+    def show(self, seen: WatchResult) -> None: ...
 
     def refused(self, error: UserError, seconds: float) -> None:
         """A look was refused; the next one comes in so many seconds."""
@@ -44,30 +52,30 @@ class Shower(Protocol):
     def wait(self, seconds: float) -> None: ...
 
 
-def look(session: Any, run: Run, *, act: bool) -> Seen:
+def reconcile(session: Any, run: Run, *, act: bool) -> WatchResult:
     """Look once and, if ``act``, do what the run needs.
 
     Raises:
         UserError: AWS refuses.
     """
-    session = at(session, run.region)
+    session = for_region(session, run.region)
     state = read_state(session, run)
-    action = decide(
+    action = next_action(
         state.stages,
         policy(run),
-        lambda job: cause_of_failure(at(session, job.region), job),
+        lambda job: cause_of_failure(for_region(session, job.region), job),
         spent_usd=state.known_usd,
         now=state.now,
     )
     if not act:
         done = action.words
-    elif not isinstance(action, Start):
+    elif not isinstance(action, StartJob):
         done = _do(session, state, action)
     elif (started := _start(session, state, action)) is not None:
         done = started
     else:
-        return look(session, run, act=act)
-    return Seen(state, action, done, over_budget(state))
+        return reconcile(session, run, act=act)
+    return WatchResult(state, action, done, over_budget(state))
 
 
 def over_budget(state: RunState) -> str | None:
@@ -76,22 +84,22 @@ def over_budget(state: RunState) -> str | None:
     if budget is None or projected is None or projected <= budget.usd:
         return None
     return (
-        f"the run will cost {dollars(projected)} at this speed, more than budget.usd "
-        f"{dollars(budget.usd)}"
+        f"the run will cost {format_usd(projected)} at this speed, more than budget.usd "
+        f"{format_usd(budget.usd)}"
     )
 
 
-def _brought(session: Any, state: RunState, start: Start) -> bool:
+def _brought(session: Any, state: RunState, start: StartJob) -> bool:
     """Whether something had to be copied before ``start``; it is now."""
     run = state.run
     if run.record is None:
         raise UserError(f"{run.name}: nothing was submitted yet; `sm-train submit` it first")
     request, region = recorded_request(run.record, start), run.places[start.place].region
     with bytes_bar(f"copying to {region}") as progress:
-        return bring(session, request, region, state.stages, progress)
+        return replicate_inputs(session, request, region, state.stages, progress)
 
 
-def _start(session: Any, state: RunState, action: Start) -> str | None:
+def _start(session: Any, state: RunState, action: StartJob) -> str | None:
     """Start the job at its place, or at the next one where the account may have such machines; what
     was done.
 
@@ -111,10 +119,10 @@ def _start(session: Any, state: RunState, action: Start) -> str | None:
     raise refused
 
 
-def _started(session: Any, run: Run, start: Start) -> str:
+def _started(session: Any, run: Run, start: StartJob) -> str:
     assert run.record is not None  # _brought has looked
     try:
-        name = repeat(session, run.bucket, run.record, start)
+        name = start_next_job(session, run.bucket, run.record, start)
     except ClaimedError as error:
         return str(error)  # the next look sees what they started
     place = run.places[start.place]
@@ -124,10 +132,10 @@ def _started(session: Any, run: Run, start: Start) -> str:
     )
 
 
-def _do(session: Any, state: RunState, action: Wait | Stop | End) -> str:
-    if isinstance(action, Stop):
+def _do(session: Any, state: RunState, action: NoAction | StopJob | Finish) -> str:
+    if isinstance(action, StopJob):
         stop_job(session, action.job, action.cause)
-    if isinstance(action, End):
+    if isinstance(action, Finish):
         return _with_alarms(session, state.run, action.words)
     return action.words
 
@@ -144,7 +152,7 @@ def watch(
     *,
     act: bool,
     interval: float,
-    shower: Shower,
+    shower: WatchView,
 ) -> ExitCode:
     """Look every ``interval`` seconds until nothing more happens by itself; the exit code of that.
 
@@ -157,9 +165,9 @@ def watch(
     pause = interval
     while True:
         try:
-            seen = look(session, find(), act=act)
+            seen = reconcile(session, find(), act=act)
         except UserError as error:
-            if error.exit_code not in PASSING:
+            if error.exit_code not in TRANSIENT:
                 raise _with_advice(error) from None
             pause = min(2 * pause, _LONGEST_PAUSE)
             shower.refused(error, pause)
@@ -178,18 +186,18 @@ def exit_code(action: Action, *, act: bool) -> ExitCode | None:
     Without acting, a stall is for the caller to mend. With it, the job is being ended and the next
     look starts another.
     """
-    if isinstance(action, End):
+    if isinstance(action, Finish):
         return action.exit_code
-    if isinstance(action, Stop) and action.cause == STALL and not act:
+    if isinstance(action, StopJob) and action.cause == STALL and not act:
         return ExitCode.STALLED
-    if isinstance(action, Stop) and action.cause != STALL:
+    if isinstance(action, StopJob) and action.cause != STALL:
         return ExitCode.OVER_BUDGET
     return None
 
 
 def once_code(action: Action, *, act: bool) -> ExitCode:
     """The exit code of a single look, for a cron job's mail or a script."""
-    if isinstance(action, Stop) and action.cause == STALL:
+    if isinstance(action, StopJob) and action.cause == STALL:
         return ExitCode.STALLED
     return exit_code(action, act=act) or ExitCode.OK
 
@@ -202,4 +210,4 @@ def _with_advice(error: UserError) -> UserError:
 
 def kind(action: Action) -> str:
     """The action's name in JSON."""
-    return {Wait: "wait", Start: "start", Stop: "stop", End: "end"}[type(action)]
+    return {NoAction: "wait", StartJob: "start", StopJob: "stop", Finish: "end"}[type(action)]

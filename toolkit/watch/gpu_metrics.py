@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sm_train.cost.instances import UnknownInstanceTypeError, instance_type
-from sm_train.toolkit.aws.session import at
+from sm_train.toolkit.aws.session import for_region
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.runs.resolve import RunState
 
@@ -30,7 +30,7 @@ def gpu_utilization(session: Any, state: RunState) -> dict[str, float]:
         return {}
     from sm_train.toolkit.aws.cloudwatch_metrics import instance_metrics
 
-    now, there = state.now.timestamp(), at(session, job.region)
+    now, there = state.now.timestamp(), for_region(session, job.region)
     begin, name = now - _WINDOW_SECONDS, "GPUUtilization"
     try:
         found = instance_metrics(there, job.name, silent, begin, now, now=now, names=[name])

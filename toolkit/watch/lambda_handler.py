@@ -12,8 +12,8 @@ from typing import Any
 
 from sm_train.toolkit.aws.session import open_session
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.runs.resolve import find_run
-from sm_train.toolkit.watch.controller import look
+from sm_train.toolkit.runs.resolve import resolve_run
+from sm_train.toolkit.watch.controller import reconcile
 from sm_train.toolkit.watch.output import watch_document
 
 
@@ -29,7 +29,9 @@ def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
     failed: list[str] = []
     for name in filter(None, (one.strip() for one in os.environ["SM_TRAIN_RUNS"].split(","))):
         try:
-            seen[name] = watch_document(look(session, find_run(session, name, region), act=True))
+            seen[name] = watch_document(
+                reconcile(session, resolve_run(session, name, region), act=True)
+            )
         except UserError as error:
             failed.append(f"{name}: {error}")
     print(json.dumps(seen))

@@ -12,16 +12,16 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from sm_train.toolkit.aws.cloudwatch_logs import newest_line
-from sm_train.toolkit.aws.session import at
+from sm_train.toolkit.aws.session import for_region
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.live_events import EVENT_PATTERN, live_of
-from sm_train.toolkit.jobs.live_state import Live, merged
-from sm_train.toolkit.jobs.log_tail import Follower
-from sm_train.toolkit.terminal.console import people
-from sm_train.toolkit.watch.controller import Seen, Shower, kind
+from sm_train.toolkit.jobs.live_state import LiveState, merge
+from sm_train.toolkit.jobs.log_tail import LogFollower
+from sm_train.toolkit.terminal.console import stderr_console
+from sm_train.toolkit.watch.controller import WatchResult, WatchView, kind
 from sm_train.toolkit.watch.gpu_metrics import gpu_utilization
-from sm_train.toolkit.watch.output import JsonShower, LineShower, worth_saying
-from sm_train.toolkit.watch.screen import Model, screen
+from sm_train.toolkit.watch.output import JsonWatchView, LineWatchView, worth_saying
+from sm_train.toolkit.watch.screen import ScreenState, screen
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -36,28 +36,28 @@ _REDRAWN_A_SECOND = 2
 
 
 @contextmanager
-def showing(session: Any, *, as_json: bool) -> Iterator[Shower]:
+def showing(session: Any, *, as_json: bool) -> Iterator[WatchView]:
     """What shows the looks: a view on a terminal that can move its cursor, lines elsewhere."""
-    console = people()
+    console = stderr_console()
     if as_json:
-        yield JsonShower(session)
+        yield JsonWatchView(session)
     elif console.is_terminal and not console.is_dumb_terminal:
-        with LiveShower(session, console) as shower:
+        with LiveWatchView(session, console) as shower:
             yield shower
     else:
-        yield LineShower()
+        yield LineWatchView()
 
 
-def view_of(session: Any, seen: Seen) -> None:
+def view_of(session: Any, seen: WatchResult) -> None:
     """Print the view of a single look."""
-    console = people()
-    model = Model(seen, seen.state.live, gpu_utilization(session, seen.state))
+    console = stderr_console()
+    model = ScreenState(seen, seen.state.live, gpu_utilization(session, seen.state))
     console.print(screen(model, seen.state.now.timestamp(), console.width))
     if (said := worth_saying(seen)) is not None:
         console.print(said, markup=False)
 
 
-class LiveShower:
+class LiveWatchView:
     """The view in its place below what the terminal already shows, as a context manager.
 
     What a look leads to, such as another job, stays above it; how the run ended comes below.
@@ -69,11 +69,11 @@ class LiveShower:
         self._session, self._console = session, console
         self._there = session
         """In the job's region."""
-        self._model: Model | None = None
+        self._model: ScreenState | None = None
         self._clock_ahead = 0.0
         """Seconds by which AWS's clock is ahead of this machine's."""
         self._job: str | None = None
-        self._follower: Follower | None = None
+        self._follower: LogFollower | None = None
         self._next = 0.0
         self._trouble = ""
         self._last: str | None = None
@@ -82,7 +82,7 @@ class LiveShower:
             get_renderable=self._draw, console=console, refresh_per_second=_REDRAWN_A_SECOND
         )
 
-    def __enter__(self) -> LiveShower:
+    def __enter__(self) -> LiveWatchView:
         self._screen.__enter__()
         return self
 
@@ -99,20 +99,20 @@ class LiveShower:
 
     # ------------------------------------------------------------------ what a watch tells
 
-    def show(self, seen: Seen) -> None:
+    def show(self, seen: WatchResult) -> None:
         """Take over what a look has found."""
         state = seen.state
         self._clock_ahead = state.now.timestamp() - time.time()
         job = state.current.job if state.current else None
         name = job.name if job is not None and job.live else None
-        known = self._model.live if self._model is not None and name == self._job else Live()
+        known = self._model.live if self._model is not None and name == self._job else LiveState()
         if name != self._job:
             self._job, self._follower = name, None
         if job is not None:
-            self._there = at(self._session, job.region)
+            self._there = for_region(self._session, job.region)
         self._trouble = ""
         gpus = gpu_utilization(self._session, state)
-        self._model = Model(seen, merged(known, state.live), gpus)
+        self._model = ScreenState(seen, merge(known, state.live), gpus)
         said = worth_saying(seen)
         if kind(seen.action) == "end":
             self._last = said
@@ -139,25 +139,25 @@ class LiveShower:
         try:
             if self._follower is None:
                 self._follower = self._from_history()
-            news = live_of(self._follower.ask()) if self._follower is not None else Live()
+            news = live_of(self._follower.ask()) if self._follower is not None else LiveState()
         except UserError as error:
             # Whether that ends the watch is for the next look to find out.
             self._trouble = f"{error}; "
             return math.inf
-        self._model = replace(self._model, live=merged(self._model.live, news))
+        self._model = replace(self._model, live=merge(self._model.live, news))
         if self._follower is None:
             return _SILENT_SECONDS
         refused = self._follower.refused
         self._trouble = "" if refused is None else f"{refused}; "
         return self._follower.pause
 
-    def _from_history(self) -> Follower | None:
+    def _from_history(self) -> LogFollower | None:
         assert self._job is not None
         newest = newest_line(self._there, self._job)
         if newest is None:
             return None
         since = newest - _HISTORY_SECONDS
-        return Follower(self._there, f"{self._job}/", since, pattern=EVENT_PATTERN)
+        return LogFollower(self._there, f"{self._job}/", since, pattern=EVENT_PATTERN)
 
     # ------------------------------------------------------------------ the view
 

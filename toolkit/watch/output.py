@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.live_state import node_states, notices, stragglers
 from sm_train.toolkit.runs.status_view import as_document
-from sm_train.toolkit.terminal.console import people
-from sm_train.toolkit.terminal.formatting import dollars, number, span
-from sm_train.toolkit.watch.controller import Seen, kind
+from sm_train.toolkit.terminal.console import stderr_console
+from sm_train.toolkit.terminal.formatting import format_duration, format_number, format_usd
+from sm_train.toolkit.watch.controller import WatchResult, kind
 from sm_train.toolkit.watch.gpu_metrics import gpu_utilization, hosts_of
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ RECENT_NOTICES = 20
 """Warnings and errors in a document."""
 
 
-def watch_document(seen: Seen, gpus: Mapping[str, float] | None = None) -> dict[str, Any]:
+def watch_document(seen: WatchResult, gpus: Mapping[str, float] | None = None) -> dict[str, Any]:
     """The status with what was done about it; an object of ``watch --json``.
 
     ``gpus`` is each host's GPU utilization by CloudWatch, where that was asked.
@@ -85,36 +85,36 @@ def watch_document(seen: Seen, gpus: Mapping[str, float] | None = None) -> dict[
     }
 
 
-def show_json(session: Any, seen: Seen) -> None:
+def show_json(session: Any, seen: WatchResult) -> None:
     """The look's object in a line of its own."""
     document = watch_document(seen, gpu_utilization(session, seen.state))
     sys.stdout.write(json.dumps(document, allow_nan=False) + "\n")
     sys.stdout.flush()
 
 
-class JsonShower:
+class JsonWatchView:
     """An object a line for each look."""
 
     def __init__(self, session: Any) -> None:
         self._session = session
 
-    def show(self, seen: Seen) -> None:
+    def show(self, seen: WatchResult) -> None:
         show_json(self._session, seen)
 
     def refused(self, error: UserError, seconds: float) -> None:
-        _tell_refusal(people(), error, seconds)
+        _tell_refusal(stderr_console(), error, seconds)
 
     def wait(self, seconds: float) -> None:
         time.sleep(seconds)
 
 
-class LineShower:
+class LineWatchView:
     """A line for each look, as for a log."""
 
     def __init__(self) -> None:
-        self._console = people()
+        self._console = stderr_console()
 
-    def show(self, seen: Seen) -> None:
+    def show(self, seen: WatchResult) -> None:
         self._console.print(_line(seen), markup=False)
         if seen.warning is not None:
             self._console.print(f"  warning: {seen.warning}", markup=False)
@@ -128,23 +128,23 @@ class LineShower:
         time.sleep(seconds)
 
 
-def worth_saying(seen: Seen) -> str | None:
+def worth_saying(seen: WatchResult) -> str | None:
     """What a look has led to; None where the run just goes on."""
     return seen.done if kind(seen.action) != "wait" or "next job" in seen.done else None
 
 
-def _line(seen: Seen) -> str:
+def _line(seen: WatchResult) -> str:
     stage = seen.state.current
     parts = [f"{datetime.now():%H:%M:%S}"]
     if stage is not None:
         parts += [stage.name, stage.state, f"step {stage.step:,}/{stage.iterations:,}"]
         if stage.words.iterations_per_second:
-            parts.append(f"{number(stage.words.iterations_per_second)} it/s")
+            parts.append(f"{format_number(stage.words.iterations_per_second)} it/s")
         if stage.words.loss is not None:
             parts.append(f"loss {stage.words.loss:.4f}")
         if stage.remaining_seconds and stage.state == "training":
-            parts.append(f"{span(stage.remaining_seconds)} left")
-    parts.append(f"{dollars(seen.state.spent_usd)} of {dollars(seen.state.projected_usd)}")
+            parts.append(f"{format_duration(stage.remaining_seconds)} left")
+    parts.append(f"{format_usd(seen.state.spent_usd)} of {format_usd(seen.state.projected_usd)}")
     return "  ".join(parts)
 
 

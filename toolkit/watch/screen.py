@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from sm_train.toolkit.jobs.live_state import (
-    Live,
+    LiveState,
     NodeState,
     Straggler,
     node_states,
@@ -16,8 +16,8 @@ from sm_train.toolkit.jobs.live_state import (
     stragglers,
 )
 from sm_train.toolkit.jobs.stage_state import StageState
-from sm_train.toolkit.terminal.formatting import dollars, number, span
-from sm_train.toolkit.watch.controller import Seen
+from sm_train.toolkit.terminal.formatting import format_duration, format_number, format_usd
+from sm_train.toolkit.watch.controller import WatchResult
 from sm_train.toolkit.watch.gpu_metrics import hosts_of
 
 if TYPE_CHECKING:
@@ -46,16 +46,16 @@ _STATES = {
 
 
 @dataclass(frozen=True)
-class Model:
+class ScreenState:
     """What is known: the last look, all that the job has said, its GPUs by CloudWatch."""
 
-    seen: Seen
-    live: Live
+    seen: WatchResult
+    live: LiveState
     gpus: Mapping[str, float] = field(default_factory=dict)
     footer: str = ""
 
 
-def screen(model: Model, now: float, width: int, height: int | None = None) -> RenderableType:
+def screen(model: ScreenState, now: float, width: int, height: int | None = None) -> RenderableType:
     """The view at ``now`` (Unix seconds by AWS's clock); of ``height`` lines at most, if given."""
     from rich.console import Group
 
@@ -91,7 +91,7 @@ def _row(label: str, *parts: str | tuple[str, str]) -> Text:
     return line
 
 
-def _head(model: Model, now: float, width: int) -> Text:
+def _head(model: ScreenState, now: float, width: int) -> Text:
     state = model.seen.state
     stage = state.current
     line = _text(state.run.name, "bold")
@@ -112,7 +112,9 @@ def _head(model: Model, now: float, width: int) -> Text:
     return line
 
 
-def _training(model: Model, stage: StageState, now: float, width: int) -> list[RenderableType]:
+def _training(
+    model: ScreenState, stage: StageState, now: float, width: int
+) -> list[RenderableType]:
     live, step = model.live, max(stage.step, _step(model.live))
     share = min(1.0, step / stage.iterations)
     words = f" {100 * share:5.1f} %  {step:,} of {stage.iterations:,}"
@@ -120,7 +122,7 @@ def _training(model: Model, stage: StageState, now: float, width: int) -> list[R
     filled = round(share * room)
     rows = [
         _row("step", ("━" * filled, "green"), ("─" * (room - filled), "dim not bold"), words),
-        _row("it/s", *_curve(live, "iterations_per_second", width, number, _STEADY)),
+        _row("it/s", *_curve(live, "iterations_per_second", width, format_number, _STEADY)),
         _row("loss", *_curve(live, "loss", width, lambda value: f"{value:.4f}", 0.0)),
     ]
     newest = live.newest["step"].event if "step" in live.newest else {}
@@ -138,12 +140,12 @@ def _training(model: Model, stage: StageState, now: float, width: int) -> list[R
     return [*rows]
 
 
-def _step(live: Live) -> int:
+def _step(live: LiveState) -> int:
     return int(live.newest["step"].event["step"]) if "step" in live.newest else 0
 
 
 def _curve(
-    live: Live, key: str, width: int, words: Callable[[float], str], steady: float
+    live: LiveState, key: str, width: int, words: Callable[[float], str], steady: float
 ) -> Sequence[str | tuple[str, str]]:
     """The newest value, how it came to it, and between what."""
     points = [
@@ -187,7 +189,7 @@ def sparkline(points: Sequence[tuple[float, float]], width: int, steady: float) 
     return "".join(next(drawn) if column else " " for column in columns)
 
 
-def _left(live: Live, stage: StageState, step: int, now: float) -> str:
+def _left(live: LiveState, stage: StageState, step: int, now: float) -> str:
     speed = (
         live.newest["step"].event["iterations_per_second"] if "step" in live.newest else None
     ) or stage.words.iterations_per_second
@@ -197,12 +199,14 @@ def _left(live: Live, stage: StageState, step: int, now: float) -> str:
         return "unknown"
     seconds = (stage.iterations - step) / speed
     if stage.state != "training":
-        return f"{span(seconds)} of training"
+        return f"{format_duration(seconds)} of training"
     at = datetime.fromtimestamp(now + seconds)
-    return f"{span(seconds)}, until {at:%H:%M}" + (f" on {at:%b %-d}" if seconds > 43200 else "")
+    return f"{format_duration(seconds)}, until {at:%H:%M}" + (
+        f" on {at:%b %-d}" if seconds > 43200 else ""
+    )
 
 
-def _saved(live: Live, stage: StageState, now: float) -> str:
+def _saved(live: LiveState, stage: StageState, now: float) -> str:
     """The newest checkpoint: by what the job says, or by what is whole in S3."""
     said = live.newest.get("checkpoint")
     if said is not None:
@@ -210,15 +214,15 @@ def _saved(live: Live, stage: StageState, now: float) -> str:
     return "nothing yet" if stage.stored.step is None else f"step {stage.stored.step:,}"
 
 
-def _money(model: Model) -> Text:
+def _money(model: ScreenState) -> Text:
     state = model.seen.state
     budget = state.run.config.budget
-    words = f"{dollars(state.spent_usd)} spent, {dollars(state.projected_usd)} in the end"
+    words = f"{format_usd(state.spent_usd)} spent, {format_usd(state.projected_usd)} in the end"
     if budget is None:
         return _row("dollars", words)
     over = state.projected_usd is not None and state.projected_usd > budget.usd
     return _row(
-        "dollars", words, (f", budget {dollars(budget.usd)}", "red" if over else "not bold")
+        "dollars", words, (f", budget {format_usd(budget.usd)}", "red" if over else "not bold")
     )
 
 
@@ -233,7 +237,7 @@ def brief(seconds: float) -> str:
 # ------------------------------------------------------------------ machines
 
 
-def _cluster(model: Model, now: float, width: int, room: int | None) -> list[RenderableType]:
+def _cluster(model: ScreenState, now: float, width: int, room: int | None) -> list[RenderableType]:
     """The machines, in about ``room`` lines."""
     nodes = node_states(model.live, hosts_of(model.seen.state), now, model.gpus)
     if not nodes:
@@ -247,7 +251,7 @@ def _cluster(model: Model, now: float, width: int, room: int | None) -> list[Ren
     return parts + [_row("slow", (words, "yellow not bold")) for words in slow]
 
 
-def _slow(live: Live) -> list[str]:
+def _slow(live: LiveState) -> list[str]:
     """A line for each machine with ranks that keep others waiting, the slowest first."""
     by_host: dict[str, list[Straggler]] = {}
     for one in stragglers(live):
@@ -326,7 +330,7 @@ def _table(nodes: Sequence[NodeState], width: int) -> Table:
 # ------------------------------------------------------------------ warnings
 
 
-def _warnings(model: Model, most: int) -> list[RenderableType]:
+def _warnings(model: ScreenState, most: int) -> list[RenderableType]:
     found: list[RenderableType] = []
     if model.seen.warning is not None:
         found.append(_text(f"warning: {model.seen.warning}", "red"))

@@ -9,12 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sm_train.entrypoints.checkpointing.sharded_tensors import (
-    Box,
-    PiecesError,
-    deal,
-    fill,
-    read_whole,
-    write_pieces,
+    ShardedTensorError,
+    ShardSpec,
+    load_full,
+    load_into,
+    partition_by_size,
+    save_shards,
 )
 
 SHAPES = st.lists(st.integers(1, 7), max_size=3)
@@ -41,45 +41,51 @@ def test_however_they_were_cut_pieces_make_up_any_cut(
 ) -> None:
     folder = tmp_path_factory.mktemp("pieces")
     wholes = {f"t{number}": numbers(shape) for number, shape in enumerate(shapes)}
-    files: list[dict[Box, torch.Tensor]] = [{} for _ in range(writers)]
+    files: list[dict[ShardSpec, torch.Tensor]] = [{} for _ in range(writers)]
     for name, whole in wholes.items():
         for rank, (start, piece) in enumerate(cut(whole, writers)):
-            files[rank][Box(name, start)] = piece
+            files[rank][ShardSpec(name, start)] = piece
     paths = [folder / f"{rank}.safetensors" for rank in range(writers)]
     for path, pieces in zip(paths, files, strict=True):
-        write_pieces(path, pieces)
+        save_shards(path, pieces)
     for name, whole in wholes.items():
         for start, expected in cut(whole, readers):
             target = torch.full_like(expected, -1.0)
-            fill(paths, {Box(name, start): target})
+            load_into(paths, {ShardSpec(name, start): target})
             assert torch.equal(target, expected)
 
 
 def test_what_no_file_holds_is_named(tmp_path: Path) -> None:
     path = tmp_path / "one.safetensors"
-    write_pieces(path, {Box("there", (0,)): numbers([3])})
-    with pytest.raises(PiecesError, match="1 tensors are not whole, gone among them"):
-        fill([path], {Box("there", (0,)): numbers([3]), Box("gone", (0,)): numbers([3])})
-    with pytest.raises(PiecesError, match="there"):
-        fill([path], {Box("there", (0,)): numbers([4])})
+    save_shards(path, {ShardSpec("there", (0,)): numbers([3])})
+    with pytest.raises(ShardedTensorError, match="1 tensors are not whole, gone among them"):
+        load_into(
+            [path], {ShardSpec("there", (0,)): numbers([3]), ShardSpec("gone", (0,)): numbers([3])}
+        )
+    with pytest.raises(ShardedTensorError, match="there"):
+        load_into([path], {ShardSpec("there", (0,)): numbers([4])})
 
 
 def test_whole_tensors_are_put_together_and_found_by_their_prefix(tmp_path: Path) -> None:
     one, two = tmp_path / "one.safetensors", tmp_path / "two.safetensors"
     whole = numbers([3, 2])
-    write_pieces(one, {Box("a.x", (0, 0)): whole[:2].clone(), Box("b.x", ()): numbers([])})
-    write_pieces(two, {Box("a.x", (2, 0)): whole[2:].clone(), Box("a.y", ()): torch.tensor(5.0)})
-    found = read_whole([one, two], "a.")
+    save_shards(
+        one, {ShardSpec("a.x", (0, 0)): whole[:2].clone(), ShardSpec("b.x", ()): numbers([])}
+    )
+    save_shards(
+        two, {ShardSpec("a.x", (2, 0)): whole[2:].clone(), ShardSpec("a.y", ()): torch.tensor(5.0)}
+    )
+    found = load_full([one, two], "a.")
     assert {name: one.tolist() for name, one in found.items()} == {"x": whole.tolist(), "y": 5.0}
-    with pytest.raises(PiecesError, match=r"a\.x"):
-        read_whole([two], "a.")
+    with pytest.raises(ShardedTensorError, match=r"a\.x"):
+        load_full([two], "a.")
 
 
-@given(st.dictionaries(st.builds(Box, st.text()), st.integers(0, 1000)), st.integers(1, 9))
+@given(st.dictionaries(st.builds(ShardSpec, st.text()), st.integers(0, 1000)), st.integers(1, 9))
 def test_each_piece_is_dealt_once_and_loads_are_near_equal(
-    sizes: dict[Box, int], processes: int
+    sizes: dict[ShardSpec, int], processes: int
 ) -> None:
-    dealt = deal(sizes, processes)
+    dealt = partition_by_size(sizes, processes)
     assert sorted(box.name for boxes in dealt for box in boxes) == sorted(box.name for box in sizes)
     loads = [sum(sizes[box] for box in boxes) for boxes in dealt]
     assert max(loads) - min(loads) <= max(sizes.values(), default=0)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from sm_train.entrypoints.common.background import Beside
-from sm_train.entrypoints.common.job_config import read_settings
-from sm_train.entrypoints.training.train_state import Learner
+from sm_train.entrypoints.common.background import BackgroundWork
+from sm_train.entrypoints.common.job_config import read_job_config
+from sm_train.entrypoints.training.train_state import TrainState
 from torch import nn
 
 from tests.support.cluster.training_jobs import tiny_run
@@ -18,27 +18,27 @@ from tests.support.cluster.training_jobs import tiny_run
 PATIENCE = 30.0
 
 
-def learner(folder: Path) -> Learner:
+def learner(folder: Path) -> TrainState:
     path = folder / "run.json"
     path.write_text(tiny_run(iterations=9, ema_decay=0.9).model_dump_json())
     torch.manual_seed(0)
-    return Learner(read_settings(path, "8px"), nn.Linear(3, 2))
+    return TrainState(read_job_config(path, "8px"), nn.Linear(3, 2))
 
 
-def step(of: Learner) -> None:
+def step(of: TrainState) -> None:
     for one in of.parameters:
         one.grad = torch.ones_like(one)
     of.update(torch.ones(()))
 
 
-def swap(of: Learner) -> None:
+def swap(of: TrainState) -> None:
     with of.averaged():
         pass
 
 
-@pytest.mark.parametrize("change", [step, swap, Learner.take_average])
+@pytest.mark.parametrize("change", [step, swap, TrainState.take_average])
 def test_weights_wait_for_what_still_reads_them(
-    tmp_path: Path, change: Callable[[Learner], None]
+    tmp_path: Path, change: Callable[[TrainState], None]
 ) -> None:
     """A copy that is held up is of the weights as they were."""
     trained = learner(tmp_path)
@@ -79,7 +79,7 @@ def test_the_average_is_what_it_is_without_a_thread(tmp_path: Path) -> None:
 
 
 def test_work_is_done_in_order_and_its_failure_is_raised() -> None:
-    beside, done = Beside(torch.device("cpu")), list[int]()
+    beside, done = BackgroundWork(torch.device("cpu")), list[int]()
     for number in range(50):
         beside.run(lambda number=number: done.append(number))  # type: ignore[misc]
     beside.join()

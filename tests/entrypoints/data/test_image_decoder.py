@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageCms, ImageOps
 from sm_train.entrypoints.data import image_decoder
-from sm_train.entrypoints.data.image_decoder import Target
+from sm_train.entrypoints.data.image_decoder import DecodeSpec
 from sm_train.entrypoints.data.image_header import DecodeError, image_size
 
 
@@ -34,7 +34,7 @@ def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
     return content.getvalue()
 
 
-def decoded(content: bytes, target: Target, *key: int) -> np.ndarray[Any, Any]:
+def decoded(content: bytes, target: DecodeSpec, *key: int) -> np.ndarray[Any, Any]:
     out = torch.full((target.height, target.width, 3), 77, dtype=torch.uint8)
     target.decode(content, out, *key)
     return out.numpy()
@@ -67,7 +67,7 @@ def test_scaling_agrees_with_pillow(
 ) -> None:
     """Above half of the size, where no decoder scales: to two levels."""
     content = encoded(photo(height, width), kind)
-    ours = decoded(content, Target(side, side, mode=mode))
+    ours = decoded(content, DecodeSpec(side, side, mode=mode))
     most, mean = difference(ours, by_pillow(content, side, mode))
     assert most <= 2
     assert mean < 0.5
@@ -77,7 +77,7 @@ def test_scaling_agrees_with_pillow(
 def test_a_reduced_decode_stays_near_the_whole_one(factor: int) -> None:
     """libjpeg averages blocks where Pillow weighs neighbours: a level on average."""
     content = encoded(photo(64 * factor, 64 * factor), "JPEG", quality=90)
-    ours = decoded(content, Target(64, 64, mode="bilinear"))
+    ours = decoded(content, DecodeSpec(64, 64, mode="bilinear"))
     with Image.open(io.BytesIO(content)) as image:
         image.draft("RGB", (64, 64))
         assert difference(ours, np.asarray(image.convert("RGB")))[0] <= 1
@@ -89,9 +89,9 @@ def test_no_more_is_decoded_than_the_target_needs(monkeypatch: pytest.MonkeyPatc
     content = encoded(photo(1600, 2400), "JPEG")
     room = np.empty(3 * 200 * 300, np.uint8)
     monkeypatch.setattr(image_decoder, "_buffer", lambda size: room[:size])
-    assert decoded(content, Target(200, 200)).std() > 1
+    assert decoded(content, DecodeSpec(200, 200)).std() > 1
     with pytest.raises(DecodeError):
-        decoded(content[: len(content) // 2], Target(200, 200))
+        decoded(content[: len(content) // 2], DecodeSpec(200, 200))
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
@@ -100,7 +100,7 @@ def test_every_orientation_is_turned_upright(orientation: int, kind: str) -> Non
     exif = Image.Exif()
     exif[0x0112] = orientation
     content = encoded(photo(80, 80, seed=3), kind, exif=exif)
-    ours = decoded(content, Target(64, 64))
+    ours = decoded(content, DecodeSpec(64, 64))
     assert difference(ours, by_pillow(content, 64, "bicubic"))[0] <= 3
 
 
@@ -109,7 +109,7 @@ def test_a_turned_picture_is_cut_as_it_is_seen() -> None:
     exif[0x0112] = 6
     content = encoded(photo(60, 120), "JPEG", exif=exif)
     assert image_size(content) == (120, 60)
-    ours = decoded(content, Target(120, 60, mode="bilinear"))
+    ours = decoded(content, DecodeSpec(120, 60, mode="bilinear"))
     with Image.open(io.BytesIO(content)) as image:
         upright = np.asarray(ImageOps.exif_transpose(image))
     assert difference(ours, upright)[0] <= 1
@@ -133,12 +133,12 @@ def grey16() -> Image.Image:
 )
 def test_every_mode_becomes_rgb_as_pillow_has_it(image: Image.Image, kind: str) -> None:
     content = encoded(image, kind)
-    ours = decoded(content, Target(64, 64))
+    ours = decoded(content, DecodeSpec(64, 64))
     assert difference(ours, by_pillow(content, 64, "bicubic"))[0] <= 1
 
 
 def test_sixteen_bits_become_the_upper_eight() -> None:
-    ours = decoded(encoded(grey16(), "PNG"), Target(64, 64))
+    ours = decoded(encoded(grey16(), "PNG"), DecodeSpec(64, 64))
     assert difference(ours[..., 0], np.asarray(grey16()) >> 8)[0] == 0
     assert ours.max() == 255
     assert len(np.unique(ours)) == 256
@@ -148,7 +148,7 @@ def test_sixteen_bits_become_the_upper_eight() -> None:
 def test_what_is_transparent_is_white(mode: str) -> None:
     image = Image.new("RGBA", (16, 16), (200, 0, 0, 0))
     content = encoded(image.convert(mode), "PNG")
-    assert decoded(content, Target(16, 16)).min() == 255
+    assert decoded(content, DecodeSpec(16, 16)).min() == 255
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
@@ -156,7 +156,7 @@ def test_a_picture_cut_short_is_refused(kind: str) -> None:
     content = encoded(photo(90, 90), kind)
     for part in (4, 2, 1.2):
         with pytest.raises(DecodeError) as caught:
-            decoded(content[: int(len(content) / part)], Target(32, 32))
+            decoded(content[: int(len(content) / part)], DecodeSpec(32, 32))
         assert caught.value.reason == "image-corrupt"
 
 
@@ -171,7 +171,7 @@ def test_damage_is_refused_or_survived(kind: str, place: float, noise: bytes) ->
     start = int(len(content) * place)
     damaged = content[:start] + noise + content[start + len(noise) :]
     with suppress(DecodeError):
-        decoded(damaged, Target(16, 16))
+        decoded(damaged, DecodeSpec(16, 16))
     with suppress(DecodeError):
         image_size(damaged)
 
@@ -180,14 +180,14 @@ def test_damage_is_refused_or_survived(kind: str, place: float, noise: bytes) ->
 def test_no_bytes_break_the_decoder(content: bytes) -> None:
     for begin in (b"", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF\0\0\0\0WEBP"):
         with pytest.raises(DecodeError):
-            decoded(begin + content, Target(8, 8))
+            decoded(begin + content, DecodeSpec(8, 8))
 
 
 def test_a_jpeg_with_bytes_behind_its_end_is_an_image() -> None:
     """Telephones append films and further pictures; libjpeg-turbo minds only what it reads."""
     content = encoded(photo(40, 40), "JPEG")
-    whole = decoded(content, Target(40, 40))
-    assert np.array_equal(decoded(content + bytes(5000) + content, Target(40, 40)), whole)
+    whole = decoded(content, DecodeSpec(40, 40))
+    assert np.array_equal(decoded(content + bytes(5000) + content, DecodeSpec(40, 40)), whole)
 
 
 def chunk(kind: bytes, content: bytes) -> bytes:
@@ -208,7 +208,7 @@ def test_a_picture_that_breaks_its_decoder_is_refused() -> None:
     with pytest.raises(SyntaxError), Image.open(io.BytesIO(broken)) as image:
         image.load()
     with pytest.raises(DecodeError, match="image-corrupt"):
-        decoded(broken, Target(8, 8))
+        decoded(broken, DecodeSpec(8, 8))
 
 
 @pytest.mark.parametrize("side", [12_000, 40_000])
@@ -217,18 +217,18 @@ def test_a_decompression_bomb_is_refused_unread(side: int) -> None:
     """A few bytes that promise gigabytes: no row of them is asked for."""
     bomb = png_header(side, side) + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
     with pytest.raises(DecodeError, match="image-bomb"):
-        decoded(bomb, Target(8, 8))
+        decoded(bomb, DecodeSpec(8, 8))
     jpeg = bytearray(encoded(photo(16, 16), "JPEG"))
     frame = jpeg.index(b"\xff\xc0")
     jpeg[frame + 5 : frame + 9] = struct.pack(">HH", side, side)
     with pytest.raises(DecodeError, match="image-bomb"):
-        decoded(bytes(jpeg), Target(8, 8))
+        decoded(bytes(jpeg), DecodeSpec(8, 8))
 
 
 def test_a_hundred_megapixels_are_decoded_at_an_eighth() -> None:
     """In a buffer of 4.7 MB, not of 300: the memory of a large picture is bounded."""
     content = encoded(Image.new("RGB", (10_000, 10_000), (10, 200, 90)), "JPEG")
-    ours = decoded(content, Target(512, 512))
+    ours = decoded(content, DecodeSpec(512, 512))
     assert np.abs(ours.reshape(-1, 3).astype(int) - [10, 200, 90]).max() <= 2
     held = image_decoder._buffers.content
     assert held is None or held.nbytes <= 3 * image_decoder.LARGE_PIXELS
@@ -237,14 +237,16 @@ def test_a_hundred_megapixels_are_decoded_at_an_eighth() -> None:
 def test_a_colour_profile_does_not_hinder() -> None:
     profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
     content = encoded(photo(40, 40), "JPEG", icc_profile=profile)
-    assert difference(decoded(content, Target(40, 40)), by_pillow(content, 40, "bicubic"))[0] <= 1
+    assert (
+        difference(decoded(content, DecodeSpec(40, 40)), by_pillow(content, 40, "bicubic"))[0] <= 1
+    )
 
 
 @settings(max_examples=30, deadline=None)
 @given(height=st.integers(9, 90), width=st.integers(9, 90), key=st.integers(0, 2**40))
 def test_a_random_cut_is_a_function_of_its_key(height: int, width: int, key: int) -> None:
     content = encoded(photo(height, width), "PNG")
-    target = Target(8, 8, crop="random", seed=5)
+    target = DecodeSpec(8, 8, crop="random", seed=5)
     first = decoded(content, target, 1, key)
     assert np.array_equal(decoded(content, target, 1, key), first)
 
@@ -253,18 +255,18 @@ def test_random_cuts_reach_both_ends() -> None:
     wide = np.zeros((8, 80, 3), np.uint8)
     wide[:, :, 0] = np.arange(80) * 3
     content = encoded(Image.fromarray(wide), "PNG")
-    target = Target(8, 8, crop="random")
+    target = DecodeSpec(8, 8, crop="random")
     starts = {int(decoded(content, target, 0, key)[0, 0, 0]) // 3 for key in range(600)}
     assert min(starts) == 0
     assert max(starts) >= 71
     assert len(starts) > 60
-    assert int(decoded(content, Target(8, 8))[0, 0, 0]) // 3 == 36
+    assert int(decoded(content, DecodeSpec(8, 8))[0, 0, 0]) // 3 == 36
 
 
 @pytest.mark.parametrize(("height", "width"), [(32, 64), (64, 32), (48, 48)])
 def test_a_target_need_not_be_square(height: int, width: int) -> None:
     content = encoded(photo(120, 120), "JPEG")
-    ours = decoded(content, Target(height, width, mode="bilinear"))
+    ours = decoded(content, DecodeSpec(height, width, mode="bilinear"))
     with Image.open(io.BytesIO(content)) as image:
         rgb = image.convert("RGB")
     cut_height, cut_width = min(120, 120 * height // width), min(120, 120 * width // height)

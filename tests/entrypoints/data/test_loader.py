@@ -17,21 +17,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from sm_train.entrypoints.common.sample_rng import CAPTION, TIMESTEP, Draws
+from sm_train.entrypoints.common.sample_rng import CAPTION, TIMESTEP, SampleRng
 from sm_train.entrypoints.data import loader as loading
 from sm_train.entrypoints.data.aspect_buckets import aspect_shapes, nearest_shape
-from sm_train.entrypoints.data.bad_samples import BadSamples
+from sm_train.entrypoints.data.bad_samples import BadSampleTracker
 from sm_train.entrypoints.data.batches import Batch
-from sm_train.entrypoints.data.sampler import Position, Record
+from sm_train.entrypoints.data.sampler import DataPosition, SamplerState
 from sm_train.entrypoints.data.shard_catalog import DataError
 from sm_train.entrypoints.data.shard_format import scan_shard
 from sm_train.entrypoints.data.shard_index import write_index
-from sm_train.entrypoints.data.shard_reader import Bad
+from sm_train.entrypoints.data.shard_reader import BadSample
 
 from tests.support.cluster.training_jobs import png, sample, write_shard, write_shards
 from tests.support.data_channels import DATA, Cluster, deal, epoch_of, first, index, seen
 
-DRAWS = Draws(0, kinds=2, channels=3, scale=2)
+DRAWS = SampleRng(0, kinds=2, channels=3, scale=2)
 SHARDS, EACH = 7, 9
 ALL = Counter(f"a grey of {number}" for number in range(SHARDS * EACH))
 
@@ -260,7 +260,7 @@ def test_other_shards_or_another_seed_begin_the_epoch_anew_and_say_so(
     [loader] = cluster(shards, tmp_path / "a").loaders()
     first(loader, 3)
     [other] = cluster(shards, tmp_path / "b").loaders(record=loader.record(), seed=5)
-    assert other.position == Position(0, 0)
+    assert other.position == DataPosition(0, 0)
     assert other.note is not None
     assert "begins anew" in other.note
 
@@ -271,8 +271,8 @@ def test_the_record_reads_as_it_was_written(shards: list[Path], tmp_path: Path) 
     loaders = two.loaders()
     first(loaders[0], 3)
     [alone] = cluster(shards, tmp_path / "one").loaders(record=loaders[0].record())
-    record = Record.from_bytes(alone.record())
-    assert record.position == Position(0, 0)
+    record = SamplerState.from_bytes(alone.record())
+    assert record.position == DataPosition(0, 0)
     assert [segment.steps for segment in record.before] == [3]
     assert record.before[0].world.owner.tolist() == [0, 1, 0, 1, 0, 1, 0]
     assert record.to_bytes() == alone.record()
@@ -483,24 +483,26 @@ def test_captions_that_are_missing_or_odd_have_their_reason(tmp_path: Path) -> N
 
 
 def spoilt(good: int, number: int) -> Batch:
-    bad = tuple(Bad("rotten.tar", str(index), "image-corrupt", "x") for index in range(number))
+    bad = tuple(
+        BadSample("rotten.tar", str(index), "image-corrupt", "x") for index in range(number)
+    )
     none = np.zeros(0)
-    return Batch(torch.zeros(1), ["x"] * good, Position(), bad, 0, (), none, none)
+    return Batch(torch.zeros(1), ["x"] * good, DataPosition(), bad, 0, (), none, none)
 
 
 def test_the_share_of_bad_samples_has_a_limit() -> None:
-    counter = BadSamples(0.01)
+    counter = BadSampleTracker(0.01)
     counter.add(spoilt(2000, 20))
     with pytest.raises(
         DataError, match=r"21 of 2001 .*\(image-corrupt 21\), in rotten\.tar.*max_bad_share"
     ):
         counter.add(spoilt(1, 1))
-    BadSamples(0.01).add(spoilt(10, 10))
-    BadSamples(0.5).add(spoilt(100, 49))
+    BadSampleTracker(0.01).add(spoilt(10, 10))
+    BadSampleTracker(0.5).add(spoilt(100, 49))
 
 
 def test_bad_samples_are_reported_once_by_reason() -> None:
-    counter = BadSamples(0.5)
+    counter = BadSampleTracker(0.5)
     assert counter.report() is None
     counter.add(spoilt(100, 7))
     report = counter.report()

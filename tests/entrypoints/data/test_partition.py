@@ -10,21 +10,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from sm_train.entrypoints.common.rng import draw, permutation
-from sm_train.entrypoints.data.batch_schedule import Schedule
-from sm_train.entrypoints.data.epoch import Epoch, Segment, balance, whole_balance
-from sm_train.entrypoints.data.partition import EVERYBODY, NOBODY, Part, World
-from sm_train.entrypoints.data.sample_ranges import cut, join
+from sm_train.entrypoints.common.rng import random_below, seeded_permutation
+from sm_train.entrypoints.data.batch_schedule import BatchSchedule
+from sm_train.entrypoints.data.epoch import (
+    Epoch,
+    EpochSegment,
+    epoch_size,
+    uninterrupted_epoch_size,
+)
+from sm_train.entrypoints.data.partition import REPLICATED, UNASSIGNED, DataTopology, RankPartition
+from sm_train.entrypoints.data.sample_ranges import merge, split_shards
 
 Sample = tuple[int, int]
 
 
 @st.composite
-def worlds(draw: st.DrawFn, shards: int, unseen: bool = False) -> World:
+def worlds(draw: st.DrawFn, shards: int, unseen: bool = False) -> DataTopology:
     instances = draw(st.integers(1, 4))
-    owners = [EVERYBODY, *range(instances)] + [NOBODY] * unseen
+    owners = [REPLICATED, *range(instances)] + [UNASSIGNED] * unseen
     owner = draw(st.lists(st.sampled_from(owners), min_size=shards, max_size=shards))
-    return World(
+    return DataTopology(
         np.array(owner, np.int16),
         instances,
         processes=draw(st.integers(1, 4)),
@@ -34,7 +39,7 @@ def worlds(draw: st.DrawFn, shards: int, unseen: bool = False) -> World:
     )
 
 
-def shapes(world: World, part: Part) -> NDArray[np.int16] | None:
+def shapes(world: DataTopology, part: RankPartition) -> NDArray[np.int16] | None:
     """A shape for each sample, some rare; it depends on the sample alone."""
     if not world.shapes:
         return None
@@ -59,7 +64,7 @@ def all_of(epoch: Epoch) -> Counter[Sample]:
     )
 
 
-def schedules(epoch: Epoch, segments: list[Segment]) -> list[Schedule]:
+def schedules(epoch: Epoch, segments: list[EpochSegment]) -> list[BatchSchedule]:
     """Of all processes of the last segment."""
     *before, now = segments
     pieces = epoch.left(before, shapes)
@@ -68,10 +73,10 @@ def schedules(epoch: Epoch, segments: list[Segment]) -> list[Schedule]:
         for instance in range(now.world.instances)
         for process in range(now.world.processes)
     ]
-    return [Schedule(part, now.world.batch, shapes(now.world, part)) for part in parts]
+    return [BatchSchedule(part, now.world.batch, shapes(now.world, part)) for part in parts]
 
 
-def read(epoch: Epoch, segments: list[Segment]) -> Counter[Sample]:
+def read(epoch: Epoch, segments: list[EpochSegment]) -> Counter[Sample]:
     """What all processes of the last segment read in its steps, without what fills up."""
     seen: Counter[Sample] = Counter()
     for schedule in schedules(epoch, segments):
@@ -88,15 +93,15 @@ def read(epoch: Epoch, segments: list[Segment]) -> Counter[Sample]:
 def test_every_sample_is_read_once_however_often_the_world_changes(data: st.DataObject) -> None:
     epoch = data.draw(epochs())
     shards = len(epoch.samples)
-    segments: list[Segment] = []
+    segments: list[EpochSegment] = []
     seen: Counter[Sample] = Counter()
     for _ in range(data.draw(st.integers(0, 3))):
         world = data.draw(worlds(shards, unseen=True))
-        segments.append(Segment(world, data.draw(st.integers(0, 12))))
+        segments.append(EpochSegment(world, data.draw(st.integers(0, 12))))
         seen += read(epoch, segments)
     last = data.draw(worlds(shards))
     left = epoch.left(segments, shapes)
-    segments.append(Segment(last, balance(left, last).steps))
+    segments.append(EpochSegment(last, epoch_size(left, last).steps))
     seen += read(epoch, segments)
     assert seen == all_of(epoch)
     assert epoch.left(segments, shapes).samples == 0
@@ -107,7 +112,7 @@ def test_every_sample_is_read_once_however_often_the_world_changes(data: st.Data
 def test_what_is_left_and_what_was_read_are_the_whole(data: st.DataObject) -> None:
     epoch = data.draw(epochs())
     world = data.draw(worlds(len(epoch.samples), unseen=True))
-    segment = Segment(world, data.draw(st.integers(0, 30)))
+    segment = EpochSegment(world, data.draw(st.integers(0, 30)))
     left = epoch.left([segment], shapes)
     rest: Counter[Sample] = Counter()
     for shard, start, stop in zip(left.shard, left.start, left.stop, strict=True):
@@ -121,16 +126,16 @@ def test_the_balance_counts_what_processes_read_again(data: st.DataObject) -> No
     epoch = data.draw(epochs())
     world = data.draw(worlds(len(epoch.samples), unseen=True))
     pieces = epoch.whole(np.arange(len(epoch.samples)))
-    found = balance(pieces, world)
-    assert found == whole_balance(epoch.samples, world)
-    found_schedules = schedules(epoch, [Segment(world, 0)])
+    found = epoch_size(pieces, world)
+    assert found == uninterrupted_epoch_size(epoch.samples, world)
+    found_schedules = schedules(epoch, [EpochSegment(world, 0)])
     lengths = [schedule.part.samples for schedule in found_schedules]
     needed = max(schedule.steps for schedule in found_schedules)
     assert found.samples == sum(lengths)
     assert needed <= found.steps <= needed + len(world.shapes)
     assert found.steps == needed or len(world.shapes) > 1
     assert found.repeated == sum(found.steps * world.batch - length for length in lengths)
-    assert found.unseen == int(epoch.samples[world.owner == NOBODY].sum())
+    assert found.unseen == int(epoch.samples[world.owner == UNASSIGNED].sum())
 
 
 @settings(max_examples=60, deadline=None)
@@ -148,7 +153,7 @@ def test_an_instances_processes_share_its_samples_evenly(data: st.DataObject) ->
 def test_a_chunk_is_read_in_one_go_and_a_window_mixes_many() -> None:
     """Few, large, sequential reads: a window's samples lie in as few runs as it has chunks."""
     epoch = Epoch(np.full(50, 400), chunk=40, seed=1, number=0)
-    world = World(np.zeros(50, np.int16), 1, processes=2, batch=8, window=800)
+    world = DataTopology(np.zeros(50, np.int16), 1, processes=2, batch=8, window=800)
     part = epoch.line(epoch.whole(np.arange(50)), world, 0, 0).part(1, world)
     shards, samples = part.locate(part.slots_of(3))
     assert len(part.pieces.span(3 * 800, 4 * 800).shard) <= 800 // 40 + 1
@@ -160,7 +165,7 @@ def test_a_chunk_is_read_in_one_go_and_a_window_mixes_many() -> None:
 
 
 def test_seed_and_epoch_change_the_order_and_nothing_else_does() -> None:
-    world = World(np.zeros(6, np.int16), 1, 1, 4, 16)
+    world = DataTopology(np.zeros(6, np.int16), 1, 1, 4, 16)
     first = Epoch(np.full(6, 20), chunk=5, seed=0, number=0)
 
     def order(epoch: Epoch) -> list[int]:
@@ -178,7 +183,7 @@ def test_seed_and_epoch_change_the_order_and_nothing_else_does() -> None:
 def test_a_batch_has_one_shape_and_comes_as_soon_as_it_is_full(data: st.DataObject) -> None:
     epoch = data.draw(epochs())
     world = replace(data.draw(worlds(len(epoch.samples))), shapes=((8, 8), (8, 9), (9, 8)))
-    for schedule in schedules(epoch, [Segment(world, 0)]):
+    for schedule in schedules(epoch, [EpochSegment(world, 0)]):
         assert schedule.shapes is not None
         full = [step for step in range(schedule.steps) if schedule.fresh(step) == world.batch]
         for step in range(schedule.steps):
@@ -196,23 +201,23 @@ def test_a_batch_has_one_shape_and_comes_as_soon_as_it_is_full(data: st.DataObje
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=9), st.integers(1, 11))
 def test_chunks_cover_the_shards_that_are_cut(samples: list[int], chunk: int) -> None:
     chosen = np.arange(0, len(samples), 2)
-    pieces = cut(np.array(samples), chunk, chosen)
+    pieces = split_shards(np.array(samples), chunk, chosen)
     assert pieces.samples == sum(samples[::2])
     assert ((pieces.stop - pieces.start) <= chunk).all()
     assert ((pieces.stop - pieces.start) > 0).all()
-    again = join([pieces.pick(np.arange(len(pieces.shard))[::-1])])
+    again = merge([pieces.pick(np.arange(len(pieces.shard))[::-1])])
     assert np.array_equal(again.start, pieces.start)
 
 
 def test_orders_are_those_of_every_version_before() -> None:
     """A checkpoint of today is resumed by tomorrow's code: these figures may never change."""
-    assert permutation(8, 1, 2, 3).tolist() == [1, 3, 7, 5, 2, 0, 4, 6]
-    assert [draw(1000, 1, 2, number) for number in range(4)] == [900, 719, 910, 814]
+    assert seeded_permutation(8, 1, 2, 3).tolist() == [1, 3, 7, 5, 2, 0, 4, 6]
+    assert [random_below(1000, 1, 2, number) for number in range(4)] == [900, 719, 910, 814]
 
 
 @pytest.mark.parametrize("below", [1, 2, 7, 2**31])
 def test_draws_stay_below_and_spread(below: int) -> None:
-    drawn = [draw(below, 5, number) for number in range(2000)]
+    drawn = [random_below(below, 5, number) for number in range(2000)]
     assert min(drawn) >= 0
     assert max(drawn) < below
     assert abs(sum(drawn) / 2000 / below - 0.5 * (below - 1) / below) < 0.03

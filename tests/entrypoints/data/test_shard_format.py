@@ -24,7 +24,7 @@ from sm_train.entrypoints.data.shard_format import (
 )
 from sm_train.entrypoints.packing.plan import sample_key
 from sm_train.entrypoints.packing.shard_writer import ShardFile, encode_sample
-from sm_train.entrypoints.packing.storage import Folder
+from sm_train.entrypoints.packing.storage import LocalFolder
 
 DIGEST = blake3(b"").hexdigest()
 
@@ -34,7 +34,7 @@ def sample(number: int, image: bytes, caption: str = "a caption", kind: str = "j
 
 
 def write(folder: Path, samples: list[bytes], name: str = "shard-000000.tar") -> Shard:
-    with Folder(folder).writing(name) as sink, ShardFile(sink, name) as file:
+    with LocalFolder(folder).writing(name) as sink, ShardFile(sink, name) as file:
         for number, each in enumerate(samples):
             file.append(sample_key(number), each)
         return file.finish()
@@ -108,7 +108,7 @@ def test_scanning_finds_what_the_writer_wrote(tmp_path: Path) -> None:
 
 def test_an_error_leaves_nothing_of_the_shard(tmp_path: Path) -> None:
     def broken() -> None:
-        with Folder(tmp_path).writing("a.tar") as sink, ShardFile(sink, "a.tar") as file:
+        with LocalFolder(tmp_path).writing("a.tar") as sink, ShardFile(sink, "a.tar") as file:
             file.append("000000000", sample(0, bytes(3000)))
             assert list(tmp_path.glob("*.tar")) == []  # not before it is whole
             raise RuntimeError

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from sm_train.entrypoints.data import shard_index
 from sm_train.entrypoints.data.shard_format import Shard, ShardError
 from sm_train.entrypoints.data.shard_index import (
-    Header,
+    IndexHeader,
     IndexWriter,
-    Refused,
+    RejectedInput,
     ShardIndex,
     write_index,
 )
@@ -39,7 +39,7 @@ shards = st.lists(
     st.builds(shard, names, st.lists(st.integers(0, 2**33), max_size=9), sizes=st.booleans()),
     max_size=12,
 )
-refusals = st.lists(st.builds(Refused, names, names, names), max_size=5)
+refusals = st.lists(st.builds(RejectedInput, names, names, names), max_size=5)
 
 
 @settings(max_examples=60, deadline=None)
@@ -47,7 +47,7 @@ refusals = st.lists(st.builds(Refused, names, names, names), max_size=5)
 def test_an_index_reads_as_it_was_written(
     tmp_path_factory: pytest.TempPathFactory,
     shards: list[Shard],
-    refused: list[Refused],
+    refused: list[RejectedInput],
     group_samples: int,
     group_rows: int,
 ) -> None:
@@ -61,7 +61,7 @@ def test_an_index_reads_as_it_was_written(
     assert list(index.refused()) == refused
     assert index.names == [one.name for one in shards]
     assert index.samples.tolist() == [one.samples for one in shards]
-    assert index.header == Header(
+    assert index.header == IndexHeader(
         shards=len(shards),
         samples=sum(one.samples for one in shards),
         bytes=sum(one.bytes for one in shards),
@@ -77,12 +77,12 @@ def test_an_index_reads_as_it_was_written(
 def test_the_same_content_gives_the_same_bytes(tmp_path: Path) -> None:
     rows = [shard(f"{number:03d}.tar", [512, 1024]) for number in range(50)]
     for name in ("a", "b"):
-        write_index(tmp_path / name, iter(rows), [Refused("x", "y", "z")])
+        write_index(tmp_path / name, iter(rows), [RejectedInput("x", "y", "z")])
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
 def test_odd_bytes_of_a_name_are_written_out(tmp_path: Path) -> None:
-    write_index(tmp_path / "i", [], [Refused("bad \udcff.jpg", "image-corrupt", "truncated")])
+    write_index(tmp_path / "i", [], [RejectedInput("bad \udcff.jpg", "image-corrupt", "truncated")])
     [refused] = ShardIndex(tmp_path / "i").refused()
     assert refused.source == r"bad \udcff.jpg"
     with pytest.raises(ShardError, match="rename the shard"):
@@ -120,7 +120,7 @@ def test_another_file_is_no_index(tmp_path: Path, content: bytes, words: str) ->
 
 def test_an_index_cut_anywhere_is_known(tmp_path: Path) -> None:
     path = tmp_path / "index.parquet"
-    write_index(path, [shard("a", [512] * 4)], [Refused("a", "b", "c")])
+    write_index(path, [shard("a", [512] * 4)], [RejectedInput("a", "b", "c")])
     content = path.read_bytes()
     for length in range(0, len(content), 7):
         path.write_bytes(content[:length])

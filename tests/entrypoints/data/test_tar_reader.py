@@ -14,8 +14,8 @@ from sm_train.entrypoints.data.tar_reader import (
     TarError,
     parse_header,
     sample_members,
+    scan_tar,
     split_name,
-    walk,
 )
 
 Members = list[tuple[str, bytes]]
@@ -33,7 +33,7 @@ def write(path: Path, members: Members, kind: int = tarfile.USTAR_FORMAT) -> Non
 def read(path: Path) -> list[tuple[str, dict[str, bytes]]]:
     """Every sample that a walk finds, as the loader reads it."""
     content = memoryview(path.read_bytes())
-    found = walk(path)
+    found = scan_tar(path)
     samples = []
     for start, stop in zip(found.starts.tolist(), found.stops.tolist(), strict=True):
         key, members = sample_members(content[start:stop])
@@ -91,7 +91,7 @@ def test_a_walk_finds_what_tarfile_finds(
     ]
     assert ours == theirs
     assert len(samples) == len(keys)
-    assert walk(path).damage == ()
+    assert scan_tar(path).damage == ()
 
 
 def test_a_key_that_comes_twice_is_two_samples(tmp_path: Path) -> None:
@@ -128,9 +128,9 @@ def test_a_tar_cut_short_keeps_every_whole_sample(tmp_path: Path, length: int, k
     path = tmp_path / "a.tar"
     write(path, members(4), kind)
     whole = read(path)
-    starts, stops = walk(path).starts, walk(path).stops
+    starts, stops = scan_tar(path).starts, scan_tar(path).stops
     path.write_bytes(path.read_bytes()[:length])
-    found = walk(path)
+    found = scan_tar(path)
     kept = [sample for sample, stop in zip(whole, stops, strict=True) if stop <= length]
     cut = read(path)
     assert cut[: len(kept)] == kept
@@ -155,14 +155,14 @@ def test_a_wrong_checksum_loses_one_sample(tmp_path: Path, sample: int, part: in
     found = read(path)
     rest = [one for one in found if len(one[1]) == 2]
     assert rest == [one for number, one in enumerate(whole) if number != sample]
-    [damage] = walk(path).damage
+    [damage] = scan_tar(path).damage
     assert "damaged header" in damage
 
 
 @pytest.mark.parametrize("content", [b"", bytes(512), bytes(1024), bytes(10240)])
 def test_an_empty_tar_has_no_samples(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.tar").write_bytes(content)
-    found = walk(tmp_path / "a.tar")
+    found = scan_tar(tmp_path / "a.tar")
     assert len(found.starts) == 0
     assert bool(found.damage) == (not content)
 
@@ -178,7 +178,7 @@ def test_no_damage_breaks_a_walk(
     start = int(len(content) * place)
     content[start : start + len(noise)] = noise
     path.write_bytes(content)
-    found = walk(path)
+    found = scan_tar(path)
     assert (found.starts < found.stops).all()
     assert (found.starts[1:] >= found.stops[:-1]).all()
     for first, last in zip(found.starts.tolist(), found.stops.tolist(), strict=True):

@@ -11,7 +11,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from sm_train.entrypoints.distributed.rendezvous import AbsentError, Place, answer, keep_roll
+from sm_train.entrypoints.distributed.rendezvous import (
+    MissingNodeError,
+    RendezvousAddress,
+    join,
+    wait_for_nodes,
+)
 from sm_train.toolkit.jobs.events import parse_event
 
 HOSTS = ("algo-1", "algo-2", "algo-3", "algo-4")
@@ -29,8 +34,10 @@ def meet(coming: tuple[str, ...], patience: float) -> dict[str, BaseException | 
     with ThreadPoolExecutor(8) as machines:
         found: dict[str, Future[None]] = {}
         for name in coming:
-            found[name] = machines.submit(answer, name, Place("127.0.0.1", port), patience=patience)
-        first = machines.submit(keep_roll, HOSTS, port, print, patience=patience, reminder=0.2)
+            found[name] = machines.submit(
+                join, name, RendezvousAddress("127.0.0.1", port), patience=patience
+            )
+        first = machines.submit(wait_for_nodes, HOSTS, port, print, patience=patience, reminder=0.2)
         return {"algo-1": first.exception()} | {n: one.exception() for n, one in found.items()}
 
 
@@ -42,7 +49,7 @@ def test_who_does_not_come_is_named_to_everybody(capsys: pytest.CaptureFixture[s
     found = meet(("algo-2", "algo-4"), 3.0)
     assert len(found) == 3
     for error in found.values():
-        assert isinstance(error, AbsentError)
+        assert isinstance(error, MissingNodeError)
         assert str(error).startswith("algo-3 did not come")
         assert "security group" in str(error)
         assert "algo-2" not in str(error)
@@ -51,20 +58,20 @@ def test_who_does_not_come_is_named_to_everybody(capsys: pytest.CaptureFixture[s
 
 def test_a_first_machine_out_of_reach_is_named_with_its_port() -> None:
     port = free_port()
-    with pytest.raises(AbsentError, match=f"127.0.0.1 could not be reached on port {port}"):
-        answer("algo-2", Place("127.0.0.1", port), patience=0.5)
+    with pytest.raises(MissingNodeError, match=f"127.0.0.1 could not be reached on port {port}"):
+        join("algo-2", RendezvousAddress("127.0.0.1", port), patience=0.5)
 
 
 def test_strangers_and_those_who_say_nothing_are_not_counted() -> None:
     port = free_port()
     with ThreadPoolExecutor(1) as machines:
-        first = machines.submit(keep_roll, HOSTS[:2], port, print, patience=60.0)
+        first = machines.submit(wait_for_nodes, HOSTS[:2], port, print, patience=60.0)
         for words in (b"", b"\xff\xfe\n", b"GET / HTTP/1.1\r\n", b"x" * 100_000):
             stranger = _connected(port)
             stranger.sendall(words)
             stranger.close()
         assert not first.done()
-        answer("algo-2", Place("127.0.0.1", port), patience=30.0)
+        join("algo-2", RendezvousAddress("127.0.0.1", port), patience=30.0)
         assert first.exception(timeout=30) is None
 
 

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sm_train.entrypoints.doctor import node_benchmarks
-from sm_train.entrypoints.doctor.barrier import AbsentError, Meeting
+from sm_train.entrypoints.doctor.barrier import MissingRankError, StoreBarrier
 from sm_train.entrypoints.doctor.bus_bandwidth import COLLECTIVES, Collective, bus_factor
 from sm_train.entrypoints.doctor.cluster_benchmark import (
     BETWEEN_SHARE,
@@ -27,7 +27,7 @@ from sm_train.entrypoints.doctor.gpu_inventory import parse_gpus, with_links
 from sm_train.entrypoints.doctor.nccl_log import parse_nccl_log
 from sm_train.entrypoints.doctor.node_facts import different, installed_by_efa
 from sm_train.entrypoints.doctor.process_group import Group
-from sm_train.entrypoints.doctor.round_robin import blame, pack_rounds, rounds
+from sm_train.entrypoints.doctor.round_robin import find_slow_links, pack, schedule
 from sm_train.entrypoints.doctor.sweep import SIZES, sweep, sweeps
 
 from tests.support.cluster.training_jobs import sample, write_shard
@@ -67,10 +67,10 @@ def test_16_nodes_of_8_take_less_than_120_seconds(rate: float) -> None:
         assert {one for one, _ in found} == set(COLLECTIVES)
         assert group.clock <= 1.05 * share * LIMIT
         clock += start + group.clock
-    schedule = rounds(16)
-    assert len(schedule) == 15
+    rounds = schedule(16)
+    assert len(rounds) == 15
     played = 0
-    for left in range(len(schedule), 0, -1):
+    for left in range(len(rounds), 0, -1):
         budget = min(ROUND_SECONDS, (LIMIT - RESERVE_SECONDS - clock) / left)
         if budget > 0:
             pair = Simulated(2, rate / 8, latency)
@@ -78,7 +78,7 @@ def test_16_nodes_of_8_take_less_than_120_seconds(rate: float) -> None:
             clock += start + pair.clock
             played += 1
     assert clock < LIMIT
-    assert played == len(schedule) or rate < 1e6
+    assert played == len(rounds) or rate < 1e6
 
 
 def test_a_good_network_is_swept_up_to_1_gib_and_a_slow_one_as_far_as_time_allows() -> None:
@@ -97,53 +97,53 @@ def test_a_good_network_is_swept_up_to_1_gib_and_a_slow_one_as_far_as_time_allow
 
 @given(st.integers(0, 40))
 def test_every_pair_meets_once_and_nobody_twice_in_a_round(nodes: int) -> None:
-    schedule = rounds(nodes)
-    met = [pair for one in schedule for pair in one]
+    rounds = schedule(nodes)
+    met = [pair for one in rounds for pair in one]
     assert sorted(met) == [(a, b) for a in range(nodes) for b in range(a + 1, nodes)]
-    for one in schedule:
+    for one in rounds:
         seated = [node for pair in one for node in pair]
         assert len(seated) == len(set(seated))
 
 
 @pytest.mark.parametrize("nodes", [3, 4, 5, 8, 16])
 def test_the_one_slow_link_or_node_is_found_every_time(nodes: int) -> None:
-    pairs = [pair for one in rounds(nodes) for pair in one]
+    pairs = [pair for one in schedule(nodes) for pair in one]
     for seed in range(200):
         chance = random.Random(seed)
         noisy = {pair: 100 * chance.uniform(0.8, 1.0) for pair in pairs}
         link = chance.choice(pairs)
-        found = blame(noisy | {link: noisy[link] * 0.4}, share=0.7)
+        found = find_slow_links(noisy | {link: noisy[link] * 0.4}, share=0.7)
         assert found is not None
         assert (found.nodes, found.links) == ((), (link,))
         node = chance.randrange(nodes)
         slow = {pair: value * (0.4 if node in pair else 1) for pair, value in noisy.items()}
-        found = blame(slow, share=0.7)
+        found = find_slow_links(slow, share=0.7)
         assert found is not None
         assert (found.nodes, found.links) == ((node,), ())
-        clean = blame(noisy, share=0.7)
+        clean = find_slow_links(noisy, share=0.7)
         assert clean is not None
         assert (clean.nodes, clean.links) == ((), ())
 
 
 def test_a_slow_node_and_a_slow_link_are_told_apart() -> None:
-    pairs = [pair for one in rounds(6) for pair in one]
+    pairs = [pair for one in schedule(6) for pair in one]
     values = {pair: 10.0 if 2 in pair or pair == (0, 5) else 100.0 for pair in pairs}
-    found = blame(values, share=0.7)
+    found = find_slow_links(values, share=0.7)
     assert found is not None
     assert (found.nodes, found.links) == ((2,), ((0, 5),))
-    assert pack_rounds(found.slow)[0][0] == found.slow[0]
+    assert pack(found.slow)[0][0] == found.slow[0]
 
 
 def test_two_nodes_have_nobody_to_compare_with() -> None:
-    assert blame({}, share=0.7) is None
-    found = blame({(0, 1): 3.0}, share=0.7)
+    assert find_slow_links({}, share=0.7) is None
+    found = find_slow_links({(0, 1): 3.0}, share=0.7)
     assert found is not None
     assert (found.nodes, found.links) == ((), ())
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(10, 19)), unique=True))
 def test_packed_rounds_seat_nobody_twice(pairs: list[tuple[int, int]]) -> None:
-    packed = pack_rounds(pairs)
+    packed = pack(pairs)
     assert sorted(pair for one in packed for pair in one) == sorted(pairs)
     for one in packed:
         seated = [node for pair in one for node in pair]
@@ -174,7 +174,7 @@ def test_who_does_not_come_is_left_out_and_who_comes_late_is_told() -> None:
     answers: dict[int, Any] = {}
 
     def come(rank: int) -> None:
-        answers[rank] = Meeting(store, rank, 4).call("a", 0.3, lambda: 7.0, followers_wait=5.0)
+        answers[rank] = StoreBarrier(store, rank, 4).call("a", 0.3, lambda: 7.0, followers_wait=5.0)
 
     threads = [threading.Thread(target=come, args=(rank,)) for rank in (0, 1, 3)]
     for one in threads:
@@ -183,10 +183,10 @@ def test_who_does_not_come_is_left_out_and_who_comes_late_is_told() -> None:
         one.join()
     assert {one.members for one in answers.values()} == {(0, 1, 3)}
     assert {one.budget for one in answers.values()} == {7.0}
-    with pytest.raises(AbsentError, match="came too late"):
-        Meeting(store, 2, 4).call("a", 0.3, lambda: 7.0, followers_wait=5.0)
-    with pytest.raises(AbsentError, match="no word"):
-        Meeting(Store(), 2, 4).call("a", 0.3, lambda: 7.0, followers_wait=0.1)
+    with pytest.raises(MissingRankError, match="came too late"):
+        StoreBarrier(store, 2, 4).call("a", 0.3, lambda: 7.0, followers_wait=5.0)
+    with pytest.raises(MissingRankError, match="no word"):
+        StoreBarrier(Store(), 2, 4).call("a", 0.3, lambda: 7.0, followers_wait=0.1)
 
 
 # ------------------------------------------------------------------ a node by itself

@@ -7,30 +7,36 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sm_train.entrypoints.common.events import Events
+from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.job_config import (
-    Alerts,
-    Checkpoint,
-    Data,
-    Doctor,
-    Evaluation,
-    Expected,
-    Heartbeat,
-    Model,
-    Settings,
-    Stage,
-    Training,
+    AlertsConfig,
+    CheckpointConfig,
+    DataConfig,
+    DoctorConfig,
+    EvaluationConfig,
+    ExpectedPerformance,
+    HeartbeatConfig,
+    JobConfig,
+    ModelConfig,
+    StageConfig,
+    TrainingConfig,
 )
-from sm_train.entrypoints.common.sagemaker_paths import Directories, Hosts
+from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig, SageMakerPaths
 from sm_train.entrypoints.doctor.bus_bandwidth import COLLECTIVES
 from sm_train.entrypoints.doctor.history import FOLDER, Earlier, earlier, keep, results
-from sm_train.entrypoints.doctor.measurements import Evidence, Member, PairResult, Speeds, Timed
+from sm_train.entrypoints.doctor.measurements import (
+    ClusterMeasurements,
+    GroupMeasurement,
+    NodeSpeeds,
+    PairResult,
+    RankFacts,
+)
 from sm_train.entrypoints.doctor.report import conclude, result_document
 from sm_train.entrypoints.doctor.start import mode
 from sm_train.entrypoints.doctor.step_time_model import expected_sweep
-from sm_train.entrypoints.doctor.verdict import Verdict, judge
+from sm_train.entrypoints.doctor.verdict import DoctorVerdict, judge
 
-P4D = Expected("ml.p4d.24xlarge", 8, True, 400, 300, 312, 1.8, "stated", 30.0)
+P4D = ExpectedPerformance("ml.p4d.24xlarge", 8, True, 400, 300, 312, 1.8, "stated", 30.0)
 GPU = {
     "name": "NVIDIA A100",
     "memory_mib": 40960,
@@ -48,33 +54,35 @@ LOG = {"transport": "efa-rdma", "channels": 8, "rdma_channels": 8}
 USUAL = 30e9
 
 
-def settings_of(**doctor: Any) -> Settings:
-    return Settings(
+def settings_of(**doctor: Any) -> JobConfig:
+    return JobConfig(
         run="r",
         collective="auto",
-        data=Data("jpg", "txt", "center", "bicubic", False, 0.01),
-        model=Model("sd2", None, False, None, None),
-        stage=Stage("s", 256, 32, 2, 10_000, 1e-4, "none", False, "ema", "fresh"),
-        training=Training("bf16", False, 0, 0, 0.0, 1.0, 0.1, 0.999, 0, 10, 1, 8, 50),
-        evaluation=Evaluation(5000, (), 30, 5.0),
-        checkpoint=Checkpoint(1000, 3),
-        heartbeat=Heartbeat(30, 120, 1200, "end", 60),
-        alerts=Alerts(None, None, None, "warning"),
-        doctor=Doctor(**{"mode": "auto", "limit": 120, "max_slowdown": 1.5} | doctor),
+        data=DataConfig("jpg", "txt", "center", "bicubic", False, 0.01),
+        model=ModelConfig("sd2", None, False, None, None),
+        stage=StageConfig("s", 256, 32, 2, 10_000, 1e-4, "none", False, "ema", "fresh"),
+        training=TrainingConfig("bf16", False, 0, 0, 0.0, 1.0, 0.1, 0.999, 0, 10, 1, 8, 50),
+        evaluation=EvaluationConfig(5000, (), 30, 5.0),
+        checkpoint=CheckpointConfig(1000, 3),
+        heartbeat=HeartbeatConfig(30, 120, 1200, "end", 60),
+        alerts=AlertsConfig(None, None, None, "warning"),
+        doctor=DoctorConfig(**{"mode": "auto", "limit": 120, "max_slowdown": 1.5} | doctor),
         expected=P4D,
     )
 
 
-def evidence_of(nodes: int = 4, rate: float = USUAL, **changes: Any) -> Evidence:
+def evidence_of(nodes: int = 4, rate: float = USUAL, **changes: Any) -> ClusterMeasurements:
     """A cluster of p4d in order; ``rate`` is its bus bandwidth between nodes."""
     members = tuple(
-        Member(rank, rank // 8, rank % 8, nodes * 8, 8, f"i-0000000{rank // 8}", {"torch": "2.6"})
+        RankFacts(
+            rank, rank // 8, rank % 8, nodes * 8, 8, f"i-0000000{rank // 8}", {"torch": "2.6"}
+        )
         for rank in range(nodes * 8)
     )
     speeds = {
-        one.rank: Speeds(220, 25e9, 2e9, 1e9, 1000, (GPU,) * 8)
+        one.rank: NodeSpeeds(220, 25e9, 2e9, 1e9, 1000, (GPU,) * 8)
         if one.lane == 0
-        else Speeds(220, 25e9)
+        else NodeSpeeds(220, 25e9)
         for one in members
     }
     pairs = tuple(
@@ -84,10 +92,12 @@ def evidence_of(nodes: int = 4, rate: float = USUAL, **changes: Any) -> Evidence
         for lane in range(8)
     )
 
-    def timed(ranks: int, busbw: float) -> Timed:
-        return Timed(ranks, {one: expected_sweep(one, ranks, busbw, 30e-6) for one in COLLECTIVES})
+    def timed(ranks: int, busbw: float) -> GroupMeasurement:
+        return GroupMeasurement(
+            ranks, {one: expected_sweep(one, ranks, busbw, 30e-6) for one in COLLECTIVES}
+        )
 
-    whole = Evidence(
+    whole = ClusterMeasurements(
         hosts=tuple(f"algo-{node + 1}" for node in range(nodes)),
         instance_type="ml.p4d.24xlarge",
         world_size=nodes * 8,
@@ -105,11 +115,11 @@ def evidence_of(nodes: int = 4, rate: float = USUAL, **changes: Any) -> Evidence
     return replace(whole, **changes)
 
 
-def codes(verdict: Verdict) -> set[str]:
+def codes(verdict: DoctorVerdict) -> set[str]:
     return {one.code for one in verdict.findings}
 
 
-def changed(evidence: Evidence, node: int, **fields: Any) -> Evidence:
+def changed(evidence: ClusterMeasurements, node: int, **fields: Any) -> ClusterMeasurements:
     members = tuple(replace(one, **fields) if one.node == node else one for one in evidence.members)
     return replace(evidence, members=members)
 
@@ -238,7 +248,9 @@ def test_the_wrong_transport_is_named(log: dict[str, Any], code: str) -> None:
     assert (finding.code, finding.nodes) == (code, (1,))
 
 
-def pair_changed(evidence: Evidence, nodes: set[int], **fields: Any) -> Evidence:
+def pair_changed(
+    evidence: ClusterMeasurements, nodes: set[int], **fields: Any
+) -> ClusterMeasurements:
     pairs = tuple(
         replace(one, **fields) if nodes <= set(one.nodes) else one for one in evidence.pairs
     )
@@ -297,7 +309,7 @@ def test_what_did_not_end_is_told_and_the_rest_is_kept() -> None:
 
 def test_one_node_is_judged_by_its_own_links() -> None:
     alone = evidence_of(nodes=1)
-    world = Timed(8, {one: expected_sweep(one, 8, 50e9, 1e-5) for one in COLLECTIVES})
+    world = GroupMeasurement(8, {one: expected_sweep(one, 8, 50e9, 1e-5) for one in COLLECTIVES})
     verdict = judge(settings_of(), replace(alone, world=world, intra={}, inter={}, pairs=()))
     assert "within-nodes-slow" in codes(verdict)
     assert verdict.sentence.startswith("within nodes at 22% of expected")
@@ -307,11 +319,11 @@ def test_a_later_job_is_compared_and_accused_nodes_are_remembered(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = settings_of()
-    directories = Directories(tmp_path)
+    directories = SageMakerPaths(tmp_path)
     (tmp_path / "checkpoints").mkdir()
     bad = pair_changed(evidence_of(), {2}, bandwidth=USUAL / 80)
-    conclude(settings, bad, directories, Events(node=0, rank=0))
-    conclude(settings, evidence_of(rate=0.69 * USUAL), directories, Events(node=0, rank=0))
+    conclude(settings, bad, directories, EventLog(node=0, rank=0))
+    conclude(settings, evidence_of(rate=0.69 * USUAL), directories, EventLog(node=0, rank=0))
     printed = capsys.readouterr().out
     assert "31% slower than your last" in printed
     assert "algo-3 (i-00000002) was found fault with before: node-slow" in printed
@@ -351,4 +363,4 @@ def test_several_real_machines_are_examined_by_default(
     said: str, hosts: int, machine: str | None, result: str
 ) -> None:
     names = tuple(f"algo-{number + 1}" for number in range(hosts))
-    assert mode(settings_of(mode=said), Hosts(names[0], names, machine)) == result
+    assert mode(settings_of(mode=said), ResourceConfig(names[0], names, machine)) == result

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sm_train.entrypoints.common.job_config import Model, SettingsError, read_settings
+from sm_train.entrypoints.common.job_config import JobConfigError, ModelConfig, read_job_config
 from sm_train.entrypoints.data.batches import Batch
-from sm_train.entrypoints.data.sampler import Position
+from sm_train.entrypoints.data.sampler import DataPosition
 from sm_train.entrypoints.distributed.fsdp import mesh_shape
 from sm_train.entrypoints.models.builder import build, load_text_encoders
 from sm_train.entrypoints.models.components import PRESETS, read_preset
 from sm_train.entrypoints.models.network import Network, stretched
 from sm_train.entrypoints.models.pipeline import Text, predict
 from sm_train.entrypoints.training import model_inputs
-from sm_train.entrypoints.training.model_inputs import Inputs
-from sm_train.entrypoints.training.parallelize import Placing
+from sm_train.entrypoints.training.model_inputs import ModelInputs
+from sm_train.entrypoints.training.parallelize import ParallelPlan
 
 from tests.support.cluster.training_jobs import tiny_run
 
@@ -27,8 +27,8 @@ CPU = torch.device("cpu")
 FAMILIES = ["digits", "tiny-sd2", "tiny-sdxl", "tiny-dit", "tiny-mmdit"]
 
 
-def model(preset: str) -> Model:
-    return Model(preset, None, False, None, None)
+def model(preset: str) -> ModelConfig:
+    return ModelConfig(preset, None, False, None, None)
 
 
 def network(preset: str, side: int = 8, folder: Path | None = None, seed: int = 0) -> Network:
@@ -115,15 +115,15 @@ def test_a_saved_network_is_read_again_weight_by_weight(preset: str, tmp_path: P
 
 def test_a_folder_of_another_network_is_refused_by_name(tmp_path: Path) -> None:
     network("tiny-sd2").module.save_pretrained(tmp_path / "unet")
-    with pytest.raises(SettingsError, match="is a UNet2DConditionModel, and the preset's"):
+    with pytest.raises(JobConfigError, match="is a UNet2DConditionModel, and the preset's"):
         network("tiny-dit", folder=tmp_path / "unet")
     (tmp_path / "none").mkdir()
-    with pytest.raises(SettingsError, match="has no config"):
+    with pytest.raises(JobConfigError, match="has no config"):
         network("tiny-sd2", folder=tmp_path / "none")
     config = tmp_path / "unet" / "config.json"
     deeper = json.loads(config.read_text()) | {"layers_per_block": 2}
     config.write_text(json.dumps(deeper))
-    with pytest.raises(SettingsError, match="has no weight"):
+    with pytest.raises(JobConfigError, match="has no weight"):
         network("tiny-sd2", folder=tmp_path / "unet")
 
 
@@ -172,15 +172,15 @@ def positions(module: Any, side: int) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("stage", "part", "processes", "gpu_gib", "expected"),
     [
-        ({}, "unet", 8, 80, Placing("none", False, False, True, True, True)),
-        ({}, "transformer", 8, 80, Placing("none", False, False, False, True, True)),
-        ({}, "unet", 2, None, Placing("none", False, False, False, False, True)),
+        ({}, "unet", 8, 80, ParallelPlan("none", False, False, True, True, True)),
+        ({}, "transformer", 8, 80, ParallelPlan("none", False, False, False, True, True)),
+        ({}, "unet", 2, None, ParallelPlan("none", False, False, False, False, True)),
         (
             {"sharding": "full_shard", "activation_checkpointing": True},
             "unet",
             8,
             80,
-            Placing("full_shard", True, False, False, True, True),
+            ParallelPlan("full_shard", True, False, False, True, True),
         ),
         # Whole gradients of 8 billion weights are 30 GiB, beside as much of states on two GPUs.
         (
@@ -188,21 +188,21 @@ def positions(module: Any, side: int) -> torch.Tensor:
             "transformer",
             32,
             80,
-            Placing("full_shard", False, False, False, True, True),
+            ParallelPlan("full_shard", False, False, False, True, True),
         ),
         (
             {"sharding": "full_shard", "preset": "mmdit-8b"},
             "transformer",
             32,
             40,
-            Placing("full_shard", False, False, False, True, False),
+            ParallelPlan("full_shard", False, False, False, True, False),
         ),
         (
             {"sharding": "hybrid_shard", "preset": "mmdit-20b"},
             "transformer",
             128,
             80,
-            Placing("hybrid_shard", False, False, False, True, False),
+            ParallelPlan("hybrid_shard", False, False, False, True, False),
         ),
         # There is nobody to split with.
         (
@@ -210,7 +210,7 @@ def positions(module: Any, side: int) -> torch.Tensor:
             "unet",
             1,
             None,
-            Placing("none", False, False, False, False, True),
+            ParallelPlan("none", False, False, False, False, True),
         ),
     ],
 )
@@ -220,13 +220,13 @@ def test_how_a_model_is_placed_follows_from_what_is_there(
     part: str,
     processes: int,
     gpu_gib: int | None,
-    expected: Placing,
+    expected: ParallelPlan,
 ) -> None:
     run = tiny_run(iterations=1, precision="bf16", **stage)
     (tmp_path / "run.json").write_text(json.dumps(run.model_dump(mode="json")))
-    settings = read_settings(tmp_path / "run.json", "8px")
+    settings = read_job_config(tmp_path / "run.json", "8px")
     memory = None if gpu_gib is None else gpu_gib * 2**30
-    assert Placing.choose(settings, part, processes, 8, memory) == expected
+    assert ParallelPlan.choose(settings, part, processes, 8, memory) == expected
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ def test_images_are_encoded_in_pieces_and_drawn_with_their_noise(
     batch = Batch(
         pixels,
         ["a word"] * 5,
-        Position(),
+        DataPosition(),
         (),
         0,
         ((0, 0),) * 5,
@@ -291,7 +291,7 @@ def test_images_are_encoded_in_pieces_and_drawn_with_their_noise(
     encode = parts.vae.encode
     monkeypatch.setattr(parts.vae, "encode", lambda one: sizes.append(len(one)) or encode(one))
     monkeypatch.setattr(model_inputs, "images_at_once", lambda pixels: pixels // 128)
-    task, _ = Inputs(parts, CPU, 0.0).task(batch)
+    task, _ = ModelInputs(parts, CPU, 0.0).task(batch)
     assert sizes == [2, 2, 1]
     with torch.no_grad():
         whole = encode(pixels.permute(0, 3, 1, 2) / 127.5 - 1.0).latent_dist
@@ -323,7 +323,7 @@ def test_joined_text_encoders_give_what_diffusers_pipelines_make_of_them() -> No
 def test_text_encoders_of_an_unknown_kind_are_refused(tmp_path: Path) -> None:
     (tmp_path / "text_encoder").mkdir()
     (tmp_path / "text_encoder" / "config.json").write_text('{"architectures": ["BertModel"]}')
-    with pytest.raises(SettingsError, match="is a BertModel; CLIP and T5"):
+    with pytest.raises(JobConfigError, match="is a BertModel; CLIP and T5"):
         load_text_encoders(tmp_path)
     assert load_text_encoders(tmp_path / "none") is None
 

@@ -10,17 +10,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sm_train.entrypoints.common.job_config import Model, SettingsError
+from sm_train.entrypoints.common.job_config import JobConfigError, ModelConfig
 from sm_train.entrypoints.models.components import read_preset
 from sm_train.entrypoints.models.objectives import (
     Diffusion,
     Objective,
     RectifiedFlow,
-    error,
+    loss,
     objective_of,
 )
 
-PLAIN = Model("sd2", None, False, None, None)
+PLAIN = ModelConfig("sd2", None, False, None, None)
 LEVELS = np.array([0.0005, 0.25, 0.5, 0.9995])
 
 
@@ -60,7 +60,7 @@ def test_zero_terminal_snr_ends_in_pure_noise_and_samples_from_there() -> None:
     assert float(sampler.alphas_cumprod[-1]) == 0.0
     plain = objective().task(images, noise, LEVELS)
     assert not torch.equal(plain.noisy[-1], noise[-1])
-    with pytest.raises(SettingsError, match="needs prediction: v_prediction"):
+    with pytest.raises(JobConfigError, match="needs prediction: v_prediction"):
         objective(zero_terminal_snr=True, prediction="epsilon")
 
 
@@ -78,7 +78,7 @@ def test_min_snr_weighs_as_diffusers_does(prediction: str) -> None:
     torch.testing.assert_close(task.weights, wanted)
     prediction_ = torch.zeros_like(images)
     by_hand = ((task.target**2).mean(dim=(1, 2, 3)) * wanted).mean()
-    torch.testing.assert_close(error(prediction_, task), by_hand)
+    torch.testing.assert_close(loss(prediction_, task), by_hand)
 
 
 def test_min_snr_has_no_division_by_a_zero_snr() -> None:
@@ -123,7 +123,7 @@ def test_a_perfect_flow_is_walked_back_to_the_image(level: float, shift: float) 
 
 
 def test_what_does_not_go_together_is_refused() -> None:
-    with pytest.raises(SettingsError, match="mmdit-2b cannot learn epsilon"):
+    with pytest.raises(JobConfigError, match="mmdit-2b cannot learn epsilon"):
         objective(preset="mmdit-2b", prediction="epsilon")
-    with pytest.raises(SettingsError, match="sd2 cannot learn flow"):
+    with pytest.raises(JobConfigError, match="sd2 cannot learn flow"):
         objective(prediction="flow")

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from sm_train.entrypoints.common.job_config import Alerts
+from sm_train.entrypoints.common.job_config import AlertsConfig
 from sm_train.entrypoints.monitoring.alert_sinks import (
     SLACK_VARIABLE,
     WEBHOOK_VARIABLE,
-    Delivery,
-    Sns,
+    AlertDispatcher,
+    SnsSink,
     UndeliveredError,
-    Webhook,
+    WebhookSink,
     secret,
 )
 from sm_train.entrypoints.monitoring.alerts import (
@@ -23,7 +23,7 @@ from sm_train.entrypoints.monitoring.alerts import (
     BURST_SECONDS,
     REPEAT_SECONDS,
     Alert,
-    Throttle,
+    AlertRateLimiter,
 )
 
 from tests.conftest import Aws
@@ -44,7 +44,7 @@ STALL = Alert(
     command="sm-train resume my-model",
     console="https://us-east-1.console.aws.amazon.com/sagemaker/home?region=us-east-1#/jobs/j",
 )
-NOBODY = Alerts(None, None, None, "warning")
+NOBODY = AlertsConfig(None, None, None, "warning")
 
 
 @pytest.fixture
@@ -58,9 +58,11 @@ def said() -> list[tuple[str, str]]:
     return []
 
 
-def deliver(hook: Hook, said: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch) -> Delivery:
+def deliver(
+    hook: Hook, said: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> AlertDispatcher:
     monkeypatch.setenv(SLACK_VARIABLE, hook.address)
-    return Delivery(NOBODY, lambda *words: said.append(words), shortest_wait=0.05)
+    return AlertDispatcher(NOBODY, lambda *words: said.append(words), shortest_wait=0.05)
 
 
 # ---------------------------------------------------------------------- what they say
@@ -109,7 +111,7 @@ class Clock:
 
 def test_an_alert_is_sent_once_until_it_is_resolved() -> None:
     clock = Clock()
-    throttle = Throttle("warning", clock)
+    throttle = AlertRateLimiter("warning", clock)
     assert throttle.admit(STALL) == 0
     clock.now = REPEAT_SECONDS - 1
     assert throttle.admit(STALL) is None
@@ -121,14 +123,14 @@ def test_an_alert_is_sent_once_until_it_is_resolved() -> None:
 
 
 def test_what_was_not_sent_is_not_resolved_and_levels_count() -> None:
-    throttle = Throttle("critical", Clock())
+    throttle = AlertRateLimiter("critical", Clock())
     assert throttle.admit(replace(STALL, level="warning")) is None
     assert throttle.admit(replace(STALL, resolved=True)) is None
 
 
 def test_a_burst_is_cut_off_and_said_later() -> None:
     clock = Clock()
-    throttle = Throttle("info", clock)
+    throttle = AlertRateLimiter("info", clock)
     admitted = [throttle.admit(replace(STALL, key=str(number))) for number in range(BURST + 3)]
     assert admitted == [0] * BURST + [None] * 3
     clock.now = BURST_SECONDS
@@ -195,18 +197,18 @@ def test_a_refusal_is_not_tried_again(
 def test_a_time_out_and_a_redirect_are_no_delivery(hook: Hook) -> None:
     hook.hang = 1.0
     with pytest.raises(UndeliveredError, match="TimeoutError") as slow:
-        Webhook("slack", hook.address, Alert.for_slack, timeout=0.1).send(STALL)
+        WebhookSink("slack", hook.address, Alert.for_slack, timeout=0.1).send(STALL)
     assert not slow.value.final
     hook.hang, hook.answers = 0.0, [(302, {"Location": hook.address})]
     with pytest.raises(UndeliveredError, match="HTTP 302"):
-        Webhook("slack", hook.address, Alert.for_slack).send(STALL)
+        WebhookSink("slack", hook.address, Alert.for_slack).send(STALL)
 
 
 def test_any_webhook_gets_every_field(
     hook: Hook, said: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(WEBHOOK_VARIABLE, hook.address)
-    Delivery(NOBODY, lambda *words: said.append(words)).send(STALL)
+    AlertDispatcher(NOBODY, lambda *words: said.append(words)).send(STALL)
     [body] = hook.wait_for(1)
     assert body["burned_usd"] == 12.5
     assert body["key"] == "stall"
@@ -229,7 +231,7 @@ def test_any_webhook_gets_every_field(
 )
 def test_an_address_shows_nowhere(address: str, capfd: pytest.CaptureFixture[str]) -> None:
     try:
-        hook = Webhook("slack", address.format(secret=SECRET), Alert.for_slack)
+        hook = WebhookSink("slack", address.format(secret=SECRET), Alert.for_slack)
         assert SECRET not in repr(hook)
         hook.send(STALL)
     except UndeliveredError as error:
@@ -262,8 +264,8 @@ def test_a_secret_that_cannot_be_read_is_said_at_the_start(
 ) -> None:
     enter_cloud(aws, monkeypatch)
     aws.client("secretsmanager").create_secret(Name="empty", SecretString="{}")
-    alerts = Alerts("empty", "absent", None, "warning")
-    delivery = Delivery(alerts, lambda *words: said.append(words))
+    alerts = AlertsConfig("empty", "absent", None, "warning")
+    delivery = AlertDispatcher(alerts, lambda *words: said.append(words))
     delivery.send(STALL)
     delivery.finish(20)
     codes = sorted(code for code, _ in said)
@@ -277,9 +279,9 @@ def test_sns_publishes(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = sqs.create_queue(QueueName="alerts")["QueueUrl"]
     arn = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["QueueArn"])["Attributes"]
     sns.subscribe(TopicArn=topic, Protocol="sqs", Endpoint=arn["QueueArn"])
-    Sns(topic).send(STALL)
+    SnsSink(topic).send(STALL)
     [message] = sqs.receive_message(QueueUrl=queue)["Messages"]
     assert "rank 27" in json.loads(message["Body"])["Message"]
     with pytest.raises(UndeliveredError, match="NotFound") as missing:
-        Sns(topic + "-of-another").send(STALL)
+        SnsSink(topic + "-of-another").send(STALL)
     assert missing.value.final

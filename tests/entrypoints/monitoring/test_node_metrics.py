@@ -9,11 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sm_train.entrypoints.common.events import Events
+from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.procfs import descendants, describe, read_bytes, state
-from sm_train.entrypoints.monitoring.heartbeat import Pulse, Reader, Section
+from sm_train.entrypoints.monitoring.heartbeat import HeartbeatReader, HeartbeatWriter, Phase
 from sm_train.entrypoints.monitoring.node_event import NodeReport
-from sm_train.entrypoints.monitoring.node_metrics import Machine, Reading, event_fields, rates
+from sm_train.entrypoints.monitoring.node_metrics import NodeCounters, Reading, event_fields, rates
 from sm_train.toolkit.jobs.events import parse_event
 
 NET = """\
@@ -92,7 +92,7 @@ def test_rates_and_extremes_of_a_machine(tmp_path: Path, ecc: bool) -> None:
     readings = []
     for scale, now in ((1, 100.0), (5, 102.0)):
         write_machine(tmp_path, scale)
-        machine = Machine(tmp_path, driver(scale, ecc=ecc), [0, 1])
+        machine = NodeCounters(tmp_path, driver(scale, ecc=ecc), [0, 1])
         readings.append(machine.read(now, []))
     fields = event_fields(*readings)
     assert fields["network_receive_bytes_per_second"] == 2000
@@ -115,7 +115,7 @@ def test_rates_and_extremes_of_a_machine(tmp_path: Path, ecc: bool) -> None:
 
 
 def test_a_machine_without_gpu_and_efa_says_unknown(tmp_path: Path) -> None:
-    readings = [Machine(tmp_path).read(now, [os.getpid()]) for now in (0.0, 1.0)]
+    readings = [NodeCounters(tmp_path).read(now, [os.getpid()]) for now in (0.0, 1.0)]
     fields = event_fields(*readings)
     assert fields["efa_receive_bytes_per_second"] is None
     assert fields["gpu_utilization_mean"] is None
@@ -127,17 +127,19 @@ def test_the_straggler_table_names_the_slow_rank_in_one_piece(tmp_path: Path) ->
     clock, pulses, stream = Clock(), [], io.StringIO()
     for rank in range(8):
         path = tmp_path / f"pulse-{rank}"
-        pulses.append((Pulse(path, rank=rank, local_rank=rank, clock=clock), Reader(path)))
-    machine = Machine(tmp_path, driver(1, ecc=True), list(range(8)))
-    report = NodeReport(Events(node=15, rank=120, stream=stream), 15, lambda: machine)
+        pulses.append(
+            (HeartbeatWriter(path, rank=rank, local_rank=rank, clock=clock), HeartbeatReader(path))
+        )
+    machine = NodeCounters(tmp_path, driver(1, ecc=True), list(range(8)))
+    report = NodeReport(EventLog(node=15, rank=120, stream=stream), 15, lambda: machine)
     for round_ in range(2):
         write_machine(tmp_path, 10**9 + round_ * 10**9)
         for rank, (pulse, _) in enumerate(pulses):
             began = clock.now
             for step in range(100):
-                pulse.enter(Section.DATA, round_ * 100 + step)
+                pulse.enter(Phase.DATA, round_ * 100 + step)
                 clock.now += 10**8
-                pulse.enter(Section.STEP, round_ * 100 + step)
+                pulse.enter(Phase.STEP, round_ * 100 + step)
                 clock.now += 3 * 10**8 if rank == 5 else 10**8
             clock.now = began
         clock.now += 4 * 10**10
@@ -160,7 +162,7 @@ def test_a_counter_that_was_set_back_has_no_rate() -> None:
 
 def test_this_machine_can_be_read() -> None:
     """Whatever it is: the kernel's real files."""
-    reading = Machine.here().read(0.0, [os.getpid()])
+    reading = NodeCounters.here().read(0.0, [os.getpid()])
     assert reading.counters["files_read"] > 0
     assert {"network_receive", "disk_read"} <= reading.counters.keys()
     assert state(os.getpid()) == "R"

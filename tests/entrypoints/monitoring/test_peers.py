@@ -10,11 +10,16 @@ from dataclasses import asdict
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sm_train.entrypoints.monitoring.heartbeat import Section
-from sm_train.entrypoints.monitoring.peers import SILENT_LOOKS, Neighbours, Trouble, meeting_point
-from sm_train.entrypoints.monitoring.stall_detector import Seen
+from sm_train.entrypoints.monitoring.heartbeat import Phase
+from sm_train.entrypoints.monitoring.peers import (
+    SILENT_POLLS,
+    PeerFault,
+    PeerLink,
+    rendezvous_address,
+)
+from sm_train.entrypoints.monitoring.stall_detector import RankStatus
 
-SEEN = Seen(8, 1, Section.STEP, 5, 11)
+SEEN = RankStatus(8, 1, Phase.STEP, 5, 11)
 
 
 class Clock:
@@ -31,10 +36,10 @@ def free_port() -> int:
         return port
 
 
-def pair(clock: Clock, jobs: tuple[str, str] = ("run", "run")) -> tuple[Neighbours, Neighbours]:
+def pair(clock: Clock, jobs: tuple[str, str] = ("run", "run")) -> tuple[PeerLink, PeerLink]:
     address = ("127.0.0.1", free_port())
     first, second = (
-        Neighbours(job, node, 2, address, look_seconds=1, clock=clock)
+        PeerLink(job, node, 2, address, look_seconds=1, clock=clock)
         for node, job in enumerate(jobs)
     )
     return first, second
@@ -57,15 +62,15 @@ def test_the_first_machine_hears_the_others_and_they_hear_that_it_does() -> None
     assert second.speaks  # nobody has answered yet
     until(
         lambda: bool(first.others()) and not second.speaks,
-        lambda: second.exchange([SEEN], Trouble("stall", "no sign")),
+        lambda: second.exchange([SEEN], PeerFault("stall", "no sign")),
         lambda: first.exchange([], None),
     )
     assert first.others() == [SEEN]
-    assert first.troubles() == {1: Trouble("stall", "no sign")}
-    clock.now = SILENT_LOOKS
+    assert first.troubles() == {1: PeerFault("stall", "no sign")}
+    clock.now = SILENT_POLLS
     assert first.silent() == {}
-    clock.now = SILENT_LOOKS + 1
-    assert first.silent() == {1: SILENT_LOOKS + 1}
+    clock.now = SILENT_POLLS + 1
+    assert first.silent() == {1: SILENT_POLLS + 1}
     # Cut off from the first, the second speaks for itself.
     assert second.speaks
 
@@ -73,7 +78,7 @@ def test_the_first_machine_hears_the_others_and_they_hear_that_it_does() -> None
 def test_a_machine_that_never_came_is_named_where_others_did() -> None:
     clock, address = Clock(), ("127.0.0.1", free_port())
     first, second = (
-        Neighbours("run", node, 3, address, look_seconds=1, clock=clock) for node in (0, 1)
+        PeerLink("run", node, 3, address, look_seconds=1, clock=clock) for node in (0, 1)
     )
     clock.now = 60.0
     assert first.silent() == {}
@@ -110,7 +115,7 @@ def test_another_job_is_not_listened_to() -> None:
     )
 )
 def test_no_datagram_does_harm(message: bytes) -> None:
-    first = Neighbours("run", 0, 2, ("127.0.0.1", 0), look_seconds=1)
+    first = PeerLink("run", 0, 2, ("127.0.0.1", 0), look_seconds=1)
     assert first._take(message) is None
     assert first.others() == []
 
@@ -127,7 +132,7 @@ def test_no_datagram_does_harm(message: bytes) -> None:
     ],
 )
 def test_a_machine_speaks_for_itself_and_in_order(change: dict[str, object]) -> None:
-    first = Neighbours("run", 0, 2, ("127.0.0.1", 0), look_seconds=1)
+    first = PeerLink("run", 0, 2, ("127.0.0.1", 0), look_seconds=1)
     whole = {"job": "run", "node": 1, "trouble": None, "seen": [asdict(SEEN)]}
     assert first._take(json.dumps(whole).encode()) == 1
     whole["seen"] = [asdict(SEEN) | change]
@@ -137,8 +142,8 @@ def test_a_machine_speaks_for_itself_and_in_order(change: dict[str, object]) -> 
 
 def test_the_meeting_point_is_beside_the_rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MASTER_ADDR", raising=False)
-    assert meeting_point() is None
+    assert rendezvous_address() is None
     monkeypatch.setenv("MASTER_ADDR", "algo-1")
     for port, beside in (("7777", 7778), ("65535", 65534)):
         monkeypatch.setenv("MASTER_PORT", port)
-        assert meeting_point() == ("algo-1", beside)
+        assert rendezvous_address() == ("algo-1", beside)

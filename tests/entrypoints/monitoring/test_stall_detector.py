@@ -13,21 +13,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sm_train.entrypoints.monitoring.heartbeat import (
     IGNORED,
-    Durations,
-    Ending,
-    Pulse,
-    Reader,
-    Section,
-    Sign,
-    abandoned,
+    DurationHistogram,
+    ExitState,
+    HeartbeatReader,
+    HeartbeatSample,
+    HeartbeatWriter,
+    Phase,
     bucket,
-    pulse_folder,
+    heartbeat_folder,
+    stale_dirs,
     upper_edge,
 )
 from sm_train.entrypoints.monitoring.stack_dump import waits_in_collective
-from sm_train.entrypoints.monitoring.stall_detector import Blame, Bounds, Patience, Seen, blame
+from sm_train.entrypoints.monitoring.stall_detector import (
+    Culprit,
+    RankStatus,
+    StallDetector,
+    TimeoutBounds,
+    find_culprit,
+)
 
-BOUNDS = Bounds(shortest=120, longest=1200)
+BOUNDS = TimeoutBounds(shortest=120, longest=1200)
 """The run file's defaults."""
 
 
@@ -44,8 +50,10 @@ class Clock:
         self.now += round(seconds * 1e9)
 
 
-def sign(since: float, *, marks: int = 0, section: Section = Section.STEP, rank: int = 0) -> Sign:
-    return Sign(rank, rank, 1, section, marks, marks, since, Ending.RUNS)
+def sign(
+    since: float, *, marks: int = 0, section: Phase = Phase.STEP, rank: int = 0
+) -> HeartbeatSample:
+    return HeartbeatSample(rank, rank, 1, section, marks, marks, since, ExitState.RUNS)
 
 
 # ---------------------------------------------------------------------- the pulse
@@ -60,36 +68,36 @@ def test_a_bucket_holds_what_it_says(seconds: float) -> None:
 
 def test_a_reader_sees_sections_and_their_durations(tmp_path: Path) -> None:
     clock = Clock()
-    pulse = Pulse(tmp_path / "pulse-0", rank=9, local_rank=1, clock=clock)
-    reader = Reader(tmp_path / "pulse-0")
+    pulse = HeartbeatWriter(tmp_path / "pulse-0", rank=9, local_rank=1, clock=clock)
+    reader = HeartbeatReader(tmp_path / "pulse-0")
     steps = 20
     for step in range(steps):
-        for section, seconds in ((Section.DATA, 0.1), (Section.STEP, 0.4)):
+        for section, seconds in ((Phase.DATA, 0.1), (Phase.STEP, 0.4)):
             pulse.enter(section, step)
             clock.pass_(seconds)
-    pulse.enter(Section.FINISH, steps)
+    pulse.enter(Phase.FINISH, steps)
     seen = reader.sign()
-    assert (seen.rank, seen.local_rank, seen.section) == (9, 1, Section.FINISH)
+    assert (seen.rank, seen.local_rank, seen.section) == (9, 1, Phase.FINISH)
     assert (seen.step, seen.marks) == (steps, 2 * steps + 1)
     assert seen.since == clock.now / 1e9
     # The first step is a section of its own, and the next ones say nothing yet.
-    assert len(reader.durations(Section.STEP)) == steps - 1 - IGNORED[Section.STEP]
-    assert reader.durations(Section.STEP).quantile(0.5) == pytest.approx(0.4, rel=0.07)
-    assert reader.durations(Section.DATA).longest == pytest.approx(0.1, rel=0.07)
+    assert len(reader.durations(Phase.STEP)) == steps - 1 - IGNORED[Phase.STEP]
+    assert reader.durations(Phase.STEP).quantile(0.5) == pytest.approx(0.4, rel=0.07)
+    assert reader.durations(Phase.DATA).longest == pytest.approx(0.1, rel=0.07)
     assert len(reader.steps()) == steps - 1
     assert reader.steps().quantile(0.5) == pytest.approx(0.5, rel=0.07)
-    assert reader.total(Section.DATA) == pytest.approx(0.1 * steps)
-    pulse.end(Ending.DONE)
-    assert reader.sign().ending is Ending.DONE
+    assert reader.total(Phase.DATA) == pytest.approx(0.1 * steps)
+    pulse.end(ExitState.DONE)
+    assert reader.sign().ending is ExitState.DONE
 
 
 def test_another_attempts_memory_stays_readable(tmp_path: Path) -> None:
-    first = Pulse(tmp_path / "pulse-0", rank=0, local_rank=0)
-    reader = Reader(tmp_path / "pulse-0")
-    first.enter(Section.DATA, 7)
-    Pulse(tmp_path / "pulse-0", rank=0, local_rank=0)
+    first = HeartbeatWriter(tmp_path / "pulse-0", rank=0, local_rank=0)
+    reader = HeartbeatReader(tmp_path / "pulse-0")
+    first.enter(Phase.DATA, 7)
+    HeartbeatWriter(tmp_path / "pulse-0", rank=0, local_rank=0)
     assert reader.sign().step == 7
-    assert Reader(tmp_path / "pulse-0").sign().step == 0
+    assert HeartbeatReader(tmp_path / "pulse-0").sign().step == 0
 
 
 def test_processes_of_one_launcher_meet_and_what_a_dead_one_left_is_found(
@@ -97,15 +105,15 @@ def test_processes_of_one_launcher_meet_and_what_a_dead_one_left_is_found(
 ) -> None:
     monkeypatch.setenv("MASTER_PORT", "7777")
     monkeypatch.delenv("GROUP_RANK", raising=False)
-    own = pulse_folder()
+    own = heartbeat_folder()
     assert own.name == f"sm-train-{os.getuid()}-{os.getppid()}-7777-0"
     monkeypatch.setenv("PMIX_NAMESPACE", "prterun-1@2")
     # Under MPI each process has a parent of its own.
-    assert pulse_folder().name == f"sm-train-{os.getuid()}-1-prterun12"
+    assert heartbeat_folder().name == f"sm-train-{os.getuid()}-1-prterun12"
     dead = f"sm-train-{os.getuid()}-{2**22 + 1}-7777-0"
     for name in (own.name, dead, "sm-train-of-another", f"sm-train-{os.getuid()}-x-1"):
         (tmp_path / name).mkdir()
-    assert abandoned(tmp_path / own.name) == [tmp_path / dead]
+    assert stale_dirs(tmp_path / own.name) == [tmp_path / dead]
 
 
 # ---------------------------------------------------------------------- limits
@@ -126,7 +134,7 @@ def heavy_tailed(rng: random.Random) -> Callable[[], float]:
     return lambda: median + (rng.expovariate(1 / long) if rng.random() < often else 0)
 
 
-def live(patience: Patience, draw: Callable[[], float], steps: int) -> tuple[float, int]:
+def live(patience: StallDetector, draw: Callable[[], float], steps: int) -> tuple[float, int]:
     """Live through steps, looked at just before each ends: the time then, and the false alarms.
 
     A step beyond the longest limit is a stall by the run file's own word.
@@ -138,10 +146,10 @@ def live(patience: Patience, draw: Callable[[], float], steps: int) -> tuple[flo
         now += taken
         patience.resume(now)
         alarms += bool(patience.overdue([sign(since, marks=number)], now))
-        if number >= IGNORED[Section.STEP]:
+        if number >= IGNORED[Phase.STEP]:
             seen.append(taken)
         if number % 40 == 0:
-            patience.learn({Section.STEP: Durations.of(seen)})
+            patience.learn({Phase.STEP: DurationHistogram.of(seen)})
     return now, alarms
 
 
@@ -149,10 +157,10 @@ def test_a_thousand_healthy_runs_raise_no_alarm_and_stalls_are_found_in_time() -
     found = 0
     for seed in range(1000):
         rng = random.Random(seed)
-        patience = Patience(BOUNDS, pause=5)
+        patience = StallDetector(BOUNDS, pause=5)
         now, alarms = live(patience, heavy_tailed(rng), steps=rng.randrange(60, 400))
         assert alarms == 0, seed
-        limit = patience.limits[Section.STEP]
+        limit = patience.limits[Phase.STEP]
         hangs, looked = sign(now, marks=10**6), now
         while not patience.overdue([hangs], looked):
             looked += rng.uniform(0.5, 1.5)
@@ -162,28 +170,30 @@ def test_a_thousand_healthy_runs_raise_no_alarm_and_stalls_are_found_in_time() -
 
 
 def test_limits_are_learned_within_bounds() -> None:
-    assert BOUNDS.limit(Section.STEP, Durations.of([1.0] * 10)) == 1200
-    assert BOUNDS.limit(Section.STEP, Durations.of([1.0] * 60)) == 120
-    assert BOUNDS.limit(Section.STEP, Durations.of([60.0] * 60)) == pytest.approx(300, rel=0.07)
-    assert BOUNDS.limit(Section.STEP, Durations.of([900.0] * 60)) == 1200
-    assert BOUNDS.limit(Section.START, Durations.of([1.0] * 60)) == 1200
+    assert BOUNDS.limit(Phase.STEP, DurationHistogram.of([1.0] * 10)) == 1200
+    assert BOUNDS.limit(Phase.STEP, DurationHistogram.of([1.0] * 60)) == 120
+    assert BOUNDS.limit(Phase.STEP, DurationHistogram.of([60.0] * 60)) == pytest.approx(
+        300, rel=0.07
+    )
+    assert BOUNDS.limit(Phase.STEP, DurationHistogram.of([900.0] * 60)) == 1200
+    assert BOUNDS.limit(Phase.START, DurationHistogram.of([1.0] * 60)) == 1200
 
 
 def test_a_slow_checkpoint_is_no_stall_until_its_own_limit() -> None:
-    patience = Patience(Bounds(1, 1200), pause=5)
-    patience.learn({Section.STEP: Durations.of([0.1] * 99)})
-    slow = sign(0, section=Section.CHECKPOINT)
+    patience = StallDetector(TimeoutBounds(1, 1200), pause=5)
+    patience.learn({Phase.STEP: DurationHistogram.of([0.1] * 99)})
+    slow = sign(0, section=Phase.CHECKPOINT)
     # Nothing is known of checkpoints yet, then three of 2 s: five times as long is the limit.
     assert not patience.overdue([slow], 1)
-    patience.learn({Section.CHECKPOINT: Durations.of([2.0] * 3)})
+    patience.learn({Phase.CHECKPOINT: DurationHistogram.of([2.0] * 3)})
     patience.resume(9)
     assert not patience.overdue([slow], 9)
     assert patience.overdue([slow], 11)
-    assert patience.limits[Section.STEP] == 1
+    assert patience.limits[Phase.STEP] == 1
 
 
 def test_a_clock_that_jumps_and_a_frozen_machine_raise_no_alarm() -> None:
-    patience = Patience(Bounds(10, 10), pause=5)
+    patience = StallDetector(TimeoutBounds(10, 10), pause=5)
     hung = sign(0.0)
     assert not patience.overdue([hung], 1)
     for jump in (10_000.0, 500.0, 500.5):
@@ -199,15 +209,15 @@ def test_a_clock_that_jumps_and_a_frozen_machine_raise_no_alarm() -> None:
 
 
 def test_what_has_ended_is_not_silent() -> None:
-    patience = Patience(Bounds(10, 10), pause=5000)
-    ended = replace(sign(0), ending=Ending.DONE)
+    patience = StallDetector(TimeoutBounds(10, 10), pause=5000)
+    ended = replace(sign(0), ending=ExitState.DONE)
     assert not patience.overdue([ended], 1000)
     assert patience.overdue([sign(0)], 1001)
 
 
 # ---------------------------------------------------------------------- blame
 
-WAITS = Seen(0, 0, Section.STEP, 7, 20, waits=True)
+WAITS = RankStatus(0, 0, Phase.STEP, 7, 20, waits=True)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +225,7 @@ WAITS = Seen(0, 0, Section.STEP, 7, 20, waits=True)
     [
         ([replace(WAITS, rank=1, state="T")], {}, (1, 0, "stopped")),
         ([replace(WAITS, rank=9, node=1, state="Z")], {}, (9, 1, "dead")),
-        ([replace(WAITS, rank=1, section=Section.DATA, marks=19)], {}, (1, 0, "data after step 7")),
+        ([replace(WAITS, rank=1, section=Phase.DATA, marks=19)], {}, (1, 0, "data after step 7")),
         ([replace(WAITS, rank=1)], {3: 60.0, 2: 9.0}, (None, 3, "node 3 has not been heard of")),
         (
             [replace(WAITS, rank=8, node=1, marks=19), replace(WAITS, rank=9, node=1, marks=19)],
@@ -229,13 +239,13 @@ WAITS = Seen(0, 0, Section.STEP, 7, 20, waits=True)
     ],
 )
 def test_who_is_to_blame(
-    others: list[Seen], silent: dict[int, float], expected: tuple[int | None, int | None, str]
+    others: list[RankStatus], silent: dict[int, float], expected: tuple[int | None, int | None, str]
 ) -> None:
     rank, node, reason = expected
-    found = blame([WAITS, *others], silent)
+    found = find_culprit([WAITS, *others], silent)
     assert (found.rank, found.node) == (rank, node)
     assert reason in found.reason
-    assert isinstance(found, Blame)
+    assert isinstance(found, Culprit)
 
 
 PY_SPY = """\

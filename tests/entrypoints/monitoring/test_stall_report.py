@@ -14,10 +14,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sm_train.entrypoints.monitoring.heartbeat import Pulse, Reader, events_file, pulse_file
+from sm_train.entrypoints.monitoring.heartbeat import (
+    HeartbeatReader,
+    HeartbeatWriter,
+    events_file,
+    heartbeat_file,
+)
 from sm_train.entrypoints.monitoring.stack_dump import stacks
-from sm_train.entrypoints.monitoring.stall_report import gather
-from sm_train.entrypoints.monitoring.timeouts import Voice, within
+from sm_train.entrypoints.monitoring.stall_report import collect
+from sm_train.entrypoints.monitoring.timeouts import NonBlockingStdout, call_with_timeout
 
 SLEEPER = """
 import sys, time
@@ -83,15 +88,15 @@ def test_everything_is_kept_under_names_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pulses, prefix = tmp_path / "pulses", tmp_path / "nccl-"
-    Pulse(pulse_file(pulses, 0), rank=11, local_rank=0)
+    HeartbeatWriter(heartbeat_file(pulses, 0), rank=11, local_rank=0)
     events_file(pulses, 0).write_text("SMT {}\n")
-    sign = Reader(pulse_file(pulses, 0)).sign()
+    sign = HeartbeatReader(heartbeat_file(pulses, 0)).sign()
     Recorder(prefix, 11)
     for name in ("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
         monkeypatch.setenv(name, str(prefix))
     kept = {}
     for stamp in ("early", "late"):
-        found = gather(
+        found = collect(
             tmp_path / "checkpoints", [sign], node=2, pulses=pulses, stamp=stamp, story="why\n"
         )
         kept[stamp] = {name.removeprefix(f"{stamp}-node-002-"): name for name in found.files}
@@ -120,9 +125,11 @@ def test_what_nvidias_tools_say_is_kept_also_where_they_fail_or_hang(
         (tools / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
     monkeypatch.setattr("sm_train.entrypoints.monitoring.stall_report._COMMAND_SECONDS", 1.0)
-    Pulse(pulse_file(tmp_path / "pulses", 0), rank=0, local_rank=0)
-    sign = Reader(pulse_file(tmp_path / "pulses", 0)).sign()
-    found = gather(tmp_path, [sign], node=0, pulses=tmp_path / "pulses", stamp="now", story="why\n")
+    HeartbeatWriter(heartbeat_file(tmp_path / "pulses", 0), rank=0, local_rank=0)
+    sign = HeartbeatReader(heartbeat_file(tmp_path / "pulses", 0)).sign()
+    found = collect(
+        tmp_path, [sign], node=0, pulses=tmp_path / "pulses", stamp="now", story="why\n"
+    )
     told = (found.folder / "now-node-000-machine.txt").read_text()
     assert "$ nvidia-smi (exit 15)\nUnable to determine the device handle: GPU is lost" in told
     assert "$ dcgmi health --check\nOverall Health | health --check: Failure" in told
@@ -133,22 +140,22 @@ def test_what_nvidias_tools_say_is_kept_also_where_they_fail_or_hang(
 
 def test_what_hangs_or_fails_is_given_up(capfd: pytest.CaptureFixture[str]) -> None:
     never = threading.Event()
-    assert within(0.05, lambda: never.wait() and 1, 2) == 2
-    assert within(5, lambda: 1 // 0, 2) == 2
+    assert call_with_timeout(0.05, lambda: never.wait() and 1, 2) == 2
+    assert call_with_timeout(5, lambda: 1 // 0, 2) == 2
     assert "ZeroDivisionError" in capfd.readouterr().err
-    assert within(5, lambda: 1, 2) == 1
+    assert call_with_timeout(5, lambda: 1, 2) == 1
 
 
 def test_a_voice_never_waits_for_its_reader() -> None:
     read, write = os.pipe()
-    voice = Voice(os.fdopen(write, "w"))
+    voice = NonBlockingStdout(os.fdopen(write, "w"))
     for _ in range(100):
         voice.write("x" * 4096)
     voice.finish(0.05)
     with os.fdopen(read) as reader:
         assert len(reader.read(100 * 4096)) == 100 * 4096
     spoken = io.StringIO()
-    voice = Voice(spoken)
+    voice = NonBlockingStdout(spoken)
     voice.write("word")
     voice.finish(5)
     assert spoken.getvalue() == "word"

@@ -10,13 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sm_train.entrypoints.common.events import Events
-from sm_train.entrypoints.common.job_config import read_settings
-from sm_train.entrypoints.common.sagemaker_paths import Directories
-from sm_train.entrypoints.monitoring.alert_sinks import SLACK_VARIABLE, Delivery
-from sm_train.entrypoints.monitoring.heartbeat import Ending, Pulse, Section, pulse_file
-from sm_train.entrypoints.monitoring.peers import Neighbours
-from sm_train.entrypoints.monitoring.watchdog import Monitor, Place
+from sm_train.entrypoints.common.events import EventLog
+from sm_train.entrypoints.common.job_config import read_job_config
+from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
+from sm_train.entrypoints.monitoring.alert_sinks import SLACK_VARIABLE, AlertDispatcher
+from sm_train.entrypoints.monitoring.heartbeat import (
+    ExitState,
+    HeartbeatWriter,
+    Phase,
+    heartbeat_file,
+)
+from sm_train.entrypoints.monitoring.peers import PeerLink
+from sm_train.entrypoints.monitoring.watchdog import NodeInfo, Watchdog
 from sm_train.toolkit.jobs.events import parse_event
 
 from tests.entrypoints.monitoring.test_peers import free_port
@@ -43,23 +48,23 @@ class Cluster:
         document = priced_document()
         document["heartbeat"] |= {"min": 100, "max": 100, "on_stall": "report"} | heartbeat
         (base / "run.json").write_text(json.dumps(document))
-        self.settings = read_settings(base / "run.json", "8px")
+        self.settings = read_job_config(base / "run.json", "8px")
         self.clock, self.streams = Clock(), [io.StringIO() for _ in range(NODES)]
         address = ("127.0.0.1", free_port())
         self.pulses, self.monitors, self.deliveries = [], [], []
         for node, stream in enumerate(self.streams):
             folder = base / f"pulses-{node}"
-            path = pulse_file(folder, 0)
-            self.pulses.append(Pulse(path, rank=node, local_rank=0, clock=self.clock.nanoseconds))
-            events = Events(node=node, rank=node, stream=stream)
-            delivery = Delivery(self.settings.alerts, events.warn, clock=self.clock)
-            neighbours = Neighbours(
-                "run", node, NODES, address, look_seconds=10**9, clock=self.clock
+            path = heartbeat_file(folder, 0)
+            self.pulses.append(
+                HeartbeatWriter(path, rank=node, local_rank=0, clock=self.clock.nanoseconds)
             )
-            monitor = Monitor(
+            events = EventLog(node=node, rank=node, stream=stream)
+            delivery = AlertDispatcher(self.settings.alerts, events.warn, clock=self.clock)
+            neighbours = PeerLink("run", node, NODES, address, look_seconds=10**9, clock=self.clock)
+            monitor = Watchdog(
                 self.settings,
-                Directories(base / f"algo-{node + 1}"),
-                Place(node, NODES, 1),
+                SageMakerPaths(base / f"algo-{node + 1}"),
+                NodeInfo(node, NODES, 1),
                 folder,
                 events=events,
                 delivery=delivery,
@@ -74,7 +79,7 @@ class Cluster:
         for _ in range(round(seconds)):
             self.clock.now += 1
             for node in moving:
-                self.pulses[node].enter(Section.STEP, 5)
+                self.pulses[node].enter(Phase.STEP, 5)
             for monitor in reversed(self.monitors):
                 monitor.look()
 
@@ -142,9 +147,9 @@ def test_the_first_machine_speaks_for_another_that_stalls_alone(
 
 def test_a_failure_elsewhere_is_told_once(cluster: Callable[..., Cluster], hook: Hook) -> None:
     job = cluster()
-    job.pulses[1].end(Ending.FAILED)
+    job.pulses[1].end(ExitState.FAILED)
     job.look(3, 0)
-    job.pulses[0].end(Ending.FAILED)
+    job.pulses[0].end(ExitState.FAILED)
     job.look(3)
     for monitor in job.monitors:
         monitor.finish()

@@ -23,8 +23,8 @@ import webdataset
 from sm_train.entrypoints.data.shard_format import verify_shard
 from sm_train.entrypoints.data.shard_index import ShardIndex
 from sm_train.entrypoints.packing import lambda_handler
-from sm_train.entrypoints.packing.storage import Access, Prefix, s3_client
-from sm_train.entrypoints.packing.streaming import STATE, Trickle
+from sm_train.entrypoints.packing.storage import Access, S3Prefix, s3_client
+from sm_train.entrypoints.packing.streaming import STATE, StreamingPacker
 
 from tests.conftest import Aws, Cli
 from tests.support.image_files import picture
@@ -228,7 +228,7 @@ def test_uploads_that_were_broken_off_are_given_up_after_a_day(bench: Bench) -> 
 
     begin("set/shards/trickle-000000.tar")
     begin("other/shards/trickle-000000.tar")
-    trickle = Trickle(Prefix("packed", "set/", Access(None, "us-east-1")), 1000)
+    trickle = StreamingPacker(S3Prefix("packed", "set/", Access(None, "us-east-1")), 1000)
     begun = left()[0]["Initiated"]
     assert trickle.tidy(begun + timedelta(hours=23)) == 0
     assert trickle.tidy(begun + timedelta(hours=25)) == 1
@@ -288,7 +288,7 @@ def test_killed_between_any_two_effects_nothing_is_lost_or_doubled(
 
     with monkeypatch.context() as patch:
         for name in ("create", "writing", "remove"):
-            patch.setattr(Prefix, name, counted(getattr(Prefix, name)))
+            patch.setattr(S3Prefix, name, counted(getattr(S3Prefix, name)))
         try:
             lambda_handler.handler({"Records": batch}, Context())
             flush()
@@ -335,7 +335,7 @@ def test_it_adds_to_what_was_packed_in_bulk(bench: Bench, aws: Aws, tmp_path: Pa
     index = ShardIndex(tmp_path / "index.parquet")
     assert index.names == ["shard-000000.tar", "trickle-000000.tar"]
     assert index.header.samples == 6
-    assert Trickle(Prefix("packed", "set/", Access()), 1).seal() == 0
+    assert StreamingPacker(S3Prefix("packed", "set/", Access()), 1).seal() == 0
 
 
 class _Runtime(BaseHTTPRequestHandler):

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from sm_train.entrypoints.data.image_header import DecodeError
-from sm_train.entrypoints.packing.image_metadata import encode_again, examine_image
+from sm_train.entrypoints.packing.image_metadata import read_image_metadata, reencode
 from sm_train.entrypoints.packing.perceptual_hash import near_duplicates
-from sm_train.entrypoints.packing.plan import deal, packed_bytes, shard_count
+from sm_train.entrypoints.packing.plan import packed_bytes, plan_shards, shard_count
 
 from tests.support.image_files import picture
 
@@ -23,7 +23,7 @@ def test_shards_are_near_equal_and_hold_every_input_once(
     sizes: list[int], data: st.DataObject
 ) -> None:
     shards = data.draw(st.integers(1, len(sizes)))
-    edges = deal(sizes, shards)
+    edges = plan_shards(sizes, shards)
     assert len(edges) == shards
     assert [edge[0] for edge in edges[1:]] == [edge[1] for edge in edges[:-1]]
     assert (edges[0][0], edges[-1][1]) == (0, len(sizes))
@@ -46,7 +46,7 @@ def test_the_number_of_shards_divides_and_none_is_too_large(
 
 def test_fewer_inputs_than_shards_are_refused() -> None:
     with pytest.raises(ValueError, match="2 inputs for 3 shards"):
-        deal([1, 1], 3)
+        plan_shards([1, 1], 3)
 
 
 def test_packed_bytes_are_headers_and_padding_too() -> None:
@@ -72,7 +72,7 @@ def test_hashes_agree_with_imagehash(kind: str) -> None:
     for number in range(60):
         content = encoded(photo(number, 200 + 17 * number), kind)
         theirs = int(str(imagehash.phash(Image.open(io.BytesIO(content)))), 16)
-        ours = examine_image(content).phash
+        ours = read_image_metadata(content).phash
         assert ours is not None
         far += (ours ^ theirs).bit_count() > 2
     assert far == 0
@@ -81,12 +81,12 @@ def test_hashes_agree_with_imagehash(kind: str) -> None:
 def test_a_copy_that_was_scaled_and_compressed_is_near() -> None:
     for number in range(20):
         image = photo(number)
-        one = examine_image(encoded(image, quality=95)).phash
-        other = examine_image(encoded(image.resize((250, 190)), quality=40)).phash
+        one = read_image_metadata(encoded(image, quality=95)).phash
+        other = read_image_metadata(encoded(image.resize((250, 190)), quality=40)).phash
         assert one is not None
         assert other is not None
         assert (one ^ other).bit_count() <= 6
-        stranger = examine_image(encoded(photo(number + 100))).phash
+        stranger = read_image_metadata(encoded(photo(number + 100))).phash
         assert stranger is not None
         assert (one ^ stranger).bit_count() > 10
 
@@ -120,7 +120,7 @@ def test_near_duplicates_are_those_that_comparing_all_finds(
 def test_sides_are_those_that_are_shown(orientation: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
-    facts = examine_image(encoded(photo(1, 120), exif=exif))
+    facts = read_image_metadata(encoded(photo(1, 120), exif=exif))
     turned = orientation >= 5
     assert (facts.width, facts.height) == ((90, 120) if turned else (120, 90))
     assert facts.orientation == orientation
@@ -129,16 +129,16 @@ def test_sides_are_those_that_are_shown(orientation: int) -> None:
 def test_encoding_again_turns_upright_and_scales() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
-    again = encode_again(encoded(photo(2, 400), exif=exif), 200, 90)
-    facts = examine_image(again)
+    again = reencode(encoded(photo(2, 400), exif=exif), 200, 90)
+    facts = read_image_metadata(again)
     assert (facts.kind, facts.width, facts.height, facts.orientation) == ("jpeg", 150, 200, 1)
-    small = encode_again(encoded(photo(2, 100), "PNG"), 200, 90)
-    assert examine_image(small).width == 100
+    small = reencode(encoded(photo(2, 100), "PNG"), 200, 90)
+    assert read_image_metadata(small).width == 100
 
 
 def test_transparency_is_laid_on_white() -> None:
     clear = Image.new("RGBA", (20, 20), (255, 0, 0, 0))
-    with Image.open(io.BytesIO(encode_again(encoded(clear, "PNG"), None, 95))) as image:
+    with Image.open(io.BytesIO(reencode(encoded(clear, "PNG"), None, 95))) as image:
         assert image.convert("RGB").getpixel((10, 10)) == (255, 255, 255)
 
 
@@ -146,17 +146,17 @@ def test_transparency_is_laid_on_white() -> None:
 def test_every_cut_is_found(length: int) -> None:
     content = picture(size=(300, 200))
     with pytest.raises(DecodeError, match="image-"):
-        examine_image(content[: length if length >= 0 else len(content) // 2])
+        read_image_metadata(content[: length if length >= 0 else len(content) // 2])
 
 
 def test_cmyk_and_grey_jpegs_are_whole() -> None:
     for mode in ("CMYK", "L"):
-        facts = examine_image(encoded(Image.new(mode, (64, 48), 9), "JPEG"))
+        facts = read_image_metadata(encoded(Image.new(mode, (64, 48), 9), "JPEG"))
         assert (facts.kind, facts.width, facts.height) == ("jpeg", 64, 48)
         assert facts.phash is not None
 
 
 def test_headers_alone_leave_pixels_alone() -> None:
     content = picture(size=(300, 200))
-    facts = examine_image(content[: len(content) // 2], pixels=False)
+    facts = read_image_metadata(content[: len(content) // 2], pixels=False)
     assert (facts.width, facts.height, facts.phash) == (300, 200, None)

@@ -10,10 +10,10 @@ import pytest
 from sm_train.entrypoints.packing import storage
 from sm_train.entrypoints.packing.storage import (
     Access,
-    Folder,
-    Prefix,
-    place,
-    read_address,
+    LocalFolder,
+    S3Prefix,
+    open_storage,
+    read_uri,
     s3_client,
 )
 
@@ -23,25 +23,25 @@ MEGABYTE = 2**20
 
 
 @pytest.fixture
-def prefix(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> Prefix:
+def prefix(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> S3Prefix:
     for name, value in aws.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     s3_client.cache_clear()
     aws.make_bucket("bucket")
-    return Prefix("bucket", "set/", Access())
+    return S3Prefix("bucket", "set/", Access())
 
 
 @pytest.mark.parametrize("size", [0, 1, 8 * MEGABYTE, 8 * MEGABYTE + 1, 20 * MEGABYTE])
-def test_an_object_is_read_in_ranges(aws: Aws, prefix: Prefix, size: int) -> None:
+def test_an_object_is_read_in_ranges(aws: Aws, prefix: S3Prefix, size: int) -> None:
     content = os.urandom(size)
     aws.client("s3").put_object(Bucket="bucket", Key="set/a", Body=content)
     assert prefix.read("a") == content
-    assert read_address("s3://bucket/set/a", Access()) == content
+    assert read_uri("s3://bucket/set/a", Access()) == content
 
 
 def test_an_object_that_changes_between_two_ranges_is_an_error(
-    aws: Aws, prefix: Prefix, monkeypatch: pytest.MonkeyPatch
+    aws: Aws, prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Never the first half of one version and the second of another."""
     monkeypatch.setattr(storage, "RANGE_BYTES", 10)
@@ -55,7 +55,7 @@ def test_an_object_that_changes_between_two_ranges_is_an_error(
 
 
 @pytest.mark.parametrize("size", [0, 5, 40 * MEGABYTE])
-def test_an_object_appears_when_it_is_whole(aws: Aws, prefix: Prefix, size: int) -> None:
+def test_an_object_appears_when_it_is_whole(aws: Aws, prefix: S3Prefix, size: int) -> None:
     content = os.urandom(size)
     with prefix.writing("a") as sink:
         for first in range(0, size, 7 * MEGABYTE):
@@ -65,7 +65,7 @@ def test_an_object_appears_when_it_is_whole(aws: Aws, prefix: Prefix, size: int)
     assert prefix.read("a") == content
 
 
-def test_an_error_leaves_no_object_and_no_upload(aws: Aws, prefix: Prefix) -> None:
+def test_an_error_leaves_no_object_and_no_upload(aws: Aws, prefix: S3Prefix) -> None:
     def broken() -> None:
         with prefix.writing("a") as sink:
             sink.write(os.urandom(20 * MEGABYTE))
@@ -77,7 +77,7 @@ def test_an_error_leaves_no_object_and_no_upload(aws: Aws, prefix: Prefix) -> No
     assert "Uploads" not in aws.client("s3").list_multipart_uploads(Bucket="bucket")
 
 
-def test_an_object_is_created_once(prefix: Prefix) -> None:
+def test_an_object_is_created_once(prefix: S3Prefix) -> None:
     assert prefix.create("a", b"first")
     assert not prefix.create("a", b"second")
     assert prefix.read("a") == b"first"
@@ -87,7 +87,7 @@ def test_an_object_is_created_once(prefix: Prefix) -> None:
 @pytest.fixture(params=["folder", "prefix"])
 def either(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     if request.param == "folder":
-        return Folder(tmp_path / "set")
+        return LocalFolder(tmp_path / "set")
     return request.getfixturevalue("prefix")
 
 
@@ -107,6 +107,6 @@ def test_both_kinds_behave_alike(either: Any) -> None:
 
 
 def test_an_address_says_which_kind_it_is() -> None:
-    assert place("s3://b/p/q", Access()) == Prefix("b", "p/q/", Access())
-    assert place("s3://b", Access()) == Prefix("b", "", Access())
-    assert place("a/b", Access()) == Folder(Path("a/b"))
+    assert open_storage("s3://b/p/q", Access()) == S3Prefix("b", "p/q/", Access())
+    assert open_storage("s3://b", Access()) == S3Prefix("b", "", Access())
+    assert open_storage("a/b", Access()) == LocalFolder(Path("a/b"))

@@ -12,15 +12,15 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from sm_train.entrypoints.common.events import Events
-from sm_train.entrypoints.common.job_config import Settings, read_settings
-from sm_train.entrypoints.common.sagemaker_paths import Directories
-from sm_train.entrypoints.common.stop import StopRequest
+from sm_train.entrypoints.common.events import EventLog
+from sm_train.entrypoints.common.job_config import JobConfig, read_job_config
+from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
+from sm_train.entrypoints.common.stop import StopSignal
 from sm_train.entrypoints.data.loader import Loader
-from sm_train.entrypoints.data.shard_catalog import Seat, survey
+from sm_train.entrypoints.data.shard_catalog import DataRank, build_catalog
 from sm_train.entrypoints.models.builder import build
-from sm_train.entrypoints.models.objectives import error
-from sm_train.entrypoints.monitoring.heartbeat import Pulse, Reader, Section
+from sm_train.entrypoints.models.objectives import loss
+from sm_train.entrypoints.monitoring.heartbeat import HeartbeatReader, HeartbeatWriter, Phase
 from sm_train.entrypoints.training.trainer import Trainer
 
 from tests.support.cluster.training_jobs import tiny_run, write_shards
@@ -37,32 +37,32 @@ def accelerator() -> Iterator[Accelerator]:
     signal.signal(signal.SIGTERM, handler)
 
 
-def one_step(folder: Path) -> Settings:
+def one_step(folder: Path) -> JobConfig:
     """A run of one step without the two things that differ by chance from pass to pass."""
     config = tiny_run(
         iterations=1, per_gpu_batch=2, accumulation=PASSES, caption_dropout=0.0, ema_decay=0.0
     )
     (folder / "run.json").write_text(json.dumps(config.model_dump(mode="json")))
-    return read_settings(folder / "run.json", "8px")
+    return read_job_config(folder / "run.json", "8px")
 
 
 def test_four_passes_of_two_are_one_of_eight(tmp_path: Path, accelerator: Accelerator) -> None:
     """The trainer's optimizer step, and the same by hand with one backward pass over all eight."""
     settings = one_step(tmp_path)
-    directories = Directories(tmp_path)
+    directories = SageMakerPaths(tmp_path)
     write_shards(directories.channel("train"), shards=1, each=20)
-    seat = Seat(("algo-1",), 0, 0, 1)
-    catalogue = survey(
+    seat = DataRank(("algo-1",), 0, 0, 1)
+    catalogue = build_catalog(
         directories.channel("train"), None, seat, lambda said: [said], tmp_path / "walk"
     )
     torch.manual_seed(0)
     parts = build(settings.model, 8, components=None, previous=None)
-    events = Events(node=0, rank=0)
+    events = EventLog(node=0, rank=0)
     trainer = Trainer(settings, parts, accelerator, directories, events, catalogue, seat)
     module = copy.deepcopy(trainer.learner.module)
-    trainer.run(Pulse(tmp_path / "pulse-0", rank=0, local_rank=0), StopRequest())
-    sign = Reader(tmp_path / "pulse-0").sign()
-    assert (sign.section, sign.step) == (Section.FINISH, 1)
+    trainer.run(HeartbeatWriter(tmp_path / "pulse-0", rank=0, local_rank=0), StopSignal())
+    sign = HeartbeatReader(tmp_path / "pulse-0").sign()
+    assert (sign.section, sign.step) == (Phase.FINISH, 1)
     # Data and step of each pass, the checkpoint, the end.
     assert sign.marks == 2 * PASSES + 2
 
@@ -80,7 +80,7 @@ def test_four_passes_of_two_are_one_of_eight(tmp_path: Path, accelerator: Accele
     total = torch.zeros(())
     for batch, _ in zip(loader, range(PASSES), strict=False):
         task, text = trainer.inputs.task(batch)
-        total = total + error(module(task.noisy, task.timesteps, *text), task)
+        total = total + loss(module(task.noisy, task.timesteps, *text), task)
     (total / PASSES).backward()
     torch.nn.utils.clip_grad_norm_(module.parameters(), settings.training.gradient_clip)
     torch.optim.AdamW(module.parameters(), lr=1e-3, weight_decay=0.01).step()

@@ -6,20 +6,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from sm_train.entrypoints.common.job_config import read_settings
+from sm_train.entrypoints.common.job_config import read_job_config
 from sm_train.entrypoints.distributed.fsdp import gradient_norm
 from sm_train.entrypoints.training import train_state
-from sm_train.entrypoints.training.train_state import Learner
+from sm_train.entrypoints.training.train_state import TrainState
 from torch import nn
 
 from tests.support.cluster.training_jobs import tiny_run
 
 
-def learner(folder: Path) -> Learner:
+def learner(folder: Path) -> TrainState:
     path = folder / "run.json"
     path.write_text(tiny_run(iterations=9, learning_rate=0.1).model_dump_json())
     torch.manual_seed(0)
-    return Learner(read_settings(path, "8px"), nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)))
+    return TrainState(read_job_config(path, "8px"), nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)))
 
 
 @pytest.mark.parametrize("fused", [True, False])

@@ -11,10 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sm_train.entrypoints.checkpointing import manifest
-from sm_train.entrypoints.checkpointing.sharded_tensors import Box, write_pieces
+from sm_train.entrypoints.checkpointing.sharded_tensors import ShardSpec, save_shards
 from sm_train.entrypoints.common.events import FIELDS, format_event
-from sm_train.entrypoints.common.job_config import SettingsError, read_settings
-from sm_train.entrypoints.common.sagemaker_paths import Directories, Hosts
+from sm_train.entrypoints.common.job_config import JobConfigError, read_job_config
+from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig, SageMakerPaths
 from sm_train.entrypoints.distributed.backend import choose
 from sm_train.entrypoints.models.components import read_preset
 from sm_train.entrypoints.training.ema import ExponentialMovingAverage
@@ -93,7 +93,7 @@ def test_the_average_equals_diffusers_own(start: int) -> None:
 
 
 def test_an_unknown_preset_names_the_known() -> None:
-    with pytest.raises(SettingsError, match="digits, dit-xl, mmdit-20b"):
+    with pytest.raises(JobConfigError, match="digits, dit-xl, mmdit-20b"):
         read_preset("sd9")
 
 
@@ -101,17 +101,17 @@ def test_the_run_document_is_read_by_stage(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     document = config().model_dump(mode="json")
     path.write_text(json.dumps(document))
-    settings = read_settings(path, "256px")
+    settings = read_job_config(path, "256px")
     assert settings.stage.accumulation == 2
     assert settings.training.warmup_iterations == 1000
-    with pytest.raises(SettingsError, match=r"--stage: 'x' .*it has 256px"):
-        read_settings(path, "x")
+    with pytest.raises(JobConfigError, match=r"--stage: 'x' .*it has 256px"):
+        read_job_config(path, "x")
     del document["training"]["seed"]
     path.write_text(json.dumps(document))
-    with pytest.raises(SettingsError, match="seed is missing"):
-        read_settings(path, "256px")
-    with pytest.raises(SettingsError, match="no run document"):
-        read_settings(tmp_path / "none.json", "256px")
+    with pytest.raises(JobConfigError, match="seed is missing"):
+        read_job_config(path, "256px")
+    with pytest.raises(JobConfigError, match="no run document"):
+        read_job_config(tmp_path / "none.json", "256px")
 
 
 @given(
@@ -147,8 +147,8 @@ def test_nan_is_null_in_an_event() -> None:
 def write_checkpoint(checkpoints: Path, step: int) -> Path:
     folder = manifest.step_folder(checkpoints, step)
     folder.mkdir(parents=True)
-    pieces = {Box("weight", (0,)): torch.full((3,), float(step))}
-    file = manifest.write_file(folder, "model.safetensors", lambda path: write_pieces(path, pieces))
+    pieces = {ShardSpec("weight", (0,)): torch.full((3,), float(step))}
+    file = manifest.write_file(folder, "model.safetensors", lambda path: save_shards(path, pieces))
     manifest.write_marker(folder, step, 1, "same", [file])
     return folder
 
@@ -177,7 +177,7 @@ def test_the_newest_whole_checkpoint_is_found(tmp_path: Path, harm: Any, reason:
         write_checkpoint(tmp_path, step)
     harm(manifest.step_folder(tmp_path, 30))
     passed: list[str] = []
-    found = manifest.newest_complete(
+    found = manifest.latest_complete(
         tmp_path, lambda folder, why: passed.append(f"{folder.name} {why}")
     )
     assert found is not None
@@ -198,8 +198,8 @@ def test_a_save_that_fails_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_the_platform_names_the_hosts_and_a_laptop_is_one(tmp_path: Path) -> None:
-    directories = Directories(tmp_path)
-    assert Hosts.read(directories) == Hosts("algo-1", ("algo-1",), None)
+    directories = SageMakerPaths(tmp_path)
+    assert ResourceConfig.read(directories) == ResourceConfig("algo-1", ("algo-1",), None)
     directories.input_config.mkdir(parents=True)
     document = {
         "current_host": "algo-2",
@@ -207,5 +207,5 @@ def test_the_platform_names_the_hosts_and_a_laptop_is_one(tmp_path: Path) -> Non
         "hosts": ["algo-1", "algo-2"],
     }
     (directories.input_config / "resourceconfig.json").write_text(json.dumps(document))
-    hosts = Hosts.read(directories)
+    hosts = ResourceConfig.read(directories)
     assert (hosts.rank, hosts.instance_type) == (1, "ml.p5.48xlarge")

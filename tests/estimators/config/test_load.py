@@ -9,7 +9,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from sm_train.estimators.config.load import RunFileError, changed, load_run
+from sm_train.estimators.config.load import RunFileError, load_run, with_changes
 from sm_train.estimators.config.schema import RunConfig
 
 GOOD = """\
@@ -410,7 +410,7 @@ _steps = st.sampled_from(["name", "stages", "cluster", "0", "256px", "environmen
 def test_whatever_is_set_the_run_is_valid_or_the_mistake_is_named(change: str) -> None:
     document = yaml.safe_load(GOOD)
     try:
-        config = changed(document, [change], "JOB")
+        config = with_changes(document, [change], "JOB")
     except RunFileError:
         return
     assert RunConfig.model_validate(config.model_dump()) == config

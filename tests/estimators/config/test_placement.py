@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from sm_train.cost.instances import instance_type, instance_types
 from sm_train.estimators.bundle.bundle import build_bundle
 from sm_train.estimators.config.load import RunFileError, load_run
-from sm_train.estimators.config.placement import clusters, fallback_problems, places
-from sm_train.estimators.config.schema import RunConfig, Stage
+from sm_train.estimators.config.placement import fallback_problems, placements, unique_placements
+from sm_train.estimators.config.schema import RunConfig, StageSection
 from sm_train.estimators.request.training import request_elsewhere, training_request
 
 from tests.support.run_documents import ECR, PLAN, config, run, runs, stage
@@ -25,7 +25,7 @@ BUNDLE = build_bundle(config(), None)
 P5 = {"instance_type": "ml.p5.48xlarge"}
 
 
-def batch(config: RunConfig, stage: Stage) -> int:
+def batch(config: RunConfig, stage: StageSection) -> int:
     gpus = stage.instances * instance_type(config.cluster.instance_type).accelerators
     return stage.per_gpu_batch * stage.accumulation * gpus
 
@@ -71,7 +71,7 @@ def test_a_place_that_validates_takes_the_same_step_and_asks_for_what_is_there(
         return
     if fallback_problems(here):
         return
-    own, there = places(here, "us-east-1")
+    own, there = placements(here, "us-east-1")
     for before, after in zip(own.config.stages, there.config.stages, strict=True):
         assert batch(here, before) == batch(there.config, after)
         first, moved = (
@@ -96,7 +96,7 @@ def test_a_place_that_validates_takes_the_same_step_and_asks_for_what_is_there(
 def test_accumulation_follows_what_a_gpu_takes() -> None:
     own = {"256px": {"instances": 2, "per_gpu_batch": 4}}
     one = config(recovery={"fallbacks": [P5 | {"stages": own}]})
-    there = places(one, "us-east-1")[1].config.stages[0]
+    there = placements(one, "us-east-1")[1].config.stages[0]
     assert (there.instances, there.per_gpu_batch, there.accumulation) == (2, 4, 8)
     assert there.iterations_per_second is None
 
@@ -104,13 +104,13 @@ def test_accumulation_follows_what_a_gpu_takes() -> None:
 def test_a_plan_and_what_belongs_to_other_capacities_stay_where_they_are() -> None:
     plan = {"capacity": "training-plan", "training_plan": f"{PLAN}own"}
     one = config(cluster=P5 | plan, recovery={"fallbacks": [WEST]})
-    there = places(one, "us-east-1")[1].config.cluster
+    there = placements(one, "us-east-1")[1].config.cluster
     assert (there.capacity, there.training_plan) == ("on-demand", None)
     spot = config(
         cluster=P5 | {"capacity": "spot", "max_wait": "6d"},
         recovery={"fallbacks": [{"capacity": "on-demand"}]},
     )
-    assert places(spot, "us-east-1")[1].config.cluster.max_wait is None
+    assert placements(spot, "us-east-1")[1].config.cluster.max_wait is None
 
 
 def test_every_machine_that_a_job_may_be_given_is_a_cluster() -> None:
@@ -118,7 +118,7 @@ def test_every_machine_that_a_job_may_be_given_is_a_cluster() -> None:
         cluster={"instance_type": "ml.p4de.24xlarge", "alternatives": ["ml.p4d.24xlarge"]},
         recovery={"fallbacks": [P5, WEST]},
     )
-    found = clusters(one, "us-east-1")
+    found = unique_placements(one, "us-east-1")
     assert [(each.config.cluster.instance_type, each.region) for each in found] == [
         ("ml.p4de.24xlarge", "us-east-1"),
         ("ml.p4d.24xlarge", "us-east-1"),

@@ -13,7 +13,7 @@ from sm_train.cost.instances import instance_type
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.alarms import (
     Alarm,
-    Job,
+    MonitoredJob,
     alarm_prefix,
     alarms,
     failure_rule,
@@ -33,7 +33,7 @@ TOPIC = "arn:aws:sns:us-east-1:111122223333:team"
 thorough = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-def of(run: RunConfig, *jobs: Job) -> dict[str, dict[str, Any]]:
+def of(run: RunConfig, *jobs: MonitoredJob) -> dict[str, dict[str, Any]]:
     return {
         one.name.rpartition("/")[2]: one.request
         for one in alarms(run, jobs or first_jobs(run), TOPIC)
@@ -139,14 +139,14 @@ def test_low_gpu_utilization_is_half_of_all_gpus(
     name: str, nodes: int, threshold: float | None
 ) -> None:
     """CloudWatch's figure is the sum over a machine's GPUs."""
-    gpu = of(config(), Job("demo--256px-0001", (name, nodes))).get("gpu")
+    gpu = of(config(), MonitoredJob("demo--256px-0001", (name, nodes))).get("gpu")
     assert (gpu and gpu["Threshold"]) == threshold
     if threshold is not None:
         assert threshold == nodes * 100 * instance_type(name).accelerators / 2
 
 
 def test_machines_that_are_not_chosen_yet_have_no_alarms() -> None:
-    assert list(of(config(), Job("demo--256px-0001", None))) == ["heartbeat", "stall"]
+    assert list(of(config(), MonitoredJob("demo--256px-0001", None))) == ["heartbeat", "stall"]
 
 
 def test_code_that_says_no_heartbeats_is_not_missed_for_it() -> None:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from sm_train.cost.instances import instance_types
 from sm_train.entrypoints.common.events import FIELDS, format_event
 from sm_train.estimators.bundle.bundle import Bundle, build_bundle, pack
-from sm_train.estimators.config.cluster import Cluster
+from sm_train.estimators.config.cluster import ClusterSection
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.launcher import framework_version, pytorch_version
 from sm_train.estimators.request.metrics import metric_definitions
@@ -60,7 +60,7 @@ _PLACES: list[tuple[str | int, ...]] = [
     *[(key,) for key in ("name", "region", "role", "bucket", "output_kms_key", "tags", "channels")],
     *[("data", key) for key in ("uri", "validation", "index")],
     *[("model", "components"), ("stages", 0, "name"), ("stages", 0, "instances")],
-    *[("cluster", key) for key in Cluster.model_fields],
+    *[("cluster", key) for key in ClusterSection.model_fields],
 ]
 # Around every bound that the service model has.
 _LENGTHS = (0, 1, 13, 32, 33, 63, 64, 65, 128, 129, 255, 256, 257, 512, 513, 990, 1000, 1024, 2100)

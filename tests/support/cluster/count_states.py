@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from sm_train.entrypoints.common.job_config import read_settings
+from sm_train.entrypoints.common.job_config import read_job_config
 from sm_train.entrypoints.distributed import fsdp
-from sm_train.entrypoints.distributed.local_shard import own_part
+from sm_train.entrypoints.distributed.local_shard import to_local
 from sm_train.entrypoints.models.builder import build
-from sm_train.entrypoints.training.model_inputs import Inputs
-from sm_train.entrypoints.training.parallelize import Placing, place
-from sm_train.entrypoints.training.train_state import Learner
+from sm_train.entrypoints.training.model_inputs import ModelInputs
+from sm_train.entrypoints.training.parallelize import ParallelPlan, parallelize
+from sm_train.entrypoints.training.train_state import TrainState
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -39,24 +39,24 @@ class Exchanges(TorchDispatchMode):
 
 def main() -> None:
     """Of this process: one step on noise, then what is allocated for weights and the rest."""
-    settings = read_settings(Path(sys.argv[1]), "8px")
+    settings = read_job_config(Path(sys.argv[1]), "8px")
     torch.distributed.init_process_group("gloo")
     accelerator = Accelerator(cpu=True)
     parts = build(settings.model, 8, components=None, previous=None)
     processes = accelerator.num_processes
-    placing = Placing.choose(settings, parts.built.part, processes, processes, None)
-    module = place(placing, settings, parts, accelerator, processes)
+    placing = ParallelPlan.choose(settings, parts.built.part, processes, processes, None)
+    module = parallelize(placing, settings, parts, accelerator, processes)
     model = fsdp.wrap(module, accelerator)
-    learner = Learner(settings, module)
+    learner = TrainState(settings, module)
     config = parts.network.config
     noisy = torch.randn(1, config.in_channels, config.sample_size, config.sample_size)
-    text = Inputs(parts, accelerator.device, 0.0).no_text()
+    text = ModelInputs(parts, accelerator.device, 0.0).no_text()
 
     def backward() -> None:
         accelerator.backward(model(noisy, torch.ones(1), *text).mean())
 
     backward()
-    gradients = [own_part(one.grad) for one in learner.parameters if one.grad is not None]
+    gradients = [to_local(one.grad) for one in learner.parameters if one.grad is not None]
     found: dict[str, float] = {
         "gradients": sum(one.numel() * one.element_size() for one in gradients)
     }

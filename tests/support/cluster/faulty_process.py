@@ -12,8 +12,8 @@ import sys
 import time
 from pathlib import Path
 
-from sm_train.entrypoints.common.parent_death import end_with_parent
-from sm_train.entrypoints.monitoring.heartbeat import Pulse, Section
+from sm_train.entrypoints.common.parent_death import exit_with_parent
+from sm_train.entrypoints.monitoring.heartbeat import HeartbeatWriter, Phase
 from sm_train.entrypoints.monitoring.start import heartbeat
 
 HEALTHY = 70
@@ -22,25 +22,25 @@ HEALTHY = 70
 
 def read_for_ever(path: str) -> None:
     """A loader worker on a file system that does not answer."""
-    end_with_parent()
+    exit_with_parent()
     with open(path, "rb") as file:  # noqa: PTH123
         file.read()
 
 
-def train(pulse: Pulse, steps: range) -> None:
+def train(pulse: HeartbeatWriter, steps: range) -> None:
     for step in steps:
-        pulse.enter(Section.DATA, step)
+        pulse.enter(Phase.DATA, step)
         time.sleep(0.001)
-        pulse.enter(Section.STEP, step)
+        pulse.enter(Phase.STEP, step)
         time.sleep(0.01)
 
 
-def fail(fault: str, pulse: Pulse) -> None:
+def fail(fault: str, pulse: HeartbeatWriter) -> None:
     if fault == "gil":
         # A call through PyDLL keeps the GIL: no other Python thread of this process runs.
         ctypes.PyDLL(None).sleep(1000)
     if fault == "read":
-        pulse.enter(Section.DATA, HEALTHY)
+        pulse.enter(Phase.DATA, HEALTHY)
         worker = multiprocessing.get_context("spawn").Process(
             target=read_for_ever, args=(os.environ["READ"],), daemon=True
         )
@@ -51,16 +51,16 @@ def fail(fault: str, pulse: Pulse) -> None:
     train(pulse, range(HEALTHY, 10**9))
 
 
-def reduce_for_ever(pulse: Pulse) -> None:
+def reduce_for_ever(pulse: HeartbeatWriter) -> None:
     """Steps that end with a sum over all processes, as in training."""
     import torch
     import torch.distributed as dist
 
     dist.init_process_group("gloo")
     for step in range(10**9):
-        pulse.enter(Section.DATA, step)
+        pulse.enter(Phase.DATA, step)
         time.sleep(0.01)
-        pulse.enter(Section.STEP, step)
+        pulse.enter(Phase.STEP, step)
         dist.all_reduce(torch.zeros(1))
 
 

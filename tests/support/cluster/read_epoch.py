@@ -9,10 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch.distributed as dist
-from sm_train.entrypoints.common.job_config import Data
-from sm_train.entrypoints.common.sagemaker_paths import Directories, Hosts
+from sm_train.entrypoints.common.job_config import DataConfig
+from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig, SageMakerPaths
 from sm_train.entrypoints.data.loader import Loader
-from sm_train.entrypoints.data.shard_catalog import Seat, survey
+from sm_train.entrypoints.data.shard_catalog import DataRank, build_catalog
 
 
 def exchange(said: object) -> list[object]:
@@ -24,17 +24,17 @@ def exchange(said: object) -> list[object]:
 def main(base: Path, record: Path, steps: int, batch_size: int) -> None:
     """Read ``steps`` batches, or what is left of the epoch where there are fewer."""
     dist.init_process_group("gloo")
-    directories = Directories(base)
-    hosts = Hosts.read(directories)
+    directories = SageMakerPaths(base)
+    hosts = ResourceConfig.read(directories)
     local = int(os.environ["LOCAL_RANK"])
-    seat = Seat(hosts.all, hosts.rank, local, int(os.environ["LOCAL_WORLD_SIZE"]))
-    catalogue = survey(
+    seat = DataRank(hosts.all, hosts.rank, local, int(os.environ["LOCAL_WORLD_SIZE"]))
+    catalogue = build_catalog(
         directories.channel("train"), None, seat, exchange, directories.base / "walk"
     )
     loader = Loader(
         catalogue,
         seat,
-        Data("jpg;png", "txt", "center", "bicubic", False, 0.01),
+        DataConfig("jpg;png", "txt", "center", "bicubic", False, 0.01),
         resolution=8,
         batch_size=batch_size,
         seed=0,

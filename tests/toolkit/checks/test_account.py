@@ -16,7 +16,7 @@ from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.checks.finding import Finding
 from sm_train.toolkit.checks.preflight import Subject, offline_findings, online_findings
 from sm_train.toolkit.checks.storage import listing_findings
-from sm_train.toolkit.costing.run_price import price
+from sm_train.toolkit.costing.run_price import estimate_run
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.packing.shard_listing import list_prefix
 
@@ -90,7 +90,7 @@ def check(aws: Aws, quotas: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     def run(index: Path | None = None, **changes: Any) -> dict[str, Finding]:
         own: RunConfig = config(**{"role": ROLE, **changes})
-        subject = Subject(own, "us-east-1", price(own, "us-east-1"), tmp_path, index)
+        subject = Subject(own, "us-east-1", estimate_run(own, "us-east-1"), tmp_path, index)
         found = online_findings(subject, SESSION, TODAY, lambda count: None)
         return {one.code: one for one in found if one.code not in ("small-shards", "shared-shards")}
 
@@ -168,7 +168,7 @@ def test_a_refused_call_costs_one_check(
         monkeypatch.setenv("AWS_ENDPOINT_URL_IAM", iam.url)
         aws.refusals["ListServiceQuotas"] = "ThrottlingException"
         own = config(role=ROLE)
-        subject = Subject(own, "us-east-1", price(own, "us-east-1"), Path())
+        subject = Subject(own, "us-east-1", estimate_run(own, "us-east-1"), Path())
         unchecked = [
             one
             for one in online_findings(subject, SESSION, TODAY, lambda count: None)
@@ -262,7 +262,7 @@ def test_thirty_thousand_shards_take_thirty_calls_and_a_few(
     ) as s3:
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3.url)
         own = config(role=ROLE, data={"uri": "s3://my-bucket/set/shards/"})
-        subject = Subject(own, "us-east-1", price(own, "us-east-1"), tmp_path)
+        subject = Subject(own, "us-east-1", estimate_run(own, "us-east-1"), tmp_path)
         found = online_findings(subject, SESSION, TODAY, counts.append)
     assert found == []
     lists = [one for one in s3.requests if "shards" in one.query.get("prefix", "")]
@@ -296,7 +296,7 @@ def test_shards_that_another_laptop_has_are_missed_offline_alone(
     data = {"uri": "s3://my-bucket/shards/", "local": "elsewhere"}
     assert check(data=data) == {}
     own = config(data=data)
-    subject = Subject(own, "us-east-1", price(own, "us-east-1"), tmp_path)
+    subject = Subject(own, "us-east-1", estimate_run(own, "us-east-1"), tmp_path)
     assert "no-shards" in {one.code for one in offline_findings(subject, TODAY)}
 
 

@@ -27,8 +27,8 @@ from sm_train.toolkit.checks.recovery import recovery_findings
 from sm_train.toolkit.checks.report import show
 from sm_train.toolkit.checks.role import may_assume
 from sm_train.toolkit.checks.shards import Shards, shard_findings
-from sm_train.toolkit.costing.run_price import price
-from sm_train.toolkit.costing.worst_case import costs_elsewhere, total, up_to
+from sm_train.toolkit.costing.run_price import estimate_run
+from sm_train.toolkit.costing.worst_case import fallback_costs, total, up_to_suffix
 
 from tests.support.run_documents import config, stage
 
@@ -37,7 +37,7 @@ GB = 10**9
 
 
 def priced(run: RunConfig) -> dict[str, Any]:
-    return as_document(price(run, "us-east-1"))
+    return as_document(estimate_run(run, "us-east-1"))
 
 
 @cache
@@ -347,7 +347,7 @@ def test_every_finding_has_a_page_and_every_page_a_finding() -> None:
 def described(**changes: Any) -> dict[tuple[str, str], Finding]:
     """What the run file and the prices say, by code and place."""
     own = config(**changes)
-    subject = Subject(own, "us-east-1", price(own, "us-east-1"), ROOT)
+    subject = Subject(own, "us-east-1", estimate_run(own, "us-east-1"), ROOT)
     found = offline_findings(subject, date(2025, 1, 1))
     return {(one.code, one.where): one for one in found}
 
@@ -379,15 +379,15 @@ def test_a_stage_must_fit_on_every_machine_that_it_may_be_given() -> None:
 
 def test_the_budget_is_held_against_the_dearest_machines() -> None:
     run = config(cluster=P5, recovery=TO_P4DE)
-    own, [(place, there)] = price(run, "us-east-1"), costs_elsewhere(run, "us-east-1")
+    own, [(place, there)] = estimate_run(run, "us-east-1"), fallback_costs(run, "us-east-1")
     between = (total(own)["cost_usd"] + total(there)["cost_usd"]) / 2
     found = described(cluster=P5, recovery=TO_P4DE, budget={"usd": between})
     assert found["over-budget", "recovery.fallbacks[0]"].level == "warning"
     assert ("over-budget", "budget.usd") not in found
     found = described(cluster=P5, recovery=TO_P4DE, budget={"usd": 2 * between})
     assert "over-budget" not in {code for code, _ in found}
-    assert up_to(own, [(place, there)]).startswith(", or up to $")
-    assert up_to(there, [(place, own)]) == ""
+    assert up_to_suffix(own, [(place, there)]).startswith(", or up to $")
+    assert up_to_suffix(there, [(place, own)]) == ""
 
 
 def test_another_machine_whose_price_nobody_knows_is_named() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from sm_train.entrypoints.common.job_config import Expected, read_settings
+from sm_train.entrypoints.common.job_config import ExpectedPerformance, read_job_config
 from sm_train.estimators.bundle.bundle import build_bundle
 from sm_train.estimators.config.load import load_run
 
@@ -103,15 +103,15 @@ def test_the_bundle_says_what_to_expect(tmp_path: Path, cli: Cli) -> None:
     bundle = build_bundle(config, None)
     with tarfile.open(fileobj=io.BytesIO(bundle.archive)) as archive:
         archive.extract("run.json", tmp_path, filter="data")
-    expected = read_settings(tmp_path / "run.json", "256px").expected
-    assert isinstance(expected, Expected)
+    expected = read_job_config(tmp_path / "run.json", "256px").expected
+    assert isinstance(expected, ExpectedPerformance)
     assert (expected.network_gbps, expected.nvlink_gbytes, expected.efa) == (400, 300, True)
     assert (expected.iterations_per_second, expected.speed_source) == (
         1.8,
         "the run file states it",
     )
     assert expected.usd_per_instance_hour is not None
-    unstated = read_settings(tmp_path / "run.json", "512px").expected
+    unstated = read_job_config(tmp_path / "run.json", "512px").expected
     assert unstated is not None
     assert unstated.iterations_per_second is None
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from sm_train.entrypoints.data.shard_format import verify_shard
 from sm_train.entrypoints.data.shard_index import ShardIndex
-from sm_train.entrypoints.packing.plan import Input, ShardPlan
-from sm_train.entrypoints.packing.shard_builder import AHEAD, GROUP, make_shard
-from sm_train.entrypoints.packing.storage import Access, Folder
+from sm_train.entrypoints.packing.plan import PackInput, ShardPlan
+from sm_train.entrypoints.packing.shard_builder import AHEAD, GROUP, build_shard
+from sm_train.entrypoints.packing.storage import Access, LocalFolder
 
 from tests.conftest import Cli, Mount, clean_environment
 from tests.support.image_files import album, picture, tree, write_pair
@@ -325,8 +325,8 @@ def test_inputs_do_not_run_ahead_of_the_writer(tmp_path: Path) -> None:
     """Their results would pile up behind a slow disk."""
     drawn: list[int] = []
 
-    class Watched(tuple[Input, ...]):
-        def __iter__(self) -> Iterator[Input]:
+    class Watched(tuple[PackInput, ...]):
+        def __iter__(self) -> Iterator[PackInput]:
             for item in super().__iter__():
                 drawn.append(item.number)
                 yield item
@@ -334,7 +334,7 @@ def test_inputs_do_not_run_ahead_of_the_writer(tmp_path: Path) -> None:
     album(tmp_path / "in", 400)
     paths = sorted((tmp_path / "in").rglob("*.jpg"))
     inputs = Watched(
-        Input(number, path.name, str(path), path.stat().st_size, "a caption")
+        PackInput(number, path.name, str(path), path.stat().st_size, "a caption")
         for number, path in enumerate(paths)
     )
     written: list[int] = []
@@ -344,7 +344,7 @@ def test_inputs_do_not_run_ahead_of_the_writer(tmp_path: Path) -> None:
         written.append(done)
 
     plan = ShardPlan(0, "shard-000000.tar", inputs)
-    make_shard(plan, Folder(tmp_path / "out"), Access(), 2, tell, {})
+    build_shard(plan, LocalFolder(tmp_path / "out"), Access(), 2, tell, {})
     assert len(written) == len(drawn) == 400
 
 

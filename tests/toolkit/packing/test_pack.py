@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sm_train.entrypoints.data.shard_format import Shard, verify_shard
 from sm_train.entrypoints.data.shard_index import ShardIndex, write_index
-from sm_train.entrypoints.packing.storage import Folder
-from sm_train.entrypoints.packing.worker_pool import Tally
+from sm_train.entrypoints.packing.storage import LocalFolder
+from sm_train.entrypoints.packing.worker_pool import PackProgress
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.packing.pack import Packed, PackJob, pack, parse_size
 from sm_train.toolkit.packing.report import summary
@@ -179,7 +179,7 @@ def test_an_image_that_changes_while_it_is_packed_is_noticed_later(tmp_path: Pat
     places = str(tmp_path / "in"), str(tmp_path / "out")
     job = PackJob(*places, None, 10**6, "image", "caption", workers=1)
 
-    def touch_the_first(tally: Tally) -> None:
+    def touch_the_first(tally: PackProgress) -> None:
         os.utime(tmp_path / "in/000.jpg", ns=(0, time.time_ns()))
 
     pack(job, touch_the_first)
@@ -302,7 +302,9 @@ def test_small_shards_are_remarked_on(tmp_path: Path, sizes: list[float], advise
         Shard(f"{n}.tar", int(size), "00" * 32, ("0",), (0, 1)) for n, size in enumerate(sizes)
     ]
     write_index(tmp_path / "index.parquet", shards)
-    packed = Packed(ShardIndex(tmp_path / "index.parquet"), Folder(Path("out")), was_there=False)
+    packed = Packed(
+        ShardIndex(tmp_path / "index.parquet"), LocalFolder(Path("out")), was_there=False
+    )
     assert ("FastFile" in "\n".join(summary(packed))) is advised
 
 

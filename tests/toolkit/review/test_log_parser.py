@@ -13,7 +13,7 @@ from sm_train.entrypoints.common.events import FIELDS, PREFIX
 from sm_train.toolkit.diagnose.log_scanner import whole_lines
 from sm_train.toolkit.jobs.events import parse_event
 from sm_train.toolkit.review.job_log import Table
-from sm_train.toolkit.review.log_parser import listen
+from sm_train.toolkit.review.log_parser import parse_log
 
 from tests.support.job_log_lines import hear, line
 
@@ -72,7 +72,7 @@ def test_every_figure_is_as_in_the_events_themselves(said: list[bytes], size: in
     """In a file's blocks of ``size`` bytes, or one by one as CloudWatch gives them."""
     log = b"\n".join(said)
     pieces = [log[at : at + (size or 1)] for at in range(0, len(log), size or 1)]
-    told = listen((None, block) for block in (whole_lines(pieces) if size else said))
+    told = parse_log((None, block) for block in (whole_lines(pieces) if size else said))
 
     read = (parse_event(one.decode("utf-8", "replace")) for one in log.split(b"\n"))
     found = [event for event in read if event is not None]

@@ -24,8 +24,8 @@ from sm_train.toolkit.review.document import as_document
 from sm_train.toolkit.review.model import (
     LEVELS,
     Chart,
+    Curve,
     Figures,
-    Line,
     Mark,
     Review,
     Reviewed,
@@ -46,13 +46,13 @@ positive = st.none() | st.floats(0, 1e9)
 
 
 @st.composite
-def lines(draw: st.DrawFn) -> Line:
+def lines(draw: st.DrawFn) -> Curve:
     count = draw(st.integers(0, 6))
     times = sorted(draw(st.lists(st.floats(0, 1e6), min_size=count, max_size=count)))
     sides = [draw(st.lists(maybe, min_size=count, max_size=count)) for _ in range(3)]
     if draw(st.booleans()):
-        return Line(draw(words), times, sides[0])
-    return Line(draw(words), times, *sides)
+        return Curve(draw(words), times, sides[0])
+    return Curve(draw(words), times, *sides)
 
 
 charts = st.builds(
@@ -188,7 +188,7 @@ def test_what_comes_from_outside_stays_text() -> None:
 
 
 def _named(job: Reviewed, name: str) -> Reviewed:
-    line = Line(name, (1.0, 2.0), (1.0, 2.0))
+    line = Curve(name, (1.0, 2.0), (1.0, 2.0))
     return replace(
         job,
         name=name,
@@ -283,7 +283,7 @@ def test_jobs_are_ranked_only_where_they_did_the_same() -> None:
 
 def test_the_waterfall_steps_from_all_time_to_what_trained() -> None:
     document = as_document(Review((stalled(),)))
-    found = waterfall.steps(document["jobs"][0], document["parts"])
+    found = waterfall.waterfall_bars(document["jobs"][0], document["parts"])
     assert [step.label for step in found] == [
         "billed",
         "start-up",
@@ -302,7 +302,10 @@ def test_the_waterfall_steps_from_all_time_to_what_trained() -> None:
     assert found[4].time == "39 min"
     assert found[4].share == "6.9%"
     assert found[4].dollars == "$85.21"
-    assert waterfall.steps(as_document(Review((offline(),)))["jobs"][0], document["parts"]) == []
+    assert (
+        waterfall.waterfall_bars(as_document(Review((offline(),)))["jobs"][0], document["parts"])
+        == []
+    )
 
 
 values = st.lists(st.none() | st.floats(-1e6, 1e6), min_size=1, max_size=90)
@@ -343,8 +346,8 @@ def test_of_many_nodes_the_one_apart_is_named() -> None:
 
 
 def test_a_chart_without_values_says_so_and_a_line_without_is_named() -> None:
-    empty = Line("gpu 1", (1.0, 2.0), (None, None))
-    full = Line("gpu 0", (1.0, 2.0), (3.0, None))
+    empty = Curve("gpu 1", (1.0, 2.0), (None, None))
+    full = Curve("gpu 0", (1.0, 2.0), (3.0, None))
     review = Review(
         (
             replace(
@@ -360,7 +363,7 @@ def test_a_chart_without_values_says_so_and_a_line_without_is_named() -> None:
 
 
 def test_shares_are_percent_for_people() -> None:
-    line = Line("node", (1.0, 2.0), (0.5, None), (0.25, None), (0.75, None))
+    line = Curve("node", (1.0, 2.0), (0.5, None), (0.25, None), (0.75, None))
     shown = draw(
         "chart",
         as_document(

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sm_train.cost.estimate import Purchase, estimate
 from sm_train.cost.instances import instance_type
-from sm_train.cost.stage import Stage
+from sm_train.cost.stage import CostStage
 from sm_train.cost.throughput import stated_speed
 from sm_train.toolkit.aws.cloudwatch_metrics import Series
-from sm_train.toolkit.review.job_facts import Ending, Money
+from sm_train.toolkit.review.job_facts import JobOutcome, Money
 
 from tests.support.job_log_lines import BEGIN, Life, facts, hear, line, verdicts
 
@@ -45,7 +45,7 @@ def test_no_chance_is_taken_for_trouble(seed: int, noise: float) -> None:
 def test_of_a_job_without_lines_nothing_is_claimed() -> None:
     told = hear([])
     found = verdicts(
-        Life(), told=told, line=None, ending=Ending("InProgress", "Starting", "", None)
+        Life(), told=told, line=None, ending=JobOutcome("InProgress", "Starting", "", None)
     )
     assert found.pop("end").level == "good"
     assert {one.level for one in found.values()} == {"unknown"}
@@ -89,13 +89,13 @@ def test_a_stall_names_what_its_monitor_blamed() -> None:
 @pytest.mark.parametrize(
     ("ending", "level", "words"),
     [
-        (Ending("Failed", "Failed", "AlgorithmError: exit 1", None), "bad", "AlgorithmError"),
-        (Ending("Stopped", "MaxRuntimeExceeded", "", None), "bad", "MaxRuntimeExceeded"),
-        (Ending("Stopped", "Stopped", "", "budget"), "good", "budget"),
-        (Ending("InProgress", "Training", "", None), "good", "InProgress"),
+        (JobOutcome("Failed", "Failed", "AlgorithmError: exit 1", None), "bad", "AlgorithmError"),
+        (JobOutcome("Stopped", "MaxRuntimeExceeded", "", None), "bad", "MaxRuntimeExceeded"),
+        (JobOutcome("Stopped", "Stopped", "", "budget"), "good", "budget"),
+        (JobOutcome("InProgress", "Training", "", None), "good", "InProgress"),
     ],
 )
-def test_how_it_ended(ending: Ending, level: str, words: str) -> None:
+def test_how_it_ended(ending: JobOutcome, level: str, words: str) -> None:
     found = verdicts(Life(), ending=ending)["end"]
     assert (found.level, words in found.sentence) == (level, True)
 
@@ -109,7 +109,7 @@ def test_a_log_without_an_end_may_be_of_a_job_that_was_killed() -> None:
 
 ESTIMATE = estimate(
     [
-        Stage(
+        CostStage(
             name="256px",
             resolution=256,
             instance_type="ml.p4de.24xlarge",

@@ -8,20 +8,20 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 from sm_train.toolkit.errors import ExitCode
-from sm_train.toolkit.jobs.checkpoints import Stored
-from sm_train.toolkit.jobs.live_events import LastWords
+from sm_train.toolkit.jobs.checkpoints import StoredCheckpoint
+from sm_train.toolkit.jobs.live_events import Progress
 from sm_train.toolkit.jobs.stage_state import LOG_DELAY_SECONDS, StageState, stage_state
 from sm_train.toolkit.jobs.training_job import TrainingJob
 from sm_train.toolkit.runs.remediation import (
     Action,
     Cause,
-    End,
+    Finish,
+    NoAction,
     Policy,
-    Start,
-    Stop,
-    Wait,
-    decide,
-    fruitless_attempts,
+    StartJob,
+    StopJob,
+    attempts_without_progress,
+    next_action,
 )
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
@@ -46,29 +46,31 @@ def job(
 def state(
     *jobs: TrainingJob, step: int | None = None, silent: float = 5.0, name: str = "a"
 ) -> StageState:
-    words = LastWords(step=step, iterations_per_second=1.0, sign=NOW.timestamp() - silent)
+    words = Progress(step=step, iterations_per_second=1.0, sign=NOW.timestamp() - silent)
     return stage_state(
-        name, 1000, jobs, Stored(step, (), final=False), words, now=NOW, stall_after=900
+        name, 1000, jobs, StoredCheckpoint(step, (), final=False), words, now=NOW, stall_after=900
     )
 
 
 def asked(*stages: StageState, cause: Cause = LOST, **changes: Any) -> Action:
     policy = changes.pop("policy", POLICY)
-    return decide(stages, policy, lambda _: cause, spent_usd=changes.pop("spent", 0.0), now=NOW)
+    return next_action(
+        stages, policy, lambda _: cause, spent_usd=changes.pop("spent", 0.0), now=NOW
+    )
 
 
 def test_the_delay_doubles_while_jobs_leave_no_checkpoint() -> None:
     failures = [job(number, "Failed", ended_ago=100) for number in (1, 2, 3)]
-    assert isinstance(asked(state(failures[0])), Start)
-    assert isinstance(asked(state(*failures[:2])), Wait)
+    assert isinstance(asked(state(failures[0])), StartJob)
+    assert isinstance(asked(state(*failures[:2])), NoAction)
     waited = job(2, "Failed", ended_ago=130)
-    assert isinstance(asked(state(failures[0], waited)), Start)
+    assert isinstance(asked(state(failures[0], waited)), StartJob)
 
 
 def test_so_many_in_a_row_and_a_person_is_needed() -> None:
     failures = [job(number, "Failed") for number in (1, 2, 3)]
     ended = asked(state(*failures))
-    assert isinstance(ended, End)
+    assert isinstance(ended, Finish)
     assert ended.exit_code == ExitCode.CAPACITY
     assert "recovery.attempts" in ended.words
 
@@ -77,41 +79,41 @@ def test_progress_forgets_failures() -> None:
     """Each of ten jobs left a newer checkpoint: the eleventh is as welcome as the second."""
     jobs = [job(number, "Failed", from_step=str(100 * (number - 1))) for number in range(1, 11)]
     action = asked(state(*jobs, step=1000 - 1))
-    assert isinstance(action, Start)
+    assert isinstance(action, StartJob)
     assert (action.attempt, action.from_step) == (11, 999)
 
 
 def test_no_attempts_means_never_by_itself() -> None:
     action = asked(state(job(1, "Failed")), policy=Policy(0, timedelta(seconds=1)))
-    assert isinstance(action, End)
+    assert isinstance(action, Finish)
 
 
 def test_the_programs_own_error_and_a_users_stop_are_final() -> None:
-    assert asked(state(job(1, "Failed")), cause=OWN) == End(
+    assert asked(state(job(1, "Failed")), cause=OWN) == Finish(
         ExitCode.JOB_FAILED, "demo--a-0001: failed"
     )
     for stopped in (job(1, "Stopped"), job(1, "Failed", stopped_for="user")):
         ended = asked(state(stopped))
-        assert isinstance(ended, End)
+        assert isinstance(ended, Finish)
         assert ended.exit_code == ExitCode.OK
 
 
 def test_a_long_silence_is_a_stall_and_a_shorter_one_is_not() -> None:
     live = job(1, "InProgress")
     limit = 900 + LOG_DELAY_SECONDS
-    assert isinstance(asked(state(live, step=5, silent=limit - 1)), Wait)
+    assert isinstance(asked(state(live, step=5, silent=limit - 1)), NoAction)
     stop = asked(state(live, step=5, silent=limit + 1))
-    assert isinstance(stop, Stop)
+    assert isinstance(stop, StopJob)
     assert stop.cause == "stall"
 
 
 def test_a_job_that_has_said_its_end_is_not_silent() -> None:
-    words = LastWords(step=1000, sign=NOW.timestamp() - 7200, ended="done")
+    words = Progress(step=1000, sign=NOW.timestamp() - 7200, ended="done")
     ending = stage_state(
         "a",
         1000,
         [job(1, "InProgress")],
-        Stored(1000, (), final=True),
+        StoredCheckpoint(1000, (), final=True),
         words,
         now=NOW,
         stall_after=900,
@@ -123,9 +125,9 @@ def test_a_budget_that_only_warns_stops_nothing() -> None:
     live = state(job(1, "InProgress"), step=5)
     soft = Policy(3, timedelta(seconds=60), budget_usd=100.0, budget_stops=False)
     hard = Policy(3, timedelta(seconds=60), budget_usd=100.0)
-    assert isinstance(asked(live, policy=soft, spent=500.0), Wait)
-    assert isinstance(asked(live, policy=hard, spent=99.0), Wait)
-    assert isinstance(asked(live, policy=hard, spent=100.0), Stop)
+    assert isinstance(asked(live, policy=soft, spent=500.0), NoAction)
+    assert isinstance(asked(live, policy=hard, spent=99.0), NoAction)
+    assert isinstance(asked(live, policy=hard, spent=100.0), StopJob)
 
 
 _fates = st.tuples(
@@ -160,11 +162,11 @@ def test_whatever_happened_a_stage_with_a_live_job_gets_no_other(
     cause = LOST if retryable else OWN
     action = asked(state(*jobs, step=500), policy=policy, spent=spent, cause=cause)
     if jobs[-1].live:
-        assert not isinstance(action, Start)
-    if isinstance(action, Start):
+        assert not isinstance(action, StartJob)
+    if isinstance(action, StartJob):
         assert action.attempt == len(jobs) + 1
         assert spent < 100.0
-        assert fruitless_attempts(state(*jobs, step=500)) < policy.attempts
+        assert attempts_without_progress(state(*jobs, step=500)) < policy.attempts
 
 
 _ends = st.tuples(
@@ -184,32 +186,32 @@ def test_a_run_moves_for_want_of_machines_alone_and_through_all_places_in_order(
         action = asked(
             state(*jobs, step=step), policy=policy, cause=Cause(code, "", retryable=True)
         )
-        if not isinstance(action, Start):
-            assert isinstance(action, End)
-            assert fruitless_attempts(state(*jobs, step=step)) >= attempts
+        if not isinstance(action, StartJob):
+            assert isinstance(action, Finish)
+            assert attempts_without_progress(state(*jobs, step=step)) >= attempts
             return
         place = (place + (code in ("capacity", "spot"))) % places
         assert (action.place, action.attempt) == (place, len(jobs) + 1)
         jobs.append(job(action.attempt, "Failed", from_step=str(step), place=str(place)))
         live = job(action.attempt, "InProgress", place=str(place))
-        assert not isinstance(asked(state(*jobs[:-1], live, step=step), policy=policy), Start)
+        assert not isinstance(asked(state(*jobs[:-1], live, step=step), policy=policy), StartJob)
 
 
 def test_each_place_is_tried_once_before_the_delay_grows() -> None:
     failures = [job(number, "Failed", ended_ago=100, place=str(number - 1)) for number in (1, 2)]
     two = Policy(attempts=9, delay=timedelta(seconds=60), places=2)
-    assert isinstance(asked(state(*failures), policy=two), Start)
+    assert isinstance(asked(state(*failures), policy=two), StartJob)
     third = job(3, "Failed", ended_ago=100, place="0")
-    assert isinstance(asked(state(*failures, third), policy=two), Wait)
+    assert isinstance(asked(state(*failures, third), policy=two), NoAction)
     internal = Cause("internal-error", "failed", retryable=True)
-    assert isinstance(asked(state(*failures), policy=two, cause=internal), Wait)
+    assert isinstance(asked(state(*failures), policy=two, cause=internal), NoAction)
 
 
 def test_the_next_stage_begins_where_the_last_one_ended() -> None:
     done = job(2, "Completed", place="1", chain="on")
     three = Policy(attempts=3, delay=timedelta(seconds=60), places=3)
     action = asked(state(done, step=1000), state(name="b"), policy=three)
-    assert isinstance(action, Start)
+    assert isinstance(action, StartJob)
     assert (action.stage, action.place) == ("b", 1)
 
 
@@ -224,14 +226,14 @@ def test_waiting_longer_than_allowed_is_no_stop_of_a_users() -> None:
         return asked(state(one), policy=Policy(3, timedelta(0), places=2))
 
     moved = ended(1801)
-    assert isinstance(moved, Start)
+    assert isinstance(moved, StartJob)
     assert (moved.cause, moved.place) == ("max-pending", 1)
-    assert isinstance(ended(1799), End)
+    assert isinstance(ended(1799), Finish)
 
 
 def test_an_older_job_that_is_live_after_all_keeps_others_from_starting() -> None:
     """As where another region was slow to tell of it."""
     jobs = [job(1, "InProgress"), job(2, "Failed", place="1")]
     action = asked(state(*jobs, step=5), policy=Policy(3, timedelta(0), places=2))
-    assert isinstance(action, Wait)
+    assert isinstance(action, NoAction)
     assert "demo--a-0001" in action.words

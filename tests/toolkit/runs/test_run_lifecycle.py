@@ -18,9 +18,9 @@ from sm_train.estimators.bundle.bundle import build_bundle, run_document
 from sm_train.estimators.config.load import load_run
 from sm_train.estimators.config.naming import staging_uri
 from sm_train.estimators.request.training import training_request
-from sm_train.toolkit.jobs.launch_record import Record
-from sm_train.toolkit.runs.remediation import Start
-from sm_train.toolkit.submit.start_job import repeat
+from sm_train.toolkit.jobs.launch_record import LaunchRecord
+from sm_train.toolkit.runs.remediation import StartJob
+from sm_train.toolkit.submit.start_job import start_next_job
 from sm_train.toolkit.watch.lambda_handler import handler
 
 from tests.conftest import Aws, Cli, clean_environment
@@ -65,12 +65,12 @@ class Laptop:
             )
             for one in config.stages
         }
-        record = Record(run_document(config), requests)
+        record = LaunchRecord(run_document(config), requests)
         session = boto3.Session("testing", "testing", region_name="us-east-1")
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("AWS_ENDPOINT_URL", aws.url)
-            start = Start(first.name, 1, 0, "submit", "", chain=False)
-            repeat(session, "my-bucket", record, start)
+            start = StartJob(first.name, 1, 0, "submit", "", chain=False)
+            start_next_job(session, "my-bucket", record, start)
 
     def __call__(self, *arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
         done = self.cli(*arguments, network="loopback", env=self.environment)

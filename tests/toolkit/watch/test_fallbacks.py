@@ -20,14 +20,14 @@ from sm_train.toolkit.cli import main
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.launch_record import ClaimedError, claim
 from sm_train.toolkit.jobs.training_job import jobs_of_run
-from sm_train.toolkit.runs.remediation import Start
-from sm_train.toolkit.runs.resolve import find_run
+from sm_train.toolkit.runs.remediation import StartJob
+from sm_train.toolkit.runs.resolve import resolve_run
 from sm_train.toolkit.runs.stop import stop_run
 from sm_train.toolkit.submit import replicate
 from sm_train.toolkit.submit.bundle import bundle_of
-from sm_train.toolkit.submit.start_job import repeat
-from sm_train.toolkit.submit.submission import prepare, record_of
-from sm_train.toolkit.watch.controller import Seen, look
+from sm_train.toolkit.submit.start_job import start_next_job
+from sm_train.toolkit.submit.submission import launch_record, prepare
+from sm_train.toolkit.watch.controller import WatchResult, reconcile
 
 from tests.conftest import Aws, clean_environment
 from tests.support.job_lifecycle import Lives
@@ -61,18 +61,18 @@ class Run:
         submission = prepare(
             config, config.stages[0].name, bundle_of(config, folder), EAST, datetime(2026, 11, 20)
         )
-        self.record = record_of(submission, submission.requests[0])
-        self.start(Start(config.stages[0].name, 1, 0, "submit", "", chain=False))
+        self.record = launch_record(submission, submission.requests[0])
+        self.start(StartJob(config.stages[0].name, 1, 0, "submit", "", chain=False))
 
     def session(self, region: str = EAST) -> Any:
         return SESSIONS[region]
 
-    def start(self, start: Start) -> str:
-        return repeat(self.session(), "my-bucket", self.record, start)
+    def start(self, start: StartJob) -> str:
+        return start_next_job(self.session(), "my-bucket", self.record, start)
 
-    def look(self, region: str = EAST) -> Seen:
+    def look(self, region: str = EAST) -> WatchResult:
         session = self.session(region)
-        return look(session, find_run(session, "demo", region), act=True)
+        return reconcile(session, resolve_run(session, "demo", region), act=True)
 
     def lose(self, name: str, region: str = EAST, **fate: Any) -> None:
         """No machines, an hour ago."""
@@ -206,7 +206,7 @@ def test_the_next_stage_begins_where_the_run_is_with_the_model_of_the_one_before
         Bucket="my-bucket", Key="demo/checkpoints/a/final/unet/x.safetensors", Body=b"model"
     )
     run.lives.tell(first, "Completed")
-    run.start(Start("b", 1, 0, "resume", "", chain=True, place=0))
+    run.start(StartJob("b", 1, 0, "resume", "", chain=True, place=0))
     run.lose("demo--b-0001")
     run.look()
     assert run.jobs()["demo--b-0002"] == WEST
@@ -259,7 +259,7 @@ def test_a_stop_while_a_checkpoint_is_copied_is_kept(
     copied = replicate._Done.on_progress
 
     def stopped_meanwhile(self: Any, **told: Any) -> None:
-        found = find_run(run.session(), "demo", EAST)
+        found = resolve_run(run.session(), "demo", EAST)
         stop_run(run.session(), found, wait=False)
         copied(self, **told)
 
@@ -279,7 +279,7 @@ def test_a_large_object_is_copied_in_parts_and_a_newer_one_anew(
 
     def copy() -> list[tuple[str, str]]:
         run.aws.requests.clear()
-        folder = replicate.Folder("s3://my-bucket/x", EAST, "s3://west/y")
+        folder = replicate.FolderCopy("s3://my-bucket/x", EAST, "s3://west/y")
         replicate._copy(run.session(), run.session(WEST), folder, lambda *one: seen.append(one))
         return [(path, query) for method, path, query in run.aws.requests if method == "PUT"]
 

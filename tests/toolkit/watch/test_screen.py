@@ -14,16 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 from sm_train.entrypoints.common.events import FIELDS
-from sm_train.toolkit.jobs.checkpoints import Stored
+from sm_train.toolkit.jobs.checkpoints import StoredCheckpoint
 from sm_train.toolkit.jobs.events import Event
 from sm_train.toolkit.jobs.live_events import last_words
-from sm_train.toolkit.jobs.live_state import Live, heard
+from sm_train.toolkit.jobs.live_state import LiveState, fold_events
 from sm_train.toolkit.jobs.stage_state import stage_state
 from sm_train.toolkit.jobs.training_job import TrainingJob
-from sm_train.toolkit.runs.remediation import Wait
+from sm_train.toolkit.runs.remediation import NoAction
 from sm_train.toolkit.runs.resolve import Run, RunState
-from sm_train.toolkit.watch.controller import Seen
-from sm_train.toolkit.watch.screen import Model, brief, screen, sparkline
+from sm_train.toolkit.watch.controller import WatchResult
+from sm_train.toolkit.watch.screen import ScreenState, brief, screen, sparkline
 
 from tests.support.run_documents import config, stage
 
@@ -67,7 +67,7 @@ def said(kind: str, ago: float, host: str = "algo-1", **fields: Any) -> tuple[st
     return host, about | dict.fromkeys(FIELDS[kind]) | fields
 
 
-def cluster(nodes: int, warnings: int = 3) -> Live:
+def cluster(nodes: int, warnings: int = 3) -> LiveState:
     """An hour of a run that became slower; the third machine is silent and slow."""
     lines = [
         said(
@@ -106,10 +106,10 @@ def cluster(nodes: int, warnings: int = 3) -> Live:
         said("warning", 300 - number, code=f"code-{number}", message="many words " * 20)
         for number in range(warnings)
     ]
-    return heard(lines)
+    return fold_events(lines)
 
 
-def model(live: Live, nodes: int, **changes: Any) -> Model:
+def model(live: LiveState, nodes: int, **changes: Any) -> ScreenState:
     description: dict[str, Any] = {
         "SecondaryStatus": "Training",
         "CreationTime": NOW - timedelta(hours=2),
@@ -122,7 +122,7 @@ def model(live: Live, nodes: int, **changes: Any) -> Model:
         "256px",
         20_000,
         [job],
-        Stored(14_000, (), final=False),
+        StoredCheckpoint(14_000, (), final=False),
         last_words(live),
         now=NOW,
         stall_after=900,
@@ -131,11 +131,13 @@ def model(live: Live, nodes: int, **changes: Any) -> Model:
         Run("demo", "us-east-1", "my-bucket", run, None), (at,), 1204.0, 1204.0, 2610.0, NOW, live
     )
     warning = "the run will cost $2,610 at this speed, more than budget.usd $2,500"
-    seen = Seen(state, Wait("training"), "training", warning)
-    return replace(Model(seen, live, footer="next look in 43 s; Ctrl-C ends the watch"), **changes)
+    seen = WatchResult(state, NoAction("training"), "training", warning)
+    return replace(
+        ScreenState(seen, live, footer="next look in 43 s; Ctrl-C ends the watch"), **changes
+    )
 
 
-def drawn(live: Live, nodes: int, width: int, height: int | None = None) -> list[str]:
+def drawn(live: LiveState, nodes: int, width: int, height: int | None = None) -> list[str]:
     console = Console(width=width, file=io.StringIO(), force_terminal=True, no_color=True)
     with console.capture() as capture:
         console.print(screen(model(live, nodes), NOW.timestamp(), width, height))
@@ -176,7 +178,7 @@ def test_what_is_known_is_said() -> None:
 
 
 def test_a_job_that_has_said_nothing_yet_has_a_view_too() -> None:
-    lines = drawn(Live(), 2, 100)
+    lines = drawn(LiveState(), 2, 100)
     assert "demo  256px  starting  demo--256px-0001 (Training)" in lines[0]
     assert "it/s     unknown until the first steps" in lines
     assert "left     unknown" in lines

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sm_train.toolkit.review.job_facts import Facts
+from sm_train.toolkit.review.job_facts import JobFacts
 from sm_train.toolkit.review.model import LEVELS, Verdict
 from sm_train.toolkit.review.verdicts import data, goodput, gpus, loss, network, speed, warnings
 
@@ -25,7 +25,7 @@ QUESTIONS = (
 """In the order in which answers of one level are shown."""
 
 
-def judge(facts: Facts) -> tuple[Verdict, ...]:
+def judge(facts: JobFacts) -> tuple[Verdict, ...]:
     """Every answer, the worst first."""
     found = [answer for question in QUESTIONS if (answer := question(facts)) is not None]
     return tuple(sorted(found, key=lambda one: LEVELS.index(one.level)))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from sm_train.toolkit.review.job_facts import Facts
+from sm_train.toolkit.review.job_facts import JobFacts
 from sm_train.toolkit.review.job_log import finite
 from sm_train.toolkit.review.model import Level, Verdict
-from sm_train.toolkit.terminal.formatting import number
+from sm_train.toolkit.terminal.formatting import format_number
 
 LITTLE, MUCH = 0.02, 0.1
 """Shares of a step spent waiting for its batch."""
@@ -14,7 +14,7 @@ LITTLE, MUCH = 0.02, 0.1
 _SHOWN = 5
 
 
-def data(facts: Facts) -> Verdict:
+def data(facts: JobFacts) -> Verdict:
     question = "Was data the limit?"
     known = finite(facts.told.steps["data_wait_share"])
     if not len(known):
@@ -35,7 +35,7 @@ def data(facts: Facts) -> Verdict:
     )
 
 
-def _by_node(facts: Facts) -> list[str]:
+def _by_node(facts: JobFacts) -> list[str]:
     """The machines that wait most, and how fast they read."""
     found = []
     for node, table in facts.told.nodes.items():
@@ -44,6 +44,6 @@ def _by_node(facts: Facts) -> list[str]:
         if len(waits):
             told = f"node {node}: its most waiting rank {float(waits.mean()):.1%}"
             if len(rate):
-                told += f", reading {number(float(rate.mean()) / 1e6)} MB/s"
+                told += f", reading {format_number(float(rate.mean()) / 1e6)} MB/s"
             found.append((float(waits.mean()), told))
     return [told for _, told in sorted(found, reverse=True)[:_SHOWN]]

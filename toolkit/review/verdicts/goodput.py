@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from sm_train.cost.json_document import usd
 from sm_train.cost.timeline import PARTS
 from sm_train.toolkit.jobs.events import Event
-from sm_train.toolkit.review.job_facts import Facts
+from sm_train.toolkit.review.job_facts import JobFacts
 from sm_train.toolkit.review.model import Level, Verdict, part_label
-from sm_train.toolkit.terminal.formatting import dollar_range, dollars, span
+from sm_train.toolkit.terminal.formatting import format_duration, format_usd, format_usd_range
 
 WELL_USED, POORLY_USED = 0.9, 0.75
 """Of the seconds, those of training. Llama 3's pre-training came to more than 90 % (The Llama 3
@@ -32,7 +32,7 @@ _MENDS = {
 }
 
 
-def time_used(facts: Facts) -> Verdict:
+def time_used(facts: JobFacts) -> Verdict:
     """The goodput: the share of the seconds in which new steps were made."""
     question = "Was the paid time used?" if facts.billed else "Was the time used?"
     line = facts.line
@@ -44,9 +44,9 @@ def time_used(facts: Facts) -> Verdict:
     level: Level = "good" if share >= WELL_USED else "warning" if share >= POORLY_USED else "bad"
     worst = max(PARTS, key=lambda part: line.seconds[part])
     what = "billed" if facts.billed else "logged"
-    sentence = f"{share:.1%} of {span(facts.seconds)} {what} went into training"
+    sentence = f"{share:.1%} of {format_duration(facts.seconds)} {what} went into training"
     if level != "good":
-        sentence += f"; {span(line.seconds[worst])} into {part_label(worst)}"
+        sentence += f"; {format_duration(line.seconds[worst])} into {part_label(worst)}"
         if facts.seconds < _SHORT_SECONDS and worst == "start_up":
             sentence += ", which weighs much in a short job"
     return Verdict(
@@ -59,26 +59,26 @@ def time_used(facts: Facts) -> Verdict:
     )
 
 
-def _mend(facts: Facts, part: str) -> str | None:
+def _mend(facts: JobFacts, part: str) -> str | None:
     if part == "start_up" and not facts.billed:
         return None
     return _MENDS[part].format(name=facts.name)
 
 
-def _parts(facts: Facts) -> Iterator[str]:
+def _parts(facts: JobFacts) -> Iterator[str]:
     assert facts.line is not None
     parts = facts.line.seconds
     for part, seconds in sorted(parts.items(), key=lambda one: -one[1]):
         if seconds <= 0:
             continue
         cost = facts.usd(seconds)
-        told = f"{part_label(part)}: {span(seconds)}, {seconds / facts.seconds:.1%}"
-        yield told if cost is None else f"{told}, {dollars(cost)}"
+        told = f"{part_label(part)}: {format_duration(seconds)}, {seconds / facts.seconds:.1%}"
+        yield told if cost is None else f"{told}, {format_usd(cost)}"
     if not facts.billed:
         yield "what came before the log's first line and after its last is not in it"
 
 
-def stalls(facts: Facts) -> Verdict:
+def stalls(facts: JobFacts) -> Verdict:
     """What its monitor reported, and the silences between its steps."""
     question = "Did it stall?"
     reported = facts.told.stalls
@@ -88,8 +88,8 @@ def stalls(facts: Facts) -> Verdict:
             return Verdict("stalls", "unknown", question, "no line of the job tells")
         return Verdict("stalls", "good", question, "no: steps came without a long silence")
     cost = facts.usd(silent)
-    lost = f", {span(silent)} without progress" if silent else ""
-    lost += f", {dollars(cost)}" if cost else ""
+    lost = f", {format_duration(silent)} without progress" if silent else ""
+    lost += f", {format_usd(cost)}" if cost else ""
     times = f"{len(reported)} times" if len(reported) != 1 else "once"
     sentence = f"yes, {times}{lost}" if reported else f"yes, unreported{lost}"
     ended = any(event.get("ends") for event in reported)
@@ -114,7 +114,7 @@ def _stall(event: Event) -> str:
     return "; ".join(told)
 
 
-def ending(facts: Facts) -> Verdict:
+def ending(facts: JobFacts) -> Verdict:
     """How the job stands, by SageMaker and by its own last word."""
     question = "How did it end?"
     end = facts.told.last("end")
@@ -138,7 +138,7 @@ def ending(facts: Facts) -> Verdict:
     )
 
 
-def _by_sagemaker(facts: Facts, question: str, evidence: tuple[str, ...]) -> Verdict:
+def _by_sagemaker(facts: JobFacts, question: str, evidence: tuple[str, ...]) -> Verdict:
     ending = facts.ending
     assert ending is not None
     if ending.status == "Failed":
@@ -174,11 +174,11 @@ def _by_sagemaker(facts: Facts, question: str, evidence: tuple[str, ...]) -> Ver
     return Verdict("end", "good", question, f"it has not: {ending.status}", evidence)
 
 
-def _errors(facts: Facts) -> list[str]:
+def _errors(facts: JobFacts) -> list[str]:
     return [str(event["message"]) for event in facts.told.events["error"][:_SHOWN]]
 
 
-def cost(facts: Facts) -> Verdict:
+def cost(facts: JobFacts) -> Verdict:
     """The estimate of the iterations that were done against what was billed for them."""
     question = "Did it cost what was estimated?"
     billed, estimate = facts.money.billed, facts.money.estimate
@@ -191,19 +191,19 @@ def cost(facts: Facts) -> Verdict:
         )
         sentence = f"no estimate to hold it against: {missing}"
         if billed is not None:
-            sentence = f"it cost {dollars(billed)}; {sentence}"
+            sentence = f"it cost {format_usd(billed)}; {sentence}"
         return Verdict("cost", "unknown", question, sentence, (facts.money.basis,))
     low, high = usd(estimate.low) or expected, usd(estimate.high) or expected
     level: Level = "good" if billed <= high else "warning" if billed <= 1.25 * high else "bad"
     share = billed / expected - 1
     compared = f"{abs(share):.0%} {'more' if share > 0 else 'less'} than"
-    sentence = f"{dollars(billed)}, {compared if abs(share) >= 0.005 else 'as'} the estimated "
-    span_ = dollar_range({"cost_low_usd": low, "cost_high_usd": high})
+    sentence = f"{format_usd(billed)}, {compared if abs(share) >= 0.005 else 'as'} the estimated "
+    span_ = format_usd_range({"cost_low_usd": low, "cost_high_usd": high})
     return Verdict(
         "cost",
         level,
         question,
-        f"{sentence}{dollars(expected)} for as many iterations",
+        f"{sentence}{format_usd(expected)} for as many iterations",
         (f"8 of 10 outcomes were expected within {span_}", facts.money.basis),
         None
         if level == "good"

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from sm_train.toolkit.jobs.live_state import STRAGGLES
-from sm_train.toolkit.review.job_facts import Facts
+from sm_train.toolkit.review.job_facts import JobFacts
 from sm_train.toolkit.review.job_log import Column, finite
 from sm_train.toolkit.review.model import Level, Verdict
-from sm_train.toolkit.terminal.formatting import number
+from sm_train.toolkit.terminal.formatting import format_number
 
 BUSY, IDLE = 0.9, 0.7
 """Shares of GPU time; BRIA reports over 98 % (AWS Machine Learning Blog, 2024)."""
@@ -30,7 +30,7 @@ FULL = 90.0
 _SHOWN = 5
 
 
-def utilization(facts: Facts) -> dict[str, tuple[Column, Column]]:
+def utilization(facts: JobFacts) -> dict[str, tuple[Column, Column]]:
     """Each machine's GPUs: Unix seconds, and shares of 1 over all its GPUs.
 
     CloudWatch's figure is a sum over the GPUs, up to 800 on 8; else the job's own, a mean.
@@ -50,7 +50,7 @@ def utilization(facts: Facts) -> dict[str, tuple[Column, Column]]:
     return {host: pair for host, pair in told.items() if np.isfinite(pair[1]).any()}
 
 
-def while_training(facts: Facts, times: Column, values: Column) -> Column:
+def while_training(facts: JobFacts, times: Column, values: Column) -> Column:
     """The known values between the first step's line and the last's."""
     known = np.isfinite(values)
     if facts.trains is not None:
@@ -59,7 +59,7 @@ def while_training(facts: Facts, times: Column, values: Column) -> Column:
     return values[known]
 
 
-def gpus(facts: Facts) -> Verdict:
+def gpus(facts: JobFacts) -> Verdict:
     question = "Were the GPUs busy?"
     means = {
         host: float(training.mean())
@@ -85,7 +85,7 @@ def _by_share(pair: tuple[str, float]) -> float:
     return pair[1]
 
 
-def _no_gpus(facts: Facts) -> str:
+def _no_gpus(facts: JobFacts) -> str:
     if facts.backend == "gloo":
         return "it ran on CPUs"
     return "neither CloudWatch nor the job's lines tell of them"
@@ -99,7 +99,7 @@ class _Rank:
     waits: float
 
 
-def _ranks(facts: Facts) -> list[_Rank]:
+def _ranks(facts: JobFacts) -> list[_Rank]:
     """Each rank's median step and its share of waiting for data, over the whole job."""
     found = []
     for node, table in facts.told.ranks.items():
@@ -112,7 +112,7 @@ def _ranks(facts: Facts) -> list[_Rank]:
     return found
 
 
-def stragglers(facts: Facts) -> Verdict:
+def stragglers(facts: JobFacts) -> Verdict:
     """A rank that takes longer, one that waits for data alone, a GPU at a lower clock."""
     question = "Did one process hold up the others?"
     ranks = _ranks(facts)
@@ -159,7 +159,7 @@ def stragglers(facts: Facts) -> Verdict:
     )
 
 
-def _throttled(facts: Facts) -> Iterator[str]:
+def _throttled(facts: JobFacts) -> Iterator[str]:
     clocks = {
         (node, gpu): value for node, gpu, value in _gpu_medians(facts, "sm_clock") if value > 0
     }
@@ -169,12 +169,12 @@ def _throttled(facts: Facts) -> Iterator[str]:
     for (node, gpu), value in sorted(clocks.items(), key=lambda pair: pair[1]):
         if value < CLOCK_DROP * usual:
             yield (
-                f"GPU {gpu} of node {node} runs at {number(value)} MHz, the others at "
-                f"{number(usual)}"
+                f"GPU {gpu} of node {node} runs at {format_number(value)} MHz, the others at "
+                f"{format_number(usual)}"
             )
 
 
-def _gpu_medians(facts: Facts, name: str) -> Iterator[tuple[int, int, float]]:
+def _gpu_medians(facts: JobFacts, name: str) -> Iterator[tuple[int, int, float]]:
     for node, table in facts.told.gpus.items():
         for gpu in np.unique(table["gpu"]).tolist():
             values = finite(table[name][table["gpu"] == gpu])
@@ -182,7 +182,7 @@ def _gpu_medians(facts: Facts, name: str) -> Iterator[tuple[int, int, float]]:
                 yield node, int(gpu), float(np.median(values))
 
 
-def health(facts: Facts) -> Verdict:
+def health(facts: JobFacts) -> Verdict:
     """Errors of GPU memory, and disks or memory that fill up."""
     question = "Were the machines well?"
     nodes = facts.told.nodes

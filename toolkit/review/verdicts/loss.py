@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from sm_train.toolkit.review.job_facts import Facts
+from sm_train.toolkit.review.job_facts import JobFacts
 from sm_train.toolkit.review.job_log import Column, finite
 from sm_train.toolkit.review.model import Level, Verdict
-from sm_train.toolkit.terminal.formatting import number
+from sm_train.toolkit.terminal.formatting import format_number
 
 _BUCKETS = 20
 _ENOUGH = 5 * _BUCKETS
@@ -27,7 +27,7 @@ _STEEP = 3.0
 """Growth of the gradient's norm, from the first fifth to the last."""
 
 
-def loss(facts: Facts) -> Verdict:
+def loss(facts: JobFacts) -> Verdict:
     """Steps left out, spikes, a loss that rises again, a gradient that grows."""
     question = "Is the loss healthy?"
     steps, losses = facts.told.steps["step"], facts.told.steps["loss"]
@@ -52,7 +52,9 @@ def loss(facts: Facts) -> Verdict:
             tuple(evidence),
             "lower the learning rate or lengthen the warm-up; look at the samples named in the log",
         )
-    evidence.insert(0, f"{number(float(losses[0]))} at first, {number(_last(losses))} in the end")
+    evidence.insert(
+        0, f"{format_number(float(losses[0]))} at first, {format_number(_last(losses))} in the end"
+    )
     troubles, level = _troubles(facts, steps, losses, broken, left_out)
     if not troubles:
         many = len(losses) >= _ENOUGH
@@ -77,7 +79,7 @@ def loss(facts: Facts) -> Verdict:
 
 
 def _troubles(
-    facts: Facts, steps: Column, losses: Column, broken: int, left_out: dict[str, int]
+    facts: JobFacts, steps: Column, losses: Column, broken: int, left_out: dict[str, int]
 ) -> tuple[list[str], Level]:
     found: list[str] = []
     level: Level = "warning"
@@ -139,13 +141,13 @@ def _last(losses: Column) -> float:
     return float(np.median(losses[-max(1, len(losses) // _BUCKETS) :]))
 
 
-def _validation(facts: Facts) -> list[str]:
+def _validation(facts: JobFacts) -> list[str]:
     held_out = [one for one in facts.told.events["eval"] if one["loss"] is not None]
     if not held_out:
         return []
     best = min(held_out, key=lambda one: float(one["loss"]))
     last = held_out[-1]
     return [
-        f"held-out loss {number(float(last['loss']))} at step {last['step']:,}, "
-        f"best {number(float(best['loss']))} at step {best['step']:,}"
+        f"held-out loss {format_number(float(last['loss']))} at step {last['step']:,}, "
+        f"best {format_number(float(best['loss']))} at step {best['step']:,}"
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from sm_train.toolkit.jobs.events import Event
-from sm_train.toolkit.review.job_facts import Facts
+from sm_train.toolkit.review.job_facts import JobFacts
 from sm_train.toolkit.review.job_log import finite
 from sm_train.toolkit.review.model import Level, Verdict
 
@@ -22,7 +22,7 @@ _MEND = (
 )
 
 
-def transport(facts: Facts) -> Verdict:
+def transport(facts: JobFacts) -> Verdict:
     """EFA or sockets, by what NCCL wrote."""
     question = "Which way did gradients travel between machines?"
     if not facts.multi_node and facts.told.last("start"):
@@ -71,7 +71,7 @@ def transport(facts: Facts) -> Verdict:
     return Verdict("network", "good", question, ways, evidence)
 
 
-def _traffic(facts: Facts) -> list[str]:
+def _traffic(facts: JobFacts) -> list[str]:
     """What came in on each machine, on average."""
     found = []
     for label, name in (
@@ -88,7 +88,7 @@ def _traffic(facts: Facts) -> list[str]:
     return found
 
 
-def doctor(facts: Facts) -> Verdict | None:
+def doctor(facts: JobFacts) -> Verdict | None:
     """The doctor's verdict on the cluster; None where it was not asked."""
     said = facts.told.last("doctor")
     if said is None:
@@ -107,7 +107,7 @@ def doctor(facts: Facts) -> Verdict | None:
     )
 
 
-def _examined(facts: Facts, said: Event) -> list[str]:
+def _examined(facts: JobFacts, said: Event) -> list[str]:
     """The parts' figures, and each finding with its mend."""
     from sm_train.toolkit.doctor.view import amount
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from sm_train.toolkit.review.job_facts import Facts
+from sm_train.toolkit.review.job_facts import JobFacts
 from sm_train.toolkit.review.job_log import Column, finite
 from sm_train.toolkit.review.model import Level, Verdict
 from sm_train.toolkit.review.verdicts.goodput import clock
-from sm_train.toolkit.terminal.formatting import number
+from sm_train.toolkit.terminal.formatting import format_number
 
 STEADY, MUCH = 0.05, 0.15
 """Losses of speed that are worth a word, and much money."""
@@ -26,7 +26,7 @@ GOOD_MFU, POOR_MFU = 0.3, 0.15
 """NVIDIA's Stable Diffusion entry to MLPerf 4.0 reached 31 % on H100s (training_results_v4.0)."""
 
 
-def steady_speeds(facts: Facts) -> tuple[Column, Column]:
+def steady_speeds(facts: JobFacts) -> tuple[Column, Column]:
     """Times and it/s of the logging intervals but the first of each start, which pays for it."""
     times, speeds = facts.told.steps["time"], facts.told.steps["iterations_per_second"]
     starts = [float(event["time"]) for event in facts.told.events["start"]]
@@ -94,23 +94,25 @@ def _spread(rest: Column) -> float:
     return float(np.sqrt(np.pi / 2) * np.abs(rest).mean())
 
 
-def speed(facts: Facts) -> Verdict:
+def speed(facts: JobFacts) -> Verdict:
     question = "Was the speed steady?"
     times, speeds = steady_speeds(facts)
     if not len(times):
         return Verdict("speed", "unknown", question, "no line tells of a step")
     median = float(np.median(speeds))
-    evidence = [f"median {number(median)} it/s of {len(times):,} logging intervals"]
+    evidence = [f"median {format_number(median)} it/s of {len(times):,} logging intervals"]
     if len(times) < _ENOUGH:
         return Verdict(
             "speed",
             "unknown",
             question,
-            f"{number(median)} it/s, in too few intervals to tell ({len(times)})",
+            f"{format_number(median)} it/s, in too few intervals to tell ({len(times)})",
             tuple(evidence),
         )
     slow, fast = np.quantile(speeds, (0.1, 0.9))
-    evidence.append(f"8 of 10 between {number(float(slow))} and {number(float(fast))} it/s")
+    evidence.append(
+        f"8 of 10 between {format_number(float(slow))} and {format_number(float(fast))} it/s"
+    )
     change = trend(times, speeds)
     if change is not None and abs(change.change) > STEADY:
         return _changed(facts, question, change, tuple(evidence))
@@ -119,14 +121,14 @@ def speed(facts: Facts) -> Verdict:
             "speed",
             "warning",
             question,
-            f"{number(median)} it/s on the whole, but uneven from interval to interval",
+            f"{format_number(median)} it/s on the whole, but uneven from interval to interval",
             tuple(evidence),
             "see what waits: the data, checkpoints, or a slow machine",
         )
-    return Verdict("speed", "good", question, f"yes, {number(median)} it/s", tuple(evidence))
+    return Verdict("speed", "good", question, f"yes, {format_number(median)} it/s", tuple(evidence))
 
 
-def _changed(facts: Facts, question: str, change: Trend, evidence: tuple[str, ...]) -> Verdict:
+def _changed(facts: JobFacts, question: str, change: Trend, evidence: tuple[str, ...]) -> Verdict:
     level: Level = "good" if change.change > 0 else "warning" if change.change > -MUCH else "bad"
     way = "rose" if change.change > 0 else "fell"
     if change.at is None:
@@ -145,7 +147,7 @@ def _changed(facts: Facts, question: str, change: Trend, evidence: tuple[str, ..
     return Verdict("speed", level, question, sentence, evidence, mend if level != "good" else None)
 
 
-def mfu(facts: Facts) -> Verdict:
+def mfu(facts: JobFacts) -> Verdict:
     """Model FLOP utilization: what the model needs by count over what the GPUs could do."""
     question = "How much of the GPUs' arithmetic was used?"
     known = finite(facts.told.steps["mfu"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sm_train.toolkit.review.job_facts import Facts
+from sm_train.toolkit.review.job_facts import JobFacts
 from sm_train.toolkit.review.model import Verdict
 
 _ELSEWHERE = ("stall", "stall-resolved", "step-skipped", "loss-not-finite", "rolled-back")
@@ -10,7 +10,7 @@ _SERIOUS = frozenset({"checkpoint-failed", "rank-died", "shard-damaged"})
 _SHOWN = 8
 
 
-def warnings(facts: Facts) -> Verdict:
+def warnings(facts: JobFacts) -> Verdict:
     question = "What did the job warn of?"
     found = {
         code: warned
