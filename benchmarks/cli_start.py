@@ -18,7 +18,7 @@ ROUNDS = 7
 BIN = Path(sys.executable).parent
 READ = "import yaml; yaml.safe_load(open("
 PRICE = ["cost", "--instance", "ml.p4de.24xlarge", "--instances", "4"]
-PRICE += ["--its", "1.8", "--iterations", "550000"]
+PRICE += ["--its", "1.8", "--steps", "550000"]
 
 
 def commands(run: str) -> dict[str, list[str]]:

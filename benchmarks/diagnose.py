@@ -125,7 +125,7 @@ def ordinary(node: int) -> str:
             lines.append(
                 f'SMT {{"kind": "step", "time": {at}, "node": {node}, "rank": {rank}, "step": '
                 f'{number}, "epoch": 0, "loss": {draw.random():.6f}, "learning_rate": 0.0001, '
-                f'"gradient_norm": {draw.random():.4f}, "iterations_per_second": 1.81, '
+                f'"gradient_norm": {draw.random():.4f}, "steps_per_second": 1.81, '
                 '"images_per_second": 3706.9, "data_wait_share": 0.01, "mfu": 0.21}'
             )
         elif kind == 1:

@@ -109,7 +109,7 @@ def run_training(here: Hosts, steps: int) -> Trained:
 
 def run_doctor(here: Hosts, folder: Path) -> GroupMeasurement:
     count = len(here.names)
-    job = Job(folder / "job", tiny_run(iterations=1))
+    job = Job(folder / "job", tiny_run(max_steps=1))
     prefixes = [here.prefix(host) for host in range(count)]
     cluster = Cluster(
         folder, job, count, master=here.address(0), prefixes=prefixes, interface=INTERFACE

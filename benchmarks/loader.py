@@ -133,7 +133,9 @@ def ours(shards: Path, workers: int) -> Loader:
     seat = DataRank(("algo-1",), 0, 0, 1)
     index = shards.parent / "index.parquet"
     catalogue = build_catalog(shards, index, seat, lambda said: [said], shards.parent / "walk")
-    data = DataConfig("jpg", "txt", "center", "bilinear", aspect_buckets=False, max_bad_share=0.01)
+    data = DataConfig(
+        "jpg", "txt", "center", "bilinear", aspect_buckets=False, max_bad_fraction=0.01
+    )
     return Loader(
         catalogue, seat, data, resolution=RESOLUTION, batch_size=BATCH, seed=0, workers=workers
     )

@@ -32,7 +32,7 @@ from sm_train.entrypoints.packing.describe_shard import describe_folder
 SHARDS, EACH = 500_000, 200
 INSTANCES, PROCESSES = 16, 8
 SAMPLE_BYTES = 250 * 1024
-DATA = DataConfig("png", "txt", "center", "bilinear", aspect_buckets=False, max_bad_share=0.01)
+DATA = DataConfig("png", "txt", "center", "bilinear", aspect_buckets=False, max_bad_fraction=0.01)
 
 
 def main() -> None:

@@ -99,8 +99,8 @@ def measure_monitor(folder: Path) -> float:
                 "name": "one",
                 "resolution": 8,
                 "instances": 1,
-                "per_gpu_batch": 1,
-                "iterations": 1,
+                "per_device_batch_size": 1,
+                "max_steps": 1,
                 "learning_rate": 1e-4,
             }
         ],

@@ -77,8 +77,10 @@ PUBLISHED = {False: 127.0, True: 385.3 / 8}
 
 SETTINGS = JobConfig(
     run="bench",
-    collective="auto",
-    data=DataConfig("png", "txt", "center", "bilinear", aspect_buckets=False, max_bad_share=0.01),
+    backend="auto",
+    data=DataConfig(
+        "png", "txt", "center", "bilinear", aspect_buckets=False, max_bad_fraction=0.01
+    ),
     model=ModelConfig(
         "digits", None, zero_terminal_snr=False, min_snr_gamma=None, timestep_shift=None
     ),
@@ -91,20 +93,20 @@ SETTINGS = JobConfig(
         RATE,
         "none",
         activation_checkpointing=False,
-        start="ema",
-        optimizer="fresh",
+        init_from="ema",
+        optimizer_state="reset",
     ),
     training=TrainingConfig(
         "fp32",
         compile=False,
         seed=0,
-        warmup_iterations=0,
+        warmup_steps=0,
         weight_decay=0.01,
-        gradient_clip=CLIP,
+        max_grad_norm=CLIP,
         caption_dropout=0.0,
         ema_decay=DECAY,
         ema_start=0,
-        max_skipped_steps=10,
+        max_nonfinite_steps=10,
         max_rollbacks=1,
         workers=0,
         log_every=50,
@@ -166,7 +168,7 @@ def throughput(
     settings = replace(
         SETTINGS,
         model=replace(SETTINGS.model, preset=preset),
-        stage=replace(SETTINGS.stage, resolution=resolution, per_gpu_batch=batch),
+        stage=replace(SETTINGS.stage, resolution=resolution, per_device_batch_size=batch),
         training=replace(SETTINGS.training, precision="bf16"),
     )
     with tempfile.TemporaryDirectory() as folder:

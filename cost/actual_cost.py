@@ -118,8 +118,8 @@ def _job(job: FinishedJob) -> dict[str, Any]:
         "price_source": job.price.source,
         "billed_usd": usd(job.billed),
         "waterfall_usd": {name: usd(part) for name, part in job.waterfall.items()},
-        "iterations": job.timeline and job.timeline.last_step - job.timeline.first_step,
-        "iterations_per_second": job.timeline and job.timeline.iterations_per_second,
+        "max_steps": job.timeline and job.timeline.last_step - job.timeline.first_step,
+        "steps_per_second": job.timeline and job.timeline.steps_per_second,
         "restarts": job.timeline and job.timeline.restarts,
     }
 
@@ -134,7 +134,7 @@ def _stage(
     return {
         "name": name,
         **group,
-        "iterations_reached": max(reached, default=None),
+        "steps_reached": max(reached, default=None),
         "remaining_usd": usd(remaining.cost) if remaining else 0.0,
         "estimate_usd": estimate,
         "estimate_low_usd": None if expected is None else usd(expected.low),
@@ -202,7 +202,7 @@ def measurements(jobs: Sequence[FinishedJob]) -> list[Measurement]:
     found = {
         (job.stage, job.instances): Measurement(
             label=job.name,
-            iterations_per_second=job.timeline.iterations_per_second,
+            steps_per_second=job.timeline.steps_per_second,
             world_size=job.timeline.world_size
             or instance_type(job.instance_type).accelerators * job.instances,
             resolution=job.timeline.resolution,
@@ -210,7 +210,7 @@ def measurements(jobs: Sequence[FinishedJob]) -> list[Measurement]:
             instance_type=job.instance_type,
         )
         for job in jobs
-        if job.timeline and job.timeline.iterations_per_second
+        if job.timeline and job.timeline.steps_per_second
     }
     return list(found.values())
 

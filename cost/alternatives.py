@@ -195,7 +195,7 @@ def _moved(
     if wanted is None or world > wanted:
         return None
     each = max(1, round(wanted / world))
-    most = stage.per_gpu_batch or each
+    most = stage.per_device_batch_size or each
     need = question.memory.get(stage.name)
     if need is not None:
         if machine.accelerator_memory_gib is None:
@@ -208,8 +208,8 @@ def _moved(
         stage,
         instance_type=machine.name,
         instances=instances,
-        per_gpu_batch=micro,
-        accumulation=each // micro,
+        per_device_batch_size=micro,
+        gradient_accumulation_steps=each // micro,
         speed=None,
     )
     return moved.at(resolve_speed(moved, question.measurements, rescale_batch=True))

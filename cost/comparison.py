@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 _SHOWN = (
-    "instance_type instances effective_batch_size resolution iterations iterations_per_second "
+    "instance_type instances effective_batch_size resolution max_steps steps_per_second "
     "billable_seconds price_per_instance_hour_usd"
 ).split()
 

@@ -80,7 +80,7 @@ class CheckpointInterval:
 
     seconds: float
     best_seconds: float
-    best_iterations: int
+    best_steps: int
     extra: Decimal | None
     """Dollars that the configured interval costs more than the best one."""
 
@@ -176,14 +176,14 @@ def failures_per_second(stage: CostStage, purchase: Purchase, assumed: Assumptio
     return failure_rate(stage, purchase, assumed) * stage.world_size / SECONDS_PER_HOUR
 
 
-def checkpoint_iterations(stage: CostStage, assumed: Assumptions) -> float:
+def checkpoint_steps(stage: CostStage, assumed: Assumptions) -> float:
     """Iterations between checkpoints; a failure never loses more than the whole stage."""
-    return min(stage.checkpoint_every or assumed.checkpoint_every, stage.iterations)
+    return min(stage.checkpoint_every or assumed.checkpoint_every, stage.max_steps)
 
 
 def interval_seconds(stage: CostStage, assumed: Assumptions, training: float) -> float:
     """Between two checkpoints, of ``training`` seconds for all iterations."""
-    return training * checkpoint_iterations(stage, assumed) / stage.iterations
+    return training * checkpoint_steps(stage, assumed) / stage.max_steps
 
 
 def price_stage(
@@ -221,9 +221,9 @@ def stage_seconds(
 ) -> tuple[Seconds, float | None]:
     """Seconds by what they are spent on, and the expected number of failures."""
     training = stage.training_seconds
-    every = checkpoint_iterations(stage, assumed)
+    every = checkpoint_steps(stage, assumed)
     blocking = services.blocking_seconds(stage, assumed) or 0.0
-    checkpoints = stage.iterations // every * blocking
+    checkpoints = stage.max_steps // every * blocking
     failures = restarts = None
     if training is not None:
         rate = failure_rate(stage, purchase, assumed)
@@ -283,7 +283,7 @@ def checkpoint_interval(
     return CheckpointInterval(
         seconds=configured,
         best_seconds=best,
-        best_iterations=max(1, round(best / training * stage.iterations)),
+        best_steps=max(1, round(best / training * stage.max_steps)),
         extra=_dollars(extra, stage, one.price),
     )
 
@@ -322,8 +322,8 @@ def _risk(one: StageEstimate, purchase: Purchase, assumed: Assumptions) -> Risk 
         return None
     return Risk(
         training=seconds.training,
-        slow_factor=speed.iterations_per_second / speed.low,
-        fast_factor=speed.iterations_per_second / speed.high,
+        slow_factor=speed.steps_per_second / speed.low,
+        fast_factor=speed.steps_per_second / speed.high,
         basis=speed.basis,
         fixed=seconds.checkpoints + seconds.evaluation,
         start_up=seconds.start_up,

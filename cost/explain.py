@@ -9,7 +9,7 @@ from sm_train.cost.estimate import (
     MACHINE_PARTS,
     Estimate,
     StageEstimate,
-    checkpoint_iterations,
+    checkpoint_steps,
     failure_rate,
     interval_seconds,
     total,
@@ -51,13 +51,14 @@ def _stage_terms(one: StageEstimate, priced: Estimate) -> Iterator[Term]:
         f"{stage.instances} × {stage.machine.accelerators}",
         stage.instance_type,
     )
-    if stage.per_gpu_batch is not None:
+    if stage.per_device_batch_size is not None:
         yield Term(
             stage.name,
             "batch",
             f"{stage.effective_batch_size:,} images",
             "batch per GPU × accumulation × GPUs",
-            f"{stage.per_gpu_batch} × {stage.accumulation} × {stage.world_size}",
+            f"{stage.per_device_batch_size} × {stage.gradient_accumulation_steps} "
+            f"× {stage.world_size}",
             "run file",
         )
     if stage.speed is not None:
@@ -72,7 +73,7 @@ def _speed_terms(one: StageEstimate) -> Iterator[Term]:
     yield Term(
         stage.name,
         "it/s",
-        f"{speed.iterations_per_second:.4g}",
+        f"{speed.steps_per_second:.4g}",
         speed.basis,
         f"P10 {speed.low:.4g}, P90 {speed.high:.4g}",
         speed.why,
@@ -83,7 +84,7 @@ def _speed_terms(one: StageEstimate) -> Iterator[Term]:
             "images/s",
             f"{stage.images_per_second:,.1f}",
             "it/s × batch",
-            f"{speed.iterations_per_second:.4g} × {stage.effective_batch_size:,}",
+            f"{speed.steps_per_second:.4g} × {stage.effective_batch_size:,}",
             "derived",
         )
     if stage.flops_utilization is not None and stage.flops_per_image is not None:
@@ -101,14 +102,14 @@ def _speed_terms(one: StageEstimate) -> Iterator[Term]:
 
 def _seconds_terms(one: StageEstimate, priced: Estimate) -> Iterator[Term]:
     stage, seconds, assumed = one.stage, one.seconds, priced.assumed
-    every = checkpoint_iterations(stage, assumed)
+    every = checkpoint_steps(stage, assumed)
     if stage.speed is not None and seconds.training is not None:
         yield Term(
             stage.name,
             "training",
             f"{seconds.training:,.1f} s",
             "iterations ÷ it/s",
-            f"{stage.iterations:,} ÷ {stage.speed.iterations_per_second:.6g}",
+            f"{stage.max_steps:,} ÷ {stage.speed.steps_per_second:.6g}",
             "run file",
         )
     yield Term(
@@ -124,7 +125,7 @@ def _seconds_terms(one: StageEstimate, priced: Estimate) -> Iterator[Term]:
         "checkpoints",
         f"{seconds.checkpoints:,.1f} s",
         "whole intervals × checkpoint_blocking_seconds",
-        f"{stage.iterations:,} ÷ {every:,.0f} × {blocking_seconds(stage, assumed) or 0:.3g}",
+        f"{stage.max_steps:,} ÷ {every:,.0f} × {blocking_seconds(stage, assumed) or 0:.3g}",
         assumed.source("checkpoint_blocking_seconds"),
     )
     yield Term(
@@ -246,7 +247,7 @@ def _service_terms(one: StageEstimate, priced: Estimate) -> Iterator[Term]:
         "logs $",
         f"${one.breakdown['logs'] or 0:,.4f}",
         "iterations × log_bytes_per_step × price of a GB",
-        f"{stage.iterations:,} × {assumed.log_bytes_per_step:g} ÷ 10⁹ × "
+        f"{stage.max_steps:,} × {assumed.log_bytes_per_step:g} ÷ 10⁹ × "
         f"${prices['logs_ingestion'].usd}",
         prices["logs_ingestion"].source,
     )

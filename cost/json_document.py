@@ -54,11 +54,11 @@ def _stage(one: StageEstimate, priced: Estimate) -> dict[str, Any]:
         "instances": stage.instances,
         "world_size": stage.world_size,
         "effective_batch_size": stage.effective_batch_size,
-        "iterations": stage.iterations,
+        "max_steps": stage.max_steps,
         "images": stage.images,
-        "iterations_per_second": speed and speed.iterations_per_second,
-        "iterations_per_second_low": speed and speed.low,
-        "iterations_per_second_high": speed and speed.high,
+        "steps_per_second": speed and speed.steps_per_second,
+        "steps_per_second_low": speed and speed.low,
+        "steps_per_second_high": speed and speed.high,
         "throughput_basis": speed.basis if speed else "unknown",
         "throughput_source": speed and speed.why,
         "images_per_second": stage.images_per_second,
@@ -106,7 +106,7 @@ def _interval(interval: CheckpointInterval | None) -> dict[str, Any] | None:
     return {
         "configured_seconds": interval.seconds,
         "best_seconds": interval.best_seconds,
-        "best_iterations": interval.best_iterations,
+        "best_steps": interval.best_steps,
         "configured_extra_usd": usd(interval.extra),
     }
 
@@ -189,7 +189,7 @@ def _checkpoint_intervals(priced: Estimate) -> list[str]:
     found = [(one.stage.name, _best_interval(one, priced)) for one in priced.stages]
     return [
         f"checkpoint interval of {name}: {interval.seconds:,.0f} s configured; "
-        f"{interval.best_seconds:,.0f} s ({interval.best_iterations:,} iterations) would cost "
+        f"{interval.best_seconds:,.0f} s ({interval.best_steps:,} iterations) would cost "
         f"${interval.extra:,.0f} less (Daly, 2006)"
         for name, interval in found
         if interval and interval.extra is not None and interval.extra >= 1
@@ -206,7 +206,7 @@ def _capacity(priced: Estimate) -> list[str]:
     if purchase.capacity == "training-plan":
         return ["training plan: its fee is paid beforehand and not in these figures"]
     if purchase.capacity == "warm-pool":
-        return ["warm pool: machines are kept for the whole of keep_alive after each stage"]
+        return ["warm pool: machines are kept for the whole of keep_alive_period after each stage"]
     if purchase.kind != ON_DEMAND:
         return [f"{purchase.kind}: the commitment is paid whether it is used or not"]
     return []
@@ -226,7 +226,7 @@ def _unknown(priced: Estimate) -> list[str]:
     least = f"at least ${known:,.2f}" if known >= 1 else "total unknown"
     speeds = [
         f"{least}: stage {one.stage.name} has no known it/s (measure it there; give "
-        "iterations_per_second in the run file, or --its)"
+        "steps_per_second in the run file, or --its)"
         for one in priced.stages
         if one.stage.speed is None
     ]

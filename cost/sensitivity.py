@@ -61,7 +61,7 @@ def _slower(one: StageEstimate, assumed: Assumptions) -> tuple[StageEstimate, As
         return one, assumed
     slower = replace(
         speed,
-        iterations_per_second=speed.iterations_per_second * 0.9,
+        steps_per_second=speed.steps_per_second * 0.9,
         low=speed.low * 0.9,
         high=speed.high * 0.9,
     )

@@ -78,5 +78,5 @@ def data_requests(stage: CostStage, assumed: Assumptions) -> Decimal | None:
 
 def logs(stage: CostStage, assumed: Assumptions) -> Decimal:
     """Log lines of all steps, as CloudWatch bills their ingestion."""
-    gigabytes = stage.iterations * assumed.log_bytes_per_step / _GB
+    gigabytes = stage.max_steps * assumed.log_bytes_per_step / _GB
     return Decimal(gigabytes) * service_prices()["logs_ingestion"].usd

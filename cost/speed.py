@@ -38,22 +38,21 @@ class Speed:
         ValueError: a figure is not positive and finite, or they are out of order.
     """
 
-    iterations_per_second: float
+    steps_per_second: float
     low: float
     high: float
     basis: Basis
     why: str
 
     def __post_init__(self) -> None:
-        value = self.iterations_per_second
+        value = self.steps_per_second
         if not (0 < value < math.inf):
             raise ValueError(
-                f"iterations_per_second: {value} must be a positive number of optimizer steps a "
-                "second"
+                f"steps_per_second: {value} must be a positive number of optimizer steps a second"
             )
         if not 0 < self.low <= value <= self.high < math.inf:
             raise ValueError(
-                f"iterations_per_second: {value} does not lie from {self.low} to {self.high}"
+                f"steps_per_second: {value} does not lie from {self.low} to {self.high}"
             )
 
     @property

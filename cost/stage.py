@@ -14,8 +14,8 @@ _LONGEST_SECONDS = 100 * 365 * 86400
 """A century: longer is a slip of the pen."""
 
 _POSITIVE = (
-    "resolution instances per_gpu_batch accumulation iterations checkpoint_every "
-    "flops_per_image parameters".split()
+    "resolution instances per_device_batch_size gradient_accumulation_steps max_steps "
+    "checkpoint_every flops_per_image parameters".split()
 )
 
 
@@ -23,7 +23,7 @@ _POSITIVE = (
 class CostStage:
     """A stage on a cluster; None is unknown.
 
-    ``iterations`` are optimizer steps. ``flops_per_image`` counts forward and backward pass of
+    ``max_steps`` are optimizer steps. ``flops_per_image`` counts forward and backward pass of
     the trained network for one image; ``parameters`` are the trained network's.
 
     Raises:
@@ -35,9 +35,9 @@ class CostStage:
     resolution: int | None
     instance_type: str
     instances: int
-    per_gpu_batch: int | None
-    accumulation: int
-    iterations: int
+    per_device_batch_size: int | None
+    gradient_accumulation_steps: int
+    max_steps: int
     checkpoint_every: int | None = None
     checkpoints_kept: int = 3
     flops_per_image: float | None = None
@@ -53,11 +53,11 @@ class CostStage:
                 raise ValueError(f"{field}: {value} must be a positive number, at most {most:.0e}")
         if self.speed is None:
             return
-        seconds = self.iterations / self.speed.iterations_per_second
+        seconds = self.max_steps / self.speed.steps_per_second
         if seconds > _LONGEST_SECONDS:
             raise ValueError(
-                f"iterations_per_second: at {self.speed.iterations_per_second} the "
-                f"{self.iterations} iterations of {self.name} take over 100 years; give optimizer "
+                f"steps_per_second: at {self.speed.steps_per_second} the "
+                f"{self.max_steps} iterations of {self.name} take over 100 years; give optimizer "
                 "steps a second"
             )
         self._within_the_peak(self.speed)
@@ -66,10 +66,10 @@ class CostStage:
         use, peak = self.flops_utilization, self.machine.bf16_tflops
         if use is None or use <= 1 or not stated.on_this_hardware:
             return
-        speed = stated.iterations_per_second
+        speed = stated.steps_per_second
         per_image = (self.flops_per_image or 0) / 1e12
         raise ValueError(
-            f"iterations_per_second: {speed:g} for {self.name} is {use:.0%} of the hardware's "
+            f"steps_per_second: {speed:g} for {self.name} is {use:.0%} of the hardware's "
             f"peak: {speed:g} it/s × {self.effective_batch_size} images × {per_image:.3g} TFLOP = "
             f"{use * self.world_size * (peak or 0):,.0f} TFLOP/s, and {self.world_size} "
             f"{self.machine.accelerator} give at most {self.world_size * (peak or 0):,.0f}; "
@@ -92,27 +92,27 @@ class CostStage:
     @cached_property
     def effective_batch_size(self) -> int | None:
         """Images of one optimizer step over all GPUs."""
-        if self.per_gpu_batch is None:
+        if self.per_device_batch_size is None:
             return None
-        return self.per_gpu_batch * self.accumulation * self.world_size
+        return self.per_device_batch_size * self.gradient_accumulation_steps * self.world_size
 
     @property
     def images(self) -> int | None:
         """Images that the stage trains on, repeats included."""
         batch = self.effective_batch_size
-        return None if batch is None else self.iterations * batch
+        return None if batch is None else self.max_steps * batch
 
     @property
     def training_seconds(self) -> float | None:
         """Iterations alone: no start-up, no restart."""
-        return None if self.speed is None else self.iterations / self.speed.iterations_per_second
+        return None if self.speed is None else self.max_steps / self.speed.steps_per_second
 
     @property
     def images_per_second(self) -> float | None:
         """Images of the whole cluster a second."""
         if self.effective_batch_size is None or self.speed is None:
             return None
-        return self.effective_batch_size * self.speed.iterations_per_second
+        return self.effective_batch_size * self.speed.steps_per_second
 
     @property
     def flops_utilization(self) -> float | None:

@@ -39,7 +39,7 @@ class Measurement:
     """
 
     label: str
-    iterations_per_second: float
+    steps_per_second: float
     world_size: int
     resolution: int | None = None
     effective_batch_size: int | None = None
@@ -55,22 +55,22 @@ MOST_STEPS_PER_SECOND = 1000.0
 faster ones are images a second by mistake, and FLOP alone predict nothing for tiny models."""
 
 
-def stated_speed(iterations_per_second: float, why: str) -> Speed:
+def stated_speed(steps_per_second: float, why: str) -> Speed:
     """A figure that is given for this very stage.
 
     Raises:
         ValueError: it is not positive, or more than any training loop reaches.
     """
-    if iterations_per_second > MOST_STEPS_PER_SECOND:
+    if steps_per_second > MOST_STEPS_PER_SECOND:
         raise ValueError(
-            f"iterations_per_second: {iterations_per_second:g} is more than the "
+            f"steps_per_second: {steps_per_second:g} is more than the "
             f"{MOST_STEPS_PER_SECOND:,.0f} steps a second of the fastest training loop; give "
             "optimizer steps a second, not images"
         )
     return Speed(
-        iterations_per_second,
-        iterations_per_second * STEADY[0],
-        iterations_per_second * STEADY[1],
+        steps_per_second,
+        steps_per_second * STEADY[0],
+        steps_per_second * STEADY[1],
         "stated",
         why,
     )
@@ -124,7 +124,7 @@ def _same_hardware(one: Measurement, stage: CostStage) -> bool:
 
 def _images_per_second(one: Measurement, stage: CostStage) -> float:
     """Images/s of a measurement; where no batch is known, its it/s, which serves as well."""
-    return one.iterations_per_second * (_batch(one, stage) or 1)
+    return one.steps_per_second * (_batch(one, stage) or 1)
 
 
 def _batch(one: Measurement, stage: CostStage) -> int | None:
@@ -146,13 +146,13 @@ def _at_this_resolution(stage: CostStage, measured: Sequence[Measurement]) -> Sp
 def _own(stage: CostStage, one: Measurement) -> Speed:
     batch = stage.effective_batch_size
     speed = _images_per_second(one, stage) / (batch or 1)
-    scale = speed / one.iterations_per_second
+    scale = speed / one.steps_per_second
     low = min(speed * STEADY[0], (one.low or speed) * scale)
     high = max(speed * STEADY[1], (one.high or speed) * scale)
-    why = f"{one.label}: {one.iterations_per_second:.3g} it/s at this resolution, batch and cluster"
+    why = f"{one.label}: {one.steps_per_second:.3g} it/s at this resolution, batch and cluster"
     if not same_batch(one, stage):
         why = (
-            f"{one.label}: {one.iterations_per_second:.3g} it/s at batch "
+            f"{one.label}: {one.steps_per_second:.3g} it/s at batch "
             f"{one.effective_batch_size}, carried over to batch {batch} by images/s as asked"
         )
     return Speed(speed, low, high, "measured", why)
@@ -166,7 +166,7 @@ def _scaled(stage: CostStage, measured: Sequence[Measurement]) -> tuple[Throughp
         one = measured[-1]
         throughput = scale_one(*points[-1], stage.world_size)
         why = (
-            f"{labels}: {one.iterations_per_second:.3g} it/s on {one.world_size} GPUs, carried "
+            f"{labels}: {one.steps_per_second:.3g} it/s on {one.world_size} GPUs, carried "
             f"over to {stage.world_size} at 87–100 % efficiency for each doubling (published)"
         )
         return throughput, "scaled", why
@@ -220,7 +220,7 @@ def _from_other_hardware(stage: CostStage, measured: Sequence[Measurement]) -> S
             f"{there.why}; and from {theirs.accelerator} to {ours.accelerator} at 60–100 % of the "
             "peaks' ratio (published)"
         )
-        value = there.iterations_per_second * middle
+        value = there.steps_per_second * middle
         return Speed(value, there.low * low, there.high * high, "other hardware", why)
     return None
 
@@ -234,7 +234,7 @@ def _illustration(stage: CostStage, measured: Sequence[Measurement]) -> Speed | 
     if stage.effective_batch_size is not None:
         cluster += f", {stage.resolution} px, batch {stage.effective_batch_size}"
     why = (
-        f"{one.label}: {one.iterations_per_second:.3g} it/s was measured on a CPU, not on "
+        f"{one.label}: {one.steps_per_second:.3g} it/s was measured on a CPU, not on "
         f"{stage.name} ({cluster}): only an illustration"
     )
     return replace(speed, basis="illustration", why=why)

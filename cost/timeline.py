@@ -47,7 +47,7 @@ class Timeline:
     restart_seconds: float | None
     checkpoint_seconds: float | None
     """Of one checkpoint, on average."""
-    iterations_per_second: float | None
+    steps_per_second: float | None
     """Median over the intervals, without each start's first."""
     effective_batch_size: int | None
     world_size: int | None
@@ -111,7 +111,7 @@ def timeline(
         restarts=max(0, account.starts - 1),
         restart_seconds=_each(account.seconds["restarts"], account.starts - 1),
         checkpoint_seconds=_each(account.seconds["checkpoints"], account.checkpoints),
-        iterations_per_second=None if not usual else 1 / usual,
+        steps_per_second=None if not usual else 1 / usual,
         effective_batch_size=start.get("effective_batch_size"),
         world_size=start.get("world_size"),
         resolution=start.get("resolution"),
@@ -168,8 +168,8 @@ def _usual_seconds_per_step(events: Iterable[Event]) -> float:
     for event in events:
         if event["kind"] == "start":
             fresh = True
-        elif event["kind"] == "step" and event["iterations_per_second"]:
-            (first if fresh else later).append(1 / float(event["iterations_per_second"]))
+        elif event["kind"] == "step" and event["steps_per_second"]:
+            (first if fresh else later).append(1 / float(event["steps_per_second"]))
             fresh = False
     return median(later or first) if later or first else 0.0
 

@@ -106,7 +106,7 @@ def _train(settings: JobConfig, directories: SageMakerPaths, pulse: HeartbeatWri
     hosts = ResourceConfig.read(directories)
     choice = decide(
         nodes=len(hosts.all),
-        collective=settings.collective,
+        collective=settings.backend,
         instance_type=hosts.instance_type,
     )
     join(choice)
@@ -226,10 +226,10 @@ def _announce(trainer: Trainer, choice: BackendChoice, hosts: ResourceConfig) ->
         world_size=processes,
         nodes=len(hosts.all),
         instance_type=hosts.instance_type,
-        per_gpu_batch=stage.per_gpu_batch,
-        accumulation=stage.accumulation,
+        per_device_batch_size=stage.per_device_batch_size,
+        gradient_accumulation_steps=stage.gradient_accumulation_steps,
         effective_batch_size=trainer.log.effective_batch_size,
-        iterations=stage.iterations,
+        max_steps=stage.max_steps,
         parameters=parameters,
         backend=choice.backend,
         backend_reason=choice.reason,

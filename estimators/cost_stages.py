@@ -19,14 +19,14 @@ def cost_stages(config: RunConfig) -> list[CostStage]:
             resolution=stage.resolution,
             instance_type=config.cluster.instance_type,
             instances=stage.instances,
-            per_gpu_batch=stage.per_gpu_batch,
-            accumulation=stage.accumulation,
-            iterations=stage.iterations,
-            checkpoint_every=config.checkpoint.every,
-            checkpoints_kept=config.checkpoint.keep,
-            keep_alive_seconds=config.cluster.keep_alive or 0,
-            speed=stated_speed(stage.iterations_per_second, "the run file states it")
-            if stage.iterations_per_second
+            per_device_batch_size=stage.per_device_batch_size,
+            gradient_accumulation_steps=stage.gradient_accumulation_steps,
+            max_steps=stage.max_steps,
+            checkpoint_every=config.checkpoint.every_steps,
+            checkpoints_kept=config.checkpoint.keep_last,
+            keep_alive_seconds=config.cluster.keep_alive_period or 0,
+            speed=stated_speed(stage.steps_per_second, "the run file states it")
+            if stage.steps_per_second
             else None,
         )
         for stage in config.stages

@@ -25,12 +25,13 @@ _KEPT = 100
 FIELDS: dict[str, frozenset[str]] = {
     # The run as it really is, said once before the first step.
     "start": frozenset(
-        "run stage resolution world_size nodes per_gpu_batch accumulation effective_batch_size "
-        "iterations parameters backend backend_reason precision resumed_from_step".split()
+        "run stage resolution world_size nodes per_device_batch_size gradient_accumulation_steps "
+        "effective_batch_size max_steps parameters backend backend_reason precision "
+        "resumed_from_step".split()
     ),
     # One logging interval: means since the line before.
     "step": frozenset(
-        "step epoch loss learning_rate gradient_norm iterations_per_second images_per_second "
+        "step epoch loss learning_rate gradient_norm steps_per_second images_per_second "
         "data_wait_share mfu".split()
     ),
     # How an epoch comes out: samples read, repeated to make processes equal, seen by no instance.
@@ -58,7 +59,7 @@ FIELDS: dict[str, frozenset[str]] = {
     # `stall-resolved` step and silent_seconds; of `rank-died` step and rank_died.
     "warning": frozenset({"code", "message"}),
     "error": frozenset({"code", "message"}),
-    "end": frozenset({"step", "reason", "training_seconds", "images", "iterations_per_second"}),
+    "end": frozenset({"step", "reason", "training_seconds", "images", "steps_per_second"}),
 }
 """Kind → the fields beyond ``kind``, ``time``, ``node`` and ``rank`` that it always carries."""
 

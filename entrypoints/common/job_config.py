@@ -25,7 +25,7 @@ class DataConfig:
     crop: Literal["center", "random"]
     interpolation: Literal["bicubic", "bilinear"]
     aspect_buckets: bool
-    max_bad_share: float
+    max_bad_fraction: float
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class ModelConfig:
     """``prediction`` is None for the preset's own."""
 
     preset: str
-    prediction: str | None
+    prediction_type: str | None
     zero_terminal_snr: bool
     min_snr_gamma: float | None
     timestep_shift: float | None
@@ -43,14 +43,14 @@ class ModelConfig:
 class StageConfig:
     name: str
     resolution: int
-    per_gpu_batch: int
-    accumulation: int
-    iterations: int
+    per_device_batch_size: int
+    gradient_accumulation_steps: int
+    max_steps: int
     learning_rate: float
     sharding: str
     activation_checkpointing: bool
-    start: str
-    optimizer: str
+    init_from: str
+    optimizer_state: str
 
 
 @dataclass(frozen=True)
@@ -58,15 +58,15 @@ class TrainingConfig:
     precision: str
     compile: bool
     seed: int
-    warmup_iterations: int
+    warmup_steps: int
     weight_decay: float
-    gradient_clip: float
+    max_grad_norm: float
     caption_dropout: float
     ema_decay: float
     ema_start: int
-    max_skipped_steps: int
+    max_nonfinite_steps: int
     max_rollbacks: int
-    workers: int
+    decode_workers: int
     log_every: int
 
 
@@ -74,16 +74,16 @@ class TrainingConfig:
 class EvaluationConfig:
     """Every so many steps; ``prompts`` are drawn in ``steps`` with ``guidance``."""
 
-    every: int
+    every_steps: int
     prompts: tuple[str, ...]
-    steps: int
-    guidance: float
+    num_inference_steps: int
+    guidance_scale: float
 
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    every: int
-    keep: int
+    every_steps: int
+    keep_last: int
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,8 @@ class HeartbeatConfig:
     """``min`` and ``max`` bound the learned limits; ``on_stall`` is end or report."""
 
     interval: float
-    min: float
-    max: float
+    min_timeout: float
+    max_timeout: float
     on_stall: str
     metrics_interval: float
 
@@ -112,7 +112,7 @@ class DoctorConfig:
     """The examination of the cluster before training, in ``limit`` seconds."""
 
     mode: Literal["auto", "fail", "warn", "off"]
-    limit: int
+    timeout: int
     max_slowdown: float
 
 
@@ -129,7 +129,7 @@ class ExpectedPerformance:
     network_gbps: float | None
     nvlink_gbytes: float | None
     bf16_tflops: float | None
-    iterations_per_second: float | None
+    steps_per_second: float | None
     speed_source: str | None
     usd_per_instance_hour: float | None
 
@@ -139,7 +139,7 @@ class JobConfig:
     """One stage of a run; ``collective`` is auto, nccl or smddp."""
 
     run: str
-    collective: str
+    backend: str
     data: DataConfig
     model: ModelConfig
     stage: StageConfig
@@ -171,7 +171,7 @@ def read_job_config(path: Path, stage: str) -> JobConfig:
         expected = document.get("expected", {}).get(stage)
         return JobConfig(
             run=document["name"],
-            collective=document["cluster"]["collective"],
+            backend=document["cluster"]["backend"],
             data=_section(DataConfig, document["data"]),
             model=_section(ModelConfig, document["model"]),
             stage=_section(StageConfig, stages[stage]),

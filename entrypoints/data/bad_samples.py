@@ -42,7 +42,8 @@ class BadSampleTracker:
             names = ", ".join(name for name, _ in self._shards.most_common(_NAMED))
             raise DataError(
                 f"{self.bad} of {self.seen} samples cannot be used ({_counted(self.reasons)}), in "
-                f"{names}; pack these shards again, or raise data.max_bad_share above {self.most}"
+                f"{names}; pack these shards again, or raise data.max_bad_fraction above "
+                f"{self.most}"
             )
 
     def report(self) -> tuple[str, dict[str, int]] | None:

@@ -58,7 +58,7 @@ def choose(
         missing = "smddprun did not start it" if smddp_installed else "the image does not carry it"
         if not a100:
             missing = f"{instance_type} is no p4d or p4de"
-        raise ValueError(f"collective: smddp cannot run: {missing}; nccl would")
+        raise ValueError(f"backend: smddp cannot run: {missing}; nccl would")
     if nodes == 1:
         return BackendChoice("nccl", "one node: NCCL over NVLink or PCIe")
     if not efa:

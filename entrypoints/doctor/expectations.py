@@ -161,20 +161,20 @@ def workload(
         compute_seconds=0.0,
         gradient_bytes=4 * plan.parameters,
         parameter_bytes=(2 if bf16 else 4) * plan.parameters,
-        accumulation=stage.accumulation,
+        gradient_accumulation_steps=stage.gradient_accumulation_steps,
         sharding=stage.sharding,
         shard_ranks=lanes,
         whole_gradients=keeps_whole_gradients(
             settings, len(evidence.members), lanes, _gpu_memory(evidence)
         ),
     )
-    if expected is not None and expected.iterations_per_second and fabric is not None:
-        speed = expected.iterations_per_second
+    if expected is not None and expected.steps_per_second and fabric is not None:
+        speed = expected.steps_per_second
         return solved(work, fabric, 1 / speed), f"{speed:.3g} it/s ({expected.speed_source})"
     rates = [one.matmul_tflops for one in evidence.speeds.values() if one.matmul_tflops]
     if not rates:
         return None
-    flops = plan.training_flops_per_image * stage.per_gpu_batch
+    flops = plan.training_flops_per_image * stage.per_device_batch_size
     if stage.activation_checkpointing:
         flops = int(flops * RECOMPUTATION)
     compute = flops / (median(rates) * 1e12 * MATMUL_SHARE)
@@ -190,7 +190,10 @@ def _gpu_memory(evidence: ClusterMeasurements) -> int | None:
 
 def solved(work: Workload, fabric: Fabric, step_seconds: float) -> Workload:
     """The workload whose step takes ``step_seconds`` on ``fabric``; at least 1 % is compute."""
-    low, high = 0.01 * step_seconds / work.accumulation, step_seconds / work.accumulation
+    low, high = (
+        0.01 * step_seconds / work.gradient_accumulation_steps,
+        step_seconds / work.gradient_accumulation_steps,
+    )
     for _ in range(60):
         middle = (low + high) / 2
         step = predict_step(replace(work, compute_seconds=middle), fabric)

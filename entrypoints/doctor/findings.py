@@ -270,7 +270,7 @@ def _unfinished(evidence: ClusterMeasurements) -> Iterator[ClusterFinding]:
             "cut-short",
             "fail",
             f"not all was measured within {evidence.seconds:.0f} s",
-            "see what else was found; doctor.limit gives more time",
+            "see what else was found; doctor.timeout gives more time",
         )
 
 

@@ -43,7 +43,7 @@ def examine(settings: JobConfig, document: Path, *, fail: bool) -> str:
     Raises:
         UnfitClusterError: ``fail``, and the verdict is bad or never came.
     """
-    limit = settings.doctor.limit + GRACE_SECONDS
+    limit = settings.doctor.timeout + GRACE_SECONDS
     with tempfile.TemporaryDirectory(prefix="doctor-") as folder:
         verdict = Path(folder) / "verdict.json"
         command = [sys.executable, "-m", "sm_train.entrypoints.doctor.worker"]

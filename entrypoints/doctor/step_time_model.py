@@ -1,8 +1,9 @@
 """What the network costs an optimizer step: a model, from sizes and sweeps to seconds.
 
-The step of a rank is ``accumulation`` passes of ``compute_seconds`` each, plus what of the
-communication is not hidden behind them. A third of a pass is forward, two thirds are backward (one
-and two FLOP for each weight: Kaplan et al. 2020, section 2.1).
+The step of a rank is ``gradient_accumulation_steps`` passes of ``compute_seconds`` each, plus
+what of
+the communication is not hidden behind them. A third of a pass is forward, two thirds are backward
+(one and two FLOP for each weight: Kaplan et al. 2020, section 2.1).
 
 - ``none`` (DDP) sums the gradients once a step, with the last pass, in buckets that become ready
   one after the other while the backward pass runs: after k/B of the bytes, k/B of that time has
@@ -58,7 +59,7 @@ class Workload:
     compute_seconds: float
     gradient_bytes: int
     parameter_bytes: int
-    accumulation: int = 1
+    gradient_accumulation_steps: int = 1
     sharding: str = "none"
     overlap: float = 1.0
     shard_ranks: int = 1
@@ -89,7 +90,7 @@ class StepTime:
 
 def predict_step(work: Workload, fabric: Fabric) -> StepTime | None:
     """The step on this fabric; None where a sweep that it needs is missing."""
-    compute = work.compute_seconds * work.accumulation
+    compute = work.compute_seconds * work.gradient_accumulation_steps
     if work.sharding == "none":
         sent = _summed(work, work.gradient_bytes, fabric.world)
         return None if sent is None else StepTime(compute, *sent)
@@ -139,8 +140,8 @@ def _split_step(work: Workload, sweeps: Sweeps) -> tuple[float, float] | None:
     # One unit's compute is left when the last weights have come, or the last gradients are ready.
     window = work.overlap * work.compute_seconds * (1 - 1 / UNITS)
     total = exposed = 0.0
-    for number in range(work.accumulation):
-        first, last = number == 0, number == work.accumulation - 1
+    for number in range(work.gradient_accumulation_steps):
+        first, last = number == 0, number == work.gradient_accumulation_steps - 1
         before = gather if first or not keeps_weights else 0.0
         after = again + (scatter if last or not work.whole_gradients else 0.0)
         total += UNITS * (before + after)

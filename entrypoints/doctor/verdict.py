@@ -46,8 +46,8 @@ class MeasuredFigure:
 class Prediction:
     """The run as it should go and as it will; dollars are of the stage's training alone."""
 
-    expected_iterations_per_second: float | None
-    predicted_iterations_per_second: float
+    expected_steps_per_second: float | None
+    predicted_steps_per_second: float
     exposed_share: float
     slowdown: float | None
     expected_usd: float | None
@@ -191,8 +191,8 @@ def _predict(
     slowdown = max(1.0, step.seconds / whole.seconds) if whole else None
     seconds = whole.seconds * slowdown if whole and slowdown else step.seconds
     return Prediction(
-        expected_iterations_per_second=1 / whole.seconds if whole else None,
-        predicted_iterations_per_second=1 / seconds,
+        expected_steps_per_second=1 / whole.seconds if whole else None,
+        predicted_steps_per_second=1 / seconds,
         exposed_share=step.exposed_seconds / step.seconds,
         slowdown=slowdown,
         expected_usd=_usd(settings, evidence, expected, whole.seconds) if whole else None,
@@ -202,7 +202,7 @@ def _predict(
 
 
 def _alone(compute: float, settings: JobConfig) -> tuple[float, float, float]:
-    return compute * settings.stage.accumulation, 0.0, 0.0
+    return compute * settings.stage.gradient_accumulation_steps, 0.0, 0.0
 
 
 def _slowest_device(evidence: ClusterMeasurements) -> float:
@@ -222,7 +222,7 @@ def _usd(
 ) -> float | None:
     if expected is None or expected.usd_per_instance_hour is None:
         return None
-    hours = settings.stage.iterations * step_seconds / 3600
+    hours = settings.stage.max_steps * step_seconds / 3600
     return hours * len(evidence.hosts) * expected.usd_per_instance_hour
 
 
@@ -246,19 +246,20 @@ def _loading(
     """Whether each node's loader keeps up with the step, at the speed that is expected."""
     if prediction is None:
         return
-    speed = prediction.expected_iterations_per_second or prediction.predicted_iterations_per_second
+    speed = prediction.expected_steps_per_second or prediction.predicted_steps_per_second
     stage = settings.stage
     for one in evidence.members:
         rate = evidence.speeds[one.rank].decoded_images if one.rank in evidence.speeds else None
         lanes = sum(other.node == one.node for other in evidence.members)
-        need = speed * stage.per_gpu_batch * stage.accumulation * lanes
+        need = speed * stage.per_device_batch_size * stage.gradient_accumulation_steps * lanes
         if rate and rate < need:
             yield ClusterFinding(
                 "loader-slow",
                 "warn",
                 f"{evidence.name(one.node)} loads {rate:.0f} images/s and a step needs {need:.0f}: "
                 f"{_times(need / rate)} slower",
-                "raise training.workers if cores are left, or pack smaller images or latents",
+                "raise training.decode_workers if cores are left, or pack smaller images or "
+                "latents",
                 (one.node,),
             )
 
@@ -286,7 +287,7 @@ def _sentence(
                 money += f" instead of ${prediction.expected_usd:,.0f}"
             chain.append(money)
     elif prediction:
-        chain.append(f"about {prediction.predicted_iterations_per_second:.3g} it/s")
+        chain.append(f"about {prediction.predicted_steps_per_second:.3g} it/s")
     grave = [one.message for one in found if one.level == "fail" and one.code != "too-slow"]
     sentence = " → ".join(chain) or "nothing was measured"
     return "; ".join([sentence, *grave[:3]])

@@ -109,7 +109,7 @@ class _Process:
         hosts = ResourceConfig.read(directories)
         self._settings, self._directories, self._hosts = settings, directories, hosts
         self._started = time.monotonic()
-        self._deadline = self._started + settings.doctor.limit
+        self._deadline = self._started + settings.doctor.timeout
         self._seat = RankInfo.read(hosts)
         self._events = EventLog(node=self._seat.node, rank=self._seat.rank)
         choice = decide(nodes=len(hosts.all), collective="nccl", instance_type=hosts.instance_type)
@@ -151,7 +151,7 @@ class _Process:
 
     def _find_store(self) -> tuple[str, int]:
         """Host and port; the first process keeps the store, at a port that all can know."""
-        self._patience = JOIN_SHARE * self._settings.doctor.limit
+        self._patience = JOIN_SHARE * self._settings.doctor.timeout
         host = os.environ.get("MASTER_ADDR", self._hosts.all[0])
         port = int(os.environ.get("MASTER_PORT", PORT - 1))
         first = self._seat.rank == 0
@@ -210,7 +210,7 @@ class _Process:
             meeting,
             self._member(),
             self._device,
-            limit=self._settings.doctor.limit,
+            limit=self._settings.doctor.timeout,
             deadline=self._deadline,
         )
         examination.join(self._patience, self._most_bytes())
@@ -263,7 +263,7 @@ class _Process:
 
     def _loaded(self, each: float | None) -> float | None:
         """Images a second of the node, if each loader process, one a core at most, does so many."""
-        workers = max(1, self._settings.training.workers) * self._seat.lanes
+        workers = max(1, self._settings.training.decode_workers) * self._seat.lanes
         return None if each is None else each * min(workers, node_facts.cores())
 
     # ------------------------------------------------------------------ the verdict

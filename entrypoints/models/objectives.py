@@ -55,9 +55,9 @@ def objective_of(preset: Mapping[str, Any], model: ModelConfig, resolution: int)
     Raises:
         SettingsError: the two do not go together.
     """
-    prediction = model.prediction or preset["prediction"]
-    if (prediction == "flow") != (preset["prediction"] == "flow"):
-        raise JobConfigError(f"model.prediction: {model.preset} cannot learn {prediction}")
+    prediction = model.prediction_type or preset["prediction_type"]
+    if (prediction == "flow") != (preset["prediction_type"] == "flow"):
+        raise JobConfigError(f"model.prediction_type: {model.preset} cannot learn {prediction}")
     if prediction == "flow":
         return RectifiedFlow(model.timestep_shift or resolution / _BASE_SIDE)
     return Diffusion.of(preset["diffusion"], prediction, model)
@@ -83,7 +83,7 @@ class Diffusion:
         from diffusers import DDPMScheduler
 
         if model.zero_terminal_snr and prediction == "epsilon":
-            raise JobConfigError("model.zero_terminal_snr: needs prediction: v_prediction")
+            raise JobConfigError("model.zero_terminal_snr: needs prediction_type: v_prediction")
         scheduler = DDPMScheduler(
             **schedule,
             prediction_type=prediction,

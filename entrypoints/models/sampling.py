@@ -32,8 +32,8 @@ _AT_ONCE = 16
 class SamplingOptions:
     """``steps`` of the sampler, guidance (1 is none), and what the noise belongs to."""
 
-    steps: int
-    guidance: float
+    num_inference_steps: int
+    guidance_scale: float
     seed: int
 
 
@@ -124,7 +124,7 @@ def generate(pipeline: Any, prompts: Sequence[str], how: SamplingOptions) -> Ite
         seeds = (int(hash64(how.seed % 2**64, start + number)) for number in range(len(some)))
         yield pipeline(
             some,
-            num_inference_steps=how.steps,
-            guidance_scale=how.guidance,
+            num_inference_steps=how.num_inference_steps,
+            guidance_scale=how.guidance_scale,
             generator=[torch.Generator().manual_seed(seed - 2**63) for seed in seeds],
         ).images

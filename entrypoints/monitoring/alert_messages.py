@@ -28,7 +28,7 @@ class AlertFormatter:
 
     def stall(self, symptom: str, blamed: Culprit, silent: float) -> Alert:
         """``silent`` is in seconds."""
-        ends = self.settings.heartbeat.on_stall == "end"
+        ends = self.settings.heartbeat.on_stall == "kill"
         job = os.environ.get("TRAINING_JOB_NAME")
         return self._alert(
             "stall",

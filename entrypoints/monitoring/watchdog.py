@@ -104,7 +104,9 @@ class Watchdog:
         self._author = AlertFormatter(settings, place.nodes, directories.checkpoints)
         self._report = NodeReport(events, place.node)
         pause = max(5.0, 5 * look_seconds(settings))
-        self._patience = StallDetector(TimeoutBounds(beat.min, beat.max), pause=pause)
+        self._patience = StallDetector(
+            TimeoutBounds(beat.min_timeout, beat.max_timeout), pause=pause
+        )
         self._readers: list[HeartbeatReader] = []
         now = clock()
         self._due = {"learn": now, "beat": now + beat.interval, "measure": now, "remind": now}
@@ -123,7 +125,7 @@ class Watchdog:
         signs = self._signs()
         if not signs:
             return
-        if self._is_due("learn", now, min(LEARN_SECONDS, self._beat.min)):
+        if self._is_due("learn", now, min(LEARN_SECONDS, self._beat.min_timeout)):
             self._patience.learn(
                 {section: self._durations(section) for section in MIN_OBSERVATIONS}
             )
@@ -218,7 +220,7 @@ class Watchdog:
             alert = self._author.stall(symptom, blamed, silent)
             self._stall = replace(self._stall, alert=alert)
             self._delivery.send(alert)
-        ends = self._beat.on_stall == "end"
+        ends = self._beat.on_stall == "kill"
         self._events.warn(
             "stall",
             f"{symptom}; {blamed.reason}",
@@ -375,7 +377,7 @@ class Watchdog:
 
 def look_seconds(settings: JobConfig) -> float:
     """Between two looks."""
-    return min(LOOK_SECONDS, settings.heartbeat.min / 8)
+    return min(LOOK_SECONDS, settings.heartbeat.min_timeout / 8)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -38,7 +38,7 @@ def keeps_whole_gradients(
         per_node=per_node,
     )
     activations = plan.activation_bytes(
-        stage.per_gpu_batch, checkpointing=stage.activation_checkpointing
+        stage.per_device_batch_size, checkpointing=stage.activation_checkpointing
     )
     needed = fixed + activations + _BYTES * plan.parameters
     return needed <= _USABLE * gpu_memory

@@ -75,8 +75,8 @@ class Evaluator:
     def due(self, step: int) -> bool:
         evaluation = self._settings.evaluation
         something = self._held_out is not None or bool(evaluation.prompts)
-        last = step == self._settings.stage.iterations
-        return something and (last or step % evaluation.every == 0)
+        last = step == self._settings.stage.max_steps
+        return something and (last or step % evaluation.every_steps == 0)
 
     def run(self, stop: StopSignal, alive: Callable[[Phase], None]) -> None:
         """Training stands still; the weights are afterwards what they were before.
@@ -113,9 +113,9 @@ class Evaluator:
         loader = Loader(
             held_out.catalogue,
             held_out.seat,
-            replace(settings.data, crop="center", aspect_buckets=False, max_bad_share=1.0),
+            replace(settings.data, crop="center", aspect_buckets=False, max_bad_fraction=1.0),
             resolution=settings.stage.resolution,
-            batch_size=settings.stage.per_gpu_batch,
+            batch_size=settings.stage.per_device_batch_size,
             seed=0,
             workers=0,
             draws=self._parts.draws(0),
@@ -157,8 +157,8 @@ class Evaluator:
             some = own[first : first + _AT_ONCE]
             images = pipeline(
                 [prompt for _, prompt in some],
-                num_inference_steps=evaluation.steps,
-                guidance_scale=evaluation.guidance,
+                num_inference_steps=evaluation.num_inference_steps,
+                guidance_scale=evaluation.guidance_scale,
                 generator=[torch.Generator().manual_seed(number) for number, _ in some],
             ).images
             drawn += [

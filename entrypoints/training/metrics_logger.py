@@ -27,7 +27,7 @@ class MetricsLogger:
         self._settings, self._accelerator = settings, accelerator
         self._events, self._loader = events, loader
         self._utilization = utilization(settings, accelerator.device)
-        self.bad = BadSampleTracker(settings.data.max_bad_share)
+        self.bad = BadSampleTracker(settings.data.max_bad_fraction)
         self._epoch: int | None = None
         self.skipped_in_a_row = 0
         self.spoilt = ""
@@ -37,7 +37,7 @@ class MetricsLogger:
         """Images of one optimizer step over all processes that really run."""
         stage = self._settings.stage
         processes: int = self._accelerator.num_processes
-        return stage.per_gpu_batch * stage.accumulation * processes
+        return stage.per_device_batch_size * stage.gradient_accumulation_steps * processes
 
     def tell_epoch(self) -> None:
         """Say once an epoch how it comes out: what is read, repeated or out of sight."""
@@ -74,14 +74,14 @@ class MetricsLogger:
         if self._accelerator.is_main_process:
             self._events.write(
                 "step",
-                f"step {step}/{self._settings.stage.iterations}  "
+                f"step {step}/{self._settings.stage.max_steps}  "
                 f"loss {means.loss:.4f}  {speed:.2f} it/s{f'  MFU {mfu:.0%}' if mfu else ''}",
                 step=step,
                 epoch=self._loader.epoch,
                 loss=means.loss,
                 learning_rate=learning_rate,
                 gradient_norm=means.gradient_norm,
-                iterations_per_second=speed,
+                steps_per_second=speed,
                 images_per_second=images,
                 data_wait_share=means.waited_share,
                 mfu=mfu,

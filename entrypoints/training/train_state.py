@@ -44,8 +44,8 @@ class TrainState:
             weight_decay=training.weight_decay,
             fused=_fused_available(self._owned[0].device),
         )
-        self._largest_norm = training.gradient_clip
-        warmup = training.warmup_iterations
+        self._largest_norm = training.max_grad_norm
+        warmup = training.warmup_steps
         self._schedule = torch.optim.lr_scheduler.LambdaLR(
             self._optimizer, lambda step: min(1.0, (step + 1) / (warmup + 1))
         )
@@ -188,7 +188,9 @@ class TrainState:
         files = manifest.shard_files(manifest.read_marker(previous).folder)
         try:
             self._state.take_over(
-                files, weights=stage.start == "raw", optimizer=stage.optimizer == "carried"
+                files,
+                weights=stage.init_from == "raw",
+                optimizer=stage.optimizer_state == "keep",
             )
         except ShardedTensorError as error:
             raise manifest.CheckpointError(f"{previous}: {error}") from None

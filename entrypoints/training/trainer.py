@@ -103,9 +103,9 @@ class Trainer:
             seat,
             settings.data,
             resolution=settings.stage.resolution,
-            batch_size=settings.stage.per_gpu_batch,
+            batch_size=settings.stage.per_device_batch_size,
             seed=settings.training.seed,
-            workers=settings.training.workers,
+            workers=settings.training.decode_workers,
             record=None if found is None else (found.folder / RECORD).read_bytes(),
             draws=parts.draws(settings.training.seed),
             tokenize=parts.text.tokenize,
@@ -128,7 +128,7 @@ class Trainer:
                 accelerator.is_local_main_process,
             ),
             fingerprint=self.learner.fingerprint,
-            keep=self.settings.checkpoint.keep,
+            keep=self.settings.checkpoint.keep_last,
             events=self.events,
             gather=gather_object,
             beside=self.learner.beside,
@@ -163,18 +163,18 @@ class Trainer:
         speed, next_check = 0.0, learner.step
         started, first = time.monotonic(), learner.step
         reason = "done"
-        while learner.step < stage.iterations and reason == "done":
+        while learner.step < stage.max_steps and reason == "done":
             self._train_step(batches, interval, pulse)
             checking = learner.step >= next_check
-            if checking and self._share_status(stop, pulse) and learner.step < stage.iterations:
+            if checking and self._share_status(stop, pulse) and learner.step < stage.max_steps:
                 reason = "sigterm"
-            last = reason == "sigterm" or learner.step == stage.iterations
-            saving = last or learner.step % self.settings.checkpoint.every == 0
+            last = reason == "sigterm" or learner.step == stage.max_steps
+            saving = last or learner.step % self.settings.checkpoint.every_steps == 0
             evaluating = self.evaluation.due(learner.step) and reason == "done"
             if saving or evaluating or learner.step % training.log_every == 0:
                 speed = self.log.tell_steps(learner.step, interval, learner.learning_rate)
                 interval = StepMetricsWindow(self.device)
-                if self.log.skipped_in_a_row > training.max_skipped_steps:
+                if self.log.skipped_in_a_row > training.max_nonfinite_steps:
                     pulse.enter(Phase.START, learner.step)
                     self._roll_back()
                     next_check = learner.step
@@ -199,11 +199,14 @@ class Trainer:
     def _train_step(
         self, batches: Iterator[Batch], interval: StepMetricsWindow, pulse: HeartbeatWriter
     ) -> None:
-        """One optimizer step over ``accumulation`` micro-batches."""
-        accumulation, learner = self.settings.stage.accumulation, self.learner
+        """One optimizer step over ``gradient_accumulation_steps`` micro-batches."""
+        gradient_accumulation_steps, learner = (
+            self.settings.stage.gradient_accumulation_steps,
+            self.learner,
+        )
         losses: list[Tensor] = []
         origins: list[SampleId] = []
-        for micro in range(accumulation):
+        for micro in range(gradient_accumulation_steps):
             waiting = time.perf_counter()
             pulse.enter(Phase.DATA, learner.step)
             batch = next(batches)
@@ -212,12 +215,12 @@ class Trainer:
             self.log.bad.add(batch)
             origins += batch.origins
             self.log.tell_epoch()
-            last = micro == accumulation - 1
+            last = micro == gradient_accumulation_steps - 1
             with nullcontext() if last else self._accumulating():
                 with self._autocast():
                     task, text = self.inputs.task(batch)
                     prediction = self.model(task.noisy, task.timesteps, *text)
-                    value = loss(prediction, task) / accumulation
+                    value = loss(prediction, task) / gradient_accumulation_steps
                 learner.follow()
                 self.accelerator.backward(value)
             losses.append(value.detach())
@@ -253,7 +256,7 @@ class Trainer:
             reason=ended.reason,
             training_seconds=ended.seconds,
             images=ended.steps * self.log.effective_batch_size,
-            iterations_per_second=ended.steps / ended.seconds if ended.steps else None,
+            steps_per_second=ended.steps / ended.seconds if ended.steps else None,
         )
 
     def final_weights(self) -> Iterator[tuple[str, Tensor]]:

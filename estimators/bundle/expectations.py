@@ -23,7 +23,7 @@ class Expectation:
     network_gbps: float | None
     nvlink_gbytes: float | None
     bf16_tflops: float | None
-    iterations_per_second: float | None
+    steps_per_second: float | None
     speed_source: str | None
     usd_per_instance_hour: float | None
 
@@ -35,7 +35,7 @@ def expectations(config: RunConfig) -> dict[str, object]:
 
 
 def _expectation(config: RunConfig, stage: StageSection, price: float | None) -> Expectation:
-    machine, speed = instance_type(config.cluster.instance_type), stage.iterations_per_second
+    machine, speed = instance_type(config.cluster.instance_type), stage.steps_per_second
     return Expectation(
         instance_type=machine.name,
         accelerators=machine.accelerators,
@@ -43,7 +43,7 @@ def _expectation(config: RunConfig, stage: StageSection, price: float | None) ->
         network_gbps=machine.network_gbps,
         nvlink_gbytes=machine.nvlink_gbytes,
         bf16_tflops=machine.bf16_tflops,
-        iterations_per_second=speed,
+        steps_per_second=speed,
         speed_source="the run file states it" if speed else None,
         usd_per_instance_hour=price,
     )

@@ -63,7 +63,7 @@ class ClusterSection(Section):
         "as make the same number of GPUs. The price shown is the first's.",
     )
     capacity: Literal["on-demand", "spot", "warm-pool", "training-plan"] = "on-demand"
-    keep_alive: Annotated[Duration, Field(ge=60, le=21600)] | None = Field(
+    keep_alive_period: Annotated[Duration, Field(ge=60, le=21600)] | None = Field(
         default=None, description="capacity: warm-pool. How long machines are kept (and billed)."
     )
     training_plan: TrainingPlan | None = Field(
@@ -75,7 +75,7 @@ class ClusterSection(Section):
     max_pending: Annotated[Duration, Field(ge=1800, le=LONGEST_RUN)] | None = Field(
         default=None, description="Longest wait for machines; the job is given up after it."
     )
-    collective: Literal["auto", "nccl", "smddp"] = Field(
+    backend: Literal["auto", "nccl", "smddp"] = Field(
         default="auto", description="Gradient all-reduce: auto takes SMDDP on p4d and p4de."
     )
     image: Image | None = Field(
@@ -178,12 +178,12 @@ class ClusterSection(Section):
             )
 
     def _check_collective(self) -> None:
-        if self.collective != "smddp":
+        if self.backend != "smddp":
             return
         for name in self.instance_types:
             if not instance_type(name).supports_smddp:
                 raise ValueError(
-                    f"collective: smddp does not run on {name} (SMDDP supports p4d and p4de only); "
+                    f"backend: smddp does not run on {name} (SMDDP supports p4d and p4de only); "
                     "write nccl, which uses EFA there"
                 )
         version = self.framework_version
@@ -199,8 +199,8 @@ class ClusterSection(Section):
                 raise ValueError(f"{key}: needs capacity: {kind}, not {self.capacity}")
         if self.capacity == "training-plan" and self.training_plan is None:
             raise ValueError("training_plan: capacity training-plan needs the plan's ARN")
-        if self.capacity == "warm-pool" and self.keep_alive is None:
-            raise ValueError("keep_alive: capacity warm-pool needs how long, such as 30m")
+        if self.capacity == "warm-pool" and self.keep_alive_period is None:
+            raise ValueError("keep_alive_period: capacity warm-pool needs how long, such as 30m")
         if self.max_wait is not None and self.max_wait < self.max_runtime:
             raise ValueError(
                 f"max_wait: {self.max_wait} s is less than max_runtime {self.max_runtime} s"
@@ -208,7 +208,7 @@ class ClusterSection(Section):
 
 
 _CAPACITY_KEYS = {
-    "keep_alive": "warm-pool",
+    "keep_alive_period": "warm-pool",
     "training_plan": "training-plan",
     "max_wait": "spot",
 }

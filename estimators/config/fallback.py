@@ -19,7 +19,9 @@ class FallbackStageSection(Section):
     instances: Annotated[Count, Field(le=10_000)] | None = Field(
         default=None, description="As many as make the same number of GPUs otherwise."
     )
-    per_gpu_batch: Count | None = Field(default=None, description="The stage's own otherwise.")
+    per_device_batch_size: Count | None = Field(
+        default=None, description="The stage's own otherwise."
+    )
 
 
 class FallbackSection(Section):
@@ -39,7 +41,8 @@ class FallbackSection(Section):
         default=None, description="The cluster's own otherwise; on-demand in place of a plan."
     )
     stages: dict[Name, FallbackStageSection] = Field(
-        default_factory=dict, description="By a stage's name: its instances or per_gpu_batch there."
+        default_factory=dict,
+        description="By a stage's name: its instances or per_device_batch_size there.",
     )
     region: Region | None = Field(default=None, description="Another AWS region.")
     buckets: dict[Bucket, Bucket] = Field(

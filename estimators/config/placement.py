@@ -145,14 +145,15 @@ def _batch_problems(
             )
             continue
         there = _stage(config, fallback, stage)
-        whole = stage.per_gpu_batch * stage.accumulation * gpus
-        step = there["per_gpu_batch"] * there["instances"] * each
-        if step * there["accumulation"] != whole:
+        whole = stage.per_device_batch_size * stage.gradient_accumulation_steps * gpus
+        step = there["per_device_batch_size"] * there["instances"] * each
+        if step * there["gradient_accumulation_steps"] != whole:
             yield (
                 ("stages",),
                 f"{stage.name} learns from {whole} images a step, which no accumulation makes of "
-                f"{there['per_gpu_batch']} × {there['instances'] * each} GPUs; write another "
-                "per_gpu_batch or instances",
+                f"{there['per_device_batch_size']} × {there['instances'] * each} GPUs; write "
+                f"another "
+                "per_device_batch_size or instances",
             )
 
 
@@ -164,15 +165,15 @@ def _stage(config: RunConfig, fallback: FallbackSection, stage: StageSection) ->
     each = instance_type(machine).accelerators
     own = fallback.stages.get(stage.name, FallbackStageSection())
     instances = own.instances or gpus // each
-    batch = own.per_gpu_batch or stage.per_gpu_batch
-    same = (machine, instances, batch) == (here, stage.instances, stage.per_gpu_batch)
-    whole = stage.per_gpu_batch * stage.accumulation * gpus
+    batch = own.per_device_batch_size or stage.per_device_batch_size
+    same = (machine, instances, batch) == (here, stage.instances, stage.per_device_batch_size)
+    whole = stage.per_device_batch_size * stage.gradient_accumulation_steps * gpus
     return {
         "instances": instances,
-        "per_gpu_batch": batch,
-        "accumulation": whole // (batch * instances * each),
+        "per_device_batch_size": batch,
+        "gradient_accumulation_steps": whole // (batch * instances * each),
         # Measured on other machines, it would price these wrongly.
-        "iterations_per_second": stage.iterations_per_second if same else None,
+        "steps_per_second": stage.steps_per_second if same else None,
     }
 
 
@@ -201,7 +202,7 @@ def _cluster(
         capacity = "on-demand"  # a plan is for one type in one region
     cluster = cluster | {"capacity": capacity}
     for key, kind in (
-        ("keep_alive", "warm-pool"),
+        ("keep_alive_period", "warm-pool"),
         ("training_plan", "training-plan"),
         ("max_wait", "spot"),
     ):

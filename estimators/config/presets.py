@@ -31,7 +31,7 @@ def preset_names() -> tuple[str, ...]:
 def preset_prediction(name: str) -> str:
     """What a preset's network predicts unless the run file says otherwise."""
     path = _presets_folder() / f"{name}.json"
-    prediction: str = json.loads(path.read_text(encoding="utf-8"))["prediction"]
+    prediction: str = json.loads(path.read_text(encoding="utf-8"))["prediction_type"]
     return prediction
 
 

@@ -100,7 +100,7 @@ class DataSection(Section):
         default=False,
         description="Batches of portraits and landscapes beside squares, of about one area.",
     )
-    max_bad_share: float = Field(
+    max_bad_fraction: float = Field(
         default=0.01,
         ge=0.0,
         le=1.0,
@@ -139,7 +139,7 @@ class ModelSection(Section):
     local_components: str | None = Field(
         default=None, description="The same components on this machine, for `submit --local`."
     )
-    prediction: Literal["v_prediction", "epsilon", "flow"] | None = Field(
+    prediction_type: Literal["v_prediction", "epsilon", "flow"] | None = Field(
         default=None,
         description="What the network predicts; the preset's own otherwise: U-Nets noise or "
         "velocity, transformers a rectified flow.",
@@ -163,15 +163,15 @@ class ModelSection(Section):
             raise ValueError(f"preset: {self.preset!r} is not one of {', '.join(preset_names())}")
         own = preset_prediction(self.preset)
         flow = own == "flow"
-        prediction = self.prediction or own
+        prediction = self.prediction_type or own
         if flow != (prediction == "flow"):
             learns = "a flow" if flow else "v_prediction or epsilon"
             raise ValueError(
-                f"prediction: {self.preset} learns {learns}, not {prediction}; leave it out"
+                f"prediction_type: {self.preset} learns {learns}, not {prediction}; leave it out"
             )
         if self.zero_terminal_snr and prediction != "v_prediction":
             raise ValueError(
-                f"zero_terminal_snr: needs prediction: v_prediction, and {self.preset} has "
+                f"zero_terminal_snr: needs prediction_type: v_prediction, and {self.preset} has "
                 f"{prediction}"
             )
         for key, fits in (("min_snr_gamma", not flow), ("timestep_shift", flow)):
@@ -190,13 +190,17 @@ class StageSection(Section):
     instances: Annotated[Count, Field(le=10_000)] = Field(
         description="Machines of the cluster's instance type."
     )
-    per_gpu_batch: Count = Field(description="Images of one forward and backward pass on one GPU.")
-    accumulation: Count = Field(default=1, description="Passes before one optimizer step.")
+    per_device_batch_size: Count = Field(
+        description="Images of one forward and backward pass on one GPU."
+    )
+    gradient_accumulation_steps: Count = Field(
+        default=1, description="Passes before one optimizer step."
+    )
     effective_batch_size: Count | None = Field(
         default=None,
-        description="Checked if given: per_gpu_batch × accumulation × instances × GPUs.",
+        description="Checked if given: per_device_batch_size × accumulation × instances × GPUs.",
     )
-    iterations: Count = Field(description="Optimizer steps.")
+    max_steps: Count = Field(description="Optimizer steps.")
     learning_rate: Positive
     sharding: Literal["none", "shard_grad_op", "full_shard", "hybrid_shard"] = Field(
         default="none",
@@ -208,13 +212,13 @@ class StageSection(Section):
         description="Compute activations again in the backward pass: less memory, a third more "
         "work.",
     )
-    start: Literal["ema", "raw"] = Field(
+    init_from: Literal["ema", "raw"] = Field(
         default="ema", description="Which weights of the stage before it begins with."
     )
-    optimizer: Literal["fresh", "carried"] = Field(
-        default="fresh", description="Whether AdamW's state of the stage before is carried on."
+    optimizer_state: Literal["reset", "keep"] = Field(
+        default="reset", description="Whether AdamW's state of the stage before is carried on."
     )
-    iterations_per_second: Positive | None = Field(
+    steps_per_second: Positive | None = Field(
         default=None,
         description="Optimizer steps a second, measured on this very stage; prices the run.",
     )
@@ -243,11 +247,11 @@ class TrainingSection(Section):
         default=False, description="Compile the network block by block (torch.compile)."
     )
     seed: Annotated[int, BeforeValidator(no_bool), Field(ge=0, lt=2**31)] = 0
-    warmup_iterations: Annotated[int, BeforeValidator(no_bool), Field(ge=0)] = Field(
+    warmup_steps: Annotated[int, BeforeValidator(no_bool), Field(ge=0)] = Field(
         default=1000, description="Steps in which the learning rate rises from 0."
     )
     weight_decay: NotNegative = 0.01
-    gradient_clip: Positive = Field(default=1.0, description="Largest norm of the gradient.")
+    max_grad_norm: Positive = Field(default=1.0, description="Largest norm of the gradient.")
     caption_dropout: Share = Field(
         default=0.1, description="Share of captions left out, so that guidance works."
     )
@@ -255,14 +259,14 @@ class TrainingSection(Section):
     ema_start: Annotated[int, BeforeValidator(no_bool), Field(ge=0)] = Field(
         default=0, description="Steps before the average begins; until then it is the weights."
     )
-    max_skipped_steps: Count = Field(
+    max_nonfinite_steps: Count = Field(
         default=10,
         description="So many steps in a row without a finite gradient: back to the checkpoint.",
     )
     max_rollbacks: Annotated[int, BeforeValidator(no_bool), Field(ge=0)] = Field(
         default=1, description="So often, and the job stops and names the samples."
     )
-    workers: Annotated[int, BeforeValidator(no_bool), Field(ge=0, le=64)] = Field(
+    decode_workers: Annotated[int, BeforeValidator(no_bool), Field(ge=0, le=64)] = Field(
         default=8, description="Loader processes for each GPU."
     )
     log_every: Count = Field(default=50, description="Steps between two `step` events.")
@@ -271,23 +275,25 @@ class TrainingSection(Section):
 class EvaluationSection(Section):
     """What is looked at while the model trains, by its averaged weights."""
 
-    every: Count = Field(
+    every_steps: Count = Field(
         default=5000, description="Steps between two evaluations; the last step has one."
     )
     prompts: Annotated[list[PromptText], Field(max_length=64)] = Field(
         default_factory=list, description="Images of these are drawn in each evaluation."
     )
-    steps: Annotated[int, BeforeValidator(no_bool), Field(ge=1, le=1000)] = Field(
+    num_inference_steps: Annotated[int, BeforeValidator(no_bool), Field(ge=1, le=1000)] = Field(
         default=30, description="Sampling steps of an image."
     )
-    guidance: NotNegative = Field(default=5.0, description="Classifier-free guidance; 1 is none.")
+    guidance_scale: NotNegative = Field(
+        default=5.0, description="Classifier-free guidance; 1 is none."
+    )
 
 
 class CheckpointSection(Section):
     """What a restart costs."""
 
-    every: Count = Field(default=1000, description="Steps between two checkpoints.")
-    keep: Count = Field(default=3, description="Newest complete checkpoints that stay.")
+    every_steps: Count = Field(default=1000, description="Steps between two checkpoints.")
+    keep_last: Count = Field(default=3, description="Newest complete checkpoints that stay.")
 
 
 class HeartbeatSection(Section):
@@ -300,16 +306,16 @@ class HeartbeatSection(Section):
     interval: Annotated[Duration, Field(ge=1, le=3600)] = Field(
         default=30, description="Between two `heartbeat` events of a machine."
     )
-    min: Annotated[Duration, Field(ge=1)] = Field(
+    min_timeout: Annotated[Duration, Field(ge=1)] = Field(
         default=120, description="No limit is learned below this: storage may hesitate as long."
     )
-    max: Annotated[Duration, Field(ge=1)] = Field(
+    max_timeout: Annotated[Duration, Field(ge=1)] = Field(
         default=1200, description="No limit is above this; it holds until one is learned."
     )
-    on_stall: Literal["end", "report"] = Field(
-        default="end",
-        description="end keeps the evidence and ends the job, which can then be resumed; report "
-        "leaves it as it is.",
+    on_stall: Literal["kill", "warn"] = Field(
+        default="kill",
+        description="kill: keep the evidence and end the job, which can then be resumed; "
+        "warn: only report the stall.",
     )
     metrics_interval: Annotated[Duration, Field(ge=10)] = Field(
         default=60, description="Between two `node` events: network, GPUs, stragglers."
@@ -317,20 +323,22 @@ class HeartbeatSection(Section):
 
     @model_validator(mode="after")
     def _bounds_in_order(self) -> HeartbeatSection:
-        if self.max < self.min:
-            raise ValueError(f"max: {self.max} s is less than min {self.min} s")
+        if self.max_timeout < self.min_timeout:
+            raise ValueError(
+                f"max_timeout: {self.max_timeout} s is less than min_timeout {self.min_timeout} s"
+            )
         return self
 
 
 class RecoverySection(Section):
     """What `watch` may do by itself when a job ends before its stage."""
 
-    attempts: Annotated[int, BeforeValidator(no_bool), Field(ge=0, le=100)] = Field(
+    max_attempts: Annotated[int, BeforeValidator(no_bool), Field(ge=0, le=100)] = Field(
         default=5,
         description="Jobs in a row that leave no newer checkpoint before it gives up; 0 starts "
         "none.",
     )
-    delay: Annotated[Duration, Field(ge=1, le=3600)] = Field(
+    backoff: Annotated[Duration, Field(ge=1, le=3600)] = Field(
         default=60, description="Before the next job; doubles each time, an hour at most."
     )
     fallbacks: Annotated[list[FallbackSection], Field(max_length=MOST_FALLBACKS)] = Field(
@@ -351,7 +359,7 @@ class DoctorSection(Section):
         description="fail does not train on an unfit cluster, warn says so; auto warns on several "
         "instances and is off on one, and in local runs.",
     )
-    limit: Annotated[Duration, Field(ge=30, le=900)] = Field(
+    timeout: Annotated[Duration, Field(ge=30, le=900)] = Field(
         default=120, description="The examination ends after this, with what is known by then."
     )
     max_slowdown: Annotated[float, BeforeValidator(no_bool), Field(gt=1, le=100)] = Field(
@@ -511,7 +519,7 @@ def _job_name_problem(
 def _first_stage_problems(stage: StageSection, where: tuple[str | int, ...]) -> list[Problem]:
     return [
         Problem((*where, key), getattr(stage, key), "is the first stage's: nothing is before it")
-        for key in ("start", "optimizer")
+        for key in ("init_from", "optimizer_state")
         if getattr(stage, key) != StageSection.model_fields[key].default
     ]
 
@@ -522,8 +530,8 @@ def _sharding_problem(
     version = cluster.framework_version
     if stage.sharding == "none":
         return []
-    if cluster.collective == "smddp":
-        reason = "FSDP2 needs a newer PyTorch than SMDDP's; write collective: nccl"
+    if cluster.backend == "smddp":
+        reason = "FSDP2 needs a newer PyTorch than SMDDP's; write backend: nccl"
     elif version and release(version) < SHARDING_FRAMEWORK:
         reason = f"FSDP2 needs PyTorch 2.6, and framework_version is {version}"
     else:
@@ -549,18 +557,18 @@ def _alternatives_problem(
 
 
 def _batch_problem(stage: StageSection, gpus: int, where: tuple[str | int, ...]) -> list[Problem]:
-    product = stage.per_gpu_batch * stage.accumulation * gpus
+    product = stage.per_device_batch_size * stage.gradient_accumulation_steps * gpus
     wanted = stage.effective_batch_size
     if wanted is None or wanted == product:
         return []
-    accumulation, rest = divmod(wanted, stage.per_gpu_batch * gpus)
+    gradient_accumulation_steps, rest = divmod(wanted, stage.per_device_batch_size * gpus)
     mend = (
-        f"write accumulation: {accumulation}"
-        if accumulation and not rest
-        else f"no accumulation makes {wanted} of {stage.per_gpu_batch} × {gpus} GPUs"
+        f"write gradient_accumulation_steps: {gradient_accumulation_steps}"
+        if gradient_accumulation_steps and not rest
+        else f"no accumulation makes {wanted} of {stage.per_device_batch_size} × {gpus} GPUs"
     )
     message = (
-        f"does not multiply out: {stage.per_gpu_batch} per GPU × {stage.accumulation} "
-        f"accumulation × {gpus} GPUs = {product}; {mend}"
+        f"does not multiply out: {stage.per_device_batch_size} per GPU × "
+        f"{stage.gradient_accumulation_steps} accumulation steps × {gpus} GPUs = {product}; {mend}"
     )
     return [Problem((*where, "effective_batch_size"), wanted, message)]

@@ -37,7 +37,7 @@ _METRICS = 10
 """Most metrics of an alarm (same guide, "Alarm data queries")."""
 
 _GPU_PERIOD, _GPU_PERIODS = 300, 6
-"""Half an hour: longer than a checkpoint or an evaluation may take (heartbeat.max's default)."""
+"""Half an hour: longer than a checkpoint or an evaluation takes."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def beat_period(beat: HeartbeatSection) -> int:
 
 def silence_seconds(config: RunConfig) -> int:
     """No heartbeat for so long is an alarm; at a start that is how long the machines may take."""
-    seconds = STARTING_SECONDS + config.doctor.limit
+    seconds = STARTING_SECONDS + config.doctor.timeout
     period = beat_period(config.heartbeat)
     return period * math.ceil(seconds / period)
 
@@ -176,12 +176,13 @@ def _heartbeat(config: RunConfig, job: MonitoredJob) -> dict[str, Any]:
 
 def _stall(config: RunConfig, job: MonitoredJob) -> dict[str, Any]:
     """Heartbeats come and tell of no step: whoever should have ended the job has not."""
-    limit = config.heartbeat.max
+    limit = config.heartbeat.max_timeout
     return {
         "AlarmDescription": _words(
             config,
             job,
-            f"training has stood still for more than {_minutes(limit)} minutes (heartbeat.max)",
+            f"training has stood still for more than {_minutes(limit)} minutes "
+            f"(heartbeat.max_timeout)",
         ),
         "Namespace": NAMESPACE,
         "MetricName": _HEARTBEAT,

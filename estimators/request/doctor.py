@@ -30,7 +30,7 @@ def doctor_request(request: TrainingRequest, config: RunConfig, name: str) -> Tr
     asked["InputDataConfig"] = [
         channel for channel in asked["InputDataConfig"] if channel["ChannelName"] in _NEEDED
     ]
-    asked["StoppingCondition"]["MaxRuntimeInSeconds"] = START_SECONDS + 2 * config.doctor.limit
+    asked["StoppingCondition"]["MaxRuntimeInSeconds"] = START_SECONDS + 2 * config.doctor.timeout
     asked.pop("RetryStrategy", None)
     asked["Tags"] = [tag for tag in asked["Tags"] if tag["Key"] != STAGE_TAG]
     asked["Tags"].append({"Key": "sm-train:doctor", "Value": "true"})

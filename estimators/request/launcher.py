@@ -42,7 +42,7 @@ def pytorch_version(config: RunConfig) -> str | None:
     cluster = config.cluster
     if cluster.image is None or cluster.framework_version is not None:
         return cluster.framework_version or framework_version(config)
-    return SMDDP_FRAMEWORK if cluster.collective == "smddp" else None
+    return SMDDP_FRAMEWORK if cluster.backend == "smddp" else None
 
 
 def launch_plan(config: RunConfig, stage: StageSection) -> LaunchPlan:
@@ -54,7 +54,7 @@ def launch_plan(config: RunConfig, stage: StageSection) -> LaunchPlan:
         reason = f"{cluster.instance_type}: NCCL"
         if instance_type(cluster.instance_type).supports_efa:
             reason += " over EFA"
-        if cluster.collective == "nccl":
+        if cluster.backend == "nccl":
             reason += ", as the run file asks"
         elif without := _without_smddp(config):
             reason += "" if cluster.instance_type in without else f"; {without[0]} has no SMDDP"
@@ -62,9 +62,9 @@ def launch_plan(config: RunConfig, stage: StageSection) -> LaunchPlan:
             reason += "; sharding needs a newer PyTorch than SMDDP's"
         return LaunchPlan("torchrun", reason)
     version = framework_version(config)
-    if version is None and cluster.collective == "auto":
+    if version is None and cluster.backend == "auto":
         return LaunchPlan(
-            "torchrun", "own image: NCCL; write collective: smddp if the image carries SMDDP"
+            "torchrun", "own image: NCCL; write backend: smddp if the image carries SMDDP"
         )
     if version is not None and release(version) != release(SMDDP_FRAMEWORK):
         return LaunchPlan(
@@ -76,7 +76,7 @@ def launch_plan(config: RunConfig, stage: StageSection) -> LaunchPlan:
 def _smddp_helps(config: RunConfig, stage: StageSection) -> bool:
     cluster = config.cluster
     return (
-        cluster.collective != "nccl"
+        cluster.backend != "nccl"
         # One image for all stages: FSDP2 needs a newer PyTorch than the last one with SMDDP.
         and all(one.sharding == "none" for one in config.stages)
         and stage.instances > 1

@@ -17,7 +17,7 @@ _FIELDS = {
         "loss",
         "learning_rate",
         "gradient_norm",
-        "iterations_per_second",
+        "steps_per_second",
         "images_per_second",
         "data_wait_share",
         "mfu",

@@ -236,12 +236,12 @@ def previous_stage(config: RunConfig, stage: StageSection) -> StageSection | Non
 
 def needs_state(stage: StageSection) -> bool:
     """Whether ``stage`` takes more from the one before than its final model."""
-    return stage.start == "raw" or stage.optimizer == "carried"
+    return stage.init_from == "raw" or stage.optimizer_state == "keep"
 
 
 def last_checkpoint(stage: StageSection) -> str:
     """The folder name of the last checkpoint of a stage."""
-    return f"step-{stage.iterations:08d}"
+    return f"step-{stage.max_steps:08d}"
 
 
 def _channel(name: str, uri: str, mode: str, *, sharded: bool = False) -> dict[str, Any]:
@@ -275,7 +275,7 @@ def _resources(config: RunConfig, stage: StageSection) -> dict[str, Any]:
     if cluster.volume_kms_key is not None:
         resources["VolumeKmsKeyId"] = cluster.volume_kms_key
     if cluster.capacity == "warm-pool":
-        resources["KeepAlivePeriodInSeconds"] = cluster.keep_alive
+        resources["KeepAlivePeriodInSeconds"] = cluster.keep_alive_period
     if cluster.capacity == "training-plan":
         resources["TrainingPlanArn"] = cluster.training_plan
     return resources

@@ -16,8 +16,8 @@ from tests.support.cluster.training_jobs import Job, tiny_run, write_shards
 
 
 def tiny_job(folder: Path, limit: int = 60, mode: str = "auto") -> Job:
-    config = tiny_run(iterations=2)
-    doctor = config.doctor.model_copy(update={"limit": limit, "mode": mode})
+    config = tiny_run(max_steps=2)
+    doctor = config.doctor.model_copy(update={"timeout": limit, "mode": mode})
     return Job(folder, config.model_copy(update={"doctor": doctor}))
 
 
@@ -138,7 +138,7 @@ def test_an_unfit_cluster_is_not_trained_on(tmp_path: Path) -> None:
         "network_gbps": 400,
         "nvlink_gbytes": 300,
         "bf16_tflops": 312,
-        "iterations_per_second": 2000.0,
+        "steps_per_second": 2000.0,
         "speed_source": "stated",
         "usd_per_instance_hour": 30.0,
     }

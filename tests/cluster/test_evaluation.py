@@ -13,13 +13,15 @@ from sm_train.toolkit.jobs.events import parse_event
 from tests.support.cluster.training_jobs import Job, losses, tiny_run, weights, write_shards
 
 PROMPTS = ["a grey of 1", "a grey of 2", "a grey of 3"]
-EVALUATION = {"every": 2, "prompts": PROMPTS, "steps": 2, "guidance": 2.0}
+EVALUATION = {"every_steps": 2, "prompts": PROMPTS, "num_inference_steps": 2, "guidance_scale": 2.0}
 
 
 def job(folder: Path, *, held_out: bool = True, **settings: Any) -> Job:
     made = Job(
         folder,
-        tiny_run(**({"iterations": 5, "checkpoint_every": 5, "per_gpu_batch": 2} | settings)),
+        tiny_run(
+            **({"max_steps": 5, "checkpoint_every": 5, "per_device_batch_size": 2} | settings)
+        ),
     )
     write_shards(made.train_channel, shards=2, each=8)
     if held_out:
@@ -69,7 +71,7 @@ def test_without_anything_to_evaluate_there_is_none(
 
 @pytest.mark.slow
 def test_held_out_loss_falls_as_training_loss_does(tmp_path: Path) -> None:
-    events = run(job(tmp_path, iterations=60, learning_rate=3e-3, evaluation={"every": 20}))
+    events = run(job(tmp_path, max_steps=60, learning_rate=3e-3, evaluation={"every_steps": 20}))
     found = [event["loss"] for event in evaluations(events)]
     assert found[2] < found[0] * 0.9
 
@@ -85,7 +87,7 @@ def test_the_held_out_loss_and_the_images_do_not_depend_on_the_processes(
         made = job(
             tmp_path / str(processes),
             preset="tiny-mmdit",
-            iterations=1,
+            max_steps=1,
             learning_rate=1e-12,
             sharding=sharding,
             evaluation=EVALUATION,
@@ -97,7 +99,7 @@ def test_the_held_out_loss_and_the_images_do_not_depend_on_the_processes(
 
 
 def test_images_that_cannot_be_written_cost_a_warning(tmp_path: Path) -> None:
-    made = job(tmp_path, evaluation=EVALUATION, held_out=False, iterations=2)
+    made = job(tmp_path, evaluation=EVALUATION, held_out=False, max_steps=2)
     made.checkpoints.mkdir()
     (made.checkpoints / "samples").write_text("in the way")
     events = run(made)
@@ -108,7 +110,11 @@ def test_images_that_cannot_be_written_cost_a_warning(tmp_path: Path) -> None:
 def test_a_stop_does_not_wait_for_the_evaluation(tmp_path: Path) -> None:
     """One image of a thousand sampling steps would take longer than SageMaker's grace."""
     prompts = [f"a grey of {number}" for number in range(64)]
-    made = job(tmp_path, iterations=4, evaluation={"every": 2, "prompts": prompts, "steps": 300})
+    made = job(
+        tmp_path,
+        max_steps=4,
+        evaluation={"every_steps": 2, "prompts": prompts, "num_inference_steps": 300},
+    )
     with made.start(processes=2) as running:
         running.wait_for("step", step=2)
         running.process.send_signal(signal.SIGTERM)

@@ -24,7 +24,7 @@ FAMILIES = [
 def trained(
     folder: Path, preset: str, processes: int = 1, **settings: Any
 ) -> tuple[Job, list[dict[str, Any]]]:
-    own = {"iterations": 3, "checkpoint_every": 3, "per_gpu_batch": 2}
+    own = {"max_steps": 3, "checkpoint_every": 3, "per_device_batch_size": 2}
     job = Job(folder, tiny_run(**(own | {"preset": preset} | settings)))
     write_shards(job.train_channel, shards=2, each=8)
     code, events, text = job.run(processes)
@@ -89,7 +89,7 @@ def test_precomputed_latents_and_texts_train_the_same(
 
 def events_of(packed: Path, frame: Path, preset: str, inputs: str) -> list[dict[str, Any]]:
     """Of a job on packed shards with the frozen parts of ``frame``, which takes ``inputs``."""
-    run = tiny_run(preset=preset, iterations=3, caption_dropout=0.5, per_gpu_batch=4)
+    run = tiny_run(preset=preset, max_steps=3, caption_dropout=0.5, per_device_batch_size=4)
     job = Job(packed / "job", run)
     channels = job.base / "input" / "data"
     shutil.copytree(packed / "shards", channels / "train")

@@ -29,7 +29,7 @@ def latent_job(folder: Path, **settings: Any) -> Job:
 @pytest.fixture(scope="module")
 def components(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The frozen parts that a first run leaves behind."""
-    job = latent_job(tmp_path_factory.mktemp("first"), iterations=1, checkpoint_every=1)
+    job = latent_job(tmp_path_factory.mktemp("first"), max_steps=1, checkpoint_every=1)
     write_shards(job.train_channel, shards=1, each=8)
     code, _, text = job.run()
     assert code == 0, text
@@ -60,7 +60,7 @@ def test_training_takes_the_latents_that_packing_made(
         # Half precision keeps eleven bits.
         np.testing.assert_allclose(found, array, rtol=2**-10, atol=1e-3)
 
-    job = latent_job(tmp_path / "job", iterations=3, caption_dropout=0.5)
+    job = latent_job(tmp_path / "job", max_steps=3, caption_dropout=0.5)
     latent_channels(job, tmp_path / "out", components)
     code, events, text = job.run()
     assert code == 0, text
@@ -134,7 +134,7 @@ def test_latents_of_another_model_are_left_alone(
     cli: Cli, tmp_path: Path, components: Path
 ) -> None:
     assert pack(cli, tmp_path, components).returncode == 0
-    job = latent_job(tmp_path / "job", iterations=1)
+    job = latent_job(tmp_path / "job", max_steps=1)
     channels = job.base / "input" / "data"
     shutil.copytree(tmp_path / "out/shards", channels / "train")
     (channels / "index").mkdir()
@@ -173,7 +173,7 @@ def test_a_loss_that_is_no_number_costs_its_step_and_names_its_samples(
     cli: Cli, tmp_path: Path, components: Path
 ) -> None:
     assert pack(cli, tmp_path, components).returncode == 0
-    job = latent_job(tmp_path / "job", iterations=6, per_gpu_batch=2, checkpoint_every=6)
+    job = latent_job(tmp_path / "job", max_steps=6, per_device_batch_size=2, checkpoint_every=6)
     channel = latent_channels(job, tmp_path / "out", components)
     spoil(channel, tmp_path / "out/index.parquet", {"000000007"})
     code, events, text = job.run(processes=2)
@@ -199,9 +199,9 @@ def test_many_steps_without_a_gradient_go_back_to_the_checkpoint_and_then_stop(
     assert pack(cli, tmp_path, components).returncode == 0
     job = latent_job(
         tmp_path / "job",
-        iterations=100_000,
+        max_steps=100_000,
         checkpoint_every=5,
-        max_skipped_steps=3,
+        max_nonfinite_steps=3,
         max_rollbacks=1,
     )
     channel = latent_channels(job, tmp_path / "out", components)

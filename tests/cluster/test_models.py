@@ -19,7 +19,7 @@ from tests.support.cluster.training_jobs import Job, tiny_run, write_shards
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, list[dict[str, Any]]]:
     """A tiny latent model with an autoencoder and a frozen text encoder."""
-    run = tiny_run(preset="tiny-sd2", iterations=2, checkpoint_every=1)
+    run = tiny_run(preset="tiny-sd2", max_steps=2, checkpoint_every=1)
     job = Job(tmp_path_factory.mktemp("latent"), run)
     write_shards(job.train_channel, shards=1, each=20)
     code, events, text = job.run()
@@ -137,7 +137,7 @@ def test_a_prompts_image_does_not_depend_on_those_beside_it(
 
     pipeline = sampling.load(sampling.find_source(trained[0].base / "model"))
     prompts = [f"a grey of {number}" for number in range(18)]
-    how = sampling.SamplingOptions(steps=2, guidance=2.0, seed=-3)
+    how = sampling.SamplingOptions(num_inference_steps=2, guidance_scale=2.0, seed=-3)
     many = [image for some in sampling.generate(pipeline, prompts, how) for image in some]
     [[alone]] = sampling.generate(pipeline, prompts[:1], how)
     difference = np.abs(np.asarray(alone, np.int16) - np.asarray(many[0], np.int16))

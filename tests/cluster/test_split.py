@@ -29,9 +29,9 @@ def job(folder: Path, processes: int, sharding: str = "none", **settings: Any) -
     """Of ``processes`` and as much accumulation as makes up the batch."""
     own = {
         "preset": "tiny-mmdit",
-        "iterations": STEPS,
-        "per_gpu_batch": 2,
-        "accumulation": BATCH // 2 // processes,
+        "max_steps": STEPS,
+        "per_device_batch_size": 2,
+        "gradient_accumulation_steps": BATCH // 2 // processes,
         "sharding": sharding,
         "ema_decay": 0.9,
         "checkpoint_every": STEPS,
@@ -125,7 +125,7 @@ def test_a_run_goes_on_with_another_sharding_and_world_size(
     then: tuple[int, str],
 ) -> None:
     begun, _ = trained(
-        tmp_path / "begun", first[0], sharding=first[1], iterations=20, checkpoint_every=20
+        tmp_path / "begun", first[0], sharding=first[1], max_steps=20, checkpoint_every=20
     )
     rest = job(tmp_path / "rest", then[0], sharding=then[1])
     begun.train_channel.parent.parent.rename(rest.base / "input")
@@ -143,9 +143,9 @@ def test_a_sharded_run_goes_on_bit_for_bit(tmp_path: Path, sharding: str) -> Non
     """SIGKILL one of three processes; the restart repeats the numbers of an uninterrupted run."""
     settings: dict[str, Any] = {
         "sharding": sharding,
-        "iterations": 20,
+        "max_steps": 20,
         "checkpoint_every": 5,
-        "accumulation": 1,
+        "gradient_accumulation_steps": 1,
     }
     _, whole = trained(tmp_path / "whole", 3, **settings)
     cut = job(tmp_path / "cut", 3, **settings)
@@ -164,7 +164,7 @@ def test_a_sharded_run_goes_on_bit_for_bit(tmp_path: Path, sharding: str) -> Non
 
 @pytest.mark.slow
 def test_pieces_of_a_sharded_checkpoint_are_drawn_from(cli: Cli, tmp_path: Path) -> None:
-    made, _ = trained(tmp_path / "job", 2, sharding="full_shard", iterations=2, checkpoint_every=2)
+    made, _ = trained(tmp_path / "job", 2, sharding="full_shard", max_steps=2, checkpoint_every=2)
     folder = made.checkpoints / "step-00000002"
     stored = load_full(shard_files(folder), "ema.")
     assert all(name.startswith("network.") for name in stored)

@@ -27,7 +27,13 @@ DEADLINE = 60.0
 
 
 def heartbeat(on_stall: str, *, limit: int = LIMIT) -> dict[str, Any]:
-    return {"min": limit, "max": 30, "on_stall": on_stall, "interval": 1, "metrics_interval": 10}
+    return {
+        "min_timeout": limit,
+        "max_timeout": 30,
+        "on_stall": on_stall,
+        "interval": 1,
+        "metrics_interval": 10,
+    }
 
 
 def fill(pipe: int) -> None:

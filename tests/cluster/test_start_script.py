@@ -107,7 +107,7 @@ def test_sigterm_to_the_first_process_ends_with_a_checkpoint(
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", aws.url)
     base = tmp_path / "ml"
-    config = tiny_run(iterations=10**6, checkpoint_every=10**6, log_every=5)
+    config = tiny_run(max_steps=10**6, checkpoint_every=10**6, log_every=5)
     request = stage_job(aws, config, base)
     write_shards(base / "input" / "data" / "train", shards=2, each=20)
     algorithm = request["AlgorithmSpecification"]

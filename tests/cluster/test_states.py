@@ -38,7 +38,7 @@ def test_states_take_what_is_planned(tmp_path: Path, preset: str, strategy: str)
     Under accumulation gradients that fit whole are scattered once a step, weights that stay whole
     are gathered once; the sums are the same.
     """
-    run = tiny_run(preset=preset, iterations=1, sharding=strategy)
+    run = tiny_run(preset=preset, max_steps=1, sharding=strategy)
     (tmp_path / "run.json").write_text(json.dumps(run.model_dump(mode="json")))
     launch = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port"]
     done = subprocess.run(

@@ -39,10 +39,10 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
 
     A sum over two is the same in any order, over three it is not: so two would prove less.
     """
-    whole = job(tmp_path / "whole", iterations=40, checkpoint_every=10)
+    whole = job(tmp_path / "whole", max_steps=40, checkpoint_every=10)
     code, events, text = whole.run(processes=3)
     assert code == 0, text
-    cut = job(tmp_path / "cut", iterations=40, checkpoint_every=10)
+    cut = job(tmp_path / "cut", max_steps=40, checkpoint_every=10)
     with cut.start(processes=3) as running:
         # The next one is begun by then.
         running.wait_for("checkpoint", step=10)
@@ -62,10 +62,10 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_loader_workers_resume_as_exactly(tmp_path: Path) -> None:
-    whole = job(tmp_path / "whole", iterations=17, checkpoint_every=5, workers=2)
+    whole = job(tmp_path / "whole", max_steps=17, checkpoint_every=5, workers=2)
     code, events, text = whole.run()
     assert code == 0, text
-    cut = job(tmp_path / "cut", iterations=17, checkpoint_every=5, workers=2)
+    cut = job(tmp_path / "cut", max_steps=17, checkpoint_every=5, workers=2)
     with cut.start() as running:
         running.wait_for("checkpoint", step=5)
         children = psutil.Process(running.process.pid).children(recursive=True)
@@ -83,7 +83,7 @@ def test_loader_workers_resume_as_exactly(tmp_path: Path) -> None:
 
 
 def test_a_stop_checkpoints_on_the_same_step_and_ends_well(tmp_path: Path) -> None:
-    stopped = job(tmp_path, iterations=100000)
+    stopped = job(tmp_path, max_steps=100000)
     with stopped.start(processes=2) as running:
         running.wait_for("step", step=3)
         running.process.send_signal(signal.SIGTERM)
@@ -95,7 +95,7 @@ def test_a_stop_checkpoints_on_the_same_step_and_ends_well(tmp_path: Path) -> No
 
 
 def test_a_damaged_newest_checkpoint_is_passed_over_and_named(tmp_path: Path) -> None:
-    damaged = job(tmp_path, iterations=6, checkpoint_every=2)
+    damaged = job(tmp_path, max_steps=6, checkpoint_every=2)
     assert damaged.run()[0] == 0
     with (damaged.checkpoints / "step-00000006" / "tensors-00000.safetensors").open("r+b") as file:
         file.seek(-1, os.SEEK_END)
@@ -111,7 +111,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_named(tmp_path: Path) ->
 @pytest.mark.slow
 def test_a_full_disk_costs_a_checkpoint_and_nothing_else(tmp_path: Path, mount: Mount) -> None:
     """Said at once; training goes on, the checkpoint before stays, and the next one is tried."""
-    made = job(tmp_path, iterations=100_000, checkpoint_every=150)
+    made = job(tmp_path, max_steps=100_000, checkpoint_every=150)
     disk = mount("size=64m")
     made.checkpoints.symlink_to(disk)
     with made.start(processes=2) as running:
@@ -137,7 +137,7 @@ def test_a_full_disk_costs_a_checkpoint_and_nothing_else(tmp_path: Path, mount: 
 @pytest.mark.parametrize("processes", [1, 3])
 def test_any_number_of_processes_takes_over_the_weights(tmp_path: Path, processes: int) -> None:
     """What two have shared out comes together again, bit for bit."""
-    made = job(tmp_path, iterations=6)
+    made = job(tmp_path, max_steps=6)
     assert made.run(processes=2)[0] == 0
     final = tree(made.base / "model")
     shutil.rmtree(made.base / "model")
@@ -150,11 +150,11 @@ def test_any_number_of_processes_takes_over_the_weights(tmp_path: Path, processe
 
 @pytest.mark.slow
 def test_a_changed_learning_rate_counts_from_the_resume_on(tmp_path: Path) -> None:
-    made = job(tmp_path, iterations=4, learning_rate=1e-3, warmup_iterations=9)
+    made = job(tmp_path, max_steps=4, learning_rate=1e-3, warmup_steps=9)
     assert made.run()[0] == 0
     document = made.bundle / "run.json"
     changed = json.loads(document.read_text())
-    changed["stages"][0] |= {"iterations": 6, "learning_rate": 2e-3}
+    changed["stages"][0] |= {"max_steps": 6, "learning_rate": 2e-3}
     document.write_text(json.dumps(changed))
     code, events, text = made.run()
     assert code == 0, text
@@ -164,10 +164,10 @@ def test_a_changed_learning_rate_counts_from_the_resume_on(tmp_path: Path) -> No
 
 
 def test_a_checkpoint_of_another_model_is_refused_and_left_alone(tmp_path: Path) -> None:
-    first = job(tmp_path, iterations=2, checkpoint_every=2)
+    first = job(tmp_path, max_steps=2, checkpoint_every=2)
     assert first.run()[0] == 0
     before = weights(first, 2)
-    preset = first.bundle / "sm_train" / "entrypoints" / "presets" / "digits.json"
+    preset = first.bundle / "sm_train" / "entrypoints" / "models" / "presets" / "digits.json"
     preset.write_text(preset.read_text().replace('"layers_per_block": 1', '"layers_per_block": 2'))
     code, events, text = first.run()
     assert code == 1, text
@@ -177,7 +177,7 @@ def test_a_checkpoint_of_another_model_is_refused_and_left_alone(tmp_path: Path)
 
 
 def test_a_run_that_diverges_fails_and_saves_nothing_spoilt(tmp_path: Path) -> None:
-    lost = job(tmp_path, iterations=50, checkpoint_every=3, learning_rate=1e30, log_every=50)
+    lost = job(tmp_path, max_steps=50, checkpoint_every=3, learning_rate=1e30, log_every=50)
     code, events, text = lost.run()
     assert code == 1, text
     assert "steps in a row had no finite gradient, up to step 12" in lost.failure
@@ -189,14 +189,14 @@ def test_a_run_that_diverges_fails_and_saves_nothing_spoilt(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_old_checkpoints_go_and_the_newest_stay(tmp_path: Path) -> None:
-    many = job(tmp_path, iterations=10, checkpoint_every=2)
+    many = job(tmp_path, max_steps=10, checkpoint_every=2)
     assert many.run()[0] == 0
     kept = sorted(folder.name for folder in many.checkpoints.glob("step-*"))
     assert kept == ["step-00000006", "step-00000008", "step-00000010"]
 
 
 def test_a_few_bad_samples_are_skipped_counted_and_named(tmp_path: Path) -> None:
-    made = Job(tmp_path, tiny_run(iterations=20))
+    made = Job(tmp_path, tiny_run(max_steps=20))
     made.train_channel.mkdir(parents=True)
     samples = {f"{number:04d}": sample(number) for number in range(70)}
     samples["0007"]["png"] = samples["0007"]["png"][:40]
@@ -210,7 +210,7 @@ def test_a_few_bad_samples_are_skipped_counted_and_named(tmp_path: Path) -> None
 
 
 def test_a_shard_cut_short_loses_its_rest_alone(tmp_path: Path) -> None:
-    made = Job(tmp_path, tiny_run(iterations=10))
+    made = Job(tmp_path, tiny_run(max_steps=10))
     write_shards(made.train_channel, shards=2, each=20)
     cut = made.train_channel / "shard-001.tar"
     cut.write_bytes(cut.read_bytes()[:15000])
@@ -223,7 +223,7 @@ def test_a_shard_cut_short_loses_its_rest_alone(tmp_path: Path) -> None:
 
 
 def test_too_many_bad_samples_stop_the_job_and_name_the_shards(tmp_path: Path) -> None:
-    made = Job(tmp_path, tiny_run(iterations=1000))
+    made = Job(tmp_path, tiny_run(max_steps=1000))
     made.train_channel.mkdir(parents=True)
     samples = {f"{number:04d}": sample(number) for number in range(40)}
     for number in range(0, 40, 2):
@@ -236,7 +236,7 @@ def test_too_many_bad_samples_stop_the_job_and_name_the_shards(tmp_path: Path) -
 
 
 def test_an_instance_without_shards_stops_every_process_at_once(tmp_path: Path) -> None:
-    made = Job(tmp_path, tiny_run(iterations=10))
+    made = Job(tmp_path, tiny_run(max_steps=10))
     code, _, text = made.run(processes=2)
     assert code != 0, text
     assert "algo-1: no .tar in the train channel" in made.failure
@@ -244,7 +244,9 @@ def test_an_instance_without_shards_stops_every_process_at_once(tmp_path: Path) 
 
 @pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_the_events_tell_the_run_as_it_is(tmp_path: Path, processes: int) -> None:
-    code, events, text = job(tmp_path, iterations=3, accumulation=2).run(processes=processes)
+    code, events, text = job(tmp_path, max_steps=3, gradient_accumulation_steps=2).run(
+        processes=processes
+    )
     assert code == 0, text
     start = next(event for event in events if event["kind"] == "start")
     assert start["world_size"] == processes
@@ -258,10 +260,10 @@ def test_the_events_tell_the_run_as_it_is(tmp_path: Path, processes: int) -> Non
 
 
 def test_a_stage_starts_from_the_weights_of_the_one_before(tmp_path: Path) -> None:
-    first = job(tmp_path / "first", iterations=8, learning_rate=3e-3)
+    first = job(tmp_path / "first", max_steps=8, learning_rate=3e-3)
     code, events, text = first.run()
     assert code == 0, text
-    second = job(tmp_path / "second", iterations=1, learning_rate=1e-9)
+    second = job(tmp_path / "second", max_steps=1, learning_rate=1e-9)
     previous = second.base / "input" / "data" / "previous"
     shutil.copytree(first.checkpoints / "final", previous)
     code, later, text = second.run()
@@ -273,10 +275,10 @@ def test_a_stage_starts_from_the_weights_of_the_one_before(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("start", "optimizer"),
     [
-        ("raw", "carried"),
+        ("raw", "keep"),
         *(
             pytest.param(start, optimizer, marks=pytest.mark.slow)
-            for start, optimizer in (("ema", "fresh"), ("ema", "carried"), ("raw", "fresh"))
+            for start, optimizer in (("ema", "reset"), ("ema", "keep"), ("raw", "reset"))
         ),
     ],
 )
@@ -284,20 +286,20 @@ def test_a_stage_takes_what_its_run_file_says_of_the_one_before(
     tmp_path: Path, start: str, optimizer: str
 ) -> None:
     """The second stage's first loss by itself tells its weights; its second one, the optimizer."""
-    first = job(tmp_path / "first", iterations=6, learning_rate=3e-3, checkpoint_every=6)
+    first = job(tmp_path / "first", max_steps=6, learning_rate=3e-3, checkpoint_every=6)
     assert first.run()[0] == 0
     last = first.checkpoints / "step-00000006"
     stored = load_full(shard_files(last), "ema." if start == "ema" else "model.")
 
     second = job(
-        tmp_path / "second", iterations=1, learning_rate=1e-9, checkpoint_every=1, weight_decay=0.0
+        tmp_path / "second", max_steps=1, learning_rate=1e-9, checkpoint_every=1, weight_decay=0.0
     )
     document = json.loads((second.bundle / "run.json").read_text())
-    document["stages"][0] |= {"start": start, "optimizer": optimizer}
+    document["stages"][0] |= {"init_from": start, "optimizer_state": optimizer}
     (second.bundle / "run.json").write_text(json.dumps(document))
     channels = second.base / "input" / "data"
     shutil.copytree(first.checkpoints / "final", channels / "previous")
-    if (start, optimizer) != ("ema", "fresh"):
+    if (start, optimizer) != ("ema", "reset"):
         shutil.copytree(last, channels / "previous_state")
     code, _, text = second.run()
     assert code == 0, text
@@ -306,10 +308,10 @@ def test_a_stage_takes_what_its_run_file_says_of_the_one_before(
         torch.testing.assert_close(weight, stored[name], rtol=0, atol=1e-7)
     # AdamW counts on, and its moments are those of six gradients and one more.
     steps = load_full(begun, "optimizer.steps")[""]
-    assert set(steps.tolist()) == {7.0 if optimizer == "carried" else 1.0}
+    assert set(steps.tolist()) == {7.0 if optimizer == "keep" else 1.0}
     moments = [
         load_full(shard_files(one), "exp_avg.")["network.conv_in.weight"]
         for one in (last, second.checkpoints / "step-00000001")
     ]
     along = torch.nn.functional.cosine_similarity(*(one.flatten() for one in moments), dim=0)
-    assert (float(along) > 0.8) == (optimizer == "carried")
+    assert (float(along) > 0.8) == (optimizer == "keep")

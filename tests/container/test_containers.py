@@ -110,12 +110,12 @@ def test_two_containers_train_the_demo_and_go_on_exactly(
     preset = Path(sm_train.toolkit.__file__).parent / "presets" / "demo.yaml"
     text = preset.read_text()
     for long, short in [
-        ("iterations: 1000", "iterations: 40"),
-        ("warmup_iterations: 50", "warmup_iterations: 2"),
-        ("per_gpu_batch: 32", "per_gpu_batch: 16"),
+        ("max_steps: 1000", "max_steps: 40"),
+        ("warmup_steps: 50", "warmup_steps: 2"),
+        ("per_device_batch_size: 32", "per_device_batch_size: 16"),
         ("effective_batch_size: 64", "effective_batch_size: 32"),
         ("log_every: 20", "log_every: 1"),
-        ("every: 250", "every: 10"),
+        ("every_steps: 250", "every_steps: 10"),
     ]:
         assert long in text
         text = text.replace(long, short)
@@ -176,7 +176,7 @@ def test_two_containers_train_the_demo_and_go_on_exactly(
 
 def test_what_is_missing_is_said_in_a_line(cli: Cli, tmp_path: Path, engine: None) -> None:
     write_shards(tmp_path / "shards", shards=2, each=4)
-    run = write_tiny(tmp_path, iterations=1)
+    run = write_tiny(tmp_path, max_steps=1)
     command = ["submit", run, "--local", "container"]
     away = cli(*command, env={"DOCKER_HOST": f"unix://{tmp_path}/none.sock"})
     assert away.returncode == 3

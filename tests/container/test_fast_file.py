@@ -89,7 +89,7 @@ def test_training_reads_each_byte_once_and_in_order(
     cli: Cli, tmp_path: Path, packed: Path, calm: tuple[Store, Path]
 ) -> None:
     seen, place = calm
-    document = tiny_run(iterations=STEPS, per_gpu_batch=BATCH).model_dump(mode="json")
+    document = tiny_run(max_steps=STEPS, per_device_batch_size=BATCH).model_dump(mode="json")
     document["data"]["local"] = str(place / "shards")
     run = tmp_path / "run.yaml"
     run.write_text(yaml.safe_dump(document))

@@ -38,7 +38,7 @@ def step(time: float, number: int, its: float = 1.0, wait: float = 0.0) -> dict[
         "kind": "step",
         "time": time,
         "step": number,
-        "iterations_per_second": its,
+        "steps_per_second": its,
         "data_wait_share": wait,
     }
 
@@ -68,7 +68,7 @@ def test_a_healthy_job() -> None:
     assert parts(line) == pytest.approx(
         {"start_up": 350, "checkpoints": 20, "data_wait": 10, "shut_down": 10, "useful": 290}
     )
-    assert line.iterations_per_second == 1.0
+    assert line.steps_per_second == 1.0
     assert line.restarts == 0
 
 
@@ -163,7 +163,7 @@ def test_dollars_are_billed_seconds_times_instances_times_price_exactly() -> Non
     assert document["total"]["billed_usd"] == pytest.approx(18.4)
     for one in jobs:
         assert sum(part for part in one.waterfall.values() if part is not None) == one.billed
-    assert document["stages"][0]["iterations_reached"] == 250
+    assert document["stages"][0]["steps_reached"] == 250
     # 250 steps of 100 images: the 50 that were done twice count once.
     assert images_trained(jobs) == 25_000
     assert document["total"]["per_million_images_usd"] == pytest.approx(18.4 / 0.025)
@@ -203,4 +203,4 @@ def test_the_next_estimate_learns_start_up_failures_and_speed() -> None:
     given_start = Assumptions().assuming(start_up_seconds=5)
     assert learned(given_start, seen).start_up_seconds == 5
     [speed] = measurements(jobs)
-    assert (speed.label, speed.world_size, speed.iterations_per_second) == ("b", 32, 1.0)
+    assert (speed.label, speed.world_size, speed.steps_per_second) == ("b", 32, 1.0)

@@ -29,9 +29,9 @@ STAGE = CostStage(
     resolution=256,
     instance_type="ml.p4de.24xlarge",
     instances=4,
-    per_gpu_batch=32,
-    accumulation=2,
-    iterations=550_000,
+    per_device_batch_size=32,
+    gradient_accumulation_steps=2,
+    max_steps=550_000,
     checkpoint_every=1000,
     flops_per_image=0.543e12,
     parameters=865_910_724,
@@ -87,7 +87,7 @@ def test_what_does_not_fit_is_left_out_and_small_gpus_accumulate() -> None:
     assert "ml.p4de.24xlarge" in types
     assert "ml.g5.48xlarge" not in types
     [small] = {
-        one.stages[0].per_gpu_batch
+        one.stages[0].per_device_batch_size
         for one in tight
         if (one.instance_type, one.instances) == ("ml.p4d.24xlarge", 4)
     }
@@ -157,12 +157,12 @@ def test_a_comparison_names_what_changed_and_adds_up() -> None:
     before = as_document(estimate([STAGE], Purchase("us-east-1")))
     second = replace(STAGE, name="512px")
     after = as_document(
-        estimate([replace(STAGE, iterations=275_000), second], Purchase("us-east-1"))
+        estimate([replace(STAGE, max_steps=275_000), second], Purchase("us-east-1"))
     )
     found = compare(before, after)
     kept, added = found["stages"]
     assert (kept["change"], added["change"]) == ("kept", "added")
-    assert {field["field"] for field in kept["fields"]} == {"iterations", "billable_seconds"}
+    assert {field["field"] for field in kept["fields"]} == {"max_steps", "billable_seconds"}
     assert found["total"]["difference_usd"] == pytest.approx(
         kept["difference_usd"] + added["difference_usd"]
     )

@@ -22,9 +22,9 @@ BRIA = CostStage(
     resolution=256,
     instance_type="ml.p4de.24xlarge",
     instances=4,
-    per_gpu_batch=32,
-    accumulation=2,
-    iterations=550_000,
+    per_device_batch_size=32,
+    gradient_accumulation_steps=2,
+    max_steps=550_000,
     checkpoint_every=1000,
     speed=stated_speed(1.8, "published"),
 )
@@ -39,8 +39,8 @@ STAGE_KEYS = {
     "instances",
     "world_size",
     "effective_batch_size",
-    "iterations",
-    "iterations_per_second",
+    "max_steps",
+    "steps_per_second",
     "training_seconds",
     "overhead_seconds",
     "billable_seconds",
@@ -71,7 +71,7 @@ def test_brias_own_figures() -> None:
     assert one["training_seconds"] == pytest.approx(305_555.56, abs=0.01)
     assert one["cost_usd"] == pytest.approx(550_000 / 1.8 / 3600 * 4 * 31.5641075, abs=0.01)
     assert one["cluster_per_day_usd"] == pytest.approx(3030.15, abs=0.01)
-    a_day = replace(BRIA, iterations=round(1.8 * 86400))
+    a_day = replace(BRIA, max_steps=round(1.8 * 86400))
     assert document(a_day, assumed=NOTHING_ELSE)["total"]["cost_usd"] == pytest.approx(
         4 * 24 * 31.5641075
     )
@@ -152,7 +152,7 @@ def test_an_unstated_checkpoint_interval_is_not_a_free_one() -> None:
 def test_a_failure_never_loses_more_than_the_whole_stage() -> None:
     whole, rare = (
         document(replace(BRIA, checkpoint_every=every))["total"]["cost_usd"]
-        for every in (BRIA.iterations, 100 * BRIA.iterations)
+        for every in (BRIA.max_steps, 100 * BRIA.max_steps)
     )
     assert rare == whole
 
@@ -248,9 +248,9 @@ stages = st.builds(
     resolution=st.just(256),
     instance_type=st.sampled_from(["ml.p4de.24xlarge", "ml.p5.48xlarge", "ml.g5.xlarge"]),
     instances=st.integers(1, 512),
-    per_gpu_batch=st.integers(1, 256),
-    accumulation=st.integers(1, 64),
-    iterations=st.integers(1, 10**7),
+    per_device_batch_size=st.integers(1, 256),
+    gradient_accumulation_steps=st.integers(1, 64),
+    max_steps=st.integers(1, 10**7),
     speed=st.floats(0.1, 1e3).map(lambda its: stated_speed(its, "given")),
     # An interval that 4,096 GPUs hardly ever finish is refused: see the test of its own.
     checkpoint_every=st.none() | st.integers(1, 10**4),
@@ -267,7 +267,7 @@ def test_the_range_holds_the_cost(stage: CostStage) -> None:
 @settings(deadline=None, max_examples=40)
 @given(stages, st.integers(1, 10**6))
 def test_more_steps_never_cost_less(stage: CostStage, more: int) -> None:
-    longer = replace(stage, iterations=stage.iterations + more)
+    longer = replace(stage, max_steps=stage.max_steps + more)
     assert document(longer)["total"]["cost_usd"] >= document(stage)["total"]["cost_usd"]
 
 
@@ -275,9 +275,9 @@ def test_more_steps_never_cost_less(stage: CostStage, more: int) -> None:
     ("field", "value"),
     [
         ("instances", 0),
-        ("iterations", 0),
-        ("iterations", 10**400),
-        ("per_gpu_batch", 0),
+        ("max_steps", 0),
+        ("max_steps", 10**400),
+        ("per_device_batch_size", 0),
         ("checkpoint_every", 0),
     ],
 )
@@ -288,7 +288,7 @@ def test_impossible_figures_are_refused_by_name(field: str, value: float) -> Non
 
 @pytest.mark.parametrize("its", [0.0, float("nan"), float("inf"), -1.0, 1e-12])
 def test_an_impossible_speed_is_refused_by_name(its: float) -> None:
-    with pytest.raises(ValueError, match="iterations_per_second"):
+    with pytest.raises(ValueError, match="steps_per_second"):
         BRIA.at(stated_speed(its, "given"))
 
 

@@ -36,16 +36,16 @@ BATCH = 2048
 
 
 def at(
-    name: str, resolution: int, gpus: int, images_per_second: float, iterations: int
+    name: str, resolution: int, gpus: int, images_per_second: float, max_steps: int
 ) -> CostStage:
     return CostStage(
         name=name,
         resolution=resolution,
         instance_type="ml.p4d.24xlarge",
         instances=gpus // 8,
-        per_gpu_batch=BATCH // gpus,
-        accumulation=1,
-        iterations=iterations,
+        per_device_batch_size=BATCH // gpus,
+        gradient_accumulation_steps=1,
+        max_steps=max_steps,
         speed=stated_speed(images_per_second / BATCH, "README"),
     )
 
@@ -115,9 +115,9 @@ def test_two_weeks_are_two_weeks() -> None:
         resolution=256,
         instance_type=P4DE,
         instances=16,
-        per_gpu_batch=8,
-        accumulation=2,
-        iterations=round(timedelta(days=14).total_seconds() * 1.8),
+        per_device_batch_size=8,
+        gradient_accumulation_steps=2,
+        max_steps=round(timedelta(days=14).total_seconds() * 1.8),
         speed=stated_speed(1.8, "published"),
     )
     priced = estimate([stage], Purchase("us-east-1"), assumed=TRAINING_ALONE)

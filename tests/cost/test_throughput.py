@@ -22,9 +22,9 @@ def stage(resolution: int = 256, instances: int = 4, **changes: Any) -> CostStag
         resolution=resolution,
         instance_type="ml.p4de.24xlarge",
         instances=instances,
-        per_gpu_batch=1024 // (instances * 8),
-        accumulation=2,
-        iterations=1000,
+        per_device_batch_size=1024 // (instances * 8),
+        gradient_accumulation_steps=2,
+        max_steps=1000,
         flops_per_image=FLOPS[resolution],
     )
     return replace(made, **changes)
@@ -60,7 +60,7 @@ def test_each_rule_is_named_and_widens_the_range() -> None:
         "other hardware",
         "predicted",
     ]
-    assert own.iterations_per_second == 1.8
+    assert own.steps_per_second == 1.8
     assert width(own) < width(fitted)
     assert width(own) < width(moved)
     assert width(own) < width(other)
@@ -69,14 +69,14 @@ def test_each_rule_is_named_and_widens_the_range() -> None:
 
 def test_another_resolution_is_carried_over_by_flops_and_flagged() -> None:
     speed = resolved(stage(512), measured(1.8, 32))
-    assert speed.iterations_per_second == pytest.approx(1.8 * 0.543 / 2.413)
+    assert speed.steps_per_second == pytest.approx(1.8 * 0.543 / 2.413)
     assert "by FLOPs alone" in speed.why
 
 
 def test_without_a_measurement_the_published_utilization_predicts() -> None:
     # 25 % of 312 TFLOP/s on 32 A100 ÷ (0.543 TFLOP × 2048 images).
     speed = resolved(stage())
-    assert speed.iterations_per_second == pytest.approx(0.25 * 312 * 32 / (0.543 * 2048))
+    assert speed.steps_per_second == pytest.approx(0.25 * 312 * 32 / (0.543 * 2048))
     assert speed.low == pytest.approx(0.20 * 312 * 32 / (0.543 * 2048))
     assert speed.high == pytest.approx(0.31 * 312 * 32 / (0.543 * 2048))
 
@@ -89,7 +89,7 @@ def test_an_its_of_another_batch_counts_only_when_asked() -> None:
     small = measured(4.0, 32, effective_batch_size=1024)
     assert resolved(stage(), small).basis == "predicted"
     rescaled = resolved(stage(), small, rescale_batch=True)
-    assert rescaled.iterations_per_second == pytest.approx(2.0)
+    assert rescaled.steps_per_second == pytest.approx(2.0)
     assert "as asked" in rescaled.why
 
 
@@ -101,7 +101,7 @@ def test_a_cpus_speed_is_only_an_illustration() -> None:
 
 def test_more_than_the_hardwares_peak_is_refused_with_the_arithmetic() -> None:
     # 0.543 TFLOP × 2048 images × 10 it/s = 11,121 TFLOP/s; 32 × 312 = 9,984.
-    with pytest.raises(ValueError, match="iterations_per_second") as caught:
+    with pytest.raises(ValueError, match="steps_per_second") as caught:
         stage().at(stated_speed(10, "given"))
     for expected in ("111%", "2048 images", "0.543 TFLOP", "11,121 TFLOP/s", "9,984"):
         assert expected in str(caught.value)

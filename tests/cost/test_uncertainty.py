@@ -20,9 +20,9 @@ STAGE = CostStage(
     resolution=256,
     instance_type="ml.p4de.24xlarge",
     instances=4,
-    per_gpu_batch=32,
-    accumulation=2,
-    iterations=100_000,
+    per_device_batch_size=32,
+    gradient_accumulation_steps=2,
+    max_steps=100_000,
     checkpoint_every=1000,
     parameters=865_910_724,
     speed=Speed(1.0, 0.9, 1.05, "measured", "test"),
@@ -36,7 +36,7 @@ CASES = {
         Assumptions(failures_per_gpu_hour=4 / (32 * 27.8)),
     ),
     "a slow start of a short stage": (
-        replace(STAGE, iterations=1000),
+        replace(STAGE, max_steps=1000),
         Assumptions(start_up_seconds=3000),
     ),
 }
@@ -48,23 +48,19 @@ def live(stage: CostStage, assumed: Assumptions, rng: random.Random) -> float:
     assert speed is not None
     z = rng.gauss(0, 1)
     bound = speed.low if z > 0 else speed.high
-    per_step = (
-        1 / speed.iterations_per_second * (speed.iterations_per_second / bound) ** abs(z / Z90)
-    )
+    per_step = 1 / speed.steps_per_second * (speed.steps_per_second / bound) ** abs(z / Z90)
     if z < 0:
         per_step = (
-            1
-            / speed.iterations_per_second
-            * (speed.iterations_per_second / speed.high) ** abs(z / Z90)
+            1 / speed.steps_per_second * (speed.steps_per_second / speed.high) ** abs(z / Z90)
         )
     rate = assumed.failures_per_gpu_hour * stage.world_size / 3600
     rate *= assumed.failure_spread ** (rng.gauss(0, 1) / Z90)
     clock = assumed.start_up_seconds * assumed.start_up_spread ** (rng.gauss(0, 1) / Z90)
-    every = min(stage.checkpoint_every or 1, stage.iterations)
+    every = min(stage.checkpoint_every or 1, stage.max_steps)
     blocking = 16 * (stage.parameters or 0) / assumed.checkpoint_bytes_per_second
     done = 0
-    while done < stage.iterations:
-        steps = min(every, stage.iterations - done)
+    while done < stage.max_steps:
+        steps = min(every, stage.max_steps - done)
         span = steps * per_step + (blocking if steps == every else 0)
         until_failure = rng.expovariate(rate)
         if until_failure < span:

@@ -22,7 +22,7 @@ DATA = DataConfig(
     crop="center",
     interpolation="bicubic",
     aspect_buckets=False,
-    max_bad_share=0.01,
+    max_bad_fraction=0.01,
 )
 
 

@@ -36,9 +36,7 @@ def life(its: float = 1.0) -> list[dict[str, Any]]:
     clock = 400.0
     for number in range(100, 600, 100):
         clock += 100 / its
-        found.append(
-            event("step", clock, step=number, iterations_per_second=its, data_wait_share=0.02)
-        )
+        found.append(event("step", clock, step=number, steps_per_second=its, data_wait_share=0.02))
     found += [event("checkpoint", clock + 30, seconds=30.0, step=500), event("end", clock + 30)]
     return found
 

@@ -74,7 +74,7 @@ class Life:
                     loss=self.loss(share) * chance.gauss(1, self.noise),
                     gradient_norm=self.gradient(share),
                     data_wait_share=self.waits(share),
-                    iterations_per_second=speed,
+                    steps_per_second=speed,
                     images_per_second=speed * 512,
                 )
             )
@@ -93,7 +93,7 @@ class Life:
             nodes=self.nodes,
             world_size=8 * self.nodes,
             effective_batch_size=512,
-            iterations=30_000,
+            max_steps=30_000,
             backend=self.backend,
             resumed_from_step=None,
             instance_type="ml.p4de.24xlarge",

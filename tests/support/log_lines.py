@@ -33,7 +33,7 @@ def step(number: int, time: float, *, rank: int = 0, node: int = 0) -> str:
     return (
         f'SMT {{"kind": "step", "time": {time}, "node": {node}, "rank": {rank}, "step": {number}, '
         '"epoch": 0, "loss": 0.123, "learning_rate": 0.0001, "gradient_norm": 1.0, '
-        '"iterations_per_second": 1.8, "images_per_second": 3686.4, "data_wait_share": 0.01, '
+        '"steps_per_second": 1.8, "images_per_second": 3686.4, "data_wait_share": 0.01, '
         '"mfu": 0.2}'
     )
 

@@ -15,11 +15,11 @@ def stage(name: str = "256px", **changes: Any) -> dict[str, Any]:
         "name": name,
         "resolution": 256,
         "instances": 4,
-        "per_gpu_batch": 8,
-        "accumulation": 2,
-        "iterations": 1000,
+        "per_device_batch_size": 8,
+        "gradient_accumulation_steps": 2,
+        "max_steps": 1000,
         "learning_rate": 1e-4,
-        "iterations_per_second": 1.8,
+        "steps_per_second": 1.8,
     } | changes
 
 
@@ -60,7 +60,7 @@ def clusters(draw: st.DrawFn) -> dict[str, Any]:
     collectives = ["auto", "nccl"] + ["smddp"] * machine.supports_smddp
     cluster: dict[str, Any] = {
         "instance_type": machine.name,
-        "collective": draw(st.sampled_from(collectives)),
+        "backend": draw(st.sampled_from(collectives)),
         "retries": draw(st.integers(0, 30)),
         "max_runtime": draw(st.integers(1, 28 * 86400)),
         "volume_gb": draw(st.integers(1, min(16384, int(machine.local_nvme_gb or 16384)))),
@@ -78,7 +78,7 @@ def clusters(draw: st.DrawFn) -> dict[str, Any]:
     if capacity == "spot":
         cluster["max_wait"] = cluster["max_runtime"] + draw(st.integers(0, 86400))
     if capacity == "warm-pool":
-        cluster["keep_alive"] = draw(st.integers(60, 21600))
+        cluster["keep_alive_period"] = draw(st.integers(60, 21600))
     if capacity == "training-plan":
         cluster["training_plan"] = PLAN + draw(_names).lower()
     if capacity == "on-demand":
@@ -102,7 +102,7 @@ def _alternatives(first: InstanceType, cluster: dict[str, Any]) -> st.SearchStra
         if other != first
         and first.accelerators % other.accelerators == 0
         and cluster["volume_gb"] <= (other.local_nvme_gb or 16384)
-        and (cluster["collective"] != "smddp" or other.supports_smddp)
+        and (cluster["backend"] != "smddp" or other.supports_smddp)
     ]
     if not fitting:
         return st.just([])
@@ -130,7 +130,7 @@ def runs(draw: st.DrawFn) -> dict[str, Any]:
             stage(
                 name,
                 instances=draw(st.integers(1, 64)),
-                **({"optimizer": draw(st.sampled_from(["fresh", "carried"]))} if index else {}),
+                **({"optimizer_state": draw(st.sampled_from(["reset", "keep"]))} if index else {}),
             )
             for index, name in enumerate(names)
         ],

@@ -20,7 +20,7 @@ THROUGHPUT_UNMEASURED = Check(
     "another stage, another machine or FLOPs alone, or are unknown.",
     costs="Everything that is in dollars here rests on it: budget, run time, what idle instances "
     "cost.",
-    mend="Run a few hundred steps of the stage and write `iterations_per_second`, or give the "
+    mend="Run a few hundred steps of the stage and write `steps_per_second`, or give the "
     "job's log to `sm-train cost RUN --measured`.",
 )
 PRICE_UNKNOWN = Check(
@@ -61,7 +61,7 @@ def money_findings(config: RunConfig, document: dict[str, Any]) -> Iterator[Find
         if stage["throughput_basis"] not in FIRM:
             yield THROUGHPUT_UNMEASURED.found(
                 "warning",
-                f"{where}.iterations_per_second",
+                f"{where}.steps_per_second",
                 f"no it/s was measured for {stage['name']}: its time and cost are "
                 + (f"worked out ({stage['throughput_basis']})" if stage["cost_usd"] else "unknown"),
                 "measure a few hundred steps of this stage and write the figure",

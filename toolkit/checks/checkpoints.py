@@ -46,7 +46,7 @@ CHECKPOINTS_BEYOND = Check(
     ("warning",),
     means="The newest checkpoint is of a step at or behind the stage's last.",
     costs="The job would be billed for its start and train nothing.",
-    mend="Go on with the next stage, raise `iterations`, or give the run another `name`.",
+    mend="Go on with the next stage, raise `max_steps`, or give the run another `name`.",
 )
 CHECKPOINTS_RESUMED = Check(
     "checkpoints-resumed",
@@ -100,11 +100,11 @@ def _of_marker(
             "give the run another name",
         )
         return
-    if marker.step >= stage.iterations:
+    if marker.step >= stage.max_steps:
         yield CHECKPOINTS_BEYOND.found(
             "warning",
             where,
-            f"{there}, and {stage.name} ends at {stage.iterations:,}",
+            f"{there}, and {stage.name} ends at {stage.max_steps:,}",
             "start the next stage, raise iterations, or give the run another name",
         )
     data = _data_of(job) if job else None
@@ -116,7 +116,7 @@ def _of_marker(
         yield CHECKPOINTS_RESUMED.found(
             "info",
             where,
-            f"{there} of {stage.iterations:,}: the job goes on from there",
+            f"{there} of {stage.max_steps:,}: the job goes on from there",
             "give the run another name to begin anew",
         )
         return

@@ -18,7 +18,7 @@ FALLBACK_START = Check(
     means="A stage would start another way at a fallback than at the run's own place: by SMDDP at "
     "one and by torchrun at the other, from images with another PyTorch.",
     costs="`submit` refuses the run: the start script of the one is not staged for the other.",
-    mend="Write `cluster.collective: nccl`, or take only p4d and p4de.",
+    mend="Write `cluster.backend: nccl`, or take only p4d and p4de.",
 )
 FALLBACK_LATE = Check(
     "fallback-late",

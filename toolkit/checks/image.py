@@ -42,7 +42,7 @@ IMAGE_UNPROVEN = Check(
     "image-unproven",
     ("warning",),
     means="The run needs something of its own image that no description tells: SMDDP and the "
-    "SageMaker training toolkit for `collective: smddp`, or PyTorch 2.6 for `sharding`.",
+    "SageMaker training toolkit for `backend: smddp`, or PyTorch 2.6 for `sharding`.",
     costs="Without them the job fails in its first minutes, on all machines.",
     mend="Try the image on one instance first, or take AWS's own.",
 )
@@ -55,7 +55,7 @@ SMDDP_UNUSED = Check(
     costs="NCCL over EFA instead of SMDDP's all-reduce: some throughput on several A100 "
     "instances, none on one.",
     mend="Leave `framework_version` out for the last image with SMDDP, PyTorch 2.3.0; or write "
-    "`collective: nccl` to say that it is meant.",
+    "`backend: nccl` to say that it is meant.",
     source="SageMaker developer guide, SMDDP: supported frameworks (2024-10)",
 )
 FRAMEWORK_UNPATCHED = Check(
@@ -64,7 +64,7 @@ FRAMEWORK_UNPATCHED = Check(
     means="AWS does not patch its images of this PyTorch any more. An info where SMDDP needs it: "
     "no later image carries SMDDP.",
     costs="Nothing today; security updates and fixes of the EFA and NCCL libraries do not come.",
-    mend="Write a later `framework_version`; where SMDDP holds the run back, `collective: nccl`.",
+    mend="Write a later `framework_version`; where SMDDP holds the run back, `backend: nccl`.",
     source="https://aws.github.io/deep-learning-containers/reference/support_policy and the DLAMI "
     "support policy table (2026-11)",
 )
@@ -155,8 +155,8 @@ def _own_image(config: RunConfig, address: str, region: str) -> Iterator[Finding
             f"push it to {region}, or run there",
         )
     needs = []
-    if config.cluster.collective == "smddp":
-        needs.append("SMDDP and SageMaker's training toolkit (collective: smddp)")
+    if config.cluster.backend == "smddp":
+        needs.append("SMDDP and SageMaker's training toolkit (backend: smddp)")
     if any(stage.sharding != "none" for stage in config.stages):
         needs.append("PyTorch 2.6 or newer (sharding)")
     for need in needs:
@@ -171,19 +171,19 @@ def _own_image(config: RunConfig, address: str, region: str) -> Iterator[Finding
 def _smddp(config: RunConfig) -> Iterator[Finding]:
     """Where SMDDP could be and is not, or is asked for and nothing comes of it."""
     cluster = config.cluster
-    if cluster.collective == "nccl" or not instance_type(cluster.instance_type).supports_smddp:
+    if cluster.backend == "nccl" or not instance_type(cluster.instance_type).supports_smddp:
         return
     starts = [launch_plan(config, stage) for stage in config.stages]
     if any(start.route == "smddp" for start in starts):
         return
     several = [index for index, stage in enumerate(config.stages) if stage.instances > 1]
-    if not several and cluster.collective == "auto":
+    if not several and cluster.backend == "auto":
         return
     yield SMDDP_UNUSED.found(
         "info",
-        "cluster.collective",
+        "cluster.backend",
         f"{cluster.instance_type} could use SMDDP: {starts[several[0] if several else 0].reason}",
-        "write collective: nccl if that is meant",
+        "write backend: nccl if that is meant",
     )
 
 
@@ -198,7 +198,7 @@ def _patched(config: RunConfig, today: date) -> Iterator[Finding]:
         "cluster.framework_version",
         f"AWS has not patched its images of PyTorch {version} since {end}"
         + ("; no later one carries SMDDP" if smddp else ""),
-        "collective: nccl takes the newest image" if smddp else "write a later version, or none",
+        "backend: nccl takes the newest image" if smddp else "write a later version, or none",
     )
 
 

@@ -31,7 +31,7 @@ BROKEN_SHARD = Check(
     "broken-shard",
     ("error",),
     means="A shard without an index was read and is cut short or damaged.",
-    costs="Its samples are lost to the run; over `data.max_bad_share` the job stops.",
+    costs="Its samples are lost to the run; over `data.max_bad_fraction` the job stops.",
     mend="Pack or fetch the shard again.",
 )
 

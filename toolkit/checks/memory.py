@@ -57,7 +57,7 @@ def memory_findings(config: RunConfig) -> Iterator[Finding]:
             ),
             None,
         )
-        where = f"stages[{index}].per_gpu_batch"
+        where = f"stages[{index}].per_device_batch_size"
         message = (
             f"{stage.name} takes about {found.gib:.0f} GiB of each {machine.accelerator}'s "
             f"{have:.0f}: {found.states / 2**30:.0f} of weights, gradients and optimizer, "

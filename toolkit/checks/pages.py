@@ -9,7 +9,7 @@ from sm_train.toolkit.checks.finding import Check
 
 _SUBJECTS = {
     "run_file": "The run file",
-    "money": "Dollars and days",
+    "budget": "Dollars and days",
     "memory": "Memory",
     "recovery": "Interruptions",
     "fallbacks": "Fallbacks",
@@ -20,7 +20,7 @@ _SUBJECTS = {
     "checkpoints": "Earlier checkpoints",
     "role": "The role",
     "quotas": "Quotas",
-    "unchecked": "What AWS would not say",
+    "permissions": "Missing permissions",
 }
 
 _HEAD = """\

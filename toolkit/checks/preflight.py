@@ -180,7 +180,7 @@ def _shards_here(subject: Subject, *, needed: bool) -> tuple[Shards | None, list
 
 def _dealt(subject: Subject, shards: Shards) -> Iterator[Finding]:
     document = as_document(subject.costs)
-    return shard_findings(shards, document, subject.config.training.workers)
+    return shard_findings(shards, document, subject.config.training.decode_workers)
 
 
 def _stored(

@@ -118,7 +118,7 @@ def _exceeded(quota: Quota, amount: int, warm: str, fix: str) -> Finding:
         )
     message = f"{amount} instances are more than the account's {quota.value:g} ({quota.name})"
     if quota.name == warm:
-        return WARM_POOL_QUOTA.found("warning", "cluster.keep_alive", message, fix)
+        return WARM_POOL_QUOTA.found("warning", "cluster.keep_alive_period", message, fix)
     return INSTANCE_QUOTA.found("error", "cluster.instance_type", message, fix)
 
 

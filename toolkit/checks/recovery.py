@@ -38,19 +38,21 @@ INTERRUPTIONS_EXPECTED = Check(
 NO_CHECKPOINTS = Check(
     "no-checkpoints",
     ("error", "warning"),
-    means="`checkpoint.every` is no less than the stage's iterations, so the only checkpoint is "
+    means="`checkpoint.every_steps` is no less than the stage's iterations, so the only "
+    "checkpoint is "
     "the last. An error on spot machines, which are taken away as a matter of course.",
     costs="An interruption loses everything that the stage has trained until then.",
-    mend="Write the `checkpoint.every` that the finding names.",
+    mend="Write the `checkpoint.every_steps` that the finding names.",
 )
 CHECKPOINT_INTERVAL = Check(
     "checkpoint-interval",
     ("warning", "info"),
-    means="Another `checkpoint.every` would be cheaper, by more than $100 and 1 % of the stage: "
+    means="Another `checkpoint.every_steps` would be cheaper, by more than $100 and 1 % of the "
+    "stage: "
     "what failures lose between two checkpoints, against the time that checkpoints take. A "
     "warning on spot machines.",
     costs="The dollars that the finding names.",
-    mend="Write the `checkpoint.every` that the finding names.",
+    mend="Write the `checkpoint.every_steps` that the finding names.",
     source="Daly, A higher order estimate of the optimum checkpoint interval (2006)",
 )
 
@@ -60,11 +62,11 @@ def recovery_findings(config: RunConfig, document: dict[str, Any]) -> Iterator[F
     for index, stage in enumerate(document["stages"]):
         where = f"stages[{index}]"
         yield from _retries(config, stage, where)
-        if config.checkpoint.every >= stage["iterations"]:
+        if config.checkpoint.every_steps >= stage["max_steps"]:
             yield from _no_checkpoints(config, stage)
     # One key for all stages: the one that it costs most.
     dearest = max(document["stages"], key=_extra)
-    if config.checkpoint.every < dearest["iterations"]:
+    if config.checkpoint.every_steps < dearest["max_steps"]:
         yield from _interval(config, dearest)
 
 
@@ -100,14 +102,14 @@ def _no_checkpoints(config: RunConfig, stage: dict[str, Any]) -> Iterator[Findin
     if seconds is not None and seconds <= (_LONG_SPOT_SECONDS if spot else _LONG_SECONDS):
         return
     best = stage["checkpoint_interval"]
-    every = best["best_iterations"] if best else max(1, stage["iterations"] // 20)
+    every = best["best_steps"] if best else max(1, stage["max_steps"] // 20)
     yield NO_CHECKPOINTS.found(
         "error" if spot else "warning",
-        "checkpoint.every",
-        f"{stage['name']} has {stage['iterations']:,} iterations and a checkpoint every "
-        f"{config.checkpoint.every:,}: an interruption loses all of it"
+        "checkpoint.every_steps",
+        f"{stage['name']} has {stage['max_steps']:,} iterations and a checkpoint every "
+        f"{config.checkpoint.every_steps:,}: an interruption loses all of it"
         + (f", up to {format_usd(stage['cost_usd'])}" if stage["cost_usd"] else ""),
-        f"write every: {every}",
+        f"write every_steps: {every}",
     )
 
 
@@ -124,9 +126,9 @@ def _interval(config: RunConfig, stage: dict[str, Any]) -> Iterator[Finding]:
         return
     yield CHECKPOINT_INTERVAL.found(
         "warning" if config.cluster.capacity == "spot" else "info",
-        "checkpoint.every",
+        "checkpoint.every_steps",
         f"a checkpoint of {stage['name']} every "
         f"{format_duration(interval['configured_seconds'])} costs {format_usd(extra)} more "
         f"than one every {format_duration(interval['best_seconds'])}",
-        f"write every: {interval['best_iterations']}",
+        f"write every_steps: {interval['best_steps']}",
     )

@@ -19,7 +19,8 @@ RUN_FILE = Check(
 BATCH_ARITHMETIC = Check(
     "batch-arithmetic",
     ("error",),
-    means="`effective_batch_size` is not per_gpu_batch × accumulation × instances × GPUs. BRIA "
+    means="`effective_batch_size` is not per_device_batch_size × accumulation × instances × "
+    "GPUs. BRIA "
     "2.0's published batch of 2048 is such a case: 8 × 2 × 32 GPUs are 512.",
     costs="A run at another batch than its learning rate is for. No command takes the file.",
     mend="Write the accumulation that the finding names, or the batch that is meant.",

@@ -191,7 +191,7 @@ def _few(shards: Shards, stage: dict[str, Any], index: int) -> Iterator[Finding]
     if samples < stage["effective_batch_size"]:
         yield FEW_SAMPLES.found(
             "warning",
-            f"stages[{index}].per_gpu_batch",
+            f"stages[{index}].per_device_batch_size",
             f"a step takes {stage['effective_batch_size']:,} samples and {shards.place} has "
             f"{samples:,}",
             "lower the batch, or look whether these are all the shards",

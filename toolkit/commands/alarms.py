@@ -39,7 +39,8 @@ def command(
 ) -> None:
     """Make CloudWatch alarms that tell of a run when its own monitor and `watch` are dead.
 
-    A live job gets four: no heartbeat while its machines run, a standstill above heartbeat.max,
+    A live job gets four: no heartbeat while its machines run, a standstill above
+    heartbeat.max_timeout,
     GPUs used less than half, a disk more than 90 % full. A rule of the run tells of every job that
     fails or is cut short. submit, resume and watch then give each new job its alarms and remove
     those of ended ones. Given again, the command puts right what is not as it should be.

@@ -20,7 +20,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--instance", metavar="T", help="Without RUN: instance type.")
 @click.option("--instances", type=int, metavar="N", help="Without RUN: number of instances.")
 @click.option("--its", type=float, metavar="X", help="Optimizer steps a second.")
-@click.option("--iterations", type=int, metavar="N", help="Optimizer steps.")
+@click.option("--steps", "max_steps", type=int, metavar="N", help="Optimizer steps.")
 @click.option(
     "--measured",
     multiple=True,
@@ -59,7 +59,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.pass_obj
 def command(options: dict[str, Any], /, **given: Any) -> int | None:
-    """Price RUN, or a cluster given by --instance, --instances, --its and --iterations.
+    """Price RUN, or a cluster given by --instance, --instances, --its and --steps.
 
     Offline: prices are from a dated table, and each says its source. Only --refresh, --learn,
     --actual and --measured JOB ask AWS.

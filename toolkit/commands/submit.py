@@ -161,10 +161,10 @@ def _run_here(
     results = []
     for chosen in choose_stages(config, stage):
         count = nodes or default_nodes(chosen)
+        per_process = chosen.per_device_batch_size * chosen.gradient_accumulation_steps
         console.print(
             f"{chosen.name}: {count} of {chosen.instances} instances emulated, {processes} "
-            f"processes each; effective batch "
-            f"{chosen.per_gpu_batch * chosen.accumulation * count * processes} here"
+            f"processes each; effective batch {per_process * count * processes} here"
         )
         folders = run_stage(
             config,

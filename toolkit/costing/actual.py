@@ -51,7 +51,7 @@ def _remaining(question: Costing, jobs: list[FinishedJob], history: History) -> 
     names = {stage.name for stage in question.stages}
     found = {}
     for stage in stages_to_price(question.config, history.measured(), rescale_batch=True):
-        left = stage.iterations - max((line.last_step for line in _lines(jobs, stage)), default=0)
+        left = stage.max_steps - max((line.last_step for line in _lines(jobs, stage)), default=0)
         if left > 0 and stage.name in names:
             found[stage.name] = _estimate(question, stage, left, assumed)
     return found
@@ -74,7 +74,7 @@ def _lines(jobs: list[FinishedJob], stage: CostStage) -> list[Timeline]:
 
 
 def _estimate(
-    question: Costing, stage: CostStage, iterations: int, assumed: Assumptions
+    question: Costing, stage: CostStage, max_steps: int, assumed: Assumptions
 ) -> Estimate:
-    part = replace(stage, iterations=iterations)
+    part = replace(stage, max_steps=max_steps)
     return estimate([part], question.purchase, assumed=assumed, prices=question.prices)

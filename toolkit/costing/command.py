@@ -33,7 +33,7 @@ class Asked:
     instance: str | None = None
     instances: int | None = None
     its: float | None = None
-    iterations: int | None = None
+    max_steps: int | None = None
     measured: tuple[str, ...] = ()
     rescale_batch: bool = False
     region: str | None = None
@@ -106,7 +106,7 @@ def _check_options(asked: Asked) -> None:
     for name, number in (
         ("--its", asked.its),
         ("--instances", asked.instances),
-        ("--iterations", asked.iterations),
+        ("--steps", asked.max_steps),
         ("--samples", asked.samples),
     ):
         if number is not None and not 0 < number < float("inf"):
@@ -135,8 +135,8 @@ def _of_options(asked: Asked, assumed: Assumptions) -> Costing:
         raise UserError("RUN or --instance: give a run file, or an instance type and its figures")
     if asked.instances is None:
         raise UserError("--instances: is missing; give the number of instances")
-    if asked.iterations is None:
-        raise UserError("--iterations: is missing; give the number of optimizer steps")
+    if asked.max_steps is None:
+        raise UserError("--steps: is missing; give the number of optimizer steps")
     measured = read_measurements(asked, asked.region or DEFAULT_REGION)
     if asked.its is None and not measured:
         raise UserError("--its: is missing; give optimizer steps a second, or --measured FILE")
@@ -145,9 +145,9 @@ def _of_options(asked: Asked, assumed: Assumptions) -> Costing:
         resolution=measured[-1].measurement.resolution if measured else None,
         instance_type=asked.instance,
         instances=asked.instances,
-        per_gpu_batch=None,
-        accumulation=1,
-        iterations=asked.iterations,
+        per_device_batch_size=None,
+        gradient_accumulation_steps=1,
+        max_steps=asked.max_steps,
     )
     speed = (
         stated_speed(asked.its, "given by --its")
@@ -207,12 +207,12 @@ def _of_run(asked: Asked, run: Path, assumed: Assumptions) -> Costing:
 
 def _with_options(stages: Sequence[CostStage], asked: Asked) -> list[CostStage]:
     """The options' figures in place of the run file's: each belongs to one stage."""
-    for option, value in (("--its", asked.its), ("--iterations", asked.iterations)):
+    for option, value in (("--its", asked.its), ("--steps", asked.max_steps)):
         if value is not None and len(stages) > 1:
             raise UserError(f"{option}: {value} belongs to one stage; name it with --stage")
     changed = list(stages)
-    if asked.iterations is not None:
-        changed = [replace(changed[0], iterations=asked.iterations)]
+    if asked.max_steps is not None:
+        changed = [replace(changed[0], max_steps=asked.max_steps)]
     if asked.its is not None:
         changed = [changed[0].at(stated_speed(asked.its, "given by --its"))]
     return changed
@@ -263,7 +263,7 @@ def _local_samples(config: RunConfig, base: Path) -> int | None:
 
 def _short_epochs(stages: Sequence[CostStage], samples: int | None) -> list[str]:
     return [
-        f"iterations: {stage.iterations:,} of {stage.name} see {stage.images:,} images, "
+        f"max_steps: {stage.max_steps:,} of {stage.name} see {stage.images:,} images, "
         f"{stage.images / samples:.0%} of the {samples:,} in the shards: not one epoch"
         for stage in stages
         if samples and stage.images is not None and stage.images < samples

@@ -98,7 +98,7 @@ def _table(document: Document) -> str:
         (
             stage["name"],
             f"{stage['instances']} × {stage['instance_type']}",
-            format_number(stage["iterations_per_second"]),
+            format_number(stage["steps_per_second"]),
             stage["throughput_basis"],
             format_days(stage["billable_seconds"]),
             format_usd(stage["cost_usd"]),

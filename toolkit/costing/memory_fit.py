@@ -66,10 +66,10 @@ def fit(config: RunConfig, stage: Any, **change: Any) -> Fit | None:
     machine = instance_type(config.cluster.instance_type)
     keys = {
         key: change.get(key, getattr(stage, key))
-        for key in ("sharding", "activation_checkpointing", "per_gpu_batch")
+        for key in ("sharding", "activation_checkpointing", "per_device_batch_size")
     }
     world_size = stage.instances * machine.accelerators
-    images = keys["per_gpu_batch"]
+    images = keys["per_device_batch_size"]
     return Fit(
         fixed_bytes(plan, config, keys["sharding"], world_size, machine.accelerators),
         plan.activation_bytes(images, checkpointing=keys["activation_checkpointing"]),
@@ -86,7 +86,7 @@ def changes(stage: Any, machine: InstanceType) -> list[Change]:
     strategies = _STRATEGIES[_STRATEGIES.index(stage.sharding) :]
     if stage.instances * machine.accelerators == 1:
         strategies = (stage.sharding,)
-    whole = stage.per_gpu_batch
+    whole = stage.per_device_batch_size
     batches = [size for size in range(whole, 0, -1) if whole % size == 0]
     again = sorted({stage.activation_checkpointing, True})
     tried = sorted(
@@ -101,8 +101,9 @@ def changes(stage: Any, machine: InstanceType) -> list[Change]:
 def _change(stage: Any, sharding: str, size: int, checkpointing: bool) -> Change:
     wanted = {
         "sharding": sharding,
-        "per_gpu_batch": size,
-        "accumulation": stage.accumulation * (stage.per_gpu_batch // size),
+        "per_device_batch_size": size,
+        "gradient_accumulation_steps": stage.gradient_accumulation_steps
+        * (stage.per_device_batch_size // size),
         "activation_checkpointing": checkpointing,
     }
     return {key: value for key, value in wanted.items() if value != getattr(stage, key)}

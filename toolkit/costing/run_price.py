@@ -51,7 +51,7 @@ def estimate_remaining(
     stated: RunConfig | None = None,
 ) -> Estimate:
     """The estimate of what ``stage`` has still to do (:func:`estimate_run`)."""
-    left = max(1, stage.iterations - from_step)
+    left = max(1, stage.max_steps - from_step)
     return estimate_steps(config, region, stage, left, history, stated)
 
 
@@ -59,12 +59,12 @@ def estimate_steps(
     config: RunConfig,
     region: str,
     stage: StageSection,
-    iterations: int,
+    max_steps: int,
     history: History | None = None,
     stated: RunConfig | None = None,
 ) -> Estimate:
     """The estimate of so many iterations of ``stage``, with a start-up of their own."""
-    part = stage.model_copy(update={"iterations": iterations})
+    part = stage.model_copy(update={"max_steps": max_steps})
     stages = [part if one is stage else one for one in config.stages]
     return estimate_run(
         config.model_copy(update={"stages": stages}), region, (part,), history, stated

@@ -57,7 +57,7 @@ def _left_usd(
     [planned] = [one for one in place.config.stages if one.name == stage.name]
     priced = estimate_run(place.config, place.region, (planned,), stated=places[0].config)
     whole = as_document(priced)["stages"][0]["cost_usd"]
-    return None if whole is None else float(whole) * (1.0 - stage.step / stage.iterations)
+    return None if whole is None else float(whole) * (1.0 - stage.step / stage.max_steps)
 
 
 def _sum(amounts: Iterable[float | None]) -> float | None:

@@ -46,7 +46,7 @@ def known_speeds(stages: Iterable[CostStage]) -> list[Measurement]:
     return [
         Measurement(
             label=f"stage {stage.name}",
-            iterations_per_second=stage.speed.iterations_per_second,
+            steps_per_second=stage.speed.steps_per_second,
             world_size=stage.world_size,
             resolution=stage.resolution,
             effective_batch_size=stage.effective_batch_size,
@@ -94,7 +94,7 @@ def refuse_other_batches(stages: Sequence[CostStage], measured: Iterable[Measure
             continue
         batches = sorted({stage.effective_batch_size or 0 for stage in named})
         raise UserError(
-            f"--measured: {one.measurement.iterations_per_second:.3g} it/s was measured at an "
+            f"--measured: {one.measurement.steps_per_second:.3g} it/s was measured at an "
             f"effective batch of {one.measurement.effective_batch_size}, and "
             f"{', '.join(stage.name for stage in named)} has {', '.join(map(str, batches))}; an "
             "it/s does not carry over: measure it there, or give --rescale-batch to carry "

@@ -69,8 +69,8 @@ def measured_in(events: Iterable[Event], place: str) -> Measured:
     for event in events:
         if event["kind"] == "start" and (start is None or not _goes_on(start, event)):
             start, speeds = event, []
-        elif event["kind"] == "step" and event["iterations_per_second"]:
-            speeds.append(float(event["iterations_per_second"]))
+        elif event["kind"] == "step" and event["steps_per_second"]:
+            speeds.append(float(event["steps_per_second"]))
     if start is None or not speeds:
         raise UserError(
             f"--measured: {place}: holds no start and step events; give a job's log or the folder "
@@ -86,7 +86,7 @@ def measured_in(events: Iterable[Event], place: str) -> Measured:
                 f"{start['effective_batch_size']}, {start['world_size']} processes, "
                 f"{start['backend']}; median of {len(steady)} intervals)"
             ),
-            iterations_per_second=median(steady),
+            steps_per_second=median(steady),
             world_size=start["world_size"],
             resolution=start["resolution"],
             effective_batch_size=start["effective_batch_size"],

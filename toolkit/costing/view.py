@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 
 _STAGE_COLUMNS = (
-    "name instance_type instances world_size resolution effective_batch_size iterations "
-    "iterations_per_second throughput_basis training_seconds overhead_seconds billable_seconds "
+    "name instance_type instances world_size resolution effective_batch_size max_steps "
+    "steps_per_second throughput_basis training_seconds overhead_seconds billable_seconds "
     "instance_hours price_per_instance_hour_usd price_status price_source price_date cost_usd "
     "cost_low_usd cost_high_usd"
 ).split()
@@ -177,7 +177,7 @@ def _stage_row(stage: Document) -> tuple[str, ...]:
     return (
         stage["name"],
         f"{stage['instances']} × {stage['instance_type']}",
-        format_number(stage["iterations_per_second"]) + ("" if firm else "~"),
+        format_number(stage["steps_per_second"]) + ("" if firm else "~"),
         format_days(stage["billable_seconds"]),
         format_usd(None if price is None else price * stage["instances"]),
         format_usd(stage["cost_usd"]),

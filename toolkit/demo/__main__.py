@@ -63,7 +63,7 @@ def main() -> None:
     _command(
         "8 · The measured speed, priced on 4 × p4de (only an illustration)",
         *["cost", "--instance", "ml.p4de.24xlarge", "--instances", "4"],
-        *["--measured", "run/digits", "--iterations", "100000"],
+        *["--measured", "run/digits", "--steps", "100000"],
     )
     _summary(verdicts, time.monotonic() - started)
 
@@ -152,7 +152,7 @@ def _summary(verdicts: list[JudgeResult], seconds: float) -> None:
         ("parameters", f"{start['parameters']:,}"),
         ("processes", f"{start['world_size']} on {start['nodes']} emulated instances"),
         ("steps", f"{end['step']:,} of {start['effective_batch_size']} images"),
-        ("speed", f"{end['iterations_per_second']:.1f} it/s, {end['training_seconds']:.0f} s"),
+        ("speed", f"{end['steps_per_second']:.1f} it/s, {end['training_seconds']:.0f} s"),
         ("last loss", f"{last['loss']:.4f}"),
         ("everything took", f"{seconds / 60:.1f} minutes"),
         ("picture", str(OUTPUT / "demo.png")),

@@ -108,7 +108,7 @@ def prepare_job(
     submission = prepare(config, stage.name, bundle, region, now)
     request = doctor_request(submission.requests[0], config, name)
     validate(request)
-    seconds = Assumptions().start_up_seconds + config.doctor.limit
+    seconds = Assumptions().start_up_seconds + config.doctor.timeout
     price = submission.cost.stages[0].price.usd_per_instance_hour
     return DoctorJob(
         submission=replace(submission, requests=(request,)),

@@ -39,10 +39,10 @@ def show_result(document: dict[str, Any], console: Console) -> None:
         console.print(f"      {escape(finding['advice'])}")
     prediction = verdict["prediction"]
     if prediction:
-        speed = prediction["predicted_iterations_per_second"]
+        speed = prediction["predicted_steps_per_second"]
         told = f"predicted: {speed:.3g} it/s"
-        if prediction["expected_iterations_per_second"]:
-            told += f" (expected {prediction['expected_iterations_per_second']:.3g})"
+        if prediction["expected_steps_per_second"]:
+            told += f" (expected {prediction['expected_steps_per_second']:.3g})"
         if prediction["predicted_usd"] is not None:
             told += f", {format_usd(prediction['predicted_usd'])} for the stage's training"
         console.print(f"{told}; from {prediction['basis']}", markup=False)

@@ -25,7 +25,7 @@ class Progress:
     """
 
     step: int | None = None
-    iterations_per_second: float | None = None
+    steps_per_second: float | None = None
     loss: float | None = None
     sign: float | None = None
     ended: str | None = None
@@ -57,7 +57,7 @@ def last_words(live: LiveState) -> Progress:
     if "step" in live.newest:
         event = live.newest["step"].event
         step = int(event["step"])
-        speed, loss = event["iterations_per_second"], event["loss"]
+        speed, loss = event["steps_per_second"], event["loss"]
     elif live.beats:
         # Training may hang for longer than its words are looked for.
         step = max(int(beat.event["step"]) for beat in live.beats.values())

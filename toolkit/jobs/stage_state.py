@@ -28,7 +28,7 @@ class StageState:
     """
 
     name: str
-    iterations: int
+    max_steps: int
     state: State
     jobs: tuple[TrainingJob, ...]
     stored: StoredCheckpoint
@@ -46,20 +46,20 @@ class StageState:
     @property
     def step(self) -> int:
         if self.state == "done":
-            return self.iterations
+            return self.max_steps
         return max(self.resumes_from, self.words.step or 0)
 
     @property
     def remaining_seconds(self) -> float | None:
         """Training time at the live speed."""
-        left = self.iterations - self.step
-        speed = self.words.iterations_per_second
+        left = self.max_steps - self.step
+        speed = self.words.steps_per_second
         return left / speed if speed else (0.0 if left <= 0 else None)
 
 
 def stage_state(
     name: str,
-    iterations: int,
+    max_steps: int,
     jobs: Sequence[TrainingJob],
     stored: StoredCheckpoint,
     words: Progress,
@@ -74,13 +74,13 @@ def stage_state(
         state = _live(job, words, now, stall_after)
     elif job is not None and job.status == "Completed":
         # A job that heard SIGTERM of something else than a stop ends well, and early.
-        early = stored.step is not None and stored.step < iterations
+        early = stored.step is not None and stored.step < max_steps
         state = "stopped" if early else "done"
     elif job is not None:
         state = "failed" if job.status == "Failed" else "stopped"
-    elif stored.final and (stored.step or 0) >= iterations:
+    elif stored.final and (stored.step or 0) >= max_steps:
         state = "done"  # its jobs have been deleted
-    return StageState(name, iterations, state, tuple(jobs), stored, words)
+    return StageState(name, max_steps, state, tuple(jobs), stored, words)
 
 
 def live_or_newest(jobs: Sequence[TrainingJob]) -> TrainingJob | None:

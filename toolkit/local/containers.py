@@ -48,7 +48,7 @@ class LocalContainers:
         docker.remove_project(self._project)  # of a run that was killed
         nodes = len(folders.local.nodes)
         # On this machine's CPU there is nothing for SMDDP, whose request names no entrypoint.
-        plain = config.cluster.model_copy(update={"collective": "nccl"})
+        plain = config.cluster.model_copy(update={"backend": "nccl"})
         job = LocalJob(
             request=training_request(
                 config.model_copy(update={"cluster": plain}),

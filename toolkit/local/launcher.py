@@ -177,11 +177,11 @@ class _Lines(_Show):
 
     def event(self, event: Event) -> None:
         if event["kind"] == "step":
-            left = self._stage.iterations - event["step"]
-            speed = event["iterations_per_second"]
+            left = self._stage.max_steps - event["step"]
+            speed = event["steps_per_second"]
             eta = f", {left / speed:.0f} s left" if speed else ""
             self.say(
-                f"{self._stage.name}: step {event['step']}/{self._stage.iterations}, "
+                f"{self._stage.name}: step {event['step']}/{self._stage.max_steps}, "
                 f"{_speed(speed)}, {_loss(event['loss'])}{eta}"
             )
         elif event["kind"] == "checkpoint":
@@ -191,9 +191,7 @@ class _Lines(_Show):
 class _Bar(_Show):
     def __init__(self, progress: Progress, stage: StageSection) -> None:
         self._progress = progress
-        self._task = progress.add_task(
-            stage.name, total=stage.iterations, speed="starting", loss=""
-        )
+        self._task = progress.add_task(stage.name, total=stage.max_steps, speed="starting", loss="")
 
     def say(self, text: str) -> None:
         self._progress.console.print(text, markup=False)
@@ -203,7 +201,7 @@ class _Bar(_Show):
             self._progress.update(
                 self._task,
                 completed=event["step"],
-                speed=_speed(event["iterations_per_second"]),
+                speed=_speed(event["steps_per_second"]),
                 loss=_loss(event["loss"]),
             )
 

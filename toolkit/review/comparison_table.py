@@ -80,7 +80,7 @@ GROUPS: tuple[tuple[str, tuple[Figure, ...]], ...] = (
     (
         "Speed",
         (
-            Figure("iterations_per_second", "iterations a second", quantity, "more", _WORK),
+            Figure("steps_per_second", "iterations a second", quantity, "more", _WORK),
             Figure("images_per_second", "images a second", quantity, "more", ("resolution",)),
             Figure("mfu", "model FLOPs utilization", format_percent, "more"),
             Figure("gpu_utilization", "GPU utilization", format_percent, "more"),
@@ -94,7 +94,7 @@ GROUPS: tuple[tuple[str, tuple[Figure, ...]], ...] = (
             Figure("evaluation_loss", "loss in evaluation", _precise, "less", ("resolution",)),
             Figure("first_step", "first step", _whole),
             Figure("last_step", "last step", _whole),
-            Figure("iterations", "iterations planned", _whole),
+            Figure("max_steps", "iterations planned", _whole),
         ),
     ),
     (

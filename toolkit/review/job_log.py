@@ -65,7 +65,7 @@ class JobLog:
         """What an account of the seconds is made from (cost.timeline), in no order."""
         for kind in OF_THE_JOB:
             yield from self.events[kind]
-        wanted = ("time", "step", "iterations_per_second", "data_wait_share")
+        wanted = ("time", "step", "steps_per_second", "data_wait_share")
         for row in zip(*(self.steps[name].tolist() for name in wanted), strict=True):
             yield {"kind": "step", **{n: _known(v) for n, v in zip(wanted, row, strict=True)}}
 

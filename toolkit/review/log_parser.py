@@ -23,7 +23,7 @@ _STEP = (
     "step",
     "loss",
     "gradient_norm",
-    "iterations_per_second",
+    "steps_per_second",
     "images_per_second",
     "data_wait_share",
     "mfu",

@@ -103,8 +103,8 @@ class Figures:
     effective_batch_size: int | None = None
     first_step: int | None = None
     last_step: int | None = None
-    iterations: int | None = None
-    iterations_per_second: float | None = None
+    max_steps: int | None = None
+    steps_per_second: float | None = None
     images_per_second: float | None = None
     loss: float | None = None
     evaluation_loss: float | None = None

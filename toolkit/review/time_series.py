@@ -65,7 +65,7 @@ def charts(facts: JobFacts) -> tuple[Chart, ...]:
 def _charts(facts: JobFacts) -> Iterator[Chart]:
     steps = facts.told.steps
     for code, title, unit, column in (
-        ("speed", "Speed", "it/s", "iterations_per_second"),
+        ("speed", "Speed", "it/s", "steps_per_second"),
         ("loss", "Loss", "", "loss"),
         ("gradient", "Norm of the gradient", "", "gradient_norm"),
         ("data", "Waiting for data", "share", "data_wait_share"),

@@ -75,7 +75,7 @@ def _steps(job: Reviewed) -> str:
     figures = job.figures
     if figures.last_step is None:
         return ""
-    of = f" of {figures.iterations:,}" if figures.iterations else ""
+    of = f" of {figures.max_steps:,}" if figures.max_steps else ""
     return f"step {figures.first_step or 0:,} to {figures.last_step:,}{of}"
 
 
@@ -97,7 +97,7 @@ def _bar(job: Reviewed, console: Console) -> None:
 
 
 _COMPARED = (
-    ("it/s", "iterations_per_second", format_number),
+    ("it/s", "steps_per_second", format_number),
     ("images/s", "images_per_second", lambda value: f"{value:,.0f}"),
     ("goodput", "goodput", format_percent),
     ("GPUs", "gpu_utilization", format_percent),

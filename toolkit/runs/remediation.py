@@ -170,7 +170,7 @@ def _cause(stage: StageState, job: TrainingJob, cause_of: Callable[[TrainingJob]
     if job.secondary == "Interrupted":
         return Cause("spot", "lost its spot machines", retryable=True)
     if job.status == "Completed":
-        words = f"ended at step {stage.resumes_from} of {stage.iterations}"
+        words = f"ended at step {stage.resumes_from} of {stage.max_steps}"
         return Cause("ended-early", words, retryable=True)
     if stopped_for == BUDGET:
         return Cause(USER, "was stopped at the budget; raise it to go on", retryable=False)
@@ -185,7 +185,7 @@ def _again(
         return Finish(
             ExitCode.CAPACITY if cause.moves else ExitCode.JOB_FAILED,
             f"{job.name}: {cause.words}; {fruitless} jobs in a row left no newer checkpoint "
-            "(recovery.attempts); mend the cause, then `sm-train resume`",
+            "(recovery.max_attempts); mend the cause, then `sm-train resume`",
         )
     # Each place is tried once before the delay grows.
     rounds = max(0, fruitless - 1) // (policy.places if cause.moves else 1)

@@ -154,12 +154,12 @@ def _stage(
     stored = latest_stored(session, checkpoint_uri(run.config, stage, run.bucket), own)
     return stage_state(
         stage.name,
-        stage.iterations,
+        stage.max_steps,
         own,
         stored,
         last_words(said),
         now=now,
-        stall_after=run.config.heartbeat.max,
+        stall_after=run.config.heartbeat.max_timeout,
     )
 
 
@@ -167,8 +167,8 @@ def policy(run: Run) -> Policy:
     """The run file's limits for what happens by itself."""
     budget, recovery = run.config.budget, run.config.recovery
     return Policy(
-        attempts=recovery.attempts,
-        delay=timedelta(seconds=recovery.delay),
+        attempts=recovery.max_attempts,
+        delay=timedelta(seconds=recovery.backoff),
         places=len(run.places),
         budget_usd=budget.usd if budget else None,
         budget_stops=budget is None or budget.on_exceed == "stop",

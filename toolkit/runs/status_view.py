@@ -33,10 +33,10 @@ def _stage(stage: StageState, now: datetime) -> dict[str, Any]:
     return {
         "name": stage.name,
         "state": stage.state,
-        "iterations": stage.iterations,
+        "max_steps": stage.max_steps,
         "step": stage.step,
         "checkpoint_step": stage.stored.step,
-        "iterations_per_second": words.iterations_per_second,
+        "steps_per_second": words.steps_per_second,
         "loss": words.loss,
         "remaining_seconds": stage.remaining_seconds,
         "seconds_since_sign": None
@@ -74,9 +74,9 @@ def show_status(state: RunState, console: Console) -> None:
             stage.name,
             stage.state,
             f"{stage.step:,}",
-            f"{stage.iterations:,}",
+            f"{stage.max_steps:,}",
             "" if stage.stored.step is None else f"{stage.stored.step:,}",
-            format_number(stage.words.iterations_per_second) if stage.words.step else "",
+            format_number(stage.words.steps_per_second) if stage.words.step else "",
             "" if left is None or stage.state == "done" else format_duration(left),
             str(len(stage.jobs)),
         )

@@ -53,7 +53,7 @@ def _stage_table(submission: Submission) -> Any:
         "cluster",
         "GPUs",
         "batch",
-        "iterations",
+        "max_steps",
         "it/s",
         "days",
         "cost",
@@ -68,8 +68,8 @@ def _stage_table(submission: Submission) -> Any:
             f"{priced['instances']} × {priced['instance_type']}",
             str(priced["instances"] * gpus),
             str(priced["effective_batch_size"]),
-            f"{stage.iterations:,}",
-            format_number(priced["iterations_per_second"]),
+            f"{stage.max_steps:,}",
+            format_number(priced["steps_per_second"]),
             format_days(priced["billable_seconds"]),
             format_usd(priced["cost_usd"]),
             format_usd_range(priced),
@@ -96,7 +96,10 @@ def _facts(submission: Submission) -> list[tuple[str, str]]:
     return [
         ("image", request["AlgorithmSpecification"]["TrainingImage"]),
         ("data", f"{config.data.uri} (FastFile, ShardedByS3Key)"),
-        ("checkpoints", f"{request['CheckpointConfig']['S3Uri']}, every {config.checkpoint.every}"),
+        (
+            "checkpoints",
+            f"{request['CheckpointConfig']['S3Uri']}, every {config.checkpoint.every_steps}",
+        ),
         ("capacity", f"{config.cluster.capacity}, {config.cluster.retries} retries"),
         ("at most", f"{format_duration(config.cluster.max_runtime)} for each job"),
         (
@@ -167,7 +170,7 @@ def unknowns(submission: Submission) -> list[str]:
         if stage["throughput_basis"] not in FIRM:
             lines.append(
                 f"time and cost of {stage['name']}: its it/s was not measured "
-                f"({stage['throughput_basis']}); measure it and write iterations_per_second"
+                f"({stage['throughput_basis']}); measure it and write steps_per_second"
             )
         if stage["price_per_instance_hour_usd"] is None:
             lines.append(f"price of {stage['instance_type']}: no published training price")

@@ -174,7 +174,7 @@ def other_start(config: RunConfig, place: Placement) -> str | None:
         if len(set(ways)) > 1:
             return (
                 f"{here.name} starts by {ways[0]} at first and by {ways[1]} there, from another "
-                "image; write cluster.collective: nccl, which both can"
+                "image; write cluster.backend: nccl, which both can"
             )
     return None
 

@@ -248,7 +248,7 @@ def what(stage: StageSection, start: StartJob) -> str:
     """The start as the question puts it."""
     if not start.from_step:
         return f"Start {stage.name}"
-    return f"Go on with {stage.name} at step {start.from_step:,} of {stage.iterations:,}"
+    return f"Go on with {stage.name} at step {start.from_step:,} of {stage.max_steps:,}"
 
 
 def _history(session: Any, config: RunConfig, region: str) -> History | None:

@@ -137,9 +137,9 @@ def _line(seen: WatchResult) -> str:
     stage = seen.state.current
     parts = [f"{datetime.now():%H:%M:%S}"]
     if stage is not None:
-        parts += [stage.name, stage.state, f"step {stage.step:,}/{stage.iterations:,}"]
-        if stage.words.iterations_per_second:
-            parts.append(f"{format_number(stage.words.iterations_per_second)} it/s")
+        parts += [stage.name, stage.state, f"step {stage.step:,}/{stage.max_steps:,}"]
+        if stage.words.steps_per_second:
+            parts.append(f"{format_number(stage.words.steps_per_second)} it/s")
         if stage.words.loss is not None:
             parts.append(f"loss {stage.words.loss:.4f}")
         if stage.remaining_seconds and stage.state == "training":

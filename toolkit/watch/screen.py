@@ -116,13 +116,13 @@ def _training(
     model: ScreenState, stage: StageState, now: float, width: int
 ) -> list[RenderableType]:
     live, step = model.live, max(stage.step, _step(model.live))
-    share = min(1.0, step / stage.iterations)
-    words = f" {100 * share:5.1f} %  {step:,} of {stage.iterations:,}"
+    share = min(1.0, step / stage.max_steps)
+    words = f" {100 * share:5.1f} %  {step:,} of {stage.max_steps:,}"
     room = max(5, min(50, width - _LABEL - len(words)))
     filled = round(share * room)
     rows = [
         _row("step", ("━" * filled, "green"), ("─" * (room - filled), "dim not bold"), words),
-        _row("it/s", *_curve(live, "iterations_per_second", width, format_number, _STEADY)),
+        _row("it/s", *_curve(live, "steps_per_second", width, format_number, _STEADY)),
         _row("loss", *_curve(live, "loss", width, lambda value: f"{value:.4f}", 0.0)),
     ]
     newest = live.newest["step"].event if "step" in live.newest else {}
@@ -191,13 +191,13 @@ def sparkline(points: Sequence[tuple[float, float]], width: int, steady: float) 
 
 def _left(live: LiveState, stage: StageState, step: int, now: float) -> str:
     speed = (
-        live.newest["step"].event["iterations_per_second"] if "step" in live.newest else None
-    ) or stage.words.iterations_per_second
-    if step >= stage.iterations:
+        live.newest["step"].event["steps_per_second"] if "step" in live.newest else None
+    ) or stage.words.steps_per_second
+    if step >= stage.max_steps:
         return "nothing"
     if not speed:
         return "unknown"
-    seconds = (stage.iterations - step) / speed
+    seconds = (stage.max_steps - step) / speed
     if stage.state != "training":
         return f"{format_duration(seconds)} of training"
     at = datetime.fromtimestamp(now + seconds)

@@ -20,7 +20,7 @@ PATIENCE = 30.0
 
 def learner(folder: Path) -> TrainState:
     path = folder / "run.json"
-    path.write_text(tiny_run(iterations=9, ema_decay=0.9).model_dump_json())
+    path.write_text(tiny_run(max_steps=9, ema_decay=0.9).model_dump_json())
     torch.manual_seed(0)
     return TrainState(read_job_config(path, "8px"), nn.Linear(3, 2))
 

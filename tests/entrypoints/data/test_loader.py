@@ -176,7 +176,7 @@ def test_what_is_random_of_a_sample_belongs_to_it_and_the_epoch(tmp_path: Path) 
     samples = {f"{number}": sample(number) for number in range(6)}
     samples["2"]["png"] = b"no image"
     write_shard(tmp_path / "a.tar", samples)
-    data = replace(DATA, max_bad_share=1.0)
+    data = replace(DATA, max_bad_fraction=1.0)
     [loader] = Cluster([tmp_path], 1, tmp_path / "notes").loaders(data=data, draws=DRAWS)
     levels = []
     for number, batch in enumerate(first(loader, 6)):
@@ -494,7 +494,7 @@ def test_the_share_of_bad_samples_has_a_limit() -> None:
     counter = BadSampleTracker(0.01)
     counter.add(spoilt(2000, 20))
     with pytest.raises(
-        DataError, match=r"21 of 2001 .*\(image-corrupt 21\), in rotten\.tar.*max_bad_share"
+        DataError, match=r"21 of 2001 .*\(image-corrupt 21\), in rotten\.tar.*max_bad_fraction"
     ):
         counter.add(spoilt(1, 1))
     BadSampleTracker(0.01).add(spoilt(10, 10))

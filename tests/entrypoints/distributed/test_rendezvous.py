@@ -92,8 +92,10 @@ def test_a_machine_that_is_waited_for_in_vain_becomes_the_failure_reason(tmp_pat
     hosts = {"current_host": "algo-1", "hosts": ["algo-1", "algo-2"]}
     (config / "resourceconfig.json").write_text(json.dumps(hosts))
     program = (
-        "import sys\nfrom sm_train.entrypoints import launch, roll_call\n"
-        "roll_call.keep_roll.__kwdefaults__['patience'] = 1.0\nsys.exit(launch.main(['train.py']))"
+        "import sys\nfrom sm_train.entrypoints import launch\n"
+        "from sm_train.entrypoints.distributed import rendezvous\n"
+        "rendezvous.wait_for_nodes.__kwdefaults__['patience'] = "
+        "1.0\nsys.exit(launch.main(['train.py']))"
     )
     environment = {
         "SAGEMAKER_BASE_DIR": str(tmp_path),

@@ -34,7 +34,7 @@ def fabric(ranks: int, rate: float, latency: float = 0.0) -> Fabric:
 
 
 @pytest.mark.parametrize(
-    ("collective", "ranks", "size", "microseconds", "alg", "bus"),
+    ("backend", "ranks", "size", "microseconds", "alg", "bus"),
     [
         # Rows of all_reduce_perf on 1 to 4 × 8 A100 (github.com/NVIDIA/nccl issue 527, 2022).
         ("all_reduce", 8, 1073741824, 8142.6, 131.87, 230.77),
@@ -95,7 +95,7 @@ def test_a_fast_network_hides_and_a_slow_one_sets_the_pace() -> None:
 
 def test_accumulation_spreads_one_sum_over_its_passes() -> None:
     once = predict_step(WORK, fabric(2, 100e6))
-    four = predict_step(replace(WORK, accumulation=4), fabric(2, 100e6))
+    four = predict_step(replace(WORK, gradient_accumulation_steps=4), fabric(2, 100e6))
     assert once is not None
     assert four is not None
     assert four.exposed_seconds == pytest.approx(once.exposed_seconds)
@@ -117,7 +117,7 @@ def test_what_is_split_travels_as_often_as_it_must(*, whole_gradients: bool, sum
         work = replace(
             WORK,
             sharding=sharding,
-            accumulation=3,
+            gradient_accumulation_steps=3,
             shard_ranks=4,
             whole_gradients=whole_gradients,
         )
@@ -137,9 +137,14 @@ def test_what_is_split_travels_as_often_as_it_must(*, whole_gradients: bool, sum
     st.floats(1e6, 1e12),
 )
 def test_a_slower_network_is_never_predicted_to_be_faster(
-    sharding: str, accumulation: int, rate: float
+    sharding: str, gradient_accumulation_steps: int, rate: float
 ) -> None:
-    work = replace(WORK, sharding=sharding, accumulation=accumulation, shard_ranks=2)
+    work = replace(
+        WORK,
+        sharding=sharding,
+        gradient_accumulation_steps=gradient_accumulation_steps,
+        shard_ranks=2,
+    )
     one, other = (predict_step(work, fabric(4, speed)) for speed in (rate, rate / 2))
     assert one is not None
     assert other is not None

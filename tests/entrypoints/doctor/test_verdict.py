@@ -57,10 +57,10 @@ USUAL = 30e9
 def settings_of(**doctor: Any) -> JobConfig:
     return JobConfig(
         run="r",
-        collective="auto",
+        backend="auto",
         data=DataConfig("jpg", "txt", "center", "bicubic", False, 0.01),
         model=ModelConfig("sd2", None, False, None, None),
-        stage=StageConfig("s", 256, 32, 2, 10_000, 1e-4, "none", False, "ema", "fresh"),
+        stage=StageConfig("s", 256, 32, 2, 10_000, 1e-4, "none", False, "ema", "reset"),
         training=TrainingConfig("bf16", False, 0, 0, 0.0, 1.0, 0.1, 0.999, 0, 10, 1, 8, 50),
         evaluation=EvaluationConfig(5000, (), 30, 5.0),
         checkpoint=CheckpointConfig(1000, 3),
@@ -128,7 +128,7 @@ def test_a_cluster_in_order_is_ok_and_costs_what_was_planned() -> None:
     verdict = judge(settings_of(), evidence_of())
     assert (verdict.level, codes(verdict)) == ("ok", set())
     assert verdict.prediction is not None
-    assert verdict.prediction.expected_iterations_per_second == pytest.approx(1.8, rel=1e-3)
+    assert verdict.prediction.expected_steps_per_second == pytest.approx(1.8, rel=1e-3)
     assert verdict.prediction.slowdown == 1.0
     assert verdict.prediction.expected_usd == pytest.approx(10_000 / 1.8 / 3600 * 4 * 30, rel=1e-3)
     assert verdict.sentence == "network at 100% of expected → no slower than expected → $185"

@@ -222,7 +222,7 @@ def test_how_a_model_is_placed_follows_from_what_is_there(
     gpu_gib: int | None,
     expected: ParallelPlan,
 ) -> None:
-    run = tiny_run(iterations=1, precision="bf16", **stage)
+    run = tiny_run(max_steps=1, precision="bf16", **stage)
     (tmp_path / "run.json").write_text(json.dumps(run.model_dump(mode="json")))
     settings = read_job_config(tmp_path / "run.json", "8px")
     memory = None if gpu_gib is None else gpu_gib * 2**30

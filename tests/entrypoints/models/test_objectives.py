@@ -60,7 +60,7 @@ def test_zero_terminal_snr_ends_in_pure_noise_and_samples_from_there() -> None:
     assert float(sampler.alphas_cumprod[-1]) == 0.0
     plain = objective().task(images, noise, LEVELS)
     assert not torch.equal(plain.noisy[-1], noise[-1])
-    with pytest.raises(JobConfigError, match="needs prediction: v_prediction"):
+    with pytest.raises(JobConfigError, match="needs prediction_type: v_prediction"):
         objective(zero_terminal_snr=True, prediction="epsilon")
 
 

@@ -46,7 +46,11 @@ class Cluster:
 
     def __init__(self, base: Path, **heartbeat: Any) -> None:
         document = priced_document()
-        document["heartbeat"] |= {"min": 100, "max": 100, "on_stall": "report"} | heartbeat
+        document["heartbeat"] |= {
+            "min_timeout": 100,
+            "max_timeout": 100,
+            "on_stall": "warn",
+        } | heartbeat
         (base / "run.json").write_text(json.dumps(document))
         self.settings = read_job_config(base / "run.json", "8px")
         self.clock, self.streams = Clock(), [io.StringIO() for _ in range(NODES)]

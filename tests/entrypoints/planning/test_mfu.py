@@ -16,7 +16,7 @@ from tests.support.cluster.training_jobs import tiny_run
 @pytest.fixture
 def sd2(tmp_path: Path) -> JobConfig:
     path = tmp_path / "run.json"
-    path.write_text(tiny_run(iterations=1, precision="bf16").model_dump_json())
+    path.write_text(tiny_run(max_steps=1, precision="bf16").model_dump_json())
     settings = read_job_config(path, "8px")
     stage = replace(settings.stage, resolution=512)
     return replace(settings, model=replace(settings.model, preset="sd2"), stage=stage)

@@ -40,7 +40,11 @@ def accelerator() -> Iterator[Accelerator]:
 def one_step(folder: Path) -> JobConfig:
     """A run of one step without the two things that differ by chance from pass to pass."""
     config = tiny_run(
-        iterations=1, per_gpu_batch=2, accumulation=PASSES, caption_dropout=0.0, ema_decay=0.0
+        max_steps=1,
+        per_device_batch_size=2,
+        gradient_accumulation_steps=PASSES,
+        caption_dropout=0.0,
+        ema_decay=0.0,
     )
     (folder / "run.json").write_text(json.dumps(config.model_dump(mode="json")))
     return read_job_config(folder / "run.json", "8px")
@@ -82,7 +86,7 @@ def test_four_passes_of_two_are_one_of_eight(tmp_path: Path, accelerator: Accele
         task, text = trainer.inputs.task(batch)
         total = total + loss(module(task.noisy, task.timesteps, *text), task)
     (total / PASSES).backward()
-    torch.nn.utils.clip_grad_norm_(module.parameters(), settings.training.gradient_clip)
+    torch.nn.utils.clip_grad_norm_(module.parameters(), settings.training.max_grad_norm)
     torch.optim.AdamW(module.parameters(), lr=1e-3, weight_decay=0.01).step()
     for ours, by_hand in zip(trainer.learner.parameters, module.parameters(), strict=True):
         torch.testing.assert_close(ours, by_hand, rtol=1e-4, atol=1e-6)

@@ -17,7 +17,7 @@ from tests.support.cluster.training_jobs import tiny_run
 
 def learner(folder: Path) -> TrainState:
     path = folder / "run.json"
-    path.write_text(tiny_run(iterations=9, learning_rate=0.1).model_dump_json())
+    path.write_text(tiny_run(max_steps=9, learning_rate=0.1).model_dump_json())
     torch.manual_seed(0)
     return TrainState(read_job_config(path, "8px"), nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)))
 

@@ -33,7 +33,7 @@ P5 = {"instance_type": "ml.p5.48xlarge", "gpus": 8, "efa": True}
         ({**P4DE, "nodes": 4, **SMDDP}, "smddp", "SMDDP in the image"),
         ({**P4DE, "nodes": 4, "smddp_installed": True}, "nccl", "NCCL over EFA"),
         ({**P4DE, "nodes": 4}, "nccl", "NCCL over EFA"),
-        ({**P4DE, "nodes": 4, **SMDDP, "collective": "nccl"}, "nccl", "EFA"),
+        ({**P4DE, "nodes": 4, **SMDDP, "backend": "nccl"}, "nccl", "EFA"),
         ({**P4DE, "nodes": 1, **SMDDP}, "nccl", "one node"),
         ({**P5, "nodes": 4, **SMDDP}, "nccl", "NCCL over EFA"),
         ({**P5, "nodes": 4, "efa": False}, "nccl", "slow between nodes"),
@@ -54,7 +54,7 @@ SITUATION: dict[str, Any] = {
     "nodes": 1,
     "processes": 16,
     "gpus": 0,
-    "collective": "auto",
+    "backend": "auto",
     "smddp_installed": False,
     "efa": False,
     "mpi": False,
@@ -70,7 +70,7 @@ def test_several_machines_with_efa_are_told_to_use_it(machine: str) -> None:
 @pytest.mark.parametrize("machine", [P5 | SMDDP, P4DE, P4DE | {"smddp_installed": True}])
 def test_smddp_where_it_cannot_run_is_an_error(machine: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="nccl would"):
-        choose(**(SITUATION | machine | {"nodes": 2, "collective": "smddp"}))
+        choose(**(SITUATION | machine | {"nodes": 2, "backend": "smddp"}))
 
 
 @pytest.mark.parametrize("start", [0, 12])
@@ -102,8 +102,8 @@ def test_the_run_document_is_read_by_stage(tmp_path: Path) -> None:
     document = config().model_dump(mode="json")
     path.write_text(json.dumps(document))
     settings = read_job_config(path, "256px")
-    assert settings.stage.accumulation == 2
-    assert settings.training.warmup_iterations == 1000
+    assert settings.stage.gradient_accumulation_steps == 2
+    assert settings.training.warmup_steps == 1000
     with pytest.raises(JobConfigError, match=r"--stage: 'x' .*it has 256px"):
         read_job_config(path, "x")
     del document["training"]["seed"]

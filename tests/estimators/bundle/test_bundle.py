@@ -51,7 +51,7 @@ def test_the_run_document_is_the_whole_run_without_the_laptops_folders() -> None
         assert file is not None
         document = json.load(file)
     assert document["training"]["precision"] == "bf16"
-    assert document["stages"][0]["accumulation"] == 2
+    assert document["stages"][0]["gradient_accumulation_steps"] == 2
     assert b"/home/someone" not in bundle.archive
     assert "local" not in document["data"]
 

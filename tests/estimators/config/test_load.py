@@ -24,9 +24,9 @@ stages:
   - name: 256px
     resolution: 256
     instances: 4
-    per_gpu_batch: 8
-    accumulation: 2
-    iterations: 1000
+    per_device_batch_size: 8
+    gradient_accumulation_steps: 2
+    max_steps: 1000
     learning_rate: 1e-4
 cluster:
   instance_type: ml.p4de.24xlarge
@@ -63,7 +63,7 @@ def test_durations_are_read_as_seconds(tmp_path: Path, written: object, seconds:
 CASES = {
     "unknown key": (
         GOOD.replace("    instances: 4", "    instances: 4\n    per_gpu_bach: 1"),
-        ["run.yaml:12: stages[0].per_gpu_bach: unknown key; did you mean per_gpu_batch?"],
+        ["run.yaml:12: stages[0].per_gpu_bach: unknown key; did you mean per_device_batch_size?"],
     ),
     "unknown section": (
         GOOD + "chekpoint: {every: 1}\n",
@@ -74,17 +74,21 @@ CASES = {
         ["run.yaml:11: stages[0].instances: 0: must be greater than or equal to 1"],
     ),
     "batch that does not divide": (
-        GOOD.replace("    accumulation: 2", "    effective_batch_size: 2048\n    accumulation: 2"),
+        GOOD.replace(
+            "    gradient_accumulation_steps: 2",
+            "    effective_batch_size: 2048\n    gradient_accumulation_steps: 2",
+        ),
         [
             "run.yaml:13: stages[0].effective_batch_size: 2048: does not multiply out: "
-            "8 per GPU × 2 accumulation × 32 GPUs = 512; write accumulation: 8"
+            "8 per GPU × 2 accumulation steps × 32 GPUs = 512; write gradient_accumulation_steps: 8"
         ],
     ),
     "batch that no accumulation makes": (
-        GOOD.replace("    accumulation: 2", "    effective_batch_size: 100"),
+        GOOD.replace("    gradient_accumulation_steps: 2", "    effective_batch_size: 100"),
         [
             "run.yaml:13: stages[0].effective_batch_size: 100: does not multiply out: "
-            "8 per GPU × 1 accumulation × 32 GPUs = 256; no accumulation makes 100 of 8 × 32 GPUs"
+            "8 per GPU × 1 accumulation steps × 32 GPUs = 256; no accumulation makes 100 of 8 "
+            "× 32 GPUs"
         ],
     ),
     "unknown instance type": (
@@ -92,12 +96,12 @@ CASES = {
         ["run.yaml:17: cluster.instance_type:"],
     ),
     "p5 with smddp": (
-        GOOD.replace("ml.p4de.24xlarge", "ml.p5.48xlarge") + "  collective: smddp\n",
-        ["run.yaml:18: cluster.collective: smddp does not run on ml.p5.48xlarge"],
+        GOOD.replace("ml.p4de.24xlarge", "ml.p5.48xlarge") + "  backend: smddp\n",
+        ["run.yaml:18: cluster.backend: smddp does not run on ml.p5.48xlarge"],
     ),
     "bounds the wrong way round": (
-        GOOD + "heartbeat: {min: 10m, max: 5m}\n",
-        ["run.yaml:18: heartbeat.max: 300 s is less than min 600 s"],
+        GOOD + "heartbeat: {min_timeout: 10m, max_timeout: 5m}\n",
+        ["run.yaml:18: heartbeat.max_timeout: 300 s is less than min_timeout 600 s"],
     ),
     "a secret itself instead of its name": (
         GOOD + "alerts: {slack_secret: 'https://hooks.slack.com/services/T0/B0/X'}\n",
@@ -148,12 +152,12 @@ CASES = {
         ["run.yaml:18: cluster.max_wait: needs capacity: spot, not on-demand"],
     ),
     "smddp on an image without it": (
-        GOOD + "  collective: smddp\n  framework_version: 2.6.0\n",
+        GOOD + "  backend: smddp\n  framework_version: 2.6.0\n",
         ["run.yaml:19: cluster.framework_version: 2.6.0 has no SMDDP"],
     ),
     "sharding with smddp": (
         GOOD.replace("    instances: 4", "    instances: 4\n    sharding: full_shard")
-        + "  collective: smddp\n",
+        + "  backend: smddp\n",
         ["run.yaml:12: stages[0].sharding: 'full_shard': FSDP2 needs a newer PyTorch than SMDDP's"],
     ),
     "sharding on an old image": (
@@ -162,20 +166,23 @@ CASES = {
         ["run.yaml:12: stages[0].sharding: 'hybrid_shard': FSDP2 needs PyTorch 2.6, and"],
     ),
     "a first stage that carries on": (
-        GOOD.replace("    instances: 4", "    instances: 4\n    optimizer: carried"),
-        ["run.yaml:12: stages[0].optimizer: 'carried': is the first stage's: nothing is before it"],
+        GOOD.replace("    instances: 4", "    instances: 4\n    optimizer_state: keep"),
+        [
+            "run.yaml:12: stages[0].optimizer_state: 'keep': is the first stage's: nothing is "
+            "before it"
+        ],
     ),
     "a transformer that learns noise": (
-        GOOD.replace("preset: sd2", "preset: mmdit-2b\n  prediction: epsilon"),
-        ["run.yaml:8: model.prediction: mmdit-2b learns a flow, not epsilon; leave it out"],
+        GOOD.replace("preset: sd2", "preset: mmdit-2b\n  prediction_type: epsilon"),
+        ["run.yaml:8: model.prediction_type: mmdit-2b learns a flow, not epsilon; leave it out"],
     ),
     "a U-Net that learns a flow": (
-        GOOD.replace("preset: sd2", "preset: sd2\n  prediction: flow"),
-        ["run.yaml:8: model.prediction: sd2 learns v_prediction or epsilon, not flow"],
+        GOOD.replace("preset: sd2", "preset: sd2\n  prediction_type: flow"),
+        ["run.yaml:8: model.prediction_type: sd2 learns v_prediction or epsilon, not flow"],
     ),
     "zero terminal SNR of noise": (
         GOOD.replace("preset: sd2", "preset: sdxl\n  zero_terminal_snr: true"),
-        ["run.yaml:8: model.zero_terminal_snr: needs prediction: v_prediction, and sdxl has"],
+        ["run.yaml:8: model.zero_terminal_snr: needs prediction_type: v_prediction, and sdxl has"],
     ),
     "a shift without a flow": (
         GOOD.replace("preset: sd2", "preset: sd2\n  timestep_shift: 3.0"),
@@ -186,8 +193,8 @@ CASES = {
         ["run.yaml:8: model.min_snr_gamma: means nothing to flow; leave it out"],
     ),
     "true is no number": (
-        GOOD.replace("iterations: 1000", "iterations: yes"),
-        ["run.yaml:14: stages[0].iterations: True: write a number"],
+        GOOD.replace("max_steps: 1000", "max_steps: yes"),
+        ["run.yaml:14: stages[0].max_steps: True: write a number"],
     ),
     "two stages of one name": (
         GOOD.replace(
@@ -215,7 +222,7 @@ CASES = {
         ["run.yaml:18: cluster.volume_gb: 300 is more than the 250 GB of ml.g5.xlarge's local"],
     ),
     "alternatives in a warm pool": (
-        GOOD + "  alternatives: [ml.p5.48xlarge]\n  capacity: warm-pool\n  keep_alive: 1h\n",
+        GOOD + "  alternatives: [ml.p5.48xlarge]\n  capacity: warm-pool\n  keep_alive_period: 1h\n",
         ["run.yaml:18: cluster.alternatives: need capacity: on-demand, not warm-pool"],
     ),
     "the same alternative twice": (
@@ -235,8 +242,8 @@ CASES = {
         ],
     ),
     "an alternative without smddp": (
-        GOOD + "  alternatives: [ml.p5.48xlarge]\n  collective: smddp\n",
-        ["run.yaml:19: cluster.collective: smddp does not run on ml.p5.48xlarge"],
+        GOOD + "  alternatives: [ml.p5.48xlarge]\n  backend: smddp\n",
+        ["run.yaml:19: cluster.backend: smddp does not run on ml.p5.48xlarge"],
     ),
     "too short a wait for machines": (
         GOOD + "  max_pending: 29m\n",
@@ -299,16 +306,19 @@ def test_each_mistake_is_one_line_with_place_value_and_mend(tmp_path: Path, case
 
 def test_all_mistakes_come_at_once_even_those_between_keys(tmp_path: Path) -> None:
     text = (
-        GOOD.replace("    accumulation: 2", "    accumulation: 2\n    effective_batch_size: 2048")
+        GOOD.replace(
+            "    gradient_accumulation_steps: 2",
+            "    gradient_accumulation_steps: 2\n    effective_batch_size: 2048",
+        )
         .replace("  preset: sd2", "  preset: sd2\n  colour: red")
-        .replace("ml.p4de.24xlarge", "ml.p5.48xlarge\n  collective: smddp\n  retries: 31")
+        .replace("ml.p4de.24xlarge", "ml.p5.48xlarge\n  backend: smddp\n  retries: 31")
     )
     found = complaints(tmp_path, text)
     places = [line.split(": ")[1] for line in found]
     assert places == [
         "model.colour",
         "stages[0].effective_batch_size",
-        "cluster.collective",
+        "cluster.backend",
         "cluster.retries",
     ]
 
@@ -397,7 +407,7 @@ def test_a_change_that_does_not_fit_is_one_line(
     assert line.removeprefix(f"{tmp_path}/").startswith(complaint)
 
 
-_steps = st.sampled_from(["name", "stages", "cluster", "0", "256px", "environment", "iterations"])
+_steps = st.sampled_from(["name", "stages", "cluster", "0", "256px", "environment", "max_steps"])
 
 
 @given(

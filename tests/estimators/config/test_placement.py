@@ -27,7 +27,7 @@ P5 = {"instance_type": "ml.p5.48xlarge"}
 
 def batch(config: RunConfig, stage: StageSection) -> int:
     gpus = stage.instances * instance_type(config.cluster.instance_type).accelerators
-    return stage.per_gpu_batch * stage.accumulation * gpus
+    return stage.per_device_batch_size * stage.gradient_accumulation_steps * gpus
 
 
 @st.composite
@@ -40,7 +40,10 @@ def fallbacks(draw: st.DrawFn, document: dict[str, Any]) -> dict[str, Any]:
         wanted["capacity"] = draw(st.sampled_from(["on-demand", "spot"]))
     if draw(st.booleans()):
         first = document["stages"][0]["name"]
-        numbers = {"instances": draw(st.integers(1, 64)), "per_gpu_batch": draw(st.integers(1, 8))}
+        numbers = {
+            "instances": draw(st.integers(1, 64)),
+            "per_device_batch_size": draw(st.integers(1, 8)),
+        }
         wanted["stages"] = {first: numbers}
     if draw(st.booleans()) or not wanted:
         uris = [
@@ -94,11 +97,15 @@ def test_a_place_that_validates_takes_the_same_step_and_asks_for_what_is_there(
 
 
 def test_accumulation_follows_what_a_gpu_takes() -> None:
-    own = {"256px": {"instances": 2, "per_gpu_batch": 4}}
+    own = {"256px": {"instances": 2, "per_device_batch_size": 4}}
     one = config(recovery={"fallbacks": [P5 | {"stages": own}]})
     there = placements(one, "us-east-1")[1].config.stages[0]
-    assert (there.instances, there.per_gpu_batch, there.accumulation) == (2, 4, 8)
-    assert there.iterations_per_second is None
+    assert (there.instances, there.per_device_batch_size, there.gradient_accumulation_steps) == (
+        2,
+        4,
+        8,
+    )
+    assert there.steps_per_second is None
 
 
 def test_a_plan_and_what_belongs_to_other_capacities_stay_where_they_are() -> None:
@@ -160,8 +167,8 @@ def test_every_machine_that_a_job_may_be_given_is_a_cluster() -> None:
         ),
         (
             P5,
-            {"cluster": {"instance_type": "ml.p4de.24xlarge", "collective": "smddp"}},
-            "recovery.fallbacks[0]: collective: smddp does not run on ml.p5.48xlarge",
+            {"cluster": {"instance_type": "ml.p4de.24xlarge", "backend": "smddp"}},
+            "recovery.fallbacks[0]: backend: smddp does not run on ml.p5.48xlarge",
         ),
     ],
 )

@@ -45,8 +45,8 @@ def of(run: RunConfig, *jobs: MonitoredJob) -> dict[str, dict[str, Any]]:
 def test_any_run_file_gives_alarms_that_cloudwatch_accepts(
     good: dict[str, Any], interval: int, longest: int, limit: int
 ) -> None:
-    good["heartbeat"] = {"interval": interval, "min": 1, "max": longest}
-    good["doctor"] = {"limit": limit}
+    good["heartbeat"] = {"interval": interval, "min_timeout": 1, "max_timeout": longest}
+    good["doctor"] = {"timeout": limit}
     run = RunConfig.model_validate(good)
     made = alarms(run, first_jobs(run), TOPIC)
     assert len({one.name for one in made}) == len(made)

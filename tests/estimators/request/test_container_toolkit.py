@@ -159,7 +159,7 @@ def test_isolated_the_toolkit_unpacks_the_code_channel(
     aws: Aws, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Only the folder differs here: /opt/ml is the container's own."""
-    sent, bundle = _sent(aws, monkeypatch, collective="smddp", image=ECR, network_isolation=True)
+    sent, bundle = _sent(aws, monkeypatch, backend="smddp", image=ECR, network_isolation=True)
     place = Path(sent["HyperParameters"]["sagemaker_submit_directory"]).relative_to("/opt/ml")
     (tmp_path / place).parent.mkdir(parents=True)
     (tmp_path / place).write_bytes(bundle.archive)

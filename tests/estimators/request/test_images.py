@@ -63,7 +63,7 @@ def test_an_image_that_a_job_could_not_start_from(
         (P5, "pytorch-training:2.10.0-gpu-py313", "2.10.0"),
         (P5 | {"image": ECR, "network_isolation": True}, "pytorch-training:2.10.0-gpu", "2.10.0"),
         (
-            {"instance_type": "ml.p4de.24xlarge", "image": ECR, "collective": "smddp"},
+            {"instance_type": "ml.p4de.24xlarge", "image": ECR, "backend": "smddp"},
             "pytorch-training:2.3.0-gpu",
             "2.3.0",
         ),

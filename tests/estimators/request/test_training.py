@@ -103,7 +103,7 @@ def test_a_run_file_whose_request_aws_would_refuse_does_not_validate(
 ) -> None:
     """Whatever stands in one place: either it is refused at once, or AWS takes the request."""
     base = run(
-        stages=[stage("a"), stage("b", optimizer="carried")],
+        stages=[stage("a"), stage("b", optimizer_state="keep")],
         cluster={"instance_type": "ml.p6e-gb200.36xlarge", "image": ECR},
     )
     for value in _values():
@@ -150,9 +150,9 @@ def test_a_later_stage_starts_from_the_final_model_of_the_one_before() -> None:
     assert "previous_state" not in channels(second)
 
 
-@pytest.mark.parametrize("takes", [{"start": "raw"}, {"optimizer": "carried"}])
+@pytest.mark.parametrize("takes", [{"init_from": "raw"}, {"optimizer_state": "keep"}])
 def test_a_stage_that_takes_more_gets_the_last_checkpoint(takes: dict[str, str]) -> None:
-    stages = [stage("a", iterations=300), stage("b", **takes)]
+    stages = [stage("a", max_steps=300), stage("b", **takes)]
     _, second = requests(config(stages=stages))
     source = channels(second)["previous_state"]["DataSource"]["S3DataSource"]
     assert source["S3Uri"] == "s3://my-bucket/demo/checkpoints/a/step-00000300/"
@@ -160,7 +160,7 @@ def test_a_stage_that_takes_more_gets_the_last_checkpoint(takes: dict[str, str])
 
 def test_every_channel_can_be_in_the_name_of_a_shell_variable() -> None:
     """The SDK's start script exports SM_CHANNEL_NAME, and ends where that is none."""
-    _, second = requests(config(stages=[stage("a"), stage("b", start="raw")]))
+    _, second = requests(config(stages=[stage("a"), stage("b", init_from="raw")]))
     assert {"train", "previous", "previous_state"} < channels(second).keys()
     assert all(name.isidentifier() for name in channels(second))
 
@@ -175,7 +175,7 @@ def test_every_channel_can_be_in_the_name_of_a_shell_variable() -> None:
         ),
         ({"capacity": "spot"}, "EnableManagedSpotTraining", True),
         (
-            {"capacity": "warm-pool", "keep_alive": "30m"},
+            {"capacity": "warm-pool", "keep_alive_period": "30m"},
             "ResourceConfig",
             {
                 "InstanceType": "ml.p5.48xlarge",
@@ -284,7 +284,7 @@ def test_the_models_key_is_the_outputs() -> None:
 
 def test_isolated_smddp_takes_its_code_from_a_channel() -> None:
     """The container's toolkit would fetch it from S3 otherwise, which it cannot reach."""
-    cluster = {"instance_type": "ml.p4de.24xlarge", "collective": "smddp"}
+    cluster = {"instance_type": "ml.p4de.24xlarge", "backend": "smddp"}
     [request] = requests(config(cluster=cluster | {"image": ECR, "network_isolation": True}))
     place = "/opt/ml/input/data/code/sourcedir.tar.gz"
     assert request["HyperParameters"]["sagemaker_submit_directory"] == place
@@ -315,7 +315,7 @@ def test_p4de_clusters_start_through_the_containers_own_smddp_launcher() -> None
     "cluster",
     [
         {"instance_type": "ml.p5.48xlarge"},
-        {"instance_type": "ml.p4de.24xlarge", "collective": "nccl"},
+        {"instance_type": "ml.p4de.24xlarge", "backend": "nccl"},
         {"instance_type": "ml.p4de.24xlarge", "framework_version": "2.6.0"},
         {"instance_type": "ml.p4de.24xlarge", "image": ECR},
     ],
@@ -331,10 +331,10 @@ def test_everything_else_starts_by_torchrun_from_the_code_channel(cluster: dict[
     ("cluster", "version"),
     [
         ({}, "2.3.0"),
-        ({"collective": "nccl"}, "2.10.0"),
+        ({"backend": "nccl"}, "2.10.0"),
         ({"image": ECR}, None),
-        ({"image": ECR, "framework_version": "2.4.1", "collective": "smddp"}, "2.4.1"),
-        ({"image": ECR, "collective": "smddp"}, "2.3.0"),
+        ({"image": ECR, "framework_version": "2.4.1", "backend": "smddp"}, "2.4.1"),
+        ({"image": ECR, "backend": "smddp"}, "2.3.0"),
     ],
 )
 def test_packages_are_those_for_the_images_pytorch(

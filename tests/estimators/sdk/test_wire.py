@@ -30,7 +30,7 @@ SENT: dict[str, dict[str, Any]] = {
         }
     },
     "warm pool, debugged": {
-        "cluster": P5 | {"capacity": "warm-pool", "keep_alive": "1h", "remote_debug": True}
+        "cluster": P5 | {"capacity": "warm-pool", "keep_alive_period": "1h", "remote_debug": True}
     },
     "training plan, checked": {
         "cluster": P5
@@ -57,12 +57,12 @@ SENT: dict[str, dict[str, Any]] = {
             "instance_type": "ml.p4de.24xlarge",
             "image": ECR,
             "network_isolation": True,
-            "collective": "smddp",
+            "backend": "smddp",
         }
     },
     "every channel": {
         "cluster": P5,
-        "stages": [stage("a"), stage("b", optimizer="carried")],
+        "stages": [stage("a"), stage("b", optimizer_state="keep")],
         "data": {"uri": "s3://my-bucket/shards/", "validation": "s3://my-bucket/held-out/"},
         "model": {"preset": "sd2", "components": "s3://my-bucket/components/"},
         "channels": {

@@ -64,17 +64,17 @@ def write_shards(folder: Path, shards: int, each: int) -> None:
         write_shard(folder / f"shard-{shard:03d}.tar", samples)
 
 
-def tiny_run(*, iterations: int, **training: Any) -> RunConfig:
+def tiny_run(*, max_steps: int, **training: Any) -> RunConfig:
     """A run of the digits model small enough for two CPU cores."""
     stage_keys = {
-        "per_gpu_batch",
-        "accumulation",
+        "per_device_batch_size",
+        "gradient_accumulation_steps",
         "learning_rate",
         "sharding",
         "activation_checkpointing",
     }
     stage = {key: training.pop(key) for key in list(training) if key in stage_keys}
-    checkpoint = {"every": training.pop("checkpoint_every", 100), "keep": 3}
+    checkpoint = {"every_steps": training.pop("checkpoint_every", 100), "keep_last": 3}
     evaluation = training.pop("evaluation", {})
     return RunConfig.model_validate(
         run(
@@ -85,16 +85,16 @@ def tiny_run(*, iterations: int, **training: Any) -> RunConfig:
                     "name": "8px",
                     "resolution": 8,
                     "instances": 2,
-                    "per_gpu_batch": 4,
-                    "iterations": iterations,
+                    "per_device_batch_size": 4,
+                    "max_steps": max_steps,
                     "learning_rate": 1e-3,
                 }
                 | stage
             ],
             training={
                 "precision": "fp32",
-                "warmup_iterations": 0,
-                "workers": 0,
+                "warmup_steps": 0,
+                "decode_workers": 0,
                 "log_every": 1,
                 "ema_decay": 0.9,
             }
@@ -108,7 +108,7 @@ def tiny_run(*, iterations: int, **training: Any) -> RunConfig:
 
 def priced_document() -> dict[str, Any]:
     """A tiny run's document as a job gets it, at $36 an hour of each machine."""
-    config = tiny_run(iterations=9)
+    config = tiny_run(max_steps=9)
     expected: dict[str, Any] = expectations(config)
     expected["8px"]["usd_per_instance_hour"] = 36.0
     return config.model_dump(mode="json") | {"expected": expected}

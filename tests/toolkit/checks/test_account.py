@@ -133,7 +133,7 @@ def test_more_instances_than_the_account_may_have(check: Check, quotas: StandIn)
 
 
 def test_warm_pools_and_run_times_have_quotas(check: Check) -> None:
-    warm = {"instance_type": MACHINE, "capacity": "warm-pool", "keep_alive": "30m"}
+    warm = {"instance_type": MACHINE, "capacity": "warm-pool", "keep_alive_period": "30m"}
     assert check(cluster=warm)["warm-pool-quota"].level == "warning"
     long = check(cluster={"instance_type": MACHINE, "max_runtime": "10d"})["runtime-quota"]
     assert (long.level, long.where) == ("error", "cluster.max_runtime")
@@ -243,7 +243,7 @@ def test_an_index_here_names_the_shards_that_differ_and_tells_of_samples(
 ) -> None:
     path = tmp_path / "given.parquet"
     path.write_bytes(index_of({f"{number}.tar": 1 for number in range(4)}, tmp_path))
-    small = [stage(per_gpu_batch=16, accumulation=2)]
+    small = [stage(per_device_batch_size=16, gradient_accumulation_steps=2)]
     # The shards are the index's, so their samples are known: 4 × 200 for a step of 1,024.
     assert set(check(path, stages=small)) == {"few-samples"}
     path.write_bytes(index_of({"0.tar": 1, "1.tar": 2, "2.tar": 1, "9.tar": 1}, tmp_path))
@@ -308,7 +308,7 @@ WEST = {"fallbacks": [{"region": "us-west-2", "buckets": {"my-bucket": "west"}}]
 def test_another_region_has_a_bucket_there_with_the_very_shards(
     check: Check, aws: Aws, tmp_path: Path
 ) -> None:
-    plain = {"collective": "nccl", "instance_type": MACHINE}
+    plain = {"backend": "nccl", "instance_type": MACHINE}
     missing = check(recovery=WEST, cluster=plain)["bucket-missing"]
     assert (missing.level, missing.where) == ("error", "recovery.fallbacks[0]")
     assert "us-west-2: bucket west does not exist" in missing.message
@@ -329,17 +329,17 @@ def test_another_region_has_a_bucket_there_with_the_very_shards(
 def test_a_bucket_of_the_runs_own_region_stands_for_none_elsewhere(check: Check, aws: Aws) -> None:
     aws.make_bucket("east-too")
     there = {"fallbacks": [{"region": "us-west-2", "buckets": {"my-bucket": "east-too"}}]}
-    found = check(recovery=there, cluster={"collective": "nccl", "instance_type": MACHINE})
+    found = check(recovery=there, cluster={"backend": "nccl", "instance_type": MACHINE})
     assert found["bucket-region"].where == "recovery.fallbacks[0]"
     assert "is in us-east-1 and the job would run in us-west-2" in found["bucket-region"].message
 
 
 def test_a_fallback_without_quota_is_an_error(check: Check, quotas: StandIn) -> None:
     small = {"fallbacks": [{"instance_type": "ml.p4d.24xlarge"}]}
-    found = check(recovery=small, cluster={"collective": "nccl", "instance_type": MACHINE})
+    found = check(recovery=small, cluster={"backend": "nccl", "instance_type": MACHINE})
     assert "ml.p4d.24xlarge for training job usage" in found["quota-unknown"].message
     more = {"fallbacks": [{"capacity": "spot"}]}
-    found = check(recovery=more, cluster={"collective": "nccl", "instance_type": MACHINE})
+    found = check(recovery=more, cluster={"backend": "nccl", "instance_type": MACHINE})
     assert found["instance-quota"].where == "recovery.fallbacks[0]"
 
 
@@ -459,7 +459,7 @@ def order(found: Sequence[dict[str, str]]) -> list[int]:
 def test_the_command_asks_aws_and_says_the_gravest_first(
     cli: Cli, check: Check, aws: Aws, quotas: StandIn, tmp_path: Path
 ) -> None:
-    stages = [stage(instances=8, iterations_per_second=None)]
+    stages = [stage(instances=8, steps_per_second=None)]
     run = write_run(tmp_path, role=f"{ROLE}-not", stages=stages)
     env = aws.environment | {"AWS_ENDPOINT_URL_SERVICE_QUOTAS": quotas.url}
     result = cli("check", run, "--json", network="loopback", env=env)
@@ -490,7 +490,7 @@ def test_a_run_file_that_cannot_be_used_is_findings_too(cli: Cli, tmp_path: Path
     assert result.returncode == 2
     found = {one["where"]: one for one in printed(result)}
     assert found["stages[0].effective_batch_size"]["code"] == "batch-arithmetic"
-    assert found["stages[0].effective_batch_size"]["fix"] == "write accumulation: 8"
+    assert found["stages[0].effective_batch_size"]["fix"] == "write gradient_accumulation_steps: 8"
     assert found["nonsense"]["code"] == "run-file"
     assert "does not multiply out" in result.stderr
     missing = cli("check", tmp_path / "nowhere.yaml", "--json")

@@ -43,7 +43,7 @@ def priced(run: RunConfig) -> dict[str, Any]:
 @cache
 def four_instances(machine: str = "ml.p4de.24xlarge", its: float | None = 1.8) -> dict[str, Any]:
     """The price of one stage on them."""
-    stages = [stage(instances=4, iterations_per_second=its)]
+    stages = [stage(instances=4, steps_per_second=its)]
     return priced(config(cluster={"instance_type": machine}, stages=stages))
 
 
@@ -152,29 +152,29 @@ def test_several_instances_without_retries() -> None:
 
 
 def test_a_long_run_is_told_what_retries_do_not_cover() -> None:
-    long = [stage(instances=32, iterations=5_000_000)]
+    long = [stage(instances=32, max_steps=5_000_000)]
     assert recovery(stages=long)["interruptions-expected"] == "info"
 
 
 def test_a_run_without_checkpoints_is_worse_on_spot_machines() -> None:
     # 100,000 iterations at 1.8 a second: 15 hours.
-    one = {"stages": [stage(iterations=100_000)], "checkpoint": {"every": 100_000}}
+    one = {"stages": [stage(max_steps=100_000)], "checkpoint": {"every_steps": 100_000}}
     assert recovery(**one)["no-checkpoints"] == "warning"
     assert recovery({"capacity": "spot"}, **one)["no-checkpoints"] == "error"
-    short = {"stages": [stage(iterations=1000)], "checkpoint": {"every": 1000}}
+    short = {"stages": [stage(max_steps=1000)], "checkpoint": {"every_steps": 1000}}
     assert recovery({"capacity": "spot"}, **short) == {}
 
 
 def test_an_interval_that_costs_much_names_the_better_one() -> None:
-    stages = [stage(instances=16, iterations=2_000_000), stage("b", iterations=1000)]
-    run = config(stages=stages, checkpoint={"every": 500_000})
+    stages = [stage(instances=16, max_steps=2_000_000), stage("b", max_steps=1000)]
+    run = config(stages=stages, checkpoint={"every_steps": 500_000})
     [found] = [
         one for one in recovery_findings(run, priced(run)) if one.code == "checkpoint-interval"
     ]
     best = priced(run)["stages"][0]["checkpoint_interval"]
-    assert found.fix == f"write every: {best['best_iterations']}"
+    assert found.fix == f"write every_steps: {best['best_steps']}"
     assert f"${best['configured_extra_usd']:,.0f} more" in found.message
-    better = config(stages=stages, checkpoint={"every": best["best_iterations"]})
+    better = config(stages=stages, checkpoint={"every_steps": best["best_steps"]})
     assert "checkpoint-interval" not in levels(recovery_findings(better, priced(better)))
 
 
@@ -205,7 +205,7 @@ def test_the_parts_of_an_ecr_address() -> None:
 
 def test_what_an_own_image_must_carry_is_asked() -> None:
     own = OWN.replace("eu-west-1", "us-east-1")
-    assert "SMDDP" in images(image=own, collective="smddp")["image-unproven"].message
+    assert "SMDDP" in images(image=own, backend="smddp")["image-unproven"].message
     sharded = images(image=own, stages=[stage(sharding="full_shard")])
     assert "PyTorch 2.6" in sharded["image-unproven"].message
 
@@ -218,8 +218,8 @@ def test_smddp_that_is_not_used_is_said() -> None:
     assert images() == {}
     unused = images(framework_version="2.6.0")["smddp-unused"]
     assert "PyTorch 2.6.0" in unused.message
-    assert images(collective="nccl") == {}
-    alone = images(collective="smddp", stages=[stage(instances=1)])
+    assert images(backend="nccl") == {}
+    alone = images(backend="smddp", stages=[stage(instances=1)])
     assert "one instance" in alone["smddp-unused"].message
     assert images(instance_type="ml.p5.48xlarge") == {}
 
@@ -228,8 +228,8 @@ def test_images_that_are_not_patched_any_more() -> None:
     later = date(2026, 11, 1)
     assert images(later)["framework-unpatched"].level == "info"
     assert images(later, framework_version="2.9.0")["framework-unpatched"].level == "warning"
-    assert "framework-unpatched" not in images(later, collective="nccl")
-    assert "framework-unpatched" in images(date(2027, 2, 1), collective="nccl")
+    assert "framework-unpatched" not in images(later, backend="nccl")
+    assert "framework-unpatched" in images(date(2027, 2, 1), backend="nccl")
 
 
 @pytest.mark.parametrize(
@@ -352,12 +352,12 @@ def described(**changes: Any) -> dict[tuple[str, str], Finding]:
     return {(one.code, one.where): one for one in found}
 
 
-P5 = {"instance_type": "ml.p5.48xlarge", "collective": "nccl"}
+P5 = {"instance_type": "ml.p5.48xlarge", "backend": "nccl"}
 TO_P4DE = {"fallbacks": [{"instance_type": "ml.p4de.24xlarge"}]}
 
 
 def test_a_stage_must_fit_on_every_machine_that_it_may_be_given() -> None:
-    tight = [stage(per_gpu_batch=128, accumulation=1)]
+    tight = [stage(per_device_batch_size=128, gradient_accumulation_steps=1)]
     machines = {"instance_type": "ml.p4de.24xlarge", "alternatives": ["ml.p4d.24xlarge"]}
     found = described(cluster=machines, stages=tight)
     assert [one for one in found if one[0] == "memory-short"] == [
@@ -369,7 +369,7 @@ def test_a_stage_must_fit_on_every_machine_that_it_may_be_given() -> None:
     )
     said = found["memory-short", "recovery.fallbacks[0]"].message
     assert said.startswith("ml.p4d.24xlarge in us-east-1: 256px takes about 52 GiB")
-    own = {"256px": {"per_gpu_batch": 32}}
+    own = {"256px": {"per_device_batch_size": 32}}
     elsewhere = {"fallbacks": [{"instance_type": "ml.p4d.24xlarge", "stages": own}]}
     found = described(
         cluster={"instance_type": "ml.p4de.24xlarge"}, stages=tight, recovery=elsewhere
@@ -398,7 +398,7 @@ def test_another_machine_whose_price_nobody_knows_is_named() -> None:
 def test_a_place_where_the_run_would_start_another_way() -> None:
     to_p5 = {"fallbacks": [{"instance_type": "ml.p5.48xlarge"}]}
     found = described(recovery=to_p5)["fallback-start", "recovery.fallbacks[0]"]
-    assert (found.level, found.fix) == ("error", "write cluster.collective: nccl, which both can")
+    assert (found.level, found.fix) == ("error", "write cluster.backend: nccl, which both can")
 
 
 def test_spot_machines_that_are_waited_for_keep_a_run_from_going_elsewhere() -> None:

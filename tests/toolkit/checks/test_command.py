@@ -60,7 +60,7 @@ def test_a_shard_cut_short_is_an_error(cli: Cli, tmp_path: Path) -> None:
 def test_money_and_time_that_do_not_fit(cli: Cli, tmp_path: Path) -> None:
     run = write_run(
         tmp_path,
-        stages=[stage(), stage("512px", resolution=512, iterations=10, iterations_per_second=None)],
+        stages=[stage(), stage("512px", resolution=512, max_steps=10, steps_per_second=None)],
         cluster={"instance_type": "ml.p4de.24xlarge", "max_runtime": "15m"},
         budget={"usd": 1},
     )
@@ -87,7 +87,7 @@ def test_what_is_checked_offline_loads_neither_torch_nor_the_sdks() -> None:
 
 
 def memory(cli: Cli, tmp_path: Path, preset: str, code: int, **keys: Any) -> list[dict[str, str]]:
-    stages = [stage(iterations_per_second=None, **keys)]
+    stages = [stage(steps_per_second=None, **keys)]
     run = write_run(tmp_path, model={"preset": preset}, stages=stages)
     result = cli("check", run, "--offline", "--json")
     assert result.returncode == code, result.stderr
@@ -96,9 +96,9 @@ def memory(cli: Cli, tmp_path: Path, preset: str, code: int, **keys: Any) -> lis
 
 
 def test_what_does_not_fit_on_a_gpu_is_an_error_with_its_mend(cli: Cli, tmp_path: Path) -> None:
-    assert memory(cli, tmp_path, "sd2", 0, per_gpu_batch=64) == []
+    assert memory(cli, tmp_path, "sd2", 0, per_device_batch_size=64) == []
     [short] = memory(cli, tmp_path, "mmdit-20b", 3)
-    assert (short["level"], short["where"]) == ("error", "stages[0].per_gpu_batch")
+    assert (short["level"], short["where"]) == ("error", "stages[0].per_device_batch_size")
     assert "GiB of each A100-SXM4-80GB's 80" in short["message"]
     assert short["fix"] == "write sharding: full_shard"
     assert memory(cli, tmp_path, "mmdit-20b", 0, sharding="full_shard") == []
@@ -109,5 +109,5 @@ def test_what_does_not_fit_on_a_gpu_is_an_error_with_its_mend(cli: Cli, tmp_path
 
 
 def test_what_fits_barely_is_a_warning(cli: Cli, tmp_path: Path) -> None:
-    [tight] = memory(cli, tmp_path, "sd2", 0, per_gpu_batch=14, resolution=1024)
+    [tight] = memory(cli, tmp_path, "sd2", 0, per_device_batch_size=14, resolution=1024)
     assert (tight["code"], tight["level"]) == ("memory-tight", "warning")

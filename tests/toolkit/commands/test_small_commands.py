@@ -40,7 +40,10 @@ def test_the_published_stages_multiply_out_to_their_effective_batch(
         (stage.resolution, stage.instances, stage.instances * gpus) for stage in run.stages
     ] == [(256, 4, 32), (512, 8, 64), (1024, 16, 128)]
     for stage in run.stages:
-        assert stage.per_gpu_batch * stage.accumulation * stage.instances * gpus == 2048
+        assert (
+            stage.per_device_batch_size * stage.gradient_accumulation_steps * stage.instances * gpus
+            == 2048
+        )
     text = (tmp_path / "bria.yaml").read_text()
     assert "batch 8, accumulate 2" in text
     assert "512, not 2048" in text

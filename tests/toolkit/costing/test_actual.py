@@ -78,8 +78,8 @@ def test_the_next_estimate_learns_from_what_lies_beside_the_run(
     before = json.loads(cli("cost", finished, "--json").stdout)
     options = {"network": "loopback", "env": aws.environment}
     after = json.loads(cli("cost", finished, "--learn", "--json", **options).stdout)
-    assert before["stages"][0]["iterations_per_second"] == 1.8
-    assert after["stages"][0]["iterations_per_second"] == 1.0
+    assert before["stages"][0]["steps_per_second"] == 1.8
+    assert after["stages"][0]["steps_per_second"] == 1.0
     assert after["stages"][0]["throughput_basis"] == "measured"
     start_up = 4 * 31.5641075 / 3600 * 400
     assert after["stages"][0]["breakdown_usd"]["start_up"] == pytest.approx(start_up)
@@ -172,7 +172,7 @@ def test_a_measured_job_prices_another_stage_of_its_kind(
     (tmp_path / "next").mkdir()
     run = write_run(
         tmp_path / "next",
-        stages=[stage("again", instances=8, per_gpu_batch=4, iterations_per_second=None)],
+        stages=[stage("again", instances=8, per_device_batch_size=4, steps_per_second=None)],
     )
     result = cli(
         "cost",
@@ -188,7 +188,7 @@ def test_a_measured_job_prices_another_stage_of_its_kind(
     assert result.returncode == 0, result.stderr
     [one] = json.loads(result.stdout)["stages"]
     assert one["throughput_basis"] == "scaled"
-    assert 1.7 < one["iterations_per_second"] < 2.0
+    assert 1.7 < one["steps_per_second"] < 2.0
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def write_events(folder: Path, speeds: list[float], **changes: object) -> Path:
     )
     lines = ["noise", format_event("start", start, time=0, node=0, rank=0)]
     for number, speed in enumerate(speeds):
-        fields = dict.fromkeys(FIELDS["step"], 1) | {"step": number, "iterations_per_second": speed}
+        fields = dict.fromkeys(FIELDS["step"], 1) | {"step": number, "steps_per_second": speed}
         lines.append(format_event("step", fields, time=0, node=0, rank=0))
     path = folder / "events.log"
     path.write_text("\n".join(lines))
@@ -42,7 +42,7 @@ def write_events(folder: Path, speeds: list[float], **changes: object) -> Path:
 
 
 def test_a_cluster_is_priced_offline(cli: Cli) -> None:
-    result = cli("cost", *CLUSTER, "--its", "1.8", "--iterations", "550000", "--json")
+    result = cli("cost", *CLUSTER, "--its", "1.8", "--steps", "550000", "--json")
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
     document = json.loads(result.stdout)
@@ -74,19 +74,19 @@ def test_the_table_fits_100_columns_and_says_price_and_assumptions(
 
 def test_every_stage_says_what_its_speed_rests_on(cli: Cli, tmp_path: Path) -> None:
     stages = [
-        stage("a", iterations=200_000),
-        stage("b", iterations=200_000, iterations_per_second=None, resolution=512),
+        stage("a", max_steps=200_000),
+        stage("b", max_steps=200_000, steps_per_second=None, resolution=512),
     ]
     run = write_run(tmp_path, stages=stages)
     document = json.loads(cli("cost", run, "--json").stdout)
     stated, carried = document["stages"]
-    assert (stated["throughput_basis"], stated["iterations_per_second"]) == ("stated", 1.8)
+    assert (stated["throughput_basis"], stated["steps_per_second"]) == ("stated", 1.8)
     assert carried["throughput_basis"] == "other resolution"
     assert carried["cost_high_usd"] / carried["cost_low_usd"] > (
         stated["cost_high_usd"] / stated["cost_low_usd"]
     )
     faster = json.loads(cli("cost", run, "--stage", "b", "--its", "2", "--json").stdout)
-    assert faster["stages"][0]["iterations_per_second"] == 2
+    assert faster["stages"][0]["steps_per_second"] == 2
 
 
 def test_a_measured_speed_is_the_median_without_the_first_interval(
@@ -94,9 +94,9 @@ def test_a_measured_speed_is_the_median_without_the_first_interval(
 ) -> None:
     write_events(tmp_path, [0.1, 2.0, 3.0, 4.0])
     for place in ("events.log", "."):
-        result = cli("cost", *CLUSTER, "--measured", place, "--iterations", "10", "--json")
+        result = cli("cost", *CLUSTER, "--measured", place, "--steps", "10", "--json")
         document = json.loads(result.stdout)
-        assert document["stages"][0]["iterations_per_second"] == 3.0
+        assert document["stages"][0]["steps_per_second"] == 3.0
         assert any("only an illustration" in line for line in document["assumptions"])
 
 
@@ -123,7 +123,7 @@ def test_a_measurement_of_the_very_stage_counts_before_what_the_run_file_states(
     run = write_run(tmp_path)
     document = json.loads(cli("cost", run, "--measured", "events.log", "--json").stdout)
     assert document["stages"][0]["throughput_basis"] == basis
-    assert document["stages"][0]["iterations_per_second"] == (1.8 if basis == "stated" else 2.0)
+    assert document["stages"][0]["steps_per_second"] == (1.8 if basis == "stated" else 2.0)
 
 
 def test_two_measurements_at_other_cluster_sizes_are_fitted(cli: Cli, tmp_path: Path) -> None:
@@ -133,10 +133,10 @@ def test_two_measurements_at_other_cluster_sizes_are_fitted(cli: Cli, tmp_path: 
         folder.mkdir()
         write_events(folder, [speed, speed], **SAME | {"world_size": gpus})
         measured += ["--measured", f"{gpus}/events.log"]
-    run = write_run(tmp_path, stages=[stage(iterations_per_second=None)])
+    run = write_run(tmp_path, stages=[stage(steps_per_second=None)])
     [found] = json.loads(cli("cost", run, *measured, "--json").stdout)["stages"]
     assert found["throughput_basis"] == "scaling fit"
-    assert 1.7 < found["iterations_per_second"] < 2.0
+    assert 1.7 < found["steps_per_second"] < 2.0
     assert "8/16 GPUs" in found["throughput_source"]
 
 
@@ -148,13 +148,13 @@ def test_an_its_of_another_batch_is_refused_unless_it_is_rescaled(cli: Cli, tmp_
     [line] = refused.stderr.splitlines()
     assert "effective batch of 256, and 256px has 512" in line
     rescaled = cli("cost", run, "--measured", "events.log", "--rescale-batch", "--json")
-    assert json.loads(rescaled.stdout)["stages"][0]["iterations_per_second"] == 1.0
+    assert json.loads(rescaled.stdout)["stages"][0]["steps_per_second"] == 1.0
 
 
 def test_a_speed_above_the_hardwares_peak_is_refused_with_its_arithmetic(
     cli: Cli, tmp_path: Path
 ) -> None:
-    run = write_run(tmp_path, stages=[stage(iterations_per_second=500)])
+    run = write_run(tmp_path, stages=[stage(steps_per_second=500)])
     for command in (["cost", run], ["submit", run, "--dry-run"], ["check", run, "--offline"]):
         result = cli(*command)
         assert result.returncode == 2
@@ -179,7 +179,7 @@ def test_less_than_an_epoch_is_warned_of(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_an_assumption_can_be_given_and_says_so(cli: Cli) -> None:
-    plain = ["cost", *CLUSTER, "--its", "1", "--iterations", "1000", "--json"]
+    plain = ["cost", *CLUSTER, "--its", "1", "--steps", "1000", "--json"]
     before = json.loads(cli(*plain).stdout)
     after = json.loads(cli(*plain, "--assume", "start_up_seconds=4200").stdout)
     assert after["stages"][0]["billable_seconds"] - before["stages"][0]["billable_seconds"] == (
@@ -192,16 +192,14 @@ def test_prices_of_ones_own_count(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "own.csv").write_text(
         "instance_type,usd_per_hour,date\nml.p4de.24xlarge,10,2020-01-01\n"
     )
-    result = cli(
-        "cost", *CLUSTER, "--its", "1", "--iterations", "3600", "--prices", "own.csv", "--json"
-    )
+    result = cli("cost", *CLUSTER, "--its", "1", "--steps", "3600", "--prices", "own.csv", "--json")
     document = json.loads(result.stdout)
     assert document["stages"][0]["price_per_instance_hour_usd"] == 10
     assert any("days old" in line for line in document["warnings"])
 
 
 def test_alternatives_keep_to_the_deadline_and_the_budget(cli: Cli, tmp_path: Path) -> None:
-    run = write_run(tmp_path, stages=[stage(iterations=200_000)])
+    run = write_run(tmp_path, stages=[stage(max_steps=200_000)])
     result = cli("cost", run, "--deadline", "36h", "--budget", "9000", "--json")
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)["alternatives"]
@@ -217,14 +215,14 @@ def test_alternatives_keep_to_the_deadline_and_the_budget(cli: Cli, tmp_path: Pa
 
 def test_a_comparison_shows_what_a_change_costs(cli: Cli, tmp_path: Path) -> None:
     run = write_run(tmp_path).rename(tmp_path / "before.yaml")
-    other = write_run(tmp_path, stages=[stage(iterations=2000)])
+    other = write_run(tmp_path, stages=[stage(max_steps=2000)])
     document = json.loads(cli("cost", run, "--compare", other, "--json").stdout)
     difference = document["difference"]["total"]["difference_usd"]
     assert difference == pytest.approx(
         document["after"]["total"]["cost_usd"] - document["before"]["total"]["cost_usd"]
     )
     shown = cli("cost", run, "--compare", other)
-    assert "256px: iterations: 1000 → 2000" in shown.stdout
+    assert "256px: max_steps: 1000 → 2000" in shown.stdout
     assert "+$" in shown.stdout
 
 
@@ -269,7 +267,7 @@ def test_csv_and_html_say_what_json_says(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_a_region_is_taken_in_both_places_and_said_where_it_is_assumed(cli: Cli) -> None:
-    cost = ["cost", *CLUSTER, "--its", "1", "--iterations", "5", "--json"]
+    cost = ["cost", *CLUSTER, "--its", "1", "--steps", "5", "--json"]
     for arguments in (["--region", "eu-west-1", *cost], [*cost, "--region", "eu-west-1"]):
         document = json.loads(cli(*arguments).stdout)
         assert "stands in for eu-west-1" in document["stages"][0]["price_source"]
@@ -280,9 +278,9 @@ def test_a_region_is_taken_in_both_places_and_said_where_it_is_assumed(cli: Cli)
 def test_the_widest_table_fits_100_columns_and_loses_no_digit(cli: Cli, tmp_path: Path) -> None:
     run = write_run(
         tmp_path,
-        stages=[stage("a-stage-of-a-long-name", instances=512, iterations_per_second=1e-4)],
+        stages=[stage("a-stage-of-a-long-name", instances=512, steps_per_second=1e-4)],
         cluster={"instance_type": "ml.p6-b200.48xlarge"},
-        checkpoint={"every": 1},
+        checkpoint={"every_steps": 1},
     )
     result = cli("cost", run)
     assert result.returncode == 0, result.stderr
@@ -292,31 +290,31 @@ def test_the_widest_table_fits_100_columns_and_loses_no_digit(cli: Cli, tmp_path
 
 MISTAKES = {
     "nothing": ([], "RUN or --instance"),
-    "no speed": ([*CLUSTER, "--iterations", "5"], "--its: is missing"),
-    "no iterations": ([*CLUSTER, "--its", "5"], "--iterations: is missing"),
+    "no speed": ([*CLUSTER, "--steps", "5"], "--its: is missing"),
+    "no iterations": ([*CLUSTER, "--its", "5"], "--steps: is missing"),
     "no instances": (["--instance", "ml.p5.48xlarge", "--its", "5"], "--instances: is missing"),
-    "zero": ([*CLUSTER, "--its", "0", "--iterations", "5"], "--its: 0.0 must be a positive"),
-    "nan": ([*CLUSTER, "--its", "nan", "--iterations", "5"], "--its: nan must be a positive"),
-    "infinite": ([*CLUSTER, "--its", "inf", "--iterations", "5"], "--its: inf must be"),
-    "negative": ([*CLUSTER, "--its", "1", "--iterations", "-5"], "iterations: -5 must be"),
-    "for ever": ([*CLUSTER, "--its", "1e-300", "--iterations", "5"], "take over 100 years"),
-    "images a second": ([*CLUSTER, "--its", "3686", "--iterations", "5"], "not images"),
-    "endless": ([*CLUSTER, "--its", "1", "--iterations", "9" * 400], "must be a positive number"),
+    "zero": ([*CLUSTER, "--its", "0", "--steps", "5"], "--its: 0.0 must be a positive"),
+    "nan": ([*CLUSTER, "--its", "nan", "--steps", "5"], "--its: nan must be a positive"),
+    "infinite": ([*CLUSTER, "--its", "inf", "--steps", "5"], "--its: inf must be"),
+    "negative": ([*CLUSTER, "--its", "1", "--steps", "-5"], "--steps: -5 must be"),
+    "for ever": ([*CLUSTER, "--its", "1e-300", "--steps", "5"], "take over 100 years"),
+    "images a second": ([*CLUSTER, "--its", "3686", "--steps", "5"], "not images"),
+    "endless": ([*CLUSTER, "--its", "1", "--steps", "9" * 400], "must be a positive number"),
     "a stage of nothing": ([*CLUSTER, "--stage", "a"], "--stage: belongs to a run file"),
     "no such type": (
-        ["--instance", "ml.p6", "--instances", "1", "--its", "1", "--iterations", "5"],
+        ["--instance", "ml.p6", "--instances", "1", "--its", "1", "--steps", "5"],
         "'ml.p6' is not a known training instance type",
     ),
-    "no such file": ([*CLUSTER, "--measured", "no.log", "--iterations", "5"], "--measured: no.log"),
+    "no such file": ([*CLUSTER, "--measured", "no.log", "--steps", "5"], "--measured: no.log"),
     "no such assumption": ([*CLUSTER, "--assume", "x=1"], "--assume: 'x=1' is not NAME=VALUE"),
     "no figure": ([*CLUSTER, "--assume", "start_up_seconds=a"], "'a' must be a number"),
     "negative figure": ([*CLUSTER, "--assume", "start_up_seconds=-1"], "start_up_seconds: -1.0"),
     "no such price file": (
-        [*CLUSTER, "--its", "1", "--iterations", "5", "--prices", "no.csv"],
+        [*CLUSTER, "--its", "1", "--steps", "5", "--prices", "no.csv"],
         "--prices: no.csv",
     ),
     "no such purchase": (
-        [*CLUSTER, "--its", "1", "--iterations", "5", "--purchase", "lease"],
+        [*CLUSTER, "--its", "1", "--steps", "5", "--purchase", "lease"],
         "purchase: 'lease'",
     ),
     "no time": (["run.yaml", "--deadline", "soon"], "--deadline: 'soon' must be a time"),
@@ -326,9 +324,9 @@ MISTAKES = {
     "actual of nothing": ([*CLUSTER, "--actual"], "--actual: belongs to a run file"),
     "no such second run": (["run.yaml", "--compare", "no.yaml"], "no.yaml: no such file"),
     "no such price list": (["run.yaml", "--price-list", "no.json"], "--price-list: no.json"),
-    "no events": ([*CLUSTER, "--measured", "run.yaml", "--iterations", "5"], "holds no start"),
+    "no events": ([*CLUSTER, "--measured", "run.yaml", "--steps", "5"], "holds no start"),
     "two speeds": (
-        [*CLUSTER, "--measured", "run.yaml", "--its", "1", "--iterations", "5"],
+        [*CLUSTER, "--measured", "run.yaml", "--its", "1", "--steps", "5"],
         "both give the it/s",
     ),
     "two clusters": (["run.yaml", "--instances", "5"], "both name the cluster"),
@@ -353,7 +351,7 @@ def test_a_mistake_is_one_line_and_exit_2(cli: Cli, tmp_path: Path, mistake: str
     ("arguments", "unwanted"),
     [
         (
-            [*CLUSTER, "--its", "1", "--iterations", "5"],
+            [*CLUSTER, "--its", "1", "--steps", "5"],
             {"torch", "boto3", "sagemaker", "webdataset", "pydantic", "yaml"},
         ),
         (["run.yaml"], {"torch", "boto3", "sagemaker", "webdataset"}),

@@ -15,7 +15,7 @@ from tests.conftest import Cli
 from tests.cost.test_prices import SAVINGS, bulk, get_products, product
 
 PLAN = ["cost", "--instance", "ml.p5.48xlarge", "--instances", "1", "--its", "1", "--json"]
-PLAN += ["--iterations", "3600", "--region", "eu-north-1"]
+PLAN += ["--steps", "3600", "--region", "eu-north-1"]
 
 
 class PriceList(ThreadingHTTPServer):

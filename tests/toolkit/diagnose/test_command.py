@@ -97,7 +97,7 @@ def test_a_person_reads_cause_first_failure_retry_and_mend(cli: Cli, tmp_path: P
     # The line has no time of its own; the nearest one before it has.
     assert second == "first failure: algo-1, rank 3, 2026-11-21T10:00:21.512+00:00"
     assert third == "retry: will not help by itself"
-    assert fourth.startswith("mend: Lower per_gpu_batch")
+    assert fourth.startswith("mend: Lower per_device_batch_size")
     assert f"{log.name}:{len(HEALTHY) + 1}" in result.stdout.replace("\n", "")
     assert "[bold]not markup[/bold]" in " ".join(result.stdout.split())
     assert max(map(len, result.stdout.splitlines())) <= 100

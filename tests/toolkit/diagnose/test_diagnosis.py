@@ -295,7 +295,7 @@ def test_an_error_event_gives_node_rank_and_time() -> None:
 def test_a_run_that_succeeded_has_no_failure_whatever_it_said_before() -> None:
     for end in (
         "2026-11-22 10:00:01,123 sagemaker-training-toolkit INFO     Reporting training SUCCESS",
-        'SMT {"kind": "end", "time": 1795300000.0, "node": 0, "rank": 0, "step": 9, "reason": "done", "training_seconds": 1, "images": 1, "iterations_per_second": 1}',  # noqa: E501
+        'SMT {"kind": "end", "time": 1795300000.0, "node": 0, "rank": 0, "step": 9, "reason": "done", "training_seconds": 1, "images": 1, "steps_per_second": 1}',  # noqa: E501
     ):
         found = diagnosed([*HEALTHY, *traceback(OOM), *echoes(range(8)), end], echoes(range(8, 9)))
         assert found.cause == "no-failure"
@@ -351,10 +351,10 @@ def test_a_second_start_in_one_log_is_another_attempt() -> None:
         "resolution": 256,
         "world_size": 8,
         "nodes": 1,
-        "per_gpu_batch": 1,
-        "accumulation": 1,
+        "per_device_batch_size": 1,
+        "gradient_accumulation_steps": 1,
         "effective_batch_size": 8,
-        "iterations": 9,
+        "max_steps": 9,
         "parameters": 1,
         "backend": "nccl",
         "backend_reason": "",

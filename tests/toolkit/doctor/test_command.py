@@ -20,9 +20,9 @@ from tests.toolkit.local.test_submit_local import processes_of, write_tiny
 
 def test_emulated_nodes_are_examined_beside_the_run(cli: Cli, tmp_path: Path) -> None:
     write_shards(tmp_path / "shards", shards=2, each=20)
-    run = write_tiny(tmp_path, iterations=4)
+    run = write_tiny(tmp_path, max_steps=4)
     document = yaml.safe_load(run.read_text())
-    document["doctor"] = {"limit": 30}
+    document["doctor"] = {"timeout": 30}
     run.write_text(yaml.safe_dump(document))
     training = tmp_path / "out" / "8px" / "nodes"
     training.mkdir(parents=True)
@@ -70,7 +70,7 @@ def test_a_dry_run_shows_a_job_that_only_examines(cli: Cli, tmp_path: Path) -> N
 
 def test_the_job_is_sent_as_it_was_shown(cli: Cli, tmp_path: Path, aws: Aws) -> None:
     aws.make_bucket("my-bucket", **{"shards/a.tar": b"x", "shards/b.tar": b"x"})
-    run = write_tiny(tmp_path, iterations=4)
+    run = write_tiny(tmp_path, max_steps=4)
     document = yaml.safe_load(run.read_text())
     document |= {"role": "arn:aws:iam::111122223333:role/r", "bucket": "my-bucket"}
     document["data"]["uri"] = "s3://my-bucket/shards/"
@@ -89,7 +89,7 @@ def test_the_job_is_sent_as_it_was_shown(cli: Cli, tmp_path: Path, aws: Aws) -> 
 
 
 def test_a_name_without_room_for_the_doctor_is_told(cli: Cli, tmp_path: Path) -> None:
-    run = write_tiny(tmp_path, iterations=4)
+    run = write_tiny(tmp_path, max_steps=4)
     document = yaml.safe_load(run.read_text()) | {"name": "n" * 41, "region": "us-east-1"}
     run.write_text(yaml.safe_dump(document))
     result = cli("doctor", run, "--dry-run")
@@ -106,18 +106,18 @@ def test_the_bundle_says_what_to_expect(tmp_path: Path, cli: Cli) -> None:
     expected = read_job_config(tmp_path / "run.json", "256px").expected
     assert isinstance(expected, ExpectedPerformance)
     assert (expected.network_gbps, expected.nvlink_gbytes, expected.efa) == (400, 300, True)
-    assert (expected.iterations_per_second, expected.speed_source) == (
+    assert (expected.steps_per_second, expected.speed_source) == (
         1.8,
         "the run file states it",
     )
     assert expected.usd_per_instance_hour is not None
     unstated = read_job_config(tmp_path / "run.json", "512px").expected
     assert unstated is not None
-    assert unstated.iterations_per_second is None
+    assert unstated.steps_per_second is None
 
 
 def test_off_may_be_written_as_yaml_reads_it(tmp_path: Path) -> None:
-    run = write_tiny(tmp_path, iterations=4)
+    run = write_tiny(tmp_path, max_steps=4)
     run.write_text(run.read_text().replace("mode: auto", "mode: off"))
     assert "mode: off" in run.read_text()
     assert load_run(run).doctor.mode == "off"
@@ -127,14 +127,14 @@ def test_off_may_be_written_as_yaml_reads_it(tmp_path: Path) -> None:
     ("doctor", "said"),
     [
         ({"mode": "sometimes"}, "doctor.mode"),
-        ({"limit": "10s"}, "doctor.limit"),
+        ({"timeout": "10s"}, "doctor.timeout"),
         ({"max_slowdown": 0.5}, "doctor.max_slowdown"),
     ],
 )
 def test_mistakes_in_the_section_are_named(
     cli: Cli, tmp_path: Path, doctor: dict[str, object], said: str
 ) -> None:
-    run = write_tiny(tmp_path, iterations=4)
+    run = write_tiny(tmp_path, max_steps=4)
     run.write_text(yaml.safe_dump(yaml.safe_load(run.read_text()) | {"doctor": doctor}))
     result = cli("doctor", run, "--dry-run")
     assert result.returncode == 2

@@ -78,13 +78,13 @@ def test_only_so_much_is_kept_and_it_is_the_newest() -> None:
 def test_a_heartbeat_counts_as_the_step_that_it_tells_of() -> None:
     live = fold_events(
         [
-            line("step", NOW, step=7, iterations_per_second=2.0, loss=0.5),
+            line("step", NOW, step=7, steps_per_second=2.0, loss=0.5),
             line("heartbeat", NOW + 300, step=7, seconds_since_step=299.0),
             line("heartbeat", NOW + 310, step=7, seconds_since_step=None),
         ]
     )
     words = last_words(live)
-    assert (words.step, words.iterations_per_second, words.loss) == (7, 2.0, 0.5)
+    assert (words.step, words.steps_per_second, words.loss) == (7, 2.0, 0.5)
     assert words.sign == NOW + 1
     ended = last_words(merge(live, fold_events([line("end", NOW + 400, step=9, reason="done")])))
     assert (ended.step, ended.ended, ended.sign) == (9, "done", NOW + 400)

@@ -50,7 +50,7 @@ def test_code_of_ones_own_is_started_in_place_of_ours(cli: Cli, tmp_path: Path) 
         "masks = [path.name for path in place.channel('masks').iterdir()]\n"
         "(place.checkpoints / 'seen').write_text(f'{WORD} {sys.argv[1:]} {masks}')\n"
     )
-    run = write_tiny(tmp_path, iterations=1)
+    run = write_tiny(tmp_path, max_steps=1)
     document = yaml.safe_load(run.read_text()) | {
         "code": "code",
         "entry": "jobs/own.py",
@@ -65,7 +65,7 @@ def test_code_of_ones_own_is_started_in_place_of_ours(cli: Cli, tmp_path: Path) 
 
 def test_two_emulated_nodes_train_on_their_own_shards(cli: Cli, tmp_path: Path) -> None:
     write_shards(tmp_path / "shards", shards=5, each=20)
-    run = write_tiny(tmp_path, iterations=4)
+    run = write_tiny(tmp_path, max_steps=4)
     result = cli(
         "submit",
         run,
@@ -102,7 +102,7 @@ def test_two_emulated_nodes_train_on_their_own_shards(cli: Cli, tmp_path: Path) 
 @pytest.mark.slow
 def test_stages_follow_one_another_from_weights_to_weights(cli: Cli, tmp_path: Path) -> None:
     write_shards(tmp_path / "shards", shards=1, each=20)
-    run = write_tiny(tmp_path, iterations=3)
+    run = write_tiny(tmp_path, max_steps=3)
     document = yaml.safe_load(run.read_text())
     document["stages"].append(document["stages"][0] | {"name": "second"})
     run.write_text(yaml.safe_dump(document))
@@ -121,7 +121,7 @@ def test_stages_follow_one_another_from_weights_to_weights(cli: Cli, tmp_path: P
 )
 def test_ctrl_c_ends_every_process_after_a_checkpoint(tmp_path: Path, number: int) -> None:
     write_shards(tmp_path / "shards", shards=2, each=20)
-    run = write_tiny(tmp_path, iterations=100000)
+    run = write_tiny(tmp_path, max_steps=100000)
     program = "import sys\nfrom sm_train.toolkit.cli import main\nmain(sys.argv[1:])"
     running = subprocess.Popen(
         [sys.executable, "-c", program, "submit", str(run), "--local", "--nodes", "2"],
@@ -149,7 +149,7 @@ def test_a_failing_job_shows_its_last_lines_and_failure_file(cli: Cli, tmp_path:
     folder.mkdir()
     for number in range(2):
         (folder / f"{number}.tar").write_bytes(b"this is no tar" * 100)
-    run = write_tiny(tmp_path, iterations=5)
+    run = write_tiny(tmp_path, max_steps=5)
     result = cli("submit", run, "--local", "--nodes", "2", network="loopback", timeout=300)
     assert result.returncode == 6
     assert "failed (exit 1); its last lines:" in result.stderr
@@ -159,7 +159,7 @@ def test_a_failing_job_shows_its_last_lines_and_failure_file(cli: Cli, tmp_path:
 
 
 def test_a_local_run_needs_local_shards(cli: Cli, tmp_path: Path) -> None:
-    run = write_tiny(tmp_path, iterations=5)
+    run = write_tiny(tmp_path, max_steps=5)
     assert "no such folder" in cli("submit", run, "--local").stderr
     (tmp_path / "shards").mkdir()
     assert "holds no .tar" in cli("submit", run, "--local").stderr

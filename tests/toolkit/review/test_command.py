@@ -52,7 +52,7 @@ def test_saved_logs_of_two_machines_are_one_job(cli: Cli, tmp_path: Path) -> Non
     [job] = review(cli, saved)["jobs"]
     assert job["name"] == str(saved)
     assert (job["run"], job["stage"], job["world_size"]) == ("demo", "256px", 16)
-    assert job["iterations_per_second"] == pytest.approx(1.8, rel=0.01)
+    assert job["steps_per_second"] == pytest.approx(1.8, rel=0.01)
     assert job["data_wait_share"] == pytest.approx(0.3)
     assert job["gpu_utilization"] == pytest.approx(0.98)
     assert job["verdicts"][0]["code"] in ("data", "time")
@@ -73,7 +73,7 @@ def test_a_person_reads_the_worst_first_within_100_columns(cli: Cli, tmp_path: P
     signs = [text[0] for text in result.stdout.splitlines() if text[:1] in "✓!✗?" and text]
     assert signs == sorted(signs, key="✗!?✓".index)
     assert "Was data the limit?" in result.stdout
-    assert "training.workers" in result.stdout
+    assert "training.decode_workers" in result.stdout
 
 
 def test_several_jobs_are_compared_and_make_rows_of_a_table(cli: Cli, tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_several_jobs_are_compared_and_make_rows_of_a_table(cli: Cli, tmp_path: 
     assert result.returncode == 0, result.stderr
     rows = list(csv.DictReader(io.StringIO(result.stdout)))
     assert [row["name"] for row in rows] == [str(fast), str(slow)]
-    speeds = [float(row["iterations_per_second"]) for row in rows]
+    speeds = [float(row["steps_per_second"]) for row in rows]
     assert speeds == pytest.approx([1.8, 0.9], rel=0.01)
     assert {row["verdict_data"] for row in rows} == {"good"}
     assert rows[0]["estimate_usd"] == ""  # unknown is empty, never 0
@@ -203,9 +203,9 @@ def test_a_run_means_all_of_its_jobs_and_what_one_lost_for_the_next(
         second,
         [
             event("start", 100, **start),
-            event("step", 200, step=400, iterations_per_second=1.0, data_wait_share=0.0),
-            event("step", 300, step=500, iterations_per_second=1.0, data_wait_share=0.0),
-            event("step", 400, step=600, iterations_per_second=1.0, data_wait_share=0.0),
+            event("step", 200, step=400, steps_per_second=1.0, data_wait_share=0.0),
+            event("step", 300, step=500, steps_per_second=1.0, data_wait_share=0.0),
+            event("step", 400, step=600, steps_per_second=1.0, data_wait_share=0.0),
             event("end", 400),
         ],
     )

@@ -64,7 +64,7 @@ figures = st.builds(
     instances=st.none() | st.integers(1, 1000),
     resolution=st.none() | st.integers(1, 4096),
     effective_batch_size=st.none() | st.integers(1, 10**6),
-    iterations_per_second=maybe,
+    steps_per_second=maybe,
     loss=maybe,
     goodput=positive,
     restarts=st.none() | st.integers(0, 9),
@@ -273,7 +273,7 @@ def test_jobs_are_ranked_only_where_they_did_the_same() -> None:
         document |= {"resolution": 256, "effective_batch_size": 2048}
     rows = dict(comparison_table.table(documents))["Speed"]
     assert [cell.rank for cell in rows[0].cells] == [None, "worst", "best"]
-    documents[2]["iterations_per_second"] = 1.8021
+    documents[2]["steps_per_second"] = 1.8021
     rows = dict(comparison_table.table(documents[::2]))["Speed"]
     assert [(cell.words, cell.rank) for cell in rows[0].cells] == [("1.8", None)] * 2
     alone = comparison_table.table(documents[:1])

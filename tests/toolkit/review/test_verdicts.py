@@ -62,7 +62,7 @@ def test_the_waterfall_names_what_took_most_and_its_dollars() -> None:
     found = verdicts(Life(others=tuple(slow)))["time"]
     assert found.level == "bad"
     assert "checkpoints" in found.sentence
-    assert found.mend == "save less often: raise checkpoint.every"
+    assert found.mend == "save less often: raise checkpoint.every_steps"
     assert any(one.startswith("checkpoints: ") and "$" in one for one in found.evidence)
 
 
@@ -114,9 +114,9 @@ ESTIMATE = estimate(
             resolution=256,
             instance_type="ml.p4de.24xlarge",
             instances=2,
-            per_gpu_batch=32,
-            accumulation=1,
-            iterations=25_000,
+            per_device_batch_size=32,
+            gradient_accumulation_steps=1,
+            max_steps=25_000,
             checkpoint_every=1000,
             speed=stated_speed(1.8, "published"),
         )
@@ -173,7 +173,7 @@ def test_a_speed_that_changed_with_a_restart_says_so() -> None:
         stage="256px",
         nodes=2,
         world_size=16,
-        iterations=9,
+        max_steps=9,
         backend="nccl",
         resumed_from_step=100,
         effective_batch_size=512,

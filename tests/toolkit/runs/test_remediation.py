@@ -46,7 +46,7 @@ def job(
 def state(
     *jobs: TrainingJob, step: int | None = None, silent: float = 5.0, name: str = "a"
 ) -> StageState:
-    words = Progress(step=step, iterations_per_second=1.0, sign=NOW.timestamp() - silent)
+    words = Progress(step=step, steps_per_second=1.0, sign=NOW.timestamp() - silent)
     return stage_state(
         name, 1000, jobs, StoredCheckpoint(step, (), final=False), words, now=NOW, stall_after=900
     )
@@ -72,7 +72,7 @@ def test_so_many_in_a_row_and_a_person_is_needed() -> None:
     ended = asked(state(*failures))
     assert isinstance(ended, Finish)
     assert ended.exit_code == ExitCode.CAPACITY
-    assert "recovery.attempts" in ended.words
+    assert "recovery.max_attempts" in ended.words
 
 
 def test_progress_forgets_failures() -> None:

@@ -91,12 +91,12 @@ def laptop(cli: Cli, aws: Aws, tmp_path: Path) -> Laptop:
 def test_another_laptop_sees_where_the_run_is(laptop: Laptop) -> None:
     """By the run's name alone: there is no file, and nothing is kept on a laptop."""
     laptop.lives.say(FIRST, "start", ago=400)
-    laptop.lives.say(FIRST, "step", step=400, iterations_per_second=2.0, loss=0.5)
+    laptop.lives.say(FIRST, "step", step=400, steps_per_second=2.0, loss=0.5)
     laptop.lives.checkpoint("256px", 300)
     document = laptop.json("status", "demo")
     [seen] = document["stages"]
     assert (document["state"], document["stage"]) == ("training", "256px")
-    assert (seen["step"], seen["checkpoint_step"], seen["iterations"]) == (400, 300, 1000)
+    assert (seen["step"], seen["checkpoint_step"], seen["max_steps"]) == (400, 300, 1000)
     assert seen["remaining_seconds"] == pytest.approx(300)
     rate = 4 * 31.5641075 / 3600
     assert document["spent_usd"] == pytest.approx(600 * rate, rel=0.02)
@@ -142,11 +142,11 @@ def test_stop_then_resume_goes_on_from_the_checkpoint_with_the_same_code(laptop:
 
 def test_resume_by_the_file_takes_its_new_settings(laptop: Laptop) -> None:
     laptop.lives.tell(FIRST, "Stopped")
-    run = write_run(laptop.folder, stages=[stage(iterations=2000)])
+    run = write_run(laptop.folder, stages=[stage(max_steps=2000)])
     laptop("resume", run, "--yes")
     _, second = laptop.aws.bodies("CreateTrainingJob")
     assert second["TrainingJobName"] == SECOND
-    assert laptop.json("status", "demo")["stages"][0]["iterations"] == 2000
+    assert laptop.json("status", "demo")["stages"][0]["max_steps"] == 2000
 
 
 def test_resume_asks_with_the_dollars_of_what_is_left(laptop: Laptop) -> None:
@@ -214,7 +214,7 @@ def test_what_the_log_says_of_broken_hardware_is_followed_by_another_job(
 
 def test_a_silent_job_is_ended_and_followed(laptop: Laptop) -> None:
     """Heartbeats go on while training hangs: the step that they tell of counts."""
-    laptop.lives.say(FIRST, "step", ago=4000, step=200, iterations_per_second=1.0)
+    laptop.lives.say(FIRST, "step", ago=4000, step=200, steps_per_second=1.0)
     laptop.lives.say(FIRST, "heartbeat", ago=5, step=200, seconds_since_step=3995.0)
     assert laptop.json("watch", "demo", "--once", "--no-act", code=8)["state"] == "stalled"
     assert laptop.aws.bodies("StopTrainingJob") == []
@@ -227,7 +227,7 @@ def test_a_silent_job_is_ended_and_followed(laptop: Laptop) -> None:
 def test_a_spent_budget_ends_the_job_with_a_checkpoint(cli: Cli, aws: Aws, tmp_path: Path) -> None:
     laptop = Laptop(cli, aws, tmp_path, budget={"usd": 100})
     laptop.lives.tell(FIRST, "InProgress", "Training", seconds=100 / (4 * 31.5641075) * 3600 + 60)
-    laptop.lives.say(FIRST, "step", step=200, iterations_per_second=1.0)
+    laptop.lives.say(FIRST, "step", step=200, steps_per_second=1.0)
     assert laptop.json("watch", "demo", "--once", code=7)["action"] == "stop"
     assert len(aws.bodies("StopTrainingJob")) == 1
     laptop.lives.tell(FIRST, "Stopped", seconds=100 / (4 * 31.5641075) * 3600 + 60)
@@ -393,7 +393,7 @@ def test_s3_that_asks_for_patience_is_one_line(laptop: Laptop) -> None:
 
 def test_a_wrong_clock_here_makes_no_stall(laptop: Laptop) -> None:
     """The job's words are as old as AWS's clock says, whatever this laptop's says."""
-    laptop.lives.say(FIRST, "step", step=400, ago=60, iterations_per_second=1.0)
+    laptop.lives.say(FIRST, "step", step=400, ago=60, steps_per_second=1.0)
     program = (
         "import sys, time; import sm_train.toolkit.cli as c; real = time.time\n"
         "time.time = lambda: real() + 7200\nc.main(sys.argv[1:])"

@@ -47,7 +47,7 @@ def test_a_dry_run_of_every_preset_works_as_it_is_written(cli: Cli, tmp_path: Pa
 
 
 def test_the_plan_for_people_says_what_runs_where_for_how_much(cli: Cli, tmp_path: Path) -> None:
-    stages = [stage(), stage("512px", resolution=512, iterations_per_second=None)]
+    stages = [stage(), stage("512px", resolution=512, steps_per_second=None)]
     result = cli("submit", write_run(tmp_path, stages=stages), "--dry-run")
     assert result.returncode == 0, result.stderr
     assert json.JSONDecoder().raw_decode(result.stdout)[0]["TrainingJobName"]
@@ -378,10 +378,10 @@ def test_a_bad_run_file_is_exit_2_with_every_mistake(cli: Cli, tmp_path: Path) -
 def test_figures_nobody_could_mean_are_one_line(
     cli: Cli, tmp_path: Path, command: list[str]
 ) -> None:
-    run = write_run(tmp_path, stages=[stage(iterations_per_second=1e-300)])
+    run = write_run(tmp_path, stages=[stage(steps_per_second=1e-300)])
     result = cli(command[0], run, *command[1:])
     assert result.returncode == 2
-    assert "iterations" in one_line(result.stderr)
+    assert "max_steps" in one_line(result.stderr)
 
 
 def test_an_unknown_stage_names_the_stages(cli: Cli, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from tests.support.run_files import write_run
 
 EAST, WEST = "us-east-1", "us-west-2"
 SHARDS = {f"shards/{index}.tar": b"x" for index in range(8)} | {"index.parquet": b"x"}
-MACHINES = {"instance_type": "ml.p4de.24xlarge", "collective": "nccl", "image": ECR}
+MACHINES = {"instance_type": "ml.p4de.24xlarge", "backend": "nccl", "image": ECR}
 ELSEWHERE = {"region": WEST, "buckets": {"my-bucket": "west"}}
 FALLBACKS = [
     {"instance_type": "ml.p5.48xlarge", "stages": {"256px": {"instances": 2}}},
@@ -198,7 +198,7 @@ def test_a_job_that_waited_longer_than_it_may_is_one_without_machines(
 def test_the_next_stage_begins_where_the_run_is_with_the_model_of_the_one_before(
     server: Aws, tmp_path: Path
 ) -> None:
-    stages = [stage("a"), stage("b", optimizer="carried")]
+    stages = [stage("a"), stage("b", optimizer_state="keep")]
     run = Run(server, tmp_path, stages=stages, recovery={"fallbacks": [ELSEWHERE]})
     first, second = "demo--a-0001", "demo--a-0002"
     run.lives.checkpoint("a", 1000)
@@ -423,7 +423,7 @@ def test_every_command_sees_the_run_from_any_of_its_regions(
     aws, lives = server, Lives(server)
     aws.make_bucket("my-bucket", **SHARDS)
     aws.make_bucket("west", WEST, **SHARDS)
-    machines = {"instance_type": "ml.p4de.24xlarge", "collective": "nccl"}
+    machines = {"instance_type": "ml.p4de.24xlarge", "backend": "nccl"}
     file = write_run(tmp_path, recovery={"fallbacks": [ELSEWHERE]}, cluster=machines)
 
     def sm_train(*words: str | Path, region: str = EAST, code: int = 0) -> Any:
@@ -453,7 +453,7 @@ def test_every_command_sees_the_run_from_any_of_its_regions(
     lives.checkpoint("256px", 300)
     lives.tell(FIRST, "Failed", reason="CapacityError: none", seconds=0, ended_ago=3600)
     assert sm_train("watch", "demo", "--once", "--json")["action"] == "start"
-    lives.say(SECOND, "step", region=WEST, step=400, iterations_per_second=2.0)
+    lives.say(SECOND, "step", region=WEST, step=400, steps_per_second=2.0)
     for region in (EAST, WEST):
         seen = sm_train("status", "demo", "--json", region=region)
         assert seen["region"] == EAST

@@ -75,7 +75,7 @@ def cluster(nodes: int, warnings: int = 3) -> LiveState:
             3600 - 20 * number,
             step=8000 + 36 * number,
             loss=0.3 * math.exp(-number / 90),
-            iterations_per_second=1.8 if number < 150 else 1.2,
+            steps_per_second=1.8 if number < 150 else 1.2,
             images_per_second=3686.4,
             data_wait_share=0.021,
             mfu=0.412,
@@ -117,7 +117,7 @@ def model(live: LiveState, nodes: int, **changes: Any) -> ScreenState:
         "ResourceConfig": {"InstanceType": "ml.p4de.24xlarge", "InstanceCount": nodes},
     }
     job = TrainingJob("demo--256px-0001", "demo", "256px", "InProgress", {}, description)
-    run = config(stages=[stage(iterations=20_000)], budget={"usd": 2500})
+    run = config(stages=[stage(max_steps=20_000)], budget={"usd": 2500})
     at = stage_state(
         "256px",
         20_000,

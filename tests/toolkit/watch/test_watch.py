@@ -25,7 +25,7 @@ from tests.conftest import Aws, Cli, clean_environment
 from tests.support.job_lifecycle import GROUP
 from tests.toolkit.runs.test_run_lifecycle import FIRST, SECOND, Laptop
 
-STEP = {"iterations_per_second": 1.8, "loss": 0.25, "data_wait_share": 0.02, "mfu": 0.41}
+STEP = {"steps_per_second": 1.8, "loss": 0.25, "data_wait_share": 0.02, "mfu": 0.41}
 ON_A_TERMINAL = """
 import fcntl, signal, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)

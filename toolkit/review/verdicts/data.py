@@ -30,7 +30,7 @@ def data(facts: JobFacts) -> Verdict:
         (f"slowest tenth of the intervals: {float(np.quantile(known, 0.9)):.1%}", *_by_node(facts)),
         None
         if level == "good"
-        else "more loader processes (training.workers), latents that are "
+        else "more loader processes (training.decode_workers), latents that are "
         "computed once (`sm-train pack --latents`), or smaller images in the shards",
     )
 

@@ -22,11 +22,12 @@ _SHOWN = 10
 _MENDS = {
     "start_up": "keep machines between jobs (cluster.capacity: warm-pool), or take a smaller image",
     "restarts": "see what ended the earlier attempts: `sm-train diagnose {name}`",
-    "lost_work": "save more often: lower checkpoint.every",
-    "stalls": "let stalled jobs be ended and started again: heartbeat.on_stall: end",
-    "checkpoints": "save less often: raise checkpoint.every",
-    "evaluation": "evaluate less often: raise evaluation.every",
-    "data_wait": "more loader processes (training.workers), or latents that are computed once "
+    "lost_work": "save more often: lower checkpoint.every_steps",
+    "stalls": "let stalled jobs be ended and started again: heartbeat.on_stall: kill",
+    "checkpoints": "save less often: raise checkpoint.every_steps",
+    "evaluation": "evaluate less often: raise evaluation.every_steps",
+    "data_wait": "more loader processes (training.decode_workers), or latents that are "
+    "computed once "
     "(`sm-train pack --latents`)",
     "shut_down": "see what was written after the last step",
 }

@@ -207,7 +207,8 @@ def health(facts: JobFacts) -> Verdict:
             (*told, *filling),
             "resubmit on other machines: stop, then resume"
             if told
-            else "a larger cluster.volume_gb, a smaller checkpoint.keep, or fewer training.workers",
+            else "a larger cluster.volume_gb, a smaller checkpoint.keep_last, or fewer "
+            "training.decode_workers",
         )
     if not nodes and not facts.metrics:
         return Verdict("health", "unknown", question, "nothing tells of them")

@@ -28,7 +28,7 @@ GOOD_MFU, POOR_MFU = 0.3, 0.15
 
 def steady_speeds(facts: JobFacts) -> tuple[Column, Column]:
     """Times and it/s of the logging intervals but the first of each start, which pays for it."""
-    times, speeds = facts.told.steps["time"], facts.told.steps["iterations_per_second"]
+    times, speeds = facts.told.steps["time"], facts.told.steps["steps_per_second"]
     starts = [float(event["time"]) for event in facts.told.events["start"]]
     first = np.searchsorted(times, starts)
     keep = np.isfinite(speeds) & (speeds > 0)
@@ -165,6 +165,6 @@ def mfu(facts: JobFacts) -> Verdict:
         ("about 30 % is what well-tuned diffusion training reaches",),
         None
         if level == "good"
-        else "training.compile, a larger per_gpu_batch, latents that are "
+        else "training.compile, a larger per_device_batch_size, latents that are "
         "computed once (`sm-train pack --latents`)",
     )
