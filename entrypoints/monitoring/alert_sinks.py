@@ -17,7 +17,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import tenacity
 from sm_train.entrypoints.common.job_config import AlertsConfig
@@ -141,7 +141,9 @@ class SnsSink:
             raise UndeliveredError(_reason(error), final=_is_final(error)) from None
 
 
-def _client(service: str, region: str | None = None) -> Any:
+def _client(
+    service: Literal["sns", "secretsmanager", "ssm"], region: str | None = None
+) -> Any:
     import boto3
     from botocore.config import Config
 

@@ -181,7 +181,7 @@ def _transfer(here: Any, there: Any, folder: FolderCopy, names: Sequence[str], d
                 {"Bucket": source, "Key": f"{prefix}/{name}"},
                 target,
                 f"{below}/{name}",
-                subscribers=[done],
+                subscribers=[done],  # type: ignore[list-item]  # duck-typed
                 source_client=here.client("s3"),
             )
             for name in names
