@@ -141,9 +141,7 @@ class SnsSink:
             raise UndeliveredError(_reason(error), final=_is_final(error)) from None
 
 
-def _client(
-    service: Literal["sns", "secretsmanager", "ssm"], region: str | None = None
-) -> Any:
+def _client(service: Literal["sns", "secretsmanager", "ssm"], region: str | None = None) -> Any:
     import boto3
     from botocore.config import Config
 
