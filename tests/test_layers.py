@@ -42,8 +42,8 @@ LEVELS = {
         {"sdk"},
     ],
     "toolkit": [
-        {"errors", "run_file", "user_cache"},
-        {"aws", "report_html", "terminal"},
+        {"errors", "user_cache"},
+        {"aws", "report_html", "run_file", "terminal"},
         {"jobs"},
         {"alarms", "costing", "demo", "diagnose", "local", "packing", "sampling"},
         {"runs"},
