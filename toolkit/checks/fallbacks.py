@@ -34,7 +34,8 @@ FALLBACK_DATA = Check(
     ("error",),
     means="The bucket that stands for the run's own at a fallback holds other shards, or not all "
     "of them.",
-    impact="The run would go on with other data in the middle of an epoch: samples are lost or come "
+    impact="The run would go on with other data in the middle of an epoch: samples are lost or "
+    "come "
     "twice.",
     fix="Copy the shards with their index (`aws s3 sync`, or S3 replication with a batch job for "
     "what was there before).",

@@ -57,7 +57,8 @@ NOT_SHARDS = Check(
     ("warning",),
     means="Below `data.uri` there are objects that are no shards: other files, or, where the "
     "address has no slash at its end, whatever begins alike.",
-    impact="ShardedByS3Key deals objects, whatever they are: an instance that is dealt one of these "
+    impact="ShardedByS3Key deals objects, whatever they are: an instance that is dealt one of "
+    "these "
     "gets a shard less.",
     fix="Give the shards a prefix of their own, with a slash at the end of `data.uri`. The index "
     "lies above them.",
