@@ -13,9 +13,9 @@ import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from sm_train.entrypoints.common.index_location import index_path
 from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
 from sm_train.entrypoints.data.shard_format import find_shards
-from sm_train.entrypoints.data.shard_index import index_path
 from sm_train.estimators.bundle.bundle import Bundle
 from sm_train.estimators.config.schema import RunConfig, StageSection
 from sm_train.estimators.request.training import FINAL_MODEL, last_checkpoint, needs_state
