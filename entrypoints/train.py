@@ -30,7 +30,7 @@ from sm_train.entrypoints.monitoring.start import heartbeat
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
-    from sm_train.entrypoints.common.stop import StopSignal
+    from sm_train.entrypoints.common.signals import StopSignal
     from sm_train.entrypoints.data.shard_catalog import DataRank, ShardCatalog
     from sm_train.entrypoints.distributed.backend import BackendChoice
     from sm_train.entrypoints.training.evaluator import ValidationSet
@@ -96,7 +96,7 @@ def _examine(settings: JobConfig, directories: SageMakerPaths, options: argparse
 def _train(settings: JobConfig, directories: SageMakerPaths, pulse: HeartbeatWriter) -> None:
     from accelerate import Accelerator
     from accelerate.utils import DistributedDataParallelKwargs, set_seed
-    from sm_train.entrypoints.common.stop import StopSignal
+    from sm_train.entrypoints.common.signals import StopSignal
     from sm_train.entrypoints.distributed.backend import decide, join
     from sm_train.entrypoints.models.builder import build
     from sm_train.entrypoints.models.export import save_frame
@@ -106,7 +106,7 @@ def _train(settings: JobConfig, directories: SageMakerPaths, pulse: HeartbeatWri
     hosts = ResourceConfig.read(directories)
     choice = decide(
         nodes=len(hosts.all),
-        collective=settings.backend,
+        backend=settings.backend,
         instance_type=hosts.instance_type,
     )
     join(choice)
@@ -262,6 +262,7 @@ def _save_final(trainer: Trainer, *, main: bool) -> None:
     """The model, twice: SageMaker packs its model folder under a name with the job's; the next
     stage finds the copy under the checkpoints' prefix, which is known beforehand.
     """
+    from sm_train.entrypoints.common.checkpoint_layout import FINAL_MODEL
     from sm_train.entrypoints.models.export import save_model
     from sm_train.entrypoints.models.sampling import FRAME
 
@@ -272,10 +273,13 @@ def _save_final(trainer: Trainer, *, main: bool) -> None:
             pass
         return
     save_model(directories.checkpoints / FRAME, trainer.parts, weights, directories.model)
-    shutil.copytree(directories.model, directories.checkpoints / "final", dirs_exist_ok=True)
+    final = directories.checkpoints / FINAL_MODEL
+    shutil.copytree(directories.model, final, dirs_exist_ok=True)
     if (examined := directories.checkpoints / "doctor").is_dir():
         # What is known of the machines goes with the model to the next stage.
-        shutil.copytree(examined, directories.checkpoints / "final" / "doctor", dirs_exist_ok=True)
+        shutil.copytree(
+            examined, directories.checkpoints / FINAL_MODEL / "doctor", dirs_exist_ok=True
+        )
 
 
 def _report(error: Exception, directories: SageMakerPaths) -> None:

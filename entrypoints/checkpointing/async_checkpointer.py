@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from sm_train.entrypoints.checkpointing import manifest
-from sm_train.entrypoints.checkpointing.manifest import CheckpointFile
 from sm_train.entrypoints.checkpointing.sharded_tensors import (
     ShardSpec,
     partition_by_size,
@@ -28,6 +27,12 @@ from sm_train.entrypoints.checkpointing.sharded_tensors import (
 )
 from sm_train.entrypoints.checkpointing.staging import HostStaging
 from sm_train.entrypoints.common.background import BackgroundWork
+from sm_train.entrypoints.common.checkpoint_layout import (
+    MARKER,
+    CheckpointFile,
+    shard_file_name,
+    step_folder_name,
+)
 from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.distributed.local_shard import LocalShard
 
@@ -90,7 +95,7 @@ class AsyncCheckpointer:
         """
         assert self._pending is None
         started = time.monotonic()
-        folder = manifest.step_folder(self._checkpoints, step)
+        folder = self._checkpoints / step_folder_name(step)
         if self._place.host_main:
             # An attempt before this one may have left a folder, damaged since, of this step.
             manifest.invalidate(folder)
@@ -107,7 +112,7 @@ class AsyncCheckpointer:
         copied.result()
         folder.mkdir(parents=True, exist_ok=True)
         copies = self._snapshot.tensors()
-        files[manifest.shard_file_name(self._place.rank)] = lambda path: save_shards(path, copies)
+        files[shard_file_name(self._place.rank)] = lambda path: save_shards(path, copies)
         return [manifest.write_file(folder, name, save) for name, save in files.items()]
 
     @property
@@ -173,7 +178,7 @@ class AsyncCheckpointer:
 
     def _give_up(self, pending: _PendingCheckpoint, failure: str) -> None:
         # Another machine may have completed a folder that both share.
-        if self._place.host_main and not (pending.folder / manifest.MARKER).exists():
+        if self._place.host_main and not (pending.folder / MARKER).exists():
             shutil.rmtree(pending.folder, ignore_errors=True)
         if self._place.rank == 0:
             message = (

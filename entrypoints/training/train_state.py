@@ -12,14 +12,12 @@ import torch
 from sm_train.entrypoints.checkpointing import manifest
 from sm_train.entrypoints.checkpointing.sharded_tensors import ShardedTensorError, ShardSpec
 from sm_train.entrypoints.common.background import BackgroundWork
+from sm_train.entrypoints.common.checkpoint_layout import PROGRESS_FILE
 from sm_train.entrypoints.common.job_config import JobConfig, StageConfig
 from sm_train.entrypoints.distributed.local_shard import LocalShard, is_dtensor, to_local
 from sm_train.entrypoints.training.ema import ExponentialMovingAverage
 from sm_train.entrypoints.training.state_dict import TrainStateDict
 from torch import Tensor, nn
-
-PROGRESS = "progress.json"
-"""The file of a checkpoint that says how far the schedules are."""
 
 
 class TrainState:
@@ -155,7 +153,7 @@ class TrainState:
             "schedule": self._schedule.last_epoch,
             "ema_updates": self._average.updates if self._average else 0,
         }
-        return {PROGRESS: manifest.save_bytes(json.dumps(progress).encode())}
+        return {PROGRESS_FILE: manifest.save_bytes(json.dumps(progress).encode())}
 
     def restore(self, found: manifest.CheckpointInfo) -> None:
         """Take the state of a checkpoint.
@@ -173,7 +171,7 @@ class TrainState:
             self._state.restore(manifest.shard_files(found.folder))
         except ShardedTensorError as error:
             raise manifest.CheckpointError(f"{found.folder}: {error}") from None
-        progress: dict[str, Any] = json.loads((found.folder / PROGRESS).read_bytes())
+        progress: dict[str, Any] = json.loads((found.folder / PROGRESS_FILE).read_bytes())
         self._restore_schedule(progress["schedule"])
         if self._average is not None:
             self._average.updates = progress["ema_updates"]

@@ -16,10 +16,11 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object
 from sm_train.entrypoints.checkpointing import manifest
 from sm_train.entrypoints.checkpointing.async_checkpointer import AsyncCheckpointer, CheckpointRank
+from sm_train.entrypoints.common.checkpoint_layout import SAMPLER_FILE
 from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.job_config import JobConfig
 from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
-from sm_train.entrypoints.common.stop import StopSignal
+from sm_train.entrypoints.common.signals import StopSignal
 from sm_train.entrypoints.data.batches import Batch
 from sm_train.entrypoints.data.loader import Loader
 from sm_train.entrypoints.data.shard_catalog import DataRank, ShardCatalog
@@ -49,9 +50,6 @@ SageMaker kills after 120 seconds, torchrun after 30 of its own.
 
 WRITTEN_CHECK_SECONDS = 1.0
 """How often processes ask each other, in the same way, whether a checkpoint is written."""
-
-RECORD = "data.npz"
-"""The file of a checkpoint that says where the run is in its data."""
 
 
 class Trainer:
@@ -106,7 +104,7 @@ class Trainer:
             batch_size=settings.stage.per_device_batch_size,
             seed=settings.training.seed,
             workers=settings.training.decode_workers,
-            record=None if found is None else (found.folder / RECORD).read_bytes(),
+            record=None if found is None else (found.folder / SAMPLER_FILE).read_bytes(),
             draws=parts.draws(settings.training.seed),
             tokenize=parts.text.tokenize,
             pin_memory=self.device.type == "cuda",
@@ -240,7 +238,7 @@ class Trainer:
 
     def _share_status(self, stop: StopSignal, pulse: HeartbeatWriter) -> bool:
         """Whether any process was asked to stop; concludes a checkpoint that all have written."""
-        status = torch.tensor([float(stop.asked), float(self._saver.writing)], device=self.device)
+        status = torch.tensor([float(stop.requested), float(self._saver.writing)], device=self.device)
         asked, writing = self.accelerator.reduce(status, "sum").tolist()
         if self._saver.step is not None and not writing:
             pulse.enter(Phase.CHECKPOINT, self.learner.step)
@@ -273,7 +271,7 @@ class Trainer:
         files: dict[str, Callable[[Path], None]] = {}
         if self.accelerator.is_main_process:
             files = self.learner.shared_files()
-            files[RECORD] = manifest.save_bytes(self.loader.record())
+            files[SAMPLER_FILE] = manifest.save_bytes(self.loader.record())
         self._saver.begin(self.learner.step, self.learner.tensors(), files)
 
     def _finish_checkpoint(self) -> None:

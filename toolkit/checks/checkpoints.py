@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from sm_train.entrypoints.common.checkpoint_layout import (
+    MARKER,
+    STEP_PREFIX,
+    CheckpointMarker,
+    MarkerError,
+    shard_bytes,
+)
 from sm_train.estimators.config.naming import checkpoint_uri, staging_bucket
 from sm_train.estimators.config.schema import RunConfig, StageSection
 from sm_train.estimators.request.training import RUN_TAG
 from sm_train.toolkit.aws.session import split_uri
 from sm_train.toolkit.checks.finding import Check, Finding
 from sm_train.toolkit.costing.memory_fit import plan_of
-from sm_train.toolkit.jobs.checkpoints import MARKER
 
 _LOOKED_AT = 5
 
@@ -145,7 +150,7 @@ def newest_marker(s3: Any, uri: str) -> Marker | None:
         ClientError: S3 refuses to say.
     """
     bucket, prefix = split_uri(uri)
-    answer = s3.list_objects_v2(Bucket=bucket, Prefix=f"{prefix}/step-", Delimiter="/")
+    answer = s3.list_objects_v2(Bucket=bucket, Prefix=f"{prefix}/{STEP_PREFIX}", Delimiter="/")
     folders = sorted((one["Prefix"] for one in answer.get("CommonPrefixes", [])), reverse=True)
     for folder in folders[:_LOOKED_AT]:
         marker = _read_marker(s3, bucket, f"{folder}{MARKER}")
@@ -158,14 +163,12 @@ def _read_marker(s3: Any, bucket: str, key: str) -> Marker | None:
     from botocore.exceptions import ClientError
 
     try:
-        document = json.loads(s3.get_object(Bucket=bucket, Key=key)["Body"].read())
-        files = document["files"]
-        tensors = [one["bytes"] for one in files if one["name"].endswith(".safetensors")]
-        return Marker(document["step"], sum(tensors))
+        marker = CheckpointMarker.parse(s3.get_object(Bucket=bucket, Key=key)["Body"].read())
+        return Marker(marker.step, shard_bytes(marker.files))
     except ClientError as error:
         if error.response["Error"].get("Code") not in ("404", "NoSuchKey"):
             raise
-    except (ValueError, KeyError, TypeError):
+    except MarkerError:
         pass  # damaged: the job passes it over, too
     return None
 

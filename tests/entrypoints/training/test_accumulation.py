@@ -15,7 +15,7 @@ from accelerate.state import AcceleratorState
 from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.job_config import JobConfig, read_job_config
 from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
-from sm_train.entrypoints.common.stop import StopSignal
+from sm_train.entrypoints.common.signals import StopSignal
 from sm_train.entrypoints.data.loader import Loader
 from sm_train.entrypoints.data.shard_catalog import DataRank, build_catalog
 from sm_train.entrypoints.models.builder import build
