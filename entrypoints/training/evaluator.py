@@ -90,7 +90,7 @@ class Evaluator:
         module = self._learner.module.eval()
         heed = partial(self._heed, stop, alive)
         try:
-            with self._learner.averaged(), torch.no_grad(), self._accelerator.autocast():
+            with self._learner.ema_weights(), torch.no_grad(), self._accelerator.autocast():
                 losses = {} if self._held_out is None else self._losses(self._held_out, heed)
                 images = self._images(heed) if self._settings.evaluation.prompts else None
         except _StoppedError:
@@ -136,7 +136,7 @@ class Evaluator:
     def _errors(self, batch: Batch, level: float) -> torch.Tensor:
         """Of each sample, at one level; its noise is the same at all of them."""
         batch = replace(batch, levels=np.full(len(batch.origins), level))
-        task, text = self._inputs.task(batch)
+        task, text = self._inputs.prepare(batch)
         return per_sample_loss(self._learner.module(task.noisy, task.timesteps, *text), task)
 
     # ------------------------------------------------------------------ images

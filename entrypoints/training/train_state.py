@@ -31,7 +31,7 @@ class TrainState:
         training = settings.training
         self.module = module
         self.parameters = [one for one in module.parameters() if one.requires_grad]
-        self.beside = BackgroundWork(self.parameters[0].device)
+        self.background = BackgroundWork(self.parameters[0].device)
         self._split = any(is_dtensor(one) for one in self.parameters)
         self._owned: list[Tensor] = [*self.parameters]
         if self._split:
@@ -66,9 +66,9 @@ class TrainState:
 
         Returns 1.0 where they are no numbers: then nothing is learned from them. Fused AdamW clips
         while it reads them anyway, and on a GPU looks itself whether to learn, so that the host
-        need not wait to know. The average is one step behind until :meth:`follow`.
+        need not wait to know. The average is one step behind until :meth:`start_ema_update`.
         """
-        self._settle()
+        self._wait_for_background()
         if self._split:
             for parameter, part in zip(self.parameters, self._owned, strict=True):
                 part.grad = None if parameter.grad is None else to_local(parameter.grad)
@@ -85,24 +85,24 @@ class TrainState:
         elif not skipped.item():
             self._optimizer.step()
         self._schedule.step()
-        self.forget_gradients()
+        self.zero_grad()
         self._behind = self._average is not None
         self.step += 1
         return skipped
 
-    def follow(self) -> None:
+    def start_ema_update(self) -> None:
         """Begin to move the average, beside what comes: best a backward pass, which leaves Python
         alone."""
         if self._behind and self._average is not None:
             self._behind = False
-            self.beside.run(self._average.update)
+            self.background.run(self._average.update)
 
-    def _settle(self) -> None:
+    def _wait_for_background(self) -> None:
         """Until nothing reads the weights any more, and the average is theirs."""
-        self.follow()
-        self.beside.join()
+        self.start_ema_update()
+        self.background.join()
 
-    def forget_gradients(self) -> None:
+    def zero_grad(self) -> None:
         for one in self._owned:
             one.grad = None
         if self._split:
@@ -110,7 +110,7 @@ class TrainState:
                 parameter.grad = None
 
     @contextlib.contextmanager
-    def averaged(self) -> Iterator[None]:
+    def ema_weights(self) -> Iterator[None]:
         """Inside, the average is the weights and the weights wait in its place."""
         self._swap()
         try:
@@ -121,7 +121,7 @@ class TrainState:
     @torch.no_grad()
     def _swap(self) -> None:
         """One by one, so that it takes the memory of one tensor."""
-        self._settle()
+        self._wait_for_background()
         if self._average is None:
             return
         for weight, average in zip(self._owned, self._average.averages, strict=True):
@@ -130,9 +130,9 @@ class TrainState:
             average.copy_(waiting)
 
     @torch.no_grad()
-    def take_average(self) -> None:
+    def copy_ema_to_weights(self) -> None:
         """Make the average the weights, where one is kept."""
-        self._settle()
+        self._wait_for_background()
         if self._average is not None:
             torch._foreach_copy_([*self._owned], self._average.averages)
 
@@ -143,12 +143,12 @@ class TrainState:
 
         What reads them must do so :class:`beside <Beside>` the training: the average may be behind.
         """
-        self.follow()
+        self.start_ema_update()
         return self._state.tensors()
 
     def shared_files(self) -> dict[str, Callable[[Path], None]]:
         """What else all share, as it is now: the name of a file and what writes it."""
-        self._settle()
+        self._wait_for_background()
         progress = {
             "schedule": self._schedule.last_epoch,
             "ema_updates": self._average.updates if self._average else 0,
@@ -166,7 +166,7 @@ class TrainState:
                 f"{found.folder}: is of another model (weights {found.fingerprint}, this one has "
                 f"{self.fingerprint}); give the run another name or checkpoint folder"
             )
-        self._settle()
+        self._wait_for_background()
         try:
             self._state.restore(manifest.shard_files(found.folder))
         except ShardedTensorError as error:
@@ -177,7 +177,7 @@ class TrainState:
             self._average.updates = progress["ema_updates"]
         self.step = found.step
 
-    def take_over(self, previous: Path, stage: StageConfig) -> None:
+    def load_from_stage(self, previous: Path, stage: StageConfig) -> None:
         """Begin with what the run file wants of the stage before: its last checkpoint.
 
         Raises:
@@ -185,7 +185,7 @@ class TrainState:
         """
         files = manifest.shard_files(manifest.read_marker(previous).folder)
         try:
-            self._state.take_over(
+            self._state.load_from_stage(
                 files,
                 weights=stage.init_from == "raw",
                 optimizer=stage.optimizer_state == "keep",

@@ -52,5 +52,5 @@ def test_several_nodes_with_efa_set_its_variables(instance: str) -> None:
 
 @pytest.mark.parametrize("environment", [P5 | SMDDP, P4DE, P4DE | {"smddp_installed": True}])
 def test_smddp_where_it_cannot_run_is_an_error(environment: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="backend: smddp cannot run: .*; use backend: nccl"):
+    with pytest.raises(ValueError, match=r"backend: smddp cannot run: .*; use backend: nccl"):
         choose(**(CPU_NODE | environment | {"nodes": 2, "backend": "smddp"}))
