@@ -18,9 +18,9 @@ THROUGHPUT_UNMEASURED = Check(
     ("warning",),
     means="No it/s was measured on this very stage. Its time and its dollars are worked out from "
     "another stage, another machine or FLOPs alone, or are unknown.",
-    costs="Everything that is in dollars here rests on it: budget, run time, what idle instances "
+    impact="Everything that is in dollars here rests on it: budget, run time, what idle instances "
     "cost.",
-    mend="Run a few hundred steps of the stage and write `steps_per_second`, or give the "
+    fix="Run a few hundred steps of the stage and write `steps_per_second`, or give the "
     "job's log to `sm-train cost RUN --measured`.",
 )
 PRICE_UNKNOWN = Check(
@@ -28,8 +28,8 @@ PRICE_UNKNOWN = Check(
     ("warning",),
     means="There is no on-demand training price of this instance type in the region; of the run's "
     "first, or of one that a job may be given instead.",
-    costs="The total is a lower bound, and the budget guards only the part that is known.",
-    mend="`sm-train cost RUN --refresh` asks AWS for today's prices; `--prices FILE` takes your "
+    impact="The total is a lower bound, and the budget guards only the part that is known.",
+    fix="`sm-train cost RUN --refresh` asks AWS for today's prices; `--prices FILE` takes your "
     "own.",
 )
 OVER_BUDGET = Check(
@@ -38,8 +38,8 @@ OVER_BUDGET = Check(
     means="The run's expected dollars are more than `budget.usd`. An error with `on_exceed: stop`; "
     "a warning where that is so only on other machines that it may be given "
     "(`cluster.alternatives`, `recovery.fallbacks`).",
-    costs="With `stop`, `submit` refuses the run; with `warn`, it goes on above the budget.",
-    mend="Raise the budget, shorten a stage, or look for a cheaper cluster with "
+    impact="With `stop`, `submit` refuses the run; with `warn`, it goes on above the budget.",
+    fix="Raise the budget, shorten a stage, or look for a cheaper cluster with "
     "`sm-train cost RUN --alternatives --budget USD`.",
 )
 MAX_RUNTIME_SHORT = Check(
@@ -48,8 +48,8 @@ MAX_RUNTIME_SHORT = Check(
     means="The stage is expected to take longer than `cluster.max_runtime`, at which SageMaker "
     "ends the job. All attempts of a retried job share that time. A warning where the it/s was "
     "not measured.",
-    costs="What was trained since the newest checkpoint, a new start, and the wait for machines.",
-    mend="Raise `max_runtime` (28 days at most), split the stage, or take more instances.",
+    impact="What was trained since the newest checkpoint, a new start, and the wait for machines.",
+    fix="Raise `max_runtime` (28 days at most), split the stage, or take more instances.",
     source="SageMaker API reference, StoppingCondition (2026-11)",
 )
 

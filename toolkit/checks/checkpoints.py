@@ -23,7 +23,7 @@ from sm_train.toolkit.costing.memory_fit import plan_of
 
 _LOOKED_AT = 5
 
-_OTHER_RUN_MEND = (
+_OTHER_RUN_FIX = (
     "Give the run another `name`: its checkpoints then have a prefix of their own. Or move what "
     "is there away."
 )
@@ -34,31 +34,31 @@ CHECKPOINTS_OTHER_MODEL = Check(
     means="The newest checkpoint below the stage's prefix has another size than this run's model: "
     "for each parameter 4 bytes of weights, 8 of AdamW's state and 4 of the average. It is another "
     "run's.",
-    costs="The job would resume it, finds that its weights are of another architecture, and stops "
+    impact="The job would resume it, finds that its weights are of another architecture, and stops "
     "at its start.",
-    mend=_OTHER_RUN_MEND,
+    fix=_OTHER_RUN_FIX,
 )
 CHECKPOINTS_OTHER_RUN = Check(
     "checkpoints-other-run",
     ("warning",),
     means="There are checkpoints below the stage's prefix, and no job of this account and region "
     "is tagged with the run (`sm-train:run`); or the newest that is was trained on other data.",
-    costs="The job goes on from what another run has learned, without a word.",
-    mend=_OTHER_RUN_MEND + " Go on where the checkpoints were copied here on purpose.",
+    impact="The job goes on from what another run has learned, without a word.",
+    fix=_OTHER_RUN_FIX + " Go on where the checkpoints were copied here on purpose.",
 )
 CHECKPOINTS_BEYOND = Check(
     "checkpoints-beyond",
     ("warning",),
     means="The newest checkpoint is of a step at or behind the stage's last.",
-    costs="The job would be billed for its start and train nothing.",
-    mend="Go on with the next stage, raise `max_steps`, or give the run another `name`.",
+    impact="The job would be billed for its start and train nothing.",
+    fix="Go on with the next stage, raise `max_steps`, or give the run another `name`.",
 )
 CHECKPOINTS_RESUMED = Check(
     "checkpoints-resumed",
     ("info",),
     means="There are checkpoints below the stage's prefix, and they seem to be this run's own.",
-    costs="Less than the estimate says, which is for the stage from its first step.",
-    mend="None is needed. To begin anew, give the run another `name`.",
+    impact="Less than the estimate says, which is for the stage from its first step.",
+    fix="None is needed. To begin anew, give the run another `name`.",
 )
 
 

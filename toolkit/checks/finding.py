@@ -29,15 +29,15 @@ class Finding:
 class Check:
     """A code with its page. Findings are made by :meth:`found` alone, so none is without one.
 
-    ``means``, ``costs`` and ``mend`` are Markdown; ``source`` is the document that says so, with
+    ``means``, ``impact`` and ``fix`` are Markdown; ``source`` is the document that says so, with
     its date.
     """
 
     code: str
     levels: tuple[Level, ...]
     means: str
-    costs: str
-    mend: str
+    impact: str
+    fix: str
     source: str = ""
 
     def found(self, level: Level, where: str, message: str, fix: str) -> Finding:

@@ -19,32 +19,32 @@ IMAGE_UNAVAILABLE = Check(
     ("error",),
     means="AWS has no PyTorch training image of this version for the instance type in this region, "
     "by the SageMaker SDK's table.",
-    costs="`submit` cannot make a request.",
-    mend="Write another `framework_version`, or leave it out: the newest image that fits is taken.",
+    impact="`submit` cannot make a request.",
+    fix="Write another `framework_version`, or leave it out: the newest image that fits is taken.",
     source="sagemaker 3.27, image_uri_config/pytorch.json",
 )
 IMAGE_REGION = Check(
     "image-region",
     ("error",),
     means="`cluster.image` lies in the registry of another region than the job's.",
-    costs="SageMaker pulls images from its own region's registry; the job fails before it trains.",
-    mend="Push the image to the job's region (ECR can replicate), or run in the image's.",
+    impact="SageMaker pulls images from its own region's registry; the job fails before it trains.",
+    fix="Push the image to the job's region (ECR can replicate), or run in the image's.",
     source="SageMaker API reference, ContainerDefinition: image and job in one region (2026-11)",
 )
 IMAGE_ABSENT = Check(
     "image-absent",
     ("error",),
     means="ECR has no such repository, tag or digest.",
-    costs="The job fails when machines have been waited for.",
-    mend="Push the image, or name one that is there.",
+    impact="The job fails when machines have been waited for.",
+    fix="Push the image, or name one that is there.",
 )
 IMAGE_UNPROVEN = Check(
     "image-unproven",
     ("warning",),
     means="The run needs something of its own image that no description tells: SMDDP and the "
     "SageMaker training toolkit for `backend: smddp`, or PyTorch 2.6 for `sharding`.",
-    costs="Without them the job fails in its first minutes, on all machines.",
-    mend="Try the image on one instance first, or take AWS's own.",
+    impact="Without them the job fails in its first minutes, on all machines.",
+    fix="Try the image on one instance first, or take AWS's own.",
 )
 SMDDP_UNUSED = Check(
     "smddp-unused",
@@ -52,9 +52,9 @@ SMDDP_UNUSED = Check(
     means="The machines could sum gradients by SMDDP, and the run will not: its image is without "
     "it, its stages have one instance each, or they are sharded. Or the run file asks for SMDDP "
     "and no stage can use it.",
-    costs="NCCL over EFA instead of SMDDP's all-reduce: some throughput on several A100 "
+    impact="NCCL over EFA instead of SMDDP's all-reduce: some throughput on several A100 "
     "instances, none on one.",
-    mend="Leave `framework_version` out for the last image with SMDDP, PyTorch 2.3.0; or write "
+    fix="Leave `framework_version` out for the last image with SMDDP, PyTorch 2.3.0; or write "
     "`backend: nccl` to say that it is meant.",
     source="SageMaker developer guide, SMDDP: supported frameworks (2024-10)",
 )
@@ -63,8 +63,8 @@ FRAMEWORK_UNPATCHED = Check(
     ("warning", "info"),
     means="AWS does not patch its images of this PyTorch any more. An info where SMDDP needs it: "
     "no later image carries SMDDP.",
-    costs="Nothing today; security updates and fixes of the EFA and NCCL libraries do not come.",
-    mend="Write a later `framework_version`; where SMDDP holds the run back, `backend: nccl`.",
+    impact="Nothing today; security updates and fixes of the EFA and NCCL libraries do not come.",
+    fix="Write a later `framework_version`; where SMDDP holds the run back, `backend: nccl`.",
     source="https://aws.github.io/deep-learning-containers/reference/support_policy and the DLAMI "
     "support policy table (2026-11)",
 )
@@ -73,10 +73,10 @@ ENVIRONMENT_DEPRECATED = Check(
     ("warning",),
     means="`cluster.environment` sets a variable that PyTorch has renamed, or that AWS's guide for "
     "EFA says not to set.",
-    costs="A renamed one is read for the time being, with a warning of every process; "
+    impact="A renamed one is read for the time being, with a warning of every process; "
     "`RDMAV_FORK_SAFE` can break processes that fork, and channel and buffer sizes of other "
     "machines slow the all-reduce down.",
-    mend="Take it out, or write the name that the finding gives.",
+    fix="Take it out, or write the name that the finding gives.",
     source="PyTorch, ProcessGroupNCCL.hpp; "
     "awsome-distributed-training, 1.architectures/efa-cheatsheet.md (2026-11)",
 )

@@ -15,8 +15,8 @@ NO_SHARDS = Check(
     "no-shards",
     ("error",),
     means="The folder or the prefix of the run's shards is not there, or holds no `.tar`.",
-    costs="The job fails when machines have been waited for.",
-    mend="`sm-train pack` makes shards; `aws s3 sync packed s3://BUCKET` uploads them. Look for a "
+    impact="The job fails when machines have been waited for.",
+    fix="`sm-train pack` makes shards; `aws s3 sync packed s3://BUCKET` uploads them. Look for a "
     "slip in `data.uri`.",
 )
 INDEX_STALE = Check(
@@ -24,15 +24,15 @@ INDEX_STALE = Check(
     ("error",),
     means="The index and the shards do not belong together: a shard is not there, is not in the "
     "index, or has another size.",
-    costs="A job refuses an index that does not know its shards, after its start.",
-    mend="Run `sm-train index` on the shards, or upload the index that was packed with them.",
+    impact="A job refuses an index that does not know its shards, after its start.",
+    fix="Run `sm-train index` on the shards, or upload the index that was packed with them.",
 )
 BROKEN_SHARD = Check(
     "broken-shard",
     ("error",),
     means="A shard without an index was read and is cut short or damaged.",
-    costs="Its samples are lost to the run; over `data.max_bad_fraction` the job stops.",
-    mend="Pack or fetch the shard again.",
+    impact="Its samples are lost to the run; over `data.max_bad_fraction` the job stops.",
+    fix="Pack or fetch the shard again.",
 )
 
 _NAMED = 20

@@ -10,11 +10,11 @@ from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.checks.finding import Check, Finding
 from sm_train.toolkit.costing.memory_fit import changes, fit
 
-_COSTS = (
+_IMPACT = (
     "A job that runs out of memory fails in its first steps, after machines, image and data were "
     "paid for; nothing restarts it, since it would fail again."
 )
-_MEND = (
+_FIX = (
     "Write what the finding names: the smallest change with which the stage fits at the same "
     "effective batch size."
 )
@@ -26,8 +26,8 @@ MEMORY_SHORT = Check(
     "memory-short",
     ("error",),
     means="Weights, gradients, optimizer and activations take more than a GPU has.",
-    costs=_COSTS,
-    mend=_MEND,
+    impact=_IMPACT,
+    fix=_FIX,
     source=_SOURCE,
 )
 MEMORY_TIGHT = Check(
@@ -35,8 +35,8 @@ MEMORY_TIGHT = Check(
     ("warning",),
     means=f"They take more than {USABLE_MEMORY:.0%} of a GPU's memory. CUDA's context, NCCL's "
     "buffers and fragmentation need some of the rest (assumed).",
-    costs=_COSTS,
-    mend=_MEND,
+    impact=_IMPACT,
+    fix=_FIX,
     source=_SOURCE,
 )
 

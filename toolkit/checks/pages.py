@@ -59,8 +59,8 @@ def _page(check: Check) -> str:
         f"\n### {check.code}",
         f"*{', '.join(check.levels)}*",
         check.means,
-        f"**Costs.** {check.costs}",
-        f"**Mend.** {check.mend}",
+        f"**Impact.** {check.impact}",
+        f"**Fix.** {check.fix}",
     ]
     if check.source:
         lines.append(f"**Source.** {check.source}.")

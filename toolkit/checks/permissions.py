@@ -15,8 +15,8 @@ UNCHECKED = Check(
     ("warning",),
     means="AWS refused or did not answer a call that a check needs; the other checks went on. "
     "With credentials that are missing or have expired, `check` ends with exit code 4 instead.",
-    costs="Nothing by itself: what the check would have found is unknown.",
-    mend="Allow the action that the finding names, try again where AWS was busy, or look for "
+    impact="Nothing by itself: what the check would have found is unknown.",
+    fix="Allow the action that the finding names, try again where AWS was busy, or look for "
     "yourself.",
 )
 

@@ -20,9 +20,9 @@ INSTANCE_QUOTA = Check(
     ("error",),
     means="The account may not have as many instances at once as the run's largest stage: of this "
     "type, in one job, or in all jobs together. What runs already counts too and is not looked at.",
-    costs="CreateTrainingJob is refused (ResourceLimitExceeded). New quotas of large GPU machines "
+    impact="CreateTrainingJob is refused (ResourceLimitExceeded). New quotas of large GPU machines "
     "take days.",
-    mend="Ask for the quota by the command that the finding prints, or take fewer instances.",
+    fix="Ask for the quota by the command that the finding prints, or take fewer instances.",
     source=_SOURCE,
 )
 WARM_POOL_QUOTA = Check(
@@ -30,8 +30,8 @@ WARM_POOL_QUOTA = Check(
     ("warning",),
     means="`capacity: warm-pool`, and the account's quota for kept machines of this type is less "
     "than a stage's instances. The default is 0.",
-    costs="The job runs, and no machines are kept after it: the next one waits for its own again.",
-    mend="Ask for the quota by the command that the finding prints, or write another capacity.",
+    impact="The job runs, and no machines are kept after it: the next one waits for its own again.",
+    fix="Ask for the quota by the command that the finding prints, or write another capacity.",
     source="SageMaker developer guide, Request a warm pool quota increase (2026-11)",
 )
 RUNTIME_QUOTA = Check(
@@ -39,8 +39,8 @@ RUNTIME_QUOTA = Check(
     ("error", "info"),
     means="`cluster.max_runtime` is longer than the account allows a job to run. Where the "
     "account was not asked, an info if it is longer than the default of 5 days.",
-    costs="CreateTrainingJob is refused (ResourceLimitExceeded).",
-    mend="Ask for the quota by the command that the finding prints (28 days at most), or write a "
+    impact="CreateTrainingJob is refused (ResourceLimitExceeded).",
+    fix="Ask for the quota by the command that the finding prints (28 days at most), or write a "
     "shorter `max_runtime`: a stage goes on from its checkpoint in another job.",
     source=_SOURCE,
 )
@@ -48,8 +48,8 @@ QUOTA_UNKNOWN = Check(
     "quota-unknown",
     ("info",),
     means="Service Quotas lists no quota of the name that AWS's documentation has for it.",
-    costs="Nothing by itself: a quota may still refuse the job.",
-    mend="Look in the console, Service Quotas, Amazon SageMaker.",
+    impact="Nothing by itself: a quota may still refuse the job.",
+    fix="Look in the console, Service Quotas, Amazon SageMaker.",
     source=_SOURCE,
 )
 

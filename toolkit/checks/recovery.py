@@ -19,9 +19,9 @@ NO_RETRIES = Check(
     "no-retries",
     ("warning",),
     means="`cluster.retries` is 0 and the job runs on several instances, or for longer than a day.",
-    costs="An InternalServerError of SageMaker's own then ends the job. Until somebody sees it "
+    impact="An InternalServerError of SageMaker's own then ends the job. Until somebody sees it "
     "nothing is trained; the machines have to be had again.",
-    mend="Write `retries: 3` or more. Attempts cost nothing unless they are made, and share "
+    fix="Write `retries: 3` or more. Attempts cost nothing unless they are made, and share "
     "`max_runtime`.",
     source=_RETRY_SOURCE,
 )
@@ -31,8 +31,8 @@ INTERRUPTIONS_EXPECTED = Check(
     means="By published failure rates (`sm-train cost RUN --explain` names them) at least one "
     "interruption is expected. SageMaker's retries cover InternalServerError and nothing else: a "
     "GPU that fails, a peer that is lost or a reclaimed spot machine ends the job.",
-    costs="The estimate counts them: each loses a restart and half a checkpoint interval.",
-    mend="Have somebody or something start the stage again: the same checkpoints are resumed.",
+    impact="The estimate counts them: each loses a restart and half a checkpoint interval.",
+    fix="Have somebody or something start the stage again: the same checkpoints are resumed.",
     source=_RETRY_SOURCE,
 )
 NO_CHECKPOINTS = Check(
@@ -41,8 +41,8 @@ NO_CHECKPOINTS = Check(
     means="`checkpoint.every_steps` is no less than the stage's iterations, so the only "
     "checkpoint is "
     "the last. An error on spot machines, which are taken away as a matter of course.",
-    costs="An interruption loses everything that the stage has trained until then.",
-    mend="Write the `checkpoint.every_steps` that the finding names.",
+    impact="An interruption loses everything that the stage has trained until then.",
+    fix="Write the `checkpoint.every_steps` that the finding names.",
 )
 CHECKPOINT_INTERVAL = Check(
     "checkpoint-interval",
@@ -51,8 +51,8 @@ CHECKPOINT_INTERVAL = Check(
     "stage: "
     "what failures lose between two checkpoints, against the time that checkpoints take. A "
     "warning on spot machines.",
-    costs="The dollars that the finding names.",
-    mend="Write the `checkpoint.every_steps` that the finding names.",
+    impact="The dollars that the finding names.",
+    fix="Write the `checkpoint.every_steps` that the finding names.",
     source="Daly, A higher order estimate of the optimum checkpoint interval (2006)",
 )
 

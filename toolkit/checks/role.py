@@ -14,24 +14,24 @@ ROLE_UNSET = Check(
     "role-unset",
     ("warning",),
     means="The run file names no role.",
-    costs="`submit` refuses the run; without a bucket of the run file's own its default bucket is "
+    impact="`submit` refuses the run; without a bucket of the run file's own its default bucket is "
     "not known either.",
-    mend="Write `role: arn:aws:iam::ACCOUNT:role/NAME`.",
+    fix="Write `role: arn:aws:iam::ACCOUNT:role/NAME`.",
 )
 ROLE_ACCOUNT = Check(
     "role-account",
     ("error",),
     means="The role belongs to another account than the credentials.",
-    costs="CreateTrainingJob is refused: a role cannot be passed to a service across accounts.",
-    mend="Name a role of the account, or take the credentials of the role's (`--profile`).",
+    impact="CreateTrainingJob is refused: a role cannot be passed to a service across accounts.",
+    fix="Name a role of the account, or take the credentials of the role's (`--profile`).",
     source="IAM user guide, Grant a user permissions to pass a role to an AWS service (2026-11)",
 )
 ROLE_ABSENT = Check(
     "role-absent",
     ("error",),
     means="The account has no role of this name.",
-    costs="CreateTrainingJob is refused.",
-    mend="Make the role, or look for a slip in its ARN. The path belongs to it.",
+    impact="CreateTrainingJob is refused.",
+    fix="Make the role, or look for a slip in its ARN. The path belongs to it.",
     source=_SOURCE,
 )
 ROLE_TRUST = Check(
@@ -39,8 +39,8 @@ ROLE_TRUST = Check(
     ("error",),
     means=f"The role's trust policy does not let `{_SERVICE}` assume it. Conditions of a policy "
     "are taken to hold.",
-    costs="CreateTrainingJob is refused.",
-    mend=f"Add a statement to the trust policy: Allow, `sts:AssumeRole`, Principal Service "
+    impact="CreateTrainingJob is refused.",
+    fix=f"Add a statement to the trust policy: Allow, `sts:AssumeRole`, Principal Service "
     f"`{_SERVICE}`.",
     source=_SOURCE,
 )

@@ -13,8 +13,8 @@ RUN_FILE = Check(
     ("error",),
     means="The run file is missing, is no YAML, or breaks a rule of its schema. `check` ends with "
     "exit code 2 and looks at nothing else; only `--json` makes findings of it.",
-    costs="No command takes the file.",
-    mend="Mend every line that is named; `sm-train schema` describes all keys to an editor.",
+    impact="No command takes the file.",
+    fix="Mend every line that is named; `sm-train schema` describes all keys to an editor.",
 )
 BATCH_ARITHMETIC = Check(
     "batch-arithmetic",
@@ -22,8 +22,8 @@ BATCH_ARITHMETIC = Check(
     means="`effective_batch_size` is not per_device_batch_size × accumulation × instances × "
     "GPUs. BRIA "
     "2.0's published batch of 2048 is such a case: 8 × 2 × 32 GPUs are 512.",
-    costs="A run at another batch than its learning rate is for. No command takes the file.",
-    mend="Write the accumulation that the finding names, or the batch that is meant.",
+    impact="A run at another batch than its learning rate is for. No command takes the file.",
+    fix="Write the accumulation that the finding names, or the batch that is meant.",
 )
 
 

@@ -31,9 +31,9 @@ IDLE_INSTANCES = Check(
     ("error",),
     means="There are fewer shards than a stage has instances. ShardedByS3Key deals whole objects, "
     "so some instances see none.",
-    costs="The job stops at its start and says so, when machines have been waited for. A training "
+    impact="The job stops at its start and says so, when machines have been waited for. A training "
     "that did not would pay for the idle ones as for the others.",
-    mend="Pack at least as many shards as the largest stage has instances, better a multiple: "
+    fix="Pack at least as many shards as the largest stage has instances, better a multiple: "
     "`sm-train pack … --for RUN` does.",
     source=_DEALT_SOURCE,
 )
@@ -43,9 +43,9 @@ UNEQUAL_INSTANCES = Check(
     means="Some instances are dealt more than others: the number of shards does not divide, or "
     "their sizes differ. All end an epoch together, so the others read samples again meanwhile. "
     "A warning from 5 % on, an info from 0.5 %; less is not mentioned.",
-    costs="That share of the stage's training goes into samples that the epoch has seen already. "
+    impact="That share of the stage's training goes into samples that the epoch has seen already. "
     "Which objects SageMaker deals to whom is not documented: the figure is for turns by name.",
-    mend="Pack a number of near-equal shards that the instances of every stage divide "
+    fix="Pack a number of near-equal shards that the instances of every stage divide "
     "(`sm-train pack … --for RUN`).",
     source=_DEALT_SOURCE,
 )
@@ -54,24 +54,24 @@ SHARED_SHARDS = Check(
     ("info",),
     means="There are fewer shards than GPUs, or than GPUs and their loader threads. The processes "
     "of an instance share its shards out by sample, so none idles.",
-    costs="Nothing with sm-train's loader. One that deals whole shards to its workers would leave "
+    impact="Nothing with sm-train's loader. One that deals whole shards to its workers would leave "
     "most of them without any.",
-    mend="None is needed.",
+    fix="None is needed.",
 )
 FEW_SAMPLES = Check(
     "few-samples",
     ("warning",),
     means="All the shards together hold fewer samples than one step of the stage takes.",
-    costs="Every step sees the same images more than once.",
-    mend="Lower the batch or the number of instances; look whether these are all the shards.",
+    impact="Every step sees the same images more than once.",
+    fix="Lower the batch or the number of instances; look whether these are all the shards.",
 )
 SMALL_SHARDS = Check(
     "small-shards",
     ("warning", "info"),
     means="Shards are below 2 GB, where BRIA's were 2 to 5 GB. A warning where they are below "
     "FastFile's 150 MB on average although there is data for larger ones.",
-    costs="FastFile lists all objects before training begins, and waits for a first byte at each.",
-    mend="Pack with a larger `--shard-size`.",
+    impact="FastFile lists all objects before training begins, and waits for a first byte at each.",
+    fix="Pack with a larger `--shard-size`.",
     source=_SIZE_SOURCE + "; SageMaker developer guide, FastFile mode: fewer, larger files, "
     "from about 150 MB (2026-11)",
 )
@@ -79,9 +79,9 @@ LARGE_SHARDS = Check(
     "large-shards",
     ("info",),
     means="Shards are above 5 GB, where BRIA's were 2 to 5 GB.",
-    costs="Fewer objects to deal, so instances come out less equal, and a broken upload begins "
+    impact="Fewer objects to deal, so instances come out less equal, and a broken upload begins "
     "again with more.",
-    mend="Pack with a smaller `--shard-size`.",
+    fix="Pack with a smaller `--shard-size`.",
     source=_SIZE_SOURCE,
 )
 

@@ -26,40 +26,41 @@ BUCKET_MISSING = Check(
     "bucket-missing",
     ("error",),
     means="There is no such bucket.",
-    costs="The request is refused, or the job fails before it trains.",
-    mend="Look for a slip in the name, or make the bucket in the job's region.",
+    impact="The request is refused, or the job fails before it trains.",
+    fix="Look for a slip in the name, or make the bucket in the job's region.",
 )
 BUCKET_REGION = Check(
     "bucket-region",
     ("error",),
     means="A bucket of the run lies in another region than the job.",
-    costs="SageMaker refuses it for a job's channels. Traffic between regions would be billed for "
+    impact="SageMaker refuses it for a job's channels. Traffic between regions would be billed for "
     "every byte of every epoch.",
-    mend="Use a bucket in the job's region (`aws s3 sync` copies), or run in the bucket's.",
+    fix="Use a bucket in the job's region (`aws s3 sync` copies), or run in the bucket's.",
     source=_CHANNEL_SOURCE,
 )
 PREFIX_MISSING = Check(
     "prefix-missing",
     ("error",),
     means="`data.validation` or `model.components` names a prefix without a single object.",
-    costs="The job fails when machines have been waited for.",
-    mend="Upload what is meant to be there, or mend the address.",
+    impact="The job fails when machines have been waited for.",
+    fix="Upload what is meant to be there, or mend the address.",
 )
 SINGLE_OBJECT = Check(
     "single-object",
     ("error",),
     means="`data.uri` is an object and not a prefix with shards below it.",
-    costs="One instance is dealt all of it and the others nothing; the job stops at its start.",
-    mend="Name the prefix above it, with a slash at its end.",
+    impact="One instance is dealt all of it and the others nothing; the job stops at its start.",
+    fix="Name the prefix above it, with a slash at its end.",
 )
 NOT_SHARDS = Check(
     "not-shards",
     ("warning",),
     means="Below `data.uri` there are objects that are no shards: other files, or, where the "
     "address has no slash at its end, whatever begins alike.",
-    costs="ShardedByS3Key deals objects, whatever they are: an instance that is dealt one of these "
+    impact="ShardedByS3Key deals objects, whatever they are: an instance that is dealt one of "
+    "these "
     "gets a shard less.",
-    mend="Give the shards a prefix of their own, with a slash at the end of `data.uri`. The index "
+    fix="Give the shards a prefix of their own, with a slash at the end of `data.uri`. The index "
     "lies above them.",
     source="SageMaker API reference, S3DataSource (2026-11)",
 )
@@ -68,15 +69,15 @@ TOO_MANY_OBJECTS = Check(
     ("warning",),
     means=f"There are more than {MOST_OBJECTS:,} objects below `data.uri`; the rest were not "
     "looked at.",
-    costs="FastFile lists all of them before training begins, on every instance.",
-    mend="Pack into shards of 2 to 5 GB, and look whether the address is the shards'.",
+    impact="FastFile lists all of them before training begins, on every instance.",
+    fix="Pack into shards of 2 to 5 GB, and look whether the address is the shards'.",
 )
 INDEX_MISSING = Check(
     "index-missing",
     ("error",),
     means="The index that the run file asks for is not in S3.",
-    costs="Its channel would be empty: the job fails when it has started.",
-    mend="`sm-train index PREFIX` writes it. Or write `data.index: false`, and every start reads "
+    impact="Its channel would be empty: the job fails when it has started.",
+    fix="`sm-train index PREFIX` writes it. Or write `data.index: false`, and every start reads "
     "the headers of all shards.",
 )
 INDEX_UNREADABLE = Check(
@@ -84,8 +85,8 @@ INDEX_UNREADABLE = Check(
     ("error",),
     means="What lies where the index should is no index, is damaged, or was written by a newer "
     "sm-train.",
-    costs="The job stops at its start.",
-    mend="`sm-train index PREFIX` writes it anew.",
+    impact="The job stops at its start.",
+    fix="`sm-train index PREFIX` writes it anew.",
 )
 
 Progress = Callable[[int], None]
