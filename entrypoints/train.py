@@ -123,7 +123,7 @@ def _train(settings: JobConfig, directories: SageMakerPaths, pulse: HeartbeatWri
     seat = _seat(accelerator, hosts)
     index = next(iter(sorted(directories.channel("index").rglob("*.parquet"))), None)
     catalogue = _survey(directories, "train", index, seat, events)
-    if index is None and (seat.instance, seat.process) == (0, 0):
+    if index is None and (seat.node_rank, seat.local_rank) == (0, 0):
         message = (
             f"the shards have no index: reading their headers took {catalogue.seconds:.1f} s, at "
             "every start; `sm-train index` spares that"
@@ -238,8 +238,8 @@ def _announce(trainer: Trainer, choice: BackendChoice, hosts: ResourceConfig) ->
         **asdict(trainer.placing),
         inputs="images" if trainer.loader.precomputed is None else "precomputed latents",
     )
-    if trainer.loader.note:
-        events.warn("data-dealt-anew", trainer.loader.note)
+    if trainer.loader.resume_warning:
+        events.warn("data-dealt-anew", trainer.loader.resume_warning)
     for name in trainer.parts.random_frozen:
         message = (
             f"{name} has RANDOM weights and is not trained: name model.components, or the images "

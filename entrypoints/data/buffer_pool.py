@@ -31,7 +31,7 @@ _ALIGNED = 64  # bytes: a cache line
 class BufferHandle:
     """Tells the trainer of a piece; ``memory`` is there the first time that it is lent."""
 
-    number: int
+    buffer_id: int
     layout: BufferLayout
     memory: Tensor | None
 
@@ -48,7 +48,7 @@ class LocalBufferPool:
         self._bytes = piece_bytes
         self._free: deque[NDArray[np.uint8]] = deque()
 
-    def lend(self, layout: BufferLayout) -> list[Tensor]:
+    def allocate(self, layout: BufferLayout) -> list[Tensor]:
         """Room for the tensors of ``layout``, of at most ``piece_bytes``."""
         piece = self._free.pop() if self._free else np.empty(self._bytes, np.uint8)
         return _tensors(pooled_view(piece, piece, self._free), layout)
@@ -67,7 +67,7 @@ class SharedBufferPool:
         self._new: set[int] = set()
         self._numbers: dict[int, int] = {}
 
-    def lend(self, layout: BufferLayout) -> list[Tensor]:
+    def allocate(self, layout: BufferLayout) -> list[Tensor]:
         """Room for the tensors of ``layout``, of at most ``piece_bytes``."""
         while not self._returned.empty():
             self._free.append(self._returned.get())
@@ -75,8 +75,8 @@ class SharedBufferPool:
         number = self._free.pop() if self._free else self._make()
         return _tensors(self._pieces[number].numpy(), layout)
 
-    def loan(self, tensors: Sequence[Tensor]) -> BufferHandle:
-        """What to tell the trainer of the piece that :meth:`lend` made ``tensors`` in."""
+    def handle(self, tensors: Sequence[Tensor]) -> BufferHandle:
+        """What to tell the trainer of the piece that :meth:`allocate` made ``tensors`` in."""
         number = self._numbers[tensors[0].untyped_storage().data_ptr()]
         layout = tuple((tuple(one.shape), one.dtype) for one in tensors)
         memory = self._pieces[number] if number in self._new else None
@@ -104,11 +104,11 @@ class SharedBufferClient:
     def open(self, loan: BufferHandle) -> list[Tensor]:
         """The tensors of a piece, which is given back when all of them are gone."""
         if loan.memory is not None:
-            self._pieces[loan.number] = loan.memory.numpy()
-        piece = self._pieces[loan.number]
-        return _tensors(pooled_view(piece, loan.number, self._done), loan.layout)
+            self._pieces[loan.buffer_id] = loan.memory.numpy()
+        piece = self._pieces[loan.buffer_id]
+        return _tensors(pooled_view(piece, loan.buffer_id, self._done), loan.layout)
 
-    def give_back(self) -> None:
+    def release_unused(self) -> None:
         """Tell the loader of all pieces that are not needed any more."""
         while self._done:
             self._returned.put(self._done.popleft())

@@ -37,11 +37,11 @@ class MemberHeader:
     """One member's header; ``data`` is the size of what follows, padding included."""
 
     name: str
-    kind: bytes
+    typeflag: bytes
     size: int
 
     @property
-    def data(self) -> int:
+    def padded_size(self) -> int:
         return -(-self.size // BLOCK) * BLOCK
 
 
@@ -124,22 +124,22 @@ def sample_members(content: memoryview) -> tuple[str, dict[str, memoryview]]:
             break
         behind = place + BLOCK + header.size
         if behind > len(content):
-            raise TarError("tar-truncated", f"{shown(header.name)} is cut short")
+            raise TarError("tar-truncated", f"{printable_name(header.name)} is cut short")
         data = content[place + BLOCK : behind]
-        if header.kind in _NAMES_NEXT:
-            name = name_next(header.kind, bytes(data)) or name
+        if header.typeflag in _NAMES_NEXT:
+            name = name_override(header.typeflag, bytes(data)) or name
         else:
-            if header.kind in _FILE_TYPES:
+            if header.typeflag in _FILE_TYPES:
                 key, extension = split_name(name or header.name)
                 members.setdefault(extension, data)
             name = None
-        place += BLOCK + header.data
+        place += BLOCK + header.padded_size
     if not members:
         raise TarError("tar-truncated", "nothing is left of the sample")
     return key, members
 
 
-def name_next(kind: bytes, data: bytes) -> str | None:
+def name_override(kind: bytes, data: bytes) -> str | None:
     """The name that an extra header gives the member behind it, if it gives one.
 
     GNU's ``L`` holds the name; POSIX's ``x`` (pax) holds records ``LENGTH KEY=VALUE\\n``, of which
@@ -164,7 +164,7 @@ def name_next(kind: bytes, data: bytes) -> str | None:
     return None
 
 
-def shown(name: str) -> str:
+def printable_name(name: str) -> str:
     """A member's name on one line of bearable length; a damaged header holds anything."""
     plain = repr(name)[1:-1]
     return plain if len(plain) <= 80 else f"…{plain[-79:]}"
@@ -242,15 +242,15 @@ class _Scanner:
                 continue
             if header is None:
                 return
-            behind = place + BLOCK + header.data
+            behind = place + BLOCK + header.padded_size
             if behind > self._size:
-                self._damage.append(f"byte {place}: cut short within {shown(header.name)}")
+                self._damage.append(f"byte {place}: cut short within {printable_name(header.name)}")
                 return
-            if header.kind in _NAMES_NEXT:
+            if header.typeflag in _NAMES_NEXT:
                 said = os.pread(self._descriptor, header.size, place + BLOCK)
-                long_name = name_next(header.kind, said) or long_name
+                long_name = name_override(header.typeflag, said) or long_name
             else:
-                if header.kind in _FILE_TYPES:
+                if header.typeflag in _FILE_TYPES:
                     data = place + BLOCK, place + BLOCK + header.size
                     yield _Member(long_name or header.name, start, behind, data)
                 start, long_name = behind, None

@@ -117,15 +117,15 @@ class Evaluator:
             resolution=settings.stage.resolution,
             batch_size=settings.stage.per_device_batch_size,
             seed=0,
-            workers=0,
-            draws=self._parts.draws(0),
+            decode_workers=0,
+            rng=self._parts.draws(0),
             tokenize=self._parts.text.tokenize,
         )
         sums = torch.zeros(len(LEVELS) + 1, dtype=torch.float64, device=device)
-        for batch, _ in zip(loader, range(loader.balance().steps), strict=False):
+        for batch, _ in zip(loader, range(loader.epoch_size().steps), strict=False):
             heed(Phase.EVALUATION)
             # What is repeated to make processes equal stands at a batch's end.
-            fresh = len(batch.origins) - batch.repeated
+            fresh = len(batch.origins) - batch.num_repeated
             for number, level in enumerate(LEVELS):
                 sums[number] += self._errors(batch, level)[:fresh].double().sum()
             sums[-1] += fresh
@@ -134,7 +134,7 @@ class Evaluator:
 
     def _errors(self, batch: Batch, level: float) -> torch.Tensor:
         """Of each sample, at one level; its noise is the same at all of them."""
-        batch = replace(batch, levels=np.full(len(batch.origins), level))
+        batch = replace(batch, timestep_uniform=np.full(len(batch.origins), level))
         task, text = self._inputs.task(batch)
         return per_sample_loss(self._learner.module(task.noisy, task.timesteps, *text), task)
 

@@ -45,7 +45,7 @@ class MetricsLogger:
         if epoch == self._epoch or not self._accelerator.is_main_process:
             return
         self._epoch = epoch
-        balance = self._loader.balance()
+        balance = self._loader.epoch_size()
         self._events.write(
             "epoch",
             f"epoch {epoch}: {balance.samples:,} samples in {balance.steps:,} batches of every "
@@ -65,7 +65,7 @@ class MetricsLogger:
         """
         if (skipped := self.bad.report()) is not None:
             message, reasons = skipped
-            self._events.warn("bad-sample", message, reasons=reasons, samples=self.bad.seen)
+            self._events.warn("bad-sample", message, reasons=reasons, samples=self.bad.num_seen)
         sums: torch.Tensor = self._accelerator.reduce(interval.sums(), "mean")
         means = interval.means(sums.tolist())
         speed = len(interval) / means.seconds
@@ -104,7 +104,7 @@ class MetricsLogger:
                 steps=steps,
             )
         for step, origins in interval.spoilt()[:MAX_NAMED_SAMPLES]:
-            names = self._loader.names(origins)
+            names = self._loader.sample_names(origins)
             self.spoilt = f"step {step}: {', '.join(names)}"
             message = f"the loss was no number in {self.spoilt}"
             self._events.warn("loss-not-finite", message, step=step, samples=names)

@@ -78,13 +78,13 @@ class Trainer:
             settings,
             parts.built.part,
             accelerator.num_processes,
-            seat.processes,
+            seat.local_world_size,
             gpu_memory(self.device),
         )
         # Entering a context that does nothing takes longer than the batch's arithmetic.
         self._autocast = accelerator.autocast if accelerator.native_amp else nullcontext
         move_frozen(self.placing, parts, self.device)
-        module = parallelize(self.placing, settings, parts, accelerator, seat.processes)
+        module = parallelize(self.placing, settings, parts, accelerator, seat.local_world_size)
         # Wrapping may move weights to other memory; what learns them takes hold of them after.
         self.model: nn.Module = fsdp.wrap(module, accelerator)
         self.learner = TrainState(settings, module)
@@ -105,9 +105,9 @@ class Trainer:
             resolution=settings.stage.resolution,
             batch_size=settings.stage.per_device_batch_size,
             seed=settings.training.seed,
-            workers=settings.training.decode_workers,
-            record=None if found is None else (found.folder / RECORD).read_bytes(),
-            draws=parts.draws(settings.training.seed),
+            decode_workers=settings.training.decode_workers,
+            state=None if found is None else (found.folder / RECORD).read_bytes(),
+            rng=parts.draws(settings.training.seed),
             tokenize=parts.text.tokenize,
             pin_memory=self.device.type == "cuda",
         )
@@ -273,7 +273,7 @@ class Trainer:
         files: dict[str, Callable[[Path], None]] = {}
         if self.accelerator.is_main_process:
             files = self.learner.shared_files()
-            files[RECORD] = manifest.save_bytes(self.loader.record())
+            files[RECORD] = manifest.save_bytes(self.loader.state_bytes())
         self._saver.begin(self.learner.step, self.learner.tensors(), files)
 
     def _finish_checkpoint(self) -> None:

@@ -296,7 +296,7 @@ def test_images_are_encoded_in_pieces_and_drawn_with_their_noise(
     with torch.no_grad():
         whole = encode(pixels.permute(0, 3, 1, 2) / 127.5 - 1.0).latent_dist
     latents = (whole.mean + whole.std * noise[1]) * parts.vae.config.scaling_factor
-    expected = parts.objective.task(latents, noise[0], batch.levels)
+    expected = parts.objective.task(latents, noise[0], batch.timestep_uniform)
     torch.testing.assert_close(task.noisy, expected.noisy)
     torch.testing.assert_close(task.target, expected.target)
 

@@ -77,8 +77,8 @@ def test_four_passes_of_two_are_one_of_eight(tmp_path: Path, accelerator: Accele
         resolution=8,
         batch_size=2,
         seed=0,
-        workers=0,
-        draws=parts.draws(0),
+        decode_workers=0,
+        rng=parts.draws(0),
         tokenize=parts.text.tokenize,
     )
     total = torch.zeros(())
