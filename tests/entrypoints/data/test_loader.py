@@ -189,7 +189,7 @@ def test_what_is_random_of_a_sample_belongs_to_it_and_the_epoch(tmp_path: Path) 
         assert np.array_equal(batch.dropout_uniform, DRAWS.uniform(CAPTION, epoch, batch.origins))
         for place, (shard, one) in enumerate(batch.origins):
             expected = torch.empty(2, 3, 4, 4)
-            DRAWS.fill(expected, epoch, shard, one)
+            DRAWS.fill_normal(expected, epoch, shard, one)
             assert torch.equal(batch.noise[:, place], expected)
     assert len(set(levels[:6]) & set(levels[6:])) == 0
 

@@ -291,7 +291,7 @@ def test_images_are_encoded_in_pieces_and_drawn_with_their_noise(
     encode = parts.vae.encode
     monkeypatch.setattr(parts.vae, "encode", lambda one: sizes.append(len(one)) or encode(one))
     monkeypatch.setattr(model_inputs, "images_at_once", lambda pixels: pixels // 128)
-    task, _ = ModelInputs(parts, CPU, 0.0).task(batch)
+    task, _ = ModelInputs(parts, CPU, 0.0).prepare(batch)
     assert sizes == [2, 2, 1]
     with torch.no_grad():
         whole = encode(pixels.permute(0, 3, 1, 2) / 127.5 - 1.0).latent_dist
