@@ -156,7 +156,7 @@ def read_job_config(path: Path, stage: str) -> JobConfig:
     """Read the run document and choose the stage called ``stage``.
 
     Raises:
-        SettingsError: no such document or stage, or something is missing in it.
+        JobConfigError: no such document or stage, or something is missing in it.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
