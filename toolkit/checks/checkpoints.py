@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from sm_train.estimators.config.naming import checkpoint_uri, staging_bucket
-from sm_train.estimators.config.schema import RunConfig, StageSection
+from sm_train.estimators.config.schema import RunConfig
+from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.request.training import RUN_TAG
 from sm_train.toolkit.aws.session import split_uri
 from sm_train.toolkit.checks.finding import Check, Finding

@@ -20,7 +20,7 @@ from sm_train.entrypoints.models.components import read_preset
 from sm_train.entrypoints.training.ema import ExponentialMovingAverage
 from sm_train.toolkit.jobs.events import parse_event
 
-from tests.support.run_documents import config
+from tests.support.run_documents import config, job_document
 
 P4DE = {"instance_type": "ml.p4de.24xlarge", "gpus": 8, "efa": True}
 SMDDP = {"smddp_installed": True, "mpi": True}
@@ -98,19 +98,19 @@ def test_an_unknown_preset_names_the_known() -> None:
 
 
 def test_the_run_document_is_read_by_stage(tmp_path: Path) -> None:
-    path = tmp_path / "run.json"
-    document = config().model_dump(mode="json")
+    document = job_document(config())
+    path = tmp_path / "job.json"
     path.write_text(json.dumps(document))
     settings = read_job_config(path, "256px")
     assert settings.stage.gradient_accumulation_steps == 2
     assert settings.training.warmup_steps == 1000
     with pytest.raises(JobConfigError, match=r"--stage: 'x' .*it has 256px"):
         read_job_config(path, "x")
-    del document["training"]["seed"]
+    del document["256px"]["training"]["seed"]
     path.write_text(json.dumps(document))
     with pytest.raises(JobConfigError, match="seed is missing"):
         read_job_config(path, "256px")
-    with pytest.raises(JobConfigError, match="no run document"):
+    with pytest.raises(JobConfigError, match="no job configuration"):
         read_job_config(tmp_path / "none.json", "256px")
 
 
