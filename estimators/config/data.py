@@ -6,11 +6,9 @@ import re
 from typing import Literal
 
 from pydantic import Field, model_validator
+from sm_train.entrypoints.common.index_location import index_uri
 from sm_train.entrypoints.common.job_config import Crop, DataConfig, Interpolation
 from sm_train.estimators.config.fields import PlainText, PositiveInt, S3Uri, Section
-
-INDEX_NAME = "index.parquet"
-"""Name of the index next to the folder of shards (entrypoints/data/shard_index.py)."""
 
 
 class DataSection(Section):
@@ -74,8 +72,7 @@ class DataSection(Section):
     @property
     def index_uri(self) -> str | None:
         """Return the URI of the index; None if it is off or if ``uri`` is a whole bucket."""
-        parent = self.uri.rstrip("/").rpartition("/")[0]
-        return f"{parent}/{INDEX_NAME}" if self.index and parent.count("/") > 1 else None
+        return index_uri(self.uri) if self.index else None
 
     def job_config(self) -> DataConfig:
         return DataConfig(
