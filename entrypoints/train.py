@@ -106,7 +106,7 @@ def _train(settings: JobConfig, directories: SageMakerPaths, pulse: HeartbeatWri
     hosts = ResourceConfig.read(directories)
     choice = decide(
         nodes=len(hosts.all),
-        collective=settings.backend,
+        backend=settings.backend,
         instance_type=hosts.instance_type,
     )
     join(choice)

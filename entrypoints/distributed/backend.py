@@ -34,7 +34,7 @@ def choose(
     nodes: int,
     processes: int,
     gpus: int,
-    collective: str,
+    backend: str,
     smddp_installed: bool,
     efa: bool,
     mpi: bool,
@@ -52,9 +52,9 @@ def choose(
     if gpus == 0:
         return BackendChoice("gloo", "no GPU")
     a100 = (instance_type or "").startswith(("ml.p4d.", "ml.p4de."))
-    if nodes > 1 and collective != "nccl" and a100 and smddp_installed and mpi:
+    if nodes > 1 and backend != "nccl" and a100 and smddp_installed and mpi:
         return BackendChoice("smddp", f"{instance_type} × {nodes} with SMDDP in the image")
-    if collective == "smddp" and nodes > 1:
+    if backend == "smddp" and nodes > 1:
         missing = "smddprun did not start it" if smddp_installed else "the image does not carry it"
         if not a100:
             missing = f"{instance_type} is no p4d or p4de"
@@ -68,7 +68,7 @@ def choose(
     return BackendChoice("nccl", "NCCL over EFA", _OVER_EFA)
 
 
-def decide(*, nodes: int, collective: str, instance_type: str | None) -> BackendChoice:
+def decide(*, nodes: int, backend: str, instance_type: str | None) -> BackendChoice:
     """:func:`choose` for this process, from its environment and its machine."""
     import torch
 
@@ -77,7 +77,7 @@ def decide(*, nodes: int, collective: str, instance_type: str | None) -> Backend
         nodes=nodes,
         processes=int(os.environ.get("WORLD_SIZE", "1")),
         gpus=0 if _cpu_asked_for() else torch.cuda.device_count(),
-        collective=collective,
+        backend=backend,
         smddp_installed=importlib.util.find_spec("smdistributed") is not None,
         efa=os.path.isdir("/sys/class/infiniband"),  # noqa: PTH112
         mpi="OMPI_COMM_WORLD_SIZE" in os.environ,

@@ -112,7 +112,7 @@ class _Process:
         self._deadline = self._started + settings.doctor.timeout
         self._seat = RankInfo.read(hosts)
         self._events = EventLog(node=self._seat.node, rank=self._seat.rank)
-        choice = decide(nodes=len(hosts.all), collective="nccl", instance_type=hosts.instance_type)
+        choice = decide(nodes=len(hosts.all), backend="nccl", instance_type=hosts.instance_type)
         self._backend = choice.backend
         for name, value in choice.set_variables.items():
             os.environ.setdefault(name, value)

@@ -47,8 +47,8 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(autouse=True)
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "CHUNK_BYTES", 2000)
-    monkeypatch.setattr(loading, "WINDOW_BYTES", 14000)
+    monkeypatch.setattr(loading, "READ_BYTES", 2000)
+    monkeypatch.setattr(loading, "SHUFFLE_BLOCK_BYTES", 14000)
 
 
 def cluster(
