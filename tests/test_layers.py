@@ -65,6 +65,7 @@ MOST_FILES = {"cost": 26, "toolkit/commands": 34}
 """Folders that may hold more than 22 Python files."""
 
 TORCH_FREE = [
+    "common.checkpoint_layout",
     "common.events",
     "common.job_config",
     "common.sagemaker_paths",

@@ -242,7 +242,7 @@ class BatchPipeline:
         """The caption; the image or its latents, and the sample's noise, go into ``room``."""
         outcome = self._read(epoch, place, room)
         if isinstance(outcome, str):
-            self.rng.fill(room.noise, epoch, place.shard, place.sample)
+            self.rng.fill_normal(room.noise, epoch, place.shard, place.sample)
         return outcome
 
     def _read(self, epoch: int, place: _PendingSample, room: _BatchSlot) -> str | BadSample:

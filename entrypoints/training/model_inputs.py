@@ -25,7 +25,7 @@ class ModelInputs:
         self._no_caption: Text | None = None
 
     @torch.no_grad()
-    def task(self, batch: Batch) -> tuple[DiffusionTarget, Text]:
+    def prepare(self, batch: Batch) -> tuple[DiffusionTarget, Text]:
         """What the network is asked, and the captions it is told; called under autocast."""
         # Chosen on the host: a choice on the device would have to be waited for.
         dropped = batch.dropout_uniform < self._dropout

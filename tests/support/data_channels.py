@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sm_train.entrypoints.common.index_location import index_path
 from sm_train.entrypoints.common.job_config import DataConfig
 from sm_train.entrypoints.data.batches import Batch
 from sm_train.entrypoints.data.loader import Loader
 from sm_train.entrypoints.data.shard_catalog import DataRank, ShardCatalog, build_catalog
-from sm_train.entrypoints.data.shard_index import index_path, write_index
+from sm_train.entrypoints.data.shard_index import write_index
 from sm_train.entrypoints.packing.describe_shard import describe_folder
 
 DATA = DataConfig(

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sm_train.entrypoints.common.checkpoint_layout import (
+    MARKER,
+    STEP_PREFIX,
+    CheckpointMarker,
+    MarkerError,
+    shard_bytes,
+)
 from sm_train.estimators.config.naming import checkpoint_uri, staging_bucket
-from sm_train.estimators.config.schema import RunConfig, StageSection
+from sm_train.estimators.config.schema import RunConfig
+from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.request.training import RUN_TAG
 from sm_train.toolkit.aws.session import split_uri
 from sm_train.toolkit.checks.finding import Check, Finding
 from sm_train.toolkit.costing.memory_fit import plan_of
-from sm_train.toolkit.jobs.checkpoints import MARKER
 
 if TYPE_CHECKING:
     import boto3
@@ -155,7 +161,7 @@ def latest_checkpoint(s3: S3Client, uri: str) -> CheckpointSummary | None:
         ClientError: S3 rejects a request.
     """
     bucket, prefix = split_uri(uri)
-    response = s3.list_objects_v2(Bucket=bucket, Prefix=f"{prefix}/step-", Delimiter="/")
+    response = s3.list_objects_v2(Bucket=bucket, Prefix=f"{prefix}/{STEP_PREFIX}", Delimiter="/")
     folders = sorted((one["Prefix"] for one in response.get("CommonPrefixes", [])), reverse=True)
     for folder in folders[:_NEWEST_CHECKED]:
         checkpoint = _read_marker(s3, bucket, f"{folder}{MARKER}")
@@ -169,14 +175,12 @@ def _read_marker(s3: S3Client, bucket: str, key: str) -> CheckpointSummary | Non
     from botocore.exceptions import ClientError
 
     try:
-        document = json.loads(s3.get_object(Bucket=bucket, Key=key)["Body"].read())
-        files = document["files"]
-        tensors = [one["bytes"] for one in files if one["name"].endswith(".safetensors")]
-        return CheckpointSummary(document["step"], sum(tensors))
+        marker = CheckpointMarker.parse(s3.get_object(Bucket=bucket, Key=key)["Body"].read())
+        return CheckpointSummary(marker.step, shard_bytes(marker.files))
     except ClientError as error:
         if error.response["Error"].get("Code") not in ("404", "NoSuchKey"):
             raise
-    except (ValueError, KeyError, TypeError):
+    except MarkerError:
         pass  # damaged: the job skips this checkpoint, too
     return None
 

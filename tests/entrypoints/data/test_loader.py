@@ -24,9 +24,9 @@ from sm_train.entrypoints.data.bad_samples import BadSampleTracker
 from sm_train.entrypoints.data.batches import Batch
 from sm_train.entrypoints.data.sampler import DataPosition, SamplerState
 from sm_train.entrypoints.data.shard_catalog import DataError
-from sm_train.entrypoints.data.shard_format import scan_shard
 from sm_train.entrypoints.data.shard_index import write_index
 from sm_train.entrypoints.data.shard_reader import BadSample
+from sm_train.entrypoints.data.shard_verification import scan_shard
 
 from tests.support.cluster.training_jobs import png, sample, write_shard, write_shards
 from tests.support.data_channels import DATA, Cluster, deal, epoch_of, first, index, seen
@@ -189,7 +189,7 @@ def test_what_is_random_of_a_sample_belongs_to_it_and_the_epoch(tmp_path: Path) 
         assert np.array_equal(batch.dropout_uniform, DRAWS.uniform(CAPTION, epoch, batch.origins))
         for place, (shard, one) in enumerate(batch.origins):
             expected = torch.empty(2, 3, 4, 4)
-            DRAWS.fill(expected, epoch, shard, one)
+            DRAWS.fill_normal(expected, epoch, shard, one)
             assert torch.equal(batch.noise[:, place], expected)
     assert len(set(levels[:6]) & set(levels[6:])) == 0
 

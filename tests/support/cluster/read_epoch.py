@@ -27,7 +27,7 @@ def main(base: Path, record: Path, steps: int, batch_size: int) -> None:
     directories = SageMakerPaths(base)
     hosts = ResourceConfig.read(directories)
     local = int(os.environ["LOCAL_RANK"])
-    seat = DataRank(hosts.all, hosts.rank, local, int(os.environ["LOCAL_WORLD_SIZE"]))
+    seat = DataRank(hosts.hosts, hosts.node_rank, local, int(os.environ["LOCAL_WORLD_SIZE"]))
     catalogue = build_catalog(
         directories.channel("train"), None, seat, exchange, directories.base / "walk"
     )
