@@ -115,7 +115,7 @@ class _BytesPattern(Protocol):
 
 def scan(stream: LogStream) -> ScanReport:
     """Scan ``stream`` to its end."""
-    scanner = _Scanner(stream)
+    scanner = _StreamScanner(stream)
     for block in whole_lines(stream.blocks()):
         scanner.scan_block(block)
     return scanner.report()
@@ -162,7 +162,7 @@ def _step_pattern() -> _BytesPattern:
 
 
 @dataclass
-class _Scanner:
+class _StreamScanner:
     """The state of a scan: counters, matches, and the block that is being read."""
 
     stream: LogStream

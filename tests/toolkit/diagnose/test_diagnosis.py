@@ -338,7 +338,7 @@ def test_a_stall_that_the_monitor_ended_is_a_stall_of_the_rank_that_it_blames() 
 
 def test_a_loss_that_stays_no_number_is_told_and_one_that_recovers_is_not() -> None:
     lost = [f"step {number} loss nan lr 1.0e-04" for number in range(100, 200)]
-    assert diagnosed([*training(), *lost]).cause == "loss-not-a-number"
+    assert diagnosed([*training(), *lost]).cause == "loss-non-finite"
     found = [f"step {number} loss 0.3 lr 1.0e-04" for number in range(200, 210)]
     assert diagnosed([*training(), *lost, *found]).cause == "no-failure"
     assert diagnosed([*training(), *lost, *traceback("KeyError: 'x'")]).cause == "program-error"
