@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from sm_train.entrypoints.common.events import EventLog
-from sm_train.entrypoints.common.job_config import JobConfig, read_job_config
+from sm_train.entrypoints.common.job_config import JOB_FILE, JobConfig, read_job_config
 from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig, SageMakerPaths
 from sm_train.entrypoints.distributed.backend import adopt_mpi_variables
 from sm_train.entrypoints.monitoring.heartbeat import (
@@ -70,7 +70,7 @@ def _leave(code: int) -> NoReturn:
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train one stage of a run.", allow_abbrev=False)
     parser.add_argument("--stage", required=True)
-    parser.add_argument("--document", type=Path, default=Path(sys.argv[0]).parent / "run.json")
+    parser.add_argument("--document", type=Path, default=Path(sys.argv[0]).parent / JOB_FILE)
     # A hyperparameter has a value, and the container's toolkit writes it as Python would.
     parser.add_argument("--doctor-only", choices=("true", "True"))
     # The platform hands its own hyperparameters on as further arguments.

@@ -12,7 +12,8 @@ import click
 from sm_train.cost.estimate import Estimate
 from sm_train.estimators.config.naming import staging_bucket
 from sm_train.estimators.config.placement import Placement, placements
-from sm_train.estimators.config.schema import RunConfig, StageSection
+from sm_train.estimators.config.schema import RunConfig
+from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.request.training import TrainingRequest
 from sm_train.toolkit.alarms.alarms import keep
 from sm_train.toolkit.aws import session as aws
@@ -104,7 +105,7 @@ def _require_data(session: Any, place: Placement, stage: str) -> None:
     there, data = aws.for_region(session, place.region), place.config.data
     [one] = [one for one in place.config.stages if one.name == stage]
     aws.require_bucket(there, data.uri.split("/")[2], place.region, "data.uri")
-    instances = place.config.cluster.most_instances(one.instances)
+    instances = place.config.cluster.max_instances(one.instances)
     aws.require_shards(there, data.uri, instances)
     aws.require_index(there, data.uri, data.index_uri)
 
