@@ -287,7 +287,9 @@ class ShardIndex:
 
         None if the index does not have them.
         """
-        widths, heights = (self._list_cell(name, shard).to_numpy() for name in ("widths", "heights"))
+        widths, heights = (
+            self._list_cell(column, shard).to_numpy() for column in ("widths", "heights")
+        )
         return (widths, heights) if len(widths) else None
 
     def shard(self, number: int) -> Shard:
