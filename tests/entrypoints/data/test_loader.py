@@ -17,7 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from sm_train.entrypoints.common.sample_rng import CAPTION, TIMESTEP, SampleRng
+from sm_train.entrypoints.common.sample_rng import Purpose, SampleRng
 from sm_train.entrypoints.data import loader as loading
 from sm_train.entrypoints.data.aspect_buckets import aspect_shapes, nearest_shape
 from sm_train.entrypoints.data.bad_samples import BadSampleTracker
@@ -31,7 +31,7 @@ from sm_train.entrypoints.data.shard_verification import scan_shard
 from tests.support.cluster.training_jobs import png, sample, write_shard, write_shards
 from tests.support.data_channels import DATA, Cluster, deal, epoch_of, first, index, seen
 
-DRAWS = SampleRng(0, kinds=2, channels=3, scale=2)
+DRAWS = SampleRng(0, num_noises=2, channels=3, scale=2)
 SHARDS, EACH = 7, 9
 ALL = Counter(f"a grey of {number}" for number in range(SHARDS * EACH))
 
@@ -185,8 +185,12 @@ def test_what_is_random_of_a_sample_belongs_to_it_and_the_epoch(tmp_path: Path) 
         epoch = number // 3
         levels += batch.timestep_uniform.tolist()
         assert batch.noise.shape == (2, 2, 3, 4, 4)
-        assert np.array_equal(batch.timestep_uniform, DRAWS.uniform(TIMESTEP, epoch, batch.origins))
-        assert np.array_equal(batch.dropout_uniform, DRAWS.uniform(CAPTION, epoch, batch.origins))
+        assert np.array_equal(
+            batch.timestep_uniform, DRAWS.uniform(Purpose.TIMESTEP, epoch, batch.origins)
+        )
+        assert np.array_equal(
+            batch.dropout_uniform, DRAWS.uniform(Purpose.CAPTION_DROPOUT, epoch, batch.origins)
+        )
         for place, (shard, one) in enumerate(batch.origins):
             expected = torch.empty(2, 3, 4, 4)
             DRAWS.fill_normal(expected, epoch, shard, one)
