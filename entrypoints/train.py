@@ -83,10 +83,10 @@ def _examine(settings: JobConfig, directories: SageMakerPaths, options: argparse
     Raises:
         UnfitClusterError: the run file says not to train on such a cluster.
     """
-    from sm_train.entrypoints.doctor.start import examine, mode
+    from sm_train.entrypoints.doctor.start import effective_mode, examine
 
     hosts = ResourceConfig.read(directories)
-    wanted = mode(settings, hosts)
+    wanted = effective_mode(settings, hosts)
     if wanted != "off" or options.doctor_only:
         # Who only wants to know reads the result.
         fail = wanted == "fail" and not options.doctor_only

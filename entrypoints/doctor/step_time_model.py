@@ -30,9 +30,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sm_train.entrypoints.doctor.bus_bandwidth import Collective, Point, bus_factor, seconds_for
+from sm_train.entrypoints.doctor.bus_bandwidth import (
+    Collective,
+    SweepPoint,
+    bus_factor,
+    seconds_for,
+)
 
-Sweeps = Mapping[Collective, Sequence[Point]]
+Sweeps = Mapping[Collective, Sequence[SweepPoint]]
 
 FORWARD_SHARE, BACKWARD_SHARE = 1 / 3, 2 / 3
 """Of one pass's compute."""
@@ -152,7 +157,7 @@ def _split_step(work: Workload, sweeps: Sweeps) -> tuple[float, float] | None:
 
 def expected_sweep(
     collective: Collective, ranks: int, busbw: float, latency: float
-) -> tuple[Point, ...]:
+) -> tuple[SweepPoint, ...]:
     """The sweep of a fabric that is in order, for the same prediction.
 
     ``busbw`` is in bytes a second; ``latency`` in seconds is paid ⌈log₂ ranks⌉ times, as by a tree
@@ -160,4 +165,6 @@ def expected_sweep(
     """
     base = latency * max(1, math.ceil(math.log2(max(ranks, 2))))
     factor = bus_factor(collective, ranks)
-    return tuple(Point(size, base + size * factor / busbw) for size in (2**10, 2**20, 2**25, 2**30))
+    return tuple(
+        SweepPoint(size, base + size * factor / busbw) for size in (2**10, 2**20, 2**25, 2**30)
+    )
