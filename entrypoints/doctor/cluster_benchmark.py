@@ -285,16 +285,7 @@ def measure_pair(
     """Measure clock offset, latency and bandwidth of two ranks, in about ``budget`` seconds."""
     offset, uncertainty = _clock_offset(group)
     latency = group.measure("all_gather", SMALL_BYTES, LATENCY_REPEATS)
-    size, seconds = PAIR_BYTES[0], latency
-    for size in PAIR_BYTES:
-        seconds = group.measure("all_gather", size, 1)
-        # The next size is at most 8 times as large, and is measured 1 + PAIR_REPEATS times.
-        next_seconds = 8 * seconds * (1 + PAIR_REPEATS)
-        if seconds >= MIN_TRANSFER_SECONDS or next_seconds > budget or 8 * size > max_bytes:
-            break
-    # Noise only slows a transfer, so the best of several is the truest.
-    affordable = min(repeats, int(budget / seconds) - 1)
-    best = min([seconds, *(group.measure("all_gather", size, 1) for _ in range(affordable))])
+    size, best = _best_transfer(group, budget, max_bytes, repeats)
     return PairResult(
         pair,
         local_rank,
@@ -303,6 +294,39 @@ def measure_pair(
         clock_offset=offset,
         clock_uncertainty=uncertainty,
     )
+
+
+def _best_transfer(
+    group: BenchmarkGroup, budget: float, max_bytes: int, repeats: int
+) -> tuple[int, float]:
+    """Return the bytes and seconds of the best transfer; noise only slows a transfer.
+
+    Sizes grow until a transfer takes :data:`MIN_TRANSFER_SECONDS`: a shorter one mostly fills
+    buffers, which looks faster than the network is. A size is repeated before the search ends with
+    it, because a late process can make a short transfer seem long enough.
+    """
+    spent, seconds = 0.0, [0.0]
+    for size in PAIR_BYTES:
+        seconds = [group.measure("all_gather", size, 1)]
+        while (
+            min(seconds) >= MIN_TRANSFER_SECONDS
+            and len(seconds) <= repeats
+            and spent + sum(seconds) + min(seconds) <= budget
+        ):
+            seconds.append(group.measure("all_gather", size, 1))
+        spent += sum(seconds)
+        # The next size is at most 8 times as large and is measured several times.
+        next_seconds = 8 * min(seconds) * (1 + PAIR_REPEATS)
+        if (
+            min(seconds) >= MIN_TRANSFER_SECONDS
+            or spent + next_seconds > budget
+            or 8 * size > max_bytes
+        ):
+            break
+    while len(seconds) <= repeats and spent + min(seconds) <= budget:
+        seconds.append(group.measure("all_gather", size, 1))
+        spent += seconds[-1]
+    return size, min(seconds)
 
 
 def _clock_offset(group: BenchmarkGroup) -> tuple[float, float]:

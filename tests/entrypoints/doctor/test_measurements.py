@@ -92,6 +92,22 @@ def test_16_nodes_of_8_take_less_than_120_seconds(rate: float) -> None:
     assert measured == len(rounds) + 3 * RETESTS or rate < 1e9
 
 
+def test_a_late_process_does_not_make_a_short_transfer_count() -> None:
+    """A transfer that fits into buffers is fast; a hiccup must not end the search with it."""
+
+    class Buffered(Simulated):
+        def measure(self, collective: Collective, size: int, repeats: int) -> float:
+            network = max(0, size - 2**15) / self.rate  # the first 32 KiB only fill a buffer
+            hiccup = 0.05 if self.calls == 2 else 0.0
+            self.calls += repeats
+            return self.latency + network + hiccup
+
+    group = Buffered(2, 10e6, 1e-4)
+    result = measure_pair(group, (0, 1), 0, ROUND_SECONDS, 2**30, PAIR_REPEATS)
+    # busbw of an all-gather of two is half of the algorithm bandwidth.
+    assert result.bandwidth == pytest.approx(10e6 / 2, rel=0.1)
+
+
 def test_a_good_network_is_swept_up_to_1_gib_and_a_slow_one_as_far_as_time_allows() -> None:
     fast, slow = Simulated(16, 40e9, 3e-5), Simulated(16, 1e6, 3e-5)
     whole = list(sweep("all_reduce", fast.measure, budget=4, max_bytes=2**30))
