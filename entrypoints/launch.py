@@ -69,16 +69,16 @@ def rendezvous(environment: Mapping[str, str], paths: SageMakerPaths) -> None:
         MissingNodeError: a node is missing; the log and the job's failure reason name it.
     """
     hosts = ResourceConfig.read(paths)
-    if len(hosts.all) == 1:
+    if len(hosts.hosts) == 1:
         return
     # torchrun itself uses the port afterwards.
     first = RendezvousAddress(environment["SM_MASTER_ADDR"], int(environment["SM_MASTER_PORT"]) + 1)
-    events = EventLog(node=hosts.rank, rank=0)
+    events = EventLog(node=hosts.node_rank, rank=0)
     try:
-        if hosts.rank == 0:
-            wait_for_nodes(hosts.all, first.port, lambda text: events.warn("node-late", text))
+        if hosts.node_rank == 0:
+            wait_for_nodes(hosts.hosts, first.port, lambda text: events.warn("node-late", text))
         else:
-            join(hosts.current, first)
+            join(hosts.current_host, first)
     except MissingNodeError as error:
         events.write("error", str(error), code="node-missing", message=str(error))
         paths.failure.parent.mkdir(parents=True, exist_ok=True)

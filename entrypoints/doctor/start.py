@@ -35,7 +35,7 @@ def effective_mode(settings: JobConfig, hosts: ResourceConfig) -> Mode:
     if mode != "auto":
         return mode
     on_instances = hosts.instance_type is not None
-    return "warn" if on_instances and len(hosts.all) > 1 else "off"
+    return "warn" if on_instances and len(hosts.hosts) > 1 else "off"
 
 
 def examine(settings: JobConfig, document: Path, *, fail: bool) -> str:

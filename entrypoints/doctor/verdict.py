@@ -89,9 +89,10 @@ def judge(
     settings: JobConfig, cluster: ClusterMeasurements, earlier: Sequence[EarlierResult] = ()
 ) -> DoctorVerdict:
     """Judge the cluster, and this run on it, from its measurements and ``earlier`` results."""
-    expected = settings.expected
-    if expected is not None and expected.instance_type != cluster.instance_type:
-        expected = None  # figures of another instance type, as in a local run
+    expected = None
+    # The figures of a local run are of another instance type.
+    if settings.expected.instance_type == cluster.instance_type:
+        expected = settings.expected
     reference = reference_bandwidths(cluster, expected)
     figures = tuple(_figures(cluster, expected, reference))
     prediction = _predict(settings, cluster, expected, reference)

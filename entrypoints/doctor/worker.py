@@ -88,7 +88,7 @@ class RankInfo:
             return int(os.environ.get(name, default))
 
         rank, local_world_size = number("RANK", 0), number("LOCAL_WORLD_SIZE", 1)
-        node = hosts.rank if len(hosts.all) > 1 else rank // local_world_size
+        node = hosts.node_rank if len(hosts.hosts) > 1 else rank // local_world_size
         return cls(rank, number("WORLD_SIZE", 1), number("LOCAL_RANK", 0), local_world_size, node)
 
 
@@ -125,9 +125,9 @@ class _Process:
         self._join_timeout = JOIN_SHARE * settings.doctor.timeout
         self._info = RankInfo.read(hosts)
         self._events = EventLog(node=self._info.node, rank=self._info.rank)
-        choice = decide(nodes=len(hosts.all), collective="nccl", instance_type=hosts.instance_type)
+        choice = decide(nodes=len(hosts.hosts), backend="nccl", instance_type=hosts.instance_type)
         self._backend = choice.backend
-        for name, value in choice.set_variables.items():
+        for name, value in choice.environment.items():
             os.environ.setdefault(name, value)
         self._nccl_log = nccl_log
         os.environ |= {

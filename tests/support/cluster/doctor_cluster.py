@@ -21,7 +21,7 @@ class DoctorCluster:
     """A cluster of ``nodes`` doctor processes.
 
     ``prefixes`` are put in front of each node's command, such as ``ip netns exec``. ``expected`` is
-    that section of the run document. ``variables`` are added to single nodes' environments.
+    that section of the job configuration. ``variables`` are added to single nodes' environments.
     """
 
     base: Path
@@ -39,9 +39,9 @@ class DoctorCluster:
         self.port = free_port()
         names = [f"algo-{node + 1}" for node in range(self.nodes)]
         if self.expected:
-            path = self.job.bundle / "run.json"
+            path = self.job.bundle / "job.json"
             document = json.loads(path.read_text())
-            document["expected"] = {self.job.config.stages[0].name: self.expected}
+            document[self.job.config.stages[0].name]["expected"] = self.expected
             path.write_text(json.dumps(document))
         checkpoints = self.base / "checkpoints"
         checkpoints.mkdir(parents=True, exist_ok=True)
@@ -81,7 +81,7 @@ class DoctorCluster:
             **self.variables.get(node, {}),
         }
         command = [PYTHON, "-m", "sm_train.entrypoints.doctor.worker"]
-        command += ["--document", str(self.job.bundle / "run.json")]
+        command += ["--document", str(self.job.bundle / "job.json")]
         command += ["--stage", self.job.config.stages[0].name]
         command += ["--verdict", str(self.verdict(node))]
         return subprocess.Popen(
