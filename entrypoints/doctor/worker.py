@@ -167,7 +167,7 @@ class _Process:
 
     def _find_store(self) -> RendezvousAddress:
         """Return the store's address; rank 0 serves it at a port that all ranks can know."""
-        host = os.environ.get("MASTER_ADDR", self._hosts.all[0])
+        host = os.environ.get("MASTER_ADDR", self._hosts.hosts[0])
         port = int(os.environ.get("MASTER_PORT", PORT - 1))
         is_server = self._info.rank == 0
         if self._info.world_size == 1:
@@ -199,7 +199,7 @@ class _Process:
     def _store_unreachable(self, error: str) -> dict[str, Any]:
         """Log that rank 0's store cannot be reached; returns the verdict of this rank alone."""
         message = (
-            f"{self._hosts.current} did not reach {self._hosts.all[0]} for the doctor's rendezvous "
+            f"{self._hosts.current_host} did not reach {self._hosts.hosts[0]} for the doctor's rendezvous "
             f"within {self._join_timeout:.0f} s: {error}; {SECURITY_GROUP_HINT}"
         )
         if self._info.local_rank == 0:
@@ -348,8 +348,8 @@ class _Process:
 
     def _node_names(self, nodes: Sequence[int]) -> tuple[str, ...]:
         """Return the platform's names; emulated nodes share one host and get numbered names."""
-        if len(self._hosts.all) > 1 or len(nodes) < 2:
-            return self._hosts.all
+        if len(self._hosts.hosts) > 1 or len(nodes) < 2:
+            return self._hosts.hosts
         return tuple(f"node-{node + 1}" for node in range(nodes[-1] + 1))
 
 
