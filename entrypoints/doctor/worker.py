@@ -199,8 +199,8 @@ class _Process:
     def _store_unreachable(self, error: str) -> dict[str, Any]:
         """Log that rank 0's store cannot be reached; returns the verdict of this rank alone."""
         message = (
-            f"{self._hosts.current_host} did not reach {self._hosts.hosts[0]} for the doctor's rendezvous "
-            f"within {self._join_timeout:.0f} s: {error}; {SECURITY_GROUP_HINT}"
+            f"{self._hosts.current_host} did not reach {self._hosts.hosts[0]} for the doctor's "
+            f"rendezvous within {self._join_timeout:.0f} s: {error}; {SECURITY_GROUP_HINT}"
         )
         if self._info.local_rank == 0:
             self._events.warn("rendezvous-failed", message)
