@@ -8,7 +8,7 @@ from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.job_config import JobConfig
 from sm_train.entrypoints.data.bad_samples import BadSampleTracker
 from sm_train.entrypoints.data.loader import Loader
-from sm_train.entrypoints.planning.mfu import utilization
+from sm_train.entrypoints.planning.mfu import mfu_meter
 from sm_train.entrypoints.training.metrics_window import StepMetricsWindow
 
 MAX_NAMED_SAMPLES = 5
@@ -26,7 +26,7 @@ class MetricsLogger:
     ) -> None:
         self._settings, self._accelerator = settings, accelerator
         self._events, self._loader = events, loader
-        self._utilization = utilization(settings, accelerator.device)
+        self._mfu_meter = mfu_meter(settings, accelerator.device)
         self.bad = BadSampleTracker(settings.data.max_bad_fraction)
         self._epoch: int | None = None
         self.skipped_in_a_row = 0
@@ -70,7 +70,7 @@ class MetricsLogger:
         means = interval.means(sums.tolist())
         speed = len(interval) / means.seconds
         images, gpus = speed * self.effective_batch_size, self._accelerator.num_processes
-        mfu = self._utilization.share(images, gpus) if self._utilization else None
+        mfu = self._mfu_meter.mfu(images, gpus) if self._mfu_meter else None
         if self._accelerator.is_main_process:
             self._events.write(
                 "step",

@@ -10,7 +10,7 @@ from sm_train.entrypoints.common.job_config import JobConfig
 from sm_train.entrypoints.distributed.fsdp import blocks, shard
 from sm_train.entrypoints.models.builder import ModelComponents
 from sm_train.entrypoints.models.network import UNET
-from sm_train.entrypoints.planning.gradient_memory import keeps_whole_gradients
+from sm_train.entrypoints.planning.memory import keeps_unsharded_gradients
 from torch import nn
 
 
@@ -45,7 +45,7 @@ class ParallelPlan:
             channels_last=gpu and part == UNET and sharding == "none",
             # Autocast computes so anyway; a T5 of 4.7 billion weights takes 9 GB instead of 19.
             half_text_encoders=gpu and settings.training.precision == "bf16",
-            whole_gradients=keeps_whole_gradients(settings, processes, per_node, gpu_memory),
+            whole_gradients=keeps_unsharded_gradients(settings, processes, per_node, gpu_memory),
         )
 
 

@@ -8,8 +8,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from sm_train.cost.instances import InstanceType, instance_type
-from sm_train.entrypoints.planning.layers import UnplannedModelError
-from sm_train.entrypoints.planning.memory import ModelPlan, plan_preset
+from sm_train.entrypoints.planning.memory import ModelPlan, UnplannedModelError, plan_preset
 
 if TYPE_CHECKING:
     from sm_train.estimators.config.schema import RunConfig
