@@ -1,70 +1,194 @@
-"""Imports point one way: toolkit → estimators → cost, and entrypoints imports none of them."""
+"""The import structure: top-level folders, sub-package levels, no cycles, small folders."""
 
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
+PACKAGE = "sm_train"
+
 MAY_IMPORT = {
-    "toolkit": {"toolkit", "estimators", "cost", "entrypoints"},
-    "estimators": {"estimators", "cost"},
     "cost": {"cost"},
     "entrypoints": {"entrypoints"},
+    "estimators": {"estimators", "cost", "entrypoints"},
+    "toolkit": {"toolkit", "estimators", "cost", "entrypoints"},
 }
+"""Top-level folder → the top-level folders that it may import."""
 
+SHARED_WITH_ESTIMATORS = "sm_train.entrypoints.common"
+"""All that ``estimators`` may import of ``entrypoints``."""
 
-def imported(path: Path) -> set[str]:
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom):
-            names.add(node.module or "")
-        elif isinstance(node, ast.Import):
-            names.update(alias.name for alias in node.names)
-    return names
-
-
-@pytest.mark.parametrize("layer", MAY_IMPORT)
-def test_imports_point_down(layer: str) -> None:
-    for path in (ROOT / layer).rglob("*.py"):
-        ours = {name.split(".")[1] for name in imported(path) if name.startswith("sm_train.")}
-        assert ours <= MAY_IMPORT[layer], path
-
-
-def test_cost_is_standard_library_only() -> None:
-    import sys
-
-    for path in (ROOT / "cost").rglob("*.py"):
-        others = {name.split(".")[0] for name in imported(path)} - {"sm_train"}
-        assert others <= sys.stdlib_module_names, path
-
-
-@pytest.mark.parametrize(
-    "module",
-    [
-        "common.events",
-        "common.sagemaker_paths",
-        "common.job_config",
-        "data.shard_format",
-        "data.shard_index",
-        "packing.describe_shard",
-        "packing.pack",
-        "packing.lambda_handler",
-        "packing.processing_job",
-        "doctor.verdict",
-        "doctor.history",
-        "doctor.report",
-        "doctor.start",
-        "monitoring.start",
-        "monitoring.watchdog",
+LEVELS = {
+    "entrypoints": [
+        {"common"},
+        {"data", "distributed", "monitoring"},
+        {"checkpointing"},
+        {"models"},
+        {"packing", "planning"},
+        {"doctor", "training"},
+        {"launch", "train"},
     ],
-)
-def test_what_a_laptop_shares_and_what_watches_needs_no_torch(module: str) -> None:
-    import subprocess
-    import sys
+    "estimators": [
+        {"config"},
+        {"bundle", "cost_stages"},
+        {"request"},
+        {"sdk"},
+    ],
+    "toolkit": [
+        {"errors", "user_cache"},
+        {"aws", "report_html", "run_file", "terminal"},
+        {"jobs"},
+        {"alarms", "costing", "demo", "diagnose", "local", "packing", "sampling"},
+        {"runs"},
+        {"submit"},
+        {"checks", "doctor", "watch"},
+        {"review"},
+        {"commands"},
+        {"cli"},
+        {"__main__"},
+    ],
+}
+"""Sub-packages and top-level modules of each folder, lowest level first.
 
+A sub-package imports only lower levels of its own folder. Imports inside functions count: a lazy
+import postpones a dependency, it does not remove it.
+"""
+
+MOST_FILES = {"cost": 26, "toolkit/commands": 34}
+"""Folders that may hold more than 22 Python files."""
+
+TORCH_FREE = [
+    "common.checkpoint_layout",
+    "common.events",
+    "common.job_config",
+    "common.sagemaker_paths",
+    "data.shard_format",
+    "data.shard_index",
+    "doctor.history",
+    "doctor.report",
+    "doctor.start",
+    "doctor.verdict",
+    "monitoring.start",
+    "monitoring.watchdog",
+    "packing.describe_shard",
+    "packing.lambda_handler",
+    "packing.pack",
+    "packing.processing_job",
+    "planning.memory",
+]
+"""Modules that a laptop shares with the cluster, and the watchdog: they import no torch."""
+
+
+def module_name(path: Path) -> str:
+    """``toolkit/jobs/events.py`` → ``sm_train.toolkit.jobs.events``."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join((PACKAGE, *(parts[:-1] if parts[-1] == "__init__" else parts)))
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Every module of the product by its dotted name."""
+    return {
+        module_name(path): path
+        for folder in MAY_IMPORT
+        for path in sorted((ROOT / folder).rglob("*.py"))
+    }
+
+
+@cache
+def imports(name: str) -> frozenset[str]:
+    """What a module imports, at its top or inside functions; ``from package import module`` too."""
+    found = set()
+    for node in ast.walk(ast.parse(modules()[name].read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name}: relative import"
+            source = node.module or ""
+            for alias in node.names:
+                module = f"{source}.{alias.name}"
+                found.add(module if module in modules() else source)
+    return frozenset(found)
+
+
+def sub_package(name: str) -> str:
+    """``sm_train.toolkit.jobs.events`` → ``jobs``."""
+    return (*name.split("."), "", "")[2]
+
+
+@pytest.mark.parametrize("folder", MAY_IMPORT)
+def test_top_level_folders_import_only_lower_ones(folder: str) -> None:
+    for name in modules():
+        if name.split(".")[1] == folder:
+            ours = {one.split(".")[1] for one in imports(name) if one.startswith(f"{PACKAGE}.")}
+            assert ours <= MAY_IMPORT[folder], name
+
+
+def test_estimators_import_only_the_common_part_of_entrypoints() -> None:
+    for name in modules():
+        if name.startswith("sm_train.estimators"):
+            used = {one for one in imports(name) if one.startswith("sm_train.entrypoints")}
+            assert all(one.startswith(SHARED_WITH_ESTIMATORS) for one in used), (name, used)
+
+
+@pytest.mark.parametrize("folder", LEVELS)
+def test_sub_packages_import_only_lower_levels(folder: str) -> None:
+    level = {name: number for number, names in enumerate(LEVELS[folder]) for name in names}
+    prefix = f"{PACKAGE}.{folder}."
+    for name in modules():
+        if not name.startswith(prefix):
+            continue
+        own = sub_package(name)
+        assert own in level, f"{name} has no level: add {own} to LEVELS"
+        for other in {sub_package(one) for one in imports(name) if one.startswith(prefix)} - {own}:
+            assert level[other] < level[own], f"{name} imports {other}, which is not below {own}"
+
+
+def test_no_import_cycle() -> None:
+    """Between files: a cycle of two modules in one folder fails as well."""
+    graph = {name: imports(name) & modules().keys() - {name} for name in modules()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" imports ".join(reversed(error.args[1])))
+
+
+def test_no_folder_is_crowded() -> None:
+    folders: dict[str, int] = {}
+    for path in [*modules().values(), *(ROOT / "tests").rglob("*.py")]:
+        folder = path.parent.relative_to(ROOT).as_posix()
+        folders[folder] = folders.get(folder, 0) + 1
+    crowded = {
+        folder: count for folder, count in folders.items() if count > MOST_FILES.get(folder, 22)
+    }
+    assert crowded == {}
+
+
+def test_no_class_name_is_defined_in_two_modules() -> None:
+    defined: dict[str, list[str]] = {}
+    for name, path in modules().items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                defined.setdefault(node.name, []).append(name)
+    assert {name: where for name, where in defined.items() if len(where) > 1} == {}
+
+
+def test_cost_imports_only_the_standard_library() -> None:
+    for name in modules():
+        if name.startswith("sm_train.cost"):
+            others = {one.split(".")[0] for one in imports(name)} - {PACKAGE}
+            assert others <= sys.stdlib_module_names, name
+
+
+@pytest.mark.parametrize("module", TORCH_FREE)
+def test_modules_shared_with_the_laptop_import_no_torch(module: str) -> None:
     program = f"import sys, sm_train.entrypoints.{module}\nprint(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

@@ -7,13 +7,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from sm_train.entrypoints.common.checkpoint_layout import MARKER, step_folders
 from sm_train.entrypoints.common.job_config import JobConfig
 from sm_train.entrypoints.monitoring.alerts import Alert
 from sm_train.entrypoints.monitoring.stall_detector import Culprit
 from sm_train.entrypoints.monitoring.timeouts import call_with_timeout
-
-_MARKER = "step-*/complete.json"
-"""What makes a checkpoint complete (entrypoints/checkpointing/manifest.py, which needs PyTorch)."""
 
 _DISK_SECONDS = 5.0
 
@@ -100,8 +98,8 @@ class AlertFormatter:
         return price * self.nodes * seconds / 3600
 
     def _last_checkpoint(self) -> str | None:
-        found = [path.parent.name for path in self.checkpoints.glob(_MARKER)]
-        return max(found, default=None)
+        folders = step_folders(self.checkpoints)
+        return next((folder.name for folder in folders if (folder / MARKER).exists()), None)
 
 
 def _worst(blamed: Culprit) -> str:

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFile, ImageOps
 from sm_train.entrypoints.data.image_header import (
     DecodeError,
-    corrupt,
+    corrupt_image_error,
+    exif_orientation,
     is_jpeg,
     jpeg_orientation,
     jpeg_size,
     open_image,
-    orientation_of,
 )
 from sm_train.entrypoints.packing.perceptual_hash import SIDE, perceptual_hash, shrink
 from sm_train.entrypoints.packing.storage import UploadPart
@@ -74,7 +74,7 @@ def _header(content: UploadPart) -> tuple[str, int, int, int]:
         height, width = jpeg_size(content)
         return "jpeg", width, height, jpeg_orientation(content)
     with open_image(content) as image:
-        orientation = orientation_of(image.info.get("exif", b""))
+        orientation = exif_orientation(image.info.get("exif", b""))
         return _KINDS[image.format or ""], image.width, image.height, orientation
 
 
@@ -115,7 +115,7 @@ def _shrink_any(content: UploadPart) -> Grey:
             except MemoryError:
                 raise
             except Exception as error:  # Pillow's decoders raise almost anything
-                raise corrupt(error) from None
+                raise corrupt_image_error(error) from None
 
 
 def reencode(content: UploadPart, max_side: int | None, quality: int) -> bytes:
@@ -138,7 +138,7 @@ def reencode(content: UploadPart, max_side: int | None, quality: int) -> bytes:
         except MemoryError:
             raise
         except Exception as error:
-            raise corrupt(error) from None
+            raise corrupt_image_error(error) from None
     if max_side is not None and max(picture.size) > max_side:
         picture.thumbnail((max_side, max_side), Image.Resampling.LANCZOS)
     out = io.BytesIO()

@@ -17,12 +17,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sm_train.entrypoints.data.shard_index import (
-    INDEX_NAME,
-    SHARDS_FOLDER,
-    IndexWriter,
-    RejectedInput,
-)
+from sm_train.entrypoints.common.index_location import INDEX_NAME, SHARDS_FOLDER
+from sm_train.entrypoints.data.shard_index import IndexWriter, RejectedInput
 from sm_train.entrypoints.packing.deduplicate import digest_shards, digests_name, find_duplicates
 from sm_train.entrypoints.packing.plan import PackInput, PackOptions, ShardPlan, shard_name
 from sm_train.entrypoints.packing.shard_builder import WORK, BuiltShard, read_record, record_name

@@ -12,8 +12,8 @@ import os
 import time
 from pathlib import Path
 
+from sm_train.entrypoints.common.index_location import INDEX_NAME
 from sm_train.entrypoints.common.signals import raise_on_signals
-from sm_train.entrypoints.data.shard_index import INDEX_NAME
 from sm_train.entrypoints.packing.pack import PackPlan, finish, forget, make_shards
 from sm_train.entrypoints.packing.storage import Access, Storage, open_storage
 from sm_train.entrypoints.packing.worker_pool import PackProgress, WorkerPlan

@@ -23,16 +23,12 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sm_train.entrypoints.common.index_location import SHARDS_FOLDER
 from sm_train.entrypoints.data.aspect_buckets import aspect_shapes, nearest_shape
+from sm_train.entrypoints.data.buffer_pool import ReadBufferPool
 from sm_train.entrypoints.data.image_header import DecodeError
-from sm_train.entrypoints.data.reused_memory import ReadBufferPool
 from sm_train.entrypoints.data.shard_format import MOMENTS, POOLED, TEXT, Shard, ShardError
-from sm_train.entrypoints.data.shard_index import (
-    SHARDS_FOLDER,
-    IndexWriter,
-    RejectedInput,
-    ShardIndex,
-)
+from sm_train.entrypoints.data.shard_index import IndexWriter, RejectedInput, ShardIndex
 from sm_train.entrypoints.packing.image_metadata import ImageMetadata, read_image_metadata, reencode
 from sm_train.entrypoints.packing.plan import PackInput, PackOptions, ShardPlan, sample_key
 from sm_train.entrypoints.packing.shard_writer import ShardFile, sample_parts

@@ -155,11 +155,11 @@ def _saved_to(storages: _Storages) -> torch.autograd.graph.saved_tensors_hooks:
     return torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
 
 
-class PeakMemory(TorchDispatchMode):
+class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
     """Tracks ``peak``, the most bytes of operators' results that are alive at once."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self.peak = 0
         self._alive: dict[int, tuple[Any, int]] = {}
 
@@ -245,7 +245,8 @@ def _encoding_peak(config: Mapping[str, Any] | None, resolution: int, precision:
     with torch.device("meta"):
         vae = new_autoencoder(config).eval()
         image = torch.empty(1, config["in_channels"], resolution, resolution)
-    with torch.no_grad(), PeakMemory() as memory, _GpuNumerics(precision):
+    memory = PeakMemory()
+    with torch.no_grad(), memory, _GpuNumerics(precision):
         vae.encode(image)
     return memory.peak
 

@@ -29,7 +29,7 @@ _USABLE = 0.9
 (assumed)."""
 
 _PLANS = Path(__file__).parent / "plans"
-_MEASURE = "python -m sm_train.entrypoints.planning.measure"
+MEASURE_MODULE = "sm_train.entrypoints.planning.measure"
 
 
 class UnplannedModelError(ValueError):
@@ -155,10 +155,12 @@ def plan_preset(name: str, resolution: int, *, precision: str) -> ModelPlan:
     try:
         plan = json.loads(plan_path(name).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UnplannedModelError(f"preset {name}: not planned; run {_MEASURE} {name}") from None
+        raise UnplannedModelError(
+            f"preset {name}: not planned; run python -m {MEASURE_MODULE} {name}"
+        ) from None
     if plan["preset_digest"] != preset_digest(preset):
         raise UnplannedModelError(
-            f"preset {name}: changed since it was planned; run {_MEASURE} {name}"
+            f"preset {name}: changed since it was planned; run python -m {MEASURE_MODULE} {name}"
         )
     figures = plan["precisions"][precision]
     area = Fraction(resolution, plan["resolution_step"]) ** 2

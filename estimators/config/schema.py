@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 from sm_train.cost.instances import instance_type
+from sm_train.entrypoints.common.index_location import index_uri
 from sm_train.estimators.config.cluster import ClusterSection, release
 from sm_train.estimators.config.fallback import MOST_FALLBACKS, FallbackSection
 from sm_train.estimators.config.fields import (
@@ -53,10 +54,6 @@ OWN_TAGS = 10
 
 SHARDING_FRAMEWORK = (2, 6)
 """The first PyTorch with FSDP2 (torch.distributed.fsdp.fully_shard)."""
-
-
-INDEX_NAME = "index.parquet"
-"""The index's name beside the folder of shards (entrypoints/data/shard_index.py)."""
 
 
 class DataSection(Section):
@@ -110,8 +107,7 @@ class DataSection(Section):
     @property
     def index_uri(self) -> str | None:
         """Where the index lies; None without one, as where a whole bucket is the prefix."""
-        above = self.uri.rstrip("/").rpartition("/")[0]
-        return f"{above}/{INDEX_NAME}" if self.index and above.count("/") > 1 else None
+        return index_uri(self.uri) if self.index else None
 
     @model_validator(mode="after")
     def _is_a_prefix(self) -> DataSection:

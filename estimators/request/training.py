@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
+from sm_train.entrypoints.common.checkpoint_layout import FINAL_MODEL, step_folder_name
 from sm_train.estimators.bundle.bundle import ARCHIVE_NAME, Bundle
 from sm_train.estimators.config.cluster import ClusterSection
 from sm_train.estimators.config.naming import (
@@ -26,8 +27,6 @@ TrainingRequest = dict[str, Any]
 """The keyword arguments of boto3's ``create_training_job``."""
 
 CHECKPOINT_PATH = "/opt/ml/checkpoints"
-FINAL_MODEL = "final"
-"""Folder below the checkpoints in which a stage leaves the model that the next one starts from."""
 
 RUN_TAG, STAGE_TAG = "sm-train:run", "sm-train:stage"
 """A job's tags by which any laptop knows what it belongs to."""
@@ -202,7 +201,7 @@ def _channels(
         checkpoints = checkpoint_uri(config, previous, bucket)
         channels.append(_channel("previous", f"{checkpoints}/{FINAL_MODEL}/", "File"))
         if needs_state(stage):
-            last = f"{checkpoints}/{last_checkpoint(previous)}/"
+            last = f"{checkpoints}/{step_folder_name(previous.max_steps)}/"
             channels.append(_channel("previous_state", last, "File"))
     for name, own in config.channels.items():
         channels.append(_channel(name, own.uri, own.mode, sharded=own.sharded))
@@ -237,11 +236,6 @@ def previous_stage(config: RunConfig, stage: StageSection) -> StageSection | Non
 def needs_state(stage: StageSection) -> bool:
     """Whether ``stage`` takes more from the one before than its final model."""
     return stage.init_from == "raw" or stage.optimizer_state == "keep"
-
-
-def last_checkpoint(stage: StageSection) -> str:
-    """The folder name of the last checkpoint of a stage."""
-    return f"step-{stage.max_steps:08d}"
 
 
 def _channel(name: str, uri: str, mode: str, *, sharded: bool = False) -> dict[str, Any]:

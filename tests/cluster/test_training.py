@@ -102,7 +102,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_named(tmp_path: Path) ->
         file.write(b"\xff")
     code, events, text = damaged.run()
     assert code == 0, text
-    [warning] = [event for event in events if event.get("code") == "checkpoint-passed-over"]
+    [warning] = [event for event in events if event.get("code") == "checkpoint-skipped"]
     assert "step-00000006" in warning["message"]
     start = next(event for event in events if event["kind"] == "start")
     assert start["resumed_from_step"] == 4

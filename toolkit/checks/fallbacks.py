@@ -17,16 +17,16 @@ FALLBACK_START = Check(
     ("error",),
     means="A stage would start another way at a fallback than at the run's own place: by SMDDP at "
     "one and by torchrun at the other, from images with another PyTorch.",
-    costs="`submit` refuses the run: the start script of the one is not staged for the other.",
-    mend="Write `cluster.backend: nccl`, or take only p4d and p4de.",
+    impact="`submit` refuses the run: the start script of the one is not staged for the other.",
+    fix="Write `cluster.backend: nccl`, or take only p4d and p4de.",
 )
 FALLBACK_LATE = Check(
     "fallback-late",
     ("warning",),
     means="A job on spot machines waits for them until `cluster.max_wait`, which is no less than "
     "`cluster.max_runtime`, and only then the next place is tried.",
-    costs="Days without training. Waiting itself is not billed.",
-    mend="Write `cluster.max_pending`, 30 minutes at least: the job is given up after it.",
+    impact="Days without training. Waiting itself is not billed.",
+    fix="Write `cluster.max_pending`, 30 minutes at least: the job is given up after it.",
     source="SageMaker API reference, StoppingCondition (2026-11)",
 )
 FALLBACK_DATA = Check(
@@ -34,9 +34,10 @@ FALLBACK_DATA = Check(
     ("error",),
     means="The bucket that stands for the run's own at a fallback holds other shards, or not all "
     "of them.",
-    costs="The run would go on with other data in the middle of an epoch: samples are lost or come "
+    impact="The run would go on with other data in the middle of an epoch: samples are lost or "
+    "come "
     "twice.",
-    mend="Copy the shards with their index (`aws s3 sync`, or S3 replication with a batch job for "
+    fix="Copy the shards with their index (`aws s3 sync`, or S3 replication with a batch job for "
     "what was there before).",
 )
 

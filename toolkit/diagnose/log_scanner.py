@@ -77,7 +77,7 @@ _ALWAYS_MEANT = re.compile(
 
 def scan(stream: LogStream) -> Report:
     """Read ``stream`` to its end."""
-    scanner = _Scanner(stream)
+    scanner = _LogScanner(stream)
     for block in whole_lines(stream.blocks()):
         scanner.read(block)
     return scanner.report()
@@ -123,7 +123,7 @@ def _step() -> Any:
 
 
 @dataclass
-class _Scanner:
+class _LogScanner:
     stream: LogStream
     number: int = 0
     hits: list[Match] = field(default_factory=list)

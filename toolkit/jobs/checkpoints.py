@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sm_train.estimators.request.training import FINAL_MODEL
+from sm_train.entrypoints.common.checkpoint_layout import (
+    FINAL_MODEL,
+    MARKER,
+    CheckpointMarker,
+    MarkerError,
+    parse_step_folder,
+)
 from sm_train.toolkit.aws.session import for_region, split_uri, translate_aws_errors
 from sm_train.toolkit.jobs.training_job import TrainingJob
-
-_STEP = re.compile(r"^step-(\d{8,})$")
-MARKER = "complete.json"
-"""Written last, with the names and sizes of all files (entrypoints/checkpointing/manifest.py)."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def latest_stored(session: Any, uri: str, jobs: Iterable[TrainingJob]) -> Stored
         folder: reason
         for one in found
         for folder, reason in one.passed_over
-        if newest.step is None or int(folder[5:]) > newest.step
+        if newest.step is None or (parse_step_folder(folder) or 0) > newest.step
     }
     return replace(
         newest, passed_over=tuple(passed_over.items()), final=any(one.final for one in found)
@@ -74,17 +74,15 @@ def stored_checkpoints(session: Any, uri: str) -> StoredCheckpoint:
                 folder, _, name = entry["Key"].removeprefix(prefix).partition("/")
                 folders.setdefault(folder, {})[name] = entry["Size"]
         passed_over: list[tuple[str, str]] = []
-        steps = sorted((name for name in folders if _STEP.match(name)), reverse=True)
-        for name in steps:
-            reason = "no complete.json"
+        steps = [(step, name) for name in folders if (step := parse_step_folder(name)) is not None]
+        for step, name in sorted(steps, reverse=True):
+            reason = f"no {MARKER}"
             if MARKER in folders[name]:
                 key = f"{prefix}{name}/{MARKER}"
                 marker = client.get_object(Bucket=bucket, Key=key)["Body"].read()
                 reason = _missing(marker, folders[name])
             if not reason:
-                return StoredCheckpoint(
-                    int(name[5:]), tuple(passed_over), FINAL_MODEL in folders, *place
-                )
+                return StoredCheckpoint(step, tuple(passed_over), FINAL_MODEL in folders, *place)
             passed_over.append((name, reason))
     return StoredCheckpoint(None, tuple(passed_over), FINAL_MODEL in folders, *place)
 
@@ -92,10 +90,10 @@ def stored_checkpoints(session: Any, uri: str) -> StoredCheckpoint:
 def _missing(marker: bytes, sizes: dict[str, int]) -> str:
     """What the marker names and the folder lacks; nothing where it is whole."""
     try:
-        files = {file["name"]: file["bytes"] for file in json.loads(marker)["files"]}
-    except (ValueError, KeyError, TypeError):
-        return "complete.json is damaged"
-    for name, size in files.items():
-        if sizes.get(name) != size:
-            return f"{name} is {'of another size' if name in sizes else 'missing'}"
+        files = CheckpointMarker.parse(marker).files
+    except MarkerError as error:
+        return str(error)
+    for file in files:
+        if sizes.get(file.name) != file.bytes:
+            return f"{file.name} is {'of another size' if file.name in sizes else 'missing'}"
     return ""

@@ -12,8 +12,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from sm_train.entrypoints.common.index_location import index_path
 from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
-from sm_train.entrypoints.data.shard_index import index_path
 from sm_train.estimators.bundle.bundle import Bundle
 from sm_train.estimators.config.schema import RunConfig, StageSection
 from sm_train.toolkit.errors import UserError

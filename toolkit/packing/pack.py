@@ -18,14 +18,10 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from sm_train.entrypoints.common.index_location import INDEX_NAME, SHARDS_FOLDER
 from sm_train.entrypoints.common.signals import raise_on_signals
 from sm_train.entrypoints.data.shard_format import ShardError
-from sm_train.entrypoints.data.shard_index import (
-    INDEX_NAME,
-    SHARDS_FOLDER,
-    RejectedInput,
-    ShardIndex,
-)
+from sm_train.entrypoints.data.shard_index import RejectedInput, ShardIndex
 from sm_train.entrypoints.models.components import latents_of
 from sm_train.entrypoints.packing.pack import (
     PLAN_NAME,

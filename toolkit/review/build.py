@@ -109,12 +109,12 @@ def reviewed(facts: JobFacts) -> Reviewed:
 
 
 def _figures(facts: JobFacts) -> Figures:
-    start = facts.told.last("start") or {}
-    steps, line, money = facts.told.steps, facts.line, facts.money
+    start = facts.log.last("start") or {}
+    steps, line, money = facts.log.steps, facts.line, facts.money
     billed, estimate = money.billed, money.estimate
     expected = None if estimate is None else usd(estimate.cost)
     busy = [while_training(facts, *pair) for pair in utilization(facts).values()]
-    evaluated = [one["loss"] for one in facts.told.events["eval"] if one["loss"] is not None]
+    evaluated = [one["loss"] for one in facts.log.events["eval"] if one["loss"] is not None]
     losses = finite(steps["loss"])
     return Figures(
         status=facts.ending.status if facts.ending else None,
@@ -136,7 +136,7 @@ def _figures(facts: JobFacts) -> Figures:
         data_wait_share=_mean(steps["data_wait_share"]),
         goodput=line.seconds["useful"] / facts.seconds if line else None,
         restarts=line.restarts if line else None,
-        stalls=len(facts.told.stalls) if line else None,
+        stalls=len(facts.log.stalls) if line else None,
         billable_seconds=facts.seconds if facts.billed else None,
         billed_usd=billed,
         estimate_usd=expected,

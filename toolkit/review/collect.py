@@ -60,7 +60,7 @@ class Gatherer:
             begin=begin,
             end=end,
             billed=job is not None,
-            told=told,
+            log=told,
             line=line,
             ending=_ending(job) if job else None,
             machine=machine,

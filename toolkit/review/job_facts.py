@@ -45,7 +45,7 @@ class JobFacts:
     begin: float
     end: float
     billed: bool
-    told: JobLog
+    log: JobLog
     line: Timeline | None
     ending: JobOutcome | None
     machine: InstanceType | None
@@ -64,13 +64,13 @@ class JobFacts:
 
     @property
     def backend(self) -> str | None:
-        start = self.told.last("start")
+        start = self.log.last("start")
         return start["backend"] if start else None
 
     @property
     def trains(self) -> tuple[float, float] | None:
         """From the first step's line to the last's: start-up and the end are not in it."""
-        times = self.told.steps["time"]
+        times = self.log.steps["time"]
         return (float(times[0]), float(times[-1])) if len(times) > 1 else None
 
     def usd(self, seconds: float) -> float | None:

@@ -38,7 +38,7 @@ Kind = Literal["start", "stall", "checkpoint", "evaluation", "error", "end"]
 class Verdict:
     """One question about a job and its answer.
 
-    ``sentence`` is the answer, ``evidence`` the figures that it rests on, ``mend`` what to do; None
+    ``sentence`` is the answer, ``evidence`` the figures that it rests on, ``fix`` what to do; None
     where nothing needs doing.
     """
 
@@ -47,7 +47,7 @@ class Verdict:
     question: str
     sentence: str
     evidence: tuple[str, ...] = ()
-    mend: str | None = None
+    fix: str | None = None
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def charts(facts: JobFacts) -> tuple[Chart, ...]:
 
 
 def _charts(facts: JobFacts) -> Iterator[Chart]:
-    steps = facts.told.steps
+    steps = facts.log.steps
     for code, title, unit, column in (
         ("speed", "Speed", "it/s", "steps_per_second"),
         ("loss", "Loss", "", "loss"),
@@ -85,7 +85,7 @@ def _charts(facts: JobFacts) -> Iterator[Chart]:
     ):
         rates = {
             f"algo-{node + 1}": (table["time"], table[column] / scale)
-            for node, table in facts.told.nodes.items()
+            for node, table in facts.log.nodes.items()
         }
         yield Chart(column, title, unit, _lines(facts, rates))
 
@@ -105,7 +105,7 @@ def _lines(facts: JobFacts, pairs: dict[str, tuple[Column, Column]]) -> tuple[Cu
 
 def marks(facts: JobFacts) -> tuple[Mark, ...]:
     """What happened, in order of time; of many checkpoints the newest."""
-    told = facts.told
+    told = facts.log
     found = [_mark("start", one, 0.0, _start(one)) for one in told.events["start"]]
     found += [_mark("stall", one, _silence(one), str(one["message"])) for one in told.stalls]
     found += [_mark("error", one, 0.0, str(one["message"])) for one in told.events["error"]]

@@ -53,7 +53,7 @@ def _show_job(job: Reviewed, console: Console) -> None:
         told = [escape(verdict.sentence)]
         if verdict.level in ("bad", "warning"):
             told += [f"[dim]{escape(one)}[/]" for one in verdict.evidence[:3]]
-            told += [f"→ {escape(verdict.mend)}"] if verdict.mend else []
+            told += [f"→ {escape(verdict.fix)}"] if verdict.fix else []
         table.add_row(_sign(verdict.level), escape(verdict.question), "\n".join(told))
     console.print(table)
     console.print()

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from sm_train.entrypoints.common.checkpoint_layout import MARKER, step_folder_name
 from sm_train.estimators.bundle.bundle import ARCHIVE_NAME
 from sm_train.estimators.request.training import TrainingRequest, staged_uri
 from sm_train.toolkit.aws.session import for_region, split_uri, translate_aws_errors
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.jobs.checkpoints import MARKER
 from sm_train.toolkit.jobs.stage_state import StageState
 from sm_train.toolkit.submit.submission import FallbackTarget
 
@@ -96,7 +96,7 @@ def required_copies(request: TrainingRequest, stages: Sequence[StageState]) -> l
     own, target = stages[index].stored, request["CheckpointConfig"]["S3Uri"]
     found = []
     if own.step is not None and own.uri != target:
-        name = f"step-{own.step:08d}"
+        name = step_folder_name(own.step)
         found.append(FolderCopy(f"{own.uri}/{name}", own.region, f"{target}/{name}"))
     for channel in request["InputDataConfig"]:
         if channel["ChannelName"] in ("previous", "previous_state"):

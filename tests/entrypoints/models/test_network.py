@@ -291,12 +291,12 @@ def test_images_are_encoded_in_pieces_and_drawn_with_their_noise(
     encode = parts.vae.encode
     monkeypatch.setattr(parts.vae, "encode", lambda one: sizes.append(len(one)) or encode(one))
     monkeypatch.setattr(model_inputs, "images_at_once", lambda pixels: pixels // 128)
-    task, _ = ModelInputs(parts, CPU, 0.0).task(batch)
+    task, _ = ModelInputs(parts, CPU, 0.0).prepare(batch)
     assert sizes == [2, 2, 1]
     with torch.no_grad():
         whole = encode(pixels.permute(0, 3, 1, 2) / 127.5 - 1.0).latent_dist
     latents = (whole.mean + whole.std * noise[1]) * parts.vae.config.scaling_factor
-    expected = parts.objective.task(latents, noise[0], batch.levels)
+    expected = parts.objective.task(latents, noise[0], batch.timestep_uniform)
     torch.testing.assert_close(task.noisy, expected.noisy)
     torch.testing.assert_close(task.target, expected.target)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from sm_train.entrypoints.planning.memory import plan_preset
 
@@ -43,7 +45,7 @@ def test_full_shard_gathers_two_neighboring_blocks_and_one_blocks_gradients() ->
     plan = plan_preset("sd2", 256, precision="bf16")
     blocks = plan.fsdp_block_parameters
     assert sum(blocks) < plan.parameters
-    pair = max(first + second for first, second in zip(blocks, blocks[1:], strict=False))
+    pair = max(first + second for first, second in pairwise(blocks))
     states = plan.state_bytes(ema=True, strategy="full_shard", world_size=8, per_node=8)
     assert states.gathered == 2 * pair + (2 + 4) * max(blocks)
 

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from sm_train.entrypoints.data.shard_format import verify_shard
 from sm_train.entrypoints.data.shard_index import ShardIndex
+from sm_train.entrypoints.data.shard_verification import verify_shard
 from sm_train.entrypoints.packing.plan import PackInput, ShardPlan
 from sm_train.entrypoints.packing.shard_builder import AHEAD, GROUP, build_shard
 from sm_train.entrypoints.packing.storage import Access, LocalFolder

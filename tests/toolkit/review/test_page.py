@@ -379,7 +379,7 @@ def test_shares_are_percent_for_people() -> None:
 
 def test_commands_in_sentences_are_marked_as_such() -> None:
     said = (
-        replace(_well().verdicts[0], mend="see `sm-train diagnose <a>` first", evidence=("a ` b",)),
+        replace(_well().verdicts[0], fix="see `sm-train diagnose <a>` first", evidence=("a ` b",)),
     )
     text = page(as_document(Review((replace(_well(), verdicts=said),))))
     assert "see <code>sm-train diagnose &lt;a&gt;</code> first" in text

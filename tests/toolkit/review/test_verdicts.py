@@ -45,7 +45,7 @@ def test_no_chance_is_taken_for_trouble(seed: int, noise: float) -> None:
 def test_of_a_job_without_lines_nothing_is_claimed() -> None:
     told = hear([])
     found = verdicts(
-        Life(), told=told, line=None, ending=JobOutcome("InProgress", "Starting", "", None)
+        Life(), log=told, line=None, ending=JobOutcome("InProgress", "Starting", "", None)
     )
     assert found.pop("end").level == "good"
     assert {one.level for one in found.values()} == {"unknown"}
@@ -62,7 +62,7 @@ def test_the_waterfall_names_what_took_most_and_its_dollars() -> None:
     found = verdicts(Life(others=tuple(slow)))["time"]
     assert found.level == "bad"
     assert "checkpoints" in found.sentence
-    assert found.mend == "save less often: raise checkpoint.every_steps"
+    assert found.fix == "save less often: raise checkpoint.every_steps"
     assert any(one.startswith("checkpoints: ") and "$" in one for one in found.evidence)
 
 
@@ -102,9 +102,9 @@ def test_how_it_ended(ending: JobOutcome, level: str, words: str) -> None:
 
 def test_a_log_without_an_end_may_be_of_a_job_that_was_killed() -> None:
     lines = [one for one in Life().lines() if '"kind": "end"' not in one[1]]
-    found = verdicts(Life(), ending=None, told=hear(lines))["end"]
+    found = verdicts(Life(), ending=None, log=hear(lines))["end"]
     assert found.level == "warning"
-    assert "diagnose" in (found.mend or "")
+    assert "diagnose" in (found.fix or "")
 
 
 ESTIMATE = estimate(
@@ -252,7 +252,7 @@ def test_a_throttled_gpu_is_named() -> None:
 def test_memory_errors_ask_for_other_machines() -> None:
     found = verdicts(Life(node={"gpu_ecc_uncorrected": 2}))["health"]
     assert found.level == "bad"
-    assert "resume" in (found.mend or "")
+    assert "resume" in (found.fix or "")
 
 
 @pytest.mark.parametrize(
@@ -361,5 +361,5 @@ def test_other_text_is_passed_over(noise: list[str]) -> None:
 def test_unknown_figures_are_gaps_and_not_zeros() -> None:
     life = Life(mfu=None)
     known = facts(life)
-    assert np.isnan(known.told.steps["mfu"]).all()
+    assert np.isnan(known.log.steps["mfu"]).all()
     assert replace(known, billed=False).usd(10) is not None

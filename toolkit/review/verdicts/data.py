@@ -16,7 +16,7 @@ _SHOWN = 5
 
 def data(facts: JobFacts) -> Verdict:
     question = "Was data the limit?"
-    known = finite(facts.told.steps["data_wait_share"])
+    known = finite(facts.log.steps["data_wait_share"])
     if not len(known):
         return Verdict("data", "unknown", question, "no line tells of a step")
     mean = float(known.mean())
@@ -38,7 +38,7 @@ def data(facts: JobFacts) -> Verdict:
 def _by_node(facts: JobFacts) -> list[str]:
     """The machines that wait most, and how fast they read."""
     found = []
-    for node, table in facts.told.nodes.items():
+    for node, table in facts.log.nodes.items():
         waits = finite(table["data_wait_share_max"])
         rate = finite(table["read_bytes_per_second"])
         if len(waits):

@@ -82,7 +82,7 @@ def _parts(facts: JobFacts) -> Iterator[str]:
 def stalls(facts: JobFacts) -> Verdict:
     """What its monitor reported, and the silences between its steps."""
     question = "Did it stall?"
-    reported = facts.told.stalls
+    reported = facts.log.stalls
     silent = facts.line.seconds["stalls"] if facts.line else 0.0
     if not reported and silent <= 0:
         if facts.line is None:
@@ -118,7 +118,7 @@ def _stall(event: Event) -> str:
 def ending(facts: JobFacts) -> Verdict:
     """How the job stands, by SageMaker and by its own last word."""
     question = "How did it end?"
-    end = facts.told.last("end")
+    end = facts.log.last("end")
     said = f"training ended at step {end['step']:,}: {end['reason']}" if end else None
     evidence = tuple(one for one in (said, *_errors(facts)) if one)
     if facts.ending is not None:
@@ -167,7 +167,7 @@ def _by_sagemaker(facts: JobFacts, question: str, evidence: tuple[str, ...]) -> 
         why = f" for {ending.stopped_for}" if ending.stopped_for else ""
         return Verdict(
             "end",
-            "good" if facts.told.last("end") else "warning",
+            "good" if facts.log.last("end") else "warning",
             question,
             f"it was stopped{why}",
             evidence,
@@ -176,7 +176,7 @@ def _by_sagemaker(facts: JobFacts, question: str, evidence: tuple[str, ...]) -> 
 
 
 def _errors(facts: JobFacts) -> list[str]:
-    return [str(event["message"]) for event in facts.told.events["error"][:_SHOWN]]
+    return [str(event["message"]) for event in facts.log.events["error"][:_SHOWN]]
 
 
 def cost(facts: JobFacts) -> Verdict:

@@ -45,7 +45,7 @@ def utilization(facts: JobFacts) -> dict[str, tuple[Column, Column]]:
         return found
     told = {
         f"algo-{node + 1}": (table["time"], table["gpu_utilization_mean"] / 100.0)
-        for node, table in facts.told.nodes.items()
+        for node, table in facts.log.nodes.items()
     }
     return {host: pair for host, pair in told.items() if np.isfinite(pair[1]).any()}
 
@@ -102,7 +102,7 @@ class _Rank:
 def _ranks(facts: JobFacts) -> list[_Rank]:
     """Each rank's median step and its share of waiting for data, over the whole job."""
     found = []
-    for node, table in facts.told.ranks.items():
+    for node, table in facts.log.ranks.items():
         for rank in np.unique(table["rank"]).tolist():
             rows = table["rank"] == rank
             steps, waits = finite(table["p50"][rows]), finite(table["data_wait_share"][rows])
@@ -175,7 +175,7 @@ def _throttled(facts: JobFacts) -> Iterator[str]:
 
 
 def _gpu_medians(facts: JobFacts, name: str) -> Iterator[tuple[int, int, float]]:
-    for node, table in facts.told.gpus.items():
+    for node, table in facts.log.gpus.items():
         for gpu in np.unique(table["gpu"]).tolist():
             values = finite(table[name][table["gpu"] == gpu])
             if len(values):
@@ -185,7 +185,7 @@ def _gpu_medians(facts: JobFacts, name: str) -> Iterator[tuple[int, int, float]]
 def health(facts: JobFacts) -> Verdict:
     """Errors of GPU memory, and disks or memory that fill up."""
     question = "Were the machines well?"
-    nodes = facts.told.nodes
+    nodes = facts.log.nodes
     ecc = {node: _most(table, "gpu_ecc_uncorrected") for node, table in nodes.items()}
     told = [
         f"node {node}: {errors:.0f} uncorrected errors of GPU memory"

@@ -30,16 +30,16 @@ _STEEP = 3.0
 def loss(facts: JobFacts) -> Verdict:
     """Steps left out, spikes, a loss that rises again, a gradient that grows."""
     question = "Is the loss healthy?"
-    steps, losses = facts.told.steps["step"], facts.told.steps["loss"]
+    steps, losses = facts.log.steps["step"], facts.log.steps["loss"]
     if not len(losses):
         return Verdict("loss", "unknown", question, "no line tells of a step")
     broken = int((~np.isfinite(losses)).sum())
     known = np.isfinite(losses)
     steps, losses = steps[known], losses[known]
     left_out = {
-        code: facts.told.warnings[code].count
+        code: facts.log.warnings[code].count
         for code in ("step-skipped", "loss-not-finite", "rolled-back")
-        if code in facts.told.warnings
+        if code in facts.log.warnings
     }
     evidence = [f"{code}: {count:,} times" for code, count in left_out.items()]
     evidence += _validation(facts)
@@ -98,7 +98,7 @@ def _troubles(
     if len(spikes := _spikes(losses)):
         at = ", ".join(f"{int(step):,}" for step in steps[spikes][:3])
         found.append(f"{len(spikes)} spikes, at step {at}{' …' if len(spikes) > 3 else ''}")
-    if (growth := _growth(facts.told.steps["gradient_norm"])) > _STEEP:
+    if (growth := _growth(facts.log.steps["gradient_norm"])) > _STEEP:
         found.append(f"the gradient's norm grew {growth:.1f} ×")
     return found, level
 
@@ -142,7 +142,7 @@ def _last(losses: Column) -> float:
 
 
 def _validation(facts: JobFacts) -> list[str]:
-    held_out = [one for one in facts.told.events["eval"] if one["loss"] is not None]
+    held_out = [one for one in facts.log.events["eval"] if one["loss"] is not None]
     if not held_out:
         return []
     best = min(held_out, key=lambda one: float(one["loss"]))

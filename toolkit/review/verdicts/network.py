@@ -25,12 +25,12 @@ _MEND = (
 def transport(facts: JobFacts) -> Verdict:
     """EFA or sockets, by what NCCL wrote."""
     question = "Which way did gradients travel between machines?"
-    if not facts.multi_node and facts.told.last("start"):
+    if not facts.multi_node and facts.log.last("start"):
         return Verdict("network", "good", question, "none: it ran on one machine")
     if facts.backend == "gloo":
         return Verdict("network", "good", question, "Gloo over sockets, as CPUs do")
     found = {
-        node: said.transport for node, said in facts.told.nccl.items() if said.transport is not None
+        node: said.transport for node, said in facts.log.nccl.items() if said.transport is not None
     }
     traffic = tuple(_traffic(facts))
     if not found:
@@ -78,11 +78,11 @@ def _traffic(facts: JobFacts) -> list[str]:
         ("EFA", "efa_receive_bytes_per_second"),
         ("other interfaces", "network_receive_bytes_per_second"),
     ):
-        rates = [table[name] for table in facts.told.nodes.values()]
+        rates = [table[name] for table in facts.log.nodes.values()]
         known = np.concatenate([finite(one) for one in rates]) if rates else np.array([])
         if len(known):
             found.append(f"{label}: {float(known.mean()) / 1e9:.3g} GB/s received by a machine")
-    drops = sum(float(np.nansum(table["efa_drops"])) for table in facts.told.nodes.values())
+    drops = sum(float(np.nansum(table["efa_drops"])) for table in facts.log.nodes.values())
     if drops:
         found.append(f"EFA dropped {drops:,.0f} packets")
     return found
@@ -90,7 +90,7 @@ def _traffic(facts: JobFacts) -> list[str]:
 
 def doctor(facts: JobFacts) -> Verdict | None:
     """The doctor's verdict on the cluster; None where it was not asked."""
-    said = facts.told.last("doctor")
+    said = facts.log.last("doctor")
     if said is None:
         return None
     slowdown = said["slowdown"]
@@ -117,5 +117,5 @@ def _examined(facts: JobFacts, said: Event) -> list[str]:
         for name, (measured, expected, unit) in (said.get("parts") or {}).items()
         if measured is not None
     ]
-    found = (facts.told.warnings.get(f"doctor-{code}") for code in said["findings"])
+    found = (facts.log.warnings.get(f"doctor-{code}") for code in said["findings"])
     return [*parts, *(str(one.first[-1]["message"]) for one in found if one is not None)]

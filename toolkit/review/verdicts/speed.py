@@ -28,8 +28,8 @@ GOOD_MFU, POOR_MFU = 0.3, 0.15
 
 def steady_speeds(facts: JobFacts) -> tuple[Column, Column]:
     """Times and it/s of the logging intervals but the first of each start, which pays for it."""
-    times, speeds = facts.told.steps["time"], facts.told.steps["steps_per_second"]
-    starts = [float(event["time"]) for event in facts.told.events["start"]]
+    times, speeds = facts.log.steps["time"], facts.log.steps["steps_per_second"]
+    starts = [float(event["time"]) for event in facts.log.events["start"]]
     first = np.searchsorted(times, starts)
     keep = np.isfinite(speeds) & (speeds > 0)
     keep[first[first < len(times)]] = False
@@ -136,9 +136,7 @@ def _changed(facts: JobFacts, question: str, change: Trend, evidence: tuple[str,
     else:
         sentence = f"no: it {way} by {abs(change.change):.0%} about {clock(change.at)}"
         near = facts.seconds / _BUCKETS
-        if any(
-            abs(float(one["time"]) - change.at) < near for one in facts.told.events["start"][1:]
-        ):
+        if any(abs(float(one["time"]) - change.at) < near for one in facts.log.events["start"][1:]):
             sentence += ", when it was started again: perhaps on other machines"
     mend = (
         "compare the machines before and after: clocks and temperature, the data's wait, the "
@@ -150,7 +148,7 @@ def _changed(facts: JobFacts, question: str, change: Trend, evidence: tuple[str,
 def mfu(facts: JobFacts) -> Verdict:
     """Model FLOP utilization: what the model needs by count over what the GPUs could do."""
     question = "How much of the GPUs' arithmetic was used?"
-    known = finite(facts.told.steps["mfu"])
+    known = finite(facts.log.steps["mfu"])
     if not len(known):
         return Verdict(
             "mfu", "unknown", question, "the device's peak is not known, so there is no MFU"

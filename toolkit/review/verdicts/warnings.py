@@ -14,10 +14,10 @@ def warnings(facts: JobFacts) -> Verdict:
     question = "What did the job warn of?"
     found = {
         code: warned
-        for code, warned in facts.told.warnings.items()
+        for code, warned in facts.log.warnings.items()
         if code not in _ELSEWHERE and not code.startswith("doctor-")
     }
-    if not facts.told.events["start"] and not found:
+    if not facts.log.events["start"] and not found:
         return Verdict("warnings", "unknown", question, "no line of the job tells")
     if not found:
         return Verdict("warnings", "good", question, "of nothing")
