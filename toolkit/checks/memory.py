@@ -19,8 +19,8 @@ _FIX = (
     "same effective batch size."
 )
 _SOURCE = (
-    "the plan of the model's layers (`entrypoints/planning/memory.py`), validated against real "
-    "processes"
+    "the plan of the model (`entrypoints/planning/memory.py`), counted by PyTorch and "
+    "validated against real processes"
 )
 
 MEMORY_SHORT = Check(
