@@ -82,7 +82,7 @@ def meet(environment: Mapping[str, str], directories: SageMakerPaths) -> None:
         else:
             join(hosts.current_host, first)
     except MissingNodeError as error:
-        events.write("error", str(error), code="machine-absent", message=str(error))
+        events.write("error", str(error), code="node-missing", message=str(error))
         directories.failure.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError), directories.failure.open("x") as file:
             file.write(f"{error}\n")

@@ -91,8 +91,7 @@ class AlertFormatter:
 
     def burned(self, seconds: float | None) -> float | None:
         """Dollars of all machines in so much time."""
-        expected = self.settings.expected
-        price = expected.usd_per_instance_hour if expected else None
+        price = self.settings.expected.usd_per_instance_hour
         if price is None or seconds is None:
             return None
         return price * self.nodes * seconds / 3600

@@ -21,7 +21,7 @@ from sm_train.entrypoints.data.image_header import (
     open_image,
 )
 from sm_train.entrypoints.packing.perceptual_hash import SIDE, perceptual_hash, shrink
-from sm_train.entrypoints.packing.storage import UploadPart
+from sm_train.entrypoints.packing.storage import BytesLike
 
 Grey = NDArray[np.uint8]
 
@@ -50,7 +50,7 @@ class ImageMetadata:
     phash: int | None
 
 
-def read_image_metadata(content: UploadPart, *, pixels: bool = True) -> ImageMetadata:
+def read_image_metadata(content: BytesLike, *, pixels: bool = True) -> ImageMetadata:
     """Describe an image; with ``pixels`` decode all of it, which finds every damage.
 
     Raises:
@@ -68,7 +68,7 @@ def read_image_metadata(content: UploadPart, *, pixels: bool = True) -> ImageMet
     return ImageMetadata(kind, width, height, orientation, digest, phash)
 
 
-def _header(content: UploadPart) -> tuple[str, int, int, int]:
+def _header(content: BytesLike) -> tuple[str, int, int, int]:
     """Kind, width and height as stored, and orientation."""
     if is_jpeg(content):
         height, width = jpeg_size(content)
@@ -78,7 +78,7 @@ def _header(content: UploadPart) -> tuple[str, int, int, int]:
         return _KINDS[image.format or ""], image.width, image.height, orientation
 
 
-def _hash(content: UploadPart, kind: str, height: int, width: int) -> int:
+def _hash(content: BytesLike, kind: str, height: int, width: int) -> int:
     """The perceptual hash; every bit of the image is decoded for it."""
     if kind == "jpeg":
         # At an eighth of its size or so: the decoder reads all, and computes less.
@@ -104,7 +104,7 @@ def _hash(content: UploadPart, kind: str, height: int, width: int) -> int:
     return perceptual_hash(small)
 
 
-def _shrink_any(content: UploadPart) -> Grey:
+def _shrink_any(content: BytesLike) -> Grey:
     ImageFile.LOAD_TRUNCATED_IMAGES = False  # whatever other code set
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow's remarks on odd but whole files
@@ -118,7 +118,7 @@ def _shrink_any(content: UploadPart) -> Grey:
                 raise corrupt_image_error(error) from None
 
 
-def reencode(content: UploadPart, max_side: int | None, quality: int) -> bytes:
+def reencode(content: BytesLike, max_side: int | None, quality: int) -> bytes:
     """The image as a JPEG, upright, its longer side ``max_side`` pixels at most.
 
     Transparency is laid on white. The ICC profile stays; other metadata goes.

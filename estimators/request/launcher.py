@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sm_train.cost.instances import instance_type
-from sm_train.estimators.config.cluster import SMDDP_FRAMEWORK, release
-from sm_train.estimators.config.schema import RunConfig, StageSection
+from sm_train.estimators.config.cluster import SMDDP_PYTORCH, major_minor
+from sm_train.estimators.config.schema import RunConfig
+from sm_train.estimators.config.stage import StageSection
 
 # The newest of AWS's PyTorch training images that sagemaker 3.27's image table knows.
 FRAMEWORK = "2.10.0"
@@ -34,7 +35,7 @@ def framework_version(config: RunConfig) -> str | None:
     if cluster.framework_version is not None:
         return cluster.framework_version
     wants_smddp = any(_smddp_helps(config, stage) for stage in config.stages)
-    return SMDDP_FRAMEWORK if wants_smddp else FRAMEWORK
+    return SMDDP_PYTORCH if wants_smddp else FRAMEWORK
 
 
 def pytorch_version(config: RunConfig) -> str | None:
@@ -42,7 +43,7 @@ def pytorch_version(config: RunConfig) -> str | None:
     cluster = config.cluster
     if cluster.image is None or cluster.framework_version is not None:
         return cluster.framework_version or framework_version(config)
-    return SMDDP_FRAMEWORK if cluster.backend == "smddp" else None
+    return SMDDP_PYTORCH if cluster.backend == "smddp" else None
 
 
 def launch_plan(config: RunConfig, stage: StageSection) -> LaunchPlan:
@@ -66,7 +67,7 @@ def launch_plan(config: RunConfig, stage: StageSection) -> LaunchPlan:
         return LaunchPlan(
             "torchrun", "own image: NCCL; write backend: smddp if the image carries SMDDP"
         )
-    if version is not None and release(version) != release(SMDDP_FRAMEWORK):
+    if version is not None and major_minor(version) != major_minor(SMDDP_PYTORCH):
         return LaunchPlan(
             "torchrun", f"PyTorch {version}: NCCL; the last image with SMDDP is 2.3.0"
         )

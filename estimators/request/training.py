@@ -19,7 +19,8 @@ from sm_train.estimators.config.naming import (
     staging_bucket,
     staging_uri,
 )
-from sm_train.estimators.config.schema import RunConfig, StageSection
+from sm_train.estimators.config.schema import RunConfig
+from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.request.launcher import LaunchPlan, launch_plan
 from sm_train.estimators.request.metrics import metric_definitions
 
@@ -279,7 +280,9 @@ def _machines(cluster: ClusterSection, instances: int) -> dict[str, Any]:
     """One type, or several in order of preference; a count is for all of them or beside each."""
     if not cluster.alternatives:
         return {"InstanceType": cluster.instance_type, "InstanceCount": instances}
-    counts = {name: cluster.instances_of(name, instances) for name in cluster.instance_types}
+    counts = {
+        name: cluster.equivalent_instances(name, instances) for name in cluster.instance_types
+    }
     if set(counts.values()) == {instances}:
         return {
             "InstancePreferences": [{"InstanceType": name} for name in counts],

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.cluster.training_jobs import free_port, write_shards
+from tests.support.cluster.training_jobs import DEADLINE, free_port, start_python, write_shards
 from tests.support.data_channels import deal
 
 SHARDS, EACH = 5, 13
@@ -37,7 +35,6 @@ def read(
         resources = {"current_host": host, "hosts": hosts}
         (config / "resourceconfig.json").write_text(json.dumps(resources))
         command = [
-            sys.executable,
             "-m",
             "torch.distributed.run",
             "--nnodes",
@@ -57,8 +54,8 @@ def read(
             str(batch_size),
         ]
         environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-        running.append(subprocess.Popen(command, env=environment))
-    assert [one.wait(timeout=120) for one in running] == [0] * nodes
+        running.append(start_python(command, cwd=job, env=environment))
+    assert [one.wait(DEADLINE) for one in running] == [0] * nodes
     return [json.loads(path.read_text()) for path in sorted(job.glob("algo-*/read-*.json"))]
 
 

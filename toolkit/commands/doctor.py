@@ -11,7 +11,8 @@ from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.local.options import local_options
 
 if TYPE_CHECKING:
-    from sm_train.estimators.config.schema import RunConfig, StageSection
+    from sm_train.estimators.config.schema import RunConfig
+    from sm_train.estimators.config.stage import StageSection
     from sm_train.toolkit.doctor.doctor import DoctorJob
 
 

@@ -18,7 +18,8 @@ from sm_train.entrypoints.common.index_location import index_path
 from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
 from sm_train.entrypoints.data.shard_format import find_shards
 from sm_train.estimators.bundle.bundle import Bundle
-from sm_train.estimators.config.schema import RunConfig, StageSection
+from sm_train.estimators.config.schema import RunConfig
+from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.request.training import needs_state
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.jobs.events import LOG_NAME

@@ -10,9 +10,9 @@ from typing import Any
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.aws.cloudwatch_logs import search
 from sm_train.toolkit.aws.session import for_region
-from sm_train.toolkit.diagnose.hits import LogStream
 from sm_train.toolkit.diagnose.log_files import log_files
 from sm_train.toolkit.diagnose.log_scanner import whole_lines
+from sm_train.toolkit.diagnose.matches import LogStream
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.events import LOG_NAME
 from sm_train.toolkit.jobs.training_job import TrainingJob, jobs_of_run

@@ -10,7 +10,8 @@ from typing import Any
 
 from sm_train.estimators.config.naming import checkpoint_uri, staging_bucket
 from sm_train.estimators.config.placement import Placement, placements
-from sm_train.estimators.config.schema import RunConfig, StageSection
+from sm_train.estimators.config.schema import RunConfig
+from sm_train.estimators.config.stage import StageSection
 from sm_train.toolkit.aws.session import for_region, open_session, resolve_region
 from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.costing.spent import known_spent_usd, projected_usd, spent_usd

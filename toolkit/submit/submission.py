@@ -9,9 +9,10 @@ from typing import Any
 
 from sm_train.cost.estimate import Estimate
 from sm_train.cost.json_document import as_document
-from sm_train.estimators.bundle.bundle import Bundle, bundle_again, run_document
+from sm_train.estimators.bundle.bundle import Bundle, rebuild_bundle, run_document
 from sm_train.estimators.config.placement import Placement, placements
-from sm_train.estimators.config.schema import RunConfig, StageSection
+from sm_train.estimators.config.schema import RunConfig
+from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.request.images import image_uri
 from sm_train.estimators.request.launcher import LaunchPlan, launch_plan, pytorch_version
 from sm_train.estimators.request.training import (
@@ -162,7 +163,7 @@ def _elsewhere(config: RunConfig, region: str, bundle: Bundle) -> tuple[Fallback
             raise UserError(f"{place.where}: {error}") from None
         version = pytorch_version(place.config)
         same = version == pytorch_version(config)
-        there = bundle_again(bundle.archive, place.config, version, same_image=same)
+        there = rebuild_bundle(bundle.archive, place.config, version, same_image=same)
         found.append(FallbackTarget(place, there, image))
     return tuple(found)
 

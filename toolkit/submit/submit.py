@@ -12,9 +12,10 @@ import click
 from sm_train.cost.estimate import Estimate
 from sm_train.estimators.config.naming import staging_bucket
 from sm_train.estimators.config.placement import Placement, placements
-from sm_train.estimators.config.schema import RunConfig, StageSection
+from sm_train.estimators.config.schema import RunConfig
+from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.request.training import TrainingRequest
-from sm_train.toolkit.alarms.alarms import keep
+from sm_train.toolkit.alarms.alarms import sync_alarms
 from sm_train.toolkit.aws import session as aws
 from sm_train.toolkit.costing.history import History, history_uri, read_history
 from sm_train.toolkit.costing.run_price import estimate_remaining, estimate_run
@@ -104,7 +105,7 @@ def _require_data(session: Any, place: Placement, stage: str) -> None:
     there, data = aws.for_region(session, place.region), place.config.data
     [one] = [one for one in place.config.stages if one.name == stage]
     aws.require_bucket(there, data.uri.split("/")[2], place.region, "data.uri")
-    instances = place.config.cluster.most_instances(one.instances)
+    instances = place.config.cluster.max_instances(one.instances)
     aws.require_shards(there, data.uri, instances)
     aws.require_index(there, data.uri, data.index_uri)
 
@@ -239,7 +240,7 @@ def report_started(name: str, region: str, stage: str, *, as_json: bool) -> None
 
 def report_alarms(session: Any, config: RunConfig, region: str) -> None:
     """Keep the run's alarms, if it has any, to the job that runs now."""
-    kept = keep(session, config, region)
+    kept = sync_alarms(session, config, region)
     if kept is not None:
         click.echo(kept, err=True)
 

@@ -14,13 +14,13 @@ from sm_train.entrypoints.training.train_state import TrainState
 from torch import nn
 
 from tests.support.cluster.training_jobs import tiny_run
+from tests.support.run_documents import write_job_file
 
 PATIENCE = 30.0
 
 
 def learner(folder: Path) -> TrainState:
-    path = folder / "run.json"
-    path.write_text(tiny_run(max_steps=9, ema_decay=0.9).model_dump_json())
+    path = write_job_file(folder, tiny_run(max_steps=9, ema_decay=0.9))
     torch.manual_seed(0)
     return TrainState(read_job_config(path, "8px"), nn.Linear(3, 2))
 

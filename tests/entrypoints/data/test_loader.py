@@ -395,7 +395,7 @@ def test_one_shard_that_two_nodes_see_is_read_by_halves(tmp_path: Path) -> None:
 
 def test_shards_without_one_sample_stop_all(tmp_path: Path) -> None:
     write_shard(tmp_path / "a.tar", {})
-    with pytest.raises(DataError, match=r"algo-1: no sample that it could read in a\.tar"):
+    with pytest.raises(DataError, match=r"algo-1: no readable sample in a\.tar"):
         Cluster([tmp_path], 1, tmp_path / "notes").surveys()
 
 

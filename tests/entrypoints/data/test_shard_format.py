@@ -29,7 +29,7 @@ def sample(number: int, image: bytes, caption: str = "a caption", kind: str = "j
 
 
 def write(folder: Path, samples: list[bytes], name: str = "shard-000000.tar") -> Shard:
-    with LocalFolder(folder).writing(name) as sink, ShardFile(sink, name) as file:
+    with LocalFolder(folder).atomic_writer(name) as sink, ShardFile(sink, name) as file:
         for number, each in enumerate(samples):
             file.append(sample_key(number), each)
         return file.finish()
@@ -103,7 +103,7 @@ def test_scanning_finds_what_the_writer_wrote(tmp_path: Path) -> None:
 
 def test_an_error_leaves_nothing_of_the_shard(tmp_path: Path) -> None:
     def broken() -> None:
-        with LocalFolder(tmp_path).writing("a.tar") as sink, ShardFile(sink, "a.tar") as file:
+        with LocalFolder(tmp_path).atomic_writer("a.tar") as sink, ShardFile(sink, "a.tar") as file:
             file.append("000000000", sample(0, bytes(3000)))
             assert list(tmp_path.glob("*.tar")) == []  # not before it is whole
             raise RuntimeError

@@ -115,5 +115,5 @@ def test_a_machine_that_is_waited_for_in_vain_becomes_the_failure_reason(tmp_pat
     assert done.returncode == 1, done.stderr
     assert (tmp_path / "output" / "failure").read_text().startswith("algo-2 did not come")
     events = [event for line in done.stdout.splitlines() if (event := parse_event(line))]
-    assert [event["code"] for event in events] == ["machine-absent"]
+    assert [event["code"] for event in events] == ["node-missing"]
     assert "Traceback" not in done.stderr

@@ -22,6 +22,7 @@ from sm_train.entrypoints.training.model_inputs import ModelInputs
 from sm_train.entrypoints.training.parallelize import ParallelPlan
 
 from tests.support.cluster.training_jobs import tiny_run
+from tests.support.run_documents import write_job_file
 
 CPU = torch.device("cpu")
 FAMILIES = ["digits", "tiny-sd2", "tiny-sdxl", "tiny-dit", "tiny-mmdit"]
@@ -223,8 +224,7 @@ def test_how_a_model_is_placed_follows_from_what_is_there(
     expected: ParallelPlan,
 ) -> None:
     run = tiny_run(max_steps=1, precision="bf16", **stage)
-    (tmp_path / "run.json").write_text(json.dumps(run.model_dump(mode="json")))
-    settings = read_job_config(tmp_path / "run.json", "8px")
+    settings = read_job_config(write_job_file(tmp_path, run), "8px")
     memory = None if gpu_gib is None else gpu_gib * 2**30
     assert ParallelPlan.choose(settings, part, processes, 8, memory) == expected
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +23,7 @@ from sm_train.entrypoints.monitoring.heartbeat import HeartbeatReader, Heartbeat
 from sm_train.entrypoints.training.trainer import Trainer
 
 from tests.support.cluster.training_jobs import tiny_run, write_shards
+from tests.support.run_documents import write_job_file
 
 PASSES = 4
 
@@ -46,8 +46,7 @@ def one_step(folder: Path) -> JobConfig:
         caption_dropout=0.0,
         ema_decay=0.0,
     )
-    (folder / "run.json").write_text(json.dumps(config.model_dump(mode="json")))
-    return read_job_config(folder / "run.json", "8px")
+    return read_job_config(write_job_file(folder, config), "8px")
 
 
 def test_four_passes_of_two_are_one_of_eight(tmp_path: Path, accelerator: Accelerator) -> None:

@@ -1,7 +1,7 @@
 """A process of a tiny model's training: writes down the bytes of its states after a step, and how
 often processes exchange something while three micro-batches accumulate.
 
-torchrun count_states.py RUN-DOCUMENT FOLDER
+torchrun count_states.py JOB-FILE FOLDER
 """
 
 from __future__ import annotations

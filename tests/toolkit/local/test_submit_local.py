@@ -45,8 +45,8 @@ def test_code_of_ones_own_is_started_in_place_of_ours(cli: Cli, tmp_path: Path) 
     (code / "own.py").write_text(
         "import sys\n"
         "from helper import WORD\n"
-        "from sm_train.entrypoints.common.sagemaker_paths import Directories\n"
-        "place = Directories.from_environment()\n"
+        "from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths\n"
+        "place = SageMakerPaths.from_environment()\n"
         "masks = [path.name for path in place.channel('masks').iterdir()]\n"
         "(place.checkpoints / 'seen').write_text(f'{WORD} {sys.argv[1:]} {masks}')\n"
     )
@@ -154,7 +154,7 @@ def test_a_failing_job_shows_its_last_lines_and_failure_file(cli: Cli, tmp_path:
     assert result.returncode == 6
     assert "failed (exit 1); its last lines:" in result.stderr
     assert "failure file" in result.stderr
-    assert "no sample that it could read" in result.stderr
+    assert "no readable sample" in result.stderr
     assert processes_of(tmp_path) == []
 
 
