@@ -108,8 +108,8 @@ def test_no_overlap_means_all_of_it_shows() -> None:
     assert step.exposed_seconds == pytest.approx(step.communication_seconds)
 
 
-@pytest.mark.parametrize(("whole_gradients", "sums"), [(True, 1), (False, 3)])
-def test_what_is_split_travels_as_often_as_it_must(*, whole_gradients: bool, sums: int) -> None:
+@pytest.mark.parametrize(("unsharded_gradients", "sums"), [(True, 1), (False, 3)])
+def test_what_is_split_travels_as_often_as_it_must(*, unsharded_gradients: bool, sums: int) -> None:
     """Three passes: weights that stay whole come once, gradients and replicas' sums as they do."""
     slow = fabric(4, 50e6)
     seconds = {}
@@ -119,7 +119,7 @@ def test_what_is_split_travels_as_often_as_it_must(*, whole_gradients: bool, sum
             sharding=sharding,
             gradient_accumulation_steps=3,
             shard_ranks=4,
-            whole_gradients=whole_gradients,
+            unsharded_gradients=unsharded_gradients,
         )
         step = predict_step(work, slow)
         assert step is not None
