@@ -21,9 +21,11 @@ from sm_train.entrypoints.doctor.step_time_model import (
     expected_sweep,
     predict_step,
 )
-from sm_train.entrypoints.planning.gradient_memory import keeps_whole_gradients
-from sm_train.entrypoints.planning.layers import UnplannedModelError
-from sm_train.entrypoints.planning.memory import plan_preset
+from sm_train.entrypoints.planning.memory import (
+    UnplannedModelError,
+    keeps_unsharded_gradients,
+    plan_preset,
+)
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,7 @@ def workload(
         gradient_accumulation_steps=stage.gradient_accumulation_steps,
         sharding=stage.sharding,
         shard_ranks=lanes,
-        whole_gradients=keeps_whole_gradients(
+        whole_gradients=keeps_unsharded_gradients(
             settings, len(evidence.members), lanes, _gpu_memory(evidence)
         ),
     )

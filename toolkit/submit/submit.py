@@ -15,7 +15,7 @@ from sm_train.estimators.config.placement import Placement, placements
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.request.training import TrainingRequest
-from sm_train.toolkit.alarms.alarms import keep
+from sm_train.toolkit.alarms.alarms import sync_alarms
 from sm_train.toolkit.aws import session as aws
 from sm_train.toolkit.costing.history import History, history_uri, read_history
 from sm_train.toolkit.costing.run_price import estimate_remaining, estimate_run
@@ -240,7 +240,7 @@ def report_started(name: str, region: str, stage: str, *, as_json: bool) -> None
 
 def report_alarms(session: Any, config: RunConfig, region: str) -> None:
     """Keep the run's alarms, if it has any, to the job that runs now."""
-    kept = keep(session, config, region)
+    kept = sync_alarms(session, config, region)
     if kept is not None:
         click.echo(kept, err=True)
 
