@@ -65,7 +65,7 @@ from sm_train.entrypoints.models.objectives import loss as diffusion_loss
 from sm_train.entrypoints.models.pipeline import Text
 from sm_train.entrypoints.monitoring.heartbeat import HeartbeatWriter
 from sm_train.entrypoints.planning.mfu import utilization
-from sm_train.entrypoints.training.metrics_window import StepMetricsWindow
+from sm_train.entrypoints.training.metrics import StepMetricsWindow
 from sm_train.entrypoints.training.trainer import Trainer
 from torch import Tensor, nn
 
