@@ -16,7 +16,7 @@ from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.job_config import JobConfig
 from sm_train.entrypoints.data.bad_samples import BadSampleTracker
 from sm_train.entrypoints.data.loader import Loader
-from sm_train.entrypoints.planning.mfu import utilization
+from sm_train.entrypoints.planning.mfu import mfu_meter
 from torch import Tensor
 
 MAX_LISTED = 5
@@ -130,7 +130,7 @@ class MetricsLogger:
     ) -> None:
         self._config, self._accelerator = config, accelerator
         self._events, self._loader = events, loader
-        self._utilization = utilization(config, accelerator.device)
+        self._mfu_meter = mfu_meter(config, accelerator.device)
         self.bad_samples = BadSampleTracker(config.data.max_bad_fraction)
         self._logged_epoch: int | None = None
         self.consecutive_skips = 0
@@ -177,8 +177,8 @@ class MetricsLogger:
         steps_per_second = len(window) / metrics.seconds
         images_per_second = steps_per_second * self.effective_batch_size
         mfu = None
-        if self._utilization:
-            mfu = self._utilization.share(images_per_second, self._accelerator.num_processes)
+        if self._mfu_meter:
+            mfu = self._mfu_meter.mfu(images_per_second, self._accelerator.num_processes)
         if self._accelerator.is_main_process:
             self._events.write(
                 "step",

@@ -12,7 +12,7 @@ from sm_train.entrypoints.data.batches import Batch
 from sm_train.entrypoints.models.builder import ModelComponents
 from sm_train.entrypoints.models.objectives import DiffusionTarget
 from sm_train.entrypoints.models.pipeline import Text
-from sm_train.entrypoints.planning.autoencoder import images_at_once
+from sm_train.entrypoints.planning.memory import images_at_once
 from torch import Tensor
 
 

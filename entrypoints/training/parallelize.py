@@ -10,7 +10,7 @@ from sm_train.entrypoints.common.job_config import JobConfig
 from sm_train.entrypoints.distributed.fsdp import blocks, shard
 from sm_train.entrypoints.models.builder import ModelComponents
 from sm_train.entrypoints.models.network import UNET
-from sm_train.entrypoints.planning.gradient_memory import keeps_whole_gradients
+from sm_train.entrypoints.planning.memory import keeps_unsharded_gradients
 from torch import nn
 
 
@@ -50,7 +50,7 @@ class ParallelPlan:
             # Autocast computes in bf16 anyway, and a T5 of 4.7 billion weights takes 9 GB
             # instead of 19.
             text_encoder_bf16=gpu and config.training.precision == "bf16",
-            unsharded_grad_accumulation=keeps_whole_gradients(
+            unsharded_grad_accumulation=keeps_unsharded_gradients(
                 config, world_size, local_world_size, gpu_memory
             ),
         )
