@@ -39,7 +39,7 @@ class TrustPermission(TypedDict):
     Condition: Condition
 
 
-class Policy(TypedDict):
+class PolicyDocument(TypedDict):
     """An IAM policy document."""
 
     Version: str
@@ -75,7 +75,7 @@ class _Scope:
         return [self.s3_arn(name) for name in sorted(names)]
 
 
-def policies(config: RunConfig, region: str, image: str) -> dict[str, Policy]:
+def policies(config: RunConfig, region: str, image: str) -> dict[str, PolicyDocument]:
     """Return the policies of a run.
 
     ``laptop`` allows submitting and monitoring the run, ``job`` is the policy of its jobs' role,
