@@ -105,7 +105,7 @@ def foreign(**metadata: str) -> bytes:
         (foreign(**{"sm-train": "[1]"}), "not a shard index"),
         (
             foreign(**{"sm-train": json.dumps({"format": "sm-train-index", "version": 7})}),
-            "index version 7; this sm-train reads 2",
+            "index version 7; this sm-train reads version 2",
         ),
     ],
 )
