@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sm_train.entrypoints.common.job_config import DataConfig
-from sm_train.entrypoints.common.sample_rng import CAPTION, TIMESTEP, SampleRng
+from sm_train.entrypoints.common.sample_rng import Purpose, SampleRng
 from sm_train.entrypoints.data.buffer_pool import BufferLayout, BufferPool, layout_bytes
 from sm_train.entrypoints.data.image_decoder import DecodeSpec
 from sm_train.entrypoints.data.image_header import DecodeError
@@ -249,8 +249,8 @@ class BatchPipeline:
             tuple(bad_samples),
             epoch_pass.num_repeated(step) + num_replaced,
             tuple(origins),
-            self.rng.uniform(TIMESTEP, epoch_pass.epoch, origins),
-            self.rng.uniform(CAPTION, epoch_pass.epoch, origins),
+            self.rng.uniform(Purpose.TIMESTEP, epoch_pass.epoch, origins),
+            self.rng.uniform(Purpose.CAPTION_DROPOUT, epoch_pass.epoch, origins),
             tokens=self._tokens(captions),
         )
         return batch.with_tensors(slot.pixels, slot.noise, *slot.latents)

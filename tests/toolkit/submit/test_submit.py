@@ -335,7 +335,7 @@ def test_what_aws_refuses_is_one_line_with_its_own_code(
     aws.refusals["CreateTrainingJob"] = code
     result = cli("submit", write_run(tmp_path), "--yes", network="loopback", env=aws.environment)
     assert result.returncode == expected, result.stderr
-    assert f"AWS answers {code}: no, and why" in one_line(result.stderr)
+    assert f"AWS answers {code}: refused by the test" in one_line(result.stderr)
 
 
 def test_what_was_refused_may_be_submitted_again_at_once(
