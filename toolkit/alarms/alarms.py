@@ -22,7 +22,7 @@ from sm_train.estimators.request.alarms import (
 )
 from sm_train.estimators.request.training import RUN_TAG
 from sm_train.toolkit.alarms.sns_topic import remove_topic
-from sm_train.toolkit.aws.session import translate_aws_errors
+from sm_train.toolkit.aws.errors import translate_aws_errors
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.jobs.training_job import TrainingJob, jobs_of_run
 

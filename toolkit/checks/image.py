@@ -11,7 +11,7 @@ from typing import Any
 from sm_train.cost.instances import instance_type
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.images import image_uri
-from sm_train.estimators.request.launcher import framework_version, launch_plan
+from sm_train.estimators.request.launcher import choose_route, framework_version
 from sm_train.toolkit.checks.finding import Check, Finding
 
 IMAGE_UNAVAILABLE = Check(
@@ -173,8 +173,8 @@ def _smddp(config: RunConfig) -> Iterator[Finding]:
     cluster = config.cluster
     if cluster.backend == "nccl" or not instance_type(cluster.instance_type).supports_smddp:
         return
-    starts = [launch_plan(config, stage) for stage in config.stages]
-    if any(start.route == "smddp" for start in starts):
+    routes = [choose_route(config, stage) for stage in config.stages]
+    if any(route == "smddp" for route, _ in routes):
         return
     several = [index for index, stage in enumerate(config.stages) if stage.instances > 1]
     if not several and cluster.backend == "auto":
@@ -182,7 +182,7 @@ def _smddp(config: RunConfig) -> Iterator[Finding]:
     yield SMDDP_UNUSED.found(
         "info",
         "cluster.backend",
-        f"{cluster.instance_type} could use SMDDP: {starts[several[0] if several else 0].reason}",
+        f"{cluster.instance_type} could use SMDDP: {routes[several[0] if several else 0][1]}",
         "write backend: nccl if that is meant",
     )
 
@@ -192,7 +192,7 @@ def _patched(config: RunConfig, today: date) -> Iterator[Finding]:
     end = _END_OF_PATCH.get(".".join(version.split(".")[:2]))
     if end is None or today <= end:
         return
-    smddp = any(launch_plan(config, stage).route == "smddp" for stage in config.stages)
+    smddp = any(choose_route(config, stage)[0] == "smddp" for stage in config.stages)
     yield FRAMEWORK_UNPATCHED.found(
         "info" if smddp else "warning",
         "cluster.framework_version",

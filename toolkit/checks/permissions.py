@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from sm_train.toolkit.aws.session import is_throttling, is_without_credentials
+from sm_train.toolkit.aws.errors import is_credential_error, is_throttling
 from sm_train.toolkit.checks.finding import Check, Finding
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ def _refused(what: str, where: str, action: str, error: Any) -> Finding:
         return UNCHECKED.found(
             "warning", where, f"{what}: could not be checked: {error}", "try again"
         )
-    if is_without_credentials(error):
+    if is_credential_error(error):
         raise error
     fix = "try again" if is_throttling(error) else f"allow {action}, or look for yourself"
     code = answer["Error"].get("Code", "an error")

@@ -15,7 +15,9 @@ from sm_train.entrypoints.data.shard_index import ShardIndex
 from sm_train.estimators.config.naming import staging_bucket
 from sm_train.estimators.config.placement import Placement, placements, unique_placements
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.toolkit.aws import session as aws
+from sm_train.toolkit.aws.errors import translate_aws_errors
+from sm_train.toolkit.aws.s3 import split_uri
+from sm_train.toolkit.aws.session import account_of, for_region
 from sm_train.toolkit.checks import storage
 from sm_train.toolkit.checks.budget import money_elsewhere, money_findings
 from sm_train.toolkit.checks.checkpoints import checkpoint_findings
@@ -71,8 +73,8 @@ def online_findings(
         UserError: the index cannot be read, or the credentials are not valid (exit code 4).
     """
     config, region = subject.config, subject.region
-    account = aws.account_of(session)
-    with aws.translate_aws_errors("AWS"):
+    account = account_of(session)
+    with translate_aws_errors("AWS"):
         shards, wrong = _shards_here(subject, needed=False)
         found = [*_described(subject, today), *wrong]
         found += attempt(
@@ -88,7 +90,7 @@ def online_findings(
         listings: dict[int, ShardListing] = {}
         found += _stored(subject, session, shards, progress, listings)
         for place in placements(config, region)[1:]:
-            there = aws.for_region(session, place.region)
+            there = for_region(session, place.region)
             found += found_at(place, _quotas(place.config, there, place.region))
             found += _elsewhere(subject, place, there, progress, listings)
     return _gravest_first(found)
@@ -239,7 +241,7 @@ def _data(
     """The shards in S3; those here where S3 does not tell."""
     config = subject.config
     listing = None
-    if aws.split_uri(config.data.uri)[0] not in closed:
+    if split_uri(config.data.uri)[0] not in closed:
         listing, refused = ask(
             "the shards",
             "data.uri",

@@ -99,14 +99,14 @@ def _print_template(
     from sm_train.toolkit.alarms.alarms import live_jobs
     from sm_train.toolkit.alarms.sns_topic import require_region
     from sm_train.toolkit.alarms.view import as_yaml, cloudformation, deploy_words
-    from sm_train.toolkit.aws import session as aws
+    from sm_train.toolkit.aws.session import resolve_region
     from sm_train.toolkit.run_file import load
     from sm_train.toolkit.runs.resolve import is_run_file, open_run
     from sm_train.toolkit.terminal.console import write_json
 
     if is_run_file(run):
         config = load(Path(run))
-        region = aws.resolve_region(options["region"], config.region, options["profile"])
+        region = resolve_region(options["region"], config.region, options["profile"])
         jobs = first_jobs(config)
     else:
         session, found = open_run(run, options)

@@ -24,12 +24,12 @@ def command(options: dict[str, Any], days: int, as_json: bool) -> None:
     """
     from datetime import UTC, datetime, timedelta
 
-    from sm_train.toolkit.aws import session as aws
+    from sm_train.toolkit.aws.session import open_session, resolve_region
     from sm_train.toolkit.runs.listing import list_runs, show_runs
     from sm_train.toolkit.terminal.console import stdout_console, write_json
 
-    region = aws.resolve_region(options["region"], None, options["profile"])
-    session = aws.open_session(options["profile"], region)
+    region = resolve_region(options["region"], None, options["profile"])
+    session = open_session(options["profile"], region)
     now = datetime.now(UTC)
     runs = list_runs(session, now - timedelta(days=days), now)
     if as_json:

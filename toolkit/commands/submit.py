@@ -75,7 +75,7 @@ def command(
     --local it trains here, stage after stage. --clone starts an earlier run anew, under a name of
     its own unless --set gives it one.
     """
-    from sm_train.toolkit.aws import session as aws
+    from sm_train.toolkit.aws.session import resolve_region
     from sm_train.toolkit.run_file import load
     from sm_train.toolkit.submit.bundle import bundle_of, commit_of
     from sm_train.toolkit.submit.submission import prepare
@@ -93,7 +93,7 @@ def command(
             inside = image if local == "container" else None
             _run_here(config, bundle, run.parent, stage, nodes, processes, output, inside, as_json)
             return
-        region = aws.resolve_region(options["region"], config.region, options["profile"])
+        region = resolve_region(options["region"], config.region, options["profile"])
         commit = commit_of(run.parent)
     if stage is None and not dry_run:
         stage = config.stages[0].name
@@ -113,13 +113,11 @@ def _not_here(local: str | None) -> None:
 def _cloned(
     options: dict[str, Any], job: str, changes: tuple[str, ...]
 ) -> tuple[RunConfig, Bundle, str | None, str]:
-    from sm_train.toolkit.aws import session as aws
+    from sm_train.toolkit.aws.session import open_session, resolve_region
     from sm_train.toolkit.submit.clone import clone
 
-    region = aws.resolve_region(options["region"], None, options["profile"])
-    config, bundle, commit = clone(
-        aws.open_session(options["profile"], region), job, changes, region
-    )
+    region = resolve_region(options["region"], None, options["profile"])
+    config, bundle, commit = clone(open_session(options["profile"], region), job, changes, region)
     click.echo(f"{job} again, as {config.name}", err=True)
     return config, bundle, commit, region
 

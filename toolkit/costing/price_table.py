@@ -72,10 +72,10 @@ def refresh(session: Any, region: str, today: date) -> PriceTable:
     Raises:
         UserError: AWS refuses, or its answer holds no training prices for the region.
     """
-    from sm_train.toolkit.aws import session as aws
+    from sm_train.toolkit.aws.errors import translate_aws_errors
 
     rows: list[PriceRow] = []
-    with aws.translate_aws_errors("GetProducts"):
+    with translate_aws_errors("GetProducts"):
         # The Price List API answers in few regions; this one is always among them.
         pages = session.client("pricing", region_name="us-east-1").get_paginator("get_products")
         for page in pages.paginate(

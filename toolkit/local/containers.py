@@ -14,6 +14,7 @@ from pathlib import Path
 
 from sm_train.estimators.bundle.bundle import LAUNCHER, Bundle
 from sm_train.estimators.config.schema import RunConfig, StageSection
+from sm_train.estimators.request.launcher import launch_plan
 from sm_train.estimators.request.training import training_request
 from sm_train.estimators.sdk.local_trainer import LocalJob
 from sm_train.toolkit.errors import ExitCode, UserError
@@ -49,13 +50,14 @@ class LocalContainers:
         nodes = len(folders.local.nodes)
         # On this machine's CPU there is nothing for SMDDP, whose request names no entrypoint.
         plain = config.cluster.model_copy(update={"backend": "nccl"})
+        plain_config = config.model_copy(update={"cluster": plain})
         job = LocalJob(
             request=training_request(
-                config.model_copy(update={"cluster": plain}),
+                plain_config,
                 stage,
+                launch_plan(plain_config, stage, image),
                 bundle,
                 region=config.region or "local",
-                image=image,
                 staged="s3://nothing/is-staged",
             ),
             nodes=nodes,

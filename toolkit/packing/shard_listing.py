@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sm_train.entrypoints.data.shard_format import SUFFIX, find_shards
-from sm_train.toolkit.aws.session import split_uri
+from sm_train.toolkit.aws.s3 import split_uri
 
 PAGE_OBJECTS = 1000
 """S3 lists no more at a time (API reference, ListObjectsV2)."""
