@@ -92,7 +92,7 @@ def plan(folder: Path, count: int) -> None:
 
     catalogue_module.find_shards = lambda _: here
     catalogue = build_catalog(Path(), folder / f"{count}.parquet", seat, exchange, folder / "walk")
-    loader = Loader(catalogue, seat, DATA, resolution=512, batch_size=64, seed=0, workers=0)
+    loader = Loader(catalogue, seat, DATA, resolution=512, batch_size=64, seed=0, decode_workers=0)
     lap = next(loader.course.laps())
     lap.schedule.part.locate(lap.schedule.slots(0))
     for number in np.unique(lap.schedule.part.pieces.shard[:30]).tolist():
@@ -141,7 +141,7 @@ def resume(folder: Path) -> None:
     catalogue = build_catalog(
         shards, folder / "index.parquet", seat, lambda said: [said], folder / "walk"
     )
-    options = {"resolution": 8, "batch_size": 10, "seed": 0, "workers": 0}
+    options = {"resolution": 8, "batch_size": 10, "seed": 0, "decode_workers": 0}
     loader = Loader(catalogue, seat, DATA, **options)
     whole = loader.balance().steps
     for share in (0.0, 0.33, 0.66, 0.99):

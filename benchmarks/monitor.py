@@ -23,10 +23,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import psutil
+from sm_train.entrypoints.common.job_config import JOB_FILE
 from sm_train.entrypoints.monitoring.heartbeat import HeartbeatWriter, Phase, heartbeat_file
+from sm_train.estimators.bundle.job_configs import job_configs
 from sm_train.estimators.config.schema import RunConfig
 
 ROUNDS, BEATS = 9, 20_000
@@ -106,8 +109,9 @@ def measure_monitor(folder: Path) -> float:
         ],
         "cluster": {"instance_type": "ml.p4de.24xlarge"},
     }
-    document = folder / "run.json"
-    document.write_text(json.dumps(RunConfig.model_validate(run).model_dump(mode="json")))
+    document = folder / JOB_FILE
+    configs = job_configs(RunConfig.model_validate(run))
+    document.write_text(json.dumps({name: asdict(config) for name, config in configs.items()}))
     pulses = folder / "pulses"
     beating = [
         HeartbeatWriter(heartbeat_file(pulses, rank), rank=rank, local_rank=rank)

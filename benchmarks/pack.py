@@ -29,7 +29,7 @@ from PIL import Image
 from sm_train.entrypoints.packing.image_metadata import read_image_metadata
 from sm_train.entrypoints.packing.plan import PackInput, PackOptions, ShardPlan
 from sm_train.entrypoints.packing.shard_builder import build_shard
-from sm_train.entrypoints.packing.storage import Access, LocalFolder
+from sm_train.entrypoints.packing.storage import LocalFolder, S3Access
 
 ROUNDS = 7
 DIFFERENT, IMAGES, MANY = 24, 480, 9600
@@ -97,7 +97,7 @@ def compare(side: int, folder: Path) -> None:
 
 def ours(items: Sequence[PackInput], out: Path, *, pixels: bool) -> None:
     plan = ShardPlan(0, "shard-000000.tar", items, PackOptions(pixels=pixels))
-    build_shard(plan, LocalFolder(out), Access(), 1, lambda *_: None, {})
+    build_shard(plan, LocalFolder(out), S3Access(), 1, lambda *_: None, {})
 
 
 def shard_writer(items: Sequence[PackInput], out: Path) -> None:

@@ -69,16 +69,18 @@ def meet(environment: Mapping[str, str], directories: SageMakerPaths) -> None:
         AbsentError: one is not; it is named, also in the job's failure reason.
     """
     hosts = ResourceConfig.read(directories)
-    if len(hosts.all) == 1:
+    if len(hosts.hosts) == 1:
         return
     # torchrun takes the port itself afterwards.
     first = RendezvousAddress(environment["SM_MASTER_ADDR"], int(environment["SM_MASTER_PORT"]) + 1)
-    events = EventLog(node=hosts.rank, rank=0)
+    events = EventLog(node=hosts.node_rank, rank=0)
     try:
-        if hosts.rank == 0:
-            wait_for_nodes(hosts.all, first.port, lambda words: events.warn("machine-late", words))
+        if hosts.node_rank == 0:
+            wait_for_nodes(
+                hosts.hosts, first.port, lambda words: events.warn("machine-late", words)
+            )
         else:
-            join(hosts.current, first)
+            join(hosts.current_host, first)
     except MissingNodeError as error:
         events.write("error", str(error), code="machine-absent", message=str(error))
         directories.failure.parent.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from sm_train.entrypoints.common.events import EventLog
-from sm_train.entrypoints.common.job_config import JobConfig, read_job_config
+from sm_train.entrypoints.common.job_config import JOB_FILE, JobConfig, read_job_config
 from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig, SageMakerPaths
 from sm_train.entrypoints.distributed.backend import adopt_mpi_variables
 from sm_train.entrypoints.monitoring.heartbeat import (
@@ -30,7 +30,7 @@ from sm_train.entrypoints.monitoring.start import heartbeat
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
-    from sm_train.entrypoints.common.stop import StopSignal
+    from sm_train.entrypoints.common.signals import StopSignal
     from sm_train.entrypoints.data.shard_catalog import DataRank, ShardCatalog
     from sm_train.entrypoints.distributed.backend import BackendChoice
     from sm_train.entrypoints.training.evaluator import ValidationSet
@@ -70,7 +70,7 @@ def _leave(code: int) -> NoReturn:
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train one stage of a run.", allow_abbrev=False)
     parser.add_argument("--stage", required=True)
-    parser.add_argument("--document", type=Path, default=Path(sys.argv[0]).parent / "run.json")
+    parser.add_argument("--document", type=Path, default=Path(sys.argv[0]).parent / JOB_FILE)
     # A hyperparameter has a value, and the container's toolkit writes it as Python would.
     parser.add_argument("--doctor-only", choices=("true", "True"))
     # The platform hands its own hyperparameters on as further arguments.
@@ -96,7 +96,7 @@ def _examine(settings: JobConfig, directories: SageMakerPaths, options: argparse
 def _train(settings: JobConfig, directories: SageMakerPaths, pulse: HeartbeatWriter) -> None:
     from accelerate import Accelerator
     from accelerate.utils import DistributedDataParallelKwargs, set_seed
-    from sm_train.entrypoints.common.stop import StopSignal
+    from sm_train.entrypoints.common.signals import StopSignal
     from sm_train.entrypoints.distributed.backend import decide, join
     from sm_train.entrypoints.models.builder import build
     from sm_train.entrypoints.models.export import save_frame
@@ -105,8 +105,8 @@ def _train(settings: JobConfig, directories: SageMakerPaths, pulse: HeartbeatWri
 
     hosts = ResourceConfig.read(directories)
     choice = decide(
-        nodes=len(hosts.all),
-        collective=settings.backend,
+        nodes=len(hosts.hosts),
+        backend=settings.backend,
         instance_type=hosts.instance_type,
     )
     join(choice)
@@ -119,11 +119,13 @@ def _train(settings: JobConfig, directories: SageMakerPaths, pulse: HeartbeatWri
         ],
     )
     last_events = events_file(heartbeat_folder(), accelerator.local_process_index)
-    events = EventLog(node=hosts.rank, rank=accelerator.process_index, keep=last_events)
+    events = EventLog(
+        node=hosts.node_rank, rank=accelerator.process_index, recent_events_file=last_events
+    )
     seat = _seat(accelerator, hosts)
     index = next(iter(sorted(directories.channel("index").rglob("*.parquet"))), None)
     catalogue = _survey(directories, "train", index, seat, events)
-    if index is None and (seat.instance, seat.process) == (0, 0):
+    if index is None and (seat.node_rank, seat.local_rank) == (0, 0):
         message = (
             f"the shards have no index: reading their headers took {catalogue.seconds:.1f} s, at "
             "every start; `sm-train index` spares that"
@@ -152,8 +154,8 @@ def _train(settings: JobConfig, directories: SageMakerPaths, pulse: HeartbeatWri
 def _seat(accelerator: Accelerator, hosts: ResourceConfig) -> DataRank:
     from sm_train.entrypoints.data.shard_catalog import DataRank
 
-    processes = accelerator.num_processes // len(hosts.all)
-    return DataRank(hosts.all, hosts.rank, accelerator.local_process_index, processes)
+    processes = accelerator.num_processes // len(hosts.hosts)
+    return DataRank(hosts.hosts, hosts.node_rank, accelerator.local_process_index, processes)
 
 
 def _held_out(
@@ -203,7 +205,7 @@ def _with_own_latents(
         "the shards carry latents of another model than model.components; images are decoded "
         "instead, at every epoch"
     )
-    events.warn("latents-of-another", message)
+    events.warn("latents-model-mismatch", message)
     return replace(catalogue, options={**catalogue.options, "latents": None})
 
 
@@ -213,69 +215,75 @@ def _existing(folder: Path) -> Path | None:
 
 def _announce(trainer: Trainer, choice: BackendChoice, hosts: ResourceConfig) -> None:
     """The run as it really is, and what about it is not as it should be."""
-    settings, events = trainer.settings, trainer.events
+    settings, events = trainer.config, trainer.events
     stage, processes = settings.stage, trainer.accelerator.num_processes
-    parameters = sum(one.numel() for one in trainer.learner.parameters)
+    parameters = sum(one.numel() for one in trainer.state.parameters)
     events.write(
         "start",
         f"{settings.run} {stage.name}: {parameters:,} parameters, {processes} processes on "
-        f"{len(hosts.all)} nodes, {choice.backend} ({choice.reason})",
+        f"{len(hosts.hosts)} nodes, {choice.backend} ({choice.reason})",
         run=settings.run,
         stage=stage.name,
         resolution=stage.resolution,
         world_size=processes,
-        nodes=len(hosts.all),
+        nodes=len(hosts.hosts),
         instance_type=hosts.instance_type,
         per_device_batch_size=stage.per_device_batch_size,
         gradient_accumulation_steps=stage.gradient_accumulation_steps,
-        effective_batch_size=trainer.log.effective_batch_size,
+        effective_batch_size=trainer.metrics.effective_batch_size,
         max_steps=stage.max_steps,
         parameters=parameters,
         backend=choice.backend,
         backend_reason=choice.reason,
         precision=settings.training.precision,
         resumed_from_step=trainer.resumed_from,
-        **asdict(trainer.placing),
-        inputs="images" if trainer.loader.precomputed is None else "precomputed latents",
+        **asdict(trainer.plan),
+        input_kind="images" if trainer.loader.precomputed is None else "precomputed latents",
     )
-    if trainer.loader.note:
-        events.warn("data-dealt-anew", trainer.loader.note)
-    for name in trainer.parts.random_frozen:
+    if trainer.loader.resume_warning:
+        events.warn("data-resharded", trainer.loader.resume_warning)
+    for name in trainer.components.random_frozen:
         message = (
             f"{name} has RANDOM weights and is not trained: name model.components, or the images "
             "will mean nothing"
         )
-        events.write("warning", f"WARNING: {message}", code="random-part", message=message)
+        events.write(
+            "warning", f"WARNING: {message}", code="random-init-component", message=message
+        )
 
 
 def _run(trainer: Trainer, pulse: HeartbeatWriter, stop: StopSignal) -> None:
     main = trainer.accelerator.is_main_process
     ended = trainer.run(pulse, stop)
-    pulse.enter(Phase.FINISH, trainer.learner.step)
+    pulse.enter(Phase.FINISH, trainer.state.step)
     if ended.reason == "done":
         _save_final(trainer, main=main)
     if main:
-        trainer.say_end(ended)
+        trainer.log_end(ended)
 
 
 def _save_final(trainer: Trainer, *, main: bool) -> None:
     """The model, twice: SageMaker packs its model folder under a name with the job's; the next
     stage finds the copy under the checkpoints' prefix, which is known beforehand.
     """
+    from sm_train.entrypoints.common.checkpoint_layout import FINAL_MODEL
     from sm_train.entrypoints.models.export import save_model
     from sm_train.entrypoints.models.sampling import FRAME
 
-    directories, weights = trainer.directories, trainer.final_weights()
+    directories, weights = trainer.paths, trainer.final_weights()
     if not main:
         # Split weights are put together by all processes.
         for _ in weights:
             pass
         return
-    save_model(directories.checkpoints / FRAME, trainer.parts, weights, directories.model)
-    shutil.copytree(directories.model, directories.checkpoints / "final", dirs_exist_ok=True)
+    save_model(directories.checkpoints / FRAME, trainer.components, weights, directories.model)
+    final = directories.checkpoints / FINAL_MODEL
+    shutil.copytree(directories.model, final, dirs_exist_ok=True)
     if (examined := directories.checkpoints / "doctor").is_dir():
         # What is known of the machines goes with the model to the next stage.
-        shutil.copytree(examined, directories.checkpoints / "final" / "doctor", dirs_exist_ok=True)
+        shutil.copytree(
+            examined, directories.checkpoints / FINAL_MODEL / "doctor", dirs_exist_ok=True
+        )
 
 
 def _report(error: Exception, directories: SageMakerPaths) -> None:
@@ -283,7 +291,7 @@ def _report(error: Exception, directories: SageMakerPaths) -> None:
     cause = f"{type(error).__name__}: {error}"
     hosts = ResourceConfig.read(directories)
     rank = int(os.environ.get("RANK", "0"))
-    EventLog(node=hosts.rank, rank=rank).write(
+    EventLog(node=hosts.node_rank, rank=rank).write(
         "error", f"rank {rank} failed: {cause}", code=type(error).__name__, message=cause
     )
     traceback.print_exc()

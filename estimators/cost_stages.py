@@ -1,4 +1,4 @@
-"""A run file as the stages that the cost model prices."""
+"""Convert a run file to the stages that the cost model prices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def cost_stages(config: RunConfig) -> list[CostStage]:
-    """The run's stages in order, each at the it/s that the run file states for it, if any."""
+    """Return the run's stages in order, with the steps per second that the run file states."""
     return [
         CostStage(
             name=stage.name,

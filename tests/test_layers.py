@@ -42,13 +42,13 @@ LEVELS = {
         {"sdk"},
     ],
     "toolkit": [
-        {"errors", "user_cache"},
+        {"errors"},
         {"aws", "report_html", "run_file", "terminal"},
         {"jobs"},
         {"alarms", "costing", "demo", "diagnose", "local", "packing", "sampling"},
-        {"runs"},
+        {"checks", "runs"},
         {"submit"},
-        {"checks", "doctor", "watch"},
+        {"doctor", "watch"},
         {"review"},
         {"commands"},
         {"cli"},
@@ -65,6 +65,7 @@ MOST_FILES = {"cost": 26, "toolkit/commands": 34}
 """Folders that may hold more than 22 Python files."""
 
 TORCH_FREE = [
+    "common.checkpoint_layout",
     "common.events",
     "common.job_config",
     "common.sagemaker_paths",

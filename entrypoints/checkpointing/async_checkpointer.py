@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from sm_train.entrypoints.checkpointing import manifest
-from sm_train.entrypoints.checkpointing.manifest import CheckpointFile
 from sm_train.entrypoints.checkpointing.sharded_tensors import (
     ShardSpec,
     partition_by_size,
@@ -28,6 +27,12 @@ from sm_train.entrypoints.checkpointing.sharded_tensors import (
 )
 from sm_train.entrypoints.checkpointing.staging import HostStaging
 from sm_train.entrypoints.common.background import BackgroundWork
+from sm_train.entrypoints.common.checkpoint_layout import (
+    MARKER,
+    CheckpointFile,
+    shard_file_name,
+    step_folder_name,
+)
 from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.distributed.local_shard import LocalShard
 
@@ -77,7 +82,7 @@ class AsyncCheckpointer:
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._pending: _PendingCheckpoint | None = None
 
-    def begin(
+    def save_async(
         self,
         step: int,
         tensors: Mapping[ShardSpec, LocalShard],
@@ -85,18 +90,18 @@ class AsyncCheckpointer:
     ) -> None:
         """Copy this process's share of ``tensors``, and write it and ``files`` in the background.
 
-        Processes that have the same piece share such pieces out. :meth:`conclude` must be called
+        Processes that have the same piece share such pieces out. :meth:`commit` must be called
         before the next.
         """
         assert self._pending is None
         started = time.monotonic()
-        folder = manifest.step_folder(self._checkpoints, step)
+        folder = self._checkpoints / step_folder_name(step)
         if self._place.host_main:
             # An attempt before this one may have left a folder, damaged since, of this step.
             manifest.invalidate(folder)
-        waited = self._beside.waited
-        own = {box: tensors[box].part for box in _share(tensors)}
-        copied = self._beside.run(partial(self._snapshot.take, own))
+        waited = self._beside.blocked_seconds
+        own = {box: tensors[box].tensor for box in _share(tensors)}
+        copied = self._beside.run(partial(self._snapshot.stage, own))
         written = self._thread.submit(self._write, folder, dict(files), copied)
         blocked = time.monotonic() - started
         self._pending = _PendingCheckpoint(step, folder, written, started, blocked, waited)
@@ -107,7 +112,7 @@ class AsyncCheckpointer:
         copied.result()
         folder.mkdir(parents=True, exist_ok=True)
         copies = self._snapshot.tensors()
-        files[manifest.shard_file_name(self._place.rank)] = lambda path: save_shards(path, copies)
+        files[shard_file_name(self._place.rank)] = lambda path: save_shards(path, copies)
         return [manifest.write_file(folder, name, save) for name, save in files.items()]
 
     @property
@@ -128,7 +133,7 @@ class AsyncCheckpointer:
             waited = self._pending.blocked + time.monotonic() - started
             self._pending = replace(self._pending, blocked=waited)
 
-    def conclude(self) -> None:
+    def commit(self) -> None:
         """Complete the checkpoint, or give it up and say so.
 
         Called by all processes after the same step, when none writes any more.
@@ -145,7 +150,7 @@ class AsyncCheckpointer:
             except OSError as failure:
                 failures = [_told(failure)]
         if failures:
-            self._give_up(pending, failures[0])
+            self._abandon(pending, failures[0])
         elif self._place.rank == 0:
             self._tell(pending, sum(file.bytes for file in everyones))
 
@@ -158,7 +163,7 @@ class AsyncCheckpointer:
 
     def _tell(self, pending: _PendingCheckpoint, size: int) -> None:
         writing = time.monotonic() - pending.started
-        blocked = pending.blocked + self._beside.waited - pending.waited_before
+        blocked = pending.blocked + self._beside.blocked_seconds - pending.waited_before
         blocked += self._snapshot.seconds_on_stream
         self._events.write(
             "checkpoint",
@@ -171,9 +176,9 @@ class AsyncCheckpointer:
             writing_seconds=writing,
         )
 
-    def _give_up(self, pending: _PendingCheckpoint, failure: str) -> None:
+    def _abandon(self, pending: _PendingCheckpoint, failure: str) -> None:
         # Another machine may have completed a folder that both share.
-        if self._place.host_main and not (pending.folder / manifest.MARKER).exists():
+        if self._place.host_main and not (pending.folder / MARKER).exists():
             shutil.rmtree(pending.folder, ignore_errors=True)
         if self._place.rank == 0:
             message = (
@@ -187,8 +192,8 @@ def _share(tensors: Mapping[ShardSpec, LocalShard]) -> list[ShardSpec]:
     """The pieces that this process writes: of those that it alone has, all."""
     shared: dict[tuple[int, int], dict[ShardSpec, int]] = {}
     for box, own in tensors.items():
-        if size := own.part.numel() * own.part.element_size():
-            shared.setdefault((own.copies, own.copy), {})[box] = size
+        if size := own.tensor.numel() * own.tensor.element_size():
+            shared.setdefault((own.num_replicas, own.replica_index), {})[box] = size
     return [
         box
         for (copies, copy), sizes in shared.items()

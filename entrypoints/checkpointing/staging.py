@@ -21,7 +21,7 @@ class HostStaging:
         self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
 
     @torch.no_grad()
-    def take(self, tensors: Mapping[ShardSpec, Tensor]) -> None:
+    def stage(self, tensors: Mapping[ShardSpec, Tensor]) -> None:
         """Begin to copy ``tensors``; those of the snapshot before are overwritten."""
         for box, tensor in tensors.items():
             if box not in self._buffers:

@@ -1,4 +1,4 @@
-"""Writes files whole or not at all."""
+"""Atomic file writes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Write ``content`` under a temporary name beside ``path``, then rename.
+    """Write ``content`` to a temporary file in the same folder, then rename it.
 
-    Whatever fails, ``path`` holds either what it held before or all of ``content``.
+    After any failure ``path`` holds either its previous content or all of ``content``.
     """
     try:
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -19,7 +19,7 @@ def write_atomic(path: Path, content: bytes) -> None:
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
-        os.chmod(temporary, 0o644)  # noqa: PTH101  mkstemp's own mode is private
+        os.chmod(temporary, 0o644)  # noqa: PTH101  mkstemp creates files with mode 0600
         os.replace(temporary, path)  # noqa: PTH105
     except BaseException:
         os.unlink(temporary)  # noqa: PTH108

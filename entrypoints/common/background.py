@@ -1,4 +1,4 @@
-"""Work that reads the weights while the next step's gradients are computed from them."""
+"""Work that reads the weights in the background while the next gradients are computed."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ import torch
 
 
 class BackgroundWork:
-    """Does work in the order in which it is given, beside the training on ``device``.
+    """Runs work in order, overlapped with the training on ``device``.
 
-    On a CPU a thread does it. On a GPU it is kernels and copies that are only put into the
-    training's own queue, which the host does at once. Whoever changes weights, or reads what the
-    work makes, must :meth:`join` first. ``waited`` are the seconds that this took in all.
+    On a CPU a thread runs it. On a GPU the work is kernels and copies that are only enqueued on
+    the training's own stream, which returns at once. Call :meth:`join` before changing weights or
+    reading what the work produces. ``blocked_seconds`` is the total time spent in :meth:`join`.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._thread = ThreadPoolExecutor(1, "beside") if device.type == "cpu" else None
+        self._thread = ThreadPoolExecutor(1, "background") if device.type == "cpu" else None
         self._running: list[Future[None]] = []
-        self.waited = 0.0
+        self.blocked_seconds = 0.0
 
     def run(self, work: Callable[[], None]) -> Future[None]:
-        """Begin with ``work`` when what was given before is done; the result is when it is done."""
+        """Run ``work`` after all earlier work; return a future that completes with it."""
         if self._thread is None:
+            # On a GPU the stream keeps the order: later kernels cannot change what these read.
             work()
             done: Future[None] = Future()
             done.set_result(None)
@@ -33,11 +34,11 @@ class BackgroundWork:
         return self._running[-1]
 
     def join(self) -> None:
-        """Wait until all is done; raises what it raised."""
+        """Wait until all work is done; re-raise its first exception."""
         if not self._running:
             return
         started = time.perf_counter()
         running, self._running = self._running, []
-        for one in running:
-            one.result()
-        self.waited += time.perf_counter() - started
+        for future in running:
+            future.result()
+        self.blocked_seconds += time.perf_counter() - started

@@ -1,8 +1,8 @@
-"""The lines a job speaks: ``SMT {json}``, one event each, on standard output.
+"""Event lines of a job on standard output: ``SMT {json}``, one event per line.
 
 CloudWatch's metric definitions, the laptop's progress bar, the cost estimate and the review all
-read these lines, so their shape is a contract: :data:`FIELDS` names every kind and the fields it
-always carries. Times are Unix seconds, durations are ``*_seconds``, unknown is ``null``.
+parse these lines, so their shape is a contract: :data:`FIELDS` lists every kind and its required
+fields. Times are Unix seconds, durations are ``*_seconds``, unknown values are ``null``.
 """
 
 from __future__ import annotations
@@ -19,26 +19,27 @@ from typing import Any, Protocol
 
 PREFIX = "SMT "
 
-_KEPT = 100
-"""Events that are kept for who looks into a stall."""
+_RECENT_EVENTS = 100
+"""Number of recent events kept on disk for stall reports."""
 
 FIELDS: dict[str, frozenset[str]] = {
-    # The run as it really is, said once before the first step.
+    # The run's actual configuration, logged once before the first step.
     "start": frozenset(
         "run stage resolution world_size nodes per_device_batch_size gradient_accumulation_steps "
         "effective_batch_size max_steps parameters backend backend_reason precision "
         "resumed_from_step".split()
     ),
-    # One logging interval: means since the line before.
+    # One logging interval: averages since the previous "step" event.
     "step": frozenset(
         "step epoch loss learning_rate gradient_norm steps_per_second images_per_second "
         "data_wait_share mfu".split()
     ),
-    # How an epoch comes out: samples read, repeated to make processes equal, seen by no instance.
+    # Size of an epoch: samples read, repeated to give all processes equally many batches, and not
+    # visible to any instance.
     "epoch": frozenset({"epoch", "samples", "batches", "repeated", "unseen"}),
-    # Said for each machine by a process apart from training; of its most silent process.
+    # Logged for each node by its watchdog process, about the rank with the oldest heartbeat.
     "heartbeat": frozenset({"step", "seconds_since_step"}),
-    # What a machine's network, disks and GPUs did, and each of its processes, since the last.
+    # Activity of a node's network, disks, GPUs and ranks since the previous "node" event.
     "node": frozenset(
         "network_receive_bytes_per_second network_send_bytes_per_second "
         "efa_receive_bytes_per_second efa_send_bytes_per_second efa_drops efa_retransmits "
@@ -48,27 +49,27 @@ FIELDS: dict[str, frozenset[str]] = {
         "straggler_ratio data_wait_share_max gpus ranks".split()
     ),
     "checkpoint": frozenset({"step", "path", "bytes", "seconds"}),
-    # One evaluation, while training stood still; the held-out loss, if any.
+    # One evaluation, during which training pauses; validation loss, if there is a set.
     "eval": frozenset({"step", "seconds", "loss"}),
-    # The verdict on the cluster before training; bytes a second, and times slower than expected.
+    # The doctor's verdict on the cluster before training; slowdown is a factor.
     "doctor": frozenset(
         {"level", "sentence", "seconds", "network_bytes_per_second", "slowdown", "findings"}
     ),
-    # Of code `stall` also: step, section, silent_seconds, limit_seconds, blamed_rank, blamed_node,
-    # reason, evidence (folder below the checkpoints), files, ends (whether the job is ended); of
-    # `stall-resolved` step and silent_seconds; of `rank-died` step and rank_died.
+    # Code `stall` adds: step, section, silent_seconds, limit_seconds, blamed_rank, blamed_node,
+    # reason, evidence (folder below the checkpoints), files, ends (whether the job is killed);
+    # `stall-resolved` adds step and silent_seconds; `rank-died` adds step and rank_died.
     "warning": frozenset({"code", "message"}),
     "error": frozenset({"code", "message"}),
     "end": frozenset({"step", "reason", "training_seconds", "images", "steps_per_second"}),
 }
-"""Kind → the fields beyond ``kind``, ``time``, ``node`` and ``rank`` that it always carries."""
+"""Kind → its required fields beyond ``kind``, ``time``, ``node`` and ``rank``."""
 
 
 def format_event(kind: str, fields: dict[str, Any], *, time: float, node: int, rank: int) -> str:
-    """One event as one line, without the line end.
+    """Return an event as one line, without the line end.
 
     Raises:
-        ValueError: an unknown kind, or a field of the contract is missing.
+        ValueError: the kind is unknown, or a required field is missing.
     """
     missing = FIELDS[kind] - fields.keys() if kind in FIELDS else None
     if missing is None:
@@ -76,16 +77,16 @@ def format_event(kind: str, fields: dict[str, Any], *, time: float, node: int, r
     if missing:
         raise ValueError(f"event {kind!r} lacks {', '.join(sorted(missing))}")
     event = {"kind": kind, "time": round(time, 3), "node": node, "rank": rank, **fields}
-    return PREFIX + json.dumps({key: _plain(value) for key, value in event.items()})
+    return PREFIX + json.dumps({key: _to_json(value) for key, value in event.items()})
 
 
-def _plain(value: Any) -> Any:
-    """JSON has no NaN and no infinity: both become ``null``."""
+def _to_json(value: Any) -> Any:
+    """Replace NaN and infinity, which JSON does not have, by None."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class EventStream(Protocol):
-    """What events are written to."""
+    """The part of a text file that :class:`EventLog` writes to."""
 
     def write(self, text: str, /) -> int: ...
 
@@ -93,7 +94,7 @@ class EventStream(Protocol):
 
 
 class EventLog:
-    """Writes this process's events, each with its readable twin."""
+    """Writes this process's events, each next to a readable line."""
 
     def __init__(
         self,
@@ -102,24 +103,25 @@ class EventLog:
         rank: int,
         stream: EventStream | None = None,
         clock: Callable[[], float] = time.time,
-        keep: Path | None = None,
+        recent_events_file: Path | None = None,
     ) -> None:
-        """The last events are also kept in the file ``keep``."""
+        """Keep the most recent events in ``recent_events_file``, too, if it is set."""
         self._node, self._rank = node, rank
-        self._kept = deque[str](maxlen=_KEPT)
-        self._keep = keep
+        self._recent = deque[str](maxlen=_RECENT_EVENTS)
+        self._recent_events_file = recent_events_file
         self._stream: EventStream = stream or sys.stdout
         self._clock = clock
 
     def write(self, kind: str, readable: str, **fields: Any) -> None:
-        """Print ``readable`` and the event, in one write so that ranks do not interleave."""
+        """Print ``readable`` and the event in one write, so that ranks do not interleave."""
         line = format_event(kind, fields, time=self._clock(), node=self._node, rank=self._rank)
         self._stream.write(f"{readable}\n{line}\n")
         self._stream.flush()
-        if self._keep is not None:
-            self._kept.append(f"{line}\n")
+        if self._recent_events_file is not None:
+            self._recent.append(f"{line}\n")
+            # A full disk must not end the training.
             with contextlib.suppress(OSError):
-                self._keep.write_text("".join(self._kept))
+                self._recent_events_file.write_text("".join(self._recent))
 
     def warn(self, code: str, message: str, **fields: Any) -> None:
         """Write a ``warning`` event."""

@@ -6,12 +6,12 @@ from typing import IO
 
 from blake3 import blake3
 
-_CHUNK = 1 << 20
+_READ_BYTES = 1 << 20
 
 
 def file_digest(file: IO[bytes]) -> str:
-    """BLAKE3 of what is left to read, as ``b3sum`` prints it."""
+    """Return the BLAKE3 digest of the rest of ``file``, in hexadecimal as ``b3sum`` prints it."""
     digest = blake3()
-    while content := file.read(_CHUNK):
+    while content := file.read(_READ_BYTES):
         digest.update(content)
     return digest.hexdigest()

@@ -1,39 +1,61 @@
-"""What a job is told: the run document in the bundle, one stage of it, as plain data.
+"""The configuration of a training job: one stage of a run, as plain dataclasses.
 
-The laptop validates the run file and writes the document with every default in it; here it is
-only read. Sizes are pixels or images, times are seconds.
+The pydantic sections of ``estimators/config`` validate the run file on the laptop and produce these
+classes; the bundle holds their :func:`dataclasses.asdict`, by stage name, as :data:`JOB_FILE`.
+Sizes are in pixels or images, times in seconds.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_type_hints
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T", bound="DataclassInstance")
+
+JOB_FILE = "job.json"
+"""Name of the file in the bundle that holds the configuration of every stage."""
+
+# The run file's sections annotate their fields with the same types.
+Crop = Literal["center", "random"]
+Interpolation = Literal["bicubic", "bilinear"]
+PredictionType = Literal["v_prediction", "epsilon", "flow"]
+Sharding = Literal["none", "shard_grad_op", "full_shard", "hybrid_shard"]
+InitFrom = Literal["ema", "raw"]
+OptimizerState = Literal["reset", "keep"]
+Precision = Literal["bf16", "fp32"]
+CollectiveBackend = Literal["auto", "nccl", "smddp"]
+StallAction = Literal["kill", "warn"]
+AlertLevel = Literal["info", "warning", "critical"]
+DoctorMode = Literal["auto", "fail", "warn", "off"]
 
 
 class JobConfigError(ValueError):
-    """The run document cannot be used; the message is one line."""
+    """The job configuration cannot be used; the message is one line."""
 
 
 @dataclass(frozen=True)
 class DataConfig:
+    """How samples are read: ``image_key`` and ``caption_key`` are file extensions in a shard."""
+
     image_key: str
     caption_key: str
-    crop: Literal["center", "random"]
-    interpolation: Literal["bicubic", "bilinear"]
+    crop: Crop
+    interpolation: Interpolation
     aspect_buckets: bool
     max_bad_fraction: float
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """``prediction`` is None for the preset's own."""
+    """The network; ``prediction_type`` is None for the preset's default."""
 
     preset: str
-    prediction_type: str | None
+    prediction_type: PredictionType | None
     zero_terminal_snr: bool
     min_snr_gamma: float | None
     timestep_shift: float | None
@@ -41,21 +63,25 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class StageConfig:
+    """One resolution and batch size: what one training job runs."""
+
     name: str
     resolution: int
     per_device_batch_size: int
     gradient_accumulation_steps: int
     max_steps: int
     learning_rate: float
-    sharding: str
+    sharding: Sharding
     activation_checkpointing: bool
-    init_from: str
-    optimizer_state: str
+    init_from: InitFrom
+    optimizer_state: OptimizerState
 
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    precision: str
+    """The optimization settings that all stages share."""
+
+    precision: Precision
     compile: bool
     seed: int
     warmup_steps: int
@@ -72,7 +98,7 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """Every so many steps; ``prompts`` are drawn in ``steps`` with ``guidance``."""
+    """Every ``every_steps`` optimizer steps, one image is sampled for each of ``prompts``."""
 
     every_steps: int
     prompts: tuple[str, ...]
@@ -82,43 +108,45 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
+    """How often checkpoints are written and how many complete ones are kept."""
+
     every_steps: int
     keep_last: int
 
 
 @dataclass(frozen=True)
 class HeartbeatConfig:
-    """``min`` and ``max`` bound the learned limits; ``on_stall`` is end or report."""
+    """``min_timeout`` and ``max_timeout`` bound the learned stall timeouts."""
 
     interval: float
     min_timeout: float
     max_timeout: float
-    on_stall: str
+    on_stall: StallAction
     metrics_interval: float
 
 
 @dataclass(frozen=True)
 class AlertsConfig:
-    """Names of secrets, never what they hold; ``level`` is the least that is sent."""
+    """Names of secrets, never their values; ``level`` is the lowest severity that is sent."""
 
     slack_secret: str | None
     webhook_secret: str | None
     sns_topic: str | None
-    level: str
+    level: AlertLevel
 
 
 @dataclass(frozen=True)
 class DoctorConfig:
-    """The examination of the cluster before training, in ``limit`` seconds."""
+    """The cluster check before training; it takes at most ``timeout`` seconds."""
 
-    mode: Literal["auto", "fail", "warn", "off"]
+    mode: DoctorMode
     timeout: int
     max_slowdown: float
 
 
 @dataclass(frozen=True)
 class ExpectedPerformance:
-    """What the laptop knows of the stage's machines and of its speed; None is unknown.
+    """What the stage's instances and its training speed should reach; None is unknown.
 
     ``nvlink_gbytes`` is GB/s of one GPU in one direction.
     """
@@ -136,10 +164,10 @@ class ExpectedPerformance:
 
 @dataclass(frozen=True)
 class JobConfig:
-    """One stage of a run; ``collective`` is auto, nccl or smddp."""
+    """Everything that the job of one stage reads; ``run`` is the run's name."""
 
     run: str
-    backend: str
+    backend: CollectiveBackend
     data: DataConfig
     model: ModelConfig
     stage: StageConfig
@@ -149,44 +177,42 @@ class JobConfig:
     heartbeat: HeartbeatConfig
     alerts: AlertsConfig
     doctor: DoctorConfig
-    expected: ExpectedPerformance | None = None
+    expected: ExpectedPerformance
 
 
 def read_job_config(path: Path, stage: str) -> JobConfig:
-    """Read the run document and choose the stage called ``stage``.
+    """Read the configuration of ``stage`` from a bundle's :data:`JOB_FILE`.
 
     Raises:
-        SettingsError: no such document or stage, or something is missing in it.
+        JobConfigError: the file or the stage does not exist, or the stage lacks a field.
     """
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        stages = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise JobConfigError(f"{path}: no run document; it comes with the bundle") from None
+        raise JobConfigError(f"{path}: no job configuration; the bundle contains it") from None
     except json.JSONDecodeError as error:
         raise JobConfigError(f"{path}: not JSON: {error}") from None
+    if stage not in stages:
+        raise JobConfigError(f"--stage: {stage!r} is not in {path}; it has {', '.join(stages)}")
     try:
-        stages = {one["name"]: one for one in document["stages"]}
-        if stage not in stages:
-            raise JobConfigError(f"--stage: {stage!r} is not in {path}; it has {', '.join(stages)}")
-        expected = document.get("expected", {}).get(stage)
-        return JobConfig(
-            run=document["name"],
-            backend=document["cluster"]["backend"],
-            data=_section(DataConfig, document["data"]),
-            model=_section(ModelConfig, document["model"]),
-            stage=_section(StageConfig, stages[stage]),
-            training=_section(TrainingConfig, document["training"]),
-            evaluation=_section(EvaluationConfig, document["evaluation"]),
-            checkpoint=_section(CheckpointConfig, document["checkpoint"]),
-            heartbeat=_section(HeartbeatConfig, document["heartbeat"]),
-            alerts=_section(AlertsConfig, document["alerts"]),
-            doctor=_section(DoctorConfig, document["doctor"]),
-            expected=_section(ExpectedPerformance, expected) if expected else None,
-        )
+        return _parse(JobConfig, stages[stage])
     except KeyError as error:
         raise JobConfigError(f"{path}: {error.args[0]} is missing") from None
 
 
-def _section(kind: type[T], document: dict[str, Any]) -> T:
-    """The keys that ``kind`` has; the document may hold more."""
-    return kind(**{field.name: document[field.name] for field in fields(kind)})  # type: ignore[arg-type]
+def _parse(kind: type[T], document: dict[str, Any]) -> T:
+    """Build the dataclass ``kind`` and those inside it from parsed JSON.
+
+    Other keys are ignored: ``submit --clone`` ships an earlier bundle's code with a configuration
+    that a newer version wrote.
+    """
+    types = get_type_hints(kind)
+    values: dict[str, Any] = {}
+    for field in fields(kind):
+        value = document[field.name]
+        if is_dataclass(types[field.name]):
+            value = _parse(types[field.name], value)
+        elif isinstance(value, list):
+            value = tuple(value)
+        values[field.name] = value
+    return kind(**values)

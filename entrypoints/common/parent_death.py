@@ -1,4 +1,4 @@
-"""Processes that must not outlive the one that started them."""
+"""Ends child processes together with the process that started them."""
 
 from __future__ import annotations
 
@@ -7,29 +7,32 @@ import time
 from multiprocessing import parent_process
 from threading import Thread
 
+_POLL_SECONDS = 1.0
+
 
 def exit_with_parent() -> None:
-    """Let this process end when its parent does, however that ends.
+    """Exit this multiprocessing child when its parent ends, for whatever reason.
 
-    The parent is the process that asked for this one, also where a fork server started it.
+    The parent is the process that requested this one, even if a fork server started it.
     """
     parent = parent_process()
     assert parent is not None
 
-    def wait_for_end() -> None:
+    def wait_for_parent() -> None:
         parent.join()
         os._exit(1)
 
-    Thread(target=wait_for_end, daemon=True).start()
+    Thread(target=wait_for_parent, daemon=True).start()
 
 
 def exit_with_launcher() -> None:
-    """The same for a process that was started as a program."""
-    starter = os.getppid()
+    """Exit this program when the process that launched it ends."""
+    launcher = os.getppid()
 
-    def look() -> None:
-        while os.getppid() == starter:
-            time.sleep(1.0)
+    def poll_launcher() -> None:
+        # The kernel gives an orphan another parent.
+        while os.getppid() == launcher:
+            time.sleep(_POLL_SECONDS)
         os._exit(1)
 
-    Thread(target=look, daemon=True).start()
+    Thread(target=poll_launcher, daemon=True).start()

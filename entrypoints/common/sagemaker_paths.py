@@ -1,7 +1,7 @@
-"""Where a SageMaker training job finds and leaves its files.
+"""Paths and cluster description of a SageMaker training job.
 
-The tree is the platform's contract (``/opt/ml`` by default). ``SAGEMAKER_BASE_DIR`` moves the
-whole of it, which is how the container toolkit's own tests and our local runs use it.
+The tree is the platform's contract (``/opt/ml`` by default). ``SAGEMAKER_BASE_DIR`` moves it as a
+whole, as in the container toolkit's own tests and in our local runs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class SageMakerPaths:
         return cls(Path(os.environ.get("SAGEMAKER_BASE_DIR", "/opt/ml")))
 
     def channel(self, name: str) -> Path:
-        """The folder in which the input channel ``name`` appears."""
+        """Return the folder in which the input channel ``name`` appears."""
         return self.base / "input" / "data" / name
 
     @property
@@ -32,12 +32,12 @@ class SageMakerPaths:
 
     @property
     def checkpoints(self) -> Path:
-        """Continuously copied to CheckpointConfig.S3Uri, and from there at a restart."""
+        """Continuously copied to CheckpointConfig.S3Uri, and from there on a restart."""
         return self.base / "checkpoints"
 
     @property
     def model(self) -> Path:
-        """Packed into model.tar.gz when the job ends well."""
+        """Packed into model.tar.gz when the job succeeds."""
         return self.base / "model"
 
     @property
@@ -46,25 +46,25 @@ class SageMakerPaths:
 
     @property
     def failure(self) -> Path:
-        """Its first 1,024 characters become the job's FailureReason."""
+        """The file whose first 1,024 characters become the job's FailureReason."""
         return self.base / "output" / "failure"
 
 
 @dataclass(frozen=True)
 class ResourceConfig:
-    """The job's instances, as ``resourceconfig.json`` names them.
+    """The job's instances by host name, as in ``resourceconfig.json``, in rank order.
 
-    ``instance_type`` is None where the platform does not say, as on a laptop.
+    ``instance_type`` is None if the platform does not name it, as on a laptop.
     """
 
-    current: str
-    all: tuple[str, ...]
+    current_host: str
+    hosts: tuple[str, ...]
     instance_type: str | None = None
 
     @classmethod
-    def read(cls, directories: SageMakerPaths) -> ResourceConfig:
-        """Read the platform's file; one host called ``algo-1`` where there is none."""
-        path = directories.input_config / "resourceconfig.json"
+    def read(cls, paths: SageMakerPaths) -> ResourceConfig:
+        """Read the platform's file; without one return a single host called ``algo-1``."""
+        path = paths.input_config / "resourceconfig.json"
         if not path.exists():
             return cls("algo-1", ("algo-1",))
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -75,5 +75,5 @@ class ResourceConfig:
         )
 
     @property
-    def rank(self) -> int:
-        return self.all.index(self.current)
+    def node_rank(self) -> int:
+        return self.hosts.index(self.current_host)

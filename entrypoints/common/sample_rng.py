@@ -36,7 +36,7 @@ class SampleRng:
         """Of the noise of a batch of images."""
         return self.kinds, batch, self.channels, height // self.scale, width // self.scale
 
-    def fill(self, noise: Tensor, epoch: int, shard: int, sample: int) -> None:
+    def fill_normal(self, noise: Tensor, epoch: int, shard: int, sample: int) -> None:
         """Draw one sample's standard normal ``noise`` (kinds, C, h, w), in place."""
         for purpose, each in enumerate(noise):
             bits = int(hash64(self.seed, epoch, purpose, shard, sample))

@@ -1,4 +1,4 @@
-"""Signals that end a program, heard when it can bear them."""
+"""Handlers for the signals that end a program, delivered at points that can handle them."""
 
 from __future__ import annotations
 
@@ -7,53 +7,69 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+_TERMINATION_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class StopSignal:
+    """Remembers SIGTERM: a requested stop, a spot interruption or the maximum runtime.
+
+    A second SIGTERM changes nothing, so it cannot interrupt the last checkpoint.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
+        self.requested = True
+
 
 @contextmanager
 def raise_on_signals() -> Iterator[None]:
-    """Turn the first signal that ends a program into KeyboardInterrupt, and ignore the rest.
+    """Turn the first termination signal into KeyboardInterrupt and ignore the rest.
 
-    A second one would break off the cleaning up. Signals that are ignored already (``nohup``)
-    stay so. Only the main thread may set handlers, so only it may pack.
+    A second one would interrupt the cleanup. Signals that are ignored already (``nohup``) stay
+    ignored. Only the main thread may set handlers, so call it there.
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        for each in _heard():
-            signal.signal(each, signal.SIG_IGN)
+        for handled in _handled_signals():
+            signal.signal(handled, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    with _handled(interrupt):
+    with _installed(interrupt):
         yield
 
 
 @contextmanager
 def record_signals() -> Iterator[Callable[[], None]]:
-    """Let signals wait for the call of a function, which raises KeyboardInterrupt if one came.
+    """Defer termination signals; the yielded function raises KeyboardInterrupt if one arrived.
 
-    An exception out of nowhere may leave the locks of a pool of processes taken for ever.
+    An exception at an arbitrary point could leave the locks of a process pool held forever.
     """
-    noted: list[int] = []
+    received: list[int] = []
 
-    def raise_noted() -> None:
-        if noted:
+    def raise_if_received() -> None:
+        if received:
             raise KeyboardInterrupt
 
-    with _handled(lambda number, _: noted.append(number)):
-        yield raise_noted
-        raise_noted()
+    with _installed(lambda number, _: received.append(number)):
+        yield raise_if_received
+        raise_if_received()
 
 
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-def _heard() -> list[signal.Signals]:
-    return [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+def _handled_signals() -> list[signal.Signals]:
+    return [
+        number for number in _TERMINATION_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN
+    ]
 
 
 @contextmanager
-def _handled(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    before = {number: signal.signal(number, handler) for number in _heard()}
+def _installed(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Install ``handler`` for every termination signal; restore the previous handlers on exit."""
+    previous = {number: signal.signal(number, handler) for number in _handled_signals()}
     try:
         yield
     finally:
-        for number, handler_before in before.items():
-            signal.signal(number, handler_before)
+        for number, previous_handler in previous.items():
+            signal.signal(number, previous_handler)

@@ -18,14 +18,14 @@ class BadSampleTracker:
     """The bad samples of one process; ``most`` is the share that is borne."""
 
     def __init__(self, most: float) -> None:
-        self.most = most
-        self.seen = 0
+        self.max_fraction = most
+        self.num_seen = 0
         self.reasons: Counter[str] = Counter()
         self._shards: Counter[str] = Counter()
         self._fresh: list[BadSample] = []
 
     @property
-    def bad(self) -> int:
+    def num_bad(self) -> int:
         return self.reasons.total()
 
     def add(self, batch: Batch) -> None:
@@ -34,16 +34,17 @@ class BadSampleTracker:
         Raises:
             DataError: more than the share ``most`` (and more than 10) of the samples were bad.
         """
-        self.seen += len(batch.captions)
-        self.reasons.update(bad.reason for bad in batch.bad)
-        self._shards.update(bad.shard for bad in batch.bad)
-        self._fresh += batch.bad
-        if self.bad > MIN_BAD_SAMPLES and self.bad > self.most * self.seen:
+        self.num_seen += len(batch.captions)
+        self.reasons.update(bad.reason for bad in batch.bad_samples)
+        self._shards.update(bad.shard for bad in batch.bad_samples)
+        self._fresh += batch.bad_samples
+        if self.num_bad > MIN_BAD_SAMPLES and self.num_bad > self.max_fraction * self.num_seen:
             names = ", ".join(name for name, _ in self._shards.most_common(_NAMED))
             raise DataError(
-                f"{self.bad} of {self.seen} samples cannot be used ({_counted(self.reasons)}), in "
+                f"{self.num_bad} of {self.num_seen} samples cannot be used "
+                f"({_counted(self.reasons)}), in "
                 f"{names}; pack these shards again, or raise data.max_bad_fraction above "
-                f"{self.most}"
+                f"{self.max_fraction}"
             )
 
     def report(self) -> tuple[str, dict[str, int]] | None:
@@ -58,7 +59,7 @@ class BadSampleTracker:
         more = "; …" if len(self._fresh) > _NAMED else ""
         message = (
             f"skipped {len(self._fresh)} samples ({_counted(reasons)}): {named}{more}; "
-            f"{self.bad} of {self.seen} so far"
+            f"{self.num_bad} of {self.num_seen} so far"
         )
         self._fresh.clear()
         return message, dict(self.reasons)

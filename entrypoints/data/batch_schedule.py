@@ -1,9 +1,10 @@
-"""The batches of one process's part of an epoch: which slots each takes, in which shape.
+"""The batches of one rank's partition: which indices each one takes, in which shape.
 
-Where all images have one shape, batches are neighbouring slots. With several shapes a batch has
-one of them: each slot waits until a batch of its own shape is full, and the batch comes when its
-last slot does. What is left at the end of a part is filled up with samples of the same shape from
-its start. Everything is computed from the part alone, so any batch can be the first.
+If all images have the same shape, a batch is ``batch_size`` consecutive indices. With several
+shapes a batch has one of them: a sample waits until a batch of its shape is full, and the batch is
+due when its last sample is read. Batches that stay short at the end of the partition are padded
+with samples of the same shape from its start. All of this is computed from the partition alone, so
+reading can start at any batch.
 """
 
 from __future__ import annotations
@@ -20,90 +21,103 @@ from sm_train.entrypoints.data.sample_ranges import SampleRanges
 
 @dataclass(frozen=True, eq=False)
 class BatchSchedule:
-    """``shapes[i]`` is the number of the shape of slot ``i``; None where all have one."""
+    """The batches of a partition, in order.
 
-    part: RankPartition
-    batch: int
+    ``shapes`` is the number of the batch shape for each index, int16 (num_samples,); None if all
+    batches have the same shape.
+    """
+
+    partition: RankPartition
+    batch_size: int
     shapes: NDArray[np.int16] | None = None
 
     @property
-    def steps(self) -> int:
-        """Batches until every sample of the part was in one."""
+    def num_steps(self) -> int:
+        """Batches needed to read every sample of the partition."""
         if self.shapes is None:
-            return -(-self.part.samples // self.batch)
+            return -(-self.partition.num_samples // self.batch_size)
         return len(self._table)
 
-    def slots(self, step: int) -> Ints:
-        """The slots of a batch; those that only fill it up were in one before, or stand twice."""
-        if self.shapes is None:
-            first = step * self.batch
-            return np.arange(first, first + self.batch) % self.part.samples
-        slots: Ints = self._table[step]
-        return slots
+    def indices(self, step: int) -> Ints:
+        """Return the indices of a batch, int64 (batch_size,).
 
-    def fresh(self, step: int) -> int:
-        """How many samples of the batch were in none before it; they come first."""
+        Padding comes last: indices of earlier batches, or repeated within this one.
+        """
         if self.shapes is None:
-            return min(self.batch, self.part.samples - step * self.batch)
-        return int(self._fresh[step])
+            first = step * self.batch_size
+            return np.arange(first, first + self.batch_size) % self.partition.num_samples
+        indices: Ints = self._table[step]
+        return indices
+
+    def num_new(self, step: int) -> int:
+        """Return how many samples of the batch no earlier one had; they come first."""
+        if self.shapes is None:
+            return min(self.batch_size, self.partition.num_samples - step * self.batch_size)
+        return int(self._num_new[step])
 
     def shape(self, step: int) -> int:
-        """The number of the batch's shape."""
+        """Return the number of the batch's shape."""
         return 0 if self.shapes is None else int(self.shapes[self._table[step, 0]])
 
-    def reach(self, steps: int) -> int:
-        """The slot behind the furthest one that the first ``steps`` batches take."""
+    def high_water_mark(self, steps: int) -> int:
+        """Return the index after the furthest one that the first ``steps`` batches take."""
         if self.shapes is None:
-            return min(steps * self.batch, self.part.samples)
+            return min(steps * self.batch_size, self.partition.num_samples)
         return int(self._table[:steps].max(initial=-1)) + 1
 
-    def waiting(self, step: int) -> Ints:
-        """The slots that no batch before ``step`` took, in order."""
+    def pending(self, step: int) -> Ints:
+        """Return the indices that no batch before ``step`` takes, ascending."""
+        samples = self.partition.num_samples
         if self.shapes is None:
-            return np.arange(min(step * self.batch, self.part.samples), self.part.samples)
-        left = np.ones(self.part.samples, np.bool_)
-        left[self._table[:step]] = False
-        return np.flatnonzero(left)
+            return np.arange(min(step * self.batch_size, samples), samples)
+        is_pending = np.ones(samples, np.bool_)
+        is_pending[self._table[:step]] = False
+        return np.flatnonzero(is_pending)
 
-    def left(self, steps: int) -> SampleRanges:
-        """The samples that are in none of the first ``steps`` batches."""
+    def remaining(self, steps: int) -> SampleRanges:
+        """Return the samples that are in none of the first ``steps`` batches."""
         if self.shapes is None:
-            return self.part.behind(min(steps * self.batch, self.part.samples))
-        return self.part.at(self.waiting(min(steps, self.steps)))
+            read = min(steps * self.batch_size, self.partition.num_samples)
+            return self.partition.remaining_from(read)
+        return self.partition.take(self.pending(min(steps, self.num_steps)))
 
     @cached_property
     def _table(self) -> Ints:
-        return self._batches[0]
+        """The indices of all batches, int64 (num_steps, batch_size)."""
+        return self._table_and_num_new[0]
 
     @cached_property
-    def _fresh(self) -> Ints:
-        return self._batches[1]
+    def _num_new(self) -> Ints:
+        """The new samples of all batches, int64 (num_steps,)."""
+        return self._table_and_num_new[1]
 
     @cached_property
-    def _batches(self) -> tuple[Ints, Ints]:
-        """Slots by step and place, and for each step the number of fresh ones."""
+    def _table_and_num_new(self) -> tuple[Ints, Ints]:
         assert self.shapes is not None
-        tables, fresh, due = [], [], []
+        tables, num_new, due = [], [], []
         for shape in np.unique(self.shapes):
-            slots = np.flatnonzero(self.shapes == shape)
-            steps = -(-len(slots) // self.batch)
-            places = np.arange(steps * self.batch)
-            tables.append(slots[places % len(slots)].reshape(steps, self.batch))
-            fresh.append(np.minimum(self.batch, len(slots) - places[:: self.batch]))
-            # A batch that is not full comes behind all that are, in the order of the shapes.
+            # The indices of this shape, in reading order, cut into rows of batch_size. Wrapping
+            # around (%) fills the last row with the shape's first samples.
+            indices = np.flatnonzero(self.shapes == shape)
+            steps = -(-len(indices) // self.batch_size)
+            places = np.arange(steps * self.batch_size)
+            tables.append(indices[places % len(indices)].reshape(steps, self.batch_size))
+            num_new.append(np.minimum(self.batch_size, len(indices) - places[:: self.batch_size]))
+            # A full batch is due when the sample in its last column is read. A padded batch comes
+            # after all full ones: beyond the last index, in the order of the shapes.
             last = tables[-1][:, -1].copy()
-            last[fresh[-1] < self.batch] = len(self.shapes) + int(shape)
+            last[num_new[-1] < self.batch_size] = len(self.shapes) + int(shape)
             due.append(last)
         if not tables:
-            return np.zeros((0, self.batch), np.int64), np.zeros(0, np.int64)
+            return np.zeros((0, self.batch_size), np.int64), np.zeros(0, np.int64)
         order = np.argsort(np.concatenate(due), kind="stable")
-        return np.concatenate(tables)[order], np.concatenate(fresh)[order]
+        return np.concatenate(tables)[order], np.concatenate(num_new)[order]
 
 
-def longest_schedule_steps(samples: int, batch: int, shapes: int) -> int:
-    """Steps within which a part of ``samples`` in at most ``shapes`` shapes is read.
+def longest_schedule_steps(samples: int, batch_size: int, num_shapes: int) -> int:
+    """Return the steps in which a partition of ``samples`` in any mix of shapes is read.
 
-    With one shape that is exact. With several it is an upper bound, reached when all but one of
-    them leave a single sample over: so no process has to ask the others.
+    Exact for one shape. For several it is an upper bound, reached when all shapes but one leave a
+    single sample for a last batch. Ranks need not communicate their shapes to agree on it.
     """
-    return (samples + max(1, shapes) * (batch - 1)) // batch
+    return (samples + max(1, num_shapes) * (batch_size - 1)) // batch_size

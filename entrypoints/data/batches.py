@@ -56,11 +56,11 @@ class Batch:
     pixels: Tensor
     captions: list[str]
     position: DataPosition
-    bad: tuple[BadSample, ...]
-    repeated: int
+    bad_samples: tuple[BadSample, ...]
+    num_repeated: int
     origins: tuple[tuple[int, int], ...]
-    levels: NDArray[np.float64]
-    dropout: NDArray[np.float64]
+    timestep_uniform: NDArray[np.float64]
+    dropout_uniform: NDArray[np.float64]
     noise: Tensor = _NONE
     moments: Tensor | None = None
     text: Tensor | None = None
@@ -120,25 +120,25 @@ class _PendingBatch:
 class BatchPipeline:
     """Makes a process's batches, wherever it runs; ``targets`` are by the schedule's shapes."""
 
-    course: Sampler
-    shelf: ShardReader
-    data: DataConfig
+    sampler: Sampler
+    reader: ShardReader
+    config: DataConfig
     batch_size: int
-    targets: tuple[DecodeSpec, ...]
-    draws: SampleRng
+    decode_specs: tuple[DecodeSpec, ...]
+    rng: SampleRng
     precomputed: PrecomputedLatents | None = None
     tokenize: Tokenize | None = None
 
-    def name(self, shard: int, sample: int) -> str:
+    def sample_name(self, shard: int, sample: int) -> str:
         """A sample's shard and key, for a person."""
-        content = self.shelf.read(shard, sample)
+        content = self.reader.read(shard, sample)
         key = content.key if isinstance(content, BadSample) else sample_members(content)[0]
-        return f"{self.shelf.name(shard)} {key}"
+        return f"{self.reader.shard_name(shard)} {key}"
 
     def layout(self, shape: int) -> BufferLayout:
         """What a batch of the schedule's ``shape`` looks like in memory."""
-        target, batch = self.targets[shape], self.batch_size
-        noise = self.draws.shape(batch, target.height, target.width), torch.float32
+        target, batch = self.decode_specs[shape], self.batch_size
+        noise = self.rng.shape(batch, target.height, target.width), torch.float32
         if self.precomputed is not None:
             return ((batch, 0), torch.uint8), noise, *self.precomputed.layout(batch)
         return ((batch, target.height, target.width, 3), torch.uint8), noise
@@ -146,7 +146,7 @@ class BatchPipeline:
     @property
     def batch_bytes(self) -> int:
         """Of memory that holds any batch."""
-        return max(layout_bytes(self.layout(shape)) for shape in range(len(self.targets)))
+        return max(layout_bytes(self.layout(shape)) for shape in range(len(self.decode_specs)))
 
     def batches(
         self, decode: Submit, read: Submit, memory: BufferPool, ahead: int
@@ -160,16 +160,16 @@ class BatchPipeline:
             yield self._finish(pending.popleft())
 
     def _steps(self, read: Submit) -> Iterator[tuple[EpochPass, int, list[SampleBytes]]]:
-        laps = self.course.laps()
+        laps = self.sampler.passes()
         lap = next(laps)
-        stock = PrefetchBuffer(lap, self.shelf, read)
+        stock = PrefetchBuffer(lap, self.reader, read)
         while True:
             following: tuple[EpochPass, PrefetchBuffer] | None = None
             for step in range(lap.first, lap.stop):
-                contents = stock.take(lap.schedule.slots(step))
-                if following is None and stock.all_begun:
+                contents = stock.take(lap.schedule.indices(step))
+                if following is None and stock.all_requested:
                     upcoming = next(laps)
-                    following = upcoming, PrefetchBuffer(upcoming, self.shelf, read)
+                    following = upcoming, PrefetchBuffer(upcoming, self.reader, read)
                 yield lap, step, contents
             assert following is not None  # by its last batch a lap has begun to read everything
             lap, stock = following
@@ -183,14 +183,14 @@ class BatchPipeline:
         memory: BufferPool,
     ) -> _PendingBatch:
         schedule = lap.schedule
-        shards, samples = schedule.part.locate(schedule.slots(step))
+        shards, samples = schedule.partition.locate(schedule.indices(step))
         origins = list(zip(shards.tolist(), samples.tolist(), strict=True))
         places = [
             _PendingSample(*one, content) for one, content in zip(origins, contents, strict=True)
         ]
         shape = schedule.shape(step)
         pixels, noise, *latents = memory(self.layout(shape))
-        room = _BatchSlot(self.targets[shape], pixels, noise, tuple(latents))
+        room = _BatchSlot(self.decode_specs[shape], pixels, noise, tuple(latents))
         slices = [
             decode(self._decode_slice, lap.epoch, places[first : first + _SLICE], room, first)
             for first in range(0, len(places), _SLICE)
@@ -204,23 +204,23 @@ class BatchPipeline:
         captions, origins = [], pending.origins
         for place, outcome in enumerate(outcomes):
             if isinstance(outcome, BadSample):
-                caption, origins[place] = self._substitute(
+                caption, origins[place] = self._replacement(
                     lap, step, place, room.at(place), outcome
                 )
             else:
                 caption = outcome
             captions.append(caption)
-        fresh = len(outcomes) - lap.repeated(step)
+        fresh = len(outcomes) - lap.num_repeated(step)
         spoilt = sum(isinstance(outcome, BadSample) for outcome in outcomes[:fresh])
         batch = Batch(
             room.pixels,
             captions,
             lap.position(step),
             tuple(bad),
-            lap.repeated(step) + spoilt,
+            lap.num_repeated(step) + spoilt,
             tuple(origins),
-            self.draws.uniform(TIMESTEP, lap.epoch, origins),
-            self.draws.uniform(CAPTION, lap.epoch, origins),
+            self.rng.uniform(TIMESTEP, lap.epoch, origins),
+            self.rng.uniform(CAPTION, lap.epoch, origins),
             tokens=self._tokens(captions),
         )
         return batch.with_tensors(room.pixels, room.noise, *room.latents)
@@ -242,24 +242,24 @@ class BatchPipeline:
         """The caption; the image or its latents, and the sample's noise, go into ``room``."""
         outcome = self._read(epoch, place, room)
         if isinstance(outcome, str):
-            self.draws.fill(room.noise, epoch, place.shard, place.sample)
+            self.rng.fill_normal(room.noise, epoch, place.shard, place.sample)
         return outcome
 
     def _read(self, epoch: int, place: _PendingSample, room: _BatchSlot) -> str | BadSample:
         if isinstance(place.content, BadSample):
             return place.content
-        key, shard = "", self.shelf.name(place.shard)
+        key, shard = "", self.reader.shard_name(place.shard)
         try:
             key, members = sample_members(place.content)
-            if (caption := members.get(self.data.caption_key)) is None:
-                return BadSample(shard, key, "caption-missing", f"no {self.data.caption_key}")
+            if (caption := members.get(self.config.caption_key)) is None:
+                return BadSample(shard, key, "caption-missing", f"no {self.config.caption_key}")
             text = bytes(caption).decode("utf-8")
             if self.precomputed is not None:
                 self.precomputed.read(members, room.latents)
                 return text
-            image = _first(members, self.data.image_key.split(";"))
+            image = _first(members, self.config.image_key.split(";"))
             if image is None:
-                return BadSample(shard, key, "image-missing", f"no {self.data.image_key}")
+                return BadSample(shard, key, "image-missing", f"no {self.config.image_key}")
             room.target.decode(image, room.pixels, epoch, place.shard, place.sample)
         except UnicodeDecodeError as error:
             return BadSample(shard, key, "caption-not-utf8", str(error))
@@ -267,13 +267,13 @@ class BatchPipeline:
             return BadSample(shard, key, error.reason, str(error).partition(": ")[2])
         return text
 
-    def _substitute(
+    def _replacement(
         self, lap: EpochPass, step: int, place: int, room: _BatchSlot, bad: BadSample
     ) -> tuple[str, tuple[int, int]]:
-        slot = int(lap.schedule.slots(step)[place])
+        slot = int(lap.schedule.indices(step)[place])
         for attempt in range(_REPLACEMENTS):
-            shard, sample = lap.substitute(slot, attempt)
-            found = _PendingSample(shard, sample, self.shelf.read(shard, sample))
+            shard, sample = lap.replacement(slot, attempt)
+            found = _PendingSample(shard, sample, self.reader.read(shard, sample))
             outcome = self._decode(lap.epoch, found, room)
             if isinstance(outcome, str):
                 return outcome, (shard, sample)

@@ -1,128 +1,219 @@
-"""Memory of batches, in the trainer's process or shared by the loader's, used again and again.
+"""Pools of reused memory for files that are read and for batches.
 
-Whoever keeps tensors keeps their pieces: :mod:`sm_train.entrypoints.data.reused_memory`.
+New memory costs a page fault for each 4 KiB, and the C library returns freed memory to the system:
+at the loader's speeds that takes a fifth of the time. So buffers are handed out again as soon as
+nothing refers to them any more. Whoever keeps an array or a tensor, or a view of one, keeps its
+whole buffer; the pool then makes new ones.
+
+Three pools share this rule:
+
+- :class:`ReadBufferPool`: many small files in one buffer, for packing.
+- :class:`LocalBufferPool`: one batch in one buffer, in the trainer's own process.
+- :class:`SharedBufferPool` and :class:`SharedBufferClient`: one batch in one buffer of shared
+  memory. The loader's process fills it and the trainer's process reads it. Between them travel
+  only a :class:`BufferHandle` per batch and, in the other direction, the id of each buffer that
+  may be filled again.
+
+Packing uses the first pool where PyTorch is not installed, so PyTorch is imported on first use.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.queues import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from sm_train.entrypoints.data.reused_memory import pooled_view
-from torch import Tensor
 
-BufferLayout = tuple[tuple[tuple[int, ...], torch.dtype], ...]
-"""Shapes and types of the tensors that lie one behind the other in a piece."""
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
-BufferPool = Callable[[BufferLayout], Sequence[Tensor]]
-"""Makes room for the tensors of a layout."""
+Buffer = NDArray[np.uint8]
 
-_ALIGNED = 64  # bytes: a cache line
+READ_BUFFER_BYTES = 8 * 2**20
+"""Size of a buffer of :class:`ReadBufferPool`: NumPy requests huge pages from 4 MiB on."""
+
+BufferLayout: TypeAlias = "tuple[tuple[tuple[int, ...], torch.dtype], ...]"
+"""Shapes and types of the tensors that lie one after another in a buffer."""
+
+BufferPool: TypeAlias = "Callable[[BufferLayout], Sequence[Tensor]]"
+"""Allocates the tensors of a layout in one buffer."""
+
+_ALIGNMENT = 64
+"""Tensors start at multiples of this many bytes: a cache line."""
+
+
+def pooled_view(buffer: Buffer, token: Any, free: deque[Any]) -> Buffer:
+    """Return an array over ``buffer`` that appends ``token`` to ``free`` once it is unused.
+
+    NumPy keeps the owner of an array's memory alive in ``array.base``, also for views of the
+    array and for tensors made of it. The owner here is a :class:`_BufferLease`, so Python
+    finalizes it exactly when the last of them is gone.
+    """
+    return np.asarray(_BufferLease(buffer, token, free))
+
+
+class _BufferLease:
+    """Owns one use of a buffer."""
+
+    def __init__(self, buffer: Buffer, token: Any, free: deque[Any]) -> None:
+        self.__array_interface__ = buffer.__array_interface__
+        self._buffer, self._token, self._free = buffer, token, free
+
+    def __del__(self) -> None:
+        # May run in any thread, in the middle of anything, so it must not take a lock:
+        # deque.append is atomic.
+        self._free.append(self._token)
+
+
+class ReadBufferPool:
+    """Memory for the files that a process reads, several to a buffer. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._free: deque[Buffer] = deque()
+        self._local = threading.local()
+
+    def take(self, size: int) -> memoryview:
+        """Return ``size`` bytes of uninitialized memory."""
+        if size > READ_BUFFER_BYTES:
+            return memoryview(bytearray(size))
+        # Each thread cuts slices off a buffer of its own. Every slice is a view of the pooled
+        # array, so the buffer is free again when the last file in it is gone.
+        rest: memoryview = getattr(self._local, "rest", memoryview(b""))
+        if len(rest) < size:
+            rest = self._next_buffer()
+        self._local.rest = rest[size:]
+        return rest[:size]
+
+    def _next_buffer(self) -> memoryview:
+        try:
+            buffer = self._free.pop()
+        except IndexError:
+            buffer = np.empty(READ_BUFFER_BYTES, np.uint8)
+        return pooled_view(buffer, buffer, self._free).data
+
+
+class LocalBufferPool:
+    """Buffers of ``buffer_bytes`` for batches that do not leave the process."""
+
+    def __init__(self, buffer_bytes: int) -> None:
+        self._buffer_bytes = buffer_bytes
+        self._free: deque[Buffer] = deque()
+
+    def allocate(self, layout: BufferLayout) -> list[Tensor]:
+        """Return the tensors of ``layout``, which fits into ``buffer_bytes``."""
+        buffer = self._free.pop() if self._free else np.empty(self._buffer_bytes, np.uint8)
+        return _tensors(pooled_view(buffer, buffer, self._free), layout)
 
 
 @dataclass(frozen=True)
 class BufferHandle:
-    """Tells the trainer of a piece; ``memory`` is there the first time that it is lent."""
+    """Tells the trainer which buffer a batch is in, and the tensors in it.
 
-    number: int
+    ``memory`` is the shared buffer itself, uint8 (buffer_bytes,), the first time that it is used;
+    None later. PyTorch then sends a file descriptor instead of the content, and the trainer maps
+    the same memory.
+    """
+
+    buffer_id: int
     layout: BufferLayout
     memory: Tensor | None
 
 
-def layout_bytes(layout: BufferLayout) -> int:
-    """What a piece must hold."""
-    return sum(_padded(shape, kind) for shape, kind in layout)
-
-
-class LocalBufferPool:
-    """Pieces of ``piece_bytes`` for batches that do not leave the process."""
-
-    def __init__(self, piece_bytes: int) -> None:
-        self._bytes = piece_bytes
-        self._free: deque[NDArray[np.uint8]] = deque()
-
-    def lend(self, layout: BufferLayout) -> list[Tensor]:
-        """Room for the tensors of ``layout``, of at most ``piece_bytes``."""
-        piece = self._free.pop() if self._free else np.empty(self._bytes, np.uint8)
-        return _tensors(pooled_view(piece, piece, self._free), layout)
-
-
 class SharedBufferPool:
-    """A loader's process, which shares its pieces with the trainer.
+    """The side of the loader's process, which allocates and fills shared buffers.
 
-    ``returned`` brings the numbers of those that may be filled again.
+    The trainer returns the ids of unused buffers through ``returned``.
     """
 
-    def __init__(self, returned: SimpleQueue[int], piece_bytes: int) -> None:
-        self._returned, self._bytes = returned, piece_bytes
-        self._pieces: list[Tensor] = []
+    def __init__(self, returned: SimpleQueue[int], buffer_bytes: int) -> None:
+        self._returned, self._buffer_bytes = returned, buffer_bytes
+        self._buffers: list[Tensor] = []
         self._free: list[int] = []
-        self._new: set[int] = set()
-        self._numbers: dict[int, int] = {}
+        self._unsent: set[int] = set()
+        self._id_by_address: dict[int, int] = {}
 
-    def lend(self, layout: BufferLayout) -> list[Tensor]:
-        """Room for the tensors of ``layout``, of at most ``piece_bytes``."""
+    def allocate(self, layout: BufferLayout) -> list[Tensor]:
+        """Return the tensors of ``layout``, which fits into ``buffer_bytes``."""
         while not self._returned.empty():
             self._free.append(self._returned.get())
-        # The last one returned is the likeliest to be in a cache.
-        number = self._free.pop() if self._free else self._make()
-        return _tensors(self._pieces[number].numpy(), layout)
+        # The buffer returned last is the likeliest to be in a cache.
+        buffer_id = self._free.pop() if self._free else self._new_buffer()
+        return _tensors(self._buffers[buffer_id].numpy(), layout)
 
-    def loan(self, tensors: Sequence[Tensor]) -> BufferHandle:
-        """What to tell the trainer of the piece that :meth:`lend` made ``tensors`` in."""
-        number = self._numbers[tensors[0].untyped_storage().data_ptr()]
-        layout = tuple((tuple(one.shape), one.dtype) for one in tensors)
-        memory = self._pieces[number] if number in self._new else None
-        self._new.discard(number)
-        return BufferHandle(number, layout, memory)
+    def handle(self, tensors: Sequence[Tensor]) -> BufferHandle:
+        """Return the handle of the buffer that :meth:`allocate` made ``tensors`` in."""
+        # All tensors of a batch are views of one storage, which starts where the buffer does: its
+        # address identifies the buffer.
+        buffer_id = self._id_by_address[tensors[0].untyped_storage().data_ptr()]
+        layout = tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors)
+        memory = self._buffers[buffer_id] if buffer_id in self._unsent else None
+        self._unsent.discard(buffer_id)
+        return BufferHandle(buffer_id, layout, memory)
 
-    def _make(self) -> int:
-        number = len(self._pieces)
+    def _new_buffer(self) -> int:
+        import torch
+
+        buffer_id = len(self._buffers)
+        # PyTorch has no public call that allocates shared memory: share_memory_() copies an
+        # ordinary tensor, whose pages would all have to be written first. _new_shared is what
+        # torch.utils.data's own collate function calls for a batch.
         like: Any = torch.empty(0, dtype=torch.uint8)
-        piece: Tensor = like.new(like._typed_storage()._new_shared(self._bytes))
-        self._pieces.append(piece)
-        self._new.add(number)
-        self._numbers[piece.untyped_storage().data_ptr()] = number
-        return number
+        buffer: Tensor = like.new(like._typed_storage()._new_shared(self._buffer_bytes))
+        self._buffers.append(buffer)
+        self._unsent.add(buffer_id)
+        self._id_by_address[buffer.untyped_storage().data_ptr()] = buffer_id
+        return buffer_id
 
 
 class SharedBufferClient:
-    """The trainer, as it reads what a :class:`SharedBufferPool` shares."""
+    """The trainer's side, which reads the buffers of a :class:`SharedBufferPool`."""
 
     def __init__(self, returned: SimpleQueue[int]) -> None:
         self._returned = returned
-        self._pieces: dict[int, NDArray[np.uint8]] = {}
-        self._done: deque[int] = deque()
+        self._buffers: dict[int, Buffer] = {}
+        self._unused: deque[int] = deque()
 
-    def open(self, loan: BufferHandle) -> list[Tensor]:
-        """The tensors of a piece, which is given back when all of them are gone."""
-        if loan.memory is not None:
-            self._pieces[loan.number] = loan.memory.numpy()
-        piece = self._pieces[loan.number]
-        return _tensors(pooled_view(piece, loan.number, self._done), loan.layout)
+    def open(self, handle: BufferHandle) -> list[Tensor]:
+        """Return the tensors in a buffer; it becomes unused once all of them are gone."""
+        if handle.memory is not None:
+            self._buffers[handle.buffer_id] = handle.memory.numpy()
+        buffer = self._buffers[handle.buffer_id]
+        return _tensors(pooled_view(buffer, handle.buffer_id, self._unused), handle.layout)
 
-    def give_back(self) -> None:
-        """Tell the loader of all pieces that are not needed any more."""
-        while self._done:
-            self._returned.put(self._done.popleft())
+    def release_unused(self) -> None:
+        """Return all unused buffers to the loader's process.
+
+        The queue takes a lock, so finalizers only collect the ids, and the trainer's loop sends
+        them.
+        """
+        while self._unused:
+            self._returned.put(self._unused.popleft())
 
 
-def _padded(shape: tuple[int, ...], kind: torch.dtype) -> int:
-    return -(-math.prod(shape) * kind.itemsize // _ALIGNED) * _ALIGNED
+def layout_bytes(layout: BufferLayout) -> int:
+    """Return the size of a buffer that holds the tensors of ``layout``."""
+    return sum(_padded_bytes(shape, dtype) for shape, dtype in layout)
 
 
-def _tensors(memory: NDArray[np.uint8], layout: BufferLayout) -> list[Tensor]:
-    piece = torch.from_numpy(memory)
+def _padded_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    return -(-math.prod(shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+
+
+def _tensors(buffer: Buffer, layout: BufferLayout) -> list[Tensor]:
+    """Return the tensors of ``layout`` as views of ``buffer``, uint8 (buffer_bytes,)."""
+    import torch
+
+    whole = torch.from_numpy(buffer)
     tensors, start = [], 0
-    for shape, kind in layout:
-        content = piece[start : start + math.prod(shape) * kind.itemsize]
-        tensors.append(content.view(kind).view(shape))
-        start += _padded(shape, kind)
+    for shape, dtype in layout:
+        content = whole[start : start + math.prod(shape) * dtype.itemsize]
+        tensors.append(content.view(dtype).view(shape))
+        start += _padded_bytes(shape, dtype)
     return tensors

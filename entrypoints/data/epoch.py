@@ -1,8 +1,8 @@
-"""An epoch of the whole data set, and what is left of it when the world changes within it.
+"""An epoch of the whole data set, and what is left of it after a change of the topology.
 
-A restart may bring other instances, or shards that are dealt otherwise. What was read until then
-is a :class:`EpochSegment`, and the chunks that are left over after all segments are dealt out anew.
-Nothing else has to be remembered for "each sample once an epoch" to hold.
+A restarted job may have another number of nodes, or other shards on them. The steps taken until
+then form an :class:`EpochSegment`; the ranges that are left after all segments are partitioned
+again. That is all that has to be saved for each sample to be read once an epoch.
 """
 
 from __future__ import annotations
@@ -25,65 +25,75 @@ from sm_train.entrypoints.data.partition import (
 from sm_train.entrypoints.data.sample_ranges import SampleRanges, merge, split_shards
 
 BatchShapes = Callable[[DataTopology, RankPartition], NDArray[np.int16] | None]
-"""The number of the shape of each slot of a part, in a world that has several."""
+"""Returns the number of the batch shape for each index of a partition, int16 (num_samples,).
+
+None in a topology whose batches all have the same shape.
+"""
 
 
-def single_shape(_world: DataTopology, _part: RankPartition) -> None:
-    """:data:`BatchShapes` of a world in which all batches are alike."""
+def single_batch_shape(_topology: DataTopology, _partition: RankPartition) -> None:
+    """:data:`BatchShapes` of a topology whose batches all have the same shape."""
 
 
 @dataclass(frozen=True, eq=False)
 class EpochSegment:
-    """The first ``steps`` steps that ``world`` made of an epoch, or of what was left of it."""
+    """The first ``steps`` steps of an epoch, or of the rest of one, under one topology."""
 
-    world: DataTopology
+    topology: DataTopology
     steps: int
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """One epoch of a data set: ``samples[i]`` samples in shard ``i``, cut into chunks."""
+    """Epoch ``number`` of a data set.
 
-    samples: Ints
-    chunk: int
+    ``shard_sizes`` are the samples of each shard, int64 (num_shards,). Shards are read in ranges
+    of ``range_size`` samples.
+    """
+
+    shard_sizes: Ints
+    range_size: int
     seed: int
     number: int
 
-    def whole(self, shards: Ints) -> SampleRanges:
-        """All of ``shards``."""
-        return split_shards(self.samples, self.chunk, shards)
+    def all_ranges(self, shards: Ints) -> SampleRanges:
+        """Return the read ranges of ``shards``."""
+        return split_shards(self.shard_sizes, self.range_size, shards)
 
-    def left(
-        self, segments: Iterable[EpochSegment], shapes: BatchShapes = single_shape
+    def remaining(
+        self, segments: Iterable[EpochSegment], shapes: BatchShapes = single_batch_shape
     ) -> SampleRanges:
-        """What no process of ``segments`` has read."""
-        pieces = self.whole(np.arange(len(self.samples)))
+        """Return the ranges that no rank has read in ``segments``."""
+        ranges = self.all_ranges(np.arange(len(self.shard_sizes)))
+        # Each segment partitions what the one before it left, so they are replayed in order.
         for number, segment in enumerate(segments):
-            world = segment.world
-            left = [pieces.pick(world.owner[pieces.shard] == UNASSIGNED)]
-            for instance in range(world.instances):
-                line = self.line(pieces, world, number, instance)
-                for process in range(world.processes):
-                    part = line.part(process, world)
-                    schedule = BatchSchedule(part, world.batch, shapes(world, part))
-                    left.append(schedule.left(segment.steps))
-            pieces = merge(left)
-        return pieces
+            topology = segment.topology
+            unread = [ranges.select(topology.owner[ranges.shard] == UNASSIGNED)]
+            for node_rank in range(topology.num_nodes):
+                node = self.node_partition(ranges, topology, number, node_rank)
+                for local_rank in range(topology.local_world_size):
+                    partition = node.rank_partition(local_rank, topology)
+                    schedule = BatchSchedule(
+                        partition, topology.batch_size, shapes(topology, partition)
+                    )
+                    unread.append(schedule.remaining(segment.steps))
+            ranges = merge(unread)
+        return ranges
 
-    def line(
-        self, pieces: SampleRanges, world: DataTopology, segment: int, instance: int
+    def node_partition(
+        self, ranges: SampleRanges, topology: DataTopology, segment: int, node_rank: int
     ) -> NodePartition:
-        """The samples of ``pieces`` that one instance reads in the segment of this number."""
-        return node_partition(pieces, world, instance, self.seed, self.number, segment)
+        """Return the part of ``ranges`` that one node reads in the segment of this number."""
+        return node_partition(ranges, topology, node_rank, self.seed, self.number, segment)
 
 
 @dataclass(frozen=True)
 class EpochSize:
-    """An epoch, or what is left of it, as all processes agree on it.
+    """The size of an epoch, or of the rest of one; equal on all ranks.
 
-    ``samples`` are there to be read and ``steps`` read them. Processes with fewer than others
-    fill up with samples of theirs that they have read already: ``repeated`` of all processes
-    together. ``unseen`` samples lie in shards that no instance sees.
+    ``samples`` are read in ``steps`` steps. Ranks with fewer samples than others pad their
+    batches with samples that they have read before: ``repeated`` over all ranks. ``unseen``
+    samples lie in shards that no node sees.
     """
 
     samples: int
@@ -92,25 +102,31 @@ class EpochSize:
     unseen: int
 
 
-def epoch_size(pieces: SampleRanges, world: DataTopology) -> EpochSize:
-    """How ``pieces`` come out in ``world``: known to all before the first step."""
-    return _balance(world.owner[pieces.shard], pieces.stop - pieces.start, world)
+def epoch_size(ranges: SampleRanges, topology: DataTopology) -> EpochSize:
+    """Return the size of ``ranges`` under ``topology``; no communication is needed."""
+    return _size(topology.owner[ranges.shard], ranges.stop - ranges.start, topology)
 
 
-def uninterrupted_epoch_size(samples: Ints, world: DataTopology) -> EpochSize:
-    """:func:`epoch_size` of a whole epoch, from the shards' numbers of samples alone."""
-    return _balance(world.owner, samples, world)
+def uninterrupted_epoch_size(shard_sizes: Ints, topology: DataTopology) -> EpochSize:
+    """Return :func:`epoch_size` of a whole epoch, from the shard sizes alone."""
+    return _size(topology.owner, shard_sizes, topology)
 
 
-def _balance(owner: NDArray[np.int16], lengths: Ints, world: DataTopology) -> EpochSize:
-    own = owner >= 0
-    each = np.bincount(owner[own], weights=lengths[own], minlength=world.instances)
-    shared = int(lengths[owner == REPLICATED].sum())
-    for instance in range(world.instances):
-        first, behind = world.shared_range(shared, instance)
-        each[instance] += behind - first
-    largest = -(-int(each.max()) // world.processes)  # the longest part of the fullest instance
-    steps = longest_schedule_steps(largest, world.batch, len(world.shapes)) if largest else 0
-    total = int(each.sum())
-    filled = steps * world.batch * world.processes * world.instances
-    return EpochSize(total, steps, filled - total, int(lengths.sum()) - total)
+def _size(owner: NDArray[np.int16], lengths: Ints, topology: DataTopology) -> EpochSize:
+    """Return the size of parts with ``lengths`` samples and these owners, both (num_parts,)."""
+    owned = owner >= 0
+    node_samples = np.bincount(
+        owner[owned], weights=lengths[owned], minlength=topology.num_nodes
+    )  # (num_nodes,)
+    replicated = int(lengths[owner == REPLICATED].sum())
+    for node_rank in range(topology.num_nodes):
+        first, stop = topology.replicated_slice(replicated, node_rank)
+        node_samples[node_rank] += stop - first
+    # All ranks take as many steps as the longest partition of the largest node needs.
+    longest = -(-int(node_samples.max()) // topology.local_world_size)
+    steps = (
+        longest_schedule_steps(longest, topology.batch_size, len(topology.shapes)) if longest else 0
+    )
+    samples = int(node_samples.sum())
+    read = steps * topology.batch_size * topology.local_world_size * topology.num_nodes
+    return EpochSize(samples, steps, read - samples, int(lengths.sum()) - samples)

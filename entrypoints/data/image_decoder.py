@@ -24,7 +24,7 @@ from PIL import Image, ImageFile, ImageOps
 from sm_train.entrypoints.common.rng import random_below
 from sm_train.entrypoints.data.image_header import (
     DecodeError,
-    corrupt,
+    corrupt_image_error,
     is_jpeg,
     jpeg_orientation,
     open_image,
@@ -169,7 +169,7 @@ def _decode_any(content: bytes | memoryview) -> Pixels:
         except (MemoryError, DecodeError):
             raise
         except Exception as error:  # as above, SyntaxError and struct.error among them
-            raise corrupt(error) from None
+            raise corrupt_image_error(error) from None
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

@@ -28,7 +28,7 @@ def image_size(content: bytes | memoryview) -> tuple[int, int]:
         height, width = jpeg_size(content)
         return (width, height) if jpeg_orientation(content) >= 5 else (height, width)
     with open_image(content) as image:
-        turned = orientation_of(image.info.get("exif", b"")) >= 5
+        turned = exif_orientation(image.info.get("exif", b"")) >= 5
         return (image.width, image.height) if turned else (image.height, image.width)
 
 
@@ -46,7 +46,7 @@ def jpeg_size(content: bytes | memoryview) -> tuple[int, int]:
     try:
         height, width, _, _ = simplejpeg.decode_jpeg_header(content, strict=False)
     except ValueError as error:
-        raise corrupt(error) from None
+        raise corrupt_image_error(error) from None
     except KeyError:  # it looks colours up that a header cut short does not name
         raise DecodeError("image-corrupt", "the header is cut short") from None
     return height, width
@@ -59,12 +59,12 @@ def jpeg_orientation(content: bytes | memoryview) -> int:
     while len(content) >= place + 10 and content[place] == 0xFF and content[place + 1] >= 0xE0:
         behind = place + 2 + content[place + 2] * 256 + content[place + 3]
         if content[place + 1] == 0xE1 and content[place + 4 : place + 10] == b"Exif\0\0":
-            return orientation_of(bytes(content[place + 4 : behind]))
+            return exif_orientation(bytes(content[place + 4 : behind]))
         place = behind
     return 1
 
 
-def orientation_of(block: bytes) -> int:
+def exif_orientation(block: bytes) -> int:
     """The orientation that an EXIF block tells, 1 to 8; 1 where there is none that can be read."""
     exif = Image.Exif()
     try:
@@ -90,10 +90,10 @@ def open_image(content: bytes | memoryview) -> Image.Image:
     except MemoryError:
         raise
     except Exception as error:  # Pillow's decoders raise almost anything on damaged files
-        raise corrupt(error) from None
+        raise corrupt_image_error(error) from None
 
 
-def corrupt(error: Exception) -> DecodeError:
+def corrupt_image_error(error: Exception) -> DecodeError:
     """What a decoder's complaint becomes."""
     detail = next(iter(str(error).splitlines()), "") or type(error).__name__
     return DecodeError("image-corrupt", detail)

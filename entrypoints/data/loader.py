@@ -34,7 +34,7 @@ from sm_train.entrypoints.data.partition import DataTopology
 from sm_train.entrypoints.data.precomputed_latents import PrecomputedLatents
 from sm_train.entrypoints.data.sampler import DataPosition, Sampler, SamplerState
 from sm_train.entrypoints.data.shard_catalog import DataError, DataRank, ShardCatalog
-from sm_train.entrypoints.data.shard_reader import ShardReader, at_once
+from sm_train.entrypoints.data.shard_reader import ShardReader, run_inline
 from torch.utils.data import DataLoader, IterableDataset
 
 READ_BYTES = 8 * 2**20
@@ -107,7 +107,9 @@ class _BatchStream(IterableDataset[Batch | _SharedBatch | _Failed]):
             try:
                 if self._link is None:
                     memory = LocalBufferPool(self._source.batch_bytes)
-                    yield from self._source.batches(at_once, readers.submit, memory.lend, ahead=0)
+                    yield from self._source.batches(
+                        run_inline, readers.submit, memory.allocate, ahead=0
+                    )
                 else:
                     yield from self._lent(self._link, readers)
             except DataError as error:
@@ -116,12 +118,14 @@ class _BatchStream(IterableDataset[Batch | _SharedBatch | _Failed]):
     def _lent(self, link: _Link, readers: Executor) -> Iterator[_SharedBatch]:
         lender = SharedBufferPool(link.returned, self._source.batch_bytes)
         with ThreadPoolExecutor(self._threads) as decoders:
-            batches = self._source.batches(decoders.submit, readers.submit, lender.lend, ahead=1)
+            batches = self._source.batches(
+                decoders.submit, readers.submit, lender.allocate, ahead=1
+            )
             while True:
                 link.credit.acquire()
                 batch = next(batches)
                 yield _SharedBatch(
-                    batch.with_tensors(_NOTHING), lender.loan(batch.tensors), link.number
+                    batch.with_tensors(_NOTHING), lender.handle(batch.tensors), link.number
                 )
 
 
@@ -142,58 +146,58 @@ class Loader:
 
     def __init__(
         self,
-        catalogue: ShardCatalog,
-        seat: DataRank,
+        catalog: ShardCatalog,
+        rank: DataRank,
         data: DataConfig,
         *,
         resolution: int,
         batch_size: int,
         seed: int,
-        workers: int,
-        record: bytes | None = None,
-        draws: SampleRng | None = None,
+        decode_workers: int,
+        state: bytes | None = None,
+        rng: SampleRng | None = None,
         tokenize: Tokenize | None = None,
         pin_memory: bool = False,
     ) -> None:
-        mean = max(1.0, catalogue.bytes / max(1, int(catalogue.samples.sum())))
-        self.precomputed = PrecomputedLatents.of(catalogue.options, resolution)
+        mean = max(1.0, catalog.total_bytes / max(1, int(catalog.shard_sizes.sum())))
+        self.precomputed = PrecomputedLatents.from_options(catalog.options, resolution)
         bucketed = data.aspect_buckets and self.precomputed is None
         shapes = aspect_shapes(resolution) if bucketed else ()
         world = DataTopology(
-            catalogue.owner,
-            len(seat.hosts),
-            seat.processes,
+            catalog.owner,
+            len(rank.hosts),
+            rank.local_world_size,
             batch_size,
-            window=max(1, round(SHUFFLE_BLOCK_BYTES / mean)),
+            shuffle_block_size=max(1, round(SHUFFLE_BLOCK_BYTES / mean)),
             shapes=shapes,
         )
         chunk = max(1, round(READ_BYTES / mean))
-        self.note: str | None = None
-        start = SamplerState(catalogue.digest, seed, chunk, DataPosition(), world)
-        if record is not None:
-            written = SamplerState.from_bytes(record)
-            start, self.note = written.go_on(catalogue.digest, seed, chunk, world)
-        self.course = Sampler(
-            catalogue.samples, start, seat.instance, seat.process, catalogue.shapes
+        self.resume_warning: str | None = None
+        start = SamplerState(catalog.digest, seed, chunk, DataPosition(), world)
+        if state is not None:
+            written = SamplerState.from_bytes(state)
+            start, self.resume_warning = written.resume(catalog.digest, seed, chunk, world)
+        self.sampler = Sampler(
+            catalog.shard_sizes, start, rank.node_rank, rank.local_rank, catalog.shapes
         )
         self.position = start.position
         targets = tuple(
             DecodeSpec(height, width, data.crop, data.interpolation, seed)
             for height, width in shapes or ((resolution, resolution),)
         )
-        shelf = ShardReader(catalogue.paths, catalogue.ranges)
+        shelf = ShardReader(catalog.paths, catalog.offsets)
         self._source = BatchPipeline(
-            self.course,
+            self.sampler,
             shelf,
             data,
             batch_size,
             targets,
-            draws or SampleRng(seed),
+            rng or SampleRng(seed),
             self.precomputed,
             tokenize,
         )
-        self._workers, self._pin_memory = workers, pin_memory
-        self.depth = FIRST_DEPTH
+        self._workers, self._pin_memory = decode_workers, pin_memory
+        self.prefetch_depth = FIRST_DEPTH
         most = _DEPTH_BYTES // (batch_size * resolution * resolution * 3)
         self._most = max(FIRST_DEPTH, min(MAX_DEPTH, most))
 
@@ -202,7 +206,7 @@ class Loader:
             yield from self._watched(iter(self._data_loader(None)), None)
             return
         context = torch.multiprocessing.get_context("forkserver")
-        link = _Link(next(_numbers), context.Semaphore(self.depth), context.SimpleQueue())
+        link = _Link(next(_numbers), context.Semaphore(self.prefetch_depth), context.SimpleQueue())
         borrower = _links[link.number] = SharedBufferClient(link.returned)
         try:
             yield from self._watched(iter(self._data_loader(link)), (link, borrower))
@@ -233,7 +237,7 @@ class Loader:
         first = True
         while True:
             if process is not None:
-                process[1].give_back()
+                process[1].release_unused()
             started = time.perf_counter()
             batch = next(batches)
             if isinstance(batch, _Failed):
@@ -243,30 +247,30 @@ class Loader:
                 credit.release()
                 # The first batch is always waited for.
                 if not first and time.perf_counter() - started > _WAITED:
-                    self._deepen(credit)
+                    self._increase_prefetch(credit)
             if isinstance(batch, _SharedBatch):
                 batch = batch.open()
             first = False
             self.position = batch.position
             yield batch
 
-    def _deepen(self, credit: Semaphore) -> None:
-        if self.depth < self._most:
-            self.depth += 1
+    def _increase_prefetch(self, credit: Semaphore) -> None:
+        if self.prefetch_depth < self._most:
+            self.prefetch_depth += 1
             credit.release()
 
-    def names(self, origins: Iterable[tuple[int, int]]) -> list[str]:
+    def sample_names(self, origins: Iterable[tuple[int, int]]) -> list[str]:
         """Samples by shard and key; reads them again."""
-        return [self._source.name(*origin) for origin in origins]
+        return [self._source.sample_name(*origin) for origin in origins]
 
     @property
     def epoch(self) -> int:
         return self.position.epoch
 
-    def balance(self) -> EpochSize:
+    def epoch_size(self) -> EpochSize:
         """How the epoch under way comes out."""
-        return self.course.balance(self.position.epoch)
+        return self.sampler.epoch_size(self.position.epoch)
 
-    def record(self) -> bytes:
+    def state_bytes(self) -> bytes:
         """The run's place in its data, for a checkpoint: the same for all processes."""
-        return self.course.after(self.position).to_bytes()
+        return self.sampler.state_at(self.position).to_bytes()

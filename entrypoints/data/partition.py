@@ -1,13 +1,18 @@
-"""Who reads which samples of an epoch, in which order: pure arithmetic, nothing is read here.
+"""Partitioning and shuffling of an epoch: which rank reads which samples, in which order.
 
-An epoch's samples are cut into *chunks*, runs of neighbouring samples of one shard that are read
-at once. Each instance takes the chunks of the shards that it sees, in an order of its own: its
-*line*. The line is cut, to a sample, into one equal *part* for each of its processes. A process
-goes through its part *window* by window; a window is held in memory and its samples are mixed.
-So the place of any sample is computed from its position, and no position costs more than another.
+This is pure arithmetic; nothing is read here. Three steps lead from an epoch to a rank's order:
 
-:mod:`~.schedule` makes batches of a part, :mod:`~.epochs` says what happens when the world
-changes. All numbers of samples are exact.
+1. Shards are split into *read ranges*: consecutive samples of one shard, read at once.
+2. Each node takes the ranges of the shards that it sees and shuffles them
+   (:class:`NodePartition`). That list is cut, to a sample, into equal parts, one for each of its
+   ranks (:class:`RankPartition`).
+3. A rank reads its part in *shuffle blocks* of consecutive positions. A block is held in memory
+   and its samples are shuffled.
+
+So the sample at any index of a rank's order is computed directly, at the same cost wherever it is.
+
+:mod:`~sm_train.entrypoints.data.batch_schedule` makes batches of a rank's order;
+:mod:`~sm_train.entrypoints.data.epoch` handles changes of the topology. All counts are exact.
 """
 
 from __future__ import annotations
@@ -20,116 +25,140 @@ from sm_train.entrypoints.common.rng import Ints, seeded_permutation
 from sm_train.entrypoints.data.sample_ranges import SampleRanges, merge
 
 UNASSIGNED, REPLICATED = -1, -2
-"""Values of :attr:`DataTopology.owner`: no instance sees the shard; every instance sees it."""
+"""Values of :attr:`DataTopology.owner`: no node sees the shard; every node sees it."""
 
-_LINE, _WINDOW, _FILLER = 1, 2, 3  # what a key is for
+_RANGES_KEY, _BLOCK_KEY, _PADDING_KEY = 1, 2, 3
+"""Purposes of random keys, which keep their permutations independent. Checkpoints rely on them."""
 
 
 @dataclass(frozen=True, eq=False)
 class DataTopology:
-    """Instance ``owner[i]`` reads shard ``i``; each instance runs ``processes``.
+    """The nodes and ranks that read the data, and the shards that each node reads.
 
-    Of the shards that everybody sees each instance reads an equal range of samples. ``batch`` and
-    ``window`` are samples of one process. ``shapes`` are the heights and widths of the batches,
-    of which each has one; none where all are alike.
+    ``owner`` is int16 (num_shards,): the node rank that reads the shard, :data:`UNASSIGNED`, or
+    :data:`REPLICATED`. Each node reads an equal slice of the replicated samples. ``batch_size``
+    and ``shuffle_block_size`` are samples of one rank. ``shapes`` are the batch shapes
+    (height, width); empty if all batches have the same shape.
     """
 
     owner: NDArray[np.int16]
-    instances: int
-    processes: int
-    batch: int
-    window: int
+    num_nodes: int
+    local_world_size: int
+    batch_size: int
+    shuffle_block_size: int
     shapes: tuple[tuple[int, int], ...] = ()
 
-    def shared_range(self, samples: int, instance: int) -> tuple[int, int]:
-        """Which of ``samples`` that everybody sees are read by one instance."""
-        return samples * instance // self.instances, samples * (instance + 1) // self.instances
+    def replicated_slice(self, num_samples: int, node_rank: int) -> tuple[int, int]:
+        """Return the first and the end position of a node's share of the replicated samples."""
+        return (
+            num_samples * node_rank // self.num_nodes,
+            num_samples * (node_rank + 1) // self.num_nodes,
+        )
 
-    def same_as(self, other: DataTopology) -> bool:
-        """Whether every process would go on with its own samples."""
-        return self.numbers() == other.numbers() and np.array_equal(self.owner, other.owner)
+    def equals(self, other: DataTopology) -> bool:
+        """Return whether every rank would continue with its own samples under ``other``."""
+        return self._sizes() == other._sizes() and np.array_equal(self.owner, other.owner)
 
-    def numbers(self) -> tuple[object, ...]:
-        """Everything but the owners."""
-        return self.instances, self.processes, self.batch, self.window, self.shapes
+    def _sizes(self) -> tuple[object, ...]:
+        return (
+            self.num_nodes,
+            self.local_world_size,
+            self.batch_size,
+            self.shuffle_block_size,
+            self.shapes,
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class RankPartition:
-    """One process's samples, in the order in which it reads them.
+    """One rank's samples, in the order in which it reads them.
 
-    A sample's place in that order is its *slot*: ``window`` slots after one another are a window.
+    A sample's place in that order is its *index*. Block ``b`` covers the indices
+    ``b * shuffle_block_size`` to ``(b + 1) * shuffle_block_size - 1`` and the same positions of
+    ``ranges``, permuted; the last block may be shorter.
     """
 
-    pieces: SampleRanges
-    window: int
+    ranges: SampleRanges
+    shuffle_block_size: int
     key: tuple[int, ...]
 
     @property
-    def samples(self) -> int:
-        return self.pieces.samples
+    def num_samples(self) -> int:
+        return self.ranges.num_samples
 
-    def locate(self, slots: Ints) -> tuple[Ints, Ints]:
-        """Shards and samples at ``slots``."""
-        return self.pieces.locate(self.positions(slots))
+    def locate(self, indices: Ints) -> tuple[Ints, Ints]:
+        """Return shard and sample number for each index; all arrays are int64 (n,)."""
+        return self.ranges.locate(self.positions(indices))
 
-    def at(self, slots: Ints) -> SampleRanges:
-        """The samples at ``slots``, in the order of the data set."""
-        return merge([self.pieces.at(np.sort(self.positions(slots)))])
+    def take(self, indices: Ints) -> SampleRanges:
+        """Return the samples at ``indices`` as ranges, sorted by shard and start."""
+        return merge([self.ranges.take(np.sort(self.positions(indices)))])
 
-    def behind(self, slot: int) -> SampleRanges:
-        """The samples from ``slot`` on: whole windows are not looked into, however many."""
-        opened = min(-(-slot // self.window) * self.window, self.samples)
-        rest = self.pieces.span(opened, self.samples)
-        return merge([self.at(np.arange(min(slot, opened), opened)), rest])
+    def remaining_from(self, index: int) -> SampleRanges:
+        """Return the samples from ``index`` on, sorted by shard and start.
 
-    def slots_of(self, window: int) -> Ints:
-        """The slots of one window; the last may be shorter."""
-        return np.arange(window * self.window, min((window + 1) * self.window, self.samples))
+        A block holds the same samples in whatever order, so only the block that ``index`` lies in
+        has to be permuted; the blocks after it are a slice of the ranges.
+        """
+        size = self.shuffle_block_size
+        next_block = min(-(-index // size) * size, self.num_samples)
+        whole_blocks = self.ranges.slice(next_block, self.num_samples)
+        return merge([self.take(np.arange(min(index, next_block), next_block)), whole_blocks])
 
-    def positions(self, slots: Ints) -> Ints:
-        """Where the samples at ``slots`` stand among :attr:`pieces`."""
-        positions = np.empty_like(slots)
-        windows = slots // self.window
-        for window in np.unique(windows).tolist():
-            first = window * self.window
-            length = min(self.window, self.samples - first)
-            here = windows == window
-            mixed = seeded_permutation(length, *self.key, _WINDOW, window)
-            positions[here] = first + mixed[slots[here] - first]
+    def block_indices(self, block: int) -> Ints:
+        """Return the indices in a shuffle block, int64 (block size,)."""
+        size = self.shuffle_block_size
+        return np.arange(block * size, min((block + 1) * size, self.num_samples))
+
+    def positions(self, indices: Ints) -> Ints:
+        """Return the position among :attr:`ranges` for each index, int64 (n,)."""
+        positions = np.empty_like(indices)
+        blocks = indices // self.shuffle_block_size
+        for block in np.unique(blocks).tolist():
+            first = block * self.shuffle_block_size
+            length = min(self.shuffle_block_size, self.num_samples - first)
+            in_block = blocks == block
+            order = seeded_permutation(length, *self.key, _BLOCK_KEY, block)
+            positions[in_block] = first + order[indices[in_block] - first]
         return positions
 
 
 @dataclass(frozen=True, eq=False)
 class NodePartition:
-    """One instance's chunks in the order in which its processes share them."""
+    """One node's ranges, shuffled; its ranks share them by position."""
 
-    pieces: SampleRanges
+    ranges: SampleRanges
     key: tuple[int, ...]
 
-    def part(self, process: int, world: DataTopology) -> RankPartition:
-        """The part of one process; those of an instance differ by one sample at most."""
-        samples, processes = self.pieces.samples, world.processes
-        first, behind = samples * process // processes, samples * (process + 1) // processes
-        return RankPartition(self.pieces.span(first, behind), world.window, (*self.key, process))
+    def rank_partition(self, local_rank: int, topology: DataTopology) -> RankPartition:
+        """Return one rank's part; the parts of a node differ by one sample at most."""
+        samples, ranks = self.ranges.num_samples, topology.local_world_size
+        first, stop = samples * local_rank // ranks, samples * (local_rank + 1) // ranks
+        return RankPartition(
+            self.ranges.slice(first, stop), topology.shuffle_block_size, (*self.key, local_rank)
+        )
 
 
 def node_partition(
-    pieces: SampleRanges, world: DataTopology, instance: int, *key: int
+    ranges: SampleRanges, topology: DataTopology, node_rank: int, *key: int
 ) -> NodePartition:
-    """The samples of ``pieces`` that one instance reads, in the order that belongs to ``key``."""
-    owner = world.owner[pieces.shard]
-    shared = pieces.pick(owner == REPLICATED)
-    first, behind = world.shared_range(shared.samples, instance)
-    own = merge([pieces.pick(owner == instance), shared.span(first, behind)])
-    key = (*key, instance)
-    return NodePartition(own.pick(seeded_permutation(len(own.shard), *key, _LINE)), key)
+    """Return the part of ``ranges`` that one node reads, shuffled by ``key``.
+
+    That is the ranges of the shards that it owns, and its slice of those of replicated shards.
+    """
+    owner = topology.owner[ranges.shard]  # of each range
+    replicated = ranges.select(owner == REPLICATED)
+    first, stop = topology.replicated_slice(replicated.num_samples, node_rank)
+    node_ranges = merge([ranges.select(owner == node_rank), replicated.slice(first, stop)])
+    key = (*key, node_rank)
+    order = seeded_permutation(len(node_ranges.shard), *key, _RANGES_KEY)
+    return NodePartition(node_ranges.select(order), key)
 
 
 def padding_partition(
-    pieces: SampleRanges, world: DataTopology, process: int, *key: int
+    ranges: SampleRanges, topology: DataTopology, local_rank: int, *key: int
 ) -> RankPartition:
-    """All of ``pieces`` mixed, for a process that has no part of its own in them."""
-    key = (*key, process, _FILLER)
-    mixed = pieces.pick(seeded_permutation(len(pieces.shard), *key, _LINE))
-    return RankPartition(mixed, world.window, key)
+    """Return all of ``ranges``, shuffled, for a rank that has no samples of its own in them."""
+    key = (*key, local_rank, _PADDING_KEY)
+    order = seeded_permutation(len(ranges.shard), *key, _RANGES_KEY)
+    return RankPartition(ranges.select(order), topology.shuffle_block_size, key)

@@ -40,7 +40,7 @@ class PrecomputedLatents:
     model: str
 
     @classmethod
-    def of(cls, options: Mapping[str, Any], resolution: int) -> PrecomputedLatents | None:
+    def from_options(cls, options: Mapping[str, Any], resolution: int) -> PrecomputedLatents | None:
         """What an index with these ``options`` offers for ``resolution``."""
         latents = options.get("latents")
         if not latents or latents["resolution"] != resolution:

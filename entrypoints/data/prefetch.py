@@ -22,16 +22,16 @@ class PrefetchBuffer:
     """The contents of one lap's slots; reading begins at once."""
 
     def __init__(self, lap: EpochPass, shelf: ShardReader, read: Submit) -> None:
-        self._part, self._shelf, self._read = lap.schedule.part, shelf, read
+        self._part, self._shelf, self._read = lap.schedule.partition, shelf, read
         self._held: dict[int, SampleBytes] = {}
         self._loads: deque[tuple[Ints, Callable[[], list[SampleBytes]]]] = deque()
         # Samples in front of this that are still waiting for their batch are read when it comes.
-        self._reached = self._begun = lap.schedule.reach(lap.first)
-        self._end = lap.schedule.reach(lap.stop)
+        self._reached = self._begun = lap.schedule.high_water_mark(lap.first)
+        self._end = lap.schedule.high_water_mark(lap.stop)
         self._begin()
 
     @property
-    def all_begun(self) -> bool:
+    def all_requested(self) -> bool:
         """Whether the reading of everything that is needed has begun."""
         return self._begun >= self._end
 
@@ -49,8 +49,8 @@ class PrefetchBuffer:
         return contents
 
     def _begin(self) -> None:
-        while len(self._loads) < PREFETCH_BLOCKS and not self.all_begun:
-            slots = self._part.slots_of(self._begun // self._part.window)
+        while len(self._loads) < PREFETCH_BLOCKS and not self.all_requested:
+            slots = self._part.block_indices(self._begun // self._part.shuffle_block_size)
             slots = slots[slots >= self._begun]
             self._loads.append((slots, self._fetch(slots)))
             self._begun = int(slots[-1]) + 1
@@ -66,4 +66,4 @@ class PrefetchBuffer:
         self._reached = int(slots[-1]) + 1
 
     def _fetch(self, slots: Ints) -> Callable[[], list[SampleBytes]]:
-        return self._shelf.fetch(*self._part.locate(slots), self._read)
+        return self._shelf.read_async(*self._part.locate(slots), self._read)

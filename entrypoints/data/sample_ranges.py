@@ -1,4 +1,4 @@
-"""Runs of neighbouring samples: what a reader takes from its shards at once.
+"""Ranges of consecutive samples: the unit in which shards are read.
 
 Shards are numbered over the whole data set, samples within their shard.
 """
@@ -16,9 +16,10 @@ from sm_train.entrypoints.common.rng import Ints
 
 @dataclass(frozen=True, eq=False)
 class SampleRanges:
-    """Runs of neighbouring samples, one after another: ``shard[i]``, ``start[i]``:``stop[i]``.
+    """An ordered list of ranges: range ``i`` is samples ``start[i]``:``stop[i]`` of ``shard[i]``.
 
-    Three integer arrays of one length; no run is empty.
+    All three arrays are int64 (num_ranges,); no range is empty. Laid end to end, the ranges give
+    every sample a *position*, 0 to :attr:`num_samples` - 1.
     """
 
     shard: Ints
@@ -27,59 +28,67 @@ class SampleRanges:
 
     @cached_property
     def ends(self) -> Ints:
-        """For each run, the samples up to and with it."""
+        """For each range the position after its last sample, int64 (num_ranges,)."""
         return np.cumsum(self.stop - self.start)
 
     @property
-    def samples(self) -> int:
+    def num_samples(self) -> int:
         return int(self.ends[-1]) if len(self.ends) else 0
 
-    def pick(self, which: NDArray[np.bool_] | Ints) -> SampleRanges:
+    def select(self, which: NDArray[np.bool_] | Ints) -> SampleRanges:
+        """Return the ranges that a mask or an array of range numbers selects."""
         return SampleRanges(self.shard[which], self.start[which], self.stop[which])
 
-    def span(self, first: int, behind: int) -> SampleRanges:
-        """The samples ``first`` to ``behind`` - 1 of all."""
-        if first >= behind:
-            return self.pick(np.zeros(0, np.int64))
-        low, high = np.searchsorted(self.ends, [first, behind - 1], side="right")
-        part = self.pick(np.arange(low, high + 1))
-        start, stop = part.start.copy(), part.stop.copy()
-        stop[-1] -= self.ends[high] - behind
-        start[0] += first - (self.ends[low - 1] if low else 0)
-        return SampleRanges(part.shard, start, stop)
+    def slice(self, first: int, stop: int) -> SampleRanges:
+        """Return the samples at positions ``first`` to ``stop`` - 1; cuts ranges where needed."""
+        if first >= stop:
+            return self.select(np.zeros(0, np.int64))
+        # The ranges that hold the first and the last position, found by their ends.
+        low, high = np.searchsorted(self.ends, [first, stop - 1], side="right")
+        selected = self.select(np.arange(low, high + 1))
+        starts, stops = selected.start.copy(), selected.stop.copy()
+        stops[-1] -= self.ends[high] - stop
+        starts[0] += first - (self.ends[low - 1] if low else 0)
+        return SampleRanges(selected.shard, starts, stops)
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:
-        """Shard and number in it of the samples at ``positions``."""
-        run = np.searchsorted(self.ends, positions, side="right")
-        return self.shard[run], self.stop[run] - (self.ends[run] - positions)
+        """Return shard and sample number for each position; all arrays are int64 (n,)."""
+        which = np.searchsorted(self.ends, positions, side="right")
+        # A position lies as far before its range's end as its sample before the range's stop.
+        return self.shard[which], self.stop[which] - (self.ends[which] - positions)
 
-    def at(self, positions: Ints) -> SampleRanges:
-        """The samples at ``positions``, which ascend, neighbours joined again."""
+    def take(self, positions: Ints) -> SampleRanges:
+        """Return the samples at ascending ``positions``, with neighbours joined into ranges."""
         shard, sample = self.locate(positions)
-        new = np.ones(len(shard), np.bool_)
-        new[1:] = (shard[1:] != shard[:-1]) | (sample[1:] != sample[:-1] + 1)
-        first = np.flatnonzero(new)
+        begins = np.ones(len(shard), np.bool_)
+        begins[1:] = (shard[1:] != shard[:-1]) | (sample[1:] != sample[:-1] + 1)
+        first = np.flatnonzero(begins)
         last = np.append(first[1:] - 1, len(shard) - 1)[: len(first)]
         return SampleRanges(shard[first], sample[first], sample[last] + 1)
 
 
 def merge(parts: Iterable[SampleRanges]) -> SampleRanges:
-    """All runs of ``parts``, in the order of the data set."""
-    pieces = list(parts)
-    if not pieces:
+    """Return all ranges of ``parts``, sorted by shard and start."""
+    groups = list(parts)
+    if not groups:
         return SampleRanges(*(np.zeros(0, np.int64) for _ in range(3)))
     shard, start, stop = (
-        np.concatenate([getattr(one, name) for one in pieces])
+        np.concatenate([getattr(group, name) for group in groups])
         for name in ("shard", "start", "stop")
     )
-    return SampleRanges(shard, start, stop).pick(np.lexsort((start, shard)))
+    return SampleRanges(shard, start, stop).select(np.lexsort((start, shard)))
 
 
-def split_shards(samples: Ints, chunk: int, shards: Ints) -> SampleRanges:
-    """The chunks of ``shards``, whose numbers of samples are ``samples[shards]``."""
-    counts = samples[shards]
-    chunks = -(-counts // chunk)
-    shard = np.repeat(shards, chunks)
-    number = np.arange(int(chunks.sum())) - np.repeat(np.cumsum(chunks) - chunks, chunks)
-    start = number * chunk
-    return SampleRanges(shard, start, np.minimum(start + chunk, samples[shard]))
+def split_shards(shard_sizes: Ints, range_size: int, shards: Ints) -> SampleRanges:
+    """Split ``shards`` into ranges of ``range_size`` samples; a shard's last may be shorter.
+
+    ``shard_sizes`` covers all shards, int64 (num_shards,); ``shards`` are the numbers of those to
+    split. The split is vectorized, because a data set may have millions of ranges.
+    """
+    sizes = shard_sizes[shards]
+    counts = -(-sizes // range_size)  # ranges of each shard
+    shard = np.repeat(shards, counts)
+    # 0, 1, 2 … within each shard: a running number less the ranges of the shards before.
+    number = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+    start = number * range_size
+    return SampleRanges(shard, start, np.minimum(start + range_size, shard_sizes[shard]))

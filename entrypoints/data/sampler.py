@@ -1,8 +1,8 @@
-"""One process's way through the data, from any position on, and the record that tells it.
+"""The order in which one rank reads the data, from any position, and the state that resumes it.
 
-A position is two integers, the same for all processes. The record that a checkpoint keeps adds
-who reads which shard, now and before in this epoch, so that a job with other instances reads what
-is left, and that alone.
+A position is two integers, which are equal on all ranks. The state saved in a checkpoint adds
+which node owned which shard, in the current segment of the epoch and in the finished ones.
+A job with another number of nodes can therefore read exactly the samples that are left.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 from sm_train.entrypoints.common.rng import Ints, random_below
@@ -23,7 +23,7 @@ from sm_train.entrypoints.data.epoch import (
     EpochSegment,
     EpochSize,
     epoch_size,
-    single_shape,
+    single_batch_shape,
     uninterrupted_epoch_size,
 )
 from sm_train.entrypoints.data.partition import (
@@ -35,105 +35,153 @@ from sm_train.entrypoints.data.partition import (
 from sm_train.entrypoints.data.sample_ranges import SampleRanges
 
 NEARBY_REPLACEMENTS = 16
+"""Attempts to replace a bad sample from its own shuffle block before the whole partition."""
 
-_SUBSTITUTE = 4  # what a key is for, as in sharding
+_REPLACEMENT_KEY = 4
+"""Purpose of a random key; :mod:`~sm_train.entrypoints.data.partition` uses 1 to 3."""
 
 
 @dataclass(frozen=True, order=True)
 class DataPosition:
-    """``step`` steps were made of ``epoch`` since its start or since the world last changed."""
+    """Steps taken in ``epoch`` since the epoch started or the topology last changed."""
 
     epoch: int = 0
     step: int = 0
 
 
+class _SegmentDocument(TypedDict):
+    """One epoch segment as JSON; the shard owners are stored separately, as an array."""
+
+    num_nodes: int
+    local_world_size: int
+    batch_size: int
+    shuffle_block_size: int
+    shapes: list[list[int]]
+    steps: int
+
+
+class _StateDocument(TypedDict):
+    """The sampler state as JSON; the last segment is the current one."""
+
+    digest: str
+    seed: int
+    range_size: int
+    epoch: int
+    segments: list[_SegmentDocument]
+
+
 @dataclass(frozen=True, eq=False)
 class SamplerState:
-    """Where a run is in its data; :attr:`before` are the segments of this epoch that are over.
+    """Position of a run in its data, equal on all ranks.
 
-    ``digest`` names the data set, ``chunk`` is samples.
+    ``digest`` identifies the data set. ``range_size`` is the maximum number of samples in a read
+    range. ``finished_segments`` are the earlier segments of this epoch, in order: one for each
+    change of the topology.
     """
 
     digest: str
     seed: int
-    chunk: int
+    range_size: int
     position: DataPosition
-    world: DataTopology
-    before: tuple[EpochSegment, ...] = ()
+    topology: DataTopology
+    finished_segments: tuple[EpochSegment, ...] = ()
 
     def to_bytes(self) -> bytes:
-        """The record as a file of a checkpoint (NumPy's npz)."""
-        segments = [*self.before, EpochSegment(self.world, self.position.step)]
-        numbers = {
+        """Serialize the state as a checkpoint file (NumPy npz).
+
+        The file holds ``owners``, int16 (num_segments, num_shards), and the rest as JSON.
+        """
+        segments = [*self.finished_segments, EpochSegment(self.topology, self.position.step)]
+        document: _StateDocument = {
             "digest": self.digest,
             "seed": self.seed,
-            "chunk": self.chunk,
+            "range_size": self.range_size,
             "epoch": self.position.epoch,
-            "segments": [
-                {
-                    "instances": segment.world.instances,
-                    "processes": segment.world.processes,
-                    "batch": segment.world.batch,
-                    "window": segment.world.window,
-                    "shapes": segment.world.shapes,
-                    "steps": segment.steps,
-                }
-                for segment in segments
-            ],
+            "segments": [_segment_document(segment) for segment in segments],
         }
         content = io.BytesIO()
         np.savez_compressed(
             content,
-            owners=np.stack([segment.world.owner for segment in segments]),
-            numbers=np.frombuffer(json.dumps(numbers).encode(), np.uint8),
+            owners=np.stack([segment.topology.owner for segment in segments]),
+            document=np.frombuffer(json.dumps(document).encode(), np.uint8),
         )
         return content.getvalue()
 
     @classmethod
     def from_bytes(cls, content: bytes) -> SamplerState:
+        """Parse what :meth:`to_bytes` wrote."""
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-            numbers: dict[str, Any] = json.loads(arrays["numbers"].tobytes())
+            document: _StateDocument = json.loads(arrays["document"].tobytes())
             owners = arrays["owners"]
-        segments = []
-        for owner, one in zip(owners, numbers["segments"], strict=True):
-            steps, shapes = one.pop("steps"), tuple(map(tuple, one.pop("shapes")))
-            segments.append(EpochSegment(DataTopology(owner=owner, shapes=shapes, **one), steps))
-        *before, now = segments
+        *finished, current = [
+            EpochSegment(
+                DataTopology(
+                    owner=owner,
+                    num_nodes=segment["num_nodes"],
+                    local_world_size=segment["local_world_size"],
+                    batch_size=segment["batch_size"],
+                    shuffle_block_size=segment["shuffle_block_size"],
+                    shapes=tuple((height, width) for height, width in segment["shapes"]),
+                ),
+                segment["steps"],
+            )
+            for owner, segment in zip(owners, document["segments"], strict=True)
+        ]
         return cls(
-            digest=numbers["digest"],
-            seed=numbers["seed"],
-            chunk=numbers["chunk"],
-            position=DataPosition(numbers["epoch"], now.steps),
-            world=now.world,
-            before=tuple(before),
+            digest=document["digest"],
+            seed=document["seed"],
+            range_size=document["range_size"],
+            position=DataPosition(document["epoch"], current.steps),
+            topology=current.topology,
+            finished_segments=tuple(finished),
         )
 
-    def go_on(
-        self, digest: str, seed: int, chunk: int, world: DataTopology
+    def resume(
+        self, digest: str, seed: int, range_size: int, topology: DataTopology
     ) -> tuple[SamplerState, str | None]:
-        """The record to start from in ``world``, and what a person should know of it."""
+        """Return the state to resume from in ``topology``, and a warning for the user, if any.
+
+        The read ranges of an epoch must not change within it, so ``range_size`` applies only if
+        the epoch restarts.
+        """
         epoch = self.position.epoch
         if (digest, seed) != (self.digest, self.seed):
-            record = SamplerState(digest, seed, chunk, DataPosition(epoch), world)
-            return record, f"the shards or the seed changed: epoch {epoch} begins anew"
-        if world.same_as(self.world):
+            restarted = SamplerState(digest, seed, range_size, DataPosition(epoch), topology)
+            return restarted, f"the shards or the seed changed: epoch {epoch} restarts"
+        if topology.equals(self.topology):
             return self, None
-        before = (*self.before, EpochSegment(self.world, self.position.step))
-        record = SamplerState(digest, seed, self.chunk, DataPosition(epoch), world, before)
-        old, new = self.world, world
-        return record, (
-            f"{old.instances} instances × {old.processes} processes × {old.batch} became "
-            f"{new.instances} × {new.processes} × {new.batch}, or see other shards: what is left "
-            f"of epoch {epoch} is dealt out anew"
+        finished = (*self.finished_segments, EpochSegment(self.topology, self.position.step))
+        resharded = SamplerState(
+            digest, seed, self.range_size, DataPosition(epoch), topology, finished
         )
+        old, new = self.topology, topology
+        return resharded, (
+            f"the data topology changed from {old.num_nodes} nodes × {old.local_world_size} "
+            f"ranks × batch {old.batch_size} to {new.num_nodes} × {new.local_world_size} × "
+            f"{new.batch_size}, or the nodes see other shards: the rest of epoch {epoch} is "
+            "resharded"
+        )
+
+
+def _segment_document(segment: EpochSegment) -> _SegmentDocument:
+    topology = segment.topology
+    return {
+        "num_nodes": topology.num_nodes,
+        "local_world_size": topology.local_world_size,
+        "batch_size": topology.batch_size,
+        "shuffle_block_size": topology.shuffle_block_size,
+        "shapes": [list(shape) for shape in topology.shapes],
+        "steps": segment.steps,
+    }
 
 
 @dataclass(frozen=True, eq=False)
 class EpochPass:
-    """The batches ``first`` to ``stop`` - 1 of a schedule, within one epoch.
+    """Batches ``first`` to ``stop`` - 1 of a schedule, within one epoch.
 
-    Batch 0 of the schedule is step ``base`` of the epoch. ``fresh`` tells the lap in which this
-    process reads its part from those that only keep up with processes that have more.
+    Batch 0 of the schedule is step ``base`` of the epoch. ``is_new`` is true for the first pass
+    over the rank's own partition. Later passes, and those over a padding partition, only keep the
+    rank in step with ranks that have more to read: all their samples count as repeated.
     """
 
     epoch: int
@@ -141,96 +189,118 @@ class EpochPass:
     first: int
     stop: int
     base: int
-    fresh: bool
+    is_new: bool
 
     def position(self, step: int) -> DataPosition:
-        """Where the run is after batch ``step`` of the schedule."""
+        """Return the run's position after batch ``step`` of the schedule."""
         return DataPosition(self.epoch, self.base + step + 1)
 
-    def repeated(self, step: int) -> int:
-        """How many samples of the batch were read before."""
-        return self.schedule.batch - (self.schedule.fresh(step) if self.fresh else 0)
+    def num_repeated(self, step: int) -> int:
+        """Return how many samples of the batch were read before; they come last in it."""
+        return self.schedule.batch_size - (self.schedule.num_new(step) if self.is_new else 0)
 
-    def substitute(self, slot: int, attempt: int) -> tuple[int, int]:
-        """Shard and number of a sample for ``slot``, whose own is bad.
+    def replacement(self, index: int, attempt: int) -> tuple[int, int]:
+        """Return shard and sample to read instead of the bad sample at ``index``.
 
-        From its window at first, whose samples lie near in the tar, then from the whole part.
+        The first :data:`NEARBY_REPLACEMENTS` attempts stay in its shuffle block, whose samples
+        lie near in the tars; later ones use the whole partition.
         """
-        part = self.schedule.part
-        near = part.slots_of(slot // part.window)
-        slots = near if attempt < NEARBY_REPLACEMENTS else np.arange(part.samples)
-        chosen = slots[random_below(len(slots), *part.key, _SUBSTITUTE, slot, attempt)]
-        shard, sample = part.locate(np.array([chosen]))
+        partition = self.schedule.partition
+        block = partition.block_indices(index // partition.shuffle_block_size)
+        candidates = block if attempt < NEARBY_REPLACEMENTS else np.arange(partition.num_samples)
+        chosen = candidates[
+            random_below(len(candidates), *partition.key, _REPLACEMENT_KEY, index, attempt)
+        ]
+        shard, sample = partition.locate(np.array([chosen]))
         return int(shard[0]), int(sample[0])
 
 
 @dataclass(frozen=True, eq=False)
 class Sampler:
-    """The way of one process on from ``record``."""
+    """Yields everything that one rank reads, starting at ``state``.
 
-    samples: Ints
-    record: SamplerState
-    instance: int
-    process: int
-    shapes: BatchShapes = single_shape
+    ``shard_sizes`` are the samples of each shard, int64 (num_shards,).
+    """
 
-    def balance(self, epoch: int) -> EpochSize:
-        """How an epoch, or what is left of the record's, comes out in this world."""
-        if self._is_rest(epoch):
-            return epoch_size(self._rest, self.record.world)
-        return uninterrupted_epoch_size(self.samples, self.record.world)
+    shard_sizes: Ints
+    state: SamplerState
+    node_rank: int
+    local_rank: int
+    shapes: BatchShapes = single_batch_shape
 
-    def laps(self) -> Iterator[EpochPass]:
-        """Everything that this process reads from the record's position on; it never ends."""
-        epoch, step = self.record.position.epoch, self.record.position.step
+    def epoch_size(self, epoch: int) -> EpochSize:
+        """Return the size of an epoch, or of the rest of the epoch that the state is in."""
+        if self._is_resharded(epoch):
+            return epoch_size(self._resharded_ranges, self.state.topology)
+        return uninterrupted_epoch_size(self.shard_sizes, self.state.topology)
+
+    def passes(self) -> Iterator[EpochPass]:
+        """Yield this rank's passes from the state's position on, without end."""
+        epoch, step = self.state.position.epoch, self.state.position.step
         while True:
-            yield from self._epoch(epoch, step)
+            yield from self._epoch_passes(epoch, step)
             epoch, step = epoch + 1, 0
 
-    def after(self, position: DataPosition) -> SamplerState:
-        """The record at ``position``."""
-        record = self.record
-        before = record.before if position.epoch == record.position.epoch else ()
+    def state_at(self, position: DataPosition) -> SamplerState:
+        """Return the state to save when the run is at ``position``."""
+        state = self.state
+        same_epoch = position.epoch == state.position.epoch
         return SamplerState(
-            record.digest, record.seed, record.chunk, position, record.world, before
+            state.digest,
+            state.seed,
+            state.range_size,
+            position,
+            state.topology,
+            state.finished_segments if same_epoch else (),
         )
 
-    def _epoch(self, number: int, step: int) -> Iterator[EpochPass]:
-        steps = self.balance(number).steps
+    def _epoch_passes(self, number: int, step: int) -> Iterator[EpochPass]:
+        steps = self.epoch_size(number).steps
         if step >= steps:
             return
-        part, own = self._part(number)
-        world = self.record.world
-        schedule = BatchSchedule(part, world.batch, self.shapes(world, part))
+        partition, is_own = self._partition(number)
+        topology = self.state.topology
+        schedule = BatchSchedule(partition, topology.batch_size, self.shapes(topology, partition))
+        # All ranks take the same number of steps. A rank whose schedule is shorter repeats it:
+        # pass k covers the steps k * num_steps to (k + 1) * num_steps - 1 of the epoch, and the
+        # last pass is cut where the epoch ends.
         while step < steps:
-            base = step - step % schedule.steps
-            stop = min(base + schedule.steps, steps)
-            yield EpochPass(number, schedule, step - base, stop - base, base, own and base == 0)
+            base = step - step % schedule.num_steps
+            stop = min(base + schedule.num_steps, steps)
+            yield EpochPass(number, schedule, step - base, stop - base, base, is_own and base == 0)
             step = stop
 
-    def _part(self, number: int) -> tuple[RankPartition, bool]:
-        """What this process reads in an epoch, and whether that is a part of its own."""
-        world, epoch = self.record.world, self._numbered(number)
-        rest = self._is_rest(number)
-        segment = len(self.record.before) if rest else 0
-        pieces = self._rest if rest else self._whole(epoch)
-        part = epoch.line(pieces, world, segment, self.instance).part(self.process, world)
-        if part.samples:
-            return part, True
-        key = (epoch.seed, number, segment, self.instance)
-        return padding_partition(self._whole(epoch), world, self.process, *key), False
+    def _partition(self, number: int) -> tuple[RankPartition, bool]:
+        """Return what this rank reads in an epoch, and whether that is its own share of it.
 
-    def _is_rest(self, epoch: int) -> bool:
-        return epoch == self.record.position.epoch and bool(self.record.before)
+        A rank without a share (a node with fewer samples than ranks) reads a shuffled copy of
+        the node's samples, so that it can take part in every step.
+        """
+        topology, epoch = self.state.topology, self._epoch(number)
+        resharded = self._is_resharded(number)
+        segment = len(self.state.finished_segments) if resharded else 0
+        ranges = self._resharded_ranges if resharded else self._node_ranges(epoch)
+        node = epoch.node_partition(ranges, topology, segment, self.node_rank)
+        partition = node.rank_partition(self.local_rank, topology)
+        if partition.num_samples:
+            return partition, True
+        key = (epoch.seed, number, segment, self.node_rank)
+        return padding_partition(self._node_ranges(epoch), topology, self.local_rank, *key), False
 
-    def _numbered(self, number: int) -> Epoch:
-        return Epoch(self.samples, self.record.chunk, self.record.seed, number)
+    def _is_resharded(self, epoch: int) -> bool:
+        """Return whether only a part of ``epoch`` is left, because the topology changed in it."""
+        return epoch == self.state.position.epoch and bool(self.state.finished_segments)
 
-    def _whole(self, epoch: Epoch) -> SampleRanges:
-        """Every chunk that this instance may read."""
-        owner = self.record.world.owner
-        return epoch.whole(np.flatnonzero((owner == self.instance) | (owner == REPLICATED)))
+    def _epoch(self, number: int) -> Epoch:
+        return Epoch(self.shard_sizes, self.state.range_size, self.state.seed, number)
+
+    def _node_ranges(self, epoch: Epoch) -> SampleRanges:
+        """Return every read range that this node may read."""
+        owner = self.state.topology.owner
+        return epoch.all_ranges(np.flatnonzero((owner == self.node_rank) | (owner == REPLICATED)))
 
     @cached_property
-    def _rest(self) -> SampleRanges:
-        return self._numbered(self.record.position.epoch).left(self.record.before, self.shapes)
+    def _resharded_ranges(self) -> SampleRanges:
+        """What is left of the state's epoch after its finished segments, on all nodes."""
+        epoch = self._epoch(self.state.position.epoch)
+        return epoch.remaining(self.state.finished_segments, self.shapes)

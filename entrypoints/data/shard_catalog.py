@@ -44,9 +44,9 @@ class DataRank:
     """This process's place: ``process`` of ``processes`` on the ``instance``-th of ``hosts``."""
 
     hosts: tuple[str, ...]
-    instance: int
-    process: int
-    processes: int
+    node_rank: int
+    local_rank: int
+    local_world_size: int
 
 
 class SampleOffsets(Protocol):
@@ -66,12 +66,12 @@ class ShardCatalog:
     and a line. ``digest`` names the data set, ``options`` are those with which it was packed.
     """
 
-    samples: Ints
+    shard_sizes: Ints
     owner: NDArray[np.int16]
-    bytes: int
+    total_bytes: int
     digest: str
     paths: dict[int, Path]
-    ranges: SampleOffsets
+    offsets: SampleOffsets
     shapes: BatchShapes
     damage: tuple[tuple[str, str], ...]
     seconds: float
@@ -94,14 +94,14 @@ def build_catalog(
     seen = _gather_seen(table, seat, exchange)
     owner = _assign_shards(seen)
     _require_samples(table, seen, owner, seat)
-    mine = (owner == seat.instance) | (owner == REPLICATED)
+    mine = (owner == seat.node_rank) | (owner == REPLICATED)
     return ShardCatalog(
-        samples=table.samples,
+        shard_sizes=table.samples,
         owner=owner,
-        bytes=table.bytes,
+        total_bytes=table.bytes,
         digest=_digest(table),
         paths={number: here[name] for name, number in table.seen.items() if mine[number]},
-        ranges=table.ranges,
+        offsets=table.ranges,
         shapes=table.shapes,
         damage=table.damage,
         seconds=time.monotonic() - started,
@@ -171,8 +171,8 @@ class _IndexedShapes:
         """
         if not world.shapes:
             return None
-        runs = part.pieces
-        shapes = np.zeros(part.samples, np.int16)
+        runs = part.ranges
+        shapes = np.zeros(part.num_samples, np.int16)
         # In the index's order, so that a group of its rows is decoded once.
         for run in np.argsort(self.rows[runs.shard], kind="stable").tolist():
             start, stop = int(runs.start[run]), int(runs.stop[run])
@@ -181,7 +181,7 @@ class _IndexedShapes:
             shapes[behind - (stop - start) : behind] = nearest_shape(
                 world.shapes, heights[start:stop], widths[start:stop]
             )
-        by_slot: NDArray[np.int16] = shapes[part.positions(np.arange(part.samples))]
+        by_slot: NDArray[np.int16] = shapes[part.positions(np.arange(part.num_samples))]
         return by_slot
 
     def _sides(self, row: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
@@ -270,21 +270,21 @@ def _by_scanning(here: dict[str, Path], seat: DataRank, exchange: AllGather, not
     damage: list[tuple[str, str]] = []
     ranges = [np.zeros((2, 0), np.int64)]
     column = 0
-    for name in list(here)[seat.process :: seat.processes]:
+    for name in list(here)[seat.local_rank :: seat.local_world_size]:
         try:
             found = scan_tar(here[name])
         except OSError as error:
             damage.append((name, f"cannot be read: {error.strerror}"))
-            walked.append(_ScannedShard(name, seat.process, column, 0, 0))
+            walked.append(_ScannedShard(name, seat.local_rank, column, 0, 0))
             continue
         damage += [(name, line) for line in found.damage]
         samples = len(found.starts)
-        walked.append(_ScannedShard(name, seat.process, column, samples, found.bytes))
+        walked.append(_ScannedShard(name, seat.local_rank, column, samples, found.bytes))
         ranges.append(np.stack([found.starts, found.stops]))
         column += samples
     notes.mkdir(parents=True, exist_ok=True)
-    np.save(_notes_file(notes, seat.process), np.concatenate(ranges, axis=1))
-    everyones: list[tuple[int, list[_ScannedShard]]] = exchange((seat.instance, walked))
+    np.save(_notes_file(notes, seat.local_rank), np.concatenate(ranges, axis=1))
+    everyones: list[tuple[int, list[_ScannedShard]]] = exchange((seat.node_rank, walked))
     return _merge_scans(everyones, here, seat, notes, tuple(damage))
 
 
@@ -303,7 +303,7 @@ def _merge_scans(
             other = by_name.setdefault(shard.name, shard)
             if (other.samples, other.bytes) != (shard.samples, shard.bytes):
                 problem = f"{shard.name} is not the same on all instances"
-            if instance == seat.instance:
+            if instance == seat.node_rank:
                 own[shard.name] = shard
     if problem:  # all processes have heard the same, so all stop
         raise DataError(problem)
@@ -337,8 +337,8 @@ def _gather_seen(table: _Table, seat: DataRank, exchange: AllGather) -> NDArray[
     """Instance × shard: whether it is seen; the first process of each instance speaks for it."""
     mask = np.zeros(len(table.samples), np.bool_)
     mask[list(table.seen.values())] = True
-    said = np.packbits(mask) if seat.process == 0 else None
-    everyones: list[Any] = exchange((seat.instance, said, len(mask)))
+    said = np.packbits(mask) if seat.local_rank == 0 else None
+    everyones: list[Any] = exchange((seat.node_rank, said, len(mask)))
     if len({shards for *_, shards in everyones}) > 1:
         raise DataError("the instances have different indexes; start the job again")
     seen = np.zeros((len(seat.hosts), len(mask)), np.bool_)

@@ -35,9 +35,6 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from sm_train.entrypoints.data.shard_format import Shard, ShardError
 
-INDEX_NAME = "index.parquet"
-SHARDS_FOLDER = "shards"
-
 FORMAT = "sm-train-index"
 VERSION = 2
 
@@ -374,8 +371,3 @@ def _header(path: Path | str, metadata: dict[bytes, bytes]) -> IndexHeader:
     if (version := content.pop("version", None)) != VERSION:
         raise ShardError(f"{path}: index version {version}; this sm-train reads {VERSION}")
     return IndexHeader(**content)
-
-
-def index_path(shards: Path) -> Path:
-    """Where the index of the folder ``shards`` lies."""
-    return shards.parent / INDEX_NAME

@@ -50,14 +50,16 @@ class ShardReader:
     """The shards of this instance by number."""
 
     paths: dict[int, Path]
-    ranges: SampleOffsets
+    offsets: SampleOffsets
 
     def read(self, shard: int, sample: int) -> SampleBytes:
         """One sample."""
-        [content] = self.fetch(np.array([shard]), np.array([sample]), _at_once)()
+        [content] = self.read_async(np.array([shard]), np.array([sample]), _at_once)()
         return content
 
-    def fetch(self, shards: Ints, samples: Ints, submit: Submit) -> Callable[[], list[SampleBytes]]:
+    def read_async(
+        self, shards: Ints, samples: Ints, submit: Submit
+    ) -> Callable[[], list[SampleBytes]]:
         """Begin to read samples; the result gives them in the order in which they are asked for."""
         reads = [(run, submit(self._read_run, run)) for run in self._runs(shards, samples)]
 
@@ -76,7 +78,7 @@ class ShardReader:
         breaks = np.flatnonzero((np.diff(shard) != 0) | (np.diff(sample) != 1)) + 1
         for slots in np.split(order, breaks):
             number = int(shards[slots[0]])
-            starts, stops = self.ranges(number)
+            starts, stops = self.offsets(number)
             wanted = samples[slots]
             yield _ReadRange(number, starts[wanted], stops[wanted], slots)
 
@@ -101,15 +103,17 @@ class ShardReader:
                 parts.append(self._cut_short(run.shard, first + len(content)))
         return parts
 
-    def name(self, shard: int) -> str:
+    def shard_name(self, shard: int) -> str:
         return self.paths[shard].name
 
     def _unreadable(self, shard: int, error: OSError) -> BadSample:
         reason = "shard-missing" if isinstance(error, FileNotFoundError) else "read-error"
-        return BadSample(self.name(shard), "", reason, error.strerror or str(error))
+        return BadSample(self.shard_name(shard), "", reason, error.strerror or str(error))
 
     def _cut_short(self, shard: int, end: int) -> BadSample:
-        return BadSample(self.name(shard), "", "tar-truncated", f"the shard ends at byte {end}")
+        return BadSample(
+            self.shard_name(shard), "", "tar-truncated", f"the shard ends at byte {end}"
+        )
 
 
 def _singly(run: _ReadRange) -> Iterator[_ReadRange]:
@@ -136,5 +140,5 @@ def _at_once(call: Callable[..., Any], *arguments: Any) -> Future[Any]:
     return future
 
 
-at_once: Submit = _at_once
+run_inline: Submit = _at_once
 """Runs a call at once, where there are no threads to run it."""

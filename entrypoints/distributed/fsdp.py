@@ -1,13 +1,13 @@
-"""How a model is spread over processes: replicated by DDP, or split by FSDP2.
+"""Data parallelism: replicate a model by DDP, or shard it by FSDP2.
 
-Accelerate wraps with DDP. It refuses FSDP2 on a CPU, so PyTorch's own ``fully_shard`` is called
-here: one piece of code for GPUs and for tests.
+Accelerate wraps with DDP. It rejects FSDP2 on a CPU, so PyTorch's ``fully_shard`` is called here
+directly: the same code runs on GPUs and in tests.
 
 ======================  ===========================================================
-``none``                every process has everything
-``shard_grad_op``       gradients, AdamW and average are split; weights between steps too
-``full_shard``          as that, and weights are gathered layer by layer, twice a pass
-``hybrid_shard``        as that within a machine; machines replicate each other
+``none``                every process holds everything
+``shard_grad_op``       gradients, AdamW and EMA are sharded; weights between steps too
+``full_shard``          in addition, weights are gathered layer by layer, twice a pass
+``hybrid_shard``        as ``full_shard`` within a node; nodes replicate each other
 ======================  ===========================================================
 """
 
@@ -32,15 +32,15 @@ BLOCKS = (
     "CrossAttnUpBlock2D",
     "UNetMidBlock2DCrossAttn",
 )
-"""Diffusers' classes whose weights are gathered together."""
+"""Class names in diffusers of the blocks that are each gathered as one unit."""
 
 
 def shard(
     module: nn.Module, strategy: str, *, world_size: int, per_node: int, device: str, bf16: bool
 ) -> None:
-    """Split the children of ``module`` among all processes, in place; ``none`` does nothing.
+    """Shard the children of ``module`` over all processes, in place; ``none`` does nothing.
 
-    In bf16 weights are gathered in that precision, and gradients are still summed in fp32.
+    With ``bf16`` weights are gathered in that precision; gradients are still summed in fp32.
     """
     if strategy == "none":
         return
@@ -57,7 +57,7 @@ def shard(
     precision = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if bf16 else None,
         reduce_dtype=torch.float32,
-        # Autocast decides for each layer; a timestep in bf16 would be another one.
+        # Autocast casts in each layer. Casting all inputs here would round timesteps to bf16.
         cast_forward_inputs=False,
     )
     options: dict[str, Any] = {
@@ -65,6 +65,7 @@ def shard(
         "mp_policy": precision,
         "reshard_after_forward": strategy != "shard_grad_op",
     }
+    # Blocks before their parent: fully_shard takes the parameters that are not yet in a group.
     for child in module.children():
         for block in blocks(child):
             fully_shard(block, **options)
@@ -72,7 +73,7 @@ def shard(
 
 
 def blocks(module: nn.Module) -> list[nn.Module]:
-    """The outermost of :data:`BLOCKS` in ``module``: a U-Net's hold some of PixArt's class."""
+    """Return the outermost :data:`BLOCKS` in ``module``; those of a U-Net contain inner ones."""
     if type(module).__name__ in BLOCKS:
         return [module]
     return [block for child in module.children() for block in blocks(child)]
@@ -81,14 +82,14 @@ def blocks(module: nn.Module) -> list[nn.Module]:
 def mesh_shape(
     strategy: str, world_size: int, per_node: int
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Processes along each dimension of the mesh; the last one is split along."""
+    """Return the sizes and names of the device mesh's dimensions; the last one is sharded."""
     if strategy == "hybrid_shard" and world_size > per_node:
         return (world_size // per_node, per_node), ("replicate", "shard")
     return (world_size,), ("shard",)
 
 
 def wrap(module: nn.Module, accelerator: Accelerator) -> nn.Module:
-    """``module`` as it is called in training: with DDP around it unless it is split."""
+    """Return ``module`` for training: wrapped by DDP unless it is sharded."""
     if is_sharded(module):
         return module
     wrapped: nn.Module = accelerator.prepare_model(module)
@@ -96,18 +97,19 @@ def wrap(module: nn.Module, accelerator: Accelerator) -> nn.Module:
 
 
 def is_sharded(module: nn.Module) -> bool:
-    return any(hasattr(one, "set_requires_gradient_sync") for one in module.children())
+    return any(hasattr(child, "set_requires_gradient_sync") for child in module.children())
 
 
 @contextlib.contextmanager
 def no_sync(
-    model: nn.Module, accelerator: Accelerator, *, whole_gradients: bool, whole_weights: bool
+    model: nn.Module, accelerator: Accelerator, *, unsharded_grads: bool, unsharded_weights: bool
 ) -> Iterator[None]:
-    """Backward passes inside keep to themselves what the last one sums over processes.
+    """Skip the sum of gradients over processes for the backward passes inside.
 
-    Where weights are split and ``whole_gradients`` would take too much of the memory that this
-    saves, they are summed within the split every time, and only over its replicas with the last.
-    With ``whole_weights`` those that were gathered stay so until the last.
+    The first backward pass outside sums what has accumulated. For a sharded model,
+    ``unsharded_grads`` keeps full gradients on every process until then; without it, each pass
+    reduce-scatters within the shard group and only the sum over replicas is deferred, which needs
+    less memory. ``unsharded_weights`` keeps gathered weights until then, too.
     """
     if not is_sharded(model):
         with accelerator.no_sync(model):
@@ -115,23 +117,23 @@ def no_sync(
         return
     children: list[Any] = list(model.children())
 
-    def switch(*, last: bool) -> None:
+    def set_last_backward(last: bool) -> None:
         for child in children:
-            if whole_gradients:
+            if unsharded_grads:
                 child.set_requires_gradient_sync(last)
             else:
                 child.set_requires_all_reduce(last)
-            if whole_weights:
+            if unsharded_weights:
                 child.set_reshard_after_backward(last)
 
-    switch(last=False)
+    set_last_backward(False)
     try:
         yield
     finally:
-        switch(last=True)
+        set_last_backward(True)
 
 
 def gradient_norm(parameters: Sequence[Tensor]) -> Tensor:
-    """The norm of all gradients, over all processes where they are split; a scalar."""
-    gradients = [one.grad for one in parameters if one.grad is not None]
+    """Return the norm of all gradients, over all processes if they are sharded; a scalar."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     return full_tensor(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))))

@@ -1,4 +1,4 @@
-"""What a process owns of a tensor that may be split among processes along its rows."""
+"""The part of a tensor that this process holds; the tensor may be sharded along its rows."""
 
 from __future__ import annotations
 
@@ -11,67 +11,67 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class LocalShard:
-    """``part`` are the rows from ``start`` on; it shares the whole tensor's memory.
+    """Rows of a tensor from ``start`` on, sharing its memory.
 
-    ``copies`` processes have these rows; this one has the copy numbered ``copy``.
+    ``num_replicas`` processes hold these rows; this one has the replica ``replica_index``.
     """
 
-    part: Tensor
+    tensor: Tensor
     start: int
-    copies: int
-    copy: int
+    num_replicas: int
+    replica_index: int
 
     @property
     def rows(self) -> Any:
-        """What cuts the part out of the whole tensor."""
-        if not self.part.dim():
+        """Index that selects this shard from the full tensor."""
+        if not self.tensor.dim():
             return ...
-        return slice(self.start, self.start + self.part.shape[0])
+        return slice(self.start, self.start + self.tensor.shape[0])
 
 
 def local_shard(tensor: Tensor) -> LocalShard:
-    """This process's part of ``tensor``; a tensor that is not split is all processes' own.
-
-    FSDP2 splits the first dimension as ``torch.chunk`` does: equal chunks, the last ones smaller or
-    empty.
-    """
+    """Return this process's shard of ``tensor``; every process holds an unsharded tensor whole."""
     if not is_dtensor(tensor):
         return LocalShard(tensor, 0, *_world())
-    split: Any = tensor
-    start, copies, copy = 0, 1, 0
-    for dimension, placement in enumerate(split.placements):
-        size = split.device_mesh.size(dimension)
-        place = split.device_mesh.get_local_rank(dimension)
+    dtensor: Any = tensor
+    start, num_replicas, replica_index = 0, 1, 0
+    # One placement per dimension of the device mesh: sharded within a node, replicated across.
+    for dimension, placement in enumerate(dtensor.placements):
+        size = dtensor.device_mesh.size(dimension)
+        local_rank = dtensor.device_mesh.get_local_rank(dimension)
         if placement.is_shard():
-            start = min(tensor.shape[0], place * -(-tensor.shape[0] // size))
+            # FSDP2 splits dimension 0 as torch.chunk does: equal chunks of ceil(rows / size),
+            # the last ones smaller or empty.
+            start = min(tensor.shape[0], local_rank * -(-tensor.shape[0] // size))
         else:
-            copies, copy = size, place
-    return LocalShard(to_local(tensor), start, copies, copy)
+            num_replicas, replica_index = size, local_rank
+    return LocalShard(to_local(tensor), start, num_replicas, replica_index)
 
 
 def to_local(tensor: Tensor) -> Tensor:
-    """The part alone."""
+    """Return the local rows of a sharded tensor, sharing its memory, else the tensor."""
     if not is_dtensor(tensor):
         return tensor
-    split: Any = tensor
+    dtensor: Any = tensor
     with torch.no_grad():
-        part: Tensor = split.to_local()
-    return part
+        local: Tensor = dtensor.to_local()
+    return local
 
 
 def is_dtensor(tensor: Tensor) -> bool:
-    # By what it can do: before PyTorch 2.5 the class is elsewhere.
+    # By its method: the module of the class differs before PyTorch 2.5.
     return hasattr(tensor, "full_tensor")
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """The whole tensor; where it is split, all its processes must ask for it."""
-    split: Any = tensor
-    found: Tensor = split.full_tensor() if is_dtensor(tensor) else tensor
-    return found.detach()
+    """Return the full tensor; a collective over its processes if it is sharded."""
+    dtensor: Any = tensor
+    full: Tensor = dtensor.full_tensor() if is_dtensor(tensor) else tensor
+    return full.detach()
 
 
 def _world() -> tuple[int, int]:
+    """Return the world size and this process's rank."""
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized()):

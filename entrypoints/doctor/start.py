@@ -34,7 +34,7 @@ def mode(settings: JobConfig, hosts: ResourceConfig) -> Mode:
     if said != "auto":
         return said
     real = hosts.instance_type is not None
-    return "warn" if real and len(hosts.all) > 1 else "off"
+    return "warn" if real and len(hosts.hosts) > 1 else "off"
 
 
 def examine(settings: JobConfig, document: Path, *, fail: bool) -> str:

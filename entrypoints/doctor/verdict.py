@@ -82,9 +82,10 @@ def judge(
     settings: JobConfig, evidence: ClusterMeasurements, earlier: Sequence[Earlier] = ()
 ) -> DoctorVerdict:
     """Everything that the evidence says of the cluster and of this run on it."""
-    expected = settings.expected
-    if expected is not None and expected.instance_type != evidence.instance_type:
-        expected = None  # the figures are of other machines, as where a laptop plays them
+    expected = None
+    # A local run has other instances than those that the figures are about.
+    if settings.expected.instance_type == evidence.instance_type:
+        expected = settings.expected
     given = reference(evidence, expected)
     parts = tuple(_parts(evidence, expected, given))
     prediction = _predict(settings, evidence, expected, given)

@@ -76,7 +76,7 @@ class RankInfo:
             return int(os.environ.get(name, default))
 
         rank, lanes = number("RANK", 0), number("LOCAL_WORLD_SIZE", 1)
-        node = hosts.rank if len(hosts.all) > 1 else rank // lanes
+        node = hosts.node_rank if len(hosts.hosts) > 1 else rank // lanes
         return cls(rank, number("WORLD_SIZE", 1), number("LOCAL_RANK", 0), lanes, node)
 
 
@@ -112,9 +112,9 @@ class _Process:
         self._deadline = self._started + settings.doctor.timeout
         self._seat = RankInfo.read(hosts)
         self._events = EventLog(node=self._seat.node, rank=self._seat.rank)
-        choice = decide(nodes=len(hosts.all), collective="nccl", instance_type=hosts.instance_type)
+        choice = decide(nodes=len(hosts.hosts), backend="nccl", instance_type=hosts.instance_type)
         self._backend = choice.backend
-        for name, value in choice.set_variables.items():
+        for name, value in choice.environment.items():
             os.environ.setdefault(name, value)
         self._log = log
         os.environ |= {
@@ -152,7 +152,7 @@ class _Process:
     def _find_store(self) -> tuple[str, int]:
         """Host and port; the first process keeps the store, at a port that all can know."""
         self._patience = JOIN_SHARE * self._settings.doctor.timeout
-        host = os.environ.get("MASTER_ADDR", self._hosts.all[0])
+        host = os.environ.get("MASTER_ADDR", self._hosts.hosts[0])
         port = int(os.environ.get("MASTER_PORT", PORT - 1))
         first = self._seat.rank == 0
         if self._seat.world_size == 1:
@@ -179,9 +179,9 @@ class _Process:
 
     def _alone(self, why: str) -> dict[str, Any]:
         """The store cannot be reached: all there is to say."""
-        host = self._hosts.all[0]
+        host = self._hosts.hosts[0]
         message = (
-            f"{self._hosts.current} did not reach {host}, where the processes meet, within "
+            f"{self._hosts.current_host} did not reach {host}, where the processes meet, within "
             f"{self._patience:.0f} s: {why}; the security group must let its members reach each "
             "other on all ports, in and out"
         )
@@ -305,7 +305,7 @@ class _Process:
         lanes = sorted({one.lane for one in members})
         world = meeting.get("world/timed/all")
         return ClusterMeasurements(
-            hosts=self._hosts.all if len(self._hosts.all) > 1 else _named(nodes, self._hosts),
+            hosts=self._hosts.hosts if len(self._hosts.hosts) > 1 else _named(nodes, self._hosts),
             instance_type=self._hosts.instance_type,
             world_size=meeting.size,
             backend=self._backend,
@@ -329,7 +329,7 @@ class _Process:
 def _named(nodes: list[int], hosts: ResourceConfig) -> tuple[str, ...]:
     """Names where the platform names one host alone."""
     if len(nodes) < 2:
-        return hosts.all
+        return hosts.hosts
     return tuple(f"node-{node + 1}" for node in range(nodes[-1] + 1))
 
 

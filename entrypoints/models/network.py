@@ -167,7 +167,7 @@ def _draw_all(module: nn.Module, zero: tuple[str, ...], device: torch.device, se
             if not begins_as_zero:
                 _rule(owner, name)(whole, generator)
             own = local_shard(parameter)
-            own.part.copy_(whole[own.rows])
+            own.tensor.copy_(whole[own.rows])
 
 
 def _rule(owner: nn.Module, name: str) -> Callable[[Tensor, torch.Generator], Any]:
@@ -199,7 +199,7 @@ def _read_all(module: nn.Module, folder: Path) -> None:
                 f"{folder}: {name} is {tuple(stored.get_shape())}, not {tuple(tensor.shape)}"
             )
         own = local_shard(tensor)
-        own.part.copy_(stored[own.rows])
+        own.tensor.copy_(stored[own.rows])
 
 
 def _stored(folder: Path) -> Iterator[tuple[str, Any]]:

@@ -17,6 +17,7 @@ from sm_train.entrypoints.checkpointing.manifest import (
     shard_files,
 )
 from sm_train.entrypoints.checkpointing.sharded_tensors import ShardedTensorError, load_full
+from sm_train.entrypoints.common.checkpoint_layout import FINAL_MODEL, parse_step_folder
 from sm_train.entrypoints.common.rng import hash64
 from sm_train.entrypoints.models.export import is_frame, load_frame, load_model
 from sm_train.entrypoints.models.network import network_folder
@@ -53,14 +54,14 @@ def find_source(folder: Path) -> ModelSource:
     """
     if (folder / "model_index.json").is_file():
         return ModelSource(folder)
-    if folder.name.startswith("step-"):
+    if parse_step_folder(folder.name) is not None:
         return _from_checkpoint(read_marker(folder).folder)
     passed_over: list[str] = []
     found = latest_complete(folder, lambda _, reason: passed_over.append(reason))
     if found is not None:
         return _from_checkpoint(found.folder)
-    if (folder / "final" / "model_index.json").is_file():
-        return ModelSource(folder / "final")
+    if (folder / FINAL_MODEL / "model_index.json").is_file():
+        return ModelSource(folder / FINAL_MODEL)
     reason = passed_over[0] if passed_over else f"{folder}: holds no model and no checkpoint"
     raise CheckpointError(reason)
 

@@ -7,13 +7,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from sm_train.entrypoints.common.checkpoint_layout import MARKER, step_folders
 from sm_train.entrypoints.common.job_config import JobConfig
 from sm_train.entrypoints.monitoring.alerts import Alert
 from sm_train.entrypoints.monitoring.stall_detector import Culprit
 from sm_train.entrypoints.monitoring.timeouts import call_with_timeout
-
-_MARKER = "step-*/complete.json"
-"""What makes a checkpoint complete (entrypoints/checkpointing/manifest.py, which needs PyTorch)."""
 
 _DISK_SECONDS = 5.0
 
@@ -93,15 +91,14 @@ class AlertFormatter:
 
     def burned(self, seconds: float | None) -> float | None:
         """Dollars of all machines in so much time."""
-        expected = self.settings.expected
-        price = expected.usd_per_instance_hour if expected else None
+        price = self.settings.expected.usd_per_instance_hour
         if price is None or seconds is None:
             return None
         return price * self.nodes * seconds / 3600
 
     def _last_checkpoint(self) -> str | None:
-        found = [path.parent.name for path in self.checkpoints.glob(_MARKER)]
-        return max(found, default=None)
+        folders = step_folders(self.checkpoints)
+        return next((folder.name for folder in folders if (folder / MARKER).exists()), None)
 
 
 def _worst(blamed: Culprit) -> str:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from sm_train.entrypoints.common import procfs
 from sm_train.entrypoints.common.atomic_write import write_atomic
+from sm_train.entrypoints.common.checkpoint_layout import step_folder_name
 from sm_train.entrypoints.monitoring.heartbeat import HeartbeatSample, stacks_file
 from sm_train.entrypoints.monitoring.stack_dump import stacks, waits_in_collective
 
@@ -66,7 +67,7 @@ def collect(
     story: str,
 ) -> StallReport:
     """Write down what can be had of this machine's processes; ``story`` says what happened."""
-    folder = checkpoints / FOLDER / f"step-{max(sign.step for sign in signs):08d}"
+    folder = checkpoints / FOLDER / step_folder_name(max(sign.step for sign in signs))
     folder.mkdir(parents=True, exist_ok=True)
     written: list[str] = []
 

@@ -405,8 +405,8 @@ def _watch(settings: JobConfig, pulses: Path, voice: NonBlockingStdout) -> None:
     directories = SageMakerPaths.from_environment()
     hosts = ResourceConfig.read(directories)
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    place = NodeInfo(hosts.rank, len(hosts.all), local)
-    events = EventLog(node=hosts.rank, rank=int(os.environ.get("RANK", "0")), stream=voice)
+    place = NodeInfo(hosts.node_rank, len(hosts.hosts), local)
+    events = EventLog(node=hosts.node_rank, rank=int(os.environ.get("RANK", "0")), stream=voice)
     monitor = Watchdog(
         settings,
         directories,

@@ -17,7 +17,7 @@ from sm_train.entrypoints.data.shard_index import RejectedInput
 from sm_train.entrypoints.packing.perceptual_hash import near_duplicates
 from sm_train.entrypoints.packing.plan import PackInput, PackOptions, ShardPlan
 from sm_train.entrypoints.packing.shard_builder import WORK, ProgressCallback, read_metadata
-from sm_train.entrypoints.packing.storage import Access, Storage
+from sm_train.entrypoints.packing.storage import S3Access, Storage
 from sm_train.entrypoints.packing.worker_pool import PackProgress, WorkerPlan, run, split_cores
 
 _Digest = tuple[str, int | None]
@@ -70,7 +70,7 @@ def digests_name(plan: ShardPlan) -> str:
 
 
 def _digest_shard(
-    destination: Storage, access: Access, threads: int, plan: ShardPlan, tell: ProgressCallback
+    destination: Storage, access: S3Access, threads: int, plan: ShardPlan, tell: ProgressCallback
 ) -> None:
     def look(item: PackInput) -> _Digest | None:
         try:
@@ -84,7 +84,7 @@ def _digest_shard(
         for digest in pool.map(look, plan.inputs):
             found.append(digest)
             tell(1, 0, 0)
-    with destination.writing(digests_name(plan)) as sink:
+    with destination.atomic_writer(digests_name(plan)) as sink:
         sink.write(json.dumps(found).encode())
 
 

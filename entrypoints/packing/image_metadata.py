@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFile, ImageOps
 from sm_train.entrypoints.data.image_header import (
     DecodeError,
-    corrupt,
+    corrupt_image_error,
+    exif_orientation,
     is_jpeg,
     jpeg_orientation,
     jpeg_size,
     open_image,
-    orientation_of,
 )
 from sm_train.entrypoints.packing.perceptual_hash import SIDE, perceptual_hash, shrink
-from sm_train.entrypoints.packing.storage import UploadPart
+from sm_train.entrypoints.packing.storage import BytesLike
 
 Grey = NDArray[np.uint8]
 
@@ -50,7 +50,7 @@ class ImageMetadata:
     phash: int | None
 
 
-def read_image_metadata(content: UploadPart, *, pixels: bool = True) -> ImageMetadata:
+def read_image_metadata(content: BytesLike, *, pixels: bool = True) -> ImageMetadata:
     """Describe an image; with ``pixels`` decode all of it, which finds every damage.
 
     Raises:
@@ -68,17 +68,17 @@ def read_image_metadata(content: UploadPart, *, pixels: bool = True) -> ImageMet
     return ImageMetadata(kind, width, height, orientation, digest, phash)
 
 
-def _header(content: UploadPart) -> tuple[str, int, int, int]:
+def _header(content: BytesLike) -> tuple[str, int, int, int]:
     """Kind, width and height as stored, and orientation."""
     if is_jpeg(content):
         height, width = jpeg_size(content)
         return "jpeg", width, height, jpeg_orientation(content)
     with open_image(content) as image:
-        orientation = orientation_of(image.info.get("exif", b""))
+        orientation = exif_orientation(image.info.get("exif", b""))
         return _KINDS[image.format or ""], image.width, image.height, orientation
 
 
-def _hash(content: UploadPart, kind: str, height: int, width: int) -> int:
+def _hash(content: BytesLike, kind: str, height: int, width: int) -> int:
     """The perceptual hash; every bit of the image is decoded for it."""
     if kind == "jpeg":
         # At an eighth of its size or so: the decoder reads all, and computes less.
@@ -104,7 +104,7 @@ def _hash(content: UploadPart, kind: str, height: int, width: int) -> int:
     return perceptual_hash(small)
 
 
-def _shrink_any(content: UploadPart) -> Grey:
+def _shrink_any(content: BytesLike) -> Grey:
     ImageFile.LOAD_TRUNCATED_IMAGES = False  # whatever other code set
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow's remarks on odd but whole files
@@ -115,10 +115,10 @@ def _shrink_any(content: UploadPart) -> Grey:
             except MemoryError:
                 raise
             except Exception as error:  # Pillow's decoders raise almost anything
-                raise corrupt(error) from None
+                raise corrupt_image_error(error) from None
 
 
-def reencode(content: UploadPart, max_side: int | None, quality: int) -> bytes:
+def reencode(content: BytesLike, max_side: int | None, quality: int) -> bytes:
     """The image as a JPEG, upright, its longer side ``max_side`` pixels at most.
 
     Transparency is laid on white. The ICC profile stays; other metadata goes.
@@ -138,7 +138,7 @@ def reencode(content: UploadPart, max_side: int | None, quality: int) -> bytes:
         except MemoryError:
             raise
         except Exception as error:
-            raise corrupt(error) from None
+            raise corrupt_image_error(error) from None
     if max_side is not None and max(picture.size) > max_side:
         picture.thumbnail((max_side, max_side), Image.Resampling.LANCZOS)
     out = io.BytesIO()

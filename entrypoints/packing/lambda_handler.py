@@ -21,7 +21,7 @@ from urllib.parse import unquote_plus
 
 from botocore.exceptions import BotoCoreError, ClientError
 from sm_train.entrypoints.data.shard_index import RejectedInput
-from sm_train.entrypoints.packing.storage import Access, S3Prefix, open_storage
+from sm_train.entrypoints.packing.storage import S3Access, S3Prefix, open_storage
 from sm_train.entrypoints.packing.streaming import (
     READERS,
     Arrival,
@@ -64,7 +64,7 @@ def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
 
 def _trickle() -> StreamingPacker:
     address = os.environ["SM_TRAIN_DESTINATION"]
-    destination = open_storage(address, Access())
+    destination = open_storage(address, S3Access())
     if not isinstance(destination, S3Prefix):
         raise ValueError(f"SM_TRAIN_DESTINATION: {address}: must be an S3 prefix")
     return StreamingPacker(destination, int(os.environ.get("SM_TRAIN_SHARD_BYTES", TARGET_BYTES)))

@@ -17,12 +17,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sm_train.entrypoints.data.shard_index import (
-    INDEX_NAME,
-    SHARDS_FOLDER,
-    IndexWriter,
-    RejectedInput,
-)
+from sm_train.entrypoints.common.index_location import INDEX_NAME, SHARDS_FOLDER
+from sm_train.entrypoints.data.shard_index import IndexWriter, RejectedInput
 from sm_train.entrypoints.packing.deduplicate import digest_shards, digests_name, find_duplicates
 from sm_train.entrypoints.packing.plan import PackInput, PackOptions, ShardPlan, shard_name
 from sm_train.entrypoints.packing.shard_builder import WORK, BuiltShard, read_record, record_name
@@ -119,7 +115,7 @@ def make_shards(
         # What a killed pack has left; not everybody may look for it.
         with suppress(ClientError):
             names = {plan.name for plan in missing}
-            work.destination.give_up_uploads(SHARDS_FOLDER, names=names)
+            work.destination.abort_uploads(SHARDS_FOLDER, names=names)
     begun = total - sum(len(plan.inputs) for plan in missing)
     for tally in run_workers(missing, work, dropped):
         on_progress(replace(tally, done=tally.done + begun, total=total))
@@ -178,6 +174,6 @@ def _write_index(pack: PackPlan, destination: Storage, made: Sequence[BuiltShard
             for item in ordered:
                 writer.refuse(item)
         file.seek(0)
-        with destination.writing(INDEX_NAME) as sink:
+        with destination.atomic_writer(INDEX_NAME) as sink:
             while content := file.read(PART_BYTES):
                 sink.write(content)

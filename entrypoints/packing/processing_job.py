@@ -12,10 +12,10 @@ import os
 import time
 from pathlib import Path
 
+from sm_train.entrypoints.common.index_location import INDEX_NAME
 from sm_train.entrypoints.common.signals import raise_on_signals
-from sm_train.entrypoints.data.shard_index import INDEX_NAME
 from sm_train.entrypoints.packing.pack import PackPlan, finish, forget, make_shards
-from sm_train.entrypoints.packing.storage import Access, Storage, open_storage
+from sm_train.entrypoints.packing.storage import S3Access, Storage, open_storage
 from sm_train.entrypoints.packing.worker_pool import PackProgress, WorkerPlan
 
 PLAN_FILE = "plan.jsonl.gz"
@@ -34,10 +34,10 @@ def main(arguments: list[str] | None = None) -> None:
     if (inputs / "model").is_dir():
         pack = pack.with_model(inputs / "model")
     rank, machines = machine(options.base)
-    destination = open_storage(options.destination, Access())
+    destination = open_storage(options.destination, S3Access())
     print(f"machine {rank + 1} of {machines}: {len(pack.plans[rank::machines])} shards", flush=True)
     with raise_on_signals():
-        work = WorkerPlan(destination, Access(), os.cpu_count() or 1)
+        work = WorkerPlan(destination, S3Access(), os.cpu_count() or 1)
         make_shards(pack, work, _Printer(), rank=rank, machines=machines)
         print(_finish(pack, destination), flush=True)
 
@@ -61,7 +61,7 @@ def _finish(pack: PackPlan, destination: Storage) -> str:
     forget(pack, destination)
     accepted = sum(one.shard.samples for one in made if one.shard)
     refused = len(pack.refused) + sum(len(one.refused) for one in made)
-    return f"{destination.shown(INDEX_NAME)}: {accepted:,} samples, {refused:,} refused"
+    return f"{destination.address(INDEX_NAME)}: {accepted:,} samples, {refused:,} refused"
 
 
 class _Printer:

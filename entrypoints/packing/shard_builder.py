@@ -23,20 +23,16 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sm_train.entrypoints.common.index_location import SHARDS_FOLDER
 from sm_train.entrypoints.data.aspect_buckets import aspect_shapes, nearest_shape
+from sm_train.entrypoints.data.buffer_pool import ReadBufferPool
 from sm_train.entrypoints.data.image_header import DecodeError
-from sm_train.entrypoints.data.reused_memory import ReadBufferPool
 from sm_train.entrypoints.data.shard_format import MOMENTS, POOLED, TEXT, Shard, ShardError
-from sm_train.entrypoints.data.shard_index import (
-    SHARDS_FOLDER,
-    IndexWriter,
-    RejectedInput,
-    ShardIndex,
-)
+from sm_train.entrypoints.data.shard_index import IndexWriter, RejectedInput, ShardIndex
 from sm_train.entrypoints.packing.image_metadata import ImageMetadata, read_image_metadata, reencode
 from sm_train.entrypoints.packing.plan import PackInput, PackOptions, ShardPlan, sample_key
 from sm_train.entrypoints.packing.shard_writer import ShardFile, sample_parts
-from sm_train.entrypoints.packing.storage import Access, Storage, UploadPart, read_uri
+from sm_train.entrypoints.packing.storage import BytesLike, S3Access, Storage, read_uri
 
 if TYPE_CHECKING:
     from sm_train.entrypoints.packing.latent_encoder import LatentEncoder
@@ -76,14 +72,14 @@ class BuiltShard:
 @dataclass(frozen=True)
 class _Accepted:
     key: str
-    parts: list[UploadPart]
+    parts: list[BytesLike]
     facts: ImageMetadata
 
 
 def build_shard(
     plan: ShardPlan,
     destination: Storage,
-    access: Access,
+    access: S3Access,
     threads: int,
     tell: ProgressCallback,
     dropped: Mapping[int, RejectedInput],
@@ -99,9 +95,9 @@ def build_shard(
     shard = None
     if first is not None:
         name = f"{SHARDS_FOLDER}/{plan.name}"
-        with destination.writing(name) as sink:
+        with destination.atomic_writer(name) as sink:
             shard = _write(ShardFile(sink, plan.name), chain([first], accepted))
-    with destination.writing(record_name(plan)) as sink:
+    with destination.atomic_writer(record_name(plan)) as sink:
         sink.write(encode_record(shard, refused))
 
 
@@ -162,7 +158,7 @@ def _write(file: ShardFile, samples: Iterator[_Accepted]) -> Shard:
 
 def _accepted(
     plan: ShardPlan,
-    access: Access,
+    access: S3Access,
     threads: int,
     tell: ProgressCallback,
     dropped: Mapping[int, RejectedInput],
@@ -179,7 +175,7 @@ def _accepted(
 
 
 def _in_order(
-    plan: ShardPlan, access: Access, threads: int, dropped: Mapping[int, RejectedInput]
+    plan: ShardPlan, access: S3Access, threads: int, dropped: Mapping[int, RejectedInput]
 ) -> Iterator[_Accepted | RejectedInput]:
     def look(group: Sequence[PackInput]) -> list[_Accepted | RejectedInput]:
         return [_outcome(one, plan.options, access, dropped.get(one.number)) for one in group]
@@ -212,14 +208,14 @@ def _groups(inputs: Iterable[PackInput]) -> Iterator[list[PackInput]]:
 
 
 def _outcome(
-    item: PackInput, options: PackOptions, access: Access, drop: RejectedInput | None
+    item: PackInput, options: PackOptions, access: S3Access, drop: RejectedInput | None
 ) -> _Accepted | RejectedInput:
     """What becomes of an input. Never raises for what is wrong with it."""
     return drop or _try(item, sample_key(item.number), options, access)
 
 
 def encode_input(
-    item: PackInput, key: str, options: PackOptions, access: Access
+    item: PackInput, key: str, options: PackOptions, access: S3Access
 ) -> bytes | RejectedInput:
     """One input as a sample called ``key``, as it stands in a tar."""
     outcome = _try(item, key, options, access)
@@ -227,7 +223,7 @@ def encode_input(
 
 
 def _try(
-    item: PackInput, key: str, options: PackOptions, access: Access
+    item: PackInput, key: str, options: PackOptions, access: S3Access
 ) -> _Accepted | RejectedInput:
     try:
         return _accept(item, key, options, access)
@@ -235,7 +231,7 @@ def _try(
         return RejectedInput(item.source, error.reason, str(error).partition(": ")[2])
 
 
-def _accept(item: PackInput, key: str, options: PackOptions, access: Access) -> _Accepted:
+def _accept(item: PackInput, key: str, options: PackOptions, access: S3Access) -> _Accepted:
     content, facts = read_metadata(item, options, access)
     caption = _caption(item, access)
     more = _latents(options, content, caption)
@@ -243,7 +239,7 @@ def _accept(item: PackInput, key: str, options: PackOptions, access: Access) -> 
     return _Accepted(key, parts, facts)
 
 
-def _latents(options: PackOptions, content: UploadPart, caption: str) -> dict[str, bytes]:
+def _latents(options: PackOptions, content: BytesLike, caption: str) -> dict[str, bytes]:
     """The arrays that are asked for, by their extensions."""
     if options.latents is None or options.latents_resolution is None:
         return {}
@@ -268,8 +264,8 @@ def _load_encoder(folder: str, resolution: int) -> LatentEncoder:
 
 
 def read_metadata(
-    item: PackInput, options: PackOptions, access: Access
-) -> tuple[UploadPart, ImageMetadata]:
+    item: PackInput, options: PackOptions, access: S3Access
+) -> tuple[BytesLike, ImageMetadata]:
     """An input's image as it is packed, and its facts.
 
     Raises:
@@ -316,7 +312,7 @@ def _bucket(width: int, height: int) -> str:
     return f"{chosen_width}x{chosen_height}"
 
 
-def _caption(item: PackInput, access: Access) -> str:
+def _caption(item: PackInput, access: S3Access) -> str:
     """The caption without the white space and the byte order mark around it."""
     raw = b""
     if item.caption is None:
@@ -334,7 +330,7 @@ def _caption(item: PackInput, access: Access) -> str:
     return caption
 
 
-def _read(part: str, address: str, size: int, access: Access) -> UploadPart:
+def _read(part: str, address: str, size: int, access: S3Access) -> BytesLike:
     _require_bytes(part, size)
     name = address.rpartition("/")[2]
     try:
@@ -355,7 +351,7 @@ def _read(part: str, address: str, size: int, access: Access) -> UploadPart:
 _room = ReadBufferPool()
 
 
-def _read_file(part: str, address: str) -> UploadPart:
+def _read_file(part: str, address: str) -> BytesLike:
     """By the system's own calls: a file object costs more than they do."""
     descriptor = os.open(address, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would be waited for
     try:

@@ -10,7 +10,7 @@ from typing import Any
 
 from blake3 import blake3
 from sm_train.entrypoints.data.shard_format import END_MARK, Shard
-from sm_train.entrypoints.packing.storage import ShardSink, UploadPart
+from sm_train.entrypoints.packing.storage import BytesLike, ShardSink
 
 EXTENSIONS = {"jpeg": "jpg", "png": "png", "webp": "webp"}
 """Image format, as a sample's facts name it → extension of the image's member."""
@@ -23,12 +23,12 @@ def encode_sample(*sample: Any) -> bytes:
 
 def sample_parts(
     key: str,
-    image: UploadPart,
+    image: BytesLike,
     caption: str,
     kind: str,
     facts: bytes,
     more: Mapping[str, bytes] | None = None,
-) -> list[UploadPart]:
+) -> list[BytesLike]:
     """The sample's members as they stand in a tar; ``more`` are others by their extensions.
 
     In parts, so that an image is not copied to stand beside its header.
@@ -40,7 +40,7 @@ def sample_parts(
     return [_header(f"{key}.{EXTENSIONS[kind]}", len(image)), image, b"".join(behind)]
 
 
-def _padding(content: UploadPart) -> bytes:
+def _padding(content: BytesLike) -> bytes:
     return bytes(-len(content) % tarfile.BLOCKSIZE)
 
 
@@ -84,7 +84,7 @@ class ShardFile:
         self._keys: list[str] = []
         self._offsets: list[int] = []
         self._size = 0
-        self._held: list[UploadPart] = []
+        self._held: list[BytesLike] = []
         self._held_size = 0
         self._hashing = ThreadPoolExecutor(1)
         self._hashed: Future[None] | None = None
@@ -100,7 +100,7 @@ class ShardFile:
     ) -> None:
         self._hashing.shutdown()
 
-    def append(self, key: str, *parts: UploadPart) -> None:
+    def append(self, key: str, *parts: BytesLike) -> None:
         """The next sample, in the parts that :func:`sample_parts` made, or joined."""
         self._keys.append(key)
         self._offsets.append(self._size)
@@ -126,7 +126,7 @@ class ShardFile:
             heights=tuple(heights),
         )
 
-    def _hold(self, content: UploadPart) -> None:
+    def _hold(self, content: BytesLike) -> None:
         self._held.append(content)
         self._held_size += len(content)
         self._size += len(content)
@@ -139,6 +139,6 @@ class ShardFile:
         if previous is not None:
             previous.result()  # no more than two pieces wait for their digest
 
-    def _hash(self, parts: list[UploadPart]) -> None:
+    def _hash(self, parts: list[BytesLike]) -> None:
         for part in parts:
             self._digest.update(part)

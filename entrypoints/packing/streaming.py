@@ -28,15 +28,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from sm_train.entrypoints.common.index_location import INDEX_NAME, SHARDS_FOLDER
 from sm_train.entrypoints.data.image_header import DecodeError, image_size
 from sm_train.entrypoints.data.shard_format import Shard
-from sm_train.entrypoints.data.shard_index import (
-    INDEX_NAME,
-    SHARDS_FOLDER,
-    IndexWriter,
-    RejectedInput,
-    ShardIndex,
-)
+from sm_train.entrypoints.data.shard_index import IndexWriter, RejectedInput, ShardIndex
 from sm_train.entrypoints.data.tar_reader import sample_members
 from sm_train.entrypoints.packing.plan import PackInput, PackOptions
 from sm_train.entrypoints.packing.shard_builder import encode_input, encode_record, open_index
@@ -104,25 +99,25 @@ class StreamingPacker:
                 raise RetryLaterError(f"{address}: {outcome.detail}")
             self.refuse(arrival.id, outcome)
             return "refused"
-        new = self.destination.create(f"{STAGED}/{arrival.id}", outcome)
+        new = self.destination.create_if_absent(f"{STAGED}/{arrival.id}", outcome)
         return "staged" if new else "known"
 
     def _is_current(self, arrival: Arrival) -> bool:
         """Whether the object is still the one that the message tells of, after it was read."""
         from botocore.exceptions import ClientError
 
-        place = {"Bucket": arrival.bucket, "Key": arrival.key}
+        client = s3_client(self.destination.access)
         try:
-            found = s3_client(self.destination.access).head_object(**place)
+            head = client.head_object(Bucket=arrival.bucket, Key=arrival.key)
         except ClientError as error:
             if is_missing(error):
                 return False
             raise RetryLaterError(f"s3://{arrival.bucket}/{arrival.key}: {error}") from None
-        return arrival.version in (found.get("VersionId"), found["ETag"].strip('"'))
+        return arrival.version in (head.get("VersionId"), head["ETag"].strip('"'))
 
     def refuse(self, name: str, refused: RejectedInput) -> None:
         """Write down what was left out, once."""
-        self.destination.create(f"{REFUSED}/{name}", json.dumps(vars(refused)).encode())
+        self.destination.create_if_absent(f"{REFUSED}/{name}", json.dumps(vars(refused)).encode())
 
     def seal(self, *, all_of_it: bool = False, may_go_on: Callable[[], bool] = lambda: True) -> int:
         """Finish what was broken off, then make shards while there is enough staged.
@@ -141,7 +136,7 @@ class StreamingPacker:
         return finished
 
     def _numbers(self, folder: str) -> set[int]:
-        return {int(name) for name in self.destination.names(folder)}
+        return {int(name) for name in self.destination.list_sizes(folder)}
 
     def _claim(self, all_of_it: bool) -> int | None:
         """Claim the samples of the next shard; None where there are not enough."""
@@ -150,7 +145,7 @@ class StreamingPacker:
             claimed = {
                 name for number in numbers - self._numbers(DONE) for name in self._manifest(number)
             }
-            staged = self.destination.names(STAGED)
+            staged = self.destination.list_sizes(STAGED)
             free = [name for name in sorted(staged) if name not in claimed]
             if not all_of_it and sum(staged[name] for name in free) < self.target_bytes:
                 return None
@@ -158,7 +153,9 @@ class StreamingPacker:
             if not chosen or (size < self.target_bytes and not all_of_it):
                 return None
             number = max(numbers, default=-1) + 1
-            if self.destination.create(f"{MANIFESTS}/{number:06d}", json.dumps(chosen).encode()):
+            if self.destination.create_if_absent(
+                f"{MANIFESTS}/{number:06d}", json.dumps(chosen).encode()
+            ):
                 return number
             # Another invocation was quicker: what it claimed is out of reach now.
 
@@ -194,23 +191,23 @@ class StreamingPacker:
                 shard = self._write(number, names)
             except FileNotFoundError:
                 return  # another invocation has finished it in the meantime
-            with self.destination.writing(record) as sink:
+            with self.destination.atomic_writer(record) as sink:
                 sink.write(encode_record(shard))
         # Before it is done: whatever dies in between, the next invocation writes the index.
         self._write_index()
         with ThreadPoolExecutor(READERS) as pool:
             list(pool.map(self._mark_seen, names))
-        self.destination.create(f"{DONE}/{number:06d}", b"")
+        self.destination.create_if_absent(f"{DONE}/{number:06d}", b"")
 
     def _mark_seen(self, name: str) -> None:
-        self.destination.create(f"{SEEN}/{name}", b"")
+        self.destination.create_if_absent(f"{SEEN}/{name}", b"")
         self.destination.remove(f"{STAGED}/{name}")
 
     def _write(self, number: int, names: Sequence[str]) -> Shard:
         file_name = _shard_name(number)
         widths, heights = [], []
         with (
-            self.destination.writing(f"{SHARDS_FOLDER}/{file_name}") as sink,
+            self.destination.atomic_writer(f"{SHARDS_FOLDER}/{file_name}") as sink,
             ShardFile(sink, file_name) as file,
         ):
             for name, encoded in zip(names, self._read(names), strict=True):
@@ -233,10 +230,10 @@ class StreamingPacker:
         Another invocation may write one at the same time; whoever writes last looks again.
         """
         while True:
-            records = self.destination.names(RECORDS)
-            refused = self.destination.names(REFUSED)
+            records = self.destination.list_sizes(RECORDS)
+            refused = self.destination.list_sizes(REFUSED)
             self._write_index_of(sorted(records), sorted(refused))
-            if self.destination.names(RECORDS).keys() == records.keys():
+            if self.destination.list_sizes(RECORDS).keys() == records.keys():
                 return
 
     def _write_index_of(self, records: Sequence[str], refused: Sequence[str]) -> None:
@@ -258,12 +255,12 @@ class StreamingPacker:
                     if one not in told:
                         writer.refuse(one)
             file.seek(0)
-            with self.destination.writing(INDEX_NAME) as sink:
+            with self.destination.atomic_writer(INDEX_NAME) as sink:
                 sink.write(file.read())
 
     def tidy(self, now: datetime) -> int:
         """Give up what invocations leave that are ended in the middle of a shard; how many."""
-        return self.destination.give_up_uploads(SHARDS_FOLDER, before=now - ABANDONED)
+        return self.destination.abort_uploads(SHARDS_FOLDER, started_before=now - ABANDONED)
 
     def _get(self, name: str) -> bytes:
         return self.destination.read(name)

@@ -18,7 +18,7 @@ from sm_train.entrypoints.common.signals import record_signals
 from sm_train.entrypoints.data.shard_index import RejectedInput
 from sm_train.entrypoints.packing.plan import ShardPlan
 from sm_train.entrypoints.packing.shard_builder import ProgressCallback, StoppedError, build_shard
-from sm_train.entrypoints.packing.storage import Access, S3Prefix, Storage
+from sm_train.entrypoints.packing.storage import S3Access, S3Prefix, Storage
 
 S3_THREADS = 16
 """Inputs that a process reads at the same time from or to S3, to hide its latency."""
@@ -35,7 +35,7 @@ class WorkerPlan:
     """Where shards are made, and by how many workers."""
 
     destination: Storage
-    access: Access
+    access: S3Access
     workers: int
 
 
@@ -90,7 +90,7 @@ def _of_plan(plan: ShardPlan, dropped: Mapping[int, RejectedInput]) -> dict[int,
 
 def _make(
     destination: Storage,
-    access: Access,
+    access: S3Access,
     threads: int,
     what: tuple[ShardPlan, dict[int, RejectedInput]],
     tell: ProgressCallback,

@@ -18,10 +18,11 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from sm_train.entrypoints.common.atomic_write import write_atomic
+from sm_train.entrypoints.common.checkpoint_layout import step_folder_name
 from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.job_config import JobConfig
 from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
-from sm_train.entrypoints.common.stop import StopSignal
+from sm_train.entrypoints.common.signals import StopSignal
 from sm_train.entrypoints.data.batches import Batch
 from sm_train.entrypoints.data.loader import Loader
 from sm_train.entrypoints.data.shard_catalog import DataRank, ShardCatalog
@@ -89,7 +90,7 @@ class Evaluator:
         module = self._learner.module.eval()
         heed = partial(self._heed, stop, alive)
         try:
-            with self._learner.averaged(), torch.no_grad(), self._accelerator.autocast():
+            with self._learner.ema_weights(), torch.no_grad(), self._accelerator.autocast():
                 losses = {} if self._held_out is None else self._losses(self._held_out, heed)
                 images = self._images(heed) if self._settings.evaluation.prompts else None
         except _StoppedError:
@@ -101,7 +102,7 @@ class Evaluator:
 
     def _heed(self, stop: StopSignal, alive: Callable[[Phase], None], section: Phase) -> None:
         alive(section)
-        asked = torch.tensor(float(stop.asked), device=self._accelerator.device)
+        asked = torch.tensor(float(stop.requested), device=self._accelerator.device)
         if self._accelerator.reduce(asked, "sum").item():
             raise _StoppedError
 
@@ -117,15 +118,15 @@ class Evaluator:
             resolution=settings.stage.resolution,
             batch_size=settings.stage.per_device_batch_size,
             seed=0,
-            workers=0,
-            draws=self._parts.draws(0),
+            decode_workers=0,
+            rng=self._parts.draws(0),
             tokenize=self._parts.text.tokenize,
         )
         sums = torch.zeros(len(LEVELS) + 1, dtype=torch.float64, device=device)
-        for batch, _ in zip(loader, range(loader.balance().steps), strict=False):
+        for batch, _ in zip(loader, range(loader.epoch_size().steps), strict=False):
             heed(Phase.EVALUATION)
             # What is repeated to make processes equal stands at a batch's end.
-            fresh = len(batch.origins) - batch.repeated
+            fresh = len(batch.origins) - batch.num_repeated
             for number, level in enumerate(LEVELS):
                 sums[number] += self._errors(batch, level)[:fresh].double().sum()
             sums[-1] += fresh
@@ -134,8 +135,8 @@ class Evaluator:
 
     def _errors(self, batch: Batch, level: float) -> torch.Tensor:
         """Of each sample, at one level; its noise is the same at all of them."""
-        batch = replace(batch, levels=np.full(len(batch.origins), level))
-        task, text = self._inputs.task(batch)
+        batch = replace(batch, timestep_uniform=np.full(len(batch.origins), level))
+        task, text = self._inputs.prepare(batch)
         return per_sample_loss(self._learner.module(task.noisy, task.timesteps, *text), task)
 
     # ------------------------------------------------------------------ images
@@ -189,7 +190,7 @@ class Evaluator:
         """The grid, where it is copied to S3 at once, and in the job's output."""
         labels = list(self._settings.evaluation.prompts)
         content = png(draw_grid(images, labels, min(_COLUMNS, len(images))))
-        name = f"step-{step:08d}.png"
+        name = f"{step_folder_name(step)}.png"
         folders = [self._directories.checkpoints / SAMPLES, self._directories.output_data / SAMPLES]
         try:
             for folder in folders:

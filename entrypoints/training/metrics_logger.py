@@ -29,8 +29,8 @@ class MetricsLogger:
         self._utilization = utilization(settings, accelerator.device)
         self.bad = BadSampleTracker(settings.data.max_bad_fraction)
         self._epoch: int | None = None
-        self.skipped_in_a_row = 0
-        self.spoilt = ""
+        self.consecutive_skips = 0
+        self.last_nonfinite_loss = ""
 
     @property
     def effective_batch_size(self) -> int:
@@ -39,13 +39,13 @@ class MetricsLogger:
         processes: int = self._accelerator.num_processes
         return stage.per_device_batch_size * stage.gradient_accumulation_steps * processes
 
-    def tell_epoch(self) -> None:
+    def log_epoch(self) -> None:
         """Say once an epoch how it comes out: what is read, repeated or out of sight."""
         epoch = self._loader.epoch
         if epoch == self._epoch or not self._accelerator.is_main_process:
             return
         self._epoch = epoch
-        balance = self._loader.balance()
+        balance = self._loader.epoch_size()
         self._events.write(
             "epoch",
             f"epoch {epoch}: {balance.samples:,} samples in {balance.steps:,} batches of every "
@@ -58,14 +58,14 @@ class MetricsLogger:
             unseen=balance.unseen,
         )
 
-    def tell_steps(self, step: int, interval: StepMetricsWindow, learning_rate: float) -> float:
+    def log_steps(self, step: int, interval: StepMetricsWindow, learning_rate: float) -> float:
         """Write the interval's ``step`` event; returns its it/s, the same on all processes.
 
         Every process tells of its own bad samples.
         """
         if (skipped := self.bad.report()) is not None:
             message, reasons = skipped
-            self._events.warn("bad-sample", message, reasons=reasons, samples=self.bad.seen)
+            self._events.warn("bad-sample", message, reasons=reasons, samples=self.bad.num_seen)
         sums: torch.Tensor = self._accelerator.reduce(interval.sums(), "mean")
         means = interval.means(sums.tolist())
         speed = len(interval) / means.seconds
@@ -86,7 +86,7 @@ class MetricsLogger:
                 data_wait_share=means.waited_share,
                 mfu=mfu,
             )
-        self.skipped_in_a_row = self.skipped_in_a_row + means.skipped if means.skipped else 0
+        self.consecutive_skips = self.consecutive_skips + means.skipped if means.skipped else 0
         if means.skipped:
             self._tell_skipped(interval)
         return speed
@@ -103,8 +103,8 @@ class MetricsLogger:
                 f"{len(steps)} steps had no finite gradient and were left out: {shown}",
                 steps=steps,
             )
-        for step, origins in interval.spoilt()[:MAX_NAMED_SAMPLES]:
-            names = self._loader.names(origins)
-            self.spoilt = f"step {step}: {', '.join(names)}"
-            message = f"the loss was no number in {self.spoilt}"
+        for step, origins in interval.nonfinite_steps()[:MAX_NAMED_SAMPLES]:
+            names = self._loader.sample_names(origins)
+            self.last_nonfinite_loss = f"step {step}: {', '.join(names)}"
+            message = f"the loss was no number in {self.last_nonfinite_loss}"
             self._events.warn("loss-not-finite", message, step=step, samples=names)

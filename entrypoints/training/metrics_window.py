@@ -29,7 +29,7 @@ class StepMetricsWindow:
 
     def __init__(self, device: torch.device) -> None:
         self.started = time.monotonic()
-        self.waited = 0.0
+        self.data_wait_seconds = 0.0
         self._device = device
         self._steps: list[int] = []
         self._losses: list[Sequence[Tensor]] = []
@@ -66,7 +66,7 @@ class StepMetricsWindow:
             torch.where(skipped > 0, 0.0, each).sum()
             for each in (self._loss(), torch.stack(self._norms))
         )
-        clock = torch.tensor([seconds, self.waited / seconds], device=self._device)
+        clock = torch.tensor([seconds, self.data_wait_seconds / seconds], device=self._device)
         return torch.stack([loss, norm, *clock, skipped.sum()])
 
     def _loss(self) -> Tensor:
@@ -87,7 +87,7 @@ class StepMetricsWindow:
         flags = torch.stack(self._skipped).tolist()
         return [step for step, flag in zip(self._steps, flags, strict=True) if flag]
 
-    def spoilt(self) -> list[tuple[int, Sequence[SampleId]]]:
+    def nonfinite_steps(self) -> list[tuple[int, Sequence[SampleId]]]:
         """The steps in which this process's own loss was no number, and their samples."""
         finite = torch.isfinite(self._loss()).tolist()
         steps = zip(self._steps, self._origins, finite, strict=True)

@@ -25,17 +25,17 @@ class ModelInputs:
         self._no_caption: Text | None = None
 
     @torch.no_grad()
-    def task(self, batch: Batch) -> tuple[DiffusionTarget, Text]:
+    def prepare(self, batch: Batch) -> tuple[DiffusionTarget, Text]:
         """What the network is asked, and the captions it is told; called under autocast."""
         # Chosen on the host: a choice on the device would have to be waited for.
-        dropped = batch.dropout < self._dropout
+        dropped = batch.dropout_uniform < self._dropout
         noise = batch.noise.to(self._device, non_blocking=True)
         if batch.moments is not None:
             images, text = self._drawn(batch.moments, noise), self._states(batch, dropped)
         else:
             images = self._images(batch.pixels, noise)
             text = self._captions(batch.tokens, dropped)
-        return self._parts.objective.task(images, noise[NOISE], batch.levels), text
+        return self._parts.objective.task(images, noise[NOISE], batch.timestep_uniform), text
 
     def no_text(self) -> Text:
         """One caption that says nothing."""

@@ -20,10 +20,10 @@ class ParallelPlan:
 
     sharding: str
     activation_checkpointing: bool
-    compiled: bool
+    compile: bool
     channels_last: bool
-    half_text_encoders: bool
-    whole_gradients: bool
+    text_encoder_bf16: bool
+    unsharded_grad_accumulation: bool
 
     @classmethod
     def choose(
@@ -44,8 +44,10 @@ class ParallelPlan:
             # contiguous: there convolutions turn them as they need.
             channels_last=gpu and part == UNET and sharding == "none",
             # Autocast computes so anyway; a T5 of 4.7 billion weights takes 9 GB instead of 19.
-            half_text_encoders=gpu and settings.training.precision == "bf16",
-            whole_gradients=keeps_whole_gradients(settings, processes, per_node, gpu_memory),
+            text_encoder_bf16=gpu and settings.training.precision == "bf16",
+            unsharded_grad_accumulation=keeps_whole_gradients(
+                settings, processes, per_node, gpu_memory
+            ),
         )
 
 
@@ -71,7 +73,7 @@ def parallelize(
     module = parts.trained()
     if placing.activation_checkpointing:
         network.enable_gradient_checkpointing()
-    if placing.compiled:
+    if placing.compile:
         for block in blocks(network):
             # Block by block, so that gradients are summed while the backward pass goes on.
             block.compile()
@@ -94,5 +96,5 @@ def move_frozen(placing: ParallelPlan, parts: ModelComponents, device: torch.dev
     """What does not learn."""
     for module in parts.frozen():
         module.to(device)
-        if placing.half_text_encoders and module is not parts.vae:
+        if placing.text_encoder_bf16 and module is not parts.vae:
             module.to(torch.bfloat16)

@@ -73,7 +73,8 @@ class TrainStateDict:
         """Tensors that are split as the trained weights are."""
         likes = zip(self._trained.items(), tensors, strict=True)
         return {
-            _box(f"{prefix}{name}", own): replace(own, part=tensor) for (name, own), tensor in likes
+            _box(f"{prefix}{name}", own): replace(own, tensor=tensor)
+            for (name, own), tensor in likes
         }
 
     @torch.no_grad()
@@ -90,7 +91,7 @@ class TrainStateDict:
             self._begin_average()
 
     @torch.no_grad()
-    def take_over(self, files: Sequence[Path], *, weights: bool, optimizer: bool) -> None:
+    def load_from_stage(self, files: Sequence[Path], *, weights: bool, optimizer: bool) -> None:
         """Take the trained weights or the optimizer's state of another stage, from its pieces.
 
         Buffers stay: what a network knows of its size is not trained. The average begins anew.
@@ -112,7 +113,7 @@ class TrainStateDict:
             }
         targets = self._optimizer_state()
         _fill(files, targets)
-        for part, step in zip(self._parts, targets[ShardSpec(_STEPS, (0,))].part, strict=True):
+        for part, step in zip(self._parts, targets[ShardSpec(_STEPS, (0,))].tensor, strict=True):
             self._optimizer.state[part]["step"] = step.clone()
         # Puts the steps where this optimizer wants them: fused kernels have them on the device.
         self._optimizer.load_state_dict(self._optimizer.state_dict())
@@ -123,8 +124,8 @@ class TrainStateDict:
 
 
 def _fill(files: Sequence[Path], targets: Mapping[ShardSpec, LocalShard]) -> None:
-    load_into(files, {box: own.part for box, own in targets.items()})
+    load_into(files, {box: own.tensor for box, own in targets.items()})
 
 
 def _box(name: str, own: LocalShard) -> ShardSpec:
-    return ShardSpec(name, (own.start, *(0,) * (own.part.dim() - 1)) if own.part.dim() else ())
+    return ShardSpec(name, (own.start, *(0,) * (own.tensor.dim() - 1)) if own.tensor.dim() else ())

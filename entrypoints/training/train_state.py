@@ -12,14 +12,12 @@ import torch
 from sm_train.entrypoints.checkpointing import manifest
 from sm_train.entrypoints.checkpointing.sharded_tensors import ShardedTensorError, ShardSpec
 from sm_train.entrypoints.common.background import BackgroundWork
+from sm_train.entrypoints.common.checkpoint_layout import PROGRESS_FILE
 from sm_train.entrypoints.common.job_config import JobConfig, StageConfig
 from sm_train.entrypoints.distributed.local_shard import LocalShard, is_dtensor, to_local
 from sm_train.entrypoints.training.ema import ExponentialMovingAverage
 from sm_train.entrypoints.training.state_dict import TrainStateDict
 from torch import Tensor, nn
-
-PROGRESS = "progress.json"
-"""The file of a checkpoint that says how far the schedules are."""
 
 
 class TrainState:
@@ -33,7 +31,7 @@ class TrainState:
         training = settings.training
         self.module = module
         self.parameters = [one for one in module.parameters() if one.requires_grad]
-        self.beside = BackgroundWork(self.parameters[0].device)
+        self.background = BackgroundWork(self.parameters[0].device)
         self._split = any(is_dtensor(one) for one in self.parameters)
         self._owned: list[Tensor] = [*self.parameters]
         if self._split:
@@ -68,9 +66,9 @@ class TrainState:
 
         Returns 1.0 where they are no numbers: then nothing is learned from them. Fused AdamW clips
         while it reads them anyway, and on a GPU looks itself whether to learn, so that the host
-        need not wait to know. The average is one step behind until :meth:`follow`.
+        need not wait to know. The average is one step behind until :meth:`start_ema_update`.
         """
-        self._settle()
+        self._wait_for_background()
         if self._split:
             for parameter, part in zip(self.parameters, self._owned, strict=True):
                 part.grad = None if parameter.grad is None else to_local(parameter.grad)
@@ -87,24 +85,24 @@ class TrainState:
         elif not skipped.item():
             self._optimizer.step()
         self._schedule.step()
-        self.forget_gradients()
+        self.zero_grad()
         self._behind = self._average is not None
         self.step += 1
         return skipped
 
-    def follow(self) -> None:
+    def start_ema_update(self) -> None:
         """Begin to move the average, beside what comes: best a backward pass, which leaves Python
         alone."""
         if self._behind and self._average is not None:
             self._behind = False
-            self.beside.run(self._average.update)
+            self.background.run(self._average.update)
 
-    def _settle(self) -> None:
+    def _wait_for_background(self) -> None:
         """Until nothing reads the weights any more, and the average is theirs."""
-        self.follow()
-        self.beside.join()
+        self.start_ema_update()
+        self.background.join()
 
-    def forget_gradients(self) -> None:
+    def zero_grad(self) -> None:
         for one in self._owned:
             one.grad = None
         if self._split:
@@ -112,7 +110,7 @@ class TrainState:
                 parameter.grad = None
 
     @contextlib.contextmanager
-    def averaged(self) -> Iterator[None]:
+    def ema_weights(self) -> Iterator[None]:
         """Inside, the average is the weights and the weights wait in its place."""
         self._swap()
         try:
@@ -123,7 +121,7 @@ class TrainState:
     @torch.no_grad()
     def _swap(self) -> None:
         """One by one, so that it takes the memory of one tensor."""
-        self._settle()
+        self._wait_for_background()
         if self._average is None:
             return
         for weight, average in zip(self._owned, self._average.averages, strict=True):
@@ -132,9 +130,9 @@ class TrainState:
             average.copy_(waiting)
 
     @torch.no_grad()
-    def take_average(self) -> None:
+    def copy_ema_to_weights(self) -> None:
         """Make the average the weights, where one is kept."""
-        self._settle()
+        self._wait_for_background()
         if self._average is not None:
             torch._foreach_copy_([*self._owned], self._average.averages)
 
@@ -145,17 +143,17 @@ class TrainState:
 
         What reads them must do so :class:`beside <Beside>` the training: the average may be behind.
         """
-        self.follow()
+        self.start_ema_update()
         return self._state.tensors()
 
     def shared_files(self) -> dict[str, Callable[[Path], None]]:
         """What else all share, as it is now: the name of a file and what writes it."""
-        self._settle()
+        self._wait_for_background()
         progress = {
             "schedule": self._schedule.last_epoch,
             "ema_updates": self._average.updates if self._average else 0,
         }
-        return {PROGRESS: manifest.save_bytes(json.dumps(progress).encode())}
+        return {PROGRESS_FILE: manifest.save_bytes(json.dumps(progress).encode())}
 
     def restore(self, found: manifest.CheckpointInfo) -> None:
         """Take the state of a checkpoint.
@@ -168,18 +166,18 @@ class TrainState:
                 f"{found.folder}: is of another model (weights {found.fingerprint}, this one has "
                 f"{self.fingerprint}); give the run another name or checkpoint folder"
             )
-        self._settle()
+        self._wait_for_background()
         try:
             self._state.restore(manifest.shard_files(found.folder))
         except ShardedTensorError as error:
             raise manifest.CheckpointError(f"{found.folder}: {error}") from None
-        progress: dict[str, Any] = json.loads((found.folder / PROGRESS).read_bytes())
+        progress: dict[str, Any] = json.loads((found.folder / PROGRESS_FILE).read_bytes())
         self._restore_schedule(progress["schedule"])
         if self._average is not None:
             self._average.updates = progress["ema_updates"]
         self.step = found.step
 
-    def take_over(self, previous: Path, stage: StageConfig) -> None:
+    def load_from_stage(self, previous: Path, stage: StageConfig) -> None:
         """Begin with what the run file wants of the stage before: its last checkpoint.
 
         Raises:
@@ -187,7 +185,7 @@ class TrainState:
         """
         files = manifest.shard_files(manifest.read_marker(previous).folder)
         try:
-            self._state.take_over(
+            self._state.load_from_stage(
                 files,
                 weights=stage.init_from == "raw",
                 optimizer=stage.optimizer_state == "keep",

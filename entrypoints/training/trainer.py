@@ -16,10 +16,11 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object
 from sm_train.entrypoints.checkpointing import manifest
 from sm_train.entrypoints.checkpointing.async_checkpointer import AsyncCheckpointer, CheckpointRank
+from sm_train.entrypoints.common.checkpoint_layout import SAMPLER_FILE
 from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.job_config import JobConfig
 from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
-from sm_train.entrypoints.common.stop import StopSignal
+from sm_train.entrypoints.common.signals import StopSignal
 from sm_train.entrypoints.data.batches import Batch
 from sm_train.entrypoints.data.loader import Loader
 from sm_train.entrypoints.data.shard_catalog import DataRank, ShardCatalog
@@ -50,9 +51,6 @@ SageMaker kills after 120 seconds, torchrun after 30 of its own.
 WRITTEN_CHECK_SECONDS = 1.0
 """How often processes ask each other, in the same way, whether a checkpoint is written."""
 
-RECORD = "data.npz"
-"""The file of a checkpoint that says where the run is in its data."""
-
 
 class Trainer:
     """Trains one stage from where its newest checkpoint left off.
@@ -71,33 +69,33 @@ class Trainer:
         seat: DataRank,
         held_out: ValidationSet | None = None,
     ) -> None:
-        self.settings, self.parts, self.accelerator = settings, parts, accelerator
-        self.directories, self.events = directories, events
+        self.config, self.components, self.accelerator = settings, parts, accelerator
+        self.paths, self.events = directories, events
         self.device: torch.device = accelerator.device
-        self.placing = ParallelPlan.choose(
+        self.plan = ParallelPlan.choose(
             settings,
             parts.built.part,
             accelerator.num_processes,
-            seat.processes,
+            seat.local_world_size,
             gpu_memory(self.device),
         )
         # Entering a context that does nothing takes longer than the batch's arithmetic.
         self._autocast = accelerator.autocast if accelerator.native_amp else nullcontext
-        move_frozen(self.placing, parts, self.device)
-        module = parallelize(self.placing, settings, parts, accelerator, seat.processes)
+        move_frozen(self.plan, parts, self.device)
+        module = parallelize(self.plan, settings, parts, accelerator, seat.local_world_size)
         # Wrapping may move weights to other memory; what learns them takes hold of them after.
         self.model: nn.Module = fsdp.wrap(module, accelerator)
-        self.learner = TrainState(settings, module)
-        found = self._agree_on_checkpoint()
+        self.state = TrainState(settings, module)
+        found = self._broadcast_latest_checkpoint()
         last = directories.channel("previous_state")
         if found is not None:
-            self.learner.restore(found)
+            self.state.restore(found)
         elif last.is_dir():
-            self.learner.take_over(last, settings.stage)
-        self.resumed_from = self.learner.step
-        self.inputs = ModelInputs(parts, self.device, settings.training.caption_dropout)
+            self.state.load_from_stage(last, settings.stage)
+        self.resumed_from = self.state.step
+        self.model_inputs = ModelInputs(parts, self.device, settings.training.caption_dropout)
         if accelerator.num_processes > 1 and not fsdp.is_sharded(module):
-            self._settle_gradient_order()
+            self._warm_up_ddp_buckets()
         self.loader = Loader(
             catalogue,
             seat,
@@ -105,15 +103,15 @@ class Trainer:
             resolution=settings.stage.resolution,
             batch_size=settings.stage.per_device_batch_size,
             seed=settings.training.seed,
-            workers=settings.training.decode_workers,
-            record=None if found is None else (found.folder / RECORD).read_bytes(),
-            draws=parts.draws(settings.training.seed),
+            decode_workers=settings.training.decode_workers,
+            state=None if found is None else (found.folder / SAMPLER_FILE).read_bytes(),
+            rng=parts.draws(settings.training.seed),
             tokenize=parts.text.tokenize,
             pin_memory=self.device.type == "cuda",
         )
-        self.log = MetricsLogger(settings, accelerator, events, self.loader)
-        self.evaluation = Evaluator(
-            settings, parts, self.learner, accelerator, directories, events, held_out
+        self.metrics = MetricsLogger(settings, accelerator, events, self.loader)
+        self.evaluator = Evaluator(
+            settings, parts, self.state, accelerator, directories, events, held_out
         )
         self._saver = self._make_saver()
         self._rollbacks = 0
@@ -121,43 +119,43 @@ class Trainer:
     def _make_saver(self) -> AsyncCheckpointer:
         accelerator = self.accelerator
         return AsyncCheckpointer(
-            self.directories.checkpoints,
+            self.paths.checkpoints,
             CheckpointRank(
                 accelerator.process_index,
                 accelerator.num_processes,
                 accelerator.is_local_main_process,
             ),
-            fingerprint=self.learner.fingerprint,
-            keep=self.settings.checkpoint.keep_last,
+            fingerprint=self.state.fingerprint,
+            keep=self.config.checkpoint.keep_last,
             events=self.events,
             gather=gather_object,
-            beside=self.learner.beside,
+            beside=self.state.background,
         )
 
-    def _settle_gradient_order(self) -> None:
+    def _warm_up_ddp_buckets(self) -> None:
         """Two backward passes of zeros.
 
         DDP orders gradients anew after the first, of a static graph with the second, and a sum over
         three or more processes depends on their order in its last bit: without this, a resumed
         run's first step would differ. FSDP2 has one order.
         """
-        config = self.parts.network.config
+        config = self.components.network.config
         side = config.sample_size
         images = torch.zeros(1, config.in_channels, side, side, device=self.device)
-        task = self.parts.objective.task(images, images, np.array([0.5]))
+        task = self.components.objective.task(images, images, np.array([0.5]))
         with self.accelerator.autocast():
-            text = self.inputs.no_text()
+            text = self.model_inputs.no_text()
         for _ in range(2):
             with self.accelerator.autocast():
                 nothing = self.model(task.noisy, task.timesteps, *text).float().sum() * 0.0
             self.accelerator.backward(nothing)
-            self.learner.forget_gradients()
+            self.state.zero_grad()
 
     # ------------------------------------------------------------------ training
 
     def run(self, pulse: HeartbeatWriter, stop: StopSignal) -> TrainResult:
         """Train to the stage's last step, or to a stop that somebody asked for."""
-        stage, training, learner = self.settings.stage, self.settings.training, self.learner
+        stage, training, learner = self.config.stage, self.config.training, self.state
         interval = StepMetricsWindow(self.device)
         batches = iter(self.loader)
         speed, next_check = 0.0, learner.step
@@ -169,22 +167,22 @@ class Trainer:
             if checking and self._share_status(stop, pulse) and learner.step < stage.max_steps:
                 reason = "sigterm"
             last = reason == "sigterm" or learner.step == stage.max_steps
-            saving = last or learner.step % self.settings.checkpoint.every_steps == 0
-            evaluating = self.evaluation.due(learner.step) and reason == "done"
+            saving = last or learner.step % self.config.checkpoint.every_steps == 0
+            evaluating = self.evaluator.due(learner.step) and reason == "done"
             if saving or evaluating or learner.step % training.log_every == 0:
-                speed = self.log.tell_steps(learner.step, interval, learner.learning_rate)
+                speed = self.metrics.log_steps(learner.step, interval, learner.learning_rate)
                 interval = StepMetricsWindow(self.device)
-                if self.log.skipped_in_a_row > training.max_nonfinite_steps:
+                if self.metrics.consecutive_skips > training.max_nonfinite_steps:
                     pulse.enter(Phase.START, learner.step)
                     self._roll_back()
                     next_check = learner.step
                     continue
             # What led to steps without a gradient may be in the weights already.
-            if saving and (last or not self.log.skipped_in_a_row):
+            if saving and (last or not self.metrics.consecutive_skips):
                 pulse.enter(Phase.CHECKPOINT, learner.step)
                 self._begin_checkpoint()
             if evaluating:
-                self.evaluation.run(stop, partial(pulse.enter, step=learner.step))
+                self.evaluator.run(stop, partial(pulse.enter, step=learner.step))
                 interval = StepMetricsWindow(self.device)
                 # It may have been cut short by a stop.
                 next_check = learner.step
@@ -201,8 +199,8 @@ class Trainer:
     ) -> None:
         """One optimizer step over ``gradient_accumulation_steps`` micro-batches."""
         gradient_accumulation_steps, learner = (
-            self.settings.stage.gradient_accumulation_steps,
-            self.learner,
+            self.config.stage.gradient_accumulation_steps,
+            self.state,
         )
         losses: list[Tensor] = []
         origins: list[SampleId] = []
@@ -211,17 +209,17 @@ class Trainer:
             pulse.enter(Phase.DATA, learner.step)
             batch = next(batches)
             pulse.enter(Phase.STEP, learner.step)
-            interval.waited += time.perf_counter() - waiting
-            self.log.bad.add(batch)
+            interval.data_wait_seconds += time.perf_counter() - waiting
+            self.metrics.bad.add(batch)
             origins += batch.origins
-            self.log.tell_epoch()
+            self.metrics.log_epoch()
             last = micro == gradient_accumulation_steps - 1
             with nullcontext() if last else self._accumulating():
                 with self._autocast():
-                    task, text = self.inputs.task(batch)
+                    task, text = self.model_inputs.prepare(batch)
                     prediction = self.model(task.noisy, task.timesteps, *text)
                     value = loss(prediction, task) / gradient_accumulation_steps
-                learner.follow()
+                learner.start_ema_update()
                 self.accelerator.backward(value)
             losses.append(value.detach())
         norm = fsdp.gradient_norm(learner.parameters)
@@ -234,35 +232,37 @@ class Trainer:
         return fsdp.no_sync(
             self.model,
             self.accelerator,
-            whole_gradients=self.placing.whole_gradients,
-            whole_weights=self.placing.sharding == "shard_grad_op",
+            unsharded_grads=self.plan.unsharded_grad_accumulation,
+            unsharded_weights=self.plan.sharding == "shard_grad_op",
         )
 
     def _share_status(self, stop: StopSignal, pulse: HeartbeatWriter) -> bool:
         """Whether any process was asked to stop; concludes a checkpoint that all have written."""
-        status = torch.tensor([float(stop.asked), float(self._saver.writing)], device=self.device)
+        status = torch.tensor(
+            [float(stop.requested), float(self._saver.writing)], device=self.device
+        )
         asked, writing = self.accelerator.reduce(status, "sum").tolist()
         if self._saver.step is not None and not writing:
-            pulse.enter(Phase.CHECKPOINT, self.learner.step)
-            self._saver.conclude()
+            pulse.enter(Phase.CHECKPOINT, self.state.step)
+            self._saver.commit()
         return bool(asked)
 
-    def say_end(self, ended: TrainResult) -> None:
+    def log_end(self, ended: TrainResult) -> None:
         """Write the ``end`` event: everything that the job leaves behind is there."""
         self.events.write(
             "end",
-            f"ended at step {self.learner.step}: {ended.reason}",
-            step=self.learner.step,
+            f"ended at step {self.state.step}: {ended.reason}",
+            step=self.state.step,
             reason=ended.reason,
             training_seconds=ended.seconds,
-            images=ended.steps * self.log.effective_batch_size,
+            images=ended.steps * self.metrics.effective_batch_size,
             steps_per_second=ended.steps / ended.seconds if ended.steps else None,
         )
 
     def final_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Of what is trained, averaged where an average is kept; all processes must go through."""
-        self.learner.take_average()
-        for name, tensor in self.learner.module.state_dict().items():
+        self.state.copy_ema_to_weights()
+        for name, tensor in self.state.module.state_dict().items():
             yield name, full_tensor(tensor)
 
     # ------------------------------------------------------------------ checkpoints
@@ -272,14 +272,14 @@ class Trainer:
         self._finish_checkpoint()
         files: dict[str, Callable[[Path], None]] = {}
         if self.accelerator.is_main_process:
-            files = self.learner.shared_files()
-            files[RECORD] = manifest.save_bytes(self.loader.record())
-        self._saver.begin(self.learner.step, self.learner.tensors(), files)
+            files = self.state.shared_files()
+            files[SAMPLER_FILE] = manifest.save_bytes(self.loader.state_bytes())
+        self._saver.save_async(self.state.step, self.state.tensors(), files)
 
     def _finish_checkpoint(self) -> None:
         if self._saver.step is not None:
             self._saver.wait()
-            self._saver.conclude()
+            self._saver.commit()
 
     def _roll_back(self) -> None:
         """Back to the newest checkpoint; the data go on, so that other samples come.
@@ -288,19 +288,21 @@ class Trainer:
             DivergedError: there is none, or that was tried often enough.
         """
         self._finish_checkpoint()
-        left, skipped = self.learner.step, self.log.skipped_in_a_row
-        allowed = self._rollbacks < self.settings.training.max_rollbacks
-        found = self._agree_on_checkpoint() if allowed else None
+        left, skipped = self.state.step, self.metrics.consecutive_skips
+        allowed = self._rollbacks < self.config.training.max_rollbacks
+        found = self._broadcast_latest_checkpoint() if allowed else None
         if found is None:
-            where = gather_object([self.log.spoilt] if self.log.spoilt else [])
+            where = gather_object(
+                [self.metrics.last_nonfinite_loss] if self.metrics.last_nonfinite_loss else []
+            )
             raise DivergedError(
                 f"{skipped} steps in a row had no finite gradient, up to step {left}"
                 f"{'; non-finite loss in ' + '; '.join(where[:MAX_NAMED_SAMPLES]) if where else ''}"
                 "; lower the learning rate or lengthen the warm-up; earlier checkpoints are intact"
             )
-        self.learner.restore(found)
+        self.state.restore(found)
         self._rollbacks += 1
-        self.log.skipped_in_a_row = 0
+        self.metrics.consecutive_skips = 0
         if self.accelerator.is_main_process:
             self.events.warn(
                 "rolled-back",
@@ -309,22 +311,22 @@ class Trainer:
                 step=found.step,
             )
 
-    def _agree_on_checkpoint(self) -> manifest.CheckpointInfo | None:
+    def _broadcast_latest_checkpoint(self) -> manifest.CheckpointInfo | None:
         """The first process chooses and checks, so that all resume from the same one."""
 
         def passed_over(folder: Path, reason: str) -> None:
-            self.events.warn("checkpoint-passed-over", f"{folder.name} is passed over: {reason}")
+            self.events.warn("checkpoint-skipped", f"{folder.name} is passed over: {reason}")
 
         choice: list[Any] = [None]
         if self.accelerator.is_main_process:
-            choice[0] = manifest.latest_complete(self.directories.checkpoints, passed_over)
+            choice[0] = manifest.latest_complete(self.paths.checkpoints, passed_over)
         if self.accelerator.num_processes > 1:
             broadcast_object_list(choice)
         found: manifest.CheckpointInfo | None = choice[0]
         if found is None:
             return None
         # Each instance has its own copy of the shared prefix, below its own path.
-        here = self.directories.checkpoints / found.folder.name
+        here = self.paths.checkpoints / found.folder.name
         return manifest.CheckpointInfo(here, found.step, found.world_size, found.fingerprint)
 
 

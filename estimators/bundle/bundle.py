@@ -1,9 +1,9 @@
 """The source bundle: what a job receives, as one reproducible archive.
 
-The archive holds the run document, the launch script, pinned requirements, the package
-``sm_train.entrypoints`` under its own import path, so a line of training code is the same line
-on a laptop and on 128 GPUs, and the user's own code. Same inputs, same bytes: entries are sorted
-and carry no times, owners or file modes of the machine that packed them.
+The archive holds the run file, the job configuration, the entry script, pinned requirements, the
+user code, and the package ``sm_train.entrypoints`` under its own import path, so that a line of
+training code is the same line on a laptop and on 128 GPUs. The same inputs give the same bytes:
+entries are sorted and carry no times, owners or file modes of the machine that packed them.
 """
 
 from __future__ import annotations
@@ -13,36 +13,36 @@ import hashlib
 import io
 import json
 import tarfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.resources import files
 
-from sm_train.estimators.bundle.expectations import expectations
+from sm_train.entrypoints.common.job_config import JOB_FILE
+from sm_train.estimators.bundle.job_configs import job_configs
 from sm_train.estimators.bundle.user_code import (
-    OWN_PACKAGES,
     REQUIREMENTS,
-    CodeError,
+    USER_PACKAGES,
     UserCode,
-    merged,
+    UserCodeError,
+    merge_requirements,
 )
-from sm_train.estimators.config.cluster import SMDDP_FRAMEWORK, release
+from sm_train.estimators.config.cluster import SMDDP_PYTORCH, major_minor
 from sm_train.estimators.config.presets import entrypoints_folder
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.estimators.config.secret_scan import secrets_in
+from sm_train.estimators.config.secret_scan import find_secrets
 
 ARCHIVE_NAME = "sourcedir.tar.gz"
 ENTRY_SCRIPT = "train.py"
 LAUNCHER = "sm_train.entrypoints.launch"
-"""The module of the bundle that starts the entry script on all GPUs of a machine."""
-DOCUMENT = "run.json"
-EXPECTED = "expected"
-"""The document's key that is no part of the run file: what is expected of the machines."""
+"""Module of the bundle that starts the entry script on all GPUs of a node."""
+RUN_FILE = "run.json"
+"""The whole run file, which ``submit --clone`` loads again; the training code does not read it."""
 LARGE_BYTES = 50_000_000
-"""Every instance of every attempt fetches and unpacks the bundle; more than this is a mistake."""
+"""Size to warn above: every instance of every attempt downloads and unpacks the bundle."""
 
 _PACKAGE = "sm_train/"
-_SHIPPED = (".py", ".json", ".typed")
+_SHIPPED_SUFFIXES = (".py", ".json", ".typed")
 
-_LAUNCH = """\
+_ENTRY_SCRIPT_CODE = """\
 from sm_train.entrypoints.train import main
 
 if __name__ == "__main__":
@@ -60,7 +60,7 @@ class BundleFile:
 
 @dataclass(frozen=True)
 class Bundle:
-    """The packed archive; ``sha256`` is the archive's own digest, ``entry`` the script to start."""
+    """The packed archive, its SHA-256, and the ``entry`` script to start."""
 
     archive: bytes
     files: tuple[BundleFile, ...]
@@ -68,7 +68,7 @@ class Bundle:
     entry: str
 
     def as_dict(self) -> dict[str, object]:
-        """The ``bundle`` part of ``submit --dry-run --json``; ``bytes`` is the archive's size."""
+        """Return the ``bundle`` part of ``submit --dry-run --json``."""
         return {
             "files": [{"path": file.path, "bytes": file.bytes} for file in self.files],
             "bytes": len(self.archive),
@@ -78,52 +78,77 @@ class Bundle:
 
 
 def build_bundle(
-    config: RunConfig, framework_version: str | None, own: UserCode | None = None
+    config: RunConfig, framework_version: str | None, user_code: UserCode | None = None
 ) -> Bundle:
-    """Pack the bundle for a container whose PyTorch is ``framework_version`` (None: unknown).
-
-    ``own`` are the files of the run's ``code:``.
+    """Pack the bundle for an image with PyTorch ``framework_version`` (None if unknown).
 
     Raises:
-        CodeError: the user's code lacks the entry, takes a name of ours or holds a secret.
+        UserCodeError: the user code lacks the entry script, uses a reserved name or contains a
+            credential.
     """
-    own = own or UserCode()
-    contents = {DOCUMENT: _json(_job_document(config)), **_own_files(config, own)}
+    user_code = user_code or UserCode()
+    contents = {**_documents(config), **_user_files(config, user_code)}
     if not config.cluster.network_isolation:
-        # Isolated, nothing can be fetched: the image has it all.
-        contents[REQUIREMENTS] = merged(requirements(framework_version), own.packages).encode()
-    found = list(secrets_in(contents))
-    if found:
-        raise CodeError("\n".join(f"{one}; take it out of what is uploaded" for one in found))
+        # An isolated container can install nothing: its image has all packages.
+        packages = merge_requirements(requirements(framework_version), user_code.packages)
+        contents[REQUIREMENTS] = packages.encode()
+    secrets = list(find_secrets(contents))
+    if secrets:
+        raise UserCodeError("\n".join(f"{secret}; remove it from the file" for secret in secrets))
     if config.entry is None:
-        contents[ENTRY_SCRIPT] = _LAUNCH.encode()
+        contents[ENTRY_SCRIPT] = _ENTRY_SCRIPT_CODE.encode()
     return pack(contents | _training_code(), config.entry or ENTRY_SCRIPT)
 
 
-def bundle_again(
+def rebuild_bundle(
     archive: bytes, config: RunConfig, framework_version: str | None, *, same_image: bool
 ) -> Bundle:
-    """The code of an earlier bundle with another run document.
+    """Pack the code of an earlier bundle with another run file.
 
-    Its packages stay, too, unless the image has changed and takes others.
+    The pinned packages stay unless the image has changed.
     """
-    contents = unpack(archive)
-    contents[DOCUMENT] = _json(_job_document(config))
-    ours, _, own = contents.pop(REQUIREMENTS, b"").decode().partition(OWN_PACKAGES)
+    contents = unpack(archive) | _documents(config)
+    pinned, _, user = contents.pop(REQUIREMENTS, b"").decode().partition(USER_PACKAGES)
     if not config.cluster.network_isolation:
-        needed = ours if ours and same_image else requirements(framework_version)
-        contents[REQUIREMENTS] = merged(needed, tuple(own.split("\n")[1:-1])).encode()
+        needed = pinned if pinned and same_image else requirements(framework_version)
+        contents[REQUIREMENTS] = merge_requirements(needed, tuple(user.split("\n")[1:-1])).encode()
     return pack(contents, config.entry or ENTRY_SCRIPT)
 
 
-def _own_files(config: RunConfig, own: UserCode) -> dict[str, bytes]:
-    if config.entry is not None and config.entry not in own.files:
-        raise CodeError(f"entry: {config.entry} is not among the files of code: {config.code}")
-    taken = {DOCUMENT} if config.entry is not None else {DOCUMENT, ENTRY_SCRIPT}
-    for name in own.files:
-        if name in taken or name.startswith(_PACKAGE):
-            raise CodeError(f"code: {name} is a name of sm-train's own in the bundle; rename it")
-    return own.files
+def run_document(config: RunConfig) -> dict[str, object]:
+    """Return the run file as plain data, without the laptop's folders."""
+    document = config.model_dump(
+        mode="json",
+        exclude={
+            "data": {"local", "local_validation"},
+            "model": {"local_components"},
+            "channels": {"__all__": {"local"}},
+        },
+    )
+    # In the bundle, the user code lies in the same folder as the run file.
+    return document | {"code": "." if config.code is not None else None}
+
+
+def _documents(config: RunConfig) -> dict[str, bytes]:
+    """Return the run file and the job configuration of every stage."""
+    stages = {name: asdict(job) for name, job in job_configs(config).items()}
+    return {RUN_FILE: _json(run_document(config)), JOB_FILE: _json(stages)}
+
+
+def _json(document: object) -> bytes:
+    return (json.dumps(document, indent=2, sort_keys=True) + "\n").encode()
+
+
+def _user_files(config: RunConfig, user_code: UserCode) -> dict[str, bytes]:
+    if config.entry is not None and config.entry not in user_code.files:
+        raise UserCodeError(f"entry: {config.entry} is not among the files of code: {config.code}")
+    reserved = {RUN_FILE, JOB_FILE}
+    if config.entry is None:
+        reserved.add(ENTRY_SCRIPT)
+    for name in user_code.files:
+        if name in reserved or name.startswith(_PACKAGE):
+            raise UserCodeError(f"code: {name} is a reserved name in the bundle; rename it")
+    return user_code.files
 
 
 def _training_code() -> dict[str, bytes]:
@@ -131,12 +156,12 @@ def _training_code() -> dict[str, bytes]:
     return {
         f"{_PACKAGE}entrypoints/{path.relative_to(folder).as_posix()}": path.read_bytes()
         for path in folder.rglob("*")
-        if path.is_file() and path.suffix in _SHIPPED and "__pycache__" not in path.parts
+        if path.is_file() and path.suffix in _SHIPPED_SUFFIXES and "__pycache__" not in path.parts
     }
 
 
 def pack(contents: dict[str, bytes], entry: str) -> Bundle:
-    """Pack ``contents``, whose ``entry`` is started."""
+    """Pack ``contents`` (path → bytes), of which ``entry`` is the script to start."""
     archive = _archive(contents)
     return Bundle(
         archive,
@@ -147,54 +172,34 @@ def pack(contents: dict[str, bytes], entry: str) -> Bundle:
 
 
 def unpack(archive: bytes) -> dict[str, bytes]:
-    """The files of a bundle."""
+    """Return the files of a bundle by path."""
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        files = ((entry.name, tar.extractfile(entry)) for entry in tar.getmembers())
-        return {name: file.read() for name, file in files if file is not None}
+        members = ((member.name, tar.extractfile(member)) for member in tar.getmembers())
+        return {name: file.read() for name, file in members if file is not None}
 
 
 def requirements(framework_version: str | None) -> str:
-    """The pinned packages that go on top of the image's own PyTorch.
+    """Return the pinned packages to install on top of the image's PyTorch.
 
     The newest libraries no longer import on the PyTorch 2.3 of the last SMDDP image.
     """
-    old = framework_version is not None and release(framework_version) == release(SMDDP_FRAMEWORK)
-    name = "requirements-torch-2.3.txt" if old else "requirements.txt"
-    return (files("sm_train.estimators") / "data" / name).read_text(encoding="utf-8")
-
-
-def run_document(config: RunConfig) -> dict[str, object]:
-    """The run document; folders of the laptop mean nothing in the cluster and stay here."""
-    document = config.model_dump(
-        mode="json",
-        exclude={
-            "data": {"local", "local_validation"},
-            "model": {"local_components"},
-            "channels": {"__all__": {"local"}},
-        },
+    is_old = framework_version is not None and (
+        major_minor(framework_version) == major_minor(SMDDP_PYTORCH)
     )
-    # The files of the run's own code lie beside the document.
-    return document | {"code": "." if config.code is not None else None}
-
-
-def _job_document(config: RunConfig) -> dict[str, object]:
-    """The run document, with what the job should know of its machines."""
-    return run_document(config) | {EXPECTED: expectations(config)}
-
-
-def _json(document: object) -> bytes:
-    return (json.dumps(document, indent=2, sort_keys=True) + "\n").encode()
+    name = "requirements-torch-2.3.txt" if is_old else "requirements.txt"
+    return (files("sm_train.estimators") / "data" / name).read_text(encoding="utf-8")
 
 
 def _archive(contents: dict[str, bytes]) -> bytes:
     raw = io.BytesIO()
     with (
-        gzip.GzipFile(fileobj=raw, mode="wb", mtime=0) as packed,
-        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar,
+        # mtime=0 and fixed modes make the bytes depend on the contents only.
+        gzip.GzipFile(fileobj=raw, mode="wb", mtime=0) as compressed,
+        tarfile.open(fileobj=compressed, mode="w", format=tarfile.PAX_FORMAT) as tar,
     ):
         for name in sorted(contents):
-            entry = tarfile.TarInfo(name)
-            entry.size = len(contents[name])
-            entry.mode = 0o644
-            tar.addfile(entry, io.BytesIO(contents[name]))
+            member = tarfile.TarInfo(name)
+            member.size = len(contents[name])
+            member.mode = 0o644
+            tar.addfile(member, io.BytesIO(contents[name]))
     return raw.getvalue()

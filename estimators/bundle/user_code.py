@@ -1,4 +1,4 @@
-"""The user's own code: the files of ``code:`` that go into the bundle beside the training code."""
+"""User code: the files below ``code:`` that go into the bundle next to the training code."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from pathspec import GitIgnoreSpec
 
 IGNORE_FILE = ".smtrainignore"
 REQUIREMENTS = "requirements.txt"
+USER_PACKAGES = "# User packages:"
+"""Line in a bundle's requirements that separates the pinned packages from the user's."""
 
-# What no job needs, and what most often holds secrets.
-_NEVER = (
+# Files that no job needs, and that most often contain secrets.
+_ALWAYS_IGNORED = (
     IGNORE_FILE,
     ".*",
     "__pycache__/",
@@ -26,11 +28,11 @@ _NEVER = (
     "local-runs/",
 )
 
-_OF_THE_IMAGE = {"torch", "torchvision", "torchaudio"}
+_PROVIDED_BY_IMAGE = {"torch", "torchvision", "torchaudio"}
 
 
-class CodeError(ValueError):
-    """The user's code cannot go into a bundle; the message has one line for each mistake."""
+class UserCodeError(ValueError):
+    """The user code cannot go into a bundle; the message has one line for each mistake."""
 
 
 @dataclass(frozen=True)
@@ -41,85 +43,91 @@ class UserCode:
     packages: tuple[str, ...] = ()
 
 
-def read_code(folder: Path) -> UserCode:
-    """Read the files below ``folder`` that its .smtrainignore, written as a .gitignore, leaves in.
+def read_user_code(folder: Path) -> UserCode:
+    """Read the files below ``folder``, except those that its .smtrainignore excludes.
+
+    The syntax is that of .gitignore.
 
     Raises:
-        CodeError: no such folder, or its requirements cannot be installed beside ours.
+        UserCodeError: the folder does not exist, or its requirements.txt has a mistake.
     """
     if not folder.is_dir():
-        raise CodeError(f"code: {folder}: no such folder; it is relative to the run file")
-    ignore = folder / IGNORE_FILE
-    lines = ignore.read_text(encoding="utf-8").splitlines() if ignore.is_file() else []
-    spec = GitIgnoreSpec.from_lines([*_NEVER, *lines])
-    files = {name: (folder / name).read_bytes() for name in sorted(_names(folder, spec))}
-    packages = files.pop(REQUIREMENTS, b"").decode("utf-8", "replace")
-    return UserCode(files, _checked(packages, folder / REQUIREMENTS))
+        raise UserCodeError(f"code: {folder}: no such folder; it is relative to the run file")
+    ignore_file = folder / IGNORE_FILE
+    lines = ignore_file.read_text(encoding="utf-8").splitlines() if ignore_file.is_file() else []
+    spec = GitIgnoreSpec.from_lines([*_ALWAYS_IGNORED, *lines])
+    files = {name: (folder / name).read_bytes() for name in sorted(_file_names(folder, spec))}
+    text = files.pop(REQUIREMENTS, b"").decode("utf-8", "replace")
+    return UserCode(files, _parse_requirements(text, folder / REQUIREMENTS))
 
 
-def _names(folder: Path, spec: GitIgnoreSpec) -> Iterator[str]:
-    """Paths of the files that stay; a folder that is left out is not even looked into."""
-    for where, folders, names in os.walk(folder):
-        above = Path(where).relative_to(folder)
-        folders[:] = [
-            name for name in folders if not spec.match_file(f"{(above / name).as_posix()}/")
+def _file_names(folder: Path, spec: GitIgnoreSpec) -> Iterator[str]:
+    """Yield the paths of the included files, without descending into excluded folders."""
+    for current, subfolders, names in os.walk(folder):
+        relative = Path(current).relative_to(folder)
+        # os.walk descends into the folders that stay in this list.
+        subfolders[:] = [
+            name for name in subfolders if not spec.match_file(f"{(relative / name).as_posix()}/")
         ]
-        for name in folders:
-            if Path(where, name).is_symlink():
-                raise CodeError(
-                    f"code: {Path(where, name)} is a link to a folder, which stays behind; copy "
-                    f"the folder, or leave it out by {IGNORE_FILE}"
+        for name in subfolders:
+            if Path(current, name).is_symlink():
+                raise UserCodeError(
+                    f"code: {Path(current, name)} is a link to a folder, which is not followed; "
+                    f"copy the folder, or exclude it in {IGNORE_FILE}"
                 )
         for name in names:
-            path = (above / name).as_posix()
+            path = (relative / name).as_posix()
             if not spec.match_file(path) and (folder / path).is_file():
                 yield path
 
 
-def _checked(text: str, place: Path) -> tuple[str, ...]:
-    """The lines, each of which names one exact version: every restart installs the same."""
-    kept, mistakes = [], []
+def _parse_requirements(text: str, path: Path) -> tuple[str, ...]:
+    """Return the requirements; each must name one exact version, so that restarts install it."""
+    lines, errors = [], []
     for number, line in enumerate(text.splitlines(), 1):
         line = line.split(" #")[0].strip()
         if not line or line.startswith("#"):
             continue
-        mistake = None if line.startswith("-") else _mistake(line)
-        if mistake:
-            mistakes.append(f"{place}:{number}: {mistake}")
-        kept.append(line)
-    if mistakes:
-        raise CodeError("\n".join(mistakes))
-    return tuple(kept)
+        error = None if line.startswith("-") else _requirement_error(line)
+        if error:
+            errors.append(f"{path}:{number}: {error}")
+        lines.append(line)
+    if errors:
+        raise UserCodeError("\n".join(errors))
+    return tuple(lines)
 
 
-def _mistake(line: str) -> str | None:
+def _requirement_error(line: str) -> str | None:
     try:
-        one = Requirement(line)
+        requirement = Requirement(line)
     except InvalidRequirement:
-        return "not a requirement that pip reads; write name==1.2.3"
-    if canonicalize_name(one.name) in _OF_THE_IMAGE:
-        return f"{one.name} is the image's own; choose it by cluster.framework_version"
-    exact = [part for part in one.specifier if part.operator in ("==", "===")]
-    if one.url is None and not any("*" not in part.version for part in exact):
-        return f"{one.name} has no exact version; write {one.name}==1.2.3"
+        return "not a requirement that pip can parse; write name==1.2.3"
+    if canonicalize_name(requirement.name) in _PROVIDED_BY_IMAGE:
+        return (
+            f"{requirement.name} is part of the image; select its version with "
+            "cluster.framework_version"
+        )
+    exact = [part for part in requirement.specifier if part.operator in ("==", "===")]
+    if requirement.url is None and not any("*" not in part.version for part in exact):
+        return f"{requirement.name} has no exact version; write {requirement.name}==1.2.3"
     return None
 
 
-def merged(ours: str, theirs: tuple[str, ...]) -> str:
-    """Our pinned packages and the user's; where both name one, the user's version counts."""
-    if not theirs:
-        return ours
-    names = {_name(line) for line in theirs}
-    kept = [line for line in ours.splitlines() if not _name(line) or _name(line) not in names]
-    return "\n".join([*kept, OWN_PACKAGES, *theirs]) + "\n"
+def merge_requirements(pinned: str, user: tuple[str, ...]) -> str:
+    """Append the user's packages to the pinned ones; the user's version of a package wins."""
+    if not user:
+        return pinned
+    names = {_package_name(line) for line in user}
+    kept = [
+        line
+        for line in pinned.splitlines()
+        if not _package_name(line) or _package_name(line) not in names
+    ]
+    return "\n".join([*kept, USER_PACKAGES, *user]) + "\n"
 
 
-OWN_PACKAGES = "# The run's own:"
-"""Stands above the user's packages in a bundle's requirements."""
-
-
-def _name(line: str) -> str | None:
-    """The package that a line of requirements names, if it names one."""
+def _package_name(line: str) -> str | None:
+    """Return the package of a requirements line; None for a comment or an option."""
     if not line.strip() or line.startswith(("#", "-")):
         return None
     return canonicalize_name(Requirement(line).name)

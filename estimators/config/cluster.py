@@ -1,4 +1,4 @@
-"""The run file's ``cluster``: the machines, how they are had, and what encloses them."""
+"""The run file's ``cluster``: instances, their capacity, network and isolation."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 from sm_train.cost.instances import UnknownInstanceTypeError, instance_type, instance_types
+from sm_train.entrypoints.common.job_config import CollectiveBackend
 from sm_train.estimators.config.fields import (
     Duration,
     Image,
@@ -16,168 +17,191 @@ from sm_train.estimators.config.fields import (
     VariableValue,
     Version,
     VpcId,
-    no_bool,
+    reject_bool,
 )
 
-ENVIRONMENT_LIMIT = 100
-OWN_ENVIRONMENT = 8
-"""Variables that a request adds to the user's own (estimators.request), at most."""
+MAX_VARIABLES = 100
+RESERVED_VARIABLES = 8
+"""Number of variables that a request adds to the user's (estimators/request/training.py)."""
 
-SMDDP_FRAMEWORK = "2.3.0"
+SMDDP_PYTORCH = "2.3.0"
 """PyTorch of the last AWS image that carries SMDDP (AWS Deep Learning Containers, 2024)."""
 
-OLDEST_FRAMEWORK = (2, 3)
-"""PyTorch that the training code runs on (setup.cfg, `make test-torch-2.3`)."""
+MIN_PYTORCH = (2, 3)
+"""Oldest PyTorch that the training code runs on (setup.cfg, `make test-torch-2.3`)."""
 
-LONGEST_RUN = 28 * 86400
-"""Seconds that a training job may run or wait (StoppingCondition in botocore's service model)."""
+MAX_RUNTIME_SECONDS = 28 * 86400
+"""Longest time a training job may run or wait (StoppingCondition in botocore's service model)."""
 
-_LARGEST_VOLUME_GB = 16384
+_MAX_VOLUME_GB = 16384
 
 
-def release(version: str) -> tuple[int, int]:
-    """``2.10.0`` as (2, 10)."""
+def major_minor(version: str) -> tuple[int, int]:
+    """Return ``2.10.0`` as (2, 10)."""
     major, minor, *_ = map(int, version.split("."))
     return major, minor
 
 
 class VpcSection(Section):
-    """The private network of the job."""
+    """The private network that the job's instances join."""
 
-    subnets: Annotated[list[VpcId], Field(min_length=1, max_length=16)]
-    security_groups: Annotated[list[VpcId], Field(min_length=1, max_length=5)]
+    subnets: Annotated[list[VpcId], Field(min_length=1, max_length=16)] = Field(
+        description="IDs of the subnets."
+    )
+    security_groups: Annotated[list[VpcId], Field(min_length=1, max_length=5)] = Field(
+        description="IDs of the security groups."
+    )
 
 
 class ClusterSection(Section):
-    """The machines and how they are had."""
+    """The instances of a job, and how they are provisioned."""
 
     instance_type: str = Field(
-        description="SageMaker's name of the machine, such as ml.p4de.24xlarge.",
+        description="SageMaker instance type, such as ml.p4de.24xlarge.",
         json_schema_extra=lambda schema: schema.update(
-            enum=[machine.name for machine in instance_types()]
+            enum=[instance.name for instance in instance_types()]
         ),
     )
     alternatives: Annotated[list[str], Field(max_length=4)] = Field(
         default_factory=list,
-        description="Types to take in this order where the first has no capacity, as many of each "
-        "as make the same number of GPUs. The price shown is the first's.",
+        description="Instance types that SageMaker may use instead, in this order, if "
+        "instance_type has no capacity. Their number is chosen so that the number of GPUs stays "
+        "the same. The displayed price is that of instance_type.",
     )
-    capacity: Literal["on-demand", "spot", "warm-pool", "training-plan"] = "on-demand"
+    capacity: Literal["on-demand", "spot", "warm-pool", "training-plan"] = Field(
+        default="on-demand", description="How the instances are provisioned and billed."
+    )
     keep_alive_period: Annotated[Duration, Field(ge=60, le=21600)] | None = Field(
-        default=None, description="capacity: warm-pool. How long machines are kept (and billed)."
+        default=None,
+        description="How long instances are kept (and billed) after a job. Requires capacity: "
+        "warm-pool.",
     )
     training_plan: TrainingPlan | None = Field(
-        default=None, description="capacity: training-plan. The plan's ARN."
+        default=None, description="ARN of the training plan. Requires capacity: training-plan."
     )
-    max_wait: Annotated[Duration, Field(ge=1, le=2 * LONGEST_RUN)] | None = Field(
-        default=None, description="capacity: spot. Longest wait and run together."
+    max_wait: Annotated[Duration, Field(ge=1, le=2 * MAX_RUNTIME_SECONDS)] | None = Field(
+        default=None,
+        description="Maximum duration of waiting and running together. Requires capacity: spot.",
     )
-    max_pending: Annotated[Duration, Field(ge=1800, le=LONGEST_RUN)] | None = Field(
-        default=None, description="Longest wait for machines; the job is given up after it."
+    max_pending: Annotated[Duration, Field(ge=1800, le=MAX_RUNTIME_SECONDS)] | None = Field(
+        default=None,
+        description="Maximum time to wait for capacity, after which SageMaker stops the job.",
     )
-    backend: Literal["auto", "nccl", "smddp"] = Field(
-        default="auto", description="Gradient all-reduce: auto takes SMDDP on p4d and p4de."
+    backend: CollectiveBackend = Field(
+        default="auto",
+        description="Library for gradient all-reduce. auto selects SMDDP for several p4d or p4de "
+        "instances and NCCL otherwise.",
     )
     image: Image | None = Field(
-        default=None, description="Container image (ECR address); AWS's PyTorch image otherwise."
+        default=None, description="Container image in ECR. None takes AWS's PyTorch image."
     )
     framework_version: Version | None = Field(
         default=None,
-        description="PyTorch version of AWS's image, chosen by collective otherwise; or that of "
-        "your own image.",
+        description="PyTorch version of AWS's image, or of your own image if `image` is set. None "
+        "selects it by backend.",
     )
-    retries: Annotated[int, BeforeValidator(no_bool), Field(ge=0, le=30)] = Field(
-        default=3, description="Restarts by SageMaker after an internal error of its own."
+    retries: Annotated[int, BeforeValidator(reject_bool), Field(ge=0, le=30)] = Field(
+        default=3,
+        description="Number of times SageMaker restarts the job after an internal error.",
     )
-    max_runtime: Annotated[Duration, Field(ge=1, le=LONGEST_RUN)] = Field(
-        default=5 * 86400, description="The job is ended after this, retries included."
+    max_runtime: Annotated[Duration, Field(ge=1, le=MAX_RUNTIME_SECONDS)] = Field(
+        default=5 * 86400,
+        description="Maximum duration of the job, retries included. SageMaker stops it then.",
     )
-    volume_gb: Annotated[int, BeforeValidator(no_bool), Field(ge=1, le=_LARGEST_VOLUME_GB)] = Field(
-        default=30, description="EBS volume; unused on types with local NVMe."
+    volume_gb: Annotated[int, BeforeValidator(reject_bool), Field(ge=1, le=_MAX_VOLUME_GB)] = Field(
+        default=30,
+        description="Size of the EBS volume of each instance. Instances with local NVMe have none.",
     )
     volume_kms_key: KmsKey | None = Field(
-        default=None, description="KMS key of the EBS volume; not for types with local NVMe."
+        default=None,
+        description="KMS key that encrypts the EBS volume. Not allowed for types with local NVMe.",
     )
-    vpc: VpcSection | None = None
+    vpc: VpcSection | None = Field(
+        default=None, description="Private network of the job. None uses SageMaker's network."
+    )
     network_isolation: bool = Field(
         default=False,
-        description="The container reaches no network but its peers: nothing can be installed "
-        "when it starts, so it needs an image of your own with everything in it.",
+        description="Whether to block all network access of the container except to its peers. "
+        "Nothing can then be installed at startup, so `image` must contain all packages.",
     )
     encrypt_traffic: bool = Field(
-        default=False, description="Encrypt what machines send each other; slows training."
+        default=False,
+        description="Whether to encrypt the traffic between instances, which slows training.",
     )
     remote_debug: bool = Field(
-        default=False, description="Allow a shell in the running container through SSM."
+        default=False, description="Whether to allow a shell in the running container through SSM."
     )
     infra_check: bool = Field(
-        default=False, description="SageMaker tests machines and network before the job starts."
+        default=False,
+        description="Whether SageMaker tests instances and network before the job starts.",
     )
     environment: dict[VariableName, VariableValue] = Field(
         default_factory=dict,
-        max_length=ENVIRONMENT_LIMIT - OWN_ENVIRONMENT,
-        description="Environment variables for the job. Nothing secret: they show in the console.",
+        max_length=MAX_VARIABLES - RESERVED_VARIABLES,
+        description="Environment variables of the job. Do not store secrets here: they are "
+        "visible in the console.",
     )
 
     @property
     def instance_types(self) -> tuple[str, ...]:
-        """Every type the job may run on, the preferred one first."""
+        """Return every type that the job may run on, the preferred one first."""
         return (self.instance_type, *self.alternatives)
 
-    def instances_of(self, name: str, instances: int) -> int:
-        """How many of the type ``name`` have as many GPUs as ``instances`` of the first."""
+    def equivalent_instances(self, name: str, instances: int) -> int:
+        """Return how many of type ``name`` have the GPUs of ``instances`` of the preferred type."""
         gpus = instances * instance_type(self.instance_type).accelerators
         return gpus // instance_type(name).accelerators
 
-    def most_instances(self, instances: int) -> int:
-        """Of any type that the job may run on: so many need data of their own."""
-        return max(self.instances_of(name, instances) for name in self.instance_types)
+    def max_instances(self, instances: int) -> int:
+        """Return the largest number of instances over all types: each needs its own shards."""
+        return max(self.equivalent_instances(name, instances) for name in self.instance_types)
 
     @model_validator(mode="after")
-    def _consistent(self) -> ClusterSection:
-        self._check_machines()
-        self._check_collective()
+    def _check_consistency(self) -> ClusterSection:
+        self._check_instance_types()
+        self._check_backend()
         self._check_capacity()
-        if self.framework_version and release(self.framework_version) < OLDEST_FRAMEWORK:
+        if self.framework_version and major_minor(self.framework_version) < MIN_PYTORCH:
             raise ValueError(
                 f"framework_version: the training code needs PyTorch 2.3 or newer, and "
                 f"{self.framework_version} is older"
             )
         if self.network_isolation and self.image is None:
             raise ValueError(
-                "network_isolation: true needs image: nothing can be installed into AWS's image "
+                "network_isolation: true requires image: nothing can be installed into AWS's image "
                 "there; build the one that `sm-train image RUN --dockerfile` prints"
             )
         return self
 
-    def _check_machines(self) -> None:
+    def _check_instance_types(self) -> None:
         for key, name in (
             ("instance_type", self.instance_type),
             *(("alternatives", name) for name in self.alternatives),
         ):
             try:
-                machine = instance_type(name)
+                nvme_gb = instance_type(name).local_nvme_gb
             except UnknownInstanceTypeError as error:
                 raise ValueError(f"{key}: {error}") from None
-            nvme = machine.local_nvme_gb
-            if nvme and self.volume_kms_key is not None:
+            if nvme_gb and self.volume_kms_key is not None:
                 raise ValueError(
                     f"volume_kms_key: {name} has local NVMe drives, which its hardware encrypts; "
-                    "SageMaker takes no key for them: leave it out"
+                    "SageMaker accepts no key for them: remove it"
                 )
-            if nvme and self.volume_gb > nvme:
+            if nvme_gb and self.volume_gb > nvme_gb:
                 raise ValueError(
-                    f"volume_gb: {self.volume_gb} is more than the {nvme:.0f} GB of {name}'s local "
-                    "NVMe drives, which are all it has; leave it out"
+                    f"volume_gb: {self.volume_gb} is more than the {nvme_gb:.0f} GB of {name}'s "
+                    "local NVMe drives, its only storage; remove it"
                 )
         if len(set(self.instance_types)) < len(self.instance_types):
-            raise ValueError("alternatives: a type can be named only once, instance_type included")
+            raise ValueError(
+                "alternatives: each type may appear only once, including instance_type"
+            )
         if self.alternatives and self.capacity != "on-demand":
             raise ValueError(
-                f"alternatives: need capacity: on-demand, not {self.capacity}; leave them out"
+                f"alternatives: require capacity: on-demand, not {self.capacity}; remove them"
             )
 
-    def _check_collective(self) -> None:
+    def _check_backend(self) -> None:
         if self.backend != "smddp":
             return
         for name in self.instance_types:
@@ -187,27 +211,29 @@ class ClusterSection(Section):
                     "write nccl, which uses EFA there"
                 )
         version = self.framework_version
-        if self.image is None and version and release(version) != release(SMDDP_FRAMEWORK):
+        if self.image is None and version and major_minor(version) != major_minor(SMDDP_PYTORCH):
             raise ValueError(
-                f"framework_version: {version} has no SMDDP; the last AWS image that carries it "
-                f"is {SMDDP_FRAMEWORK}"
+                f"framework_version: {version} has no SMDDP; the last AWS image with it is "
+                f"{SMDDP_PYTORCH}"
             )
 
     def _check_capacity(self) -> None:
-        for key, kind in _CAPACITY_KEYS.items():
-            if getattr(self, key) is not None and self.capacity != kind:
-                raise ValueError(f"{key}: needs capacity: {kind}, not {self.capacity}")
+        for key, capacity in _REQUIRED_CAPACITY.items():
+            if getattr(self, key) is not None and self.capacity != capacity:
+                raise ValueError(f"{key}: requires capacity: {capacity}, not {self.capacity}")
         if self.capacity == "training-plan" and self.training_plan is None:
-            raise ValueError("training_plan: capacity training-plan needs the plan's ARN")
+            raise ValueError("training_plan: capacity training-plan requires the ARN of the plan")
         if self.capacity == "warm-pool" and self.keep_alive_period is None:
-            raise ValueError("keep_alive_period: capacity warm-pool needs how long, such as 30m")
+            raise ValueError(
+                "keep_alive_period: capacity warm-pool requires a duration, such as 30m"
+            )
         if self.max_wait is not None and self.max_wait < self.max_runtime:
             raise ValueError(
                 f"max_wait: {self.max_wait} s is less than max_runtime {self.max_runtime} s"
             )
 
 
-_CAPACITY_KEYS = {
+_REQUIRED_CAPACITY = {
     "keep_alive_period": "warm-pool",
     "training_plan": "training-plan",
     "max_wait": "spot",

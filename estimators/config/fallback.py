@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 from sm_train.cost.instances import UnknownInstanceTypeError, instance_type, instance_types
 from sm_train.estimators.config.cluster import VpcSection
-from sm_train.estimators.config.fields import Bucket, Count, Name, Region, Section
+from sm_train.estimators.config.fields import Bucket, Name, PositiveInt, Region, Section
 
 MOST_FALLBACKS = 8
 """The regions of all of them go into one tag of 256 characters."""
@@ -16,10 +16,10 @@ MOST_FALLBACKS = 8
 class FallbackStageSection(Section):
     """What a stage has there; accumulation follows, so that a step's batch stays the same."""
 
-    instances: Annotated[Count, Field(le=10_000)] | None = Field(
+    instances: Annotated[PositiveInt, Field(le=10_000)] | None = Field(
         default=None, description="As many as make the same number of GPUs otherwise."
     )
-    per_device_batch_size: Count | None = Field(
+    per_device_batch_size: PositiveInt | None = Field(
         default=None, description="The stage's own otherwise."
     )
 

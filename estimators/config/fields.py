@@ -1,20 +1,23 @@
-"""The kinds of values that a run file holds: their bounds, their patterns, and these in words.
+"""Field types of the run file: bounds, patterns, and the message for each pattern.
 
-Every pattern is at least as narrow as botocore's own for the field that it ends up in.
+Every pattern is at least as narrow as botocore's pattern for the request field that it fills.
 """
 
 from __future__ import annotations
 
 import unicodedata
-from typing import Annotated, Any
+from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from sm_train.cost.durations import duration_seconds
 
-JOB_NAME_LIMIT = 63  # botocore's service model, TrainingJobName
+T = TypeVar("T")
 
-CHANNEL_LIMIT = 20
-OWN_CHANNELS = (
+MAX_JOB_NAME = 63
+"""Longest name of a training job (TrainingJobName in botocore's service model)."""
+
+MAX_CHANNELS = 20
+RESERVED_CHANNELS = (
     "train",
     "index",
     "validation",
@@ -24,21 +27,21 @@ OWN_CHANNELS = (
     "code",
     "sm_drivers",
 )
-"""Channels that a request may have beside the user's own (estimators.request)."""
+"""Channels that a request may add to the user's (estimators/request/training.py)."""
 
 
-def _seconds(value: Any) -> Any:
-    """Read ``90s``, ``30m``, ``36h`` or ``5d`` as seconds; a number is seconds already."""
+def _parse_duration(value: T) -> T | int:
+    """Convert ``90s``, ``30m``, ``36h`` or ``5d`` to seconds; numbers pass unchanged."""
     if not isinstance(value, str):
         return value
-    found = duration_seconds(value)
-    if found is None:
+    seconds = duration_seconds(value)
+    if seconds is None:
         raise ValueError("write a duration such as 90s, 30m, 36h or 5d")
-    return round(found)
+    return round(seconds)
 
 
-def no_bool(value: Any) -> Any:
-    """YAML's ``yes`` and ``true`` are no numbers, though Python would count with them."""
+def reject_bool(value: T) -> T:
+    """Refuse YAML's ``yes`` and ``true``, which pydantic would take for the number 1."""
     if isinstance(value, bool):
         raise ValueError("write a number")
     return value
@@ -46,15 +49,16 @@ def no_bool(value: Any) -> Any:
 
 Duration = Annotated[
     int,
-    BeforeValidator(_seconds, json_schema_input_type=int | str),
-    Field(description="Seconds, or a number with s, m, h or d behind it."),
+    BeforeValidator(_parse_duration, json_schema_input_type=int | str),
+    Field(description="Seconds, or a number followed by s, m, h or d."),
 ]
-Count = Annotated[int, BeforeValidator(no_bool), Field(ge=1)]
-Positive = Annotated[float, BeforeValidator(no_bool), Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, BeforeValidator(no_bool), Field(ge=0, allow_inf_nan=False)]
-Share = Annotated[float, BeforeValidator(no_bool), Field(ge=0, lt=1, allow_inf_nan=False)]
+PositiveInt = Annotated[int, BeforeValidator(reject_bool), Field(ge=1)]
+NonNegativeInt = Annotated[int, BeforeValidator(reject_bool), Field(ge=0)]
+PositiveFloat = Annotated[float, BeforeValidator(reject_bool), Field(gt=0, allow_inf_nan=False)]
+NonNegativeFloat = Annotated[float, BeforeValidator(reject_bool), Field(ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, BeforeValidator(reject_bool), Field(ge=0, lt=1, allow_inf_nan=False)]
 
-# A quote breaks the container's start-up script, a line end breaks its environment file.
+# A quote breaks the container's start script, a line break its environment file.
 _PLAIN = r"^[^'\"\\\x00-\x1f\x7f]*$"
 _NAME = r"^[a-zA-Z0-9](-?[a-zA-Z0-9])*$"
 _S3_URI = r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^'\"\\\x00-\x1f\x7f]*)?$"
@@ -67,70 +71,74 @@ _VPC_ID = r"^[a-zA-Z0-9-]{1,32}$"
 _IMAGE = r"^[a-zA-Z0-9][a-zA-Z0-9._:/@-]*$"
 _KMS_KEY = r"^[a-zA-Z0-9:/_-]+$"
 _PLAN = r"^arn:aws[a-z-]*:sagemaker:[a-z]{2}(-[a-z]+)+-[0-9]:[0-9]{12}:training-plan/[a-zA-Z0-9-]+$"
-# Narrower than the service's: the SDK's start script makes a shell variable of the name.
+# Narrower than the service's pattern: the SDK's start script makes a shell variable of the name.
 _CHANNEL = r"^[a-zA-Z0-9_]+$"
 _ENTRY = r"^[a-zA-Z0-9_]([a-zA-Z0-9_/-]*[a-zA-Z0-9_-])?\.py$"
 
-# No colon but ssm: and an ARN's, so no address: a run file is no place for one.
-SECRET = (
+# Colons are allowed only in ssm: and in an ARN, so a pasted URL (the secret itself) is refused.
+SECRET_PATTERN = (
     r"^(ssm:|arn:aws[a-z-]*:(secretsmanager|ssm):[a-z0-9-]+:[0-9]{12}:[a-zA-Z0-9_]+[:/])?"
     r"[a-zA-Z0-9_/+=.@-]+$"
 )
-TOPIC = r"^arn:aws[a-z-]*:sns:[a-z0-9-]+:[0-9]{12}:[a-zA-Z0-9_-]+$"
+TOPIC_PATTERN = r"^arn:aws[a-z-]*:sns:[a-z0-9-]+:[0-9]{12}:[a-zA-Z0-9_-]+$"
 
-_PATTERN_WORDS = {
-    _PLAIN: "must be without quotes, backslashes, line ends and control characters",
+_PATTERN_MESSAGES = {
+    _PLAIN: "must not contain quotes, backslashes, line breaks or control characters",
     _NAME: "must be letters and digits with single hyphens between them",
-    _S3_URI: "must be an address such as s3://bucket/prefix/, without quotes",
-    _VARIABLE: "must be letters, digits and underscores, not beginning with a digit",
+    _S3_URI: "must be an S3 URI such as s3://bucket/prefix/, without quotes",
+    _VARIABLE: "must be letters, digits and underscores, and must not start with a digit",
     _VERSION: "must be a version such as 2.3.0",
     _REGION: "must be a region such as us-east-1",
-    _ROLE: "must be a role's ARN such as arn:aws:iam::111122223333:role/sm-train",
-    _BUCKET: "must be a bucket's name, without s3://",
-    _VPC_ID: "must be an id such as subnet-0123abcd or sg-0123abcd",
+    _ROLE: "must be a role ARN such as arn:aws:iam::111122223333:role/sm-train",
+    _BUCKET: "must be a bucket name, without s3://",
+    _VPC_ID: "must be an ID such as subnet-0123abcd or sg-0123abcd",
     _IMAGE: "must be an image such as 111122223333.dkr.ecr.us-east-1.amazonaws.com/own:1",
-    _KMS_KEY: "must be a KMS key's id or ARN",
-    _PLAN: "must be a plan's ARN: arn:aws:sagemaker:REGION:ACCOUNT:training-plan/NAME",
+    _KMS_KEY: "must be the ID or ARN of a KMS key",
+    _PLAN: "must be a plan ARN: arn:aws:sagemaker:REGION:ACCOUNT:training-plan/NAME",
     _CHANNEL: "must be letters, digits and underscores",
-    SECRET: "must be the name of a secret, or ssm: and a parameter's name; never the address",
-    TOPIC: "must be a topic's ARN such as arn:aws:sns:us-east-1:111122223333:sm-train",
-    _ENTRY: "must be a Python file's path below code, such as train.py",
+    SECRET_PATTERN: "must be the name of a secret, or ssm: and the name of a parameter; "
+    "never the URL itself",
+    TOPIC_PATTERN: "must be a topic ARN such as arn:aws:sns:us-east-1:111122223333:sm-train",
+    _ENTRY: "must be the path of a Python file below code, such as train.py",
 }
 
 
-def words_for_pattern(pattern: str) -> str:
-    """What a pattern of this module's types asks for, in words."""
-    return _PATTERN_WORDS[pattern]
+def pattern_message(pattern: str) -> str:
+    """Return what a value must look like to match ``pattern``, as an error message."""
+    return _PATTERN_MESSAGES[pattern]
 
 
-def _tag_text(value: str) -> str:
-    """What AWS allows in a tag, by Unicode category: letters, separators, numbers and a few signs.
+def _check_tag_text(value: str) -> str:
+    """Check that a tag holds letters, separators, numbers and ``_.:/=+-@`` only.
 
-    Source: pattern of ``TagKey`` and ``TagValue`` in botocore's service model.
+    Source: pattern of ``TagKey`` and ``TagValue`` in botocore's service model, which is by Unicode
+    category.
     """
-    for sign in value:
-        if unicodedata.category(sign)[0] not in "LZN" and sign not in "_.:/=+-@":
-            raise ValueError(f"holds {sign!r}; a tag is letters, digits, spaces and _.:/=+-@")
+    for character in value:
+        if unicodedata.category(character)[0] not in "LZN" and character not in "_.:/=+-@":
+            raise ValueError(
+                f"contains {character!r}; a tag is letters, digits, spaces and _.:/=+-@"
+            )
     return value
 
 
-def _own_tag(value: str) -> str:
+def _check_tag_prefix(value: str) -> str:
     for prefix, owner in (("aws:", "AWS"), ("sm-train:", "sm-train")):
         if value.lower().startswith(prefix):
-            raise ValueError(f"begins with {prefix}, which is {owner}'s own; name it otherwise")
+            raise ValueError(f"starts with {prefix}, which is reserved for {owner}; rename the tag")
     return value
 
 
-def _own_channel(value: str) -> str:
-    if value in OWN_CHANNELS:
-        raise ValueError("is a channel of sm-train's; name yours otherwise")
+def _check_channel_name(value: str) -> str:
+    if value in RESERVED_CHANNELS:
+        raise ValueError("is a channel name reserved for sm-train; rename the channel")
     return value
 
 
 PlainText = Annotated[str, Field(pattern=_PLAIN, max_length=256)]
-Name = Annotated[str, Field(pattern=_NAME, max_length=JOB_NAME_LIMIT)]
+Name = Annotated[str, Field(pattern=_NAME, max_length=MAX_JOB_NAME)]
 PromptText = Annotated[str, Field(min_length=1, max_length=1000)]
-# 1,024 in the service; an index beside the shards has a name of its own to add.
+# The service takes 1,024; the file name of the index is appended to the prefix.
 S3Uri = Annotated[str, Field(pattern=_S3_URI, max_length=1000)]
 Region = Annotated[str, Field(pattern=_REGION, max_length=32)]
 Role = Annotated[str, Field(pattern=_ROLE, max_length=2048)]
@@ -140,20 +148,25 @@ Image = Annotated[str, Field(pattern=_IMAGE, max_length=255)]
 Version = Annotated[str, Field(pattern=_VERSION, max_length=20)]
 KmsKey = Annotated[str, Field(pattern=_KMS_KEY, max_length=2048)]
 TrainingPlan = Annotated[str, Field(pattern=_PLAN, max_length=2048)]
-ChannelName = Annotated[str, Field(pattern=_CHANNEL, max_length=64), AfterValidator(_own_channel)]
+ChannelName = Annotated[
+    str, Field(pattern=_CHANNEL, max_length=64), AfterValidator(_check_channel_name)
+]
 EntryScript = Annotated[str, Field(pattern=_ENTRY, max_length=200)]
 TagKey = Annotated[
-    str, Field(min_length=1, max_length=128), AfterValidator(_tag_text), AfterValidator(_own_tag)
+    str,
+    Field(min_length=1, max_length=128),
+    AfterValidator(_check_tag_text),
+    AfterValidator(_check_tag_prefix),
 ]
-TagValue = Annotated[str, Field(max_length=256), AfterValidator(_tag_text)]
-SecretName = Annotated[str, Field(pattern=SECRET, max_length=512)]
-Topic = Annotated[str, Field(pattern=TOPIC)]
+TagValue = Annotated[str, Field(max_length=256), AfterValidator(_check_tag_text)]
+SecretName = Annotated[str, Field(pattern=SECRET_PATTERN, max_length=512)]
+TopicArn = Annotated[str, Field(pattern=TOPIC_PATTERN)]
 VariableName = Annotated[str, Field(pattern=_VARIABLE, max_length=512)]
 VariableValue = Annotated[str, Field(pattern=_PLAIN, max_length=512)]
 
 
 class Section(BaseModel):
-    """A mapping of the run file: unknown keys are errors, values do not change."""
+    """A mapping of the run file: unknown keys are errors, instances are immutable."""
 
-    # Built at the first use: a section is built once, inside the run that holds it.
+    # Pydantic builds a validator once, at first use: for the run that contains all sections.
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)

@@ -1,4 +1,4 @@
-"""Reads a run file: every mistake in it at once, each as one line that says how to mend it.
+"""Load a run file and report every mistake in it at once, one line each.
 
 A line reads ``FILE:LINE: dotted.path: value: what is allowed``.
 """
@@ -17,27 +17,25 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from sm_train.cost.instances import UnknownInstanceTypeError, instance_type
 from sm_train.estimators.config.cluster import ClusterSection
-from sm_train.estimators.config.fields import SECRET, words_for_pattern
+from sm_train.estimators.config.consistency import KeyPath, Problem, cross_section_problems
+from sm_train.estimators.config.fields import SECRET_PATTERN, pattern_message
+from sm_train.estimators.config.operations import RecoverySection
 from sm_train.estimators.config.placement import fallback_problems
-from sm_train.estimators.config.schema import (
-    Problem,
-    RecoverySection,
-    RunConfig,
-    StageSection,
-    cross_field_problems,
-)
-from sm_train.estimators.config.secret_scan import secret_in
+from sm_train.estimators.config.schema import RunConfig
+from sm_train.estimators.config.secret_scan import find_secret
+from sm_train.estimators.config.stage import StageSection
 
-Path_ = tuple[str | int, ...]
-
-# libyaml's parser where PyYAML was built with it: several times as fast, the same marks.
+# libyaml's parser, if PyYAML was built with it: several times as fast, with the same line numbers.
 _Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+_MAX_SHOWN = 80
+"""Characters of a value that an error message shows."""
 
 
 class RunFileError(ValueError):
     """The run file cannot be used; the message has one line for each mistake.
 
-    ``problems`` are the same mistakes; none where the file could not even be read.
+    ``problems`` are the same mistakes; it is empty if the file could not be parsed.
     """
 
     def __init__(self, message: str, problems: Sequence[Problem] = ()) -> None:
@@ -45,71 +43,79 @@ class RunFileError(ValueError):
         self.problems = tuple(problems)
 
 
-def load_run(path: Path, changes: Sequence[str] = ()) -> RunConfig:
-    """Read and validate a run file, with ``changes`` (``a.b=c``) made to it first.
+def load_run(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read and validate a run file, after applying ``overrides`` (``a.b=c``).
 
     Raises:
-        RunFileError: the file is missing, is not YAML, or breaks the schema; a change has no place.
+        RunFileError: the file is missing, is not YAML or breaks the schema, or the path of an
+            override does not exist.
     """
     text = _read_text(path)
-    node, raw = _parse(path, text)
+    root, raw = _parse_yaml(path, text)
     if not isinstance(raw, dict):
         raise RunFileError(f"{path}:1: a run file is a mapping of keys; `sm-train init` writes one")
-    for change in changes:
-        _make(change, raw)
-    lines = dict(_lines(node, ()))
-    problems = _duplicate_keys(node, ()) + _problems(raw)
+    for override in overrides:
+        _apply_override(override, raw)
+    problems = _duplicate_keys(root, ()) + _find_problems(raw)
     if problems:
-        ordered = _ordered(problems, lines)
-        raise RunFileError("\n".join(_line(path, lines, one) for one in ordered), ordered)
+        lines = dict(_key_lines(root, ()))
+        problems.sort(key=lambda problem: _line_number(problem.path, lines))
+        message = "\n".join(_format_problem(path, lines, problem) for problem in problems)
+        raise RunFileError(message, problems)
     return RunConfig.model_validate(raw)
 
 
-def with_changes(document: dict[Any, Any], changes: Sequence[str], name: str) -> RunConfig:
-    """An earlier run's document, which mistakes call ``name``, with ``changes`` made to it.
+def load_document(document: dict[str, Any], overrides: Sequence[str], source: str) -> RunConfig:
+    """Validate the run file of an earlier job, after applying ``overrides``.
+
+    Error messages name ``source`` in place of a file.
 
     Raises:
-        RunFileError: it breaks the schema, or a change has no place in it.
+        RunFileError: the document breaks the schema, or the path of an override does not exist.
     """
     document = copy.deepcopy(document)
-    for change in changes:
-        _make(change, document)
-    problems = _problems(document)
+    for override in overrides:
+        _apply_override(override, document)
+    problems = _find_problems(document)
     if problems:
-        raise RunFileError("\n".join(_line(Path(name), {}, problem) for problem in problems))
+        lines = [_format_problem(Path(source), {}, problem) for problem in problems]
+        raise RunFileError("\n".join(lines), problems)
     return RunConfig.model_validate(document)
 
 
-def _make(change: str, raw: dict[Any, Any]) -> None:
-    """Set one value: ``stages.256px.instances=8``; stages go by name or by number from 0."""
-    path, separator, text = change.partition("=")
-    steps = re.findall(r"[^.\[\]]+", path)
-    if not separator or not steps:
-        raise RunFileError(f"--set: {_shown(change)}: write it as a.b=value")
+def _apply_override(override: str, raw: dict[Any, Any]) -> None:
+    """Set one value, as in ``stages.256px.instances=8``; a stage is named or indexed from 0."""
+    path, separator, text = override.partition("=")
+    keys = re.findall(r"[^.\[\]]+", path)
+    if not separator or not keys:
+        raise RunFileError(f"--set: {_shown(override)}: write it as a.b=value")
     try:
         value = yaml.load(text, _Loader)
     except (yaml.YAMLError, ValueError):
         raise RunFileError(f"--set: {path}: the value is not YAML; quote it") from None
-    place: Any = raw
-    for step in steps[:-1]:
-        place = place.setdefault(step, {}) if isinstance(place, dict) else _among(place, step, path)
-    if isinstance(place, dict):
-        place[steps[-1]] = value
-    elif isinstance(place, list) and steps[-1].isdigit() and int(steps[-1]) < len(place):
-        place[int(steps[-1])] = value
+    parent: Any = raw
+    for key in keys[:-1]:
+        if isinstance(parent, dict):
+            parent = parent.setdefault(key, {})
+        else:
+            parent = _list_item(parent, key, path)
+    if isinstance(parent, dict):
+        parent[keys[-1]] = value
+    elif isinstance(parent, list) and keys[-1].isdigit() and int(keys[-1]) < len(parent):
+        parent[int(keys[-1])] = value
     else:
-        raise RunFileError(f"--set: {path}: {steps[-1]} has no place there")
+        raise RunFileError(f"--set: {path}: {keys[-1]} does not exist")
 
 
-def _among(items: Any, step: str, path: str) -> Any:
-    """The item of a list that ``step`` names or counts."""
+def _list_item(items: Any, key: str, path: str) -> Any:
+    """Return the item of a list that has the index or the ``name`` ``key``."""
     if isinstance(items, list):
-        if step.isdigit() and int(step) < len(items):
-            return items[int(step)]
+        if key.isdigit() and int(key) < len(items):
+            return items[int(key)]
         for item in items:
-            if isinstance(item, dict) and item.get("name") == step:
+            if isinstance(item, dict) and item.get("name") == key:
                 return item
-    raise RunFileError(f"--set: {path}: there is no {step} there")
+    raise RunFileError(f"--set: {path}: {key} does not exist")
 
 
 def _read_text(path: Path) -> str:
@@ -123,18 +129,19 @@ def _read_text(path: Path) -> str:
         raise RunFileError(f"{path}: not UTF-8 text (byte {error.start})") from None
 
 
-def _parse(path: Path, text: str) -> tuple[yaml.Node | None, Any]:
+def _parse_yaml(path: Path, text: str) -> tuple[yaml.Node | None, Any]:
+    """Return the node tree, which has line numbers, and the values."""
     loader = _Loader(text)
     try:
-        node = loader.get_single_node()
-        return node, None if node is None else loader.construct_document(node)
+        root = loader.get_single_node()
+        return root, None if root is None else loader.construct_document(root)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        line = mark.line + 1 if mark else 1
-        source = text.splitlines()[line - 1] if line <= len(text.splitlines()) else ""
-        if "\t" in source:
-            raise RunFileError(f"{path}:{line}: a tab; YAML indents with spaces") from None
-        raise RunFileError(f"{path}:{line}: not YAML: {error.problem}") from None
+        number = mark.line + 1 if mark else 1
+        lines = text.splitlines()
+        if number <= len(lines) and "\t" in lines[number - 1]:
+            raise RunFileError(f"{path}:{number}: a tab; YAML indents with spaces") from None
+        raise RunFileError(f"{path}:{number}: not YAML: {error.problem}") from None
     except (yaml.YAMLError, ValueError) as error:
         first = str(error).splitlines()[0]
         raise RunFileError(f"{path}:1: not YAML: {first}") from None
@@ -142,28 +149,28 @@ def _parse(path: Path, text: str) -> tuple[yaml.Node | None, Any]:
         loader.dispose()
 
 
-def _lines(node: yaml.Node | None, path: Path_) -> Iterator[tuple[Path_, int]]:
-    """Every path of the document with the line of its key."""
+def _key_lines(node: yaml.Node | None, path: KeyPath) -> Iterator[tuple[KeyPath, int]]:
+    """Yield every path of the document with the line of its key."""
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             inner = (*path, key.value)
             yield inner, key.start_mark.line + 1
-            yield from _lines(value, inner)
+            yield from _key_lines(value, inner)
     elif isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
             inner = (*path, index)
             yield inner, item.start_mark.line + 1
-            yield from _lines(item, inner)
+            yield from _key_lines(item, inner)
 
 
-def _duplicate_keys(node: yaml.Node | None, path: Path_) -> list[Problem]:
-    """YAML keeps the last of two equal keys in silence; a run file must not."""
+def _duplicate_keys(node: yaml.Node | None, path: KeyPath) -> list[Problem]:
+    """Find repeated keys, of which YAML silently keeps the last."""
     problems: list[Problem] = []
     if isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
         for key, value in node.value:
             if key.value in seen:
-                problems.append(Problem((*path, key.value), None, "is written twice; keep one"))
+                problems.append(Problem((*path, key.value), None, "appears twice; keep one"))
             seen.add(key.value)
             problems += _duplicate_keys(value, (*path, key.value))
     elif isinstance(node, yaml.SequenceNode):
@@ -172,37 +179,43 @@ def _duplicate_keys(node: yaml.Node | None, path: Path_) -> list[Problem]:
     return problems
 
 
-def _problems(raw: dict[Any, Any]) -> list[Problem]:
-    """All mistakes: those of single keys, then those between keys that are good by themselves."""
-    errors = _errors(RunConfig, raw)
-    hidden = list(_secrets(raw, ()))
+def _find_problems(raw: dict[Any, Any]) -> list[Problem]:
+    """Find all mistakes in two passes.
+
+    Pydantic runs a section's own check only if all its fields are valid, and the root's only if all
+    sections are. So the second pass validates a copy without the values that failed in the first.
+    """
+    errors = _validation_errors(RunConfig, raw)
+    secrets = list(_find_secrets(raw, ()))
     if not errors:
-        return [*_between_places(raw), *hidden]
+        return [*_find_fallback_problems(raw), *secrets]
     pruned = _without(raw, [error["loc"] for error in errors])
-    later = [error for error in _errors(RunConfig, pruned) if error["type"] != "missing"]
-    # The run's own cross-field check is repeated below, on whatever parts are good.
-    found = [_problem(raw, error) for error in (*errors, *later) if error["loc"]]
-    return list(dict.fromkeys((*found, *_between_parts(pruned), *hidden)))
+    # What the first pass removed is missing in the second.
+    later = [error for error in _validation_errors(RunConfig, pruned) if error["type"] != "missing"]
+    # Errors without a location are the root's cross-section check, which is repeated below on the
+    # valid sections to get a path for each problem.
+    problems = [_problem(raw, error) for error in (*errors, *later) if error["loc"]]
+    return list(dict.fromkeys((*problems, *_find_cross_section_problems(pruned), *secrets)))
 
 
-def _secrets(value: Any, path: Path_) -> Iterator[Problem]:
-    """Values that look like keys: they would show in the console, in logs and in the bundle."""
+def _find_secrets(value: Any, path: KeyPath) -> Iterator[Problem]:
+    """Find values that look like credentials: they would end up in console, logs and bundle."""
     if isinstance(value, dict):
         for key, item in value.items():
-            yield from _secrets(item, (*path, key))
+            yield from _find_secrets(item, (*path, key))
     elif isinstance(value, list):
         for index, item in enumerate(value):
-            yield from _secrets(item, (*path, index))
-    elif isinstance(value, str) and (kind := secret_in(value)):
+            yield from _find_secrets(item, (*path, index))
+    elif isinstance(value, str) and (kind := find_secret(value)):
         yield Problem(
             path,
             None,
-            f"looks like {kind}, which anybody would see who may describe the job; keep it in "
+            f"looks like {kind}, visible to everyone who may describe the job; store it in "
             "Secrets Manager and fetch it in the job",
         )
 
 
-def _errors(model: type[BaseModel], raw: Any) -> list[ErrorDetails]:
+def _validation_errors(model: type[BaseModel], raw: Any) -> list[ErrorDetails]:
     try:
         model.model_validate(raw)
     except ValidationError as error:
@@ -210,101 +223,104 @@ def _errors(model: type[BaseModel], raw: Any) -> list[ErrorDetails]:
     return []
 
 
-def _without(raw: dict[Any, Any], paths: Iterable[Path_]) -> dict[Any, Any]:
-    """A copy without the values that broke a rule of their own, for a second look at the rest."""
+def _without(raw: dict[Any, Any], paths: Iterable[KeyPath]) -> dict[Any, Any]:
+    """Return a copy of ``raw`` without the keys at ``paths``."""
     pruned = copy.deepcopy(raw)
     for path in paths:
         parent: Any = pruned
-        for step in path[:-1]:
-            parent = parent.get(step) if isinstance(parent, dict) else _item(parent, step)
+        for key in path[:-1]:
+            if isinstance(parent, dict):
+                parent = parent.get(key)
+            elif isinstance(parent, list) and isinstance(key, int) and key < len(parent):
+                parent = parent[key]
+            else:
+                parent = None
         if path and isinstance(parent, dict):
             parent.pop(path[-1], None)
     return pruned
 
 
-def _item(sequence: Any, index: str | int) -> Any:
-    in_range = isinstance(sequence, list) and isinstance(index, int) and index < len(sequence)
-    return sequence[index] if in_range else None
-
-
-def _between_parts(raw: dict[Any, Any]) -> list[Problem]:
-    stages = raw.get("stages")
-    cluster = raw.get("cluster")
-    parts = [
+def _find_cross_section_problems(raw: dict[Any, Any]) -> list[Problem]:
+    """Check the valid sections against each other, then the fallbacks if all agree."""
+    raw_stages, raw_cluster = raw.get("stages"), raw.get("cluster")
+    stages = [
         (index, StageSection.model_validate(stage))
-        for index, stage in enumerate(stages if isinstance(stages, list) else [])
-        if not _errors(StageSection, stage)
+        for index, stage in enumerate(raw_stages if isinstance(raw_stages, list) else [])
+        if not _validation_errors(StageSection, stage)
     ]
     name = raw.get("name")
-    machine = cluster.get("instance_type") if isinstance(cluster, dict) else None
+    type_name = raw_cluster.get("instance_type") if isinstance(raw_cluster, dict) else None
     try:
-        gpus = instance_type(str(machine)).accelerators
+        gpus = instance_type(str(type_name)).accelerators
     except UnknownInstanceTypeError:
         gpus = None
-    valid = ClusterSection.model_validate(cluster) if not _errors(ClusterSection, cluster) else None
-    found = cross_field_problems(name if isinstance(name, str) else "", parts, gpus, valid)
-    return found or _between_places(raw)
+    cluster = None
+    if not _validation_errors(ClusterSection, raw_cluster):
+        cluster = ClusterSection.model_validate(raw_cluster)
+    problems = cross_section_problems(name if isinstance(name, str) else "", stages, gpus, cluster)
+    return problems or _find_fallback_problems(raw)
 
 
-def _between_places(raw: dict[Any, Any]) -> list[Problem]:
-    """What is wrong with the fallbacks of a run that is good without them."""
+def _find_fallback_problems(raw: dict[Any, Any]) -> list[Problem]:
+    """Check the fallbacks of a run that is valid without them."""
     recovery = raw.get("recovery")
-    if not isinstance(recovery, dict) or _errors(RecoverySection, recovery):
+    if not isinstance(recovery, dict) or _validation_errors(RecoverySection, recovery):
         return []
-    plain = raw | {"recovery": {key: recovery[key] for key in recovery if key != "fallbacks"}}
-    if _errors(RunConfig, plain):
+    without = raw | {"recovery": {key: recovery[key] for key in recovery if key != "fallbacks"}}
+    if _validation_errors(RunConfig, without):
         return []
-    own = RunConfig.model_validate(plain)
+    config = RunConfig.model_validate(without)
     return fallback_problems(
-        own.model_copy(update={"recovery": RecoverySection.model_validate(recovery)})
+        config.model_copy(update={"recovery": RecoverySection.model_validate(recovery)})
     )
 
 
 def _problem(raw: Any, error: ErrorDetails) -> Problem:
-    path: Path_ = tuple(step for step in error["loc"] if step != "[key]")
+    """Translate one of pydantic's errors."""
+    path: KeyPath = tuple(key for key in error["loc"] if key != "[key]")
     message = error["msg"]
     if error["type"] == "value_error":
-        # A section's own check names its key first: "max_wait: 60 s is less than …".
+        # A section's own check starts with the key: "max_wait: 60 s is less than …".
         message = message.removeprefix("Value error, ")
         key, separator, rest = message.partition(": ")
         if separator and isinstance(error["input"], dict) and key.isidentifier():
             return Problem((*path, key), None, rest)
         return Problem(path, error["input"], message)
     if error["type"] == "missing":
-        return Problem(path, None, "is missing" + _described(path))
+        return Problem(path, None, "is missing" + _description(path))
     if error["type"] == "extra_forbidden":
-        return Problem(path, None, "unknown key" + _nearest(path))
+        return Problem(path, None, "unknown key" + _suggestion(path))
     if error["type"] == "string_pattern_mismatch":
         pattern = error["ctx"]["pattern"]
-        # What stands where a secret's name should may be the secret, and logs keep what is said.
-        value = "***" if pattern == SECRET else error["input"]
-        return Problem(path, value, words_for_pattern(pattern))
+        # A value in place of a secret's name may be the secret itself, and logs keep messages.
+        value = "***" if pattern == SECRET_PATTERN else error["input"]
+        return Problem(path, value, pattern_message(pattern))
     return Problem(path, error["input"], message.replace("Input should be", "must be"))
 
 
-def _described(path: Path_) -> str:
+def _description(path: KeyPath) -> str:
     parent = _model_at(path[:-1])
     field = parent.model_fields.get(str(path[-1])) if parent else None
     return f": {field.description}" if field and field.description else ""
 
 
-def _nearest(path: Path_) -> str:
+def _suggestion(path: KeyPath) -> str:
     parent = _model_at(path[:-1])
     if parent is None:
         return ""
     known = list(parent.model_fields)
-    near = get_close_matches(str(path[-1]), known, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]}?" if near else ""
+    close = get_close_matches(str(path[-1]), known, n=1, cutoff=0.5)
+    hint = f"; did you mean {close[0]}?" if close else ""
     return f"{hint} (known: {', '.join(known)})"
 
 
-def _model_at(path: Path_) -> type[BaseModel] | None:
-    """The section of the schema that ``path`` points to."""
+def _model_at(path: KeyPath) -> type[BaseModel] | None:
+    """Return the section of the schema at ``path``."""
     model: type[BaseModel] = RunConfig
-    for step in path:
-        if isinstance(step, int):
+    for key in path:
+        if isinstance(key, int):
             continue
-        field = model.model_fields.get(step)
+        field = model.model_fields.get(key)
         inner = next(_models_in(field.annotation), None) if field else None
         if inner is None:
             return None
@@ -313,40 +329,36 @@ def _model_at(path: Path_) -> type[BaseModel] | None:
 
 
 def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Yield the sections inside a type such as ``list[StageSection]`` or ``X | None``."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for argument in get_args(annotation):
         yield from _models_in(argument)
 
 
-def _ordered(problems: list[Problem], lines: dict[Path_, int]) -> list[Problem]:
-    return sorted(problems, key=lambda problem: _line_of(problem.path, lines))
-
-
-def _line_of(path: Path_, lines: dict[Path_, int]) -> int:
-    """The line of ``path`` or of the nearest thing above it that is in the file."""
+def _line_number(path: KeyPath, lines: dict[KeyPath, int]) -> int:
+    """Return the line of ``path``, or of its nearest parent that is in the file."""
     while path and path not in lines:
         path = path[:-1]
     return lines.get(path, 1)
 
 
-def _line(file: Path, lines: dict[Path_, int], problem: Problem) -> str:
+def _format_problem(file: Path, lines: dict[KeyPath, int], problem: Problem) -> str:
     value = "" if problem.value is None else f": {_shown(problem.value)}"
-    return (
-        f"{file}:{_line_of(problem.path, lines)}: {dotted(problem.path)}{value}: {problem.message}"
-    )
+    line = _line_number(problem.path, lines)
+    return f"{file}:{line}: {dotted(problem.path)}{value}: {problem.message}"
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     text = repr(value)
-    if secret_in(text):
+    if find_secret(text):
         return "(not shown)"
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
 
 
-def dotted(path: Path_) -> str:
-    """``("stages", 0, "name")`` as ``stages[0].name``."""
+def dotted(path: KeyPath) -> str:
+    """Format ``("stages", 0, "name")`` as ``stages[0].name``."""
     text = ""
-    for step in path:
-        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else str(step)
+    for key in path:
+        text += f"[{key}]" if isinstance(key, int) else f".{key}" if text else str(key)
     return text

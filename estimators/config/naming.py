@@ -4,37 +4,40 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sm_train.estimators.config.schema import RunConfig, StageSection
+from sm_train.estimators.config.schema import RunConfig
+from sm_train.estimators.config.stage import StageSection
 
 ROLE_NOT_SET = "arn:aws:iam::000000000000:role/ROLE-NOT-SET"
-"""Stands in a dry run for a role that the run file does not name; never submitted."""
+"""Placeholder in a dry run of a run file without a role; never submitted."""
 
 
 def staging_bucket(config: RunConfig, region: str) -> str:
-    """The run file's bucket, or SageMaker's default bucket of the role's account."""
+    """Return the run file's bucket, or SageMaker's default bucket of the role's account."""
     account = (config.role or ROLE_NOT_SET).split(":")[4]
     return config.bucket or f"sagemaker-{region}-{account}"
 
 
 def job_name(run: str, stage: str, attempt: int) -> str:
-    """The name of a stage's job. SageMaker takes a name once, so of two that start the same attempt
-    one is refused: a stage never has two live jobs, whoever starts them. Names of runs and stages
-    have no two hyphens in a row, so no other run's stage comes to the same.
+    """Return the name of a stage's job.
+
+    SageMaker accepts a name once, so of two processes that start the same attempt one is rejected:
+    a stage never has two live jobs. Names of runs and stages contain no double hyphen, so the
+    result is unique to run and stage.
     """
     return f"{run}--{stage}-{attempt:04d}"
 
 
 def code_prefix(run: str) -> str:
-    """Below it in the bucket, each submission keeps its code in a folder of its own."""
+    """Return the key prefix in the bucket below which each submission stages its code."""
     return f"{run}/code"
 
 
 def staging_uri(config: RunConfig, stage: StageSection, region: str, now: datetime) -> str:
-    """The folder in which a submission of ``stage`` keeps its code, named as the SDK does."""
+    """Return the folder where a submission of ``stage`` stages its code, named as the SDK does."""
     bucket = staging_bucket(config, region)
     return f"s3://{bucket}/{code_prefix(config.name)}/{stage.name}-{now:%Y%m%d%H%M%S}/input"
 
 
 def checkpoint_uri(config: RunConfig, stage: StageSection, bucket: str) -> str:
-    """Where a stage's checkpoints go: known before any job, the same for every restart."""
+    """Return the prefix of a stage's checkpoints, the same for every attempt."""
     return f"s3://{bucket}/{config.name}/checkpoints/{stage.name}"

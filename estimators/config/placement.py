@@ -13,9 +13,11 @@ from typing import Any
 
 from pydantic import ValidationError
 from sm_train.cost.instances import instance_type
+from sm_train.estimators.config.consistency import Problem
 from sm_train.estimators.config.fallback import FallbackSection, FallbackStageSection
 from sm_train.estimators.config.naming import staging_bucket
-from sm_train.estimators.config.schema import Problem, RunConfig, StageSection
+from sm_train.estimators.config.schema import RunConfig
+from sm_train.estimators.config.stage import StageSection
 
 PLACEMENT_TAG = "sm-train:placement"
 """A job's tag: the number of its placement. Jobs at the home placement have none."""
@@ -157,9 +159,7 @@ def _batch_problems(
             continue
         keys = _stage_keys(config, fallback, stage)
         batch = stage.per_device_batch_size * stage.gradient_accumulation_steps * gpus
-        micro_batches = (
-            keys["per_device_batch_size"] * keys["instances"] * gpus_per_instance
-        )
+        micro_batches = keys["per_device_batch_size"] * keys["instances"] * gpus_per_instance
         if micro_batches * keys["gradient_accumulation_steps"] != batch:
             yield (
                 ("stages",),

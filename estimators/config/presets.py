@@ -1,7 +1,6 @@
-"""The names of the model configurations that ship with the training code.
+"""The model presets that ship with the training code.
 
-They live among the files of :mod:`sm_train.entrypoints`, which this layer ships and reads but
-never imports.
+They are files of :mod:`sm_train.entrypoints`, which are read here without importing the package.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from pathlib import Path
 
 @cache
 def entrypoints_folder() -> Path:
-    """The folder of the code that runs in the cluster."""
+    """Return the folder of the code that runs in the cluster."""
     spec = find_spec("sm_train.entrypoints")
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError("sm_train.entrypoints is not installed")
@@ -23,16 +22,16 @@ def entrypoints_folder() -> Path:
 
 @cache
 def preset_names() -> tuple[str, ...]:
-    """Names of the shipped model presets, sorted."""
+    """Return the names of the model presets, sorted."""
     return tuple(sorted(path.stem for path in _presets_folder().glob("*.json")))
 
 
 @cache
-def preset_prediction(name: str) -> str:
-    """What a preset's network predicts unless the run file says otherwise."""
+def preset_prediction_type(name: str) -> str:
+    """Return what a preset's network predicts unless the run file overrides it."""
     path = _presets_folder() / f"{name}.json"
-    prediction: str = json.loads(path.read_text(encoding="utf-8"))["prediction_type"]
-    return prediction
+    prediction_type: str = json.loads(path.read_text(encoding="utf-8"))["prediction_type"]
+    return prediction_type
 
 
 def _presets_folder() -> Path:

@@ -16,7 +16,8 @@ from typing import Any
 
 from sm_train.cost.instances import instance_type
 from sm_train.estimators.config.naming import job_name
-from sm_train.estimators.config.schema import HeartbeatSection, RunConfig
+from sm_train.estimators.config.operations import HeartbeatSection
+from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.metrics import NAMESPACE
 
 Topic = str | dict[str, str]

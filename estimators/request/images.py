@@ -7,8 +7,8 @@ from importlib.resources import files
 
 from sm_train.cost.instances import instance_type
 from sm_train.estimators.bundle.bundle import requirements
-from sm_train.estimators.bundle.user_code import merged
-from sm_train.estimators.config.cluster import release
+from sm_train.estimators.bundle.user_code import merge_requirements
+from sm_train.estimators.config.cluster import major_minor
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.image_table import training_image
 from sm_train.estimators.request.launcher import FRAMEWORK, framework_version, pytorch_version
@@ -53,8 +53,8 @@ def aws_image(version: str, machine: str, region: str) -> str:
         ValueError: it has none in the region.
     """
     framework = "pytorch"
-    if release(version) >= _AMAZON_LINUX:
-        framework, version = "pytorch-amzn2023", ".".join(map(str, release(version)))
+    if major_minor(version) >= _AMAZON_LINUX:
+        framework, version = "pytorch-amzn2023", ".".join(map(str, major_minor(version)))
     found = training_image(framework, version, region, machine)
     if found is not None:
         return found
@@ -86,7 +86,7 @@ def dockerfile(config: RunConfig, region: str, packages: tuple[str, ...] = ()) -
     base = aws_image(version, config.cluster.instance_type, region)
     pinned = [
         line
-        for line in merged(requirements(version), packages).splitlines()
+        for line in merge_requirements(requirements(version), packages).splitlines()
         if line and not line.startswith("#")
     ]
     text = (files("sm_train.estimators") / "data" / "Dockerfile").read_text(encoding="utf-8")

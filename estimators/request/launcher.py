@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sm_train.cost.instances import instance_type
-from sm_train.estimators.config.cluster import SMDDP_FRAMEWORK, release
-from sm_train.estimators.config.schema import RunConfig, StageSection
+from sm_train.estimators.config.cluster import SMDDP_PYTORCH, major_minor
+from sm_train.estimators.config.schema import RunConfig
+from sm_train.estimators.config.stage import StageSection
 
 # The newest of AWS's PyTorch training images that sagemaker 3.27's image table knows.
 FRAMEWORK = "2.10.0"
@@ -43,7 +44,7 @@ def framework_version(config: RunConfig) -> str | None:
     if cluster.framework_version is not None:
         return cluster.framework_version
     wants_smddp = any(_smddp_helps(config, stage) for stage in config.stages)
-    return SMDDP_FRAMEWORK if wants_smddp else FRAMEWORK
+    return SMDDP_PYTORCH if wants_smddp else FRAMEWORK
 
 
 def pytorch_version(config: RunConfig) -> str | None:
@@ -51,7 +52,7 @@ def pytorch_version(config: RunConfig) -> str | None:
     cluster = config.cluster
     if cluster.image is None or cluster.framework_version is not None:
         return cluster.framework_version or framework_version(config)
-    return SMDDP_FRAMEWORK if cluster.backend == "smddp" else None
+    return SMDDP_PYTORCH if cluster.backend == "smddp" else None
 
 
 def launch_plan(config: RunConfig, stage: StageSection, image: str) -> LaunchPlan:
@@ -100,7 +101,7 @@ def choose_route(config: RunConfig, stage: StageSection) -> tuple[Route, str]:
     version = framework_version(config)
     if version is None and cluster.backend == "auto":
         return "torchrun", "own image: NCCL; write backend: smddp if the image carries SMDDP"
-    if version is not None and release(version) != release(SMDDP_FRAMEWORK):
+    if version is not None and major_minor(version) != major_minor(SMDDP_PYTORCH):
         return "torchrun", f"PyTorch {version}: NCCL; the last image with SMDDP is 2.3.0"
     return "smddp", f"{cluster.instance_type} × {stage.instances}: SMDDP all-reduce"
 

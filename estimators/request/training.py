@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Protocol
 
+from sm_train.entrypoints.common.checkpoint_layout import FINAL_MODEL, step_folder_name
 from sm_train.estimators.bundle.bundle import ARCHIVE_NAME
 from sm_train.estimators.config.cluster import ClusterSection
 from sm_train.estimators.config.naming import (
@@ -18,7 +19,8 @@ from sm_train.estimators.config.naming import (
     staging_bucket,
     staging_uri,
 )
-from sm_train.estimators.config.schema import RunConfig, StageSection
+from sm_train.estimators.config.schema import RunConfig
+from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.request.launcher import LaunchPlan
 from sm_train.estimators.request.metrics import metric_definitions
 
@@ -26,8 +28,6 @@ TrainingRequest = dict[str, Any]
 """The keyword arguments of boto3's ``create_training_job``."""
 
 CHECKPOINT_PATH = "/opt/ml/checkpoints"
-FINAL_MODEL = "final"
-"""Folder below the checkpoints in which a stage leaves the model that the next one starts from."""
 
 RUN_TAG, STAGE_TAG = "sm-train:run", "sm-train:stage"
 BUNDLE_TAG, COMMIT_TAG = "sm-train:bundle", "sm-train:commit"
@@ -213,7 +213,7 @@ def _channels(
         checkpoints = checkpoint_uri(config, previous, bucket)
         channels.append(_channel("previous", f"{checkpoints}/{FINAL_MODEL}/", "File"))
         if needs_state(stage):
-            last = f"{checkpoints}/{last_checkpoint(previous)}/"
+            last = f"{checkpoints}/{step_folder_name(previous.max_steps)}/"
             channels.append(_channel("previous_state", last, "File"))
     for name, own in config.channels.items():
         channels.append(_channel(name, own.uri, own.mode, sharded=own.sharded))
@@ -248,11 +248,6 @@ def previous_stage(config: RunConfig, stage: StageSection) -> StageSection | Non
 def needs_state(stage: StageSection) -> bool:
     """Whether ``stage`` takes more from the one before than its final model."""
     return stage.init_from == "raw" or stage.optimizer_state == "keep"
-
-
-def last_checkpoint(stage: StageSection) -> str:
-    """The folder name of the last checkpoint of a stage."""
-    return f"step-{stage.max_steps:08d}"
 
 
 def _channel(name: str, uri: str, mode: str, *, sharded: bool = False) -> dict[str, Any]:
@@ -296,7 +291,9 @@ def _machines(cluster: ClusterSection, instances: int) -> dict[str, Any]:
     """One type, or several in order of preference; a count is for all of them or beside each."""
     if not cluster.alternatives:
         return {"InstanceType": cluster.instance_type, "InstanceCount": instances}
-    counts = {name: cluster.instances_of(name, instances) for name in cluster.instance_types}
+    counts = {
+        name: cluster.equivalent_instances(name, instances) for name in cluster.instance_types
+    }
     if set(counts.values()) == {instances}:
         return {
             "InstancePreferences": [{"InstanceType": name} for name in counts],

@@ -142,8 +142,9 @@ def test_an_unfit_cluster_is_not_trained_on(tmp_path: Path) -> None:
         "speed_source": "stated",
         "usd_per_instance_hour": 30.0,
     }
-    document = json.loads((job.bundle / "run.json").read_text())
-    (job.bundle / "run.json").write_text(json.dumps(document | {"expected": {"8px": expected}}))
+    document = json.loads((job.bundle / "job.json").read_text())
+    document["8px"]["expected"] = expected
+    (job.bundle / "job.json").write_text(json.dumps(document))
     code, events, text = job.run(processes=2)
     assert code == 1
     [told] = [event for event in events if event["kind"] == "doctor"]

@@ -98,7 +98,7 @@ def events_of(packed: Path, frame: Path, preset: str, inputs: str) -> list[dict[
     (channels / "model").symlink_to(frame)
     code, events, text = job.run()
     assert code == 0, text
-    assert next(one for one in events if one["kind"] == "start")["inputs"] == inputs
+    assert next(one for one in events if one["kind"] == "start")["input_kind"] == inputs
     return events
 
 

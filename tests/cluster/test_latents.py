@@ -65,7 +65,7 @@ def test_training_takes_the_latents_that_packing_made(
     code, events, text = job.run()
     assert code == 0, text
     start = next(event for event in events if event["kind"] == "start")
-    assert start["inputs"] == "precomputed latents"
+    assert start["input_kind"] == "precomputed latents"
 
 
 @pytest.mark.slow
@@ -141,9 +141,9 @@ def test_latents_of_another_model_are_left_alone(
     shutil.copy(tmp_path / "out/index.parquet", channels / "index")
     code, events, text = job.run()
     assert code == 0, text
-    assert "latents-of-another" in {event.get("code") for event in events}
+    assert "latents-model-mismatch" in {event.get("code") for event in events}
     start = next(event for event in events if event["kind"] == "start")
-    assert start["inputs"] == "images"
+    assert start["input_kind"] == "images"
 
 
 def spoil(channel: Path, index: Path, keys: set[str] | None = None) -> None:

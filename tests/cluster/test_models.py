@@ -28,7 +28,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, list[dict[st
 
 
 def test_random_frozen_parts_are_said_aloud(trained: tuple[Job, list[dict[str, Any]]]) -> None:
-    messages = [event["message"] for event in trained[1] if event.get("code") == "random-part"]
+    messages = [
+        event["message"] for event in trained[1] if event.get("code") == "random-init-component"
+    ]
     assert [message.split()[0] for message in messages] == ["text_encoder", "vae"]
 
 

@@ -68,8 +68,9 @@ class Watched:
         full: bool = False,
     ) -> None:
         self.base = base
-        document = priced_document() | {"heartbeat": heartbeat(on_stall)}
-        (base / "run.json").write_text(json.dumps(document))
+        document = priced_document()
+        document["8px"]["heartbeat"] = heartbeat(on_stall)
+        (base / "job.json").write_text(json.dumps(document))
         (base / "checkpoints" / "step-00000040").mkdir(parents=True)
         (base / "checkpoints" / "step-00000040" / "complete.json").touch()
         read, write = os.pipe()
@@ -94,7 +95,7 @@ class Watched:
                 **host.variables,
             }
             command = [*host.command, sys.executable, "-m", "tests.support.cluster.faulty_process"]
-            command += [str(base / "run.json"), fault]
+            command += [str(base / "job.json"), fault]
             self.processes.append(
                 subprocess.Popen(command, env=environment, stdout=write, stderr=write)
             )

@@ -12,6 +12,7 @@ import pytest
 from sm_train.entrypoints.planning.memory import plan_preset
 
 from tests.support.cluster.training_jobs import free_port, tiny_run
+from tests.support.run_documents import write_job_file
 
 SCRIPT = Path(__file__).parents[1] / "support" / "cluster" / "count_states.py"
 
@@ -39,10 +40,10 @@ def test_states_take_what_is_planned(tmp_path: Path, preset: str, strategy: str)
     are gathered once; the sums are the same.
     """
     run = tiny_run(preset=preset, max_steps=1, sharding=strategy)
-    (tmp_path / "run.json").write_text(json.dumps(run.model_dump(mode="json")))
+    job_file = write_job_file(tmp_path, run)
     launch = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port"]
     done = subprocess.run(
-        [sys.executable, *launch, str(free_port()), SCRIPT, tmp_path / "run.json", tmp_path],
+        [sys.executable, *launch, str(free_port()), SCRIPT, job_file, tmp_path],
         env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

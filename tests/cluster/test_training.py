@@ -102,7 +102,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_named(tmp_path: Path) ->
         file.write(b"\xff")
     code, events, text = damaged.run()
     assert code == 0, text
-    [warning] = [event for event in events if event.get("code") == "checkpoint-passed-over"]
+    [warning] = [event for event in events if event.get("code") == "checkpoint-skipped"]
     assert "step-00000006" in warning["message"]
     start = next(event for event in events if event["kind"] == "start")
     assert start["resumed_from_step"] == 4
@@ -152,9 +152,9 @@ def test_any_number_of_processes_takes_over_the_weights(tmp_path: Path, processe
 def test_a_changed_learning_rate_counts_from_the_resume_on(tmp_path: Path) -> None:
     made = job(tmp_path, max_steps=4, learning_rate=1e-3, warmup_steps=9)
     assert made.run()[0] == 0
-    document = made.bundle / "run.json"
+    document = made.bundle / "job.json"
     changed = json.loads(document.read_text())
-    changed["stages"][0] |= {"max_steps": 6, "learning_rate": 2e-3}
+    changed["8px"]["stage"] |= {"max_steps": 6, "learning_rate": 2e-3}
     document.write_text(json.dumps(changed))
     code, events, text = made.run()
     assert code == 0, text
@@ -294,9 +294,9 @@ def test_a_stage_takes_what_its_run_file_says_of_the_one_before(
     second = job(
         tmp_path / "second", max_steps=1, learning_rate=1e-9, checkpoint_every=1, weight_decay=0.0
     )
-    document = json.loads((second.bundle / "run.json").read_text())
-    document["stages"][0] |= {"init_from": start, "optimizer_state": optimizer}
-    (second.bundle / "run.json").write_text(json.dumps(document))
+    document = json.loads((second.bundle / "job.json").read_text())
+    document["8px"]["stage"] |= {"init_from": start, "optimizer_state": optimizer}
+    (second.bundle / "job.json").write_text(json.dumps(document))
     channels = second.base / "input" / "data"
     shutil.copytree(first.checkpoints / "final", channels / "previous")
     if (start, optimizer) != ("ema", "reset"):

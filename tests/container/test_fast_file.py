@@ -13,11 +13,11 @@ import pytest
 import torch
 import yaml
 from PIL import Image
+from sm_train.entrypoints.common.index_location import index_path
 from sm_train.entrypoints.data.bad_samples import BadSampleTracker
 from sm_train.entrypoints.data.batches import Batch
 from sm_train.entrypoints.data.loader import READ_BYTES, SHUFFLE_BLOCK_BYTES
 from sm_train.entrypoints.data.shard_catalog import DataError
-from sm_train.entrypoints.data.shard_index import index_path
 from sm_train.toolkit.jobs.events import read_events
 
 from tests.conftest import Cli
@@ -129,7 +129,7 @@ def test_slow_answers_and_cut_ones_are_waited_for_and_change_nothing(
     assert [batch.captions for batch in troubled] == [batch.captions for batch in plain]
     for batch, other in zip(troubled, plain, strict=True):
         assert torch.equal(batch.pixels, other.pixels)
-        assert not batch.bad
+        assert not batch.bad_samples
 
 
 def test_what_stays_unreadable_is_reported_and_nothing_else_is_lost(
@@ -143,7 +143,7 @@ def test_what_stays_unreadable_is_reported_and_nothing_else_is_lost(
 
     seen.trouble = Trouble(cut=broken)
     batches = epoch(place, packed, tmp_path / "notes")
-    bad = [one for batch in batches for one in batch.bad]
+    bad = [one for batch in batches for one in batch.bad_samples]
     assert {(one.shard, one.reason) for one in bad} == {("shard-1.tar", "read-error")}
     assert 10 < len(bad) < EACH / 2
     captions = {caption for batch in batches for caption in batch.captions}

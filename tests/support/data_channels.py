@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sm_train.entrypoints.common.index_location import index_path
 from sm_train.entrypoints.common.job_config import DataConfig
 from sm_train.entrypoints.data.batches import Batch
 from sm_train.entrypoints.data.loader import Loader
 from sm_train.entrypoints.data.shard_catalog import DataRank, ShardCatalog, build_catalog
-from sm_train.entrypoints.data.shard_index import index_path, write_index
+from sm_train.entrypoints.data.shard_index import write_index
 from sm_train.entrypoints.packing.describe_shard import describe_folder
 
 DATA = DataConfig(
@@ -65,11 +66,11 @@ class Cluster:
             seat = seats[place]
             try:
                 found[place] = build_catalog(
-                    self.channels[seat.instance],
+                    self.channels[seat.node_rank],
                     self.index,
                     seat,
                     lambda said: meeting.exchange(place, said),
-                    self.notes / str(seat.instance),
+                    self.notes / str(seat.node_rank),
                 )
             except BaseException as error:
                 found[place] = error
@@ -92,7 +93,7 @@ class Cluster:
             "resolution": 8,
             "batch_size": 2,
             "seed": 0,
-            "workers": 0,
+            "decode_workers": 0,
         } | changes
         data = options.pop("data")
         return [Loader(catalogue, seat, data, **options) for seat, catalogue in self.surveys()]
@@ -122,7 +123,7 @@ def first(loader: Loader, batches: int) -> list[Batch]:
 
 def epoch_of(loader: Loader, batches: int | None = None) -> list[Batch]:
     """What is left of the epoch under way, or the first ``batches`` of it."""
-    left = loader.balance().steps - loader.position.step
+    left = loader.epoch_size().steps - loader.position.step
     return first(loader, left if batches is None else min(left, batches))
 
 

@@ -143,7 +143,7 @@ def facts(life: Life, **changes: Any) -> JobFacts:
         "begin": BEGIN,
         "end": end,
         "billed": True,
-        "told": told,
+        "log": told,
         "line": timeline(told.progress(), BEGIN, end),
         "ending": JobOutcome("Completed", "Completed", "", None),
         "machine": instance_type("ml.p4de.24xlarge"),

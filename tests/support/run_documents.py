@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
 from sm_train.cost.instances import InstanceType, instance_types
+from sm_train.entrypoints.common.job_config import JOB_FILE
+from sm_train.estimators.bundle.job_configs import job_configs
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.estimators.config.secret_scan import secret_in
+from sm_train.estimators.config.secret_scan import find_secret
 
 
 def stage(name: str = "256px", **changes: Any) -> dict[str, Any]:
@@ -40,6 +45,18 @@ def config(**changes: Any) -> RunConfig:
     return RunConfig.model_validate(run(**changes))
 
 
+def job_document(config: RunConfig) -> dict[str, Any]:
+    """Return the content of the bundle's job configuration file, which is plain data by stage."""
+    return {name: asdict(job) for name, job in job_configs(config).items()}
+
+
+def write_job_file(folder: Path, config: RunConfig) -> Path:
+    """Write the job configuration of ``config`` as a bundle holds it; return its path."""
+    path = folder / JOB_FILE
+    path.write_text(json.dumps(job_document(config)))
+    return path
+
+
 ECR = "111122223333.dkr.ecr.us-east-1.amazonaws.com/own:1"
 PLAN = "arn:aws:sagemaker:us-east-1:111122223333:training-plan/"
 
@@ -67,7 +84,7 @@ def clusters(draw: st.DrawFn) -> dict[str, Any]:
         "environment": draw(
             st.dictionaries(
                 st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,20}", fullmatch=True),
-                _plain.filter(lambda text: len(text) <= 512 and not secret_in(text)),
+                _plain.filter(lambda text: len(text) <= 512 and not find_secret(text)),
                 max_size=92,
             )
         ),
@@ -139,7 +156,7 @@ def runs(draw: st.DrawFn) -> dict[str, Any]:
         "tags": draw(
             st.dictionaries(
                 st.text(_letters, min_size=1, max_size=128).filter(_tag_key),
-                st.text(_letters, max_size=256).filter(lambda text: not secret_in(text)),
+                st.text(_letters, max_size=256).filter(lambda text: not find_secret(text)),
                 max_size=40,
             )
         ),

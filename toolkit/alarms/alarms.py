@@ -67,7 +67,7 @@ def watched(job: TrainingJob) -> MonitoredJob:
     """``job``, with its machines where they are known: of ordered preferences SageMaker chooses."""
     resources = job.description["ResourceConfig"]
     waits = "InstancePreferences" in resources and "SelectedInstanceType" not in resources
-    return MonitoredJob(job.name, None if waits else job.machines)
+    return MonitoredJob(job.name, None if waits else job.instances)
 
 
 def find_rule(session: Any, run: str) -> Rule | None:

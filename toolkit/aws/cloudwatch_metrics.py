@@ -234,7 +234,7 @@ def _pages(
     """
     tokens: list[str] = []
     while True:
-        continuation = {"NextToken": tokens[-1]} if tokens else {}
+        continuation: dict[str, Any] = {"NextToken": tokens[-1]} if tokens else {}
         with translate_aws_errors("GetMetricData"):
             page = client.get_metric_data(**request, **continuation)
         yield page

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sm_train.toolkit.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
-    from botocore.exceptions import ClientError
+    from botocore.exceptions import BotoCoreError, ClientError
 
 _CREDENTIAL_CODES = {
     "ExpiredToken",
@@ -48,14 +48,21 @@ _FIXES = {
 """Fixes for error codes whose own message names none."""
 
 
-def is_credential_error(error: ClientError) -> bool:
+def is_credential_error(error: ClientError | BotoCoreError) -> bool:
     """Whether the error is about the credentials, so that every other call would fail with it."""
-    return error.response["Error"].get("Code") in _CREDENTIAL_CODES
+    return _error_code(error) in _CREDENTIAL_CODES
 
 
-def is_throttling(error: ClientError) -> bool:
+def is_throttling(error: ClientError | BotoCoreError) -> bool:
     """Whether the service rejected the call because it is busy."""
-    return error.response["Error"].get("Code") in _THROTTLING_CODES
+    return _error_code(error) in _THROTTLING_CODES
+
+
+def _error_code(error: ClientError | BotoCoreError) -> str | None:
+    """Return the service's error code; None if there was no response."""
+    response = getattr(error, "response", None) or {}
+    code: str | None = response.get("Error", {}).get("Code")
+    return code
 
 
 @contextmanager

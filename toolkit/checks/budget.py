@@ -1,4 +1,4 @@
-"""What a run costs and how long it takes, against what the run file allows."""
+"""Compares a run's estimated cost and duration with the limits in the run file."""
 
 from __future__ import annotations
 
@@ -8,71 +8,74 @@ from typing import Any
 from sm_train.cost.json_document import as_document
 from sm_train.cost.speed import FIRM
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.toolkit.checks.fallbacks import found_at
 from sm_train.toolkit.checks.finding import Check, Finding
-from sm_train.toolkit.costing.worst_case import Priced
+from sm_train.toolkit.checks.subject import found_at
+from sm_train.toolkit.costing.worst_case import PricedCluster
 from sm_train.toolkit.terminal.formatting import format_duration, format_total_usd, format_usd
 
 THROUGHPUT_UNMEASURED = Check(
     "throughput-unmeasured",
     ("warning",),
-    means="No it/s was measured on this very stage. Its time and its dollars are worked out from "
-    "another stage, another machine or FLOPs alone, or are unknown.",
-    impact="Everything that is in dollars here rests on it: budget, run time, what idle instances "
-    "cost.",
-    fix="Run a few hundred steps of the stage and write `steps_per_second`, or give the "
-    "job's log to `sm-train cost RUN --measured`.",
+    means="No it/s was measured for this exact stage. Its duration and cost are extrapolated from "
+    "another stage, another instance type or FLOPs alone, or are unknown.",
+    impact="Every dollar figure depends on it: budget, run time and the cost of idle instances.",
+    fix="Run a few hundred steps of the stage and set `steps_per_second`, or pass the job's log to "
+    "`sm-train cost RUN --measured`.",
 )
 PRICE_UNKNOWN = Check(
     "price-unknown",
     ("warning",),
-    means="There is no on-demand training price of this instance type in the region; of the run's "
-    "first, or of one that a job may be given instead.",
-    impact="The total is a lower bound, and the budget guards only the part that is known.",
-    fix="`sm-train cost RUN --refresh` asks AWS for today's prices; `--prices FILE` takes your "
-    "own.",
+    means="AWS publishes no on-demand training price for this instance type in the region. The "
+    "type is either the run's first choice or one of its alternatives.",
+    impact="The total is a lower bound, and the budget covers only the part with known prices.",
+    fix="`sm-train cost RUN --refresh` fetches current prices from AWS; `--prices FILE` supplies "
+    "your own.",
 )
 OVER_BUDGET = Check(
     "over-budget",
     ("error", "warning"),
-    means="The run's expected dollars are more than `budget.usd`. An error with `on_exceed: stop`; "
-    "a warning where that is so only on other machines that it may be given "
-    "(`cluster.alternatives`, `recovery.fallbacks`).",
-    impact="With `stop`, `submit` refuses the run; with `warn`, it goes on above the budget.",
-    fix="Raise the budget, shorten a stage, or look for a cheaper cluster with "
+    means="The run's expected cost exceeds `budget.usd`. An error with `on_exceed: stop`; a "
+    "warning if only another cluster exceeds it that the run may get (`cluster.alternatives`, "
+    "`recovery`).",
+    impact="With `stop`, `submit` refuses the run; with `warn`, the run continues above the "
+    "budget.",
+    fix="Raise the budget, shorten a stage, or find a cheaper cluster with "
     "`sm-train cost RUN --alternatives --budget USD`.",
 )
 MAX_RUNTIME_SHORT = Check(
     "max-runtime-short",
     ("error", "warning"),
-    means="The stage is expected to take longer than `cluster.max_runtime`, at which SageMaker "
-    "ends the job. All attempts of a retried job share that time. A warning where the it/s was "
-    "not measured.",
-    impact="What was trained since the newest checkpoint, a new start, and the wait for machines.",
-    fix="Raise `max_runtime` (28 days at most), split the stage, or take more instances.",
+    means="The stage is expected to run longer than `cluster.max_runtime`, after which SageMaker "
+    "stops the job. All attempts of a retried job share this limit. A warning if the it/s was not "
+    "measured.",
+    impact="The progress since the latest checkpoint, another start-up, and the wait for capacity.",
+    fix="Raise `max_runtime` (at most 28 days), split the stage, or use more instances.",
     source="SageMaker API reference, StoppingCondition (2026-11)",
 )
 
 
-def money_findings(config: RunConfig, document: dict[str, Any]) -> Iterator[Finding]:
-    """By the document of ``cost --json``."""
+def budget_findings(config: RunConfig, document: dict[str, Any]) -> Iterator[Finding]:
+    """Check the cost and duration of the run on its first choice of cluster.
+
+    ``document`` is that of ``cost --json``.
+    """
     for index, stage in enumerate(document["stages"]):
         where = f"stages[{index}]"
         if stage["throughput_basis"] not in FIRM:
             yield THROUGHPUT_UNMEASURED.found(
                 "warning",
                 f"{where}.steps_per_second",
-                f"no it/s was measured for {stage['name']}: its time and cost are "
-                + (f"worked out ({stage['throughput_basis']})" if stage["cost_usd"] else "unknown"),
-                "measure a few hundred steps of this stage and write the figure",
+                f"no it/s was measured for {stage['name']}: its duration and cost are "
+                + (f"estimated ({stage['throughput_basis']})" if stage["cost_usd"] else "unknown"),
+                "measure a few hundred steps of this stage and set steps_per_second",
             )
-        yield from _short(config, stage)
+        yield from _max_runtime_findings(config, stage)
     if document["stages"][0]["price_per_instance_hour_usd"] is None:
         yield PRICE_UNKNOWN.found(
             "warning",
             "cluster.instance_type",
             f"{config.cluster.instance_type} has no published training price",
-            "ask AWS, and take the total as a lower bound",
+            "run `sm-train cost RUN --refresh`, or treat the total as a lower bound",
         )
     total, budget = document["total"], config.budget
     if budget and total["cost_at_least_usd"] > budget.usd:
@@ -84,41 +87,44 @@ def money_findings(config: RunConfig, document: dict[str, Any]) -> Iterator[Find
         )
 
 
-def money_elsewhere(
-    config: RunConfig, own: dict[str, Any], priced: list[Priced]
+def alternative_budget_findings(
+    config: RunConfig, first_choice: dict[str, Any], alternatives: list[PricedCluster]
 ) -> Iterator[Finding]:
-    """What other machines cost that the run may be given; ``own`` is the document of its first."""
+    """Check the cost and duration of the run on each other cluster it may get.
+
+    ``first_choice`` is the document of ``cost --json`` for the run's first choice of cluster.
+    """
     budget = config.budget
-    for place, cost in priced:
-        document = as_document(cost)
-        machine = f"{place.config.cluster.instance_type} in {place.region}"
+    for cluster, estimate in alternatives:
+        document = as_document(estimate)
+        description = f"{cluster.config.cluster.instance_type} in {cluster.region}"
         if document["stages"][0]["price_per_instance_hour_usd"] is None:
             yield PRICE_UNKNOWN.found(
                 "warning",
-                place.where,
-                f"{machine} has no published training price",
-                "ask AWS, and take the total as a lower bound",
+                cluster.key,
+                f"{description} has no published training price",
+                "run `sm-train cost RUN --refresh`, or treat the total as a lower bound",
             )
         for stage in document["stages"]:
-            yield from found_at(place, _short(place.config, stage))
-        total = document["total"]["cost_at_least_usd"]
-        if budget and own["total"]["cost_at_least_usd"] <= budget.usd < total:
+            yield from found_at(cluster, _max_runtime_findings(cluster.config, stage))
+        cost_usd = document["total"]["cost_at_least_usd"]
+        if budget and first_choice["total"]["cost_at_least_usd"] <= budget.usd < cost_usd:
             yield OVER_BUDGET.found(
                 "warning",
-                place.where,
-                f"on {machine} the run costs {format_total_usd(document['total'])}, more than "
+                cluster.key,
+                f"on {description} the run costs {format_total_usd(document['total'])}, more than "
                 f"{format_usd(budget.usd)}",
-                "raise the budget, or leave these machines out",
+                "raise the budget, or remove this instance type",
             )
 
 
-def _short(config: RunConfig, stage: dict[str, Any]) -> Iterator[Finding]:
+def _max_runtime_findings(config: RunConfig, stage: dict[str, Any]) -> Iterator[Finding]:
     seconds = stage["billable_seconds"]
     if seconds is not None and seconds > config.cluster.max_runtime:
         yield MAX_RUNTIME_SHORT.found(
             "error" if stage["throughput_basis"] in FIRM else "warning",
             "cluster.max_runtime",
-            f"{stage['name']} takes {format_duration(seconds)} and the job is ended after "
+            f"{stage['name']} takes {format_duration(seconds)}, but the job is stopped after "
             f"{format_duration(config.cluster.max_runtime)}",
-            "raise max_runtime (28d at most) or split the stage",
+            "raise max_runtime (at most 28d) or split the stage",
         )

@@ -1,19 +1,19 @@
-"""A finding, and the check that makes it: its code, and what ``docs/checks.md`` says of it."""
+"""Defines findings, and the checks that produce them and document them in ``docs/checks.md``."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 Level = Literal["error", "warning", "info"]
 
 LEVELS: tuple[Level, ...] = ("error", "warning", "info")
-"""The gravest first: with an error a job would fail or be refused."""
+"""Most severe first: with an error a job would fail or be rejected."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One finding; ``where`` is a place in the run file, ``fix`` says what to do."""
+    """One problem: ``where`` is a key of the run file, ``fix`` says what to change."""
 
     level: Level
     code: str
@@ -21,16 +21,13 @@ class Finding:
     message: str
     fix: str
 
-    def as_dict(self) -> dict[str, str]:
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Check:
-    """A code with its page. Findings are made by :meth:`found` alone, so none is without one.
+    """A code and its page. Findings are only created by :meth:`found`, so each has a page.
 
-    ``means``, ``impact`` and ``fix`` are Markdown; ``source`` is the document that says so, with
-    its date.
+    ``means``, ``impact`` and ``fix`` are Markdown; ``source`` is the supporting document with its
+    date.
     """
 
     code: str
@@ -41,5 +38,6 @@ class Check:
     source: str = ""
 
     def found(self, level: Level, where: str, message: str, fix: str) -> Finding:
+        """Create a finding with this check's code; ``level`` must be a documented one."""
         assert level in self.levels, f"{self.code} is documented as {self.levels}, not {level}"
         return Finding(level, self.code, where, message, fix)

@@ -1,12 +1,14 @@
-"""The shards on this machine, against their index and for damage."""
+"""Checks the shards on this machine: against their index, or for damage if there is none."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
-from sm_train.entrypoints.data.shard_format import ShardError, verify_shard
-from sm_train.entrypoints.data.shard_index import ShardIndex, index_path
+from sm_train.entrypoints.common.index_location import index_path
+from sm_train.entrypoints.data.shard_format import ShardError
+from sm_train.entrypoints.data.shard_index import ShardIndex
+from sm_train.entrypoints.data.shard_verification import verify_shard
 from sm_train.toolkit.checks.finding import Check, Finding
 from sm_train.toolkit.checks.shards import Shards, of_index, of_listing
 from sm_train.toolkit.packing.shard_listing import list_folder
@@ -14,74 +16,74 @@ from sm_train.toolkit.packing.shard_listing import list_folder
 NO_SHARDS = Check(
     "no-shards",
     ("error",),
-    means="The folder or the prefix of the run's shards is not there, or holds no `.tar`.",
-    impact="The job fails when machines have been waited for.",
-    fix="`sm-train pack` makes shards; `aws s3 sync packed s3://BUCKET` uploads them. Look for a "
-    "slip in `data.uri`.",
+    means="The folder or prefix of the run's shards does not exist, or has no `.tar` file.",
+    impact="The job fails after waiting for capacity.",
+    fix="`sm-train pack` creates shards; `aws s3 sync packed s3://BUCKET` uploads them. Check "
+    "`data.uri` for a typo.",
 )
 INDEX_STALE = Check(
     "index-stale",
     ("error",),
-    means="The index and the shards do not belong together: a shard is not there, is not in the "
-    "index, or has another size.",
-    impact="A job refuses an index that does not know its shards, after its start.",
+    means="The index does not match the shards: a shard is missing, is not in the index, or has "
+    "another size.",
+    impact="A job rejects an index that does not match its shards, after it has started.",
     fix="Run `sm-train index` on the shards, or upload the index that was packed with them.",
 )
 BROKEN_SHARD = Check(
     "broken-shard",
     ("error",),
-    means="A shard without an index was read and is cut short or damaged.",
-    impact="Its samples are lost to the run; over `data.max_bad_fraction` the job stops.",
-    fix="Pack or fetch the shard again.",
+    means="A shard without an index was read and is truncated or damaged.",
+    impact="The run loses its samples; above `data.max_bad_fraction` the job stops.",
+    fix="Pack or download the shard again.",
 )
 
-_NAMED = 20
+_LISTED = 20
 
 
 def read_local(folder: Path) -> tuple[Shards | None, list[Finding]]:
-    """The shards of ``data.local`` with what is wrong with them; None where there are none."""
+    """Return the shards of ``data.local``, None if there are none, and their problems."""
     listed = list_folder(folder)
     if not listed:
-        message = f"{folder} holds no .tar"
+        message = f"{folder} has no .tar file"
         return None, [NO_SHARDS.found("error", "data.local", message, "run sm-train pack")]
     try:
         index = ShardIndex(index_path(folder))
-        described = of_index(index, "data.local")
-        known = dict(zip(index.names, index.bytes.tolist(), strict=True))
+        from_index = of_index(index, "data.local")
+        indexed = dict(zip(index.names, index.bytes.tolist(), strict=True))
     except (OSError, ShardError):
         return of_listing(listed, "data.local", str(folder)), list(_broken(folder))
-    found = {one.name: one.bytes for one in listed}
-    if found == known:
-        return described, []
-    stale = list(index_differences(found, known, "data.local"))
+    sizes = {one.name: one.bytes for one in listed}
+    if sizes == indexed:
+        return from_index, []
+    stale = list(index_differences(sizes, indexed, "data.local"))
     return of_listing(listed, "data.local", str(folder)), stale
 
 
 def index_differences(
-    found: dict[str, int], known: dict[str, int], where: str
+    sizes: dict[str, int], indexed: dict[str, int], where: str
 ) -> Iterator[Finding]:
-    """By name and bytes: reading shards that an index describes would take hours, each time."""
-    differ = [name for name in sorted(found.keys() | known.keys()) if _differ(name, found, known)]
-    for name in differ[:_NAMED]:
-        said = f"{known[name]:,} bytes" if name in known else "nothing"
-        real = f"has {found[name]:,} bytes" if name in found else "is not there"
+    """Compare the shards' names and sizes in bytes with those in their index.
+
+    Contents are not compared: reading every indexed shard on every check would take hours.
+    """
+    names = sorted(sizes.keys() | indexed.keys())
+    differ = [name for name in names if sizes.get(name) != indexed.get(name)]
+    for name in differ[:_LISTED]:
+        actual = f"has {sizes[name]:,} bytes" if name in sizes else "does not exist"
+        in_index = f"lists {indexed[name]:,} bytes" if name in indexed else "does not list it"
         yield INDEX_STALE.found(
             "error",
             where,
-            f"{name} {real}, the index says {said}",
+            f"{name} {actual}, but the index {in_index}",
             "run sm-train index, or pack it again",
         )
-    if len(differ) > _NAMED:
+    if len(differ) > _LISTED:
         yield INDEX_STALE.found(
             "error",
             where,
-            f"and {len(differ) - _NAMED:,} more differ from the index",
+            f"{len(differ) - _LISTED:,} more shards differ from the index",
             "run sm-train index",
         )
-
-
-def _differ(name: str, found: dict[str, int], known: dict[str, int]) -> bool:
-    return found.get(name) != known.get(name)
 
 
 def _broken(folder: Path) -> Iterator[Finding]:

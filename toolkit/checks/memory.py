@@ -1,4 +1,4 @@
-"""Whether a stage fits on its GPUs."""
+"""Checks whether a stage fits in GPU memory."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from sm_train.toolkit.checks.finding import Check, Finding
 from sm_train.toolkit.costing.memory_fit import changes, fit
 
 _IMPACT = (
-    "A job that runs out of memory fails in its first steps, after machines, image and data were "
-    "paid for; nothing restarts it, since it would fail again."
+    "A job that runs out of memory fails in its first steps, after instances, image and data were "
+    "paid for. It is not restarted, because it would fail again."
 )
 _FIX = (
-    "Write what the finding names: the smallest change with which the stage fits at the same "
-    "effective batch size."
+    "Make the change that the finding names: the smallest one with which the stage fits at the "
+    "same effective batch size."
 )
 _SOURCE = (
-    "the plan of the model's layers (`entrypoints/planning/memory.py`), held against real processes"
+    "the plan of the model's layers (`entrypoints/planning/memory.py`), validated against real "
+    "processes"
 )
 
 MEMORY_SHORT = Check(
     "memory-short",
     ("error",),
-    means="Weights, gradients, optimizer and activations take more than a GPU has.",
+    means="Weights, gradients, optimizer state and activations need more memory than a GPU has.",
     impact=_IMPACT,
     fix=_FIX,
     source=_SOURCE,
@@ -33,8 +34,9 @@ MEMORY_SHORT = Check(
 MEMORY_TIGHT = Check(
     "memory-tight",
     ("warning",),
-    means=f"They take more than {USABLE_MEMORY:.0%} of a GPU's memory. CUDA's context, NCCL's "
-    "buffers and fragmentation need some of the rest (assumed).",
+    means=f"Weights, gradients, optimizer state and activations need more than {USABLE_MEMORY:.0%} "
+    "of a GPU's memory. The CUDA context, NCCL buffers and fragmentation need part of the rest "
+    "(assumed).",
     impact=_IMPACT,
     fix=_FIX,
     source=_SOURCE,
@@ -42,33 +44,34 @@ MEMORY_TIGHT = Check(
 
 
 def memory_findings(config: RunConfig) -> Iterator[Finding]:
-    """By the plan of the model: within its error the GPU's memory is called tight."""
-    machine = instance_type(config.cluster.instance_type)
-    have = machine.accelerator_memory_gib
+    """Compare each stage's planned memory with its GPU's; within the plan's error it is tight."""
+    instance = instance_type(config.cluster.instance_type)
+    available = instance.accelerator_memory_gib
     for index, stage in enumerate(config.stages):
-        found = fit(config, stage)
-        if found is None or have is None or found.gib <= USABLE_MEMORY * have:
+        need = fit(config, stage)
+        if need is None or available is None or need.gib <= USABLE_MEMORY * available:
             continue
-        mend = next(
+        change = next(
             (
                 change
-                for change in changes(stage, machine)
-                if (other := fit(config, stage, **change)) and other.gib <= USABLE_MEMORY * have
+                for change in changes(stage, instance)
+                if (changed := fit(config, stage, **change))
+                and changed.gib <= USABLE_MEMORY * available
             ),
             None,
         )
         where = f"stages[{index}].per_device_batch_size"
         message = (
-            f"{stage.name} takes about {found.gib:.0f} GiB of each {machine.accelerator}'s "
-            f"{have:.0f}: {found.states / 2**30:.0f} of weights, gradients and optimizer, "
-            f"{found.activations / 2**30:.0f} of activations for {found.images} images"
+            f"{stage.name} needs about {need.gib:.0f} GiB of each {instance.accelerator}'s "
+            f"{available:.0f}: {need.states / 2**30:.0f} for weights, gradients and optimizer, "
+            f"{need.activations / 2**30:.0f} for activations of {need.images} images"
         )
         fix = (
-            "write " + ", ".join(f"{key}: {str(value).lower()}" for key, value in mend.items())
-            if mend
-            else "take a type with more memory, or a smaller model"
+            "set " + ", ".join(f"{key}: {str(value).lower()}" for key, value in change.items())
+            if change
+            else "use an instance type with more memory, or a smaller model"
         )
-        if found.gib <= have:
+        if need.gib <= available:
             yield MEMORY_TIGHT.found("warning", where, message, fix)
         else:
             yield MEMORY_SHORT.found("error", where, message, fix)

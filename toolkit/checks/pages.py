@@ -1,4 +1,4 @@
-"""``docs/checks.md``: a page for each finding, made from the checks themselves (``make docs``)."""
+"""Generates ``docs/checks.md``, a page per finding, from the checks themselves (``make docs``)."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from sm_train.toolkit.checks.finding import Check
 
 _SUBJECTS = {
     "run_file": "The run file",
-    "budget": "Dollars and days",
+    "budget": "Cost and duration",
     "memory": "Memory",
     "recovery": "Interruptions",
-    "fallbacks": "Fallbacks",
-    "image": "The container",
+    "relocation": "Relocation",
+    "image": "The container image",
     "shards": "Shards and the cluster",
     "local_data": "Shards and their index",
     "storage": "Buckets and prefixes",
     "checkpoints": "Earlier checkpoints",
-    "role": "The role",
+    "role": "The IAM role",
     "quotas": "Quotas",
     "permissions": "Missing permissions",
 }
@@ -26,13 +26,14 @@ _SUBJECTS = {
 _HEAD = """\
 # What `sm-train check` finds
 
-Made from `toolkit/checks/` by `make docs`; mend it there. An *error* would fail a job or have it
-refused, and `check` exits with 3; a *warning* costs money or may; an *info* is good to know.
+Generated from `toolkit/checks/` by `make docs`; edit it there. An *error* would make a job fail or
+be rejected, and `check` exits with 3; a *warning* costs money or may do so; an *info* is for your
+information.
 """
 
 
 def checks_by_subject() -> dict[str, list[Check]]:
-    """Every check by the heading of its subject, in the order of the page."""
+    """Return all checks, grouped by the heading of their subject in page order."""
     return {
         heading: [
             one
@@ -44,13 +45,14 @@ def checks_by_subject() -> dict[str, list[Check]]:
 
 
 def render() -> str:
-    """The whole document."""
+    """Render the whole document as Markdown."""
     seen: set[str] = set()
     parts = [_HEAD]
     for heading, checks in checks_by_subject().items():
-        own = [check for check in checks if check.code not in seen]
-        seen.update(check.code for check in own)
-        parts += [f"\n## {heading}\n", *map(_page, own)]
+        # A module also sees the checks that it imports from another subject.
+        unseen = [check for check in checks if check.code not in seen]
+        seen.update(check.code for check in unseen)
+        parts += [f"\n## {heading}\n", *map(_page, unseen)]
     return "".join(parts)
 
 

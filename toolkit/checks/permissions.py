@@ -1,64 +1,70 @@
-"""What AWS would not say: one refused call costs one check, never the rest of them."""
+"""Turns rejected AWS calls into findings, so that one rejected call costs only one check."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from sm_train.toolkit.aws.errors import is_credential_error, is_throttling
 from sm_train.toolkit.checks.finding import Check, Finding
+
+if TYPE_CHECKING:
+    from botocore.exceptions import BotoCoreError, ClientError
 
 T = TypeVar("T")
 
 UNCHECKED = Check(
     "unchecked",
     ("warning",),
-    means="AWS refused or did not answer a call that a check needs; the other checks went on. "
-    "With credentials that are missing or have expired, `check` ends with exit code 4 instead.",
-    impact="Nothing by itself: what the check would have found is unknown.",
-    fix="Allow the action that the finding names, try again where AWS was busy, or look for "
-    "yourself.",
+    means="AWS rejected or did not answer a call that a check needs; all other checks ran. If "
+    "credentials are missing or have expired, `check` exits with code 4 instead.",
+    impact="None directly, but the problems that this check finds go unnoticed.",
+    fix="Allow the action that the finding names, retry if AWS was busy, or check manually.",
 )
 
 
-def attempt(what: str, where: str, action: str, findings: Iterator[Finding]) -> Iterator[Finding]:
-    """``findings``; where a call of theirs is refused, that ``what`` is unknown.
+def attempt(
+    subject: str, where: str, action: str, findings: Iterator[Finding]
+) -> Iterator[Finding]:
+    """Yield ``findings``; if AWS rejects one of their calls, report ``subject`` as unchecked.
 
-    ``action`` is IAM's name of the call.
+    ``action`` is the IAM name of the call.
 
     Raises:
-        ClientError: the credentials are not valid (any more): so it would be with every call.
+        ClientError: the credentials are invalid or expired, so every other call would fail too.
     """
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
         yield from findings
     except (BotoCoreError, ClientError) as error:
-        yield _refused(what, where, action, error)
+        yield _unchecked(subject, where, action, error)
 
 
-def ask(
-    what: str, where: str, action: str, call: Callable[[], T]
+def call_or_finding(
+    subject: str, where: str, action: str, call: Callable[[], T]
 ) -> tuple[T | None, list[Finding]]:
-    """What ``call`` answers, or None and the finding; otherwise as :func:`attempt`."""
+    """Return the result of ``call``, or None and a finding; otherwise as :func:`attempt`."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
         return call(), []
     except (BotoCoreError, ClientError) as error:
-        return None, [_refused(what, where, action, error)]
+        return None, [_unchecked(subject, where, action, error)]
 
 
-def _refused(what: str, where: str, action: str, error: Any) -> Finding:
-    answer = getattr(error, "response", None)
-    if answer is None:  # it never came: no network, no such address
+def _unchecked(
+    subject: str, where: str, action: str, error: BotoCoreError | ClientError
+) -> Finding:
+    response = getattr(error, "response", None)
+    if response is None:  # no response at all: no network, or no such address
         return UNCHECKED.found(
-            "warning", where, f"{what}: could not be checked: {error}", "try again"
+            "warning", where, f"{subject}: could not be checked: {error}", "retry"
         )
     if is_credential_error(error):
         raise error
-    fix = "try again" if is_throttling(error) else f"allow {action}, or look for yourself"
-    code = answer["Error"].get("Code", "an error")
+    fix = "retry" if is_throttling(error) else f"allow {action}, or check manually"
+    code = response["Error"].get("Code", "an error")
     return UNCHECKED.found(
-        "warning", where, f"{what}: could not be checked: AWS answers {code}", fix
+        "warning", where, f"{subject}: could not be checked: AWS responded with {code}", fix
     )

@@ -1,104 +1,101 @@
-"""What would go wrong, or cost more than it should, found before money is spent."""
+"""Runs all checks of a run: finds errors and waste before money is spent."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from sm_train.cost.estimate import Estimate
 from sm_train.cost.json_document import as_document
 from sm_train.entrypoints.data.shard_format import ShardError
 from sm_train.entrypoints.data.shard_index import ShardIndex
 from sm_train.estimators.config.naming import staging_bucket
-from sm_train.estimators.config.placement import Placement, placements, unique_placements
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.aws.errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
-from sm_train.toolkit.aws.session import account_of, for_region
+from sm_train.toolkit.aws.session import account_of, session_in_region
 from sm_train.toolkit.checks import storage
-from sm_train.toolkit.checks.budget import money_elsewhere, money_findings
+from sm_train.toolkit.checks.budget import alternative_budget_findings, budget_findings
 from sm_train.toolkit.checks.checkpoints import checkpoint_findings
-from sm_train.toolkit.checks.fallbacks import data_findings, fallback_findings, found_at
 from sm_train.toolkit.checks.finding import LEVELS, Finding
 from sm_train.toolkit.checks.image import image_findings, registry_findings
 from sm_train.toolkit.checks.local_data import read_local
-from sm_train.toolkit.checks.memory import memory_findings
-from sm_train.toolkit.checks.permissions import UNCHECKED, ask, attempt
+from sm_train.toolkit.checks.permissions import UNCHECKED, attempt, call_or_finding
 from sm_train.toolkit.checks.quotas import default_runtime_findings, quota_findings
 from sm_train.toolkit.checks.recovery import recovery_findings
+from sm_train.toolkit.checks.relocation import (
+    memory_findings_of_clusters,
+    relocated_data_findings,
+    relocated_subjects,
+    relocation_findings,
+)
 from sm_train.toolkit.checks.role import ROLE_UNSET, role_findings
 from sm_train.toolkit.checks.shards import Shards, of_index, shard_findings
-from sm_train.toolkit.costing.run_price import estimate_run
-from sm_train.toolkit.costing.worst_case import fallback_costs
+from sm_train.toolkit.checks.subject import Subject, found_at
+from sm_train.toolkit.costing.worst_case import alternative_costs
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.packing.shard_listing import ShardListing
 
-
-@dataclass(frozen=True)
-class Subject:
-    """What is looked at: a run, its estimate, and its shards as this machine knows them.
-
-    ``base`` is the run file's folder; ``index`` is an index file that stands in for the shards.
-    """
-
-    config: RunConfig
-    region: str
-    costs: Estimate
-    base: Path
-    index: Path | None = None
+if TYPE_CHECKING:
+    import boto3
 
 
 def offline_findings(subject: Subject, today: date) -> list[Finding]:
-    """What run file, prices and the shards on this machine say.
+    """Check the run file, its estimate and the shards on this machine.
 
     Raises:
         UserError: the index cannot be read.
     """
-    shards, wrong = _shards_here(subject, needed=True)
-    found = [*_described(subject, today), *wrong, *default_runtime_findings(subject.config)]
+    shards, problems = _local_shards(subject, required=True)
+    findings = [
+        *_run_file_findings(subject, today),
+        *problems,
+        *default_runtime_findings(subject.config),
+    ]
     if shards is not None:
-        found += _dealt(subject, shards)
-    return _gravest_first(found)
+        findings += _partition_findings(subject, shards)
+    return _most_severe_first(findings)
 
 
 def online_findings(
-    subject: Subject, session: Any, today: date, progress: storage.Progress
+    subject: Subject, session: boto3.Session, today: date, progress: storage.Progress
 ) -> list[Finding]:
-    """The same with what AWS says; shards in S3 count before those here.
+    """Also check the AWS account; shards in S3 take precedence over those on this machine.
 
     Raises:
-        UserError: the index cannot be read, or the credentials are not valid (exit code 4).
+        UserError: the index cannot be read, or the credentials are invalid (exit code 4).
     """
     config, region = subject.config, subject.region
     account = account_of(session)
     with translate_aws_errors("AWS"):
-        shards, wrong = _shards_here(subject, needed=False)
-        found = [*_described(subject, today), *wrong]
-        found += attempt(
+        shards, problems = _local_shards(subject, required=False)
+        findings = [*_run_file_findings(subject, today), *problems]
+        findings += attempt(
             "the role", "role", "iam:GetRole", role_findings(config.role, session, account)
         )
-        found += _quotas(config, session, region)
-        found += attempt(
+        findings += _quota_findings(config, session, region)
+        findings += attempt(
             "the image",
             "cluster.image",
             "ecr:DescribeImages",
             registry_findings(config, session, region),
         )
         listings: dict[int, ShardListing] = {}
-        found += _stored(subject, session, shards, progress, listings)
-        for place in placements(config, region)[1:]:
-            there = for_region(session, place.region)
-            found += found_at(place, _quotas(place.config, there, place.region))
-            found += _elsewhere(subject, place, there, progress, listings)
-    return _gravest_first(found)
+        findings += _s3_findings(subject, session, shards, progress, listings)
+        for relocated in relocated_subjects(subject):
+            regional = session_in_region(session, relocated.region)
+            quotas = _quota_findings(relocated.config, regional, relocated.region)
+            findings += found_at(relocated, quotas)
+            findings += _relocated_account_findings(
+                subject, relocated, regional, progress, listings
+            )
+    return _most_severe_first(findings)
 
 
-def _quotas(config: RunConfig, session: Any, region: str) -> list[Finding]:
-    """By the account's quotas; by the default where those are not told."""
-    found = list(
+def _quota_findings(config: RunConfig, session: boto3.Session, region: str) -> list[Finding]:
+    """Check the account's quotas, or the default quota where they cannot be read."""
+    findings = list(
         attempt(
             "the quotas",
             "cluster",
@@ -106,67 +103,55 @@ def _quotas(config: RunConfig, session: Any, region: str) -> list[Finding]:
             quota_findings(config, session, region),
         )
     )
-    if any(one.code == UNCHECKED.code for one in found):
-        found += default_runtime_findings(config)
-    return found
+    if any(one.code == UNCHECKED.code for one in findings):
+        findings += default_runtime_findings(config)
+    return findings
 
 
-def _described(subject: Subject, today: date) -> Iterator[Finding]:
-    config, document = subject.config, as_document(subject.costs)
-    yield from money_findings(config, document)
-    yield from money_elsewhere(config, document, fallback_costs(config, subject.region))
-    own, *others = unique_placements(config, subject.region)
-    yield from memory_findings(own.config)
-    for other in others:
-        yield from found_at(other, memory_findings(other.config))
-    yield from fallback_findings(config, subject.region)
-    for place in placements(config, subject.region)[1:]:
-        yield from found_at(place, _unlike(place, subject, today))
+def _run_file_findings(subject: Subject, today: date) -> Iterator[Finding]:
+    """Check the run file and its estimate, on every cluster that the run may get."""
+    config, document = subject.config, as_document(subject.estimate)
+    yield from budget_findings(config, document)
+    others = alternative_costs(config, subject.region)
+    yield from alternative_budget_findings(config, document, others)
+    yield from memory_findings_of_clusters(config, subject.region)
+    yield from relocation_findings(config, subject.region, today)
     yield from recovery_findings(config, document)
     yield from image_findings(config, subject.region, today)
     if config.role is None:
-        yield ROLE_UNSET.found("warning", "role", "is not set", "submit needs the role's ARN")
+        yield ROLE_UNSET.found(
+            "warning", "role", "role is not set", "set it to the role's ARN: submit requires it"
+        )
 
 
-def _unlike(place: Placement, subject: Subject, today: date) -> list[Finding]:
-    """What there is to say of the image there, and was not said of the run's own."""
-    own = {one.code for one in image_findings(subject.config, subject.region, today)}
-    found = image_findings(place.config, place.region, today)
-    return [one for one in found if one.code not in own]
-
-
-def _elsewhere(
+def _relocated_account_findings(
     subject: Subject,
-    place: Placement,
-    session: Any,
+    relocated: Subject,
+    session: boto3.Session,
     progress: storage.Progress,
     listings: dict[int, ShardListing],
 ) -> Iterator[Finding]:
-    """The image, buckets and shards of a fallback; in the run's own region they are its own."""
-    if place.region == subject.region:
+    """Check image, buckets and shards in another region than the run's."""
+    if relocated.region == subject.region:
         return
     yield from found_at(
-        place,
+        relocated,
         attempt(
             "the image",
-            place.where,
+            relocated.key,
             "ecr:DescribeImages",
-            registry_findings(place.config, session, place.region),
+            registry_findings(relocated.config, session, relocated.region),
         ),
     )
-    there = Subject(
-        place.config,
-        place.region,
-        estimate_run(place.config, place.region, stated=subject.config),
-        subject.base,
-    )
-    found = _stored(there, session, None, progress, listings, place.number)
-    yield from found_at(place, found)
-    if 0 in listings and place.number in listings:
-        yield from data_findings(place, listings[0], listings[place.number])
+    yield from found_at(relocated, _s3_findings(relocated, session, None, progress, listings))
+    if subject.number in listings and relocated.number in listings:
+        yield from relocated_data_findings(
+            relocated, listings[subject.number], listings[relocated.number]
+        )
 
 
-def _shards_here(subject: Subject, *, needed: bool) -> tuple[Shards | None, list[Finding]]:
+def _local_shards(subject: Subject, *, required: bool) -> tuple[Shards | None, list[Finding]]:
+    """Return the shards by ``--index`` or in ``data.local``, and their problems."""
     if subject.index is not None:
         try:
             return of_index(ShardIndex(subject.index), "--index"), []
@@ -175,29 +160,31 @@ def _shards_here(subject: Subject, *, needed: bool) -> tuple[Shards | None, list
     if subject.config.data.local is None:
         return None, []
     folder = subject.base / subject.config.data.local
-    if not folder.is_dir() and not needed:  # another laptop has them
+    if not folder.is_dir() and not required:  # the folder is on another computer
         return None, []
     return read_local(folder)
 
 
-def _dealt(subject: Subject, shards: Shards) -> Iterator[Finding]:
-    document = as_document(subject.costs)
+def _partition_findings(subject: Subject, shards: Shards) -> Iterator[Finding]:
+    document = as_document(subject.estimate)
     return shard_findings(shards, document, subject.config.training.decode_workers)
 
 
-def _stored(
+def _s3_findings(
     subject: Subject,
-    session: Any,
-    here: Shards | None,
+    session: boto3.Session,
+    local: Shards | None,
     progress: storage.Progress,
     listings: dict[int, ShardListing],
-    place: int = 0,
 ) -> Iterator[Finding]:
-    """Buckets, and what lies in those that may be looked into; ``listings`` gets the shards."""
+    """Check the buckets, and the objects in those that are usable.
+
+    The shards are stored in ``listings`` under the subject's number.
+    """
     config, region = subject.config, subject.region
-    closed: set[str] = set()
+    unusable: set[str] = set()
     for bucket, where in storage.buckets(config, region).items():
-        found = list(
+        problems = list(
             attempt(
                 f"bucket {bucket}",
                 where,
@@ -205,21 +192,21 @@ def _stored(
                 storage.bucket_findings(session, region, bucket, where),
             )
         )
-        yield from found
-        if found:
-            closed.add(bucket)
-    yield from _data(subject, session, here, progress, closed, listings, place)
+        yield from problems
+        if problems:
+            unusable.add(bucket)
+    yield from _data_uri_findings(subject, session, local, progress, unusable, listings)
     yield from attempt(
         "a channel's prefix",
         "data.validation, model.components",
         "s3:ListBucket",
-        storage.prefix_findings(config, session, closed),
+        storage.prefix_findings(config, session, unusable),
     )
-    # At a fallback earlier checkpoints are the run's own: they are copied there.
+    # Checkpoints in other regions are copies of the run's own, so only the first one is checked.
     if (
-        place == 0
+        subject.number == 0
         and storage.knows_its_bucket(config)
-        and staging_bucket(config, region) not in closed
+        and staging_bucket(config, region) not in unusable
     ):
         yield from attempt(
             "earlier checkpoints",
@@ -229,47 +216,46 @@ def _stored(
         )
 
 
-def _data(
+def _data_uri_findings(
     subject: Subject,
-    session: Any,
-    here: Shards | None,
+    session: boto3.Session,
+    local: Shards | None,
     progress: storage.Progress,
-    closed: set[str],
+    unusable: set[str],
     listings: dict[int, ShardListing],
-    place: int,
 ) -> Iterator[Finding]:
-    """The shards in S3; those here where S3 does not tell."""
+    """Check the shards in S3, or those on this machine where S3 cannot be listed."""
     config = subject.config
     listing = None
-    if split_uri(config.data.uri)[0] not in closed:
-        listing, refused = ask(
+    if split_uri(config.data.uri)[0] not in unusable:
+        listing, problems = call_or_finding(
             "the shards",
             "data.uri",
             "s3:ListBucket",
             lambda: storage.list_data(config, session, progress),
         )
-        yield from refused
+        yield from problems
     if listing is None:
-        if here is not None:
-            yield from _dealt(subject, here)
+        if local is not None:
+            yield from _partition_findings(subject, local)
         return
-    listings[place] = listing
+    listings[subject.number] = listing
     yield from storage.listing_findings(config, listing)
     if listing.shards:
-        yield from _dealt(subject, storage.shards_in_s3(config, listing, here))
-    known = _names_and_bytes(subject.index) if subject.index else None
+        yield from _partition_findings(subject, storage.shards_in_s3(config, listing, local))
+    indexed = _indexed_sizes(subject.index) if subject.index else None
     yield from attempt(
         "the index",
         "data.index",
         "s3:GetObject",
-        storage.index_findings(config, session, listing, known),
+        storage.index_findings(config, session, listing, indexed),
     )
 
 
-def _names_and_bytes(path: Path) -> dict[str, int]:
+def _indexed_sizes(path: Path) -> dict[str, int]:
     index = ShardIndex(path)
     return dict(zip(index.names, index.bytes.tolist(), strict=True))
 
 
-def _gravest_first(found: list[Finding]) -> list[Finding]:
-    return sorted(dict.fromkeys(found), key=lambda one: LEVELS.index(one.level))
+def _most_severe_first(findings: list[Finding]) -> list[Finding]:
+    return sorted(dict.fromkeys(findings), key=lambda one: LEVELS.index(one.level))

@@ -1,14 +1,18 @@
-"""The account's quotas against what the run asks for at once."""
+"""Compares the account's quotas with what the run requests at once."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.checks.finding import Check, Finding
 from sm_train.toolkit.terminal.formatting import format_duration
+
+if TYPE_CHECKING:
+    import boto3
+    from types_boto3_service_quotas.client import ServiceQuotasClient
 
 DEFAULT_RUNTIME_SECONDS = 5 * 86400
 _MOST_PAGES = 100
@@ -18,38 +22,38 @@ _SOURCE = "AWS General Reference, Amazon SageMaker AI endpoints and quotas (2026
 INSTANCE_QUOTA = Check(
     "instance-quota",
     ("error",),
-    means="The account may not have as many instances at once as the run's largest stage: of this "
-    "type, in one job, or in all jobs together. What runs already counts too and is not looked at.",
-    impact="CreateTrainingJob is refused (ResourceLimitExceeded). New quotas of large GPU machines "
-    "take days.",
-    fix="Ask for the quota by the command that the finding prints, or take fewer instances.",
+    means="The run's largest stage exceeds a quota on instances: of this type, in one job, or in "
+    "all jobs together. Jobs that are already running count too, but are not checked.",
+    impact="CreateTrainingJob is rejected (ResourceLimitExceeded). A quota increase for large GPU "
+    "instances takes days.",
+    fix="Request the quota with the command that the finding prints, or use fewer instances.",
     source=_SOURCE,
 )
 WARM_POOL_QUOTA = Check(
     "warm-pool-quota",
     ("warning",),
-    means="`capacity: warm-pool`, and the account's quota for kept machines of this type is less "
-    "than a stage's instances. The default is 0.",
-    impact="The job runs, and no machines are kept after it: the next one waits for its own again.",
-    fix="Ask for the quota by the command that the finding prints, or write another capacity.",
+    means="With `capacity: warm-pool`, the account's warm pool quota for this instance type is "
+    "lower than a stage's instance count. The default quota is 0.",
+    impact="The job runs, but its instances are not kept: the next job waits for capacity again.",
+    fix="Request the quota with the command that the finding prints, or set another capacity.",
     source="SageMaker developer guide, Request a warm pool quota increase (2026-11)",
 )
 RUNTIME_QUOTA = Check(
     "runtime-quota",
     ("error", "info"),
-    means="`cluster.max_runtime` is longer than the account allows a job to run. Where the "
-    "account was not asked, an info if it is longer than the default of 5 days.",
-    impact="CreateTrainingJob is refused (ResourceLimitExceeded).",
-    fix="Ask for the quota by the command that the finding prints (28 days at most), or write a "
-    "shorter `max_runtime`: a stage goes on from its checkpoint in another job.",
+    means="`cluster.max_runtime` is longer than the account allows. Where the account's quota is "
+    "not known, an info if it is longer than the default of 5 days.",
+    impact="CreateTrainingJob is rejected (ResourceLimitExceeded).",
+    fix="Request the quota with the command that the finding prints (at most 28 days), or set a "
+    "shorter `max_runtime`: another job resumes the stage from its checkpoint.",
     source=_SOURCE,
 )
 QUOTA_UNKNOWN = Check(
     "quota-unknown",
     ("info",),
-    means="Service Quotas lists no quota of the name that AWS's documentation has for it.",
-    impact="Nothing by itself: a quota may still refuse the job.",
-    fix="Look in the console, Service Quotas, Amazon SageMaker.",
+    means="Service Quotas does not list a quota by its documented name.",
+    impact="None directly, but a quota may still reject the job.",
+    fix="Check the console under Service Quotas, Amazon SageMaker.",
     source=_SOURCE,
 )
 
@@ -58,14 +62,14 @@ _RUNTIME = "Longest run time for a training job"
 
 @dataclass(frozen=True)
 class Quota:
-    """One quota as it applies to the account in the region."""
+    """One quota as applied to the account in the region."""
 
     name: str
     code: str
     value: float
 
-    def request(self, wanted: int, region: str) -> str:
-        """The command that asks for more."""
+    def increase_command(self, wanted: int, region: str) -> str:
+        """Return the AWS CLI command that requests an increase to ``wanted``."""
         return (
             "aws service-quotas request-service-quota-increase --service-code sagemaker "
             f"--region {region} --quota-code {self.code} --desired-value {wanted}"
@@ -73,22 +77,22 @@ class Quota:
 
 
 def default_runtime_findings(config: RunConfig) -> Iterator[Finding]:
-    """Without asking AWS: by the default quota."""
+    """Check the maximum runtime against the default quota, without calling AWS."""
     if config.cluster.max_runtime > DEFAULT_RUNTIME_SECONDS:
         yield RUNTIME_QUOTA.found(
             "info",
             "cluster.max_runtime",
-            f"{format_duration(config.cluster.max_runtime)} are more than the default quota of "
+            f"{format_duration(config.cluster.max_runtime)} exceed the default quota of "
             f"{format_duration(DEFAULT_RUNTIME_SECONDS)}",
-            "look at the account's quota in Service Quotas",
+            "check the account's quota in Service Quotas",
         )
 
 
-def quota_findings(config: RunConfig, session: Any, region: str) -> Iterator[Finding]:
-    """What the account does not allow.
+def quota_findings(config: RunConfig, session: boto3.Session, region: str) -> Iterator[Finding]:
+    """Check the run against the account's quotas.
 
     Raises:
-        ClientError: Service Quotas refuses to say.
+        ClientError: Service Quotas rejects a request.
     """
     instances = max(stage.instances for stage in config.stages)
     wanted = dict.fromkeys(instance_quotas(config), instances) | {
@@ -102,10 +106,10 @@ def quota_findings(config: RunConfig, session: Any, region: str) -> Iterator[Fin
         quota = quotas.get(name)
         if quota is None:
             yield QUOTA_UNKNOWN.found(
-                "info", "cluster", f"no quota is called {name!r}", "look in the console"
+                "info", "cluster", f"Service Quotas lists no quota {name!r}", "check the console"
             )
         elif amount > quota.value:
-            yield _exceeded(quota, amount, warm, quota.request(amount, region))
+            yield _exceeded(quota, amount, warm, quota.increase_command(amount, region))
 
 
 def _exceeded(quota: Quota, amount: int, warm: str, fix: str) -> Finding:
@@ -113,17 +117,18 @@ def _exceeded(quota: Quota, amount: int, warm: str, fix: str) -> Finding:
         return RUNTIME_QUOTA.found(
             "error",
             "cluster.max_runtime",
-            f"{format_duration(amount)} are more than the account's {format_duration(quota.value)}",
+            f"{format_duration(amount)} exceed the account's quota of "
+            f"{format_duration(quota.value)}",
             fix,
         )
-    message = f"{amount} instances are more than the account's {quota.value:g} ({quota.name})"
+    message = f"{amount} instances exceed the account's quota of {quota.value:g} ({quota.name})"
     if quota.name == warm:
         return WARM_POOL_QUOTA.found("warning", "cluster.keep_alive_period", message, fix)
     return INSTANCE_QUOTA.found("error", "cluster.instance_type", message, fix)
 
 
 def instance_quotas(config: RunConfig) -> tuple[str, ...]:
-    """The names of the quotas that count a job's instances; a training plan's are prepaid."""
+    """Return the quotas on a job's instances; a training plan has none, being prepaid."""
     cluster = config.cluster
     if cluster.capacity == "training-plan":
         return ()
@@ -135,13 +140,15 @@ def instance_quotas(config: RunConfig) -> tuple[str, ...]:
     )
 
 
-def read_quotas(client: Any, names: Iterable[str]) -> dict[str, Quota]:
-    """The quotas called ``names``, of SageMaker's some thousands; reading ends with the last.
+def read_quotas(client: ServiceQuotasClient, names: Iterable[str]) -> dict[str, Quota]:
+    """Return the quotas with these ``names``.
+
+    SageMaker has thousands of quotas, so paging stops once all of them are found.
 
     Raises:
-        ClientError: Service Quotas refuses to say.
+        ClientError: Service Quotas rejects a request.
     """
-    missing, found = set(names), {}
+    missing, quotas = set(names), {}
     pages = client.get_paginator("list_service_quotas").paginate(
         ServiceCode="sagemaker", PaginationConfig={"MaxItems": 100 * _MOST_PAGES, "PageSize": 100}
     )
@@ -149,7 +156,7 @@ def read_quotas(client: Any, names: Iterable[str]) -> dict[str, Quota]:
         for one in page["Quotas"]:
             if one["QuotaName"] in missing:
                 missing.discard(one["QuotaName"])
-                found[one["QuotaName"]] = Quota(one["QuotaName"], one["QuotaCode"], one["Value"])
+                quotas[one["QuotaName"]] = Quota(one["QuotaName"], one["QuotaCode"], one["Value"])
         if not missing:
             break
-    return found
+    return quotas

@@ -1,4 +1,4 @@
-"""What an interruption costs the run, and who begins it again."""
+"""Checks what an interruption costs the run, and whether the run is restarted automatically."""
 
 from __future__ import annotations
 
@@ -19,58 +19,58 @@ NO_RETRIES = Check(
     "no-retries",
     ("warning",),
     means="`cluster.retries` is 0 and the job runs on several instances, or for longer than a day.",
-    impact="An InternalServerError of SageMaker's own then ends the job. Until somebody sees it "
-    "nothing is trained; the machines have to be had again.",
-    fix="Write `retries: 3` or more. Attempts cost nothing unless they are made, and share "
+    impact="A SageMaker InternalServerError then ends the job. Training stops until somebody "
+    "notices, and the new job has to wait for capacity again.",
+    fix="Set `retries: 3` or more. Retries cost nothing unless they are used, and share "
     "`max_runtime`.",
     source=_RETRY_SOURCE,
 )
 INTERRUPTIONS_EXPECTED = Check(
     "interruptions-expected",
     ("info",),
-    means="By published failure rates (`sm-train cost RUN --explain` names them) at least one "
-    "interruption is expected. SageMaker's retries cover InternalServerError and nothing else: a "
-    "GPU that fails, a peer that is lost or a reclaimed spot machine ends the job.",
-    impact="The estimate counts them: each loses a restart and half a checkpoint interval.",
-    fix="Have somebody or something start the stage again: the same checkpoints are resumed.",
+    means="Published failure rates (listed by `sm-train cost RUN --explain`) predict at least one "
+    "interruption. SageMaker's retries cover only InternalServerError: a failed GPU, a lost peer "
+    "or a reclaimed spot instance ends the job.",
+    impact="Each interruption costs a restart and half a checkpoint interval; the estimate "
+    "includes this.",
+    fix="Restart the stage after a failure, for example with `sm-train watch`: it resumes from the "
+    "same checkpoints.",
     source=_RETRY_SOURCE,
 )
 NO_CHECKPOINTS = Check(
     "no-checkpoints",
     ("error", "warning"),
-    means="`checkpoint.every_steps` is no less than the stage's iterations, so the only "
-    "checkpoint is "
-    "the last. An error on spot machines, which are taken away as a matter of course.",
-    impact="An interruption loses everything that the stage has trained until then.",
-    fix="Write the `checkpoint.every_steps` that the finding names.",
+    means="`checkpoint.every_steps` is not less than the stage's `max_steps`, so the only "
+    "checkpoint is the last. An error on spot instances, which are routinely reclaimed.",
+    impact="An interruption loses all of the stage's progress.",
+    fix="Set `checkpoint.every_steps` to the value in the finding.",
 )
 CHECKPOINT_INTERVAL = Check(
     "checkpoint-interval",
     ("warning", "info"),
-    means="Another `checkpoint.every_steps` would be cheaper, by more than $100 and 1 % of the "
-    "stage: "
-    "what failures lose between two checkpoints, against the time that checkpoints take. A "
-    "warning on spot machines.",
-    impact="The dollars that the finding names.",
-    fix="Write the `checkpoint.every_steps` that the finding names.",
+    means="Another `checkpoint.every_steps` would be cheaper by more than $100 and 1 % of the "
+    "stage. It balances the work lost between two checkpoints against the time spent saving. A "
+    "warning on spot instances.",
+    impact="The dollars in the finding.",
+    fix="Set `checkpoint.every_steps` to the value in the finding.",
     source="Daly, A higher order estimate of the optimum checkpoint interval (2006)",
 )
 
 
 def recovery_findings(config: RunConfig, document: dict[str, Any]) -> Iterator[Finding]:
-    """By the document of ``cost --json``."""
+    """Check each stage of ``document``, that of ``cost --json``."""
     for index, stage in enumerate(document["stages"]):
         where = f"stages[{index}]"
-        yield from _retries(config, stage, where)
+        yield from _retry_findings(config, stage, where)
         if config.checkpoint.every_steps >= stage["max_steps"]:
-            yield from _no_checkpoints(config, stage)
-    # One key for all stages: the one that it costs most.
-    dearest = max(document["stages"], key=_extra)
-    if config.checkpoint.every_steps < dearest["max_steps"]:
-        yield from _interval(config, dearest)
+            yield from _no_checkpoint_findings(config, stage)
+    # All stages share one interval, so report the stage where it costs the most.
+    worst = max(document["stages"], key=_extra_usd)
+    if config.checkpoint.every_steps < worst["max_steps"]:
+        yield from _interval_findings(config, worst)
 
 
-def _retries(config: RunConfig, stage: dict[str, Any], where: str) -> Iterator[Finding]:
+def _retry_findings(config: RunConfig, stage: dict[str, Any], where: str) -> Iterator[Finding]:
     seconds, failures = stage["billable_seconds"], stage["expected_failures"]
     expected = (
         f"{failures:.1f} interruptions are expected in {format_duration(seconds)}"
@@ -81,20 +81,20 @@ def _retries(config: RunConfig, stage: dict[str, Any], where: str) -> Iterator[F
         yield NO_RETRIES.found(
             "warning",
             "cluster.retries",
-            f"an internal error of SageMaker's ends {stage['name']}, on {stage['instances']} "
+            f"a SageMaker internal error ends {stage['name']} on {stage['instances']} "
             "instances" + (f"; {expected}" if expected else ""),
-            "write retries: 3",
+            "set retries: 3",
         )
     if failures is not None and failures >= 1:
         yield INTERRUPTIONS_EXPECTED.found(
             "info",
             where,
-            f"{expected}; retries cover SageMaker's internal errors only",
-            "have the stage started again when it fails: it goes on from its newest checkpoint",
+            f"{expected}; retries cover only SageMaker's internal errors",
+            "restart the stage when it fails: it resumes from its latest checkpoint",
         )
 
 
-def _no_checkpoints(config: RunConfig, stage: dict[str, Any]) -> Iterator[Finding]:
+def _no_checkpoint_findings(config: RunConfig, stage: dict[str, Any]) -> Iterator[Finding]:
     spot = config.cluster.capacity == "spot"
     seconds = stage["billable_seconds"]
     if seconds is None and not spot:
@@ -106,22 +106,22 @@ def _no_checkpoints(config: RunConfig, stage: dict[str, Any]) -> Iterator[Findin
     yield NO_CHECKPOINTS.found(
         "error" if spot else "warning",
         "checkpoint.every_steps",
-        f"{stage['name']} has {stage['max_steps']:,} iterations and a checkpoint every "
+        f"{stage['name']} has {stage['max_steps']:,} steps and saves a checkpoint every "
         f"{config.checkpoint.every_steps:,}: an interruption loses all of it"
         + (f", up to {format_usd(stage['cost_usd'])}" if stage["cost_usd"] else ""),
-        f"write every_steps: {every}",
+        f"set every_steps: {every}",
     )
 
 
-def _extra(stage: dict[str, Any]) -> float:
-    """Dollars that the interval costs more than the best one; 0 where that is not known."""
+def _extra_usd(stage: dict[str, Any]) -> float:
+    """Return the dollars lost by not using the best interval; 0 where unknown."""
     interval = stage["checkpoint_interval"]
     extra: float | None = interval and interval["configured_extra_usd"]
     return extra or 0.0
 
 
-def _interval(config: RunConfig, stage: dict[str, Any]) -> Iterator[Finding]:
-    interval, extra = stage["checkpoint_interval"], _extra(stage)
+def _interval_findings(config: RunConfig, stage: dict[str, Any]) -> Iterator[Finding]:
+    interval, extra = stage["checkpoint_interval"], _extra_usd(stage)
     if extra < max(_WORTH_USD, _WORTH_SHARE * (stage["cost_usd"] or 0)):
         return
     yield CHECKPOINT_INTERVAL.found(
@@ -130,5 +130,5 @@ def _interval(config: RunConfig, stage: dict[str, Any]) -> Iterator[Finding]:
         f"a checkpoint of {stage['name']} every "
         f"{format_duration(interval['configured_seconds'])} costs {format_usd(extra)} more "
         f"than one every {format_duration(interval['best_seconds'])}",
-        f"write every_steps: {interval['best_steps']}",
+        f"set every_steps: {interval['best_steps']}",
     )

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
 from datetime import date
-from pathlib import Path
 
-from sm_train.cost.estimate import Estimate
-from sm_train.estimators.config.placement import Placement, placements, unique_placements
+from sm_train.estimators.config.placement import placements, unique_placements
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.launcher import route_conflict
-from sm_train.toolkit.checks.finding import Check, Finding, at_cluster
+from sm_train.toolkit.checks.finding import Check, Finding
 from sm_train.toolkit.checks.image import image_findings
 from sm_train.toolkit.checks.memory import memory_findings
+from sm_train.toolkit.checks.subject import Subject, found_at
 from sm_train.toolkit.costing.run_price import estimate_run
 from sm_train.toolkit.packing.shard_listing import ShardListing
 from sm_train.toolkit.terminal.formatting import format_duration
@@ -47,23 +45,6 @@ FALLBACK_DATA = Check(
 )
 
 
-@dataclass(frozen=True)
-class Subject:
-    """What is checked: a run in one region, its estimate, and its shards on this machine.
-
-    ``base`` is the run file's folder; ``index`` is an index file used in place of the shards.
-    ``number`` and ``key`` are those of its placement.
-    """
-
-    config: RunConfig
-    region: str
-    costs: Estimate
-    base: Path
-    index: Path | None = None
-    number: int = 0
-    key: str = ""
-
-
 def relocated_subjects(subject: Subject) -> Iterator[Subject]:
     """Yield the run at each of its fallbacks."""
     for placement in placements(subject.config, subject.region)[1:]:
@@ -82,7 +63,7 @@ def memory_findings_of_clusters(config: RunConfig, region: str) -> Iterator[Find
     home, *others = unique_placements(config, region)
     yield from memory_findings(home.config)
     for other in others:
-        yield from at_cluster(other, memory_findings(other.config))
+        yield from found_at(other, memory_findings(other.config))
 
 
 def relocation_findings(config: RunConfig, region: str, today: date) -> Iterator[Finding]:
@@ -106,7 +87,7 @@ def relocation_findings(config: RunConfig, region: str, today: date) -> Iterator
     known = {one.code for one in image_findings(config, region, today)}
     for placement in every[1:]:
         found = image_findings(placement.config, placement.region, today)
-        yield from at_cluster(placement, (one for one in found if one.code not in known))
+        yield from found_at(placement, (one for one in found if one.code not in known))
 
 
 def relocated_data_findings(

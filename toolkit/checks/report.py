@@ -1,30 +1,60 @@
-"""Findings as a script reads them, and as a person does."""
+"""Presents findings: as JSON for scripts, as a table or lines for users."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
-from sm_train.toolkit.checks.finding import LEVELS, Finding
+from sm_train.toolkit.checks.finding import LEVELS, Finding, Level
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 _STYLES = {"error": "bold red", "warning": "yellow", "info": "dim"}
 
 
+class FindingDocument(TypedDict):
+    """A finding in ``check --json``."""
+
+    level: Level
+    code: str
+    where: str
+    message: str
+    fix: str
+
+
+class CheckDocument(TypedDict):
+    """The document of ``check --json``; ``ok`` is true if there is no error."""
+
+    ok: bool
+    findings: list[FindingDocument]
+
+
 def is_ok(findings: Sequence[Finding]) -> bool:
-    """Whether nothing that was found would cost a job."""
+    """Return whether no finding is an error."""
     return not any(one.level == "error" for one in findings)
 
 
-def document(findings: Sequence[Finding]) -> dict[str, Any]:
-    """The contract of ``check --json``."""
-    return {"ok": is_ok(findings), "findings": [one.as_dict() for one in findings]}
+def document(findings: Sequence[Finding]) -> CheckDocument:
+    """Return the document of ``check --json``."""
+    return {
+        "ok": is_ok(findings),
+        "findings": [
+            {
+                "level": one.level,
+                "code": one.code,
+                "where": one.where,
+                "message": one.message,
+                "fix": one.fix,
+            }
+            for one in findings
+        ],
+    }
 
 
 def show(findings: Sequence[Finding], console: Console) -> None:
-    """A table on a terminal; a line for each finding elsewhere."""
+    """Print a table on a terminal, one line per finding elsewhere."""
     if console.is_terminal:
         if findings:
             console.print(_table(findings))
@@ -32,11 +62,11 @@ def show(findings: Sequence[Finding], console: Console) -> None:
         for one in findings:
             line = f"{one.level:<8} {one.code:<22} {one.where}: {one.message}; {one.fix}"
             console.print(line, markup=False, soft_wrap=True)
-    verdict = "ok" if is_ok(findings) else "not ok: errors above would cost a job"
-    console.print(f"{verdict} ({_counted(findings)})", soft_wrap=True)
+    verdict = "ok" if is_ok(findings) else "not ok: the errors above would make a job fail"
+    console.print(f"{verdict} ({_counts(findings)})", soft_wrap=True)
 
 
-def _counted(findings: Sequence[Finding]) -> str:
+def _counts(findings: Sequence[Finding]) -> str:
     counts = {level: sum(one.level == level for one in findings) for level in LEVELS}
     return ", ".join(
         f"{count} {level}{'s' if count != 1 and level != 'info' else ''}"
@@ -44,14 +74,14 @@ def _counted(findings: Sequence[Finding]) -> str:
     )
 
 
-def _table(findings: Sequence[Finding]) -> Any:
+def _table(findings: Sequence[Finding]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 1, 0))
     for one in findings:
         cell = Text.assemble(
-            (one.code, "bold"), f"  {one.where}\n{one.message}\n", (f"→ {one.fix}", "italic")
+            (one.code, "bold"), f"  {one.where}\n{one.message}\n", (f"fix: {one.fix}", "italic")
         )
         table.add_row(Text(one.level, _STYLES[one.level]), cell)
     return table

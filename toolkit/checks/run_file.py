@@ -1,4 +1,4 @@
-"""A run file that cannot be used, as findings: for scripts that read ``check --json``."""
+"""Turns the errors of an invalid run file into findings, for readers of ``check --json``."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from sm_train.toolkit.checks.finding import Check, Finding
 RUN_FILE = Check(
     "run-file",
     ("error",),
-    means="The run file is missing, is no YAML, or breaks a rule of its schema. `check` ends with "
-    "exit code 2 and looks at nothing else; only `--json` makes findings of it.",
-    impact="No command takes the file.",
-    fix="Mend every line that is named; `sm-train schema` describes all keys to an editor.",
+    means="The run file is missing, is not valid YAML, or violates its schema. `check` exits with "
+    "code 2 and checks nothing else; only `--json` reports these errors as findings.",
+    impact="No command accepts the file.",
+    fix="Correct every line that is named; `sm-train schema` describes all keys to an editor.",
 )
 BATCH_ARITHMETIC = Check(
     "batch-arithmetic",
     ("error",),
-    means="`effective_batch_size` is not per_device_batch_size × accumulation × instances × "
-    "GPUs. BRIA "
-    "2.0's published batch of 2048 is such a case: 8 × 2 × 32 GPUs are 512.",
-    impact="A run at another batch than its learning rate is for. No command takes the file.",
-    fix="Write the accumulation that the finding names, or the batch that is meant.",
+    means="`effective_batch_size` is not per_device_batch_size × gradient_accumulation_steps × "
+    "instances × GPUs. BRIA 2.0's published batch of 2048 is an example: 8 × 2 × 32 GPUs are 512.",
+    impact="The run would train at another batch size than its learning rate was chosen for. No "
+    "command accepts the file.",
+    fix="Set the gradient_accumulation_steps in the finding, or the intended batch size.",
 )
 
 
 def run_file_findings(path: Path, error: RunFileError) -> Iterator[Finding]:
-    """One for each mistake."""
+    """Return one finding per error in the run file at ``path``."""
     if not error.problems:
         yield RUN_FILE.found("error", str(path), *_message_and_fix(str(error)))
     for problem in error.problems:
@@ -43,4 +43,4 @@ def run_file_findings(path: Path, error: RunFileError) -> Iterator[Finding]:
 
 def _message_and_fix(line: str) -> tuple[str, str]:
     message, _, fix = line.partition("; ")
-    return message, fix or "mend the run file"
+    return message, fix or "correct the run file"

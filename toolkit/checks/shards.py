@@ -1,4 +1,4 @@
-"""How the shards suit the cluster: who gets none, who gets more, whether they are too small."""
+"""Checks how the shards are distributed over the cluster, and their sizes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ SMALLEST_BYTES, LARGEST_BYTES = 2 * 10**9, 5 * 10**9
 
 _UNEQUAL_WARNING, _UNEQUAL_INFO = 0.05, 0.005
 
-_DEALT_SOURCE = (
-    "SageMaker API reference, S3DataSource: ShardedByS3Key deals about 1/n of the objects (2026-11)"
+_DISTRIBUTION_SOURCE = (
+    "SageMaker API reference, S3DataSource: ShardedByS3Key gives each instance about 1/n of the "
+    "objects (2026-11)"
 )
 _SIZE_SOURCE = (
     "AWS Machine Learning Blog, How BRIA AI used distributed training in Amazon SageMaker "
@@ -29,48 +30,50 @@ _SIZE_SOURCE = (
 IDLE_INSTANCES = Check(
     "idle-instances",
     ("error",),
-    means="There are fewer shards than a stage has instances. ShardedByS3Key deals whole objects, "
-    "so some instances see none.",
-    impact="The job stops at its start and says so, when machines have been waited for. A training "
-    "that did not would pay for the idle ones as for the others.",
-    fix="Pack at least as many shards as the largest stage has instances, better a multiple: "
-    "`sm-train pack … --for RUN` does.",
-    source=_DEALT_SOURCE,
+    means="A stage has more instances than there are shards. ShardedByS3Key distributes whole "
+    "objects, so some instances receive none.",
+    impact="The job fails at start-up with an error, after waiting for capacity. A training loop "
+    "without this check would pay for the idle instances, too.",
+    fix="Pack at least as many shards as the largest stage has instances, ideally a multiple of "
+    "that: `sm-train pack … --for RUN` does so.",
+    source=_DISTRIBUTION_SOURCE,
 )
 UNEQUAL_INSTANCES = Check(
     "unequal-instances",
     ("warning", "info"),
-    means="Some instances are dealt more than others: the number of shards does not divide, or "
-    "their sizes differ. All end an epoch together, so the others read samples again meanwhile. "
-    "A warning from 5 % on, an info from 0.5 %; less is not mentioned.",
-    impact="That share of the stage's training goes into samples that the epoch has seen already. "
-    "Which objects SageMaker deals to whom is not documented: the figure is for turns by name.",
-    fix="Pack a number of near-equal shards that the instances of every stage divide "
+    means="Some instances receive more samples than others, because the number of shards is not "
+    "divisible by the instances or their sizes differ. All instances end an epoch together, so "
+    "those with fewer samples repeat some. A warning from 5 %, an info from 0.5 %; less is not "
+    "reported.",
+    impact="This share of the stage's training repeats samples within an epoch. AWS does not "
+    "document which instance receives which object; the figure assumes round-robin order by name.",
+    fix="Pack shards of nearly equal size, in a number divisible by the instances of every stage "
     "(`sm-train pack … --for RUN`).",
-    source=_DEALT_SOURCE,
+    source=_DISTRIBUTION_SOURCE,
 )
 SHARED_SHARDS = Check(
     "shared-shards",
     ("info",),
-    means="There are fewer shards than GPUs, or than GPUs and their loader threads. The processes "
-    "of an instance share its shards out by sample, so none idles.",
-    impact="Nothing with sm-train's loader. One that deals whole shards to its workers would leave "
-    "most of them without any.",
-    fix="None is needed.",
+    means="There are fewer shards than GPUs, or than GPUs times decoder threads. The processes of "
+    "an instance partition its shards by sample, so none is idle.",
+    impact="None with sm-train's loader. A loader that assigns whole shards to its workers would "
+    "leave most of them without data.",
+    fix="None needed.",
 )
 FEW_SAMPLES = Check(
     "few-samples",
     ("warning",),
-    means="All the shards together hold fewer samples than one step of the stage takes.",
+    means="All shards together have fewer samples than one step of the stage needs.",
     impact="Every step sees the same images more than once.",
-    fix="Lower the batch or the number of instances; look whether these are all the shards.",
+    fix="Lower the batch size or the number of instances; check that no shards are missing.",
 )
 SMALL_SHARDS = Check(
     "small-shards",
     ("warning", "info"),
-    means="Shards are below 2 GB, where BRIA's were 2 to 5 GB. A warning where they are below "
-    "FastFile's 150 MB on average although there is data for larger ones.",
-    impact="FastFile lists all objects before training begins, and waits for a first byte at each.",
+    means="Shards are below 2 GB; BRIA used 2 to 5 GB. A warning if they average less than the "
+    "150 MB recommended for FastFile although there is enough data for larger ones.",
+    impact="FastFile lists all objects before training starts, and each object adds first-byte "
+    "latency.",
     fix="Pack with a larger `--shard-size`.",
     source=_SIZE_SOURCE + "; SageMaker developer guide, FastFile mode: fewer, larger files, "
     "from about 150 MB (2026-11)",
@@ -78,9 +81,9 @@ SMALL_SHARDS = Check(
 LARGE_SHARDS = Check(
     "large-shards",
     ("info",),
-    means="Shards are above 5 GB, where BRIA's were 2 to 5 GB.",
-    impact="Fewer objects to deal, so instances come out less equal, and a broken upload begins "
-    "again with more.",
+    means="Shards are above 5 GB; BRIA used 2 to 5 GB.",
+    impact="Fewer objects are distributed less evenly over the instances, and an interrupted "
+    "upload has to resend more.",
     fix="Pack with a smaller `--shard-size`.",
     source=_SIZE_SOURCE,
 )
@@ -88,19 +91,25 @@ LARGE_SHARDS = Check(
 
 @dataclass(frozen=True, eq=False)
 class Shards:
-    """What is known of a data set's shards, by name; ``samples`` is None without an index."""
+    """The shards of a data set in order of their names.
+
+    ``where`` is the run file's key or the option that names them, ``location`` a folder, file or
+    URI. ``samples`` is None without an index.
+    """
 
     where: str
-    place: str
+    location: str
     bytes: NDArray[np.int64]
+    """int64 (num_shards,)"""
     samples: NDArray[np.int64] | None = None
+    """int64 (num_shards,)"""
 
     def __len__(self) -> int:
         return len(self.bytes)
 
 
 def of_index(index: ShardIndex, where: str) -> Shards:
-    """By an index alone.
+    """Return the shards that an index lists.
 
     Raises:
         ShardError: the index is damaged.
@@ -110,61 +119,70 @@ def of_index(index: ShardIndex, where: str) -> Shards:
 
 
 def of_listing(
-    shards: tuple[ListedShard, ...] | list[ListedShard], where: str, place: str
+    shards: tuple[ListedShard, ...] | list[ListedShard], where: str, location: str
 ) -> Shards:
-    """By names and bytes."""
-    return Shards(where, place, np.array([one.bytes for one in shards], np.int64))
+    """Return the shards of a listing, without their numbers of samples."""
+    return Shards(where, location, np.array([one.bytes for one in shards], np.int64))
 
 
-def shard_findings(shards: Shards, document: dict[str, Any], workers: int) -> Iterator[Finding]:
-    """Against every stage of the document of ``cost --json``; ``workers`` are each GPU's."""
+def shard_findings(
+    shards: Shards, document: dict[str, Any], decode_workers: int
+) -> Iterator[Finding]:
+    """Check the shards against every stage of ``document``, that of ``cost --json``.
+
+    ``decode_workers`` is the number of decoder threads per GPU.
+    """
     for index, stage in enumerate(document["stages"]):
         where = f"stages[{index}].instances"
         if len(shards) < stage["instances"]:
-            yield _idle(shards, stage, where)
+            yield _idle_instances(shards, stage, where)
             continue
-        yield from _unequal(shards, stage, where)
-        yield from _few(shards, stage, index)
+        yield from _unequal_instances(shards, stage, where)
+        yield from _few_samples(shards, stage, index)
     largest = max(document["stages"], key=lambda stage: int(stage["world_size"]))
     if len(shards) >= largest["instances"]:
-        yield from _shared(shards, largest, workers)
-    yield from _sizes(shards, largest["instances"])
+        yield from _shared_shards(shards, largest, decode_workers)
+    yield from _shard_sizes(shards, largest["instances"])
 
 
-def _idle(shards: Shards, stage: dict[str, Any], where: str) -> Finding:
+def _idle_instances(shards: Shards, stage: dict[str, Any], where: str) -> Finding:
     instances = stage["instances"]
     idle = instances - len(shards)
     return IDLE_INSTANCES.found(
         "error",
         where,
-        f"{len(shards)} shards for {instances} instances leave {idle} of them idle, and billed, "
-        f"{_worth(stage, idle / instances)}: the job stops at its start",
-        f"pack at least {instances} shards, better a multiple of that",
+        f"{len(shards)} shards for {instances} instances leave {idle} of them idle but billed, "
+        f"{_share_usd(stage, idle / instances)}: the job fails at start-up",
+        f"pack at least {instances} shards, ideally a multiple of that",
     )
 
 
-def _unequal(shards: Shards, stage: dict[str, Any], where: str) -> Iterator[Finding]:
+def _unequal_instances(shards: Shards, stage: dict[str, Any], where: str) -> Iterator[Finding]:
     instances = stage["instances"]
     amounts = shards.bytes if shards.samples is None else shards.samples
-    each = np.bincount(np.arange(len(amounts)) % instances, weights=amounts, minlength=instances)
-    again = 1 - each.mean() / each.max() if each.max() else 0.0
-    if again < _UNEQUAL_INFO:
+    # Assumed assignment: shard i goes to instance i % instances, in order of the names.
+    per_instance = np.bincount(
+        np.arange(len(amounts)) % instances, weights=amounts, minlength=instances
+    )
+    # Every instance takes as many steps as the one with most data and repeats samples to get there.
+    repeated = 1 - per_instance.mean() / per_instance.max() if per_instance.max() else 0.0
+    if repeated < _UNEQUAL_INFO:
         return
-    uneven = f"do not divide by {instances} instances"
+    uneven = f"are not divisible by {instances} instances"
     if len(shards) % instances == 0:
         kind = "bytes" if shards.samples is None else "samples"
-        uneven = f"divide by {instances} instances, but their {kind} differ"
+        uneven = f"are divisible by {instances} instances, but differ in {kind}"
     yield UNEQUAL_INSTANCES.found(
-        "warning" if again >= _UNEQUAL_WARNING else "info",
+        "warning" if repeated >= _UNEQUAL_WARNING else "info",
         where,
-        f"{len(shards)} shards {uneven}: {again:.1%} of {stage['name']} reads samples again, "
-        f"{_worth(stage, again)}",
-        f"pack a multiple of {instances} near-equal shards",
+        f"{len(shards)} shards {uneven}: {repeated:.1%} of {stage['name']} repeats samples, "
+        f"{_share_usd(stage, repeated)}",
+        f"pack a multiple of {instances} shards of nearly equal size",
     )
 
 
-def _worth(stage: dict[str, Any], share: float) -> str:
-    """The dollars of a share of the machines' time, by the day where the time is not known."""
+def _share_usd(stage: dict[str, Any], share: float) -> str:
+    """Describe the cost of a share of the instances' time, per day if the duration is unknown."""
     if stage["breakdown_usd"].get("training"):
         return f"{format_usd(share * stage['breakdown_usd']['training'])} of its training"
     if stage["cluster_per_day_usd"]:
@@ -172,19 +190,19 @@ def _worth(stage: dict[str, Any], share: float) -> str:
     return "at an unknown price"
 
 
-def _shared(shards: Shards, stage: dict[str, Any], workers: int) -> Iterator[Finding]:
+def _shared_shards(shards: Shards, stage: dict[str, Any], decode_workers: int) -> Iterator[Finding]:
     gpus = stage["world_size"]
-    if len(shards) < gpus * max(1, workers):
+    if len(shards) < gpus * max(1, decode_workers):
         yield SHARED_SHARDS.found(
             "info",
             shards.where,
-            f"{len(shards)} shards for the {gpus} GPUs × {workers} workers of {stage['name']}: "
-            "they share shards out by sample, and none idles",
-            "none is needed",
+            f"{len(shards)} shards for {gpus} GPUs × {decode_workers} decoder threads of "
+            f"{stage['name']}: shards are partitioned by sample, so none is idle",
+            "none needed",
         )
 
 
-def _few(shards: Shards, stage: dict[str, Any], index: int) -> Iterator[Finding]:
+def _few_samples(shards: Shards, stage: dict[str, Any], index: int) -> Iterator[Finding]:
     if shards.samples is None or not stage["effective_batch_size"]:
         return
     samples = int(shards.samples.sum())
@@ -192,27 +210,27 @@ def _few(shards: Shards, stage: dict[str, Any], index: int) -> Iterator[Finding]
         yield FEW_SAMPLES.found(
             "warning",
             f"stages[{index}].per_device_batch_size",
-            f"a step takes {stage['effective_batch_size']:,} samples and {shards.place} has "
+            f"a step needs {stage['effective_batch_size']:,} samples, but {shards.location} has "
             f"{samples:,}",
-            "lower the batch, or look whether these are all the shards",
+            "lower the batch size, or check that no shards are missing",
         )
 
 
-def _sizes(shards: Shards, instances: int) -> Iterator[Finding]:
+def _shard_sizes(shards: Shards, instances: int) -> Iterator[Finding]:
     total = int(shards.bytes.sum())
     small = int((shards.bytes < SMALLEST_BYTES).sum())
-    # The last shard of a set is what was left over.
+    # The last shard of a set contains the remainder, so a single small one is normal.
     if small > 1 or small == len(shards):
         mean = total / len(shards)
-        mendable = mean < FASTFILE_GOOD_BYTES and total >= instances * FASTFILE_GOOD_BYTES
+        avoidable = mean < FASTFILE_GOOD_BYTES and total >= instances * FASTFILE_GOOD_BYTES
         yield SMALL_SHARDS.found(
-            "warning" if mendable else "info",
+            "warning" if avoidable else "info",
             shards.where,
             f"{small} of {len(shards)} shards are below 2 GB ({mean / 1e6:,.0f} MB on average); "
-            "FastFile suits few large files",
+            "FastFile is faster with few large files",
             "pack with a larger --shard-size"
-            if total >= instances * SMALLEST_BYTES or mendable
-            else "pack larger ones when there is more data",
+            if total >= instances * SMALLEST_BYTES or avoidable
+            else "pack larger shards once there is more data",
         )
     if large := int((shards.bytes > LARGEST_BYTES).sum()):
         yield LARGE_SHARDS.found(

@@ -64,10 +64,10 @@ def command(
 def _require_addresses(topic: str | None, email: str | None) -> None:
     import re
 
-    from sm_train.estimators.config.fields import TOPIC, words_for_pattern
+    from sm_train.estimators.config.fields import TOPIC_PATTERN, pattern_message
 
-    if topic is not None and not re.fullmatch(TOPIC, topic):
-        raise UserError(f"--topic: {topic!r} {words_for_pattern(TOPIC)}")
+    if topic is not None and not re.fullmatch(TOPIC_PATTERN, topic):
+        raise UserError(f"--topic: {topic!r} {pattern_message(TOPIC_PATTERN)}")
     if email is not None and not re.fullmatch(r"[^@\s]+@[^@\s]+", email):
         raise UserError(f"--email: {email!r} must be an address such as team@example.com")
 

@@ -1,4 +1,4 @@
-"""``sm-train check``: finds what would go wrong before money is spent."""
+"""``sm-train check``: finds errors and waste before money is spent."""
 
 from __future__ import annotations
 
@@ -18,29 +18,30 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--offline", is_flag=True, help="Leave out what only AWS can say.")
+@click.option("--offline", is_flag=True, help="Skip the checks that need AWS.")
 @click.option(
     "--index",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     metavar="FILE",
-    help="An index.parquet that stands in for the shards on this machine.",
+    help="An index.parquet to use instead of the shards on this machine.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.pass_obj
 def command(
     options: dict[str, Any], run: Path, offline: bool, index: Path | None, as_json: bool
 ) -> int:
-    """Look through RUN for errors and waste; exit 3 if there is an error.
+    """Check RUN for errors and waste; exit with 3 if there is an error.
 
-    It looks at the run file, the estimate, the shards that data.local or --index names, and,
-    unless --offline is given, at the account: role, quotas, buckets, shards, earlier checkpoints.
-    docs/checks.md has a page for each finding.
+    Checks the run file, the estimate and the shards in data.local or --index, and, unless
+    --offline is given, the AWS account: role, quotas, buckets, shards, existing checkpoints.
+    docs/checks.md describes every finding.
     """
     from datetime import UTC, datetime
 
     from sm_train.toolkit.aws.session import open_session, resolve_region
-    from sm_train.toolkit.checks.preflight import Subject, offline_findings, online_findings
+    from sm_train.toolkit.checks.preflight import offline_findings, online_findings
     from sm_train.toolkit.checks.report import document, is_ok, show
+    from sm_train.toolkit.checks.subject import Subject
     from sm_train.toolkit.costing.run_price import estimate_run
     from sm_train.toolkit.terminal.console import stderr_console, write_json
 
@@ -52,7 +53,7 @@ def command(
         findings = offline_findings(subject, today)
     else:
         session = open_session(options["profile"], region)
-        with _counting() as progress:
+        with _listing_progress() as progress:
             findings = online_findings(subject, session, today, progress)
     if as_json:
         write_json(document(findings))
@@ -77,12 +78,12 @@ def _load(run: Path, as_json: bool) -> RunConfig:
 
 
 @contextmanager
-def _counting() -> Iterator[Progress]:
-    """A function that shows how many objects were listed: on a terminal, nothing elsewhere."""
+def _listing_progress() -> Iterator[Progress]:
+    """Yield a callback that shows the number of listed objects, on a terminal only."""
     if not sys.stderr.isatty():
         yield lambda count: None
         return
     from sm_train.toolkit.terminal.console import stderr_console
 
-    with stderr_console().status("asking AWS") as status:
+    with stderr_console().status("querying AWS") as status:
         yield lambda count: status.update(f"listing shards: {count:,} objects")

@@ -22,11 +22,11 @@ def command(options: dict[str, Any], what: tuple[str, ...], as_json: bool) -> No
     a training job, whose streams are read from CloudWatch with what SageMaker says of its end.
     """
     from sm_train.toolkit.diagnose import view
-    from sm_train.toolkit.jobs.training_job import may_be_job
+    from sm_train.toolkit.jobs.training_job import is_valid_job_name
     from sm_train.toolkit.terminal.console import write_json
 
     [name] = what if len(what) == 1 else [None]
-    if name is not None and not Path(name).exists() and may_be_job(name):
+    if name is not None and not Path(name).exists() and is_valid_job_name(name):
         found = _diagnose_job(name, options["region"], options["profile"])
     else:
         found = _diagnose_files([Path(one) for one in what])

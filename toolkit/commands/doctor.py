@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from sm_train.toolkit.commands._options import local_options
 from sm_train.toolkit.errors import ExitCode, UserError
-from sm_train.toolkit.local.options import local_options
 
 if TYPE_CHECKING:
-    from sm_train.estimators.config.schema import RunConfig, StageSection
+    from sm_train.estimators.config.schema import RunConfig
+    from sm_train.estimators.config.stage import StageSection
     from sm_train.toolkit.doctor.doctor import DoctorJob
 
 
@@ -119,7 +120,7 @@ def _send(
 ) -> None:
     from sm_train.estimators.sdk.model_trainer import send
     from sm_train.toolkit.aws.errors import translate_aws_errors
-    from sm_train.toolkit.aws.session import require_shards
+    from sm_train.toolkit.checks.training_data import require_shards
     from sm_train.toolkit.submit.submit import ask, session_for_jobs
     from sm_train.toolkit.terminal.console import write_json
 

@@ -19,7 +19,7 @@ def command(options: dict[str, Any], run: Path, dockerfile: bool, as_json: bool)
 
     An image of your own (cluster.image) spares jobs the installing and needs no network then.
     """
-    from sm_train.estimators.bundle.user_code import read_code
+    from sm_train.estimators.bundle.user_code import read_user_code
     from sm_train.estimators.request import images
     from sm_train.toolkit.aws.session import resolve_region
     from sm_train.toolkit.run_file import load
@@ -29,7 +29,7 @@ def command(options: dict[str, Any], run: Path, dockerfile: bool, as_json: bool)
     region = resolve_region(options["region"], config.region, options["profile"])
     try:
         document = {"image": images.image_uri(config, region), "region": region}
-        own = read_code(run.parent / config.code).packages if config.code is not None else ()
+        own = read_user_code(run.parent / config.code).packages if config.code is not None else ()
         text = images.dockerfile(config, region, own) if dockerfile else document["image"]
     except ValueError as error:
         raise UserError(str(error)) from None

@@ -224,15 +224,15 @@ def _run(path: Path) -> Any:
 
 def _access(options: dict[str, Any], given: dict[str, Any]) -> Any:
     """How to reach S3: credentials and a region are asked for where an address needs them."""
-    from sm_train.entrypoints.packing.storage import Access
+    from sm_train.entrypoints.packing.storage import S3Access
 
     table = str(given["captions"] or given["source"])
     if not any(str(given[name]).startswith("s3://") for name in ("source", "destination")):
         if not table.endswith((".csv", ".jsonl", ".parquet")):
-            return Access()
-        return Access(options["profile"], options["region"])
+            return S3Access()
+        return S3Access(options["profile"], options["region"])
     from sm_train.toolkit.aws.session import open_session, resolve_region
 
     region = resolve_region(options["region"], None, options["profile"])
     open_session(options["profile"], region)
-    return Access(options["profile"], region)
+    return S3Access(options["profile"], region)

@@ -252,8 +252,9 @@ def _history(asked: Asked, config: RunConfig, region: str) -> History | None:
 def _local_samples(config: RunConfig, base: Path) -> int | None:
     if config.data.local is None:
         return None
+    from sm_train.entrypoints.common.index_location import index_path
     from sm_train.entrypoints.data.shard_format import ShardError
-    from sm_train.entrypoints.data.shard_index import ShardIndex, index_path
+    from sm_train.entrypoints.data.shard_index import ShardIndex
 
     try:
         return ShardIndex(index_path(base / config.data.local)).header.samples

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from sm_train.cost.assumptions import Assumptions, learned
 from sm_train.cost.estimate import Estimate, Purchase, estimate
-from sm_train.estimators.config.schema import RunConfig, StageSection
+from sm_train.estimators.config.schema import RunConfig
+from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.cost_stages import cost_stages
 from sm_train.toolkit.costing.history import History
 from sm_train.toolkit.costing.price_table import price_table

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from sm_train.entrypoints.common.atomic_write import write_atomic
+from sm_train.entrypoints.common.checkpoint_layout import parse_step_folder, step_folders
 from sm_train.toolkit.demo.digits import (
     NAMES,
     caption,
@@ -83,10 +84,10 @@ def judge() -> list[JudgeResult]:
     """Of every checkpoint, the oldest first, and last of real digits."""
     classifier = train_judge()
     verdicts = []
-    for checkpoint in sorted((_STAGE / "checkpoints").glob("step-*")):
+    for checkpoint in reversed(step_folders(_STAGE / "checkpoints")):
         images, digits = draw_digits(checkpoint, _SAMPLES_EACH)
         share, distance = classifier.recognised(images, digits), classifier.distance(images)
-        verdicts.append(JudgeResult(f"step {int(checkpoint.name[5:])}", share, distance))
+        verdicts.append(JudgeResult(f"step {parse_step_folder(checkpoint.name)}", share, distance))
     # As many real digits as are drawn, against the others: what chance alone sets apart.
     mixed = np.random.default_rng(0).permutation(classifier.real)
     count = _SAMPLES_EACH * len(NAMES)

@@ -12,7 +12,7 @@ from sm_train.toolkit.diagnose.diagnosis import Diagnosis, diagnose, succeeded
 from sm_train.toolkit.diagnose.hits import LogStream
 from sm_train.toolkit.diagnose.log_files import attempts
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.jobs.training_job import described
+from sm_train.toolkit.jobs.training_job import describe_job
 
 _NODE = re.compile(r"algo-\d+")
 _ENDS = frozenset(
@@ -47,7 +47,7 @@ def job_streams(session: Any, job: str) -> tuple[list[LogStream], dict[str, Any]
     Raises:
         UserError: there is no such job, or AWS refuses.
     """
-    description = described(session, job)
+    description = describe_job(session, job)
     if description is None:
         raise UserError(
             f"{job}: no file here and no training job of that name in {session.region_name}; see "

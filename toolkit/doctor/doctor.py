@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from sm_train.cost.assumptions import Assumptions
 from sm_train.entrypoints.doctor.history import FOLDER, results
 from sm_train.estimators.bundle.bundle import Bundle
-from sm_train.estimators.config.fields import JOB_NAME_LIMIT
+from sm_train.estimators.config.fields import MAX_JOB_NAME
 from sm_train.estimators.config.naming import checkpoint_uri, staging_bucket
-from sm_train.estimators.config.schema import RunConfig, StageSection
+from sm_train.estimators.config.schema import RunConfig
+from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.request.doctor import doctor_name, doctor_request
 from sm_train.estimators.request.training import TrainingRequest
 from sm_train.toolkit.errors import ExitCode, UserError
@@ -99,11 +100,11 @@ def prepare_job(
         UserError: its name is too long, or AWS has no image for the region.
     """
     name = doctor_name(config, stage.name, now)
-    excess = len(name) - JOB_NAME_LIMIT
+    excess = len(name) - MAX_JOB_NAME
     if excess > 0:
         raise UserError(
             f"name: the doctor's job name {name} has {len(name)} characters and SageMaker allows "
-            f"{JOB_NAME_LIMIT}; shorten the run's or the stage's name by {excess}"
+            f"{MAX_JOB_NAME}; shorten the run's or the stage's name by {excess}"
         )
     submission = prepare(config, stage.name, bundle, region, now)
     request = doctor_request(submission.requests[0], config, name)

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sm_train.estimators.request.training import FINAL_MODEL
+from sm_train.entrypoints.common.checkpoint_layout import (
+    FINAL_MODEL,
+    MARKER,
+    CheckpointMarker,
+    MarkerError,
+    parse_step_folder,
+)
 from sm_train.toolkit.aws.errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
 from sm_train.toolkit.jobs.training_job import TrainingJob
 
 if TYPE_CHECKING:
     import boto3
-
-_STEP = re.compile(r"^step-(\d{8,})$")
-MARKER = "complete.json"
-"""Written last, with the names and sizes of all files (entrypoints/checkpointing/manifest.py)."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def latest_stored(
         folder: reason
         for one in stored
         for folder, reason in one.skipped
-        if newest.step is None or int(folder[5:]) > newest.step
+        if newest.step is None or (parse_step_folder(folder) or 0) > newest.step
     }
     return replace(newest, skipped=tuple(skipped.items()), final=any(one.final for one in stored))
 
@@ -78,17 +78,15 @@ def stored_checkpoints(session: boto3.Session, uri: str, region: str) -> StoredC
                 folder, _, name = entry["Key"].removeprefix(prefix).partition("/")
                 folders.setdefault(folder, {})[name] = entry["Size"]
         skipped: list[tuple[str, str]] = []
-        steps = sorted((name for name in folders if _STEP.match(name)), reverse=True)
-        for name in steps:
-            problem = "no complete.json"
+        steps = [(step, name) for name in folders if (step := parse_step_folder(name)) is not None]
+        for step, name in sorted(steps, reverse=True):
+            problem = f"no {MARKER}"
             if MARKER in folders[name]:
                 key = f"{prefix}{name}/{MARKER}"
                 marker = client.get_object(Bucket=bucket, Key=key)["Body"].read()
                 problem = _incomplete(marker, folders[name])
             if not problem:
-                return StoredCheckpoint(
-                    int(name[5:]), tuple(skipped), FINAL_MODEL in folders, *location
-                )
+                return StoredCheckpoint(step, tuple(skipped), FINAL_MODEL in folders, *location)
             skipped.append((name, problem))
     return StoredCheckpoint(None, tuple(skipped), FINAL_MODEL in folders, *location)
 
@@ -96,10 +94,11 @@ def stored_checkpoints(session: boto3.Session, uri: str, region: str) -> StoredC
 def _incomplete(marker: bytes, sizes: dict[str, int]) -> str:
     """Return why the folder lacks a file that the marker lists; empty if it is complete."""
     try:
-        files = {file["name"]: file["bytes"] for file in json.loads(marker)["files"]}
-    except (ValueError, KeyError, TypeError):
-        return "complete.json is damaged"
-    for name, size in files.items():
-        if sizes.get(name) != size:
-            return f"{name} {'has the wrong size' if name in sizes else 'is missing'}"
+        files = CheckpointMarker.parse(marker).files
+    except MarkerError as error:
+        return str(error)
+    for file in files:
+        if sizes.get(file.name) != file.bytes:
+            problem = "has the wrong size" if file.name in sizes else "is missing"
+            return f"{file.name} {problem}"
     return ""

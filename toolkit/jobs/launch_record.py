@@ -84,9 +84,7 @@ class JobNameClaim:
     ``session`` is in the run's home region, wherever the job starts.
     """
 
-    def __init__(
-        self, session: boto3.Session, bucket: str, job: str, record: LaunchRecord
-    ) -> None:
+    def __init__(self, session: boto3.Session, bucket: str, job: str, record: LaunchRecord) -> None:
         self._session, self._bucket, self._job = session, bucket, job
         self._record = record
         self._etag = ""
@@ -105,9 +103,7 @@ class JobNameClaim:
         if time.time() - begun > CLAIM_SECONDS / 2:
             # This machine was suspended: the claim may have expired, and another process may have
             # started the job at another placement.
-            raise ClaimedError(
-                f"{self._job}: was not claimed in time; the next poll decides again"
-            )
+            raise ClaimedError(f"{self._job}: was not claimed in time; the next poll decides again")
         self._etag = etag
 
     def _take_over(self) -> str:
@@ -132,7 +128,7 @@ class JobNameClaim:
         return etag
 
     def release(self) -> None:
-        """Free the name after AWS rejected the job. A claim that has since been taken over stays."""
+        """Free the name after AWS rejected the job, unless the claim has been taken over."""
         self._put(replace(self._record, placement=FREE), IfMatch=self._etag)
 
     def abandon(self, stored: StoredRecord) -> None:

@@ -46,9 +46,7 @@ def read_live(session: boto3.Session, job: TrainingJob) -> LiveState:
     if newest is None:
         return LiveState()
     since = newest - _WINDOW_SECONDS
-    entries = search(
-        session, f"{job.name}/", region=job.region, pattern=EVENT_PATTERN, since=since
-    )
+    entries = search(session, f"{job.name}/", region=job.region, pattern=EVENT_PATTERN, since=since)
     return live_of(entries)
 
 

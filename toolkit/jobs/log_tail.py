@@ -101,7 +101,7 @@ def follow_log(
     *,
     node: int | None = None,
 ) -> Iterator[LogEntry]:
-    """Yield the job's lines until it has ended; ``on_error`` gets a message for each failed poll."""
+    """Yield the job's lines until it has ended; report failed polls to ``on_error``."""
     follower = LogFollower(session, job, since, node=node)
     while True:
         live = _is_live(session, job)

@@ -91,9 +91,7 @@ def live_or_newest(jobs: Sequence[TrainingJob]) -> TrainingJob | None:
     return next((job for job in reversed(jobs) if job.live), newest)
 
 
-def _live_state(
-    job: TrainingJob, progress: Progress, now: datetime, stall_after: float
-) -> State:
+def _live_state(job: TrainingJob, progress: Progress, now: datetime, stall_after: float) -> State:
     if job.status == "Stopping":
         return "stopping"
     if job.started is None or progress.last_activity is None:

@@ -13,7 +13,8 @@ from importlib.resources import files
 from pathlib import Path
 
 from sm_train.estimators.bundle.bundle import LAUNCHER, Bundle
-from sm_train.estimators.config.schema import RunConfig, StageSection
+from sm_train.estimators.config.schema import RunConfig
+from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.request.launcher import launch_plan
 from sm_train.estimators.request.training import training_request
 from sm_train.estimators.sdk.local_trainer import LocalJob

@@ -13,12 +13,14 @@ import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from sm_train.entrypoints.common.checkpoint_layout import FINAL_MODEL, step_folder_name
+from sm_train.entrypoints.common.index_location import index_path
 from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
 from sm_train.entrypoints.data.shard_format import find_shards
-from sm_train.entrypoints.data.shard_index import index_path
 from sm_train.estimators.bundle.bundle import Bundle
-from sm_train.estimators.config.schema import RunConfig, StageSection
-from sm_train.estimators.request.training import FINAL_MODEL, last_checkpoint, needs_state
+from sm_train.estimators.config.schema import RunConfig
+from sm_train.estimators.config.stage import StageSection
+from sm_train.estimators.request.training import needs_state
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.jobs.events import LOG_NAME
 
@@ -138,7 +140,7 @@ def shared_channels(
         checkpoints = output / previous.name / "checkpoints"
         channels["previous"] = checkpoints / FINAL_MODEL
         if needs_state(stage):
-            channels["previous_state"] = checkpoints / last_checkpoint(previous)
+            channels["previous_state"] = checkpoints / step_folder_name(previous.max_steps)
         if not all(folder.is_dir() for folder in channels.values()):
             raise UserError(
                 f"--stage: {stage.name} starts from {previous.name}, which has no final model in "

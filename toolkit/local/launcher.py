@@ -11,7 +11,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
 from sm_train.estimators.bundle.bundle import Bundle
-from sm_train.estimators.config.schema import RunConfig, StageSection
+from sm_train.estimators.config.schema import RunConfig
+from sm_train.estimators.config.stage import StageSection
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.jobs.events import Event, parse_event
 from sm_train.toolkit.local.folders import LocalFolders, lay_out

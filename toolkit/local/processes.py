@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import psutil
 from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
-from sm_train.estimators.config.schema import StageSection
+from sm_train.estimators.config.stage import StageSection
 from sm_train.toolkit.local.folders import LocalFolders
 
 LAST_LINES = 20

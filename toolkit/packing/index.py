@@ -11,14 +11,17 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from sm_train.entrypoints.data.shard_format import ShardError
-from sm_train.entrypoints.data.shard_index import (
+from sm_train.entrypoints.common.index_location import (
     INDEX_NAME,
     SHARDS_FOLDER,
+    index_path,
+    index_uri,
+)
+from sm_train.entrypoints.data.shard_format import ShardError
+from sm_train.entrypoints.data.shard_index import (
     IndexHeader,
     RejectedInput,
     ShardIndex,
-    index_path,
     write_index,
 )
 from sm_train.entrypoints.packing.describe_shard import DescribedShard, describe_shard
@@ -74,13 +77,14 @@ def index_prefix(
         UserError: no tar below ``uri``, or AWS refuses something.
     """
     bucket, prefix = split_uri(uri.rstrip("/") + "/")
-    if not prefix:
+    place = index_uri(uri)
+    if place is None:
         raise UserError(f"{uri}: a whole bucket leaves no place for the index beside the shards")
-    key = f"{prefix.rstrip('/').rpartition('/')[0]}/{INDEX_NAME}".lstrip("/")
+    key = split_uri(place)[1]
     s3 = open_session(profile, region).client("s3")
     with translate_aws_errors(uri), tempfile.TemporaryDirectory() as folder:
         listed = list_prefix(s3, f"s3://{bucket}/{prefix}").shards
-        place, path = f"s3://{bucket}/{key}", Path(folder) / INDEX_NAME
+        path = Path(folder) / INDEX_NAME
         if _fetched(s3, bucket, key, path) and (done := _up_to_date(path, listed)) is not None:
             return Indexed(place, done.header, tuple(done.refused()), was_there=True)
         describe = partial(_describe_in_s3, profile, region, bucket, prefix)

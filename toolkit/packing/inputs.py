@@ -11,14 +11,17 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sm_train.entrypoints.data.shard_index import RejectedInput
 from sm_train.entrypoints.packing.plan import PackInput
-from sm_train.entrypoints.packing.storage import Access, s3_client
+from sm_train.entrypoints.packing.storage import S3Access, s3_client
 from sm_train.toolkit.aws.errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
 from sm_train.toolkit.errors import UserError
+
+if TYPE_CHECKING:
+    from types_boto3_s3.type_defs import ObjectTypeDef
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp"})
 
@@ -62,7 +65,7 @@ def find_inputs(
     *,
     image_column: str,
     caption_column: str,
-    access: Access,
+    access: S3Access,
 ) -> PackInputs:
     """List what ``source`` holds, sorted by path; captions are read only where a table has them.
 
@@ -162,10 +165,10 @@ def _matching(pattern: str) -> Iterator[SourceImage]:
             yield _local(path.relative_to(root).as_posix(), path)
 
 
-def objects_below(uri: str, access: Access) -> list[SourceImage]:
+def objects_below(uri: str, access: S3Access) -> list[SourceImage]:
     """Images below an S3 prefix, each with the ``.txt`` object beside it."""
     bucket, prefix = split_uri(uri)
-    listed: dict[str, dict[str, Any]] = {}
+    listed: dict[str, ObjectTypeDef] = {}
     with translate_aws_errors(uri):
         pages = s3_client(access).get_paginator("list_objects_v2")
         for page in pages.paginate(Bucket=bucket, Prefix=prefix):
@@ -197,7 +200,7 @@ def _raise(error: OSError) -> None:
 
 
 def _rows(
-    table: Path, root: str, image_column: str, caption_column: str, access: Access
+    table: Path, root: str, image_column: str, caption_column: str, access: S3Access
 ) -> tuple[list[SourceImage], list[RejectedInput]]:
     images: list[SourceImage] = []
     remote: list[tuple[str, str]] = []
@@ -241,7 +244,7 @@ HEADS = 32
 """Objects that are asked for their sizes at the same time."""
 
 
-def _sized(remote: list[tuple[str, str]], access: Access) -> list[SourceImage]:
+def _sized(remote: list[tuple[str, str]], access: S3Access) -> list[SourceImage]:
     """Objects of a table with their sizes, which shards are planned by: one HEAD for each."""
     from botocore.exceptions import ClientError
 

@@ -18,14 +18,10 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from sm_train.entrypoints.common.index_location import INDEX_NAME, SHARDS_FOLDER
 from sm_train.entrypoints.common.signals import raise_on_signals
 from sm_train.entrypoints.data.shard_format import ShardError
-from sm_train.entrypoints.data.shard_index import (
-    INDEX_NAME,
-    SHARDS_FOLDER,
-    RejectedInput,
-    ShardIndex,
-)
+from sm_train.entrypoints.data.shard_index import RejectedInput, ShardIndex
 from sm_train.entrypoints.models.components import latents_of
 from sm_train.entrypoints.packing.pack import (
     PLAN_NAME,
@@ -44,7 +40,7 @@ from sm_train.entrypoints.packing.plan import (
     shard_name,
 )
 from sm_train.entrypoints.packing.shard_builder import open_index, record_name
-from sm_train.entrypoints.packing.storage import Access, LocalFolder, Storage, open_storage
+from sm_train.entrypoints.packing.storage import LocalFolder, S3Access, Storage, open_storage
 from sm_train.entrypoints.packing.worker_pool import PackProgress, WorkerKilledError, WorkerPlan
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.packing.inputs import PackInputs, find_inputs
@@ -73,7 +69,7 @@ class PackJob:
     workers: int
     instances: int = 1
     options: PackOptions = field(default_factory=PackOptions)
-    access: Access = field(default_factory=Access)
+    access: S3Access = field(default_factory=S3Access)
 
 
 @dataclass(frozen=True)
@@ -86,11 +82,11 @@ class Packed:
 
     @property
     def index_path(self) -> str:
-        return self.destination.shown(INDEX_NAME)
+        return self.destination.address(INDEX_NAME)
 
     @property
     def shards_path(self) -> str:
-        return self.destination.shown(SHARDS_FOLDER)
+        return self.destination.address(SHARDS_FOLDER)
 
     @property
     def refused_by_reason(self) -> dict[str, int]:
@@ -167,7 +163,7 @@ def list_inputs(job: PackJob) -> PackInputs:
 def _conclude(planned: PackPlan, destination: Storage, started: int) -> None:
     """Remove what a pack is resumed by, now that the index is there."""
     # Its time says up to when changes to the inputs are in it.
-    destination.stamp(INDEX_NAME, started)
+    destination.set_modified_ns(INDEX_NAME, started)
     forget(planned, destination)
 
 
@@ -253,7 +249,7 @@ def begin(planned: PackPlan, destination: Storage, started: int) -> int:
     try:
         before: int = json.loads(destination.read(PLAN_NAME))["started_ns"]
     except FileNotFoundError:
-        with destination.writing(PLAN_NAME) as sink:
+        with destination.atomic_writer(PLAN_NAME) as sink:
             sink.write(json.dumps(_plan_document(planned) | {"started_ns": started}).encode())
         return started
     return before
@@ -298,8 +294,8 @@ def already_packed(
     try:
         index = _read_index(destination)
     except FileNotFoundError:
-        if destination.holds(SHARDS_FOLDER) and destination.size(PLAN_NAME) is None:
-            shown = destination.shown(SHARDS_FOLDER)
+        if destination.has_files(SHARDS_FOLDER) and destination.size(PLAN_NAME) is None:
+            shown = destination.address(SHARDS_FOLDER)
             raise UserError(f"{shown}: exists, without an index beside it; {mend}") from None
         return None
     except ShardError as error:
@@ -311,10 +307,10 @@ def already_packed(
         planned.index_options,
     ):
         raise UserError(f"{job.destination}: holds a pack of other inputs or options; {mend}")
-    if newest_ns > destination.changed_ns(INDEX_NAME):
+    if newest_ns > destination.modified_ns(INDEX_NAME):
         raise UserError(f"{job.destination}: {job.source} has changed since it was packed; {mend}")
     for name, size in zip(index.names, index.bytes.tolist(), strict=True):
         if destination.size(f"{SHARDS_FOLDER}/{name}") != size:
-            shown = destination.shown(f"{SHARDS_FOLDER}/{name}")
+            shown = destination.address(f"{SHARDS_FOLDER}/{name}")
             raise UserError(f"{shown}: is not as {INDEX_NAME} says; {mend}")
     return index

@@ -13,7 +13,6 @@ from sm_train.cost.prices import PriceTable
 from sm_train.cost.timeline import Timeline, timeline
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.aws.cloudwatch_metrics import Series, instance_metrics
-from sm_train.toolkit.aws.session import for_region
 from sm_train.toolkit.costing.run_price import estimate_steps
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.training_job import STOPPED_TAG, TrainingJob
@@ -50,7 +49,7 @@ class Gatherer:
         start = told.last("start") or {}
         job = source.job
         run, stage = (job.run, job.stage) if job else (start.get("run"), start.get("stage"))
-        begin, end = job.window(self.now) if job else (told.span or (0.0, 0.0))
+        begin, end = job.billed_interval(self.now) if job else (told.span or (0.0, 0.0))
         line = self._account(told, begin, end, job)
         machine, instances = _machines(job, start)
         return JobFacts(
@@ -89,8 +88,9 @@ class Gatherer:
             return {}
         now = self.now.timestamp()
         try:
-            session = for_region(self.session, job.region)
-            found = instance_metrics(session, job.name, job.hosts, begin, end, now=now)
+            found = instance_metrics(
+                self.session, job.name, job.nodes, begin, end, now=now, region=job.region
+            )
         except UserError as error:
             self.notes.append(f"{job.name}: without CloudWatch's metrics: {error}")
             return {}
@@ -107,7 +107,7 @@ class Gatherer:
     ) -> Money:
         job = source.job
         estimate = _estimate(source.config or self.config, self.region, stage, line)
-        name = job.machines[0] if job else machine.name if machine else None
+        name = job.instances[0] if job else machine.name if machine else None
         if name is None:
             return Money(None, estimate, "the machines' price is not known")
         region = job.region if job else self.region
@@ -127,12 +127,14 @@ class Gatherer:
 def _machines(
     job: TrainingJob | None, start: Mapping[str, Any]
 ) -> tuple[InstanceType | None, int | None]:
-    name, count = job.machines if job else (start.get("instance_type"), start.get("nodes"))
+    name, count = job.instances if job else (start.get("instance_type"), start.get("nodes"))
     return {one.name: one for one in instance_types()}.get(name or ""), count
 
 
 def _ending(job: TrainingJob) -> JobOutcome:
-    return JobOutcome(job.status, job.secondary, job.failure, job.tags.get(STOPPED_TAG))
+    return JobOutcome(
+        job.status, job.secondary_status, job.failure_reason, job.tags.get(STOPPED_TAG)
+    )
 
 
 def _estimate(

@@ -9,7 +9,6 @@ from typing import Any
 
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.aws.cloudwatch_logs import search
-from sm_train.toolkit.aws.session import for_region
 from sm_train.toolkit.diagnose.hits import LogStream
 from sm_train.toolkit.diagnose.log_files import log_files
 from sm_train.toolkit.diagnose.log_scanner import whole_lines
@@ -59,18 +58,13 @@ def on_sagemaker(session: Any, target: str, region: str) -> list[ReviewSource]:
     jobs = [job for job in jobs if job.name == target] or jobs
     if not jobs:
         raise UserError(f"{target}: nothing was submitted yet; `sm-train submit` it first")
-    return [
-        ReviewSource(
-            job.name, _follower(for_region(session, job.region), job.name), job, run.config
-        )
-        for job in jobs
-    ]
+    return [ReviewSource(job.name, _follower(session, job), job, run.config) for job in jobs]
 
 
-def _follower(session: Any, job: str) -> Callable[[], Iterator[tuple[str | None, bytes]]]:
+def _follower(session: Any, job: TrainingJob) -> Callable[[], Iterator[tuple[str | None, bytes]]]:
     def blocks() -> Iterator[tuple[str | None, bytes]]:
-        for said in search(session, f"{job}/", pattern=_PATTERN):
-            yield said.host, said.message.encode("utf-8", "replace")
+        for said in search(session, f"{job.name}/", region=job.region, pattern=_PATTERN):
+            yield said.node, said.message.encode("utf-8", "replace")
 
     return blocks
 

@@ -1,4 +1,4 @@
-"""Decides what a run needs next: wait, start a job, stop one, or finish. Pure; starting costs money.
+"""Decides what a run needs next: wait, start a job, stop one, or finish. Pure.
 
 SageMaker's RetryStrategy repeats a job after an InternalServerError only (API reference,
 RetryStrategy). After other transient failures (lost capacity, hardware, a stall) the next job is
@@ -77,8 +77,8 @@ class Policy:
         It doubles with each job, up to :data:`MAX_BACKOFF`. When relocating, each placement is
         tried once before it doubles.
         """
-        doublings = max(0, fruitless - 1) // (self.placements if relocates else 1)
-        return min(self.backoff * 2**doublings, MAX_BACKOFF)
+        doublings: int = max(0, fruitless - 1) // (self.placements if relocates else 1)
+        return min(self.backoff * (1 << doublings), MAX_BACKOFF)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 from sm_train.estimators.bundle.bundle import Bundle, build_bundle
-from sm_train.estimators.bundle.user_code import CodeError, read_code
+from sm_train.estimators.bundle.user_code import UserCodeError, read_user_code
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.launcher import pytorch_version
 from sm_train.toolkit.errors import UserError
@@ -19,9 +19,9 @@ def bundle_of(config: RunConfig, base: Path) -> Bundle:
         UserError: the user code cannot be bundled; the message shows no part of a secret.
     """
     try:
-        user_code = read_code(base / config.code) if config.code is not None else None
+        user_code = read_user_code(base / config.code) if config.code is not None else None
         return build_bundle(config, pytorch_version(config), user_code)
-    except CodeError as error:
+    except UserCodeError as error:
         raise UserError(str(error)) from None
 
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from itertools import count
 from typing import TYPE_CHECKING
 
-from sm_train.estimators.bundle.bundle import DOCUMENT, EXPECTED, Bundle, bundle_again, unpack
-from sm_train.estimators.config.load import RunFileError, with_changes
+from sm_train.estimators.bundle.bundle import RUN_FILE, Bundle, rebuild_bundle, unpack
+from sm_train.estimators.config.load import RunFileError, load_document
 from sm_train.estimators.config.naming import staging_bucket
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.launcher import pytorch_version
@@ -35,7 +35,7 @@ def clone(
     """
     with translate_aws_errors(f"--clone: {job}"):
         description = session.client("sagemaker").describe_training_job(TrainingJobName=job)
-        uri = code_uri(description)
+        uri = code_uri(dict(description))
         if uri is None:
             raise UserError(f"--clone: {job} was not started by sm-train: it has no bundle")
         bucket, key = split_uri(uri)
@@ -47,20 +47,21 @@ def clone(
             for tag in page["Tags"]
         }
     files = unpack(archive)
-    if DOCUMENT not in files:
-        raise UserError(f"--clone: the bundle of {job} holds no run document; sm-train did not make it")
-    document = json.loads(files[DOCUMENT])
-    document.pop(EXPECTED, None)
+    if RUN_FILE not in files:
+        raise UserError(
+            f"--clone: the bundle of {job} holds no run document; sm-train did not make it"
+        )
+    document = json.loads(files[RUN_FILE])
     try:
-        config = with_changes(document, changes, job)
+        config = load_document(document, changes, job)
         if config.name == document["name"] and not _sets_name(changes):
             name = _free_name(session, config, region)
-            config = with_changes(document, [*changes, f"name={name}"], job)
+            config = load_document(document, [*changes, f"name={name}"], job)
     except RunFileError as error:
         raise UserError(str(error)) from None
     version = pytorch_version(config)
-    same = version == pytorch_version(with_changes(document, (), job))
-    bundle = bundle_again(archive, config, version, same_image=same)
+    same = version == pytorch_version(load_document(document, (), job))
+    bundle = rebuild_bundle(archive, config, version, same_image=same)
     return config, bundle, tags.get(COMMIT_TAG)
 
 

@@ -123,7 +123,7 @@ def _alternative_rows(submission: Submission) -> list[tuple[str, str]]:
     purchase, prices = Purchase(submission.region, config.cluster.capacity), price_table()
     hourly = {}
     for name in config.cluster.instance_types:
-        count = config.cluster.instances_of(name, first.instances)
+        count = config.cluster.equivalent_instances(name, first.instances)
         price = hourly_price(name, purchase, prices).usd_per_instance_hour
         cost = "price unknown" if price is None else f"{format_usd(float(price * count))} an hour"
         hourly[name] = f"{count} × {name}, {cost}"

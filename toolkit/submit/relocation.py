@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from sm_train.cost.estimate import Purchase, hourly_price
 from sm_train.cost.json_document import as_document
-from sm_train.estimators.bundle.bundle import ARCHIVE_NAME, Bundle, bundle_again
+from sm_train.estimators.bundle.bundle import ARCHIVE_NAME, Bundle, rebuild_bundle
 from sm_train.estimators.config.placement import PLACEMENT_TAG, Placement, placements
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.images import image_uri
@@ -123,9 +123,7 @@ def require_run_buckets(session: boto3.Session, config: RunConfig, region: str) 
         require_bucket(regional, placement.bucket, placement.region, field)
 
 
-def require_run_data(
-    session: boto3.Session, config: RunConfig, region: str, stage: str
-) -> None:
+def require_run_data(session: boto3.Session, config: RunConfig, region: str, stage: str) -> None:
     """Reject a run whose data are missing at a placement, or too few for the stage's instances.
 
     Raises:
@@ -134,7 +132,7 @@ def require_run_data(
     for placement in placements(config, region):
         regional, data = session_in_region(session, placement.region), placement.config.data
         require_bucket(regional, split_uri(data.uri)[0], placement.region, "data.uri")
-        instances = placement.config.cluster.most_instances(placement.stage(stage).instances)
+        instances = placement.config.cluster.max_instances(placement.stage(stage).instances)
         require_shards(regional, data.uri, instances)
         require_index(regional, data.uri, data.index_uri)
 
@@ -155,7 +153,7 @@ def stage_relocated_code(
     for placement in placements(config, home_region)[1:]:
         placement_version = pytorch_version(placement.config)
         same = placement_version == version
-        placed = bundle_again(
+        placed = rebuild_bundle(
             bundle.archive, placement.config, placement_version, same_image=same
         )
         staged = _staged(home_uri, placement)
@@ -255,9 +253,7 @@ def job_launch(run: Run, start: StartJob) -> JobLaunch:
     )
 
 
-def launch_where_last(
-    run: Run, stages: Sequence[StageState], start: StartJob
-) -> JobLaunch:
+def launch_where_last(run: Run, stages: Sequence[StageState], start: StartJob) -> JobLaunch:
     """Return the launch of ``start`` at the placement of the run's newest job.
 
     Raises:

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from sm_train.entrypoints.common.checkpoint_layout import MARKER, step_folder_name
 from sm_train.estimators.request.training import TrainingRequest
 from sm_train.toolkit.aws.errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.jobs.checkpoints import MARKER
 from sm_train.toolkit.jobs.stage_state import StageState
 
 if TYPE_CHECKING:
@@ -80,10 +80,8 @@ def required_copies(
     stored, target = stages[index].stored, request["CheckpointConfig"]["S3Uri"]
     copies = []
     if stored.step is not None and stored.uri != target:
-        name = f"step-{stored.step:08d}"
-        copies.append(
-            FolderCopy(f"{stored.uri}/{name}", stored.region, f"{target}/{name}", region)
-        )
+        name = step_folder_name(stored.step)
+        copies.append(FolderCopy(f"{stored.uri}/{name}", stored.region, f"{target}/{name}", region))
     for channel in request["InputDataConfig"]:
         if channel["ChannelName"] in ("previous", "previous_state"):
             uri = channel["DataSource"]["S3DataSource"]["S3Uri"].rstrip("/")

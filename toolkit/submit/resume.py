@@ -65,9 +65,7 @@ def resume_recorded(
         cost = estimate_remaining(
             launch.config, launch.region, relocated, start.from_step, stated=run.config
         )
-        alternatives = remaining_alternative_costs(
-            run.config, run.region, stage, start.from_step
-        )
+        alternatives = remaining_alternative_costs(run.config, run.region, stage, start.from_step)
         confirm(describe_start(chosen, start), cost, alternatives)
     with bytes_bar(f"copying to {launch.region}") as progress:
         replicate_inputs(session, launch.request, launch.region, stages, progress)

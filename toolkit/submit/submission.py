@@ -10,7 +10,8 @@ from typing import Any
 from sm_train.cost.estimate import Estimate
 from sm_train.cost.json_document import as_document
 from sm_train.estimators.bundle.bundle import Bundle, run_document
-from sm_train.estimators.config.schema import RunConfig, StageSection
+from sm_train.estimators.config.schema import RunConfig
+from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.request.images import image_uri
 from sm_train.estimators.request.launcher import LaunchPlan, launch_plans
 from sm_train.estimators.request.training import (

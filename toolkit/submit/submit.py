@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import click
 from sm_train.cost.estimate import Estimate
 from sm_train.estimators.config.naming import staging_bucket
-from sm_train.estimators.config.schema import RunConfig, StageSection
+from sm_train.estimators.config.schema import RunConfig
+from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.request.training import TrainingRequest
 from sm_train.toolkit.alarms.alarms import keep
 from sm_train.toolkit.aws.errors import translate_aws_errors
@@ -110,7 +111,9 @@ def submit(
     following = config.stages.index(stage) + 1
     if following < len(config.stages) and not auto_advance:
         next_stage = config.stages[following].name
-        click.echo(f"After it has ended: sm-train resume {config.name} --stage {next_stage}", err=True)
+        click.echo(
+            f"After it has ended: sm-train resume {config.name} --stage {next_stage}", err=True
+        )
     click.echo(f"To follow it: sm-train watch {config.name}", err=True)
 
 
@@ -201,9 +204,7 @@ def confirm(action: str, cost: Estimate, alternatives: list[PricedCluster]) -> N
         UserError: the user did not confirm.
     """
     expected = total(cost)
-    amount = (
-        "an unknown price" if not expected["cost_at_least_usd"] else format_total_usd(expected)
-    )
+    amount = "an unknown price" if not expected["cost_at_least_usd"] else format_total_usd(expected)
     ask(f"{action} for {amount}{up_to_suffix(cost, alternatives)}?")
 
 

@@ -14,13 +14,13 @@ from sm_train.entrypoints.training.train_state import TrainState
 from torch import nn
 
 from tests.support.cluster.training_jobs import tiny_run
+from tests.support.run_documents import write_job_file
 
 PATIENCE = 30.0
 
 
 def learner(folder: Path) -> TrainState:
-    path = folder / "run.json"
-    path.write_text(tiny_run(max_steps=9, ema_decay=0.9).model_dump_json())
+    path = write_job_file(folder, tiny_run(max_steps=9, ema_decay=0.9))
     torch.manual_seed(0)
     return TrainState(read_job_config(path, "8px"), nn.Linear(3, 2))
 
@@ -32,11 +32,11 @@ def step(of: TrainState) -> None:
 
 
 def swap(of: TrainState) -> None:
-    with of.averaged():
+    with of.ema_weights():
         pass
 
 
-@pytest.mark.parametrize("change", [step, swap, TrainState.take_average])
+@pytest.mark.parametrize("change", [step, swap, TrainState.copy_ema_to_weights])
 def test_weights_wait_for_what_still_reads_them(
     tmp_path: Path, change: Callable[[TrainState], None]
 ) -> None:
@@ -52,7 +52,7 @@ def test_weights_wait_for_what_still_reads_them(
         copied.extend(one.detach().clone() for one in trained.parameters)
 
     before = [one.detach().clone() for one in trained.parameters]
-    trained.beside.run(copy)
+    trained.background.run(copy)
     changing = threading.Thread(target=change, args=(trained,))
     changing.start()
     assert begun.wait(PATIENCE)
@@ -62,7 +62,7 @@ def test_weights_wait_for_what_still_reads_them(
     changing.join(PATIENCE)
     assert not changing.is_alive()
     assert all(map(torch.equal, before, copied))
-    assert trained.beside.waited > 0
+    assert trained.background.blocked_seconds > 0
 
 
 def test_the_average_is_what_it_is_without_a_thread(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_the_average_is_what_it_is_without_a_thread(tmp_path: Path) -> None:
         decay = min(0.9, (1 + number) / (10 + number)) if number else 0.0
         for average, weight in zip(expected, trained.parameters, strict=True):
             average.lerp_(weight.detach(), 1 - decay)
-    trained.take_average()
+    trained.copy_ema_to_weights()
     for average, weight in zip(expected, trained.parameters, strict=True):
         torch.testing.assert_close(weight.detach(), average)
 

@@ -17,7 +17,7 @@ ORIGINS = st.lists(
 def noise(origin: tuple[int, int], seed: int = 0, epoch: int = 0) -> torch.Tensor:
     draws = SampleRng(seed, kinds=2, channels=3, scale=8)
     out = torch.empty(draws.shape(1, 32, 48))[:, 0]
-    draws.fill(out, epoch, *origin)
+    draws.fill_normal(out, epoch, *origin)
     return out
 
 

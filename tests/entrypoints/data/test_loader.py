@@ -24,9 +24,9 @@ from sm_train.entrypoints.data.bad_samples import BadSampleTracker
 from sm_train.entrypoints.data.batches import Batch
 from sm_train.entrypoints.data.sampler import DataPosition, SamplerState
 from sm_train.entrypoints.data.shard_catalog import DataError
-from sm_train.entrypoints.data.shard_format import scan_shard
 from sm_train.entrypoints.data.shard_index import write_index
 from sm_train.entrypoints.data.shard_reader import BadSample
+from sm_train.entrypoints.data.shard_verification import scan_shard
 
 from tests.support.cluster.training_jobs import png, sample, write_shard, write_shards
 from tests.support.data_channels import DATA, Cluster, deal, epoch_of, first, index, seen
@@ -47,8 +47,8 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(autouse=True)
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "CHUNK_BYTES", 2000)
-    monkeypatch.setattr(loading, "WINDOW_BYTES", 14000)
+    monkeypatch.setattr(loading, "READ_BYTES", 2000)
+    monkeypatch.setattr(loading, "SHUFFLE_BLOCK_BYTES", 14000)
 
 
 def cluster(
@@ -76,13 +76,15 @@ def test_each_sample_is_read_once_an_epoch(
     """Whatever instances see; all make the same number of steps, and what repeats is counted."""
     folder = tmp_path_factory.mktemp("cluster")
     loaders = cluster(shards, folder, instances, processes, index).loaders(batch_size=batch_size)
-    assert len({loader.balance() for loader in loaders}) == 1
+    assert len({loader.epoch_size() for loader in loaders}) == 1
     batches = [batch for loader in loaders for batch in epoch_of(loader)]
     read = seen(batches)
     assert set(read) == set(ALL)
     repeated = (read - ALL).total()
-    assert repeated == loaders[0].balance().repeated == sum(batch.repeated for batch in batches)
-    assert loaders[0].balance().samples == ALL.total()
+    assert (
+        repeated == loaders[0].epoch_size().repeated == sum(batch.num_repeated for batch in batches)
+    )
+    assert loaders[0].epoch_size().samples == ALL.total()
 
 
 @settings(max_examples=15, deadline=None)
@@ -107,15 +109,15 @@ def test_a_changed_world_reads_what_is_left_and_that_alone(
     for number, (instances, processes, batch_size) in enumerate(worlds):
         folder = tmp_path_factory.mktemp("world")
         loaders = cluster(pictures, folder, instances, processes).loaders(
-            batch_size=batch_size, record=record, data=data, resolution=16
+            batch_size=batch_size, state=record, data=data, resolution=16
         )
         last = number == len(worlds) - 1
         for loader in loaders:
             if loader.position.epoch:  # the epoch was over before
                 break
             for batch in epoch_of(loader, None if last else steps):
-                fresh.update(batch.captions[: len(batch.captions) - batch.repeated])
-        [record] = {loader.record() for loader in loaders}
+                fresh.update(batch.captions[: len(batch.captions) - batch.num_repeated])
+        [record] = {loader.state_bytes() for loader in loaders}
     assert fresh == Counter(dict.fromkeys(fresh, 1))
     expected = {f"picture {number}" for number in range(30)}
     assert set(fresh) == expected
@@ -156,19 +158,19 @@ def test_a_resumed_loader_goes_on_with_the_next_batch(
 ) -> None:
     """In a fresh loader, whatever the number of its threads: over the end of the epoch, too."""
     alone = cluster(shards, tmp_path)
-    [whole] = alone.loaders(draws=DRAWS)
+    [whole] = alone.loaders(rng=DRAWS)
     batches = first(whole, 40)
     [cut] = alone.loaders()
     first(cut, stop)
-    [resumed] = alone.loaders(record=cut.record(), workers=workers, draws=DRAWS)
-    assert resumed.note is None
+    [resumed] = alone.loaders(state=cut.state_bytes(), decode_workers=workers, rng=DRAWS)
+    assert resumed.resume_warning is None
     for batch, expected in zip(first(resumed, 40 - stop), batches[stop:], strict=True):
         assert batch.captions == expected.captions
         assert batch.position == expected.position
         assert torch.equal(batch.pixels, expected.pixels)
         assert torch.equal(batch.noise, expected.noise)
-        assert np.array_equal(batch.levels, expected.levels)
-        assert np.array_equal(batch.dropout, expected.dropout)
+        assert np.array_equal(batch.timestep_uniform, expected.timestep_uniform)
+        assert np.array_equal(batch.dropout_uniform, expected.dropout_uniform)
 
 
 def test_what_is_random_of_a_sample_belongs_to_it_and_the_epoch(tmp_path: Path) -> None:
@@ -177,17 +179,17 @@ def test_what_is_random_of_a_sample_belongs_to_it_and_the_epoch(tmp_path: Path) 
     samples["2"]["png"] = b"no image"
     write_shard(tmp_path / "a.tar", samples)
     data = replace(DATA, max_bad_fraction=1.0)
-    [loader] = Cluster([tmp_path], 1, tmp_path / "notes").loaders(data=data, draws=DRAWS)
+    [loader] = Cluster([tmp_path], 1, tmp_path / "notes").loaders(data=data, rng=DRAWS)
     levels = []
     for number, batch in enumerate(first(loader, 6)):
         epoch = number // 3
-        levels += batch.levels.tolist()
+        levels += batch.timestep_uniform.tolist()
         assert batch.noise.shape == (2, 2, 3, 4, 4)
-        assert np.array_equal(batch.levels, DRAWS.uniform(TIMESTEP, epoch, batch.origins))
-        assert np.array_equal(batch.dropout, DRAWS.uniform(CAPTION, epoch, batch.origins))
+        assert np.array_equal(batch.timestep_uniform, DRAWS.uniform(TIMESTEP, epoch, batch.origins))
+        assert np.array_equal(batch.dropout_uniform, DRAWS.uniform(CAPTION, epoch, batch.origins))
         for place, (shard, one) in enumerate(batch.origins):
             expected = torch.empty(2, 3, 4, 4)
-            DRAWS.fill(expected, epoch, shard, one)
+            DRAWS.fill_normal(expected, epoch, shard, one)
             assert torch.equal(batch.noise[:, place], expected)
     assert len(set(levels[:6]) & set(levels[6:])) == 0
 
@@ -200,7 +202,7 @@ def test_buckets_resume_as_exactly(pictures: list[Path], tmp_path: Path, stop: i
     batches = first(whole, 24)
     [cut] = alone.loaders(data=data, batch_size=3, resolution=16)
     first(cut, stop)
-    [resumed] = alone.loaders(data=data, batch_size=3, resolution=16, record=cut.record())
+    [resumed] = alone.loaders(data=data, batch_size=3, resolution=16, state=cut.state_bytes())
     for batch, expected in zip(first(resumed, 24 - stop), batches[stop:], strict=True):
         assert batch.captions == expected.captions
         assert torch.equal(batch.pixels, expected.pixels)
@@ -259,10 +261,10 @@ def test_other_shards_or_another_seed_begin_the_epoch_anew_and_say_so(
 ) -> None:
     [loader] = cluster(shards, tmp_path / "a").loaders()
     first(loader, 3)
-    [other] = cluster(shards, tmp_path / "b").loaders(record=loader.record(), seed=5)
+    [other] = cluster(shards, tmp_path / "b").loaders(state=loader.state_bytes(), seed=5)
     assert other.position == DataPosition(0, 0)
-    assert other.note is not None
-    assert "begins anew" in other.note
+    assert other.resume_warning is not None
+    assert "restarts" in other.resume_warning
 
 
 def test_the_record_reads_as_it_was_written(shards: list[Path], tmp_path: Path) -> None:
@@ -270,20 +272,20 @@ def test_the_record_reads_as_it_was_written(shards: list[Path], tmp_path: Path) 
     two = cluster(shards, tmp_path / "two", instances=2)
     loaders = two.loaders()
     first(loaders[0], 3)
-    [alone] = cluster(shards, tmp_path / "one").loaders(record=loaders[0].record())
-    record = SamplerState.from_bytes(alone.record())
+    [alone] = cluster(shards, tmp_path / "one").loaders(state=loaders[0].state_bytes())
+    record = SamplerState.from_bytes(alone.state_bytes())
     assert record.position == DataPosition(0, 0)
-    assert [segment.steps for segment in record.before] == [3]
-    assert record.before[0].world.owner.tolist() == [0, 1, 0, 1, 0, 1, 0]
-    assert record.to_bytes() == alone.record()
-    assert len(alone.record()) < 2000
+    assert [segment.steps for segment in record.finished_segments] == [3]
+    assert record.finished_segments[0].topology.owner.tolist() == [0, 1, 0, 1, 0, 1, 0]
+    assert record.to_bytes() == alone.state_bytes()
+    assert len(alone.state_bytes()) < 2000
 
 
 # ------------------------------------------------------------------ faults
 
 
 def bad(batches: list[Batch]) -> set[tuple[str, str, str]]:
-    return {(one.shard, one.key, one.reason) for batch in batches for one in batch.bad}
+    return {(one.shard, one.key, one.reason) for batch in batches for one in batch.bad_samples}
 
 
 def cut_within_a_member(path: Path) -> None:
@@ -333,13 +335,13 @@ def test_damage_costs_the_samples_that_it_touches(
     spoil(folder / "shard-000.tar")
     batches = epoch_of(loader)
     assert len(batches) == 20
-    assert {one.reason for batch in batches for one in batch.bad} == {reason}
-    assert sum(len(batch.bad) for batch in batches) == len(lost)
+    assert {one.reason for batch in batches for one in batch.bad_samples} == {reason}
+    assert sum(len(batch.bad_samples) for batch in batches) == len(lost)
     expected = {f"a grey of {number}" for number in range(40)} - {
         f"a grey of {int(key)}" for key in lost
     }
     assert set(seen(batches)) == expected
-    assert sum(batch.repeated for batch in batches) == len(lost)
+    assert sum(batch.num_repeated for batch in batches) == len(lost)
 
 
 @pytest.mark.parametrize(
@@ -358,7 +360,7 @@ def test_a_walk_finds_what_is_whole_and_tells_the_rest(
     [loader] = alone.loaders()
     batches = epoch_of(loader)
     assert len(seen(batches)) == left
-    reasons = {one.reason for batch in batches for one in batch.bad}
+    reasons = {one.reason for batch in batches for one in batch.bad_samples}
     assert reasons <= {"caption-missing", "image-missing"}
 
 
@@ -368,7 +370,9 @@ def test_the_same_faults_give_the_same_batches(tmp_path: Path) -> None:
     write_shards(folder, shards=2, each=20)
     spoil_an_image(folder / "shard-000.tar")
     alone = Cluster([folder], 1, tmp_path / "notes")
-    runs = [[batch.captions for batch in epoch_of(alone.loaders(workers=n)[0])] for n in (0, 2)]
+    runs = [
+        [batch.captions for batch in epoch_of(alone.loaders(decode_workers=n)[0])] for n in (0, 2)
+    ]
     assert runs[0] == runs[1]
 
 
@@ -386,7 +390,7 @@ def test_one_shard_that_two_nodes_see_is_read_by_halves(tmp_path: Path) -> None:
     parts = [seen(epoch_of(loader)) for loader in loaders]
     read = sum(parts, Counter[str]())
     assert set(read) == {f"a grey of {number}" for number in range(21)}
-    assert read.total() == 24 == loaders[0].balance().repeated + 21
+    assert read.total() == 24 == loaders[0].epoch_size().repeated + 21
 
 
 def test_shards_without_one_sample_stop_all(tmp_path: Path) -> None:
@@ -400,7 +404,7 @@ def test_samples_of_which_none_is_good_are_an_error(tmp_path: Path) -> None:
     [loader] = Cluster([tmp_path], 1, tmp_path / "notes").loaders()
     with pytest.raises(DataError, match=r"a\.tar: image-corrupt"):
         first(loader, 1)
-    [beside] = Cluster([tmp_path], 1, tmp_path / "notes").loaders(workers=2)
+    [beside] = Cluster([tmp_path], 1, tmp_path / "notes").loaders(decode_workers=2)
     with pytest.raises(DataError, match=r"a\.tar: image-corrupt"):
         first(beside, 1)
 
@@ -463,7 +467,9 @@ def test_images_too_large_are_refused_by_their_header(tmp_path: Path) -> None:
     before = psutil.Process().memory_info().rss
     batches = epoch_of(loader)
     assert bad(batches) == {("a.tar", "bomb", "image-bomb")}
-    [found] = [batch for batch in batches if batch.captions == ["large"] and not batch.bad][:1]
+    [found] = [batch for batch in batches if batch.captions == ["large"] and not batch.bad_samples][
+        :1
+    ]
     assert found.pixels.float().mean() == pytest.approx(77, abs=2)
     assert psutil.Process().memory_info().rss - before < 400e6
 
@@ -523,10 +529,10 @@ def test_a_trainer_that_waits_gets_more_batches_ahead(tmp_path: Path) -> None:
         tmp_path / "a.tar",
         {str(number): {"png": content.getvalue(), "txt": b"x"} for number in range(40)},
     )
-    [loader] = Cluster([tmp_path], 1, tmp_path / "notes").loaders(workers=1, resolution=64)
-    assert loader.depth == loading.FIRST_DEPTH
+    [loader] = Cluster([tmp_path], 1, tmp_path / "notes").loaders(decode_workers=1, resolution=64)
+    assert loader.prefetch_depth == loading.FIRST_DEPTH
     first(loader, 12)
-    assert loader.depth > loading.FIRST_DEPTH
+    assert loader.prefetch_depth > loading.FIRST_DEPTH
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -534,7 +540,7 @@ def test_what_is_kept_of_a_batch_stays_as_it_is(
     shards: list[Path], tmp_path: Path, workers: int
 ) -> None:
     """Memory of batches is used again, but never while a tensor lies in it."""
-    [loader] = cluster(shards, tmp_path).loaders(workers=workers)
+    [loader] = cluster(shards, tmp_path).loaders(decode_workers=workers)
     kept = []
     for number, batch in zip(range(60), loader, strict=False):
         if number % 3:
@@ -548,10 +554,10 @@ def test_what_is_kept_of_a_batch_stays_as_it_is(
 def test_memory_of_batches_that_are_gone_is_used_again(
     shards: list[Path], tmp_path: Path, workers: int
 ) -> None:
-    [loader] = cluster(shards, tmp_path).loaders(workers=workers)
+    [loader] = cluster(shards, tmp_path).loaders(decode_workers=workers)
     places = {batch.pixels.data_ptr() for _, batch in zip(range(60), loader, strict=False)}
     # Those made ahead, two that are begun, and two that the loop above holds.
-    assert len(places) <= (loader.depth + 4 if workers else 2)
+    assert len(places) <= (loader.prefetch_depth + 4 if workers else 2)
 
 
 # ------------------------------------------------------------------ precomputed latents
@@ -584,7 +590,7 @@ def latents(folder: Path, missing: str | None = None) -> Path:
 def test_latents_of_the_stages_resolution_are_handed_over(tmp_path: Path, workers: int) -> None:
     index = latents(tmp_path / "shards")
     alone = Cluster([tmp_path / "shards"], 1, tmp_path / "notes", index)
-    [loader] = alone.loaders(workers=workers)
+    [loader] = alone.loaders(decode_workers=workers)
     for batch in epoch_of(loader):
         assert batch.moments is not None
         assert batch.text is not None

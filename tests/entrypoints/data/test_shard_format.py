@@ -15,13 +15,8 @@ import webdataset
 from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sm_train.entrypoints.data.shard_format import (
-    END_MARK,
-    Shard,
-    ShardError,
-    scan_shard,
-    verify_shard,
-)
+from sm_train.entrypoints.data.shard_format import END_MARK, Shard, ShardError
+from sm_train.entrypoints.data.shard_verification import scan_shard, verify_shard
 from sm_train.entrypoints.packing.plan import sample_key
 from sm_train.entrypoints.packing.shard_writer import ShardFile, encode_sample
 from sm_train.entrypoints.packing.storage import LocalFolder
@@ -34,7 +29,7 @@ def sample(number: int, image: bytes, caption: str = "a caption", kind: str = "j
 
 
 def write(folder: Path, samples: list[bytes], name: str = "shard-000000.tar") -> Shard:
-    with LocalFolder(folder).writing(name) as sink, ShardFile(sink, name) as file:
+    with LocalFolder(folder).atomic_writer(name) as sink, ShardFile(sink, name) as file:
         for number, each in enumerate(samples):
             file.append(sample_key(number), each)
         return file.finish()
@@ -108,7 +103,7 @@ def test_scanning_finds_what_the_writer_wrote(tmp_path: Path) -> None:
 
 def test_an_error_leaves_nothing_of_the_shard(tmp_path: Path) -> None:
     def broken() -> None:
-        with LocalFolder(tmp_path).writing("a.tar") as sink, ShardFile(sink, "a.tar") as file:
+        with LocalFolder(tmp_path).atomic_writer("a.tar") as sink, ShardFile(sink, "a.tar") as file:
             file.append("000000000", sample(0, bytes(3000)))
             assert list(tmp_path.glob("*.tar")) == []  # not before it is whole
             raise RuntimeError
@@ -131,7 +126,7 @@ def test_an_error_leaves_nothing_of_the_shard(tmp_path: Path) -> None:
         (4500, "offset 3584: after 000000000.json: 000000001.jpg is cut short"),
         (4900, "offset 3584: after 000000000.json: 000000001.jpg is cut short"),
         (10752, "offset 10752: after 000000002.json: cut short, the end mark is missing"),
-        (10752 + 512, "offset 10752: after 000000002.json: cut short, the end mark is missing"),
+        (10752 + 512, "offset 10752: after 000000002.json: cut short, the end mark is incomplete"),
     ],
 )
 def test_a_tar_cut_short_is_one_line_with_file_place_and_sample(
@@ -193,7 +188,7 @@ def test_a_member_twice_in_a_sample_is_an_error(tmp_path: Path) -> None:
     encoded = sample(0, b"image")
     path = tmp_path / "twice.tar"
     path.write_bytes(encoded + encoded + END_MARK)
-    with pytest.raises(ShardError, match=r"000000000\.jpg comes twice"):
+    with pytest.raises(ShardError, match=r"000000000\.jpg is in its sample twice"):
         scan_shard(path)
 
 

@@ -34,7 +34,7 @@ def fabric(ranks: int, rate: float, latency: float = 0.0) -> Fabric:
 
 
 @pytest.mark.parametrize(
-    ("backend", "ranks", "size", "microseconds", "alg", "bus"),
+    ("collective", "ranks", "size", "microseconds", "alg", "bus"),
     [
         # Rows of all_reduce_perf on 1 to 4 × 8 A100 (github.com/NVIDIA/nccl issue 527, 2022).
         ("all_reduce", 8, 1073741824, 8142.6, 131.87, 230.77),

@@ -66,7 +66,7 @@ def settings_of(**doctor: Any) -> JobConfig:
         checkpoint=CheckpointConfig(1000, 3),
         heartbeat=HeartbeatConfig(30, 120, 1200, "end", 60),
         alerts=AlertsConfig(None, None, None, "warning"),
-        doctor=DoctorConfig(**{"mode": "auto", "limit": 120, "max_slowdown": 1.5} | doctor),
+        doctor=DoctorConfig(**{"mode": "auto", "timeout": 120, "max_slowdown": 1.5} | doctor),
         expected=P4D,
     )
 

@@ -22,6 +22,7 @@ from sm_train.entrypoints.training.model_inputs import ModelInputs
 from sm_train.entrypoints.training.parallelize import ParallelPlan
 
 from tests.support.cluster.training_jobs import tiny_run
+from tests.support.run_documents import write_job_file
 
 CPU = torch.device("cpu")
 FAMILIES = ["digits", "tiny-sd2", "tiny-sdxl", "tiny-dit", "tiny-mmdit"]
@@ -223,8 +224,7 @@ def test_how_a_model_is_placed_follows_from_what_is_there(
     expected: ParallelPlan,
 ) -> None:
     run = tiny_run(max_steps=1, precision="bf16", **stage)
-    (tmp_path / "run.json").write_text(json.dumps(run.model_dump(mode="json")))
-    settings = read_job_config(tmp_path / "run.json", "8px")
+    settings = read_job_config(write_job_file(tmp_path, run), "8px")
     memory = None if gpu_gib is None else gpu_gib * 2**30
     assert ParallelPlan.choose(settings, part, processes, 8, memory) == expected
 
@@ -291,12 +291,12 @@ def test_images_are_encoded_in_pieces_and_drawn_with_their_noise(
     encode = parts.vae.encode
     monkeypatch.setattr(parts.vae, "encode", lambda one: sizes.append(len(one)) or encode(one))
     monkeypatch.setattr(model_inputs, "images_at_once", lambda pixels: pixels // 128)
-    task, _ = ModelInputs(parts, CPU, 0.0).task(batch)
+    task, _ = ModelInputs(parts, CPU, 0.0).prepare(batch)
     assert sizes == [2, 2, 1]
     with torch.no_grad():
         whole = encode(pixels.permute(0, 3, 1, 2) / 127.5 - 1.0).latent_dist
     latents = (whole.mean + whole.std * noise[1]) * parts.vae.config.scaling_factor
-    expected = parts.objective.task(latents, noise[0], batch.levels)
+    expected = parts.objective.task(latents, noise[0], batch.timestep_uniform)
     torch.testing.assert_close(task.noisy, expected.noisy)
     torch.testing.assert_close(task.target, expected.target)
 

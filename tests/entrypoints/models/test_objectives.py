@@ -38,7 +38,7 @@ def pair() -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("prediction", ["epsilon", "v_prediction"])
 def test_diffusion_mixes_by_the_schedule(prediction: str) -> None:
     images, noise = pair()
-    kind = objective(prediction=prediction)
+    kind = objective(prediction_type=prediction)
     assert isinstance(kind, Diffusion)
     task = kind.task(images, noise, LEVELS)
     assert task.timesteps.tolist() == [0, 250, 500, 999]
@@ -61,7 +61,7 @@ def test_zero_terminal_snr_ends_in_pure_noise_and_samples_from_there() -> None:
     plain = objective().task(images, noise, LEVELS)
     assert not torch.equal(plain.noisy[-1], noise[-1])
     with pytest.raises(JobConfigError, match="needs prediction_type: v_prediction"):
-        objective(zero_terminal_snr=True, prediction="epsilon")
+        objective(zero_terminal_snr=True, prediction_type="epsilon")
 
 
 @pytest.mark.parametrize("prediction", ["epsilon", "v_prediction"])
@@ -69,7 +69,7 @@ def test_min_snr_weighs_as_diffusers_does(prediction: str) -> None:
     from diffusers.training_utils import compute_snr
 
     images, noise = pair()
-    kind = objective(prediction=prediction, min_snr_gamma=5.0)
+    kind = objective(prediction_type=prediction, min_snr_gamma=5.0)
     assert isinstance(kind, Diffusion)
     task = kind.task(images, noise, LEVELS)
     snr = compute_snr(kind.scheduler, task.timesteps)
@@ -124,6 +124,6 @@ def test_a_perfect_flow_is_walked_back_to_the_image(level: float, shift: float) 
 
 def test_what_does_not_go_together_is_refused() -> None:
     with pytest.raises(JobConfigError, match="mmdit-2b cannot learn epsilon"):
-        objective(preset="mmdit-2b", prediction="epsilon")
+        objective(preset="mmdit-2b", prediction_type="epsilon")
     with pytest.raises(JobConfigError, match="sd2 cannot learn flow"):
-        objective(prediction="flow")
+        objective(prediction_type="flow")

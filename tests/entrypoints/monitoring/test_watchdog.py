@@ -46,13 +46,13 @@ class Cluster:
 
     def __init__(self, base: Path, **heartbeat: Any) -> None:
         document = priced_document()
-        document["heartbeat"] |= {
+        document["8px"]["heartbeat"] |= {
             "min_timeout": 100,
             "max_timeout": 100,
             "on_stall": "warn",
         } | heartbeat
-        (base / "run.json").write_text(json.dumps(document))
-        self.settings = read_job_config(base / "run.json", "8px")
+        (base / "job.json").write_text(json.dumps(document))
+        self.settings = read_job_config(base / "job.json", "8px")
         self.clock, self.streams = Clock(), [io.StringIO() for _ in range(NODES)]
         address = ("127.0.0.1", free_port())
         self.pulses, self.monitors, self.deliveries = [], [], []

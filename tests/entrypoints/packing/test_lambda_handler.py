@@ -20,10 +20,10 @@ from typing import Any
 
 import pytest
 import webdataset
-from sm_train.entrypoints.data.shard_format import verify_shard
 from sm_train.entrypoints.data.shard_index import ShardIndex
+from sm_train.entrypoints.data.shard_verification import verify_shard
 from sm_train.entrypoints.packing import lambda_handler
-from sm_train.entrypoints.packing.storage import Access, S3Prefix, s3_client
+from sm_train.entrypoints.packing.storage import S3Access, S3Prefix, s3_client
 from sm_train.entrypoints.packing.streaming import STATE, StreamingPacker
 
 from tests.conftest import Aws, Cli
@@ -228,7 +228,7 @@ def test_uploads_that_were_broken_off_are_given_up_after_a_day(bench: Bench) -> 
 
     begin("set/shards/trickle-000000.tar")
     begin("other/shards/trickle-000000.tar")
-    trickle = StreamingPacker(S3Prefix("packed", "set/", Access(None, "us-east-1")), 1000)
+    trickle = StreamingPacker(S3Prefix("packed", "set/", S3Access(None, "us-east-1")), 1000)
     begun = left()[0]["Initiated"]
     assert trickle.tidy(begun + timedelta(hours=23)) == 0
     assert trickle.tidy(begun + timedelta(hours=25)) == 1
@@ -287,7 +287,7 @@ def test_killed_between_any_two_effects_nothing_is_lost_or_doubled(
         return call
 
     with monkeypatch.context() as patch:
-        for name in ("create", "writing", "remove"):
+        for name in ("create_if_absent", "atomic_writer", "remove"):
             patch.setattr(S3Prefix, name, counted(getattr(S3Prefix, name)))
         try:
             lambda_handler.handler({"Records": batch}, Context())
@@ -320,7 +320,7 @@ def test_without_time_no_shard_is_begun(bench: Bench) -> None:
 
 def test_it_adds_to_what_was_packed_in_bulk(bench: Bench, aws: Aws, tmp_path: Path) -> None:
     """The index goes on listing the shards that were there."""
-    from sm_train.entrypoints.packing.storage import Access
+    from sm_train.entrypoints.packing.storage import S3Access
     from sm_train.toolkit.packing.pack import PackJob, pack
 
     from tests.support.image_files import album
@@ -335,7 +335,7 @@ def test_it_adds_to_what_was_packed_in_bulk(bench: Bench, aws: Aws, tmp_path: Pa
     index = ShardIndex(tmp_path / "index.parquet")
     assert index.names == ["shard-000000.tar", "trickle-000000.tar"]
     assert index.header.samples == 6
-    assert StreamingPacker(S3Prefix("packed", "set/", Access()), 1).seal() == 0
+    assert StreamingPacker(S3Prefix("packed", "set/", S3Access()), 1).seal() == 0
 
 
 class _Runtime(BaseHTTPRequestHandler):

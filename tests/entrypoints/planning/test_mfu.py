@@ -11,12 +11,12 @@ from sm_train.entrypoints.common.job_config import JobConfig, read_job_config
 from sm_train.entrypoints.planning.mfu import of_device, utilization
 
 from tests.support.cluster.training_jobs import tiny_run
+from tests.support.run_documents import write_job_file
 
 
 @pytest.fixture
 def sd2(tmp_path: Path) -> JobConfig:
-    path = tmp_path / "run.json"
-    path.write_text(tiny_run(max_steps=1, precision="bf16").model_dump_json())
+    path = write_job_file(tmp_path, tiny_run(max_steps=1, precision="bf16"))
     settings = read_job_config(path, "8px")
     stage = replace(settings.stage, resolution=512)
     return replace(settings, model=replace(settings.model, preset="sd2"), stage=stage)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from accelerate.state import AcceleratorState
 from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.job_config import JobConfig, read_job_config
 from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
-from sm_train.entrypoints.common.stop import StopSignal
+from sm_train.entrypoints.common.signals import StopSignal
 from sm_train.entrypoints.data.loader import Loader
 from sm_train.entrypoints.data.shard_catalog import DataRank, build_catalog
 from sm_train.entrypoints.models.builder import build
@@ -24,6 +23,7 @@ from sm_train.entrypoints.monitoring.heartbeat import HeartbeatReader, Heartbeat
 from sm_train.entrypoints.training.trainer import Trainer
 
 from tests.support.cluster.training_jobs import tiny_run, write_shards
+from tests.support.run_documents import write_job_file
 
 PASSES = 4
 
@@ -46,8 +46,7 @@ def one_step(folder: Path) -> JobConfig:
         caption_dropout=0.0,
         ema_decay=0.0,
     )
-    (folder / "run.json").write_text(json.dumps(config.model_dump(mode="json")))
-    return read_job_config(folder / "run.json", "8px")
+    return read_job_config(write_job_file(folder, config), "8px")
 
 
 def test_four_passes_of_two_are_one_of_eight(tmp_path: Path, accelerator: Accelerator) -> None:
@@ -63,7 +62,7 @@ def test_four_passes_of_two_are_one_of_eight(tmp_path: Path, accelerator: Accele
     parts = build(settings.model, 8, components=None, previous=None)
     events = EventLog(node=0, rank=0)
     trainer = Trainer(settings, parts, accelerator, directories, events, catalogue, seat)
-    module = copy.deepcopy(trainer.learner.module)
+    module = copy.deepcopy(trainer.state.module)
     trainer.run(HeartbeatWriter(tmp_path / "pulse-0", rank=0, local_rank=0), StopSignal())
     sign = HeartbeatReader(tmp_path / "pulse-0").sign()
     assert (sign.section, sign.step) == (Phase.FINISH, 1)
@@ -77,16 +76,16 @@ def test_four_passes_of_two_are_one_of_eight(tmp_path: Path, accelerator: Accele
         resolution=8,
         batch_size=2,
         seed=0,
-        workers=0,
-        draws=parts.draws(0),
+        decode_workers=0,
+        rng=parts.draws(0),
         tokenize=parts.text.tokenize,
     )
     total = torch.zeros(())
     for batch, _ in zip(loader, range(PASSES), strict=False):
-        task, text = trainer.inputs.task(batch)
+        task, text = trainer.model_inputs.prepare(batch)
         total = total + loss(module(task.noisy, task.timesteps, *text), task)
     (total / PASSES).backward()
     torch.nn.utils.clip_grad_norm_(module.parameters(), settings.training.max_grad_norm)
     torch.optim.AdamW(module.parameters(), lr=1e-3, weight_decay=0.01).step()
-    for ours, by_hand in zip(trainer.learner.parameters, module.parameters(), strict=True):
+    for ours, by_hand in zip(trainer.state.parameters, module.parameters(), strict=True):
         torch.testing.assert_close(ours, by_hand, rtol=1e-4, atol=1e-6)

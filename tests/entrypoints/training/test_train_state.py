@@ -13,11 +13,11 @@ from sm_train.entrypoints.training.train_state import TrainState
 from torch import nn
 
 from tests.support.cluster.training_jobs import tiny_run
+from tests.support.run_documents import write_job_file
 
 
 def learner(folder: Path) -> TrainState:
-    path = folder / "run.json"
-    path.write_text(tiny_run(max_steps=9, learning_rate=0.1).model_dump_json())
+    path = write_job_file(folder, tiny_run(max_steps=9, learning_rate=0.1))
     torch.manual_seed(0)
     return TrainState(read_job_config(path, "8px"), nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)))
 

@@ -14,7 +14,8 @@ from sm_train.cost.instances import instance_type, instance_types
 from sm_train.estimators.bundle.bundle import build_bundle
 from sm_train.estimators.config.load import RunFileError, load_run
 from sm_train.estimators.config.placement import fallback_problems, placements, unique_placements
-from sm_train.estimators.config.schema import RunConfig, StageSection
+from sm_train.estimators.config.schema import RunConfig
+from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.request.training import request_elsewhere, training_request
 
 from tests.support.run_documents import ECR, PLAN, config, run, runs, stage

@@ -1,7 +1,7 @@
 """A process of a tiny model's training: writes down the bytes of its states after a step, and how
 often processes exchange something while three micro-batches accumulate.
 
-torchrun count_states.py RUN-DOCUMENT FOLDER
+torchrun count_states.py JOB-FILE FOLDER
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main() -> None:
         "gradients": sum(one.numel() * one.element_size() for one in gradients)
     }
     learner.update(fsdp.gradient_norm(learner.parameters))
-    tensors = {box.name: own.part for box, own in learner.tensors().items()}
+    tensors = {box.name: own.tensor for box, own in learner.tensors().items()}
     for state, prefixes in {
         "weights": ("model.",),
         "adamw": ("exp_avg.", "exp_avg_sq."),
@@ -75,11 +75,11 @@ def main() -> None:
     if fsdp.is_sharded(module):
         for whole in (True, False):
             keeps = placing.sharding == "shard_grad_op"
-            learner.forget_gradients()
+            learner.zero_grad()
             with Exchanges() as exchanges:
                 for _ in range(2):
                     with fsdp.no_sync(
-                        model, accelerator, whole_gradients=whole, whole_weights=keeps
+                        model, accelerator, unsharded_grads=whole, unsharded_weights=keeps
                     ):
                         backward()
                 backward()

@@ -20,7 +20,7 @@ from tests.support.cluster.training_jobs import PYTHON, Job, free_port, write_sh
 class Cluster:
     """``prefixes`` are what each node's command begins with, such as ``ip netns exec``.
 
-    ``expected`` is the run document's section, ``variables`` are one node's own.
+    ``expected`` is the job configuration's section, ``variables`` are one node's own.
     """
 
     base: Path
@@ -37,11 +37,11 @@ class Cluster:
     def __post_init__(self) -> None:
         self.port = free_port()
         hosts = [f"algo-{node + 1}" for node in range(self.nodes)]
-        document = self.job.bundle / "run.json"
-        told = json.loads(document.read_text())
         if self.expected:
-            told["expected"] = {self.job.config.stages[0].name: self.expected}
-        document.write_text(json.dumps(told))
+            job_file = self.job.bundle / "job.json"
+            document = json.loads(job_file.read_text())
+            document[self.job.config.stages[0].name]["expected"] = self.expected
+            job_file.write_text(json.dumps(document))
         checkpoints = self.base / "checkpoints"
         checkpoints.mkdir(parents=True, exist_ok=True)
         for node, host in enumerate(hosts):
@@ -81,7 +81,7 @@ class Cluster:
             **self.variables.get(node, {}),
         }
         command = [PYTHON, "-m", "sm_train.entrypoints.doctor.worker"]
-        command += ["--document", str(self.job.bundle / "run.json")]
+        command += ["--document", str(self.job.bundle / "job.json")]
         command += ["--stage", self.job.config.stages[0].name]
         command += ["--verdict", str(self.verdict(node))]
         return subprocess.Popen(

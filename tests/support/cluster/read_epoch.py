@@ -27,7 +27,7 @@ def main(base: Path, record: Path, steps: int, batch_size: int) -> None:
     directories = SageMakerPaths(base)
     hosts = ResourceConfig.read(directories)
     local = int(os.environ["LOCAL_RANK"])
-    seat = DataRank(hosts.all, hosts.rank, local, int(os.environ["LOCAL_WORLD_SIZE"]))
+    seat = DataRank(hosts.hosts, hosts.node_rank, local, int(os.environ["LOCAL_WORLD_SIZE"]))
     catalogue = build_catalog(
         directories.channel("train"), None, seat, exchange, directories.base / "walk"
     )
@@ -38,19 +38,19 @@ def main(base: Path, record: Path, steps: int, batch_size: int) -> None:
         resolution=8,
         batch_size=batch_size,
         seed=0,
-        workers=1,
-        record=record.read_bytes() if record.exists() else None,
+        decode_workers=1,
+        state=record.read_bytes() if record.exists() else None,
     )
-    left = loader.balance().steps - loader.position.step
+    left = loader.epoch_size().steps - loader.position.step
     fresh: list[str] = []
     stream = iter(loader)
     for _ in range(min(left, steps)):
         batch = next(stream)
-        fresh += batch.captions[: len(batch.captions) - batch.repeated]
+        fresh += batch.captions[: len(batch.captions) - batch.num_repeated]
     dist.barrier()
     if dist.get_rank() == 0:
-        record.write_bytes(loader.record())
-    said = {"fresh": fresh, "steps": min(left, steps), "balance": asdict(loader.balance())}
+        record.write_bytes(loader.state_bytes())
+    said = {"fresh": fresh, "steps": min(left, steps), "balance": asdict(loader.epoch_size())}
     (base / f"read-{local}.json").write_text(json.dumps(said))
     dist.destroy_process_group()
 

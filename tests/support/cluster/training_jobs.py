@@ -22,11 +22,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 from sm_train.estimators.bundle.bundle import build_bundle
-from sm_train.estimators.bundle.expectations import expectations
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.jobs.events import parse_event
 
-from tests.support.run_documents import run
+from tests.support.run_documents import job_document, run
 
 PYTHON = os.environ.get("TRAIN_PYTHON", sys.executable)
 """What trains; `make test-torch-2.3` names one with the PyTorch of the last SMDDP image."""
@@ -107,11 +106,10 @@ def tiny_run(*, max_steps: int, **training: Any) -> RunConfig:
 
 
 def priced_document() -> dict[str, Any]:
-    """A tiny run's document as a job gets it, at $36 an hour of each machine."""
-    config = tiny_run(max_steps=9)
-    expected: dict[str, Any] = expectations(config)
-    expected["8px"]["usd_per_instance_hour"] = 36.0
-    return config.model_dump(mode="json") | {"expected": expected}
+    """A tiny run's job configuration by stage, at $36 per instance-hour."""
+    document = job_document(tiny_run(max_steps=9))
+    document["8px"]["expected"]["usd_per_instance_hour"] = 36.0
+    return document
 
 
 @dataclass

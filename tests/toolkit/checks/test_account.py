@@ -1,4 +1,4 @@
-"""``check`` against an account: role, quotas, buckets, shards in S3, earlier checkpoints."""
+"""Tests of ``check`` against an account: role, quotas, buckets, shards, existing checkpoints."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.run_documents import config, stage
 from tests.support.run_files import write_run
 
 TODAY = date(2025, 1, 1)
-MACHINE = "ml.p4de.24xlarge"
+INSTANCE_TYPE = "ml.p4de.24xlarge"
 ACCOUNT = "123456789012"  # moto's
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/sm-train"
 TRUST = {
@@ -41,9 +41,9 @@ TRUST = {
 }
 QUOTAS = {
     **{f"ml.m{number}.large for endpoint usage": 2.0 for number in range(250)},
-    f"{MACHINE} for training job usage": 4.0,
-    f"{MACHINE} for spot training job usage": 0.0,
-    f"{MACHINE} for training warm pool usage": 0.0,
+    f"{INSTANCE_TYPE} for training job usage": 4.0,
+    f"{INSTANCE_TYPE} for spot training job usage": 0.0,
+    f"{INSTANCE_TYPE} for training warm pool usage": 0.0,
     "Longest run time for a training job": 5 * 86400.0,
     "Maximum number of instances per training job": 20.0,
     "Maximum number of instances per spot training job": 20.0,
@@ -57,14 +57,14 @@ MANIFEST = json.dumps(
 )
 
 SESSION = boto3.Session(region_name="us-east-1")
-"""One for all tests: it keeps botocore's models of the services, not endpoints or credentials."""
+"""Shared by all tests: it caches botocore's service models, not endpoints or credentials."""
 
 Check = Callable[..., dict[str, Finding]]
 
 
 def index_of(sizes: dict[str, int], folder: Path, samples: int = 200) -> bytes:
-    """An index of shards with so many samples each."""
-    path = folder / "own-index.parquet"
+    """Return an index of shards with ``samples`` samples each."""
+    path = folder / "written-index.parquet"
     keys, offsets = tuple(map(str, range(samples))), tuple(range(samples + 1))
     write_index(path, (Shard(name, size, "00" * 32, keys, offsets) for name, size in sizes.items()))
     return path.read_bytes()
@@ -78,7 +78,7 @@ def quotas() -> Iterator[StandIn]:
 
 @pytest.fixture
 def check(aws: Aws, quotas: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Check:
-    """Checks a run in an account in which everything is as it should be."""
+    """Return a function that checks a run in an account without problems."""
     for name, value in aws.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_ENDPOINT_URL_SERVICE_QUOTAS", quotas.url)
@@ -89,10 +89,12 @@ def check(aws: Aws, quotas: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyP
     aws.make_bucket("my-bucket", **shards, **{"index.parquet": index_of(four, tmp_path)})
 
     def run(index: Path | None = None, **changes: Any) -> dict[str, Finding]:
-        own: RunConfig = config(**{"role": ROLE, **changes})
-        subject = Subject(own, "us-east-1", estimate_run(own, "us-east-1"), tmp_path, index)
-        found = online_findings(subject, SESSION, TODAY, lambda count: None)
-        return {one.code: one for one in found if one.code not in ("small-shards", "shared-shards")}
+        checked: RunConfig = config(**{"role": ROLE, **changes})
+        subject = Subject(checked, "us-east-1", estimate_run(checked, "us-east-1"), tmp_path, index)
+        findings = online_findings(subject, SESSION, TODAY, lambda count: None)
+        return {
+            one.code: one for one in findings if one.code not in ("small-shards", "shared-shards")
+        }
 
     return run
 
@@ -100,61 +102,61 @@ def check(aws: Aws, quotas: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyP
 # ------------------------------------------------------------------ role and quotas
 
 
-def test_where_all_is_well_nothing_is_found(check: Check) -> None:
+def test_account_without_problems_has_no_findings(check: Check) -> None:
     assert check() == {}
 
 
-def test_a_role_that_sagemaker_may_not_take_on(check: Check, aws: Aws) -> None:
+def test_unusable_roles_are_reported(check: Check, aws: Aws) -> None:
     other = ROLE.replace(ACCOUNT, "111122223333")
     assert "111122223333" in check(role=other)["role-account"].message
     assert check(role=f"{ROLE}-not")["role-absent"].level == "error"
-    there = f"arn:aws:iam::{ACCOUNT}:role/a/path/sm-train"
-    assert f"there is {ROLE}" in check(role=there)["role-absent"].message
+    other_path = f"arn:aws:iam::{ACCOUNT}:role/a/path/sm-train"
+    assert f"a role {ROLE} exists" in check(role=other_path)["role-absent"].message
     policy = json.dumps(TRUST).replace("sagemaker", "lambda")
     aws.client("iam").update_assume_role_policy(RoleName="sm-train", PolicyDocument=policy)
     assert check()["role-trust"].level == "error"
     assert check(role=None)["role-unset"].level == "warning"
 
 
-def test_more_instances_than_the_account_may_have(check: Check, quotas: StandIn) -> None:
+def test_instance_quotas_are_checked(check: Check, quotas: StandIn) -> None:
     found = check(stages=[stage(instances=5), stage("b", instances=2)])["instance-quota"]
     assert found.level == "error"
-    assert f"5 instances are more than the account's 4 ({MACHINE}" in found.message
+    assert f"5 instances exceed the account's quota of 4 ({INSTANCE_TYPE}" in found.message
     assert found.fix.endswith("--region us-east-1 --quota-code L-000000FA --desired-value 5")
-    # What is wanted is on the third page of 23.
+    # The quotas that are needed are on the third of 23 pages.
     assert len(quotas.requests) == 3
-    spot = check(cluster={"instance_type": MACHINE, "capacity": "spot"})["instance-quota"]
+    spot = check(cluster={"instance_type": INSTANCE_TYPE, "capacity": "spot"})["instance-quota"]
     assert "for spot training job usage" in spot.message
     plan = {
         "capacity": "training-plan",
         "training_plan": "arn:aws:sagemaker:us-east-1:111122223333:training-plan/mine",
     }
-    assert "instance-quota" not in check(cluster={"instance_type": MACHINE, **plan})
+    assert "instance-quota" not in check(cluster={"instance_type": INSTANCE_TYPE, **plan})
 
 
-def test_warm_pools_and_run_times_have_quotas(check: Check) -> None:
-    warm = {"instance_type": MACHINE, "capacity": "warm-pool", "keep_alive_period": "30m"}
+def test_warm_pool_and_runtime_quotas_are_checked(check: Check) -> None:
+    warm = {"instance_type": INSTANCE_TYPE, "capacity": "warm-pool", "keep_alive_period": "30m"}
     assert check(cluster=warm)["warm-pool-quota"].level == "warning"
-    long = check(cluster={"instance_type": MACHINE, "max_runtime": "10d"})["runtime-quota"]
+    long = check(cluster={"instance_type": INSTANCE_TYPE, "max_runtime": "10d"})["runtime-quota"]
     assert (long.level, long.where) == ("error", "cluster.max_runtime")
-    assert "10 days are more than the account's 5 days" in long.message
+    assert "10 days exceed the account's quota of 5 days" in long.message
     assert "--desired-value 864000" in long.fix
 
 
-def test_a_quota_that_is_not_listed_is_said(check: Check) -> None:
+def test_unlisted_quota_is_reported(check: Check) -> None:
     found = check(cluster={"instance_type": "ml.g5.48xlarge"})["quota-unknown"]
     assert "ml.g5.48xlarge for training job usage" in found.message
 
 
-# ------------------------------------------------------------------ what AWS would not say
+# ------------------------------------------------------------------ rejected calls
 
 
-def test_a_refused_call_costs_one_check(
+def test_rejected_call_costs_only_one_check(
     check: Check, aws: Aws, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     aws.refusals["ListServiceQuotas"] = "AccessDeniedException"
     monkeypatch.setenv("AWS_ENDPOINT_URL_SERVICE_QUOTAS", aws.url)
-    long = {"instance_type": MACHINE, "max_runtime": "10d"}
+    long = {"instance_type": INSTANCE_TYPE, "max_runtime": "10d"}
     found = check(role=f"{ROLE}-not", cluster=long)
     assert {one: found[one].level for one in found} == {
         "unchecked": "warning",
@@ -167,8 +169,8 @@ def test_a_refused_call_costs_one_check(
         monkeypatch.setenv("AWS_ENDPOINT_URL_SERVICE_QUOTAS", aws.url)
         monkeypatch.setenv("AWS_ENDPOINT_URL_IAM", iam.url)
         aws.refusals["ListServiceQuotas"] = "ThrottlingException"
-        own = config(role=ROLE)
-        subject = Subject(own, "us-east-1", estimate_run(own, "us-east-1"), Path())
+        run = config(role=ROLE)
+        subject = Subject(run, "us-east-1", estimate_run(run, "us-east-1"), Path())
         unchecked = [
             one
             for one in online_findings(subject, SESSION, TODAY, lambda count: None)
@@ -176,12 +178,12 @@ def test_a_refused_call_costs_one_check(
         ]
     assert [(one.where, one.fix.split(",")[0]) for one in unchecked] == [
         ("role", "allow iam:GetRole"),
-        ("cluster", "try again"),
+        ("cluster", "retry"),
     ]
 
 
 @pytest.mark.parametrize("service", ["STS", "IAM"])
-def test_credentials_that_expired_are_no_finding(
+def test_expired_credentials_raise_instead_of_a_finding(
     check: Check, monkeypatch: pytest.MonkeyPatch, service: str
 ) -> None:
     with serving(refusing("ExpiredToken")) as stand_in:
@@ -194,7 +196,7 @@ def test_credentials_that_expired_are_no_finding(
 # ------------------------------------------------------------------ buckets and shards in S3
 
 
-def test_buckets_that_are_not_there_or_elsewhere(check: Check, aws: Aws) -> None:
+def test_missing_and_cross_region_buckets_are_errors(check: Check, aws: Aws) -> None:
     assert "nowhere" in check(bucket="nowhere")["bucket-missing"].message
     aws.make_bucket("far", "eu-west-1", **{"shards/0.tar": b"x"})
     far = check(data={"uri": "s3://far/shards/"})
@@ -202,7 +204,7 @@ def test_buckets_that_are_not_there_or_elsewhere(check: Check, aws: Aws) -> None
     assert (far["bucket-region"].level, far["bucket-region"].where) == ("error", "data.uri")
 
 
-def test_prefixes_that_hold_nothing(check: Check) -> None:
+def test_empty_prefixes_are_errors(check: Check) -> None:
     data = {"uri": "s3://my-bucket/shards/", "validation": "s3://my-bucket/held-out/"}
     assert check(data=data)["prefix-missing"].where == "data.validation"
     model = {"preset": "sd2", "components": "s3://my-bucket/components/"}
@@ -210,27 +212,27 @@ def test_prefixes_that_hold_nothing(check: Check) -> None:
     assert check(data={"uri": "s3://my-bucket/shard/"})["no-shards"].level == "error"
 
 
-def test_what_is_dealt_in_a_shards_place(check: Check, aws: Aws) -> None:
+def test_objects_other_than_shards_are_reported(check: Check, aws: Aws) -> None:
     s3 = aws.client("s3")
-    s3.put_object(Bucket="my-bucket", Key="shards/", Body=b"")  # the console's folder
+    s3.put_object(Bucket="my-bucket", Key="shards/", Body=b"")  # the console's folder object
     assert check() == {}
     s3.put_object(Bucket="my-bucket", Key="shards-old/0.tar", Body=b"x")
     assert check() == {}
     found = check(data={"uri": "s3://my-bucket/shards"})["not-shards"]
     assert found.level == "warning"
-    assert "1 objects below s3://my-bucket/shards are no shards" in found.message
+    assert "1 objects under s3://my-bucket/shards are not shards" in found.message
     assert "shards-old/0.tar" in found.message
     s3.put_object(Bucket="my-bucket", Key="one", Body=b"x")
     single = check(data={"uri": "s3://my-bucket/one"})
     assert single["single-object"].level == "error"
 
 
-def test_the_index_in_s3_is_held_against_the_shards(check: Check, aws: Aws, tmp_path: Path) -> None:
+def test_index_in_s3_is_compared_with_the_shards(check: Check, aws: Aws, tmp_path: Path) -> None:
     s3 = aws.client("s3")
     s3.put_object(Bucket="my-bucket", Key="shards/4.tar", Body=b"x")
     stale = check()["index-stale"]
     assert (stale.level, stale.where) == ("error", "data.index")
-    assert "is of 4 shards with 4 bytes" in stale.message
+    assert "lists 4 shards with 4 bytes" in stale.message
     s3.put_object(Bucket="my-bucket", Key="index.parquet", Body=b"PAR1 nothing PAR1")
     assert check()["index-unreadable"].level == "error"
     s3.delete_object(Bucket="my-bucket", Key="index.parquet")
@@ -238,20 +240,20 @@ def test_the_index_in_s3_is_held_against_the_shards(check: Check, aws: Aws, tmp_
     assert "index-missing" not in check(data={"uri": "s3://my-bucket/shards/", "index": False})
 
 
-def test_an_index_here_names_the_shards_that_differ_and_tells_of_samples(
+def test_local_index_names_differing_shards_and_provides_sample_counts(
     check: Check, tmp_path: Path
 ) -> None:
     path = tmp_path / "given.parquet"
     path.write_bytes(index_of({f"{number}.tar": 1 for number in range(4)}, tmp_path))
     small = [stage(per_device_batch_size=16, gradient_accumulation_steps=2)]
-    # The shards are the index's, so their samples are known: 4 × 200 for a step of 1,024.
+    # The shards match the index, so sample counts are known: 4 × 200 for a step of 1,024.
     assert set(check(path, stages=small)) == {"few-samples"}
     path.write_bytes(index_of({"0.tar": 1, "1.tar": 2, "2.tar": 1, "9.tar": 1}, tmp_path))
     found = check(path)
-    assert found["index-stale"].message == "9.tar is not there, the index says 1 bytes"
+    assert found["index-stale"].message == "9.tar does not exist, but the index lists 1 bytes"
 
 
-def test_thirty_thousand_shards_take_thirty_calls_and_a_few(
+def test_thirty_thousand_shards_need_thirty_calls_and_a_few(
     check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = {f"{number:06d}.tar": 3 * 10**9 for number in range(30_000)}
@@ -261,19 +263,19 @@ def test_thirty_thousand_shards_take_thirty_calls_and_a_few(
         bucket_of({f"set/shards/{name}": size for name, size in sizes.items()}, contents)
     ) as s3:
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3.url)
-        own = config(role=ROLE, data={"uri": "s3://my-bucket/set/shards/"})
-        subject = Subject(own, "us-east-1", estimate_run(own, "us-east-1"), tmp_path)
+        run = config(role=ROLE, data={"uri": "s3://my-bucket/set/shards/"})
+        subject = Subject(run, "us-east-1", estimate_run(run, "us-east-1"), tmp_path)
         found = online_findings(subject, SESSION, TODAY, counts.append)
     assert found == []
     lists = [one for one in s3.requests if "shards" in one.query.get("prefix", "")]
     assert len(lists) == 30
     assert counts == [1000 * number for number in range(1, 31)]
-    # A bucket, the index's size and its last bytes, and the stage's checkpoints.
+    # The others: the bucket, the index's size and its last bytes, the stage's checkpoints.
     assert len(s3.requests) <= len(lists) + 6
     assert sum(len(one.headers.get("Range", "")) > 0 for one in s3.requests) <= 3
 
 
-def test_no_more_is_listed_than_there_can_be_shards() -> None:
+def test_listing_stops_at_its_limit() -> None:
     sizes = {f"set/{number:05d}.tar": 1 for number in range(3500)}
     with serving(bucket_of(sizes, {})) as s3:
         client = boto3.client(
@@ -290,13 +292,11 @@ def test_no_more_is_listed_than_there_can_be_shards() -> None:
     assert (found.code, found.level) == ("too-many-objects", "warning")
 
 
-def test_shards_that_another_laptop_has_are_missed_offline_alone(
-    check: Check, tmp_path: Path
-) -> None:
-    data = {"uri": "s3://my-bucket/shards/", "local": "elsewhere"}
+def test_missing_local_shards_are_an_error_only_offline(check: Check, tmp_path: Path) -> None:
+    data = {"uri": "s3://my-bucket/shards/", "local": "missing"}
     assert check(data=data) == {}
-    own = config(data=data)
-    subject = Subject(own, "us-east-1", estimate_run(own, "us-east-1"), tmp_path)
+    run = config(data=data)
+    subject = Subject(run, "us-east-1", estimate_run(run, "us-east-1"), tmp_path)
     assert "no-shards" in {one.code for one in offline_findings(subject, TODAY)}
 
 
@@ -305,10 +305,10 @@ def test_shards_that_another_laptop_has_are_missed_offline_alone(
 WEST = {"fallbacks": [{"region": "us-west-2", "buckets": {"my-bucket": "west"}}]}
 
 
-def test_another_region_has_a_bucket_there_with_the_very_shards(
+def test_fallback_region_needs_a_bucket_with_the_same_shards(
     check: Check, aws: Aws, tmp_path: Path
 ) -> None:
-    plain = {"backend": "nccl", "instance_type": MACHINE}
+    plain = {"backend": "nccl", "instance_type": INSTANCE_TYPE}
     missing = check(recovery=WEST, cluster=plain)["bucket-missing"]
     assert (missing.level, missing.where) == ("error", "recovery.fallbacks[0]")
     assert "us-west-2: bucket west does not exist" in missing.message
@@ -326,48 +326,48 @@ def test_another_region_has_a_bucket_there_with_the_very_shards(
     assert check(recovery=WEST, cluster=plain) == {}
 
 
-def test_a_bucket_of_the_runs_own_region_stands_for_none_elsewhere(check: Check, aws: Aws) -> None:
+def test_fallback_bucket_must_be_in_the_fallback_region(check: Check, aws: Aws) -> None:
     aws.make_bucket("east-too")
-    there = {"fallbacks": [{"region": "us-west-2", "buckets": {"my-bucket": "east-too"}}]}
-    found = check(recovery=there, cluster={"backend": "nccl", "instance_type": MACHINE})
+    recovery = {"fallbacks": [{"region": "us-west-2", "buckets": {"my-bucket": "east-too"}}]}
+    found = check(recovery=recovery, cluster={"backend": "nccl", "instance_type": INSTANCE_TYPE})
     assert found["bucket-region"].where == "recovery.fallbacks[0]"
-    assert "is in us-east-1 and the job would run in us-west-2" in found["bucket-region"].message
+    assert "is in us-east-1, but the job would run in us-west-2" in found["bucket-region"].message
 
 
-def test_a_fallback_without_quota_is_an_error(check: Check, quotas: StandIn) -> None:
-    small = {"fallbacks": [{"instance_type": "ml.p4d.24xlarge"}]}
-    found = check(recovery=small, cluster={"backend": "nccl", "instance_type": MACHINE})
+def test_fallback_quotas_are_checked(check: Check, quotas: StandIn) -> None:
+    other_type = {"fallbacks": [{"instance_type": "ml.p4d.24xlarge"}]}
+    found = check(recovery=other_type, cluster={"backend": "nccl", "instance_type": INSTANCE_TYPE})
     assert "ml.p4d.24xlarge for training job usage" in found["quota-unknown"].message
-    more = {"fallbacks": [{"capacity": "spot"}]}
-    found = check(recovery=more, cluster={"backend": "nccl", "instance_type": MACHINE})
+    spot = {"fallbacks": [{"capacity": "spot"}]}
+    found = check(recovery=spot, cluster={"backend": "nccl", "instance_type": INSTANCE_TYPE})
     assert found["instance-quota"].where == "recovery.fallbacks[0]"
 
 
 # ------------------------------------------------------------------ the image
 
 
-def test_an_image_that_is_not_in_the_registry(check: Check, aws: Aws) -> None:
-    def own(name: str) -> dict[str, Any]:
+def test_image_missing_from_the_registry_is_an_error(check: Check, aws: Aws) -> None:
+    def with_image(name: str) -> dict[str, Any]:
         address = f"{ACCOUNT}.dkr.ecr.us-east-1.amazonaws.com/{name}"
-        return {"cluster": {"instance_type": MACHINE, "image": address}}
+        return {"cluster": {"instance_type": INSTANCE_TYPE, "image": address}}
 
-    assert check(**own("own:1"))["image-absent"].level == "error"
+    assert check(**with_image("custom:1"))["image-absent"].level == "error"
     ecr = aws.client("ecr")
-    ecr.create_repository(repositoryName="own")
-    assert check(**own("own:1"))["image-absent"].where == "cluster.image"
-    ecr.put_image(repositoryName="own", imageManifest=MANIFEST, imageTag="1")
-    assert check(**own("own:1")) == {}
+    ecr.create_repository(repositoryName="custom")
+    assert check(**with_image("custom:1"))["image-absent"].where == "cluster.image"
+    ecr.put_image(repositoryName="custom", imageManifest=MANIFEST, imageTag="1")
+    assert check(**with_image("custom:1")) == {}
     aws.refusals["DescribeImages"] = "AccessDeniedException"
-    assert "ecr:DescribeImages" in check(**own("own:1"))["unchecked"].fix
+    assert "ecr:DescribeImages" in check(**with_image("custom:1"))["unchecked"].fix
 
 
-# ------------------------------------------------------------------ earlier checkpoints
+# ------------------------------------------------------------------ existing checkpoints
 
 SD2_BYTES = 865_910_724 * 16
 
 
-def leave_checkpoint(aws: Aws, step: int, *, size: int = SD2_BYTES, complete: bool = True) -> None:
-    """A folder of a checkpoint as a job leaves it, but for the tensors."""
+def put_checkpoint(aws: Aws, step: int, *, size: int = SD2_BYTES, complete: bool = True) -> None:
+    """Create a checkpoint folder as a job does, with an empty tensor file."""
     folder = f"demo/checkpoints/256px/step-{step:08d}"
     files = [{"name": "tensors-00000.safetensors", "bytes": size, "blake3": ""}]
     marker = {"format": 2, "step": step, "world_size": 8, "fingerprint": "0", "files": files}
@@ -379,7 +379,7 @@ def leave_checkpoint(aws: Aws, step: int, *, size: int = SD2_BYTES, complete: bo
         )
 
 
-def leave_job(aws: Aws, data: str = "s3://my-bucket/shards/", run: str = "demo") -> str:
+def create_job(aws: Aws, data: str = "s3://my-bucket/shards/", run: str = "demo") -> str:
     name = "demo--256px-0001"
     aws.client("sagemaker").create_training_job(
         TrainingJobName=name,
@@ -392,58 +392,58 @@ def leave_job(aws: Aws, data: str = "s3://my-bucket/shards/", run: str = "demo")
             }
         ],
         OutputDataConfig={"S3OutputPath": "s3://my-bucket/demo/output"},
-        ResourceConfig={"InstanceType": MACHINE, "InstanceCount": 4, "VolumeSizeInGB": 30},
+        ResourceConfig={"InstanceType": INSTANCE_TYPE, "InstanceCount": 4, "VolumeSizeInGB": 30},
         StoppingCondition={"MaxRuntimeInSeconds": 60},
         Tags=[{"Key": "sm-train:run", "Value": run}],
     )
     return name
 
 
-def test_a_stage_of_the_same_run_is_resumed(check: Check, aws: Aws) -> None:
-    leave_checkpoint(aws, 500)
-    leave_checkpoint(aws, 600, complete=False)
-    leave_job(aws)
+def test_checkpoint_of_the_same_run_is_resumed(check: Check, aws: Aws) -> None:
+    put_checkpoint(aws, 500)
+    put_checkpoint(aws, 600, complete=False)
+    create_job(aws)
     found = check()
     assert set(found) == {"checkpoints-resumed"}
     assert "step 500 of 1,000" in found["checkpoints-resumed"].message
 
 
-def test_checkpoints_that_no_job_of_the_run_has_left(check: Check, aws: Aws) -> None:
-    leave_checkpoint(aws, 500)
+def test_checkpoints_without_a_job_of_the_run_are_reported(check: Check, aws: Aws) -> None:
+    put_checkpoint(aws, 500)
     found = check()
     assert set(found) == {"checkpoints-other-run"}
-    assert "no job here is tagged with run demo" in found["checkpoints-other-run"].message
-    leave_job(aws, run="somebody-elses")
+    assert "no job in this region is tagged with run demo" in found["checkpoints-other-run"].message
+    create_job(aws, run="somebody-elses")
     assert set(check()) == {"checkpoints-other-run"}
 
 
-def test_checkpoints_of_a_run_on_other_data(check: Check, aws: Aws) -> None:
-    leave_checkpoint(aws, 500)
-    name = leave_job(aws, data="s3://my-bucket/cats/")
+def test_checkpoints_of_a_run_on_other_data_are_reported(check: Check, aws: Aws) -> None:
+    put_checkpoint(aws, 500)
+    name = create_job(aws, data="s3://my-bucket/cats/")
     message = check()["checkpoints-other-run"].message
     assert f"its job {name} read s3://my-bucket/cats/" in message
 
 
-def test_checkpoints_of_another_model_are_known_by_their_size(check: Check, aws: Aws) -> None:
-    leave_checkpoint(aws, 500)
-    leave_job(aws)
+def test_checkpoints_of_another_model_are_detected_by_size(check: Check, aws: Aws) -> None:
+    put_checkpoint(aws, 500)
+    create_job(aws)
     found = check(model={"preset": "sdxl"})["checkpoints-other-model"]
     assert found.level == "error"
-    assert "13.9 GB, and sdxl's have 41.1" in found.message
-    # Without an average of the weights they are smaller, and the same model's.
+    assert "13.9 GB, but sdxl checkpoints have 41.1 GB" in found.message
+    # Checkpoints without EMA weights are smaller, but belong to the same model.
     assert set(check(training={"ema_decay": 0})) == {"checkpoints-resumed"}
 
 
-def test_checkpoints_behind_the_end_of_the_stage(check: Check, aws: Aws) -> None:
-    leave_checkpoint(aws, 1000)
-    leave_job(aws)
+def test_checkpoint_at_the_end_of_the_stage_is_a_warning(check: Check, aws: Aws) -> None:
+    put_checkpoint(aws, 1000)
+    create_job(aws)
     assert check()["checkpoints-beyond"].level == "warning"
 
 
 # ------------------------------------------------------------------ the command
 
 
-def printed(result: Any) -> list[dict[str, str]]:
+def findings_of(result: Any) -> list[dict[str, str]]:
     document = json.loads(result.stdout)
     assert set(document) == {"ok", "findings"}
     assert document["ok"] == (result.returncode == 0)
@@ -452,11 +452,11 @@ def printed(result: Any) -> list[dict[str, str]]:
     return found
 
 
-def order(found: Sequence[dict[str, str]]) -> list[int]:
+def severities(found: Sequence[dict[str, str]]) -> list[int]:
     return [("error", "warning", "info").index(one["level"]) for one in found]
 
 
-def test_the_command_asks_aws_and_says_the_gravest_first(
+def test_command_queries_aws_and_sorts_by_severity(
     cli: Cli, check: Check, aws: Aws, quotas: StandIn, tmp_path: Path
 ) -> None:
     stages = [stage(instances=8, steps_per_second=None)]
@@ -464,14 +464,14 @@ def test_the_command_asks_aws_and_says_the_gravest_first(
     env = aws.environment | {"AWS_ENDPOINT_URL_SERVICE_QUOTAS": quotas.url}
     result = cli("check", run, "--json", network="loopback", env=env)
     assert result.returncode == 3, result.stderr
-    found = printed(result)
+    found = findings_of(result)
     codes = {one["code"] for one in found}
     assert codes >= {"role-absent", "instance-quota", "idle-instances", "throughput-unmeasured"}
-    assert order(found) == sorted(order(found))
+    assert severities(found) == sorted(severities(found))
     assert result.stderr == ""
 
 
-def test_an_index_is_enough_offline(cli: Cli, tmp_path: Path) -> None:
+def test_offline_accepts_an_index_instead_of_shards(cli: Cli, tmp_path: Path) -> None:
     index = tmp_path / "given.parquet"
     index.write_bytes(index_of({f"{number}.tar": 3 * 10**9 for number in range(3)}, tmp_path))
     result = cli("check", write_run(tmp_path), "--offline", "--index", index)
@@ -484,14 +484,14 @@ def test_an_index_is_enough_offline(cli: Cli, tmp_path: Path) -> None:
     assert broken.stderr.startswith("sm-train: --index: ")
 
 
-def test_a_run_file_that_cannot_be_used_is_findings_too(cli: Cli, tmp_path: Path) -> None:
+def test_invalid_run_file_is_reported_as_findings(cli: Cli, tmp_path: Path) -> None:
     run = write_run(tmp_path, stages=[stage(effective_batch_size=2048)], nonsense=1)
     result = cli("check", run, "--json")
     assert result.returncode == 2
-    found = {one["where"]: one for one in printed(result)}
+    found = {one["where"]: one for one in findings_of(result)}
     assert found["stages[0].effective_batch_size"]["code"] == "batch-arithmetic"
     assert found["stages[0].effective_batch_size"]["fix"] == "write gradient_accumulation_steps: 8"
     assert found["nonsense"]["code"] == "run-file"
     assert "does not multiply out" in result.stderr
     missing = cli("check", tmp_path / "nowhere.yaml", "--json")
-    assert [one["code"] for one in printed(missing)] == ["run-file"]
+    assert [one["code"] for one in findings_of(missing)] == ["run-file"]

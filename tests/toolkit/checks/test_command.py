@@ -1,4 +1,4 @@
-"""``check``: what is found before money is spent."""
+"""Tests of ``sm-train check``."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def findings(cli: Cli, run: Path, code: int, *more: str, **options: Any) -> dict
     return {one["code"]: one["level"] for one in document["findings"]}
 
 
-def local(tmp_path: Path, shards: int, **changes: Any) -> Path:
+def run_with_local_shards(tmp_path: Path, shards: int, **changes: Any) -> Path:
     write_shards(tmp_path / "shards", shards=shards, each=2)
     data = {"uri": "s3://my-bucket/shards/", "local": "shards"}
     return write_run(tmp_path, data=data, **changes)
 
 
-def test_a_good_run_is_ok(cli: Cli, tmp_path: Path) -> None:
-    assert findings(cli, local(tmp_path, 4), 0, "--offline") == {
+def test_valid_run_is_ok(cli: Cli, tmp_path: Path) -> None:
+    assert findings(cli, run_with_local_shards(tmp_path, 4), 0, "--offline") == {
         "framework-unpatched": "info",
         "shared-shards": "info",
         "small-shards": "info",
@@ -40,15 +40,21 @@ def test_a_good_run_is_ok(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_fewer_shards_than_instances_is_an_error(cli: Cli, tmp_path: Path) -> None:
-    assert findings(cli, local(tmp_path, 3), 3, "--offline")["idle-instances"] == "error"
+    assert (
+        findings(cli, run_with_local_shards(tmp_path, 3), 3, "--offline")["idle-instances"]
+        == "error"
+    )
 
 
-def test_shards_that_do_not_divide_are_a_warning(cli: Cli, tmp_path: Path) -> None:
-    assert findings(cli, local(tmp_path, 6), 0, "--offline")["unequal-instances"] == "warning"
+def test_indivisible_shards_are_a_warning(cli: Cli, tmp_path: Path) -> None:
+    assert (
+        findings(cli, run_with_local_shards(tmp_path, 6), 0, "--offline")["unequal-instances"]
+        == "warning"
+    )
 
 
-def test_a_shard_cut_short_is_an_error(cli: Cli, tmp_path: Path) -> None:
-    run = local(tmp_path, 4)
+def test_truncated_shard_is_an_error(cli: Cli, tmp_path: Path) -> None:
+    run = run_with_local_shards(tmp_path, 4)
     shard = tmp_path / "shards" / "shard-002.tar"
     shard.write_bytes(shard.read_bytes()[:700])
     result = cli("check", run, "--offline")
@@ -57,7 +63,7 @@ def test_a_shard_cut_short_is_an_error(cli: Cli, tmp_path: Path) -> None:
     assert "shard-002.tar" in result.stderr
 
 
-def test_money_and_time_that_do_not_fit(cli: Cli, tmp_path: Path) -> None:
+def test_exceeded_budget_and_runtime_are_errors(cli: Cli, tmp_path: Path) -> None:
     run = write_run(
         tmp_path,
         stages=[stage(), stage("512px", resolution=512, max_steps=10, steps_per_second=None)],
@@ -72,13 +78,13 @@ def test_money_and_time_that_do_not_fit(cli: Cli, tmp_path: Path) -> None:
     assert findings(cli, priceless, 0, "--offline")["price-unknown"] == "warning"
 
 
-def test_without_credentials_only_offline_works(cli: Cli, tmp_path: Path) -> None:
+def test_only_offline_works_without_credentials(cli: Cli, tmp_path: Path) -> None:
     run = write_run(tmp_path)
     assert cli("check", run).returncode == 4
     assert cli("check", run, "--offline").returncode == 0
 
 
-def test_what_is_checked_offline_loads_neither_torch_nor_the_sdks() -> None:
+def test_offline_checks_load_neither_torch_nor_aws_sdks() -> None:
     program = "import sys, sm_train.toolkit.checks.preflight\nprint(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
@@ -86,7 +92,9 @@ def test_what_is_checked_offline_loads_neither_torch_nor_the_sdks() -> None:
     assert not {"torch", "boto3", "botocore", "sagemaker"} & set(loaded)
 
 
-def memory(cli: Cli, tmp_path: Path, preset: str, code: int, **keys: Any) -> list[dict[str, str]]:
+def memory_findings(
+    cli: Cli, tmp_path: Path, preset: str, code: int, **keys: Any
+) -> list[dict[str, str]]:
     stages = [stage(steps_per_second=None, **keys)]
     run = write_run(tmp_path, model={"preset": preset}, stages=stages)
     result = cli("check", run, "--offline", "--json")
@@ -95,19 +103,19 @@ def memory(cli: Cli, tmp_path: Path, preset: str, code: int, **keys: Any) -> lis
     return [one for one in found if one["code"].startswith("memory")]
 
 
-def test_what_does_not_fit_on_a_gpu_is_an_error_with_its_mend(cli: Cli, tmp_path: Path) -> None:
-    assert memory(cli, tmp_path, "sd2", 0, per_device_batch_size=64) == []
-    [short] = memory(cli, tmp_path, "mmdit-20b", 3)
+def test_stage_exceeding_gpu_memory_is_an_error_with_a_fix(cli: Cli, tmp_path: Path) -> None:
+    assert memory_findings(cli, tmp_path, "sd2", 0, per_device_batch_size=64) == []
+    [short] = memory_findings(cli, tmp_path, "mmdit-20b", 3)
     assert (short["level"], short["where"]) == ("error", "stages[0].per_device_batch_size")
     assert "GiB of each A100-SXM4-80GB's 80" in short["message"]
-    assert short["fix"] == "write sharding: full_shard"
-    assert memory(cli, tmp_path, "mmdit-20b", 0, sharding="full_shard") == []
-    [short] = memory(cli, tmp_path, "mmdit-20b", 3, sharding="full_shard", resolution=1024)
-    assert short["fix"] == "write activation_checkpointing: true"
-    again = {"sharding": "full_shard", "activation_checkpointing": True, "resolution": 1024}
-    assert memory(cli, tmp_path, "mmdit-20b", 0, **again) == []
+    assert short["fix"] == "set sharding: full_shard"
+    assert memory_findings(cli, tmp_path, "mmdit-20b", 0, sharding="full_shard") == []
+    [short] = memory_findings(cli, tmp_path, "mmdit-20b", 3, sharding="full_shard", resolution=1024)
+    assert short["fix"] == "set activation_checkpointing: true"
+    both = {"sharding": "full_shard", "activation_checkpointing": True, "resolution": 1024}
+    assert memory_findings(cli, tmp_path, "mmdit-20b", 0, **both) == []
 
 
-def test_what_fits_barely_is_a_warning(cli: Cli, tmp_path: Path) -> None:
-    [tight] = memory(cli, tmp_path, "sd2", 0, per_device_batch_size=14, resolution=1024)
+def test_stage_barely_fitting_gpu_memory_is_a_warning(cli: Cli, tmp_path: Path) -> None:
+    [tight] = memory_findings(cli, tmp_path, "sd2", 0, per_device_batch_size=14, resolution=1024)
     assert (tight["code"], tight["level"]) == ("memory-tight", "warning")

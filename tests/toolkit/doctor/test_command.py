@@ -102,8 +102,8 @@ def test_the_bundle_says_what_to_expect(tmp_path: Path, cli: Cli) -> None:
     config = load_run(tmp_path / "run.yaml")
     bundle = build_bundle(config, None)
     with tarfile.open(fileobj=io.BytesIO(bundle.archive)) as archive:
-        archive.extract("run.json", tmp_path, filter="data")
-    expected = read_job_config(tmp_path / "run.json", "256px").expected
+        archive.extract("job.json", tmp_path, filter="data")
+    expected = read_job_config(tmp_path / "job.json", "256px").expected
     assert isinstance(expected, ExpectedPerformance)
     assert (expected.network_gbps, expected.nvlink_gbytes, expected.efa) == (400, 300, True)
     assert (expected.steps_per_second, expected.speed_source) == (
@@ -111,7 +111,7 @@ def test_the_bundle_says_what_to_expect(tmp_path: Path, cli: Cli) -> None:
         "the run file states it",
     )
     assert expected.usd_per_instance_hour is not None
-    unstated = read_job_config(tmp_path / "run.json", "512px").expected
+    unstated = read_job_config(tmp_path / "job.json", "512px").expected
     assert unstated is not None
     assert unstated.steps_per_second is None
 

@@ -45,8 +45,8 @@ def test_code_of_ones_own_is_started_in_place_of_ours(cli: Cli, tmp_path: Path) 
     (code / "own.py").write_text(
         "import sys\n"
         "from helper import WORD\n"
-        "from sm_train.entrypoints.common.sagemaker_paths import Directories\n"
-        "place = Directories.from_environment()\n"
+        "from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths\n"
+        "place = SageMakerPaths.from_environment()\n"
         "masks = [path.name for path in place.channel('masks').iterdir()]\n"
         "(place.checkpoints / 'seen').write_text(f'{WORD} {sys.argv[1:]} {masks}')\n"
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from sm_train.entrypoints.data.shard_format import verify_shard
 from sm_train.entrypoints.data.shard_index import ShardIndex
+from sm_train.entrypoints.data.shard_verification import verify_shard
 
 from tests.conftest import Aws, Cli
 from tests.support.cluster.training_jobs import png, sample, write_shard, write_shards
@@ -64,7 +64,7 @@ def test_damage_is_listed_and_what_is_whole_is_indexed(cli: Cli, tmp_path: Path)
     # Of the shard that was cut: a whole sample, and one that has lost its caption.
     assert (result["shards"], result["samples"]) == (3, 5 + 2)
     assert [one["shard"] for one in result["damaged"]] == ["shard-001.tar", "shard-002.tar"]
-    assert "damaged: shard-001.tar: byte " in run.stderr
+    assert "damaged: shard-001.tar: offset " in run.stderr
 
 
 def test_a_folder_without_shards_is_one_line(cli: Cli, tmp_path: Path) -> None:

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from sm_train.entrypoints.data.shard_format import verify_shard
 from sm_train.entrypoints.data.shard_index import ShardIndex
+from sm_train.entrypoints.data.shard_verification import verify_shard
 from sm_train.entrypoints.packing.plan import PackInput, ShardPlan
 from sm_train.entrypoints.packing.shard_builder import AHEAD, GROUP, build_shard
-from sm_train.entrypoints.packing.storage import Access, LocalFolder
+from sm_train.entrypoints.packing.storage import LocalFolder, S3Access
 
 from tests.conftest import Cli, Mount, clean_environment
 from tests.support.image_files import album, picture, tree, write_pair
@@ -199,8 +199,8 @@ def test_killed_after_the_index_the_same_command_clears_up(cli: Cli, tmp_path: P
         assert cli("pack", "in", name, *size).returncode == 0
     stopped = (
         "import os\n"
-        "from sm_train.entrypoints.packing.storage import Folder\n"
-        "Folder.stamp = lambda *_: os.kill(os.getpid(), 9)\n" + PROGRAM
+        "from sm_train.entrypoints.packing.storage import LocalFolder\n"
+        "LocalFolder.set_modified_ns = lambda *_: os.kill(os.getpid(), 9)\n" + PROGRAM
     )
     shutil.rmtree(tmp_path / "out")
     with started(tmp_path, *size, program=stopped) as process:
@@ -344,7 +344,7 @@ def test_inputs_do_not_run_ahead_of_the_writer(tmp_path: Path) -> None:
         written.append(done)
 
     plan = ShardPlan(0, "shard-000000.tar", inputs)
-    build_shard(plan, LocalFolder(tmp_path / "out"), Access(), 2, tell, {})
+    build_shard(plan, LocalFolder(tmp_path / "out"), S3Access(), 2, tell, {})
     assert len(written) == len(drawn) == 400
 
 

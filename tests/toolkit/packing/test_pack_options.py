@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import webdataset
 from PIL import Image
-from sm_train.entrypoints.data.shard_format import verify_shard
 from sm_train.entrypoints.data.shard_index import ShardIndex
+from sm_train.entrypoints.data.shard_verification import verify_shard
 
 from tests.conftest import Aws, Cli, clean_environment
 from tests.support.image_files import album, picture, tree, write_pair

@@ -45,7 +45,7 @@ def test_no_chance_is_taken_for_trouble(seed: int, noise: float) -> None:
 def test_of_a_job_without_lines_nothing_is_claimed() -> None:
     told = hear([])
     found = verdicts(
-        Life(), told=told, line=None, ending=JobOutcome("InProgress", "Starting", "", None)
+        Life(), log=told, line=None, ending=JobOutcome("InProgress", "Starting", "", None)
     )
     assert found.pop("end").level == "good"
     assert {one.level for one in found.values()} == {"unknown"}
@@ -102,7 +102,7 @@ def test_how_it_ended(ending: JobOutcome, level: str, words: str) -> None:
 
 def test_a_log_without_an_end_may_be_of_a_job_that_was_killed() -> None:
     lines = [one for one in Life().lines() if '"kind": "end"' not in one[1]]
-    found = verdicts(Life(), ending=None, told=hear(lines))["end"]
+    found = verdicts(Life(), ending=None, log=hear(lines))["end"]
     assert found.level == "warning"
     assert "diagnose" in (found.fix or "")
 

@@ -89,9 +89,9 @@ def test_the_bundle_in_the_bucket_holds_the_listed_files_and_runs(
     files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     assert files == {file["path"] for file in listed["files"]}
     # Alerts can say what a stall costs.
-    document = json.loads((folder / "run.json").read_text())
+    document = json.loads((folder / "job.json").read_text())
     price = dry_run(cli, run)["cost"]["stages"][0]["price_per_instance_hour_usd"]
-    assert document["expected"]["256px"]["usd_per_instance_hour"] == pytest.approx(price)
+    assert document["256px"]["expected"]["usd_per_instance_hour"] == pytest.approx(price)
     # It runs: an unknown stage is refused by the training code itself.
     ran = subprocess.run(
         [sys.executable, "train.py", "--stage", "nonsense"],
@@ -167,7 +167,7 @@ def test_a_clone_repeats_a_jobs_run_and_code_under_a_name_of_its_own(
         for one in (earlier, sent)
     ]
     changed = {name for name in bundles[0] if bundles[0][name] != bundles[1][name]}
-    assert changed == {"run.json"}
+    assert changed == {"run.json", "job.json"}
     assert bundles[1]["own.py"] == b"print('as it was')"
     assert json.loads(bundles[1]["run.json"])["stages"][0]["learning_rate"] == 2e-4
     commits = [
@@ -381,7 +381,7 @@ def test_figures_nobody_could_mean_are_one_line(
     run = write_run(tmp_path, stages=[stage(steps_per_second=1e-300)])
     result = cli(command[0], run, *command[1:])
     assert result.returncode == 2
-    assert "max_steps" in one_line(result.stderr)
+    assert "steps_per_second" in one_line(result.stderr)
 
 
 def test_an_unknown_stage_names_the_stages(cli: Cli, tmp_path: Path) -> None:

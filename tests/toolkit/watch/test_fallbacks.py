@@ -302,8 +302,8 @@ STARTS = """
 import json, sys, boto3
 from sm_train.toolkit.submit import start_job
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.jobs.launch_record import Record
-from sm_train.toolkit.runs.remediation import Start
+from sm_train.toolkit.jobs.launch_record import LaunchRecord
+from sm_train.toolkit.runs.remediation import StartJob
 def with_the_others(function):
     def called(*arguments):
         print("ready", flush=True)
@@ -311,11 +311,11 @@ def with_the_others(function):
         return function(*arguments)
     return called
 setattr(start_job, sys.argv[3], with_the_others(getattr(start_job, sys.argv[3])))
-record = Record(**json.load(open(sys.argv[1])))
+record = LaunchRecord(**json.load(open(sys.argv[1])))
 session = boto3.Session("testing", "testing", region_name="us-east-1")
 try:
-    start = Start("256px", 2, 0, "x", "", False, int(sys.argv[2]))
-    start_job.repeat(session, "my-bucket", record, start)
+    start = StartJob("256px", 2, 0, "x", "", False, int(sys.argv[2]))
+    start_job.start_next_job(session, "my-bucket", record, start)
 except UserError as error:
     print(error)
 """
@@ -374,7 +374,7 @@ def test_who_slept_between_look_and_claim_takes_over_at_the_same_place_alone(run
     claim(run.session(), "my-bucket", SECOND, replace(run.record, place=2))
 
 
-@pytest.mark.parametrize(("place", "function"), [(0, "claim"), (2, "with_free_name")])
+@pytest.mark.parametrize(("place", "function"), [(0, "claim"), (2, "resolve_job_name")])
 def test_a_start_that_was_broken_off_is_taken_over_or_given_up_by_one_alone(
     run: Run, tmp_path: Path, place: int, function: str
 ) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from sm_train.toolkit.jobs.live_state import STRAGGLES
+from sm_train.toolkit.jobs.live_state import STRAGGLER_RATIO
 from sm_train.toolkit.review.job_facts import JobFacts
 from sm_train.toolkit.review.job_log import Column, finite
 from sm_train.toolkit.review.model import Level, Verdict
@@ -16,7 +16,7 @@ BUSY, IDLE = 0.9, 0.7
 """Shares of GPU time; BRIA reports over 98 % (AWS Machine Learning Blog, 2024)."""
 
 MUCH_SLOWER = 1.25
-"""A rank's step time against the median of all, as live_state's STRAGGLES."""
+"""A rank's step time against the median of all, as live_state's STRAGGLER_RATIO."""
 
 WAITS = 0.05
 """A rank's share of waiting for data above the others' that makes them wait for it."""
@@ -129,7 +129,7 @@ def stragglers(facts: JobFacts) -> Verdict:
         f"{one.waits:.1%} of it waiting for data"
         for one in sorted(ranks, key=lambda one: (-one.p50, -one.waits))[:_SHOWN]
     ]
-    if ratio <= STRAGGLES and not late and not slow_clocks:
+    if ratio <= STRAGGLER_RATIO and not late and not slow_clocks:
         return Verdict(
             "stragglers",
             "good",
@@ -138,7 +138,7 @@ def stragglers(facts: JobFacts) -> Verdict:
             tuple(evidence),
         )
     told, level = [], "warning"
-    if ratio > STRAGGLES:
+    if ratio > STRAGGLER_RATIO:
         level = "bad" if ratio > MUCH_SLOWER else "warning"
         told.append(f"rank {slowest.rank} on node {slowest.node} takes {ratio:.2f} × the median")
     if late:

@@ -1,0 +1,30 @@
+"""Where the index of a set of shards lies, on disk and on S3.
+
+A packed folder holds ``shards/`` and, next to it, ``index.parquet``. The index never lies among
+the shards: with ``ShardedByS3Key`` every object below the data channel's prefix is assigned to one
+instance, so any other file among the tars would take a shard's place.
+
+This module has no dependencies, because ``estimators`` imports it too.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+INDEX_NAME = "index.parquet"
+SHARDS_FOLDER = "shards"
+"""Name of the folder that ``sm-train pack`` writes shards to."""
+
+
+def index_path(shards: Path) -> Path:
+    """Return where the index of the local folder ``shards`` lies."""
+    return shards.parent / INDEX_NAME
+
+
+def index_uri(shards_uri: str) -> str | None:
+    """Return where the index of the S3 prefix ``shards_uri`` lies.
+
+    None if the prefix is a whole bucket: nothing lies next to it.
+    """
+    parent = shards_uri.rstrip("/").rpartition("/")[0]
+    return f"{parent}/{INDEX_NAME}" if parent.count("/") > 1 else None

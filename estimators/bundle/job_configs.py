@@ -1,0 +1,61 @@
+"""Produce the job configuration of each stage: what the code in the cluster reads."""
+
+from __future__ import annotations
+
+from sm_train.cost.estimate import Purchase, hourly_price
+from sm_train.cost.instances import instance_type
+from sm_train.cost.prices import shipped_prices
+from sm_train.entrypoints.common.job_config import ExpectedPerformance, JobConfig
+from sm_train.estimators.config.schema import RunConfig
+from sm_train.estimators.config.stage import StageSection
+
+
+def job_configs(config: RunConfig) -> dict[str, JobConfig]:
+    """Return the configuration of each stage by name.
+
+    It depends only on the run file and the tables that ship with sm-train, so the same run file
+    gives the same bundle.
+    """
+    return {stage.name: _job_config(config, stage) for stage in config.stages}
+
+
+def _job_config(config: RunConfig, stage: StageSection) -> JobConfig:
+    return JobConfig(
+        run=config.name,
+        backend=config.cluster.backend,
+        data=config.data.job_config(),
+        model=config.model.job_config(),
+        stage=stage.job_config(),
+        training=config.training.job_config(),
+        evaluation=config.evaluation.job_config(),
+        checkpoint=config.checkpoint.job_config(),
+        heartbeat=config.heartbeat.job_config(),
+        alerts=config.alerts.job_config(),
+        doctor=config.doctor.job_config(),
+        expected=_expected_performance(config, stage),
+    )
+
+
+def _expected_performance(config: RunConfig, stage: StageSection) -> ExpectedPerformance:
+    instance, speed = instance_type(config.cluster.instance_type), stage.steps_per_second
+    return ExpectedPerformance(
+        instance_type=instance.name,
+        accelerators=instance.accelerators,
+        efa=instance.supports_efa,
+        network_gbps=instance.network_gbps,
+        nvlink_gbytes=instance.nvlink_gbytes,
+        bf16_tflops=instance.bf16_tflops,
+        steps_per_second=speed,
+        speed_source="the run file states it" if speed else None,
+        usd_per_instance_hour=_usd_per_instance_hour(config),
+    )
+
+
+def _usd_per_instance_hour(config: RunConfig) -> float | None:
+    """Return the price; None without a region, and for training plans, which are prepaid."""
+    if config.region is None or config.cluster.capacity == "training-plan":
+        return None
+    purchase = Purchase(config.region, config.cluster.capacity)
+    price = hourly_price(config.cluster.instance_type, purchase, shipped_prices())
+    amount = price.usd_per_instance_hour
+    return None if amount is None else float(amount)

@@ -1,0 +1,138 @@
+"""Checks between sections of the run file that are each valid alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from sm_train.cost.instances import instance_type
+from sm_train.estimators.config.cluster import ClusterSection, major_minor
+from sm_train.estimators.config.fields import MAX_JOB_NAME
+from sm_train.estimators.config.stage import StageSection
+
+KeyPath = tuple[str | int, ...]
+"""Keys and list indices that lead to a value of the run file."""
+
+FSDP2_PYTORCH = (2, 6)
+"""The first PyTorch with FSDP2 (torch.distributed.fsdp.fully_shard)."""
+
+_JOB_NAME_SUFFIX = len("--") + len("-0001")
+"""Characters that a job name adds to the names of run and stage (naming.job_name)."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One mistake in the run file: its path, the value (None to leave it out) and the fix."""
+
+    path: KeyPath
+    value: object
+    message: str
+
+    def __hash__(self) -> int:
+        # The value may be a list or a mapping, which cannot be hashed.
+        return hash((self.path, self.message))
+
+
+def cross_section_problems(
+    run: str,
+    stages: Sequence[tuple[int, StageSection]],
+    gpus_per_instance: int | None,
+    cluster: ClusterSection | None,
+) -> list[Problem]:
+    """Return the mistakes between the stages and between stages and cluster.
+
+    ``stages`` are the valid ones, each with its index in the file. ``cluster`` is None if it is not
+    valid, ``gpus_per_instance`` if the instance type is not known.
+    """
+    problems: list[Problem] = []
+    names: set[str] = set()
+    for index, stage in stages:
+        path: KeyPath = ("stages", index)
+        if stage.name in names:
+            problems.append(
+                Problem((*path, "name"), stage.name, "is already the name of an earlier stage")
+            )
+        names.add(stage.name)
+        problems += _job_name_problems(run, stage, path)
+        if index == 0:
+            problems += _first_stage_problems(stage, path)
+        if cluster is not None:
+            problems += _sharding_problems(stage, cluster, path)
+            problems += _alternatives_problems(stage, cluster, path)
+        if gpus_per_instance is not None:
+            problems += _batch_size_problems(stage, stage.instances * gpus_per_instance, path)
+    return problems
+
+
+def _job_name_problems(run: str, stage: StageSection, path: KeyPath) -> Iterator[Problem]:
+    length = len(run) + len(stage.name) + _JOB_NAME_SUFFIX
+    if length > MAX_JOB_NAME:
+        yield Problem(
+            (*path, "name"),
+            stage.name,
+            f"the job name {run}--{stage.name}-0001 has {length} characters and SageMaker allows "
+            f"{MAX_JOB_NAME}; shorten the name of the run or the stage by {length - MAX_JOB_NAME}",
+        )
+
+
+def _first_stage_problems(stage: StageSection, path: KeyPath) -> Iterator[Problem]:
+    for key in ("init_from", "optimizer_state"):
+        value = getattr(stage, key)
+        if value != StageSection.model_fields[key].default:
+            yield Problem(
+                (*path, key), value, "does not apply to the first stage, which has no previous one"
+            )
+
+
+def _sharding_problems(
+    stage: StageSection, cluster: ClusterSection, path: KeyPath
+) -> Iterator[Problem]:
+    version = cluster.framework_version
+    if stage.sharding == "none":
+        return
+    if cluster.backend == "smddp":
+        reason = "FSDP2 needs a newer PyTorch than SMDDP's; write backend: nccl"
+    elif version and major_minor(version) < FSDP2_PYTORCH:
+        reason = f"FSDP2 needs PyTorch 2.6, and framework_version is {version}"
+    else:
+        return
+    yield Problem((*path, "sharding"), stage.sharding, reason)
+
+
+def _alternatives_problems(
+    stage: StageSection, cluster: ClusterSection, path: KeyPath
+) -> Iterator[Problem]:
+    """Check that each alternative can have as many GPUs.
+
+    Another world size would be another effective batch size.
+    """
+    gpus = stage.instances * instance_type(cluster.instance_type).accelerators
+    for alternative in cluster.alternatives:
+        gpus_each = instance_type(alternative).accelerators
+        if gpus % gpus_each:
+            yield Problem(
+                (*path, "instances"),
+                stage.instances,
+                f"{stage.instances} × {cluster.instance_type} have {gpus} GPUs, which is not a "
+                f"multiple of the {gpus_each} of {alternative}; remove it from "
+                "cluster.alternatives",
+            )
+
+
+def _batch_size_problems(stage: StageSection, gpus: int, path: KeyPath) -> Iterator[Problem]:
+    product = stage.per_device_batch_size * stage.gradient_accumulation_steps * gpus
+    wanted = stage.effective_batch_size
+    if wanted is None or wanted == product:
+        return
+    accumulation, remainder = divmod(wanted, stage.per_device_batch_size * gpus)
+    fix = (
+        f"write gradient_accumulation_steps: {accumulation}"
+        if accumulation and not remainder
+        else f"{wanted} is not a multiple of {stage.per_device_batch_size} × {gpus} GPUs"
+    )
+    yield Problem(
+        (*path, "effective_batch_size"),
+        wanted,
+        f"does not multiply out: {stage.per_device_batch_size} per GPU × "
+        f"{stage.gradient_accumulation_steps} accumulation steps × {gpus} GPUs = {product}; {fix}",
+    )

@@ -1,0 +1,114 @@
+"""The run file's ``data`` and ``channels``: what a job reads from S3."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from pydantic import Field, model_validator
+from sm_train.entrypoints.common.index_location import index_uri
+from sm_train.entrypoints.common.job_config import Crop, DataConfig, Interpolation
+from sm_train.estimators.config.fields import PlainText, PositiveInt, S3Uri, Section
+
+
+class DataSection(Section):
+    """The training set: WebDataset tars, and which files of a sample are read."""
+
+    uri: S3Uri = Field(
+        description="S3 prefix of the training shards. It must contain nothing else: each object "
+        "below it is assigned to one instance (FastFile, ShardedByS3Key)."
+    )
+    local: str | None = Field(
+        default=None,
+        description="Folder of the same shards on this machine, relative to the run file. "
+        "Required by `submit --local`.",
+    )
+    validation: S3Uri | None = Field(
+        default=None,
+        description="S3 prefix of held-out shards for the validation loss. None computes no "
+        "validation loss.",
+    )
+    local_validation: str | None = Field(
+        default=None,
+        description="Folder of the held-out shards on this machine, relative to the run file.",
+    )
+    samples: PositiveInt | None = Field(
+        default=None,
+        description="Number of samples in the shards. If set, `cost` warns of stages that see "
+        "less than one epoch.",
+    )
+    image_key: PlainText = Field(
+        default="jpg;jpeg;png;webp",
+        description="File extensions of a sample's image, separated by semicolons; the first "
+        "that exists is read.",
+    )
+    caption_key: PlainText = Field(
+        default="txt", description="File extension of a sample's caption."
+    )
+    index: bool = Field(
+        default=True,
+        description="Whether to read the index that `sm-train pack` and `sm-train index` write "
+        "next to the shards. Without it, every start reads the headers of all shards.",
+    )
+    crop: Crop = Field(
+        default="center",
+        description="Which part to keep of an image whose aspect ratio differs from the batch's.",
+    )
+    interpolation: Interpolation = Field(
+        default="bicubic", description="Interpolation for resizing images, always antialiased."
+    )
+    aspect_buckets: bool = Field(
+        default=False,
+        description="Whether to batch portrait, landscape and square images separately, each at "
+        "about the area of resolution².",
+    )
+    max_bad_fraction: float = Field(
+        default=0.01,
+        ge=0.0,
+        le=1.0,
+        description="Fraction of unreadable samples above which the job fails.",
+    )
+
+    @property
+    def index_uri(self) -> str | None:
+        """Return the URI of the index; None if it is off or if ``uri`` is a whole bucket."""
+        return index_uri(self.uri) if self.index else None
+
+    def job_config(self) -> DataConfig:
+        return DataConfig(
+            image_key=self.image_key,
+            caption_key=self.caption_key,
+            crop=self.crop,
+            interpolation=self.interpolation,
+            aspect_buckets=self.aspect_buckets,
+            max_bad_fraction=self.max_bad_fraction,
+        )
+
+    @model_validator(mode="after")
+    def _check_uri_is_prefix(self) -> DataSection:
+        last = self.uri.rsplit("/", 1)[-1]
+        if re.search(r"\.(tar|tar\.gz|tgz|zip|parquet|csv|jsonl?)$", last):
+            raise ValueError(
+                f"uri: {self.uri} is a single object; write the prefix above it: "
+                f"{self.uri.removesuffix(last)}"
+            )
+        return self
+
+
+class ChannelSection(Section):
+    """An additional input of the job, for user code."""
+
+    uri: S3Uri = Field(description="S3 prefix of the input.")
+    mode: Literal["File", "FastFile"] = Field(
+        default="FastFile",
+        description="File downloads the input before the job starts; FastFile streams it on read.",
+    )
+    sharded: bool = Field(
+        default=False,
+        description="Whether to distribute the objects over the instances (ShardedByS3Key). "
+        "Otherwise every instance gets all of them.",
+    )
+    local: str | None = Field(
+        default=None,
+        description="Folder of the same files on this machine, for `submit --local`.",
+    )

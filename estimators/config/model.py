@@ -1,0 +1,79 @@
+"""The run file's ``model``: the network and what it learns to predict."""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+from sm_train.entrypoints.common.job_config import ModelConfig, PredictionType
+from sm_train.estimators.config.fields import PositiveFloat, S3Uri, Section
+from sm_train.estimators.config.presets import preset_names, preset_prediction_type
+
+
+class ModelSection(Section):
+    """The model that is trained."""
+
+    preset: str = Field(
+        description="Name of a model configuration that ships with sm-train.",
+        json_schema_extra=lambda schema: schema.update(enum=list(preset_names())),
+    )
+    components: S3Uri | None = Field(
+        default=None,
+        description="S3 prefix of pretrained components in diffusers' folder layout: vae, "
+        "text_encoder and tokenizer, which stay frozen, and optionally the network to start from. "
+        "None initializes all weights randomly.",
+    )
+    local_components: str | None = Field(
+        default=None,
+        description="Folder of the same components on this machine, for `submit --local`.",
+    )
+    prediction_type: PredictionType | None = Field(
+        default=None,
+        description="What the network predicts. None takes the preset's default: U-Nets predict "
+        "the noise (epsilon) or the velocity, transformers a rectified flow.",
+    )
+    zero_terminal_snr: bool = Field(
+        default=False,
+        description="Whether to rescale the noise schedule to zero terminal SNR, so that its last "
+        "step is pure noise (arXiv 2305.08891). Requires prediction_type: v_prediction.",
+    )
+    min_snr_gamma: PositiveFloat | None = Field(
+        default=None,
+        description="Gamma of the min-SNR loss weighting of U-Nets, usually 5 (arXiv 2303.09556). "
+        "None weights all timesteps equally.",
+    )
+    timestep_shift: PositiveFloat | None = Field(
+        default=None,
+        description="Shift of the sampled timesteps towards noise, for flow models. None takes "
+        "resolution / 256.",
+    )
+
+    def job_config(self) -> ModelConfig:
+        return ModelConfig(
+            preset=self.preset,
+            prediction_type=self.prediction_type,
+            zero_terminal_snr=self.zero_terminal_snr,
+            min_snr_gamma=self.min_snr_gamma,
+            timestep_shift=self.timestep_shift,
+        )
+
+    @model_validator(mode="after")
+    def _check_preset(self) -> ModelSection:
+        if self.preset not in preset_names():
+            raise ValueError(f"preset: {self.preset!r} is not one of {', '.join(preset_names())}")
+        default = preset_prediction_type(self.preset)
+        is_flow = default == "flow"
+        prediction_type = self.prediction_type or default
+        if is_flow != (prediction_type == "flow"):
+            supported = "flow" if is_flow else "v_prediction or epsilon"
+            raise ValueError(
+                f"prediction_type: {self.preset} supports {supported}, not {prediction_type}; "
+                "remove it"
+            )
+        if self.zero_terminal_snr and prediction_type != "v_prediction":
+            raise ValueError(
+                f"zero_terminal_snr: requires prediction_type: v_prediction, and {self.preset} has "
+                f"{prediction_type}"
+            )
+        for key, applies in (("min_snr_gamma", not is_flow), ("timestep_shift", is_flow)):
+            if getattr(self, key) is not None and not applies:
+                raise ValueError(f"{key}: does not apply to {prediction_type}; remove it")
+        return self

@@ -1,0 +1,152 @@
+"""The run file's ``heartbeat``, ``recovery``, ``doctor``, ``alerts`` and ``budget``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+from sm_train.entrypoints.common.job_config import (
+    AlertLevel,
+    AlertsConfig,
+    DoctorConfig,
+    DoctorMode,
+    HeartbeatConfig,
+    StallAction,
+)
+from sm_train.estimators.config.fallback import MOST_FALLBACKS, FallbackSection
+from sm_train.estimators.config.fields import (
+    Duration,
+    PositiveFloat,
+    SecretName,
+    Section,
+    TopicArn,
+    reject_bool,
+)
+
+
+class HeartbeatSection(Section):
+    """Stall detection: how soon missing progress is noticed, and what happens then.
+
+    The timeouts of steps, data loading, checkpoints and evaluations are learned separately: five
+    times the longest duration so far. Phases that occur once have the timeout ``max_timeout``.
+    """
+
+    interval: Annotated[Duration, Field(ge=1, le=3600)] = Field(
+        default=30, description="Time between two `heartbeat` events of a node."
+    )
+    min_timeout: Annotated[Duration, Field(ge=1)] = Field(
+        default=120, description="Lower bound of the learned timeouts, for slow storage."
+    )
+    max_timeout: Annotated[Duration, Field(ge=1)] = Field(
+        default=1200,
+        description="Upper bound of the learned timeouts, and the timeout until one is learned.",
+    )
+    on_stall: StallAction = Field(
+        default="kill",
+        description="kill writes a stall report and ends the job, which can then be resumed; warn "
+        "only reports the stall.",
+    )
+    metrics_interval: Annotated[Duration, Field(ge=10)] = Field(
+        default=60, description="Time between two `node` events: network, GPUs, stragglers."
+    )
+
+    def job_config(self) -> HeartbeatConfig:
+        return HeartbeatConfig(
+            interval=self.interval,
+            min_timeout=self.min_timeout,
+            max_timeout=self.max_timeout,
+            on_stall=self.on_stall,
+            metrics_interval=self.metrics_interval,
+        )
+
+    @model_validator(mode="after")
+    def _check_bounds(self) -> HeartbeatSection:
+        if self.max_timeout < self.min_timeout:
+            raise ValueError(
+                f"max_timeout: {self.max_timeout} s is less than min_timeout {self.min_timeout} s"
+            )
+        return self
+
+
+class RecoverySection(Section):
+    """How `watch` restarts a job that ends before its stage is complete."""
+
+    max_attempts: Annotated[int, BeforeValidator(reject_bool), Field(ge=0, le=100)] = Field(
+        default=5,
+        description="Number of consecutive jobs without a new checkpoint after which `watch` "
+        "gives up; 0 disables restarts.",
+    )
+    backoff: Annotated[Duration, Field(ge=1, le=3600)] = Field(
+        default=60,
+        description="Time to wait before the next job. It doubles with each attempt, up to one "
+        "hour.",
+    )
+    fallbacks: Annotated[list[FallbackSection], Field(max_length=MOST_FALLBACKS)] = Field(
+        default_factory=list,
+        description="Fallback placements to try, in this order, when capacity is unavailable or "
+        "lost. After the last one, the run's own placement is tried again.",
+    )
+
+
+class DoctorSection(Section):
+    """The check of GPUs, network and files before training."""
+
+    mode: Annotated[
+        DoctorMode,
+        # YAML 1.1 reads a bare `off` as False.
+        BeforeValidator(lambda value: "off" if value is False else value),
+    ] = Field(
+        default="auto",
+        description="fail refuses to train on an unfit cluster, warn only reports it, off skips "
+        "the check. auto is warn on several instances, and off on one instance and in local runs.",
+    )
+    timeout: Annotated[Duration, Field(ge=30, le=900)] = Field(
+        default=120,
+        description="Maximum duration of the check. It then reports what it has measured so far.",
+    )
+    max_slowdown: Annotated[float, BeforeValidator(reject_bool), Field(gt=1, le=100)] = Field(
+        default=1.5,
+        description="Ratio of the predicted to the expected step time above which the cluster is "
+        "unfit.",
+    )
+
+    def job_config(self) -> DoctorConfig:
+        return DoctorConfig(mode=self.mode, timeout=self.timeout, max_slowdown=self.max_slowdown)
+
+
+class AlertsSection(Section):
+    """Where the job sends alerts. URLs are secrets: the run file holds only their names."""
+
+    slack_secret: SecretName | None = Field(
+        default=None,
+        description="Name of the secret in Secrets Manager, or ssm: and the name of a parameter, "
+        "that holds a Slack incoming webhook. The job's role must be allowed to read it.",
+    )
+    webhook_secret: SecretName | None = Field(
+        default=None,
+        description="The same for any other webhook, which receives every field as JSON.",
+    )
+    sns_topic: TopicArn | None = Field(
+        default=None,
+        description="ARN of an SNS topic. The job's role must be allowed to publish to it.",
+    )
+    level: AlertLevel = Field(default="warning", description="Lowest severity that is sent.")
+
+    def job_config(self) -> AlertsConfig:
+        return AlertsConfig(
+            slack_secret=self.slack_secret,
+            webhook_secret=self.webhook_secret,
+            sns_topic=self.sns_topic,
+            level=self.level,
+        )
+
+
+class BudgetSection(Section):
+    """The maximum cost of the whole run."""
+
+    usd: PositiveFloat = Field(description="Maximum cost of the run in US dollars.")
+    on_exceed: Literal["stop", "warn"] = Field(
+        default="stop",
+        description="stop refuses to submit a run above the budget; warn submits it with a "
+        "warning.",
+    )

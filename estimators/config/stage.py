@@ -1,0 +1,84 @@
+"""The run file's ``stages``: one training job each."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+from sm_train.entrypoints.common.job_config import (
+    InitFrom,
+    OptimizerState,
+    Sharding,
+    StageConfig,
+)
+from sm_train.estimators.config.fields import (
+    Name,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+    reject_bool,
+)
+
+
+class StageSection(Section):
+    """One resolution on one cluster size: one training job."""
+
+    name: Name = Field(description="Name of the stage, part of its job names.")
+    resolution: Annotated[int, BeforeValidator(reject_bool), Field(ge=8, le=4096)] = Field(
+        description="Side length of the square training images, in pixels."
+    )
+    instances: Annotated[PositiveInt, Field(le=10_000)] = Field(
+        description="Number of instances of cluster.instance_type."
+    )
+    per_device_batch_size: PositiveInt = Field(
+        description="Number of images per GPU in one forward and backward pass."
+    )
+    gradient_accumulation_steps: PositiveInt = Field(
+        default=1, description="Number of forward and backward passes per optimizer step."
+    )
+    effective_batch_size: PositiveInt | None = Field(
+        default=None,
+        description="Number of images per optimizer step. If set, it is checked against "
+        "per_device_batch_size × gradient_accumulation_steps × instances × GPUs per instance.",
+    )
+    max_steps: PositiveInt = Field(description="Number of optimizer steps of the stage.")
+    learning_rate: PositiveFloat = Field(description="Learning rate of AdamW after the warm-up.")
+    sharding: Sharding = Field(
+        default="none",
+        description="What FSDP2 shards across the GPUs: none replicates everything (DDP), "
+        "shard_grad_op shards gradients and optimizer state, full_shard the weights too, "
+        "hybrid_shard the weights within each instance.",
+    )
+    activation_checkpointing: bool = Field(
+        default=False,
+        description="Whether to recompute activations in the backward pass: less memory for about "
+        "a third more computation.",
+    )
+    init_from: InitFrom = Field(
+        default="ema",
+        description="Which weights of the previous stage to start from: the moving average or the "
+        "raw weights.",
+    )
+    optimizer_state: OptimizerState = Field(
+        default="reset",
+        description="Whether to keep AdamW's state of the previous stage or to reset it.",
+    )
+    steps_per_second: PositiveFloat | None = Field(
+        default=None,
+        description="Optimizer steps per second, measured on exactly this stage. The cost "
+        "estimate uses it.",
+    )
+
+    def job_config(self) -> StageConfig:
+        return StageConfig(
+            name=self.name,
+            resolution=self.resolution,
+            per_device_batch_size=self.per_device_batch_size,
+            gradient_accumulation_steps=self.gradient_accumulation_steps,
+            max_steps=self.max_steps,
+            learning_rate=self.learning_rate,
+            sharding=self.sharding,
+            activation_checkpointing=self.activation_checkpointing,
+            init_from=self.init_from,
+            optimizer_state=self.optimizer_state,
+        )

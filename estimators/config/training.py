@@ -1,0 +1,132 @@
+"""The run file's ``training``, ``evaluation`` and ``checkpoint``: the same in every stage."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+from sm_train.entrypoints.common.job_config import (
+    CheckpointConfig,
+    EvaluationConfig,
+    Precision,
+    TrainingConfig,
+)
+from sm_train.estimators.config.fields import (
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    PromptText,
+    Section,
+    reject_bool,
+)
+
+
+class TrainingSection(Section):
+    """The optimization settings that all stages share."""
+
+    precision: Precision = Field(
+        default="bf16", description="Precision of the forward and backward pass; bf16 is autocast."
+    )
+    compile: bool = Field(
+        default=False, description="Whether to compile each block of the network (torch.compile)."
+    )
+    seed: Annotated[int, BeforeValidator(reject_bool), Field(ge=0, lt=2**31)] = Field(
+        default=0, description="Seed of all random numbers: initialization, order, noise, crops."
+    )
+    warmup_steps: NonNegativeInt = Field(
+        default=1000,
+        description="Number of steps over which the learning rate rises linearly from 0.",
+    )
+    weight_decay: NonNegativeFloat = Field(default=0.01, description="Weight decay of AdamW.")
+    max_grad_norm: PositiveFloat = Field(
+        default=1.0, description="Maximum norm of the gradient (gradient clipping)."
+    )
+    caption_dropout: Fraction = Field(
+        default=0.1,
+        description="Fraction of captions replaced by the empty one, which classifier-free "
+        "guidance needs.",
+    )
+    ema_decay: Fraction = Field(
+        default=0.9999,
+        description="Decay of the exponential moving average (EMA) of the weights; 0 disables it.",
+    )
+    ema_start: NonNegativeInt = Field(
+        default=0,
+        description="Step at which averaging starts. Until then the average equals the weights.",
+    )
+    max_nonfinite_steps: PositiveInt = Field(
+        default=10,
+        description="Number of consecutive steps with a non-finite gradient after which training "
+        "rolls back to the latest checkpoint.",
+    )
+    max_rollbacks: NonNegativeInt = Field(
+        default=1,
+        description="Rollbacks allowed before the job fails and lists the offending samples.",
+    )
+    decode_workers: Annotated[int, BeforeValidator(reject_bool), Field(ge=0, le=64)] = Field(
+        default=8,
+        description="Number of image decoder threads per GPU, in one loader process. 0 decodes in "
+        "the training process.",
+    )
+    log_every: PositiveInt = Field(
+        default=50, description="Number of steps between two `step` events."
+    )
+
+    def job_config(self) -> TrainingConfig:
+        return TrainingConfig(
+            precision=self.precision,
+            compile=self.compile,
+            seed=self.seed,
+            warmup_steps=self.warmup_steps,
+            weight_decay=self.weight_decay,
+            max_grad_norm=self.max_grad_norm,
+            caption_dropout=self.caption_dropout,
+            ema_decay=self.ema_decay,
+            ema_start=self.ema_start,
+            max_nonfinite_steps=self.max_nonfinite_steps,
+            max_rollbacks=self.max_rollbacks,
+            decode_workers=self.decode_workers,
+            log_every=self.log_every,
+        )
+
+
+class EvaluationSection(Section):
+    """Validation loss and sample images during training, computed with the averaged weights."""
+
+    every_steps: PositiveInt = Field(
+        default=5000,
+        description="Number of steps between two evaluations. The last step is always evaluated.",
+    )
+    prompts: Annotated[list[PromptText], Field(max_length=64)] = Field(
+        default_factory=list, description="Prompts of the images sampled in each evaluation."
+    )
+    num_inference_steps: Annotated[int, BeforeValidator(reject_bool), Field(ge=1, le=1000)] = Field(
+        default=30, description="Number of denoising steps per image."
+    )
+    guidance_scale: NonNegativeFloat = Field(
+        default=5.0, description="Scale of classifier-free guidance; 1 disables it."
+    )
+
+    def job_config(self) -> EvaluationConfig:
+        return EvaluationConfig(
+            every_steps=self.every_steps,
+            prompts=tuple(self.prompts),
+            num_inference_steps=self.num_inference_steps,
+            guidance_scale=self.guidance_scale,
+        )
+
+
+class CheckpointSection(Section):
+    """How often checkpoints are written, which is how much work a restart repeats."""
+
+    every_steps: PositiveInt = Field(
+        default=1000, description="Number of steps between two checkpoints."
+    )
+    keep_last: PositiveInt = Field(
+        default=3, description="Number of complete checkpoints to keep, the latest ones."
+    )
+
+    def job_config(self) -> CheckpointConfig:
+        return CheckpointConfig(every_steps=self.every_steps, keep_last=self.keep_last)
