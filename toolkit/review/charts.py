@@ -8,7 +8,7 @@ from math import isnan, nan
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Literal
 
-from sm_train.toolkit.report_html.svg import LINES, ink, inline_svg
+from sm_train.toolkit.report_html.svg import LINES, css_color, inline_svg
 from sm_train.toolkit.review.series import (
     Document,
     Values,
@@ -145,12 +145,12 @@ def _paint(
     axes.set_xlabel(time.axis)
     _paint_marks(axes, time, marks)
     if chart["full"] is not None:
-        axes.axhline(chart["full"], color=ink("muted"), linewidth=1, linestyle=(0, (4, 3)))
+        axes.axhline(chart["full"], color=css_color("muted"), linewidth=1, linestyle=(0, (4, 3)))
     if len(lines) > LINES:
         _paint_crowd(axes, lines, time)
         return
     for place, line in enumerate(lines):
-        color = ink(f"line-{place + 1}")
+        color = css_color(f"line-{place + 1}")
         _paint_band(axes, line["times_seconds"], line["low"], line["high"], time, color)
         _paint_line(axes, place, line, time, color, 1.4, _dash(place))
 
@@ -206,18 +206,18 @@ def _paint_crowd(axes: Axes, lines: Sequence[Document], time: Clock) -> None:
     """Of many curves: their extremes, their median, which lie apart, and faintly the others."""
     times, low = _shape(lines, "low", min)
     _, high = _shape(lines, "high", max)
-    _paint_band(axes, times, low, high, time, ink("muted"))
+    _paint_band(axes, times, low, high, time, css_color("muted"))
     named = apart(lines)
     for place, line in enumerate(lines):
         if place not in named:
             seconds, values = _shape([line], "values", fmean)
             faint = {"times_seconds": seconds, "values": values}
-            _paint_line(axes, place, faint, time, ink("muted"), 0.4)
+            _paint_line(axes, place, faint, time, css_color("muted"), 0.4)
     times, middle = _shape(lines, "values", median)
     gaps = [nan if value is None else value for value in middle]
-    axes.plot([time(one) for one in times], gaps, color=ink("text"), linewidth=1.2)
+    axes.plot([time(one) for one in times], gaps, color=css_color("text"), linewidth=1.2)
     for number, place in enumerate(named):
-        _paint_line(axes, place, lines[place], time, ink(f"line-{number + 1}"), 1.2)
+        _paint_line(axes, place, lines[place], time, css_color(f"line-{number + 1}"), 1.2)
 
 
 def _shape(
@@ -238,7 +238,7 @@ def _paint_marks(axes: Axes, time: Clock, marks: Sequence[tuple[Document, str]])
         routine,
         [0.03] * len(routine),
         transform=foot,
-        color=ink("muted"),
+        color=css_color("muted"),
         linestyle="",
         marker="|",
         markersize=5,
@@ -247,17 +247,25 @@ def _paint_marks(axes: Axes, time: Clock, marks: Sequence[tuple[Document, str]])
         own = [mark for mark, number in marks if number and mark["kind"] == kind]
         times = [time(mark["time_seconds"]) for mark in own]
         axes.vlines(
-            times, 0, 1, transform=foot, colors=ink(style.ink), linewidth=1, linestyles=style.line
+            times,
+            0,
+            1,
+            transform=foot,
+            colors=css_color(style.ink),
+            linewidth=1,
+            linestyles=style.line,
         )
         for at, mark in zip(times, own, strict=True):
             if mark["seconds"] > 0:
                 until = at + time(mark["seconds"])
-                axes.axvspan(at, until, color=ink(style.ink), alpha=0.25, linewidth=0)
+                axes.axvspan(at, until, color=css_color(style.ink), alpha=0.25, linewidth=0)
     labelled = -1.0
     for mark, number in marks:
         at = time(mark["time_seconds"])
         if number and at - labelled > 0.04 * time(time.length):
-            axes.text(at, 1.0, number, transform=foot, ha="center", va="bottom", color=ink("muted"))
+            axes.text(
+                at, 1.0, number, transform=foot, ha="center", va="bottom", color=css_color("muted")
+            )
             labelled = at
 
 

@@ -77,8 +77,9 @@ class Policy:
         It doubles with each job, up to :data:`MAX_BACKOFF`. When relocating, each placement is
         tried once before it doubles.
         """
-        doublings: int = max(0, fruitless - 1) // (self.placements if relocates else 1)
-        return min(self.backoff * (1 << doublings), MAX_BACKOFF)
+        doublings = max(0, fruitless - 1) // (self.placements if relocates else 1)
+        # Twelve doublings of the shortest backoff, 1 s, exceed the cap; 40 overflow a timedelta.
+        return min(self.backoff * float(2 ** min(doublings, 12)), MAX_BACKOFF)
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,7 @@ def test_resume_keeps_alarms_and_a_refusal_does_not_keep_it_from_starting(laptop
     laptop.aws.refusals["PutRule"] = "AccessDeniedException"
     said = laptop("resume", "demo", "--yes").stderr
     assert f"Started {SECOND}" in said
-    assert "alarms, if there are any, are as they were: rule sm-train-demo: AWS answers" in said
+    assert "alarms, if there are any, are as they were: rule sm-train-demo: AWS returned" in said
     del laptop.aws.refusals["PutRule"]
     laptop.lives.tell(SECOND, "Stopped")
     said = laptop("resume", "demo", "--yes").stderr
@@ -183,7 +183,7 @@ def test_what_cannot_be_done_is_one_line_and_nothing_is_made(laptop: Laptop) -> 
     laptop.aws.refusals["PutMetricAlarm"] = "AccessDeniedException"
     refused = laptop("alarms", "demo", "--yes", code=4).stderr
     assert refused.splitlines()[-1] == (
-        "sm-train: alarm sm-train/demo--256px-0001/heartbeat: AWS answers AccessDeniedException: "
+        "sm-train: alarm sm-train/demo--256px-0001/heartbeat: AWS returned AccessDeniedException: "
         "no, and why"
     )
     assert stored(laptop.aws) == {}

@@ -264,7 +264,7 @@ def test_without_a_bucket_it_is_one_line(cloud: Any, aws: Aws, tmp_path: Path) -
     album(tmp_path / "in", 4)
     nowhere = cloud("pack", "s3://raw/photos/", tmp_path / "out")
     assert nowhere.returncode != 0
-    assert nowhere.stderr.startswith("sm-train: s3://raw/photos/: AWS answers NoSuchBucket")
+    assert nowhere.stderr.startswith("sm-train: s3://raw/photos/: AWS returned NoSuchBucket")
     into = cloud("pack", tmp_path / "in", "s3://raw/set")
     assert into.returncode != 0
     assert into.stderr.count("\n") == 1
