@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from sm_train.entrypoints.data.shard_format import Shard, ShardError
 
 FORMAT = "sm-train-index"
-VERSION = 2
+VERSION = 3
 
 GROUP_SAMPLES, GROUP_ROWS = 2**16, 2**12
 """A row group is closed at so many samples or rows: what one look-up of offsets decodes."""
@@ -90,7 +90,7 @@ class IndexHeader:
     shards: int = 0
     samples: int = 0
     bytes: int = 0
-    refused: int = 0
+    rejected: int = 0
     target_bytes: int | None = None
     inputs: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
@@ -112,9 +112,9 @@ class IndexWriter:
         options: dict[str, Any] | None = None,
     ) -> None:
         self._given = {"target_bytes": target_bytes, "inputs": inputs, "options": options or {}}
-        self._totals = dict.fromkeys(("shards", "samples", "bytes", "refused"), 0)
+        self._totals = dict.fromkeys(("shards", "samples", "bytes", "rejected"), 0)
         self._shards: list[Shard] = []
-        self._refused: list[RejectedInput] = []
+        self._rejected: list[RejectedInput] = []
         self._held = 0
         self._writer = pq.ParquetWriter(
             file,
@@ -140,7 +140,7 @@ class IndexWriter:
             self._writer.close()
 
     def add(self, shard: Shard) -> None:
-        """The next shard; all come before what was refused.
+        """The next shard; all come before what was rejected.
 
         Raises:
             ShardError: its name is not UTF-8.
@@ -155,25 +155,25 @@ class IndexWriter:
         if self._held >= GROUP_SAMPLES or len(self._shards) >= GROUP_ROWS:
             self._flush()
 
-    def refuse(self, refused: RejectedInput) -> None:
+    def reject(self, rejected: RejectedInput) -> None:
         """The next input that was left out."""
         if self._shards:
             self._flush()
-        self._refused.append(refused)
-        self._totals["refused"] += 1
-        if len(self._refused) >= GROUP_SAMPLES:
+        self._rejected.append(rejected)
+        self._totals["rejected"] += 1
+        if len(self._rejected) >= GROUP_SAMPLES:
             self._flush()
 
     def _flush(self) -> None:
         rows = [_shard_row(shard) for shard in self._shards]
         rows += [
-            {name: _unicode(text) for name, text in asdict(refused).items()}
-            for refused in self._refused
+            {name: _unicode(text) for name, text in asdict(rejected).items()}
+            for rejected in self._rejected
         ]
         if rows:
             self._writer.write_table(pa.Table.from_pylist(rows, _SCHEMA), row_group_size=len(rows))
         self._shards.clear()
-        self._refused.clear()
+        self._rejected.clear()
         self._held = 0
 
 
@@ -194,7 +194,7 @@ def _unicode(text: str) -> str:
 def write_index(
     path: Path,
     shards: Iterable[Shard],
-    refused: Iterable[RejectedInput] = (),
+    rejected: Iterable[RejectedInput] = (),
     *,
     target_bytes: int | None = None,
     inputs: str | None = None,
@@ -211,8 +211,8 @@ def write_index(
         with writer:
             for shard in shards:
                 writer.add(shard)
-            for one in refused:
-                writer.refuse(one)
+            for one in rejected:
+                writer.reject(one)
         file.flush()
         os.fsync(file.fileno())
 
@@ -241,7 +241,7 @@ class ShardIndex:
         except (pa.ArrowException, OSError) as error:
             raise _damaged(path, error) from None
         self.header = _header(path, self._file.schema_arrow.metadata or {})
-        if self._file.metadata.num_rows != self.header.shards + self.header.refused:
+        if self._file.metadata.num_rows != self.header.shards + self.header.rejected:
             raise ShardError(f"{path}: damaged: its rows do not add up to its header")
         # A look-up keeps a few decoded groups, not the whole column.
         self._column = lru_cache(maxsize=8)(self._read_column)
@@ -300,7 +300,7 @@ class ShardIndex:
             heights=tuple(sizes[1].tolist()) if sizes else (),
         )
 
-    def refused(self) -> Iterator[RejectedInput]:
+    def rejected(self) -> Iterator[RejectedInput]:
         """What was left out, in the order in which it came."""
         for group in range(self._shard_groups().stop, self._file.num_row_groups):
             for row in self._read(("source", "reason", "detail"), [group]).to_pylist():

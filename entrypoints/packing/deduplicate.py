@@ -47,21 +47,21 @@ def duplicates(
     inputs: Sequence[PackInput], digests: Sequence[_Digest | None], options: PackOptions
 ) -> dict[int, RejectedInput]:
     """The inputs to leave out; an image that could not be read is like no other."""
-    refused: dict[int, RejectedInput] = {}
+    rejected: dict[int, RejectedInput] = {}
     first: dict[str, int] = {}
     for number, digest in enumerate(digests):
         if digest is not None and (same := first.setdefault(digest[0], number)) != number:
             detail = f"has the same bytes as {inputs[same].source}"
-            refused[number] = RejectedInput(inputs[number].source, "duplicate", detail)
+            rejected[number] = RejectedInput(inputs[number].source, "duplicate", detail)
     if options.near_bits is not None:
         hashes = [
-            None if digest is None or number in refused else digest[1]
+            None if digest is None or number in rejected else digest[1]
             for number, digest in enumerate(digests)
         ]
         for number, same in near_duplicates(hashes, options.near_bits).items():
             detail = f"looks like {inputs[same].source}"
-            refused[number] = RejectedInput(inputs[number].source, "near-duplicate", detail)
-    return {inputs[number].number: one for number, one in refused.items()}
+            rejected[number] = RejectedInput(inputs[number].source, "near-duplicate", detail)
+    return {inputs[number].number: one for number, one in rejected.items()}
 
 
 def digests_name(plan: ShardPlan) -> str:

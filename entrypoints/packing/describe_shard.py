@@ -24,13 +24,13 @@ class DescribedShard:
     """A shard's entry in an index, and what of it cannot be read."""
 
     shard: Shard
-    refused: tuple[RejectedInput, ...]
+    rejected: tuple[RejectedInput, ...]
 
 
 def describe_shard(path: Path, name: str) -> DescribedShard:
     """Find a tar's samples and the sides of their images, and digest it.
 
-    Damage costs the samples that it touches: each place becomes a refusal. An image whose sides
+    Damage costs the samples that it touches: each place becomes a rejection. An image whose sides
     cannot be read counts as 0 × 0 and is left to the reader.
 
     Raises:
@@ -49,8 +49,8 @@ def describe_shard(path: Path, name: str) -> DescribedShard:
         widths=tuple(width for _, width in sides),
         heights=tuple(height for height, _ in sides),
     )
-    refused = tuple(RejectedInput(name, "shard-damaged", line) for line in found.damage)
-    return DescribedShard(shard, refused)
+    rejected = tuple(RejectedInput(name, "shard-damaged", line) for line in found.damage)
+    return DescribedShard(shard, rejected)
 
 
 def describe_folder(folder: Path) -> Iterator[DescribedShard]:

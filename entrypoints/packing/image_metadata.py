@@ -26,7 +26,7 @@ from sm_train.entrypoints.packing.storage import BytesLike
 Grey = NDArray[np.uint8]
 
 MAX_PIXELS = 2**27
-"""134 megapixels: training refuses larger images, so packing does."""
+"""134 megapixels: training rejects larger images, so packing does."""
 
 _KINDS = {"JPEG": "jpeg", "MPO": "jpeg", "PNG": "png", "WEBP": "webp"}
 """Pillow's name → ours. An MPO (telephones write it) is a JPEG with more images behind it."""

@@ -2,7 +2,7 @@
 
 Its messages are S3's event notifications. A message that cannot be packed *yet* (its caption is not
 there, S3 is slow) is named in ``batchItemFailures`` and comes again, and after some times goes to
-the queue's dead letters. One that never can (no picture, no S3 event) is refused with its reason
+the queue's dead letters. One that never can (no picture, no S3 event) is rejected with its reason
 and does not come again. The rest is in :mod:`sm_train.entrypoints.packing.streaming`.
 
 An event ``{"flush": true}``, from a schedule, makes a shard of what is staged, however little.
@@ -81,7 +81,7 @@ def _take(trickle: StreamingPacker, message: dict[str, Any]) -> bool:
     try:
         records = _records(message["body"])
     except _UnreadableError as error:
-        return _tried(partial(_refuse, trickle, name, error))
+        return _tried(partial(_reject, trickle, name, error))
     done = [
         _tried(partial(_take_record, trickle, f"{name}-{number}", record))
         for number, record in enumerate(records)
@@ -102,15 +102,15 @@ def _take_record(trickle: StreamingPacker, name: str, record: Any) -> None:
     try:
         arrival = _arrival(record)
     except _UnreadableError as error:
-        _refuse(trickle, name, error)
+        _reject(trickle, name, error)
     else:
         if arrival is not None:
             print(f"{trickle.stage(arrival)}: s3://{arrival.bucket}/{arrival.key}")
 
 
-def _refuse(trickle: StreamingPacker, name: str, error: Exception) -> None:
+def _reject(trickle: StreamingPacker, name: str, error: Exception) -> None:
     """A retry would find the same."""
-    trickle.refuse(name, RejectedInput(f"message {name}", "message-unreadable", str(error)))
+    trickle.reject(name, RejectedInput(f"message {name}", "message-unreadable", str(error)))
 
 
 def _records(body: str) -> list[Any]:

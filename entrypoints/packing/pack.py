@@ -36,11 +36,11 @@ ProgressReport = Callable[[PackProgress], None]
 class PackPlan:
     """All that a machine needs to know: the shards, and what the index says besides.
 
-    ``fingerprint`` is of the inputs, ``refused`` what was left out before any image was read.
+    ``fingerprint`` is of the inputs, ``rejected`` what was left out before any image was read.
     """
 
     plans: tuple[ShardPlan, ...]
-    refused: tuple[RejectedInput, ...]
+    rejected: tuple[RejectedInput, ...]
     fingerprint: str
     target_bytes: int
     index_options: dict[str, Any]
@@ -57,7 +57,7 @@ class PackPlan:
             "target_bytes": self.target_bytes,
             "index_options": self.index_options,
             "options": asdict(self.plans[0].options),
-            "refused": [asdict(one) for one in self.refused],
+            "rejected": [asdict(one) for one in self.rejected],
             "shards": [len(plan.inputs) for plan in self.plans],
         }
         lines = [json.dumps(head)]
@@ -79,7 +79,7 @@ class PackPlan:
             first += count
         return cls(
             tuple(plans),
-            tuple(RejectedInput(**one) for one in document["refused"]),
+            tuple(RejectedInput(**one) for one in document["rejected"]),
             document["fingerprint"],
             document["target_bytes"],
             document["index_options"],
@@ -152,15 +152,17 @@ def forget(pack: PackPlan, destination: Storage) -> None:
     destination.remove(PLAN_NAME)
 
 
-def refusals(pack: PackPlan, made: Sequence[BuiltShard]) -> Iterator[RejectedInput]:
+def rejections(pack: PackPlan, made: Sequence[BuiltShard]) -> Iterator[RejectedInput]:
     """Everything that was left out."""
-    yield from pack.refused
+    yield from pack.rejected
     for one in made:
-        yield from one.refused
+        yield from one.rejected
 
 
 def _write_index(pack: PackPlan, destination: Storage, made: Sequence[BuiltShard]) -> None:
-    ordered = sorted(refusals(pack, made), key=lambda item: (item.source, item.reason, item.detail))
+    ordered = sorted(
+        rejections(pack, made), key=lambda item: (item.source, item.reason, item.detail)
+    )
     with tempfile.TemporaryFile() as file:
         with IndexWriter(
             file,
@@ -172,7 +174,7 @@ def _write_index(pack: PackPlan, destination: Storage, made: Sequence[BuiltShard
                 if one.shard is not None:
                     writer.add(one.shard)
             for item in ordered:
-                writer.refuse(item)
+                writer.reject(item)
         file.seek(0)
         with destination.atomic_writer(INDEX_NAME) as sink:
             while content := file.read(PART_BYTES):

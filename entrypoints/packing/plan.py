@@ -2,7 +2,7 @@
 
 Inputs are dealt out in their order, by their sizes, so that all shards come out about equally
 large. A shard then depends on its own inputs alone: any process can make it, at any time, and
-what is refused only leaves it a little smaller.
+what is rejected only leaves it a little smaller.
 """
 
 from __future__ import annotations

@@ -60,8 +60,8 @@ def _finish(pack: PackPlan, destination: Storage) -> str:
         return "the index is there" if done else "others are not finished: they write the index"
     forget(pack, destination)
     accepted = sum(one.shard.samples for one in made if one.shard)
-    refused = len(pack.refused) + sum(len(one.refused) for one in made)
-    return f"{destination.address(INDEX_NAME)}: {accepted:,} samples, {refused:,} refused"
+    rejected = len(pack.rejected) + sum(len(one.rejected) for one in made)
+    return f"{destination.address(INDEX_NAME)}: {accepted:,} samples, {rejected:,} rejected"
 
 
 class _Printer:
@@ -78,7 +78,7 @@ class _Printer:
         rate = tally.done / (now - self._started)
         print(
             f"{tally.done:,} of {tally.total:,} images, {rate:,.0f} images/s, "
-            f"{tally.refused:,} refused",
+            f"{tally.rejected:,} rejected",
             flush=True,
         )
 

@@ -1,4 +1,4 @@
-"""Makes one shard of a plan: reads its inputs, refuses what is bad, writes the rest in order.
+"""Makes one shard of a plan: reads its inputs, rejects what is bad, writes the rest in order.
 
 Threads read and examine inputs ahead of the writer: file reads, digests and decoders all leave
 Python's lock. What they return is taken in order, so the shard does not depend on their number.
@@ -41,7 +41,7 @@ WORK = ".packing"
 """Folder of the records of an unfinished pack, in the destination."""
 
 MAX_BYTES = 1 << 30
-"""Larger images are refused unread: several are in memory at a time."""
+"""Larger images are rejected unread: several are in memory at a time."""
 
 GROUP, GROUP_BYTES = 32, 4 * 2**20
 """Inputs, or their bytes, that a thread looks at before it takes the next: every hand-over costs
@@ -54,7 +54,7 @@ BUCKET_RESOLUTION = 1024
 """Of the aspect bucket in a sample's facts, as SDXL's report names them."""
 
 ProgressCallback = Callable[[int, int, int], None]
-"""Hears of inputs that are done: how many, their packed bytes, and how many were refused."""
+"""Hears of inputs that are done: how many, their packed bytes, and how many were rejected."""
 
 
 class StoppedError(Exception):
@@ -63,10 +63,10 @@ class StoppedError(Exception):
 
 @dataclass(frozen=True)
 class BuiltShard:
-    """A shard that is there, or None where nothing was left for it; and what was refused."""
+    """A shard that is there, or None where nothing was left for it; and what was rejected."""
 
     shard: Shard | None
-    refused: tuple[RejectedInput, ...]
+    rejected: tuple[RejectedInput, ...]
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,8 @@ def build_shard(
     Raises:
         OSError: the destination cannot be written.
     """
-    refused: list[RejectedInput] = []
-    accepted = _accepted(plan, access, threads, tell, dropped, refused)
+    rejected: list[RejectedInput] = []
+    accepted = _accepted(plan, access, threads, tell, dropped, rejected)
     first = next(accepted, None)
     shard = None
     if first is not None:
@@ -98,7 +98,7 @@ def build_shard(
         with destination.atomic_writer(name) as sink:
             shard = _write(ShardFile(sink, plan.name), chain([first], accepted))
     with destination.atomic_writer(record_name(plan)) as sink:
-        sink.write(encode_record(shard, refused))
+        sink.write(encode_record(shard, rejected))
 
 
 def record_name(plan: ShardPlan) -> str:
@@ -113,13 +113,13 @@ def read_record(plan: ShardPlan, destination: Storage) -> BuiltShard | None:
         index = open_index(content)
     except (FileNotFoundError, ShardError):
         return None
-    refused = tuple(index.refused())
+    rejected = tuple(index.rejected())
     if not len(index):
-        return BuiltShard(None, refused)
+        return BuiltShard(None, rejected)
     shard = index.shard(0)
     if destination.size(f"{SHARDS_FOLDER}/{shard.name}") != shard.bytes:
         return None
-    return BuiltShard(shard, refused)
+    return BuiltShard(shard, rejected)
 
 
 def open_index(content: bytes) -> ShardIndex:
@@ -134,14 +134,14 @@ def open_index(content: bytes) -> ShardIndex:
         return ShardIndex(path)
 
 
-def encode_record(shard: Shard | None, refused: Iterable[RejectedInput] = ()) -> bytes:
+def encode_record(shard: Shard | None, rejected: Iterable[RejectedInput] = ()) -> bytes:
     """What is kept of a shard that was made: an index of its own."""
     content = io.BytesIO()
     with IndexWriter(content) as writer:
         if shard is not None:
             writer.add(shard)
-        for one in refused:
-            writer.refuse(one)
+        for one in rejected:
+            writer.reject(one)
     return content.getvalue()
 
 
@@ -162,12 +162,12 @@ def _accepted(
     threads: int,
     tell: ProgressCallback,
     dropped: Mapping[int, RejectedInput],
-    refused: list[RejectedInput],
+    rejected: list[RejectedInput],
 ) -> Iterator[_Accepted]:
-    """The samples of the shard, in order; the rest goes to ``refused``."""
+    """The samples of the shard, in order; the rest goes to ``rejected``."""
     for outcome in _in_order(plan, access, threads, dropped):
         if isinstance(outcome, RejectedInput):
-            refused.append(outcome)
+            rejected.append(outcome)
             tell(1, 0, 1)
         else:
             tell(1, sum(map(len, outcome.parts)), 0)

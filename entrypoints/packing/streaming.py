@@ -6,7 +6,7 @@ Everything below ``.trickle/`` in the destination, and nothing else, is the stat
   so a message that comes twice stages the same object; it is put only if it is not there.
 - ``seen/ID``: an empty object; the sample is in a shard. A lifecycle rule may remove it when no
   message can come again (a queue keeps one for 14 days at most).
-- ``refused/ID``: an image that was left out, and why.
+- ``rejected/ID``: an image that was left out, and why.
 - ``manifests/NUMBER``: the samples of one shard. It is put only if it is not there, and its number
   is one more than the last: so whoever puts it has seen all before it, and nobody else claims a
   sample of theirs.
@@ -39,7 +39,7 @@ from sm_train.entrypoints.packing.shard_writer import ShardFile
 from sm_train.entrypoints.packing.storage import S3Prefix, is_missing, s3_client
 
 STATE = ".trickle"
-STAGED, SEEN, REFUSED = f"{STATE}/staged", f"{STATE}/seen", f"{STATE}/refused"
+STAGED, SEEN, REJECTED = f"{STATE}/staged", f"{STATE}/seen", f"{STATE}/rejected"
 MANIFESTS, RECORDS, DONE = f"{STATE}/manifests", f"{STATE}/records", f"{STATE}/done"
 
 READERS = 32
@@ -78,7 +78,7 @@ class StreamingPacker:
     options: PackOptions = field(default_factory=PackOptions)
 
     def stage(self, arrival: Arrival) -> str:
-        """Make a sample of an image, or refuse it; returns ``staged``, ``refused`` or ``known``.
+        """Make a sample of an image, or reject it; returns ``staged``, ``rejected`` or ``known``.
 
         Raises:
             LaterError: its caption is not there yet.
@@ -97,8 +97,8 @@ class StreamingPacker:
                 raise RetryLaterError(f"{address}: no caption yet")
             if outcome.reason.endswith("-unreadable"):  # a role or a key that is not right yet
                 raise RetryLaterError(f"{address}: {outcome.detail}")
-            self.refuse(arrival.id, outcome)
-            return "refused"
+            self.reject(arrival.id, outcome)
+            return "rejected"
         new = self.destination.create_if_absent(f"{STAGED}/{arrival.id}", outcome)
         return "staged" if new else "known"
 
@@ -115,9 +115,9 @@ class StreamingPacker:
             raise RetryLaterError(f"s3://{arrival.bucket}/{arrival.key}: {error}") from None
         return arrival.version in (head.get("VersionId"), head["ETag"].strip('"'))
 
-    def refuse(self, name: str, refused: RejectedInput) -> None:
+    def reject(self, name: str, rejected: RejectedInput) -> None:
         """Write down what was left out, once."""
-        self.destination.create_if_absent(f"{REFUSED}/{name}", json.dumps(vars(refused)).encode())
+        self.destination.create_if_absent(f"{REJECTED}/{name}", json.dumps(vars(rejected)).encode())
 
     def seal(self, *, all_of_it: bool = False, may_go_on: Callable[[], bool] = lambda: True) -> int:
         """Finish what was broken off, then make shards while there is enough staged.
@@ -231,12 +231,12 @@ class StreamingPacker:
         """
         while True:
             records = self.destination.list_sizes(RECORDS)
-            refused = self.destination.list_sizes(REFUSED)
-            self._write_index_of(sorted(records), sorted(refused))
+            rejected = self.destination.list_sizes(REJECTED)
+            self._write_index_of(sorted(records), sorted(rejected))
             if self.destination.list_sizes(RECORDS).keys() == records.keys():
                 return
 
-    def _write_index_of(self, records: Sequence[str], refused: Sequence[str]) -> None:
+    def _write_index_of(self, records: Sequence[str], rejected: Sequence[str]) -> None:
         before = self._index()
         there = set(before.names) if before else set()
         new = [name for name in records if _shard_name(int(name)) not in there]
@@ -248,12 +248,12 @@ class StreamingPacker:
                 for record in pool.map(lambda one: self._get(f"{RECORDS}/{one}"), new):
                     writer.add(open_index(record).shard(0))
                 told = set()
-                for content in pool.map(lambda one: self._get(f"{REFUSED}/{one}"), refused):
+                for content in pool.map(lambda one: self._get(f"{REJECTED}/{one}"), rejected):
                     told.add(one := RejectedInput(**json.loads(content)))
-                    writer.refuse(one)
-                for one in before.refused() if before else ():
+                    writer.reject(one)
+                for one in before.rejected() if before else ():
                     if one not in told:
-                        writer.refuse(one)
+                        writer.reject(one)
             file.seek(0)
             with self.destination.atomic_writer(INDEX_NAME) as sink:
                 sink.write(file.read())

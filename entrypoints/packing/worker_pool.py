@@ -46,7 +46,7 @@ class PackProgress:
     done: int
     total: int
     bytes: int
-    refused: int
+    rejected: int
 
 
 def run_workers(
@@ -125,8 +125,8 @@ def run(
                 for one in finished:
                     one.result()
                 raise_noted()
-                done, written, refused = counters[:]
-                yield PackProgress(done, done, written, refused)
+                done, written, rejected = counters[:]
+                yield PackProgress(done, done, written, rejected)
         except BrokenProcessPool:
             raise WorkerKilledError from None
         finally:
@@ -154,11 +154,11 @@ def _run(task: Callable[[Any, ProgressCallback], None], item: Any) -> None:
     task(item, _tell)
 
 
-def _tell(done: int, written: int, refused: int) -> None:
+def _tell(done: int, written: int, rejected: int) -> None:
     if _stop.is_set():
         raise StoppedError
     with _counters.get_lock():
-        for place, amount in enumerate((done, written, refused)):
+        for place, amount in enumerate((done, written, rejected)):
             _counters[place] += amount
 
 

@@ -39,7 +39,7 @@ class Indexed:
 
     place: str
     header: IndexHeader
-    refused: tuple[RejectedInput, ...]
+    rejected: tuple[RejectedInput, ...]
     was_there: bool
 
 
@@ -57,7 +57,7 @@ def index_folder(folder: Path, workers: int, progress: Progress) -> Indexed:
     listed = list_folder(folder)
     place = index_path(folder)
     if (done := _up_to_date(place, listed)) is not None:
-        return Indexed(str(place), done.header, tuple(done.refused()), was_there=True)
+        return Indexed(str(place), done.header, tuple(done.rejected()), was_there=True)
     describe = partial(_describe_in_folder, folder)
     with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{INDEX_NAME}.") as private:
         path = Path(private) / INDEX_NAME
@@ -72,7 +72,7 @@ def index_prefix(
     """The same for shards in S3: each is fetched into a temporary file, described and dropped.
 
     Raises:
-        UserError: no tar below ``uri``, or AWS refuses something.
+        UserError: no tar below ``uri``, or AWS rejects something.
     """
     bucket, prefix = split_uri(uri.rstrip("/") + "/")
     place = index_uri(uri)
@@ -84,7 +84,7 @@ def index_prefix(
         listed = list_prefix(s3, f"s3://{bucket}/{prefix}").shards
         path = Path(folder) / INDEX_NAME
         if _fetched(s3, bucket, key, path) and (done := _up_to_date(path, listed)) is not None:
-            return Indexed(place, done.header, tuple(done.refused()), was_there=True)
+            return Indexed(place, done.header, tuple(done.rejected()), was_there=True)
         describe = partial(_describe_in_s3, profile, region, bucket, prefix)
         written = _write(path, uri, listed, describe, workers, progress)
         s3.upload_file(str(path), bucket, key)
@@ -111,7 +111,7 @@ def _write(
 ) -> tuple[IndexHeader, tuple[RejectedInput, ...]]:
     if not listed:
         raise UserError(f"{where}: holds no .tar; `sm-train pack` makes shards")
-    refused: list[RejectedInput] = []
+    rejected: list[RejectedInput] = []
     total, done = sum(one.bytes for one in listed), 0
 
     def described() -> Iterator[Any]:
@@ -120,18 +120,18 @@ def _write(
             min(workers, len(listed)), mp_context=get_context("spawn")
         ) as pool:
             for found in pool.map(describe, [one.name for one in listed]):
-                refused.extend(found.refused)
+                rejected.extend(found.rejected)
                 done += found.shard.bytes
                 progress(done, total)
                 yield found.shard
 
-    # The refusals are known when the last shard is.
-    write_index(path, described(), _later(refused))
-    return ShardIndex(path).header, tuple(refused)
+    # The rejections are known when the last shard is.
+    write_index(path, described(), _later(rejected))
+    return ShardIndex(path).header, tuple(rejected)
 
 
-def _later(refused: list[RejectedInput]) -> Iterator[RejectedInput]:
-    yield from refused
+def _later(rejected: list[RejectedInput]) -> Iterator[RejectedInput]:
+    yield from rejected
 
 
 def _describe_in_folder(folder: Path, name: str) -> DescribedShard:

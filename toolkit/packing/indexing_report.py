@@ -18,9 +18,9 @@ def summarize(indexed: Indexed) -> None:
         f"{indexed.place} {verb}: {header.samples:,} samples in {header.shards:,} shards "
         f"({header.bytes / 1e6:,.1f} MB)"
     ]
-    lines += [f"damaged: {one.source}: {one.detail}" for one in indexed.refused[:_NAMED]]
-    if len(indexed.refused) > _NAMED:
-        lines.append(f"… {len(indexed.refused):,} places in all; the index has them")
+    lines += [f"damaged: {one.source}: {one.detail}" for one in indexed.rejected[:_NAMED]]
+    if len(indexed.rejected) > _NAMED:
+        lines.append(f"… {len(indexed.rejected):,} places in all; the index has them")
     for line in lines:
         stderr_console().print(line, markup=False, soft_wrap=True)
 
@@ -32,6 +32,6 @@ def document(indexed: Indexed) -> dict[str, Any]:
         "shards": indexed.header.shards,
         "samples": indexed.header.samples,
         "bytes": indexed.header.bytes,
-        "damaged": [{"shard": one.source, "detail": one.detail} for one in indexed.refused],
+        "damaged": [{"shard": one.source, "detail": one.detail} for one in indexed.rejected],
         "was_there": indexed.was_there,
     }

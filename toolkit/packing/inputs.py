@@ -51,7 +51,7 @@ class PackInputs:
 
     images: tuple[PackInput, ...]
     caption_bytes: tuple[int, ...]
-    refused: tuple[RejectedInput, ...]
+    rejected: tuple[RejectedInput, ...]
     fingerprint: str
     """SHA-256 over names, sizes and table captions: cheap, and the same wherever they lie."""
     newest_ns: int
@@ -95,15 +95,15 @@ def find_inputs(
     return _inputs(source, *_rows(path, root, image_column, caption_column, access))
 
 
-def _inputs(where: str, images: Iterable[SourceImage], refused: list[RejectedInput]) -> PackInputs:
+def _inputs(where: str, images: Iterable[SourceImage], rejected: list[RejectedInput]) -> PackInputs:
     ordered = sorted(images, key=lambda image: image.source)
-    if not ordered and not refused:
+    if not ordered and not rejected:
         raise UserError(f"{where}: no images in it (jpg, jpeg, png, webp)")
     digest = hashlib.sha256()
     for image in ordered:
         caption = image.caption_bytes if image.caption is None else image.caption
         digest.update(json.dumps([image.source, image.bytes, caption]).encode())
-    for item in refused:
+    for item in rejected:
         digest.update(json.dumps([item.source, item.reason, item.detail]).encode())
     numbered = tuple(
         PackInput(number, one.source, one.address, one.bytes, one.caption, one.caption_address)
@@ -116,11 +116,11 @@ def _inputs(where: str, images: Iterable[SourceImage], refused: list[RejectedInp
         for one in ordered
     )
     newest = max((one.changed_ns for one in ordered), default=0)
-    return PackInputs(numbered, captions, tuple(refused), digest.hexdigest(), newest)
+    return PackInputs(numbered, captions, tuple(rejected), digest.hexdigest(), newest)
 
 
 def _local(source: str, path: Path, caption: str | None = None) -> SourceImage:
-    """An image of this machine; what is not there is refused when it is read."""
+    """An image of this machine; what is not there is rejected when it is read."""
     size, changed = _size_and_time(path)
     if caption is not None:
         return SourceImage(source, str(path), size or 0, changed, caption)
@@ -203,33 +203,33 @@ def _rows(
 ) -> tuple[list[SourceImage], list[RejectedInput]]:
     images: list[SourceImage] = []
     remote: list[tuple[str, str]] = []
-    refused: list[RejectedInput] = []
+    rejected: list[RejectedInput] = []
     for number, row in enumerate(_read_table(table, (image_column, caption_column)), start=1):
         name, caption = row.get(image_column), row.get(caption_column)
         place = f"{table.name} row {number}"
         if not isinstance(name, str) or not name:
-            refused.append(RejectedInput(place, "image-missing", "the row names no image"))
+            rejected.append(RejectedInput(place, "image-missing", "the row names no image"))
             continue
         source = name
         if not name.startswith("s3://"):
             source = _below(root, name)
         if source == ".." or source.startswith("../"):
-            refused.append(
+            rejected.append(
                 RejectedInput(name, "outside-source", f"{place} leads out of the folder")
             )
         elif caption is None:
-            refused.append(RejectedInput(source, "caption-missing", f"{place} has no caption"))
+            rejected.append(RejectedInput(source, "caption-missing", f"{place} has no caption"))
         elif not isinstance(caption, str | int):
-            refused.append(RejectedInput(source, "caption-not-text", f"{place}: {caption!r:.60}"))
+            rejected.append(RejectedInput(source, "caption-not-text", f"{place}: {caption!r:.60}"))
         elif source.startswith("s3://"):
             remote.append((source, str(caption)))
         elif root.startswith("s3://"):
             remote.append((f"{root.rstrip('/')}/{source}", str(caption)))
         else:
             images.append(_local(source, Path(root) / source, str(caption)))
-    if not images and not refused and not remote:
+    if not images and not rejected and not remote:
         raise UserError(f"{table}: a table without rows")
-    return images + _sized(remote, access), refused
+    return images + _sized(remote, access), rejected
 
 
 def _below(root: str, name: str) -> str:
@@ -255,7 +255,7 @@ def _sized(remote: list[tuple[str, str]], access: S3Access) -> list[SourceImage]
         except ClientError as error:
             if error.response["Error"].get("Code") not in ("404", "NoSuchKey"):
                 raise
-            return SourceImage(address, address, 0, 0, caption)  # refused when it is read
+            return SourceImage(address, address, 0, 0, caption)  # rejected when it is read
         changed = int(said["LastModified"].timestamp() * 1e9)
         return SourceImage(address, address, said["ContentLength"], changed, caption)
 

@@ -192,7 +192,7 @@ def submit(
     """Ask, then start the job; returns its name, or None where everything is packed already.
 
     Raises:
-        UserError: no role, a bucket is missing, or AWS refuses.
+        UserError: no role, a bucket is missing, or AWS rejects.
     """
     if config.role is None:
         raise UserError(

@@ -29,7 +29,7 @@ from sm_train.entrypoints.packing.pack import (
     finish,
     forget,
     make_shards,
-    refusals,
+    rejections,
 )
 from sm_train.entrypoints.packing.plan import (
     PackOptions,
@@ -89,9 +89,9 @@ class Packed:
         return self.destination.address(SHARDS_FOLDER)
 
     @property
-    def refused_by_reason(self) -> dict[str, int]:
+    def rejected_by_reason(self) -> dict[str, int]:
         """Reason → count, the most frequent first."""
-        return dict(Counter(item.reason for item in self.index.refused()).most_common())
+        return dict(Counter(item.reason for item in self.index.rejected()).most_common())
 
 
 def parse_size(text: str) -> int:
@@ -144,7 +144,7 @@ def pack(job: PackJob, on_progress: Callable[[PackProgress], None]) -> Packed:
             raise UserError(f"{job.destination}: a finished shard is gone; pack again")
         if not any(one.shard for one in made):
             forget(planned, destination)
-            raise UserError(_all_refused(job.source, list(refusals(planned, made))))
+            raise UserError(_all_rejected(job.source, list(rejections(planned, made))))
         _conclude(planned, destination, started)
     return Packed(_read_index(destination), destination, was_there=False)
 
@@ -197,7 +197,7 @@ def plan_pack(job: PackJob, inputs: PackInputs) -> PackPlan:
         for number, (first, behind) in enumerate(edges)
     )
     options = index_options(job)
-    return PackPlan(plans, inputs.refused, inputs.fingerprint, job.shard_bytes, options)
+    return PackPlan(plans, inputs.rejected, inputs.fingerprint, job.shard_bytes, options)
 
 
 def _stop(destination: Storage, planned: PackPlan, error: BaseException) -> None:
@@ -221,7 +221,7 @@ def _stop(destination: Storage, planned: PackPlan, error: BaseException) -> None
 
 
 def require_same(job: PackJob, planned: PackPlan, newest_ns: int, destination: Storage) -> None:
-    """Refuse an unfinished pack of something else.
+    """Reject an unfinished pack of something else.
 
     Raises:
         UserError: there is one in the destination.
@@ -272,10 +272,10 @@ def index_options(job: PackJob) -> dict[str, Any]:
     return options
 
 
-def _all_refused(source: str, refused: list[RejectedInput]) -> str:
-    counts = Counter(item.reason for item in refused).most_common()
+def _all_rejected(source: str, rejected: list[RejectedInput]) -> str:
+    counts = Counter(item.reason for item in rejected).most_common()
     reasons = ", ".join(f"{reason} {count}" for reason, count in counts)
-    return f"{source}: nothing to pack, all {len(refused)} inputs are refused: {reasons}"
+    return f"{source}: nothing to pack, all {len(rejected)} inputs are rejected: {reasons}"
 
 
 def _read_index(destination: Storage) -> ShardIndex:

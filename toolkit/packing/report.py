@@ -15,7 +15,7 @@ FASTFILE_BYTES = 150_000_000
 """FastFile reads fewer, larger objects best; AWS names 150 MB."""
 
 _NAMED = 3
-"""Refused inputs that are named for each reason; the index has them all."""
+"""Rejected inputs that are named for each reason; the index has them all."""
 
 
 @contextmanager
@@ -31,13 +31,13 @@ def progress_bar() -> Iterator[Callable[[PackProgress], None]]:
         BarColumn(),
         TextColumn("{task.completed:.0f}/{task.total:.0f}"),
         TextColumn("{task.fields[rate]}"),
-        TextColumn("refused {task.fields[refused]}"),
+        TextColumn("rejected {task.fields[rejected]}"),
         TimeRemainingColumn(),
         console=stderr_console(),
         transient=True,
     )
     with bar:
-        task = bar.add_task("", total=None, start=True, rate="", refused=0, visible=False)
+        task = bar.add_task("", total=None, start=True, rate="", rejected=0, visible=False)
 
         def show(tally: PackProgress) -> None:
             seconds = bar.tasks[0].elapsed or 1e-9
@@ -47,7 +47,7 @@ def progress_bar() -> Iterator[Callable[[PackProgress], None]]:
                 completed=tally.done,
                 total=tally.total,
                 rate=rate,
-                refused=tally.refused,
+                rejected=tally.rejected,
                 visible=True,
             )
 
@@ -55,7 +55,7 @@ def progress_bar() -> Iterator[Callable[[PackProgress], None]]:
 
 
 def summarize(packed: Packed) -> None:
-    """Say on standard error what was packed, what was refused, and what to do better."""
+    """Say on standard error what was packed, what was rejected, and what to do better."""
     for line in summary(packed):
         # Paths may hold anything, so nothing in them is markup.
         stderr_console().print(line, markup=False, soft_wrap=True)
@@ -69,10 +69,10 @@ def summary(packed: Packed) -> list[str]:
         f"{verb} {_count(index.header.samples, 'sample')} into {_count(len(index), 'shard')} "
         f"({index.header.bytes / 1e6:,.1f} MB) in {packed.shards_path}"
     ]
-    for reason, count in packed.refused_by_reason.items():
-        sources = [item.source for item in index.refused() if item.reason == reason]
+    for reason, count in packed.rejected_by_reason.items():
+        sources = [item.source for item in index.rejected() if item.reason == reason]
         more = f", … all in {packed.index_path}" if count > _NAMED else ""
-        lines.append(f"refused {count:,}: {reason}: {', '.join(sources[:_NAMED])}{more}")
+        lines.append(f"rejected {count:,}: {reason}: {', '.join(sources[:_NAMED])}{more}")
     largest = int(index.bytes.max())
     if len(index) > 1 and largest < FASTFILE_BYTES:
         lines.append(
@@ -88,7 +88,7 @@ def document(packed: Packed) -> dict[str, Any]:
         "shards": len(packed.index),
         "samples": packed.index.header.samples,
         "bytes": packed.index.header.bytes,
-        "refused": packed.refused_by_reason,
+        "rejected": packed.rejected_by_reason,
         "index": str(packed.index_path),
         "shards_path": str(packed.shards_path),
     }

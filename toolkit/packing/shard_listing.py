@@ -55,7 +55,7 @@ def list_prefix(
     ``progress`` is told how many there are so far.
 
     Raises:
-        ClientError: S3 refuses.
+        ClientError: S3 rejects.
     """
     bucket, prefix = split_uri(uri)
     folder = f"{prefix.rstrip('/')}/" if prefix else ""

@@ -39,15 +39,15 @@ shards = st.lists(
     st.builds(shard, names, st.lists(st.integers(0, 2**33), max_size=9), sizes=st.booleans()),
     max_size=12,
 )
-refusals = st.lists(st.builds(RejectedInput, names, names, names), max_size=5)
+rejections = st.lists(st.builds(RejectedInput, names, names, names), max_size=5)
 
 
 @settings(max_examples=60, deadline=None)
-@given(shards, refusals, st.integers(1, 20), st.integers(1, 5))
+@given(shards, rejections, st.integers(1, 20), st.integers(1, 5))
 def test_an_index_reads_as_it_was_written(
     tmp_path_factory: pytest.TempPathFactory,
     shards: list[Shard],
-    refused: list[RejectedInput],
+    rejected: list[RejectedInput],
     group_samples: int,
     group_rows: int,
 ) -> None:
@@ -55,17 +55,17 @@ def test_an_index_reads_as_it_was_written(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shard_index, "GROUP_SAMPLES", group_samples)
         patch.setattr(shard_index, "GROUP_ROWS", group_rows)
-        write_index(path, shards, refused, target_bytes=8000, inputs="d", options={"quality": 90})
+        write_index(path, shards, rejected, target_bytes=8000, inputs="d", options={"quality": 90})
     index = ShardIndex(path)
     assert [index.shard(number) for number in range(len(index))] == shards
-    assert list(index.refused()) == refused
+    assert list(index.rejected()) == rejected
     assert index.names == [one.name for one in shards]
     assert index.samples.tolist() == [one.samples for one in shards]
     assert index.header == IndexHeader(
         shards=len(shards),
         samples=sum(one.samples for one in shards),
         bytes=sum(one.bytes for one in shards),
-        refused=len(refused),
+        rejected=len(rejected),
         target_bytes=8000,
         inputs="d",
         options={"quality": 90},
@@ -83,8 +83,8 @@ def test_the_same_content_gives_the_same_bytes(tmp_path: Path) -> None:
 
 def test_odd_bytes_of_a_name_are_written_out(tmp_path: Path) -> None:
     write_index(tmp_path / "i", [], [RejectedInput("bad \udcff.jpg", "image-corrupt", "truncated")])
-    [refused] = ShardIndex(tmp_path / "i").refused()
-    assert refused.source == r"bad \udcff.jpg"
+    [rejected] = ShardIndex(tmp_path / "i").rejected()
+    assert rejected.source == r"bad \udcff.jpg"
     with pytest.raises(ShardError, match="rename the shard"):
         write_index(tmp_path / "i", [shard("a\udcff.tar", [512])])
 
@@ -105,7 +105,7 @@ def foreign(**metadata: str) -> bytes:
         (foreign(**{"sm-train": "[1]"}), "not a shard index"),
         (
             foreign(**{"sm-train": json.dumps({"format": "sm-train-index", "version": 7})}),
-            "index version 7; this sm-train reads 2",
+            "index version 7; this sm-train reads 3",
         ),
     ],
 )

@@ -162,7 +162,9 @@ def test_messages_twice_and_out_of_order_pack_each_image_once(bench: Bench, tmp_
     assert bench.packed(tmp_path / "again")[1] == Counter(names)
 
 
-def test_poison_is_refused_and_what_may_mend_comes_again(bench: Bench, tmp_path: Path) -> None:
+def test_bad_messages_are_rejected_and_incomplete_ones_retried(
+    bench: Bench, tmp_path: Path
+) -> None:
     bench.arrive("good.jpg", picture(1))
     bench.arrive("cut.jpg", picture(2)[:300])
     bench.arrive("silent.jpg", picture(3), caption=None)
@@ -182,7 +184,7 @@ def test_poison_is_refused_and_what_may_mend_comes_again(bench: Bench, tmp_path:
     flush()
     index, seen = bench.packed(tmp_path)
     assert seen == Counter(["good.jpg", "silent.jpg"])
-    assert Counter(one.reason for one in index.refused()) == {
+    assert Counter(one.reason for one in index.rejected()) == {
         "image-corrupt": 1,
         "image-missing": 1,
         "message-unreadable": 2,
@@ -200,10 +202,10 @@ def test_one_bad_record_of_a_message_costs_that_record(bench: Bench, tmp_path: P
     flush()
     index, seen = bench.packed(tmp_path)
     assert seen == Counter(["a.jpg", "b.jpg"])
-    assert [one.reason for one in index.refused()] == ["message-unreadable"] * 2
+    assert [one.reason for one in index.rejected()] == ["message-unreadable"] * 2
 
 
-def test_a_destination_that_refuses_fails_its_own_messages_alone(
+def test_an_unwritable_destination_fails_only_the_messages_that_need_it(
     bench: Bench, tmp_path: Path
 ) -> None:
     bench.s3.delete_bucket(Bucket="packed")

@@ -44,7 +44,7 @@ def test_the_number_of_shards_divides_and_none_is_too_large(
     assert count == instances or (count - instances) * largest < total
 
 
-def test_fewer_inputs_than_shards_are_refused() -> None:
+def test_fewer_inputs_than_shards_are_rejected() -> None:
     with pytest.raises(ValueError, match="2 inputs for 3 shards"):
         plan_shards([1, 1], 3)
 

@@ -339,7 +339,7 @@ def test_inputs_do_not_run_ahead_of_the_writer(tmp_path: Path) -> None:
     )
     written: list[int] = []
 
-    def tell(done: int, _bytes: int, _refused: int) -> None:
+    def tell(done: int, _bytes: int, _rejected: int) -> None:
         assert len(drawn) - len(written) <= 2 * AHEAD * GROUP
         written.append(done)
 

@@ -44,7 +44,7 @@ def test_a_folder_becomes_shards_and_an_index_beside_them(cli: Cli, tmp_path: Pa
         "shards": len(index),
         "samples": 7,
         "bytes": sum(path.stat().st_size for path in (tmp_path / "out/shards").iterdir()),
-        "refused": {},
+        "rejected": {},
         "index": "out/index.parquet",
         "shards_path": "out/shards",
     }
@@ -260,7 +260,7 @@ def test_a_nonsense_size_ends_the_command_before_anything_is_written(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_terminal_shows_rates_and_the_refused(tmp_path: Path) -> None:
+def test_a_terminal_shows_rates_and_the_rejected(tmp_path: Path) -> None:
     album(tmp_path / "in", 3)
     write_pair(tmp_path / "in", "bad.jpg", b"", "empty")
     mine, theirs = pty.openpty()
@@ -282,7 +282,7 @@ def test_a_terminal_shows_rates_and_the_refused(tmp_path: Path) -> None:
     output, _ = process.communicate()
     os.close(mine)
     assert json.loads(output)["samples"] == 3
-    for words in (b"4/4", b"images/s", b"MB/s", b"refused 1"):
+    for words in (b"4/4", b"images/s", b"MB/s", b"rejected 1"):
         assert words in shown
 
 

@@ -30,8 +30,8 @@ def facts(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(each["json"]) for each in read]
 
 
-def refused(run: Any) -> dict[str, int]:
-    result: dict[str, int] = json.loads(run.stdout)["refused"]
+def rejected(run: Any) -> dict[str, int]:
+    result: dict[str, int] = json.loads(run.stdout)["rejected"]
     return result
 
 
@@ -81,7 +81,7 @@ def test_small_and_long_images_stay_out_when_asked(cli: Cli, tmp_path: Path) -> 
     for name, size in [("good", (64, 48)), ("small", (64, 20)), ("long", (300, 40))]:
         write_pair(tmp_path / "in", f"{name}.jpg", picture(size=size), "x")
     run = cli("pack", "in", "out", "--min-side", "32", "--max-aspect", "3", "--json")
-    assert refused(run) == {"image-small": 1, "image-long": 1}
+    assert rejected(run) == {"image-small": 1, "image-long": 1}
     assert [one["source"] for one in facts(tmp_path / "out")] == ["good.jpg"]
 
 
@@ -96,12 +96,12 @@ def test_the_first_of_duplicates_stays(cli: Cli, tmp_path: Path) -> None:
             image.resize((200, 200), Image.Resampling.LANCZOS).save(scaled, "JPEG", quality=80)
         write_pair(tmp_path / "in", f"{number}-c.jpg", scaled.getvalue(), "the same, smaller")
     sizes = ("--shard-size", "15KB", "--json")
-    assert refused(cli("pack", "in", "all", *sizes)) == {}
-    assert refused(cli("pack", "in", "bytes", "--drop-duplicates", *sizes)) == {"duplicate": 6}
+    assert rejected(cli("pack", "in", "all", *sizes)) == {}
+    assert rejected(cli("pack", "in", "bytes", "--drop-duplicates", *sizes)) == {"duplicate": 6}
     looks = cli("pack", "in", "looks", "--near-duplicates", "4", *sizes, "--workers", "1")
-    assert refused(looks) == {"duplicate": 6, "near-duplicate": 6}
+    assert rejected(looks) == {"duplicate": 6, "near-duplicate": 6}
     assert [one["source"] for one in facts(tmp_path / "looks")] == [f"{n}-a.png" for n in range(6)]
-    details = {one.detail for one in ShardIndex(tmp_path / "looks/index.parquet").refused()}
+    details = {one.detail for one in ShardIndex(tmp_path / "looks/index.parquet").rejected()}
     assert "looks like 3-a.png" in details
     assert "has the same bytes as 3-a.png" in details
     again = cli("pack", "in", "again", "--near-duplicates", "4", *sizes, "--workers", "3")
@@ -181,7 +181,7 @@ def test_a_prefix_becomes_shards_in_a_prefix(
     run = cloud("pack", "s3://raw/photos/", "s3://packed/set", "--shard-size", "20KB", "--json")
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout)["shards_path"] == "s3://packed/set/shards"
-    assert refused(run) == {"image-corrupt": 1, "caption-missing": 1}
+    assert rejected(run) == {"image-corrupt": 1, "caption-missing": 1}
     assert cli("pack", "in", "out", "--shard-size", "20KB").returncode == 0
     here = {name: content for name, content in tree(tmp_path / "out").items() if "." in name}
     assert below(aws, "packed", "set/") == here
@@ -250,7 +250,7 @@ def test_a_table_may_name_objects(cloud: Any, aws: Aws, tmp_path: Path) -> None:
     (tmp_path / "list.jsonl").write_text("\n".join(map(json.dumps, rows)))
     run = cloud("pack", tmp_path / "list.jsonl", tmp_path / "out", "--json")
     assert run.returncode == 0, run.stderr
-    assert refused(run) == {"image-missing": 1}
+    assert rejected(run) == {"image-missing": 1}
     assert [one["source"] for one in facts(tmp_path / "out")] == [
         "s3://raw/photos/000.jpg",
         "s3://raw/photos/more/002.jpg",

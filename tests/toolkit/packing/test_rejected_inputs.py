@@ -120,17 +120,17 @@ def test_a_bad_input_is_left_out_listed_and_named(
     make(tmp_path / "in")
     run = cli("pack", "in", "out", "--json")
     assert run.returncode == 0
-    assert json.loads(run.stdout)["refused"] == {reason: 1}
+    assert json.loads(run.stdout)["rejected"] == {reason: 1}
     assert json.loads(run.stdout)["samples"] == 2
-    [refused] = ShardIndex(tmp_path / "out/index.parquet").refused()
-    assert (refused.source[:4], refused.reason) == ("bad.", reason)
-    assert refused.detail
-    assert " at 0x" not in refused.detail  # an address would differ from run to run
-    assert f"refused 1: {reason}: bad." in run.stderr
+    [rejected] = ShardIndex(tmp_path / "out/index.parquet").rejected()
+    assert (rejected.source[:4], rejected.reason) == ("bad.", reason)
+    assert rejected.detail
+    assert " at 0x" not in rejected.detail  # an address would differ from run to run
+    assert f"rejected 1: {reason}: bad." in run.stderr
     assert "Warning" not in run.stderr
 
 
-def test_every_cut_of_a_jpeg_is_refused(cli: Cli, tmp_path: Path) -> None:
+def test_every_cut_of_a_jpeg_is_rejected(cli: Cli, tmp_path: Path) -> None:
     """To the last byte: a decoder in the cluster must not be the first to notice."""
     album(tmp_path / "in", 1)
     whole = picture(size=(64, 64))
@@ -138,7 +138,7 @@ def test_every_cut_of_a_jpeg_is_refused(cli: Cli, tmp_path: Path) -> None:
         write_pair(tmp_path / "in", f"cut-{length:05}.jpg", whole[:length], "cut")
     run = cli("pack", "in", "out", "--json")
     cuts = len(range(1, len(whole), 7))
-    assert json.loads(run.stdout)["refused"] == {"image-corrupt": cuts}
+    assert json.loads(run.stdout)["rejected"] == {"image-corrupt": cuts}
 
 
 @pytest.mark.parametrize("make", [_text, _other_format])
@@ -148,21 +148,21 @@ def test_what_is_no_picture_of_ours_is_said_so(
     album(tmp_path / "in", 1)
     make(tmp_path / "in")
     assert cli("pack", "in", "out").returncode == 0
-    [refused] = ShardIndex(tmp_path / "out/index.parquet").refused()
-    assert refused.detail == "not a JPEG, PNG or WebP"
+    [rejected] = ShardIndex(tmp_path / "out/index.parquet").rejected()
+    assert rejected.detail == "not a JPEG, PNG or WebP"
 
 
-def test_only_the_first_few_refused_are_named(cli: Cli, tmp_path: Path) -> None:
+def test_only_the_first_few_rejected_are_named(cli: Cli, tmp_path: Path) -> None:
     album(tmp_path / "in", 1)
     for number in range(1000):
         write_pair(tmp_path / "in", f"empty-{number:04}.jpg", b"", "x")
     run = cli("pack", "in", "out")
     assert (
-        "refused 1,000: image-empty: empty-0000.jpg, empty-0001.jpg, empty-0002.jpg, "
+        "rejected 1,000: image-empty: empty-0000.jpg, empty-0001.jpg, empty-0002.jpg, "
         "… all in out/index.parquet\n"
     ) in run.stderr
     assert run.stderr.count("\n") == 2
-    assert ShardIndex(tmp_path / "out/index.parquet").header.refused == 1000
+    assert ShardIndex(tmp_path / "out/index.parquet").header.rejected == 1000
 
 
 def test_nothing_accepted_is_an_error_and_leaves_nothing(cli: Cli, tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_nothing_accepted_is_an_error_and_leaves_nothing(cli: Cli, tmp_path: Pat
     run = cli("pack", "in", "deep/out", "--json")
     assert (run.returncode, run.stdout) == (2, "")
     assert run.stderr == (
-        "sm-train: in: nothing to pack, all 3 inputs are refused: "
+        "sm-train: in: nothing to pack, all 3 inputs are rejected: "
         "image-empty 2, caption-missing 1\n"
     )
     assert not (tmp_path / "deep").exists()
@@ -283,17 +283,17 @@ def test_the_source_may_be_the_table(cli: Cli, tmp_path: Path, kind: str) -> Non
     run = cli("pack", f"in/list.{kind}", "out", *options)
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout)["samples"] == 2
-    assert json.loads(run.stdout)["refused"] == {
+    assert json.loads(run.stdout)["rejected"] == {
         "image-missing": 4,
         "outside-source": 2,
         "caption-empty": 1,
         "image-unreadable": 1,
     }
-    listed = [refused.source for refused in ShardIndex(tmp_path / "out/index.parquet").refused()]
+    listed = [rejected.source for rejected in ShardIndex(tmp_path / "out/index.parquet").rejected()]
     assert listed == sorted(listed)
 
 
-def test_rows_without_text_are_refused(cli: Cli, tmp_path: Path) -> None:
+def test_rows_without_text_are_rejected(cli: Cli, tmp_path: Path) -> None:
     write_pair(tmp_path / "in", "a.jpg", picture(), None)
     rows = [
         '{"image": "a.jpg", "caption": "fine"}',
@@ -307,7 +307,7 @@ def test_rows_without_text_are_refused(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "list.jsonl").write_text("\n".join(rows))
     run = cli("pack", "in", "out", "--captions", "list.jsonl", "--json")
     assert json.loads(run.stdout)["samples"] == 1
-    assert json.loads(run.stdout)["refused"] == {
+    assert json.loads(run.stdout)["rejected"] == {
         "caption-missing": 2,
         "caption-not-text": 1,
         "caption-not-utf8": 1,
@@ -322,7 +322,7 @@ def test_a_latin_1_row_costs_itself_alone(cli: Cli, tmp_path: Path) -> None:
     )
     run = cli("pack", "in", "out", "--captions", "list.csv", "--json")
     assert json.loads(run.stdout)["samples"] == 1
-    assert json.loads(run.stdout)["refused"] == {"caption-not-utf8": 1}
+    assert json.loads(run.stdout)["rejected"] == {"caption-not-utf8": 1}
 
 
 @KINDS
