@@ -25,9 +25,9 @@ from sm_train.entrypoints.data.loader import Loader
 from sm_train.entrypoints.data.partition import DataTopology
 from sm_train.entrypoints.data.sampler import DataPosition
 from sm_train.entrypoints.data.shard_catalog import DataRank, build_catalog
-from sm_train.entrypoints.data.shard_format import Shard
+from sm_train.entrypoints.data.shard_format import Shard, find_shards
 from sm_train.entrypoints.data.shard_index import write_index
-from sm_train.entrypoints.packing.describe_shard import describe_folder
+from sm_train.entrypoints.packing.describe_shard import describe_shard
 
 SHARDS, EACH = 500_000, 200
 INSTANCES, PROCESSES = 16, 8
@@ -136,7 +136,10 @@ def resume(folder: Path) -> None:
                         "bin": bytes(40_000),
                     }
                 )
-    write_index(folder / "index.parquet", (one.shard for one in describe_folder(shards)))
+    write_index(
+        folder / "index.parquet",
+        (describe_shard(path, name).shard for name, path in find_shards(shards).items()),
+    )
     seat = DataRank(("algo-1",), 0, 0, 1)
     catalogue = build_catalog(
         shards, folder / "index.parquet", seat, lambda said: [said], folder / "walk"

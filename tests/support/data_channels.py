@@ -14,8 +14,9 @@ from sm_train.entrypoints.common.job_config import DataConfig
 from sm_train.entrypoints.data.batches import Batch
 from sm_train.entrypoints.data.loader import Loader
 from sm_train.entrypoints.data.shard_catalog import DataRank, ShardCatalog, build_catalog
+from sm_train.entrypoints.data.shard_format import find_shards
 from sm_train.entrypoints.data.shard_index import write_index
-from sm_train.entrypoints.packing.describe_shard import describe_folder
+from sm_train.entrypoints.packing.describe_shard import describe_shard
 
 DATA = DataConfig(
     image_key="jpg;png",
@@ -112,7 +113,9 @@ def deal(shards: Sequence[Path], instances: int, folder: Path) -> list[Path]:
 def index(folder: Path) -> Path:
     """Make the index of a folder of shards, beside it."""
     path = index_path(folder)
-    write_index(path, (one.shard for one in describe_folder(folder)))
+    write_index(
+        path, (describe_shard(tar, name).shard for name, tar in find_shards(folder).items())
+    )
     return path
 
 

@@ -24,7 +24,7 @@ from sm_train.entrypoints.data.shard_index import (
     ShardIndex,
     write_index,
 )
-from sm_train.entrypoints.packing.describe_shard import DescribedShard, describe_shard
+from sm_train.entrypoints.packing.describe_shard import ShardDescription, describe_shard
 from sm_train.toolkit.aws.session import open_session, split_uri, translate_aws_errors
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.packing.shard_listing import ListedShard, list_folder, list_prefix
@@ -105,7 +105,7 @@ def _write(
     path: Path,
     where: str,
     listed: Sequence[ListedShard],
-    describe: Callable[[str], DescribedShard],
+    describe: Callable[[str], ShardDescription],
     workers: int,
     progress: Progress,
 ) -> tuple[IndexHeader, tuple[RejectedInput, ...]]:
@@ -125,7 +125,7 @@ def _write(
                 progress(done, total)
                 yield found.shard
 
-    # The rejections are known when the last shard is.
+    # The all_rejected are known when the last shard is.
     write_index(path, described(), _later(rejected))
     return ShardIndex(path).header, tuple(rejected)
 
@@ -134,13 +134,13 @@ def _later(rejected: list[RejectedInput]) -> Iterator[RejectedInput]:
     yield from rejected
 
 
-def _describe_in_folder(folder: Path, name: str) -> DescribedShard:
+def _describe_in_folder(folder: Path, name: str) -> ShardDescription:
     return describe_shard(folder / name, name)
 
 
 def _describe_in_s3(
     profile: str | None, region: str, bucket: str, prefix: str, name: str
-) -> DescribedShard:
+) -> ShardDescription:
     s3 = open_session(profile, region).client("s3")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "shard.tar"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from sm_train.entrypoints.packing.shard_builder import WORK
+from sm_train.entrypoints.packing.shard_builder import PACK_STATE
 from sm_train.entrypoints.packing.storage import LocalFolder, Storage
 from sm_train.toolkit.errors import UserError
 
@@ -23,10 +23,10 @@ def locked(destination: Storage) -> Iterator[None]:
         yield
         return
     folder = destination.path
-    made = [one for one in (folder / WORK, folder, *folder.parents) if not one.exists()]
-    (folder / WORK).mkdir(parents=True, exist_ok=True)
+    made = [one for one in (folder / PACK_STATE, folder, *folder.parents) if not one.exists()]
+    (folder / PACK_STATE).mkdir(parents=True, exist_ok=True)
     try:
-        with (folder / WORK / "lock").open("w") as lock:
+        with (folder / PACK_STATE / "lock").open("w") as lock:
             try:
                 # The kernel frees it however this process ends.
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -35,7 +35,7 @@ def locked(destination: Storage) -> Iterator[None]:
             yield
             _clear(folder)
     except BaseException:
-        if not any(one.name != "lock" for one in (folder / WORK).glob("*")):
+        if not any(one.name != "lock" for one in (folder / PACK_STATE).glob("*")):
             _clear(folder)
         for one in made:
             with suppress(OSError):  # not empty: what is finished stays
@@ -45,7 +45,7 @@ def locked(destination: Storage) -> Iterator[None]:
 
 def _clear(folder: Path) -> None:
     """Remove the folder of records, if nothing is left in it but the lock."""
-    work = folder / WORK
+    work = folder / PACK_STATE
     with suppress(OSError):
         (work / "lock").unlink()
         work.rmdir()

@@ -26,10 +26,10 @@ from sm_train.entrypoints.models.components import latents_of
 from sm_train.entrypoints.packing.pack import (
     PLAN_NAME,
     PackPlan,
-    finish,
-    forget,
-    make_shards,
-    rejections,
+    all_rejected,
+    build_shards,
+    finalize,
+    remove_state,
 )
 from sm_train.entrypoints.packing.plan import (
     PackOptions,
@@ -135,16 +135,16 @@ def pack(job: PackJob, on_progress: Callable[[PackProgress], None]) -> Packed:
         require_same(job, planned, inputs.newest_ns, destination)
         try:
             started = begin(planned, destination, started)
-            make_shards(planned, WorkerPlan(destination, job.access, job.workers), on_progress)
-            made = finish(planned, destination)
+            build_shards(planned, WorkerPlan(destination, job.access, job.workers), on_progress)
+            made = finalize(planned, destination)
         except BaseException as error:
             _stop(destination, planned, error)
             raise
         if made is None:
             raise UserError(f"{job.destination}: a finished shard is gone; pack again")
         if not any(one.shard for one in made):
-            forget(planned, destination)
-            raise UserError(_all_rejected(job.source, list(rejections(planned, made))))
+            remove_state(planned, destination)
+            raise UserError(_all_rejected(job.source, list(all_rejected(planned, made))))
         _conclude(planned, destination, started)
     return Packed(_read_index(destination), destination, was_there=False)
 
@@ -164,7 +164,7 @@ def _conclude(planned: PackPlan, destination: Storage, started: int) -> None:
     """Remove what a pack is resumed by, now that the index is there."""
     # Its time says up to when changes to the inputs are in it.
     destination.set_modified_ns(INDEX_NAME, started)
-    forget(planned, destination)
+    remove_state(planned, destination)
 
 
 def _require_folder(address: str, destination: Storage) -> None:
@@ -208,7 +208,7 @@ def _stop(destination: Storage, planned: PackPlan, error: BaseException) -> None
     """
     kept = any(destination.size(record_name(plan)) is not None for plan in planned.plans)
     if not kept:
-        forget(planned, destination)
+        remove_state(planned, destination)
     goes_on = "; finished shards stay, and the same command goes on" if kept else ""
     if isinstance(error, WorkerKilledError):
         raise UserError(
@@ -265,7 +265,9 @@ def _plan_document(planned: PackPlan) -> dict[str, Any]:
 
 def index_options(job: PackJob) -> dict[str, Any]:
     """What the index says of how it was packed, defaults left out."""
-    options = job.options.changed() | ({"instances": job.instances} if job.instances > 1 else {})
+    options = job.options.non_defaults() | (
+        {"instances": job.instances} if job.instances > 1 else {}
+    )
     folder, resolution = job.options.latents, options.pop("latents_resolution", None)
     if folder is not None and resolution is not None:
         options["latents"] = latents_of(Path(folder), resolution)

@@ -18,18 +18,18 @@ from hypothesis import strategies as st
 from sm_train.entrypoints.data.shard_format import END_MARK, Shard, ShardError
 from sm_train.entrypoints.data.shard_verification import scan_shard, verify_shard
 from sm_train.entrypoints.packing.plan import sample_key
-from sm_train.entrypoints.packing.shard_writer import ShardFile, encode_sample
+from sm_train.entrypoints.packing.shard_writer import ShardWriter, sample_parts
 from sm_train.entrypoints.packing.storage import LocalFolder
 
 DIGEST = blake3(b"").hexdigest()
 
 
 def sample(number: int, image: bytes, caption: str = "a caption", kind: str = "jpeg") -> bytes:
-    return encode_sample(sample_key(number), image, caption, kind, b'{"width": 48}')
+    return b"".join(sample_parts(sample_key(number), image, caption, kind, b'{"width": 48}'))
 
 
 def write(folder: Path, samples: list[bytes], name: str = "shard-000000.tar") -> Shard:
-    with LocalFolder(folder).atomic_writer(name) as sink, ShardFile(sink, name) as file:
+    with LocalFolder(folder).atomic_writer(name) as sink, ShardWriter(sink, name) as file:
         for number, each in enumerate(samples):
             file.append(sample_key(number), each)
         return file.finish()
@@ -77,9 +77,8 @@ def test_a_header_is_the_one_that_tarfile_writes(name: str, size: int) -> None:
     info.size = size
     if "/" in name or "\0" in name or len(info.name) > 100:
         return  # names of ours have neither
-    assert encode_sample(name, bytes(size), "", "jpeg", b"")[:512] == info.tobuf(
-        tarfile.USTAR_FORMAT
-    )
+    header, *_ = sample_parts(name, bytes(size), "", "jpeg", b"")
+    assert header == info.tobuf(tarfile.USTAR_FORMAT)
 
 
 @settings(max_examples=30, deadline=None)
@@ -103,7 +102,10 @@ def test_scanning_finds_what_the_writer_wrote(tmp_path: Path) -> None:
 
 def test_an_error_leaves_nothing_of_the_shard(tmp_path: Path) -> None:
     def broken() -> None:
-        with LocalFolder(tmp_path).atomic_writer("a.tar") as sink, ShardFile(sink, "a.tar") as file:
+        with (
+            LocalFolder(tmp_path).atomic_writer("a.tar") as sink,
+            ShardWriter(sink, "a.tar") as file,
+        ):
             file.append("000000000", sample(0, bytes(3000)))
             assert list(tmp_path.glob("*.tar")) == []  # not before it is whole
             raise RuntimeError

@@ -24,7 +24,7 @@ from sm_train.entrypoints.data.shard_index import ShardIndex
 from sm_train.entrypoints.data.shard_verification import verify_shard
 from sm_train.entrypoints.packing import lambda_handler
 from sm_train.entrypoints.packing.storage import S3Access, S3Prefix, s3_client
-from sm_train.entrypoints.packing.streaming import STATE, StreamingPacker
+from sm_train.entrypoints.packing.streaming import STREAM_STATE, StreamingPacker
 
 from tests.conftest import Aws, Cli
 from tests.support.image_files import picture
@@ -157,7 +157,7 @@ def test_messages_twice_and_out_of_order_pack_each_image_once(bench: Bench, tmp_
     assert seen == Counter(names)
     assert len(index) > 2
     assert all(index.image_sizes(number) is not None for number in range(len(index)))
-    assert bench.keys(f"{STATE}/staged/") == []
+    assert bench.keys(f"{STREAM_STATE}/staged/") == []
     flush()
     assert bench.packed(tmp_path / "again")[1] == Counter(names)
 
@@ -228,13 +228,13 @@ def test_uploads_that_were_broken_off_are_given_up_after_a_day(bench: Bench) -> 
         found: list[dict[str, Any]] = bench.s3.list_multipart_uploads(Bucket="packed")["Uploads"]
         return found
 
-    begin("set/shards/trickle-000000.tar")
-    begin("other/shards/trickle-000000.tar")
+    begin("set/shards/streamed-000000.tar")
+    begin("other/shards/streamed-000000.tar")
     trickle = StreamingPacker(S3Prefix("packed", "set/", S3Access(None, "us-east-1")), 1000)
     begun = left()[0]["Initiated"]
-    assert trickle.tidy(begun + timedelta(hours=23)) == 0
-    assert trickle.tidy(begun + timedelta(hours=25)) == 1
-    assert [one["Key"] for one in left()] == ["other/shards/trickle-000000.tar"]
+    assert trickle.abort_abandoned_uploads(begun + timedelta(hours=23)) == 0
+    assert trickle.abort_abandoned_uploads(begun + timedelta(hours=25)) == 1
+    assert [one["Key"] for one in left()] == ["other/shards/streamed-000000.tar"]
 
 
 @pytest.mark.slow
@@ -261,7 +261,7 @@ def test_many_at_once_pack_each_image_once(bench: Bench, tmp_path: Path) -> None
     flush()
     index, seen = bench.packed(tmp_path)
     assert seen == Counter(names)
-    assert len(bench.keys(f"{STATE}/done/")) == len(index)
+    assert len(bench.keys(f"{STREAM_STATE}/done/")) == len(index)
 
 
 class KilledError(BaseException):
@@ -299,7 +299,7 @@ def test_killed_between_any_two_effects_nothing_is_lost_or_doubled(
     assert lambda_handler.handler({"Records": batch}, Context()) == {"batchItemFailures": []}
     flush()
     assert bench.packed(tmp_path)[1] == Counter(names)
-    assert bench.keys(f"{STATE}/staged/") == []
+    assert bench.keys(f"{STREAM_STATE}/staged/") == []
 
 
 def test_an_image_that_is_overwritten_is_packed_once(bench: Bench, tmp_path: Path) -> None:
@@ -317,7 +317,7 @@ def test_without_time_no_shard_is_begun(bench: Bench) -> None:
     batch = bench.messages()
     lambda_handler.handler({"Records": batch}, Context(seconds=10))
     assert bench.keys("shards/") == []
-    assert len(bench.keys(f"{STATE}/staged/")) == 8
+    assert len(bench.keys(f"{STREAM_STATE}/staged/")) == 8
 
 
 def test_it_adds_to_what_was_packed_in_bulk(bench: Bench, aws: Aws, tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ def test_it_adds_to_what_was_packed_in_bulk(bench: Bench, aws: Aws, tmp_path: Pa
     flush()
     bench.s3.download_file("packed", "set/index.parquet", str(tmp_path / "index.parquet"))
     index = ShardIndex(tmp_path / "index.parquet")
-    assert index.names == ["shard-000000.tar", "trickle-000000.tar"]
+    assert index.names == ["shard-000000.tar", "streamed-000000.tar"]
     assert index.header.samples == 6
     assert StreamingPacker(S3Prefix("packed", "set/", S3Access()), 1).seal() == 0
 
@@ -406,7 +406,7 @@ def test_lambdas_own_runtime_runs_it(bench: Bench, tmp_path: Path) -> None:
         server.shutdown()
     assert server.answers == [
         ("response", {"batchItemFailures": []}),
-        ("response", {"sealed": 1, "uploads_given_up": 0}),
+        ("response", {"sealed": 1, "uploads_aborted": 0}),
     ]
     assert bench.packed(tmp_path)[1] == Counter(["0.jpg", "1.jpg", "2.jpg"])
 

@@ -131,7 +131,7 @@ def test_encoding_again_turns_upright_and_scales() -> None:
     exif[0x0112] = 6
     again = reencode(encoded(photo(2, 400), exif=exif), 200, 90)
     facts = read_image_metadata(again)
-    assert (facts.kind, facts.width, facts.height, facts.orientation) == ("jpeg", 150, 200, 1)
+    assert (facts.format, facts.width, facts.height, facts.orientation) == ("jpeg", 150, 200, 1)
     small = reencode(encoded(photo(2, 100), "PNG"), 200, 90)
     assert read_image_metadata(small).width == 100
 
@@ -152,7 +152,7 @@ def test_every_cut_is_found(length: int) -> None:
 def test_cmyk_and_grey_jpegs_are_whole() -> None:
     for mode in ("CMYK", "L"):
         facts = read_image_metadata(encoded(Image.new(mode, (64, 48), 9), "JPEG"))
-        assert (facts.kind, facts.width, facts.height) == ("jpeg", 64, 48)
+        assert (facts.format, facts.width, facts.height) == ("jpeg", 64, 48)
         assert facts.phash is not None
 
 

@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from sm_train.entrypoints.packing.worker_pool import run
+from sm_train.entrypoints.packing.worker_pool import run_tasks
 
 
 def note_gpu(path: Path, _: object) -> None:
@@ -19,5 +19,5 @@ def note_gpu(path: Path, _: object) -> None:
 
 
 def test_each_process_has_a_gpu_of_its_own(tmp_path: Path) -> None:
-    list(run(note_gpu, [tmp_path / "a", tmp_path / "b"], 2, ["4", "7"]))
+    list(run_tasks(note_gpu, [tmp_path / "a", tmp_path / "b"], 2, ["4", "7"]))
     assert sorted(path.read_text() for path in tmp_path.iterdir()) == ["4", "7"]

@@ -126,5 +126,5 @@ def test_check_holds_shards_against_their_index(cli: Cli, tmp_path: Path) -> Non
     cut.write_bytes(cut.read_bytes()[:4000])
     found = cli("check", run, "--offline")
     assert found.returncode == 3
-    assert "shard-001.tar has 4,000 bytes, the index says" in found.stderr
-    assert "shard-003.tar is not there, the index says" in found.stderr
+    assert "shard-001.tar has 4,000 bytes, but the index lists " in found.stderr
+    assert "shard-003.tar does not exist, but the index lists " in found.stderr

@@ -17,7 +17,7 @@ import pytest
 from sm_train.entrypoints.data.shard_index import ShardIndex
 from sm_train.entrypoints.data.shard_verification import verify_shard
 from sm_train.entrypoints.packing.plan import PackInput, ShardPlan
-from sm_train.entrypoints.packing.shard_builder import AHEAD, GROUP, build_shard
+from sm_train.entrypoints.packing.shard_builder import GROUP_INPUTS, GROUPS_PER_THREAD, build_shard
 from sm_train.entrypoints.packing.storage import LocalFolder, S3Access
 
 from tests.conftest import Cli, Mount, clean_environment
@@ -340,7 +340,7 @@ def test_inputs_do_not_run_ahead_of_the_writer(tmp_path: Path) -> None:
     written: list[int] = []
 
     def tell(done: int, _bytes: int, _rejected: int) -> None:
-        assert len(drawn) - len(written) <= 2 * AHEAD * GROUP
+        assert len(drawn) - len(written) <= 2 * GROUPS_PER_THREAD * GROUP_INPUTS
         written.append(done)
 
     plan = ShardPlan(0, "shard-000000.tar", inputs)
