@@ -229,4 +229,4 @@ def test_what_cannot_make_latents_is_one_line(cli: Cli, tmp_path: Path, componen
     odd = cli("pack", "in", "out", "--latents", components, "--resolution", "9")
     assert "9 pixels: the autoencoder divides sides by 2" in odd.stderr
     alone = cli("pack", "in", "out", "--latents", components)
-    assert "--resolution belong together" in alone.stderr
+    assert "--latents: requires --resolution" in alone.stderr

@@ -26,7 +26,7 @@ def test_a_folder_of_shards_gets_an_index_beside_it(cli: Cli, tmp_path: Path) ->
         "shards": 3,
         "samples": 8,
         "damaged": [],
-        "was_there": False,
+        "up_to_date": False,
         "bytes": sum(path.stat().st_size for path in (tmp_path / "shards").rglob("*.tar")),
     }
     index = ShardIndex(tmp_path / "index.parquet")
@@ -46,7 +46,7 @@ def test_a_second_time_nothing_is_read(cli: Cli, tmp_path: Path) -> None:
     assert cli("index", "shards").returncode == 0
     before = (tmp_path / "index.parquet").stat().st_mtime_ns
     again = cli("index", "shards", "--json")
-    assert json.loads(again.stdout)["was_there"] is True
+    assert json.loads(again.stdout)["up_to_date"] is True
     assert "is up to date" in again.stderr
     assert (tmp_path / "index.parquet").stat().st_mtime_ns == before
     write_shards(tmp_path / "shards", shards=3, each=3)
@@ -72,7 +72,7 @@ def test_a_folder_without_shards_is_one_line(cli: Cli, tmp_path: Path) -> None:
     run = cli("index", "shards")
     assert (run.returncode, run.stderr) == (
         2,
-        "sm-train: shards: holds no .tar; `sm-train pack` makes shards\n",
+        "sm-train: shards: no .tar in it; create shards with `sm-train pack`\n",
     )
     assert list(tmp_path.iterdir()) == [tmp_path / "shards"]
     assert "no such folder" in cli("index", "nowhere").stderr
@@ -94,7 +94,7 @@ def test_a_prefix_in_s3_gets_an_index_beside_it(cli: Cli, aws: Aws, tmp_path: Pa
     )
     assert ShardIndex(tmp_path / "index.parquet").names == ["shard-000.tar", "shard-001.tar"]
     assert (
-        json.loads(cli(*arguments, network="loopback", env=aws.environment).stdout)["was_there"]
+        json.loads(cli(*arguments, network="loopback", env=aws.environment).stdout)["up_to_date"]
         is True
     )
 

@@ -31,7 +31,7 @@ LISTENING = (
     "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n" + PROGRAM
 )
 FIRST_RECORD = "out/.packing/shard-000000.tar.parquet"
-GOES_ON = "sm-train: interrupted; finished shards stay, and the same command goes on"
+GOES_ON = "sm-train: interrupted; finished shards are kept, run the same command to resume"
 PATIENCE = 60  # seconds until a wait for a condition is given up
 
 
@@ -220,7 +220,7 @@ def test_an_unfinished_pack_of_other_inputs_is_not_touched(cli: Cli, tmp_path: P
     before = tree(tmp_path / "out/shards")
     run = cli("pack", "small", "out")
     assert run.returncode == 2
-    assert "out: holds an unfinished pack of other inputs or options" in run.stderr
+    assert "out: contains an unfinished pack of other inputs or options" in run.stderr
     assert tree(tmp_path / "out/shards") == before
 
 
@@ -315,8 +315,8 @@ def test_a_killed_worker_is_one_line_and_keeps_what_is_finished(
         wait_for_group(process.pid)
     assert process.returncode == 1
     assert words == (
-        "sm-train: a process that packs was killed, perhaps for its memory; try fewer --workers; "
-        "finished shards stay, and the same command goes on\n"
+        "sm-train: a worker process was killed, perhaps because it ran out of memory; try fewer "
+        "--workers; finished shards are kept, run the same command to resume\n"
     )
     assert (tmp_path / "out/shards/shard-000000.tar").exists()
 

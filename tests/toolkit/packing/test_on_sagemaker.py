@@ -54,7 +54,10 @@ def test_what_goes_over_the_wire_is_what_the_dry_run_shows(
     assert aws.bodies("CreateProcessingJob") == []
     shown = json.loads(dry.stdout)
     assert (shown["cost_usd"], shown["cost_limit_usd"]) == (None, None)
-    assert "cost unknown: no processing price is known (`sm-train cost --refresh`" in dry.stderr
+    assert (
+        "cost unknown: no processing price is known (get it from AWS with `sm-train cost"
+        in dry.stderr
+    )
     model = ServiceModel(Loader().load_service_model("sagemaker", "service-2"))
     shape = model.operation_model("CreateProcessingJob").input_shape
     assert not ParamValidator().validate(shown["request"], shape).has_errors()
@@ -79,7 +82,7 @@ def test_the_question_names_the_dollars(cloud: Any, aws: Aws, tmp_path: Path) ->
     on = ("--on", "sagemaker", "--for", run, "--instances", "2", "--prices", prices)
     asked = cloud(*PACK, *on)
     assert asked.returncode == 130
-    assert "at most $50.00 ($2.5000 an instance-hour" in asked.stderr
+    assert "at most $50.00 ($2.5000 per instance-hour" in asked.stderr
     assert "about $0.42 for 5 min, if a vCPU packs 20 MB/s" in asked.stderr
     assert aws.bodies("CreateProcessingJob") == []
     shown = json.loads(cloud(*PACK, *on, "--dry-run", "--json").stdout)
@@ -98,7 +101,7 @@ def test_without_a_yes_nothing_is_sent(cloud: Any, aws: Aws, tmp_path: Path) -> 
     ("arguments", "words"),
     [
         (("pack", "s3://raw/photos/", "out"), "--on: DST out must be an S3 prefix"),
-        (("pack", "in", "s3://packed/set"), "is on this machine; SageMaker reads from S3 alone"),
+        (("pack", "in", "s3://packed/set"), "is a local file; SageMaker reads only from S3"),
         ((*PACK, "--instances", "99"), "--instances: 99 for "),
         ((*PACK, "--instance", "ml.c7i.8xlrge"), "did you mean ml.c7i.8xlarge?"),
     ],

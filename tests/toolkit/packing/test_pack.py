@@ -21,8 +21,8 @@ from sm_train.entrypoints.data.shard_verification import verify_shard
 from sm_train.entrypoints.packing.storage import LocalFolder
 from sm_train.entrypoints.packing.worker_pool import PackProgress
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.packing.pack import Packed, PackJob, pack, parse_size
-from sm_train.toolkit.packing.report import summary
+from sm_train.toolkit.packing.pack import PackJob, PackResult, pack, parse_size
+from sm_train.toolkit.packing.report import pack_summary
 
 from tests.conftest import Cli, clean_environment
 from tests.support.image_files import album, picture, tree, write_pair
@@ -303,10 +303,10 @@ def test_small_shards_are_remarked_on(tmp_path: Path, sizes: list[float], advise
         Shard(f"{n}.tar", int(size), "00" * 32, ("0",), (0, 1)) for n, size in enumerate(sizes)
     ]
     write_index(tmp_path / "index.parquet", shards)
-    packed = Packed(
-        ShardIndex(tmp_path / "index.parquet"), LocalFolder(Path("out")), was_there=False
+    packed = PackResult(
+        ShardIndex(tmp_path / "index.parquet"), LocalFolder(Path("out")), up_to_date=False
     )
-    assert ("FastFile" in "\n".join(summary(packed))) is advised
+    assert ("FastFile" in "\n".join(pack_summary(packed))) is advised
 
 
 def test_help_reads_no_image_library() -> None:

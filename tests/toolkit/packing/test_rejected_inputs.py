@@ -172,7 +172,7 @@ def test_nothing_accepted_is_an_error_and_leaves_nothing(cli: Cli, tmp_path: Pat
     run = cli("pack", "in", "deep/out", "--json")
     assert (run.returncode, run.stdout) == (2, "")
     assert run.stderr == (
-        "sm-train: in: nothing to pack, all 3 inputs are rejected: "
+        "sm-train: in: nothing to pack, all 3 inputs were rejected: "
         "image-empty 2, caption-missing 1\n"
     )
     assert not (tmp_path / "deep").exists()
@@ -340,20 +340,20 @@ def test_missing_columns_name_those_that_are_there(cli: Cli, tmp_path: Path, kin
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("list.csv", b"", "list.csv: no column 'image' and none 'caption'; it has none"),
-        ("list.csv", b"image,caption\n", "list.csv: a table without rows"),
+        ("list.csv", b"", "list.csv: no column 'image' and no column 'caption'; it has none"),
+        ("list.csv", b"image,caption\n", "list.csv: the table has no rows"),
         (
             "list.csv",
             b'image,caption\na.jpg,"' + b"x" * 200_000,
             "list.csv:2: not CSV: field larger",
         ),
         ("list.csv", b'image,caption\na.jpg,"open\nb.jpg,x\n', "list.csv:3: not CSV"),
-        ("list.jsonl", b"", "list.jsonl: a table without rows"),
+        ("list.jsonl", b"", "list.jsonl: the table has no rows"),
         ("list.jsonl", b'{"image": "a", "caption": "b"}\n{"ima', "list.jsonl:2: not JSON"),
-        ("list.jsonl", b"[1]\n", "list.jsonl:1: each line is an object"),
+        ("list.jsonl", b"[1]\n", "list.jsonl:1: each line must be a JSON object"),
         ("list.parquet", b"PAR1 but cut short", "list.parquet: not parquet"),
         ("list.parquet", b"", "list.parquet: not parquet"),
-        ("list.xlsx", b"x", "list.xlsx: not a folder of images, nor a table (.csv, .jsonl, .pa"),
+        ("list.xlsx", b"x", "list.xlsx: neither a folder of images nor a table (.csv, .jsonl"),
     ],
 )
 def test_a_broken_table_is_one_line(
