@@ -29,7 +29,7 @@ class ShardDescription:
 def describe_shard(path: Path, name: str) -> ShardDescription:
     """Find a tar's samples and the dimensions of their images, and compute its digest.
 
-    Damage costs only the samples that it touches: each damaged place is one rejected input. An
+    Damage costs only the samples that it touches: each damaged region is one rejected input. An
     image with an unreadable header is listed as 0 × 0; the data loader handles it.
 
     Raises:

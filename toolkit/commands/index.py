@@ -26,7 +26,7 @@ def command(options: dict[str, Any], shards: str, workers: int | None, as_json: 
 
     Each shard is read once, completely. The index lists its size, samples, digest, offsets and
     image sizes, so that training starts immediately, resumes at any sample and fills aspect
-    buckets. It also lists damaged places.
+    buckets. It also lists damaged regions.
     """
     from sm_train.toolkit.packing.index import index_folder, index_prefix
     from sm_train.toolkit.packing.report import index_document, print_index_summary

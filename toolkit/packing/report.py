@@ -19,7 +19,7 @@ _MAX_NAMED_INPUTS = 3
 """Rejected inputs that are named for each reason; the index lists all of them."""
 
 _MAX_NAMED_DAMAGE = 5
-"""Damaged places that are named; the index lists all of them."""
+"""Damaged regions that are named; the index lists all of them."""
 
 
 class PackDocument(TypedDict):
@@ -34,7 +34,7 @@ class PackDocument(TypedDict):
 
 
 class DamageDocument(TypedDict):
-    """One damaged place of a shard."""
+    """One damaged region of a shard."""
 
     shard: str
     detail: str
@@ -138,7 +138,7 @@ def print_index_summary(result: IndexResult) -> None:
         f"damaged: {item.source}: {item.detail}" for item in result.damage[:_MAX_NAMED_DAMAGE]
     ]
     if len(result.damage) > _MAX_NAMED_DAMAGE:
-        lines.append(f"… {len(result.damage):,} damaged places in total, listed in the index")
+        lines.append(f"… {len(result.damage):,} damaged regions in total, listed in the index")
     _print_lines(lines)
 
 

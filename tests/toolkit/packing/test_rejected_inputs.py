@@ -112,12 +112,12 @@ BAD_INPUTS = [
 ]
 
 
-@pytest.mark.parametrize(("make", "reason"), BAD_INPUTS)
+@pytest.mark.parametrize(("write_input", "reason"), BAD_INPUTS)
 def test_a_bad_input_is_rejected_with_its_reason(
-    cli: Cli, tmp_path: Path, make: Callable[[Path], None], reason: str
+    cli: Cli, tmp_path: Path, write_input: Callable[[Path], None], reason: str
 ) -> None:
     write_album(tmp_path / "in", 2)
-    make(tmp_path / "in")
+    write_input(tmp_path / "in")
     run = cli("pack", "in", "out", "--json")
     assert run.returncode == 0
     assert json.loads(run.stdout)["rejected"] == {reason: 1}
@@ -141,12 +141,12 @@ def test_a_jpeg_truncated_anywhere_is_rejected(cli: Cli, tmp_path: Path) -> None
     assert json.loads(run.stdout)["rejected"] == {"image-corrupt": count}
 
 
-@pytest.mark.parametrize("make", [_text, _other_format])
+@pytest.mark.parametrize("write_input", [_text, _other_format])
 def test_other_formats_are_rejected_with_the_supported_ones(
-    cli: Cli, tmp_path: Path, make: Callable[[Path], None]
+    cli: Cli, tmp_path: Path, write_input: Callable[[Path], None]
 ) -> None:
     write_album(tmp_path / "in", 1)
-    make(tmp_path / "in")
+    write_input(tmp_path / "in")
     assert cli("pack", "in", "out").returncode == 0
     [rejection] = ShardIndex(tmp_path / "out/index.parquet").rejected()
     assert rejection.detail == "not a JPEG, PNG or WebP"
