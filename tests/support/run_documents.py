@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from sm_train.cost.instances import InstanceType, instance_types
 from sm_train.entrypoints.common.job_config import JOB_FILE
 from sm_train.estimators.bundle.job_configs import job_configs
+from sm_train.estimators.config.naming import job_name
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.secret_scan import find_secret
+from sm_train.estimators.request.alarms import MonitoredJob
 
 
 def stage(name: str = "256px", **changes: Any) -> dict[str, Any]:
@@ -55,6 +57,18 @@ def write_job_file(folder: Path, config: RunConfig) -> Path:
     path = folder / JOB_FILE
     path.write_text(json.dumps(job_document(config)))
     return path
+
+
+def monitored_jobs(run: RunConfig) -> list[MonitoredJob]:
+    """Return the first job of each stage, as alarms are created for it."""
+    cluster = run.cluster
+    return [
+        MonitoredJob(
+            job_name(run.name, stage.name, 1),
+            None if cluster.alternatives else (cluster.instance_type, stage.instances),
+        )
+        for stage in run.stages
+    ]
 
 
 ECR = "111122223333.dkr.ecr.us-east-1.amazonaws.com/own:1"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import click
 from sm_train.cost.prices import PROCESSING, PriceTable
@@ -23,8 +23,8 @@ from sm_train.estimators.request.launcher import FRAMEWORK
 from sm_train.estimators.request.processing import (
     PackingJob,
     ProcessingRequest,
-    instance_types,
     processing_image,
+    processing_instance_types,
     processing_request,
 )
 from sm_train.toolkit.aws.session import open_session, require_bucket, translate_aws_errors
@@ -61,15 +61,15 @@ class ProcessingPack:
 
     @property
     def instance_type(self) -> str:
-        return str(self._cluster["InstanceType"])
+        return self.request["ProcessingResources"]["ClusterConfig"]["InstanceType"]
 
     @property
     def instances(self) -> int:
-        return int(self._cluster["InstanceCount"])
+        return self.request["ProcessingResources"]["ClusterConfig"]["InstanceCount"]
 
     @property
     def max_runtime_seconds(self) -> int:
-        return int(self.request["StoppingCondition"]["MaxRuntimeInSeconds"])
+        return self.request["StoppingCondition"]["MaxRuntimeInSeconds"]
 
     @property
     def images(self) -> int:
@@ -84,11 +84,6 @@ class ProcessingPack:
     def encodes_latents(self) -> bool:
         """Whether latents are encoded, which takes far longer than packing."""
         return self.pack.plans[0].options.latents is not None
-
-    @property
-    def _cluster(self) -> dict[str, Any]:
-        cluster: dict[str, Any] = self.request["ProcessingResources"]["ClusterConfig"]
-        return cluster
 
 
 class ProcessingPackDocument(TypedDict):
@@ -141,7 +136,7 @@ def plan_processing(
             f"--instances: {instances} for {len(pack.plans)} shards; the rest would idle but be "
             "billed"
         )
-    known = instance_types()
+    known = processing_instance_types()
     if instance_type not in known:
         similar = get_close_matches(instance_type, known, n=1)
         hint = f"; did you mean {similar[0]}?" if similar else ""
@@ -241,9 +236,9 @@ def submit(
         for path in component_files(model):
             files[f"model/{path.relative_to(model).as_posix()}"] = path
     with translate_aws_errors("CreateProcessingJob"):
-        from sm_train.estimators.sdk.processor import send_processing
+        from sm_train.estimators.sdk.processor import create_processing_job
 
-        return send_processing(planned.request, files, boto_session=session, bucket=bucket)
+        return create_processing_job(planned.request, files, boto_session=session, bucket=bucket)
 
 
 def _packing_bundle(config: RunConfig) -> Bundle:

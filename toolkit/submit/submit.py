@@ -15,7 +15,7 @@ from sm_train.estimators.config.placement import Placement, placements
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.request.training import TrainingRequest
-from sm_train.toolkit.alarms.alarms import keep
+from sm_train.toolkit.alarms.alarms import sync_alarms
 from sm_train.toolkit.aws import session as aws
 from sm_train.toolkit.costing.history import History, history_uri, read_history
 from sm_train.toolkit.costing.run_price import estimate_remaining, estimate_run
@@ -59,7 +59,7 @@ def submit(
         UserError: it is running or done already, something is missing, nobody said yes, or AWS
             refuses.
     """
-    from sm_train.estimators.sdk.model_trainer import send
+    from sm_train.estimators.sdk.model_trainer import create_training_job
 
     config, region, stage = submission.config, submission.region, submission.stages[0]
     session, bucket = session_for_jobs(config, profile, region)
@@ -90,7 +90,9 @@ def submit(
         freed.enter_context(release_claim_on_rejection(session, bucket, name, record, mine))
 
     with freed, aws.translate_aws_errors("CreateTrainingJob"):
-        send(request, submission.bundle, boto_session=session, bucket=bucket, before=keep)
+        create_training_job(
+            request, submission.bundle, boto_session=session, bucket=bucket, before_send=keep
+        )
     report_started(name, region, stage.name, as_json=as_json)
     report_alarms(session, config, region)
     following = config.stages.index(stage) + 1
@@ -240,7 +242,7 @@ def report_started(name: str, region: str, stage: str, *, as_json: bool) -> None
 
 def report_alarms(session: Any, config: RunConfig, region: str) -> None:
     """Keep the run's alarms, if it has any, to the job that runs now."""
-    kept = keep(session, config, region)
+    kept = sync_alarms(session, config, region)
     if kept is not None:
         click.echo(kept, err=True)
 

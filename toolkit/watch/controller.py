@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from sm_train.toolkit.alarms.alarms import keep
+from sm_train.toolkit.alarms.alarms import sync_alarms
 from sm_train.toolkit.aws.session import for_region
 from sm_train.toolkit.errors import TRANSIENT, ExitCode, UserError
 from sm_train.toolkit.jobs.launch_record import ClaimedError
@@ -142,7 +142,7 @@ def _do(session: Any, state: RunState, action: NoAction | StopJob | Finish) -> s
 
 def _with_alarms(session: Any, run: Run, done: str) -> str:
     """Keep the run's alarms to the jobs that live; ``done``, and what came of that."""
-    kept = keep(session, run.config, run.region)
+    kept = sync_alarms(session, run.config, run.region)
     return done if kept is None else f"{done}; {kept}"
 
 

@@ -12,7 +12,7 @@ from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.images import image_uri
 from sm_train.estimators.request.launcher import framework_version
 from sm_train.estimators.request.training import TrainingRequest, code_uri, training_requests
-from sm_train.estimators.sdk.model_trainer import comparable, send
+from sm_train.estimators.sdk.model_trainer import create_training_job, without_timestamps
 
 from tests.conftest import Aws
 from tests.support.run_documents import ECR, PLAN, config, stage
@@ -98,9 +98,9 @@ def test_the_sdk_sends_what_was_shown(
     run = config(**{"tags": {"team": "imaging"}} | SENT[choice])
     request, bundle = _request(run), build_bundle(run, framework_version(run))
     session = boto3.Session(region_name="us-east-1")
-    send(request, bundle, boto_session=session, bucket="my-bucket")
+    create_training_job(request, bundle, boto_session=session, bucket="my-bucket")
     [sent] = aws.bodies("CreateTrainingJob")
-    assert comparable(sent) == comparable(request)
+    assert without_timestamps(sent) == without_timestamps(request)
     assert refusals(sent) == []
     # The address of the code that the job is given holds the bundle.
     bucket, _, key = (code_uri(sent) or "").removeprefix("s3://").partition("/")
