@@ -5,7 +5,7 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow test-torch-2.3 lint docs bench clean
+.PHONY: demo test test-slow test-torch-2.3 lint docs plans bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m sm_train.toolkit.demo
@@ -36,6 +36,10 @@ lint: $(VENV)/.installed
 # The pages of what `sm-train check` finds; a test holds the file to the code.
 docs: $(VENV)/.installed
 	$(BIN)/python -m sm_train.toolkit.checks.pages > docs/checks.md
+
+# FLOPs and memory of the model presets, counted by PyTorch; tests hold the files to the presets.
+plans: $(VENV)/.installed
+	$(BIN)/python -m sm_train.entrypoints.planning.measure
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/cli_start.py

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from sm_train.toolkit.diagnose.diagnosis import diagnose
 from sm_train.toolkit.diagnose.log_files import log_files
-from sm_train.toolkit.diagnose.log_scanner import interesting_texts
+from sm_train.toolkit.diagnose.log_scanner import searched_literals
 
 ROUNDS, NODES, GPUS = 5, 16, 8
 BEGIN = 1795260000.0
@@ -45,7 +45,7 @@ def main() -> None:
 def compare(logs: list[Path], total: int) -> None:
     """Interleaved rounds of both."""
     # One alternation: three times as fast as a file of patterns.
-    patterns = "|".join(map(escaped, interesting_texts()))
+    patterns = "|".join(map(escaped, searched_literals()))
     diagnose(log_files(logs[:1]))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     ours, theirs = [], []

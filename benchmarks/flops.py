@@ -1,8 +1,8 @@
-"""FLOP of a training step: ours by configuration alone, beside PyTorch's count of the real network.
+"""FLOPs of a training step: the stored plans against PyTorch's count of forward and backward pass.
 
-For each preset, forward and backward pass of one image at a resolution, counted by
-`torch.utils.flop_counter` on the meta device, where nothing is computed; ours takes no PyTorch. The
-last columns say how long each count took.
+For each preset one image, counted by ``torch.utils.flop_counter`` on the meta device, where nothing
+is computed. A plan takes the backward pass as twice the forward pass; PyTorch leaves out the
+gradient of the first layer's input. The last columns are the times to read a plan and to count.
 
     python benchmarks/flops.py
 """
@@ -10,16 +10,19 @@ last columns say how long each count took.
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import torch
-from sm_train.entrypoints.models.components import downsampling, read_preset
+from sm_train.entrypoints.models.components import (
+    downsampling,
+    preset_caption_tokens,
+    read_preset,
+)
 from sm_train.entrypoints.models.network import Network
-from sm_train.entrypoints.models.pipeline import Text, predict
-from sm_train.entrypoints.planning.memory import plan_network
+from sm_train.entrypoints.models.pipeline import predict
+from sm_train.entrypoints.planning.measure import network_inputs
+from sm_train.entrypoints.planning.memory import plan_preset
 from torch.utils.flop_counter import FlopCounterMode
 
-TOKENS = 77
 CASES = (
     ("sd2", 256),
     ("sd2", 512),
@@ -33,49 +36,34 @@ CASES = (
 
 
 def main() -> None:
-    """Count."""
+    """Print a line for each case."""
     print(
         f"{'preset':<11}{'px':>6}{'TFLOP an image':>16}{'PyTorch':>10}{'ratio':>9}"
-        f"{'ours':>9}{'PyTorch':>10}"
+        f"{'plan':>9}{'PyTorch':>10}"
     )
     for preset, resolution in CASES:
-        config = read_preset(preset)
-        side = resolution // downsampling(config["vae"])
         started = time.perf_counter()
-        ours = plan_network(config["network"], side, TOKENS).training_flops
-        planned = time.perf_counter()
-        theirs = counted(config["network"], side)
+        planned = plan_preset(preset, resolution, precision="bf16").training_flops_per_image
+        read = time.perf_counter()
+        counted = count_training_flops(preset, resolution)
         done = time.perf_counter()
         print(
-            f"{preset:<11}{resolution:>6}{ours / 1e12:>16.3f}{theirs / 1e12:>10.3f}"
-            f"{ours / theirs:>9.4f}{1e3 * (planned - started):>7.1f}ms"
-            f"{1e3 * (done - planned):>8.0f}ms"
+            f"{preset:<11}{resolution:>6}{planned / 1e12:>16.3f}{counted / 1e12:>10.3f}"
+            f"{planned / counted:>9.4f}{1e3 * (read - started):>7.1f}ms"
+            f"{1e3 * (done - read):>8.0f}ms"
         )
 
 
-def asked(config: dict[str, Any], side: int) -> tuple[Any, Any]:
-    """The network on the meta device, and what asks it of one image."""
-    module = Network(config, None, side).module.to_empty(device="meta")
-    width = config.get("caption_channels", config.get("joint_attention_dim"))
-    width = width or config["cross_attention_dim"]
-    pooled = config.get("pooled_projection_dim")
-    if config.get("addition_embed_type"):
-        sizes = 6 * config["addition_time_embed_dim"]
-        pooled = config["projection_class_embeddings_input_dim"] - sizes
-    with torch.device("meta"):
-        text = Text(
-            torch.empty(1, TOKENS, width), None if pooled is None else torch.empty(1, pooled)
-        )
-        image, timesteps = torch.empty(1, config["in_channels"], side, side), torch.empty(1)
-    return module, lambda: predict(module, image, timesteps, text, 8)
-
-
-def counted(config: dict[str, Any], side: int) -> int:
-    """PyTorch's count of both passes."""
-    module, ask = asked(config, side)
-    module.train()
+def count_training_flops(name: str, resolution: int) -> int:
+    """PyTorch's count of a forward and a backward pass on one image."""
+    preset = read_preset(name)
+    scale = downsampling(preset["vae"])
+    side = resolution // scale
+    network = Network(preset["network"], None, side).module.to_empty(device="meta").train()
+    image, text = network_inputs(preset["network"], side, preset_caption_tokens(preset))
+    timesteps = torch.zeros(1, device="meta")
     with FlopCounterMode(display=False) as flops:
-        ask().sum().backward()
+        predict(network, image, timesteps, text, scale).sum().backward()
     return int(flops.get_total_flops())
 
 

@@ -64,8 +64,8 @@ from sm_train.entrypoints.models.objectives import DiffusionTarget
 from sm_train.entrypoints.models.objectives import loss as diffusion_loss
 from sm_train.entrypoints.models.pipeline import Text
 from sm_train.entrypoints.monitoring.heartbeat import HeartbeatWriter
-from sm_train.entrypoints.planning.mfu import utilization
-from sm_train.entrypoints.training.metrics_window import StepMetricsWindow
+from sm_train.entrypoints.planning.mfu import mfu_meter
+from sm_train.entrypoints.training.metrics import StepMetricsWindow
 from sm_train.entrypoints.training.trainer import Trainer
 from torch import Tensor, nn
 
@@ -184,8 +184,8 @@ def throughput(
             trainer._train_step(stream, interval, pulse)
         _wait(trainer.device)
     images = steps * batch / (time.perf_counter() - started)
-    share = utilization(settings, trainer.device)
-    mfu = f", MFU {share.share(images, 1):.1%}" if share else ""
+    meter = mfu_meter(settings, trainer.device)
+    mfu = f", MFU {meter.mfu(images, 1):.1%}" if meter else ""
     published = PUBLISHED[online] if (preset, resolution) == ("sd2", 512) else None
     beside = f", {images / published:.2f} × {published:.0f} published" if published else ""
     kind = "autoencoder online" if online else "precomputed latents"

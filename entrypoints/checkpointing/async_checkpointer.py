@@ -1,11 +1,12 @@
-"""Checkpoints that training does not wait for.
+"""Checkpoints that are written in the background while training continues.
 
-A checkpoint begins with a copy of the state in host memory, which is made beside the next step's
-passes; a thread of each process then writes its own part, while training goes on. The threads speak
-to nobody (SMDDP allows no second process group beside its own, and a collective of theirs would get
-between the training's): what became of them goes into the status that all processes share now and
-then anyway, from the training's thread. When all have written, the processes gather the names and
-digests of their files, and the marker that makes the checkpoint complete comes last.
+1. :meth:`AsyncCheckpointer.save_async` copies the state to host memory, overlapped with the next
+   step's passes. A thread of each rank then writes that rank's share to disk.
+2. The thread communicates with nobody: SMDDP allows no second process group, and a collective of a
+   thread could interleave with the training's. The trainer shares each rank's progress in the
+   status that all ranks exchange now and then from the training thread.
+3. When all ranks have written, :meth:`AsyncCheckpointer.commit` gathers names and digests of the
+   files and writes the marker, which makes the checkpoint complete.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from sm_train.entrypoints.checkpointing import manifest
 from sm_train.entrypoints.checkpointing.sharded_tensors import (
     ShardSpec,
     partition_by_size,
     save_shards,
 )
-from sm_train.entrypoints.checkpointing.staging import HostStaging
 from sm_train.entrypoints.common.background import BackgroundWork
 from sm_train.entrypoints.common.checkpoint_layout import (
     MARKER,
@@ -35,18 +36,65 @@ from sm_train.entrypoints.common.checkpoint_layout import (
 )
 from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.distributed.local_shard import LocalShard
+from torch import Tensor
 
 AllGatherObject = Callable[[list[Any]], list[Any]]
-"""Joins a list of every process to one, the same on all."""
+"""Concatenates a list of every rank; the result is the same on all."""
+
+
+class HostStaging:
+    """Host buffers for a copy of the state, allocated once and reused by each checkpoint.
+
+    On a GPU the copies run on the training's own stream, before the next step's kernels, so the
+    CPU does not wait for them. The buffers are page-locked for copies at full bus speed.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[ShardSpec, Tensor] = {}
+        self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+
+    @torch.no_grad()
+    def stage(self, tensors: Mapping[ShardSpec, Tensor]) -> None:
+        """Start to copy ``tensors``, overwriting the previous copies."""
+        for spec, tensor in tensors.items():
+            if spec not in self._buffers:
+                self._buffers[spec] = torch.empty(
+                    tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda
+                )
+        if any(tensor.is_cuda for tensor in tensors.values()):
+            self._events = _timing_event(), _timing_event()
+            self._events[0].record()
+        buffers = [self._buffers[spec] for spec in tensors]
+        torch._foreach_copy_(buffers, list(tensors.values()), non_blocking=True)
+        if self._events is not None:
+            self._events[1].record()
+
+    def tensors(self) -> dict[ShardSpec, Tensor]:
+        """Wait for the copies and return them; may be called from another thread."""
+        if self._events is not None:
+            self._events[1].synchronize()
+        return dict(self._buffers)
+
+    @property
+    def seconds_on_stream(self) -> float:
+        """Seconds for which the copies occupied the training's stream; call it after they end."""
+        if self._events is None:
+            return 0.0
+        started, ended = self._events
+        return float(started.elapsed_time(ended)) / 1e3
+
+
+def _timing_event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True)
 class CheckpointRank:
-    """Who writes: ``rank`` of ``world_size``; one process of each machine is its ``host_main``."""
+    """This process's place among the writers; one rank of each node is its ``local_main``."""
 
     rank: int
     world_size: int
-    host_main: bool
+    local_main: bool
 
 
 @dataclass(frozen=True)
@@ -55,30 +103,30 @@ class _PendingCheckpoint:
     folder: Path
     files: Future[list[CheckpointFile]]
     started: float
-    blocked: float
-    """Seconds for which training stood still, without what it waited for the copy."""
-    waited_before: float
-    """What :class:`BackgroundWork` had waited when it began."""
+    blocked_seconds: float
+    """How long training paused so far, apart from waiting for background work."""
+    background_blocked_before: float
+    """:attr:`BackgroundWork.blocked_seconds` when the checkpoint started."""
 
 
 class AsyncCheckpointer:
-    """Writes the checkpoints of one process below ``checkpoints``, one at a time."""
+    """Writes this rank's share of checkpoints below ``checkpoints``, one checkpoint at a time."""
 
     def __init__(
         self,
         checkpoints: Path,
-        place: CheckpointRank,
+        rank: CheckpointRank,
         *,
         fingerprint: str,
         keep: int,
         events: EventLog,
-        gather: AllGatherObject,
-        beside: BackgroundWork,
+        all_gather: AllGatherObject,
+        background: BackgroundWork,
     ) -> None:
-        self._checkpoints, self._place = checkpoints, place
+        self._checkpoints, self._rank = checkpoints, rank
         self._fingerprint, self._keep = fingerprint, keep
-        self._events, self._gather, self._beside = events, gather, beside
-        self._snapshot = HostStaging()
+        self._events, self._all_gather, self._background = events, all_gather, background
+        self._staging = HostStaging()
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._pending: _PendingCheckpoint | None = None
 
@@ -88,86 +136,91 @@ class AsyncCheckpointer:
         tensors: Mapping[ShardSpec, LocalShard],
         files: Mapping[str, Callable[[Path], None]],
     ) -> None:
-        """Copy this process's share of ``tensors``, and write it and ``files`` in the background.
+        """Start to copy this rank's share of ``tensors``, then write it and ``files``.
 
-        Processes that have the same piece share such pieces out. :meth:`commit` must be called
-        before the next.
+        Ranks that hold replicas of the same shards divide them. Call :meth:`commit` before the
+        next checkpoint.
         """
         assert self._pending is None
         started = time.monotonic()
         folder = self._checkpoints / step_folder_name(step)
-        if self._place.host_main:
-            # An attempt before this one may have left a folder, damaged since, of this step.
+        if self._rank.local_main:
+            # An earlier attempt may have left a folder of this step, damaged since.
             manifest.invalidate(folder)
-        waited = self._beside.blocked_seconds
-        own = {box: tensors[box].tensor for box in _share(tensors)}
-        copied = self._beside.run(partial(self._snapshot.stage, own))
+        background_blocked = self._background.blocked_seconds
+        share = {spec: tensors[spec].tensor for spec in _rank_share(tensors)}
+        copied = self._background.run(partial(self._staging.stage, share))
         written = self._thread.submit(self._write, folder, dict(files), copied)
         blocked = time.monotonic() - started
-        self._pending = _PendingCheckpoint(step, folder, written, started, blocked, waited)
+        self._pending = _PendingCheckpoint(
+            step, folder, written, started, blocked, background_blocked
+        )
 
     def _write(
         self, folder: Path, files: dict[str, Callable[[Path], None]], copied: Future[None]
     ) -> list[CheckpointFile]:
+        """Write this rank's files, on the checkpoint thread."""
         copied.result()
         folder.mkdir(parents=True, exist_ok=True)
-        copies = self._snapshot.tensors()
-        files[shard_file_name(self._place.rank)] = lambda path: save_shards(path, copies)
+        staged = self._staging.tensors()
+        files[shard_file_name(self._rank.rank)] = lambda path: save_shards(path, staged)
         return [manifest.write_file(folder, name, save) for name, save in files.items()]
 
     @property
     def step(self) -> int | None:
-        """The step whose checkpoint is not concluded; None where there is none."""
+        """The step of the uncommitted checkpoint; None if there is none."""
         return None if self._pending is None else self._pending.step
 
     @property
     def writing(self) -> bool:
-        """Whether this process still writes."""
+        """Whether this rank is still writing."""
         return self._pending is not None and not self._pending.files.done()
 
     def wait(self) -> None:
-        """Until this process has written: training stands still."""
+        """Block training until this rank has written."""
         if self._pending is not None:
             started = time.monotonic()
             self._pending.files.exception()
-            waited = self._pending.blocked + time.monotonic() - started
-            self._pending = replace(self._pending, blocked=waited)
+            blocked = self._pending.blocked_seconds + time.monotonic() - started
+            self._pending = replace(self._pending, blocked_seconds=blocked)
 
     def commit(self) -> None:
-        """Complete the checkpoint, or give it up and say so.
+        """Complete the checkpoint, or abandon it with a warning if a rank failed to write.
 
-        Called by all processes after the same step, when none writes any more.
+        A collective: all ranks call it after the same step, when none is writing any more.
         """
         assert self._pending is not None
         pending, self._pending = self._pending, None
         error = pending.files.exception()
-        found = self._gather([pending.files.result() if error is None else _told(error)])
-        failures = [one for one in found if isinstance(one, str)]
-        everyones = [file for files in found if isinstance(files, list) for file in files]
-        if not failures and self._place.host_main:
+        # Each rank contributes the list of its files or, as a string, the reason of its failure.
+        outcome = pending.files.result() if error is None else _describe(error)
+        outcomes = self._all_gather([outcome])
+        failures = [outcome for outcome in outcomes if isinstance(outcome, str)]
+        all_files = [file for files in outcomes if isinstance(files, list) for file in files]
+        if not failures and self._rank.local_main:
             try:
-                self._complete(pending, everyones)
+                self._complete(pending, all_files)
             except OSError as failure:
-                failures = [_told(failure)]
+                failures = [_describe(failure)]
         if failures:
             self._abandon(pending, failures[0])
-        elif self._place.rank == 0:
-            self._tell(pending, sum(file.bytes for file in everyones))
+        elif self._rank.rank == 0:
+            self._log(pending, sum(file.bytes for file in all_files))
 
-    def _complete(self, pending: _PendingCheckpoint, everyones: list[CheckpointFile]) -> None:
-        """On every machine: each keeps its own copy of the folder, and removes what is old."""
+    def _complete(self, pending: _PendingCheckpoint, files: list[CheckpointFile]) -> None:
+        """Write the marker and prune old checkpoints, on every node: each has its own folder."""
         manifest.write_marker(
-            pending.folder, pending.step, self._place.world_size, self._fingerprint, everyones
+            pending.folder, pending.step, self._rank.world_size, self._fingerprint, files
         )
         manifest.prune(self._checkpoints, self._keep)
 
-    def _tell(self, pending: _PendingCheckpoint, size: int) -> None:
+    def _log(self, pending: _PendingCheckpoint, size: int) -> None:
         writing = time.monotonic() - pending.started
-        blocked = pending.blocked + self._beside.blocked_seconds - pending.waited_before
-        blocked += self._snapshot.seconds_on_stream
+        blocked = pending.blocked_seconds + self._staging.seconds_on_stream
+        blocked += self._background.blocked_seconds - pending.background_blocked_before
         self._events.write(
             "checkpoint",
-            f"checkpoint at step {pending.step}: training stood still for {blocked:.2f} s, "
+            f"checkpoint at step {pending.step}: training paused for {blocked:.2f} s, "
             f"{size / 1e9:.2f} GB written in {writing:.1f} s",
             step=pending.step,
             path=str(pending.folder),
@@ -177,29 +230,34 @@ class AsyncCheckpointer:
         )
 
     def _abandon(self, pending: _PendingCheckpoint, failure: str) -> None:
-        # Another machine may have completed a folder that both share.
-        if self._place.host_main and not (pending.folder / MARKER).exists():
+        # Another node may have completed the folder if the nodes share it.
+        if self._rank.local_main and not (pending.folder / MARKER).exists():
             shutil.rmtree(pending.folder, ignore_errors=True)
-        if self._place.rank == 0:
+        if self._rank.rank == 0:
             message = (
-                f"no checkpoint at step {pending.step}: {failure}; training goes on, the one "
-                "before stays"
+                f"no checkpoint at step {pending.step}: {failure}; training continues, the "
+                "previous checkpoint stays"
             )
             self._events.warn("checkpoint-failed", message, step=pending.step)
 
 
-def _share(tensors: Mapping[ShardSpec, LocalShard]) -> list[ShardSpec]:
-    """The pieces that this process writes: of those that it alone has, all."""
-    shared: dict[tuple[int, int], dict[ShardSpec, int]] = {}
-    for box, own in tensors.items():
-        if size := own.tensor.numel() * own.tensor.element_size():
-            shared.setdefault((own.num_replicas, own.replica_index), {})[box] = size
+def _rank_share(tensors: Mapping[ShardSpec, LocalShard]) -> list[ShardSpec]:
+    """Return the shards that this rank writes: those that no other rank holds, and its share of
+    the replicated ones.
+
+    All replicas compute the same partition from the same sizes, without communication.
+    """
+    replicated: dict[tuple[int, int], dict[ShardSpec, int]] = {}
+    for spec, shard in tensors.items():
+        if size := shard.tensor.numel() * shard.tensor.element_size():
+            replicas = (shard.num_replicas, shard.replica_index)
+            replicated.setdefault(replicas, {})[spec] = size
     return [
-        box
-        for (copies, copy), sizes in shared.items()
-        for box in partition_by_size(sizes, copies)[copy]
+        spec
+        for (num_replicas, replica_index), sizes in replicated.items()
+        for spec in partition_by_size(sizes, num_replicas)[replica_index]
     ]
 
 
-def _told(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"

@@ -1,7 +1,7 @@
-"""Tensors of a checkpoint, in pieces: each process writes some, any number of processes reads them.
+"""Tensors of a checkpoint in shards: each rank writes some, any number of ranks reads them.
 
-A process's file is safetensors. Its header says of each piece which box of which whole tensor it
-is, so whoever reads needs no word of how many processes wrote, or how they had split the weights.
+A rank's file is safetensors. Its header holds the full tensor's name and the start of each shard,
+so a reader needs to know neither how many ranks wrote nor how they had sharded the weights.
 """
 
 from __future__ import annotations
@@ -16,113 +16,122 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_BOXES = "boxes"
+_STARTS_KEY = "boxes"
+"""Key in a file's metadata: JSON of tensor name → start of its shard. Part of the format."""
 
 
 class ShardedTensorError(ValueError):
-    """Pieces do not make up what is asked of them; the message is one line."""
+    """The shards do not cover a requested tensor; the message is one line."""
 
 
 @dataclass(frozen=True)
 class ShardSpec:
-    """Where a piece starts in its whole tensor, along each dimension."""
+    """A tensor's name and where the shard starts in it, along each dimension."""
 
     name: str
     start: tuple[int, ...] = ()
 
 
-def partition_by_size(sizes: Mapping[ShardSpec, int], processes: int) -> list[list[ShardSpec]]:
-    """Pieces for each process, of about equal bytes: the largest first, each to who has least."""
-    dealt: list[list[ShardSpec]] = [[] for _ in range(processes)]
-    loads = [0] * processes
-    for box in sorted(sizes, key=lambda box: (-sizes[box], box.name)):
+def partition_by_size(sizes: Mapping[ShardSpec, int], ranks: int) -> list[list[ShardSpec]]:
+    """Partition shards over ``ranks`` with about equal bytes; ``sizes`` are in bytes.
+
+    Greedy: the largest shard first, each to the rank with the fewest bytes so far.
+    """
+    assigned: list[list[ShardSpec]] = [[] for _ in range(ranks)]
+    loads = [0] * ranks
+    for spec in sorted(sizes, key=lambda spec: (-sizes[spec], spec.name)):
         least = loads.index(min(loads))
-        dealt[least].append(box)
-        loads[least] += sizes[box]
-    return dealt
+        assigned[least].append(spec)
+        loads[least] += sizes[spec]
+    return assigned
 
 
-def save_shards(path: Path, pieces: Mapping[ShardSpec, Tensor]) -> None:
-    """Write a process's pieces; of a whole tensor it has one at most."""
+def save_shards(path: Path, shards: Mapping[ShardSpec, Tensor]) -> None:
+    """Write a rank's shards, at most one per tensor."""
     from safetensors.torch import save_file
 
-    boxes = {box.name: box.start for box in pieces}
-    tensors = {box.name: tensor for box, tensor in pieces.items()}
-    save_file(tensors, path, metadata={_BOXES: json.dumps(boxes)})
+    starts = {spec.name: spec.start for spec in shards}
+    tensors = {spec.name: tensor for spec, tensor in shards.items()}
+    save_file(tensors, path, metadata={_STARTS_KEY: json.dumps(starts)})
 
 
 def load_into(files: Iterable[Path], targets: Mapping[ShardSpec, Tensor]) -> None:
-    """Copy into each target what the pieces in ``files`` hold of it.
+    """Fill each target from the shards in ``files`` that overlap it.
 
     Raises:
-        PiecesError: a part of a target is in no file.
+        ShardedTensorError: the files do not cover a target.
     """
-    wanted = {box.name: (box.start, tensor) for box, tensor in targets.items()}
-    missing = {box.name: tensor.numel() for box, tensor in targets.items()}
+    wanted = {spec.name: (spec.start, tensor) for spec, tensor in targets.items()}
+    missing = {spec.name: tensor.numel() for spec, tensor in targets.items()}
     for path in files:
-        for name, start, piece in _pieces(path):
+        for name, start, shard in _stored_shards(path):
             if name in wanted:
-                missing[name] -= _copy_overlap(start, piece, *wanted[name])
-    lacking = [name for name, elements in missing.items() if elements]
-    if lacking:
-        raise ShardedTensorError(f"{len(lacking)} tensors are not whole, {lacking[0]} among them")
+                missing[name] -= _copy_overlap(start, shard, *wanted[name])
+    incomplete = [name for name, elements in missing.items() if elements]
+    if incomplete:
+        raise ShardedTensorError(f"{len(incomplete)} tensors are incomplete: {incomplete[0]}, …")
 
 
 def stored_names(files: Iterable[Path]) -> set[str]:
-    """The tensors of which there are pieces."""
-    return {name for path in files for name, *_ in _pieces(path)}
+    """Return the names of the tensors that have shards in ``files``."""
+    return {name for path in files for name, *_ in _stored_shards(path)}
 
 
 def load_full(files: Sequence[Path], prefix: str) -> dict[str, Tensor]:
-    """Every tensor whose name begins with ``prefix``, without it, put together.
+    """Assemble every tensor whose name starts with ``prefix``; the result's names lack it.
 
     Raises:
-        PiecesError: a part of one is in no file.
+        ShardedTensorError: the files do not cover a tensor.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for path in files:
-        for name, start, piece in _pieces(path):
+        for name, start, shard in _stored_shards(path):
             if name.startswith(prefix):
-                ends = tuple(map(add, start, piece.get_shape()))
+                ends = tuple(map(add, start, shard.get_shape()))
                 shapes[name] = tuple(map(max, ends, shapes.get(name, ends)))
-    wholes = {name: torch.empty(shape) for name, shape in shapes.items()}
-    load_into(files, {ShardSpec(name, (0,) * one.dim()): one for name, one in wholes.items()})
-    return {name.removeprefix(prefix): one for name, one in wholes.items()}
+    tensors = {name: torch.empty(shape) for name, shape in shapes.items()}
+    load_into(
+        files, {ShardSpec(name, (0,) * tensor.dim()): tensor for name, tensor in tensors.items()}
+    )
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
 
 
-def _pieces(path: Path) -> Iterator[tuple[str, tuple[int, ...], Any]]:
-    """Name, start and a slice of each piece, which is read when it is cut from."""
+def _stored_shards(path: Path) -> Iterator[tuple[str, tuple[int, ...], Any]]:
+    """Yield name, start and lazy slice of each shard; indexing the slice reads it."""
     from safetensors import safe_open
 
     with safe_open(path, framework="pt") as file:
-        boxes = json.loads(file.metadata()[_BOXES])
-        for name, start in boxes.items():
+        starts = json.loads(file.metadata()[_STARTS_KEY])
+        for name, start in starts.items():
             yield name, tuple(start), file.get_slice(name)
 
 
 def slices(path: Path) -> Iterator[tuple[str, Any]]:
-    """Name and slice of each tensor in a file of safetensors, read when it is cut from."""
+    """Yield name and lazy slice of each tensor in a safetensors file."""
     from safetensors import safe_open
 
     with safe_open(path, framework="pt") as file:
-        for name in file.keys():  # noqa: SIM118  no mapping
+        for name in file.keys():  # noqa: SIM118  not a mapping
             yield name, file.get_slice(name)
 
 
 def _copy_overlap(
-    start: tuple[int, ...], piece: Any, target_start: tuple[int, ...], target: Tensor
+    start: tuple[int, ...], shard: Any, target_start: tuple[int, ...], target: Tensor
 ) -> int:
-    """Copy what the two boxes have in common; returns how many elements that is."""
-    source_cut, target_cut = [], []
-    # A scalar has neither start nor shape: the overlap is all of it.
+    """Copy the overlap of a stored shard and a target; return its number of elements.
+
+    ``start`` and ``target_start`` are positions in the same full tensor.
+    """
+    source_index, target_index = [], []
     for own, size, other, other_size in zip(
-        start, piece.get_shape(), target_start, target.shape, strict=True
+        start, shard.get_shape(), target_start, target.shape, strict=True
     ):
         low, high = max(own, other), min(own + size, other + other_size)
         if low >= high:
             return 0
-        source_cut.append(slice(low - own, high - own))
-        target_cut.append(slice(low - other, high - other))
-    part = target[tuple(target_cut)]
-    part.copy_(piece[tuple(source_cut)] if source_cut else piece[...])
+        source_index.append(slice(low - own, high - own))
+        target_index.append(slice(low - other, high - other))
+    part = target[tuple(target_index)]
+    # A scalar has no dimensions: the overlap is all of it, which a slice reads by an ellipsis.
+    part.copy_(shard[tuple(source_index)] if source_index else shard[...])
     return part.numel()

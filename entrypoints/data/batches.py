@@ -1,7 +1,7 @@
-"""Batches of one process, from raw samples: decoded by threads, the same however many there are.
+"""Builds a rank's batches from raw samples, decoded by any number of threads.
 
-A bad sample's place is taken by another of its window, which is a pure function of the place too:
-every batch is full, and the same in every run.
+A bad sample is replaced by another one of its shuffle block. The choice is a pure function of the
+sample's index, so every batch is full, and equal in every run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sm_train.entrypoints.common.job_config import DataConfig
-from sm_train.entrypoints.common.sample_rng import CAPTION, TIMESTEP, SampleRng
+from sm_train.entrypoints.common.sample_rng import Purpose, SampleRng
 from sm_train.entrypoints.data.buffer_pool import BufferLayout, BufferPool, layout_bytes
 from sm_train.entrypoints.data.image_decoder import DecodeSpec
 from sm_train.entrypoints.data.image_header import DecodeError
@@ -31,26 +31,32 @@ from sm_train.entrypoints.data.tar_reader import TarError, sample_members
 from torch import Tensor
 
 Tokenize = Callable[[Sequence[str]], Sequence[Tensor]]
-"""From captions to token ids (B, L) for each text encoder; crosses to the loader's process."""
+"""Turns captions into token ids (B, L) for each text encoder; sent to the loader's process."""
 
-_SLICE = 4  # samples that a thread decodes before it takes the next
-_REPLACEMENTS = 64
-_NONE = torch.empty(0)
+_SLICE_SAMPLES = 4
+"""Samples that a thread decodes in one task."""
+
+_MAX_REPLACEMENTS = 64
+_EMPTY = torch.empty(0)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """``pixels`` is uint8 (B, H, W, 3); ``position`` is the run's, after this batch.
+    """A decoded batch of B samples.
 
-    Where the shards carry them for this resolution, ``moments`` (B, 2 × channels, h, w), ``text``
-    (B, tokens, width) and of some models ``pooled`` (B, width) are there, float16, and ``pixels``
-    has no rows. ``repeated``
-    samples were read before: in place of bad ones, or because other processes have more to read.
-    ``origins`` are the samples themselves: shard and place in it. ``tokens`` are the captions'
-    token ids (B, L) for each tokenizer; none where ``text`` is there.
+    ``pixels`` is uint8 (B, H, W, 3) and ``position`` the run's position after this batch.
 
-    ``noise`` (kinds, B, C, h, w) is the model's, ``levels`` and ``dropout`` (B,) in (0, 1) choose
-    timesteps and captions that are left out: :mod:`sm_train.entrypoints.common.sample_rng`.
+    If the shards carry latents for this resolution, ``moments`` (B, 2 × channels, h, w), ``text``
+    (B, tokens, width) and for some models ``pooled`` (B, width) are set, float16, and ``pixels``
+    is (B, 0). Otherwise ``tokens`` are the captions' token ids (B, L) for each tokenizer.
+
+    ``num_repeated`` samples were read before in this epoch: they replace bad ones, or pad the
+    batches of a rank that has fewer samples than others. ``origins`` are the shard and the sample
+    number of each sample.
+
+    ``noise`` (kinds, B, C, h, w) is the model's. ``timestep_uniform`` and ``dropout_uniform``
+    (B,), in (0, 1), choose the timesteps and the captions to drop:
+    :mod:`sm_train.entrypoints.common.sample_rng`.
     """
 
     pixels: Tensor
@@ -61,7 +67,7 @@ class Batch:
     origins: tuple[tuple[int, int], ...]
     timestep_uniform: NDArray[np.float64]
     dropout_uniform: NDArray[np.float64]
-    noise: Tensor = _NONE
+    noise: Tensor = _EMPTY
     moments: Tensor | None = None
     text: Tensor | None = None
     pooled: Tensor | None = None
@@ -69,36 +75,38 @@ class Batch:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Those that are there."""
-        everything = (self.pixels, self.noise, self.moments, self.text, self.pooled)
-        return tuple(one for one in everything if one is not None)
+        """The tensors that are set, in the order of :meth:`with_tensors`."""
+        tensors = (self.pixels, self.noise, self.moments, self.text, self.pooled)
+        return tuple(tensor for tensor in tensors if tensor is not None)
 
-    def with_tensors(self, pixels: Tensor, noise: Tensor = _NONE, *latents: Tensor) -> Batch:
-        """The same batch in other memory."""
+    def with_tensors(self, pixels: Tensor, noise: Tensor = _EMPTY, *latents: Tensor) -> Batch:
+        """Return the same batch with its tensors in other memory."""
         moments, text, pooled = (*latents, None, None, None)[:3]
         return replace(self, pixels=pixels, noise=noise, moments=moments, text=text, pooled=pooled)
 
     def pin_memory(self) -> Batch:
-        return self.with_tensors(*(one.pin_memory() for one in self.tensors))
+        """Return the batch in pinned memory; called by the DataLoader."""
+        return self.with_tensors(*(tensor.pin_memory() for tensor in self.tensors))
 
 
 @dataclass(frozen=True)
 class _BatchSlot:
-    """Where a batch, a slice of it or one sample of it is decoded to."""
+    """Memory that a batch, or one of its samples, is decoded into."""
 
-    target: DecodeSpec
+    decode_spec: DecodeSpec
     pixels: Tensor
     noise: Tensor
     latents: tuple[Tensor, ...]
 
-    def at(self, place: int) -> _BatchSlot:
-        latents = tuple(one[place] for one in self.latents)
-        return _BatchSlot(self.target, self.pixels[place], self.noise[:, place], latents)
+    def sample(self, row: int) -> _BatchSlot:
+        """Return the memory of one sample of the batch."""
+        latents = tuple(tensor[row] for tensor in self.latents)
+        return _BatchSlot(self.decode_spec, self.pixels[row], self.noise[:, row], latents)
 
 
 @dataclass(frozen=True, eq=False)
 class _PendingSample:
-    """One sample of a batch, and what was read for it."""
+    """A sample of a batch, read but not decoded."""
 
     shard: int
     sample: int
@@ -107,18 +115,24 @@ class _PendingSample:
 
 @dataclass(frozen=True, eq=False)
 class _PendingBatch:
-    """A batch on its way: its slices come with a caption or what is wrong for each place."""
+    """A batch that is being decoded.
 
-    lap: EpochPass
+    Each of ``slices`` returns for each of its samples the caption, or what is wrong with it.
+    """
+
+    epoch_pass: EpochPass
     step: int
-    room: _BatchSlot
+    slot: _BatchSlot
     origins: list[tuple[int, int]]
     slices: list[Future[list[str | BadSample]]]
 
 
 @dataclass(frozen=True, eq=False)
 class BatchPipeline:
-    """Makes a process's batches, wherever it runs; ``targets`` are by the schedule's shapes."""
+    """Builds a rank's batches, in the trainer's process or in the loader's.
+
+    ``decode_specs`` are by the schedule's number of the batch shape.
+    """
 
     sampler: Sampler
     reader: ShardReader
@@ -130,100 +144,116 @@ class BatchPipeline:
     tokenize: Tokenize | None = None
 
     def sample_name(self, shard: int, sample: int) -> str:
-        """A sample's shard and key, for a person."""
+        """Return a sample's shard and key for messages; reads the sample."""
         content = self.reader.read(shard, sample)
         key = content.key if isinstance(content, BadSample) else sample_members(content)[0]
         return f"{self.reader.shard_name(shard)} {key}"
 
     def layout(self, shape: int) -> BufferLayout:
-        """What a batch of the schedule's ``shape`` looks like in memory."""
-        target, batch = self.decode_specs[shape], self.batch_size
-        noise = self.rng.shape(batch, target.height, target.width), torch.float32
+        """Return the memory layout of a batch of the schedule's ``shape``."""
+        spec, batch = self.decode_specs[shape], self.batch_size
+        noise = self.rng.shape(batch, spec.height, spec.width), torch.float32
         if self.precomputed is not None:
             return ((batch, 0), torch.uint8), noise, *self.precomputed.layout(batch)
-        return ((batch, target.height, target.width, 3), torch.uint8), noise
+        return ((batch, spec.height, spec.width, 3), torch.uint8), noise
 
     @property
     def batch_bytes(self) -> int:
-        """Of memory that holds any batch."""
+        """Size of a buffer that holds a batch of any shape."""
         return max(layout_bytes(self.layout(shape)) for shape in range(len(self.decode_specs)))
 
     def batches(
-        self, decode: Submit, read: Submit, memory: BufferPool, ahead: int
+        self, decode: Submit, read: Submit, allocate: BufferPool, ahead: int
     ) -> Iterator[Batch]:
-        """An endless stream; ``ahead`` batches are begun before they are needed."""
+        """Yield batches without end; ``ahead`` of them are decoded before they are requested."""
         steps = self._steps(read)
         pending: deque[_PendingBatch] = deque()
         while True:
             while len(pending) <= ahead:
-                pending.append(self._begin(*next(steps), decode, memory))
+                pending.append(self._start(*next(steps), decode, allocate))
             yield self._finish(pending.popleft())
 
     def _steps(self, read: Submit) -> Iterator[tuple[EpochPass, int, list[SampleBytes]]]:
-        laps = self.sampler.passes()
-        lap = next(laps)
-        stock = PrefetchBuffer(lap, self.reader, read)
+        """Yield the steps of all passes, each with the raw samples of its batch.
+
+        Once a pass has requested everything that it needs, the next pass starts to read, so that
+        reading does not pause at the end of an epoch.
+        """
+        passes = self.sampler.passes()
+        current = next(passes)
+        prefetch = PrefetchBuffer(current, self.reader, read)
         while True:
             following: tuple[EpochPass, PrefetchBuffer] | None = None
-            for step in range(lap.first, lap.stop):
-                contents = stock.take(lap.schedule.indices(step))
-                if following is None and stock.all_requested:
-                    upcoming = next(laps)
+            for step in range(current.first, current.stop):
+                contents = prefetch.take(current.schedule.indices(step))
+                if following is None and prefetch.all_requested:
+                    upcoming = next(passes)
                     following = upcoming, PrefetchBuffer(upcoming, self.reader, read)
-                yield lap, step, contents
-            assert following is not None  # by its last batch a lap has begun to read everything
-            lap, stock = following
+                yield current, step, contents
+            assert following is not None  # the last batch of a pass has requested everything
+            current, prefetch = following
 
-    def _begin(
+    def _start(
         self,
-        lap: EpochPass,
+        epoch_pass: EpochPass,
         step: int,
         contents: list[SampleBytes],
         decode: Submit,
-        memory: BufferPool,
+        allocate: BufferPool,
     ) -> _PendingBatch:
-        schedule = lap.schedule
+        """Start to decode a batch, in slices of a few samples."""
+        schedule = epoch_pass.schedule
         shards, samples = schedule.partition.locate(schedule.indices(step))
         origins = list(zip(shards.tolist(), samples.tolist(), strict=True))
-        places = [
-            _PendingSample(*one, content) for one, content in zip(origins, contents, strict=True)
+        pending = [
+            _PendingSample(*origin, content)
+            for origin, content in zip(origins, contents, strict=True)
         ]
         shape = schedule.shape(step)
-        pixels, noise, *latents = memory(self.layout(shape))
-        room = _BatchSlot(self.decode_specs[shape], pixels, noise, tuple(latents))
+        pixels, noise, *latents = allocate(self.layout(shape))
+        slot = _BatchSlot(self.decode_specs[shape], pixels, noise, tuple(latents))
         slices = [
-            decode(self._decode_slice, lap.epoch, places[first : first + _SLICE], room, first)
-            for first in range(0, len(places), _SLICE)
+            decode(
+                self._decode_slice,
+                epoch_pass.epoch,
+                pending[first : first + _SLICE_SAMPLES],
+                slot,
+                first,
+            )
+            for first in range(0, len(pending), _SLICE_SAMPLES)
         ]
-        return _PendingBatch(lap, step, room, origins, slices)
+        return _PendingBatch(epoch_pass, step, slot, origins, slices)
 
     def _finish(self, pending: _PendingBatch) -> Batch:
-        lap, step, room = pending.lap, pending.step, pending.room
+        """Wait for a batch and replace its bad samples."""
+        epoch_pass, step, slot = pending.epoch_pass, pending.step, pending.slot
         outcomes = [outcome for part in pending.slices for outcome in part.result()]
-        bad = [outcome for outcome in outcomes if isinstance(outcome, BadSample)]
+        bad_samples = [outcome for outcome in outcomes if isinstance(outcome, BadSample)]
         captions, origins = [], pending.origins
-        for place, outcome in enumerate(outcomes):
+        for row, outcome in enumerate(outcomes):
             if isinstance(outcome, BadSample):
-                caption, origins[place] = self._replacement(
-                    lap, step, place, room.at(place), outcome
+                caption, origins[row] = self._replacement(
+                    epoch_pass, step, row, slot.sample(row), outcome
                 )
             else:
                 caption = outcome
             captions.append(caption)
-        fresh = len(outcomes) - lap.num_repeated(step)
-        spoilt = sum(isinstance(outcome, BadSample) for outcome in outcomes[:fresh])
+        # New samples come first. A bad one among them is replaced by a sample of the same epoch,
+        # which makes it a repeated one; the rest of the batch is repeated anyway.
+        num_new = len(outcomes) - epoch_pass.num_repeated(step)
+        num_replaced = sum(isinstance(outcome, BadSample) for outcome in outcomes[:num_new])
         batch = Batch(
-            room.pixels,
+            slot.pixels,
             captions,
-            lap.position(step),
-            tuple(bad),
-            lap.num_repeated(step) + spoilt,
+            epoch_pass.position(step),
+            tuple(bad_samples),
+            epoch_pass.num_repeated(step) + num_replaced,
             tuple(origins),
-            self.rng.uniform(TIMESTEP, lap.epoch, origins),
-            self.rng.uniform(CAPTION, lap.epoch, origins),
+            self.rng.uniform(Purpose.TIMESTEP, epoch_pass.epoch, origins),
+            self.rng.uniform(Purpose.CAPTION_DROPOUT, epoch_pass.epoch, origins),
             tokens=self._tokens(captions),
         )
-        return batch.with_tensors(room.pixels, room.noise, *room.latents)
+        return batch.with_tensors(slot.pixels, slot.noise, *slot.latents)
 
     def _tokens(self, captions: list[str]) -> tuple[NDArray[np.int64], ...]:
         if self.tokenize is None or self.precomputed is not None:
@@ -231,36 +261,40 @@ class BatchPipeline:
         return tuple(ids.numpy() for ids in self.tokenize(captions))
 
     def _decode_slice(
-        self, epoch: int, places: list[_PendingSample], room: _BatchSlot, first: int
+        self, epoch: int, samples: list[_PendingSample], slot: _BatchSlot, first: int
     ) -> list[str | BadSample]:
+        """Decode consecutive samples of a batch; ``first`` is the row of the first one."""
         return [
-            self._decode(epoch, place, room.at(first + number))
-            for number, place in enumerate(places)
+            self._decode(epoch, sample, slot.sample(first + number))
+            for number, sample in enumerate(samples)
         ]
 
-    def _decode(self, epoch: int, place: _PendingSample, room: _BatchSlot) -> str | BadSample:
-        """The caption; the image or its latents, and the sample's noise, go into ``room``."""
-        outcome = self._read(epoch, place, room)
+    def _decode(self, epoch: int, sample: _PendingSample, slot: _BatchSlot) -> str | BadSample:
+        """Decode a sample, and its noise, into ``slot``; return its caption or what is wrong."""
+        outcome = self._decode_content(epoch, sample, slot)
         if isinstance(outcome, str):
-            self.rng.fill_normal(room.noise, epoch, place.shard, place.sample)
+            self.rng.fill_normal(slot.noise, epoch, sample.shard, sample.sample)
         return outcome
 
-    def _read(self, epoch: int, place: _PendingSample, room: _BatchSlot) -> str | BadSample:
-        if isinstance(place.content, BadSample):
-            return place.content
-        key, shard = "", self.reader.shard_name(place.shard)
+    def _decode_content(
+        self, epoch: int, sample: _PendingSample, slot: _BatchSlot
+    ) -> str | BadSample:
+        """Decode a sample's image, or copy its latents, into ``slot``."""
+        if isinstance(sample.content, BadSample):
+            return sample.content
+        key, shard = "", self.reader.shard_name(sample.shard)
         try:
-            key, members = sample_members(place.content)
+            key, members = sample_members(sample.content)
             if (caption := members.get(self.config.caption_key)) is None:
                 return BadSample(shard, key, "caption-missing", f"no {self.config.caption_key}")
             text = bytes(caption).decode("utf-8")
             if self.precomputed is not None:
-                self.precomputed.read(members, room.latents)
+                self.precomputed.read(members, slot.latents)
                 return text
-            image = _first(members, self.config.image_key.split(";"))
+            image = _first_member(members, self.config.image_key.split(";"))
             if image is None:
                 return BadSample(shard, key, "image-missing", f"no {self.config.image_key}")
-            room.target.decode(image, room.pixels, epoch, place.shard, place.sample)
+            slot.decode_spec.decode(image, slot.pixels, epoch, sample.shard, sample.sample)
         except UnicodeDecodeError as error:
             return BadSample(shard, key, "caption-not-utf8", str(error))
         except (TarError, DecodeError, PrecomputedLatentsError) as error:
@@ -268,20 +302,25 @@ class BatchPipeline:
         return text
 
     def _replacement(
-        self, lap: EpochPass, step: int, place: int, room: _BatchSlot, bad: BadSample
+        self, epoch_pass: EpochPass, step: int, row: int, slot: _BatchSlot, bad: BadSample
     ) -> tuple[str, tuple[int, int]]:
-        slot = int(lap.schedule.indices(step)[place])
-        for attempt in range(_REPLACEMENTS):
-            shard, sample = lap.replacement(slot, attempt)
-            found = _PendingSample(shard, sample, self.reader.read(shard, sample))
-            outcome = self._decode(lap.epoch, found, room)
+        """Decode another sample into the slot of a bad one; return its caption and its origin.
+
+        Raises:
+            DataError: no candidate can be used.
+        """
+        index = int(epoch_pass.schedule.indices(step)[row])
+        for attempt in range(_MAX_REPLACEMENTS):
+            shard, sample = epoch_pass.replacement(index, attempt)
+            candidate = _PendingSample(shard, sample, self.reader.read(shard, sample))
+            outcome = self._decode(epoch_pass.epoch, candidate, slot)
             if isinstance(outcome, str):
                 return outcome, (shard, sample)
         raise DataError(
-            f"{bad.shard}: {bad.reason}: {bad.detail}; and of {_REPLACEMENTS} others "
-            "of its instance none can be used; pack these shards again"
+            f"{bad.shard}: {bad.reason}: {bad.detail}; none of {_MAX_REPLACEMENTS} replacement "
+            "samples can be used; pack these shards again"
         )
 
 
-def _first(members: dict[str, memoryview], keys: list[str]) -> memoryview | None:
+def _first_member(members: dict[str, memoryview], keys: list[str]) -> memoryview | None:
     return next((members[key] for key in keys if key in members), None)

@@ -1,12 +1,12 @@
-"""An image file's bytes → its pixels at the training size, at the speed of the JPEG decoder.
+"""Decodes image files to pixels at the training size, at the speed of the JPEG decoder.
 
-JPEG goes through libjpeg-turbo (simplejpeg), at a half, a quarter or an eighth of its size where
-that still covers the target: the decoder then skips most of its work. Everything else, and every
-JPEG that libjpeg-turbo has a complaint about, goes through Pillow, which knows more kinds. Scaling
-is PyTorch's antialiased one for uint8, which agrees with Pillow's to one level.
+JPEG goes through libjpeg-turbo (simplejpeg), at a half, a quarter or an eighth of its size if that
+still covers the target: the decoder then skips most of its work. Every other format, and every
+JPEG that libjpeg-turbo rejects, goes through Pillow, which supports more variants. Scaling is
+PyTorch's antialiased one for uint8, which agrees with Pillow's to one level.
 
-What comes out is always sRGB as stored: colour profiles are not applied. An image with
-transparency is laid on white. The EXIF orientation is applied.
+The result is sRGB as stored: color profiles are not applied. Transparent images are laid on
+white. The EXIF orientation is applied.
 """
 
 from __future__ import annotations
@@ -32,118 +32,124 @@ from sm_train.entrypoints.data.image_header import (
 from torch import Tensor
 
 Pixels = NDArray[np.uint8]
+Interpolation = Literal["bilinear", "bicubic"]
 
 MAX_PIXELS = 2**27
-"""134 megapixels: a larger image is refused before anything of it is decoded."""
+"""134 megapixels: a larger image is rejected before anything of it is decoded."""
 
 LARGE_PIXELS = 2**24
-"""Of images with more pixels than this a process decodes one at a time, to bound its memory."""
+"""A process decodes images with more pixels than this one at a time, to bound its memory."""
 
-_BUFFER_LIMIT = 3 * LARGE_PIXELS
+_MAX_KEPT_BUFFER_BYTES = 3 * LARGE_PIXELS
 
 
 @dataclass(frozen=True)
 class DecodeSpec:
-    """What an image becomes: ``height`` × ``width`` pixels, cut from its middle or at random.
+    """How an image becomes ``height`` × ``width`` pixels.
 
-    A random cut is a pure function of ``seed`` and of the numbers that :meth:`decode` is given.
+    The largest crop of that shape is cut from the image's middle or from a random place, and
+    scaled. A random place is a pure function of ``seed`` and the key given to :meth:`decode`.
     """
 
     height: int
     width: int
     crop: Literal["center", "random"] = "center"
-    mode: Literal["bilinear", "bicubic"] = "bicubic"
+    mode: Interpolation = "bicubic"
     seed: int = 0
 
     def decode(self, content: bytes | memoryview, out: Tensor, *key: int) -> None:
-        """Fill ``out``, uint8 (height, width, 3).
+        """Decode ``content`` into ``out``, uint8 (height, width, 3).
 
         Raises:
-            DecodeError: the image is damaged, of no kind that is known here, or too large.
+            DecodeError: the image is damaged, of an unknown format, or too large.
         """
         pixels, orientation = _decode(content, self)
-        turned = orientation >= 5
-        height, width = (self.width, self.height) if turned else (self.height, self.width)
-        square = _crop(pixels, height, width, self._place(key))
+        # Orientations 5 to 8 swap the sides. Crop and scale come first, because turning the
+        # small result is cheaper.
+        is_transposed = orientation >= 5
+        height, width = (self.width, self.height) if is_transposed else (self.height, self.width)
+        cropped = _crop(pixels, height, width, self._crop_position(key))
         if orientation == 1:
-            _scale(square, out, self.mode)
+            _scale(cropped, out, self.mode)
             return
-        upright = torch.empty((height, width, 3), dtype=torch.uint8)
-        _scale(square, upright, self.mode)
-        out.copy_(_turn(upright, orientation))
+        scaled = torch.empty((height, width, 3), dtype=torch.uint8)
+        _scale(cropped, scaled, self.mode)
+        out.copy_(_apply_orientation(scaled, orientation))
 
-    def _place(self, key: tuple[int, ...]) -> float:
-        """Where along its play the cut lies: 0 at the start, 1 at the end."""
+    def _crop_position(self, key: tuple[int, ...]) -> float:
+        """Return where the crop lies along the longer side: 0 at the start, 1 at the end."""
         if self.crop == "center":
             return 0.5
         return random_below(2**32, self.seed, *key) / (2**32 - 1)
 
 
-def _decode(content: bytes | memoryview, target: DecodeSpec) -> tuple[Pixels, int]:
-    """Pixels (H, W, 3), not yet turned, and the EXIF orientation to turn them by."""
+def _decode(content: bytes | memoryview, spec: DecodeSpec) -> tuple[Pixels, int]:
+    """Return pixels (H, W, 3) as stored, and the EXIF orientation that is left to apply."""
     if is_jpeg(content):
         orientation = jpeg_orientation(content)
         try:
-            pixels = _decode_jpeg(content, target, turned=orientation >= 5)
+            pixels = _decode_jpeg(content, spec, is_transposed=orientation >= 5)
         except (ValueError, KeyError):
-            # Damaged, or merely odd: Pillow tells the two apart.
+            # Damaged, or merely unusual: Pillow can distinguish the two.
             pixels = None
         if pixels is not None:
             return pixels, orientation
-    return _decode_any(content), 1
+    return _decode_with_pillow(content), 1
 
 
-def _decode_jpeg(content: bytes | memoryview, target: DecodeSpec, *, turned: bool) -> Pixels | None:
-    """None for colours that libjpeg-turbo does not turn into RGB.
+def _decode_jpeg(
+    content: bytes | memoryview, spec: DecodeSpec, *, is_transposed: bool
+) -> Pixels | None:
+    """Decode a JPEG as small as ``spec`` allows; None for a color space without RGB conversion.
 
     Raises:
-        ValueError: libjpeg-turbo has something to complain about.
-        DecodeError: too many pixels.
+        ValueError: libjpeg-turbo rejects the image.
+        DecodeError: it has too many pixels.
     """
-    height, width, colours, _ = simplejpeg.decode_jpeg_header(content)
-    _require_pixels(height, width)
-    if colours in ("CMYK", "YCCK"):
+    height, width, color_space, _ = simplejpeg.decode_jpeg_header(content)
+    _check_pixel_count(height, width)
+    if color_space in ("CMYK", "YCCK"):
         return None
-    wanted = (target.width, target.height) if turned else (target.height, target.width)
+    needed = (spec.width, spec.height) if is_transposed else (spec.height, spec.width)
     factor = 8
-    while factor > 1 and not _covers(-(-height // factor), -(-width // factor), *wanted):
+    while factor > 1 and not _covers(-(-height // factor), -(-width // factor), *needed):
         factor //= 2
-    scaled = -(-height // factor), -(-width // factor)
-    with _alone(height * width):
+    scaled_height, scaled_width = -(-height // factor), -(-width // factor)
+    with _one_at_a_time_if_large(height * width):
         pixels: Pixels = simplejpeg.decode_jpeg(
             content,
-            min_height=scaled[0],
-            min_width=scaled[1],
+            min_height=scaled_height,
+            min_width=scaled_width,
             min_factor=factor,
-            buffer=_buffer(3 * scaled[0] * scaled[1]),
+            buffer=_buffer(3 * scaled_height * scaled_width),
         )
     return pixels
 
 
-def _covers(height: int, width: int, wanted_height: int, wanted_width: int) -> bool:
-    return height >= wanted_height and width >= wanted_width
+def _covers(height: int, width: int, needed_height: int, needed_width: int) -> bool:
+    return height >= needed_height and width >= needed_width
 
 
-def _require_pixels(height: int, width: int) -> None:
+def _check_pixel_count(height: int, width: int) -> None:
     if height * width > MAX_PIXELS:
         raise DecodeError("image-bomb", f"{width} × {height} pixels; {MAX_PIXELS:,} at most")
 
 
-_INTO = {
-    # What torch.nn.functional.interpolate(antialias=True) calls, which cannot be told where to.
+_SCALE_INTO = {
+    # What torch.nn.functional.interpolate(antialias=True) calls; that function has no `out`.
     "bilinear": torch.ops.aten._upsample_bilinear2d_aa.out,
     "bicubic": torch.ops.aten._upsample_bicubic2d_aa.out,
 }
 
-_large = threading.Lock()
+_large_image_lock = threading.Lock()
 
 
-def _alone(pixels: int) -> AbstractContextManager[object]:
-    return _large if pixels > LARGE_PIXELS else nullcontext()
+def _one_at_a_time_if_large(pixels: int) -> AbstractContextManager[object]:
+    return _large_image_lock if pixels > LARGE_PIXELS else nullcontext()
 
 
 class _Buffers(threading.local):
-    """One for each thread, kept: new memory of this size costs a page fault for each 4 KiB."""
+    """A decoding buffer for each thread, kept: new memory costs a page fault for each 4 KiB."""
 
     content: NDArray[np.uint8] | None = None
 
@@ -152,62 +158,67 @@ _buffers = _Buffers()
 
 
 def _buffer(size: int) -> NDArray[np.uint8] | None:
-    if size > _BUFFER_LIMIT:
+    """Return the thread's buffer of at least ``size`` bytes; None if that is too large to keep."""
+    if size > _MAX_KEPT_BUFFER_BYTES:
         return None
     if _buffers.content is None or _buffers.content.size < size:
         _buffers.content = np.empty(size, np.uint8)
     return _buffers.content
 
 
-def _decode_any(content: bytes | memoryview) -> Pixels:
-    """Pillow's way, for every kind: RGB pixels, upright."""
-    ImageFile.LOAD_TRUNCATED_IMAGES = False  # whatever other code set
-    with open_image(content) as image, _alone(image.width * image.height):
-        _require_pixels(image.height, image.width)
+def _decode_with_pillow(content: bytes | memoryview) -> Pixels:
+    """Decode an image of any format: RGB pixels (H, W, 3), upright."""
+    ImageFile.LOAD_TRUNCATED_IMAGES = False  # other code in the process may have set it
+    with open_image(content) as image, _one_at_a_time_if_large(image.width * image.height):
+        _check_pixel_count(image.height, image.width)
         try:
             return np.array(_to_rgb(ImageOps.exif_transpose(image)))
         except (MemoryError, DecodeError):
             raise
-        except Exception as error:  # as above, SyntaxError and struct.error among them
+        except Exception as error:  # Pillow raises almost anything: SyntaxError, struct.error …
             raise corrupt_image_error(error) from None
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):
-        # 16 bits a pixel; Pillow's own conversion would cut everything above 255.
+        # 16 bits per channel; Pillow's own conversion would clip everything above 255.
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
     if image.mode == "F":
         raise DecodeError("image-mode", "floating-point pixels have no agreed range")
     if image.has_transparency_data:
-        layered = image.convert("RGBA")
-        white = Image.new("RGBA", layered.size, "white")
-        return Image.alpha_composite(white, layered).convert("RGB")
+        foreground = image.convert("RGBA")
+        white = Image.new("RGBA", foreground.size, "white")
+        return Image.alpha_composite(white, foreground).convert("RGB")
     return image.convert("RGB")
 
 
-def _crop(pixels: Pixels, height: int, width: int, place: float) -> Pixels:
-    """The largest cut of the shape ``height`` : ``width``; ``place`` is 0 to 1 along its play."""
-    whole_height, whole_width = pixels.shape[:2]
-    cut_height = min(whole_height, max(1, round(whole_width * height / width)))
-    cut_width = min(whole_width, max(1, round(whole_height * width / height)))
-    top = int((whole_height - cut_height) * place)
-    left = int((whole_width - cut_width) * place)
-    return pixels[top : top + cut_height, left : left + cut_width]
+def _crop(pixels: Pixels, height: int, width: int, position: float) -> Pixels:
+    """Return the largest crop of aspect ``height`` : ``width``; ``position`` is from 0 to 1."""
+    full_height, full_width = pixels.shape[:2]
+    crop_height = min(full_height, max(1, round(full_width * height / width)))
+    crop_width = min(full_width, max(1, round(full_height * width / height)))
+    top = int((full_height - crop_height) * position)
+    left = int((full_width - crop_width) * position)
+    return pixels[top : top + crop_height, left : left + crop_width]
 
 
-def _scale(pixels: Pixels, out: Tensor, mode: Literal["bilinear", "bicubic"]) -> None:
+def _scale(pixels: Pixels, out: Tensor, mode: Interpolation) -> None:
+    """Scale ``pixels`` (H, W, 3) to the size of ``out``, uint8 (height, width, 3)."""
     source = torch.from_numpy(pixels)
     if source.shape == out.shape:
         out.copy_(source)
         return
-    # With the strides of a batch in channels-last order, one picture too takes PyTorch's
-    # vectorised path for uint8, and is written straight to its place.
-    planes, into = (one[None].permute(0, 3, 1, 2) for one in (source, out))
-    _INTO[mode](planes, list(out.shape[:2]), False, None, None, out=into)
+    # As (1, 3, H, W) with the strides of a channels-last batch, a single image also takes
+    # PyTorch's vectorized path for uint8, and the result is written straight to its place.
+    planes, planes_out = (image[None].permute(0, 3, 1, 2) for image in (source, out))
+    _SCALE_INTO[mode](planes, list(out.shape[:2]), False, None, None, out=planes_out)
 
 
-def _turn(upright: Tensor, orientation: int) -> Tensor:
-    """EXIF's eight orientations: transposed for 5 to 8, then mirrored along one axis or both."""
-    turned = upright.transpose(0, 1) if orientation >= 5 else upright
-    flips = {2: [1], 3: [0, 1], 4: [0], 6: [1], 7: [0, 1], 8: [0]}.get(orientation, [])
-    return turned.flip(flips) if flips else turned
+def _apply_orientation(pixels: Tensor, orientation: int) -> Tensor:
+    """Apply an EXIF orientation to pixels (H, W, 3).
+
+    5 to 8 transpose the image; then each mirrors one axis, both, or none.
+    """
+    transposed = pixels.transpose(0, 1) if orientation >= 5 else pixels
+    axes = {2: [1], 3: [0, 1], 4: [0], 6: [1], 7: [0, 1], 8: [0]}.get(orientation, [])
+    return transposed.flip(axes) if axes else transposed

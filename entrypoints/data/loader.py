@@ -1,8 +1,11 @@
-"""A process's batches: read and decoded ahead in a process of its own, exact from any position on.
+"""Loads a rank's batches: read and decoded ahead, and exactly resumable from any position.
 
-Beside the trainer runs one process that reads windows of raw samples and decodes them with
-``workers`` threads: libjpeg-turbo, PyTorch's scaling and file reads all leave Python's lock. How
-many threads there are changes how soon a batch is there, never what is in it.
+One process runs next to the trainer. It reads shuffle blocks of raw samples and decodes them in
+``decode_workers`` threads: libjpeg-turbo, PyTorch's scaling and file reads all release the GIL.
+The number of threads changes how soon a batch is ready, never what is in it.
+
+Batches stay in shared memory (:mod:`~sm_train.entrypoints.data.buffer_pool`). The trainer limits
+how many are made ahead through a semaphore, and raises the limit when it has to wait.
 """
 
 from __future__ import annotations
@@ -38,117 +41,131 @@ from sm_train.entrypoints.data.shard_reader import ShardReader, run_inline
 from torch.utils.data import DataLoader, IterableDataset
 
 READ_BYTES = 8 * 2**20
-"""Read at once: the size of request at which S3 is quickest (8-16 MB by AWS's guide, "Performance
-Design Patterns for Amazon S3")."""
+"""Size of a read range: that of the requests at which S3 is fastest (8-16 MB by AWS's guide,
+"Performance Design Patterns for Amazon S3")."""
 
 SHUFFLE_BLOCK_BYTES = 256 * 2**20
-"""Mixed at a time by each process; another window is read meanwhile."""
+"""Bytes that each rank shuffles at a time; another block is read meanwhile."""
 
 READ_THREADS = 4
-"""Chunks that a process reads at the same time, to hide a request's first-byte latency."""
+"""Ranges that a rank reads at the same time, to hide the first-byte latency of requests."""
 
 FIRST_DEPTH, MAX_DEPTH = 2, 16
-"""Batches made ahead: at the start, and when the trainer was seen to wait for them."""
+"""Batches made ahead: at the start, and at most once the trainer has waited for some."""
 
-_DEPTH_BYTES = 2**30
-_WAITED = 0.002  # seconds: less is the hand-over itself
-_NOTHING = torch.empty(0)
-_numbers = count()
+_PREFETCH_BYTES = 2**30
+"""Bound on the memory of the batches made ahead."""
+
+_WAIT_SECONDS = 0.002
+"""Longer waits for a batch raise the prefetch depth; shorter ones are the hand-over itself."""
+
+_EMPTY = torch.empty(0)
+_link_ids = count()
 
 
 @dataclass(frozen=True)
-class _Failed:
-    """What ended the loader's process, for the trainer to raise."""
+class _Failure:
+    """The error that ended the loader's process, for the trainer to raise."""
 
     error: DataError
 
 
 @dataclass(frozen=True)
 class _SharedBatch:
-    """A batch on its way to the trainer: without its tensors, which stay where they are."""
+    """A batch on its way to the trainer, without its tensors, which stay in shared memory."""
 
     batch: Batch
-    loan: BufferHandle
-    link: int
+    handle: BufferHandle
+    link_id: int
 
     def open(self) -> Batch:
-        return self.batch.with_tensors(*_links[self.link].open(self.loan))
+        """Return the batch with its tensors; called in the trainer's process."""
+        return self.batch.with_tensors(*_clients[self.link_id].open(self.handle))
 
     def pin_memory(self) -> Batch:
-        """Called by the DataLoader, in a thread of the trainer."""
+        """Called by the DataLoader, in a thread of the trainer's process."""
         return self.open().pin_memory()
 
 
-_links: WeakValueDictionary[int, SharedBufferClient] = WeakValueDictionary()
-"""The trainer's sides of its loaders' processes."""
+_clients: WeakValueDictionary[int, SharedBufferClient] = WeakValueDictionary()
+"""The trainer's ends of its loaders' buffers by link id.
+
+A global, because the DataLoader's pinning thread has nothing but the batch to find them by.
+"""
 
 
 @dataclass(frozen=True)
 class _Link:
-    """What leads from the trainer to the loader's process.
+    """What connects the trainer with the loader's process.
 
-    ``credit`` holds that one back to as many batches as the trainer lets.
+    ``credit`` is the number of batches that the loader may still make ahead. ``returned`` carries
+    the ids of buffers that may be filled again.
     """
 
-    number: int
+    link_id: int
     credit: Semaphore
     returned: SimpleQueue[int]
 
 
-class _BatchStream(IterableDataset[Batch | _SharedBatch | _Failed]):
-    """The source; decodes by ``threads`` in a process of its own if there is a ``link`` to it."""
+class _BatchStream(IterableDataset[Batch | _SharedBatch | _Failure]):
+    """The DataLoader's data set: the pipeline's batches, already batched.
 
-    def __init__(self, source: BatchPipeline, threads: int, link: _Link | None) -> None:
+    With a ``link`` it runs in the loader's process and decodes in ``decode_workers`` threads;
+    without one it runs in the trainer's process and decodes each batch when it is requested.
+    """
+
+    def __init__(self, pipeline: BatchPipeline, decode_workers: int, link: _Link | None) -> None:
         super().__init__()
-        self._source, self._threads, self._link = source, threads, link
+        self._pipeline, self._decode_workers, self._link = pipeline, decode_workers, link
 
-    def __iter__(self) -> Iterator[Batch | _SharedBatch | _Failed]:
+    def __iter__(self) -> Iterator[Batch | _SharedBatch | _Failure]:
         with ThreadPoolExecutor(READ_THREADS) as readers:
             try:
                 if self._link is None:
-                    memory = LocalBufferPool(self._source.batch_bytes)
-                    yield from self._source.batches(
-                        run_inline, readers.submit, memory.allocate, ahead=0
+                    pool = LocalBufferPool(self._pipeline.batch_bytes)
+                    yield from self._pipeline.batches(
+                        run_inline, readers.submit, pool.allocate, ahead=0
                     )
                 else:
-                    yield from self._lent(self._link, readers)
+                    yield from self._shared_batches(self._link, readers)
             except DataError as error:
-                yield _Failed(error)
+                yield _Failure(error)
 
-    def _lent(self, link: _Link, readers: Executor) -> Iterator[_SharedBatch]:
-        lender = SharedBufferPool(link.returned, self._source.batch_bytes)
-        with ThreadPoolExecutor(self._threads) as decoders:
-            batches = self._source.batches(
-                decoders.submit, readers.submit, lender.allocate, ahead=1
+    def _shared_batches(self, link: _Link, readers: Executor) -> Iterator[_SharedBatch]:
+        pool = SharedBufferPool(link.returned, self._pipeline.batch_bytes)
+        with ThreadPoolExecutor(self._decode_workers) as decoders:
+            batches = self._pipeline.batches(
+                decoders.submit, readers.submit, pool.allocate, ahead=1
             )
             while True:
                 link.credit.acquire()
                 batch = next(batches)
-                yield _SharedBatch(
-                    batch.with_tensors(_NOTHING), lender.handle(batch.tensors), link.number
-                )
+                handle = pool.handle(batch.tensors)
+                yield _SharedBatch(batch.with_tensors(_EMPTY), handle, link.link_id)
 
 
-def _end_with_trainer(_: int) -> None:
-    """PyTorch's own watch asks for the parent process, which here is the fork server.
+def _exit_with_trainer(_: int) -> None:
+    """End the loader's process when the trainer dies.
 
-    That lives as long as its children do.
+    PyTorch's own watchdog checks the parent process, which here is the fork server: that lives as
+    long as its children do.
     """
     exit_with_parent()
 
 
 class Loader:
-    """A process's batches from where ``record`` left off, and the record to go on from.
+    """Yields a rank's batches without end, starting where ``state`` left off.
 
-    ``note`` says what a person should know of a record that was written by another world;
-    ``depth`` is how many batches are made ahead.
+    ``position`` is that of the last batch yielded. ``resume_warning`` is set if ``state`` was
+    written under another topology or for other data. ``prefetch_depth`` is the number of batches
+    made ahead.
     """
 
     def __init__(
         self,
         catalog: ShardCatalog,
         rank: DataRank,
-        data: DataConfig,
+        config: DataConfig,
         *,
         resolution: int,
         batch_size: int,
@@ -159,118 +176,128 @@ class Loader:
         tokenize: Tokenize | None = None,
         pin_memory: bool = False,
     ) -> None:
-        mean = max(1.0, catalog.total_bytes / max(1, int(catalog.shard_sizes.sum())))
+        """Plan the reading; nothing is read yet.
+
+        ``batch_size`` is of this rank. Without ``decode_workers`` (0) everything runs in this
+        process. ``state`` is what :meth:`state_bytes` returned.
+        """
+        sample_bytes = max(1.0, catalog.total_bytes / max(1, int(catalog.shard_sizes.sum())))
         self.precomputed = PrecomputedLatents.from_options(catalog.options, resolution)
-        bucketed = data.aspect_buckets and self.precomputed is None
+        bucketed = config.aspect_buckets and self.precomputed is None
         shapes = aspect_shapes(resolution) if bucketed else ()
-        world = DataTopology(
+        topology = DataTopology(
             catalog.owner,
-            len(rank.hosts),
+            rank.num_nodes,
             rank.local_world_size,
             batch_size,
-            shuffle_block_size=max(1, round(SHUFFLE_BLOCK_BYTES / mean)),
+            shuffle_block_size=max(1, round(SHUFFLE_BLOCK_BYTES / sample_bytes)),
             shapes=shapes,
         )
-        chunk = max(1, round(READ_BYTES / mean))
+        range_size = max(1, round(READ_BYTES / sample_bytes))
         self.resume_warning: str | None = None
-        start = SamplerState(catalog.digest, seed, chunk, DataPosition(), world)
+        start = SamplerState(catalog.digest, seed, range_size, DataPosition(), topology)
         if state is not None:
-            written = SamplerState.from_bytes(state)
-            start, self.resume_warning = written.resume(catalog.digest, seed, chunk, world)
+            saved = SamplerState.from_bytes(state)
+            start, self.resume_warning = saved.resume(catalog.digest, seed, range_size, topology)
         self.sampler = Sampler(
             catalog.shard_sizes, start, rank.node_rank, rank.local_rank, catalog.shapes
         )
         self.position = start.position
-        targets = tuple(
-            DecodeSpec(height, width, data.crop, data.interpolation, seed)
+        decode_specs = tuple(
+            DecodeSpec(height, width, config.crop, config.interpolation, seed)
             for height, width in shapes or ((resolution, resolution),)
         )
-        shelf = ShardReader(catalog.paths, catalog.offsets)
-        self._source = BatchPipeline(
+        self._pipeline = BatchPipeline(
             self.sampler,
-            shelf,
-            data,
+            ShardReader(catalog.paths, catalog.offsets),
+            config,
             batch_size,
-            targets,
+            decode_specs,
             rng or SampleRng(seed),
             self.precomputed,
             tokenize,
         )
-        self._workers, self._pin_memory = decode_workers, pin_memory
+        self._decode_workers, self._pin_memory = decode_workers, pin_memory
         self.prefetch_depth = FIRST_DEPTH
-        most = _DEPTH_BYTES // (batch_size * resolution * resolution * 3)
-        self._most = max(FIRST_DEPTH, min(MAX_DEPTH, most))
+        affordable = _PREFETCH_BYTES // (batch_size * resolution * resolution * 3)
+        self._max_depth = max(FIRST_DEPTH, min(MAX_DEPTH, affordable))
 
     def __iter__(self) -> Iterator[Batch]:
-        if not self._workers:
-            yield from self._watched(iter(self._data_loader(None)), None)
+        if not self._decode_workers:
+            yield from self._received(iter(self._data_loader(None)), None)
             return
         context = torch.multiprocessing.get_context("forkserver")
-        link = _Link(next(_numbers), context.Semaphore(self.prefetch_depth), context.SimpleQueue())
-        borrower = _links[link.number] = SharedBufferClient(link.returned)
+        link = _Link(next(_link_ids), context.Semaphore(self.prefetch_depth), context.SimpleQueue())
+        client = _clients[link.link_id] = SharedBufferClient(link.returned)
         try:
-            yield from self._watched(iter(self._data_loader(link)), (link, borrower))
+            yield from self._received(iter(self._data_loader(link)), (link, client))
         finally:
-            # Its process may be waiting to go on, and would be waited for when it ends.
+            # The DataLoader waits for its process to end, which may be waiting for credit.
             for _ in range(MAX_DEPTH):
                 link.credit.release()
 
-    def _data_loader(self, link: _Link | None) -> DataLoader[Batch | _SharedBatch | _Failed]:
+    def _data_loader(self, link: _Link | None) -> DataLoader[Batch | _SharedBatch | _Failure]:
         return DataLoader(
-            _BatchStream(self._source, self._workers, link),
+            _BatchStream(self._pipeline, self._decode_workers, link),
             batch_size=None,
             num_workers=1 if link else 0,
+            # The DataLoader may request as many as it likes; the credit decides.
             prefetch_factor=MAX_DEPTH if link else None,
             pin_memory=self._pin_memory,
             # Forked children of a process with running threads can deadlock; spawned ones end
-            # like a program, which aborts when a thread of theirs is still inside PyTorch.
+            # like a program, which aborts if one of their threads is still inside PyTorch.
             multiprocessing_context="forkserver" if link else None,
-            worker_init_fn=_end_with_trainer if link else None,
+            worker_init_fn=_exit_with_trainer if link else None,
         )
 
-    def _watched(
+    def _received(
         self,
-        batches: Iterator[Batch | _SharedBatch | _Failed],
+        batches: Iterator[Batch | _SharedBatch | _Failure],
         process: tuple[_Link, SharedBufferClient] | None,
     ) -> Iterator[Batch]:
-        """Hand batches over, and let more be made ahead where they are waited for."""
-        first = True
+        """Yield the batches as they arrive; raise the prefetch depth if one had to be waited for.
+
+        Raises:
+            DataError: the loader's process ended with it.
+        """
+        is_first = True
         while True:
             if process is not None:
                 process[1].release_unused()
             started = time.perf_counter()
             batch = next(batches)
-            if isinstance(batch, _Failed):
+            if isinstance(batch, _Failure):
                 raise batch.error
             if process is not None:
                 credit = process[0].credit
-                credit.release()
-                # The first batch is always waited for.
-                if not first and time.perf_counter() - started > _WAITED:
+                credit.release()  # the loader may make another one in its place
+                # The first batch always has to be waited for.
+                if not is_first and time.perf_counter() - started > _WAIT_SECONDS:
                     self._increase_prefetch(credit)
-            if isinstance(batch, _SharedBatch):
+            if isinstance(batch, _SharedBatch):  # not opened yet, because it was not pinned
                 batch = batch.open()
-            first = False
+            is_first = False
             self.position = batch.position
             yield batch
 
     def _increase_prefetch(self, credit: Semaphore) -> None:
-        if self.prefetch_depth < self._most:
+        if self.prefetch_depth < self._max_depth:
             self.prefetch_depth += 1
             credit.release()
 
     def sample_names(self, origins: Iterable[tuple[int, int]]) -> list[str]:
-        """Samples by shard and key; reads them again."""
-        return [self._source.sample_name(*origin) for origin in origins]
+        """Return the shard and the key of samples; reads them again."""
+        return [self._pipeline.sample_name(*origin) for origin in origins]
 
     @property
     def epoch(self) -> int:
+        """The current epoch, from 0."""
         return self.position.epoch
 
     def epoch_size(self) -> EpochSize:
-        """How the epoch under way comes out."""
+        """Return the size of the current epoch."""
         return self.sampler.epoch_size(self.position.epoch)
 
     def state_bytes(self) -> bytes:
-        """The run's place in its data, for a checkpoint: the same for all processes."""
+        """Return the run's position in its data for a checkpoint; equal on all ranks."""
         return self.sampler.state_at(self.position).to_bytes()

@@ -1,7 +1,7 @@
-"""The raw samples that a process holds: read window by window, ahead of use.
+"""Holds a rank's raw samples in memory and reads shuffle blocks ahead of their use.
 
-What a lap needs is known from its schedule, so the stock reads whole windows while they are new,
-and single samples where a resumed run needs some of a window that is over.
+The schedule of a pass determines what it needs, so the buffer reads whole blocks in order. Only a
+resumed run reads single samples: those of earlier blocks that still wait for their batch.
 """
 
 from __future__ import annotations
@@ -15,55 +15,60 @@ from sm_train.entrypoints.data.sampler import EpochPass
 from sm_train.entrypoints.data.shard_reader import SampleBytes, ShardReader, Submit
 
 PREFETCH_BLOCKS = 1
-"""Read while another is in use."""
+"""Shuffle blocks that are read while another is in use."""
 
 
 class PrefetchBuffer:
-    """The contents of one lap's slots; reading begins at once."""
+    """The raw samples of one pass, by their index in the rank's order; reading starts at once."""
 
-    def __init__(self, lap: EpochPass, shelf: ShardReader, read: Submit) -> None:
-        self._part, self._shelf, self._read = lap.schedule.partition, shelf, read
+    def __init__(self, epoch_pass: EpochPass, reader: ShardReader, submit: Submit) -> None:
+        schedule = epoch_pass.schedule
+        self._partition, self._reader, self._submit = schedule.partition, reader, submit
         self._held: dict[int, SampleBytes] = {}
-        self._loads: deque[tuple[Ints, Callable[[], list[SampleBytes]]]] = deque()
-        # Samples in front of this that are still waiting for their batch are read when it comes.
-        self._reached = self._begun = lap.schedule.high_water_mark(lap.first)
-        self._end = lap.schedule.high_water_mark(lap.stop)
-        self._begin()
+        self._reads: deque[tuple[Ints, Callable[[], list[SampleBytes]]]] = deque()
+        # Indices below _loaded are in memory or were taken, those below _requested are being
+        # read. Both start at the high-water mark of the batches before this pass: indices below
+        # it that still wait for a batch are read when that batch comes.
+        self._loaded = self._requested = schedule.high_water_mark(epoch_pass.first)
+        self._end = schedule.high_water_mark(epoch_pass.stop)
+        self._request_blocks()
 
     @property
     def all_requested(self) -> bool:
-        """Whether the reading of everything that is needed has begun."""
-        return self._begun >= self._end
+        """Whether everything that the pass needs was requested."""
+        return self._requested >= self._end
 
-    def take(self, slots: Ints) -> list[SampleBytes]:
-        """The contents of a batch's slots."""
-        furthest = int(slots.max())
-        while self._reached <= furthest:
-            self._load()
-        missing = [slot for slot in np.unique(slots).tolist() if slot not in self._held]
+    def take(self, indices: Ints) -> list[SampleBytes]:
+        """Return the samples at a batch's ``indices``, int64 (batch_size,), and drop them."""
+        furthest = int(indices.max())
+        while self._loaded <= furthest:
+            self._load_block()
+        missing = [index for index in np.unique(indices).tolist() if index not in self._held]
         if missing:
-            self._held.update(zip(missing, self._fetch(np.array(missing))(), strict=True))
-        contents = [self._held[slot] for slot in slots.tolist()]
-        for slot in set(slots.tolist()):
-            del self._held[slot]
+            self._held.update(zip(missing, self._read_async(np.array(missing))(), strict=True))
+        contents = [self._held[index] for index in indices.tolist()]
+        for index in set(indices.tolist()):  # padding may repeat an index within a batch
+            del self._held[index]
         return contents
 
-    def _begin(self) -> None:
-        while len(self._loads) < PREFETCH_BLOCKS and not self.all_requested:
-            slots = self._part.block_indices(self._begun // self._part.shuffle_block_size)
-            slots = slots[slots >= self._begun]
-            self._loads.append((slots, self._fetch(slots)))
-            self._begun = int(slots[-1]) + 1
+    def _request_blocks(self) -> None:
+        while len(self._reads) < PREFETCH_BLOCKS and not self.all_requested:
+            block = self._requested // self._partition.shuffle_block_size
+            indices = self._partition.block_indices(block)
+            indices = indices[indices >= self._requested]
+            self._reads.append((indices, self._read_async(indices)))
+            self._requested = int(indices[-1]) + 1
 
-    def _load(self) -> None:
-        # A sample that goes on waiting would keep all that was read with it in memory.
-        for slot, content in self._held.items():
+    def _load_block(self) -> None:
+        # A sample is a view of its whole read range. One that still waits for its batch is
+        # copied, because it would keep megabytes of samples in memory that were already used.
+        for index, content in self._held.items():
             if isinstance(content, memoryview):
-                self._held[slot] = memoryview(bytes(content))
-        slots, contents = self._loads.popleft()
-        self._begin()
-        self._held.update(zip(slots.tolist(), contents(), strict=True))
-        self._reached = int(slots[-1]) + 1
+                self._held[index] = memoryview(bytes(content))
+        indices, contents = self._reads.popleft()
+        self._request_blocks()  # the next block is read while this one is waited for and used
+        self._held.update(zip(indices.tolist(), contents(), strict=True))
+        self._loaded = int(indices[-1]) + 1
 
-    def _fetch(self, slots: Ints) -> Callable[[], list[SampleBytes]]:
-        return self._shelf.read_async(*self._part.locate(slots), self._read)
+    def _read_async(self, indices: Ints) -> Callable[[], list[SampleBytes]]:
+        return self._reader.read_async(*self._partition.locate(indices), self._submit)

@@ -1,12 +1,12 @@
-"""Which shards there are, which of them this instance sees, and where their samples lie.
+"""Builds the catalog of shards: which exist, which node reads each, where their samples lie.
 
-All processes of a job agree on one numbering of the shards, by name, before the first step. With
-an index that takes a listing of the channel; without one, the processes of an instance walk its
-shards once and say how long it took. What is kept grows with an instance's own shards only, but
-for a few bytes for each shard of all.
+All ranks agree on one numbering of the shards, by name, before the first step. With an index that
+takes a listing of the channel. Without one, the ranks of each node scan its shards once and report
+how long it took. Memory grows with the node's own shards, plus a few bytes for each shard of the
+data set.
 
-Assignment of shards to instances (``ShardedByS3Key``) is undocumented, so nothing is assumed of
-it: every instance says what it sees.
+How ``ShardedByS3Key`` assigns shards to nodes is undocumented, so the catalog assumes nothing:
+every node reports what it sees.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ from sm_train.entrypoints.data.shard_index import ShardIndex
 from sm_train.entrypoints.data.tar_reader import scan_tar
 
 AllGather = Callable[[Any], list[Any]]
-"""Gathers an object of every process, in rank order, on all of them."""
+"""Gathers an object from every rank, in rank order, on all ranks."""
+
+_DIGEST_BATCH = 2**14
+"""Names that are converted and hashed at a time."""
 
 
 class DataError(RuntimeError):
@@ -41,29 +44,35 @@ class DataError(RuntimeError):
 
 @dataclass(frozen=True)
 class DataRank:
-    """This process's place: ``process`` of ``processes`` on the ``instance``-th of ``hosts``."""
+    """Which share of the data this process reads; ``hosts`` are the nodes' names, by node rank."""
 
     hosts: tuple[str, ...]
     node_rank: int
     local_rank: int
     local_world_size: int
 
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes that share the data."""
+        return len(self.hosts)
+
 
 class SampleOffsets(Protocol):
-    """Where a shard's samples lie; crosses to the loader's process."""
+    """Finds the samples of a shard; sent to the loader's process."""
 
     def __call__(self, shard: int) -> tuple[Ints, Ints]:
-        """For each sample of the shard, its first byte and the one behind its last."""
+        """Return the samples' first bytes and those after their last, int64 (num_samples,)."""
 
 
 @dataclass(frozen=True, eq=False)
 class ShardCatalog:
-    """All shards by number, and what is needed to read those of this instance.
+    """All shards by number, and what is needed to read those of this node.
 
-    ``samples`` and ``owner`` (:mod:`~sm_train.entrypoints.data.partition`) cover all shards;
-    ``bytes`` is their sum; ``paths`` has those that this instance reads. ``shapes`` tells which
-    batch shape each image has; ``damage`` is what a walk of this process found: a shard's name
-    and a line. ``digest`` names the data set, ``options`` are those with which it was packed.
+    ``shard_sizes`` are the samples of each shard, int64 (num_shards,), and ``owner``, int16
+    (num_shards,), the nodes that read them (:mod:`~sm_train.entrypoints.data.partition`).
+    ``paths`` has the shards that this node reads. ``damage`` is what this rank's scan found: a
+    shard's name and a line. ``seconds`` is the time that building took. ``digest`` identifies the
+    data set; ``options`` are those that it was packed with.
     """
 
     shard_sizes: Ints
@@ -80,64 +89,71 @@ class ShardCatalog:
 
 
 def build_catalog(
-    channel: Path, index: Path | None, seat: DataRank, exchange: AllGather, notes: Path
+    channel: Path, index: Path | None, rank: DataRank, all_gather: AllGather, scan_folder: Path
 ) -> ShardCatalog:
-    """Agree with all processes on the shards; ``notes`` is a folder for this instance's walks.
+    """Build the catalog of ``channel`` on all ranks; a collective call.
+
+    ``scan_folder`` receives the results of this node's scans if there is no ``index``.
 
     Raises:
-        DataError: an instance sees no shard or no sample, or the index is damaged or not of these
-            shards. Raised by all processes, if by one.
+        DataError: a node sees no shard or no sample, or the index is damaged or does not match
+            the shards. Raised on all ranks if on any.
     """
     started = time.monotonic()
-    here = find_shards(channel)
-    table = _by_index(index, here, exchange) if index else _by_scanning(here, seat, exchange, notes)
-    seen = _gather_seen(table, seat, exchange)
-    owner = _assign_shards(seen)
-    _require_samples(table, seen, owner, seat)
-    mine = (owner == seat.node_rank) | (owner == REPLICATED)
+    visible = find_shards(channel)
+    if index:
+        listing = _list_by_index(index, visible, all_gather)
+    else:
+        listing = _list_by_scanning(visible, rank, all_gather, scan_folder)
+    visibility = _gather_visibility(listing, rank, all_gather)
+    owner = _assign_shards(visibility)
+    _require_samples(listing, visibility, owner, rank)
+    is_read_here = (owner == rank.node_rank) | (owner == REPLICATED)
     return ShardCatalog(
-        shard_sizes=table.samples,
+        shard_sizes=listing.shard_sizes,
         owner=owner,
-        total_bytes=table.bytes,
-        digest=_digest(table),
-        paths={number: here[name] for name, number in table.seen.items() if mine[number]},
-        offsets=table.ranges,
-        shapes=table.shapes,
-        damage=table.damage,
+        total_bytes=listing.total_bytes,
+        digest=_digest(listing),
+        paths={
+            number: visible[name]
+            for name, number in listing.visible.items()
+            if is_read_here[number]
+        },
+        offsets=listing.offsets,
+        shapes=listing.shapes,
+        damage=listing.damage,
         seconds=time.monotonic() - started,
         indexed=index is not None,
-        options=table.options,
+        options=listing.options,
     )
 
 
-Names: TypeAlias = list[str] | pa.Array
-"""Arrow's own where there may be hundreds of thousands: a tenth of the memory."""
+ShardNames: TypeAlias = list[str] | pa.Array
+"""An Arrow array if there may be hundreds of thousands: it takes a tenth of a list's memory."""
 
 
 @dataclass(frozen=True, eq=False)
-class _Table:
-    """``seen`` are the numbers of this instance's shards by name."""
+class _ShardListing:
+    """All shards, sorted by name; ``visible`` are the numbers of this node's shards by name."""
 
-    names: Names
-    samples: Ints
-    bytes: int
-    seen: dict[str, int]
-    ranges: SampleOffsets
+    names: ShardNames
+    shard_sizes: Ints
+    total_bytes: int
+    visible: dict[str, int]
+    offsets: SampleOffsets
     shapes: BatchShapes
     options: dict[str, Any]
     damage: tuple[tuple[str, str], ...] = ()
 
 
-_DIGESTED = 2**14  # names at a time
-
-
-def _digest(table: _Table) -> str:
+def _digest(listing: _ShardListing) -> str:
+    """Return a digest of the names and the sizes of all shards."""
     digest = hashlib.sha256()
-    for first in range(0, len(table.names), _DIGESTED):
-        chunk = table.names[first : first + _DIGESTED]
-        texts = chunk if isinstance(chunk, list) else chunk.to_pylist()
+    for first in range(0, len(listing.names), _DIGEST_BATCH):
+        names = listing.names[first : first + _DIGEST_BATCH]
+        texts = names if isinstance(names, list) else names.to_pylist()
         digest.update("\0".join(["", *texts]).encode("utf-8", "surrogateescape"))
-    digest.update(table.samples.astype("<i8").tobytes())
+    digest.update(listing.shard_sizes.astype("<i8").tobytes())
     return digest.hexdigest()[:16]
 
 
@@ -146,7 +162,7 @@ def _digest(table: _Table) -> str:
 
 @dataclass(frozen=True)
 class _IndexedOffsets:
-    """Looks shards up in the index; ``rows`` are their places in it."""
+    """Looks samples up in the index; ``rows`` are the shards' rows in it, int64 (num_shards,)."""
 
     index: ShardIndex
     rows: Ints
@@ -158,226 +174,244 @@ class _IndexedOffsets:
 
 @dataclass(frozen=True)
 class _IndexedShapes:
-    """Finds each image's shape by the sides that the index has of it."""
+    """Chooses each image's batch shape by its size in the index."""
 
     index: ShardIndex
     rows: Ints
 
-    def __call__(self, world: DataTopology, part: RankPartition) -> NDArray[np.int16] | None:
-        """The number of the shape of each slot of ``part``.
+    def __call__(
+        self, topology: DataTopology, partition: RankPartition
+    ) -> NDArray[np.int16] | None:
+        """Return the number of the shape for each index of ``partition``, int16 (num_samples,).
 
         Raises:
-            DataError: the index does not have the sides of its images.
+            DataError: the index does not have the sizes of its images.
         """
-        if not world.shapes:
+        if not topology.shapes:
             return None
-        runs = part.ranges
-        shapes = np.zeros(part.num_samples, np.int16)
-        # In the index's order, so that a group of its rows is decoded once.
-        for run in np.argsort(self.rows[runs.shard], kind="stable").tolist():
-            start, stop = int(runs.start[run]), int(runs.stop[run])
-            widths, heights = self._sides(int(self.rows[runs.shard[run]]))
-            behind = int(runs.ends[run])
-            shapes[behind - (stop - start) : behind] = nearest_shape(
-                world.shapes, heights[start:stop], widths[start:stop]
+        ranges = partition.ranges
+        shapes = np.zeros(partition.num_samples, np.int16)  # by position among the ranges
+        # Ranges in the order of the index, so that each row group of it is decoded once.
+        for number in np.argsort(self.rows[ranges.shard], kind="stable").tolist():
+            start, stop = int(ranges.start[number]), int(ranges.stop[number])
+            widths, heights = self._image_sizes(int(self.rows[ranges.shard[number]]))
+            end = int(ranges.ends[number])
+            shapes[end - (stop - start) : end] = nearest_shape(
+                topology.shapes, heights[start:stop], widths[start:stop]
             )
-        by_slot: NDArray[np.int16] = shapes[part.positions(np.arange(part.num_samples))]
-        return by_slot
+        positions = partition.positions(np.arange(partition.num_samples))
+        by_index: NDArray[np.int16] = shapes[positions]
+        return by_index
 
-    def _sides(self, row: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        sides = self.index.image_sizes(row)
-        if sides is None:
+    def _image_sizes(self, row: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        sizes = self.index.image_sizes(row)
+        if sizes is None:
             raise DataError(
                 f"data.aspect_buckets: the index has no image sizes of {self.index.names[row]}; "
                 "run `sm-train index` again"
             )
-        return sides
+        return sizes
 
 
-def _by_index(path: Path, here: dict[str, Path], exchange: AllGather) -> _Table:
+def _list_by_index(
+    index_file: Path, visible: dict[str, Path], all_gather: AllGather
+) -> _ShardListing:
     problem = None
     try:
-        index = ShardIndex(path)
-        names, samples = index.name_column(), index.samples
+        index = ShardIndex(index_file)
+        names, shard_sizes = index.name_column(), index.samples
     except (OSError, ShardError) as error:
         problem = f"{error}; run `sm-train index` again, or set data.index to false"
-    _stop_all(exchange, problem)
+    _raise_on_all_ranks(all_gather, problem)
     order = pc.sort_indices(names)
     names = names.take(order)
-    # As bytes, which any file name is.
-    asked = pa.array([os.fsencode(name) for name in here], pa.binary())
-    found = pc.index_in(asked, value_set=names.cast(pa.binary())).to_pylist()
-    unknown = [name for name, number in zip(here, found, strict=True) if number is None]
+    # Compared as bytes: a file name may be any bytes, an Arrow string is UTF-8.
+    visible_names = pa.array([os.fsencode(name) for name in visible], pa.binary())
+    numbers = pc.index_in(visible_names, value_set=names.cast(pa.binary())).to_pylist()
+    unknown = [name for name, number in zip(visible, numbers, strict=True) if number is None]
     if unknown:
         problem = (
             f"{len(unknown)} shards of the train channel are not in the index, {unknown[0]} among "
             "them; run `sm-train index` again"
         )
-    _stop_all(exchange, problem)
+    _raise_on_all_ranks(all_gather, problem)
     rows = order.to_numpy().astype(np.int64)
-    return _Table(
+    return _ShardListing(
         names=names,
-        samples=samples[rows],
-        bytes=index.header.bytes,
-        seen=dict(zip(here, found, strict=True)),
-        ranges=_IndexedOffsets(index, rows),
+        shard_sizes=shard_sizes[rows],
+        total_bytes=index.header.bytes,
+        visible=dict(zip(visible, numbers, strict=True)),
+        offsets=_IndexedOffsets(index, rows),
         shapes=_IndexedShapes(index, rows),
         options=index.header.options,
     )
 
 
-def _stop_all(exchange: AllGather, problem: str | None) -> None:
-    """Let every process raise what one of them found."""
-    for said in exchange(problem):
-        if said:
-            raise DataError(said)
+def _raise_on_all_ranks(all_gather: AllGather, problem: str | None) -> None:
+    """Raise on every rank what any rank found, so that none waits for the others."""
+    for message in all_gather(problem):
+        if message:
+            raise DataError(message)
 
 
-# ------------------------------------------------------------------ without one
+# ------------------------------------------------------------------ without an index
 
 
 @dataclass(frozen=True)
 class _ScannedShard:
-    """One shard as a process found it: its samples' ranges are columns of that process's notes."""
+    """One shard's scan; its offsets are ``samples`` columns of the local rank's scan file."""
 
     name: str
-    process: int
-    column: int
+    local_rank: int
+    first_column: int
     samples: int
     bytes: int
 
 
 @dataclass(frozen=True)
 class _ScannedOffsets:
-    """Reads the ranges that the instance's processes wrote down."""
+    """Reads the sample offsets that the node's ranks have written to ``scan_folder``."""
 
-    notes: Path
-    places: dict[int, _ScannedShard]
+    scan_folder: Path
+    shards: dict[int, _ScannedShard]
 
     def __call__(self, shard: int) -> tuple[Ints, Ints]:
-        place = self.places[shard]
-        notes = np.load(_notes_file(self.notes, place.process), mmap_mode="r")
-        starts, stops = notes[:, place.column : place.column + place.samples]
+        scan = self.shards[shard]
+        offsets = np.load(_scan_file(self.scan_folder, scan.local_rank), mmap_mode="r")
+        starts, stops = offsets[:, scan.first_column : scan.first_column + scan.samples]
         return np.array(starts), np.array(stops)
 
 
-def _notes_file(notes: Path, process: int) -> Path:
-    return notes / f"walk-{process:03d}.npy"
+def _scan_file(scan_folder: Path, local_rank: int) -> Path:
+    """Return a rank's file of starts and stops, int64 (2, samples of its shards)."""
+    return scan_folder / f"scan-{local_rank:03d}.npy"
 
 
-def _by_scanning(here: dict[str, Path], seat: DataRank, exchange: AllGather, notes: Path) -> _Table:
-    walked: list[_ScannedShard] = []
+def _list_by_scanning(
+    visible: dict[str, Path], rank: DataRank, all_gather: AllGather, scan_folder: Path
+) -> _ShardListing:
+    """Scan this rank's share of the node's shards and gather the scans of all ranks."""
+    scans: list[_ScannedShard] = []
     damage: list[tuple[str, str]] = []
-    ranges = [np.zeros((2, 0), np.int64)]
+    offsets = [np.zeros((2, 0), np.int64)]
     column = 0
-    for name in list(here)[seat.local_rank :: seat.local_world_size]:
+    for name in list(visible)[rank.local_rank :: rank.local_world_size]:
         try:
-            found = scan_tar(here[name])
+            scan = scan_tar(visible[name])
         except OSError as error:
             damage.append((name, f"cannot be read: {error.strerror}"))
-            walked.append(_ScannedShard(name, seat.local_rank, column, 0, 0))
+            scans.append(_ScannedShard(name, rank.local_rank, column, 0, 0))
             continue
-        damage += [(name, line) for line in found.damage]
-        samples = len(found.starts)
-        walked.append(_ScannedShard(name, seat.local_rank, column, samples, found.bytes))
-        ranges.append(np.stack([found.starts, found.stops]))
+        damage += [(name, line) for line in scan.damage]
+        samples = len(scan.starts)
+        scans.append(_ScannedShard(name, rank.local_rank, column, samples, scan.bytes))
+        offsets.append(np.stack([scan.starts, scan.stops]))
         column += samples
-    notes.mkdir(parents=True, exist_ok=True)
-    np.save(_notes_file(notes, seat.local_rank), np.concatenate(ranges, axis=1))
-    everyones: list[tuple[int, list[_ScannedShard]]] = exchange((seat.node_rank, walked))
-    return _merge_scans(everyones, here, seat, notes, tuple(damage))
+    scan_folder.mkdir(parents=True, exist_ok=True)
+    np.save(_scan_file(scan_folder, rank.local_rank), np.concatenate(offsets, axis=1))
+    gathered: list[tuple[int, list[_ScannedShard]]] = all_gather((rank.node_rank, scans))
+    return _merge_scans(gathered, visible, rank, scan_folder, tuple(damage))
 
 
 def _merge_scans(
-    everyones: Iterable[tuple[int, list[_ScannedShard]]],
-    here: dict[str, Path],
-    seat: DataRank,
-    notes: Path,
+    gathered: Iterable[tuple[int, list[_ScannedShard]]],
+    visible: dict[str, Path],
+    rank: DataRank,
+    scan_folder: Path,
     damage: tuple[tuple[str, str], ...],
-) -> _Table:
+) -> _ShardListing:
     by_name: dict[str, _ScannedShard] = {}
-    own: dict[str, _ScannedShard] = {}
+    on_this_node: dict[str, _ScannedShard] = {}
     problem = None
-    for instance, walked in everyones:
-        for shard in walked:
+    for node_rank, scans in gathered:
+        for shard in scans:
             other = by_name.setdefault(shard.name, shard)
             if (other.samples, other.bytes) != (shard.samples, shard.bytes):
-                problem = f"{shard.name} is not the same on all instances"
-            if instance == seat.node_rank:
-                own[shard.name] = shard
-    if problem:  # all processes have heard the same, so all stop
+                problem = f"{shard.name} is not the same on all nodes"
+            if node_rank == rank.node_rank:
+                on_this_node[shard.name] = shard
+    if problem:  # all ranks have gathered the same scans, so all raise
         raise DataError(problem)
     names = sorted(by_name)
     numbers = {name: number for number, name in enumerate(names)}
-    seen = {name: numbers[name] for name in here}
-    return _Table(
+    visible_numbers = {name: numbers[name] for name in visible}
+    scans_by_number = {number: on_this_node[name] for name, number in visible_numbers.items()}
+    return _ShardListing(
         names=names,
-        samples=np.array([by_name[name].samples for name in names], np.int64),
-        bytes=sum(shard.bytes for shard in by_name.values()),
-        seen=seen,
-        ranges=_ScannedOffsets(notes, {number: own[name] for name, number in seen.items()}),
-        shapes=_no_shapes,
+        shard_sizes=np.array([by_name[name].samples for name in names], np.int64),
+        total_bytes=sum(shard.bytes for shard in by_name.values()),
+        visible=visible_numbers,
+        offsets=_ScannedOffsets(scan_folder, scans_by_number),
+        shapes=_unknown_shapes,
         options={},
         damage=damage,
     )
 
 
-def _no_shapes(world: DataTopology, _part: RankPartition) -> None:
-    if world.shapes:
+def _unknown_shapes(topology: DataTopology, _partition: RankPartition) -> None:
+    """:data:`BatchShapes` without an index: scanning reads headers, not images."""
+    if topology.shapes:
         raise DataError(
-            "data.aspect_buckets: needs the sides of all images; run `sm-train index` and set "
-            "data.index"
+            "data.aspect_buckets: needs the sizes of all images; run `sm-train index` and set "
+            "data.index to true"
         )
 
 
-# ------------------------------------------------------------------ who sees what
+# ------------------------------------------------------------------ assignment to nodes
 
 
-def _gather_seen(table: _Table, seat: DataRank, exchange: AllGather) -> NDArray[np.bool_]:
-    """Instance × shard: whether it is seen; the first process of each instance speaks for it."""
-    mask = np.zeros(len(table.samples), np.bool_)
-    mask[list(table.seen.values())] = True
-    said = np.packbits(mask) if seat.local_rank == 0 else None
-    everyones: list[Any] = exchange((seat.node_rank, said, len(mask)))
-    if len({shards for *_, shards in everyones}) > 1:
-        raise DataError("the instances have different indexes; start the job again")
-    seen = np.zeros((len(seat.hosts), len(mask)), np.bool_)
-    for instance, bits, _ in everyones:
+def _gather_visibility(
+    listing: _ShardListing, rank: DataRank, all_gather: AllGather
+) -> NDArray[np.bool_]:
+    """Return which node sees which shard, bool (num_nodes, num_shards).
+
+    Local rank 0 sends its node's row as packed bits, an eighth of a byte for each shard.
+    """
+    row = np.zeros(len(listing.shard_sizes), np.bool_)
+    row[list(listing.visible.values())] = True
+    packed = np.packbits(row) if rank.local_rank == 0 else None
+    gathered: list[Any] = all_gather((rank.node_rank, packed, len(row)))
+    if len({num_shards for *_, num_shards in gathered}) > 1:
+        raise DataError("the nodes have different indexes; start the job again")
+    visibility = np.zeros((rank.num_nodes, len(row)), np.bool_)
+    for node_rank, bits, _ in gathered:
         if bits is not None:
-            seen[instance] = np.unpackbits(bits, count=len(mask)).astype(np.bool_)
-    return seen
+            visibility[node_rank] = np.unpackbits(bits, count=len(row)).astype(np.bool_)
+    return visibility
 
 
 def _require_samples(
-    table: _Table, seen: NDArray[np.bool_], owner: NDArray[np.int16], seat: DataRank
+    listing: _ShardListing, visibility: NDArray[np.bool_], owner: NDArray[np.int16], rank: DataRank
 ) -> None:
-    empty = [host for host, row in zip(seat.hosts, seen, strict=True) if not row.any()]
+    """Check that every node has samples to read; ``visibility`` is (num_nodes, num_shards)."""
+    empty = [host for host, row in zip(rank.hosts, visibility, strict=True) if not row.any()]
     if empty:
         raise DataError(
-            f"{', '.join(empty)}: no .tar in the train channel; ShardedByS3Key deals whole "
-            f"objects, so {len(seat.hosts)} instances need at least as many shards"
+            f"{', '.join(empty)}: no .tar in the train channel; ShardedByS3Key assigns whole "
+            f"objects, so {rank.num_nodes} instances need at least as many shards"
         )
-    for instance, host in enumerate(seat.hosts):
-        shards = (owner == instance) | (owner == REPLICATED)
-        if not table.samples[shards].any():
-            names = ", ".join(
-                str(table.names[number]) for number in np.flatnonzero(seen[instance])[:3].tolist()
-            )
-            raise DataError(
-                f"{host}: no sample that it could read in {names} …; pack these shards again"
-            )
+    for node_rank, host in enumerate(rank.hosts):
+        shards = (owner == node_rank) | (owner == REPLICATED)
+        if not listing.shard_sizes[shards].any():
+            seen = np.flatnonzero(visibility[node_rank])[:3].tolist()
+            names = ", ".join(str(listing.names[number]) for number in seen)
+            raise DataError(f"{host}: no readable sample in {names} …; pack these shards again")
 
 
-def _assign_shards(seen: NDArray[np.bool_]) -> NDArray[np.int16]:
-    """One owner for each shard, all instances, or nobody."""
-    times = seen.sum(axis=0, dtype=np.int16)
-    # Of several that see a shard, the numbers take turns.
-    turn = np.arange(seen.shape[1]) % np.maximum(times, 1)
-    owner = np.full(seen.shape[1], UNASSIGNED, np.int16)
-    before = np.zeros_like(times)
-    for instance, row in enumerate(seen):
-        owner[row & (before == turn)] = instance
-        before += row
-    if len(seen) > 1:
-        owner[times == len(seen)] = REPLICATED
+def _assign_shards(visibility: NDArray[np.bool_]) -> NDArray[np.int16]:
+    """Return the owner of each shard, int16 (num_shards,); ``visibility`` is (nodes, shards).
+
+    A shard that all nodes see is replicated. If several nodes see it, they take turns by shard
+    number, so that none gets all of the shared ones.
+    """
+    times_seen = visibility.sum(axis=0, dtype=np.int16)
+    # Of the nodes that see shard i, the owner is number i % times_seen[i].
+    turn = np.arange(visibility.shape[1]) % np.maximum(times_seen, 1)
+    owner = np.full(visibility.shape[1], UNASSIGNED, np.int16)
+    seen_before = np.zeros_like(times_seen)  # by nodes of lower rank
+    for node_rank, row in enumerate(visibility):
+        owner[row & (seen_before == turn)] = node_rank
+        seen_before += row
+    if len(visibility) > 1:
+        owner[times_seen == len(visibility)] = REPLICATED
     return owner

@@ -1,19 +1,12 @@
-"""The index of a set of shards: one small file that spares every reader the walk through them.
+"""The index of a set of shards: one small file that saves every reader from scanning them.
 
-A packed folder holds::
+:mod:`sm_train.entrypoints.common.index_location` defines where it lies.
 
-    index.parquet
-    shards/shard-000000.tar
-    shards/shard-000001.tar …
-
-The index lies beside the shards' folder and never in it: with ``ShardedByS3Key`` every object
-below the channel's prefix is dealt to one instance, so whatever lies among the tars takes a
-shard's place. The data channel is ``…/shards/``, and nothing but tars may be there.
-
-It is one Parquet file, because planning needs a few small columns of all shards and reading needs
-two large ones of a few: each is fetched alone. A row is a shard (:class:`~.shards.Shard`) or a
-rejected input (:class:`RejectedInput`), whose ``name`` is null; the shards come first. The
-header (:class:`IndexHeader`) is JSON in the file's metadata. A truncated file has no footer, so it
+It is a single Parquet file, because planning needs a few small columns of all shards, and reading
+needs two large columns of a few shards: each is fetched alone. A row is a shard
+(:class:`~sm_train.entrypoints.data.shard_format.Shard`) or a rejected input
+(:class:`RejectedInput`), whose ``name`` is null; the shards come first. The header
+(:class:`IndexHeader`) is JSON in the file's metadata. A truncated file has no footer, so truncation
 is detected; pages carry checksums.
 """
 
@@ -36,10 +29,10 @@ from numpy.typing import NDArray
 from sm_train.entrypoints.data.shard_format import Shard, ShardError
 
 FORMAT = "sm-train-index"
-VERSION = 2
+VERSION = 3
 
 GROUP_SAMPLES, GROUP_ROWS = 2**16, 2**12
-"""A row group is closed at so many samples or rows: what one look-up of offsets decodes."""
+"""Samples or rows at which a row group is closed; looking up one shard decodes a whole group."""
 
 _SCHEMA = pa.schema(
     [
@@ -57,20 +50,20 @@ _SCHEMA = pa.schema(
     ]
 )
 _ENCODINGS = {
-    # Neighbours differ little: a tenth of the bytes of plain numbers, and of plain names.
+    # Neighbouring values differ little: deltas take a tenth of the bytes of the plain encoding.
     "offsets.list.element": "DELTA_BINARY_PACKED",
     "keys.list.element": "DELTA_BYTE_ARRAY",
 }
-_METADATA = b"sm-train"
+_HEADER_KEY = b"sm-train"
+"""Key of the header in the file's metadata."""
 
 
 @dataclass(frozen=True)
 class RejectedInput:
-    """An input that was left out.
+    """An input that was not packed.
 
-    ``source`` is its path in the packed folder, its row of the table, or a shard's name.
-    ``reason`` is a fixed code such as ``image-corrupt``; ``detail`` says what was wrong, for a
-    person.
+    ``source`` is its path in the input folder, its row in the input table, or a shard's name.
+    ``reason`` is a fixed code such as ``image-corrupt``; ``detail`` explains it to the user.
     """
 
     source: str
@@ -80,17 +73,17 @@ class RejectedInput:
 
 @dataclass(frozen=True)
 class IndexHeader:
-    """What was packed, into what, and what was left out, in total.
+    """Totals of a set of shards, and how they were packed.
 
-    ``target_bytes`` is the shard size that was asked for, ``inputs`` a digest over the names and
-    sizes of everything that went in, and ``options`` what else decided the result: the first two
-    are None for shards that sm-train did not pack.
+    ``rejected`` counts the rejected inputs. ``target_bytes`` is the requested shard size,
+    ``inputs`` a digest of the names and sizes of all inputs, and ``options`` everything else that
+    determines the result. The first two are None for shards that sm-train did not pack.
     """
 
     shards: int = 0
     samples: int = 0
     bytes: int = 0
-    refused: int = 0
+    rejected: int = 0
     target_bytes: int | None = None
     inputs: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
@@ -99,8 +92,8 @@ class IndexHeader:
 class IndexWriter:
     """Writes an index shard by shard; memory is bounded by one row group.
 
-    The same rows give the same bytes. Use as a context: on an error nothing that can be read is
-    left in ``file``.
+    The same rows give the same bytes. A context manager: after an error ``file`` has no footer
+    with a header, so it cannot be read as an index.
     """
 
     def __init__(
@@ -111,11 +104,15 @@ class IndexWriter:
         inputs: str | None = None,
         options: dict[str, Any] | None = None,
     ) -> None:
-        self._given = {"target_bytes": target_bytes, "inputs": inputs, "options": options or {}}
-        self._totals = dict.fromkeys(("shards", "samples", "bytes", "refused"), 0)
+        self._parameters = {
+            "target_bytes": target_bytes,
+            "inputs": inputs,
+            "options": options or {},
+        }
+        self._totals = dict.fromkeys(("shards", "samples", "bytes", "rejected"), 0)
         self._shards: list[Shard] = []
-        self._refused: list[RejectedInput] = []
-        self._held = 0
+        self._rejected: list[RejectedInput] = []
+        self._pending_samples = 0
         self._writer = pq.ParquetWriter(
             file,
             _SCHEMA,
@@ -134,13 +131,15 @@ class IndexWriter:
         try:
             if kind is None:
                 self._flush()
-                header = {"format": FORMAT, "version": VERSION, **self._totals, **self._given}
-                self._writer.add_key_value_metadata({_METADATA: json.dumps(header, sort_keys=True)})
+                header = {"format": FORMAT, "version": VERSION, **self._totals, **self._parameters}
+                self._writer.add_key_value_metadata(
+                    {_HEADER_KEY: json.dumps(header, sort_keys=True)}
+                )
         finally:
             self._writer.close()
 
     def add(self, shard: Shard) -> None:
-        """The next shard; all come before what was refused.
+        """Write the next shard; all shards come before the rejected inputs.
 
         Raises:
             ShardError: its name is not UTF-8.
@@ -151,34 +150,34 @@ class IndexWriter:
         self._totals["shards"] += 1
         self._totals["samples"] += shard.samples
         self._totals["bytes"] += shard.bytes
-        self._held += shard.samples
-        if self._held >= GROUP_SAMPLES or len(self._shards) >= GROUP_ROWS:
+        self._pending_samples += shard.samples
+        if self._pending_samples >= GROUP_SAMPLES or len(self._shards) >= GROUP_ROWS:
             self._flush()
 
-    def refuse(self, refused: RejectedInput) -> None:
-        """The next input that was left out."""
+    def reject(self, rejected: RejectedInput) -> None:
+        """Write the next rejected input."""
         if self._shards:
             self._flush()
-        self._refused.append(refused)
-        self._totals["refused"] += 1
-        if len(self._refused) >= GROUP_SAMPLES:
+        self._rejected.append(rejected)
+        self._totals["rejected"] += 1
+        if len(self._rejected) >= GROUP_SAMPLES:
             self._flush()
 
     def _flush(self) -> None:
         rows = [_shard_row(shard) for shard in self._shards]
         rows += [
-            {name: _unicode(text) for name, text in asdict(refused).items()}
-            for refused in self._refused
+            {name: _unicode(text) for name, text in asdict(rejected).items()}
+            for rejected in self._rejected
         ]
         if rows:
             self._writer.write_table(pa.Table.from_pylist(rows, _SCHEMA), row_group_size=len(rows))
         self._shards.clear()
-        self._refused.clear()
-        self._held = 0
+        self._rejected.clear()
+        self._pending_samples = 0
 
 
 def _shard_row(shard: Shard) -> dict[str, Any]:
-    row = {one.name: getattr(shard, one.name) for one in fields(shard)}
+    row = {column.name: getattr(shard, column.name) for column in fields(shard)}
     return row | {
         "samples": shard.samples,
         "blake3": bytes.fromhex(shard.blake3),
@@ -187,20 +186,20 @@ def _shard_row(shard: Shard) -> dict[str, Any]:
 
 
 def _unicode(text: str) -> str:
-    """Names that are no UTF-8 with their odd bytes written out, which Parquet cannot hold."""
+    """Escape bytes of a name that are not UTF-8, which Parquet cannot store."""
     return text.encode(errors="backslashreplace").decode()
 
 
 def write_index(
     path: Path,
     shards: Iterable[Shard],
-    refused: Iterable[RejectedInput] = (),
+    rejected: Iterable[RejectedInput] = (),
     *,
     target_bytes: int | None = None,
     inputs: str | None = None,
     options: dict[str, Any] | None = None,
 ) -> None:
-    """Write an index and wait until it is on the disk.
+    """Write an index and flush it to disk.
 
     Raises:
         OSError: the file cannot be written.
@@ -211,39 +210,39 @@ def write_index(
         with writer:
             for shard in shards:
                 writer.add(shard)
-            for one in refused:
-                writer.refuse(one)
+            for item in rejected:
+                writer.reject(item)
         file.flush()
         os.fsync(file.fileno())
 
 
 class ShardIndex:
-    """An index on a disk, of which only the header was read.
+    """An index on disk; only its header is read at first, everything else on demand.
 
-    ``names`` (paths below the shards' folder), ``bytes`` and ``samples`` have an entry for each
-    shard, in the file's order. They and the rest are read when they are asked for. An instance
-    can be pickled: it opens the file again.
+    ``names`` (paths relative to the shards folder), ``bytes`` and ``samples``, both int64
+    (num_shards,), have an entry for each shard, in the file's order. Unpickling opens the file
+    again.
     """
 
     def __init__(self, path: Path) -> None:
         """Open the index at ``path``.
 
         Raises:
-            ShardError: it is no index, is damaged or cut short, or has a version of the future.
-                Whatever is read later raises it, too.
+            ShardError: it is not an index, is damaged or cut short, or has another version. All
+                later reads can raise it, too.
             OSError: it cannot be read.
         """
         self.path = path
-        with path.open("rb"):  # a missing file is Python's own error, with its name
+        with path.open("rb"):  # so that a missing file raises OSError with its name
             pass
         try:
             self._file = pq.ParquetFile(path, page_checksum_verification=True)
         except (pa.ArrowException, OSError) as error:
-            raise _damaged(path, error) from None
-        self.header = _header(path, self._file.schema_arrow.metadata or {})
-        if self._file.metadata.num_rows != self.header.shards + self.header.refused:
-            raise ShardError(f"{path}: damaged: its rows do not add up to its header")
-        # A look-up keeps a few decoded groups, not the whole column.
+            raise _damaged_error(path, error) from None
+        self.header = _parse_header(path, self._file.schema_arrow.metadata or {})
+        if self._file.metadata.num_rows != self.header.shards + self.header.rejected:
+            raise ShardError(f"{path}: damaged: the number of rows does not match the header")
+        # Keeps a few decoded row groups of the large columns, not whole columns.
         self._column = lru_cache(maxsize=8)(self._read_column)
 
     @cached_property
@@ -252,16 +251,16 @@ class ShardIndex:
         return names
 
     def name_column(self) -> pa.Array:
-        """The names as Arrow has them, in a tenth of the memory."""
-        return self._whole("name").combine_chunks()
+        """Return the names as an Arrow array, which takes a tenth of a list's memory."""
+        return self._all_shards("name").combine_chunks()
 
     @cached_property
     def bytes(self) -> NDArray[np.int64]:
-        return np.asarray(self._whole("bytes").to_numpy(), np.int64)
+        return np.asarray(self._all_shards("bytes").to_numpy(), np.int64)
 
     @cached_property
     def samples(self) -> NDArray[np.int64]:
-        return np.asarray(self._whole("samples").to_numpy(), np.int64)
+        return np.asarray(self._all_shards("samples").to_numpy(), np.int64)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.path,)
@@ -270,47 +269,53 @@ class ShardIndex:
         return self.header.shards
 
     def offsets(self, shard: int) -> NDArray[np.int64]:
-        """Sample ``i`` of the shard lies in its bytes ``offsets[i]`` to ``offsets[i + 1]``.
+        """Return where a shard's samples lie, int64 (num_samples + 1,).
 
-        Headers and padding are included; int64 of length samples + 1.
+        Sample ``i``, with its headers and padding, is in the bytes ``offsets[i]`` to
+        ``offsets[i + 1]``.
         """
-        values: NDArray[np.int64] = self._cell("offsets", shard).to_numpy()
+        values: NDArray[np.int64] = self._list_cell("offsets", shard).to_numpy()
         return values
 
     def keys(self, shard: int) -> list[str]:
-        """The samples' keys."""
-        keys: list[str] = self._cell("keys", shard).to_pylist()
+        """Return the keys of a shard's samples."""
+        keys: list[str] = self._list_cell("keys", shard).to_pylist()
         return keys
 
     def image_sizes(self, shard: int) -> tuple[NDArray[np.int32], NDArray[np.int32]] | None:
-        """Widths and heights in pixels, upright; None where the index does not have them."""
-        widths, heights = (self._cell(name, shard).to_numpy() for name in ("widths", "heights"))
+        """Return widths and heights in pixels after EXIF rotation, int32 (num_samples,) each.
+
+        None if the index does not have them.
+        """
+        widths, heights = (
+            self._list_cell(column, shard).to_numpy() for column in ("widths", "heights")
+        )
         return (widths, heights) if len(widths) else None
 
     def shard(self, number: int) -> Shard:
-        """All that is known of a shard."""
+        """Return everything that the index has on a shard."""
         sizes = self.image_sizes(number)
         return Shard(
             name=self.names[number],
             bytes=int(self.bytes[number]),
-            blake3=self._row("blake3", number).as_py().hex(),
+            blake3=self._cell("blake3", number).as_py().hex(),
             keys=tuple(self.keys(number)),
             offsets=tuple(self.offsets(number).tolist()),
             widths=tuple(sizes[0].tolist()) if sizes else (),
             heights=tuple(sizes[1].tolist()) if sizes else (),
         )
 
-    def refused(self) -> Iterator[RejectedInput]:
-        """What was left out, in the order in which it came."""
+    def rejected(self) -> Iterator[RejectedInput]:
+        """Yield the rejected inputs, in the order in which they were written."""
         for group in range(self._shard_groups().stop, self._file.num_row_groups):
             for row in self._read(("source", "reason", "detail"), [group]).to_pylist():
                 yield RejectedInput(**row)
 
-    def _whole(self, column: str) -> Any:
+    def _all_shards(self, column: str) -> Any:
         return self._read((column,), self._shard_groups())[column]
 
     def _shard_groups(self) -> range:
-        """The row groups that hold shards; a group holds rows of one kind."""
+        """Return the row groups of shards; those of rejected inputs come after them."""
         rows = groups = 0
         while rows < self.header.shards and groups < self._file.num_row_groups:
             rows += self._file.metadata.row_group(groups).num_rows
@@ -319,15 +324,15 @@ class ShardIndex:
 
     @cached_property
     def _group_ends(self) -> list[int]:
-        """The number of the shard behind each row group."""
-        counts = [self._file.metadata.row_group(one).num_rows for one in self._shard_groups()]
+        """For each row group the number of the shard after its last one."""
+        counts = [self._file.metadata.row_group(group).num_rows for group in self._shard_groups()]
         ends: list[int] = np.cumsum(counts).tolist()
         return ends
 
-    def _cell(self, column: str, shard: int) -> Any:
-        return self._row(column, shard).values
+    def _list_cell(self, column: str, shard: int) -> Any:
+        return self._cell(column, shard).values
 
-    def _row(self, column: str, shard: int) -> Any:
+    def _cell(self, column: str, shard: int) -> Any:
         group = bisect_right(self._group_ends, shard)
         first = self._group_ends[group - 1] if group else 0
         return self._column(column, group)[shard - first]
@@ -339,35 +344,37 @@ class ShardIndex:
         try:
             return self._file.read_row_groups(list(groups), columns=list(columns))
         except (pa.ArrowException, OSError) as error:
-            raise _damaged(self.path, error) from None
+            raise _damaged_error(self.path, error) from None
 
 
-def read_header(file: RawIOBase, place: str) -> IndexHeader:
-    """The header of an index at ``place`` that lies on no disk: its last bytes are read alone.
+def read_header(file: RawIOBase, location: str) -> IndexHeader:
+    """Read the header of a remote index; only the last bytes of ``file`` are read.
+
+    ``location`` names it in errors.
 
     Raises:
-        ShardError: it is no index, is damaged or cut short, or has a version of the future.
+        ShardError: it is not an index, is damaged or cut short, or has another version.
         OSError: it cannot be read.
     """
     try:
         metadata = pq.ParquetFile(file).schema_arrow.metadata
     except pa.ArrowException as error:
-        raise _damaged(place, error) from None
-    return _header(place, metadata or {})
+        raise _damaged_error(location, error) from None
+    return _parse_header(location, metadata or {})
 
 
-def _damaged(path: Path | str, error: Exception) -> ShardError:
+def _damaged_error(path: Path | str, error: Exception) -> ShardError:
     detail = next(iter(str(error).splitlines()), type(error).__name__)
     return ShardError(f"{path}: not a shard index, or damaged: {detail}")
 
 
-def _header(path: Path | str, metadata: dict[bytes, bytes]) -> IndexHeader:
+def _parse_header(path: Path | str, metadata: dict[bytes, bytes]) -> IndexHeader:
     try:
-        content = json.loads(metadata.get(_METADATA, b""))
+        content = json.loads(metadata.get(_HEADER_KEY, b""))
     except ValueError:
         content = {}
     if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
         raise ShardError(f"{path}: not a shard index")
     if (version := content.pop("version", None)) != VERSION:
-        raise ShardError(f"{path}: index version {version}; this sm-train reads {VERSION}")
+        raise ShardError(f"{path}: index version {version}; this sm-train reads version {VERSION}")
     return IndexHeader(**content)

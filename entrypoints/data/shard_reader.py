@@ -1,7 +1,7 @@
-"""Raw samples out of an instance's shards: large reads, and every failure a reason.
+"""Reads the raw bytes of samples from a node's shards in large requests.
 
-Neighbouring samples that are wanted together are read at once, which is what FastFile is quick
-at. Whatever cannot be read costs the samples that it touches and nothing else.
+Neighbouring samples that are requested together are read at once, which suits FastFile. A read
+that fails costs the samples that it touches and nothing else: they become :class:`BadSample`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from sm_train.entrypoints.common.rng import Ints
 from sm_train.entrypoints.data.shard_catalog import SampleOffsets
 
 Submit = Callable[..., Future[Any]]
-"""As ``Executor.submit``."""
+"""Has the signature of ``Executor.submit``."""
 
 
 @dataclass(frozen=True)
 class BadSample:
-    """A sample that was skipped, or a part of a shard: ``reason`` is a fixed code."""
+    """A sample that was skipped: its shard and key, a fixed ``reason`` code and the detail."""
 
     shard: str
     key: str
@@ -37,101 +37,100 @@ SampleBytes = memoryview | BadSample
 
 @dataclass(frozen=True, eq=False)
 class _ReadRange:
-    """Neighbouring samples of one shard; ``slots`` are their places in what was asked for."""
+    """Consecutive samples of one shard, which are read at once.
+
+    ``starts`` and ``stops`` are their byte offsets and ``request_rows`` where they stand in the
+    request; all are int64 (num_samples,).
+    """
 
     shard: int
     starts: Ints
     stops: Ints
-    slots: Ints
+    request_rows: Ints
 
 
 @dataclass(frozen=True)
 class ShardReader:
-    """The shards of this instance by number."""
+    """Reads samples of the shards of this node; ``paths`` are by shard number."""
 
     paths: dict[int, Path]
     offsets: SampleOffsets
 
     def read(self, shard: int, sample: int) -> SampleBytes:
-        """One sample."""
-        [content] = self.read_async(np.array([shard]), np.array([sample]), _at_once)()
+        """Read one sample."""
+        [content] = self.read_async(np.array([shard]), np.array([sample]), run_inline)()
         return content
 
     def read_async(
         self, shards: Ints, samples: Ints, submit: Submit
     ) -> Callable[[], list[SampleBytes]]:
-        """Begin to read samples; the result gives them in the order in which they are asked for."""
-        reads = [(run, submit(self._read_run, run)) for run in self._runs(shards, samples)]
+        """Start to read samples; return a call that waits and gives them in the order requested.
+
+        ``shards`` and ``samples`` are int64 (num_samples,).
+        """
+        reads = [
+            (read_range, submit(self._read, read_range))
+            for read_range in self._read_ranges(shards, samples)
+        ]
 
         def result() -> list[SampleBytes]:
             contents: list[SampleBytes] = [memoryview(b"")] * len(shards)
-            for run, read in reads:
-                for slot, content in zip(run.slots.tolist(), read.result(), strict=True):
-                    contents[slot] = content
+            for read_range, read in reads:
+                for row, content in zip(
+                    read_range.request_rows.tolist(), read.result(), strict=True
+                ):
+                    contents[row] = content
             return contents
 
         return result
 
-    def _runs(self, shards: Ints, samples: Ints) -> Iterator[_ReadRange]:
-        order = np.lexsort((samples, shards))
+    def shard_name(self, shard: int) -> str:
+        """Return a shard's file name."""
+        return self.paths[shard].name
+
+    def _read_ranges(self, shards: Ints, samples: Ints) -> Iterator[_ReadRange]:
+        """Group a request into ranges of consecutive samples."""
+        order = np.lexsort((samples, shards))  # by shard, then by sample
         shard, sample = shards[order], samples[order]
         breaks = np.flatnonzero((np.diff(shard) != 0) | (np.diff(sample) != 1)) + 1
-        for slots in np.split(order, breaks):
-            number = int(shards[slots[0]])
+        for request_rows in np.split(order, breaks):
+            number = int(shards[request_rows[0]])
             starts, stops = self.offsets(number)
-            wanted = samples[slots]
-            yield _ReadRange(number, starts[wanted], stops[wanted], slots)
+            in_range = samples[request_rows]
+            yield _ReadRange(number, starts[in_range], stops[in_range], request_rows)
 
-    def _read_run(self, run: _ReadRange) -> list[SampleBytes]:
-        path = self.paths[run.shard]
-        first = int(run.starts[0])
+    def _read(self, read_range: _ReadRange) -> list[SampleBytes]:
+        path = self.paths[read_range.shard]
+        first = int(read_range.starts[0])
         try:
             with path.open("rb", buffering=0) as file:
-                content = _read_fully(file.fileno(), first, int(run.stops[-1]) - first)
+                content = _read_fully(file.fileno(), first, int(read_range.stops[-1]) - first)
         except OSError as error:
-            if len(run.slots) == 1:
-                return [self._unreadable(run.shard, error)]
-            # One bad place on a disk, or one failed request, should not cost its neighbours.
-            return [self._read_run(one)[0] for one in _singly(run)]
-        parts: list[SampleBytes] = []
+            if len(read_range.request_rows) == 1:
+                return [self._unreadable(read_range.shard, error)]
+            # A bad sector or a failed request should not cost its neighbours: read one by one.
+            return [self._read(single)[0] for single in _single_samples(read_range)]
+        samples: list[SampleBytes] = []
         for start, stop in zip(
-            (run.starts - first).tolist(), (run.stops - first).tolist(), strict=True
+            (read_range.starts - first).tolist(), (read_range.stops - first).tolist(), strict=True
         ):
             if stop <= len(content):
-                parts.append(content[start:stop])
+                samples.append(content[start:stop])
             else:
-                parts.append(self._cut_short(run.shard, first + len(content)))
-        return parts
-
-    def shard_name(self, shard: int) -> str:
-        return self.paths[shard].name
+                samples.append(self._cut_short(read_range.shard, first + len(content)))
+        return samples
 
     def _unreadable(self, shard: int, error: OSError) -> BadSample:
         reason = "shard-missing" if isinstance(error, FileNotFoundError) else "read-error"
         return BadSample(self.shard_name(shard), "", reason, error.strerror or str(error))
 
     def _cut_short(self, shard: int, end: int) -> BadSample:
-        return BadSample(
-            self.shard_name(shard), "", "tar-truncated", f"the shard ends at byte {end}"
-        )
+        detail = f"the shard ends at byte {end}"
+        return BadSample(self.shard_name(shard), "", "tar-truncated", detail)
 
 
-def _singly(run: _ReadRange) -> Iterator[_ReadRange]:
-    for one in range(len(run.slots)):
-        part = slice(one, one + 1)
-        yield _ReadRange(run.shard, run.starts[part], run.stops[part], run.slots[part])
-
-
-def _read_fully(descriptor: int, start: int, size: int) -> memoryview:
-    """``size`` bytes, or fewer where the file ends."""
-    view = np.empty(size, np.uint8).data
-    done = 0
-    while done < size and (read := os.preadv(descriptor, [view[done:]], start + done)):
-        done += read
-    return view[:done]
-
-
-def _at_once(call: Callable[..., Any], *arguments: Any) -> Future[Any]:
+def run_inline(call: Callable[..., Any], *arguments: Any) -> Future[Any]:
+    """Run a call at once, in the caller's thread: :data:`Submit` without an executor."""
     future: Future[Any] = Future()
     try:
         future.set_result(call(*arguments))
@@ -140,5 +139,21 @@ def _at_once(call: Callable[..., Any], *arguments: Any) -> Future[Any]:
     return future
 
 
-run_inline: Submit = _at_once
-"""Runs a call at once, where there are no threads to run it."""
+def _single_samples(read_range: _ReadRange) -> Iterator[_ReadRange]:
+    for number in range(len(read_range.request_rows)):
+        only = slice(number, number + 1)
+        yield _ReadRange(
+            read_range.shard,
+            read_range.starts[only],
+            read_range.stops[only],
+            read_range.request_rows[only],
+        )
+
+
+def _read_fully(descriptor: int, start: int, size: int) -> memoryview:
+    """Read ``size`` bytes, or fewer if the file ends before; a single call may return less."""
+    view = np.empty(size, np.uint8).data
+    done = 0
+    while done < size and (count := os.preadv(descriptor, [view[done:]], start + done)):
+        done += count
+    return view[:done]

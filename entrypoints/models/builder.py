@@ -123,7 +123,8 @@ def build(
     text_from = previous if train_text and previous is not None else components
     text = load_text_encoders(text_from)
     if text is None:
-        text = _new_text_encoders(preset["text_encoders"])
+        encoders = tuple(new_text_encoders(preset["text_encoders"]))
+        text = TextEncoders(encoders, tuple(_bytes_tokenizer() for _ in encoders))
         if not train_text:
             random_frozen += [numbered("text_encoder", n) for n in range(len(text.encoders))]
     vae = None
@@ -132,7 +133,7 @@ def build(
         if folder:
             vae = AutoencoderKL.from_pretrained(folder, local_files_only=True)
         else:
-            vae = AutoencoderKL.from_config(_without_class(preset["vae"]))
+            vae = new_autoencoder(preset["vae"])
             random_frozen.append("vae")
     scale = downsampling(None if vae is None else vae.config)
     starts = [one for one in (previous, components) if one is not None]
@@ -183,14 +184,22 @@ def load_text_encoders(folder: Path | None, *, frame: bool = False) -> TextEncod
     return TextEncoders(tuple(encoders), tuple(tokenizers)) if encoders else None
 
 
-def _new_text_encoders(configs: Sequence[Mapping[str, Any]]) -> TextEncoders:
+def new_autoencoder(config: Mapping[str, Any]) -> Any:
+    """Build the autoencoder of a preset's configuration with random weights."""
+    from diffusers import AutoencoderKL
+
+    return AutoencoderKL.from_config(_without_class(config))
+
+
+def new_text_encoders(configs: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Build the text encoders of a preset's configurations with random weights."""
     import transformers
 
     encoders = []
     for config in configs:
-        kind = getattr(transformers, config["class"])
-        encoders.append(kind(kind.config_class(**_without_class(config))))
-    return TextEncoders(tuple(encoders), tuple(_bytes_tokenizer() for _ in encoders))
+        encoder_class = getattr(transformers, config["class"])
+        encoders.append(encoder_class(encoder_class.config_class(**_without_class(config))))
+    return encoders
 
 
 def _bytes_tokenizer() -> Any:

@@ -26,6 +26,25 @@ def numbered(part: str, number: int) -> str:
     return part if number == 0 else f"{part}_{number + 1}"
 
 
+def preset_names() -> list[str]:
+    """Return the names of the shipped presets, sorted."""
+    return sorted(path.stem for path in PRESETS.glob("*.json"))
+
+
+def preset_caption_tokens(preset: Mapping[str, Any]) -> int:
+    """Return the length of a caption's hidden states.
+
+    CLIP's states are joined along the width; a T5's tokens follow them.
+    """
+    encoders = preset["text_encoders"]
+    clip = [
+        encoder["max_position_embeddings"]
+        for encoder in encoders
+        if "max_position_embeddings" in encoder
+    ]
+    return max(clip, default=0) + UNLIMITED_TOKENS * (len(encoders) - len(clip))
+
+
 def read_preset(name: str) -> dict[str, Any]:
     """The shipped configuration called ``name``; parts that presets share are filled in.
 
@@ -34,8 +53,7 @@ def read_preset(name: str) -> dict[str, Any]:
     """
     path = PRESETS / f"{name}.json"
     if not path.is_file():
-        known = ", ".join(sorted(one.stem for one in PRESETS.glob("*.json")))
-        raise JobConfigError(f"model.preset: {name!r} is not one of {known}")
+        raise JobConfigError(f"model.preset: {name!r} is not one of {', '.join(preset_names())}")
     preset: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     preset["vae"] = _shared(preset["vae"])
     preset["text_encoders"] = [_shared(one) for one in preset["text_encoders"]]

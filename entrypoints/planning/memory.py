@@ -1,26 +1,45 @@
-"""What a preset needs of a GPU: FLOP an image, and bytes of states and activations.
+"""Plan what a preset needs of a GPU: FLOPs per image, and bytes of states and activations.
 
-Without PyTorch, so that a laptop can plan with it.
+Reads figures that :mod:`sm_train.entrypoints.planning.measure` measured with PyTorch and wrote to
+``plans/PRESET.json``, so that a laptop plans without PyTorch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cache
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
-from sm_train.entrypoints.models.components import UNLIMITED_TOKENS, downsampling, read_preset
-from sm_train.entrypoints.planning import autoencoder, transformer, unet
-from sm_train.entrypoints.planning.layers import NetworkPlan, UnplannedModelError
-from sm_train.entrypoints.planning.text_encoder import text_parameters
+from sm_train.entrypoints.common.job_config import JobConfig
+from sm_train.entrypoints.models.components import read_preset
 
 _FP32, _BF16 = 4, 2
+"""Bytes of a number."""
+
+_ENCODED_PIXELS = 2**21
+
+_USABLE = 0.9
+"""Share of a GPU's memory: CUDA's context, NCCL's buffers and fragmentation need the rest
+(assumed)."""
+
+_PLANS = Path(__file__).parent / "plans"
+MEASURE_MODULE = "sm_train.entrypoints.planning.measure"
+
+
+class UnplannedModelError(ValueError):
+    """A preset has no plan, or has changed since it was measured."""
 
 
 @dataclass(frozen=True)
 class StateBytes:
-    """Bytes on one GPU between and during steps; ``gathered`` are weights of others."""
+    """Bytes on one GPU between and during steps; ``gathered`` are copies of sharded weights and of
+    their gradients."""
 
     weights: int
     gradients: int
@@ -35,64 +54,70 @@ class StateBytes:
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """A preset's network at one resolution.
+    """A preset's network at one resolution and in one precision.
 
-    ``frozen_bytes`` are the weights of the autoencoder and of text encoders that do not learn. The
-    autoencoder takes ``encoding_bytes`` for each image of ``encoded_at_once``.
+    ``kept_bytes`` and ``checkpointed_bytes`` are the activations of one image, without and with
+    activation checkpointing. ``fsdp_block_parameters`` are the parameters of each block that FSDP2
+    gathers, in order. ``frozen_bytes`` are the weights of the autoencoder and of frozen text
+    encoders. The autoencoder takes ``encoding_bytes`` for each image of ``encoded_at_once``.
     """
 
-    network: NetworkPlan
+    parameters: int
+    training_flops_per_image: int
     precision: str
+    kept_bytes: int
+    checkpointed_bytes: int
+    fsdp_block_parameters: tuple[int, ...]
     frozen_bytes: int
     encoding_bytes: int
     encoded_at_once: int
 
-    @property
-    def parameters(self) -> int:
-        return self.network.total.parameters
-
-    @property
-    def training_flops_per_image(self) -> int:
-        return self.network.training_flops
-
     def activation_bytes(self, images: int, *, checkpointing: bool = False) -> int:
-        """Of a pass of so many images: what autograd keeps of the network's, or what encoding them
-        takes just before, if that is more (precomputed latents take none)."""
-        each = self.network.activation_bytes(self.precision, checkpointing=checkpointing)
-        return max(images * each, min(images, self.encoded_at_once) * self.encoding_bytes)
+        """Return the activation memory of a forward and backward pass on ``images`` images.
+
+        The larger of what autograd keeps and of what encoding takes before it. Precomputed latents
+        need no encoding.
+        """
+        per_image = self.checkpointed_bytes if checkpointing else self.kept_bytes
+        return max(images * per_image, min(images, self.encoded_at_once) * self.encoding_bytes)
 
     def state_bytes(
         self, *, ema: bool, strategy: str = "none", world_size: int = 1, per_node: int = 1
     ) -> StateBytes:
-        """Of one GPU among ``world_size``, ``per_node`` in a machine.
+        """Return the states of one GPU among ``world_size``, ``per_node`` on each node.
 
         Weights, gradients, both moments of AdamW and, with ``ema``, the average are fp32; FSDP2
-        splits all five. It computes with gathered copies: of all weights (``shard_grad_op``), or of
-        a block and the next one; a block's gradients are whole until they are summed, in fp32.
-        Under DDP autocast keeps a bf16 copy of the weights.
+        shards all five. It computes with gathered weights: all of them (``shard_grad_op``), or
+        those of a block and the next one, which it prefetches. A block's gradients are unsharded
+        in fp32 until they are reduced. Under DDP autocast keeps a bf16 copy of the weights.
         """
         count, bf16 = self.parameters, self.precision == "bf16"
-        split = 1 if strategy == "none" else world_size
+        ranks = 1 if strategy == "none" else world_size
         if strategy == "hybrid_shard":
-            split = min(per_node, world_size)
-        # torch.chunk rounds up, parameter by parameter; less than a row of each.
-        own = -(-count // split)
+            ranks = min(per_node, world_size)
+        # torch.chunk rounds up for each parameter, by less than one row.
+        sharded = -(-count // ranks)
         width = _BF16 if bf16 else _FP32
-        block = self.network.largest_block_parameters
         if strategy == "none":
             gathered = _BF16 * count * bf16
         else:
-            weights = count if strategy == "shard_grad_op" else 2 * block
-            gathered = width * weights + (width + _FP32) * block
-        return StateBytes(_FP32 * own, _FP32 * own, 2 * _FP32 * own, _FP32 * own * ema, gathered)
+            blocks = self.fsdp_block_parameters
+            two_blocks = max(map(sum, pairwise(blocks)), default=sum(blocks))
+            weights = count if strategy == "shard_grad_op" else two_blocks
+            gathered = width * weights + (width + _FP32) * max(blocks)
+        return StateBytes(
+            weights=_FP32 * sharded,
+            gradients=_FP32 * sharded,
+            adamw=2 * _FP32 * sharded,
+            ema=_FP32 * sharded * ema,
+            gathered=gathered,
+        )
 
     def fixed_bytes(self, *, ema: bool, strategy: str, world_size: int, per_node: int) -> int:
-        """Of one GPU before the first image: states, autoencoder and frozen text encoders.
-
-        One process has nobody to split with.
-        """
+        """Return what one GPU holds before the first image: states and frozen components."""
         states = self.state_bytes(
             ema=ema,
+            # A single process cannot shard.
             strategy=strategy if world_size > 1 else "none",
             world_size=world_size,
             per_node=per_node,
@@ -100,51 +125,92 @@ class ModelPlan:
         return states.total + self.frozen_bytes
 
 
+def images_at_once(pixels: int) -> int:
+    """Return how many images of ``pixels`` are encoded together: 2 million pixels, or one image.
+
+    Encoding whole batches would need more memory than the training step, and is no faster.
+    """
+    return max(1, _ENCODED_PIXELS // pixels)
+
+
+def plan_path(preset: str) -> Path:
+    """Return where the plan of a preset is stored."""
+    return _PLANS / f"{preset}.json"
+
+
+def preset_digest(preset: Mapping[str, Any]) -> str:
+    """Return a digest of a preset's configuration, by which a plan of an older one is refused."""
+    return hashlib.sha256(json.dumps(preset, sort_keys=True).encode()).hexdigest()[:16]
+
+
 @cache
 def plan_preset(name: str, resolution: int, *, precision: str) -> ModelPlan:
-    """The plan of the preset called ``name`` for images of ``resolution`` pixels.
+    """Return the plan of the preset ``name`` for images of ``resolution`` pixels a side.
 
     Raises:
-        UnplannedModelError: the preset's network is not one that is counted.
+        SettingsError: there is no such preset.
+        UnplannedModelError: it was not measured, or has changed since.
     """
     preset = read_preset(name)
-    vae = preset["vae"]
-    side = resolution // downsampling(vae)
-    frozen = 0
-    if not preset["train_text_encoder"]:
-        text = sum(map(text_parameters, preset["text_encoders"]))
-        frozen = text * (_BF16 if precision == "bf16" else _FP32)
+    try:
+        plan = json.loads(plan_path(name).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UnplannedModelError(
+            f"preset {name}: not planned; run python -m {MEASURE_MODULE} {name}"
+        ) from None
+    if plan["preset_digest"] != preset_digest(preset):
+        raise UnplannedModelError(
+            f"preset {name}: changed since it was planned; run python -m {MEASURE_MODULE} {name}"
+        )
+    figures = plan["precisions"][precision]
+    area = Fraction(resolution, plan["resolution_step"]) ** 2
+
+    def at_resolution(coefficients: Sequence[int]) -> int:
+        constant, linear, square = coefficients
+        return round(constant + linear * area + square * area * area)
+
+    text_width = _BF16 if precision == "bf16" else _FP32
+    text = 0 if preset["train_text_encoder"] else plan["text_encoder_parameters"]
     return ModelPlan(
-        plan_network(preset["network"], side, _caption_tokens(preset)),
-        precision,
-        frozen + (_FP32 * autoencoder.parameters(vae) if vae else 0),
-        autoencoder.encoding_bytes(vae, resolution, precision) if vae else 0,
-        autoencoder.images_at_once(resolution**2),
+        parameters=plan["parameters"],
+        # The backward pass takes twice the forward pass: a product for the gradient of each factor.
+        training_flops_per_image=3 * at_resolution(figures["forward_flops"]),
+        precision=precision,
+        kept_bytes=at_resolution(figures["kept_bytes"]),
+        # Checkpointing recomputes one block at a time.
+        checkpointed_bytes=at_resolution(figures["checkpointed_bytes"])
+        + max(map(at_resolution, figures["block_bytes"]), default=0),
+        fsdp_block_parameters=tuple(plan["fsdp_block_parameters"]),
+        frozen_bytes=text_width * text + _FP32 * plan["vae_parameters"],
+        encoding_bytes=at_resolution(figures["encoding_bytes"]),
+        encoded_at_once=images_at_once(resolution**2),
     )
 
 
-def plan_network(config: Mapping[str, Any], side: int, caption_tokens: int) -> NetworkPlan:
-    """The plan of a network's configuration for an input of ``side`` × ``side``.
+def keeps_unsharded_gradients(
+    settings: JobConfig, world_size: int, per_node: int, gpu_memory: int | None
+) -> bool:
+    """Return whether each process keeps unsharded gradients while micro-batches accumulate.
 
-    Raises:
-        UnplannedModelError: it is not one that is counted.
+    Gradients are then reduced once a step and not with every micro-batch. DDP always keeps them;
+    FSDP2 does where they fit by the model's plan. ``per_node`` of the ``world_size`` processes
+    share a node. ``gpu_memory`` is in bytes, None without a GPU.
     """
-    kind = config["class"]
-    if kind == "UNet2DConditionModel":
-        return NetworkPlan(tuple(unet.walk(config, side, caption_tokens)))
-    if kind == "PixArtTransformer2DModel":
-        return NetworkPlan(tuple(transformer.walk_dit(config, side, caption_tokens)))
-    if kind == "SD3Transformer2DModel":
-        return NetworkPlan(tuple(transformer.walk_mmdit(config, side, caption_tokens)))
-    raise UnplannedModelError(f"no plan for a {kind}")
-
-
-def _caption_tokens(preset: Mapping[str, Any]) -> int:
-    """CLIP's encoders are joined along the width, a T5's tokens come behind theirs."""
-    clip = {
-        one["max_position_embeddings"]
-        for one in preset["text_encoders"]
-        if "max_position_embeddings" in one
-    }
-    t5 = sum("max_position_embeddings" not in one for one in preset["text_encoders"])
-    return max(clip, default=0) + t5 * UNLIMITED_TOKENS
+    stage, training = settings.stage, settings.training
+    if stage.sharding == "none" or world_size == 1 or gpu_memory is None:
+        return True
+    try:
+        plan = plan_preset(settings.model.preset, stage.resolution, precision=training.precision)
+    except UnplannedModelError:
+        return False
+    fixed = plan.fixed_bytes(
+        ema=training.ema_decay > 0,
+        strategy=stage.sharding,
+        world_size=world_size,
+        per_node=per_node,
+    )
+    activations = plan.activation_bytes(
+        stage.per_device_batch_size, checkpointing=stage.activation_checkpointing
+    )
+    # FSDP2 accumulates in the precision in which it reduces.
+    return fixed + activations + _FP32 * plan.parameters <= _USABLE * gpu_memory

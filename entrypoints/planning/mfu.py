@@ -1,17 +1,19 @@
-"""How much of its GPUs' arithmetic a job turns into training: model FLOP utilization (MFU).
+"""Model FLOP utilization (MFU): the share of the GPUs' peak arithmetic that trains the model.
 
-FLOP that the model needs (Chowdhery et al., PaLM, arXiv 2204.02311, appendix B), not those that
-recomputation adds, over what the GPUs could do in the same time.
+Counts the FLOPs that the model needs (Chowdhery et al., PaLM, arXiv 2204.02311, appendix B),
+without those of recomputation, over the FLOPs that the GPUs could do in the same time.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
 from sm_train.entrypoints.common.job_config import JobConfig
-from sm_train.entrypoints.planning.layers import UnplannedModelError
-from sm_train.entrypoints.planning.memory import plan_preset
+from sm_train.entrypoints.planning.memory import UnplannedModelError, plan_preset
+
+if TYPE_CHECKING:
+    import torch
 
 PEAK_FLOPS = {
     "A100": 312e12,
@@ -26,36 +28,37 @@ PEAK_FLOPS = {
 
 @dataclass(frozen=True)
 class MfuMeter:
-    """``flops_per_image`` of forward and backward pass; ``peak`` FLOP/s of one GPU."""
+    """``flops_per_image`` are those of forward and backward pass; ``peak`` is one GPU's FLOP/s."""
 
     flops_per_image: float
     peak: float
 
-    def share(self, images_per_second: float, gpus: int) -> float:
-        """The MFU of ``gpus`` that train so many images a second together."""
+    def mfu(self, images_per_second: float, gpus: int) -> float:
+        """Return the MFU of ``gpus`` that train ``images_per_second`` together."""
         return images_per_second * self.flops_per_image / (gpus * self.peak)
 
 
-def utilization(settings: JobConfig, device: torch.device) -> MfuMeter | None:
-    """For this run on ``device``; None where the peak or the model's FLOP are not known.
+def mfu_meter(settings: JobConfig, device: torch.device) -> MfuMeter | None:
+    """Return the meter of this run on ``device``; None if the peak or the model's plan is unknown.
 
-    In fp32 the peak is not: how much of it runs as TF32 depends on PyTorch's settings.
+    The peak of fp32 is unknown: how much of it runs as TF32 depends on PyTorch's settings.
     """
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    return of_device(settings, name)
+    if device.type != "cuda":
+        return mfu_meter_of(settings, device.type)
+    import torch
+
+    return mfu_meter_of(settings, torch.cuda.get_device_name(device))
 
 
-def of_device(settings: JobConfig, name: str) -> MfuMeter | None:
-    """:func:`utilization` by the device's name."""
+def mfu_meter_of(settings: JobConfig, device_name: str) -> MfuMeter | None:
+    """:func:`mfu_meter` by the device's name."""
     training = settings.training
-    peak = next((flops for part, flops in PEAK_FLOPS.items() if part in name), None)
+    peak = next((flops for part, flops in PEAK_FLOPS.items() if part in device_name), None)
     if peak is None or training.precision != "bf16":
         return None
     try:
         plan = plan_preset(
-            settings.model.preset,
-            settings.stage.resolution,
-            precision=training.precision,
+            settings.model.preset, settings.stage.resolution, precision=training.precision
         )
     except UnplannedModelError:
         return None

@@ -1,4 +1,4 @@
-"""An exponential moving average of the weights."""
+"""Exponential moving average (EMA) of the weights."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 
 class ExponentialMovingAverage:
-    """Of ``parameters``, where they are in memory; updated in a few fused kernels.
+    """EMA of ``parameters``, on their device, updated in a few fused kernels.
 
-    For the first ``start`` updates they are the weights themselves. Then the decay rises with the
-    number of updates n as min(decay, (1 + n) / (10 + n)), so that what was before is forgotten
-    soon (as in diffusers' EMAModel, after TensorFlow's).
+    During the first ``start`` updates the averages equal the weights. After that the decay rises
+    with the number of updates n as min(decay, (1 + n) / (10 + n)), so that early weights are
+    forgotten soon (as in diffusers' EMAModel, after TensorFlow's).
     """
 
     def __init__(self, parameters: Iterable[Tensor], decay: float, start: int = 0) -> None:
@@ -24,7 +24,7 @@ class ExponentialMovingAverage:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Move the averages towards the weights as they are now."""
+        """Move the averages towards the current weights."""
         self.updates += 1
         n = self.updates - self.start - 1
         decay = min(self.decay, (1 + n) / (10 + n)) if n > 0 else 0.0

@@ -1,7 +1,7 @@
-"""How good the model is, while it trains: held-out loss, and images of some prompts.
+"""Evaluation during training: validation loss, and sample images of fixed prompts.
 
-Both by the averaged weights, which are what a run delivers. The loss is at fixed timesteps and with
-fixed noise on a fixed set, so that two evaluations differ by the weights alone.
+Both use the EMA weights, which a run delivers. The loss uses fixed timesteps and fixed noise on a
+fixed set, so two evaluations differ by the weights alone.
 """
 
 from __future__ import annotations
@@ -35,150 +35,157 @@ from sm_train.entrypoints.training.model_inputs import ModelInputs
 from sm_train.entrypoints.training.train_state import TrainState
 
 LEVELS = (0.125, 0.375, 0.625, 0.875)
-"""Where along the timesteps' distribution the held-out loss is taken."""
+"""Quantiles of the timesteps' distribution at which the validation loss is measured."""
 
 SAMPLES = "samples"
-"""The folder of the grids, below the checkpoints' and in the job's output."""
+"""Folder of the image grids, in the checkpoint folder and in the job's output."""
 
-_COLUMNS, _AT_ONCE = 8, 8
+_COLUMNS, _IMAGES_AT_ONCE = 8, 8
 
 
 @dataclass(frozen=True)
 class ValidationSet:
-    """Samples that are not trained on; every instance sees all of them."""
+    """Samples that are not trained on; every instance has a copy of all of them."""
 
-    catalogue: ShardCatalog
-    seat: DataRank
+    catalog: ShardCatalog
+    rank: DataRank
 
 
 class _StoppedError(Exception):
-    """Somebody asked the job to stop: SageMaker waits for two minutes only."""
+    """A stop was requested: SageMaker waits two minutes at most, so the evaluation is cut short."""
 
 
 class Evaluator:
-    """Evaluates what ``learner`` has learned; called by all processes after the same steps."""
+    """Evaluates ``state``; all ranks call it after the same steps."""
 
     def __init__(
         self,
-        settings: JobConfig,
-        parts: ModelComponents,
-        learner: TrainState,
+        config: JobConfig,
+        components: ModelComponents,
+        state: TrainState,
         accelerator: Accelerator,
-        directories: SageMakerPaths,
+        paths: SageMakerPaths,
         events: EventLog,
-        held_out: ValidationSet | None,
+        validation: ValidationSet | None,
     ) -> None:
-        self._settings, self._parts, self._learner = settings, parts, learner
-        self._accelerator, self._directories, self._events = accelerator, directories, events
-        self._held_out = held_out
-        self._inputs = ModelInputs(parts, accelerator.device, dropout=0.0)
+        self._config, self._components, self._state = config, components, state
+        self._accelerator, self._paths, self._events = accelerator, paths, events
+        self._validation = validation
+        self._inputs = ModelInputs(components, accelerator.device, caption_dropout=0.0)
 
     def due(self, step: int) -> bool:
-        evaluation = self._settings.evaluation
-        something = self._held_out is not None or bool(evaluation.prompts)
-        last = step == self._settings.stage.max_steps
-        return something and (last or step % evaluation.every_steps == 0)
+        """Return whether there is anything to evaluate after ``step``."""
+        evaluation = self._config.evaluation
+        anything = self._validation is not None or bool(evaluation.prompts)
+        last = step == self._config.stage.max_steps
+        return anything and (last or step % evaluation.every_steps == 0)
 
-    def run(self, stop: StopSignal, alive: Callable[[Phase], None]) -> None:
-        """Training stands still; the weights are afterwards what they were before.
+    def run(self, stop: StopSignal, enter_phase: Callable[[Phase], None]) -> None:
+        """Evaluate and log the result; training pauses, and its weights are unchanged afterwards.
 
-        ``alive`` is called before every batch, with what comes.
-
-        A stop that any process was asked for ends it between two batches, without a result.
+        Call ``enter_phase`` before every batch. A stop that any rank received ends the evaluation
+        between two batches, without a result.
         """
         started = time.monotonic()
-        module = self._learner.module.eval()
-        heed = partial(self._heed, stop, alive)
+        module = self._state.module.eval()
+        before_batch = partial(self._before_batch, stop, enter_phase)
         try:
-            with self._learner.ema_weights(), torch.no_grad(), self._accelerator.autocast():
-                losses = {} if self._held_out is None else self._losses(self._held_out, heed)
-                images = self._images(heed) if self._settings.evaluation.prompts else None
+            with self._state.ema_weights(), torch.no_grad(), self._accelerator.autocast():
+                losses = self._losses(self._validation, before_batch) if self._validation else {}
+                images = self._images(before_batch) if self._config.evaluation.prompts else None
         except _StoppedError:
             return
         finally:
             module.train()
         if self._accelerator.is_main_process:
-            self._tell(losses, images, time.monotonic() - started)
+            self._log(losses, images, time.monotonic() - started)
 
-    def _heed(self, stop: StopSignal, alive: Callable[[Phase], None], section: Phase) -> None:
-        alive(section)
-        asked = torch.tensor(float(stop.requested), device=self._accelerator.device)
-        if self._accelerator.reduce(asked, "sum").item():
+    def _before_batch(
+        self, stop: StopSignal, enter_phase: Callable[[Phase], None], phase: Phase
+    ) -> None:
+        """Report the phase, and raise on all ranks if any rank received a stop."""
+        enter_phase(phase)
+        requested = torch.tensor(float(stop.requested), device=self._accelerator.device)
+        if self._accelerator.reduce(requested, "sum").item():
             raise _StoppedError
 
-    # ------------------------------------------------------------------ held-out loss
+    # ------------------------------------------------------------------ validation loss
 
-    def _losses(self, held_out: ValidationSet, heed: Callable[[Phase], None]) -> dict[str, float]:
-        """The mean loss at each level; the same, but for rounding, for any number of processes."""
-        settings, device = self._settings, self._accelerator.device
+    def _losses(
+        self, validation: ValidationSet, before_batch: Callable[[Phase], None]
+    ) -> dict[str, float]:
+        """Return the mean loss at each level, equal for any world size up to rounding."""
+        config, device = self._config, self._accelerator.device
         loader = Loader(
-            held_out.catalogue,
-            held_out.seat,
-            replace(settings.data, crop="center", aspect_buckets=False, max_bad_fraction=1.0),
-            resolution=settings.stage.resolution,
-            batch_size=settings.stage.per_device_batch_size,
+            validation.catalog,
+            validation.rank,
+            replace(config.data, crop="center", aspect_buckets=False, max_bad_fraction=1.0),
+            resolution=config.stage.resolution,
+            batch_size=config.stage.per_device_batch_size,
             seed=0,
             decode_workers=0,
-            rng=self._parts.draws(0),
-            tokenize=self._parts.text.tokenize,
+            rng=self._components.draws(0),
+            tokenize=self._components.text.tokenize,
         )
+        # One sum per level, and the number of samples.
         sums = torch.zeros(len(LEVELS) + 1, dtype=torch.float64, device=device)
         for batch, _ in zip(loader, range(loader.epoch_size().steps), strict=False):
-            heed(Phase.EVALUATION)
-            # What is repeated to make processes equal stands at a batch's end.
-            fresh = len(batch.origins) - batch.num_repeated
-            for number, level in enumerate(LEVELS):
-                sums[number] += self._errors(batch, level)[:fresh].double().sum()
-            sums[-1] += fresh
+            before_batch(Phase.EVALUATION)
+            # Samples repeated to give all ranks equally many batches come last in a batch.
+            new = len(batch.origins) - batch.num_repeated
+            for index, level in enumerate(LEVELS):
+                sums[index] += self._sample_losses(batch, level)[:new].double().sum()
+            sums[-1] += new
         *totals, count = self._accelerator.reduce(sums, "sum").tolist()
-        return {str(level): one / count for level, one in zip(LEVELS, totals, strict=True)}
+        return {str(level): total / count for level, total in zip(LEVELS, totals, strict=True)}
 
-    def _errors(self, batch: Batch, level: float) -> torch.Tensor:
-        """Of each sample, at one level; its noise is the same at all of them."""
+    def _sample_losses(self, batch: Batch, level: float) -> torch.Tensor:
+        """Return each sample's loss (B,) at one level; the noise is the same at all levels."""
         batch = replace(batch, timestep_uniform=np.full(len(batch.origins), level))
-        task, text = self._inputs.prepare(batch)
-        return per_sample_loss(self._learner.module(task.noisy, task.timesteps, *text), task)
+        target, text = self._inputs.prepare(batch)
+        return per_sample_loss(self._state.module(target.noisy, target.timesteps, *text), target)
 
     # ------------------------------------------------------------------ images
 
-    def _images(self, heed: Callable[[Phase], None]) -> list[Any]:
-        """PIL images of the prompts, on the first process; each process draws some of them."""
+    def _images(self, before_batch: Callable[[Phase], None]) -> list[Any]:
+        """Return PIL images of the prompts on rank 0; the ranks divide the sampling."""
         from PIL import Image
 
-        evaluation, world = self._settings.evaluation, self._accelerator.num_processes
+        evaluation, world_size = self._config.evaluation, self._accelerator.num_processes
         prompts = list(enumerate(evaluation.prompts))
-        own = prompts[self._accelerator.process_index :: world]
-        # Where weights are split, all processes go through the network equally often.
-        own += [prompts[0]] * (math.ceil(len(prompts) / world) - len(own))
-        pipeline = TextToImagePipeline(**self._parts.folders())
+        assigned = prompts[self._accelerator.process_index :: world_size]
+        # Forward passes of a sharded network are collectives: all ranks need equally many.
+        assigned += [prompts[0]] * (math.ceil(len(prompts) / world_size) - len(assigned))
+        pipeline = TextToImagePipeline(**self._components.folders())
         pipeline.set_progress_bar_config(disable=True)
-        drawn: list[tuple[int, Any]] = []
-        for first in range(0, len(own), _AT_ONCE):
-            heed(Phase.SAMPLES)
-            some = own[first : first + _AT_ONCE]
+        sampled: list[tuple[int, Any]] = []
+        for first in range(0, len(assigned), _IMAGES_AT_ONCE):
+            before_batch(Phase.SAMPLES)
+            batch = assigned[first : first + _IMAGES_AT_ONCE]
             images = pipeline(
-                [prompt for _, prompt in some],
+                [prompt for _, prompt in batch],
                 num_inference_steps=evaluation.num_inference_steps,
                 guidance_scale=evaluation.guidance_scale,
-                generator=[torch.Generator().manual_seed(number) for number, _ in some],
+                generator=[torch.Generator().manual_seed(number) for number, _ in batch],
             ).images
-            drawn += [
-                (number, np.asarray(image)) for (number, _), image in zip(some, images, strict=True)
+            sampled += [
+                (number, np.asarray(image))
+                for (number, _), image in zip(batch, images, strict=True)
             ]
-        everyones = dict(gather_object(drawn))
-        return [Image.fromarray(everyones[number]) for number in range(len(prompts))]
+        by_number = dict(gather_object(sampled))
+        return [Image.fromarray(by_number[number]) for number in range(len(prompts))]
 
-    def _tell(self, losses: dict[str, float], images: list[Any] | None, seconds: float) -> None:
-        step = self._learner.step
+    def _log(self, losses: dict[str, float], images: list[Any] | None, seconds: float) -> None:
+        step = self._state.step
         loss = sum(losses.values()) / len(losses) if losses else None
-        said = [f"held-out loss {loss:.4f}"] if loss is not None else []
+        results = [f"validation loss {loss:.4f}"] if loss is not None else []
         path = None
         if images is not None:
-            path = self._write(images, step)
-            said += [f"{len(images)} images in {path}"] if path else []
+            path = self._write_grid(images, step)
+            results += [f"{len(images)} images in {path}"] if path else []
         self._events.write(
             "eval",
-            f"evaluation at step {step}: {', '.join(said)} ({seconds:.1f} s)",
+            f"evaluation at step {step}: {', '.join(results)} ({seconds:.1f} s)",
             step=step,
             seconds=seconds,
             loss=loss,
@@ -186,17 +193,21 @@ class Evaluator:
             images=path,
         )
 
-    def _write(self, images: list[Any], step: int) -> str | None:
-        """The grid, where it is copied to S3 at once, and in the job's output."""
-        labels = list(self._settings.evaluation.prompts)
+    def _write_grid(self, images: list[Any], step: int) -> str | None:
+        """Write the grid to the checkpoint folder, which is uploaded at once, and to the output.
+
+        Return its path relative to either; None if it cannot be written.
+        """
+        labels = list(self._config.evaluation.prompts)
         content = png(draw_grid(images, labels, min(_COLUMNS, len(images))))
         name = f"{step_folder_name(step)}.png"
-        folders = [self._directories.checkpoints / SAMPLES, self._directories.output_data / SAMPLES]
         try:
-            for folder in folders:
+            for folder in (self._paths.checkpoints / SAMPLES, self._paths.output_data / SAMPLES):
                 folder.mkdir(parents=True, exist_ok=True)
                 write_atomic(folder / name, content)
         except OSError as error:
-            self._events.warn("images-not-written", f"{SAMPLES}/{name}: {error}; training goes on")
+            self._events.warn(
+                "images-not-written", f"{SAMPLES}/{name}: {error}; training continues"
+            )
             return None
         return f"{SAMPLES}/{name}"

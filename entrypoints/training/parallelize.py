@@ -1,4 +1,4 @@
-"""Puts a model where it learns: split, filled, checkpointed, compiled, as the run file says."""
+"""Prepares a model for training: checkpoint activations, compile, shard, initialize."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from sm_train.entrypoints.common.job_config import JobConfig
 from sm_train.entrypoints.distributed.fsdp import blocks, shard
 from sm_train.entrypoints.models.builder import ModelComponents
 from sm_train.entrypoints.models.network import UNET
-from sm_train.entrypoints.planning.gradient_memory import keeps_whole_gradients
+from sm_train.entrypoints.planning.memory import keeps_unsharded_gradients
 from torch import nn
 
 
 @dataclass(frozen=True)
 class ParallelPlan:
-    """What is done to a model, chosen by the run file and by what is there."""
+    """How a model is prepared, from the run file and the hardware. Part of the start event."""
 
     sharding: str
     activation_checkpointing: bool
@@ -27,74 +27,80 @@ class ParallelPlan:
 
     @classmethod
     def choose(
-        cls, settings: JobConfig, part: str, processes: int, per_node: int, gpu_memory: int | None
+        cls,
+        config: JobConfig,
+        component: str,
+        world_size: int,
+        local_world_size: int,
+        gpu_memory: int | None,
     ) -> ParallelPlan:
-        """For a network that is saved as ``part``, trained by ``processes``.
+        """Return the plan for a network that is saved as ``component``.
 
-        ``per_node`` of them share a machine. ``gpu_memory`` are the bytes of each one's GPU, None
-        where it has none.
+        ``gpu_memory`` is the memory of each rank's GPU in bytes, None on a CPU.
         """
         gpu = gpu_memory is not None
-        sharding = settings.stage.sharding if processes > 1 else "none"
+        sharding = config.stage.sharding if world_size > 1 else "none"
         return cls(
             sharding,
-            settings.stage.activation_checkpointing,
-            settings.training.compile,
-            # Tensor cores convolve faster with channels innermost. Split weights must be
-            # contiguous: there convolutions turn them as they need.
-            channels_last=gpu and part == UNET and sharding == "none",
-            # Autocast computes so anyway; a T5 of 4.7 billion weights takes 9 GB instead of 19.
-            text_encoder_bf16=gpu and settings.training.precision == "bf16",
-            unsharded_grad_accumulation=keeps_whole_gradients(
-                settings, processes, per_node, gpu_memory
+            config.stage.activation_checkpointing,
+            config.training.compile,
+            # Tensor cores convolve faster with channels innermost. Sharded weights must be
+            # contiguous: there convolutions transpose them as needed.
+            channels_last=gpu and component == UNET and sharding == "none",
+            # Autocast computes in bf16 anyway, and a T5 of 4.7 billion weights takes 9 GB
+            # instead of 19.
+            text_encoder_bf16=gpu and config.training.precision == "bf16",
+            unsharded_grad_accumulation=keeps_unsharded_gradients(
+                config, world_size, local_world_size, gpu_memory
             ),
         )
 
 
 def gpu_memory(device: torch.device) -> int | None:
-    """Bytes of a GPU; None of a CPU."""
+    """Return a GPU's memory in bytes; None for a CPU."""
     if device.type != "cuda":
         return None
     return int(torch.cuda.get_device_properties(device).total_memory)
 
 
 def parallelize(
-    placing: ParallelPlan,
-    settings: JobConfig,
-    parts: ModelComponents,
+    plan: ParallelPlan,
+    config: JobConfig,
+    components: ModelComponents,
     accelerator: Accelerator,
-    per_node: int,
+    local_world_size: int,
 ) -> nn.Module:
-    """What is trained, with its first weights, on the accelerator's device.
+    """Return the trained module with its initial weights, on the accelerator's device.
 
-    ``per_node`` processes share a machine. The network has no memory before it is split.
+    The network is on the meta device before. It is sharded first and its weights are filled in
+    after that, so no rank ever holds all weights of a sharded network.
     """
-    device, network = accelerator.device, parts.network
-    module = parts.trained()
-    if placing.activation_checkpointing:
+    device, network = accelerator.device, components.network
+    module = components.trained()
+    if plan.activation_checkpointing:
         network.enable_gradient_checkpointing()
-    if placing.compile:
+    if plan.compile:
         for block in blocks(network):
-            # Block by block, so that gradients are summed while the backward pass goes on.
+            # Block by block: one graph for all would start to sum gradients only at its end.
             block.compile()
     shard(
         module,
-        placing.sharding,
+        plan.sharding,
         world_size=accelerator.num_processes,
-        per_node=per_node,
+        per_node=local_world_size,
         device=device.type,
-        bf16=settings.training.precision == "bf16",
+        bf16=config.training.precision == "bf16",
     )
-    parts.built.fill(device, settings.training.seed)
+    components.built.fill(device, config.training.seed)
     module.to(device)
-    if placing.channels_last:
+    if plan.channels_last:
         network.to(memory_format=torch.channels_last)
     return module.train()
 
 
-def move_frozen(placing: ParallelPlan, parts: ModelComponents, device: torch.device) -> None:
-    """What does not learn."""
-    for module in parts.frozen():
+def move_frozen(plan: ParallelPlan, components: ModelComponents, device: torch.device) -> None:
+    """Move the components that are not trained to ``device``, text encoders in their precision."""
+    for module in components.frozen():
         module.to(device)
-        if placing.text_encoder_bf16 and module is not parts.vae:
+        if plan.text_encoder_bf16 and module is not components.vae:
             module.to(torch.bfloat16)

@@ -1,4 +1,4 @@
-"""Everything that a step of training changes, as tensors by name, to save and to restore.
+"""The tensors that a training step changes, by name, to save and to restore.
 
 Names are ``model.…`` (weights and buffers), ``ema.…``, and for AdamW ``exp_avg.…``,
 ``exp_avg_sq.…`` and ``optimizer.steps``.
@@ -18,114 +18,115 @@ from sm_train.entrypoints.training.ema import ExponentialMovingAverage
 from torch import Tensor, nn
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
-_STEPS = "optimizer.steps"
+_STEPS = ShardSpec("optimizer.steps", (0,))
 
 
 class TrainStateDict:
-    """The state of a model, its AdamW optimizer and its average, if there is one.
+    """Maps a model, its AdamW optimizer and its EMA, if any, to named tensors.
 
-    ``parts`` are what this process owns of the trained weights; the optimizer and the average have
-    those.
+    ``local_weights`` are this rank's shards of the trained weights, in the order of the module's
+    parameters. The optimizer and the EMA hold tensors of the same shapes.
     """
 
     def __init__(
         self,
         module: nn.Module,
-        parts: Sequence[Tensor],
+        local_weights: Sequence[Tensor],
         optimizer: torch.optim.Optimizer,
-        average: ExponentialMovingAverage | None,
+        ema: ExponentialMovingAverage | None,
     ) -> None:
-        self._module, self._optimizer, self._average = module, optimizer, average
-        trained = [(name, one) for name, one in module.named_parameters() if one.requires_grad]
-        self._trained = {name: local_shard(one) for name, one in trained}
-        self._parts = parts
+        self._module, self._optimizer, self._ema = module, optimizer, ema
+        self._trained = {
+            name: local_shard(parameter)
+            for name, parameter in module.named_parameters()
+            if parameter.requires_grad
+        }
+        self._local_weights = local_weights
 
     @torch.no_grad()
     def tensors(self) -> dict[ShardSpec, LocalShard]:
-        """The state as it is; the tensors are the training's own, not copies.
+        """Return the current state; the tensors share memory with the training.
 
-        Only after a first step: AdamW has no moments before.
+        Call it after a first step: before that AdamW has no moments.
         """
         return self._model() | self._optimizer_state() | self._averages()
 
     def _model(self) -> dict[ShardSpec, LocalShard]:
-        """Weights and buffers."""
-        own = {name: local_shard(tensor) for name, tensor in self._module.state_dict().items()}
-        return {_box(f"{MODEL}{name}", one): one for name, one in own.items()}
+        """Return weights and buffers."""
+        shards = {name: local_shard(tensor) for name, tensor in self._module.state_dict().items()}
+        return {_spec(f"{MODEL}{name}", shard): shard for name, shard in shards.items()}
 
     def _optimizer_state(self) -> dict[ShardSpec, LocalShard]:
-        states = [self._optimizer.state[part] for part in self._parts]
-        found = {
-            ShardSpec(_STEPS, (0,)): local_shard(
-                torch.stack([state["step"].float() for state in states])
-            )
-        }
+        states = [self._optimizer.state[weight] for weight in self._local_weights]
+        steps = torch.stack([state["step"].float() for state in states])
+        tensors = {_STEPS: local_shard(steps)}
         for moment in _MOMENTS:
-            found |= self._like_weights(f"{moment}.", [state[moment] for state in states])
-        return found
+            tensors |= self._like_weights(f"{moment}.", [state[moment] for state in states])
+        return tensors
 
     def _averages(self) -> dict[ShardSpec, LocalShard]:
-        if self._average is None:
+        if self._ema is None:
             return {}
-        return self._like_weights(EMA, self._average.averages)
+        return self._like_weights(EMA, self._ema.averages)
 
     def _like_weights(self, prefix: str, tensors: Sequence[Tensor]) -> dict[ShardSpec, LocalShard]:
-        """Tensors that are split as the trained weights are."""
-        likes = zip(self._trained.items(), tensors, strict=True)
+        """Return ``tensors``, which are sharded like the trained weights, by name."""
         return {
-            _box(f"{prefix}{name}", own): replace(own, tensor=tensor)
-            for (name, own), tensor in likes
+            _spec(f"{prefix}{name}", shard): replace(shard, tensor=tensor)
+            for (name, shard), tensor in zip(self._trained.items(), tensors, strict=True)
         }
 
     @torch.no_grad()
     def restore(self, files: Sequence[Path]) -> None:
-        """Take the state from the pieces in ``files``; an average that they lack begins anew.
+        """Load the state from the shards in ``files``; without an EMA in them, reset the EMA.
 
         Raises:
-            PiecesError: something is missing in them.
+            ShardedTensorError: a tensor is missing or incomplete.
         """
-        averaged = any(name.startswith(EMA) for name in stored_names(files))
-        _fill(files, self._model() | (self._averages() if averaged else {}))
+        has_ema = any(name.startswith(EMA) for name in stored_names(files))
+        _load(files, self._model() | (self._averages() if has_ema else {}))
         self._restore_optimizer(files)
-        if not averaged:
-            self._begin_average()
+        if not has_ema:
+            self._reset_ema()
 
     @torch.no_grad()
     def load_from_stage(self, files: Sequence[Path], *, weights: bool, optimizer: bool) -> None:
-        """Take the trained weights or the optimizer's state of another stage, from its pieces.
+        """Load another stage's trained weights, optimizer state, or both; reset the EMA.
 
-        Buffers stay: what a network knows of its size is not trained. The average begins anew.
+        Buffers keep their values: they depend on the resolution and are not trained.
 
         Raises:
-            PiecesError: something is missing in them.
+            ShardedTensorError: a tensor is missing or incomplete.
         """
         if weights:
-            _fill(files, self._like_weights(MODEL, self._parts))
+            _load(files, self._like_weights(MODEL, self._local_weights))
         if optimizer:
             self._restore_optimizer(files)
-        self._begin_average()
+        self._reset_ema()
 
     def _restore_optimizer(self, files: Sequence[Path]) -> None:
-        for part in self._parts:
-            self._optimizer.state[part] = {
+        for weight in self._local_weights:
+            self._optimizer.state[weight] = {
                 "step": torch.zeros((), dtype=torch.float32),
-                **{moment: torch.zeros_like(part) for moment in _MOMENTS},
+                **{moment: torch.zeros_like(weight) for moment in _MOMENTS},
             }
         targets = self._optimizer_state()
-        _fill(files, targets)
-        for part, step in zip(self._parts, targets[ShardSpec(_STEPS, (0,))].tensor, strict=True):
-            self._optimizer.state[part]["step"] = step.clone()
-        # Puts the steps where this optimizer wants them: fused kernels have them on the device.
+        _load(files, targets)
+        for weight, step in zip(self._local_weights, targets[_STEPS].tensor, strict=True):
+            self._optimizer.state[weight]["step"] = step.clone()
+        # load_state_dict moves each "step" where this optimizer needs it: fused kernels read it
+        # on the device.
         self._optimizer.load_state_dict(self._optimizer.state_dict())
 
-    def _begin_average(self) -> None:
-        if self._average is not None:
-            torch._foreach_copy_(self._average.averages, list(self._parts))
+    def _reset_ema(self) -> None:
+        if self._ema is not None:
+            torch._foreach_copy_(self._ema.averages, list(self._local_weights))
 
 
-def _fill(files: Sequence[Path], targets: Mapping[ShardSpec, LocalShard]) -> None:
-    load_into(files, {box: own.tensor for box, own in targets.items()})
+def _load(files: Sequence[Path], targets: Mapping[ShardSpec, LocalShard]) -> None:
+    load_into(files, {spec: shard.tensor for spec, shard in targets.items()})
 
 
-def _box(name: str, own: LocalShard) -> ShardSpec:
-    return ShardSpec(name, (own.start, *(0,) * (own.tensor.dim() - 1)) if own.tensor.dim() else ())
+def _spec(name: str, shard: LocalShard) -> ShardSpec:
+    dimensions = shard.tensor.dim()
+    return ShardSpec(name, (shard.start, *(0,) * (dimensions - 1)) if dimensions else ())

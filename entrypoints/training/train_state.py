@@ -1,4 +1,4 @@
-"""What is trained and all that a step changes: weights, AdamW, learning rate, average."""
+"""Everything that a training step changes: weights, AdamW, learning rate, EMA."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import torch
 from sm_train.entrypoints.checkpointing import manifest
@@ -20,65 +20,78 @@ from sm_train.entrypoints.training.state_dict import TrainStateDict
 from torch import Tensor, nn
 
 
-class TrainState:
-    """One process's copy of ``module``, or its part of it where that is split.
+class _Progress(TypedDict):
+    """The content of a checkpoint's progress file."""
 
-    AdamW and the average work on what the process owns, without gathering anything. ``step`` is
-    how many steps it has learned for.
+    schedule: int
+    ema_updates: int
+
+
+class TrainState:
+    """One rank's replica of ``module``, or its shard if the module is sharded.
+
+    AdamW and the EMA work on the local shards, without any communication. ``step`` is the number
+    of optimizer steps taken.
     """
 
-    def __init__(self, settings: JobConfig, module: nn.Module) -> None:
-        training = settings.training
+    def __init__(self, config: JobConfig, module: nn.Module) -> None:
+        training = config.training
         self.module = module
         self.parameters = [one for one in module.parameters() if one.requires_grad]
         self.background = BackgroundWork(self.parameters[0].device)
-        self._split = any(is_dtensor(one) for one in self.parameters)
-        self._owned: list[Tensor] = [*self.parameters]
-        if self._split:
-            self._owned = [to_local(one).detach().requires_grad_() for one in self.parameters]
+        self._sharded = any(is_dtensor(parameter) for parameter in self.parameters)
+        self._local_weights: list[Tensor] = [*self.parameters]
+        if self._sharded:
+            # Plain tensors that share the DTensors' memory: AdamW and EMA see local rows only.
+            self._local_weights = [
+                to_local(parameter).detach().requires_grad_() for parameter in self.parameters
+            ]
         self._optimizer = torch.optim.AdamW(
-            self._owned,
-            lr=settings.stage.learning_rate,
+            self._local_weights,
+            lr=config.stage.learning_rate,
             weight_decay=training.weight_decay,
-            fused=_fused_available(self._owned[0].device),
+            fused=_fused_available(self._local_weights[0].device),
         )
-        self._largest_norm = training.max_grad_norm
+        self._max_grad_norm = training.max_grad_norm
         warmup = training.warmup_steps
         self._schedule = torch.optim.lr_scheduler.LambdaLR(
             self._optimizer, lambda step: min(1.0, (step + 1) / (warmup + 1))
         )
-        self._average: ExponentialMovingAverage | None = None
-        self._behind = False
+        self._ema: ExponentialMovingAverage | None = None
+        self._ema_is_behind = False
         if training.ema_decay:
-            self._average = ExponentialMovingAverage(
-                self._owned, training.ema_decay, training.ema_start
+            self._ema = ExponentialMovingAverage(
+                self._local_weights, training.ema_decay, training.ema_start
             )
         self.step = 0
         self.fingerprint = manifest.architecture_hash(module.state_dict())
-        self._state = TrainStateDict(module, self._owned, self._optimizer, self._average)
+        self._state_dict = TrainStateDict(module, self._local_weights, self._optimizer, self._ema)
 
     @property
     def learning_rate(self) -> float:
         return float(self._schedule.get_last_lr()[0])
 
     def update(self, norm: Tensor) -> Tensor:
-        """One step by the gradients, whose norm over all processes this is, clipped to the run's.
+        """Clip the gradients and take one optimizer step, unless they are not finite.
 
-        Returns 1.0 where they are no numbers: then nothing is learned from them. Fused AdamW clips
-        while it reads them anyway, and on a GPU looks itself whether to learn, so that the host
-        need not wait to know. The average is one step behind until :meth:`start_ema_update`.
+        ``norm`` is the gradients' norm over all ranks, a scalar. Return a scalar, 1.0 if the step
+        was skipped. The EMA is one step behind until :meth:`start_ema_update`.
         """
         self._wait_for_background()
-        if self._split:
-            for parameter, part in zip(self.parameters, self._owned, strict=True):
-                part.grad = None if parameter.grad is None else to_local(parameter.grad)
+        if self._sharded:
+            for parameter, weight in zip(self.parameters, self._local_weights, strict=True):
+                weight.grad = None if parameter.grad is None else to_local(parameter.grad)
         skipped = (~torch.isfinite(norm)).float()
-        excess = torch.clamp(norm / self._largest_norm, min=1.0)
+        excess = torch.clamp(norm / self._max_grad_norm, min=1.0)
+        # Fused AdamW divides gradients by grad_scale as it reads them: clipping takes no extra
+        # pass over memory.
         if self._optimizer.defaults["fused"]:
             self._optimizer.grad_scale = excess  # type: ignore[attr-defined]
         else:
-            gradients = [one.grad for one in self._owned if one.grad is not None]
+            gradients = [one.grad for one in self._local_weights if one.grad is not None]
             torch._foreach_mul_(gradients, 1.0 / excess)
+        # On a GPU the kernel reads found_inf and skips the update itself, so the CPU need not
+        # wait for the norm.
         if norm.is_cuda:
             self._optimizer.found_inf = skipped  # type: ignore[attr-defined]
             self._optimizer.step()
@@ -86,106 +99,108 @@ class TrainState:
             self._optimizer.step()
         self._schedule.step()
         self.zero_grad()
-        self._behind = self._average is not None
+        self._ema_is_behind = self._ema is not None
         self.step += 1
         return skipped
 
     def start_ema_update(self) -> None:
-        """Begin to move the average, beside what comes: best a backward pass, which leaves Python
-        alone."""
-        if self._behind and self._average is not None:
-            self._behind = False
-            self.background.run(self._average.update)
+        """Start the EMA update in the background.
+
+        Call it right before a backward pass, which releases the GIL.
+        """
+        if self._ema_is_behind and self._ema is not None:
+            self._ema_is_behind = False
+            self.background.run(self._ema.update)
 
     def _wait_for_background(self) -> None:
-        """Until nothing reads the weights any more, and the average is theirs."""
+        """Wait until nothing reads the weights any more and the EMA is up to date."""
         self.start_ema_update()
         self.background.join()
 
     def zero_grad(self) -> None:
-        for one in self._owned:
-            one.grad = None
-        if self._split:
+        for weight in self._local_weights:
+            weight.grad = None
+        if self._sharded:
             for parameter in self.parameters:
                 parameter.grad = None
 
     @contextlib.contextmanager
     def ema_weights(self) -> Iterator[None]:
-        """Inside, the average is the weights and the weights wait in its place."""
-        self._swap()
+        """Swap the averaged weights into the model inside the context; no-op without an EMA."""
+        self._swap_ema()
         try:
             yield
         finally:
-            self._swap()
+            self._swap_ema()
 
     @torch.no_grad()
-    def _swap(self) -> None:
-        """One by one, so that it takes the memory of one tensor."""
+    def _swap_ema(self) -> None:
         self._wait_for_background()
-        if self._average is None:
+        if self._ema is None:
             return
-        for weight, average in zip(self._owned, self._average.averages, strict=True):
-            waiting = weight.clone()
+        # One tensor at a time, so that the swap takes the memory of a single tensor.
+        for weight, average in zip(self._local_weights, self._ema.averages, strict=True):
+            previous = weight.clone()
             weight.copy_(average)
-            average.copy_(waiting)
+            average.copy_(previous)
 
     @torch.no_grad()
     def copy_ema_to_weights(self) -> None:
-        """Make the average the weights, where one is kept."""
+        """Overwrite the weights with their averages; no-op without an EMA."""
         self._wait_for_background()
-        if self._average is not None:
-            torch._foreach_copy_([*self._owned], self._average.averages)
+        if self._ema is not None:
+            torch._foreach_copy_([*self._local_weights], self._ema.averages)
 
     # ------------------------------------------------------------------ checkpoints
 
     def tensors(self) -> dict[ShardSpec, LocalShard]:
-        """The state as this process has it, by its place in the whole; not copies.
+        """Return this rank's shards of the state; they share memory with the training.
 
-        What reads them must do so :class:`beside <Beside>` the training: the average may be behind.
+        Read them only in :attr:`background` work, which runs after the pending EMA update.
         """
         self.start_ema_update()
-        return self._state.tensors()
+        return self._state_dict.tensors()
 
     def shared_files(self) -> dict[str, Callable[[Path], None]]:
-        """What else all share, as it is now: the name of a file and what writes it."""
+        """Return the state that all ranks share: file name and function that writes the file."""
         self._wait_for_background()
-        progress = {
+        progress: _Progress = {
             "schedule": self._schedule.last_epoch,
-            "ema_updates": self._average.updates if self._average else 0,
+            "ema_updates": self._ema.updates if self._ema else 0,
         }
         return {PROGRESS_FILE: manifest.save_bytes(json.dumps(progress).encode())}
 
-    def restore(self, found: manifest.CheckpointInfo) -> None:
-        """Take the state of a checkpoint.
+    def restore(self, checkpoint: manifest.CheckpointInfo) -> None:
+        """Load the state of a checkpoint.
 
         Raises:
-            CheckpointError: it is of another model.
+            CheckpointError: it belongs to another model.
         """
-        if found.fingerprint != self.fingerprint:
+        if checkpoint.fingerprint != self.fingerprint:
             raise manifest.CheckpointError(
-                f"{found.folder}: is of another model (weights {found.fingerprint}, this one has "
-                f"{self.fingerprint}); give the run another name or checkpoint folder"
+                f"{checkpoint.folder}: is of another model (weights {checkpoint.fingerprint}, this "
+                f"one has {self.fingerprint}); give the run another name or checkpoint folder"
             )
         self._wait_for_background()
         try:
-            self._state.restore(manifest.shard_files(found.folder))
+            self._state_dict.restore(manifest.shard_files(checkpoint.folder))
         except ShardedTensorError as error:
-            raise manifest.CheckpointError(f"{found.folder}: {error}") from None
-        progress: dict[str, Any] = json.loads((found.folder / PROGRESS_FILE).read_bytes())
+            raise manifest.CheckpointError(f"{checkpoint.folder}: {error}") from None
+        progress: _Progress = json.loads((checkpoint.folder / PROGRESS_FILE).read_bytes())
         self._restore_schedule(progress["schedule"])
-        if self._average is not None:
-            self._average.updates = progress["ema_updates"]
-        self.step = found.step
+        if self._ema is not None:
+            self._ema.updates = progress["ema_updates"]
+        self.step = checkpoint.step
 
     def load_from_stage(self, previous: Path, stage: StageConfig) -> None:
-        """Begin with what the run file wants of the stage before: its last checkpoint.
+        """Load from the previous stage's last checkpoint what the run file keeps of it.
 
         Raises:
-            CheckpointError: it is not whole, or of another model.
+            CheckpointError: it is incomplete, or belongs to another model.
         """
         files = manifest.shard_files(manifest.read_marker(previous).folder)
         try:
-            self._state.load_from_stage(
+            self._state_dict.load_from_stage(
                 files,
                 weights=stage.init_from == "raw",
                 optimizer=stage.optimizer_state == "keep",
@@ -194,7 +209,7 @@ class TrainState:
             raise manifest.CheckpointError(f"{previous}: {error}") from None
 
     def _restore_schedule(self, steps: int) -> None:
-        """Go on after ``steps`` of the schedule, with the learning rate that the run file says."""
+        """Continue after ``steps`` of the schedule, with the run file's current learning rate."""
         factors = zip(self._schedule.base_lrs, self._schedule.lr_lambdas, strict=True)
         rates = [rate * factor(steps) for rate, factor in factors]
         self._schedule.load_state_dict(
@@ -205,7 +220,7 @@ class TrainState:
 
 
 def _fused_available(device: torch.device) -> bool:
-    """Whether this PyTorch has the fused AdamW there; before 2.4 it had none for the CPU."""
+    """Return whether this PyTorch has fused AdamW on ``device``; the CPU has it from 2.4 on."""
     from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
     return device.type in _get_fused_kernels_supported_devices()

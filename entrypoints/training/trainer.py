@@ -1,14 +1,13 @@
-"""The training loop of one stage: steps, checkpoints, and an end."""
+"""The training loop of one stage: steps, checkpoints, evaluations, stop and rollback."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -30,8 +29,12 @@ from sm_train.entrypoints.models.builder import ModelComponents
 from sm_train.entrypoints.models.objectives import loss
 from sm_train.entrypoints.monitoring.heartbeat import HeartbeatWriter, Phase
 from sm_train.entrypoints.training.evaluator import Evaluator, ValidationSet
-from sm_train.entrypoints.training.metrics_logger import MAX_NAMED_SAMPLES, MetricsLogger
-from sm_train.entrypoints.training.metrics_window import SampleId, StepMetricsWindow
+from sm_train.entrypoints.training.metrics import (
+    MAX_LISTED,
+    MetricsLogger,
+    SampleId,
+    StepMetricsWindow,
+)
 from sm_train.entrypoints.training.model_inputs import ModelInputs
 from sm_train.entrypoints.training.parallelize import (
     ParallelPlan,
@@ -43,80 +46,80 @@ from sm_train.entrypoints.training.train_state import TrainState
 from torch import Tensor, nn
 
 STOP_CHECK_SECONDS = 5.0
-"""How long a SIGTERM may wait until all processes agree to stop, which takes a collective.
+"""Interval at which ranks exchange whether any received SIGTERM, which takes a collective.
 
-SageMaker kills after 120 seconds, torchrun after 30 of its own.
+SageMaker kills 120 seconds after SIGTERM, torchrun 30 seconds after its own.
 """
 
 WRITTEN_CHECK_SECONDS = 1.0
-"""How often processes ask each other, in the same way, whether a checkpoint is written."""
+"""The same interval while a checkpoint is being written: the exchange also tells who is done."""
 
 
 class Trainer:
-    """Trains one stage from where its newest checkpoint left off.
+    """Trains one stage, from its latest complete checkpoint if there is one.
 
-    ``model`` is what the learner trains, wrapped for all processes.
+    ``model`` is ``state.module``, wrapped by DDP or sharded.
     """
 
     def __init__(
         self,
-        settings: JobConfig,
-        parts: ModelComponents,
+        config: JobConfig,
+        components: ModelComponents,
         accelerator: Accelerator,
-        directories: SageMakerPaths,
+        paths: SageMakerPaths,
         events: EventLog,
-        catalogue: ShardCatalog,
-        seat: DataRank,
-        held_out: ValidationSet | None = None,
+        catalog: ShardCatalog,
+        data_rank: DataRank,
+        validation: ValidationSet | None = None,
     ) -> None:
-        self.config, self.components, self.accelerator = settings, parts, accelerator
-        self.paths, self.events = directories, events
+        self.config, self.components, self.accelerator = config, components, accelerator
+        self.paths, self.events = paths, events
         self.device: torch.device = accelerator.device
         self.plan = ParallelPlan.choose(
-            settings,
-            parts.built.part,
+            config,
+            components.built.part,
             accelerator.num_processes,
-            seat.local_world_size,
+            data_rank.local_world_size,
             gpu_memory(self.device),
         )
-        # Entering a context that does nothing takes longer than the batch's arithmetic.
+        # Entering a disabled autocast takes longer than a small batch's arithmetic.
         self._autocast = accelerator.autocast if accelerator.native_amp else nullcontext
-        move_frozen(self.plan, parts, self.device)
-        module = parallelize(self.plan, settings, parts, accelerator, seat.local_world_size)
-        # Wrapping may move weights to other memory; what learns them takes hold of them after.
+        move_frozen(self.plan, components, self.device)
+        module = parallelize(self.plan, config, components, accelerator, data_rank.local_world_size)
+        # DDP/FSDP wrapping may reallocate parameters, so create the optimizer afterwards.
         self.model: nn.Module = fsdp.wrap(module, accelerator)
-        self.state = TrainState(settings, module)
-        found = self._broadcast_latest_checkpoint()
-        last = directories.channel("previous_state")
-        if found is not None:
-            self.state.restore(found)
-        elif last.is_dir():
-            self.state.load_from_stage(last, settings.stage)
+        self.state = TrainState(config, module)
+        checkpoint = self._broadcast_latest_checkpoint()
+        previous_stage = paths.channel("previous_state")
+        if checkpoint is not None:
+            self.state.restore(checkpoint)
+        elif previous_stage.is_dir():
+            self.state.load_from_stage(previous_stage, config.stage)
         self.resumed_from = self.state.step
-        self.model_inputs = ModelInputs(parts, self.device, settings.training.caption_dropout)
+        self.model_inputs = ModelInputs(components, self.device, config.training.caption_dropout)
         if accelerator.num_processes > 1 and not fsdp.is_sharded(module):
             self._warm_up_ddp_buckets()
         self.loader = Loader(
-            catalogue,
-            seat,
-            settings.data,
-            resolution=settings.stage.resolution,
-            batch_size=settings.stage.per_device_batch_size,
-            seed=settings.training.seed,
-            decode_workers=settings.training.decode_workers,
-            state=None if found is None else (found.folder / SAMPLER_FILE).read_bytes(),
-            rng=parts.draws(settings.training.seed),
-            tokenize=parts.text.tokenize,
+            catalog,
+            data_rank,
+            config.data,
+            resolution=config.stage.resolution,
+            batch_size=config.stage.per_device_batch_size,
+            seed=config.training.seed,
+            decode_workers=config.training.decode_workers,
+            state=(checkpoint.folder / SAMPLER_FILE).read_bytes() if checkpoint else None,
+            rng=components.draws(config.training.seed),
+            tokenize=components.text.tokenize,
             pin_memory=self.device.type == "cuda",
         )
-        self.metrics = MetricsLogger(settings, accelerator, events, self.loader)
+        self.metrics = MetricsLogger(config, accelerator, events, self.loader)
         self.evaluator = Evaluator(
-            settings, parts, self.state, accelerator, directories, events, held_out
+            config, components, self.state, accelerator, paths, events, validation
         )
-        self._saver = self._make_saver()
+        self._checkpointer = self._create_checkpointer()
         self._rollbacks = 0
 
-    def _make_saver(self) -> AsyncCheckpointer:
+    def _create_checkpointer(self) -> AsyncCheckpointer:
         accelerator = self.accelerator
         return AsyncCheckpointer(
             self.paths.checkpoints,
@@ -128,107 +131,108 @@ class Trainer:
             fingerprint=self.state.fingerprint,
             keep=self.config.checkpoint.keep_last,
             events=self.events,
-            gather=gather_object,
-            beside=self.state.background,
+            all_gather=gather_object,
+            background=self.state.background,
         )
 
     def _warm_up_ddp_buckets(self) -> None:
-        """Two backward passes of zeros.
+        """Run two backward passes with zero gradients.
 
-        DDP orders gradients anew after the first, of a static graph with the second, and a sum over
-        three or more processes depends on their order in its last bit: without this, a resumed
-        run's first step would differ. FSDP2 has one order.
+        DDP reorders its gradient buckets after the first pass, or the second with a static graph,
+        and a sum over three or more ranks depends on the order in its last bit. Without the
+        warm-up a resumed run's first step would differ. FSDP2 keeps a single order.
         """
-        config = self.components.network.config
-        side = config.sample_size
-        images = torch.zeros(1, config.in_channels, side, side, device=self.device)
-        task = self.components.objective.task(images, images, np.array([0.5]))
+        network_config = self.components.network.config
+        side = network_config.sample_size
+        images = torch.zeros(1, network_config.in_channels, side, side, device=self.device)
+        target = self.components.objective.task(images, images, np.array([0.5]))
         with self.accelerator.autocast():
             text = self.model_inputs.no_text()
         for _ in range(2):
             with self.accelerator.autocast():
-                nothing = self.model(task.noisy, task.timesteps, *text).float().sum() * 0.0
-            self.accelerator.backward(nothing)
+                zero = self.model(target.noisy, target.timesteps, *text).float().sum() * 0.0
+            self.accelerator.backward(zero)
             self.state.zero_grad()
 
     # ------------------------------------------------------------------ training
 
-    def run(self, pulse: HeartbeatWriter, stop: StopSignal) -> TrainResult:
-        """Train to the stage's last step, or to a stop that somebody asked for."""
-        stage, training, learner = self.config.stage, self.config.training, self.state
-        interval = StepMetricsWindow(self.device)
+    def run(self, heartbeat: HeartbeatWriter, stop: StopSignal) -> TrainResult:
+        """Train until the stage's last step or a requested stop."""
+        stage, training, state = self.config.stage, self.config.training, self.state
+        window = StepMetricsWindow(self.device)
         batches = iter(self.loader)
-        speed, next_check = 0.0, learner.step
-        started, first = time.monotonic(), learner.step
+        steps_per_second, next_check = 0.0, state.step
+        started, first_step = time.monotonic(), state.step
         reason = "done"
-        while learner.step < stage.max_steps and reason == "done":
-            self._train_step(batches, interval, pulse)
-            checking = learner.step >= next_check
-            if checking and self._share_status(stop, pulse) and learner.step < stage.max_steps:
+        while state.step < stage.max_steps and reason == "done":
+            self._train_step(batches, window, heartbeat)
+            checking = state.step >= next_check
+            if checking and self._exchange_status(stop, heartbeat) and state.step < stage.max_steps:
                 reason = "sigterm"
-            last = reason == "sigterm" or learner.step == stage.max_steps
-            saving = last or learner.step % self.config.checkpoint.every_steps == 0
-            evaluating = self.evaluator.due(learner.step) and reason == "done"
-            if saving or evaluating or learner.step % training.log_every == 0:
-                speed = self.metrics.log_steps(learner.step, interval, learner.learning_rate)
-                interval = StepMetricsWindow(self.device)
+            last = reason == "sigterm" or state.step == stage.max_steps
+            saving = last or state.step % self.config.checkpoint.every_steps == 0
+            evaluating = self.evaluator.due(state.step) and reason == "done"
+            if saving or evaluating or state.step % training.log_every == 0:
+                steps_per_second = self.metrics.log_steps(state.step, window, state.learning_rate)
+                window = StepMetricsWindow(self.device)
                 if self.metrics.consecutive_skips > training.max_nonfinite_steps:
-                    pulse.enter(Phase.START, learner.step)
+                    heartbeat.enter(Phase.START, state.step)
                     self._roll_back()
-                    next_check = learner.step
+                    next_check = state.step
                     continue
-            # What led to steps without a gradient may be in the weights already.
+            # The cause of skipped steps may be in the weights already: do not save them. The last
+            # checkpoint is saved regardless, as there will be no better one.
             if saving and (last or not self.metrics.consecutive_skips):
-                pulse.enter(Phase.CHECKPOINT, learner.step)
-                self._begin_checkpoint()
+                heartbeat.enter(Phase.CHECKPOINT, state.step)
+                self._start_checkpoint()
             if evaluating:
-                self.evaluator.run(stop, partial(pulse.enter, step=learner.step))
-                interval = StepMetricsWindow(self.device)
-                # It may have been cut short by a stop.
-                next_check = learner.step
+                self.evaluator.run(stop, partial(heartbeat.enter, step=state.step))
+                # The next interval must not include the evaluation's time.
+                window = StepMetricsWindow(self.device)
+                # A stop may have cut it short: check right after the next step.
+                next_check = state.step
             if checking or saving:
-                patience = STOP_CHECK_SECONDS if self._saver.step is None else WRITTEN_CHECK_SECONDS
-                # From a figure that all processes share, so that they ask after the same step.
-                next_check = learner.step + max(1, int(patience * speed))
-        pulse.enter(Phase.FINISH, learner.step)
+                writing = self._checkpointer.step is not None
+                interval = WRITTEN_CHECK_SECONDS if writing else STOP_CHECK_SECONDS
+                # All ranks share steps_per_second, so they take part after the same step.
+                next_check = state.step + max(1, int(interval * steps_per_second))
+        heartbeat.enter(Phase.FINISH, state.step)
         self._finish_checkpoint()
-        return TrainResult(reason, learner.step - first, time.monotonic() - started)
+        return TrainResult(reason, state.step - first_step, time.monotonic() - started)
 
     def _train_step(
-        self, batches: Iterator[Batch], interval: StepMetricsWindow, pulse: HeartbeatWriter
+        self, batches: Iterator[Batch], window: StepMetricsWindow, heartbeat: HeartbeatWriter
     ) -> None:
-        """One optimizer step over ``gradient_accumulation_steps`` micro-batches."""
-        gradient_accumulation_steps, learner = (
-            self.config.stage.gradient_accumulation_steps,
-            self.state,
-        )
+        """Take one optimizer step over ``gradient_accumulation_steps`` micro-batches."""
+        micro_batches, state = self.config.stage.gradient_accumulation_steps, self.state
         losses: list[Tensor] = []
-        origins: list[SampleId] = []
-        for micro in range(gradient_accumulation_steps):
-            waiting = time.perf_counter()
-            pulse.enter(Phase.DATA, learner.step)
+        samples: list[SampleId] = []
+        for index in range(micro_batches):
+            wait_started = time.perf_counter()
+            heartbeat.enter(Phase.DATA, state.step)
             batch = next(batches)
-            pulse.enter(Phase.STEP, learner.step)
-            interval.data_wait_seconds += time.perf_counter() - waiting
-            self.metrics.bad.add(batch)
-            origins += batch.origins
+            heartbeat.enter(Phase.STEP, state.step)
+            window.data_wait_seconds += time.perf_counter() - wait_started
+            self.metrics.bad_samples.add(batch)
+            samples += batch.origins
             self.metrics.log_epoch()
-            last = micro == gradient_accumulation_steps - 1
-            with nullcontext() if last else self._accumulating():
+            last = index == micro_batches - 1
+            with nullcontext() if last else self._no_sync():
                 with self._autocast():
-                    task, text = self.model_inputs.prepare(batch)
-                    prediction = self.model(task.noisy, task.timesteps, *text)
-                    value = loss(prediction, task) / gradient_accumulation_steps
-                learner.start_ema_update()
-                self.accelerator.backward(value)
-            losses.append(value.detach())
-        norm = fsdp.gradient_norm(learner.parameters)
-        # The sum of gradients is the same on all processes, so all leave out the same steps.
-        skipped = learner.update(norm)
-        interval.add(learner.step, losses, norm, skipped, origins)
+                    target, text = self.model_inputs.prepare(batch)
+                    prediction = self.model(target.noisy, target.timesteps, *text)
+                    # DDP and FSDP average gradients over ranks; micro-batches are averaged here.
+                    micro_loss = loss(prediction, target) / micro_batches
+                state.start_ema_update()
+                self.accelerator.backward(micro_loss)
+            losses.append(micro_loss.detach())
+        norm = fsdp.gradient_norm(state.parameters)
+        # The norm is the same on all ranks, so all skip the same steps.
+        skipped = state.update(norm)
+        window.add(state.step, losses, norm, skipped, samples)
 
-    def _accumulating(self) -> AbstractContextManager[None]:
-        """Gradients are summed over processes once a step, with the last micro-batch."""
+    def _no_sync(self) -> AbstractContextManager[None]:
+        """Defer the sum of gradients over ranks to the step's last micro-batch."""
         return fsdp.no_sync(
             self.model,
             self.accelerator,
@@ -236,107 +240,109 @@ class Trainer:
             unsharded_weights=self.plan.sharding == "shard_grad_op",
         )
 
-    def _share_status(self, stop: StopSignal, pulse: HeartbeatWriter) -> bool:
-        """Whether any process was asked to stop; concludes a checkpoint that all have written."""
+    def _exchange_status(self, stop: StopSignal, heartbeat: HeartbeatWriter) -> bool:
+        """Return whether any rank received a stop; commit a checkpoint that all have written."""
         status = torch.tensor(
-            [float(stop.requested), float(self._saver.writing)], device=self.device
+            [float(stop.requested), float(self._checkpointer.writing)], device=self.device
         )
-        asked, writing = self.accelerator.reduce(status, "sum").tolist()
-        if self._saver.step is not None and not writing:
-            pulse.enter(Phase.CHECKPOINT, self.state.step)
-            self._saver.commit()
-        return bool(asked)
+        stops, writers = self.accelerator.reduce(status, "sum").tolist()
+        if self._checkpointer.step is not None and not writers:
+            heartbeat.enter(Phase.CHECKPOINT, self.state.step)
+            self._checkpointer.commit()
+        return bool(stops)
 
-    def log_end(self, ended: TrainResult) -> None:
-        """Write the ``end`` event: everything that the job leaves behind is there."""
+    def log_end(self, result: TrainResult) -> None:
+        """Log the ``end`` event, after everything that the job leaves has been written."""
         self.events.write(
             "end",
-            f"ended at step {self.state.step}: {ended.reason}",
+            f"ended at step {self.state.step}: {result.reason}",
             step=self.state.step,
-            reason=ended.reason,
-            training_seconds=ended.seconds,
-            images=ended.steps * self.metrics.effective_batch_size,
-            steps_per_second=ended.steps / ended.seconds if ended.steps else None,
+            reason=result.reason,
+            training_seconds=result.seconds,
+            images=result.steps * self.metrics.effective_batch_size,
+            steps_per_second=result.steps / result.seconds if result.steps else None,
         )
 
     def final_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Of what is trained, averaged where an average is kept; all processes must go through."""
+        """Yield the full trained weights, averaged if there is an EMA.
+
+        A collective for a sharded model: all ranks must iterate to the end.
+        """
         self.state.copy_ema_to_weights()
         for name, tensor in self.state.module.state_dict().items():
             yield name, full_tensor(tensor)
 
     # ------------------------------------------------------------------ checkpoints
 
-    def _begin_checkpoint(self) -> None:
-        """Begin to save this step; the one before is finished first."""
+    def _start_checkpoint(self) -> None:
+        """Start to save the current step, after finishing the previous checkpoint."""
         self._finish_checkpoint()
         files: dict[str, Callable[[Path], None]] = {}
         if self.accelerator.is_main_process:
             files = self.state.shared_files()
             files[SAMPLER_FILE] = manifest.save_bytes(self.loader.state_bytes())
-        self._saver.save_async(self.state.step, self.state.tensors(), files)
+        self._checkpointer.save_async(self.state.step, self.state.tensors(), files)
 
     def _finish_checkpoint(self) -> None:
-        if self._saver.step is not None:
-            self._saver.wait()
-            self._saver.commit()
+        if self._checkpointer.step is not None:
+            self._checkpointer.wait()
+            self._checkpointer.commit()
 
     def _roll_back(self) -> None:
-        """Back to the newest checkpoint; the data go on, so that other samples come.
+        """Restore the latest checkpoint; the data continue, so that other samples follow.
 
         Raises:
-            DivergedError: there is none, or that was tried often enough.
+            DivergedError: there is no checkpoint, or the run file allows no more rollbacks.
         """
         self._finish_checkpoint()
-        left, skipped = self.state.step, self.metrics.consecutive_skips
+        step, skipped = self.state.step, self.metrics.consecutive_skips
         allowed = self._rollbacks < self.config.training.max_rollbacks
-        found = self._broadcast_latest_checkpoint() if allowed else None
-        if found is None:
-            where = gather_object(
-                [self.metrics.last_nonfinite_loss] if self.metrics.last_nonfinite_loss else []
-            )
+        checkpoint = self._broadcast_latest_checkpoint() if allowed else None
+        if checkpoint is None:
+            nonfinite = self.metrics.last_nonfinite_loss
+            samples = gather_object([nonfinite] if nonfinite else [])
+            listed = "; ".join(samples[:MAX_LISTED])
             raise DivergedError(
-                f"{skipped} steps in a row had no finite gradient, up to step {left}"
-                f"{'; non-finite loss in ' + '; '.join(where[:MAX_NAMED_SAMPLES]) if where else ''}"
+                f"{skipped} steps in a row had no finite gradient, up to step {step}"
+                f"{f'; non-finite loss in {listed}' if samples else ''}"
                 "; lower the learning rate or lengthen the warm-up; earlier checkpoints are intact"
             )
-        self.state.restore(found)
+        self.state.restore(checkpoint)
         self._rollbacks += 1
         self.metrics.consecutive_skips = 0
         if self.accelerator.is_main_process:
             self.events.warn(
                 "rolled-back",
-                f"{skipped} steps in a row had no finite gradient: from step {left} back to the "
-                f"checkpoint of step {found.step}, with the data that come next",
-                step=found.step,
+                f"{skipped} steps in a row had no finite gradient: rolled back from step {step} to "
+                f"the checkpoint of step {checkpoint.step}; training continues with the next data",
+                step=checkpoint.step,
             )
 
     def _broadcast_latest_checkpoint(self) -> manifest.CheckpointInfo | None:
-        """The first process chooses and checks, so that all resume from the same one."""
+        """Let rank 0 choose and verify the latest checkpoint, so that all ranks use the same."""
 
-        def passed_over(folder: Path, reason: str) -> None:
-            self.events.warn("checkpoint-skipped", f"{folder.name} is passed over: {reason}")
+        def log_skip(folder: Path, reason: str) -> None:
+            self.events.warn("checkpoint-skipped", f"{folder.name} is skipped: {reason}")
 
-        choice: list[Any] = [None]
+        choice: list[manifest.CheckpointInfo | None] = [None]
         if self.accelerator.is_main_process:
-            choice[0] = manifest.latest_complete(self.paths.checkpoints, passed_over)
+            choice[0] = manifest.latest_complete(self.paths.checkpoints, log_skip)
         if self.accelerator.num_processes > 1:
             broadcast_object_list(choice)
-        found: manifest.CheckpointInfo | None = choice[0]
-        if found is None:
+        checkpoint = choice[0]
+        if checkpoint is None:
             return None
-        # Each instance has its own copy of the shared prefix, below its own path.
-        here = self.paths.checkpoints / found.folder.name
-        return manifest.CheckpointInfo(here, found.step, found.world_size, found.fingerprint)
+        # Each node has its own copy of the shared prefix, below its own path.
+        return replace(checkpoint, folder=self.paths.checkpoints / checkpoint.folder.name)
 
 
 class DivergedError(RuntimeError):
-    """Training on would only burn money; the message is one line."""
+    """Further training would only cost money; the message is one line."""
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """How training ended: ``done`` or ``sigterm``, after ``steps`` of this process's own."""
+    """How training ended: ``done`` or ``sigterm``, after ``steps`` steps of this process."""
 
     reason: str
     steps: int

@@ -1,9 +1,9 @@
-"""A run's CloudWatch alarms and the rule that tells of lost jobs, as boto3 takes them: pure.
+"""A run's CloudWatch alarms and the EventBridge rule for lost jobs, as boto3 requests.
 
-They are the net below the job's own monitor and `watch`, so they rest on what AWS measures: four
-alarms of a live job, and one EventBridge rule of the run. What metric math does with what is
-missing follows "Using math expressions with CloudWatch metrics", what an alarm does "Configuring
-how CloudWatch alarms treat missing data" (both Amazon CloudWatch user guide, 2026-11).
+They are a safety net below the job's own watchdog and `watch`, so they rely on what AWS measures:
+four alarms for each live job, and one EventBridge rule for the run. How metric math treats missing
+data follows "Using math expressions with CloudWatch metrics", how alarms treat it "Configuring how
+CloudWatch alarms treat missing data" (both Amazon CloudWatch user guide, 2026-11).
 """
 
 from __future__ import annotations
@@ -12,30 +12,37 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from sm_train.cost.instances import instance_type
-from sm_train.estimators.config.naming import job_name
 from sm_train.estimators.config.operations import HeartbeatSection
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.estimators.request.metrics import NAMESPACE
+from sm_train.estimators.request.metrics import HEARTBEAT_METRIC, NAMESPACE
 
-Topic = str | dict[str, str]
-"""An SNS topic: its ARN, or in a template a reference to one that is made there."""
+if TYPE_CHECKING:
+    from types_boto3_cloudwatch.type_defs import (
+        DimensionTypeDef,
+        MetricDataQueryTypeDef,
+        PutMetricAlarmInputTypeDef,
+    )
+    from types_boto3_events.type_defs import PutRuleRequestTypeDef, TargetTypeDef
 
-LOW_GPU_SHARE = 0.5
-"""Of all GPUs at 100 %. A run that waits for its data half of the time loses half of its money."""
+AlarmKind = Literal["heartbeat", "stall", "gpu", "disk"]
+Statistic = Literal["Average", "Maximum", "SampleCount"]
 
-FULL_DISK_PERCENT = 90
+MIN_GPU_UTILIZATION = 0.5
+"""Alarm threshold, as a fraction of all GPUs at 100 %: below it, half of the money is wasted."""
 
-STARTING_SECONDS = 1800
-"""Machines may run so long before the first heartbeat: image, packages, inputs that are copied."""
+MAX_DISK_PERCENT = 90
 
-LATE_SECONDS = 300
-"""Metrics may come so late, and until then look like those of machines that are gone."""
+STARTUP_SECONDS = 1800
+"""Time that instances may run before the first heartbeat: image, packages, input download."""
 
-_METRICS = 10
-"""Most metrics of an alarm (same guide, "Alarm data queries")."""
+METRIC_DELAY_SECONDS = 300
+"""How late metrics may arrive. Until then, running instances look like absent ones."""
+
+_MAX_METRICS = 10
+"""Maximum number of metrics per alarm (CloudWatch user guide, "Alarm data queries")."""
 
 _GPU_PERIOD, _GPU_PERIODS = 300, 6
 """Half an hour: longer than a checkpoint or an evaluation takes."""
@@ -43,218 +50,240 @@ _GPU_PERIOD, _GPU_PERIODS = 300, 6
 
 @dataclass(frozen=True)
 class MonitoredJob:
-    """A job that is watched. ``machines``, type and number, are None until SageMaker has chosen."""
+    """A job to create alarms for.
+
+    ``instances``, their type and number, is None until SageMaker has chosen among alternatives.
+    """
 
     name: str
-    machines: tuple[str, int] | None
+    instances: tuple[str, int] | None
 
 
 @dataclass(frozen=True)
 class Alarm:
     """``request`` is the keyword arguments of boto3's ``put_metric_alarm``."""
 
-    kind: str
-    request: dict[str, Any]
+    kind: AlarmKind
+    request: PutMetricAlarmInputTypeDef
 
     def __hash__(self) -> int:
         return hash(self.name)
 
     @property
     def name(self) -> str:
-        name: str = self.request["AlarmName"]
-        return name
+        return self.request["AlarmName"]
 
     @property
-    def metrics(self) -> int:
-        """What is billed: the metrics that it looks at."""
+    def num_metrics(self) -> int:
+        """Return the number of metrics that the alarm reads, which is what AWS bills."""
         queries = self.request.get("Metrics", [])
         return sum("MetricStat" in query for query in queries) or 1
 
 
+@dataclass(frozen=True)
+class FailureRule:
+    """The keyword arguments of boto3's ``put_rule``, and the rule's targets."""
+
+    request: PutRuleRequestTypeDef
+    targets: list[TargetTypeDef]
+
+
 def alarm_prefix(run: str) -> str:
-    """What the names of the run's alarms begin with, and those of no other run: names of runs have
-    no two hyphens in a row.
+    """Return the prefix of the run's alarm names.
+
+    It is no other run's prefix, because run names contain no double hyphen.
     """
     return f"sm-train/{run}--"
 
 
 def rule_name(run: str) -> str:
-    """The name of the run's rule; 64 characters with the longest name that a run can have."""
+    """Return the name of the run's rule: at most 64 characters for the longest run name."""
     return f"sm-train-{run}"
 
 
 def topic_name(run: str) -> str:
-    """The name of a topic that is made for the run."""
+    """Return the name of the topic that is created for the run."""
     return f"sm-train-alarms-{run}"
 
 
-def first_jobs(config: RunConfig) -> list[MonitoredJob]:
-    """The first job of each stage, as the run file tells of them."""
-    cluster = config.cluster
-    return [
-        MonitoredJob(
-            job_name(config.name, stage.name, 1),
-            None if cluster.alternatives else (cluster.instance_type, stage.instances),
-        )
-        for stage in config.stages
-    ]
+def job_alarms(config: RunConfig, jobs: Sequence[MonitoredJob], topic: str) -> list[Alarm]:
+    """Return the alarms of ``jobs``, which notify the topic with ARN ``topic``."""
+    return [alarm for job in jobs for alarm in _alarms_of_job(config, job, topic)]
 
 
-def alarms(config: RunConfig, jobs: Sequence[MonitoredJob], topic: Topic) -> list[Alarm]:
-    """The alarms of ``jobs``, which tell ``topic``."""
-    return [
-        Alarm(
-            kind,
-            {
-                "AlarmName": f"sm-train/{job.name}/{kind}{part}",
-                "AlarmActions": [topic],
-                **request,
-            },
-        )
-        for job in jobs
-        for kind, part, request in _of_job(config, job)
-    ]
+def _alarms_of_job(config: RunConfig, job: MonitoredJob, topic: str) -> Iterator[Alarm]:
+    def base(kind: AlarmKind, suffix: str = "") -> PutMetricAlarmInputTypeDef:
+        return {"AlarmName": f"sm-train/{job.name}/{kind}{suffix}", "AlarmActions": [topic]}
 
-
-def _of_job(config: RunConfig, job: MonitoredJob) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    if config.entry is None:  # another's code says no heartbeats
-        yield "heartbeat", "", _heartbeat(config, job)
-        yield "stall", "", _stall(config, job)
-    if job.machines is None:
+    if config.entry is None:  # user code sends no heartbeats
+        yield Alarm("heartbeat", _heartbeat_alarm(base("heartbeat"), config, job))
+        yield Alarm("stall", _stall_alarm(base("stall"), config, job))
+    if job.instances is None:
         return
-    machine, count = instance_type(job.machines[0]), job.machines[1]
-    for first in range(1, count + 1, _METRICS):
-        nodes = range(first, min(first + _METRICS, count + 1))
-        part = "" if count <= _METRICS else f"-nodes-{nodes[0]}-{nodes[-1]}"
-        # CloudWatch has no such metric of Trainium.
-        if not machine.accelerator.startswith("Trainium"):
-            yield "gpu", part, _gpu(config, job, nodes, machine.accelerators)
-        yield "disk", part, _disk(config, job, nodes)
+    instance, count = instance_type(job.instances[0]), job.instances[1]
+    for first in range(1, count + 1, _MAX_METRICS):
+        nodes = range(first, min(first + _MAX_METRICS, count + 1))
+        suffix = "" if count <= _MAX_METRICS else f"-nodes-{nodes[0]}-{nodes[-1]}"
+        # CloudWatch has no such metric for Trainium.
+        if not instance.accelerator.startswith("Trainium"):
+            gpus = instance.accelerators
+            yield Alarm("gpu", _gpu_alarm(base("gpu", suffix), config, job, nodes, gpus))
+        yield Alarm("disk", _disk_alarm(base("disk", suffix), config, job, nodes))
 
 
-def beat_period(beat: HeartbeatSection) -> int:
-    """Seconds in which at least one heartbeat comes: whole minutes, as CloudWatch takes them."""
-    return 60 * math.ceil(2 * beat.interval / 60)
+def heartbeat_period(heartbeat: HeartbeatSection) -> int:
+    """Return a period, in seconds, that contains at least one heartbeat: whole minutes."""
+    return 60 * math.ceil(2 * heartbeat.interval / 60)
 
 
-def silence_seconds(config: RunConfig) -> int:
-    """No heartbeat for so long is an alarm; at a start that is how long the machines may take."""
-    seconds = STARTING_SECONDS + config.doctor.timeout
-    period = beat_period(config.heartbeat)
+def missing_heartbeat_seconds(config: RunConfig) -> int:
+    """Return how long heartbeats may be missing before the alarm.
+
+    At the start of a job, that is how long the instances may take to send the first one.
+    """
+    seconds = STARTUP_SECONDS + config.doctor.timeout
+    period = heartbeat_period(config.heartbeat)
     return period * math.ceil(seconds / period)
 
 
-def _heartbeat(config: RunConfig, job: MonitoredJob) -> dict[str, Any]:
-    """Missing data are breaching, but only while the first machine is there.
+def _heartbeat_alarm(
+    base: PutMetricAlarmInputTypeDef, config: RunConfig, job: MonitoredJob
+) -> PutMetricAlarmInputTypeDef:
+    """Return the alarm for missing heartbeats, which fires only while the first instance runs.
 
-    A job that has not begun, waits for capacity or has ended has no machines, and no heartbeats
-    either: the expression is 1 then, which is well. ``TIME_SERIES`` has a value at any time, and a
-    comparison takes a missing one for 0. With a machine it is the number of heartbeats, or missing.
-    The newest minutes, whose metrics are still to come, look as if there were no machine: hence so
-    many of some more periods.
+    A job that has not started, waits for capacity or has ended has neither instances nor
+    heartbeats. The expression is 1 then, which is OK: ``TIME_SERIES(1)`` has a value at any time,
+    and the comparison treats a missing ``instance`` as 0. While the instance runs, the expression
+    is the number of heartbeats, or missing, which is breaching.
+
+    The metrics of the last minutes have not arrived yet, which looks as if there were no instance.
+    So the alarm evaluates more periods than the number that must breach.
     """
-    period = beat_period(config.heartbeat)
-    silent = silence_seconds(config) // period
+    period = heartbeat_period(config.heartbeat)
+    missing_periods = missing_heartbeat_seconds(config) // period
     return {
-        "AlarmDescription": _words(
+        **base,
+        "AlarmDescription": _description(
             config,
             job,
-            f"its machines run, but no heartbeat has come for {_minutes(silent * period)} minutes: "
-            "training and what watches it have died, or never began",
+            f"instances are running, but no heartbeat has arrived for "
+            f"{_minutes(missing_periods * period)} minutes: training and its watchdog have died "
+            "or never started",
         ),
         "Metrics": [
-            _query("machine", "CPUUtilization", _host(job, 1), period, "SampleCount"),
-            _query("beats", _HEARTBEAT, _whole(job), period, "SampleCount"),
-            _expression("IF(TIME_SERIES(1) > machine, 1, beats)", "heartbeats"),
+            _query("instance", "CPUUtilization", _node_dimension(job, 1), period, "SampleCount"),
+            _query("heartbeats", HEARTBEAT_METRIC, _job_dimension(job), period, "SampleCount"),
+            _expression("IF(TIME_SERIES(1) > instance, 1, heartbeats)", "heartbeats"),
         ],
         "ComparisonOperator": "LessThanThreshold",
         "Threshold": 1.0,
-        "EvaluationPeriods": silent + math.ceil(LATE_SECONDS / period),
-        "DatapointsToAlarm": silent,
+        "EvaluationPeriods": missing_periods + math.ceil(METRIC_DELAY_SECONDS / period),
+        "DatapointsToAlarm": missing_periods,
         "TreatMissingData": "breaching",
     }
 
 
-def _stall(config: RunConfig, job: MonitoredJob) -> dict[str, Any]:
-    """Heartbeats come and tell of no step: whoever should have ended the job has not."""
-    limit = config.heartbeat.max_timeout
+def _stall_alarm(
+    base: PutMetricAlarmInputTypeDef, config: RunConfig, job: MonitoredJob
+) -> PutMetricAlarmInputTypeDef:
+    """Return the alarm for heartbeats without steps: the watchdog should have ended the job."""
+    timeout = config.heartbeat.max_timeout
     return {
-        "AlarmDescription": _words(
+        **base,
+        "AlarmDescription": _description(
             config,
             job,
-            f"training has stood still for more than {_minutes(limit)} minutes "
-            f"(heartbeat.max_timeout)",
+            f"training has made no progress for more than {_minutes(timeout)} minutes "
+            "(heartbeat.max_timeout)",
         ),
         "Namespace": NAMESPACE,
-        "MetricName": _HEARTBEAT,
-        "Dimensions": _whole(job),
+        "MetricName": HEARTBEAT_METRIC,
+        "Dimensions": _job_dimension(job),
         "Statistic": "Maximum",
-        "Period": beat_period(config.heartbeat),
+        "Period": heartbeat_period(config.heartbeat),
         "ComparisonOperator": "GreaterThanThreshold",
-        "Threshold": float(limit),
+        "Threshold": float(timeout),
         "EvaluationPeriods": 3,
         "DatapointsToAlarm": 3,
         "TreatMissingData": "notBreaching",
     }
 
 
-def _gpu(config: RunConfig, job: MonitoredJob, nodes: range, gpus: int) -> dict[str, Any]:
-    """CloudWatch adds up a machine's GPUs: 800 is all of 8 (SageMaker developer guide)."""
+def _gpu_alarm(
+    base: PutMetricAlarmInputTypeDef, config: RunConfig, job: MonitoredJob, nodes: range, gpus: int
+) -> PutMetricAlarmInputTypeDef:
+    """Return the alarm for low GPU utilization.
+
+    CloudWatch sums over an instance's GPUs: 800 is 100 % of 8 (SageMaker developer guide).
+    """
     return {
-        "AlarmDescription": _words(
+        **_metric_over_nodes(base, job, nodes, "GPUUtilization", "Average", "SUM", _GPU_PERIOD),
+        "AlarmDescription": _description(
             config,
             job,
-            f"the {len(nodes) * gpus} GPUs of {_nodes(nodes)} have together been used less than "
-            f"{LOW_GPU_SHARE:.0%} for {_minutes(_GPU_PERIOD * _GPU_PERIODS)} minutes",
+            f"the average utilization of the {len(nodes) * gpus} GPUs of {_node_range(nodes)} has "
+            f"been below {MIN_GPU_UTILIZATION:.0%} for {_minutes(_GPU_PERIOD * _GPU_PERIODS)} "
+            "minutes",
         ),
-        **_over_nodes(job, nodes, "GPUUtilization", "Average", "SUM", _GPU_PERIOD),
         "ComparisonOperator": "LessThanThreshold",
-        "Threshold": LOW_GPU_SHARE * 100 * gpus * len(nodes),
+        "Threshold": MIN_GPU_UTILIZATION * 100 * gpus * len(nodes),
         "EvaluationPeriods": _GPU_PERIODS,
         "DatapointsToAlarm": _GPU_PERIODS,
         "TreatMissingData": "notBreaching",
     }
 
 
-def _disk(config: RunConfig, job: MonitoredJob, nodes: range) -> dict[str, Any]:
+def _disk_alarm(
+    base: PutMetricAlarmInputTypeDef, config: RunConfig, job: MonitoredJob, nodes: range
+) -> PutMetricAlarmInputTypeDef:
     return {
-        "AlarmDescription": _words(
-            config, job, f"a disk of {_nodes(nodes)} is more than {FULL_DISK_PERCENT} % full"
+        **_metric_over_nodes(base, job, nodes, "DiskUtilization", "Maximum", "MAX", 60),
+        "AlarmDescription": _description(
+            config,
+            job,
+            f"a disk of {_node_range(nodes)} is more than {MAX_DISK_PERCENT} % full",
         ),
-        **_over_nodes(job, nodes, "DiskUtilization", "Maximum", "MAX", 60),
         "ComparisonOperator": "GreaterThanThreshold",
-        "Threshold": float(FULL_DISK_PERCENT),
+        "Threshold": float(MAX_DISK_PERCENT),
         "EvaluationPeriods": 3,
         "DatapointsToAlarm": 3,
         "TreatMissingData": "notBreaching",
     }
 
 
-def _over_nodes(
-    job: MonitoredJob, nodes: range, metric: str, statistic: str, function: str, period: int
-) -> dict[str, Any]:
-    """One node's metric, or ``function`` over those of several. A node without a value must not
-    matter: some functions leave it out, others take it for 0.
+def _metric_over_nodes(
+    base: PutMetricAlarmInputTypeDef,
+    job: MonitoredJob,
+    nodes: range,
+    metric: str,
+    statistic: Statistic,
+    function: Literal["SUM", "MAX"],
+    period: int,
+) -> PutMetricAlarmInputTypeDef:
+    """Add the metric of one node, or ``function`` over the metrics of several.
+
+    Both functions ignore a node without a value.
     """
     if len(nodes) == 1:
         return {
+            **base,
             "Namespace": NAMESPACE,
             "MetricName": metric,
-            "Dimensions": _host(job, nodes[0]),
+            "Dimensions": _node_dimension(job, nodes[0]),
             "Statistic": statistic,
             "Period": period,
         }
-    queries = [_query(f"node{n}", metric, _host(job, n), period, statistic) for n in nodes]
-    names = ", ".join(f"node{n}" for n in nodes)
-    return {"Metrics": [*queries, _expression(f"{function}([{names}])", metric)]}
-
-
-_HEARTBEAT = "sm_train:heartbeat_seconds_since_step"  # estimators.metrics
+    queries = [
+        _query(f"node{node}", metric, _node_dimension(job, node), period, statistic)
+        for node in nodes
+    ]
+    names = ", ".join(f"node{node}" for node in nodes)
+    return {**base, "Metrics": [*queries, _expression(f"{function}([{names}])", metric)]}
 
 
 def _query(
-    key: str, metric: str, dimensions: list[dict[str, str]], period: int, statistic: str
-) -> dict[str, Any]:
+    key: str, metric: str, dimensions: list[DimensionTypeDef], period: int, statistic: Statistic
+) -> MetricDataQueryTypeDef:
     return {
         "Id": key,
         "MetricStat": {
@@ -266,19 +295,21 @@ def _query(
     }
 
 
-def _expression(expression: str, label: str) -> dict[str, Any]:
+def _expression(expression: str, label: str) -> MetricDataQueryTypeDef:
     return {"Id": "watched", "Expression": expression, "Label": label, "ReturnData": True}
 
 
-def _host(job: MonitoredJob, node: int) -> list[dict[str, str]]:
+def _node_dimension(job: MonitoredJob, node: int) -> list[DimensionTypeDef]:
+    """SageMaker's metrics of one instance; ``node`` counts from 1."""
     return [{"Name": "Host", "Value": f"{job.name}/algo-{node}"}]
 
 
-def _whole(job: MonitoredJob) -> list[dict[str, str]]:
+def _job_dimension(job: MonitoredJob) -> list[DimensionTypeDef]:
+    """Metrics that SageMaker extracts from the job's log."""
     return [{"Name": "TrainingJobName", "Value": job.name}]
 
 
-def _nodes(nodes: range) -> str:
+def _node_range(nodes: range) -> str:
     return f"node {nodes[0]}" if len(nodes) == 1 else f"nodes {nodes[0]} to {nodes[-1]}"
 
 
@@ -286,42 +317,46 @@ def _minutes(seconds: int) -> str:
     return f"{seconds / 60:.3g}"
 
 
-def _words(config: RunConfig, job: MonitoredJob, trouble: str) -> str:
-    return f"{job.name}: {trouble}. Look: sm-train status {config.name}"
+def _description(config: RunConfig, job: MonitoredJob, problem: str) -> str:
+    return f"{job.name}: {problem}. Check: sm-train status {config.name}"
 
 
-_TAKEN_AWAY = ("MaxRuntimeExceeded", "MaxWaitTimeExceeded", "Interrupted")
-"""Why a job is Stopped that nobody stopped (SecondaryStatus of DescribeTrainingJob)."""
+_INVOLUNTARY_STOPS = ("MaxRuntimeExceeded", "MaxWaitTimeExceeded", "Interrupted")
+"""Secondary statuses of Stopped jobs that nobody stopped (DescribeTrainingJob)."""
 
 
-def failure_rule(run: str, region: str, topic: Topic) -> dict[str, Any]:
-    """The EventBridge rule of jobs that failed or were cut short, with its target.
+def failure_rule(run: str, region: str, topic: str) -> FailureRule:
+    """Return the EventBridge rule for jobs that failed or were interrupted.
 
-    Other stops are somebody's wish. The message holds only what cannot break it: EventBridge does
-    not escape what it puts in, and a reason of failure may hold anything ("Amazon EventBridge input
-    transformation", EventBridge user guide, 2026-11). An event may come more than once.
+    Jobs that a user stopped do not match. The message contains only fields that cannot break it:
+    EventBridge does not escape what it inserts, and a failure reason may contain anything ("Amazon
+    EventBridge input transformation", EventBridge user guide, 2026-11). EventBridge may deliver an
+    event more than once.
     """
     console = f"https://{region}.console.aws.amazon.com/sagemaker/home?region={region}#/jobs/<job>"
     message = (
         f"sm-train: job <job> of run {run} has ended: <status> (<secondary>). "
-        f"Why: sm-train diagnose <job>. To go on: sm-train resume {run}. {console}"
+        f"Diagnose: sm-train diagnose <job>. Resume: sm-train resume {run}. {console}"
     )
-    return {
-        "Name": rule_name(run),
-        "Description": f"Training jobs of {run} that failed or were cut short (sm-train alarms)",
-        "EventPattern": {
-            "source": ["aws.sagemaker"],
-            "detail-type": ["SageMaker Training Job State Change"],
-            "detail": {
-                "TrainingJobName": [{"prefix": f"{run}--"}],
-                "$or": [
-                    {"TrainingJobStatus": ["Failed"]},
-                    {"TrainingJobStatus": ["Stopped"], "SecondaryStatus": list(_TAKEN_AWAY)},
-                ],
-            },
+    pattern = {
+        "source": ["aws.sagemaker"],
+        "detail-type": ["SageMaker Training Job State Change"],
+        "detail": {
+            "TrainingJobName": [{"prefix": f"{run}--"}],
+            "$or": [
+                {"TrainingJobStatus": ["Failed"]},
+                {"TrainingJobStatus": ["Stopped"], "SecondaryStatus": list(_INVOLUNTARY_STOPS)},
+            ],
         },
-        "State": "ENABLED",
-        "Targets": [
+    }
+    return FailureRule(
+        {
+            "Name": rule_name(run),
+            "Description": f"Training jobs of {run} that failed or were interrupted",
+            "EventPattern": json.dumps(pattern),
+            "State": "ENABLED",
+        },
+        [
             {
                 "Id": "topic",
                 "Arn": topic,
@@ -335,14 +370,15 @@ def failure_rule(run: str, region: str, topic: Topic) -> dict[str, Any]:
                 },
             }
         ],
-    }
+    )
 
 
 PUBLISHERS = ("cloudwatch.amazonaws.com", "events.amazonaws.com")
+"""Services that publish to a run's topic."""
 
 
-def topic_policy(topic: Topic) -> dict[str, Any]:
-    """The policy of a topic that alarms and rules may publish to."""
+def topic_policy(topic: str) -> dict[str, Any]:
+    """Return the policy of a topic that lets alarms and rules publish to it."""
     return {
         "Version": "2012-10-17",
         "Statement": [
@@ -356,38 +392,3 @@ def topic_policy(topic: Topic) -> dict[str, Any]:
             for service in PUBLISHERS
         ],
     }
-
-
-def template(
-    config: RunConfig,
-    region: str,
-    jobs: Sequence[MonitoredJob],
-    topic: str | None,
-    email: str | None,
-) -> dict[str, Any]:
-    """The same as CloudFormation; without ``topic`` one is made that tells ``email``."""
-    resources: dict[str, Any] = {}
-    told: Topic = topic if topic is not None else {"Ref": "Topic"}
-    if topic is None:
-        resources |= {
-            "Topic": _resource("SNS::Topic", {"TopicName": topic_name(config.name)}),
-            "TopicPolicy": _resource(
-                "SNS::TopicPolicy", {"Topics": [told], "PolicyDocument": topic_policy(told)}
-            ),
-            "Email": _resource(
-                "SNS::Subscription", {"TopicArn": told, "Protocol": "email", "Endpoint": email}
-            ),
-        }
-    resources["LostJob"] = _resource("Events::Rule", failure_rule(config.name, region, told))
-    for number, alarm in enumerate(alarms(config, jobs, told), start=1):
-        key = f"{alarm.kind.capitalize()}{number}"
-        resources[key] = _resource("CloudWatch::Alarm", alarm.request)
-    return {
-        "AWSTemplateFormatVersion": "2010-09-09",
-        "Description": f"sm-train - alarms of the run {config.name}",
-        "Resources": resources,
-    }
-
-
-def _resource(kind: str, properties: dict[str, Any]) -> dict[str, Any]:
-    return {"Type": f"AWS::{kind}", "Properties": properties}

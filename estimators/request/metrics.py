@@ -1,13 +1,21 @@
-"""CloudWatch metrics of a job, read by SageMaker from the event lines on standard output.
+"""CloudWatch metrics of a job, which SageMaker extracts from the event lines in its log.
 
-The regular expressions rely on the order in which the event writer puts ``kind`` before the
-fields; a test matches every one of them against a real event line.
+The regular expressions rely on the event writer putting ``kind`` before the fields; a test matches
+each of them against a real event line.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types_boto3_sagemaker.type_defs import MetricDefinitionTypeDef
+
 NAMESPACE = "/aws/sagemaker/TrainingJobs"
-"""Of all metrics of training jobs, SageMaker's own and those that are read from lines."""
+"""Namespace of all metrics of training jobs: SageMaker's own and those extracted from the log."""
+
+_PREFIX = "sm_train:"
+HEARTBEAT_METRIC = f"{_PREFIX}heartbeat_seconds_since_step"
 
 _NUMBER = r"(-?[0-9]+\.?[0-9]*(?:[eE][-+]?[0-9]+)?)"
 
@@ -25,7 +33,7 @@ _FIELDS = {
     "heartbeat": ("seconds_since_step",),
     "checkpoint": ("seconds", "bytes"),
     "eval": ("loss", "seconds"),
-    # Each machine says its own; over machines CloudWatch keeps minimum, mean and maximum.
+    # Each node logs its own; CloudWatch keeps minimum, mean and maximum over the nodes.
     "node": (
         "network_receive_bytes_per_second",
         "network_send_bytes_per_second",
@@ -48,13 +56,14 @@ _FIELDS = {
         "data_wait_share_max",
     ),
 }
+"""Event kind → numeric fields. Step metrics carry no kind in their name."""
 
 
-def metric_definitions() -> list[dict[str, str]]:
-    """``MetricDefinitions`` of a request: one for each number that is worth a graph."""
+def metric_definitions() -> list[MetricDefinitionTypeDef]:
+    """Return ``MetricDefinitions`` of a request: one for each field worth a graph."""
     return [
         {
-            "Name": f"sm_train:{field if kind == 'step' else f'{kind}_{field}'}",
+            "Name": f"{_PREFIX}{field if kind == 'step' else f'{kind}_{field}'}",
             "Regex": rf'SMT \{{"kind": "{kind}",.* "{field}": {_NUMBER}',
         }
         for kind, fields in _FIELDS.items()

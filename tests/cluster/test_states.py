@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from sm_train.entrypoints.planning.memory import plan_preset
 
-from tests.support.cluster.training_jobs import free_port, tiny_run
+from tests.support.cluster.training_jobs import free_port, start_python, tiny_run
+from tests.support.deadline import DEADLINE
 from tests.support.run_documents import write_job_file
 
 SCRIPT = Path(__file__).parents[1] / "support" / "cluster" / "count_states.py"
@@ -42,16 +41,14 @@ def test_states_take_what_is_planned(tmp_path: Path, preset: str, strategy: str)
     run = tiny_run(preset=preset, max_steps=1, sharding=strategy)
     job_file = write_job_file(tmp_path, run)
     launch = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port"]
-    done = subprocess.run(
-        [sys.executable, *launch, str(free_port()), SCRIPT, job_file, tmp_path],
+    process = start_python(
+        [*launch, str(free_port()), str(SCRIPT), str(job_file), str(tmp_path)],
+        cwd=tmp_path,
         env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=120,
-        check=False,
     )
-    assert done.returncode == 0, done.stdout
+    assert process.stdout is not None
+    output = process.stdout.read()
+    assert process.wait(DEADLINE) == 0, output
     plan = plan_preset(preset, 8, precision="fp32")
     expected = plan.state_bytes(ema=True, strategy=strategy, world_size=2, per_node=2)
     for rank in (0, 1):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sm_train.toolkit.diagnose.diagnosis import Diagnosis, diagnose
-from sm_train.toolkit.diagnose.hits import LogStream
+from sm_train.toolkit.diagnose.matches import LogStream
 
 WRITTEN = 1795300000.0
 """2026-11-21: when the logs were written."""

@@ -1,50 +1,49 @@
-"""A run's alarms for people, for scripts and for CloudFormation: the same set, three ways."""
+"""Present a run's alarms as text and as JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from sm_train.cost.services import service_prices
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.alarms import (
-    PUBLISHERS,
     Alarm,
     MonitoredJob,
-    alarms,
     failure_rule,
+    job_alarms,
     rule_name,
-    template,
 )
-from sm_train.toolkit.alarms.alarms import Changes, Removed, rule_request
-from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.alarms.alarms import AlarmChanges, DeletedAlarms
 from sm_train.toolkit.terminal.formatting import format_usd
-
-_RESOURCES, _BYTES = 500, 51_200
-"""Most of a template, and most that is taken without S3 (CloudFormation quotas, 2026-11)."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What is asked for: the alarms of ``jobs`` and the run's rule, which tell ``topic``."""
+class AlarmPlan:
+    """What `sm-train alarms` is about to create: the alarms of ``jobs`` and the run's rule."""
 
     config: RunConfig
     region: str
     jobs: tuple[MonitoredJob, ...]
     topic: str
 
-    @property
+    @cached_property
     def alarms(self) -> list[Alarm]:
-        return alarms(self.config, self.jobs, self.topic)
+        return job_alarms(self.config, self.jobs, self.topic)
 
     @property
     def monthly_usd(self) -> float:
-        """While they stand; the hours count. EventBridge takes nothing for AWS's own events."""
-        return float(service_prices()["alarm_metric"].usd) * sum(one.metrics for one in self.alarms)
+        """Return the cost while the alarms exist, which AWS bills by the hour.
+
+        EventBridge does not charge for events of AWS services.
+        """
+        price = float(service_prices()["alarm_metric"].usd)
+        return price * sum(alarm.num_metrics for alarm in self.alarms)
 
     def document(self) -> dict[str, Any]:
-        """For scripts."""
+        """Return the plan as JSON."""
         return {
             "run": self.config.name,
             "region": self.region,
@@ -54,129 +53,75 @@ class Plan:
         }
 
     def requests(self) -> dict[str, Any]:
-        """What would be sent, as boto3 takes it."""
+        """Return the plan with the requests that would be sent, as boto3 takes them."""
         rule = failure_rule(self.config.name, self.region, self.topic)
         return self.document() | {
-            "put_rule": rule_request(rule),
-            "put_targets": {"Rule": rule["Name"], "Targets": rule["Targets"]},
+            "put_rule": rule.request,
+            "put_targets": {"Rule": rule_name(self.config.name), "Targets": rule.targets},
             "put_metric_alarm": [alarm.request for alarm in self.alarms],
         }
 
     def question(self) -> str:
         count = len(self.alarms)
         what = f"{count} alarms and a rule" if count else "a rule"
-        return f"Make {what} for {self.config.name}, {format_usd(self.monthly_usd)} a month?"
+        return f"Create {what} for {self.config.name}, {format_usd(self.monthly_usd)} a month?"
 
 
-def changed(plan: Plan, changes: Changes) -> dict[str, Any]:
-    """What was done, for scripts."""
+def changes_document(plan: AlarmPlan, changes: AlarmChanges) -> dict[str, Any]:
+    """Return what was created and deleted as JSON."""
     return plan.document() | {
         "rule": rule_name(plan.config.name),
         "alarms": list(changes.put),
-        "removed": list(changes.removed),
+        "removed": list(changes.deleted),
     }
 
 
-def changed_words(plan: Plan, changes: Changes) -> Iterator[str]:
-    """What was done and what stays, for people."""
+def changes_lines(plan: AlarmPlan, changes: AlarmChanges) -> Iterator[str]:
+    """Yield what was created and deleted, and how to delete the rest."""
     run = plan.config.name
-    yield f"{plan.topic} is told when a job of {run} fails or is cut short"
+    yield f"{plan.topic} is notified when a job of {run} fails or is interrupted"
     for job in plan.jobs:
-        own = [name.rpartition("/")[2] for name in changes.put if f"/{job.name}/" in name]
-        yield f"{job.name}: {', '.join(own)}"
-    yield from unwatched_words(plan.config, plan.jobs)
+        kinds = [name.rpartition("/")[2] for name in changes.put if f"/{job.name}/" in name]
+        yield f"{job.name}: {', '.join(kinds)}"
+    yield from _missing_alarm_lines(plan.config, plan.jobs)
     if not plan.jobs:
-        yield "no job is live; the one that submit, resume or watch starts gets its alarms then"
-    if changes.removed:
-        yield f"alarms of ended jobs that were removed: {len(changes.removed)}"
+        yield "no job is live; submit, resume and watch create the alarms of the next job"
+    if changes.deleted:
+        yield f"deleted alarms of ended jobs: {len(changes.deleted)}"
     yield (
-        f"An ended job's alarms stay silent. They go when the next job starts or `watch` sees the "
-        f"run done; to remove all: sm-train alarms {run} --remove"
+        "The alarms of an ended job do not fire. They are deleted when the next job starts or "
+        f"`watch` sees that the run is complete; to delete all: sm-train alarms {run} --remove"
     )
 
 
-def unwatched_words(config: RunConfig, jobs: Sequence[MonitoredJob]) -> Iterator[str]:
-    """What has no alarm, and why."""
+def _missing_alarm_lines(config: RunConfig, jobs: Sequence[MonitoredJob]) -> Iterator[str]:
+    """Yield which alarms are missing and why."""
     if config.entry is not None:
         yield (
-            f"entry: {config.entry} is started in place of ours and says no heartbeats: "
-            "no alarms on them"
+            f"entry: {config.entry} replaces the training script and sends no heartbeats: no "
+            "heartbeat and stall alarms"
         )
     for job in jobs:
-        if job.machines is None:
+        if job.instances is None:
             yield (
-                f"{job.name}: SageMaker has not chosen its machines (cluster.alternatives): no "
-                "alarms on GPUs and disks until the same command is given again"
+                f"{job.name}: SageMaker has not chosen its instances yet (cluster.alternatives): "
+                "no GPU and disk alarms until this command runs again"
             )
 
 
-def removed_document(run: str, removed: Removed) -> dict[str, Any]:
+def deleted_document(run: str, deleted: DeletedAlarms) -> dict[str, Any]:
+    """Return what was deleted as JSON."""
     return {
         "run": run,
-        "removed": list(removed.alarms),
-        "rule": removed.rule,
-        "topic": removed.topic,
+        "removed": list(deleted.alarms),
+        "rule": deleted.rule,
+        "topic": deleted.topic,
     }
 
 
-def removed_words(run: str, removed: Removed) -> Iterator[str]:
-    names = [*removed.alarms, *filter(None, (removed.rule, removed.topic))]
+def deleted_lines(run: str, deleted: DeletedAlarms) -> Iterator[str]:
+    names = [*deleted.alarms, *filter(None, (deleted.rule, deleted.topic))]
     if not names:
         yield f"{run}: has no alarms"
     for name in names:
-        yield f"removed {name}"
-
-
-def cloudformation(
-    config: RunConfig,
-    region: str,
-    jobs: Sequence[MonitoredJob],
-    topic: str | None,
-    email: str | None,
-) -> dict[str, Any]:
-    """The template.
-
-    Raises:
-        UserError: there are more machines than a template can hold alarms for.
-    """
-    document = template(config, region, jobs, topic, email)
-    count = len(document["Resources"])
-    if count > _RESOURCES:
-        raise UserError(
-            f"--cloudformation: {count} resources, and a template holds {_RESOURCES}; "
-            f"`sm-train alarms {config.name}` without it makes any number",
-            ExitCode.PREFLIGHT,
-        )
-    return document
-
-
-def as_yaml(document: dict[str, Any]) -> str:
-    """The template as text; CloudFormation refuses YAML's pointers to what was written before."""
-    import yaml
-
-    class Plain(yaml.SafeDumper):
-        def ignore_aliases(self, data: Any) -> bool:
-            return True
-
-    text: str = yaml.dump(document, Dumper=Plain, sort_keys=False, width=100)
-    return text
-
-
-def deploy_words(
-    config: RunConfig, text: str, jobs: Sequence[MonitoredJob], *, made: bool
-) -> Iterator[str]:
-    """What to do with the template, for people."""
-    run = config.name
-    for job in jobs:
-        yield f"for {job.name}"
-    if not jobs:
-        yield "no job is live: the template holds the rule alone"
-    yield from unwatched_words(config, jobs)
-    bucket = " --s3-bucket BUCKET" if len(text.encode()) > _BYTES else ""
-    yield f"aws cloudformation deploy --stack-name sm-train-{run} --template-file FILE{bucket}"
-    yield (
-        "A stack does not follow the run: print and deploy it anew, by the run's name, for another "
-        f"job. What `sm-train alarms {run}` made has the same names: --remove it first"
-    )
-    if not made:
-        yield f"The topic's policy must let {' and '.join(PUBLISHERS)} publish"
+        yield f"deleted {name}"

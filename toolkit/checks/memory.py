@@ -8,7 +8,7 @@ from sm_train.cost.alternatives import USABLE_MEMORY
 from sm_train.cost.instances import instance_type
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.checks.finding import Check, Finding
-from sm_train.toolkit.costing.memory_fit import changes, fit
+from sm_train.toolkit.costing.memory_fit import changes, fit, unplanned
 
 _IMPACT = (
     "A job that runs out of memory fails in its first steps, after instances, image and data were "
@@ -19,8 +19,8 @@ _FIX = (
     "same effective batch size."
 )
 _SOURCE = (
-    "the plan of the model's layers (`entrypoints/planning/memory.py`), validated against real "
-    "processes"
+    "the plan of the model (`entrypoints/planning/memory.py`), counted by PyTorch and "
+    "validated against real processes"
 )
 
 MEMORY_SHORT = Check(
@@ -42,9 +42,23 @@ MEMORY_TIGHT = Check(
     source=_SOURCE,
 )
 
+MEMORY_UNPLANNED = Check(
+    "memory-unplanned",
+    ("warning",),
+    means="The model preset was added or changed, and its FLOPs and memory were not measured.",
+    impact="`check` cannot tell whether stages fit in GPU memory, and `cost` has no FLOPs to scale "
+    "speeds by.",
+    fix="Run the command that the finding names, with PyTorch installed (`[train]`).",
+    source="`entrypoints/planning/measure.py`",
+)
+
 
 def memory_findings(config: RunConfig) -> Iterator[Finding]:
     """Compare each stage's planned memory with its GPU's; within the plan's error it is tight."""
+    if problem := unplanned(config):
+        reason, _, fix = problem.partition("; ")
+        yield MEMORY_UNPLANNED.found("warning", "model.preset", reason, fix)
+        return
     instance = instance_type(config.cluster.instance_type)
     available = instance.accelerator_memory_gib
     for index, stage in enumerate(config.stages):

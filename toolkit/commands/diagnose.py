@@ -12,28 +12,28 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("what", metavar="JOB|FILES...", nargs=-1, required=True)
+@click.argument("targets", metavar="JOB|FILES...", nargs=-1, required=True)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.pass_obj
-def command(options: dict[str, Any], what: tuple[str, ...], as_json: bool) -> None:
-    """Say why a job failed, from its logs: cause, first failing rank, evidence and mend.
+def command(options: dict[str, Any], targets: tuple[str, ...], as_json: bool) -> None:
+    """Find out why a job failed: cause, first failing rank, evidence and suggested fix.
 
-    FILES are the nodes' logs, one each (.gz too), folders of them, or a local run's folder. JOB is
-    a training job, whose streams are read from CloudWatch with what SageMaker says of its end.
+    FILES are the nodes' logs, one per node (.gz is supported), folders of logs, or a local run's
+    folder. JOB is a training job: its log streams and its status are read from AWS.
     """
     from sm_train.toolkit.diagnose import view
     from sm_train.toolkit.jobs.training_job import is_valid_job_name
     from sm_train.toolkit.terminal.console import write_json
 
-    [name] = what if len(what) == 1 else [None]
+    [name] = targets if len(targets) == 1 else [None]
     if name is not None and not Path(name).exists() and is_valid_job_name(name):
-        found = _diagnose_job(name, options["region"], options["profile"])
+        diagnosis = _diagnose_job(name, options["region"], options["profile"])
     else:
-        found = _diagnose_files([Path(one) for one in what])
+        diagnosis = _diagnose_files([Path(target) for target in targets])
     if as_json:
-        write_json(view.document(found))
+        write_json(view.document(diagnosis))
     else:
-        view.show(found)
+        view.show(diagnosis)
 
 
 def _diagnose_files(paths: list[Path]) -> Diagnosis:

@@ -71,9 +71,12 @@ class Costing:
 
     def warnings(self, priced: Estimate) -> list[str]:
         """Old prices, and stages that do not see every sample once."""
+        from sm_train.toolkit.costing.memory_fit import unplanned
+
         found = [staleness(one.price, _today()) for one in priced.stages]
         prices = [line for line in found if line and self.purchase.capacity != "training-plan"]
-        return list(dict.fromkeys((*prices, *_short_epochs(self.stages, self.samples))))
+        plan = [problem] if self.config and (problem := unplanned(self.config)) else []
+        return list(dict.fromkeys((*prices, *plan, *_short_epochs(self.stages, self.samples))))
 
 
 def costing(asked: Asked) -> Costing:

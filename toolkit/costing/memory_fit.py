@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from sm_train.cost.instances import InstanceType, instance_type
-from sm_train.entrypoints.planning.layers import UnplannedModelError
-from sm_train.entrypoints.planning.memory import ModelPlan, plan_preset
+from sm_train.entrypoints.planning.memory import (
+    MEASURE_MODULE,
+    ModelPlan,
+    UnplannedModelError,
+    plan_preset,
+)
 
 if TYPE_CHECKING:
     from sm_train.estimators.config.schema import RunConfig
@@ -37,13 +45,40 @@ class Fit:
 
 
 def plan_of(config: RunConfig, resolution: int | None) -> ModelPlan | None:
-    """The plan of the run's preset; None where it is not one that is counted."""
-    try:
-        return plan_preset(
-            config.model.preset, resolution or 0, precision=config.training.precision
-        )
-    except UnplannedModelError:
+    """Return the plan of the run's model; None if it has none (:func:`unplanned`)."""
+    if unplanned(config):
         return None
+    return plan_preset(config.model.preset, resolution or 0, precision=config.training.precision)
+
+
+def unplanned(config: RunConfig) -> str | None:
+    """Return why the run's model has no plan and the command that writes one; None if it has one.
+
+    Shipped presets have plans. Where PyTorch is installed, an added or edited preset is measured
+    now.
+    """
+    return _unplanned(config.model.preset)
+
+
+@cache
+def _unplanned(preset: str) -> str | None:
+    reason = _plan_problem(preset)
+    if reason is not None and find_spec("torch") and find_spec("diffusers"):
+        # In its own process: PyTorch takes seconds to import, and memory.
+        command = [sys.executable, "-m", MEASURE_MODULE, preset]
+        subprocess.run(command, capture_output=True, check=False)
+        plan_preset.cache_clear()
+        reason = _plan_problem(preset)
+    return reason
+
+
+def _plan_problem(preset: str) -> str | None:
+    try:
+        # Whether there is a plan does not depend on the size.
+        plan_preset(preset, 64, precision="fp32")
+    except UnplannedModelError as error:
+        return str(error)
+    return None
 
 
 def fixed_bytes(

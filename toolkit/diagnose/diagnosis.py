@@ -1,9 +1,9 @@
-"""Why a job failed: judges what the logs of its nodes say, and names the first that failed.
+"""Determines why a job failed from the logs of all nodes, and which rank failed first.
 
-A cause outranks an exception that nothing explains, that one a symptom, and echoes (what the other
-processes say when one has died) are never the cause. Among causes the earliest counts. Where they
-contradict each other, or only echoes are left, the answer is ``unknown`` with the lines that a
-person would look at: a wrong cause costs more than none.
+A cause outranks an exception without a signature, which outranks a symptom. Echoes (messages of
+the other processes after one has died) are never the cause. The earliest cause counts. If causes
+conflict, or only echoes are left, the cause is ``unknown`` and the evidence lists the lines to
+read: a wrong cause is worse than none.
 """
 
 from __future__ import annotations
@@ -12,30 +12,31 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from sm_train.toolkit.diagnose.hits import PROGRAM_ERROR, LogStream, Match, Report
 from sm_train.toolkit.diagnose.log_scanner import scan
+from sm_train.toolkit.diagnose.matches import PROGRAM_ERROR, LogStream, Match, ScanReport
 from sm_train.toolkit.diagnose.signatures import Confidence, signatures
 
 NO_FAILURE, UNKNOWN = "no-failure", "unknown"
 
-_MOST_LINES = 10
-_SKEW_SECONDS = 5.0
-"""So much may the clocks of two nodes differ: closer than this, no order is read from them."""
-_NEARBY_SECONDS = 60.0
-"""The same where a time is only that of a line shortly before."""
-_OUTLIVED_SECONDS = 60.0
-"""A step that another node reports so long after a hit says that the hit did no harm."""
-_TALKED_ON = 100
-"""So many lines between two failures of one log: the first did not end the program."""
+_MAX_EVIDENCE = 10
+_CLOCK_SKEW_SECONDS = 5.0
+"""Clocks of two nodes may differ by this much: events that are closer have no known order."""
+_INEXACT_SKEW_SECONDS = 60.0
+"""The same if a time is only that of a preceding line."""
+_SURVIVED_SECONDS = 60.0
+"""A step on another node this long after a match shows that the match did not end the job."""
+_HANDLED_LINES = 100
+"""With this many lines between two failures in one log, the first did not end the program."""
 _FAR_FROM_END = 2000
-"""So many lines after which nothing else went wrong: the hit did not end the process."""
+"""With this many lines after a match and no other failure, the match did not end the process."""
 _EXCEPTION = re.compile(r"(?:[\w.]+\.)?\w+(?:Error|Exception): ")
+# [Rank 12] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1579, OpType=ALLREDUCE, …
 _COLLECTIVE = re.compile(r"\[Rank (\d+)\].*SeqNum=(\d+), OpType=(\w+)")
 
 
 @dataclass(frozen=True)
 class FirstFailing:
-    """Who failed first, as far as known; ``time`` in Unix seconds."""
+    """The node and rank that failed first, as far as known; ``time`` in Unix seconds."""
 
     node: str | None
     rank: int | None
@@ -45,7 +46,11 @@ class FirstFailing:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """``cause`` is a signature's code, ``program-error``, ``unknown`` or ``no-failure``."""
+    """``cause`` is a signature's code, ``program-error``, ``unknown`` or ``no-failure``.
+
+    ``details`` are further facts: earlier attempts, conflicting causes, warnings, errors from which
+    the job recovered.
+    """
 
     cause: str
     title: str
@@ -54,267 +59,290 @@ class Diagnosis:
     retryable: bool | None = None
     action: str | None = None
     evidence: tuple[Match, ...] = ()
-    notes: tuple[str, ...] = ()
+    details: tuple[str, ...] = ()
 
 
 def diagnose(
     streams: Iterable[LogStream], earlier: Sequence[Sequence[LogStream]] = ()
 ) -> Diagnosis:
-    """Judge the logs of one attempt, and mention how the ``earlier`` attempts ended."""
-    found = judge([scan(stream) for stream in streams])
+    """Diagnose the logs of the last attempt, and list the causes of ``earlier`` attempts."""
+    last = judge([scan(stream) for stream in streams])
     before = [judge([scan(stream) for stream in attempt]) for attempt in earlier]
-    notes = [f"attempt {number}: {one.title} ({one.cause})" for number, one in enumerate(before, 1)]
-    return replace(found, notes=(*notes, *found.notes))
+    attempts = [
+        f"attempt {number}: {one.title} ({one.cause})" for number, one in enumerate(before, 1)
+    ]
+    return replace(last, details=(*attempts, *last.details))
 
 
 def succeeded() -> Diagnosis:
-    """What there is to say of a job that SageMaker calls completed."""
+    """Return the diagnosis of a job that SageMaker reports as completed."""
     return Diagnosis(NO_FAILURE, "No failure found: the run succeeded")
 
 
-def judge(reports: Sequence[Report]) -> Diagnosis:
-    """What the reports of one attempt's streams say together."""
-    hits = _in_order(hit for report in reports for hit in report.hits if _counts(hit, reports))
-    notes = _notes(reports)
-    causes = _unexplained([hit for hit in hits if hit.role == "cause"], hits)
-    exceptions = [hit for hit in hits if hit.role == "exception"]
-    symptoms = _unexplained([hit for hit in hits if hit.role == "symptom"], hits)
-    if any(hit.code == "peer-gone" for hit in hits):
-        # When a node fails, SageMaker ends the others.
-        symptoms = [hit for hit in symptoms if hit.code != "terminated"]
+def judge(reports: Sequence[ScanReport]) -> Diagnosis:
+    """Combine the reports of all streams of one attempt."""
+    matches = _by_time(
+        match for report in reports for match in report.matches if _may_be_fatal(match, reports)
+    )
+    details = _details(reports)
+    causes = _unexplained([match for match in matches if match.role == "cause"], matches)
+    exceptions = [match for match in matches if match.role == "exception"]
+    symptoms = _unexplained([match for match in matches if match.role == "symptom"], matches)
+    if any(match.code == "peer-gone" for match in matches):
+        # When a node fails, SageMaker terminates the others: their SIGTERM is a consequence.
+        symptoms = [match for match in symptoms if match.code != "terminated"]
     if not causes and not exceptions and any(report.succeeded for report in reports):
-        return replace(succeeded(), notes=notes)
+        return replace(succeeded(), details=details)
     if causes:
-        rivals = _rivals(causes)
-        if rivals:
-            said = " and ".join(signatures()[code].title for code in rivals)
-            return _unknown(reports, hits, (*notes, f"contradictory: {said}"))
-        return _of_signature(causes[0], reports, hits, notes)
+        conflicting = _conflicting_causes(causes)
+        if conflicting:
+            titles = " and ".join(signatures()[code].title for code in conflicting)
+            return _unknown(reports, matches, (*details, f"conflicting causes: {titles}"))
+        return _from_signature(causes[0], reports, matches, details)
     if exceptions:
-        return _of_exception(exceptions[0], reports, hits, notes)
+        return _from_exception(exceptions[0], reports, matches, details)
     if symptoms:
-        return _of_signature(_behind(symptoms), reports, hits, (*notes, *_laggards(symptoms)))
-    seen = [report.first_failure for report in reports if report.first_failure]
-    if hits or seen:
-        left = [
-            f"torchrun saw rank {one.rank} fail first, exit code {one.exit_code}" for one in seen
+        lagging = _lagging_ranks(symptoms)
+        return _from_signature(_root_symptom(symptoms), reports, matches, (*details, *lagging))
+    summaries = [report.first_failure for report in reports if report.first_failure]
+    if matches or summaries:
+        torchrun = [
+            f"torchrun saw rank {one.rank} fail first, exit code {one.exit_code}"
+            for one in summaries
         ]
-        echoes = "only echoes of another process's end: the first failing node's log may be missing"
-        return _unknown(reports, hits, (*notes, *(left or [echoes])))
-    return Diagnosis(NO_FAILURE, "No failure found", notes=notes)
+        echoes = (
+            "the logs only show that another process ended: the log of the node that failed first "
+            "may be missing"
+        )
+        return _unknown(reports, matches, (*details, *(torchrun or [echoes])))
+    return Diagnosis(NO_FAILURE, "No failure found", details=details)
 
 
-# ------------------------------------------------------------------ which hits count
+# ------------------------------------------------------------------ which matches count
 
 
-def _counts(hit: Match, reports: Sequence[Report]) -> bool:
-    """Whether the job may have ended by ``hit``."""
+def _may_be_fatal(match: Match, reports: Sequence[ScanReport]) -> bool:
+    """Return whether ``match`` may have ended the job."""
     if (
-        hit.exact
-        and hit.time is not None
+        match.exact
+        and match.time is not None
         and any(
-            other.last_step_time is not None and hit.time + _OUTLIVED_SECONDS < other.last_step_time
+            other.last_step_time is not None
+            and match.time + _SURVIVED_SECONDS < other.last_step_time
             for other in reports
-            if other.stream != hit.stream
+            if other.stream != match.stream
         )
     ):
         return False
-    [own] = [report for report in reports if report.stream == hit.stream]
-    later = [other for other in own.hits if other.order > hit.order and other.code != hit.code]
+    [report] = [report for report in reports if report.stream == match.stream]
+    later = [
+        other for other in report.matches if other.order > match.order and other.code != match.code
+    ]
     if not later:
-        # A failure leaves more than one word behind: one step that comes after it is enough.
-        goes_on = own.steps > hit.steps_before
-        return not goes_on and own.lines - own.latest[hit.code] <= _FAR_FROM_END
-    return not _was_handled(hit, later[0])
+        # A fatal error is followed by other errors. Without any, one further step is enough to
+        # show that training continued.
+        continued = report.steps > match.steps_before
+        return not continued and report.lines - report.last_line[match.code] <= _FAR_FROM_END
+    return not _was_handled(match, later[0])
 
 
-def _was_handled(hit: Match, following: Match) -> bool:
-    """Whether the program went on talking after ``hit`` until something else happened to it.
+def _was_handled(match: Match, following: Match) -> bool:
+    """Return whether the program continued after ``match`` until ``following`` happened.
 
-    What ends a process is followed by the launcher's and the peers' words, within few lines.
+    An error that ends a process is followed within a few lines by those of launcher and peers.
     """
-    if hit.role not in ("cause", "exception"):
+    if match.role not in ("cause", "exception"):
         return False
-    between = following.order - hit.order
+    between = following.order - match.order
     if following.role not in ("cause", "exception"):
         return between > _FAR_FROM_END
-    if following.code in _explained_by(hit):
+    if following.code in _explained_by(match):
         return False
-    only_told = _EXCEPTION.match(hit.text) and not hit.uncaught and following.uncaught
-    return bool(only_told) or between > _TALKED_ON
+    only_logged = _EXCEPTION.match(match.text) and not match.uncaught and following.uncaught
+    return bool(only_logged) or between > _HANDLED_LINES
 
 
-def _explained_by(hit: Match) -> frozenset[str]:
+def _explained_by(match: Match) -> frozenset[str]:
     table = signatures()
-    return table[hit.code].explains if hit.code in table else frozenset()
+    return table[match.code].explains if match.code in table else frozenset()
 
 
-def _in_order(hits: Iterable[Match]) -> list[Match]:
-    """By time; those without one keep their stream's order, after the others."""
-    return sorted(hits, key=lambda hit: (hit.time is None, hit.time or 0.0, hit.stream, hit.order))
+def _by_time(matches: Iterable[Match]) -> list[Match]:
+    """Sort by time; matches without a time come last, in the order of their stream."""
+    return sorted(
+        matches,
+        key=lambda match: (match.time is None, match.time or 0.0, match.stream, match.order),
+    )
 
 
-def _unexplained(hits: list[Match], everything: list[Match]) -> list[Match]:
-    """``hits`` without the consequences of others."""
+def _unexplained(matches: list[Match], all_matches: list[Match]) -> list[Match]:
+    """Return ``matches`` without those that another match explains."""
     table = signatures()
-    codes = {hit.code for hit in everything if hit.role in ("cause", "symptom")}
+    codes = {match.code for match in all_matches if match.role in ("cause", "symptom")}
     explained = {code for one in codes for code in table[one].explains}
-    return [hit for hit in hits if hit.code not in explained]
+    return [match for match in matches if match.code not in explained]
 
 
-def _rivals(causes: list[Match]) -> list[str]:
-    """The codes of the first cause and of those that may as well have come first."""
+def _conflicting_causes(causes: list[Match]) -> list[str]:
+    """Return the codes of all causes that may have come first, [] if there is only one."""
     first = causes[0]
-    rivals = [first.code]
-    for hit in causes[1:]:
-        if hit.code in rivals or hit.stream == first.stream:
+    conflicting = [first.code]
+    for match in causes[1:]:
+        if match.code in conflicting or match.stream == first.stream:
             continue
-        near = _SKEW_SECONDS if hit.exact and first.exact else _NEARBY_SECONDS
-        if hit.time is None or first.time is None or hit.time - first.time <= near:
-            rivals.append(hit.code)
-    return rivals if len(rivals) > 1 else []
+        skew = _CLOCK_SKEW_SECONDS if match.exact and first.exact else _INEXACT_SKEW_SECONDS
+        if match.time is None or first.time is None or match.time - first.time <= skew:
+            conflicting.append(match.code)
+    return conflicting if len(conflicting) > 1 else []
 
 
-def _behind(symptoms: list[Match]) -> Match:
-    """The first symptom; of collectives that timed out, that of the one rank that is behind."""
+def _root_symptom(symptoms: list[Match]) -> Match:
+    """Return the first symptom, or the timeout of the one rank that lags behind the others.
+
+    A rank lags if its collective has the lowest sequence number, given that all ranks wait in
+    collectives of the same type.
+    """
     first = symptoms[0]
-    places = _collectives(symptoms)
-    if first.code != "nccl-timeout" or len(set(places.values())) < 2:
+    collectives = _timed_out_collectives(symptoms)
+    if first.code != "nccl-timeout" or len(set(collectives.values())) < 2:
         return first
-    if len({kind for _, kind in places.values()}) > 1:
+    if len({operation for _, operation in collectives.values()}) > 1:
         return first
-    lowest = min(number for number, _ in places.values())
-    slow = [rank for rank, (number, _) in places.items() if number == lowest]
+    lowest = min(sequence for sequence, _ in collectives.values())
+    lagging = [rank for rank, (sequence, _) in collectives.items() if sequence == lowest]
     return next(
-        (hit for hit in symptoms if len(slow) == 1 and hit.rank == slow[0]),
+        (match for match in symptoms if len(lagging) == 1 and match.rank == lagging[0]),
         first,
     )
 
 
-def _collectives(symptoms: list[Match]) -> dict[int, tuple[int, str]]:
-    """Rank → the number and kind of the collective that timed out there."""
-    found: dict[int, tuple[int, str]] = {}
-    for hit in symptoms:
-        if hit.code == "nccl-timeout" and (said := _COLLECTIVE.search(hit.text)):
-            found.setdefault(int(said[1]), (int(said[2]), said[3]))
-    return found
+def _timed_out_collectives(symptoms: list[Match]) -> dict[int, tuple[int, str]]:
+    """Return rank → sequence number and operation of the first collective that timed out on it."""
+    collectives: dict[int, tuple[int, str]] = {}
+    for match in symptoms:
+        if match.code == "nccl-timeout" and (parsed := _COLLECTIVE.search(match.text)):
+            collectives.setdefault(int(parsed[1]), (int(parsed[2]), parsed[3]))
+    return collectives
 
 
-def _laggards(symptoms: list[Match]) -> tuple[str, ...]:
-    """In words: which rank waits in which collective, where they differ or one is silent."""
-    places = _collectives(symptoms)
-    if symptoms[0].code != "nccl-timeout" or not places:
+def _lagging_ranks(symptoms: list[Match]) -> tuple[str, ...]:
+    """Describe which ranks wait in which collective if they differ, and ranks without a timeout."""
+    collectives = _timed_out_collectives(symptoms)
+    if symptoms[0].code != "nccl-timeout" or not collectives:
         return ()
     groups: dict[tuple[int, str], list[int]] = {}
-    for rank, place in sorted(places.items()):
-        groups.setdefault(place, []).append(rank)
-    silent = sorted(set(range(max(places) + 1)) - set(places))
-    notes = []
+    for rank, collective in sorted(collectives.items()):
+        groups.setdefault(collective, []).append(rank)
+    without_timeout = sorted(set(range(max(collectives) + 1)) - set(collectives))
+    details = []
     if len(groups) > 1:
         waiting = "; ".join(
-            f"{_ranks(ranks)} in {kind} {number}"
-            for (number, kind), ranks in sorted(groups.items())
+            f"{_rank_list(ranks)} in {operation} {sequence}"
+            for (sequence, operation), ranks in sorted(groups.items())
         )
-        notes.append(f"the ranks wait in different collectives: {waiting}")
-    if silent and len(silent) < len(places):
-        notes.append(f"no time-out from {_ranks(silent)}: look there first")
-    return tuple(notes)
+        details.append(f"the ranks wait in different collectives: {waiting}")
+    if without_timeout and len(without_timeout) < len(collectives):
+        details.append(f"no timeout from {_rank_list(without_timeout)}: check there first")
+    return tuple(details)
 
 
-def _ranks(ranks: list[int]) -> str:
+def _rank_list(ranks: list[int]) -> str:
     shown = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
 
 
-# ------------------------------------------------------------------ what is answered
+# ------------------------------------------------------------------ the diagnosis
 
 
-def _of_signature(
-    hit: Match, reports: Sequence[Report], hits: list[Match], notes: tuple[str, ...]
+def _from_signature(
+    match: Match, reports: Sequence[ScanReport], matches: list[Match], details: tuple[str, ...]
 ) -> Diagnosis:
-    one = signatures()[hit.code]
+    signature = signatures()[match.code]
     return Diagnosis(
-        cause=one.code,
-        title=one.title,
-        confidence=one.confidence,
-        first=_first(hit, reports),
-        retryable=one.retryable,
-        action=one.action,
-        evidence=_evidence(hit, hits),
-        notes=notes,
+        cause=signature.code,
+        title=signature.title,
+        confidence=signature.confidence,
+        first=_first_failing(match, reports),
+        retryable=signature.retryable,
+        action=signature.action,
+        evidence=_evidence(match, matches),
+        details=details,
     )
 
 
-def _of_exception(
-    hit: Match, reports: Sequence[Report], hits: list[Match], notes: tuple[str, ...]
+def _from_exception(
+    match: Match, reports: Sequence[ScanReport], matches: list[Match], details: tuple[str, ...]
 ) -> Diagnosis:
     return Diagnosis(
         cause=PROGRAM_ERROR,
-        title=f"The program raised {hit.text}",
+        title=f"The program raised {match.text}",
         confidence="medium",
-        first=_first(hit, reports),
+        first=_first_failing(match, reports),
         retryable=False,
         action="Read the traceback that ends with this line; the same input will raise it again.",
-        evidence=_evidence(hit, hits),
-        notes=notes,
+        evidence=_evidence(match, matches),
+        details=details,
     )
 
 
-def _first(hit: Match, reports: Sequence[Report]) -> FirstFailing:
-    """Who said ``hit``; torchrun's summary of the same stream helps where it does not say."""
-    [report] = [one for one in reports if one.stream == hit.stream]
-    rank, time = hit.rank, hit.time
+def _first_failing(match: Match, reports: Sequence[ScanReport]) -> FirstFailing:
+    """Return the origin of ``match``; torchrun's summary provides a missing rank or time."""
+    [report] = [one for one in reports if one.stream == match.stream]
+    rank, time = match.rank, match.time
     summary = report.first_failure
     if summary is not None:
         rank = summary.rank if rank is None else rank
-        time = time if hit.exact and time is not None else summary.time or time
-    return FirstFailing(hit.node, rank, time, hit.text)
+        time = time if match.exact and time is not None else summary.time or time
+    return FirstFailing(match.node, rank, time, match.text)
 
 
-def _evidence(hit: Match, hits: list[Match]) -> tuple[Match, ...]:
-    """The line itself, then the first of every other kind and of other ranks, by time."""
-    chosen, seen = [hit], {(hit.code, hit.text)}
-    kinds = {hit.code: 1}
-    for other in hits:
-        if (other.code, other.text) in seen or kinds.get(other.code, 0) >= 3:
+def _evidence(match: Match, matches: list[Match]) -> tuple[Match, ...]:
+    """Return ``match``, then up to three different lines of every other code, by time."""
+    chosen, seen = [match], {(match.code, match.text)}
+    per_code = {match.code: 1}
+    for other in matches:
+        if (other.code, other.text) in seen or per_code.get(other.code, 0) >= 3:
             continue
         seen.add((other.code, other.text))
-        kinds[other.code] = kinds.get(other.code, 0) + 1
+        per_code[other.code] = per_code.get(other.code, 0) + 1
         chosen.append(other)
-    return (hit, *_in_order(chosen[1:_MOST_LINES]))
+    return (match, *_by_time(chosen[1:_MAX_EVIDENCE]))
 
 
-def _unknown(reports: Sequence[Report], hits: list[Match], notes: tuple[str, ...]) -> Diagnosis:
-    """The ten lines to look at: what looks like an error at the end of each stream."""
-    lines = [hit for hit in hits if hit.role in ("cause", "exception")]
-    share = max(2, _MOST_LINES // max(1, len(reports)))
+def _unknown(
+    reports: Sequence[ScanReport], matches: list[Match], details: tuple[str, ...]
+) -> Diagnosis:
+    """Return an unknown cause, with lines that look like errors at the end of each stream."""
+    lines = [match for match in matches if match.role in ("cause", "exception")]
+    per_stream = max(2, _MAX_EVIDENCE // max(1, len(reports)))
     for report in reports:
         last = report.last_lines()
         errors = [line for line in last if line.role == "symptom"]
         texts: dict[str, Match] = {}
-        for line in errors or last[-share:]:
+        for line in errors or last[-per_stream:]:
             texts.setdefault(line.text, line)
-        lines += list(texts.values())[:share]
+        lines += list(texts.values())[:per_stream]
     unique = {(line.stream, line.order): line for line in lines}
     return Diagnosis(
         UNKNOWN,
-        "The logs do not say why",
-        evidence=tuple(_in_order(list(unique.values())[:_MOST_LINES])),
-        notes=notes,
+        "The logs do not show the cause",
+        evidence=tuple(_by_time(list(unique.values())[:_MAX_EVIDENCE])),
+        details=details,
     )
 
 
-def _notes(reports: Sequence[Report]) -> tuple[str, ...]:
-    """What did no harm, and is worth knowing all the same."""
+def _details(reports: Sequence[ScanReport]) -> tuple[str, ...]:
+    """Describe warnings, and failures from which the job recovered."""
     table = signatures()
-    warned = dict.fromkeys(hit.code for report in reports for hit in report.warnings)
-    notes = [f"warning: {table[code].title}: {table[code].action}" for code in warned]
-    outlived: dict[str, int] = {}
+    warned = dict.fromkeys(match.code for report in reports for match in report.warnings)
+    details = [f"warning: {table[code].title}: {table[code].action}" for code in warned]
+    recovered: dict[str, int] = {}
     for report in reports:
-        for code, count in report.survived.items():
+        for code, count in report.recovered.items():
             if code in table and table[code].role in ("cause", "symptom"):
-                outlived[code] = outlived.get(code, 0) + count
-    notes += [
-        f"seen {count} × and survived: {table[code].title}" for code, count in outlived.items()
+                recovered[code] = recovered.get(code, 0) + count
+    details += [
+        f"seen {count} ×, but training continued: {table[code].title}"
+        for code, count in recovered.items()
     ]
-    return tuple(notes)
+    return tuple(details)

@@ -1,68 +1,71 @@
-"""The logs of a SageMaker training job, and what only DescribeTrainingJob tells of it."""
+"""Reads the logs of a SageMaker training job, and the facts only DescribeTrainingJob reports."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sm_train.toolkit.aws.cloudwatch_logs import read_stream, stream_names
 from sm_train.toolkit.diagnose.diagnosis import Diagnosis, diagnose, succeeded
-from sm_train.toolkit.diagnose.hits import LogStream
 from sm_train.toolkit.diagnose.log_files import attempts
+from sm_train.toolkit.diagnose.matches import LogStream
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.training_job import describe_job
 
+if TYPE_CHECKING:
+    import boto3
+
 _NODE = re.compile(r"algo-\d+")
-_ENDS = frozenset(
+_END_STATUSES = frozenset(
     "Interrupted MaxRuntimeExceeded MaxWaitTimeExceeded MaxPendingTimeExceeded Stopping "
     "Stopped".split()
 )
-"""Secondary statuses that end a job for a reason of their own; others may be added any time."""
-_GOES_ON = frozenset(
+"""Secondary statuses that explain why a job ended; AWS may add others at any time."""
+_ACTIVE_STATUSES = frozenset(
     "Starting Restarting Pending LaunchingMLInstances PreparingTrainingStack Downloading "
     "DownloadingTrainingImage Training".split()
 )
 
 
-def diagnose_job(session: Any, job: str) -> Diagnosis:
-    """Why the job failed.
+def diagnose_job(session: boto3.Session, job: str) -> Diagnosis:
+    """Diagnose why the job failed.
 
     Raises:
-        UserError: there is no such job, it has said nothing yet, or AWS refuses.
+        UserError: the job does not exist, has no logs yet, or AWS rejects a request.
     """
     streams, description = job_streams(session, job)
     if description["TrainingJobStatus"] == "Completed":
         return succeeded()
     if not streams:
-        raise UserError(f"{job}: has said nothing yet ({description['TrainingJobStatus']})")
+        raise UserError(f"{job}: has no logs yet ({description['TrainingJobStatus']})")
     *earlier, last = attempts(streams)
     return diagnose(last, earlier)
 
 
-def job_streams(session: Any, job: str) -> tuple[list[LogStream], dict[str, Any]]:
-    """A stream for each of the job's, one for what SageMaker says, and the job's description.
+def job_streams(session: boto3.Session, job: str) -> tuple[list[LogStream], dict[str, Any]]:
+    """Return the job's log streams, one with SageMaker's own messages, and its description.
 
     Raises:
-        UserError: there is no such job, or AWS refuses.
+        UserError: the job does not exist, or AWS rejects a request.
     """
     description = describe_job(session, job)
     if description is None:
         raise UserError(
-            f"{job}: no file here and no training job of that name in {session.region_name}; see "
+            f"{job}: no such file, and no such training job in {session.region_name}; check "
             "--region"
         )
-    said = list(_sagemaker_lines(description))
+    lines = list(_sagemaker_lines(description))
     now = datetime.now(UTC).timestamp()
     streams = [_stream(session, name, now) for name in stream_names(session, job)]
-    if said:
-        content = "".join(f"{line}\n" for line in said).encode()
+    if lines:
+        content = "".join(f"{line}\n" for line in lines).encode()
         streams.append(LogStream("DescribeTrainingJob", lambda: [content], None, now))
     return streams, description
 
 
-def _stream(session: Any, name: str, now: float) -> LogStream:
+def _stream(session: boto3.Session, name: str, now: float) -> LogStream:
     def blocks() -> Iterator[bytes]:
         for page in read_stream(session, name):
             yield "".join(
@@ -74,13 +77,13 @@ def _stream(session: Any, name: str, now: float) -> LogStream:
 
 
 def _sagemaker_lines(description: dict[str, Any]) -> Iterator[str]:
-    """The reason of the failure and the statuses that tell of an end, as lines of a log."""
+    """Yield the failure reason and the statuses that explain the job's end as log lines."""
     ends: list[str] = []
     for one in description.get("SecondaryStatusTransitions", []):
-        if one["Status"] in _ENDS:
+        if one["Status"] in _END_STATUSES:
             ends.append(f"{_iso(one['StartTime'].timestamp())} SecondaryStatus: {one['Status']}")
-        elif one["Status"] in _GOES_ON:
-            # What ended an earlier attempt did not end the job.
+        elif one["Status"] in _ACTIVE_STATUSES:
+            # The job was restarted: earlier statuses only ended a previous attempt.
             ends.clear()
     yield from ends
     reason = description.get("FailureReason")
@@ -90,7 +93,7 @@ def _sagemaker_lines(description: dict[str, Any]) -> Iterator[str]:
         first, *others = reason.splitlines()
         yield f"{stamp} FailureReason: {first}"
         for line in others:
-            # The container quotes the last lines of its program.
+            # The container quotes the program's last lines: `ErrorMessage "RuntimeError: …`
             yield f"{stamp} {line.removeprefix('ErrorMessage ').lstrip(chr(34))}"
 
 

@@ -1,4 +1,4 @@
-"""Logs to diagnose that lie on this machine: files, compressed ones, and folders of them."""
+"""Opens logs on this machine: files, compressed files and folders of them."""
 
 from __future__ import annotations
 
@@ -9,69 +9,74 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, cast
 
-from sm_train.toolkit.diagnose.hits import LogStream
-from sm_train.toolkit.diagnose.log_scanner import BLOCK
+from sm_train.toolkit.diagnose.log_scanner import READ_BYTES
+from sm_train.toolkit.diagnose.matches import LogStream
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.events import LOG_NAME
 
+# algo-2-1700000000.log
 _NODE = re.compile(r"algo-\d+")
+# rank-3.log, rank_3.txt, rank3
 _RANK = re.compile(r"rank[-_.]?(\d+)")
+# my-job/algo-1-1700000000: a SageMaker log stream's name, with the instance and the time at which
+# its container started
 _STREAM = re.compile(r"(algo-\d+)-(\d{9,})")
-"""SageMaker's streams: the instance, and when its container was started."""
-_NO_LOG = frozenset(
+_OTHER_SUFFIXES = frozenset(
     ".py .yaml .yml .toml .json .pt .pth .bin .safetensors .tar .parquet .png .jpg .npz".split()
 )
 
 
 def log_files(paths: Iterable[Path]) -> list[LogStream]:
-    """One stream for each file; of a local run's folder its newest stage's log.
+    """Return one stream per file; for a local run's folder, the log of its latest stage.
 
     Raises:
-        UserError: a path is not there, or a folder holds no log.
+        UserError: a path does not exist, or a folder has no log.
     """
     files = [file for path in paths for file in _files(path)]
     unique = list(dict.fromkeys(files))
-    return [_stream(file, alone=len(unique) == 1) for file in unique]
+    return [_stream(file, single=len(unique) == 1) for file in unique]
 
 
 def _files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise UserError(f"{path}: no such file or folder; name a job's log, a folder or a job")
+        raise UserError(f"{path}: no such file or folder; name a log, a folder or a job")
     runs = list(path.rglob(LOG_NAME))
     if runs:
         return [max(runs, key=lambda log: log.stat().st_mtime)]
-    found = sorted(file for file in path.rglob("*") if file.is_file() and _is_log(file))
-    if not found:
-        raise UserError(f"{path}: holds no log; give the files themselves")
-    return found
+    logs = sorted(file for file in path.rglob("*") if file.is_file() and _is_log(file))
+    if not logs:
+        raise UserError(f"{path}: contains no log; name the files instead")
+    return logs
 
 
 def _is_log(path: Path) -> bool:
-    if path.name.startswith(".") or path.suffix in _NO_LOG:
+    if path.name.startswith(".") or path.suffix in _OTHER_SUFFIXES:
         return False
     with _open(path) as file:
         try:
+            # Like grep and git, treat a file with a NUL byte near its start as binary.
             return b"\0" not in file.read(4096)
         except (EOFError, gzip.BadGzipFile):
             return False
 
 
 def _open(path: Path) -> IO[bytes]:
-    """The file's bytes; of a compressed one those inside."""
+    """Open a file, decompressing it if it is compressed."""
     if path.suffix == ".gz":
         return cast(IO[bytes], gzip.open(path, "rb"))
     return path.open("rb", buffering=0)
 
 
-def _stream(path: Path, *, alone: bool) -> LogStream:
+def _stream(path: Path, *, single: bool) -> LogStream:
     def blocks() -> Iterator[bytes]:
         with _open(path) as file:
             try:
-                # What comes before the place where a compressed log was cut is not lost.
+                # read1 returns all data before the point where a compressed log was truncated;
+                # read would raise EOFError without it.
                 read = file.read1 if isinstance(file, gzip.GzipFile) else file.read
-                while block := read(BLOCK):
+                while block := read(READ_BYTES):
                     yield block
             except EOFError:
                 return
@@ -80,30 +85,32 @@ def _stream(path: Path, *, alone: bool) -> LogStream:
 
     named = _NODE.search(path.name) or _NODE.search(str(path.parent))
     ranked = _RANK.search(path.name)
-    node = named[0] if named else None if alone or ranked else path.stem
+    # With a single log or one log per rank, the file's name does not identify the node.
+    node = named[0] if named else None if single or ranked else path.stem
     rank = int(ranked[1]) if ranked else None
     return LogStream(str(path), blocks, node, path.stat().st_mtime, rank)
 
 
 def attempts(streams: Sequence[LogStream]) -> list[list[LogStream]]:
-    """The streams by attempt, the last one last: a retry begins new streams on every instance.
+    """Group the streams by attempt, oldest first: a retry starts new streams on every instance.
 
-    An attempt's streams begin together; those of the one before all began before any of its.
-    Streams whose names tell no beginning belong to the last.
+    All streams of an attempt start after those of the previous attempt. Streams without a start
+    time in their name belong to the last attempt.
     """
-    begun = {stream.name: _begun(stream.name) for stream in streams}
+    starts = {stream.name: _instance_and_start(stream.name) for stream in streams}
     newest: dict[str, float] = {}
-    for instance, at in begun.values():
-        newest[instance] = max(at, newest.get(instance, 0))
-    older = [at for instance, at in begun.values() if at < newest[instance]]
+    for instance, start in starts.values():
+        newest[instance] = max(start, newest.get(instance, 0))
+    older = [start for instance, start in starts.values() if start < newest[instance]]
     if not older:
         return [list(streams)]
-    last = [stream for stream in streams if begun[stream.name][1] > max(older)]
-    rest = [stream for stream in streams if begun[stream.name][1] <= max(older)]
+    # The last attempt starts after the newest stream that another one on its instance superseded.
+    last = [stream for stream in streams if starts[stream.name][1] > max(older)]
+    rest = [stream for stream in streams if starts[stream.name][1] <= max(older)]
     return [*attempts(rest), last]
 
 
-def _begun(name: str) -> tuple[str, float]:
-    """The instance and its container's start, from a stream's name; others are their own."""
-    said = _STREAM.search(name)
-    return (said[1], int(said[2])) if said else (name, math.inf)
+def _instance_and_start(name: str) -> tuple[str, float]:
+    """Parse a stream's name; any other name counts as an instance without a start time."""
+    parsed = _STREAM.search(name)
+    return (parsed[1], int(parsed[2])) if parsed else (name, math.inf)

@@ -1,8 +1,8 @@
-"""Reads one log stream for what may have ended the job, in one pass and flat memory.
+"""Scans one log stream for what may have ended the job, in one pass and constant memory.
 
-Only lines that hold a literal of the signatures, an exception or an event are looked at one by
-one; a regular expression over large blocks (RE2, linear in time) finds them. A hit counts only as
-long as training does not go on after it.
+A regular expression over large blocks (RE2, linear time) finds the lines that contain a literal of
+a signature, an exception or an event; only those are parsed. A match counts only as long as
+training does not continue after it.
 """
 
 from __future__ import annotations
@@ -13,37 +13,44 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
+from typing import Protocol
 
-from sm_train.toolkit.diagnose.hits import (
-    KEPT_TEXT,
+from sm_train.toolkit.diagnose.log_lines import LogLine, parse_line
+from sm_train.toolkit.diagnose.matches import (
+    MAX_TEXT,
     PROGRAM_ERROR,
-    FirstFailure,
     LogStream,
     Match,
-    Report,
-    Role,
+    MatchRole,
+    ScanReport,
+    TorchrunFailure,
 )
-from sm_train.toolkit.diagnose.log_lines import LogLine, parse_line
 from sm_train.toolkit.diagnose.signatures import literals, matching
 from sm_train.toolkit.diagnose.tracebacks import BEGIN, CHAINED, IGNORED, Tracebacks
 from sm_train.toolkit.jobs.events import Event, parse_event
 
-BLOCK = 1 << 22
-_TAIL = 1 << 17
-_LOOK_BACK = 1 << 14
-"""How far a line's time may stand before it."""
-_LONGEST_LINE = 1 << 20
-_KEPT_PER_CODE = 64
+READ_BYTES = 1 << 22
+_TAIL_BYTES = 1 << 17
+_LOOK_BACK_BYTES = 1 << 14
+"""How far before a line its time is searched for."""
+_MAX_LINE_BYTES = 1 << 20
+_MAX_PER_CODE = 64
 _STEPS_REMEMBERED = 16
 _CHAIN_LINES = 6
-_STEPS_SURVIVED = 3
-"""So many further steps, and the job survived: one or two may be printed late by other ranks."""
+_STEPS_TO_RECOVER = 3
+"""Further steps that show that the job recovered; other ranks may log one or two late."""
 
 _FIRST_FAILURE = "Root Cause (first observed failure)"
 _SUCCESS = ("Reporting training SUCCESS", "Training completed. Do not forget to share your model")
 _EVENTS = ('"kind": "error"', '"kind": "end"', '"kind": "start"')
 
+# A completed training step; one group holds text that is the same for all ranks of a step:
+#   SMT {"kind": "step", "time": 1795300000.0, …, "step": 120, …       this project's event
+#     5%|▌         | 72/1398 [1:12:34<24:31:08, 66.57s/it]              tqdm
+#   [batch=120/5000]:                                                  Composer
+#   step 120 loss 0.31 lr 1.0e-04, global_step=120 … 1.8 it/s          many training loops
+#   Epoch: [3] [ 120/5000] …, epoch 3: 120/5000 …                      torchvision's references
+#   {'loss': 0.31, 'grad_norm': 1.2, …, 'epoch': 0.12}                 Hugging Face Trainer
 _STEP = (
     rb'"kind": "step", .{0,160}?"step": (\d+)'
     rb"|([\w /.:()-]{0,40}\d%\|[^|\n]*\| +\d+/\d+) \[\d+:\d\d"
@@ -53,38 +60,69 @@ _STEP = (
     rb"|(?i:\bepoch):? +(\d+: +\d+ ?/|\[\d+\]\s*\[ *\d+/)"
     rb"|'loss': .{0,200}'epoch': ([\d.]+)"
 )
-"""A step that was done: this project's events, tqdm, and what other trainers print."""
 
-_GIVEN = re.compile(
+# Text that the program received or consists of instead of something that happened to it:
+#   SM_HPS={"caption":"CUDA out of memory", …                          SageMaker's environment
+#   Namespace(nccl_timeout=1800, …                                     parsed arguments
+#   hyperparameters: {"note": "OSError: …"}                            configuration
+#   sampled prompt: "a t-shirt that says RuntimeError: …"              samples of the data set
+#       raise RuntimeError("CUDA error: …"), print("…"), │ ❱ 88 …      source lines of a traceback
+_INPUT_OR_SOURCE = re.compile(
     r"""^\s*(?:SM_[A-Z_]+=|Namespace\()|^\s*[\w.]*(?:caption|prompt|hyperparameter)s?\b.{0,40}[:=]"""
     r"""|["'\s](?:caption|prompt|text|alt)s?["']?\s?[:=]\s?["']"""
     r"""|^\s*(?:raise|return|assert|except|from|import|with|def|class|#)\s"""
     r"""|^\s+(?:if|print|logger|log)\b|^\s*[│|>❱]|^\s*File \"""",
     re.IGNORECASE,
 )
-"""Words that the program was given or consists of, not what happened to it."""
+# A message which itself shows that the program continues:
+#   2026-11-21 10:00:00 WARNING …, DEBUG retry 1 after …               a log level below error
+#   [W1121 10:00:21.412354 socket.cpp:601] …                           PyTorch's warnings
+#   UserWarning: …, Warning: …                                         Python's warnings
+#   … retrying in 5 s, … ignored, … skipping, … falling back to …
 _HARMLESS = re.compile(
     r"^.{0,100}?(?<![=\w])(?:DEBUG|INFO|WARNING)\b|^\[?W(?:\d{3,4} \d\d:| \w+\.cpp)"
     r"|\b\w+Warning: |^Warning: "
     r"|(?i:\b(?:retrying|will retry|ignor(?:ed|ing)|skipp(?:ed|ing)|fall(?:ing|s) back)\b)"
 )
-"""A line that says itself that the program goes on."""
-_ALWAYS_MEANT = re.compile(
+# Messages that count even if they look harmless:
+#   NVRM: Xid (PCI:0000:06:00): 79, …                                  the GPU driver
+#   Memory cgroup out of memory: Killed process 1203 (python3) …       the kernel
+#   W1122 … Sending process 1200 closing signal SIGTERM, … death signal …   torchrun
+#   Insufficient capacity error from EC2 …, SecondaryStatus: …, FailureReason: …   SageMaker
+#   WARNING: loss is nan
+_NEVER_HARMLESS = re.compile(
     r"NVRM: |Killed process|death signal|signal SIGTERM|Insufficient capacity error from EC2"
     r"|^(?:SecondaryStatus|FailureReason): |\bloss\b.*\b(?:nan|NaN|inf)\b"
 )
 
 
-def scan(stream: LogStream) -> Report:
-    """Read ``stream`` to its end."""
-    scanner = _LogScanner(stream)
+class _BytesMatch(Protocol):
+    """A match of RE2, which ships no types."""
+
+    def start(self) -> int: ...
+    def end(self) -> int: ...
+    def groups(self) -> tuple[bytes | None, ...]: ...
+
+
+class _BytesPattern(Protocol):
+    """A compiled pattern of RE2 over bytes, which ships no types."""
+
+    def search(self, text: bytes, start: int = ..., stop: int = ..., /) -> _BytesMatch | None: ...
+    def finditer(
+        self, text: bytes, start: int = ..., stop: int = ..., /
+    ) -> Iterator[_BytesMatch]: ...
+
+
+def scan(stream: LogStream) -> ScanReport:
+    """Scan ``stream`` to its end."""
+    scanner = _StreamScanner(stream)
     for block in whole_lines(stream.blocks()):
-        scanner.read(block)
+        scanner.scan_block(block)
     return scanner.report()
 
 
 def whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """The same bytes in blocks that end with a line's end; an endless line is cut."""
+    """Regroup ``blocks`` so that each ends with a newline; lines above 1 MiB are split."""
     rest = b""
     for block in blocks:
         cut = block.rfind(b"\n") + 1
@@ -93,113 +131,124 @@ def whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
             rest = block[cut:]
         else:
             rest += block
-            if len(rest) > _LONGEST_LINE:
+            if len(rest) > _MAX_LINE_BYTES:
                 yield rest + b"\n"
                 rest = b""
     if rest:
         yield rest + b"\n"
 
 
-def interesting_texts() -> list[str]:
-    """What a line must hold one of to be looked at."""
+def searched_literals() -> list[str]:
+    """Return the literals of which a line must contain one to be parsed."""
     return list(
         dict.fromkeys((BEGIN, *CHAINED, *IGNORED, _FIRST_FAILURE, *_SUCCESS, *_EVENTS, *literals()))
     )
 
 
 @cache
-def _interesting() -> Any:
-    """The same as one expression over bytes."""
+def _literal_pattern() -> _BytesPattern:
     import re2
 
-    return re2.compile("|".join(map(re2.escape, interesting_texts())).encode())
+    pattern: _BytesPattern = re2.compile("|".join(map(re2.escape, searched_literals())).encode())
+    return pattern
 
 
 @cache
-def _step() -> Any:
+def _step_pattern() -> _BytesPattern:
     import re2
 
-    return re2.compile(_STEP)
+    pattern: _BytesPattern = re2.compile(_STEP)
+    return pattern
 
 
 @dataclass
-class _LogScanner:
+class _StreamScanner:
+    """The state of a scan: counters, matches, and the block that is being read."""
+
     stream: LogStream
-    number: int = 0
-    hits: list[Match] = field(default_factory=list)
-    kept: Counter[str] = field(default_factory=Counter)
-    latest: dict[str, int] = field(default_factory=dict)
-    survived: Counter[str] = field(default_factory=Counter)
+    line_number: int = 0
+    matches: list[Match] = field(default_factory=list)
+    """In order of their lines; those that training outlived are removed."""
+    per_code: Counter[str] = field(default_factory=Counter)
+    """Number of ``matches`` by code."""
+    last_line: dict[str, int] = field(default_factory=dict)
+    recovered: Counter[str] = field(default_factory=Counter)
     warnings: dict[str, Match] = field(default_factory=dict)
     steps: int = 0
-    recent: deque[bytes] = field(default_factory=lambda: deque(maxlen=_STEPS_REMEMBERED))
+    recent_steps: deque[bytes] = field(default_factory=lambda: deque(maxlen=_STEPS_REMEMBERED))
     last_step_time: float | None = None
-    starts: int = 0
+    start_events: int = 0
     succeeded: bool = False
-    first_failure: FirstFailure | None = None
+    first_failure: TorchrunFailure | None = None
     summary: dict[str, str] | None = None
+    """The fields of torchrun's summary while it is being read, else None."""
     tracebacks: Tracebacks = field(default_factory=Tracebacks)
     tail: bytes = b""
     block: bytes = b""
-    start: int = 0
-    """Where in the block the line at hand begins."""
+    line_start: int = 0
+    """Offset of the current line in the block."""
 
     # -------------------------------------------------------------- blocks
 
-    def read(self, block: bytes) -> None:
+    def scan_block(self, block: bytes) -> None:
+        """Scan a block of whole lines, jumping from one line of interest to the next."""
         self.block = block
         position, end = 0, len(block)
         while position < end:
             start = position
+            # Inside a traceback or summary every line counts; otherwise skip to the next literal.
             if not self.tracebacks.open and self.summary is None:
-                match = _interesting().search(block, position)
-                if match is None:
-                    self._pass(position, end)
+                found = _literal_pattern().search(block, position)
+                if found is None:
+                    self._skip_lines(position, end)
                     break
-                start = block.rfind(b"\n", position, match.start()) + 1 or position
-                self._pass(position, start)
-                position = match.end()
+                start = block.rfind(b"\n", position, found.start()) + 1 or position
+                self._skip_lines(position, start)
+                position = found.end()
             stop = block.find(b"\n", position)
-            self._line(start, stop)
+            self._scan_line(start, stop)
             position = stop + 1
-        self._note_last_step()
-        self.tail = (self.tail + block)[-_TAIL:] if len(block) < _TAIL else block[-_TAIL:]
+        self._update_last_step_time()
+        self.tail = (
+            (self.tail + block)[-_TAIL_BYTES:] if len(block) < _TAIL_BYTES else block[-_TAIL_BYTES:]
+        )
 
-    def _pass(self, start: int, stop: int) -> None:
-        """Lines without interest, but for the steps that follow a hit."""
-        self.number += self.block.count(b"\n", start, stop)
-        if not self.hits:
+    def _skip_lines(self, start: int, stop: int) -> None:
+        """Count lines without a literal, and the steps that follow a match."""
+        self.line_number += self.block.count(b"\n", start, stop)
+        if not self.matches:
             return
-        for match in _step().finditer(self.block, start, stop):
-            self._step_done(match)
-            if not self.hits:
+        for step in _step_pattern().finditer(self.block, start, stop):
+            self._count_step(step)
+            if not self.matches:
                 return
 
-    def _step_done(self, match: Any) -> None:
-        """Count a step once, however many ranks tell of it, and forget what it outlived."""
-        step = next(group for group in match.groups() if group is not None)
-        if step in self.recent:
+    def _count_step(self, found: _BytesMatch) -> None:
+        """Count a step once, however many ranks log it, and remove matches that it outlived."""
+        step = next(group for group in found.groups() if group is not None)
+        if step in self.recent_steps:
             return
-        self.recent.append(step)
+        self.recent_steps.append(step)
         self.steps += 1
-        borne = self.steps - _STEPS_SURVIVED
-        # They are in order, so those outlived come first.
-        outlived = bisect_right(self.hits, borne, key=lambda hit: hit.steps_before)
-        self._forget(outlived)
+        # Matches are ordered by steps_before, so the outlived ones come first.
+        outlived = bisect_right(
+            self.matches, self.steps - _STEPS_TO_RECOVER, key=lambda match: match.steps_before
+        )
+        self._mark_recovered(outlived)
 
-    def _forget(self, outlived: int) -> None:
-        """The first ``outlived`` hits ended nothing."""
-        gone = Counter(hit.code for hit in self.hits[:outlived])
-        self.survived += gone
-        self.kept -= gone
-        del self.hits[:outlived]
+    def _mark_recovered(self, count: int) -> None:
+        """Remove the first ``count`` matches: they did not end the job."""
+        codes = Counter(match.code for match in self.matches[:count])
+        self.recovered += codes
+        self.per_code -= codes
+        del self.matches[:count]
 
-    def _note_last_step(self) -> None:
-        """The time of about the last step, for hits in the streams of nodes that print none."""
-        start = self.block.rfind(b"\n", 0, max(0, len(self.block) - _LOOK_BACK)) + 1
+    def _update_last_step_time(self) -> None:
+        """Store the approximate time of the last step, for matches on nodes that log no steps."""
+        start = self.block.rfind(b"\n", 0, max(0, len(self.block) - _LOOK_BACK_BYTES)) + 1
         last = None
-        for match in _step().finditer(self.block, start):
-            last = match
+        for found in _step_pattern().finditer(self.block, start):
+            last = found
         if last is not None:
             begin = self.block.rfind(b"\n", 0, last.start()) + 1
             line = self._parse(self.block[begin : self.block.find(b"\n", begin)])
@@ -208,82 +257,84 @@ class _LogScanner:
     # -------------------------------------------------------------- lines
 
     def _parse(self, raw: bytes) -> LogLine:
-        text = raw[:_LONGEST_LINE].decode("utf-8", "replace")
+        text = raw[:_MAX_LINE_BYTES].decode("utf-8", "replace")
         return parse_line(text, self.stream.reference)
 
-    def _line(self, start: int, stop: int) -> None:
-        self.number += 1
-        self.start = start
-        if self.hits and (step := _step().search(self.block, start, stop)):
-            self._step_done(step)
+    def _scan_line(self, start: int, stop: int) -> None:
+        self.line_number += 1
+        self.line_start = start
+        if self.matches and (step := _step_pattern().search(self.block, start, stop)):
+            self._count_step(step)
         line = self._parse(self.block[start:stop])
-        if self.summary is not None and self._summarize(line):
+        if self.summary is not None and self._read_summary(line):
             return
         if any(text in line.text for text in CHAINED):
-            self._retract(line)
+            self._remove_chained(line)
         event = parse_event(line.text) if "SMT {" in line.text else None
-        found = "other" if event else self.tracebacks.feed(line, self.number)
+        part = "other" if event else self.tracebacks.feed(line, self.line_number)
         if event is not None:
-            self._event(event, line)
-        elif found == "exception":
-            self._uncaught(line)
+            self._match_event(event, line)
+        elif part == "exception":
+            self._match_exception(line)
         elif _FIRST_FAILURE in line.text:
             self.summary = {}
         elif any(text in line.text for text in _SUCCESS):
-            self._forget(len(self.hits))
+            self._mark_recovered(len(self.matches))
             self.succeeded = True
-        elif found == "other":
-            self._told(line)
+        elif part == "other":
+            self._match_message(line)
 
-    def _event(self, event: Event, line: LogLine) -> None:
+    def _match_event(self, event: Event, line: LogLine) -> None:
+        """Match one of this project's events, whose node, rank and time are exact."""
         node = line.node or self.stream.node or f"algo-{event['node'] + 1}"
-        said = replace(line, rank=event["rank"], time=event["time"], node=node)
+        line = replace(line, rank=event["rank"], time=event["time"], node=node)
         if event["kind"] == "start":
-            # A second start in one log is another attempt of the same work.
-            if self.starts:
-                self._forget(len(self.hits))
-            self.starts += 1
+            # A second start in one log is another attempt of the same job.
+            if self.start_events:
+                self._mark_recovered(len(self.matches))
+            self.start_events += 1
         elif event["kind"] == "end" and event["reason"] == "done":
-            self._forget(len(self.hits))
+            self._mark_recovered(len(self.matches))
             self.succeeded = True
         elif event["kind"] == "error" and event["code"] != _STALL:
-            said = replace(said, text=f"rank {event['rank']} failed: {event['message']}")
-            self._uncaught(said)
+            text = f"rank {event['rank']} failed: {event['message']}"
+            self._match_exception(replace(line, text=text))
         else:
-            for signature in matching(said.text):
-                self._add(signature.code, signature.role, _blamed(event, said))
+            for signature in matching(line.text):
+                self._add(signature.code, signature.role, _attribute_stall(event, line))
 
-    def _told(self, line: LogLine) -> None:
-        """Note what a message matches, unless it says itself that it ends no job."""
-        found = matching(line.text)
-        if found and all(self.kept[one.code] >= _KEPT_PER_CODE for one in found):
-            self.latest.update((one.code, self.number) for one in found)
+    def _match_message(self, line: LogLine) -> None:
+        """Add the signatures of a message, unless it shows that the program continues."""
+        signatures = matching(line.text)
+        if signatures and all(self.per_code[one.code] >= _MAX_PER_CODE for one in signatures):
+            self.last_line.update((one.code, self.line_number) for one in signatures)
             return
-        if not found or _GIVEN.search(line.text):
+        if not signatures or _INPUT_OR_SOURCE.search(line.text):
             return
-        meant = not _HARMLESS.search(line.text) or _ALWAYS_MEANT.search(line.text)
-        for signature in found:
-            if meant or signature.role == "warning":
+        harmful = not _HARMLESS.search(line.text) or _NEVER_HARMLESS.search(line.text)
+        for signature in signatures:
+            if harmful or signature.role == "warning":
                 self._add(signature.code, signature.role, line)
 
-    def _uncaught(self, line: LogLine) -> None:
-        """An exception that ended a process, with a signature or without."""
-        found = matching(line.text)
-        for signature in found:
+    def _match_exception(self, line: LogLine) -> None:
+        """Add an exception that ended a process, by its signature or as a program error."""
+        signatures = matching(line.text)
+        for signature in signatures:
             self._add(signature.code, signature.role, line, uncaught=True)
-        if not found:
+        if not signatures:
             self._add(PROGRAM_ERROR, "exception", line, uncaught=True)
 
-    def _add(self, code: str, role: Role, line: LogLine, *, uncaught: bool = False) -> None:
-        self.latest[code] = self.number
-        if code in self.warnings if role == "warning" else self.kept[code] >= _KEPT_PER_CODE:
+    def _add(self, code: str, role: MatchRole, line: LogLine, *, uncaught: bool = False) -> None:
+        self.last_line[code] = self.line_number
+        is_warning = role == "warning"
+        if code in self.warnings if is_warning else self.per_code[code] >= _MAX_PER_CODE:
             return
-        hit = Match(
+        match = Match(
             code,
             role,
             self.stream.name,
-            self.number,
-            line.text.strip()[:KEPT_TEXT],
+            self.line_number,
+            line.text.strip()[:MAX_TEXT],
             self._time(line),
             line.node or self.stream.node,
             self.stream.rank if line.rank is None else line.rank,
@@ -291,75 +342,78 @@ class _LogScanner:
             self.steps,
             uncaught,
         )
-        if role == "warning":
-            self.warnings[code] = hit
+        if is_warning:
+            self.warnings[code] = match
         else:
-            self.hits.append(hit)
-            self.kept[code] += 1
+            self.matches.append(match)
+            self.per_code[code] += 1
 
-    def _retract(self, line: LogLine) -> None:
-        """An exception led to another one: the other is what ended the process."""
-        for one in reversed(range(len(self.hits))):
-            hit = self.hits[one]
-            if self.number - hit.order > _CHAIN_LINES:
+    def _remove_chained(self, line: LogLine) -> None:
+        """Remove an exception that led to another: the other one ended the process."""
+        for index in reversed(range(len(self.matches))):
+            match = self.matches[index]
+            if self.line_number - match.order > _CHAIN_LINES:
                 return
-            if hit.code == PROGRAM_ERROR and hit.rank == line.rank:
-                del self.hits[one]
-                self.kept[hit.code] -= 1
+            if match.code == PROGRAM_ERROR and match.rank == line.rank:
+                del self.matches[index]
+                self.per_code[match.code] -= 1
                 return
 
     def _time(self, line: LogLine) -> float | None:
-        """When ``line`` was said; the nearest line before it may know."""
+        """Return the time of ``line`` or of the nearest line before it that has one."""
         if line.time is not None:
             return line.time
-        before = self.block[max(0, self.start - _LOOK_BACK) : self.start]
-        if len(before) < _LOOK_BACK:
-            before = self.tail[len(before) - _LOOK_BACK :] + before
+        before = self.block[max(0, self.line_start - _LOOK_BACK_BYTES) : self.line_start]
+        if len(before) < _LOOK_BACK_BYTES:
+            before = self.tail[len(before) - _LOOK_BACK_BYTES :] + before
         for raw in reversed(before.split(b"\n")):
             time = _time_of(self._parse(raw))
             if time is not None:
                 return time
         return None
 
-    def _summarize(self, line: LogLine) -> bool:
-        """Read torchrun's summary of the first failure, a few lines of ``name : value``."""
+    def _read_summary(self, line: LogLine) -> bool:
+        """Read a line of torchrun's summary of the first failure; return False after its end.
+
+        Its lines are ``[0]:`` and ``name : value``, as ``  rank      : 11 (local_rank: 3)``.
+        """
         assert self.summary is not None
         name, colon, value = line.text.partition(":")
         if line.text.strip().startswith("[") or (colon and name.strip() in _SUMMARY_FIELDS):
             self.summary[name.strip()] = value.strip()
             return True
-        said, self.summary = self.summary, None
-        rank, exit_code = (_NUMBER.search(said.get(key, "")) for key in ("rank", "exitcode"))
-        stamp = parse_line(said.get("time", ""), self.stream.reference)
-        first = FirstFailure(
+        summary, self.summary = self.summary, None
+        rank, exit_code = (_NUMBER.search(summary.get(key, "")) for key in ("rank", "exitcode"))
+        stamp = parse_line(summary.get("time", ""), self.stream.reference)
+        failure = TorchrunFailure(
             int(rank[0]) if rank else None, stamp.time, int(exit_code[0]) if exit_code else None
         )
-        # Each node's launcher has its own first.
-        before = self.first_failure
-        if before is None or (first.time or 0.0) < (before.time or 0.0):
-            self.first_failure = first
-        code = _SIGNALS.get(first.exit_code)
+        # Every node's launcher reports its own first failure: keep the earliest.
+        previous = self.first_failure
+        if previous is None or (failure.time or 0.0) < (previous.time or 0.0):
+            self.first_failure = failure
+        code = _SIGNALS.get(failure.exit_code)
         if code is not None:
-            text = f"first observed failure: exit code {said['exitcode']}"
-            self._add(code, "symptom", LogLine(text, first.time, None, first.rank))
+            text = f"first observed failure: exit code {summary['exitcode']}"
+            self._add(code, "symptom", LogLine(text, failure.time, None, failure.rank))
         return False
 
     # -------------------------------------------------------------- the end
 
-    def report(self) -> Report:
+    def report(self) -> ScanReport:
         if self.summary is not None:
-            self._summarize(LogLine(""))
-        return Report(
+            self._read_summary(LogLine(""))
+        return ScanReport(
             stream=self.stream.name,
             node=self.stream.node,
-            lines=self.number,
-            hits=tuple(self.hits),
-            latest=self.latest,
+            lines=self.line_number,
+            matches=tuple(self.matches),
+            last_line=self.last_line,
             steps=self.steps,
-            survived=dict(self.survived),
+            recovered=dict(self.recovered),
             warnings=tuple(self.warnings.values()),
             last_step_time=self.last_step_time,
-            succeeded=self.succeeded and not self.hits,
+            succeeded=self.succeeded and not self.matches,
             first_failure=self.first_failure,
             tail=self.tail,
             reference=self.stream.reference,
@@ -371,21 +425,22 @@ def _time_of(line: LogLine) -> float | None:
     return float(event["time"]) if event else line.time
 
 
+# Negative exit codes of torchrun are signals: SIGKILL, SIGSEGV, SIGBUS.
 _SIGNALS: dict[int | None, str] = {-9: "process-killed", -11: "segfault", -7: "bus-error"}
 
 
-def _blamed(event: Event, said: LogLine) -> LogLine:
-    """Who tells of a stall is seldom who stalled."""
+def _attribute_stall(event: Event, line: LogLine) -> LogLine:
+    """Attribute a stall to the rank that caused it, which is seldom the one that reports it."""
     rank, node = event.get("blamed_rank"), event.get("blamed_node")
     return replace(
-        said,
-        rank=said.rank if rank is None else rank,
-        node=said.node if node is None else f"algo-{node + 1}",
+        line,
+        rank=line.rank if rank is None else rank,
+        node=line.node if node is None else f"algo-{node + 1}",
     )
 
 
 _STALL = "stall"
-"""The code of the monitor's events (entrypoints/monitoring/watchdog.py)."""
+"""The code of the watchdog's events (entrypoints/monitoring/watchdog.py)."""
 
 _SUMMARY_FIELDS = {"time", "host", "rank", "exitcode", "error_file", "traceback"}
 _NUMBER = re.compile(r"-?\d+")

@@ -1,4 +1,4 @@
-"""What failures of training jobs say: the table ``signatures.toml``, compiled."""
+"""Loads and compiles the table of failure signatures, ``signatures.toml``."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-Role = Literal["cause", "symptom", "echo", "warning"]
+SignatureRole = Literal["cause", "symptom", "echo", "warning"]
 Confidence = Literal["high", "medium", "low"]
 
 _TABLE = Path(__file__).with_name("signatures.toml")
-_STRENGTH: dict[Role, int] = {"cause": 3, "symptom": 2, "echo": 1, "warning": 0}
+_STRENGTH: dict[SignatureRole, int] = {"cause": 3, "symptom": 2, "echo": 1, "warning": 0}
 
 
 @dataclass(frozen=True)
 class Signature:
-    """One way to fail; the table's head says what each field means."""
+    """One failure and how to recognize it; the head of the table describes each field."""
 
     code: str
     title: str
-    role: Role
+    role: SignatureRole
     confidence: Confidence
     retryable: bool
     action: str
@@ -35,10 +35,10 @@ class Signature:
 
 @cache
 def signatures() -> dict[str, Signature]:
-    """Every signature by its code, in the table's order."""
+    """Return all signatures by code, in the order of the table."""
     with _TABLE.open("rb") as file:
         rows = tomllib.load(file)["signature"]
-    found = (
+    parsed = (
         Signature(
             **{key: row[key] for key in ("code", "title", "role", "confidence", "retryable")},
             action=row["action"],
@@ -50,35 +50,38 @@ def signatures() -> dict[str, Signature]:
         )
         for row in rows
     )
-    return {one.code: one for one in found}
+    return {one.code: one for one in parsed}
 
 
 @cache
 def literals() -> tuple[str, ...]:
-    """The texts of which a line must hold one to match any signature."""
+    """Return the literals of all signatures: a line without any of them matches no signature."""
     return tuple(dict.fromkeys(text for one in signatures().values() for text in one.literals))
 
 
 @cache
 def _literal_set() -> tuple[Any, list[list[int]]]:
-    """All literals as one set, and for each the places of its signatures in the table."""
+    """Compile all literals to one set, with the table indices of each literal's signatures."""
     import re2
 
-    holds, owners = re2.Set.SearchSet(), []
+    literal_set, indices = re2.Set.SearchSet(), []
     for literal in literals():
-        holds.Add(re2.escape(literal))
-        owners.append(
-            [place for place, one in enumerate(signatures().values()) if literal in one.literals]
+        literal_set.Add(re2.escape(literal))
+        indices.append(
+            [index for index, one in enumerate(signatures().values()) if literal in one.literals]
         )
-    holds.Compile()
-    return holds, owners
+    literal_set.Compile()
+    return literal_set, indices
 
 
 def matching(text: str) -> list[Signature]:
-    """The signatures of the strongest role that ``text``, a message without prefix, matches."""
-    holds, owners = _literal_set()
-    asked = sorted({one for literal in holds.Match(text) or () for one in owners[literal]})
+    """Return the signatures of the strongest role that match ``text``, a line without prefix."""
+    literal_set, indices = _literal_set()
+    # One RE2 pass finds all literals in the line; only their signatures' regexes are tried.
+    candidates = sorted(
+        {index for literal in literal_set.Match(text) or () for index in indices[literal]}
+    )
     table = list(signatures().values())
-    found = [table[one] for one in asked if table[one].regex.search(text)]
-    strongest = max((_STRENGTH[one.role] for one in found), default=0)
-    return [one for one in found if _STRENGTH[one.role] == strongest]
+    matched = [table[index] for index in candidates if table[index].regex.search(text)]
+    strongest = max((_STRENGTH[one.role] for one in matched), default=0)
+    return [one for one in matched if _STRENGTH[one.role] == strongest]

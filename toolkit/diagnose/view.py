@@ -1,77 +1,111 @@
-"""A diagnosis in words and as JSON."""
+"""Presents a diagnosis in the terminal and as JSON."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import TypedDict
 
 from sm_train.toolkit.diagnose.diagnosis import Diagnosis
-from sm_train.toolkit.diagnose.hits import Match
+from sm_train.toolkit.diagnose.matches import Match
+from sm_train.toolkit.diagnose.signatures import Confidence
 
 
-def document(found: Diagnosis) -> dict[str, Any]:
-    """What ``diagnose --json`` prints: unknown is ``null``, times are ISO 8601 in UTC."""
-    first = found.first
+class FirstFailureDocument(TypedDict):
+    """The node, rank and line that failed first; all null if unknown."""
+
+    node: str | None
+    rank: int | None
+    time: str | None
+    line: str | None
+
+
+class EvidenceDocument(TypedDict):
+    """A log line; ``source`` is its log and line number, as ``algo-1.log:120``."""
+
+    source: str
+    node: str | None
+    rank: int | None
+    time: str | None
+    line: str
+
+
+class DiagnosisDocument(TypedDict):
+    """The document of ``diagnose --json``: unknown is null, times are ISO 8601 in UTC."""
+
+    cause: str
+    title: str
+    confidence: Confidence | None
+    first_failure: FirstFailureDocument
+    retryable: bool | None
+    action: str | None
+    evidence: list[EvidenceDocument]
+    details: list[str]
+
+
+def document(diagnosis: Diagnosis) -> DiagnosisDocument:
+    """Return the document of ``diagnose --json``."""
+    first = diagnosis.first
     return {
-        "cause": found.cause,
-        "title": found.title,
-        "confidence": found.confidence,
+        "cause": diagnosis.cause,
+        "title": diagnosis.title,
+        "confidence": diagnosis.confidence,
         "first_failure": {
             "node": first.node if first else None,
             "rank": first.rank if first else None,
             "time": _iso(first.time) if first else None,
             "line": first.line if first else None,
         },
-        "retryable": found.retryable,
-        "action": found.action,
+        "retryable": diagnosis.retryable,
+        "action": diagnosis.action,
         "evidence": [
             {
-                "source": _source(hit),
-                "node": hit.node,
-                "rank": hit.rank,
-                "time": _iso(hit.time),
-                "line": hit.text,
+                "source": _source(match),
+                "node": match.node,
+                "rank": match.rank,
+                "time": _iso(match.time),
+                "line": match.text,
             }
-            for hit in found.evidence
+            for match in diagnosis.evidence
         ],
-        "notes": list(found.notes),
+        "details": list(diagnosis.details),
     }
 
 
-def show(found: Diagnosis) -> None:
-    """Print the diagnosis for a person."""
+def show(diagnosis: Diagnosis) -> None:
+    """Print the diagnosis for users."""
     from rich.markup import escape
     from rich.padding import Padding
     from sm_train.toolkit.terminal.console import stdout_console
 
     console = stdout_console()
-    code = "" if found.confidence is None else f" ({found.cause}, {found.confidence} confidence)"
-    console.print(f"[bold]{escape(found.title)}[/bold]{code}")
-    if found.first is not None:
-        console.print(
-            f"first failure: {_who(found.first.node, found.first.rank, found.first.time)}"
-        )
-    if found.retryable is not None:
-        console.print(f"retry: {'may help' if found.retryable else 'will not help by itself'}")
-    if found.action:
-        console.print(f"mend: {escape(found.action)}")
-    for hit in found.evidence:
+    confidence = diagnosis.confidence
+    code = "" if confidence is None else f" ({diagnosis.cause}, {confidence} confidence)"
+    console.print(f"[bold]{escape(diagnosis.title)}[/bold]{code}")
+    if diagnosis.first is not None:
+        first = diagnosis.first
+        console.print(f"first failure: {_origin(first.node, first.rank, first.time)}")
+    if diagnosis.retryable is not None:
+        console.print(f"retry: {'may help' if diagnosis.retryable else 'will not help on its own'}")
+    if diagnosis.action:
+        console.print(f"fix: {escape(diagnosis.action)}")
+    for match in diagnosis.evidence:
         console.print()
-        console.print(f"[dim]{escape(_source(hit))} · {_who(hit.node, hit.rank, hit.time)}[/dim]")
-        console.print(Padding(escape(hit.text), (0, 0, 0, 2), expand=False))
-    if found.notes:
+        origin = _origin(match.node, match.rank, match.time)
+        console.print(f"[dim]{escape(_source(match))} · {origin}[/dim]")
+        console.print(Padding(escape(match.text), (0, 0, 0, 2), expand=False))
+    if diagnosis.details:
         console.print()
-    for note in found.notes:
-        console.print(escape(note))
+    for detail in diagnosis.details:
+        console.print(escape(detail))
 
 
-def _who(node: str | None, rank: int | None, time: float | None) -> str:
-    said = [node or "node unknown", "rank unknown" if rank is None else f"rank {rank}"]
-    return ", ".join([*said, _iso(time) or "time unknown"])
+def _origin(node: str | None, rank: int | None, time: float | None) -> str:
+    rank_text = "rank unknown" if rank is None else f"rank {rank}"
+    return ", ".join([node or "node unknown", rank_text, _iso(time) or "time unknown"])
 
 
-def _source(hit: Match) -> str:
-    return f"{hit.stream}:{hit.order}"
+def _source(match: Match) -> str:
+    return f"{match.stream}:{match.order}"
 
 
 def _iso(time: float | None) -> str | None:

@@ -14,7 +14,7 @@ from sm_train.estimators.config.naming import staging_bucket
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.request.training import TrainingRequest
-from sm_train.toolkit.alarms.alarms import keep
+from sm_train.toolkit.alarms.alarms import sync_alarms
 from sm_train.toolkit.aws.errors import translate_aws_errors
 from sm_train.toolkit.aws.session import open_session
 from sm_train.toolkit.costing.history import History, history_uri, read_history
@@ -64,7 +64,7 @@ def submit(
         UserError: the stage is running or done already, something is missing, the user did not
             confirm, or AWS returns an error.
     """
-    from sm_train.estimators.sdk.model_trainer import send
+    from sm_train.estimators.sdk.model_trainer import create_training_job
 
     config, region, stage = submission.config, submission.region, submission.stages[0]
     session, bucket = session_for_jobs(config, profile, region)
@@ -99,12 +99,12 @@ def submit(
         claims.enter_context(JobNameClaim(session, bucket, name, record))
 
     with claims, translate_aws_errors("CreateTrainingJob"):
-        send(
+        create_training_job(
             request,
             submission.bundle,
             boto_session=session,
             bucket=bucket,
-            before=record_and_claim,
+            before_send=record_and_claim,
         )
     report_started(name, region, stage.name, as_json=as_json)
     report_alarms(session, config, region)
@@ -237,7 +237,7 @@ def report_started(name: str, region: str, stage: str, *, as_json: bool) -> None
 
 def report_alarms(session: boto3.Session, config: RunConfig, region: str) -> None:
     """Update the run's alarms, if it has any, to its live job."""
-    message = keep(session, config, region)
+    message = sync_alarms(session, config, region)
     if message is not None:
         click.echo(message, err=True)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from sm_train.toolkit.alarms.alarms import keep
+from sm_train.toolkit.alarms.alarms import sync_alarms
 from sm_train.toolkit.aws.session import session_in_region
 from sm_train.toolkit.diagnose.job_logs import diagnose_job
 from sm_train.toolkit.errors import TRANSIENT, ExitCode, UserError
@@ -142,7 +142,7 @@ def _stop_or_finish(
 
 def _with_alarms(session: boto3.Session, run: Run, message: str) -> str:
     """Update the run's alarms to its live jobs, and append the result to ``message``."""
-    result = keep(session, run.config, run.region)
+    result = sync_alarms(session, run.config, run.region)
     return message if result is None else f"{message}; {result}"
 
 

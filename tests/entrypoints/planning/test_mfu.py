@@ -1,4 +1,4 @@
-"""MFU: by the model's own FLOP and the device's peak, or not at all."""
+"""MFU from the model's FLOPs and the device's peak, where both are known."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from sm_train.entrypoints.common.job_config import JobConfig, read_job_config
-from sm_train.entrypoints.planning.mfu import of_device, utilization
+from sm_train.entrypoints.planning.mfu import mfu_meter, mfu_meter_of
 
 from tests.support.cluster.training_jobs import tiny_run
 from tests.support.run_documents import write_job_file
@@ -23,18 +23,18 @@ def sd2(tmp_path: Path) -> JobConfig:
 
 
 @pytest.mark.parametrize(
-    ("device", "share"),
+    ("device", "mfu"),
     [("NVIDIA H100 80GB HBM3", 100 * 2.413 / 989), ("NVIDIA A100-SXM4-80GB", 100 * 2.413 / 312)],
 )
-def test_it_is_the_models_flop_over_the_peak(sd2: JobConfig, device: str, share: float) -> None:
-    """A hundred images a second and GPU at 512 px, of 2.413 TFLOP each."""
-    found = of_device(sd2, device)
-    assert found is not None
-    assert found.share(images_per_second=800, gpus=8) == pytest.approx(share, rel=0.01)
+def test_mfu_is_model_flops_over_peak(sd2: JobConfig, device: str, mfu: float) -> None:
+    """100 images/s per GPU at 512 px, 2.413 TFLOP each."""
+    meter = mfu_meter_of(sd2, device)
+    assert meter is not None
+    assert meter.mfu(images_per_second=800, gpus=8) == pytest.approx(mfu, rel=0.01)
 
 
-def test_what_is_not_known_is_not_guessed(sd2: JobConfig) -> None:
-    assert of_device(sd2, "NVIDIA T4") is None
-    assert utilization(sd2, torch.device("cpu")) is None
-    in_fp32 = replace(sd2, training=replace(sd2.training, precision="fp32"))
-    assert of_device(in_fp32, "NVIDIA H100 80GB HBM3") is None
+def test_no_mfu_for_unknown_peak(sd2: JobConfig) -> None:
+    assert mfu_meter_of(sd2, "NVIDIA T4") is None
+    assert mfu_meter(sd2, torch.device("cpu")) is None
+    fp32 = replace(sd2, training=replace(sd2.training, precision="fp32"))
+    assert mfu_meter_of(fp32, "NVIDIA H100 80GB HBM3") is None

@@ -1,79 +1,90 @@
-"""When the heartbeat's alarm rings, by what CloudWatch's user guide says of expressions and missing
-data: never in a healthy life, and soon when nobody speaks any more.
+"""When the heartbeat alarm fires, simulated by the rules of CloudWatch's user guide.
+
+It must never fire during a healthy job, and soon after heartbeats stop.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from sm_train.estimators.request.alarms import LATE_SECONDS, STARTING_SECONDS, alarms, first_jobs
+from sm_train.estimators.request.alarms import METRIC_DELAY_SECONDS, STARTUP_SECONDS, job_alarms
 
-from tests.support.run_documents import config
+from tests.support.run_documents import config, monitored_jobs
 
-HEARTBEAT = alarms(config(), first_jobs(config()), "topic")[0].request
-SILENT, PERIODS = HEARTBEAT["DatapointsToAlarm"], HEARTBEAT["EvaluationPeriods"]
+HEARTBEAT: Any = job_alarms(config(), monitored_jobs(config()), "topic")[0].request
+TO_ALARM, PERIODS = HEARTBEAT["DatapointsToAlarm"], HEARTBEAT["EvaluationPeriods"]
+
+Minute = tuple[bool, int]
+"""Whether instances run in this minute, and how many heartbeats they send."""
 
 
-def _value(machines: bool, beats: int) -> int | None:
-    """IF(TIME_SERIES(1) > machine, 1, beats), as the user guide has it: a comparison takes a
-    missing value for 0, and IF drops a point whose value is missing.
+def datapoint(running: bool, heartbeats: int) -> int | None:
+    """Evaluate IF(TIME_SERIES(1) > instance, 1, heartbeats) for one minute.
+
+    The comparison treats a missing value as 0, and IF drops a point whose value is missing.
     """
-    return 1 if int(machines) < 1 else beats or None
+    return 1 if int(running) < 1 else heartbeats or None
 
 
-def _rings(life: list[tuple[bool, int]], now: int, *, late: int, extra: int) -> bool:
-    """ "Configuring how CloudWatch alarms treat missing data": it retrieves some more points than
-    asked for, and takes missing ones for breaching as few times as possible.
+def fires(timeline: list[Minute], now: int, *, delay: int, extra: int) -> bool:
+    """Return whether the alarm is in ALARM state at minute ``now``.
+
+    CloudWatch retrieves ``extra`` points beyond the evaluation range and treats missing ones as
+    breaching only as far as real points are too few ("Configuring how CloudWatch alarms treat
+    missing data"). Metrics of the last ``delay`` minutes have not arrived.
     """
     span = range(now - PERIODS - extra, now)
-    seen = [_value(*life[minute]) if minute < now - late else _value(False, 0) for minute in span]
-    existing = [one for one in seen if one is not None][-PERIODS:]
-    breaching = sum(one < HEARTBEAT["Threshold"] for one in existing) + PERIODS - len(existing)
-    return breaching >= SILENT
+    points = [
+        datapoint(*timeline[minute]) if minute < now - delay else datapoint(False, 0)
+        for minute in span
+    ]
+    present = [point for point in points if point is not None][-PERIODS:]
+    breaching = sum(point < HEARTBEAT["Threshold"] for point in present) + PERIODS - len(present)
+    return breaching >= TO_ALARM
 
 
-def test_the_simulation_is_of_this_alarm() -> None:
-    *queries, watched = HEARTBEAT["Metrics"]
-    assert watched["Expression"] == "IF(TIME_SERIES(1) > machine, 1, beats)"
-    assert {one["MetricStat"]["Stat"] for one in queries} == {"SampleCount"}
-    assert {one["MetricStat"]["Period"] for one in queries} == {60}
+def test_simulation_matches_the_alarm() -> None:
+    *queries, expression = HEARTBEAT["Metrics"]
+    assert expression["Expression"] == "IF(TIME_SERIES(1) > instance, 1, heartbeats)"
+    assert {query["MetricStat"]["Stat"] for query in queries} == {"SampleCount"}
+    assert {query["MetricStat"]["Period"] for query in queries} == {60}
     assert HEARTBEAT["ComparisonOperator"] == "LessThanThreshold"
 
 
 quick = settings(max_examples=100, deadline=None)
-lates, extras = st.integers(0, LATE_SECONDS // 60), st.integers(0, 12)
+delays, extras = st.integers(0, METRIC_DELAY_SECONDS // 60), st.integers(0, 12)
 
 
 @quick
 @given(
-    start=st.integers(0, STARTING_SECONDS // 60),
-    trains=st.integers(1, 200),
-    uploads=st.integers(0, 25),
-    late=lates,
+    starting=st.integers(0, STARTUP_SECONDS // 60),
+    training=st.integers(1, 200),
+    uploading=st.integers(0, 25),
+    delay=delays,
     extra=extras,
 )
-def test_a_job_that_waits_starts_trains_and_ends_rings_at_no_time(
-    start: int, trains: int, uploads: int, late: int, extra: int
+def test_healthy_job_never_fires(
+    starting: int, training: int, uploading: int, delay: int, extra: int
 ) -> None:
-    # An upload's silence adds up with a start's only around a training of minutes.
-    assume(start + uploads < SILENT or trains > PERIODS)
-    life = [(False, 0)] * 60 + [(True, 0)] * start + [(True, 2)] * trains
-    life += [(True, 0)] * uploads + [(False, 0)] * 100
-    for now in range(PERIODS + extra, len(life)):
-        assert not _rings(life, now, late=late, extra=extra)
+    # The gaps of start and upload add up only if training takes minutes.
+    assume(starting + uploading < TO_ALARM or training > PERIODS)
+    timeline = [(False, 0)] * 60 + [(True, 0)] * starting + [(True, 2)] * training
+    timeline += [(True, 0)] * uploading + [(False, 0)] * 100
+    for now in range(PERIODS + extra, len(timeline)):
+        assert not fires(timeline, now, delay=delay, extra=extra)
 
 
 @quick
-@given(trains=st.integers(0, 200), late=lates, extra=extras)
-def test_a_job_whose_monitor_dies_or_never_speaks_rings_in_time(
-    trains: int, late: int, extra: int
-) -> None:
-    life = [(False, 0)] * 60 + [(True, 2)] * trains + [(True, 0)] * 120
-    died = 60 + trains
-    ringing = [
+@given(training=st.integers(0, 200), delay=delays, extra=extras)
+def test_job_without_heartbeats_fires_in_time(training: int, delay: int, extra: int) -> None:
+    timeline = [(False, 0)] * 60 + [(True, 2)] * training + [(True, 0)] * 120
+    last_heartbeat = 60 + training
+    firing = [
         now
-        for now in range(PERIODS + extra, len(life))
-        if _rings(life, now, late=late, extra=extra)
+        for now in range(PERIODS + extra, len(timeline))
+        if fires(timeline, now, delay=delay, extra=extra)
     ]
-    assert died + SILENT <= ringing[0] <= died + PERIODS + extra + late
-    assert ringing == list(range(ringing[0], len(life)))
+    assert last_heartbeat + TO_ALARM <= firing[0] <= last_heartbeat + PERIODS + extra + delay
+    assert firing == list(range(firing[0], len(timeline)))

@@ -1,4 +1,4 @@
-"""Alarms by themselves: what CloudWatch and EventBridge accept, and the template of the same."""
+"""Alarm and rule requests: CloudWatch and EventBridge accept them, and they mean what we want."""
 
 from __future__ import annotations
 
@@ -15,65 +15,65 @@ from sm_train.estimators.request.alarms import (
     Alarm,
     MonitoredJob,
     alarm_prefix,
-    alarms,
     failure_rule,
-    first_jobs,
+    job_alarms,
     rule_name,
-    template,
     topic_name,
-    topic_policy,
 )
 from sm_train.estimators.request.metrics import metric_definitions
 
-from tests.support.run_documents import config, runs, stage
-from tests.support.service_model import bad_fields
+from tests.support.run_documents import config, monitored_jobs, runs, stage
+from tests.support.service_model import field_errors
 
 TOPIC = "arn:aws:sns:us-east-1:111122223333:team"
 
 thorough = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-def of(run: RunConfig, *jobs: MonitoredJob) -> dict[str, dict[str, Any]]:
+def requests_by_name(run: RunConfig, *jobs: MonitoredJob) -> dict[str, Any]:
+    """The requests of ``jobs``, or of each stage's first job, by the last part of their names."""
     return {
-        one.name.rpartition("/")[2]: one.request
-        for one in alarms(run, jobs or first_jobs(run), TOPIC)
+        alarm.name.rpartition("/")[2]: alarm.request
+        for alarm in job_alarms(run, jobs or monitored_jobs(run), TOPIC)
     }
+
+
+def alarm_names(run: RunConfig) -> list[str]:
+    return [alarm.name for alarm in job_alarms(run, monitored_jobs(run), TOPIC)]
 
 
 @thorough
 @given(runs(), st.integers(1, 3600), st.integers(1, 10**6), st.integers(30, 900))
-def test_any_run_file_gives_alarms_that_cloudwatch_accepts(
-    good: dict[str, Any], interval: int, longest: int, limit: int
+def test_cloudwatch_accepts_the_alarms_of_any_run(
+    document: dict[str, Any], interval: int, max_timeout: int, doctor_timeout: int
 ) -> None:
-    good["heartbeat"] = {"interval": interval, "min_timeout": 1, "max_timeout": longest}
-    good["doctor"] = {"timeout": limit}
-    run = RunConfig.model_validate(good)
-    made = alarms(run, first_jobs(run), TOPIC)
-    assert len({one.name for one in made}) == len(made)
-    for alarm in made:
-        assert bad_fields("cloudwatch", "PutMetricAlarm", alarm.request) == []
+    document["heartbeat"] = {"interval": interval, "min_timeout": 1, "max_timeout": max_timeout}
+    document["doctor"] = {"timeout": doctor_timeout}
+    run = RunConfig.model_validate(document)
+    alarms = job_alarms(run, monitored_jobs(run), TOPIC)
+    assert len({alarm.name for alarm in alarms}) == len(alarms)
+    for alarm in alarms:
+        assert field_errors("cloudwatch", "PutMetricAlarm", alarm.request) == []
         assert alarm.name.startswith(alarm_prefix(run.name))
-        _holds_the_rules_in_words(alarm)
+        assert_documented_rules_hold(alarm)
     rule = failure_rule(run.name, "us-east-1", TOPIC)
-    described = {key: value for key, value in rule.items() if key != "Targets"}
-    described["EventPattern"] = json.dumps(rule["EventPattern"])
-    assert bad_fields("events", "PutRule", described) == []
-    targets = {"Rule": rule["Name"], "Targets": rule["Targets"]}
-    assert bad_fields("events", "PutTargets", targets) == []
-    assert bad_fields("sns", "CreateTopic", {"Name": topic_name(run.name)}) == []
+    assert field_errors("events", "PutRule", rule.request) == []
+    targets = {"Rule": rule_name(run.name), "Targets": rule.targets}
+    assert field_errors("events", "PutTargets", targets) == []
+    assert field_errors("sns", "CreateTopic", {"Name": topic_name(run.name)}) == []
 
 
-def _holds_the_rules_in_words(alarm: Alarm) -> None:
-    """Those that botocore's model states in PutMetricAlarm's documentation."""
-    request = alarm.request
+def assert_documented_rules_hold(alarm: Alarm) -> None:
+    """Rules that the documentation of PutMetricAlarm states and botocore's model lacks."""
+    request: Any = alarm.request
     queries = request.get("Metrics", [])
-    stats = [one["MetricStat"] for one in queries if "MetricStat" in one]
+    stats = [query["MetricStat"] for query in queries if "MetricStat" in query]
     assert ("MetricName" in request) != bool(queries)
     assert len(stats) <= 10
     if queries:
-        assert [one["ReturnData"] for one in queries].count(True) == 1
-        assert len({one["Id"] for one in queries}) == len(queries)
-    [period] = {one["Period"] for one in stats} or {request["Period"]}
+        assert [query["ReturnData"] for query in queries].count(True) == 1
+        assert len({query["Id"] for query in queries}) == len(queries)
+    [period] = {stat["Period"] for stat in stats} or {request["Period"]}
     assert period % 60 == 0
     assert period <= 86_400
     span = period * request["EvaluationPeriods"]
@@ -81,22 +81,22 @@ def _holds_the_rules_in_words(alarm: Alarm) -> None:
     assert 1 <= request["DatapointsToAlarm"] <= request["EvaluationPeriods"]
 
 
-def test_the_longest_names_fit() -> None:
-    """64 characters are a rule's, 255 an alarm's."""
+def test_longest_names_fit() -> None:
+    """EventBridge takes 64 characters, CloudWatch 255."""
     run = "r" * 55
     assert len(rule_name(run)) == 64
     longest = config(name=run, stages=[stage("s", instances=9_999)])
-    assert max(len(one.name) for one in alarms(longest, first_jobs(longest), TOPIC)) <= 255
+    assert max(len(name) for name in alarm_names(longest)) <= 255
 
 
-def test_a_job_has_four_alarms_that_tell_the_topic() -> None:
-    made = of(config())
-    assert list(made) == ["heartbeat", "stall", "gpu", "disk"]
-    assert all(request["AlarmActions"] == [TOPIC] for request in made.values())
-    heartbeat, stall, gpu, disk = made.values()
+def test_job_has_four_alarms_that_notify_the_topic() -> None:
+    requests = requests_by_name(config())
+    assert list(requests) == ["heartbeat", "stall", "gpu", "disk"]
+    assert all(request["AlarmActions"] == [TOPIC] for request in requests.values())
+    heartbeat, stall, gpu, disk = requests.values()
     assert heartbeat["TreatMissingData"] == "breaching"
-    assert {one["TreatMissingData"] for one in (stall, gpu, disk)} == {"notBreaching"}
-    assert stall["MetricName"] in [one["Name"] for one in metric_definitions()]
+    assert {request["TreatMissingData"] for request in (stall, gpu, disk)} == {"notBreaching"}
+    assert stall["MetricName"] in [metric["Name"] for metric in metric_definitions()]
     assert (stall["Statistic"], stall["ComparisonOperator"], stall["Threshold"]) == (
         "Maximum",
         "GreaterThanThreshold",
@@ -105,29 +105,29 @@ def test_a_job_has_four_alarms_that_tell_the_topic() -> None:
     assert stall["Dimensions"] == [{"Name": "TrainingJobName", "Value": "demo--256px-0001"}]
 
 
-def test_many_nodes_share_alarms_of_at_most_ten_and_each_node_is_in_one() -> None:
+def test_nodes_are_grouped_by_ten_and_each_is_in_one_alarm() -> None:
     run = config(stages=[stage(instances=12)])
-    made = of(run)
-    assert [name for name in made if name.startswith("gpu")] == [
+    requests = requests_by_name(run)
+    assert [name for name in requests if name.startswith("gpu")] == [
         "gpu-nodes-1-10",
         "gpu-nodes-11-12",
     ]
     for kind in ("gpu", "disk"):
         hosts = [
             query["MetricStat"]["Metric"]["Dimensions"][0]["Value"]
-            for name, request in made.items()
+            for name, request in requests.items()
             if name.startswith(kind)
             for query in request["Metrics"]
             if "MetricStat" in query
         ]
         assert hosts == [f"demo--256px-0001/algo-{node}" for node in range(1, 13)]
-    assert made["disk-nodes-11-12"]["Metrics"][-1]["Expression"] == "MAX([node11, node12])"
-    billed = sum(one.metrics for one in alarms(run, first_jobs(run), TOPIC))
-    assert billed == 2 + 1 + 12 + 12
+    assert requests["disk-nodes-11-12"]["Metrics"][-1]["Expression"] == "MAX([node11, node12])"
+    alarms = job_alarms(run, monitored_jobs(run), TOPIC)
+    assert sum(alarm.num_metrics for alarm in alarms) == 2 + 1 + 12 + 12
 
 
 @pytest.mark.parametrize(
-    ("name", "nodes", "threshold"),
+    ("instance", "nodes", "threshold"),
     [
         ("ml.p4de.24xlarge", 1, 400.0),
         ("ml.p4de.24xlarge", 4, 1600.0),
@@ -135,26 +135,28 @@ def test_many_nodes_share_alarms_of_at_most_ten_and_each_node_is_in_one() -> Non
         ("ml.trn1.32xlarge", 1, None),
     ],
 )
-def test_low_gpu_utilization_is_half_of_all_gpus(
-    name: str, nodes: int, threshold: float | None
+def test_gpu_threshold_is_half_of_all_gpus(
+    instance: str, nodes: int, threshold: float | None
 ) -> None:
-    """CloudWatch's figure is the sum over a machine's GPUs."""
-    gpu = of(config(), MonitoredJob("demo--256px-0001", (name, nodes))).get("gpu")
+    """CloudWatch sums over an instance's GPUs."""
+    job = MonitoredJob("demo--256px-0001", (instance, nodes))
+    gpu = requests_by_name(config(), job).get("gpu")
     assert (gpu and gpu["Threshold"]) == threshold
     if threshold is not None:
-        assert threshold == nodes * 100 * instance_type(name).accelerators / 2
+        assert threshold == nodes * 100 * instance_type(instance).accelerators / 2
 
 
-def test_machines_that_are_not_chosen_yet_have_no_alarms() -> None:
-    assert list(of(config(), MonitoredJob("demo--256px-0001", None))) == ["heartbeat", "stall"]
+def test_undecided_instances_have_no_gpu_and_disk_alarms() -> None:
+    job = MonitoredJob("demo--256px-0001", None)
+    assert list(requests_by_name(config(), job)) == ["heartbeat", "stall"]
 
 
-def test_code_that_says_no_heartbeats_is_not_missed_for_it() -> None:
-    assert list(of(config(code="own", entry="train.py"))) == ["gpu", "disk"]
+def test_user_entry_has_no_heartbeat_alarms() -> None:
+    assert list(requests_by_name(config(code="own", entry="train.py"))) == ["gpu", "disk"]
 
 
 @pytest.mark.parametrize(
-    ("job", "status", "secondary", "told"),
+    ("job", "status", "secondary", "matches"),
     [
         ("digits--256px-0001", "Failed", "Failed", True),
         ("digits--256px-0012", "Stopped", "MaxRuntimeExceeded", True),
@@ -168,8 +170,8 @@ def test_code_that_says_no_heartbeats_is_not_missed_for_it() -> None:
         ("my-digits--256px-0001", "Failed", "Failed", False),
     ],
 )
-def test_the_rule_matches_this_runs_lost_jobs(
-    job: str, status: str, secondary: str, told: bool
+def test_rule_matches_lost_jobs_of_this_run_only(
+    job: str, status: str, secondary: str, matches: bool
 ) -> None:
     detail = {"TrainingJobName": job, "TrainingJobStatus": status, "SecondaryStatus": secondary}
     event: Any = {
@@ -177,14 +179,13 @@ def test_the_rule_matches_this_runs_lost_jobs(
         "detail-type": "SageMaker Training Job State Change",
         "detail": detail,
     }
-    pattern = EventPattern.load(
-        json.dumps(failure_rule("digits", "us-east-1", TOPIC)["EventPattern"])
-    )
-    assert pattern.matches_event(event) is told
+    rule = failure_rule("digits", "us-east-1", TOPIC)
+    pattern = EventPattern.load(rule.request["EventPattern"])
+    assert pattern.matches_event(event) is matches
 
 
-def test_the_message_is_a_string_of_values_that_cannot_break_it() -> None:
-    [target] = failure_rule("demo", "us-east-1", TOPIC)["Targets"]
+def test_rule_message_inserts_only_safe_fields() -> None:
+    [target] = failure_rule("demo", "us-east-1", TOPIC).targets
     transformer = target["InputTransformer"]
     assert "$.detail.FailureReason" not in transformer["InputPathsMap"].values()
     text = json.loads(transformer["InputTemplate"])
@@ -193,34 +194,3 @@ def test_the_message_is_a_string_of_values_that_cannot_break_it() -> None:
         text = text.replace(f"<{key}>", key)
     assert "<" not in text
     assert "sm-train diagnose job" in text
-
-
-def _resolved(value: Any, topic: str) -> Any:
-    if value == {"Ref": "Topic"}:
-        return topic
-    if isinstance(value, dict):
-        return {key: _resolved(one, topic) for key, one in value.items()}
-    return [_resolved(one, topic) for one in value] if isinstance(value, list) else value
-
-
-@pytest.mark.parametrize("topic", [TOPIC, None])
-@thorough
-@given(good=runs())
-def test_the_template_is_the_requests(topic: str | None, good: dict[str, Any]) -> None:
-    run = RunConfig.model_validate(good)
-    jobs = first_jobs(run)
-    document = template(run, "us-east-1", jobs, topic, None if topic else "team@example.com")
-    resources = _resolved(document["Resources"], TOPIC)
-    by_type: dict[str, list[dict[str, Any]]] = {}
-    for resource in resources.values():
-        by_type.setdefault(resource["Type"], []).append(resource["Properties"])
-    assert by_type.pop("AWS::CloudWatch::Alarm") == [
-        one.request for one in alarms(run, jobs, TOPIC)
-    ]
-    assert by_type.pop("AWS::Events::Rule") == [failure_rule(run.name, "us-east-1", TOPIC)]
-    if topic is None:
-        [policy] = by_type.pop("AWS::SNS::TopicPolicy")
-        assert policy["PolicyDocument"] == topic_policy(TOPIC)
-        assert set(by_type) == {"AWS::SNS::Topic", "AWS::SNS::Subscription"}
-    else:
-        assert by_type == {}

@@ -12,9 +12,8 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,13 +24,12 @@ from sm_train.estimators.bundle.bundle import build_bundle
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.jobs.events import parse_event
 
+from tests.support.cluster import torch_server
+from tests.support.deadline import DEADLINE
 from tests.support.run_documents import job_document, run
 
 PYTHON = os.environ.get("TRAIN_PYTHON", sys.executable)
 """What trains; `make test-torch-2.3` names one with the PyTorch of the last SMDDP image."""
-
-DEADLINE = 180.0
-"""Seconds until a job that hangs fails its test."""
 
 
 def png(colour: int, side: int = 8) -> bytes:
@@ -153,26 +151,21 @@ class Processes:
     """A job's processes under the real torchrun; none outlives the test."""
 
     def __init__(self, job: Job, processes: int, launch: Sequence[str]) -> None:
-        command = [PYTHON, "train.py"]
+        command = ["train.py"]
         if processes > 1 or launch:
             launch = launch or ("--master_port", str(free_port()))
-            command = [PYTHON, "-m", "torch.distributed.run", *launch]
+            command = ["-m", "torch.distributed.run", *launch]
             command += ["--nproc_per_node", str(processes), "train.py"]
-        self.process = subprocess.Popen(
+        self.process = start_python(
             [*command, "--stage", job.config.stages[0].name],
             cwd=job.bundle,
             env={
                 **os.environ,
+                **torch_server.IMPORT_TIME_ENVIRONMENT,
                 "SAGEMAKER_BASE_DIR": str(job.base),
-                "ACCELERATE_USE_CPU": "true",
                 "GLOO_SOCKET_IFNAME": "lo",
-                "OMP_NUM_THREADS": "1",
-                "HF_HUB_OFFLINE": "1",
                 "PYTHONUNBUFFERED": "1",
             },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
         )
         self._deadline = time.monotonic() + DEADLINE
 
@@ -202,19 +195,29 @@ class Processes:
         raise AssertionError(f"no {kind} {fields} in:\n{''.join(seen[-40:])}")
 
     def workers(self) -> list[int]:
-        """The training processes' ids, the launcher left out."""
+        """The training processes' ids: the children of torchrun's agent."""
         import psutil
 
-        def trains(one: psutil.Process) -> bool:
-            with suppress(psutil.NoSuchProcess):  # ended just now, or waits to be reaped
-                return "train.py" in " ".join(one.cmdline())
-            return False
-
         try:
-            family = psutil.Process(self.process.pid).children(recursive=True)
+            return [one.pid for one in psutil.Process(self.process.pid).children()]
         except psutil.NoSuchProcess:
             return []
-        return [one.pid for one in family if trains(one)]
+
+
+def start_python(
+    arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str]
+) -> subprocess.Popen[str] | torch_server.ForkedProcess:
+    """Run ``python ARGUMENTS`` with one pipe for its output; forked, unless TRAIN_PYTHON is set."""
+    if sys.executable == PYTHON:
+        return torch_server.start(arguments, cwd=cwd, env=env)
+    return subprocess.Popen(
+        [PYTHON, *arguments],
+        cwd=cwd,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
 
 def run_nodes(jobs: list[Job], processes: int) -> list[dict[str, Any]]:

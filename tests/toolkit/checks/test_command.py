@@ -105,17 +105,20 @@ def memory_findings(
 
 def test_stage_exceeding_gpu_memory_is_an_error_with_a_fix(cli: Cli, tmp_path: Path) -> None:
     assert memory_findings(cli, tmp_path, "sd2", 0, per_device_batch_size=64) == []
-    [short] = memory_findings(cli, tmp_path, "mmdit-20b", 3)
+    keys: dict[str, Any] = {"per_device_batch_size": 4}
+    [short] = memory_findings(cli, tmp_path, "mmdit-20b", 3, **keys)
     assert (short["level"], short["where"]) == ("error", "stages[0].per_device_batch_size")
     assert "GiB of each A100-SXM4-80GB's 80" in short["message"]
     assert short["fix"] == "set sharding: full_shard"
-    assert memory_findings(cli, tmp_path, "mmdit-20b", 0, sharding="full_shard") == []
-    [short] = memory_findings(cli, tmp_path, "mmdit-20b", 3, sharding="full_shard", resolution=1024)
+    keys["sharding"] = "full_shard"
+    assert memory_findings(cli, tmp_path, "mmdit-20b", 0, **keys) == []
+    keys["resolution"] = 1024
+    [short] = memory_findings(cli, tmp_path, "mmdit-20b", 3, **keys)
     assert short["fix"] == "set activation_checkpointing: true"
-    both = {"sharding": "full_shard", "activation_checkpointing": True, "resolution": 1024}
-    assert memory_findings(cli, tmp_path, "mmdit-20b", 0, **both) == []
+    keys["activation_checkpointing"] = True
+    assert memory_findings(cli, tmp_path, "mmdit-20b", 0, **keys) == []
 
 
 def test_stage_barely_fitting_gpu_memory_is_a_warning(cli: Cli, tmp_path: Path) -> None:
-    [tight] = memory_findings(cli, tmp_path, "sd2", 0, per_device_batch_size=14, resolution=1024)
+    [tight] = memory_findings(cli, tmp_path, "sd2", 0, per_device_batch_size=12, resolution=1024)
     assert (tight["code"], tight["level"]) == ("memory-tight", "warning")

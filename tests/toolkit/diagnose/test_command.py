@@ -20,7 +20,16 @@ OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. G
 REMOTE = (
     "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting"
 )
-KEYS = {"cause", "title", "confidence", "first_failure", "retryable", "action", "evidence", "notes"}
+KEYS = {
+    "cause",
+    "title",
+    "confidence",
+    "first_failure",
+    "retryable",
+    "action",
+    "evidence",
+    "details",
+}
 
 
 def write(path: Path, *lines: str) -> Path:
@@ -96,8 +105,8 @@ def test_a_person_reads_cause_first_failure_retry_and_mend(cli: Cli, tmp_path: P
     assert first == "The GPU ran out of memory (gpu-out-of-memory, high confidence)"
     # The line has no time of its own; the nearest one before it has.
     assert second == "first failure: algo-1, rank 3, 2026-11-21T10:00:21.512+00:00"
-    assert third == "retry: will not help by itself"
-    assert fourth.startswith("mend: Lower per_device_batch_size")
+    assert third == "retry: will not help on its own"
+    assert fourth.startswith("fix: Lower per_device_batch_size")
     assert f"{log.name}:{len(HEALTHY) + 1}" in result.stdout.replace("\n", "")
     assert "[bold]not markup[/bold]" in " ".join(result.stdout.split())
     assert max(map(len, result.stdout.splitlines())) <= 100
@@ -108,7 +117,7 @@ def test_a_person_reads_cause_first_failure_retry_and_mend(cli: Cli, tmp_path: P
     [
         (["none.log"], "none.log: no such file or folder"),
         (["algo-1.log", "none"], "none: no such file or folder"),
-        (["empty"], "empty: holds no log"),
+        (["empty"], "empty: contains no log"),
     ],
 )
 def test_what_is_not_there_is_one_line_and_exit_2(
@@ -265,14 +274,14 @@ def test_of_a_retried_job_the_last_attempt_is_judged(cli: Cli, aws: Aws) -> None
         say(aws, f"night-1/algo-{instance}-170000900{instance}", "Loss is nan, stopping training")
     document = of_job(cli, aws)
     assert document["cause"] == "diverged"
-    assert document["notes"] == ["attempt 1: The GPU ran out of memory (gpu-out-of-memory)"]
+    assert document["details"] == ["attempt 1: The GPU ran out of memory (gpu-out-of-memory)"]
 
 
 def test_a_job_that_is_not_there_is_one_line(cli: Cli, aws: Aws) -> None:
     result = cli("diagnose", "night-2", network="loopback", env=aws.environment | REGION)
     assert result.returncode == 2
     [line] = result.stderr.splitlines()
-    assert "night-2: no file here and no training job of that name in us-east-1" in line
+    assert "night-2: no such file, and no such training job in us-east-1" in line
 
 
 def test_refused_credentials_are_exit_4(cli: Cli, aws: Aws) -> None:

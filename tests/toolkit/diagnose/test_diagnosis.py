@@ -205,7 +205,7 @@ def test_tracebacks_that_end_no_process_are_none() -> None:
     )
     found = diagnosed([*HEALTHY, *logged])
     assert found.cause == "no-failure"
-    assert found.notes == ("seen 1 × and survived: The disk is full",)
+    assert found.details == ("seen 1 ×, but training continued: The disk is full",)
 
 
 def test_what_the_program_talked_on_after_is_not_what_ended_it() -> None:
@@ -245,7 +245,7 @@ def test_the_earliest_cause_counts_and_a_draw_of_two_nodes_is_unknown() -> None:
         found = diagnosed([one], [other])
         assert found.cause == "unknown"
         assert {hit.text for hit in found.evidence} == {full, denied}
-        assert "contradictory" in found.notes[-1]
+        assert "conflicting causes" in found.details[-1]
 
 
 def test_a_rank_that_waits_elsewhere_is_the_one_behind() -> None:
@@ -256,13 +256,13 @@ def test_a_rank_that_waits_elsewhere_is_the_one_behind() -> None:
     assert (found.cause, found.confidence) == ("nccl-timeout", "medium")
     assert found.first is not None
     assert (found.first.node, found.first.rank) == ("algo-2", 12)
-    assert "rank 12 in ALLREDUCE 1579" in found.notes[-1]
+    assert "rank 12 in ALLREDUCE 1579" in found.details[-1]
 
 
 def test_the_rank_without_a_timeout_is_named() -> None:
     found = diagnosed([*training(), *(timeout(rank) for rank in range(8) if rank != 5)])
     assert found.cause == "nccl-timeout"
-    assert found.notes == ("no time-out from rank 5: look there first",)
+    assert found.details == ("no timeout from rank 5: check there first",)
 
 
 def test_echoes_alone_are_unknown_with_ten_lines_to_look_at() -> None:
@@ -274,7 +274,7 @@ def test_echoes_alone_are_unknown_with_ten_lines_to_look_at() -> None:
     assert 4 <= len(found.evidence) <= 10
     left = diagnosed([*training(), *only, *elastic(6, 3)])
     assert (left.cause, left.first) == ("unknown", None)
-    assert left.notes == ("torchrun saw rank 6 fail first, exit code 3",)
+    assert left.details == ("torchrun saw rank 6 fail first, exit code 3",)
     assert {hit.stream for hit in found.evidence} == {"algo-1.log", "algo-2.log"}
 
 
@@ -338,7 +338,7 @@ def test_a_stall_that_the_monitor_ended_is_a_stall_of_the_rank_that_it_blames() 
 
 def test_a_loss_that_stays_no_number_is_told_and_one_that_recovers_is_not() -> None:
     lost = [f"step {number} loss nan lr 1.0e-04" for number in range(100, 200)]
-    assert diagnosed([*training(), *lost]).cause == "loss-not-a-number"
+    assert diagnosed([*training(), *lost]).cause == "loss-non-finite"
     found = [f"step {number} loss 0.3 lr 1.0e-04" for number in range(200, 210)]
     assert diagnosed([*training(), *lost, *found]).cause == "no-failure"
     assert diagnosed([*training(), *lost, *traceback("KeyError: 'x'")]).cause == "program-error"
@@ -371,7 +371,7 @@ def test_earlier_attempts_are_mentioned_and_the_last_is_judged() -> None:
     last = stream([*training(), "Loss is nan, stopping training"], "algo-1-1700009000")
     found = diagnose([last], [[first]])
     assert found.cause == "diverged"
-    assert found.notes[0] == "attempt 1: The GPU ran out of memory (gpu-out-of-memory)"
+    assert found.details[0] == "attempt 1: The GPU ran out of memory (gpu-out-of-memory)"
 
 
 def test_mpirun_names_node_and_rank() -> None:
@@ -403,5 +403,5 @@ def test_blocks_of_any_size_are_read_the_same(size: int) -> None:
     blocks = [content[at : at + size] for at in range(0, len(content), size)]
     whole = scan(stream(lines))
     found = scan(stream(lines).__class__("algo-1.log", lambda: blocks, "algo-1", WRITTEN))
-    assert (found.hits, found.lines) == (whole.hits, whole.lines)
+    assert (found.matches, found.lines) == (whole.matches, whole.lines)
     assert whole.lines == len(lines)

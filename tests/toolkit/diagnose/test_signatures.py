@@ -25,7 +25,7 @@ def test_an_example_is_diagnosed_at_the_end_of_a_healthy_log(code: str, line: st
         assert found.confidence is None
     elif signatures()[code].role == "warning":
         assert found.cause == "no-failure"
-        assert any(signatures()[code].title in note for note in found.notes)
+        assert any(signatures()[code].title in note for note in found.details)
     else:
         assert (found.cause, found.confidence) == (code, signatures()[code].confidence)
         assert found.evidence[0].order == len(haystack(line))

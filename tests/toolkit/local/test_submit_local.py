@@ -154,7 +154,7 @@ def test_a_failing_job_shows_its_last_lines_and_failure_file(cli: Cli, tmp_path:
     assert result.returncode == 6
     assert "failed (exit 1); its last lines:" in result.stderr
     assert "failure file" in result.stderr
-    assert "no sample that it could read" in result.stderr
+    assert "no readable sample" in result.stderr
     assert processes_of(tmp_path) == []
 
 
