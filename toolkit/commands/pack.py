@@ -197,11 +197,11 @@ def _job(options: dict[str, Any], given: dict[str, Any]) -> Any:
 def _require_latents(model: Path, resolution: int, *, here: bool) -> None:
     from importlib.util import find_spec
 
-    from sm_train.entrypoints.models.components import ComponentsError, latents_of
+    from sm_train.entrypoints.models.components import ComponentsError, describe_latents
     from sm_train.toolkit.errors import UserError
 
     try:
-        latents_of(model, resolution)
+        describe_latents(model, resolution)
     except ComponentsError as error:
         raise UserError(f"--latents: {error}") from None
     if here and find_spec("diffusers") is None:

@@ -17,7 +17,7 @@ from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
 from sm_train.entrypoints.common.signals import StopSignal
 from sm_train.entrypoints.data.loader import Loader
 from sm_train.entrypoints.data.shard_catalog import DataRank, build_catalog
-from sm_train.entrypoints.models.builder import build
+from sm_train.entrypoints.models.builder import build_components
 from sm_train.entrypoints.models.objectives import loss
 from sm_train.entrypoints.monitoring.heartbeat import HeartbeatReader, HeartbeatWriter, Phase
 from sm_train.entrypoints.training.trainer import Trainer
@@ -59,7 +59,7 @@ def test_four_passes_of_two_are_one_of_eight(tmp_path: Path, accelerator: Accele
         directories.channel("train"), None, seat, lambda said: [said], tmp_path / "walk"
     )
     torch.manual_seed(0)
-    parts = build(settings.model, 8, components=None, previous=None)
+    parts = build_components(settings.model, 8, components=None, previous=None)
     events = EventLog(node=0, rank=0)
     trainer = Trainer(settings, parts, accelerator, directories, events, catalogue, seat)
     module = copy.deepcopy(trainer.state.module)
@@ -77,8 +77,8 @@ def test_four_passes_of_two_are_one_of_eight(tmp_path: Path, accelerator: Accele
         batch_size=2,
         seed=0,
         decode_workers=0,
-        rng=parts.draws(0),
-        tokenize=parts.text.tokenize,
+        rng=parts.sample_rng(0),
+        tokenize=parts.text_encoders.tokenize,
     )
     total = torch.zeros(())
     for batch, _ in zip(loader, range(PASSES), strict=False):
