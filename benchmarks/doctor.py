@@ -1,13 +1,13 @@
-"""The doctor's predictions against real training over slow networks. Needs root, and iperf3.
+"""Compares the doctor's predictions with real training on slow networks. Needs root and iperf3.
 
     python benchmarks/doctor.py
 
-Network namespaces stand for hosts, ``tc tbf`` limits what each of them sends. At every rate the
-doctor measures the network with Gloo, iperf3 measures it by itself, and ``torchrun`` trains a small
-model with DistributedDataParallel. The doctor's model predicts the step at each rate from its sweep
-and from the compute of one pass, measured once without any communication; the slow-down is against
-the first rate. Ends with 1 where a prediction is off by more than a quarter, or where Gloo does not
-reach the stated share of iperf3.
+Network namespaces emulate hosts, ``tc tbf`` limits what each of them sends. At every rate the
+doctor measures the network with Gloo, iperf3 measures it independently, and ``torchrun`` trains a
+small model with DistributedDataParallel. The doctor's model predicts the step at each rate from its
+sweep and from the compute time of one pass, measured once without communication; slow-downs are
+relative to the first rate. Exits with 1 if a prediction is off by more than a quarter, or if Gloo
+does not reach the stated share of iperf3's rate.
 """
 
 from __future__ import annotations
@@ -27,13 +27,18 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import torch
-from sm_train.entrypoints.doctor.measurements import GroupMeasurement, timed_from
+from sm_train.entrypoints.doctor.measurements import GroupMeasurement, sweeps_from_store
 from sm_train.entrypoints.doctor.step_time_model import Fabric, Workload, predict_step
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.support.cluster.doctor_cluster import Cluster
-from tests.support.cluster.network_namespaces import INTERFACE, Hosts, hosts, why_not
+from tests.support.cluster.doctor_cluster import DoctorCluster
+from tests.support.cluster.network_namespaces import (
+    INTERFACE,
+    NetworkNamespaces,
+    network_namespaces,
+    unavailable_reason,
+)
 from tests.support.cluster.training_jobs import Job, free_port, tiny_run
 
 RATES = (1000.0, 300.0, 100.0)
@@ -42,13 +47,13 @@ RATES = (1000.0, 300.0, 100.0)
 LAYERS, WIDTH, BATCH = 6, 1024, 256
 STEPS = {1000.0: 8, 300.0: 6, 100.0: 4}
 GLOO_SHARE = 0.6
-"""Of iperf3's rate, Gloo's best bus bandwidth reaches at least so much on these cores."""
+"""Minimum share of iperf3's rate that Gloo's best bus bandwidth must reach on these cores."""
 
 TOLERANCE = 0.25
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingTimes:
     """Median seconds of a pass without communication and of a step with it."""
 
     compute: float
@@ -57,7 +62,7 @@ class Trained:
 
 
 def train(steps: int) -> None:
-    """One process of the training: prints its medians as JSON."""
+    """Train in one process and print its medians as JSON."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo")
     torch.manual_seed(0)
@@ -65,35 +70,35 @@ def train(steps: int) -> None:
     model = DistributedDataParallel(nn.Sequential(*layers), gradient_as_bucket_view=True)
     batch = torch.randn(BATCH, WIDTH)
 
-    def one() -> float:
+    def timed_pass() -> float:
         torch.distributed.barrier()
         started = time.perf_counter()
         model(batch).square().mean().backward()
         return time.perf_counter() - started
 
-    for _ in range(3):  # DDP orders its buckets anew after the first
-        one()
-    step = statistics.median(one() for _ in range(steps))
+    for _ in range(3):  # DDP rebuilds its buckets after the first
+        timed_pass()
+    step = statistics.median(timed_pass() for _ in range(steps))
     with model.no_sync():
-        one()
-        compute = statistics.median(one() for _ in range(9))
-    size = sum(4 * one.numel() for one in model.parameters())
+        timed_pass()
+        compute = statistics.median(timed_pass() for _ in range(9))
+    gradient_bytes = sum(4 * one.numel() for one in model.parameters())
     if torch.distributed.get_rank() == 0:
-        print("RESULT", json.dumps([compute, step, size]), flush=True)
+        print("RESULT", json.dumps([compute, step, gradient_bytes]), flush=True)
     os._exit(0)
 
 
-def run_training(here: Hosts, steps: int) -> Trained:
+def run_training(hosts: NetworkNamespaces, steps: int) -> TrainingTimes:
     port = str(free_port())
-    count = len(here.names)
-    running = []
+    count = len(hosts.names)
+    processes = []
     for host in range(count):
-        command = [*here.prefix(host), sys.executable, "-m", "torch.distributed.run"]
+        command = [*hosts.prefix(host), sys.executable, "-m", "torch.distributed.run"]
         command += ["--nnodes", str(count), "--node_rank", str(host), "--nproc_per_node", "1"]
-        command += ["--master_addr", here.address(0), "--master_port", port]
+        command += ["--master_addr", hosts.address(0), "--master_port", port]
         command += [__file__, "--train", str(steps)]
         environment = os.environ | {"GLOO_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": "1"}
-        running.append(
+        processes.append(
             subprocess.Popen(
                 command,
                 env=environment,
@@ -102,76 +107,76 @@ def run_training(here: Hosts, steps: int) -> Trained:
                 text=True,
             )
         )
-    texts = [one.communicate(timeout=300)[0] for one in running]
-    line = next(line for line in texts[0].splitlines() if line.startswith("RESULT"))
-    return Trained(*json.loads(line.removeprefix("RESULT")))
+    outputs = [process.communicate(timeout=300)[0] for process in processes]
+    line = next(line for line in outputs[0].splitlines() if line.startswith("RESULT"))
+    return TrainingTimes(*json.loads(line.removeprefix("RESULT")))
 
 
-def run_doctor(here: Hosts, folder: Path) -> GroupMeasurement:
-    count = len(here.names)
+def run_doctor(hosts: NetworkNamespaces, folder: Path) -> GroupMeasurement:
+    count = len(hosts.names)
     job = Job(folder / "job", tiny_run(max_steps=1))
-    prefixes = [here.prefix(host) for host in range(count)]
-    cluster = Cluster(
-        folder, job, count, master=here.address(0), prefixes=prefixes, interface=INTERFACE
+    prefixes = [hosts.prefix(host) for host in range(count)]
+    cluster = DoctorCluster(
+        folder, job, count, master=hosts.address(0), prefixes=prefixes, interface=INTERFACE
     )
-    document = cluster.run()[0]["evidence"]["world"]
+    document = cluster.run()[0]["measurements"]["world"]
     ranks = document.pop("ranks")
     sweeps = {
         name: [(one["bytes"], one["seconds"]) for one in points]
         for name, points in document.items()
     }
-    return timed_from({"ranks": ranks, "sweeps": sweeps})
+    return sweeps_from_store({"ranks": ranks, "sweeps": sweeps})
 
 
-def run_iperf(here: Hosts) -> float:
-    """Mbit/s of one TCP stream between the first two hosts."""
+def run_iperf(hosts: NetworkNamespaces) -> float:
+    """Return the Mbit/s of one TCP stream between the first two hosts."""
     server = subprocess.Popen(
-        [*here.prefix(0), "iperf3", "-s", "-1", "--forceflush"], stdout=subprocess.PIPE, text=True
+        [*hosts.prefix(0), "iperf3", "-s", "-1", "--forceflush"], stdout=subprocess.PIPE, text=True
     )
     assert server.stdout is not None
     while "listening" not in server.stdout.readline():
         pass
-    answer = subprocess.run(
-        [*here.prefix(1), "iperf3", "-c", here.address(0), "-t", "3", "-J"],
+    client = subprocess.run(
+        [*hosts.prefix(1), "iperf3", "-c", hosts.address(0), "-t", "3", "-J"],
         capture_output=True,
         text=True,
         check=True,
     )
     server.communicate()
-    return float(json.loads(answer.stdout)["end"]["sum_received"]["bits_per_second"]) / 1e6
+    return float(json.loads(client.stdout)["end"]["sum_received"]["bits_per_second"]) / 1e6
 
 
 def compare(count: int, rates: Sequence[float]) -> bool:
-    """Print one line for each rate; whether all predictions and bandwidths are good enough."""
+    """Print one line per rate; returns whether all predictions and bandwidths are close enough."""
     print(f"{count} hosts: {LAYERS} layers of {WIDTH} × {WIDTH}, batch {BATCH}")
     print(
         "  Mbit/s    iperf3   Gloo busbw   share   step s  predicted  slow-down  predicted  error"
     )
     first: tuple[float, float] | None = None
-    compute, good = 0.0, True
+    compute, passed = 0.0, True
     for rate in rates:
-        with hosts(count) as here, tempfile.TemporaryDirectory() as folder:
+        with network_namespaces(count) as hosts, tempfile.TemporaryDirectory() as folder:
             for host in range(count):
-                here.limit(host, rate)
-            iperf = run_iperf(here)
-            network = run_doctor(here, Path(folder))
-            trained = run_training(here, STEPS[rate])
+                hosts.limit_egress(host, rate)
+            iperf = run_iperf(hosts)
+            network = run_doctor(hosts, Path(folder))
+            trained = run_training(hosts, STEPS[rate])
         compute = compute or trained.compute
         work = Workload(compute, trained.gradient_bytes, trained.gradient_bytes)
         predicted = predict_step(work, Fabric(network.sweeps))
         assert predicted is not None
         first = first or (trained.step, predicted.seconds)
-        slower, said = trained.step / first[0], predicted.seconds / first[1]
-        error = said / slower - 1
-        busbw = (network.best() or 0.0) * 8 / 1e6
-        good &= abs(error) <= TOLERANCE and busbw >= GLOO_SHARE * iperf
+        measured, slowdown = trained.step / first[0], predicted.seconds / first[1]
+        error = slowdown / measured - 1
+        busbw = (network.best_busbw() or 0.0) * 8 / 1e6
+        passed &= abs(error) <= TOLERANCE and busbw >= GLOO_SHARE * iperf
         print(
             f"  {rate:6.0f}  {iperf:8.0f}  {busbw:11.0f}  {busbw / iperf:6.0%}  {trained.step:7.2f}"
-            f"  {predicted.seconds:9.2f}  {slower:8.2f}×  {said:8.2f}×  {error:+5.0%}",
+            f"  {predicted.seconds:9.2f}  {measured:8.2f}×  {slowdown:8.2f}×  {error:+5.0%}",
             flush=True,
         )
     print(f"  compute alone: {compute:.2f} s a pass")
-    return good
+    return passed
 
 
 def main() -> None:
@@ -181,11 +186,11 @@ def main() -> None:
     options = parser.parse_args()
     if options.train:
         train(options.train)
-    if reason := why_not():
-        print(f"left out: {reason}")
+    if reason := unavailable_reason():
+        print(f"skipped: {reason}")
         return
-    good = [compare(count, RATES) for count in options.hosts]
-    if not all(good):
+    passed = [compare(count, RATES) for count in options.hosts]
+    if not all(passed):
         sys.exit(1)
 
 

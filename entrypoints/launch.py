@@ -1,13 +1,13 @@
-"""Starts a machine's processes by torchrun, and hands SIGTERM on to them.
+"""Starts a node's training processes with torchrun and forwards SIGTERM to them.
 
-SageMaker sends its SIGTERM (a stop, a spot interruption, the longest run time) to the container's
-first process. Under the SDK's start script that would be a shell, which the kernel shields from
-signals that it does not handle: training would be killed two minutes later without having heard of
-the stop. So this program is the script's last command, in the shell's place.
+SageMaker sends SIGTERM (a stop, a spot interruption, the maximum runtime) to the container's first
+process. Under the SDK's start script that would be a shell, which the kernel shields from signals
+that it does not handle: training would be killed two minutes later without knowing of the stop. So
+this program is the script's last command and replaces the shell.
 
-It also stands for the SDK's own torchrun driver (sagemaker 3.27), which sets NCCL_PROTO=simple and
-RDMAV_FORK_SAFE; current EFA plugins want neither (aws-ofi-nccl's README: the first was for plugins
-up to 1.5.0), and inside a node the first forbids NCCL its fast protocols for small messages.
+It also replaces the SDK's own torchrun driver (sagemaker 3.27), which sets NCCL_PROTO=simple and
+RDMAV_FORK_SAFE. Current EFA plugins want neither (aws-ofi-nccl's README: the first was for plugins
+up to 1.5.0), and inside a node the first disables NCCL's fast protocols for small messages.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from sm_train.entrypoints.distributed.rendezvous import (
 )
 
 _HYPERPARAMETERS = Path("/opt/ml/input/config/hyperparameters.json")
-"""Where SageMaker leaves the request's, as they are: texts."""
+"""Where SageMaker writes the request's hyperparameters; all values are strings."""
 
 
 def hyperparameters(path: Path = _HYPERPARAMETERS) -> list[str]:
-    """The job's hyperparameters as a script's arguments."""
-    told = json.loads(path.read_text(encoding="utf-8"))
-    return [word for key, value in told.items() for word in (f"--{key}", str(value))]
+    """Return the job's hyperparameters as command-line arguments."""
+    values = json.loads(path.read_text(encoding="utf-8"))
+    return [argument for key, value in values.items() for argument in (f"--{key}", str(value))]
 
 
 def torchrun(environment: Mapping[str, str], script: list[str]) -> list[str]:
-    """The command that starts ``script`` (with its arguments) on this machine of the job.
+    """Return the command that starts ``script`` (with its arguments) on this node.
 
-    ``environment`` is what the SDK's start script says of the machines.
+    ``environment`` holds the variables that the SDK's start script sets.
     """
     command = [sys.executable, "-m", "torch.distributed.run"]
-    # A machine without a GPU has one process.
+    # A node without GPUs runs one process.
     command.append(f"--nproc_per_node={int(environment.get('SM_NUM_GPUS') or 0) or 1}")
     nodes = int(environment.get("SM_HOST_COUNT") or 1)
     if nodes == 1:
@@ -62,29 +62,27 @@ def torchrun(environment: Mapping[str, str], script: list[str]) -> list[str]:
     ]
 
 
-def meet(environment: Mapping[str, str], directories: SageMakerPaths) -> None:
-    """Wait until all machines of the job are there.
+def rendezvous(environment: Mapping[str, str], paths: SageMakerPaths) -> None:
+    """Wait until all nodes of the job are up.
 
     Raises:
-        AbsentError: one is not; it is named, also in the job's failure reason.
+        MissingNodeError: a node is missing; the log and the job's failure reason name it.
     """
-    hosts = ResourceConfig.read(directories)
+    hosts = ResourceConfig.read(paths)
     if len(hosts.hosts) == 1:
         return
-    # torchrun takes the port itself afterwards.
+    # torchrun itself uses the port afterwards.
     first = RendezvousAddress(environment["SM_MASTER_ADDR"], int(environment["SM_MASTER_PORT"]) + 1)
     events = EventLog(node=hosts.node_rank, rank=0)
     try:
         if hosts.node_rank == 0:
-            wait_for_nodes(
-                hosts.hosts, first.port, lambda words: events.warn("machine-late", words)
-            )
+            wait_for_nodes(hosts.hosts, first.port, lambda text: events.warn("node-late", text))
         else:
             join(hosts.current_host, first)
     except MissingNodeError as error:
         events.write("error", str(error), code="node-missing", message=str(error))
-        directories.failure.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError), directories.failure.open("x") as file:
+        paths.failure.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError), paths.failure.open("x") as file:
             file.write(f"{error}\n")
         raise
 
@@ -96,23 +94,23 @@ def main(arguments: list[str]) -> int:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", network)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", network)
     try:
-        meet(os.environ, SageMakerPaths.from_environment())
+        rendezvous(os.environ, SageMakerPaths.from_environment())
     except MissingNodeError:
         return 1
     process = subprocess.Popen(torchrun(os.environ, [*arguments, *hyperparameters()]))
-    signal.signal(signal.SIGTERM, lambda *_: hand_on(process.pid))
+    signal.signal(signal.SIGTERM, lambda *_: terminate_workers(process.pid))
     return process.wait()
 
 
-def hand_on(launcher: int) -> None:
-    """Send SIGTERM to the processes that ``launcher`` started, and to itself if there are none yet.
+def terminate_workers(torchrun_pid: int) -> None:
+    """Send SIGTERM to torchrun's child processes, or to torchrun itself if it has none yet.
 
-    torchrun would do that by itself, but fail then however well they end, and a second SIGTERM
-    would make it kill them in the middle of a checkpoint.
+    torchrun would forward the signal too, but then fail however well its workers end, and a second
+    SIGTERM would make it kill them in the middle of a checkpoint.
     """
-    workers = psutil.Process(launcher).children()
-    for one in workers or [psutil.Process(launcher)]:
-        one.terminate()
+    torchrun_process = psutil.Process(torchrun_pid)
+    for process in torchrun_process.children() or [torchrun_process]:
+        process.terminate()
 
 
 if __name__ == "__main__":

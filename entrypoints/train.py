@@ -84,9 +84,9 @@ def _run_doctor(config: JobConfig, paths: SageMakerPaths, options: argparse.Name
     Raises:
         UnfitClusterError: the run file forbids training on such a cluster.
     """
-    from sm_train.entrypoints.doctor.start import examine, mode
+    from sm_train.entrypoints.doctor.start import effective_mode, examine
 
-    doctor_mode = mode(config, ResourceConfig.read(paths))
+    doctor_mode = effective_mode(config, ResourceConfig.read(paths))
     if doctor_mode != "off" or options.doctor_only:
         # A doctor-only job reports its verdict and succeeds.
         fail = doctor_mode == "fail" and not options.doctor_only

@@ -67,10 +67,12 @@ MOST_FILES = {"cost": 26, "toolkit/commands": 34}
 TORCH_FREE = [
     "common.checkpoint_layout",
     "common.events",
+    "common.index_location",
     "common.job_config",
     "common.sagemaker_paths",
     "data.shard_format",
     "data.shard_index",
+    "data.shard_verification",
     "doctor.history",
     "doctor.report",
     "doctor.start",

@@ -1,126 +1,205 @@
-"""Before torchrun: a job's machines meet, so that one that never comes is named.
+"""Rendezvous of a job's nodes on torch's TCPStore, which names the nodes that are missing.
 
-torchrun waits for a number of machines, whose names it does not know, and says nothing meanwhile.
-Here the first machine keeps the roll: the others connect, say their names and wait for its word.
+torchrun waits for a number of nodes, whose names it does not know, and logs nothing meanwhile. So
+the launcher calls :func:`wait_for_nodes` on the first node and :func:`join` on the others before
+it starts torchrun. The doctor's barriers use the same store and the same error.
+
+torch is imported only when a store is opened: the launcher of a single-node job needs none.
 """
 
 from __future__ import annotations
 
 import contextlib
-import select
-import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Protocol
 
 TIMEOUT_SECONDS = 600.0
-"""Machines of a job start together; the largest images are pulled in a few minutes."""
+"""The instances of a job start together; the largest images are pulled in a few minutes."""
 
 REMINDER_SECONDS = 60.0
-_RETRY_SECONDS = 1.0
-_LONGEST_NAME = 256
+POLL_SECONDS = 0.05
+_CONNECT_SECONDS = 10.0
+_RETRY_SECONDS = 0.5
+_ACKNOWLEDGE_SECONDS = 10.0
+"""How long the first node keeps the store open for nodes that have not read the outcome yet."""
 
-HINT = (
-    "in a VPC, the security group must let its members reach each other in and out on all ports; "
-    "else see whether its log has begun, and resubmit"
+_MISSING_KEY = "missing"
+
+SECURITY_GROUP_HINT = (
+    "the security group must let its members reach each other on all ports, in and out"
 )
+_HINT = f"in a VPC, {SECURITY_GROUP_HINT}; otherwise check whether its log has begun, and resubmit"
 
 
 class MissingNodeError(RuntimeError):
-    """A machine is not there; the message is one line and names it."""
+    """A node or rank is missing, or this one came too late; the message is one line."""
+
+
+class KeyValueStore(Protocol):
+    """The calls of ``torch.distributed.Store`` that neither block nor need all ranks."""
+
+    def set(self, key: str, value: str) -> None: ...
+
+    def get(self, key: str) -> bytes | str: ...
+
+    def check(self, keys: list[str]) -> bool: ...
 
 
 @dataclass(frozen=True)
 class RendezvousAddress:
-    """Where the first machine keeps the roll."""
+    """Where the first node serves the store."""
 
-    address: str
+    host: str
     port: int
 
 
-def wait_for_nodes(
-    hosts: Sequence[str],
-    port: int,
-    say: Callable[[str], None],
+def serve_store(port: int, *, timeout: float) -> tuple[KeyValueStore, int]:
+    """Serve a TCPStore on all interfaces; returns it with its port, a free one for ``port`` 0.
+
+    The server closes when the store object is garbage-collected.
+
+    Raises:
+        RuntimeError: the port is taken.
+    """
+    store = _tcp_store("127.0.0.1", port, is_server=True, timeout=timeout)
+    return store, int(store.port)
+
+
+def connect_store(address: RendezvousAddress, *, timeout: float) -> KeyValueStore:
+    """Connect to the TCPStore that the first node serves.
+
+    Raises:
+        RuntimeError: nothing answers; torch tries twice, each time for ``timeout`` seconds.
+    """
+    store: KeyValueStore = _tcp_store(address.host, address.port, is_server=False, timeout=timeout)
+    return store
+
+
+def _tcp_store(host: str, port: int, *, is_server: bool, timeout: float) -> Any:
+    # Not at the top: importing torch takes seconds, which a single-node launcher does not need.
+    import torch.distributed
+
+    distributed: Any = torch.distributed
+    return distributed.TCPStore(
+        host, port, None, is_server, timedelta(seconds=timeout), wait_for_workers=False
+    )
+
+
+def wait_for_keys(
+    store: KeyValueStore,
+    keys: Iterable[str],
+    timeout: float,
     *,
-    patience: float = TIMEOUT_SECONDS,
+    on_poll: Callable[[list[str], float], None] = lambda missing, seconds: None,
+) -> dict[str, float]:
+    """Wait until all ``keys`` are set; returns key → seconds until it was set, for those that were.
+
+    ``on_poll`` is called with the missing keys and the seconds waited. This polls instead of
+    calling the store's own blocking ``wait``, which reports neither who came nor who is missing.
+    """
+    started = time.monotonic()
+    arrived: dict[str, float] = {}
+    missing = list(keys)
+    while True:
+        elapsed = time.monotonic() - started
+        for key in [key for key in missing if store.check([key])]:
+            missing.remove(key)
+            arrived[key] = elapsed
+        if not missing or elapsed > timeout:
+            return arrived
+        on_poll(missing, elapsed)
+        time.sleep(POLL_SECONDS)
+
+
+def wait_for_nodes(
+    names: Sequence[str],
+    port: int,
+    warn: Callable[[str], None],
+    *,
+    timeout: float = TIMEOUT_SECONDS,
     reminder: float = REMINDER_SECONDS,
 ) -> None:
-    """Wait, on the first of ``hosts``, for all others; ``say`` hears who is missing meanwhile.
+    """Wait on the first node of ``names`` for all others, and publish the outcome to them.
+
+    ``warn`` is called every ``reminder`` seconds with the nodes that are missing.
 
     Raises:
-        AbsentError: somebody is not there within ``patience`` seconds; those who are know it too.
+        MissingNodeError: a node did not join within ``timeout`` seconds; it is raised on all nodes.
     """
-    missing = set(hosts[1:])
-    began, said = time.monotonic(), 0.0
-    with contextlib.ExitStack() as open_, socket.create_server(("", port)) as server:
-        came: list[socket.socket] = []
-        while missing:
-            passed = time.monotonic() - began
-            if passed > patience:
-                break
-            if passed - said > reminder:
-                said = passed
-                say(f"waiting for {_names(missing, hosts)} for {passed:.0f} s")
-            for one in _newcomers(server):
-                open_.enter_context(one)
-                missing.discard(_name(one))
-                came.append(one)
-        absent = _names(missing, hosts)
-        for one in came:
-            with contextlib.suppress(OSError):
-                one.sendall(f"{absent}\n".encode())
+    by_key = {_node_key(name): name for name in names[1:]}
+    last_reminder = 0.0
+
+    def remind(missing: list[str], seconds: float) -> None:
+        nonlocal last_reminder
+        if seconds - last_reminder > reminder:
+            last_reminder = seconds
+            waiting_for = ", ".join(by_key[key] for key in missing)
+            warn(f"waiting for {waiting_for} for {seconds:.0f} s")
+
+    store, _ = serve_store(port, timeout=timeout)
+    joined = wait_for_keys(store, by_key, timeout, on_poll=remind)
+    missing = ", ".join(name for key, name in by_key.items() if key not in joined)
+    store.set(_MISSING_KEY, missing)
+    # The store closes with this call: leave the others time to read the outcome.
+    acknowledged = [_acknowledged_key(by_key[key]) for key in joined]
+    wait_for_keys(store, acknowledged, _ACKNOWLEDGE_SECONDS)
     if missing:
-        raise MissingNodeError(f"{absent} did not come within {patience:.0f} s: {HINT}")
+        raise MissingNodeError(f"{missing} did not come within {timeout:.0f} s: {_HINT}")
 
 
-def join(name: str, first: RendezvousAddress, *, patience: float = TIMEOUT_SECONDS) -> None:
-    """Tell the first machine, from another, that ``name`` is there, and wait for all others.
+def join(name: str, first: RendezvousAddress, *, timeout: float = TIMEOUT_SECONDS) -> None:
+    """Report node ``name`` to the first node and wait until all nodes have joined.
 
     Raises:
-        AbsentError: the first one cannot be reached, or it misses somebody.
+        MissingNodeError: the first node cannot be reached, or a node did not join.
     """
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + timeout
     while True:
         try:
-            absent = _ask(name, first, deadline + REMINDER_SECONDS)
+            missing = _join_once(name, first, deadline)
             break
-        except OSError as error:
+        except RuntimeError as error:
+            # Refused, or lost: the first node may start later than this one, or start again.
             if time.monotonic() > deadline:
                 raise MissingNodeError(
-                    f"{first.address} could not be reached on port {first.port} within "
-                    f"{patience:.0f} s ({error}): {HINT}"
+                    f"{first.host} could not be reached on port {first.port} within "
+                    f"{timeout:.0f} s ({_first_line(error)}): {_HINT}"
                 ) from None
             time.sleep(_RETRY_SECONDS)
-    if absent:
-        raise MissingNodeError(f"{absent} did not come: {HINT}")
+    if missing:
+        raise MissingNodeError(f"{missing} did not come: {_HINT}")
 
 
-def _ask(name: str, first: RendezvousAddress, deadline: float) -> str:
-    """Who is missing in the end; nobody if that is empty."""
-    wait = max(1.0, deadline - time.monotonic())
-    with socket.create_connection((first.address, first.port), timeout=10.0) as connection:
-        connection.sendall(f"{name}\n".encode())
-        connection.settimeout(wait)
-        with connection.makefile(encoding="utf-8") as lines:
-            line = lines.readline()
-    if not line.endswith("\n"):
-        raise ConnectionError("it went away")
-    return line.strip()
+def _join_once(name: str, first: RendezvousAddress, deadline: float) -> str:
+    """Join once; returns the names of the missing nodes, empty if there are none.
+
+    Raises:
+        RuntimeError: the connection failed, or there was no outcome in time.
+    """
+    remaining = deadline - time.monotonic()
+    timeout = min(_CONNECT_SECONDS, max(_RETRY_SECONDS, remaining))
+    store = connect_store(first, timeout=timeout)
+    store.set(_node_key(name), "")
+    # The first node may have started its own timeout later than this node did.
+    if not wait_for_keys(store, [_MISSING_KEY], max(0.0, remaining) + REMINDER_SECONDS):
+        raise RuntimeError("it is up, but did not report which nodes joined")
+    value = store.get(_MISSING_KEY)
+    # The first node may close the store as soon as it has read this.
+    with contextlib.suppress(RuntimeError):
+        store.set(_acknowledged_key(name), "")
+    return value if isinstance(value, str) else value.decode()
 
 
-def _newcomers(server: socket.socket) -> Iterator[socket.socket]:
-    if select.select([server], [], [], _RETRY_SECONDS)[0]:
-        yield server.accept()[0]
+def _node_key(name: str) -> str:
+    return f"node/{name}"
 
 
-def _name(connection: socket.socket) -> str:
-    """What somebody says who came; nothing of somebody who says no name."""
-    connection.settimeout(_RETRY_SECONDS)
-    with contextlib.suppress(OSError), connection.makefile("rb") as lines:
-        return lines.readline(_LONGEST_NAME).decode("utf-8", "replace").strip()
-    return ""
+def _acknowledged_key(name: str) -> str:
+    return f"acknowledged/{name}"
 
 
-def _names(missing: set[str], hosts: Sequence[str]) -> str:
-    return ", ".join(host for host in hosts if host in missing)
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,7 +1,8 @@
-"""Who is there: processes meet in a store before each part, and the first one keeps the roll.
+"""Barriers of the doctor's ranks in a store, each with a timeout and a time budget.
 
-Whoever is not there in time is left out of that part and named; nobody waits for ever. Every wait
-here looks again and again instead of sleeping in the store, so that it can be given up.
+Before each part of the benchmark the ranks meet at a barrier. Rank 0 decides who takes part: a rank
+that does not arrive in time is left out and reported, so no rank waits forever. Values that later
+decide the verdict are put into the same store as soon as they are known.
 """
 
 from __future__ import annotations
@@ -10,115 +11,87 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
-POLL_SECONDS = 0.05
-
-
-class MissingRankError(RuntimeError):
-    """Another process is not there, or this one came too late; the message is one line."""
+from sm_train.entrypoints.distributed.rendezvous import (
+    KeyValueStore,
+    MissingNodeError,
+    wait_for_keys,
+)
 
 
 @dataclass(frozen=True)
-class RollCall:
-    """The ranks that take part, and for how many seconds: none at all if that is 0.
+class BarrierResult:
+    """The ranks that take part, and the seconds they may use; 0 skips the part.
 
-    ``waited`` are each rank's seconds after the first one came.
+    ``delays`` are each rank's seconds after the first arrival.
     """
 
-    members: tuple[int, ...]
+    ranks: tuple[int, ...]
     budget: float
-    waited: dict[int, float]
+    delays: dict[int, float]
 
 
 class StoreBarrier:
-    """One process's seat among ``size``; rank 0 keeps the roll."""
+    """Barriers and JSON values of one rank in ``store``; rank 0 of ``size`` ranks decides."""
 
-    def __init__(self, store: Any, rank: int, size: int) -> None:
+    def __init__(self, store: KeyValueStore, rank: int, size: int) -> None:
         self.store, self.rank, self.size = store, rank, size
 
     def put(self, key: str, value: Any) -> None:
+        """Store ``value`` as JSON."""
         self.store.set(key, json.dumps(value))
 
     def get(self, key: str) -> Any | None:
-        """What was put under ``key``; None if nothing was."""
+        """Return the value of ``key``; None if there is none yet."""
         if not self.store.check([key]):
             return None
         return json.loads(self.store.get(key))
 
     def wait(self, key: str, seconds: float) -> Any:
-        """What is put under ``key`` within so many seconds.
+        """Wait for the value of ``key``.
 
         Raises:
-            AbsentError: nothing is.
+            MissingNodeError: there is none within ``seconds``.
         """
-        deadline = time.monotonic() + seconds
-        while (value := self.get(key)) is None:
-            if time.monotonic() > deadline:
-                raise MissingRankError(
-                    f"no word from the first process within {seconds:.0f} s ({key})"
-                )
-            time.sleep(POLL_SECONDS)
-        return value
+        if not wait_for_keys(self.store, [key], seconds):
+            raise MissingNodeError(f"rank 0 did not set {key} within {seconds:.0f} s")
+        return self.get(key)
 
-    def call(
+    def meet(
         self,
         part: str,
-        patience: float,
+        timeout: float,
         budget: Callable[[], float],
         *,
         expected: tuple[int, ...] | None = None,
-        followers_wait: float,
-    ) -> RollCall:
-        """Meet for ``part``: the first process waits ``patience`` seconds for the others.
+        result_timeout: float,
+    ) -> BarrierResult:
+        """Meet before ``part``: rank 0 waits ``timeout`` seconds for the other ranks.
 
-        It asks ``budget`` for the part's seconds when all are there. ``expected`` are the ranks to
-        wait for, by default all. The others wait ``followers_wait`` for what it decides.
+        Rank 0 calls ``budget`` for the part's seconds when the barrier closes. ``expected`` are the
+        ranks that it waits for, by default all. The others wait ``result_timeout`` for its result.
 
         Raises:
-            AbsentError: this process came too late, or the first one says nothing.
+            MissingNodeError: this rank came too late, or rank 0 did not publish a result.
         """
         self.put(f"{part}/{self.rank}", time.time())
         if self.rank == 0:
-            roll = self._keep(part, patience, budget, expected or tuple(range(self.size)))
-            waited = [[rank, seconds] for rank, seconds in roll.waited.items()]
-            self.put(f"{part}/roll", [list(roll.members), roll.budget, waited])
-            return roll
-        members, seconds, waited = self.wait(f"{part}/roll", followers_wait)
-        if self.rank not in members:
-            raise MissingRankError(f"came too late for {part}")
-        return RollCall(tuple(members), seconds, dict(waited))
+            result = self._close(part, timeout, budget, expected or tuple(range(self.size)))
+            delays = [[rank, seconds] for rank, seconds in result.delays.items()]
+            self.put(f"{part}/result", [list(result.ranks), result.budget, delays])
+            return result
+        ranks, seconds, delays = self.wait(f"{part}/result", result_timeout)
+        if self.rank not in ranks:
+            raise MissingNodeError(f"rank {self.rank} came too late for {part}")
+        return BarrierResult(tuple(ranks), seconds, dict(delays))
 
-    def _keep(
-        self, part: str, patience: float, budget: Callable[[], float], expected: tuple[int, ...]
-    ) -> RollCall:
-        started = time.monotonic()
-        came: dict[int, float] = {}
-        missing = list(expected)
-        while True:
-            now = time.monotonic() - started
-            for rank in list(missing):
-                if self.store.check([f"{part}/{rank}"]):
-                    missing.remove(rank)
-                    came[rank] = now
-            if not missing or now > patience:
-                break
-            time.sleep(POLL_SECONDS)
-        first = min(came.values(), default=0.0)
-        waited = {rank: round(came[rank] - first, 2) for rank in sorted(came)}
-        return RollCall(tuple(waited), max(0.0, budget()), waited)
-
-
-def open_store(host: str, port: int, *, first: bool, patience: float) -> Any:
-    """The store: rank 0 keeps it, the others find it.
-
-    Raises:
-        RuntimeError: nobody answers within ``patience`` seconds.
-    """
-    import torch.distributed
-
-    distributed: Any = torch.distributed
-    return distributed.TCPStore(
-        host, port, None, first, timedelta(seconds=patience), wait_for_workers=False
-    )
+    def _close(
+        self, part: str, timeout: float, budget: Callable[[], float], expected: tuple[int, ...]
+    ) -> BarrierResult:
+        by_key = {f"{part}/{rank}": rank for rank in expected}
+        arrived = wait_for_keys(self.store, by_key, timeout)
+        first = min(arrived.values(), default=0.0)
+        delays = {by_key[key]: round(seconds - first, 2) for key, seconds in arrived.items()}
+        ranks = tuple(sorted(delays))
+        return BarrierResult(ranks, max(0.0, budget()), {rank: delays[rank] for rank in ranks})

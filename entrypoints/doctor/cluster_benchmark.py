@@ -1,8 +1,7 @@
-"""The doctor's parts as one process goes through them, from the roll call to the last pair.
+"""Runs the parts of the doctor's benchmark in one rank, from the join to the last pair of nodes.
 
-What a process finds it puts into the store at once, so that whatever happens later, the first
-process knows it. A part that fails is told of and left; only a process that is not at a meeting in
-time drops out.
+A rank puts every result into the store at once, so rank 0 knows it whatever happens later. A part
+that fails is recorded and left; only a rank that misses a barrier drops out.
 """
 
 from __future__ import annotations
@@ -16,292 +15,345 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, TypeVar
 
 from sm_train.entrypoints.doctor.barrier import StoreBarrier
-from sm_train.entrypoints.doctor.bus_bandwidth import Collective, Point, busbw
+from sm_train.entrypoints.doctor.bus_bandwidth import Collective, SweepPoint, busbw, sweeps
 from sm_train.entrypoints.doctor.measurements import NodeSpeeds, PairResult, RankFacts
-from sm_train.entrypoints.doctor.process_group import Group
-from sm_train.entrypoints.doctor.round_robin import (
-    SLOW_SHARE,
-    Pair,
-    find_slow_links,
-    pack,
-    schedule,
-)
-from sm_train.entrypoints.doctor.sweep import sweeps
+from sm_train.entrypoints.doctor.process_group import BenchmarkGroup
+from sm_train.entrypoints.doctor.round_robin import RETESTS, Pair, retest_rounds, schedule
 
 if TYPE_CHECKING:
     import torch
 
 T = TypeVar("T")
 
-OPERATION_SHARE, LEAST_OPERATION_SECONDS = 1 / 12, 5.0
-"""Of the limit: nothing is tried that should take half of this, so one that takes so long hangs."""
+OPERATION_SHARE, MIN_OPERATION_SECONDS = 1 / 12, 5.0
+"""Timeout of one collective, as a share of the doctor's. Nothing is started that should take half
+of it, so an operation that reaches it hangs."""
 
 RESERVE_SECONDS = 6.0
 """Kept for the verdict."""
 
-WORLD_SHARE, INSIDE_SHARE, BETWEEN_SHARE = 0.1, 0.075, 0.1
-"""Of the limit, what three sweeps may take together: over all ranks, inside nodes, between them."""
+WORLD_SHARE, INTRA_NODE_SHARE, INTER_NODE_SHARE = 0.1, 0.075, 0.1
+"""Shares of the timeout for the sweeps over all ranks, inside nodes and between nodes."""
 
 ROUND_SECONDS = 2.0
 PAIR_BYTES = (2**16, 2**19, 2**22, 2**25, 2**27)
-ENOUGH_SECONDS = 0.03
-"""A message that takes so long is long enough to tell a bandwidth."""
+MIN_TRANSFER_SECONDS = 0.03
+"""A transfer that takes this long measures bandwidth, not latency."""
 
-PAIR_REPEATS = 3
+PAIR_REPEATS, RETEST_REPEATS = 3, 10
+"""Transfers of a pair in the first pass and in a retest; the best one counts."""
+
 SMALL_BYTES = 8
 LATENCY_REPEATS = 20
 CLOCK_REPEATS = 10
 
+PASSES = ("pairs", *(f"retest-{number}" for number in range(RETESTS)))
+"""Store prefixes of the passes over pairs of nodes: the round robin, then the retests."""
+
 
 class ClusterBenchmark:
-    """One process's way through the parts, ``limit`` seconds until ``deadline`` (monotonic)."""
+    """One rank's way through the parts: ``timeout`` seconds, until ``deadline`` (monotonic)."""
 
     def __init__(
         self,
-        meeting: StoreBarrier,
-        member: RankFacts,
+        barrier: StoreBarrier,
+        rank: RankFacts,
         device: torch.device,
         *,
-        limit: float,
+        timeout: float,
         deadline: float,
     ) -> None:
-        self._meeting, self._member, self._device = meeting, member, device
-        self._limit, self._deadline = limit, deadline
-        self._operation = max(LEAST_OPERATION_SECONDS, OPERATION_SHARE * limit)
+        self._barrier, self._rank, self._device = barrier, rank, device
+        self._timeout, self._deadline = timeout, deadline
+        self._operation_timeout = max(MIN_OPERATION_SECONDS, OPERATION_SHARE * timeout)
         self._last_budget = 0.0
-        self._present: tuple[int, ...] = tuple(range(meeting.size))
-        self._seats: dict[int, tuple[int, int]] = {}
-        self._most_bytes = 0
+        self._present: tuple[int, ...] = tuple(range(barrier.size))
+        # rank → (node, local_rank)
+        self._placement: dict[int, tuple[int, int]] = {}
+        self._max_bytes = 0
 
     @property
-    def left(self) -> float:
-        """Seconds for measuring."""
+    def remaining(self) -> float:
+        """Seconds left for measuring."""
         return self._deadline - RESERVE_SECONDS - time.monotonic()
 
-    # ------------------------------------------------------------------ meetings
+    # ------------------------------------------------------------------ barriers
 
-    def join(self, patience: float, most_bytes: int) -> None:
-        """Say who this is and learn who else is there.
+    def join(self, timeout: float, max_bytes: int) -> None:
+        """Publish this rank's facts and learn which ranks are present.
 
         Raises:
-            AbsentError: too late, or the first process says nothing.
+            MissingNodeError: this rank came too late, or rank 0 does not answer.
         """
-        meeting, member = self._meeting, self._member
-        meeting.put(f"facts/{member.rank}", asdict(member) | {"most_bytes": most_bytes})
-        wait = self._followers_wait
-        roll = meeting.call("join", patience, lambda: self.left, followers_wait=wait)
-        self._present = roll.members
-        facts = [meeting.wait(f"facts/{rank}", self._operation) for rank in roll.members]
-        self._seats = {one["rank"]: (one["node"], one["lane"]) for one in facts}
-        self._most_bytes = min(one["most_bytes"] for one in facts)
-        self._last_budget = 30.0  # the nodes measure themselves next, at their own pace
-
-    def _meet(self, part: str, most: float, without: Sequence[int] = ()) -> float:
-        """Everybody's budget for ``part``: ``most`` seconds, less where time is short."""
-        patience = min(self._bound(self._last_budget) + 2.0, max(1.0, self.left))
-        roll = self._meeting.call(
-            part,
-            patience,
-            lambda: min(most, self.left),
-            expected=tuple(rank for rank in self._present if rank not in without),
-            followers_wait=self._followers_wait,
+        barrier, rank = self._barrier, self._rank
+        barrier.put(f"facts/{rank.rank}", asdict(rank) | {"max_bytes": max_bytes})
+        joined = barrier.meet(
+            "join", timeout, lambda: self.remaining, result_timeout=self._result_timeout
         )
-        if self._meeting.rank == 0:
-            for rank in set(self._present) - set(roll.members):
-                self._meeting.put(f"gone/{rank}", part)
-        self._present, self._last_budget = roll.members, roll.budget
-        return roll.budget
+        self._present = joined.ranks
+        facts = [barrier.wait(f"facts/{one}", self._operation_timeout) for one in joined.ranks]
+        self._placement = {one["rank"]: (one["node"], one["local_rank"]) for one in facts}
+        # All ranks use the same sizes: those that the one with the least memory can hold.
+        self._max_bytes = min(one["max_bytes"] for one in facts)
+        self._last_budget = 30.0  # next, each node measures itself, at its own pace
+
+    def _meet(self, part: str, max_seconds: float, without: Sequence[int] = ()) -> float:
+        """Meet before ``part``; returns its budget: ``max_seconds``, or less if time is short."""
+        timeout = min(self._time_limit(self._last_budget) + 2.0, max(1.0, self.remaining))
+        result = self._barrier.meet(
+            part,
+            timeout,
+            lambda: min(max_seconds, self.remaining),
+            expected=tuple(rank for rank in self._present if rank not in without),
+            result_timeout=self._result_timeout,
+        )
+        if self._barrier.rank == 0:
+            for rank in set(self._present) - set(result.ranks):
+                self._barrier.put(f"lost/{rank}", part)
+        self._present, self._last_budget = result.ranks, result.budget
+        return result.budget
 
     @property
-    def _followers_wait(self) -> float:
+    def _result_timeout(self) -> float:
         return max(1.0, self._deadline - time.monotonic())
 
-    def _bound(self, budget: float) -> float:
-        """When a part of so many seconds is given up: its last operation may hang."""
-        return budget + self._operation + 1.0
+    def _time_limit(self, budget: float) -> float:
+        """Return when a part with ``budget`` seconds is given up: its last operation may hang."""
+        return budget + self._operation_timeout + 1.0
 
     # ------------------------------------------------------------------ parts
 
     def measure_node(self, measure: Callable[[bool], NodeSpeeds]) -> None:
-        """This process by itself; ``measure`` is told whether it is its node's first."""
-        first = min(lane for node, lane in self._seats.values() if node == self._member.node)
-        speeds = measure(self._member.lane == first)
-        self._meeting.put(f"speeds/{self._member.rank}", asdict(speeds))
+        """Measure this rank alone; calls ``measure`` with whether it is its node's first rank."""
+        rank = self._rank
+        first = min(local for node, local in self._placement.values() if node == rank.node)
+        speeds = measure(rank.local_rank == first)
+        self._barrier.put(f"speeds/{rank.rank}", asdict(speeds))
 
     def sweep_all(self) -> None:
-        """Over all ranks, then inside nodes, then between them, where these are not the same."""
-        nodes = {node for node, _ in self._seats.values()}
-        lanes = {lane for _, lane in self._seats.values()}
-        node, lane = self._member.node, self._member.lane
-        if len(self._seats) > 1:
+        """Sweep collectives over all ranks, then inside nodes and between nodes if these differ."""
+        nodes = {node for node, _ in self._placement.values()}
+        local_ranks = {local for _, local in self._placement.values()}
+        node, local_rank = self._rank.node, self._rank.local_rank
+        if len(self._placement) > 1:
             self._sweep("world", "all", self._present, WORLD_SHARE)
-        if len(nodes) > 1 and len(lanes) > 1:
-            self._sweep("intra", str(node), self._on(node=node), INSIDE_SHARE)
-            self._sweep("inter", str(lane), self._on(lane=lane), BETWEEN_SHARE)
+        if len(nodes) > 1 and len(local_ranks) > 1:
+            self._sweep("intra", str(node), self._ranks_at(node=node), INTRA_NODE_SHARE)
+            ranks = self._ranks_at(local_rank=local_rank)
+            self._sweep("inter", str(local_rank), ranks, INTER_NODE_SHARE)
 
-    def _on(self, node: int | None = None, lane: int | None = None) -> tuple[int, ...]:
+    def _ranks_at(self, node: int | None = None, local_rank: int | None = None) -> tuple[int, ...]:
         return tuple(
             rank
             for rank in self._present
-            if node in (None, self._seats[rank][0]) and lane in (None, self._seats[rank][1])
+            if node in (None, self._placement[rank][0])
+            and local_rank in (None, self._placement[rank][1])
         )
 
     def _sweep(self, part: str, name: str, ranks: tuple[int, ...], share: float) -> None:
-        budget = self._meet(part, share * self._limit)
+        budget = self._meet(part, share * self._timeout)
         ranks = tuple(rank for rank in ranks if rank in self._present)
         if not budget or len(ranks) < 2:
             return
-        found: dict[Collective, list[tuple[int, float]]] = {}
+        # collective → (bytes, seconds)
+        points: dict[Collective, list[tuple[int, float]]] = {}
 
         def measure() -> None:
             group = self._group(f"{part}/{name}", ranks)
-            for one, point in sweeps(group.measure, budget=budget, most_bytes=self._most_bytes):
-                found.setdefault(one, []).append((point.bytes, point.seconds))
+            for collective, point in sweeps(
+                group.measure, budget=budget, max_bytes=self._max_bytes
+            ):
+                points.setdefault(collective, []).append((point.bytes, point.seconds))
 
         try:
-            bounded(measure, self._bound(budget))
+            call_bounded(measure, self._time_limit(budget))
         except RuntimeError as error:
-            self._meeting.put(f"failed/{part}/{self._member.rank}", _line(error))
-        # What was measured until then counts.
-        if ranks[0] == self._member.rank and found:
-            self._meeting.put(f"{part}/timed/{name}", {"ranks": len(ranks), "sweeps": found})
+            self._barrier.put(f"error/{part}/{self._rank.rank}", _first_line(error))
+        # What was measured before an error counts.
+        if ranks[0] == self._rank.rank and points:
+            self._barrier.put(f"{part}/sweeps/{name}", {"ranks": len(ranks), "sweeps": points})
 
-    def _group(self, name: str, ranks: Sequence[int]) -> Group:
-        return Group(
-            self._meeting.store, name, ranks, self._member.rank, self._device, self._operation
+    def _group(self, name: str, ranks: Sequence[int]) -> BenchmarkGroup:
+        return BenchmarkGroup(
+            self._barrier.store,
+            name,
+            ranks,
+            self._rank.rank,
+            self._device,
+            self._operation_timeout,
         )
 
-    def play_tournament(self) -> None:
-        """Every node against every other, and those once more that seemed slow."""
-        nodes = sorted({node for node, _ in self._seats.values()})
-        played = [
+    def run_pairwise(self) -> None:
+        """Measure every pair of nodes, then repeatedly those that seemed slow with control pairs.
+
+        Rank 0 decides after each pass what the next one measures.
+        """
+        nodes = sorted({node for node, _ in self._placement.values()})
+        rounds: list[list[Pair]] = [
             [(nodes[a], nodes[b]) for a, b in pairs] for pairs in schedule(len(nodes)) if pairs
         ]
-        results = self._play("pairs", played)
-        if self._meeting.rank == 0:
-            accused = find_slow_links(results, share=SLOW_SHARE)
-            slow = accused.slow if accused else ()
-            self._meeting.put("again", pack(pair for pair in slow if results[pair] > 0))
-        again = self._meeting.wait("again", self._followers_wait)
-        self._play("again", [[(a, b) for a, b in pairs] for pairs in again])
+        passes: list[dict[Pair, float]] = []
+        for number, name in enumerate(PASSES):
+            if number:
+                if self._barrier.rank == 0:
+                    self._barrier.put(f"{name}/rounds", retest_rounds(passes))
+                chosen = self._barrier.wait(f"{name}/rounds", self._result_timeout)
+                rounds = [[(a, b) for a, b in pairs] for pairs in chosen]
+            if not rounds:
+                return
+            # Leaves time for as many rounds in each retest that may follow.
+            later_rounds = (RETESTS - number) * len(rounds) if number else 0
+            passes.append(self._run_pass(name, rounds, later_rounds))
 
     def finish(self) -> None:
-        """Wait until everybody has said all."""
+        """Wait until all ranks have stored everything."""
         self._meet("finish", 1.0)
 
-    def _play(self, part: str, schedule: Sequence[Sequence[Pair]]) -> dict[Pair, float]:
-        """The first process returns what the pairs came to; the others do not look."""
+    def _run_pass(
+        self, name: str, rounds: Sequence[Sequence[Pair]], later_rounds: int
+    ) -> dict[Pair, float]:
+        """Measure all pairs of ``rounds``; rank 0 returns the bandwidths, the others nothing."""
         results: dict[Pair, float] = {}
-        for number, pairs in enumerate(schedule):
-            most = min(ROUND_SECONDS, max(0.0, self.left) / (len(schedule) - number))
-            budget = self._meet(f"{part}-{number}", most, without=self._hopeless(results))
-            # All that met here have ended the round before.
-            results |= self._results(part, schedule[number - 1] if number else ())
-            mine = [pair for pair in pairs if self._member.node in pair]
-            if budget and mine:
-                self._meet_pair(part, number, mine[0], budget)
-        if schedule:
-            self._meet(f"{part}-ended", 1.0)
-            results |= self._results(part, schedule[-1])
+        for number, pairs in enumerate(rounds):
+            share = max(0.0, self.remaining) / (len(rounds) - number + later_rounds)
+            budget = self._meet(
+                f"{name}-{number}",
+                min(ROUND_SECONDS, share),
+                without=self._unreachable_ranks(results),
+            )
+            # All ranks at this barrier have stored the previous round's results.
+            results |= self._results(name, rounds[number - 1] if number else ())
+            own_pairs = [pair for pair in pairs if self._rank.node in pair]
+            if budget and own_pairs:
+                self._run_pair(name, number, own_pairs[0], budget)
+        self._meet(f"{name}-end", 1.0)
+        return results | self._results(name, rounds[-1])
+
+    def _results(self, name: str, pairs: Sequence[Pair]) -> dict[Pair, float]:
+        if self._barrier.rank != 0:
+            return {}
+        local_ranks = sorted({local for _, local in self._placement.values()})
+        results: dict[Pair, float] = {}
+        for a, b in pairs:
+            stored = [self._barrier.get(f"{name}/{a}-{b}/{local}") for local in local_ranks]
+            known = [one for one in stored if one is not None]
+            if known:
+                complete = not any(one["error"] for one in known)
+                results[a, b] = sum(one["bandwidth"] for one in known) if complete else 0.0
         return results
 
-    def _results(self, part: str, pairs: Sequence[Pair]) -> dict[Pair, float]:
-        if self._meeting.rank != 0:
-            return {}
-        lanes = sorted({lane for _, lane in self._seats.values()})
-        found: dict[Pair, float] = {}
-        for a, b in pairs:
-            answers = [self._meeting.get(f"{part}/{a}-{b}/{lane}") for lane in lanes]
-            known = [one for one in answers if one is not None]
-            if known:
-                whole = not any(one["failed"] for one in known)
-                found[a, b] = sum(one["bandwidth"] for one in known) * whole
-        return found
-
-    def _hopeless(self, results: dict[Pair, float]) -> list[int]:
-        """Ranks of nodes that failed twice and never answered: waiting for them costs too much."""
+    def _unreachable_ranks(self, results: dict[Pair, float]) -> list[int]:
+        """Return ranks of nodes whose pairs all failed, at least two: waiting costs too much."""
         failures: dict[int, list[bool]] = {}
         for pair, value in results.items():
             for node in pair:
                 failures.setdefault(node, []).append(value <= 0)
-        hopeless = {node for node, bad in failures.items() if len(bad) > 1 and all(bad)}
-        return [rank for rank in self._present if self._seats[rank][0] in hopeless and rank]
+        nodes = {node for node, failed in failures.items() if len(failed) > 1 and all(failed)}
+        # Rank 0 stays: it runs the barrier.
+        return [rank for rank in self._present if self._placement[rank][0] in nodes and rank]
 
-    def _meet_pair(self, part: str, number: int, pair: Pair, budget: float) -> None:
-        me = self._member
-        other = pair[0] if pair[1] == me.node else pair[1]
-        partner = self._on(node=other, lane=me.lane)
+    def _run_pair(self, name: str, number: int, pair: Pair, budget: float) -> None:
+        rank = self._rank
+        other_node = pair[0] if pair[1] == rank.node else pair[1]
+        partner = self._ranks_at(node=other_node, local_rank=rank.local_rank)
         if not partner:
             return
-        ranks = sorted((me.rank, partner[0]), key=lambda rank: self._seats[rank][0])
-        key = f"{part}/{pair[0]}-{pair[1]}/{me.lane}"
+        ranks = sorted((rank.rank, partner[0]), key=lambda one: self._placement[one][0])
+        nodes = f"{pair[0]}-{pair[1]}/{rank.local_rank}"
         try:
-            result = bounded(
+            result = call_bounded(
                 lambda: measure_pair(
-                    self._group(f"{part}-{number}/{pair[0]}-{pair[1]}/{me.lane}", ranks),
+                    self._group(f"{name}-{number}/{nodes}", ranks),
                     pair,
-                    me.lane,
+                    rank.local_rank,
                     budget,
-                    self._most_bytes,
+                    self._max_bytes,
+                    PAIR_REPEATS if name == PASSES[0] else RETEST_REPEATS,
                 ),
-                self._bound(budget),
+                self._time_limit(budget),
             )
         except RuntimeError as error:
-            self._meeting.put(key, asdict(PairResult(pair, me.lane, failed=_line(error))))
-            return
-        if ranks[0] == me.rank:
-            self._meeting.put(key, asdict(result))
+            result = PairResult(pair, rank.local_rank, error=_first_line(error))
+        # Either end reports an error, the first one alone reports a result.
+        if result.error or ranks[0] == rank.rank:
+            self._barrier.put(f"{name}/{nodes}", asdict(result))
 
 
-def measure_pair(group: Group, pair: Pair, lane: int, budget: float, most_bytes: int) -> PairResult:
-    """Clock, latency and bandwidth of a group of two, in about ``budget`` seconds."""
-    offset, uncertainty = _clock(group)
-    small = group.measure("all_gather", SMALL_BYTES, LATENCY_REPEATS)
-    size, seconds = PAIR_BYTES[0], small
-    for size in PAIR_BYTES:
-        seconds = group.measure("all_gather", size, 1)
-        growing = 8 * seconds * (1 + PAIR_REPEATS)
-        if seconds >= ENOUGH_SECONDS or growing > budget or 8 * size > most_bytes:
-            break
-    # Chance only slows, so the best of several is the truest, where there is time for them.
-    repeats = min(PAIR_REPEATS, int(budget / seconds) - 1)
-    best = min([seconds, *(group.measure("all_gather", size, 1) for _ in range(repeats))])
+def measure_pair(
+    group: BenchmarkGroup, pair: Pair, local_rank: int, budget: float, max_bytes: int, repeats: int
+) -> PairResult:
+    """Measure clock offset, latency and bandwidth of two ranks, in about ``budget`` seconds."""
+    offset, uncertainty = _clock_offset(group)
+    latency = group.measure("all_gather", SMALL_BYTES, LATENCY_REPEATS)
+    size, best = _best_transfer(group, budget, max_bytes, repeats)
     return PairResult(
         pair,
-        lane,
-        bandwidth=busbw("all_gather", 2, Point(size, best)),
-        latency=small,
-        offset=offset,
-        uncertainty=uncertainty,
+        local_rank,
+        bandwidth=busbw("all_gather", 2, SweepPoint(size, best)),
+        latency=latency,
+        clock_offset=offset,
+        clock_uncertainty=uncertainty,
     )
 
 
-def _clock(group: Group) -> tuple[float, float]:
-    """How far the second one's clock is ahead, and how sure that is.
+def _best_transfer(
+    group: BenchmarkGroup, budget: float, max_bytes: int, repeats: int
+) -> tuple[int, float]:
+    """Return the bytes and seconds of the best transfer; noise only slows a transfer.
 
-    Both exchange what their clocks show; the quickest of several exchanges is the surest
-    (Cristian 1989). The other's clock was read at most the exchange before this one's end.
+    Sizes grow until a transfer takes :data:`MIN_TRANSFER_SECONDS`: a shorter one mostly fills
+    buffers, which looks faster than the network is. A size is repeated before the search ends with
+    it, because a late process can make a short transfer seem long enough.
+    """
+    spent, seconds = 0.0, [0.0]
+    for size in PAIR_BYTES:
+        seconds = [group.measure("all_gather", size, 1)]
+        while (
+            min(seconds) >= MIN_TRANSFER_SECONDS
+            and len(seconds) <= repeats
+            and spent + sum(seconds) + min(seconds) <= budget
+        ):
+            seconds.append(group.measure("all_gather", size, 1))
+        spent += sum(seconds)
+        # The next size is at most 8 times as large and is measured several times.
+        next_seconds = 8 * min(seconds) * (1 + PAIR_REPEATS)
+        if (
+            min(seconds) >= MIN_TRANSFER_SECONDS
+            or spent + next_seconds > budget
+            or 8 * size > max_bytes
+        ):
+            break
+    while len(seconds) <= repeats and spent + min(seconds) <= budget:
+        seconds.append(group.measure("all_gather", size, 1))
+        spent += seconds[-1]
+    return size, min(seconds)
+
+
+def _clock_offset(group: BenchmarkGroup) -> tuple[float, float]:
+    """Return the seconds that the second rank's clock is ahead, and the uncertainty of that.
+
+    Both ranks exchange their clocks' times; the quickest of several exchanges is the most exact
+    (Cristian 1989): the other clock was read at most one exchange before it ended.
     """
     best: tuple[float, float] | None = None
     for _ in range(CLOCK_REPEATS):
         before = time.time()
-        shown = group.exchange(before)
-        took = time.time() - before
-        offset = shown[1 - group.place] - before
-        if best is None or took < best[1]:
-            best = (offset, took)
+        times = group.exchange(before)
+        duration = time.time() - before
+        if best is None or duration < best[1]:
+            best = (times[1 - group.group_rank] - before, duration)
     assert best is not None
-    offset, took = best
-    return (offset if group.place == 0 else -offset), took
+    offset, uncertainty = best
+    return (offset if group.group_rank == 0 else -offset), uncertainty
 
 
-def bounded(call: Callable[[], T], seconds: float) -> T:
-    """What ``call`` returns or raises; it is left to itself if it takes longer.
+def call_bounded(call: Callable[[], T], seconds: float) -> T:
+    """Return or raise what ``call`` does; if it takes longer, leave its thread behind.
 
-    Gloo tries five times as long to connect as it is told, and NCCL may wait for ever.
+    Gloo waits five times its timeout to connect, and NCCL may wait forever.
 
     Raises:
-        RuntimeError: it did not end within ``seconds``.
+        RuntimeError: ``call`` did not end within ``seconds``.
     """
     future: Future[T] = Future()
 
@@ -318,7 +370,7 @@ def bounded(call: Callable[[], T], seconds: float) -> T:
         raise RuntimeError(f"no answer within {seconds:.0f} s") from None
 
 
-def _line(error: BaseException) -> str:
-    """The first line of what a library says, without the place in its source."""
+def _first_line(error: BaseException) -> str:
+    """Return the first line of a library's message, without the ``[file:line]`` in front."""
     text = re.sub(r"^\[[^\]]*\]\s*", "", str(error).strip()) or type(error).__name__
     return text.splitlines()[0][:300]

@@ -1,7 +1,7 @@
-"""What a cluster of known machines should give, and this run's step as the network model sees it.
+"""Expected performance of a cluster, and this run's step as the network model sees it.
 
-``expected`` figures are the machine's nominal ones (the instance table's, which the laptop sends
-along) times what is published to be reached of them.
+``expected`` holds the instance type's nominal figures (from the instance table, sent along by the
+laptop). They are multiplied by the share of them that is published to be reached.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sm_train.entrypoints.planning.memory import (
 
 @dataclass(frozen=True)
 class Band:
-    """Shares of a nominal figure: below ``low`` something is wrong, ``usual`` is expected."""
+    """Shares of a nominal figure: ``usual`` is expected, below ``low`` something is wrong."""
 
     low: float
     usual: float
@@ -55,102 +55,104 @@ NETWORK_LATENCY, NODE_LATENCY = 30e-6, 10e-6
 """Seconds of a small message between nodes over EFA, and inside a node (assumed)."""
 
 MATMUL_SHARE = 1 / 3
-"""Of what a large matrix product reaches, training does: 20 to 31 % MFU (BRIA's published 1.8 it/s,
-MLPerf Training v4.0) over 0.7. For runs whose it/s nobody measured."""
+"""Share of a large matrix product's rate that training reaches: 20 to 31 % MFU (BRIA's published
+1.8 it/s, MLPerf Training v4.0) over 0.7. Used for runs whose it/s is unknown."""
 
 RECOMPUTATION = 4 / 3
-"""Activation checkpointing does the forward pass again."""
+"""Activation checkpointing repeats the forward pass."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """Bytes a second that a node's network and a GPU's links should give, and why.
+    """Expected bandwidths in bytes per second: of a node's network, and of a GPU's links.
 
-    ``latency`` is of a small message; ``firm`` tells figures of the machines from this cluster's
-    own, by which nothing is refused.
+    ``latency`` is of a small message, in seconds. ``binding`` figures are the instance type's and
+    can fail a cluster; the cluster's own typical link cannot.
     """
 
-    network: float | None
-    inside: float | None
+    inter_node: float | None
+    intra_node: float | None
     latency: float
-    why: str
-    firm: bool
+    source: str
+    binding: bool
 
 
-def reference(evidence: ClusterMeasurements, expected: ExpectedPerformance | None) -> Reference:
-    """By the instance type; without one, the usual link of this very cluster, if it has several."""
+def reference_bandwidths(
+    cluster: ClusterMeasurements, expected: ExpectedPerformance | None
+) -> Reference:
+    """Return the instance type's bandwidths, or this cluster's typical link if it has several."""
     if expected is not None and expected.network_gbps:
         return Reference(
             expected.network_gbps / 8 * 1e9 * NETWORK.usual,
-            _inside(expected),
+            _nvlink_bandwidth(expected),
             NETWORK_LATENCY,
             f"{expected.instance_type}: {expected.network_gbps:g} Gbit/s × {NETWORK.usual:g} "
             f"({NETWORK.source})",
-            firm=True,
+            binding=True,
         )
-    inside = _inside(expected) if expected else None
-    measured = sorted(value for value in evidence.node_bandwidths().values() if value > 0)
+    intra_node = _nvlink_bandwidth(expected) if expected else None
+    measured = sorted(value for value in cluster.node_bandwidths().values() if value > 0)
     if len(measured) < 3:
-        why = "nothing is known to compare with"
-        return Reference(None, inside, NETWORK_LATENCY, why, firm=inside is not None)
-    usual = median(measured[len(measured) // 2 :])
-    why = "the usual link of this cluster"
-    return Reference(usual, inside, _latency(evidence), why, firm=False)
+        source = "nothing is known to compare with"
+        return Reference(None, intra_node, NETWORK_LATENCY, source, binding=intra_node is not None)
+    typical = median(measured[len(measured) // 2 :])
+    source = "the typical link of this cluster"
+    return Reference(typical, intra_node, _latency(cluster), source, binding=False)
 
 
-def _latency(evidence: ClusterMeasurements) -> float:
-    """The one by which :func:`expected_sweep` begins as this cluster's sums do."""
-    points = evidence.world.sweeps.get("all_reduce") if evidence.world else None
-    if not points or evidence.world is None:
+def _latency(cluster: ClusterMeasurements) -> float:
+    """Return the latency with which :func:`expected_sweep` matches this cluster's smallest sum."""
+    points = cluster.world.sweeps.get("all_reduce") if cluster.world else None
+    if not points or cluster.world is None:
         return NETWORK_LATENCY
-    return points[0].seconds / max(1, math.ceil(math.log2(evidence.world.ranks)))
+    return points[0].seconds / max(1, math.ceil(math.log2(cluster.world.ranks)))
 
 
-def _inside(expected: ExpectedPerformance) -> float | None:
+def _nvlink_bandwidth(expected: ExpectedPerformance) -> float | None:
     return expected.nvlink_gbytes * 1e9 * NVLINK.usual if expected.nvlink_gbytes else None
 
 
-def expected_fabric(evidence: ClusterMeasurements, given: Reference) -> Fabric | None:
-    """The cluster as it should be; None where nothing is known of it."""
-    nodes, lanes = len(evidence.nodes), len({one.lane for one in evidence.members})
-    whole = given.network if nodes > 1 else given.inside
-    if whole is None:
+def expected_fabric(cluster: ClusterMeasurements, reference: Reference) -> Fabric | None:
+    """Return the cluster's fabric as it should be; None if nothing is known about it."""
+    nodes, local_ranks = len(cluster.nodes), len({one.local_rank for one in cluster.ranks})
+    bandwidth = reference.inter_node if nodes > 1 else reference.intra_node
+    if bandwidth is None:
         return None
-    latency = given.latency if nodes > 1 else NODE_LATENCY
-    inside = given.inside or whole
+    latency = reference.latency if nodes > 1 else NODE_LATENCY
     return Fabric(
-        _sweeps(nodes * lanes, whole, latency),
-        _sweeps(lanes, inside, NODE_LATENCY),
-        # All lanes share the node's network.
-        _sweeps(nodes, (given.network or whole) / lanes, latency),
+        _expected_sweeps(nodes * local_ranks, bandwidth, latency),
+        _expected_sweeps(local_ranks, reference.intra_node or bandwidth, NODE_LATENCY),
+        # All local ranks share the node's network.
+        _expected_sweeps(nodes, (reference.inter_node or bandwidth) / local_ranks, latency),
     )
 
 
-def _sweeps(ranks: int, busbw: float, latency: float) -> Sweeps:
+def _expected_sweeps(ranks: int, busbw: float, latency: float) -> Sweeps:
     return {one: expected_sweep(one, ranks, busbw, latency) for one in COLLECTIVES}
 
 
-def measured_fabric(evidence: ClusterMeasurements) -> Fabric | None:
-    """The cluster as it is: of several groups the slowest, which the others wait for."""
-    if evidence.world is None:
+def measured_fabric(cluster: ClusterMeasurements) -> Fabric | None:
+    """Return the measured fabric: of several groups the slowest, which all ranks wait for."""
+    if cluster.world is None:
         return None
-    world = evidence.world.sweeps
-    intra, inter = (_slowest(groups.values()) for groups in (evidence.intra, evidence.inter))
-    return Fabric(world, intra or world, inter or world)
+    world = cluster.world.sweeps
+    intra_node = _slowest_sweeps(cluster.intra_node.values())
+    inter_node = _slowest_sweeps(cluster.inter_node.values())
+    return Fabric(world, intra_node or world, inter_node or world)
 
 
-def _slowest(groups: Iterable[GroupMeasurement]) -> Sweeps | None:
-    timed = list(groups)
-    return min(timed, key=lambda one: one.best() or 0.0).sweeps if timed else None
+def _slowest_sweeps(groups: Iterable[GroupMeasurement]) -> Sweeps | None:
+    slowest = min(groups, key=lambda one: one.best_busbw() or 0.0, default=None)
+    return slowest.sweeps if slowest else None
 
 
 def workload(
     settings: JobConfig,
-    evidence: ClusterMeasurements,
+    cluster: ClusterMeasurements,
     expected: ExpectedPerformance | None,
     fabric: Fabric | None,
 ) -> tuple[Workload, str] | None:
-    """The run's step and what its compute rests on; None for models that nobody counted."""
+    """Return the run's step and the basis of its compute time; None for models without a plan."""
     stage, bf16 = settings.stage, settings.training.precision == "bf16"
     try:
         plan = plan_preset(
@@ -158,44 +160,46 @@ def workload(
         )
     except UnplannedModelError:
         return None
-    lanes = max(1, len({one.lane for one in evidence.members}))
+    local_ranks = max(1, len({one.local_rank for one in cluster.ranks}))
     work = Workload(
         compute_seconds=0.0,
         gradient_bytes=4 * plan.parameters,
         parameter_bytes=(2 if bf16 else 4) * plan.parameters,
         gradient_accumulation_steps=stage.gradient_accumulation_steps,
         sharding=stage.sharding,
-        shard_ranks=lanes,
-        whole_gradients=keeps_unsharded_gradients(
-            settings, len(evidence.members), lanes, _gpu_memory(evidence)
+        shard_ranks=local_ranks,
+        unsharded_gradients=keeps_unsharded_gradients(
+            settings, len(cluster.ranks), local_ranks, _min_gpu_memory(cluster)
         ),
     )
     if expected is not None and expected.steps_per_second and fabric is not None:
         speed = expected.steps_per_second
-        return solved(work, fabric, 1 / speed), f"{speed:.3g} it/s ({expected.speed_source})"
-    rates = [one.matmul_tflops for one in evidence.speeds.values() if one.matmul_tflops]
+        basis = f"{speed:.3g} it/s ({expected.speed_source})"
+        return fit_compute(work, fabric, 1 / speed), basis
+    rates = [one.matmul_tflops for one in cluster.speeds.values() if one.matmul_tflops]
     if not rates:
         return None
     flops = plan.training_flops_per_image * stage.per_device_batch_size
     if stage.activation_checkpointing:
         flops = int(flops * RECOMPUTATION)
-    compute = flops / (median(rates) * 1e12 * MATMUL_SHARE)
-    why = f"{flops / 1e12:.3g} TFLOP a pass at a third of what a matrix product reaches here"
-    return replace(work, compute_seconds=compute), why
+    compute_seconds = flops / (median(rates) * 1e12 * MATMUL_SHARE)
+    basis = f"{flops / 1e12:.3g} TFLOP a pass at a third of what a matrix product reaches here"
+    return replace(work, compute_seconds=compute_seconds), basis
 
 
-def _gpu_memory(evidence: ClusterMeasurements) -> int | None:
-    """Bytes of the smallest GPU; None where there are none."""
-    sizes = [gpu["memory_mib"] for one in evidence.speeds.values() for gpu in one.gpus]
-    return min((2**20 * size for size in sizes if size), default=None)
+def _min_gpu_memory(cluster: ClusterMeasurements) -> int | None:
+    """Return the bytes of the smallest GPU; None if there are no GPUs."""
+    mebibytes = [gpu["memory_mib"] for one in cluster.speeds.values() for gpu in one.gpus]
+    return min((2**20 * size for size in mebibytes if size), default=None)
 
 
-def solved(work: Workload, fabric: Fabric, step_seconds: float) -> Workload:
-    """The workload whose step takes ``step_seconds`` on ``fabric``; at least 1 % is compute."""
-    low, high = (
-        0.01 * step_seconds / work.gradient_accumulation_steps,
-        step_seconds / work.gradient_accumulation_steps,
-    )
+def fit_compute(work: Workload, fabric: Fabric, step_seconds: float) -> Workload:
+    """Return the workload whose step takes ``step_seconds`` on ``fabric``; at least 1 % is compute.
+
+    Bisects: a step's time rises with its compute time.
+    """
+    high = step_seconds / work.gradient_accumulation_steps
+    low = 0.01 * high
     for _ in range(60):
         middle = (low + high) / 2
         step = predict_step(replace(work, compute_seconds=middle), fabric)

@@ -1,32 +1,35 @@
-"""What is wrong with a cluster, one finding for each fault, naming the node and the mend. Pure."""
+"""Faults of a cluster, one finding each, with the node and the advice. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
 
 from sm_train.entrypoints.common.job_config import ExpectedPerformance
+from sm_train.entrypoints.distributed.rendezvous import SECURITY_GROUP_HINT
 from sm_train.entrypoints.doctor.measurements import ClusterMeasurements, NodeSpeeds
-from sm_train.entrypoints.doctor.node_facts import different
-from sm_train.entrypoints.doctor.round_robin import SLOW_SHARE, SlowLinks, find_slow_links
+from sm_train.entrypoints.doctor.node_facts import minority_values
+from sm_train.entrypoints.doctor.round_robin import SlowLinks, find_slow_links
 
 Level = Literal["warn", "fail"]
 
 LATE_SECONDS = 10.0
-SKEW_SECONDS = 1.0
-"""Lines of two nodes are told apart by their times; signed requests bear minutes."""
+MAX_CLOCK_SKEW_SECONDS = 1.0
+"""Log lines of two nodes are ordered by their times; signed AWS requests tolerate minutes."""
 
-OUTLIER = {"nccl": 0.85, "gloo": 0.5}
-"""Share of the median below which a device stands out; CPUs are shared with others."""
+OUTLIER_SHARE = {"nccl": 0.85, "gloo": 0.5}
+"""Share of the median below which a device is an outlier, by backend; CPUs are shared."""
 
-REPLACE = "stop the job and submit it again: other machines come, unless a warm pool keeps these"
+REPLACE = (
+    "stop the job and submit it again: it gets other instances, unless a warm pool keeps these"
+)
 
 
 @dataclass(frozen=True)
 class ClusterFinding:
-    """``nodes`` are those to blame, if any; ``advice`` is what to do."""
+    """One fault: ``nodes`` are the faulty ones, if known; ``advice`` is what to do."""
 
     code: str
     level: Level
@@ -36,162 +39,173 @@ class ClusterFinding:
 
 
 def findings(
-    evidence: ClusterMeasurements, expected: ExpectedPerformance | None
+    cluster: ClusterMeasurements, expected: ExpectedPerformance | None
 ) -> Iterator[ClusterFinding]:
-    """All that needs no prediction, the gravest kinds first."""
-    yield from _absent(evidence)
-    yield from _sizes(evidence, expected)
-    yield from _gpus(evidence, expected)
-    yield from _transport(evidence, expected)
-    yield from _links(evidence)
-    yield from _gone(evidence)
-    yield from _unfinished(evidence)
-    yield from _late(evidence)
-    yield from _versions(evidence)
-    yield from _outliers(evidence)
-    yield from _clocks(evidence)
+    """Yield all findings that need no prediction, the most severe kinds first."""
+    yield from _missing_nodes(cluster)
+    yield from _world_size(cluster, expected)
+    yield from _gpus(cluster, expected)
+    yield from _transport(cluster, expected)
+    yield from _links(cluster)
+    yield from _lost_nodes(cluster)
+    yield from _unfinished(cluster)
+    yield from _late_nodes(cluster)
+    yield from _versions(cluster)
+    yield from _outliers(cluster)
+    yield from _clocks(cluster)
 
 
-def _ranks(ranks: list[int]) -> str:
+def _rank_range(ranks: Sequence[int]) -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     return f"ranks {ranks[0]}–{ranks[-1]}"
 
 
-def _absent(evidence: ClusterMeasurements) -> Iterator[ClusterFinding]:
-    lanes = max(1, evidence.world_size // max(1, len(evidence.hosts)))
+def _processes_per_node(cluster: ClusterMeasurements) -> int:
+    return max(1, cluster.world_size // max(1, len(cluster.node_names)))
+
+
+def _missing_nodes(cluster: ClusterMeasurements) -> Iterator[ClusterFinding]:
     by_node: dict[int, list[int]] = {}
-    for rank in evidence.absent:
-        by_node.setdefault(rank // lanes, []).append(rank)
+    for rank in cluster.missing_ranks:
+        by_node.setdefault(rank // _processes_per_node(cluster), []).append(rank)
     for node, ranks in by_node.items():
-        late = sorted(set(ranks) & set(evidence.too_late))
-        what = "came too late" if late else "never joined"
+        late = set(ranks) & set(cluster.late_ranks)
         yield ClusterFinding(
-            "node-late" if late else "node-absent",
+            "node-late" if late else "node-missing",
             "fail",
-            f"{evidence.name(node)} {what}: {_ranks(ranks)} did not answer within "
-            f"{evidence.join_seconds:.0f} s",
-            "the security group must let its members reach each other on all ports, in and out (a "
-            "rule each way that names the group itself); if it does, " + REPLACE,
+            f"{cluster.name(node)} {'came too late' if late else 'never joined'}: "
+            f"{_rank_range(ranks)} did not answer within {cluster.join_timeout:.0f} s",
+            f"{SECURITY_GROUP_HINT} (a rule in each direction that names the group itself); if it "
+            f"does, {REPLACE}",
             (node,),
         )
 
 
-def _late(evidence: ClusterMeasurements) -> Iterator[ClusterFinding]:
-    by_node: dict[int, float] = {}
-    for one in evidence.members:
-        by_node[one.node] = max(by_node.get(one.node, 0.0), one.waited)
-    for node, waited in by_node.items():
-        if waited > LATE_SECONDS:
+def _late_nodes(cluster: ClusterMeasurements) -> Iterator[ClusterFinding]:
+    delays: dict[int, float] = {}
+    for rank in cluster.ranks:
+        delays[rank.node] = max(delays.get(rank.node, 0.0), rank.join_delay)
+    for node, delay in delays.items():
+        if delay > LATE_SECONDS:
             yield ClusterFinding(
                 "node-late",
                 "warn",
-                f"{evidence.name(node)} came {waited:.0f} s after the first",
-                "its image or packages load slowly; if that happens again, " + REPLACE,
+                f"{cluster.name(node)} came {delay:.0f} s after the first",
+                f"its image or packages load slowly; if that happens again, {REPLACE}",
                 (node,),
             )
 
 
-def _sizes(
-    evidence: ClusterMeasurements, expected: ExpectedPerformance | None
+def _world_size(
+    cluster: ClusterMeasurements, expected: ExpectedPerformance | None
 ) -> Iterator[ClusterFinding]:
-    told = {one.world_size for one in evidence.members}
-    if len(told) > 1:
-        odd = [one for one in evidence.members if one.world_size != evidence.world_size]
-        nodes = tuple(sorted({one.node for one in odd}))
+    node_count = len(cluster.node_names)
+    other = [one for one in cluster.ranks if one.world_size != cluster.world_size]
+    if other:
+        nodes = tuple(sorted({one.node for one in other}))
         yield ClusterFinding(
             "world-size",
             "fail",
-            f"{', '.join(map(evidence.name, nodes))}: started for {odd[0].world_size} processes, "
-            f"rank 0 for {evidence.world_size}",
-            "start all nodes with the same number of nodes and of processes on each",
+            f"{', '.join(map(cluster.name, nodes))}: started for {other[0].world_size} processes, "
+            f"rank 0 for {cluster.world_size}",
+            "start all nodes with the same number of nodes and of processes per node",
             nodes,
         )
-    lanes = max(1, evidence.world_size // max(1, len(evidence.hosts)))
-    known = {*evidence.nodes, *(rank // lanes for rank in evidence.absent)}
-    idle = tuple(node for node in range(len(evidence.hosts)) if node not in known)
+    missing = {rank // _processes_per_node(cluster) for rank in cluster.missing_ranks}
+    known = {*cluster.nodes, *missing}
+    idle = tuple(node for node in range(node_count) if node not in known)
     if idle:
         yield ClusterFinding(
             "world-size",
             "fail",
-            f"{', '.join(map(evidence.name, idle))}: without a process of the "
-            f"{evidence.world_size} that were started, and billed",
-            "start as many nodes as the job has hosts",
+            f"{', '.join(map(cluster.name, idle))}: without a process of the "
+            f"{cluster.world_size} that were started, but billed",
+            "start as many nodes as the job has instances",
             idle,
         )
     if expected is None:
         return
-    wanted = len(evidence.hosts) * expected.accelerators
-    if evidence.world_size != wanted:
+    gpus = node_count * expected.accelerators
+    if cluster.world_size != gpus:
         yield ClusterFinding(
             "world-size",
             "fail",
-            f"{evidence.world_size} processes on {len(evidence.hosts)} × {expected.instance_type}, "
-            f"which have {wanted} GPUs",
-            "start one process for each GPU",
+            f"{cluster.world_size} processes on {node_count} × {expected.instance_type}, which "
+            f"have {gpus} GPUs",
+            "start one process per GPU",
         )
 
 
 def _gpus(
-    evidence: ClusterMeasurements, expected: ExpectedPerformance | None
+    cluster: ClusterMeasurements, expected: ExpectedPerformance | None
 ) -> Iterator[ClusterFinding]:
-    counts = {one.node: one.gpus for one in evidence.members}
-    usual = max(counts.values(), default=0)
-    wanted = expected.accelerators if expected else usual
+    counts = {one.node: one.gpus for one in cluster.ranks}
+    required = expected.accelerators if expected else max(counts.values(), default=0)
     for node, count in counts.items():
-        if count < wanted:
+        if count < required:
             yield ClusterFinding(
                 "gpus-missing",
                 "fail",
-                f"{evidence.name(node)} has {count} GPUs instead of {wanted}",
+                f"{cluster.name(node)} has {count} GPUs instead of {required}",
                 REPLACE,
                 (node,),
             )
-    corrected = any(gpu["ecc"] for _, speeds in _of_nodes(evidence) for gpu in speeds.gpus)
-    kinds = [_kind(gpu) for _, speeds in _of_nodes(evidence) for gpu in speeds.gpus]
-    for node, speeds in _of_nodes(evidence):
-        for number, gpu in enumerate(speeds.gpus):
-            where = f"{evidence.name(node)}, GPU {number}"
-            if _kind(gpu) != max(kinds, key=kinds.count):
-                message = f"{where}: {_kind(gpu)}, the others {max(kinds, key=kinds.count)}"
-                yield ClusterFinding("gpu-differs", "warn", message, REPLACE, (node,))
-            if gpu["ecc_errors"]:
-                message = f"{where}: {gpu['ecc_errors']} uncorrectable memory errors"
-                yield ClusterFinding("ecc-errors", "fail", message, REPLACE, (node,))
-            if gpu["ecc"] is False and corrected:
-                message = f"{where}: memory without error correction"
-                yield ClusterFinding("ecc-off", "warn", message, REPLACE, (node,))
-            if gpu["links_inactive"] and (gpu["links"] or (expected and expected.nvlink_gbytes)):
-                message = f"{where}: {gpu['links_inactive']} NVLinks are down"
-                yield ClusterFinding("nvlink-down", "fail", message, REPLACE, (node,))
-            if gpu["slowdown"]:
-                message = f"{where}: slowed down by heat or power, at {gpu['temperature']} °C"
-                yield ClusterFinding("gpu-throttled", "warn", message, REPLACE, (node,))
+    gpus = [gpu for _, speeds in _node_speeds(cluster) for gpu in speeds.gpus]
+    kinds = [_gpu_kind(gpu) for gpu in gpus]
+    usual = max(kinds, key=kinds.count, default="")
+    for node, speeds in _node_speeds(cluster):
+        for index, gpu in enumerate(speeds.gpus):
+            for code, level, fault in _gpu_faults(
+                gpu,
+                usual_kind=usual,
+                others_have_ecc=any(one["ecc"] for one in gpus),
+                has_nvlink=bool(gpu["links"] or (expected and expected.nvlink_gbytes)),
+            ):
+                message = f"{cluster.name(node)}, GPU {index}: {fault}"
+                yield ClusterFinding(code, level, message, REPLACE, (node,))
 
 
-def _kind(gpu: Mapping[str, Any]) -> str:
+def _gpu_faults(
+    gpu: Mapping[str, Any], *, usual_kind: str, others_have_ecc: bool, has_nvlink: bool
+) -> Iterator[tuple[str, Level, str]]:
+    """Yield ``(code, level, message)`` of each fault."""
+    if _gpu_kind(gpu) != usual_kind:
+        yield "gpu-differs", "warn", f"{_gpu_kind(gpu)}, the others {usual_kind}"
+    if gpu["ecc_errors"]:
+        yield "ecc-errors", "fail", f"{gpu['ecc_errors']} uncorrectable memory errors"
+    if gpu["ecc"] is False and others_have_ecc:
+        yield "ecc-off", "warn", "memory without error correction"
+    if gpu["links_inactive"] and has_nvlink:
+        yield "nvlink-down", "fail", f"{gpu['links_inactive']} NVLinks are down"
+    if gpu["slowdown"]:
+        message = f"slowed down by heat or power, at {gpu['temperature']} °C"
+        yield "gpu-throttled", "warn", message
+
+
+def _gpu_kind(gpu: Mapping[str, Any]) -> str:
     return f"{gpu['name']} with {gpu['memory_mib']} MiB at up to {gpu['clock_limit_mhz']} MHz"
 
 
-def _of_nodes(evidence: ClusterMeasurements) -> Iterator[tuple[int, NodeSpeeds]]:
-    """What each node's first process told of the node."""
-    for one in evidence.members:
-        speeds = evidence.speeds.get(one.rank)
+def _node_speeds(cluster: ClusterMeasurements) -> Iterator[tuple[int, NodeSpeeds]]:
+    """Yield each node with the speeds of its first rank, which also measured files and GPUs."""
+    for one in cluster.ranks:
+        speeds = cluster.speeds.get(one.rank)
         if speeds is not None and (speeds.gpus or speeds.disk or speeds.channel):
             yield one.node, speeds
 
 
 def _transport(
-    evidence: ClusterMeasurements, expected: ExpectedPerformance | None
+    cluster: ClusterMeasurements, expected: ExpectedPerformance | None
 ) -> Iterator[ClusterFinding]:
-    if len(evidence.hosts) < 2 or expected is None or not expected.efa:
+    if len(cluster.node_names) < 2 or expected is None or not expected.efa:
         return
-    for node, log in evidence.logs.items():
+    for node, log in cluster.nccl_logs.items():
         if log["transport"] == "sockets":
             yield ClusterFinding(
                 "transport-sockets",
                 "fail",
-                f"{evidence.name(node)}: NCCL uses sockets, the EFA adapters lie idle",
+                f"{cluster.name(node)}: NCCL uses sockets, the EFA adapters are idle",
                 "use an image with libfabric and aws-ofi-nccl, and leave FI_PROVIDER and NCCL_NET "
                 "unset in cluster.environment",
                 (node,),
@@ -200,161 +214,172 @@ def _transport(
             yield ClusterFinding(
                 "transport-no-rdma",
                 "warn",
-                f"{evidence.name(node)}: EFA without GPUDirect RDMA, through the host's memory",
+                f"{cluster.name(node)}: EFA without GPUDirect RDMA, through host memory",
                 "use a newer EFA installer in the image",
                 (node,),
             )
 
 
-def accusation(evidence: ClusterMeasurements) -> SlowLinks | None:
-    """Whom the pairs accuse; those of a node that left say nothing of links."""
-    gone = {one.node for one in evidence.members if one.rank in evidence.gone}
-    values = {
-        pair: value for pair, value in evidence.node_bandwidths().items() if not gone & set(pair)
-    }
-    return find_slow_links(values, share=SLOW_SHARE)
+def slow_links(cluster: ClusterMeasurements) -> SlowLinks | None:
+    """Return slow nodes and links; pairs of a node that left say nothing about the network."""
+    lost = {one.node for one in cluster.ranks if one.rank in cluster.lost_ranks}
+    return find_slow_links(
+        [
+            {pair: value for pair, value in one.items() if not lost & set(pair)}
+            for one in cluster.bandwidth_passes()
+        ]
+    )
 
 
-def _links(evidence: ClusterMeasurements) -> Iterator[ClusterFinding]:
-    accused = accusation(evidence)
-    if accused is None:
+def _links(cluster: ClusterMeasurements) -> Iterator[ClusterFinding]:
+    found = slow_links(cluster)
+    if found is None:
         return
-    values = evidence.node_bandwidths()
-    usual = f"{accused.typical / 1e9:.3g} GB/s are usual here" if accused.typical else "none does"
-    for node in accused.nodes:
-        own = [value for pair, value in values.items() if node in pair]
-        silent = max(own) <= 0
+    bandwidths = cluster.node_bandwidths()
+    typical = f"{found.typical / 1e9:.3g} GB/s is typical here" if found.typical else "no pair does"
+    for node in found.nodes:
+        name = cluster.name(node)
+        values = [value for pair, value in bandwidths.items() if node in pair]
+        unreachable = max(values) <= 0
         yield ClusterFinding(
-            "node-unreachable" if silent else "node-slow",
-            "fail" if silent else "warn",
-            f"{evidence.name(node)}: no other node exchanges data with it"
-            if silent
-            else f"{evidence.name(node)}: {median(own) / 1e9:.3g} GB/s with the others; {usual}",
-            f"exclude {evidence.name(node)}: {REPLACE}",
+            "node-unreachable" if unreachable else "node-slow",
+            "fail" if unreachable else "warn",
+            f"{name}: no other node exchanges data with it"
+            if unreachable
+            else f"{name}: {median(values) / 1e9:.3g} GB/s with the others; {typical}",
+            f"exclude {name}: {REPLACE}",
             (node,),
         )
-    for pair in accused.links:
-        both = " and ".join(map(evidence.name, pair))
-        cut = values[pair] <= 0
+    for pair in found.links:
+        names = " and ".join(map(cluster.name, pair))
+        cut = bandwidths[pair] <= 0
         yield ClusterFinding(
             "link-cut" if cut else "link-slow",
             "fail" if cut else "warn",
-            f"{both} do not reach each other; {usual}"
+            f"{names} do not reach each other; {typical}"
             if cut
-            else f"{both}: {values[pair] / 1e9:.3g} GB/s between them; {usual}",
+            else f"{names}: {bandwidths[pair] / 1e9:.3g} GB/s between them; {typical}",
             f"exclude either: {REPLACE}",
             pair,
         )
+    if found.unconfirmed:
+        names = "; ".join(" and ".join(map(cluster.name, pair)) for pair in found.unconfirmed)
+        yield ClusterFinding(
+            "pairs-unconfirmed",
+            "warn",
+            f"bandwidth was low once and could not be measured again between {names}",
+            "run `sm-train doctor` on an idle cluster, or raise doctor.timeout",
+        )
 
 
-def _gone(evidence: ClusterMeasurements) -> Iterator[ClusterFinding]:
-    for one in evidence.members:
-        if one.rank in evidence.gone:
+def _lost_nodes(cluster: ClusterMeasurements) -> Iterator[ClusterFinding]:
+    for one in cluster.ranks:
+        if one.rank in cluster.lost_ranks:
             yield ClusterFinding(
-                "node-gone",
+                "node-lost",
                 "fail",
-                f"{evidence.name(one.node)} was gone before {evidence.gone[one.rank]}: rank "
+                f"{cluster.name(one.node)} was lost before {cluster.lost_ranks[one.rank]}: rank "
                 f"{one.rank} ended or hangs",
-                f"see its own lines; if they say nothing, {REPLACE}",
+                f"see the node's own log; if it does not say why, {REPLACE}",
                 (one.node,),
             )
 
 
-def _unfinished(evidence: ClusterMeasurements) -> Iterator[ClusterFinding]:
-    for part, said in evidence.failures.items():
+def _unfinished(cluster: ClusterMeasurements) -> Iterator[ClusterFinding]:
+    for part, error in cluster.errors.items():
         yield ClusterFinding(
-            "part-failed", "fail", f"{part} did not end: {said}", "see what else was found"
+            "part-failed", "fail", f"{part} did not finish: {error}", "see the other findings"
         )
-    if evidence.cut_short:
+    if cluster.timed_out:
         yield ClusterFinding(
-            "cut-short",
+            "timed-out",
             "fail",
-            f"not all was measured within {evidence.seconds:.0f} s",
-            "see what else was found; doctor.timeout gives more time",
+            f"not everything was measured within {cluster.seconds:.0f} s",
+            "see the other findings, or raise doctor.timeout",
         )
 
 
-def _versions(evidence: ClusterMeasurements) -> Iterator[ClusterFinding]:
-    by_node = {one.node: one.versions for one in evidence.members}
-    for name, odd in different(by_node).items():
-        usual = next(one[name] for node, one in by_node.items() if node not in odd)
-        for node, value in odd.items():
+def _versions(cluster: ClusterMeasurements) -> Iterator[ClusterFinding]:
+    by_node = {one.node: one.versions for one in cluster.ranks}
+    for name, minority in minority_values(by_node).items():
+        usual = next(one[name] for node, one in by_node.items() if node not in minority)
+        for node, value in minority.items():
             yield ClusterFinding(
                 "versions-differ",
                 "warn",
-                f"{evidence.name(node)}: {name} {value or 'is not there'}, the others {usual}",
-                "give all nodes the same image",
+                f"{cluster.name(node)}: {name} {value or 'is missing'}, the others {usual}",
+                "use the same image on all nodes",
                 (node,),
             )
 
 
-def _outliers(evidence: ClusterMeasurements) -> Iterator[ClusterFinding]:
+def _outliers(cluster: ClusterMeasurements) -> Iterator[ClusterFinding]:
     kinds: tuple[tuple[str, str, Callable[[NodeSpeeds], float | None], float], ...] = (
         ("gpu-slow", "TFLOP/s in matrix products", lambda one: one.matmul_tflops, 1.0),
         ("copies-slow", "GB/s from host to device", lambda one: one.host_to_device, 1e9),
         ("disk-slow", "GB/s from disk", lambda one: one.disk, 1e9),
         ("channel-slow", "GB/s from the train channel", lambda one: one.channel, 1e9),
     )
-    least = OUTLIER.get(evidence.backend, OUTLIER["nccl"])
-    places = {one.rank: (one.node, one.lane) for one in evidence.members}
     for code, unit, get, scale in kinds:
-        known = {
-            rank: value for rank, one in evidence.speeds.items() if (value := get(one)) is not None
+        by_rank = {
+            rank: value / scale
+            for rank, one in cluster.speeds.items()
+            if (value := get(one)) is not None
         }
-        yield from _below(evidence, code, unit, known, places, least, scale)
+        yield from _outliers_of(cluster, code, unit, by_rank)
 
 
-def _below(
-    evidence: ClusterMeasurements,
-    code: str,
-    unit: str,
-    known: Mapping[int, float],
-    places: Mapping[int, tuple[int, int]],
-    least: float,
-    scale: float,
+def _outliers_of(
+    cluster: ClusterMeasurements, code: str, unit: str, by_rank: Mapping[int, float]
 ) -> Iterator[ClusterFinding]:
-    if len(known) < 3:
+    if len(by_rank) < 3:
         return
-    usual = median(known.values())
-    for rank, value in known.items():
-        if value < least * usual:
-            node, lane = places[rank]
+    ranks = {one.rank: one for one in cluster.ranks}
+    usual = median(by_rank.values())
+    for rank, value in by_rank.items():
+        if value < outlier_share(cluster) * usual:
+            name = cluster.name(ranks[rank].node)
             yield ClusterFinding(
                 code,
                 "warn",
-                f"{evidence.name(node)}, process {lane}: {value / scale:.3g} {unit}, the others "
-                f"{usual / scale:.3g}",
-                f"exclude {evidence.name(node)}: {REPLACE}",
-                (node,),
+                f"{name}, local rank {ranks[rank].local_rank}: {value:.3g} {unit}, the others "
+                f"{usual:.3g}",
+                f"exclude {name}: {REPLACE}",
+                (ranks[rank].node,),
             )
 
 
-def clock_offsets(evidence: ClusterMeasurements) -> dict[int, tuple[float, float]]:
-    """Node → seconds ahead of the first node, and how uncertain that is."""
-    first = evidence.nodes[0] if evidence.nodes else 0
-    found: dict[int, tuple[float, float]] = {}
-    for pair in evidence.pairs:
-        if pair.nodes[0] != first or pair.offset is None or pair.uncertainty is None:
+def outlier_share(cluster: ClusterMeasurements) -> float:
+    """Return the share of the median below which a device of this cluster is an outlier."""
+    return OUTLIER_SHARE.get(cluster.backend, OUTLIER_SHARE["nccl"])
+
+
+def clock_offsets(cluster: ClusterMeasurements) -> dict[int, tuple[float, float]]:
+    """Return node → (seconds ahead of the first node, uncertainty in seconds)."""
+    first = cluster.nodes[0] if cluster.nodes else 0
+    offsets: dict[int, tuple[float, float]] = {}
+    for pair in cluster.pairs:
+        if pair.nodes[0] != first or pair.clock_offset is None or pair.clock_uncertainty is None:
             continue
-        before = found.get(pair.nodes[1])
-        if before is None or pair.uncertainty < before[1]:
-            found[pair.nodes[1]] = (pair.offset, pair.uncertainty)
-    return found
+        best = offsets.get(pair.nodes[1])
+        if best is None or pair.clock_uncertainty < best[1]:
+            offsets[pair.nodes[1]] = (pair.clock_offset, pair.clock_uncertainty)
+    return offsets
 
 
-def _clocks(evidence: ClusterMeasurements) -> Iterator[ClusterFinding]:
-    offsets = clock_offsets(evidence)
+def _clocks(cluster: ClusterMeasurements) -> Iterator[ClusterFinding]:
+    offsets = clock_offsets(cluster)
     if not offsets:
         return
     usual = median([0.0, *(offset for offset, _ in offsets.values())])
-    for node, (offset, uncertainty) in {evidence.nodes[0]: (0.0, 0.0), **offsets}.items():
+    for node, (offset, uncertainty) in {cluster.nodes[0]: (0.0, 0.0), **offsets}.items():
         ahead = offset - usual
-        if abs(ahead) - uncertainty > SKEW_SECONDS:
+        if abs(ahead) - uncertainty > MAX_CLOCK_SKEW_SECONDS:
             yield ClusterFinding(
                 "clock-skew",
                 "warn",
-                f"{evidence.name(node)}: its clock is {abs(ahead):.1f} s "
+                f"{cluster.name(node)}: its clock is {abs(ahead):.1f} s "
                 f"{'ahead' if ahead > 0 else 'behind'}",
-                "times of its log lines do not compare; " + REPLACE,
+                f"times of its log lines cannot be compared; {REPLACE}",
                 (node,),
             )

@@ -1,4 +1,4 @@
-"""A node's GPUs as the driver tells of them: nvidia-smi's answers, parsed."""
+"""Inventory of a node's GPUs, parsed from nvidia-smi."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+# Field of Gpu → nvidia-smi property. The slowdown property stays last: see read_gpus.
 _QUERY = {
     "name": "name",
     "memory_mib": "memory.total",
@@ -20,18 +21,23 @@ _QUERY = {
     "slowdown": "clocks_event_reasons.hw_slowdown",
 }
 _OLD_SLOWDOWN = "clocks_throttle_reasons.hw_slowdown"
-"""The last one's name before driver 535; a name that is not known fails the whole query."""
+"""The slowdown property's name before driver 535; an unknown name fails the whole query."""
 
-_LINK = re.compile(r"Link (?P<number>\d+): (?P<state>.+)")
-_TIMEOUT = 20
+# "nvidia-smi nvlink --status" prints a header per GPU ("GPU 0: NVIDIA A100 (UUID: …)") and a line
+# per link: " Link 0: 25 GB/s" if it is up, " Link 1: <inactive>" if it is down.
+_GPU_HEADER = re.compile(r"GPU \d+:")
+_LINK = re.compile(r"Link \d+: (?P<state>.+)")
+_NUMBER = re.compile(r"[0-9]{1,15}")  # not "[N/A]", nor digits that int() cannot mean
+_TIMEOUT_SECONDS = 20
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU; None is what the driver does not say.
+    """One GPU; None is what the driver does not report.
 
-    Memory is in MiB and clocks in MHz; ``ecc_errors`` are uncorrected ones since the driver was
-    loaded; ``slowdown`` is the hardware's own (heat or power); ``links`` are active NVLinks.
+    Memory is in MiB, clocks in MHz, temperature in °C. ``ecc_errors`` counts uncorrected errors
+    since the driver was loaded; ``slowdown`` is the hardware's own (heat or power); ``links``
+    counts active NVLinks.
     """
 
     name: str
@@ -48,26 +54,31 @@ class Gpu:
 
 
 def read_gpus() -> tuple[Gpu, ...]:
-    """This node's GPUs; empty without a driver."""
+    """Return this node's GPUs; empty without a driver."""
     *names, slowdown = _QUERY.values()
     for last in (slowdown, _OLD_SLOWDOWN):
         query = ",".join([*names, last])
-        if answer := _ask(f"--query-gpu={query}", "--format=csv,noheader,nounits"):
-            return with_links(parse_gpus(answer), _ask("nvlink", "--status"))
+        if text := _nvidia_smi(f"--query-gpu={query}", "--format=csv,noheader,nounits"):
+            return with_links(parse_gpus(text), _nvidia_smi("nvlink", "--status"))
     return ()
 
 
-def _ask(*arguments: str) -> str:
+def _nvidia_smi(*arguments: str) -> str:
+    """Return nvidia-smi's output; empty if it is missing, fails or hangs."""
     try:
         return subprocess.run(
-            ["nvidia-smi", *arguments], capture_output=True, text=True, timeout=_TIMEOUT, check=True
+            ["nvidia-smi", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_SECONDS,
+            check=True,
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return ""
 
 
 def parse_gpus(text: str) -> tuple[Gpu, ...]:
-    """The rows of :data:`_QUERY`; those of another shape are passed over."""
+    """Parse CSV rows with the columns of :data:`_QUERY`; skips rows with another column count."""
     rows = csv.reader(text.splitlines(), skipinitialspace=True)
     return tuple(
         _gpu(dict(zip(_QUERY, map(str.strip, row), strict=True)))
@@ -91,7 +102,7 @@ def _gpu(row: dict[str, str]) -> Gpu:
 
 
 def _number(text: str) -> int | None:
-    return int(text) if re.fullmatch(r"[0-9]{1,15}", text) else None
+    return int(text) if _NUMBER.fullmatch(text) else None
 
 
 def _switch(text: str, on: str, off: str) -> bool | None:
@@ -99,7 +110,7 @@ def _switch(text: str, on: str, off: str) -> bool | None:
 
 
 def with_links(gpus: tuple[Gpu, ...], status: str) -> tuple[Gpu, ...]:
-    """``gpus`` with what ``nvidia-smi nvlink --status`` says of each, in the same order."""
+    """Return ``gpus`` with the link counts of ``nvidia-smi nvlink --status``, in the same order."""
     counts = list(link_counts(status.splitlines()))
     if len(counts) != len(gpus):
         return gpus
@@ -110,10 +121,10 @@ def with_links(gpus: tuple[Gpu, ...], status: str) -> tuple[Gpu, ...]:
 
 
 def link_counts(lines: Iterable[str]) -> list[tuple[int, int]]:
-    """Active and inactive NVLinks of each GPU: an active one shows its rate."""
+    """Return ``(active, inactive)`` NVLinks of each GPU; an active link shows its rate."""
     counts: list[tuple[int, int]] = []
     for line in lines:
-        if re.match(r"GPU \d+:", line):
+        if _GPU_HEADER.match(line):
             counts.append((0, 0))
         elif counts and (match := _LINK.search(line)):
             active, inactive = counts[-1]

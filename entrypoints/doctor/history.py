@@ -1,7 +1,7 @@
-"""The doctor's results beside the run: kept, compared with, and what they remember of nodes.
+"""Stored results of the doctor: written, compared with, and the nodes that they flagged.
 
 ``checkpoints/doctor/TIME.json`` is one result. SageMaker copies the folder to S3 and back, so a
-restarted stage finds its own; the final model carries the newest on to the next stage.
+restarted stage finds its own results; the final model carries the newest on to the next stage.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ from sm_train.entrypoints.doctor.measurements import ClusterMeasurements
 
 FOLDER = "doctor"
 VERSION = 1
-REMEMBERED = 50
-"""Results that are looked at, the newest."""
+MAX_RESULTS = 50
+"""Number of newest results that are read."""
 
-NOTEWORTHY = 0.1
-"""A smaller difference from the last result is chance."""
+MIN_SLOWDOWN = 0.1
+"""A network that is slower than the last result's by less than this share is within noise."""
+
+SEEN_BEFORE = "seen-before"
 
 
 @dataclass(frozen=True)
-class Earlier:
-    """What an earlier result says; ``accused`` are instance ids with the code of the finding."""
+class EarlierResult:
+    """What comparisons need of a result; ``flagged`` are (instance id, code of the finding)."""
 
     time: str
     instance_type: str | None
@@ -36,97 +38,98 @@ class Earlier:
     nodes: int
     world_size: int
     network: float | None
-    accused: tuple[tuple[str, str], ...]
+    flagged: tuple[tuple[str, str], ...]
 
 
-def keep(folder: Path, document: dict[str, Any]) -> Path:
-    """Write a result, whole or not at all; returns where."""
+def write_result(folder: Path, document: dict[str, Any]) -> Path:
+    """Write a result atomically; returns its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{document['time'].replace(':', '').replace('-', '')}.json"
     write_atomic(path, (json.dumps(document, indent=1) + "\n").encode())
     return path
 
 
-def now() -> str:
+def timestamp() -> str:
+    """Return the current time in UTC, as results are named and sorted."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def results(folders: Sequence[Path]) -> list[dict[str, Any]]:
-    """The results in ``folders``, the oldest first; damaged ones are passed over."""
-    found = []
+def read_results(folders: Sequence[Path]) -> list[dict[str, Any]]:
+    """Read the results in ``folders``, the oldest first; skips damaged ones."""
+    documents = []
     for path in sorted(path for folder in folders for path in folder.glob("*.json")):
         try:
             document = json.loads(path.read_bytes())
             if document["version"] == VERSION:
-                found.append(document)
+                documents.append(document)
         except (OSError, ValueError, KeyError, TypeError):
             continue
-    return sorted(found, key=lambda one: str(one["time"]))[-REMEMBERED:]
+    return sorted(documents, key=lambda one: str(one["time"]))[-MAX_RESULTS:]
 
 
-def earlier(documents: Sequence[dict[str, Any]]) -> list[Earlier]:
-    """What comparisons need of results."""
+def parse_results(documents: Sequence[dict[str, Any]]) -> list[EarlierResult]:
+    """Return what comparisons need of ``documents``."""
     return [
-        Earlier(
+        EarlierResult(
             time=one["time"],
-            instance_type=one["evidence"]["instance_type"],
-            backend=one["evidence"]["backend"],
-            nodes=len(one["evidence"]["hosts"]),
-            world_size=one["evidence"]["world_size"],
+            instance_type=one["measurements"]["instance_type"],
+            backend=one["measurements"]["backend"],
+            nodes=len(one["measurements"]["nodes"]),
+            world_size=one["measurements"]["world_size"],
             network=one["network"],
-            accused=tuple((node["instance_id"], node["code"]) for node in one["accused"]),
+            flagged=tuple((node["instance_id"], node["code"]) for node in one["flagged_nodes"]),
         )
         for one in documents
     ]
 
 
-def accused(evidence: ClusterMeasurements, found: Sequence[ClusterFinding]) -> list[dict[str, Any]]:
-    """The nodes that a result remembers as failed or slow; by instance id where it is visible."""
-    ids = {one.node: one.instance_id for one in evidence.members}
-    seen = sorted({(node, one.code) for one in found for node in one.nodes})
+def flagged_nodes(
+    cluster: ClusterMeasurements, findings: Sequence[ClusterFinding]
+) -> list[dict[str, Any]]:
+    """Return the faulty nodes that a result records, with the instance id where it is known."""
+    instance_ids = {one.node: one.instance_id for one in cluster.ranks}
+    faults = sorted({(node, one.code) for one in findings for node in one.nodes})
     return [
-        {"host": evidence.name(node), "instance_id": ids.get(node), "code": code}
-        for node, code in seen
+        {"node": cluster.name(node), "instance_id": instance_ids.get(node), "code": code}
+        for node, code in faults
         if code != SEEN_BEFORE
     ]
 
 
-SEEN_BEFORE = "seen-before"
-
-
 def compare(
-    evidence: ClusterMeasurements, network: float | None, before: Sequence[Earlier]
+    cluster: ClusterMeasurements, network: float | None, earlier: Sequence[EarlierResult]
 ) -> Iterator[ClusterFinding]:
-    """Against the last result of the same kind of cluster, and nodes that were accused before."""
-    cluster = (evidence.instance_type, evidence.backend, len(evidence.hosts), evidence.world_size)
-    alike = [
+    """Compare with the last result of the same kind of cluster, and find nodes flagged before."""
+    kind = (cluster.instance_type, cluster.backend, len(cluster.node_names), cluster.world_size)
+    similar = [
         one
-        for one in before
-        if (one.instance_type, one.backend, one.nodes, one.world_size) == cluster and one.network
+        for one in earlier
+        if (one.instance_type, one.backend, one.nodes, one.world_size) == kind and one.network
     ]
-    if alike and network:
-        last = alike[-1]
-        slower = 1 - network / (last.network or network)
-        if slower > NOTEWORTHY:
+    if similar and network:
+        last = similar[-1]
+        slowdown = 1 - network / (last.network or network)
+        if slowdown > MIN_SLOWDOWN:
             yield ClusterFinding(
                 "slower-than-last",
                 "warn",
-                f"the network is {slower:.0%} slower than your last ({last.time[:10]}, "
+                f"the network is {slowdown:.0%} slower than in the last result ({last.time[:10]}, "
                 f"{(last.network or 0) / 1e9:.3g} GB/s on as many nodes)",
-                "these machines may be placed farther apart, or one is slow: see the pairs",
+                "these instances may be placed farther apart, or one is slow: see the pairs",
             )
-    known: dict[str, list[tuple[str, str]]] = {}
-    for one in before:
-        for instance, code in one.accused:
-            if instance:
-                known.setdefault(instance, []).append((one.time[:10], code))
-    for node in evidence.nodes:
-        instance_id = next(one.instance_id for one in evidence.members if one.node == node)
-        for time, code in known.get(instance_id or "", [])[-1:]:
+    # instance id → (date, code) of each time it was flagged
+    flagged: dict[str, list[tuple[str, str]]] = {}
+    for one in earlier:
+        for instance_id, code in one.flagged:
+            if instance_id:
+                flagged.setdefault(instance_id, []).append((one.time[:10], code))
+    instance_ids = {one.node: one.instance_id or "" for one in reversed(cluster.ranks)}
+    for node in cluster.nodes:
+        for date, code in flagged.get(instance_ids[node], [])[-1:]:
             yield ClusterFinding(
                 SEEN_BEFORE,
                 "warn",
-                f"{evidence.name(node)} was found fault with before: {code} on {time}",
+                f"{cluster.name(node)} was flagged before: {code} on {date}",
                 "stop the job and submit it again if it is slow once more",
                 (node,),
             )

@@ -1,7 +1,7 @@
-"""Everything the doctor measured, as plain data: what the verdict is made of and what is stored.
+"""Everything the doctor measured, as plain data: the input of the verdict, and what is stored.
 
-Bandwidths are bytes a second, times are seconds. Nodes are numbered as the platform lists its
-hosts; a lane is a process's number on its node.
+Bandwidths are in bytes per second, times in seconds. Nodes are numbered in the order in which the
+platform lists them.
 """
 
 from __future__ import annotations
@@ -10,27 +10,32 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from sm_train.entrypoints.doctor.bus_bandwidth import Collective, Point, algbw, busbw
+from sm_train.entrypoints.doctor.bus_bandwidth import Collective, SweepPoint, algbw, busbw
+from sm_train.entrypoints.doctor.round_robin import Pair
 from sm_train.entrypoints.doctor.step_time_model import Sweeps
 
 
 @dataclass(frozen=True)
 class RankFacts:
-    """One process that came; ``waited`` is how long after the first one."""
+    """One rank that joined; ``join_delay`` is its seconds after the first one."""
 
     rank: int
     node: int
-    lane: int
+    local_rank: int
     world_size: int
     gpus: int
     instance_id: str | None
     versions: dict[str, str | None]
-    waited: float = 0.0
+    join_delay: float = 0.0
 
 
 @dataclass(frozen=True)
 class NodeSpeeds:
-    """What one process measured by itself; those of files are of its node, from its first lane."""
+    """What one rank measured alone; its node's first local rank also measures files and GPUs.
+
+    ``disk`` and ``channel`` (the train channel) are in bytes per second; ``gpus`` are the fields of
+    :class:`~sm_train.entrypoints.doctor.gpu_inventory.Gpu`.
+    """
 
     matmul_tflops: float | None = None
     host_to_device: float | None = None
@@ -47,124 +52,150 @@ class GroupMeasurement:
     ranks: int
     sweeps: Sweeps
 
-    def best(self, collective: Collective = "all_reduce") -> float | None:
-        """The highest bus bandwidth."""
+    def best_busbw(self, collective: Collective = "all_reduce") -> float | None:
+        """Return the highest bus bandwidth; None if the collective was not measured."""
         points = self.sweeps.get(collective, ())
-        return max((busbw(collective, self.ranks, one) for one in points), default=None)
+        return max((busbw(collective, self.ranks, point) for point in points), default=None)
 
 
 @dataclass(frozen=True)
 class PairResult:
-    """Two nodes' counterparts on one lane; ``failed`` says why there is no figure.
+    """Measurement between two nodes' ranks of one local rank; ``error`` says why there is none.
 
-    ``bandwidth`` is in each direction, both at once; ``latency`` is of a small message one way;
-    ``offset`` is how far the second node's clock is ahead, to within ``uncertainty``.
+    ``bandwidth`` is in each direction, both at once, the best of all passes. ``passes`` holds each
+    pass's: the round robin first, then the retests; None where the pair was not measured.
+    ``latency`` is of a small message one way. ``clock_offset`` is how far the second node's clock
+    is ahead, within ``clock_uncertainty``.
     """
 
     nodes: tuple[int, int]
-    lane: int
+    local_rank: int
     bandwidth: float = 0.0
     latency: float | None = None
-    offset: float | None = None
-    uncertainty: float | None = None
-    failed: str | None = None
+    clock_offset: float | None = None
+    clock_uncertainty: float | None = None
+    error: str | None = None
+    passes: tuple[float | None, ...] = ()
 
 
 @dataclass(frozen=True)
 class ClusterMeasurements:
-    """``hosts`` are the platform's names; ``absent`` are ranks that took no part,
-    ``too_late`` those of them that came after the roll was closed; ``gone`` are
-    those that left, each with the part to which it did not come any more.
+    """All measurements of one cluster.
 
-    ``failures`` are parts that did not end, each with what one of its processes said; ``cut_short``
-    is set where time ran out before all parts were measured.
+    ``node_names`` are the platform's. ``missing_ranks`` took no part; ``late_ranks`` are those of
+    them that came after the join timeout. ``lost_ranks`` left: rank → the part that it missed.
+    ``errors`` maps parts that did not finish to one rank's error. ``timed_out`` is set if time ran
+    out before every part was measured. ``nccl_logs`` maps nodes to parsed NCCL logs.
     """
 
-    hosts: tuple[str, ...]
+    node_names: tuple[str, ...]
     instance_type: str | None
     world_size: int
     backend: str
-    join_seconds: float
-    members: tuple[RankFacts, ...]
-    absent: tuple[int, ...] = ()
-    too_late: tuple[int, ...] = ()
-    gone: Mapping[int, str] = field(default_factory=dict)
+    join_timeout: float
+    ranks: tuple[RankFacts, ...]
+    missing_ranks: tuple[int, ...] = ()
+    late_ranks: tuple[int, ...] = ()
+    lost_ranks: Mapping[int, str] = field(default_factory=dict)
     speeds: Mapping[int, NodeSpeeds] = field(default_factory=dict)
     world: GroupMeasurement | None = None
-    intra: Mapping[int, GroupMeasurement] = field(default_factory=dict)
-    inter: Mapping[int, GroupMeasurement] = field(default_factory=dict)
+    intra_node: Mapping[int, GroupMeasurement] = field(default_factory=dict)
+    inter_node: Mapping[int, GroupMeasurement] = field(default_factory=dict)
     pairs: tuple[PairResult, ...] = ()
-    logs: Mapping[int, dict[str, Any]] = field(default_factory=dict)
-    failures: Mapping[str, str] = field(default_factory=dict)
-    cut_short: bool = False
+    nccl_logs: Mapping[int, dict[str, Any]] = field(default_factory=dict)
+    errors: Mapping[str, str] = field(default_factory=dict)
+    timed_out: bool = False
     seconds: float = 0.0
 
     def name(self, node: int) -> str:
-        """A node as people find it: its host's name and, where visible, its instance id."""
-        host = self.hosts[node] if node < len(self.hosts) else f"node {node}"
-        known = next((one.instance_id for one in self.members if one.node == node), None)
-        return f"{host} ({known})" if known else host
+        """Return a node's name and, where known, its instance id."""
+        name = self.node_names[node] if node < len(self.node_names) else f"node {node}"
+        instance_id = next((one.instance_id for one in self.ranks if one.node == node), None)
+        return f"{name} ({instance_id})" if instance_id else name
 
     @property
     def nodes(self) -> tuple[int, ...]:
-        """Those that came."""
-        return tuple(sorted({one.node for one in self.members}))
+        """The nodes that joined."""
+        return tuple(sorted({one.node for one in self.ranks}))
 
-    def node_bandwidths(self) -> dict[tuple[int, int], float]:
-        """Of each pair of nodes, over all lanes; 0 where a lane failed."""
-        sums: dict[tuple[int, int], float] = {}
-        broken: set[tuple[int, int]] = set()
+    def node_bandwidths(self) -> dict[Pair, float]:
+        """Return each pair's bandwidth summed over local ranks; 0 if one of them failed."""
+        sums: dict[Pair, float] = {}
+        broken: set[Pair] = set()
         for pair in self.pairs:
             sums[pair.nodes] = sums.get(pair.nodes, 0.0) + pair.bandwidth
-            if pair.failed:
+            if pair.error:
                 broken.add(pair.nodes)
         return {nodes: 0.0 if nodes in broken else value for nodes, value in sums.items()}
 
+    def bandwidth_passes(self) -> list[dict[Pair, float]]:
+        """Return each pass's bandwidths summed over local ranks, as round_robin takes them.
+
+        A pair that failed for one local rank has bandwidth 0.
+        """
+        by_pass: list[dict[Pair, list[float]]] = []
+        for pair in self.pairs:
+            values = pair.passes or (0.0 if pair.error else pair.bandwidth,)
+            for number, value in enumerate(values):
+                if number == len(by_pass):
+                    by_pass.append({})
+                if value is not None:
+                    by_pass[number].setdefault(pair.nodes, []).append(value)
+        return [
+            {nodes: sum(values) if min(values) > 0 else 0.0 for nodes, values in one.items()}
+            for one in by_pass
+        ]
+
     def as_document(self) -> dict[str, Any]:
-        """As JSON, with both bandwidths beside every time."""
+        """Return a JSON document, with algbw and busbw next to every time."""
         return {
-            "hosts": list(self.hosts),
+            "nodes": list(self.node_names),
             "instance_type": self.instance_type,
             "world_size": self.world_size,
             "backend": self.backend,
-            "members": [asdict(one) for one in self.members],
-            "absent_ranks": list(self.absent),
-            "too_late_ranks": list(self.too_late),
-            "gone": {str(rank): part for rank, part in self.gone.items()},
+            "ranks": [asdict(one) for one in self.ranks],
+            "missing_ranks": list(self.missing_ranks),
+            "late_ranks": list(self.late_ranks),
+            "lost_ranks": {str(rank): part for rank, part in self.lost_ranks.items()},
             "speeds": {str(rank): asdict(one) for rank, one in self.speeds.items()},
-            "world": self.world and _timed(self.world),
-            "intra_node": {str(node): _timed(one) for node, one in self.intra.items()},
-            "inter_node": {str(lane): _timed(one) for lane, one in self.inter.items()},
+            "world": self.world and _sweeps_document(self.world),
+            "intra_node": {
+                str(node): _sweeps_document(one) for node, one in self.intra_node.items()
+            },
+            "inter_node": {
+                str(local_rank): _sweeps_document(one)
+                for local_rank, one in self.inter_node.items()
+            },
             "pairs": [asdict(one) for one in self.pairs],
-            "nccl": {str(node): one for node, one in self.logs.items()},
-            "failures": dict(self.failures),
-            "cut_short": self.cut_short,
+            "nccl": {str(node): one for node, one in self.nccl_logs.items()},
+            "errors": dict(self.errors),
+            "timed_out": self.timed_out,
             "seconds": self.seconds,
         }
 
 
-def _timed(timed: GroupMeasurement) -> dict[str, Any]:
+def _sweeps_document(measured: GroupMeasurement) -> dict[str, Any]:
     return {
-        "ranks": timed.ranks,
+        "ranks": measured.ranks,
         **{
-            name: [
+            collective: [
                 {
                     "bytes": point.bytes,
                     "seconds": point.seconds,
                     "algbw": algbw(point),
-                    "busbw": busbw(name, timed.ranks, point),
+                    "busbw": busbw(collective, measured.ranks, point),
                 }
                 for point in points
             ]
-            for name, points in timed.sweeps.items()
+            for collective, points in measured.sweeps.items()
         },
     }
 
 
-def timed_from(document: Mapping[str, Any]) -> GroupMeasurement:
-    """Sweeps as they pass through the store: collective → pairs of bytes and seconds."""
-    sweeps: dict[Collective, tuple[Point, ...]] = {
-        name: tuple(Point(size, seconds) for size, seconds in points)
-        for name, points in document["sweeps"].items()
+def sweeps_from_store(document: Mapping[str, Any]) -> GroupMeasurement:
+    """Parse sweeps as they pass through the store: collective → (bytes, seconds) pairs."""
+    sweeps: dict[Collective, tuple[SweepPoint, ...]] = {
+        collective: tuple(SweepPoint(size, seconds) for size, seconds in points)
+        for collective, points in document["sweeps"].items()
     }
     return GroupMeasurement(document["ranks"], sweeps)

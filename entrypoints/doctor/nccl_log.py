@@ -1,7 +1,7 @@
-"""What NCCL really uses, from its own log (``NCCL_DEBUG=INFO``, ``NCCL_DEBUG_SUBSYS=INIT,NET``).
+"""Parses what NCCL uses from its log (``NCCL_DEBUG=INFO``, ``NCCL_DEBUG_SUBSYS=INIT,NET``).
 
 The lines are those of NCCL 2.18 to 2.28 (src/transport/net.cc, src/init.cc) and of aws-ofi-nccl 1.5
-to 1.16 (src/nccl_ofi_net.c); both wrote other capitals in older releases, so capitals do not count.
+to 1.16 (src/nccl_ofi_net.c). Older releases of both capitalize differently, so case is ignored.
 """
 
 from __future__ import annotations
@@ -13,20 +13,26 @@ from typing import Literal
 
 Transport = Literal["efa-rdma", "efa", "infiniband", "sockets"]
 
-_VIA_NET = re.compile(r"via NET/(?P<net>[^/\n]+)/\d+(?P<rest>\S*)", re.IGNORECASE)
-_USING = re.compile(r"Using network (?P<net>.+?)\s*$", re.IGNORECASE)
-_NCCL = re.compile(r"NCCL version (?P<version>\d+\.\d+\.\d+)", re.IGNORECASE)
-_PLUGIN = re.compile(r"NET/OFI Initializing aws-ofi-nccl (?P<version>\S+)", re.IGNORECASE)
-_LIBFABRIC = re.compile(r"NET/OFI Using Libfabric version (?P<version>\S+)", re.IGNORECASE)
-_PROVIDER = re.compile(r"Selected provider is (?P<name>[\w;-]+)", re.IGNORECASE)
+# "Channel 00/0 : 8[0] -> 0[0] [receive] via NET/Libfabric/0/GDRDMA": one network channel; the net's
+# name may hold spaces ("AWS Libfabric"), the number is the adapter's, GDRDMA stands for GPUDirect.
+_VIA_NET = re.compile(r"via NET/(?P<net>[^/\n]+)/\d+(?P<suffix>\S*)", re.IGNORECASE)
+# Each of these appears at most once per log, with the value in its only group.
+_SINGLE_VALUES = {
+    "network": re.compile(r"Using network (.+?)\s*$", re.IGNORECASE),
+    "nccl": re.compile(r"NCCL version (\d+\.\d+\.\d+)", re.IGNORECASE),
+    "plugin": re.compile(r"NET/OFI Initializing aws-ofi-nccl (\S+)", re.IGNORECASE),
+    "libfabric": re.compile(r"NET/OFI Using Libfabric version (\S+)", re.IGNORECASE),
+    # Layered providers have a semicolon: "tcp;ofi_rxm".
+    "provider": re.compile(r"Selected provider is ([\w;-]+)", re.IGNORECASE),
+}
 
 
 @dataclass(frozen=True)
 class NcclLog:
-    """What one process's log says; None is unsaid.
+    """What one process's log reports; None if it does not.
 
-    ``transport`` is between nodes: of the channels if any was opened, else of what NCCL would use.
-    ``channels`` counts those over the network, ``rdma_channels`` those of them by GPUDirect RDMA.
+    ``transport`` is between nodes: of the channels if any was opened, else of the network that NCCL
+    selected. ``channels`` counts network channels, ``rdma_channels`` those with GPUDirect RDMA.
     """
 
     transport: Transport | None
@@ -39,46 +45,37 @@ class NcclLog:
 
 
 def parse_nccl_log(lines: Iterable[str]) -> NcclLog:
-    """Read a log; anything else in it, and lines cut short, are passed over."""
-    found: dict[str, str] = {}
-    nets: list[tuple[str, bool]] = []
+    """Parse a log; skips other lines and truncated ones."""
+    values: dict[str, str] = {}
+    channels: list[tuple[str, bool]] = []  # (net, uses GPUDirect RDMA)
     for line in lines:
-        for name, pattern in _ONCE.items():
+        for name, pattern in _SINGLE_VALUES.items():
             if match := pattern.search(line):
-                found[name] = match[1]
+                values[name] = match[1]
         if match := _VIA_NET.search(line):
-            nets.append((match["net"], "/GDRDMA" in match["rest"].upper()))
-    rdma = sum(direct for _, direct in nets)
-    net = nets[-1][0] if nets else found.get("using")
+            channels.append((match["net"], "/GDRDMA" in match["suffix"].upper()))
+    rdma_channels = sum(rdma for _, rdma in channels)
+    net = channels[-1][0] if channels else values.get("network")
     return NcclLog(
-        transport=_transport(net, found.get("provider"), direct=rdma > 0),
-        provider=found.get("provider"),
-        nccl=found.get("nccl"),
-        plugin=found.get("plugin"),
-        libfabric=found.get("libfabric"),
-        channels=len(nets),
-        rdma_channels=rdma,
+        transport=_transport(net, values.get("provider"), rdma=rdma_channels > 0),
+        provider=values.get("provider"),
+        nccl=values.get("nccl"),
+        plugin=values.get("plugin"),
+        libfabric=values.get("libfabric"),
+        channels=len(channels),
+        rdma_channels=rdma_channels,
     )
 
 
-_ONCE = {
-    "using": _USING,
-    "nccl": _NCCL,
-    "plugin": _PLUGIN,
-    "libfabric": _LIBFABRIC,
-    "provider": _PROVIDER,
-}
-
-
-def _transport(net: str | None, provider: str | None, *, direct: bool) -> Transport | None:
+def _transport(net: str | None, provider: str | None, *, rdma: bool) -> Transport | None:
     name = (net or "").lower()
     if name.startswith("socket"):
         return "sockets"
     if name.startswith("ib"):
         return "infiniband"
     if "libfabric" in name or "ofi" in name:
-        # The plugin also runs over libfabric's TCP provider, which is no EFA.
+        # The plugin also runs over libfabric's TCP provider, which is not EFA.
         if provider is not None and "efa" not in provider.lower():
             return "sockets"
-        return "efa-rdma" if direct else "efa"
+        return "efa-rdma" if rdma else "efa"
     return None

@@ -1,4 +1,4 @@
-"""What a node is and has: the facts that are looked up, not measured."""
+"""Facts of a node that are looked up, not measured: versions, instance id, cores, memory."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ import os
 import platform
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 _BOARD = Path("/sys/devices/virtual/dmi/id/board_asset_tag")
-"""Nitro machines show their instance id there (EC2 user guide, "Identify EC2 Linux instances")."""
+"""Nitro instances have their id there (EC2 user guide, "Identify EC2 Linux instances")."""
 
 _EFA_PACKAGES = Path("/opt/amazon/efa_installed_packages")
-"""The EFA installer's list of what it installed."""
+"""The EFA installer's list of installed packages."""
 
+# A package's name and version, as Debian (libfabric1-aws_1.22.0amzn4.0_amd64) and as RPM
+# (libfabric-aws-1.17.0-1.el8.x86_64) write them; libfabric-aws-bin comes before the library, has
+# no version right after its name and does not match.
 _PACKAGES = {
     "libfabric": re.compile(r"libfabric1?-aws[-_](\d+\.\d+\.\d+)"),
     "plugin": re.compile(r"(?:libnccl-ofi|aws-ofi-nccl)[a-z0-9-]*[-_](\d+\.\d+\.\d+)"),
@@ -23,7 +27,7 @@ _PACKAGES = {
 
 
 def versions() -> dict[str, str | None]:
-    """Of what must be the same on all nodes; None where there is none, or it cannot be seen."""
+    """Return versions that must be equal on all nodes; None for what is missing or unknown."""
     import torch
 
     return {
@@ -32,7 +36,7 @@ def versions() -> dict[str, str | None]:
         "cuda": torch.version.cuda,
         "nccl": _nccl_version(),
         **dict.fromkeys(_PACKAGES),
-        **(installed_by_efa(_read(_EFA_PACKAGES)) or _fabric_by_tool()),
+        **(installed_by_efa(_read(_EFA_PACKAGES)) or _libfabric_from_fi_info()),
     }
 
 
@@ -46,14 +50,14 @@ def _nccl_version() -> str | None:
 
 
 def installed_by_efa(text: str) -> dict[str, str]:
-    """Versions of libfabric and of the NCCL plugin in the installer's list, where it has them."""
+    """Parse the versions of libfabric and the NCCL plugin from the EFA installer's list."""
     return {
         name: match[1] for name, pattern in _PACKAGES.items() if (match := pattern.search(text))
     }
 
 
-def _fabric_by_tool() -> dict[str, str]:
-    """libfabric's own tool, for images that were built without the installer."""
+def _libfabric_from_fi_info() -> dict[str, str]:
+    """Ask libfabric's own tool, for images that were built without the EFA installer."""
     try:
         text = subprocess.run(
             ["fi_info", "--version"], capture_output=True, text=True, timeout=10, check=True
@@ -65,18 +69,18 @@ def _fabric_by_tool() -> dict[str, str]:
 
 
 def instance_id() -> str | None:
-    """The machine's EC2 instance id where the container shows it."""
+    """Return the EC2 instance id; None if the container does not show it."""
     tag = _read(_BOARD).strip()
     return tag if re.fullmatch(r"i-[0-9a-f]{8,17}", tag) else None
 
 
 def cores() -> int:
-    """CPU cores that this process may use."""
+    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def free_memory() -> int:
-    """Bytes of host memory that a process could still take (MemAvailable)."""
+    """Return the bytes of host memory that a process can still allocate (MemAvailable)."""
     match = re.search(r"MemAvailable:\s+(\d+) kB", _read(Path("/proc/meminfo")))
     return int(match[1]) * 1024 if match else 2**30
 
@@ -88,16 +92,16 @@ def _read(path: Path) -> str:
         return ""
 
 
-def different(values: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[int, Any]]:
-    """Node → name → value, turned into: name → the nodes that have another value than most."""
-    names = {name for one in values.values() for name in one}
-    result = {}
-    for name in sorted(names):
-        seen = {node: one.get(name) for node, one in values.items()}
-        counts: dict[Any, int] = {}
-        for value in seen.values():
-            counts[value] = counts.get(value, 0) + 1
-        usual = max(counts, key=lambda value: counts[value])
+def minority_values(values: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[int, Any]]:
+    """Return name → {node: value} of the nodes whose value differs from the most frequent one.
+
+    ``values`` maps nodes to their named values.
+    """
+    minorities = {}
+    for name in sorted({name for by_name in values.values() for name in by_name}):
+        by_node = {node: by_name.get(name) for node, by_name in values.items()}
+        counts = Counter(by_node.values())
+        [(usual, _)] = counts.most_common(1)
         if len(counts) > 1:
-            result[name] = {node: value for node, value in seen.items() if value != usual}
-    return result
+            minorities[name] = {node: value for node, value in by_node.items() if value != usual}
+    return minorities

@@ -1,8 +1,8 @@
-"""A group of ranks that times collectives, on GPUs by NCCL or on CPUs by Gloo.
+"""Times collectives in a group of ranks, with NCCL on GPUs or with Gloo on CPUs.
 
-Every group has its own connections and its own name in the store. So a group that a broken link
-spoils spoils no other, which one process group with subgroups could not promise. None is ever
-destroyed: the process ends instead (Gloo's destructor can wait for ever).
+Every group has its own connections and its own prefix in the store, so a broken link breaks only
+the groups that use it; subgroups of one process group would not guarantee that. Groups are never
+destroyed: the process ends instead, because Gloo's destructor can wait forever.
 """
 
 from __future__ import annotations
@@ -10,81 +10,85 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch
+from sm_train.entrypoints.distributed.rendezvous import KeyValueStore
 from sm_train.entrypoints.doctor.bus_bandwidth import Collective
 from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
-_WIDTH = 4  # bytes of an element: gradients are summed in fp32
+_ELEMENT_BYTES = 4  # fp32, as gradients are reduced
 
 
-class Group:
-    """``ranks`` are the members' global ranks, ``rank`` is this process's own among them.
+class BenchmarkGroup:
+    """The group of global ``ranks``, in the process of global rank ``rank``.
 
     Raises:
-        RuntimeError: the others did not come within ``timeout`` seconds; so does every method.
+        RuntimeError: a rank did not answer within ``timeout`` seconds; so does every method.
     """
 
     def __init__(
         self,
-        store: Any,
+        store: KeyValueStore,
         name: str,
         ranks: Sequence[int],
         rank: int,
         device: torch.device,
         timeout: float,
     ) -> None:
-        self.size, self.place = len(ranks), ranks.index(rank)
+        self.size, self.group_rank = len(ranks), ranks.index(rank)
         self._device = device
         wait = timedelta(seconds=timeout)
-        prefixed = c10d.PrefixStore(name, store)
+        prefixed = c10d.PrefixStore(name, cast("c10d.Store", store))
         if device.type == "cuda":
-            torch.cuda.set_device(device)  # each thread has one of its own
+            torch.cuda.set_device(device)  # each thread has its own current device
             options = c10d.ProcessGroupNCCL.Options()
             options._timeout = wait
-            self._group: Any = c10d.ProcessGroupNCCL(prefixed, self.place, self.size, options)
+            self._group: Any = c10d.ProcessGroupNCCL(prefixed, self.group_rank, self.size, options)
         else:
-            self._group = c10d.ProcessGroupGloo(prefixed, self.place, self.size, wait)
+            self._group = c10d.ProcessGroupGloo(prefixed, self.group_rank, self.size, wait)
 
-    def measure(self, collective: Collective, size: int, times: int) -> float:
-        """Mean seconds of ``times`` collectives of ``size`` bytes, of the slowest rank.
+    def measure(self, collective: Collective, size: int, repeats: int) -> float:
+        """Return the slowest rank's mean seconds of ``repeats`` collectives of ``size`` bytes.
 
-        The size is nccl-tests': of an all-gather's result and of what a reduce-scatter begins with.
+        The size is defined as in nccl-tests: an all-gather's output, a reduce-scatter's input.
         """
-        each = max(1, size // _WIDTH // self.size)
-        whole = torch.ones(each * self.size, device=self._device)
-        part = torch.ones(each, device=self._device)
-        self.slowest(0.0)  # all begin together
-        seconds = self._timed(collective, whole, part, times)
-        return self.slowest(seconds)
+        shard_elements = max(1, size // _ELEMENT_BYTES // self.size)
+        # float32 (shard_elements * size,) and (shard_elements,)
+        full = torch.ones(shard_elements * self.size, device=self._device)
+        shard = torch.ones(shard_elements, device=self._device)
+        self.max_over_ranks(0.0)  # a barrier: all ranks start together
+        seconds = self._time(collective, full, shard, repeats)
+        return self.max_over_ranks(seconds)
 
-    def _timed(self, collective: Collective, whole: Tensor, part: Tensor, times: int) -> float:
+    def _time(self, collective: Collective, full: Tensor, shard: Tensor, repeats: int) -> float:
         if self._device.type != "cuda":
             started = time.perf_counter()
-            for _ in range(times):
-                self._start(collective, whole, part).wait()
-            return (time.perf_counter() - started) / times
+            for _ in range(repeats):
+                self._start(collective, full, shard).wait()
+            return (time.perf_counter() - started) / repeats
         event: Any = torch.cuda.Event
         begin, end = event(enable_timing=True), event(enable_timing=True)
         begin.record()
-        for _ in range(times):
-            work = self._start(collective, whole, part)
+        # NCCL runs the calls in order on its stream; wait() makes the current stream, on which
+        # `end` is recorded, wait for the last one.
+        for _ in range(repeats):
+            work = self._start(collective, full, shard)
         work.wait()
         end.record()
         end.synchronize()
-        return float(begin.elapsed_time(end)) / 1000 / times
+        return float(begin.elapsed_time(end)) / 1000 / repeats
 
-    def _start(self, collective: Collective, whole: Tensor, part: Tensor) -> Any:
+    def _start(self, collective: Collective, full: Tensor, shard: Tensor) -> Any:
         if collective == "all_reduce":
-            return self._group.allreduce([whole])
+            return self._group.allreduce([full])
         if collective == "all_gather":
-            return self._group._allgather_base(whole, part)
-        return self._group._reduce_scatter_base(part, whole)
+            return self._group._allgather_base(full, shard)
+        return self._group._reduce_scatter_base(shard, full)
 
-    def slowest(self, seconds: float) -> float:
-        """The largest of what the ranks give."""
+    def max_over_ranks(self, seconds: float) -> float:
+        """Return the largest value of all ranks."""
         value = torch.tensor([seconds], dtype=torch.float64, device=self._device)
         options: Any = c10d.AllreduceOptions()
         options.reduceOp = c10d.ReduceOp.MAX
@@ -92,8 +96,8 @@ class Group:
         return float(value.item())
 
     def exchange(self, value: float) -> list[float]:
-        """What every rank gives, in their order."""
+        """Return all ranks' values, in rank order."""
         own = torch.tensor([value], dtype=torch.float64, device=self._device)
-        all_ = torch.empty(self.size, dtype=torch.float64, device=self._device)
-        self._group._allgather_base(all_, own).wait()
-        return [float(one) for one in all_.tolist()]
+        gathered = torch.empty(self.size, dtype=torch.float64, device=self._device)
+        self._group._allgather_base(gathered, own).wait()
+        return [float(one) for one in gathered.tolist()]

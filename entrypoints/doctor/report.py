@@ -1,4 +1,4 @@
-"""From evidence to what others read: event lines, and a result beside the checkpoints."""
+"""Reports a verdict: as events, and as a stored result next to the checkpoints."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
 from sm_train.entrypoints.doctor.history import (
     FOLDER,
     VERSION,
-    accused,
-    earlier,
-    keep,
-    now,
-    results,
+    flagged_nodes,
+    parse_results,
+    read_results,
+    timestamp,
+    write_result,
 )
 from sm_train.entrypoints.doctor.measurements import ClusterMeasurements
 from sm_train.entrypoints.doctor.verdict import DoctorVerdict, judge
@@ -22,52 +22,52 @@ from sm_train.entrypoints.doctor.verdict import DoctorVerdict, judge
 
 def conclude(
     settings: JobConfig,
-    evidence: ClusterMeasurements,
-    directories: SageMakerPaths,
+    cluster: ClusterMeasurements,
+    paths: SageMakerPaths,
     events: EventLog,
 ) -> dict[str, Any]:
-    """Judge, keep the result and say it; returns what every process needs of the verdict."""
-    folders = [directories.checkpoints / FOLDER, directories.channel("previous") / FOLDER]
-    verdict = judge(settings, evidence, earlier(results(folders)))
-    document = result_document(settings, evidence, verdict)
+    """Judge, store and log the result; returns the part of the verdict that every rank needs."""
+    folders = [paths.checkpoints / FOLDER, paths.channel("previous") / FOLDER]
+    verdict = judge(settings, cluster, parse_results(read_results(folders)))
+    document = result_document(settings, cluster, verdict)
     try:
-        path: str | None = str(keep(folders[0], document))
+        path: str | None = str(write_result(folders[0], document))
     except OSError as error:
         path = None
-        events.warn("doctor-not-kept", f"the doctor's result could not be kept: {error}")
-    for one in verdict.findings:
+        events.warn("doctor-not-kept", f"the doctor's result could not be written: {error}")
+    for finding in verdict.findings:
         events.warn(
-            f"doctor-{one.code}",
-            f"{one.message}; {one.advice}",
-            nodes=[evidence.name(node) for node in one.nodes],
+            f"doctor-{finding.code}",
+            f"{finding.message}; {finding.advice}",
+            nodes=[cluster.name(node) for node in finding.nodes],
         )
     prediction = verdict.prediction
     events.write(
         "doctor",
-        f"doctor ({verdict.level}, {evidence.seconds:.0f} s): {verdict.sentence}",
+        f"doctor ({verdict.level}, {cluster.seconds:.0f} s): {verdict.sentence}",
         level=verdict.level,
         sentence=verdict.sentence,
-        seconds=evidence.seconds,
+        seconds=cluster.seconds,
         network_bytes_per_second=verdict.network,
         slowdown=prediction.slowdown if prediction else None,
-        findings=[one.code for one in verdict.findings],
-        parts={one.name: [one.measured, one.expected, one.unit] for one in verdict.parts},
+        findings=[finding.code for finding in verdict.findings],
+        parts={one.name: [one.measured, one.expected, one.unit] for one in verdict.figures},
         path=path,
     )
     return {"level": verdict.level, "sentence": verdict.sentence}
 
 
 def result_document(
-    settings: JobConfig, evidence: ClusterMeasurements, verdict: DoctorVerdict
+    settings: JobConfig, cluster: ClusterMeasurements, verdict: DoctorVerdict
 ) -> dict[str, Any]:
-    """What is kept of one examination."""
+    """Return what is stored of one examination."""
     return {
         "version": VERSION,
-        "time": now(),
+        "time": timestamp(),
         "run": settings.run,
         "stage": settings.stage.name,
         "network": verdict.network,
-        "accused": accused(evidence, verdict.findings),
-        "verdict": verdict.as_document(evidence),
-        "evidence": evidence.as_document(),
+        "flagged_nodes": flagged_nodes(cluster, verdict.findings),
+        "verdict": verdict.as_document(cluster),
+        "measurements": cluster.as_document(),
     }

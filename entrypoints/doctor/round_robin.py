@@ -1,107 +1,245 @@
-"""Which nodes are measured against each other, and whom the results accuse. Pure.
+"""Schedules bandwidth measurements between pairs of nodes and finds slow nodes and links. Pure.
 
-A round robin by the circle method: n − 1 rounds (n for an odd n), in each of which every node has
-at most one partner, so that all pairs of a round are measured at the same time without sharing a
-node's network.
+The first pass is a round robin by the circle method: n − 1 rounds (n for an odd n), in each of
+which every node has at most one partner, so all pairs of a round are measured at the same time
+without sharing a node's network.
+
+Other programs on a node, a busy switch or a late process can only lower a measured bandwidth, so
+one slow measurement proves nothing. Each suspect pair is therefore measured again in up to
+:data:`RETESTS` further passes, together with control pairs that were fast in the first pass, and
+the best of its measurements counts. A pair is slow only if it stays far below the control pairs
+that had the same chances.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 Pair = tuple[int, int]
+Pass = Mapping[Pair, float]
+"""Bandwidth by pair of nodes in one pass over (some of) the pairs; 0 if the pair failed."""
 
-SLOW_SHARE = 0.7
-"""A link below this share of the others' is slow."""
+SUSPECT_SHARE = 0.7
+"""A pair below this share of the typical bandwidth is measured again."""
 
+SLOW_SHARE = 0.5
+"""A pair whose best measurement is below this share of the control pairs' best is slow."""
 
-def schedule(nodes: int) -> tuple[tuple[Pair, ...], ...]:
-    """All pairs ``(low, high)`` of ``nodes``, each once, by rounds.
+RETESTS = 3
+"""Maximum number of passes that measure suspect pairs again."""
 
-    Raises:
-        ValueError: a negative number of nodes.
-    """
-    if nodes < 0:
-        raise ValueError(f"nodes: {nodes} must not be negative")
-    seats: list[int | None] = [*range(nodes), *([None] if nodes % 2 else [])]
-    result = []
-    for _ in range(len(seats) - 1):
-        half = len(seats) // 2
-        facing = zip(seats[:half], reversed(seats[half:]), strict=True)
-        pairs = [(min(a, b), max(a, b)) for a, b in facing if a is not None and b is not None]
-        result.append(tuple(sorted(pairs)))
-        seats = [seats[0], seats[-1], *seats[1:-1]]
-    return tuple(result)
+RETESTS_PER_NODE = 3
+"""Links measured again for a node that seems slow as a whole: a sample is enough cluster, and all
+n − 1 links would need as many rounds as the first pass."""
 
 
 @dataclass(frozen=True)
 class SlowLinks:
-    """Nodes all of whose links are slow, and slow links between nodes that are not.
+    """Slow nodes, and slow links between nodes that are not slow themselves.
 
-    ``typical`` is the median of the faster half, in the matrix's own unit; ``slow`` are all slow
-    links, those of accused nodes among them. A pair that did not answer counts as 0.
+    ``typical`` is the median of the faster half of all pairs, in the unit of the measurements.
+    ``unconfirmed`` are links that were slow once and could not be measured again: not enough time,
+    or the control pairs were slow as well.
     """
 
     typical: float
     nodes: tuple[int, ...]
     links: tuple[Pair, ...]
-    slow: tuple[Pair, ...]
+    unconfirmed: tuple[Pair, ...] = ()
 
 
-def find_slow_links(bandwidths: Mapping[Pair, float], *, share: float) -> SlowLinks | None:
-    """Whom to accuse, where a pair is slow below ``share`` of the typical one; None without pairs.
+def schedule(num_nodes: int) -> tuple[tuple[Pair, ...], ...]:
+    """Return rounds that hold every pair ``(low, high)`` of ``num_nodes`` nodes exactly once.
 
-    A node is accused if more than half of its links are slow; of several, the one with the most
-    slow links first, and its links then speak no longer against their other ends. With two nodes
-    there is one link and nothing to compare it with: nobody is accused.
+    Raises:
+        ValueError: ``num_nodes`` is negative.
     """
-    answered = [value for value in bandwidths.values() if value > 0]
-    if not bandwidths:
-        return None
-    typical = _typical(answered)
-    slow = {pair for pair, value in bandwidths.items() if value < share * typical or value <= 0}
-    nodes: list[int] = []
-    left = dict(bandwidths)
-    while accused := _worst(left, slow):
-        nodes.append(accused[0])
-        left = {pair: value for pair, value in left.items() if accused[0] not in pair}
-    links = tuple(sorted(slow & left.keys()))
-    return SlowLinks(typical, tuple(sorted(nodes)), links, tuple(sorted(slow)))
+    if num_nodes < 0:
+        raise ValueError(f"num_nodes: {num_nodes} must not be negative")
+    # An odd count gets an empty position: its partner pauses in that round.
+    circle: list[int | None] = [*range(num_nodes), *([None] if num_nodes % 2 else [])]
+    rounds = []
+    for _ in range(len(circle) - 1):
+        half = len(circle) // 2
+        facing = zip(circle[:half], reversed(circle[half:]), strict=True)
+        pairs = [(min(a, b), max(a, b)) for a, b in facing if a is not None and b is not None]
+        rounds.append(tuple(sorted(pairs)))
+        # The first position is fixed, all others rotate by one.
+        circle = [circle[0], circle[-1], *circle[1:-1]]
+    return tuple(rounds)
 
 
 def pack(pairs: Iterable[Pair]) -> list[list[Pair]]:
-    """``pairs`` by rounds in each of which a node has one partner at most: first fit."""
-    packed: list[list[Pair]] = []
+    """Distribute ``pairs`` first-fit over rounds in which every node has at most one partner."""
+    rounds: list[list[Pair]] = []
     for pair in pairs:
-        for one in packed:
-            if not {node for other in one for node in other} & set(pair):
-                one.append(pair)
+        for packed in rounds:
+            if not _nodes_of(packed) & set(pair):
+                packed.append(pair)
                 break
         else:
-            packed.append([pair])
-    return packed
+            rounds.append([pair])
+    return rounds
 
 
-def _typical(values: list[float]) -> float:
-    """The faster half's median: with one bad node of four, half of the pairs are slow."""
-    if not values:
-        return 0.0
-    ordered = sorted(values)
-    return float(median(ordered[len(ordered) // 2 :]))
+def retest_rounds(passes: Sequence[Pass]) -> list[list[Pair]]:
+    """Return the rounds of the next pass: open suspects with control pairs; empty if none is left.
+
+    ``passes`` are the passes so far, the first one over all pairs. Failed pairs are not measured
+    again: each costs a timeout of several seconds, and load slows a transfer but does not end it.
+    """
+    first = passes[0]
+    if len(passes) > RETESTS:
+        return []
+    best, reference = best_bandwidths(passes), _reference(passes)
+    suspects = _suspects(first)
+    still_open = {pair for pair in suspects if best[pair] < SUSPECT_SHARE * reference}
+    if not still_open:
+        return []
+    rounds = pack(_sample(still_open, first))
+    controls = sorted(
+        (pair for pair, value in first.items() if value > 0 and pair not in suspects),
+        key=lambda pair: (-first[pair], pair),
+    )
+    complete = True
+    for pairs in rounds:
+        without_control = len(pairs)
+        for control in controls:
+            if not _nodes_of(pairs) & set(control):
+                pairs.append(control)
+        complete = complete and len(pairs) > without_control
+    if not complete:
+        # With three nodes, for example, every control pair shares a node with the suspect.
+        rounds.append(pack(controls)[0])
+    return rounds
 
 
-def _worst(left: Mapping[Pair, float], slow: set[Pair]) -> tuple[int, int] | None:
-    """The node with the most slow links, if more than half of its links, and two at least, are."""
-    counts: dict[int, list[int]] = {}
-    for pair in left:
-        for node in pair:
-            count = counts.setdefault(node, [0, 0])
-            count[0] += pair in slow
-            count[1] += 1
-    guilty = [(bad, -node) for node, (bad, all_) in counts.items() if bad >= 2 and 2 * bad > all_]
-    if not guilty:
+def find_slow_links(passes: Sequence[Pass]) -> SlowLinks | None:
+    """Return slow nodes and links; None if no pair was measured.
+
+    A node is slow if more than half of its links, and at least two, are slow. The node with the
+    most slow links is taken first; its links then no longer count against their other ends. Two
+    nodes have one link and nothing to compare it with: unless it failed, it is never slow.
+    """
+    if not passes or not passes[0]:
         return None
-    bad, node = max(guilty)
-    return -node, bad
+    first, best, reference = passes[0], best_bandwidths(passes), _reference(passes)
+    valid = [one for one in passes[1:] if _is_valid(one, first)]
+    failed = {pair for pair, value in first.items() if value <= 0}
+    slow = {pair for pair in _suspects(first) if best[pair] < SLOW_SHARE * reference}
+    tested = {pair for pair in _suspects(first) if any(pair in one for one in valid)}
+    confirmed = slow & tested
+    # Only a sample of a slow node's links is measured again; it stands for the others.
+    represented = {
+        pair
+        for pair in slow - tested
+        if any(_is_sample_slow(node, tested, confirmed) for node in pair)
+    }
+    nodes = _slow_nodes(first, failed | confirmed | represented)
+
+    def between_other_nodes(pairs: Iterable[Pair]) -> tuple[Pair, ...]:
+        return tuple(sorted(pair for pair in pairs if not set(pair) & set(nodes)))
+
+    return SlowLinks(
+        _typical(best.values()),
+        tuple(sorted(nodes)),
+        between_other_nodes(failed | confirmed),
+        between_other_nodes(slow - tested),
+    )
+
+
+def best_bandwidths(passes: Sequence[Pass]) -> dict[Pair, float]:
+    """Return each pair's best bandwidth over all passes: noise only lowers a measurement."""
+    return {
+        pair: max(one[pair] for one in passes if pair in one) if value > 0 else 0.0
+        for pair, value in passes[0].items()
+    }
+
+
+def _suspects(first: Pass) -> set[Pair]:
+    threshold = SUSPECT_SHARE * _typical(first.values())
+    return {pair for pair, value in first.items() if 0 < value < threshold}
+
+
+def _controls(one: Pass, first: Pass) -> list[Pair]:
+    suspects = _suspects(first)
+    return [pair for pair in one if first.get(pair, 0.0) > 0 and pair not in suspects]
+
+
+def _is_valid(retest: Pass, first: Pass) -> bool:
+    """Return whether a retest's control pairs were fast; if not, its slow pairs prove nothing."""
+    values = [retest[pair] for pair in _controls(retest, first)]
+    return bool(values) and median(values) >= SUSPECT_SHARE * _typical(first.values())
+
+
+def _reference(passes: Sequence[Pass]) -> float:
+    """Return the bandwidth that suspects are compared with.
+
+    After a retest these are the control pairs' best measurements: like the suspects', the best of
+    several. Before, it is the typical bandwidth of the first pass.
+    """
+    first, best = passes[0], best_bandwidths(passes)
+    controls = {pair for one in passes[1:] for pair in _controls(one, first)}
+    return median([best[pair] for pair in controls]) if controls else _typical(first.values())
+
+
+def _sample(suspects: Collection[Pair], first: Pass) -> list[Pair]:
+    """Select the suspects to measure again: a few for each node that seems slow, else all."""
+    failed = {pair for pair, value in first.items() if value <= 0}
+    slow_nodes = _slow_nodes(first, {*suspects, *failed})
+    chosen: list[Pair] = [pair for pair in suspects if not set(pair) & set(slow_nodes)]
+    for node in slow_nodes:
+        # Links to healthy nodes first: a link between two slow nodes cannot tell which one it is.
+        links = sorted(
+            (pair for pair in suspects if node in pair),
+            key=lambda pair: (set(pair) <= set(slow_nodes), pair),
+        )
+        chosen += [pair for pair in links[:RETESTS_PER_NODE] if pair not in chosen]
+    return sorted(chosen)
+
+
+def _is_sample_slow(node: int, tested: set[Pair], confirmed: set[Pair]) -> bool:
+    links = {pair for pair in tested if node in pair}
+    return len(links) >= 2 and links <= confirmed
+
+
+def _typical(values: Iterable[float]) -> float:
+    """Return the median of the faster half: with one bad node of four, half of the pairs are slow.
+
+    Failed pairs (0) are left out.
+    """
+    ordered = sorted(value for value in values if value > 0)
+    return float(median(ordered[len(ordered) // 2 :])) if ordered else 0.0
+
+
+def _slow_nodes(pairs: Iterable[Pair], slow: Collection[Pair]) -> list[int]:
+    """Return the nodes most of whose links are slow, the one with the most slow links first."""
+    nodes: list[int] = []
+    remaining = set(pairs)
+    while (node := _slowest_node(remaining, slow)) is not None:
+        nodes.append(node)
+        remaining = {pair for pair in remaining if node not in pair}
+    return nodes
+
+
+def _slowest_node(pairs: Iterable[Pair], slow: Collection[Pair]) -> int | None:
+    """Return the node with the most slow links if these are at least two and more than half."""
+    links: dict[int, int] = {}
+    slow_links: dict[int, int] = {}
+    for pair in pairs:
+        for node in pair:
+            links[node] = links.get(node, 0) + 1
+            slow_links[node] = slow_links.get(node, 0) + (pair in slow)
+    # One slow link says nothing about which of its two ends is slow.
+    slow_nodes = [
+        (count, -node)
+        for node, count in slow_links.items()
+        if count >= 2 and 2 * count > links[node]
+    ]
+    return -max(slow_nodes)[1] if slow_nodes else None
+
+
+def _nodes_of(pairs: Iterable[Pair]) -> set[int]:
+    return {node for pair in pairs for node in pair}

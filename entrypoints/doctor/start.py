@@ -1,7 +1,8 @@
-"""Examines the cluster before training: starts the doctor's process beside this one and waits.
+"""Examines the cluster before training: runs the doctor's process next to this one and waits.
 
-Each training process starts one (:mod:`sm_train.entrypoints.doctor.worker` says why it is apart),
-bounded in time whatever happens in it, before training joins its own process group.
+Each training process starts one, before it creates its own process group;
+:mod:`sm_train.entrypoints.doctor.worker` says why it is separate. Its time is bounded, whatever
+happens in it.
 """
 
 from __future__ import annotations
@@ -21,48 +22,47 @@ from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig
 Mode = Literal["fail", "warn", "off"]
 
 GRACE_SECONDS = 30.0
-"""Beyond the doctor's own limit: for starting Python and for the farewell."""
+"""Added to the doctor's own timeout: starting Python, and handing out the verdict."""
 
 
 class UnfitClusterError(RuntimeError):
-    """The run file says not to train on such a cluster; the message is one line."""
+    """The run file forbids training on such a cluster; the message is one line."""
 
 
-def mode(settings: JobConfig, hosts: ResourceConfig) -> Mode:
-    """What the run file says; by itself: warn on several real machines, off elsewhere."""
-    said = settings.doctor.mode
-    if said != "auto":
-        return said
-    real = hosts.instance_type is not None
-    return "warn" if real and len(hosts.hosts) > 1 else "off"
+def effective_mode(settings: JobConfig, hosts: ResourceConfig) -> Mode:
+    """Return the run file's mode; ``auto`` warns on several instances and is off elsewhere."""
+    mode = settings.doctor.mode
+    if mode != "auto":
+        return mode
+    on_instances = hosts.instance_type is not None
+    return "warn" if on_instances and len(hosts.hosts) > 1 else "off"
 
 
 def examine(settings: JobConfig, document: Path, *, fail: bool) -> str:
-    """Run the doctor to its end; returns its sentence.
+    """Run the doctor until it ends; returns its sentence.
 
     Raises:
-        UnfitClusterError: ``fail``, and the verdict is bad or never came.
+        UnfitClusterError: ``fail`` is set, and the verdict is bad or there is none.
     """
-    limit = settings.doctor.timeout + GRACE_SECONDS
+    timeout = settings.doctor.timeout + GRACE_SECONDS
     with tempfile.TemporaryDirectory(prefix="doctor-") as folder:
-        verdict = Path(folder) / "verdict.json"
+        path = Path(folder) / "verdict.json"
         command = [sys.executable, "-m", "sm_train.entrypoints.doctor.worker"]
         command += ["--stage", settings.stage.name, "--document", str(document.absolute())]
-        command += ["--verdict", str(verdict)]
-        # The same modules as here, wherever they were found.
-        path = os.pathsep.join(one or str(Path.cwd()) for one in sys.path)
-        # What libraries say of a store that is gone is pages long, and the verdict says it too.
-        environment = os.environ | {"PYTHONPATH": path, "TORCH_CPP_LOG_LEVEL": "FATAL"}
+        command += ["--verdict", str(path)]
+        # The child imports the same modules as this process, wherever they were found.
+        python_path = os.pathsep.join(one or str(Path.cwd()) for one in sys.path)
+        # torch logs pages about a lost store; the verdict reports it in one line.
+        environment = os.environ | {"PYTHONPATH": python_path, "TORCH_CPP_LOG_LEVEL": "FATAL"}
         with contextlib.suppress(subprocess.TimeoutExpired):
-            subprocess.run(command, env=environment, timeout=limit, check=False)
+            subprocess.run(command, env=environment, timeout=timeout, check=False)
         try:
-            told = json.loads(verdict.read_bytes())
+            verdict = json.loads(path.read_bytes())
         except (OSError, ValueError):
-            told = {"level": "fail", "sentence": f"no verdict within {limit:.0f} s"}
-    if fail and told["level"] == "fail":
+            verdict = {"level": "fail", "sentence": f"no verdict within {timeout:.0f} s"}
+    sentence: str = verdict["sentence"]
+    if fail and verdict["level"] == "fail":
         raise UnfitClusterError(
-            f"the doctor finds the cluster unfit: {told['sentence']}; doctor.mode: warn trains all "
-            "the same"
+            f"the doctor finds the cluster unfit: {sentence}; set doctor.mode: warn to train anyway"
         )
-    sentence: str = told["sentence"]
     return sentence

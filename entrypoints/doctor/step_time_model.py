@@ -1,27 +1,26 @@
-"""What the network costs an optimizer step: a model, from sizes and sweeps to seconds.
+"""Model of an optimizer step's time: from message sizes and sweeps to seconds.
 
-The step of a rank is ``gradient_accumulation_steps`` passes of ``compute_seconds`` each, plus
-what of
-the communication is not hidden behind them. A third of a pass is forward, two thirds are backward
-(one and two FLOP for each weight: Kaplan et al. 2020, section 2.1).
+A rank's step is ``gradient_accumulation_steps`` passes of ``compute_seconds`` each, plus the part
+of the communication that does not overlap with them. A third of a pass is forward, two thirds are
+backward (one and two FLOP per weight: Kaplan et al. 2020, section 2.1).
 
-- ``none`` (DDP) sums the gradients once a step, with the last pass, in buckets that become ready
-  one after the other while the backward pass runs: after k/B of the bytes, k/B of that time has
-  gone by. Each waits for its turn on the network. What is left after the backward pass is exposed.
-  (Li et al. 2020, "PyTorch Distributed", sections 3.2 and 4.2.)
+- ``none`` (DDP) reduces the gradients once per step, during the last backward pass, in buckets that
+  become ready one after the other: after k/B of the bytes, k/B of the pass is over. Each bucket
+  waits for the network to be free. What remains after the backward pass is exposed. (Li et al.
+  2020, "PyTorch Distributed", sections 3.2 and 4.2.)
 - ``shard_grad_op`` gathers the weights before a step's first forward pass, ``full_shard`` before
-  each forward and each backward pass, and both scatter the sums of the gradients during each
-  backward pass (Zhao et al. 2023, "PyTorch FSDP", section 3.2), or during a step's last one alone
-  where whole gradients fit until then. This goes by units, :data:`UNITS` of one size; the first
-  gather and the last scatter have nothing to hide behind.
-- ``hybrid_shard`` does what full_shard does inside each node, and sums each rank's part of the
-  gradients between the nodes with the last pass of a step.
+  each forward and each backward pass. Both reduce-scatter the gradients during each backward pass
+  (Zhao et al. 2023, "PyTorch FSDP", section 3.2), or only during a step's last one if unsharded
+  gradients fit into memory until then. The model has :data:`UNITS` units of equal size; the first
+  gather and the last scatter cannot overlap with anything.
+- ``hybrid_shard`` does what full_shard does inside each node, and reduces each rank's shard of the
+  gradients between the nodes during a step's last pass.
 
-``overlap`` is the share of compute that communication can hide behind: 1 where the network needs
-no compute (NCCL over RDMA, or a link so slow that all wait for it), less where copying and adding
-take the very cores that compute.
+``overlap`` is the share of compute that communication can overlap with: 1 if the network needs no
+compute (NCCL over RDMA, or a link so slow that all ranks wait for it), less if copying and adding
+use the cores that compute.
 
-The seconds of a collective come from a sweep that was measured, or from :func:`expected_sweep`.
+The seconds of a collective come from a measured sweep or from :func:`expected_sweep`.
 """
 
 from __future__ import annotations
@@ -30,30 +29,36 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sm_train.entrypoints.doctor.bus_bandwidth import Collective, Point, bus_factor, seconds_for
+from sm_train.entrypoints.doctor.bus_bandwidth import (
+    Collective,
+    SweepPoint,
+    bus_factor,
+    seconds_for,
+)
 
-Sweeps = Mapping[Collective, Sequence[Point]]
+Sweeps = Mapping[Collective, Sequence[SweepPoint]]
 
 FORWARD_SHARE, BACKWARD_SHARE = 1 / 3, 2 / 3
-"""Of one pass's compute."""
+"""Shares of one pass's compute."""
 
 BUCKET_BYTES = 25 * 2**20
 """DistributedDataParallel's ``bucket_cap_mb`` by default."""
 
 FIRST_BUCKET_BYTES = 2**20
-"""The first bucket is smaller, so that sums begin soon (``dist._DEFAULT_FIRST_BUCKET_BYTES``)."""
+"""DDP's first bucket is smaller, so that reducing starts early
+(``dist._DEFAULT_FIRST_BUCKET_BYTES``)."""
 
 UNITS = 16
-"""Blocks in which a split model's weights are gathered (the presets have 8 to 60)."""
+"""Blocks in which a sharded model's weights are gathered (the presets have 8 to 60)."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What one rank does in a step.
+    """The work of one rank in a step.
 
     ``compute_seconds`` is one forward and backward pass alone; ``gradient_bytes`` and
-    ``parameter_bytes`` are of the whole model as they travel; ``shard_ranks`` is how many ranks
-    split the weights under hybrid_shard. ``whole_gradients`` are summed once a step.
+    ``parameter_bytes`` are of the full model as they are sent; ``shard_ranks`` is how many ranks
+    share the weights under hybrid_shard. ``unsharded_gradients`` are reduced once per step.
     """
 
     compute_seconds: float
@@ -63,12 +68,12 @@ class Workload:
     sharding: str = "none"
     overlap: float = 1.0
     shard_ranks: int = 1
-    whole_gradients: bool = True
+    unsharded_gradients: bool = True
 
 
 @dataclass(frozen=True)
 class Fabric:
-    """Sweeps over all ranks; inside a node; and of the groups with one rank on each node."""
+    """Sweeps over all ranks, inside a node, and over groups with one rank on each node."""
 
     world: Sweeps
     intra: Sweeps = field(default_factory=dict)
@@ -77,7 +82,7 @@ class Fabric:
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of one optimizer step: computing, communicating, and what of that is exposed."""
+    """Seconds of one optimizer step: compute, communication, and its exposed part."""
 
     compute_seconds: float
     communication_seconds: float
@@ -89,17 +94,19 @@ class StepTime:
 
 
 def predict_step(work: Workload, fabric: Fabric) -> StepTime | None:
-    """The step on this fabric; None where a sweep that it needs is missing."""
+    """Return the step's times on ``fabric``; None if a sweep that it needs is missing."""
     compute = work.compute_seconds * work.gradient_accumulation_steps
     if work.sharding == "none":
-        sent = _summed(work, work.gradient_bytes, fabric.world)
-        return None if sent is None else StepTime(compute, *sent)
-    split = _split_step(work, fabric.intra if work.sharding == "hybrid_shard" else fabric.world)
-    if split is None:
+        reduced = _gradient_reduction(work, work.gradient_bytes, fabric.world)
+        return None if reduced is None else StepTime(compute, *reduced)
+    sharded = _sharded_passes(
+        work, fabric.intra if work.sharding == "hybrid_shard" else fabric.world
+    )
+    if sharded is None:
         return None
-    total, exposed = split
+    total, exposed = sharded
     if work.sharding == "hybrid_shard":
-        between = _summed(work, work.gradient_bytes // work.shard_ranks, fabric.inter)
+        between = _gradient_reduction(work, work.gradient_bytes // work.shard_ranks, fabric.inter)
         if between is None:
             return None
         total, exposed = total + between[0], exposed + between[1]
@@ -107,57 +114,61 @@ def predict_step(work: Workload, fabric: Fabric) -> StepTime | None:
 
 
 def bucket_sizes(gradient_bytes: int) -> tuple[int, ...]:
-    """DDP's buckets in the order in which they become ready."""
+    """Return the bytes of DDP's buckets in the order in which they become ready."""
     sizes = [min(FIRST_BUCKET_BYTES, gradient_bytes)]
-    while (left := gradient_bytes - sum(sizes)) > 0:
-        sizes.append(min(BUCKET_BYTES, left))
+    while (remaining := gradient_bytes - sum(sizes)) > 0:
+        sizes.append(min(BUCKET_BYTES, remaining))
     return tuple(sizes)
 
 
-def _summed(work: Workload, size: int, sweeps: Sweeps) -> tuple[float, float] | None:
-    """Seconds, all and exposed, of summing ``size`` bytes of gradients during a backward pass."""
+def _gradient_reduction(work: Workload, size: int, sweeps: Sweeps) -> tuple[float, float] | None:
+    """Return total and exposed seconds of reducing ``size`` bytes during a backward pass."""
     points = sweeps.get("all_reduce", ())
-    window = work.overlap * BACKWARD_SHARE * work.compute_seconds
+    overlappable = work.overlap * BACKWARD_SHARE * work.compute_seconds
+    # When a bucket is ready and the network is done with it, in seconds of the backward pass.
     ready = done = total = 0.0
     for bucket in bucket_sizes(size):
         seconds = seconds_for(bucket, points)
         if seconds is None:
             return None
-        ready += bucket / size * window
+        ready += bucket / size * overlappable
         done = max(done, ready) + seconds
         total += seconds
-    return total, done - window
+    return total, done - overlappable
 
 
-def _split_step(work: Workload, sweeps: Sweeps) -> tuple[float, float] | None:
-    """Seconds, all and exposed, of a step's passes of a model whose weights are split."""
+def _sharded_passes(work: Workload, sweeps: Sweeps) -> tuple[float, float] | None:
+    """Return total and exposed seconds of a step's passes with sharded weights."""
     gather = seconds_for(work.parameter_bytes / UNITS, sweeps.get("all_gather", ()))
     scatter = seconds_for(work.gradient_bytes / UNITS, sweeps.get("reduce_scatter", ()))
     if gather is None or scatter is None:
         return None
     keeps_weights = work.sharding == "shard_grad_op"
-    again = 0.0 if keeps_weights else gather
-    # One unit's compute is left when the last weights have come, or the last gradients are ready.
-    window = work.overlap * work.compute_seconds * (1 - 1 / UNITS)
+    backward_gather = 0.0 if keeps_weights else gather
+    # One unit's compute remains when the last weights arrive or the last gradients are ready.
+    overlappable = work.overlap * work.compute_seconds * (1 - 1 / UNITS)
     total = exposed = 0.0
     for number in range(work.gradient_accumulation_steps):
         first, last = number == 0, number == work.gradient_accumulation_steps - 1
-        before = gather if first or not keeps_weights else 0.0
-        after = again + (scatter if last or not work.whole_gradients else 0.0)
-        total += UNITS * (before + after)
-        exposed += max(before, UNITS * before - FORWARD_SHARE * window)
-        exposed += max(after, UNITS * after - BACKWARD_SHARE * window)
+        forward = gather if first or not keeps_weights else 0.0
+        backward = backward_gather + (scatter if last or not work.unsharded_gradients else 0.0)
+        total += UNITS * (forward + backward)
+        # At least one unit's communication is exposed, and what exceeds the compute.
+        exposed += max(forward, UNITS * forward - FORWARD_SHARE * overlappable)
+        exposed += max(backward, UNITS * backward - BACKWARD_SHARE * overlappable)
     return total, exposed
 
 
 def expected_sweep(
     collective: Collective, ranks: int, busbw: float, latency: float
-) -> tuple[Point, ...]:
-    """The sweep of a fabric that is in order, for the same prediction.
+) -> tuple[SweepPoint, ...]:
+    """Return the sweep of a healthy fabric, for the same prediction.
 
     ``busbw`` is in bytes a second; ``latency`` in seconds is paid ⌈log₂ ranks⌉ times, as by a tree
     (NVIDIA, "Massively Scale Your Deep Learning Training with NCCL 2.4", 2019).
     """
     base = latency * max(1, math.ceil(math.log2(max(ranks, 2))))
     factor = bus_factor(collective, ranks)
-    return tuple(Point(size, base + size * factor / busbw) for size in (2**10, 2**20, 2**25, 2**30))
+    return tuple(
+        SweepPoint(size, base + size * factor / busbw) for size in (2**10, 2**20, 2**25, 2**30)
+    )

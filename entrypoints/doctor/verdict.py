@@ -1,7 +1,7 @@
-"""The verdict on a cluster: each part against what is expected, and what that does to the run.
+"""The verdict on a cluster: each figure against what is expected, and what that does to the run.
 
-The sentence a person reads is like "network at 12 % of expected → 5.9× slower → $41,200 instead of
-$7,000". All of it is pure.
+Its sentence reads like "network at 12 % of expected → 5.9× slower → $41,200 instead of $7,000".
+Everything here is pure.
 """
 
 from __future__ import annotations
@@ -20,18 +20,23 @@ from sm_train.entrypoints.doctor.expectations import (
     Reference,
     expected_fabric,
     measured_fabric,
-    reference,
+    reference_bandwidths,
     workload,
 )
-from sm_train.entrypoints.doctor.findings import OUTLIER, REPLACE, ClusterFinding, findings
-from sm_train.entrypoints.doctor.history import Earlier, compare
+from sm_train.entrypoints.doctor.findings import (
+    REPLACE,
+    ClusterFinding,
+    findings,
+    outlier_share,
+)
+from sm_train.entrypoints.doctor.history import EarlierResult, compare
 from sm_train.entrypoints.doctor.measurements import ClusterMeasurements
 from sm_train.entrypoints.doctor.step_time_model import StepTime, predict_step
 
 
 @dataclass(frozen=True)
 class MeasuredFigure:
-    """One measured figure of ``unit``; ``share`` is of what is expected, None if nothing is."""
+    """One measured figure in ``unit``; ``share`` is measured ÷ expected, None if unexpected."""
 
     name: str
     measured: float
@@ -44,7 +49,7 @@ class MeasuredFigure:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The run as it should go and as it will; dollars are of the stage's training alone."""
+    """The run as expected and as predicted; dollars are for the stage's training alone."""
 
     expected_steps_per_second: float | None
     predicted_steps_per_second: float
@@ -57,21 +62,23 @@ class Prediction:
 
 @dataclass(frozen=True)
 class DoctorVerdict:
+    """The verdict; ``network`` is the bandwidth by which runs are compared, in bytes per second."""
+
     level: Literal["ok", "warn", "fail"]
     sentence: str
-    parts: tuple[MeasuredFigure, ...]
+    figures: tuple[MeasuredFigure, ...]
     findings: tuple[ClusterFinding, ...]
     prediction: Prediction | None
     network: float | None
-    """The bandwidth by which runs are compared, bytes a second."""
 
-    def as_document(self, evidence: ClusterMeasurements) -> dict[str, Any]:
+    def as_document(self, cluster: ClusterMeasurements) -> dict[str, Any]:
+        """Return a JSON document that names nodes as ``cluster`` does."""
         return {
             "level": self.level,
             "sentence": self.sentence,
-            "parts": [asdict(one) for one in self.parts],
+            "parts": [asdict(one) for one in self.figures],
             "findings": [
-                asdict(one) | {"nodes": [evidence.name(node) for node in one.nodes]}
+                asdict(one) | {"nodes": [cluster.name(node) for node in one.nodes]}
                 for one in self.findings
             ],
             "prediction": self.prediction and asdict(self.prediction),
@@ -79,29 +86,28 @@ class DoctorVerdict:
 
 
 def judge(
-    settings: JobConfig, evidence: ClusterMeasurements, earlier: Sequence[Earlier] = ()
+    settings: JobConfig, cluster: ClusterMeasurements, earlier: Sequence[EarlierResult] = ()
 ) -> DoctorVerdict:
-    """Everything that the evidence says of the cluster and of this run on it."""
+    """Judge the cluster, and this run on it, from its measurements and ``earlier`` results."""
     expected = None
-    # A local run has other instances than those that the figures are about.
-    if settings.expected.instance_type == evidence.instance_type:
+    # The figures of a local run are of another instance type.
+    if settings.expected.instance_type == cluster.instance_type:
         expected = settings.expected
-    given = reference(evidence, expected)
-    parts = tuple(_parts(evidence, expected, given))
-    prediction = _predict(settings, evidence, expected, given)
-    network = evidence.world.best() if evidence.world else None
+    reference = reference_bandwidths(cluster, expected)
+    figures = tuple(_figures(cluster, expected, reference))
+    prediction = _predict(settings, cluster, expected, reference)
+    network = cluster.world.best_busbw() if cluster.world else None
     found = [
-        *findings(evidence, expected),
-        *_slow_parts(parts),
-        *_too_slow(settings, prediction, firm=given.firm),
-        *_loading(settings, evidence, prediction),
-        *compare(evidence, network, earlier),
+        *findings(cluster, expected),
+        *_low_figures(figures),
+        *_too_slow(settings, prediction, binding=reference.binding),
+        *_slow_loaders(settings, cluster, prediction),
+        *compare(cluster, network, earlier),
     ]
-    level = _level(found)
     return DoctorVerdict(
-        level,
-        _sentence(evidence, parts, found, prediction),
-        parts,
+        _level(found),
+        _sentence(cluster, figures, found, prediction),
+        figures,
         tuple(found),
         prediction,
         network,
@@ -113,185 +119,194 @@ def _level(found: Sequence[ClusterFinding]) -> Literal["ok", "warn", "fail"]:
     return "fail" if "fail" in levels else "warn" if levels else "ok"
 
 
-def _part(
+def _figure(
     name: str, measured: float, unit: str, expected: float | None, band: Band, source: str
 ) -> MeasuredFigure:
+    """Compare ``measured`` with ``expected``, which is ``band.usual`` of the nominal figure."""
     share = measured / expected if expected else None
-    low = band.low / band.usual
-    level: Literal["ok", "warn"] = "warn" if share is not None and share < low else "ok"
+    level: Literal["ok", "warn"] = (
+        "warn" if share is not None and share < band.low / band.usual else "ok"
+    )
     return MeasuredFigure(name, measured, unit, expected, share, level, source)
 
 
-def _parts(
-    evidence: ClusterMeasurements, expected: ExpectedPerformance | None, given: Reference
+def _figures(
+    cluster: ClusterMeasurements, expected: ExpectedPerformance | None, reference: Reference
 ) -> Iterator[MeasuredFigure]:
-    many = len(evidence.nodes) > 1
-    if evidence.world and (best := evidence.world.best()):
-        if many:
-            yield _part("network", best, "B/s", given.network, NETWORK, given.why)
-        else:
-            yield _part("within nodes", best, "B/s", given.inside, NVLINK, NVLINK.source)
-    worst = min(evidence.intra.items(), key=lambda one: one[1].best() or 0.0, default=None)
-    if worst and (best := worst[1].best()):
-        source = f"slowest node: {evidence.name(worst[0])}; {NVLINK.source}"
-        yield _part("within nodes", best, "B/s", given.inside, NVLINK, source)
-    if evidence.inter:
-        total = sum(one.best() or 0.0 for one in evidence.inter.values())
-        yield _part("between nodes", total, "B/s", given.network, NETWORK, given.why)
-    rates = [one.matmul_tflops for one in evidence.speeds.values() if one.matmul_tflops]
+    yield from _network_figures(cluster, reference)
+    rates = [one.matmul_tflops for one in cluster.speeds.values() if one.matmul_tflops]
     if rates:
-        peak = expected.bf16_tflops if expected else None
-        whole = peak * MATMUL.usual if peak else None
-        yield _part("matrix products", min(rates), "TFLOP/s", whole, MATMUL, MATMUL.source)
+        nominal = expected.bf16_tflops if expected else None
+        usual = nominal * MATMUL.usual if nominal else None
+        yield _figure("matrix products", min(rates), "TFLOP/s", usual, MATMUL, MATMUL.source)
     for name, values in (
-        ("host to device", [one.host_to_device for one in evidence.speeds.values()]),
-        ("disk", [one.disk for one in evidence.speeds.values()]),
-        ("train channel", [one.channel for one in evidence.speeds.values()]),
+        ("host to device", [one.host_to_device for one in cluster.speeds.values()]),
+        ("disk", [one.disk for one in cluster.speeds.values()]),
+        ("train channel", [one.channel for one in cluster.speeds.values()]),
     ):
         known = [value for value in values if value]
         if known:
             yield MeasuredFigure(name, min(known), "B/s", None, None, "ok", "the slowest")
-    latencies = [one.latency for one in evidence.pairs if one.latency]
+    latencies = [one.latency for one in cluster.pairs if one.latency]
     if latencies:
-        yield MeasuredFigure(
-            "latency", max(latencies), "s", None, None, "ok", "the slowest pair of nodes"
-        )
+        source = "the slowest pair of nodes"
+        yield MeasuredFigure("latency", max(latencies), "s", None, None, "ok", source)
 
 
-def _slow_parts(parts: Sequence[MeasuredFigure]) -> Iterator[ClusterFinding]:
-    for one in parts:
+def _network_figures(
+    cluster: ClusterMeasurements, reference: Reference
+) -> Iterator[MeasuredFigure]:
+    intra_node, inter_node = reference.intra_node, reference.inter_node
+    if cluster.world and (busbw := cluster.world.best_busbw()):
+        if len(cluster.nodes) > 1:
+            yield _figure("network", busbw, "B/s", inter_node, NETWORK, reference.source)
+        else:
+            yield _figure("within nodes", busbw, "B/s", intra_node, NVLINK, NVLINK.source)
+    slowest = min(
+        cluster.intra_node.items(), key=lambda one: one[1].best_busbw() or 0.0, default=None
+    )
+    if slowest and (busbw := slowest[1].best_busbw()):
+        source = f"slowest node: {cluster.name(slowest[0])}; {NVLINK.source}"
+        yield _figure("within nodes", busbw, "B/s", intra_node, NVLINK, source)
+    if cluster.inter_node:
+        # All local ranks share the node's network.
+        total = sum(one.best_busbw() or 0.0 for one in cluster.inter_node.values())
+        yield _figure("between nodes", total, "B/s", inter_node, NETWORK, reference.source)
+
+
+def _low_figures(figures: Sequence[MeasuredFigure]) -> Iterator[ClusterFinding]:
+    for one in figures:
         if one.level == "warn" and one.share is not None:
             yield ClusterFinding(
                 f"{one.name.replace(' ', '-')}-slow",
                 "warn",
                 f"{one.name} at {one.share:.0%} of expected ({one.source})",
-                "see which node or transport is found fault with; if none is, "
-                f"all are alike: {REPLACE}",
+                "see which node or transport has a finding; if none has, "
+                f"all nodes are alike: {REPLACE}",
             )
 
 
 def _predict(
     settings: JobConfig,
-    evidence: ClusterMeasurements,
+    cluster: ClusterMeasurements,
     expected: ExpectedPerformance | None,
-    given: Reference,
+    reference: Reference,
 ) -> Prediction | None:
-    ideal = expected_fabric(evidence, given)
-    real = measured_fabric(evidence)
-    found = workload(settings, evidence, expected, ideal)
-    if found is None or (real is None and evidence.world_size > 1):
+    ideal = expected_fabric(cluster, reference)
+    real = measured_fabric(cluster)
+    estimate = workload(settings, cluster, expected, ideal)
+    if estimate is None or (real is None and cluster.world_size > 1):
         return None
-    work, basis = found
-    slower = replace(work, compute_seconds=work.compute_seconds * _slowest_device(evidence))
-    step = (
-        predict_step(slower, real) if real else StepTime(*_alone(slower.compute_seconds, settings))
-    )
-    whole = predict_step(work, ideal) if ideal else None
+    work, basis = estimate
+    slowed = replace(work, compute_seconds=work.compute_seconds * _slowest_device_factor(cluster))
+    if real:
+        step = predict_step(slowed, real)
+    else:
+        accumulation = settings.stage.gradient_accumulation_steps
+        step = StepTime(slowed.compute_seconds * accumulation, 0.0, 0.0)
+    ideal_step = predict_step(work, ideal) if ideal else None
     if step is None:
         return None
-    slowdown = max(1.0, step.seconds / whole.seconds) if whole else None
-    seconds = whole.seconds * slowdown if whole and slowdown else step.seconds
+    slowdown = max(1.0, step.seconds / ideal_step.seconds) if ideal_step else None
+    seconds = ideal_step.seconds * slowdown if ideal_step and slowdown else step.seconds
     return Prediction(
-        expected_steps_per_second=1 / whole.seconds if whole else None,
+        expected_steps_per_second=1 / ideal_step.seconds if ideal_step else None,
         predicted_steps_per_second=1 / seconds,
         exposed_share=step.exposed_seconds / step.seconds,
         slowdown=slowdown,
-        expected_usd=_usd(settings, evidence, expected, whole.seconds) if whole else None,
-        predicted_usd=_usd(settings, evidence, expected, seconds),
+        expected_usd=_usd(settings, cluster, expected, ideal_step.seconds) if ideal_step else None,
+        predicted_usd=_usd(settings, cluster, expected, seconds),
         basis=basis,
     )
 
 
-def _alone(compute: float, settings: JobConfig) -> tuple[float, float, float]:
-    return compute * settings.stage.gradient_accumulation_steps, 0.0, 0.0
-
-
-def _slowest_device(evidence: ClusterMeasurements) -> float:
-    """How much longer the slowest device computes than the usual one, if it stands out."""
-    rates = [one.matmul_tflops for one in evidence.speeds.values() if one.matmul_tflops]
-    least = OUTLIER.get(evidence.backend, OUTLIER["nccl"])
-    if len(rates) < 3 or min(rates) >= least * median(rates):
+def _slowest_device_factor(cluster: ClusterMeasurements) -> float:
+    """Return how much longer the slowest device computes than the median one; 1 if no outlier."""
+    rates = [one.matmul_tflops for one in cluster.speeds.values() if one.matmul_tflops]
+    if len(rates) < 3 or min(rates) >= outlier_share(cluster) * median(rates):
         return 1.0
     return median(rates) / min(rates)
 
 
 def _usd(
     settings: JobConfig,
-    evidence: ClusterMeasurements,
+    cluster: ClusterMeasurements,
     expected: ExpectedPerformance | None,
     step_seconds: float,
 ) -> float | None:
     if expected is None or expected.usd_per_instance_hour is None:
         return None
     hours = settings.stage.max_steps * step_seconds / 3600
-    return hours * len(evidence.hosts) * expected.usd_per_instance_hour
+    return hours * len(cluster.node_names) * expected.usd_per_instance_hour
 
 
 def _too_slow(
-    settings: JobConfig, prediction: Prediction | None, *, firm: bool
+    settings: JobConfig, prediction: Prediction | None, *, binding: bool
 ) -> Iterator[ClusterFinding]:
-    most = settings.doctor.max_slowdown
-    if prediction and prediction.slowdown and prediction.slowdown > most:
+    limit = settings.doctor.max_slowdown
+    if prediction and prediction.slowdown and prediction.slowdown > limit:
         yield ClusterFinding(
             "too-slow",
-            "fail" if firm else "warn",
+            "fail" if binding else "warn",
             f"this run would be {_times(prediction.slowdown)} slower than expected, "
-            f"doctor.max_slowdown allows {_times(most)}",
-            "mend what is found above, or raise doctor.max_slowdown",
+            f"doctor.max_slowdown allows {_times(limit)}",
+            "fix the findings above, or raise doctor.max_slowdown",
         )
 
 
-def _loading(
-    settings: JobConfig, evidence: ClusterMeasurements, prediction: Prediction | None
+def _slow_loaders(
+    settings: JobConfig, cluster: ClusterMeasurements, prediction: Prediction | None
 ) -> Iterator[ClusterFinding]:
-    """Whether each node's loader keeps up with the step, at the speed that is expected."""
+    """Find nodes whose loader cannot keep up with the step at its expected speed."""
     if prediction is None:
         return
     speed = prediction.expected_steps_per_second or prediction.predicted_steps_per_second
     stage = settings.stage
-    for one in evidence.members:
-        rate = evidence.speeds[one.rank].decoded_images if one.rank in evidence.speeds else None
-        lanes = sum(other.node == one.node for other in evidence.members)
-        need = speed * stage.per_device_batch_size * stage.gradient_accumulation_steps * lanes
-        if rate and rate < need:
+    for one in cluster.ranks:
+        rate = cluster.speeds[one.rank].decoded_images if one.rank in cluster.speeds else None
+        processes = sum(other.node == one.node for other in cluster.ranks)
+        per_step = stage.per_device_batch_size * stage.gradient_accumulation_steps * processes
+        required = speed * per_step
+        if rate and rate < required:
             yield ClusterFinding(
                 "loader-slow",
                 "warn",
-                f"{evidence.name(one.node)} loads {rate:.0f} images/s and a step needs {need:.0f}: "
-                f"{_times(need / rate)} slower",
-                "raise training.decode_workers if cores are left, or pack smaller images or "
+                f"{cluster.name(one.node)} loads {rate:.0f} images/s and training needs "
+                f"{required:.0f}: {_times(required / rate)} slower",
+                "raise training.decode_workers if cores are idle, or pack smaller images or "
                 "latents",
                 (one.node,),
             )
 
 
 def _sentence(
-    evidence: ClusterMeasurements,
-    parts: Sequence[MeasuredFigure],
+    cluster: ClusterMeasurements,
+    figures: Sequence[MeasuredFigure],
     found: Sequence[ClusterFinding],
     prediction: Prediction | None,
 ) -> str:
-    chain = []
-    known = [one for one in parts if one.share is not None]
-    low = [one for one in known if one.level == "warn"]
-    if known:
-        told = min(low, key=lambda one: one.share or 0.0) if low else known[0]
-        chain.append(f"{told.name} at {told.share:.0%} of expected")
-    elif evidence.world and (best := evidence.world.best()):
-        chain.append(f"network at {best / 1e9:.3g} GB/s")
+    clauses = []
+    compared = [one for one in figures if one.share is not None]
+    low = [one for one in compared if one.level == "warn"]
+    if compared:
+        shown = min(low, key=lambda one: one.share or 0.0) if low else compared[0]
+        clauses.append(f"{shown.name} at {shown.share:.0%} of expected")
+    elif cluster.world and (busbw := cluster.world.best_busbw()):
+        clauses.append(f"network at {busbw / 1e9:.3g} GB/s")
     if prediction and prediction.slowdown is not None:
-        slower = prediction.slowdown
-        chain.append(f"{_times(slower)} slower" if slower >= 1.05 else "no slower than expected")
+        slowdown = prediction.slowdown
+        is_slower = slowdown >= 1.05
+        clauses.append(f"{_times(slowdown)} slower" if is_slower else "no slower than expected")
         if prediction.predicted_usd is not None and prediction.expected_usd is not None:
-            money = f"${prediction.predicted_usd:,.0f}"
-            if slower >= 1.05:
-                money += f" instead of ${prediction.expected_usd:,.0f}"
-            chain.append(money)
+            cost = f"${prediction.predicted_usd:,.0f}"
+            if is_slower:
+                cost += f" instead of ${prediction.expected_usd:,.0f}"
+            clauses.append(cost)
     elif prediction:
-        chain.append(f"about {prediction.predicted_steps_per_second:.3g} it/s")
-    grave = [one.message for one in found if one.level == "fail" and one.code != "too-slow"]
-    sentence = " → ".join(chain) or "nothing was measured"
-    return "; ".join([sentence, *grave[:3]])
+        clauses.append(f"about {prediction.predicted_steps_per_second:.3g} it/s")
+    severe = [one.message for one in found if one.level == "fail" and one.code != "too-slow"]
+    sentence = " → ".join(clauses) or "nothing was measured"
+    return "; ".join([sentence, *severe[:3]])
 
 
 def _times(value: float) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sm_train.entrypoints.common.sample_rng import LATENT, NOISE
+from sm_train.entrypoints.common.sample_rng import Purpose
 from sm_train.entrypoints.data.batches import Batch
 from sm_train.entrypoints.models.builder import ModelComponents
 from sm_train.entrypoints.models.objectives import DiffusionTarget
@@ -44,7 +44,7 @@ class ModelInputs:
             images = self._images(batch.pixels, noise)
             text = self._captions(batch.tokens, dropped)
         return self._components.objective.make_target(
-            images, noise[NOISE], batch.timestep_uniform
+            images, noise[Purpose.NOISE], batch.timestep_uniform
         ), text
 
     def no_text(self) -> Text:
@@ -70,7 +70,7 @@ class ModelInputs:
 
         on_device = moments.to(self._device, non_blocking=True).float()
         distribution = DiagonalGaussianDistribution(on_device)
-        latents: Tensor = distribution.mean + distribution.std * noise[LATENT]
+        latents: Tensor = distribution.mean + distribution.std * noise[Purpose.LATENT]
         config = self._components.vae.config
         return (latents - (config.shift_factor or 0.0)) * float(config.scaling_factor)
 

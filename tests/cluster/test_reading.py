@@ -1,4 +1,4 @@
-"""Several nodes read one epoch: real processes under torchrun, shards dealt as S3 would."""
+"""Several nodes read one epoch: real processes under torchrun, shards assigned as by S3."""
 
 from __future__ import annotations
 
@@ -10,77 +10,89 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster.training_jobs import DEADLINE, free_port, start_python, write_shards
-from tests.support.data_channels import deal
+from tests.support.cluster.training_jobs import free_port, start_python, write_shards
+from tests.support.data_channels import distribute_shards
+from tests.support.deadline import DEADLINE
 
 SHARDS, EACH = 5, 13
 READ_EPOCH = Path(__file__).parents[1] / "support" / "cluster" / "read_epoch.py"
 
 
-def read(
-    folder: Path, data: list[Path], nodes: int, processes: int, steps: int, batch_size: int
+def read_epoch(
+    folder: Path,
+    shards: list[Path],
+    *,
+    num_nodes: int,
+    local_world_size: int,
+    max_steps: int,
+    batch_size: int,
 ) -> list[dict[str, Any]]:
-    """What every process read in a job of its own; the job goes on where the last one stopped."""
-    hosts = [f"algo-{node + 1}" for node in range(nodes)]
+    """Run a job that resumes the last one in ``folder``; return the result of each rank."""
+    hosts = [f"algo-{node_rank + 1}" for node_rank in range(num_nodes)]
     job = folder / f"job-{len(list(folder.glob('job-*')))}"
     port = str(free_port())
-    channels = deal(data, nodes, job / "dealt")
-    running = []
-    for node, host in enumerate(hosts):
+    channels = distribute_shards(shards, num_nodes, job / "channels")
+    nodes = []
+    for node_rank, host in enumerate(hosts):
         base = job / host
         config = base / "input" / "config"
         config.mkdir(parents=True)
         (base / "input" / "data").mkdir()
-        (base / "input" / "data" / "train").symlink_to(channels[node])
+        (base / "input" / "data" / "train").symlink_to(channels[node_rank])
         resources = {"current_host": host, "hosts": hosts}
         (config / "resourceconfig.json").write_text(json.dumps(resources))
         command = [
             "-m",
             "torch.distributed.run",
             "--nnodes",
-            str(nodes),
+            str(num_nodes),
             "--node_rank",
-            str(node),
+            str(node_rank),
             "--nproc_per_node",
-            str(processes),
+            str(local_world_size),
             "--master_addr",
             "127.0.0.1",
             "--master_port",
             port,
             str(READ_EPOCH),
             str(base),
-            str(folder / "record.npz"),
-            str(steps),
+            str(folder / "sampler.npz"),
+            str(max_steps),
             str(batch_size),
         ]
         environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-        running.append(start_python(command, cwd=job, env=environment))
-    assert [one.wait(DEADLINE) for one in running] == [0] * nodes
+        nodes.append(start_python(command, cwd=job, env=environment))
+    assert [node.wait(DEADLINE) for node in nodes] == [0] * num_nodes
     return [json.loads(path.read_text()) for path in sorted(job.glob("algo-*/read-*.json"))]
 
 
 @pytest.mark.slow
 def test_two_nodes_then_one_read_every_sample_once(tmp_path: Path) -> None:
-    """2 nodes × 2 processes for three steps, then one node × 3 for the rest of the epoch."""
+    """2 nodes × 2 ranks for three steps, then 1 node × 3 ranks for the rest of the epoch."""
     write_shards(tmp_path / "shards", shards=SHARDS, each=EACH)
-    data = sorted((tmp_path / "shards").glob("*.tar"))
-    first = read(tmp_path, data, nodes=2, processes=2, steps=3, batch_size=4)
-    assert [one["steps"] for one in first] == [3] * 4
-    rest = read(tmp_path, data, nodes=1, processes=3, steps=1000, batch_size=2)
-    assert len({one["steps"] for one in rest}) == 1
-    seen = Counter(caption for one in first + rest for caption in one["fresh"])
-    assert seen == Counter({f"a grey of {number}": 1 for number in range(SHARDS * EACH)})
+    shards = sorted((tmp_path / "shards").glob("*.tar"))
+    started = read_epoch(
+        tmp_path, shards, num_nodes=2, local_world_size=2, max_steps=3, batch_size=4
+    )
+    assert [rank["steps"] for rank in started] == [3] * 4
+    finished = read_epoch(
+        tmp_path, shards, num_nodes=1, local_world_size=3, max_steps=1000, batch_size=2
+    )
+    assert len({rank["steps"] for rank in finished}) == 1
+    counts = Counter(caption for rank in started + finished for caption in rank["new_captions"])
+    assert counts == Counter({f"a grey of {number}": 1 for number in range(SHARDS * EACH)})
 
 
 @pytest.mark.slow
-def test_unequal_nodes_end_together_and_count_what_repeats(tmp_path: Path) -> None:
-    """Three shards and two, on two processes each: the second node fills up."""
+def test_nodes_with_unequal_shards_take_equal_steps(tmp_path: Path) -> None:
+    """Three shards and two, on two ranks each: the second node repeats samples, and counts them."""
     write_shards(tmp_path / "shards", shards=SHARDS, each=EACH)
-    data = sorted((tmp_path / "shards").glob("*.tar"))
-    all_ranks = read(tmp_path, data, nodes=2, processes=2, steps=1000, batch_size=4)
-    [balance] = {json.dumps(one["balance"]) for one in all_ranks}
-    repeated = json.loads(balance)["repeated"]
-    fresh = [caption for one in all_ranks for caption in one["fresh"]]
-    assert len(fresh) == len(set(fresh)) == SHARDS * EACH
-    assert {one["steps"] for one in all_ranks} == {5}
-    assert repeated == 5 * 4 * 4 - SHARDS * EACH
+    shards = sorted((tmp_path / "shards").glob("*.tar"))
+    ranks = read_epoch(
+        tmp_path, shards, num_nodes=2, local_world_size=2, max_steps=1000, batch_size=4
+    )
+    [epoch_size] = {json.dumps(rank["epoch_size"]) for rank in ranks}
+    captions = [caption for rank in ranks for caption in rank["new_captions"]]
+    assert len(captions) == len(set(captions)) == SHARDS * EACH
+    assert {rank["steps"] for rank in ranks} == {5}
+    assert json.loads(epoch_size)["repeated"] == 5 * 4 * 4 - SHARDS * EACH

@@ -23,7 +23,7 @@ from sm_train.toolkit.jobs.events import read_events
 from tests.conftest import Cli
 from tests.support.capabilities import require_fuse
 from tests.support.cluster.training_jobs import tiny_run, write_shard
-from tests.support.data_channels import Cluster, epoch_of, index
+from tests.support.data_channels import Cluster, rest_of_epoch, write_folder_index
 from tests.support.s3_mount import Get, Store, Trouble, mounted, store
 
 SHARDS, EACH, SIDE, BATCH = 2, 130, 160, 26
@@ -44,7 +44,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
             text = f"noise {shard}-{number}".encode()
             samples[f"{number:04d}"] = {"png": content.getvalue(), "txt": text}
         write_shard(folder / "shards" / f"shard-{shard}.tar", samples)
-    index(folder / "shards")
+    write_folder_index(folder / "shards")
     return folder
 
 
@@ -71,7 +71,7 @@ def epoch(folder: Path, packed: Path, notes: Path) -> list[Batch]:
     """One epoch of the shards in ``folder``."""
     place = index_path(packed / "shards")
     [loader] = Cluster([folder / "shards"], 1, notes, place).loaders(batch_size=BATCH)
-    return epoch_of(loader)
+    return rest_of_epoch(loader)
 
 
 def count(batches: list[Batch]) -> None:

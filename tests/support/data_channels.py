@@ -1,4 +1,4 @@
-"""Channels of shards as instances see them, and loaders that meet without a network."""
+"""Builds data channels as the nodes of a job see them, and loaders that need no network."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from sm_train.entrypoints.data.shard_catalog import DataRank, ShardCatalog, buil
 from sm_train.entrypoints.data.shard_index import write_index
 from sm_train.entrypoints.packing.describe_shard import describe_folder
 
-DATA = DataConfig(
+DATA_CONFIG = DataConfig(
     image_key="jpg;png",
     caption_key="txt",
     crop="center",
@@ -27,105 +28,109 @@ DATA = DataConfig(
 )
 
 
-class Meeting:
-    """Exchanges objects between threads that stand for processes."""
+class ThreadGather:
+    """An all-gather between threads, one for each rank."""
 
-    def __init__(self, parties: int) -> None:
-        self._said: list[Any] = [None] * parties
-        self._barrier = threading.Barrier(parties, timeout=30)
+    def __init__(self, world_size: int) -> None:
+        self._objects: list[Any] = [None] * world_size
+        self._barrier = threading.Barrier(world_size, timeout=30)
 
-    def exchange(self, place: int, said: Any) -> list[Any]:
-        self._said[place] = said
+    def all_gather(self, rank: int, obj: Any) -> list[Any]:
+        """Contribute ``obj`` as ``rank`` and return the objects of all ranks."""
+        self._objects[rank] = obj
         self._barrier.wait()
-        everyones = list(self._said)
-        self._barrier.wait()
-        return everyones
+        gathered = list(self._objects)
+        self._barrier.wait()  # nobody starts the next call before all have read this one
+        return gathered
 
 
 @dataclass
 class Cluster:
-    """Instances that each see the shards of one folder; all run ``processes``."""
+    """Nodes that each see the shards of one folder and run ``local_world_size`` ranks."""
 
     channels: Sequence[Path]
-    processes: int
-    notes: Path
+    local_world_size: int
+    scan_folder: Path
     index: Path | None = None
 
-    def surveys(self) -> list[tuple[DataRank, ShardCatalog]]:
-        """Every process's place and catalogue; the first error of any is raised."""
+    def build_catalogs(self) -> list[tuple[DataRank, ShardCatalog]]:
+        """Return every rank and its catalog; raise the first error of any rank."""
         hosts = tuple(f"algo-{number + 1}" for number in range(len(self.channels)))
-        seats = [
-            DataRank(hosts, instance, process, self.processes)
-            for instance in range(len(hosts))
-            for process in range(self.processes)
+        ranks = [
+            DataRank(hosts, node_rank, local_rank, self.local_world_size)
+            for node_rank in range(len(hosts))
+            for local_rank in range(self.local_world_size)
         ]
-        meeting = Meeting(len(seats))
-        found: list[ShardCatalog | BaseException] = [ValueError()] * len(seats)
+        gather = ThreadGather(len(ranks))
+        results: list[ShardCatalog | BaseException] = [ValueError()] * len(ranks)
 
-        def look(place: int) -> None:
-            seat = seats[place]
+        def build(number: int, rank: DataRank) -> None:
             try:
-                found[place] = build_catalog(
-                    self.channels[seat.node_rank],
+                results[number] = build_catalog(
+                    self.channels[rank.node_rank],
                     self.index,
-                    seat,
-                    lambda said: meeting.exchange(place, said),
-                    self.notes / str(seat.node_rank),
+                    rank,
+                    partial(gather.all_gather, number),
+                    self.scan_folder / str(rank.node_rank),
                 )
             except BaseException as error:
-                found[place] = error
+                results[number] = error
 
-        threads = [threading.Thread(target=look, args=(place,)) for place in range(len(seats))]
+        threads = [threading.Thread(target=build, args=args) for args in enumerate(ranks)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        catalogues = []
-        for one in found:
-            if isinstance(one, BaseException):
-                raise one
-            catalogues.append(one)
-        return list(zip(seats, catalogues, strict=True))
+        catalogs = []
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+            catalogs.append(result)
+        return list(zip(ranks, catalogs, strict=True))
 
-    def loaders(self, **changes: Any) -> list[Loader]:
-        options: dict[str, Any] = {
-            "data": DATA,
+    def loaders(self, config: DataConfig = DATA_CONFIG, **options: Any) -> list[Loader]:
+        """Return the loader of every rank."""
+        defaults: dict[str, Any] = {
             "resolution": 8,
             "batch_size": 2,
             "seed": 0,
             "decode_workers": 0,
-        } | changes
-        data = options.pop("data")
-        return [Loader(catalogue, seat, data, **options) for seat, catalogue in self.surveys()]
+        }
+        return [
+            Loader(catalog, rank, config, **(defaults | options))
+            for rank, catalog in self.build_catalogs()
+        ]
 
 
-def deal(shards: Sequence[Path], instances: int, folder: Path) -> list[Path]:
-    """A channel for each instance, as ShardedByS3Key deals objects: round and round."""
-    channels = [folder / f"algo-{number + 1}" for number in range(instances)]
+def distribute_shards(shards: Sequence[Path], num_nodes: int, folder: Path) -> list[Path]:
+    """Return a channel for each node, with shards assigned round-robin as by ShardedByS3Key."""
+    channels = [folder / f"algo-{number + 1}" for number in range(num_nodes)]
     for number, shard in enumerate(shards):
-        channel = channels[number % instances]
+        channel = channels[number % num_nodes]
         channel.mkdir(parents=True, exist_ok=True)
         (channel / shard.name).symlink_to(shard)
     return channels
 
 
-def index(folder: Path) -> Path:
-    """Make the index of a folder of shards, beside it."""
+def write_folder_index(folder: Path) -> Path:
+    """Write the index of a folder of shards, next to it."""
     path = index_path(folder)
-    write_index(path, (one.shard for one in describe_folder(folder)))
+    write_index(path, (described.shard for described in describe_folder(folder)))
     return path
 
 
-def first(loader: Loader, batches: int) -> list[Batch]:
+def take_batches(loader: Loader, batches: int) -> list[Batch]:
+    """Return the next ``batches`` batches."""
     stream = iter(loader)
     return [next(stream) for _ in range(batches)]
 
 
-def epoch_of(loader: Loader, batches: int | None = None) -> list[Batch]:
-    """What is left of the epoch under way, or the first ``batches`` of it."""
+def rest_of_epoch(loader: Loader, limit: int | None = None) -> list[Batch]:
+    """Return the batches left in the current epoch, at most ``limit``."""
     left = loader.epoch_size().steps - loader.position.step
-    return first(loader, left if batches is None else min(left, batches))
+    return take_batches(loader, left if limit is None else min(left, limit))
 
 
-def seen(batches: Sequence[Batch]) -> Counter[str]:
+def caption_counts(batches: Sequence[Batch]) -> Counter[str]:
+    """Return how often each caption is in ``batches``."""
     return Counter(caption for batch in batches for caption in batch.captions)

@@ -118,7 +118,7 @@ def _price(job: DoctorJob) -> str:
 def _send(
     config: RunConfig, job: DoctorJob, profile: str | None, *, yes: bool, as_json: bool
 ) -> None:
-    from sm_train.estimators.sdk.model_trainer import send
+    from sm_train.estimators.sdk.model_trainer import create_training_job
     from sm_train.toolkit.aws import session as aws
     from sm_train.toolkit.submit.submit import ask, session_for_jobs
     from sm_train.toolkit.terminal.console import write_json
@@ -130,7 +130,7 @@ def _send(
     if not yes:
         ask("Start it?")
     with aws.translate_aws_errors("CreateTrainingJob"):
-        send(job.request, job.submission.bundle, boto_session=session, bucket=bucket)
+        create_training_job(job.request, job.submission.bundle, boto_session=session, bucket=bucket)
     name = job.request["TrainingJobName"]
     if as_json:
         write_json({"training_job_name": name, "region": region, "results": job.results_uri})

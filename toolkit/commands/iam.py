@@ -1,4 +1,4 @@
-"""``sm-train iam``: the least IAM policies for a run."""
+"""``sm-train iam``: least-privilege IAM policies for a run."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from sm_train.toolkit.errors import UserError
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option(
-    "--only", type=click.Choice(["laptop", "job", "trust"]), help="Print this document alone."
+    "--only", type=click.Choice(["laptop", "job", "trust"]), help="Print only this document."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.pass_obj
 def command(options: dict[str, Any], run: Path, only: str | None, as_json: bool) -> None:
-    """Print the least policies for RUN: for who submits it and for its jobs' role.
+    """Print least-privilege IAM policies for RUN: for its submitter and for its jobs' role.
 
-    A policy is for one run's name, buckets and keys: with another run file, ask again.
+    The policies name the run, its buckets and its keys. Print them again when the run file changes.
     """
     from sm_train.estimators.request.iam import policies
     from sm_train.estimators.request.images import image_uri
@@ -34,15 +34,17 @@ def command(options: dict[str, Any], run: Path, only: str | None, as_json: bool)
     except ValueError as error:
         raise UserError(str(error)) from None
     if config.role is None:
-        click.echo("warning: role is not in the run file; account and role are made up", err=True)
+        click.echo(
+            "warning: role is missing in the run file; account and role are placeholders", err=True
+        )
     if only is None and not as_json:
-        for name, words in _WORDS.items():
-            click.echo(f"{name}: {words}", err=True)
+        for name, purpose in _PURPOSES.items():
+            click.echo(f"{name}: {purpose}", err=True)
     write_json(documents if only is None else documents[only])
 
 
-_WORDS = {
-    "laptop": "for the user or role that submits the run",
-    "job": "for the role that the run file names",
-    "trust": "who may take that role",
+_PURPOSES = {
+    "laptop": "policy for the user or role that submits the run",
+    "job": "policy for the role that the run file names",
+    "trust": "trust policy of that role",
 }

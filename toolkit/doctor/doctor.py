@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm_train.cost.assumptions import Assumptions
-from sm_train.entrypoints.doctor.history import FOLDER, results
+from sm_train.entrypoints.doctor.history import FOLDER, read_results
 from sm_train.estimators.bundle.bundle import Bundle
 from sm_train.estimators.config.fields import MAX_JOB_NAME
 from sm_train.estimators.config.naming import checkpoint_uri, staging_bucket
@@ -47,7 +47,7 @@ def examine_here(
     alone = config.model_copy(update={"stages": [stage]})  # nothing of an earlier stage is needed
     checkpoints = output / stage.name / "checkpoints"
     checkpoints.mkdir(parents=True, exist_ok=True)
-    before = len(results([checkpoints / FOLDER]))
+    before = len(read_results([checkpoints / FOLDER]))
     with tempfile.TemporaryDirectory(prefix="doctor-") as folder:
         root = Path(folder) / stage.name
         root.mkdir()
@@ -63,7 +63,7 @@ def examine_here(
             console=console,
             options=("--doctor-only", "true"),
         )
-    kept = results([checkpoints / FOLDER])
+    kept = read_results([checkpoints / FOLDER])
     if len(kept) == before:
         raise UserError(
             f"--local: the doctor left no result in {checkpoints / FOLDER}; its lines are above",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sm_train.toolkit.terminal.formatting import format_usd
+from sm_train.toolkit.terminal.formatting import format_quantity, format_usd
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,7 +17,7 @@ def show_result(document: dict[str, Any], console: Console) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    verdict, evidence = document["verdict"], document["evidence"]
+    verdict, cluster = document["verdict"], document["measurements"]
     table = Table(box=None, pad_edge=False)
     for column in ("part", "measured", "expected", "share", ""):
         table.add_column(column, justify="left" if column == "part" else "right")
@@ -25,14 +25,14 @@ def show_result(document: dict[str, Any], console: Console) -> None:
         share = part["share"]
         table.add_row(
             part["name"],
-            amount(part["measured"], part["unit"]),
-            "" if part["expected"] is None else amount(part["expected"], part["unit"]),
+            format_quantity(part["measured"], part["unit"]),
+            "" if part["expected"] is None else format_quantity(part["expected"], part["unit"]),
             "" if share is None else f"{share:.0%}",
             f"[{_STYLES[part['level']]}]{part['level']}[/]",
         )
     console.print(table)
-    if len(evidence["hosts"]) > 2:
-        console.print(_matrix(evidence))
+    if len(cluster["nodes"]) > 2:
+        console.print(_matrix(cluster))
     for finding in verdict["findings"]:
         style = _STYLES[finding["level"]]
         console.print(f"[{style}]{finding['level']}[/]  {escape(finding['message'])}")
@@ -49,24 +49,15 @@ def show_result(document: dict[str, Any], console: Console) -> None:
     console.print(verdict["sentence"], style=_STYLES[verdict["level"]], markup=False)
 
 
-def amount(value: float, unit: str) -> str:
-    """A figure with a unit of its size."""
-    if unit == "B/s":
-        return f"{value / 1e9:.3g} GB/s"
-    if unit == "s":
-        return f"{value * 1e6:.0f} µs"
-    return f"{value:.3g} {unit}"
-
-
-def _matrix(evidence: dict[str, Any]) -> Any:
+def _matrix(cluster: dict[str, Any]) -> Any:
     """GB/s between nodes, in each direction."""
     from rich.table import Table
 
     sums: dict[tuple[int, int], float] = {}
-    for pair in evidence["pairs"]:
+    for pair in cluster["pairs"]:
         nodes = (pair["nodes"][0], pair["nodes"][1])
         sums[nodes] = sums.get(nodes, 0.0) + pair["bandwidth"]
-    hosts = evidence["hosts"]
+    hosts = cluster["nodes"]
     table = Table(box=None, pad_edge=False, title="GB/s between nodes", title_justify="left")
     for name in ("", *hosts):
         table.add_column(name, justify="right")

@@ -1,4 +1,4 @@
-"""The options of every command that emulates instances on this machine."""
+"""Options of the commands that emulate instances on this machine."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from typing import Any
 import click
 
 _OPTIONS = (
-    click.option("--nodes", type=click.IntRange(1), help="--local: emulated instances."),
+    click.option(
+        "--nodes", type=click.IntRange(1), help="With --local: number of emulated instances."
+    ),
     click.option(
         "--processes",
         type=click.IntRange(1),
         default=1,
         show_default=True,
-        help="--local: processes on each emulated instance.",
+        help="With --local: processes per emulated instance.",
     ),
 )
 
 
 def local_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """How many instances, with how many processes each."""
+    """Add --nodes and --processes to a command."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command

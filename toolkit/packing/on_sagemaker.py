@@ -23,8 +23,8 @@ from sm_train.estimators.request.launcher import FRAMEWORK
 from sm_train.estimators.request.processing import (
     PackingJob,
     ProcessingRequest,
-    instance_types,
     processing_image,
+    processing_instance_types,
     processing_request,
 )
 from sm_train.toolkit.aws.session import open_session, require_bucket, translate_aws_errors
@@ -61,15 +61,15 @@ class CloudPack:
 
     @property
     def instance_type(self) -> str:
-        return str(self._cluster["InstanceType"])
+        return self.request["ProcessingResources"]["ClusterConfig"]["InstanceType"]
 
     @property
     def machines(self) -> int:
-        return int(self._cluster["InstanceCount"])
+        return self.request["ProcessingResources"]["ClusterConfig"]["InstanceCount"]
 
     @property
     def limit_seconds(self) -> int:
-        return int(self.request["StoppingCondition"]["MaxRuntimeInSeconds"])
+        return self.request["StoppingCondition"]["MaxRuntimeInSeconds"]
 
     @property
     def images(self) -> int:
@@ -84,11 +84,6 @@ class CloudPack:
     def encodes(self) -> bool:
         """Whether latents are computed, which takes far longer than packing."""
         return self.pack.plans[0].options.latents is not None
-
-    @property
-    def _cluster(self) -> dict[str, Any]:
-        cluster: dict[str, Any] = self.request["ProcessingResources"]["ClusterConfig"]
-        return cluster
 
 
 @dataclass(frozen=True)
@@ -122,7 +117,7 @@ def plan_cloud_pack(
         raise UserError(
             f"--instances: {machines} for {len(pack.plans)} shards; the others would idle, billed"
         )
-    known = instance_types()
+    known = processing_instance_types()
     if instance_type not in known:
         near = get_close_matches(instance_type, known, n=1)
         mend = f"; did you mean {near[0]}?" if near else ""
@@ -220,9 +215,9 @@ def submit(
         for path in component_files(model):
             files[f"model/{path.relative_to(model).as_posix()}"] = path
     with translate_aws_errors("CreateProcessingJob"):
-        from sm_train.estimators.sdk.processor import send_processing
+        from sm_train.estimators.sdk.processor import create_processing_job
 
-        return send_processing(cloud.request, files, boto_session=session, bucket=bucket)
+        return create_processing_job(cloud.request, files, boto_session=session, bucket=bucket)
 
 
 def _packing_bundle(config: RunConfig) -> Bundle:

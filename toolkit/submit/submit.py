@@ -59,7 +59,7 @@ def submit(
         UserError: it is running or done already, something is missing, nobody said yes, or AWS
             refuses.
     """
-    from sm_train.estimators.sdk.model_trainer import send
+    from sm_train.estimators.sdk.model_trainer import create_training_job
 
     config, region, stage = submission.config, submission.region, submission.stages[0]
     session, bucket = session_for_jobs(config, profile, region)
@@ -90,7 +90,9 @@ def submit(
         freed.enter_context(release_claim_on_rejection(session, bucket, name, record, mine))
 
     with freed, aws.translate_aws_errors("CreateTrainingJob"):
-        send(request, submission.bundle, boto_session=session, bucket=bucket, before=keep)
+        create_training_job(
+            request, submission.bundle, boto_session=session, bucket=bucket, before_send=keep
+        )
     report_started(name, region, stage.name, as_json=as_json)
     report_alarms(session, config, region)
     following = config.stages.index(stage) + 1

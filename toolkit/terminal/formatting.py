@@ -42,6 +42,15 @@ def format_usd_range(priced: dict[str, Any]) -> str:
     return "" if low is None or high is None else f"{format_usd(low)}–{format_usd(high)}"
 
 
+def format_quantity(value: float, unit: str) -> str:
+    """Format a measurement in a readable unit: B/s as GB/s, s as µs, others unchanged."""
+    if unit == "B/s":
+        return f"{value / 1e9:.3g} GB/s"
+    if unit == "s":
+        return f"{value * 1e6:.0f} µs"
+    return f"{value:.3g} {unit}"
+
+
 def format_percent(share: float) -> str:
     """A share of 1."""
     return f"{share:.1%}"

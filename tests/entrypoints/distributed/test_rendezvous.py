@@ -1,12 +1,14 @@
-"""Machines meet before training: real sockets, threads in the machines' places."""
+"""Rendezvous of nodes before training: real stores, with threads in place of nodes."""
 
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from sm_train.entrypoints.distributed.rendezvous import (
 )
 from sm_train.toolkit.jobs.events import parse_event
 
-HOSTS = ("algo-1", "algo-2", "algo-3", "algo-4")
+NODES = ("algo-1", "algo-2", "algo-3", "algo-4")
 
 
 def free_port() -> int:
@@ -28,27 +30,28 @@ def free_port() -> int:
     return port
 
 
-def meet(coming: tuple[str, ...], patience: float) -> dict[str, BaseException | None]:
-    """What each machine that comes hears in the end."""
-    port = free_port()
-    with ThreadPoolExecutor(8) as machines:
-        found: dict[str, Future[None]] = {}
-        for name in coming:
-            found[name] = machines.submit(
-                join, name, RendezvousAddress("127.0.0.1", port), patience=patience
-            )
-        first = machines.submit(wait_for_nodes, HOSTS, port, print, patience=patience, reminder=0.2)
-        return {"algo-1": first.exception()} | {n: one.exception() for n, one in found.items()}
+def rendezvous_of(joining: tuple[str, ...], timeout: float) -> dict[str, BaseException | None]:
+    """Run the first node and those that join; returns node → its error."""
+    address = RendezvousAddress("127.0.0.1", free_port())
+    with ThreadPoolExecutor(8) as nodes:
+        joins: dict[str, Future[None]] = {
+            name: nodes.submit(join, name, address, timeout=timeout) for name in joining
+        }
+        first = nodes.submit(
+            wait_for_nodes, NODES, address.port, print, timeout=timeout, reminder=0.2
+        )
+        errors = {name: future.exception() for name, future in joins.items()}
+        return {"algo-1": first.exception()} | errors
 
 
-def test_when_all_are_there_training_starts() -> None:
-    assert meet(HOSTS[1:], 30.0) == dict.fromkeys(HOSTS)
+def test_all_nodes_continue_once_all_have_joined() -> None:
+    assert rendezvous_of(NODES[1:], 30.0) == dict.fromkeys(NODES)
 
 
-def test_who_does_not_come_is_named_to_everybody(capsys: pytest.CaptureFixture[str]) -> None:
-    found = meet(("algo-2", "algo-4"), 3.0)
-    assert len(found) == 3
-    for error in found.values():
+def test_missing_node_is_named_on_every_node(capsys: pytest.CaptureFixture[str]) -> None:
+    errors = rendezvous_of(("algo-2", "algo-4"), 3.0)
+    assert len(errors) == 3
+    for error in errors.values():
         assert isinstance(error, MissingNodeError)
         assert str(error).startswith("algo-3 did not come")
         assert "security group" in str(error)
@@ -56,55 +59,86 @@ def test_who_does_not_come_is_named_to_everybody(capsys: pytest.CaptureFixture[s
     assert "waiting for algo-3" in capsys.readouterr().out
 
 
-def test_a_first_machine_out_of_reach_is_named_with_its_port() -> None:
+def test_unreachable_first_node_is_named_with_its_port() -> None:
     port = free_port()
     with pytest.raises(MissingNodeError, match=f"127.0.0.1 could not be reached on port {port}"):
-        join("algo-2", RendezvousAddress("127.0.0.1", port), patience=0.5)
+        join("algo-2", RendezvousAddress("127.0.0.1", port), timeout=0.5)
 
 
-def test_strangers_and_those_who_say_nothing_are_not_counted() -> None:
-    port = free_port()
-    with ThreadPoolExecutor(1) as machines:
-        first = machines.submit(wait_for_nodes, HOSTS[:2], port, print, patience=60.0)
-        for words in (b"", b"\xff\xfe\n", b"GET / HTTP/1.1\r\n", b"x" * 100_000):
-            stranger = _connected(port)
-            stranger.sendall(words)
-            stranger.close()
+def test_node_may_start_before_the_first_one() -> None:
+    address = RendezvousAddress("127.0.0.1", free_port())
+    with ThreadPoolExecutor(1) as nodes:
+        joined = nodes.submit(join, "algo-2", address, timeout=60.0)
+        time.sleep(1.5)
+        wait_for_nodes(NODES[:2], address.port, print, timeout=60.0)
+        assert joined.exception(timeout=30) is None
+
+
+def test_port_is_free_again_after_the_rendezvous() -> None:
+    address = RendezvousAddress("127.0.0.1", free_port())
+    with ThreadPoolExecutor(1) as nodes:
+        for _ in range(2):
+            joined = nodes.submit(join, "algo-2", address, timeout=60.0)
+            wait_for_nodes(NODES[:2], address.port, print, timeout=60.0)
+            assert joined.exception(timeout=30) is None
+
+
+def test_foreign_connections_are_not_counted() -> None:
+    address = RendezvousAddress("127.0.0.1", free_port())
+    with ThreadPoolExecutor(1) as nodes:
+        first = nodes.submit(wait_for_nodes, NODES[:2], address.port, print, timeout=60.0)
+        for data in (b"", b"\xff\xfe\n", b"GET / HTTP/1.1\r\n", b"x" * 100_000):
+            connection = connect_when_listening(address.port)
+            try:
+                connection.sendall(data)
+            except ConnectionError:
+                pass  # the store closes a connection that does not speak its protocol
+            finally:
+                connection.close()
         assert not first.done()
-        join("algo-2", RendezvousAddress("127.0.0.1", port), patience=30.0)
+        join("algo-2", address, timeout=30.0)
         assert first.exception(timeout=30) is None
 
 
-def _connected(port: int) -> socket.socket:
-    """As soon as somebody listens there."""
+def connect_when_listening(port: int) -> socket.socket:
     for _ in range(600):
         try:
             return socket.create_connection(("127.0.0.1", port), timeout=5)
         except OSError:
             threading.Event().wait(0.05)
-    raise AssertionError("nobody listens")
+    raise AssertionError(f"nothing listens on port {port}")
 
 
-def test_a_machine_that_is_waited_for_in_vain_becomes_the_failure_reason(tmp_path: Path) -> None:
-    """The launcher as a job starts it, its patience shortened."""
+def launch(tmp_path: Path, nodes: int) -> subprocess.CompletedProcess[str]:
+    """Run the launcher of the first node with a timeout of a second and a stub for torchrun.
+
+    It prints whether torch was imported before torchrun would start.
+    """
     config = tmp_path / "input" / "config"
     config.mkdir(parents=True)
-    hosts = {"current_host": "algo-1", "hosts": ["algo-1", "algo-2"]}
-    (config / "resourceconfig.json").write_text(json.dumps(hosts))
+    names = list(NODES[:nodes])
+    resources = {"current_host": "algo-1", "hosts": names}
+    (config / "resourceconfig.json").write_text(json.dumps(resources))
     program = (
         "import sys\nfrom sm_train.entrypoints import launch\n"
         "from sm_train.entrypoints.distributed import rendezvous\n"
-        "rendezvous.wait_for_nodes.__kwdefaults__['patience'] = "
-        "1.0\nsys.exit(launch.main(['train.py']))"
+        "rendezvous.wait_for_nodes.__kwdefaults__['timeout'] = 1.0\n"
+        "launch.hyperparameters = lambda: []\n"
+        "def torchrun(environment, script):\n"
+        "    print('torch imported:', 'torch' in sys.modules, flush=True)\n"
+        "    return [sys.executable, '-c', 'pass']\n"
+        "launch.torchrun = torchrun\n"
+        "sys.exit(launch.main(['train.py']))"
     )
     environment = {
+        "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
         "SAGEMAKER_BASE_DIR": str(tmp_path),
         "SM_MASTER_ADDR": "127.0.0.1",
         "SM_MASTER_PORT": str(free_port() - 1),
-        "SM_HOST_COUNT": "2",
+        "SM_HOST_COUNT": str(nodes),
         "SM_CURRENT_HOST_RANK": "0",
     }
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-c", program],
         env=environment,
         capture_output=True,
@@ -112,8 +146,18 @@ def test_a_machine_that_is_waited_for_in_vain_becomes_the_failure_reason(tmp_pat
         timeout=120,
         check=False,
     )
+
+
+def test_missing_node_becomes_the_failure_reason(tmp_path: Path) -> None:
+    done = launch(tmp_path, nodes=2)
     assert done.returncode == 1, done.stderr
     assert (tmp_path / "output" / "failure").read_text().startswith("algo-2 did not come")
     events = [event for line in done.stdout.splitlines() if (event := parse_event(line))]
     assert [event["code"] for event in events] == ["node-missing"]
     assert "Traceback" not in done.stderr
+
+
+def test_launcher_of_a_single_node_imports_no_torch(tmp_path: Path) -> None:
+    done = launch(tmp_path, nodes=1)
+    assert done.returncode == 0, done.stderr
+    assert "torch imported: False" in done.stdout

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,34 +11,43 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sm_train.entrypoints.distributed.rendezvous import MissingNodeError
 from sm_train.entrypoints.doctor import node_benchmarks
-from sm_train.entrypoints.doctor.barrier import MissingRankError, StoreBarrier
-from sm_train.entrypoints.doctor.bus_bandwidth import COLLECTIVES, Collective, bus_factor
+from sm_train.entrypoints.doctor.barrier import StoreBarrier
+from sm_train.entrypoints.doctor.bus_bandwidth import (
+    COLLECTIVES,
+    SIZES,
+    Collective,
+    bus_factor,
+    sweep,
+    sweeps,
+)
 from sm_train.entrypoints.doctor.cluster_benchmark import (
-    BETWEEN_SHARE,
-    INSIDE_SHARE,
+    INTER_NODE_SHARE,
+    INTRA_NODE_SHARE,
+    PAIR_REPEATS,
     RESERVE_SECONDS,
+    RETEST_REPEATS,
     ROUND_SECONDS,
     WORLD_SHARE,
     measure_pair,
 )
 from sm_train.entrypoints.doctor.gpu_inventory import parse_gpus, with_links
 from sm_train.entrypoints.doctor.nccl_log import parse_nccl_log
-from sm_train.entrypoints.doctor.node_facts import different, installed_by_efa
-from sm_train.entrypoints.doctor.process_group import Group
-from sm_train.entrypoints.doctor.round_robin import find_slow_links, pack, schedule
-from sm_train.entrypoints.doctor.sweep import SIZES, sweep, sweeps
+from sm_train.entrypoints.doctor.node_facts import installed_by_efa, minority_values
+from sm_train.entrypoints.doctor.process_group import BenchmarkGroup
+from sm_train.entrypoints.doctor.round_robin import RETESTS, schedule
 
 from tests.support.cluster.training_jobs import sample, write_shard
 
 LIMIT = 120.0
 
 
-class Simulated(Group):
+class Simulated(BenchmarkGroup):
     """A group on a fabric of so many bytes a second, with a clock of its own."""
 
     def __init__(self, size: int, rate: float, latency: float) -> None:
-        self.size, self.place = size, 0
+        self.size, self.group_rank = size, 0
         self.rate, self.latency, self.clock, self.calls = rate, latency, 0.0, 0
 
     def measure(self, collective: Collective, size: int, times: int) -> float:
@@ -61,93 +69,54 @@ def test_16_nodes_of_8_take_less_than_120_seconds(rate: float) -> None:
     """Every part's steps on one clock, with the two seconds that NCCL may take for a group."""
     latency, start = 5e-5, 2.0
     clock = 30.0  # Python, roll call, matrix products, files: bounded by their own slices
-    for ranks, share in ((128, WORLD_SHARE), (8, INSIDE_SHARE), (16, BETWEEN_SHARE)):
+    for ranks, share in ((128, WORLD_SHARE), (8, INTRA_NODE_SHARE), (16, INTER_NODE_SHARE)):
         group = Simulated(ranks, rate, latency)
-        found = list(sweeps(group.measure, budget=share * LIMIT, most_bytes=2**30))
+        found = list(sweeps(group.measure, budget=share * LIMIT, max_bytes=2**30))
         assert {one for one, _ in found} == set(COLLECTIVES)
         assert group.clock <= 1.05 * share * LIMIT
         clock += start + group.clock
     rounds = schedule(16)
     assert len(rounds) == 15
-    played = 0
-    for left in range(len(rounds), 0, -1):
-        budget = min(ROUND_SECONDS, (LIMIT - RESERVE_SECONDS - clock) / left)
-        if budget > 0:
-            pair = Simulated(2, rate / 8, latency)
-            measure_pair(pair, (0, 1), 0, budget, 2**30)
-            clock += start + pair.clock
-            played += 1
+    measured = 0
+    # A retest of one slow node takes three rounds.
+    for repeats, count in ((PAIR_REPEATS, len(rounds)), *((RETEST_REPEATS, 3),) * RETESTS):
+        for remaining in range(count, 0, -1):
+            budget = min(ROUND_SECONDS, (LIMIT - RESERVE_SECONDS - clock) / remaining)
+            if budget > 0:
+                pair = Simulated(2, rate / 8, latency)
+                measure_pair(pair, (0, 1), 0, budget, 2**30, repeats)
+                clock += start + pair.clock
+                measured += 1
     assert clock < LIMIT
-    assert played == len(rounds) or rate < 1e6
+    assert measured >= len(rounds) or rate < 1e6
+    assert measured == len(rounds) + 3 * RETESTS or rate < 1e9
+
+
+def test_a_late_process_does_not_make_a_short_transfer_count() -> None:
+    """A transfer that fits into buffers is fast; a hiccup must not end the search with it."""
+
+    class Buffered(Simulated):
+        def measure(self, collective: Collective, size: int, repeats: int) -> float:
+            network = max(0, size - 2**15) / self.rate  # the first 32 KiB only fill a buffer
+            hiccup = 0.05 if self.calls == 2 else 0.0
+            self.calls += repeats
+            return self.latency + network + hiccup
+
+    group = Buffered(2, 10e6, 1e-4)
+    result = measure_pair(group, (0, 1), 0, ROUND_SECONDS, 2**30, PAIR_REPEATS)
+    # busbw of an all-gather of two is half of the algorithm bandwidth.
+    assert result.bandwidth == pytest.approx(10e6 / 2, rel=0.1)
 
 
 def test_a_good_network_is_swept_up_to_1_gib_and_a_slow_one_as_far_as_time_allows() -> None:
     fast, slow = Simulated(16, 40e9, 3e-5), Simulated(16, 1e6, 3e-5)
-    whole = list(sweep("all_reduce", fast.measure, budget=4, most_bytes=2**30))
-    part = list(sweep("all_reduce", slow.measure, budget=4, most_bytes=2**30))
+    whole = list(sweep("all_reduce", fast.measure, budget=4, max_bytes=2**30))
+    part = list(sweep("all_reduce", slow.measure, budget=4, max_bytes=2**30))
     assert [one.bytes for one in whole] == list(SIZES)
     assert (SIZES[0], SIZES[-1]) == (2**10, 2**30)
     assert 2 <= len(part) < len(whole)
-    little = list(sweep("all_gather", fast.measure, budget=4, most_bytes=2**20))
+    little = list(sweep("all_gather", fast.measure, budget=4, max_bytes=2**20))
     assert little[-1].bytes <= 2**20
-
-
-# ------------------------------------------------------------------ pairs
-
-
-@given(st.integers(0, 40))
-def test_every_pair_meets_once_and_nobody_twice_in_a_round(nodes: int) -> None:
-    rounds = schedule(nodes)
-    met = [pair for one in rounds for pair in one]
-    assert sorted(met) == [(a, b) for a in range(nodes) for b in range(a + 1, nodes)]
-    for one in rounds:
-        seated = [node for pair in one for node in pair]
-        assert len(seated) == len(set(seated))
-
-
-@pytest.mark.parametrize("nodes", [3, 4, 5, 8, 16])
-def test_the_one_slow_link_or_node_is_found_every_time(nodes: int) -> None:
-    pairs = [pair for one in schedule(nodes) for pair in one]
-    for seed in range(200):
-        chance = random.Random(seed)
-        noisy = {pair: 100 * chance.uniform(0.8, 1.0) for pair in pairs}
-        link = chance.choice(pairs)
-        found = find_slow_links(noisy | {link: noisy[link] * 0.4}, share=0.7)
-        assert found is not None
-        assert (found.nodes, found.links) == ((), (link,))
-        node = chance.randrange(nodes)
-        slow = {pair: value * (0.4 if node in pair else 1) for pair, value in noisy.items()}
-        found = find_slow_links(slow, share=0.7)
-        assert found is not None
-        assert (found.nodes, found.links) == ((node,), ())
-        clean = find_slow_links(noisy, share=0.7)
-        assert clean is not None
-        assert (clean.nodes, clean.links) == ((), ())
-
-
-def test_a_slow_node_and_a_slow_link_are_told_apart() -> None:
-    pairs = [pair for one in schedule(6) for pair in one]
-    values = {pair: 10.0 if 2 in pair or pair == (0, 5) else 100.0 for pair in pairs}
-    found = find_slow_links(values, share=0.7)
-    assert found is not None
-    assert (found.nodes, found.links) == ((2,), ((0, 5),))
-    assert pack(found.slow)[0][0] == found.slow[0]
-
-
-def test_two_nodes_have_nobody_to_compare_with() -> None:
-    assert find_slow_links({}, share=0.7) is None
-    found = find_slow_links({(0, 1): 3.0}, share=0.7)
-    assert found is not None
-    assert (found.nodes, found.links) == ((), ())
-
-
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(10, 19)), unique=True))
-def test_packed_rounds_seat_nobody_twice(pairs: list[tuple[int, int]]) -> None:
-    packed = pack(pairs)
-    assert sorted(pair for one in packed for pair in one) == sorted(pairs)
-    for one in packed:
-        seated = [node for pair in one for node in pair]
-        assert len(seated) == len(set(seated))
 
 
 # ------------------------------------------------------------------ the roll
@@ -174,19 +143,19 @@ def test_who_does_not_come_is_left_out_and_who_comes_late_is_told() -> None:
     answers: dict[int, Any] = {}
 
     def come(rank: int) -> None:
-        answers[rank] = StoreBarrier(store, rank, 4).call("a", 0.3, lambda: 7.0, followers_wait=5.0)
+        answers[rank] = StoreBarrier(store, rank, 4).meet("a", 0.3, lambda: 7.0, result_timeout=5.0)
 
     threads = [threading.Thread(target=come, args=(rank,)) for rank in (0, 1, 3)]
     for one in threads:
         one.start()
     for one in threads:
         one.join()
-    assert {one.members for one in answers.values()} == {(0, 1, 3)}
+    assert {one.ranks for one in answers.values()} == {(0, 1, 3)}
     assert {one.budget for one in answers.values()} == {7.0}
-    with pytest.raises(MissingRankError, match="came too late"):
-        StoreBarrier(store, 2, 4).call("a", 0.3, lambda: 7.0, followers_wait=5.0)
-    with pytest.raises(MissingRankError, match="no word"):
-        StoreBarrier(Store(), 2, 4).call("a", 0.3, lambda: 7.0, followers_wait=0.1)
+    with pytest.raises(MissingNodeError, match="came too late"):
+        StoreBarrier(store, 2, 4).meet("a", 0.3, lambda: 7.0, result_timeout=5.0)
+    with pytest.raises(MissingNodeError, match="rank 0 did not set a/result"):
+        StoreBarrier(Store(), 2, 4).meet("a", 0.3, lambda: 7.0, result_timeout=0.1)
 
 
 # ------------------------------------------------------------------ a node by itself
@@ -201,7 +170,7 @@ def test_a_node_is_measured_within_its_slices(tmp_path: Path) -> None:
     assert node_benchmarks.disk_bytes_per_second(tmp_path / "missing") is None
     small, large = tmp_path / "small", tmp_path / "large"
     small.write_bytes(bytes(1000))
-    large.write_bytes(bytes(node_benchmarks.LEAST_BYTES))
+    large.write_bytes(bytes(node_benchmarks.MIN_READ_BYTES))
     assert node_benchmarks.read_bytes_per_second([small]) is None
     assert (node_benchmarks.read_bytes_per_second([small, large, tmp_path / "missing"]) or 0) > 1e6
 
@@ -304,7 +273,7 @@ def test_versions_are_read_from_the_efa_installers_list() -> None:
 @settings(max_examples=50)
 @given(st.dictionaries(st.integers(0, 9), st.sampled_from(["a", "b"]), min_size=1))
 def test_the_odd_ones_are_the_minority(values: dict[int, str]) -> None:
-    odd = different({node: {"torch": value} for node, value in values.items()})
+    odd = minority_values({node: {"torch": value} for node, value in values.items()})
     minority = [node for nodes in odd.values() for node in nodes]
     assert 2 * len(minority) <= len(values)
     assert bool(odd) == (len(set(values.values())) > 1)
@@ -312,8 +281,8 @@ def test_the_odd_ones_are_the_minority(values: dict[int, str]) -> None:
 
 def test_a_group_of_one_measures_without_a_network() -> None:
     store = torch.distributed.HashStore()
-    group = Group(store, "alone", [4], 4, torch.device("cpu"), 5.0)
+    group = BenchmarkGroup(store, "alone", [4], 4, torch.device("cpu"), 5.0)
     for collective in ("all_reduce", "all_gather", "reduce_scatter"):
         assert group.measure(collective, 2**12, 2) >= 0
     assert group.exchange(2.5) == [2.5]
-    assert json.dumps(group.slowest(1.5)) == "1.5"
+    assert json.dumps(group.max_over_ranks(1.5)) == "1.5"

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sm_train.entrypoints.doctor.bus_bandwidth import (
     COLLECTIVES,
-    Point,
+    SweepPoint,
     algbw,
     bus_factor,
     busbw,
     seconds_for,
 )
-from sm_train.entrypoints.doctor.expectations import solved
+from sm_train.entrypoints.doctor.expectations import fit_compute
 from sm_train.entrypoints.doctor.step_time_model import (
     Fabric,
     Workload,
@@ -49,7 +49,7 @@ def fabric(ranks: int, rate: float, latency: float = 0.0) -> Fabric:
 def test_bandwidths_are_those_of_nccl_tests(
     collective: str, ranks: int, size: int, microseconds: float, alg: float, bus: float
 ) -> None:
-    point = Point(size, microseconds / 1e6)
+    point = SweepPoint(size, microseconds / 1e6)
     assert algbw(point) / 1e9 == pytest.approx(alg, rel=1e-3)
     assert busbw(collective, ranks, point) / 1e9 == pytest.approx(bus, rel=1e-3)  # type: ignore[arg-type]
 
@@ -72,7 +72,7 @@ def test_one_rank_sends_nothing_and_none_is_a_mistake() -> None:
 def test_a_larger_message_never_takes_less_time(
     points: list[tuple[int, float]], sizes: tuple[int, int]
 ) -> None:
-    sweep = [Point(*one) for one in points]
+    sweep = [SweepPoint(*one) for one in points]
     small, large = (seconds_for(size, sweep) or 0.0 for size in sorted(sizes))
     assert small <= large * (1 + 1e-9)
 
@@ -108,8 +108,8 @@ def test_no_overlap_means_all_of_it_shows() -> None:
     assert step.exposed_seconds == pytest.approx(step.communication_seconds)
 
 
-@pytest.mark.parametrize(("whole_gradients", "sums"), [(True, 1), (False, 3)])
-def test_what_is_split_travels_as_often_as_it_must(*, whole_gradients: bool, sums: int) -> None:
+@pytest.mark.parametrize(("unsharded_gradients", "sums"), [(True, 1), (False, 3)])
+def test_what_is_split_travels_as_often_as_it_must(*, unsharded_gradients: bool, sums: int) -> None:
     """Three passes: weights that stay whole come once, gradients and replicas' sums as they do."""
     slow = fabric(4, 50e6)
     seconds = {}
@@ -119,7 +119,7 @@ def test_what_is_split_travels_as_often_as_it_must(*, whole_gradients: bool, sum
             sharding=sharding,
             gradient_accumulation_steps=3,
             shard_ranks=4,
-            whole_gradients=whole_gradients,
+            unsharded_gradients=unsharded_gradients,
         )
         step = predict_step(work, slow)
         assert step is not None
@@ -161,4 +161,4 @@ def test_compute_is_solved_from_a_known_speed() -> None:
     known = fabric(4, 5e9, 30e-6)
     step = predict_step(WORK, known)
     assert step is not None
-    assert solved(WORK, known, step.seconds).compute_seconds == pytest.approx(0.3, rel=1e-3)
+    assert fit_compute(WORK, known, step.seconds).compute_seconds == pytest.approx(0.3, rel=1e-3)

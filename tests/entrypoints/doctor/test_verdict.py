@@ -23,7 +23,13 @@ from sm_train.entrypoints.common.job_config import (
 )
 from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig, SageMakerPaths
 from sm_train.entrypoints.doctor.bus_bandwidth import COLLECTIVES
-from sm_train.entrypoints.doctor.history import FOLDER, Earlier, earlier, keep, results
+from sm_train.entrypoints.doctor.history import (
+    FOLDER,
+    EarlierResult,
+    parse_results,
+    read_results,
+    write_result,
+)
 from sm_train.entrypoints.doctor.measurements import (
     ClusterMeasurements,
     GroupMeasurement,
@@ -32,7 +38,7 @@ from sm_train.entrypoints.doctor.measurements import (
     RankFacts,
 )
 from sm_train.entrypoints.doctor.report import conclude, result_document
-from sm_train.entrypoints.doctor.start import mode
+from sm_train.entrypoints.doctor.start import effective_mode
 from sm_train.entrypoints.doctor.step_time_model import expected_sweep
 from sm_train.entrypoints.doctor.verdict import DoctorVerdict, judge
 
@@ -64,14 +70,14 @@ def settings_of(**doctor: Any) -> JobConfig:
         training=TrainingConfig("bf16", False, 0, 0, 0.0, 1.0, 0.1, 0.999, 0, 10, 1, 8, 50),
         evaluation=EvaluationConfig(5000, (), 30, 5.0),
         checkpoint=CheckpointConfig(1000, 3),
-        heartbeat=HeartbeatConfig(30, 120, 1200, "end", 60),
+        heartbeat=HeartbeatConfig(30, 120, 1200, "kill", 60),
         alerts=AlertsConfig(None, None, None, "warning"),
         doctor=DoctorConfig(**{"mode": "auto", "timeout": 120, "max_slowdown": 1.5} | doctor),
         expected=P4D,
     )
 
 
-def evidence_of(nodes: int = 4, rate: float = USUAL, **changes: Any) -> ClusterMeasurements:
+def cluster_of(nodes: int = 4, rate: float = USUAL, **changes: Any) -> ClusterMeasurements:
     """A cluster of p4d in order; ``rate`` is its bus bandwidth between nodes."""
     members = tuple(
         RankFacts(
@@ -81,15 +87,15 @@ def evidence_of(nodes: int = 4, rate: float = USUAL, **changes: Any) -> ClusterM
     )
     speeds = {
         one.rank: NodeSpeeds(220, 25e9, 2e9, 1e9, 1000, (GPU,) * 8)
-        if one.lane == 0
+        if one.local_rank == 0
         else NodeSpeeds(220, 25e9)
         for one in members
     }
     pairs = tuple(
-        PairResult((a, b), lane, rate / 8, 20e-6, 0.0, 1e-4)
+        PairResult((a, b), local_rank, rate / 8, 20e-6, 0.0, 1e-4, passes=(rate / 8, rate / 8))
         for a in range(nodes)
         for b in range(a + 1, nodes)
-        for lane in range(8)
+        for local_rank in range(8)
     )
 
     def timed(ranks: int, busbw: float) -> GroupMeasurement:
@@ -98,18 +104,18 @@ def evidence_of(nodes: int = 4, rate: float = USUAL, **changes: Any) -> ClusterM
         )
 
     whole = ClusterMeasurements(
-        hosts=tuple(f"algo-{node + 1}" for node in range(nodes)),
+        node_names=tuple(f"algo-{node + 1}" for node in range(nodes)),
         instance_type="ml.p4d.24xlarge",
         world_size=nodes * 8,
         backend="nccl",
-        join_seconds=40,
-        members=members,
+        join_timeout=40,
+        ranks=members,
         speeds=speeds,
         world=timed(nodes * 8, rate),
-        intra={node: timed(8, 225e9) for node in range(nodes)},
-        inter={lane: timed(nodes, rate / 8) for lane in range(8)},
+        intra_node={node: timed(8, 225e9) for node in range(nodes)},
+        inter_node={local_rank: timed(nodes, rate / 8) for local_rank in range(8)},
         pairs=pairs,
-        logs=dict.fromkeys(range(nodes), LOG),
+        nccl_logs=dict.fromkeys(range(nodes), LOG),
         seconds=40.0,
     )
     return replace(whole, **changes)
@@ -119,13 +125,13 @@ def codes(verdict: DoctorVerdict) -> set[str]:
     return {one.code for one in verdict.findings}
 
 
-def changed(evidence: ClusterMeasurements, node: int, **fields: Any) -> ClusterMeasurements:
-    members = tuple(replace(one, **fields) if one.node == node else one for one in evidence.members)
-    return replace(evidence, members=members)
+def changed(cluster: ClusterMeasurements, node: int, **fields: Any) -> ClusterMeasurements:
+    members = tuple(replace(one, **fields) if one.node == node else one for one in cluster.ranks)
+    return replace(cluster, ranks=members)
 
 
 def test_a_cluster_in_order_is_ok_and_costs_what_was_planned() -> None:
-    verdict = judge(settings_of(), evidence_of())
+    verdict = judge(settings_of(), cluster_of())
     assert (verdict.level, codes(verdict)) == ("ok", set())
     assert verdict.prediction is not None
     assert verdict.prediction.expected_steps_per_second == pytest.approx(1.8, rel=1e-3)
@@ -135,7 +141,7 @@ def test_a_cluster_in_order_is_ok_and_costs_what_was_planned() -> None:
 
 
 def test_a_slow_network_is_a_sentence_with_its_dollars() -> None:
-    verdict = judge(settings_of(), evidence_of(rate=0.04 * USUAL))
+    verdict = judge(settings_of(), cluster_of(rate=0.04 * USUAL))
     prediction = verdict.prediction
     assert prediction is not None
     assert prediction.slowdown is not None
@@ -150,57 +156,59 @@ def test_a_slow_network_is_a_sentence_with_its_dollars() -> None:
     assert verdict.sentence.startswith("network at 4% of expected → ")
     assert "× slower → $" in verdict.sentence
     assert " instead of $185" in verdict.sentence
-    patient = judge(settings_of(max_slowdown=100.0), evidence_of(rate=0.04 * USUAL))
+    patient = judge(settings_of(max_slowdown=100.0), cluster_of(rate=0.04 * USUAL))
     assert patient.level == "warn"
 
 
 def test_a_machine_of_another_type_is_not_held_against_these_figures() -> None:
-    verdict = judge(settings_of(), evidence_of(rate=0.04 * USUAL, instance_type=None))
+    verdict = judge(settings_of(), cluster_of(rate=0.04 * USUAL, instance_type=None))
     assert "too-slow" not in codes(verdict)
     assert verdict.prediction is None or verdict.prediction.expected_usd is None
 
 
 def test_a_node_that_never_joins_is_named_with_the_mend() -> None:
-    whole = evidence_of()
-    members = tuple(one for one in whole.members if one.node != 2)
-    verdict = judge(settings_of(), replace(whole, members=members, absent=tuple(range(16, 24))))
-    [finding] = [one for one in verdict.findings if one.code == "node-absent"]
+    whole = cluster_of()
+    members = tuple(one for one in whole.ranks if one.node != 2)
+    verdict = judge(
+        settings_of(), replace(whole, ranks=members, missing_ranks=tuple(range(16, 24)))
+    )
+    [finding] = [one for one in verdict.findings if one.code == "node-missing"]
     assert finding.level == "fail"
     assert finding.message.startswith("algo-3 never joined: ranks 16–23 ")
     assert "within 40 s" in finding.message
     assert "security group" in finding.advice
     assert "algo-3 never joined" in verdict.sentence
-    late = replace(whole, members=members, absent=tuple(range(16, 24)), too_late=(16,))
+    late = replace(whole, ranks=members, missing_ranks=tuple(range(16, 24)), late_ranks=(16,))
     assert "algo-3 came too late" in judge(settings_of(), late).sentence
 
 
 @pytest.mark.parametrize(
     ("code", "level", "fields"),
     [
-        ("node-late", "warn", {"waited": 31.0}),
+        ("node-late", "warn", {"join_delay": 31.0}),
         ("gpus-missing", "fail", {"gpus": 7}),
         ("world-size", "fail", {"world_size": 24}),
         ("versions-differ", "warn", {"versions": {"torch": "2.5"}}),
     ],
 )
 def test_one_node_unlike_the_others_is_named(code: str, level: str, fields: dict[str, Any]) -> None:
-    verdict = judge(settings_of(), changed(evidence_of(), 1, **fields))
+    verdict = judge(settings_of(), changed(cluster_of(), 1, **fields))
     [finding] = verdict.findings
     assert (finding.code, finding.level, finding.nodes) == (code, level, (1,))
     assert "algo-2 (i-00000001)" in finding.message
 
 
 def test_a_wrong_world_size_for_the_machines_is_said() -> None:
-    whole = evidence_of()
-    few = tuple(replace(one, world_size=28) for one in whole.members if one.lane != 7)
-    verdict = judge(settings_of(), replace(whole, members=few, world_size=28))
+    whole = cluster_of()
+    few = tuple(replace(one, world_size=28) for one in whole.ranks if one.local_rank != 7)
+    verdict = judge(settings_of(), replace(whole, ranks=few, world_size=28))
     assert "world-size" in codes(verdict)
 
 
 def test_a_host_without_a_process_is_named() -> None:
-    whole = evidence_of()
-    few = tuple(replace(one, world_size=24) for one in whole.members if one.node != 3)
-    verdict = judge(settings_of(), replace(whole, members=few, world_size=24))
+    whole = cluster_of()
+    few = tuple(replace(one, world_size=24) for one in whole.ranks if one.node != 3)
+    verdict = judge(settings_of(), replace(whole, ranks=few, world_size=24))
     [idle] = [one for one in verdict.findings if one.code == "world-size" and one.nodes]
     assert idle.message.startswith("algo-4: without a process of the 24")
 
@@ -216,7 +224,7 @@ def test_a_host_without_a_process_is_named() -> None:
     ],
 )
 def test_a_bad_gpu_is_named(code: str, level: str, gpu: dict[str, Any]) -> None:
-    whole = evidence_of()
+    whole = cluster_of()
     bad = replace(whole.speeds[8], gpus=(*(GPU,) * 5, GPU | gpu, GPU, GPU))
     verdict = judge(settings_of(), replace(whole, speeds={**whole.speeds, 8: bad}))
     [finding] = verdict.findings
@@ -225,7 +233,7 @@ def test_a_bad_gpu_is_named(code: str, level: str, gpu: dict[str, Any]) -> None:
 
 
 def test_a_slow_gpu_slows_everybody() -> None:
-    whole = evidence_of()
+    whole = cluster_of()
     slow = replace(whole.speeds[9], matmul_tflops=110.0)
     verdict = judge(settings_of(), replace(whole, speeds={**whole.speeds, 9: slow}))
     assert "gpu-slow" in codes(verdict)
@@ -243,27 +251,30 @@ def test_a_slow_gpu_slows_everybody() -> None:
     ],
 )
 def test_the_wrong_transport_is_named(log: dict[str, Any], code: str) -> None:
-    verdict = judge(settings_of(), evidence_of(logs={0: LOG, 1: LOG | log, 2: LOG, 3: LOG}))
+    verdict = judge(settings_of(), cluster_of(nccl_logs={0: LOG, 1: LOG | log, 2: LOG, 3: LOG}))
     [finding] = verdict.findings
     assert (finding.code, finding.nodes) == (code, (1,))
 
 
 def pair_changed(
-    evidence: ClusterMeasurements, nodes: set[int], **fields: Any
+    cluster: ClusterMeasurements, nodes: set[int], **fields: Any
 ) -> ClusterMeasurements:
+    """Change the pairs that contain ``nodes``; both of their passes measure the bandwidth."""
+    if "bandwidth" in fields:
+        fields["passes"] = (fields["bandwidth"],) * 2
     pairs = tuple(
-        replace(one, **fields) if nodes <= set(one.nodes) else one for one in evidence.pairs
+        replace(one, **fields) if nodes <= set(one.nodes) else one for one in cluster.pairs
     )
-    return replace(evidence, pairs=pairs)
+    return replace(cluster, pairs=pairs)
 
 
 def test_slow_and_cut_links_and_nodes_are_told_apart() -> None:
-    whole = evidence_of()
+    whole = cluster_of()
     for nodes, fields, code in (
         ({1, 3}, {"bandwidth": USUAL / 80}, "link-slow"),
         ({2}, {"bandwidth": USUAL / 80}, "node-slow"),
-        ({1, 3}, {"bandwidth": 0.0, "failed": "timed out"}, "link-cut"),
-        ({2}, {"bandwidth": 0.0, "failed": "timed out"}, "node-unreachable"),
+        ({1, 3}, {"bandwidth": 0.0, "error": "timed out"}, "link-cut"),
+        ({2}, {"bandwidth": 0.0, "error": "timed out"}, "node-unreachable"),
     ):
         verdict = judge(settings_of(), pair_changed(whole, nodes, **fields))
         [finding] = verdict.findings
@@ -272,45 +283,47 @@ def test_slow_and_cut_links_and_nodes_are_told_apart() -> None:
 
 
 def test_a_node_that_left_is_named_and_not_its_links() -> None:
-    whole = pair_changed(evidence_of(), {1, 3}, bandwidth=0.0, failed="timed out")
-    verdict = judge(settings_of(), replace(whole, gone={24: "pairs-1"}))
+    whole = pair_changed(cluster_of(), {1, 3}, bandwidth=0.0, error="timed out")
+    verdict = judge(settings_of(), replace(whole, lost_ranks={24: "pairs-1"}))
     [finding] = verdict.findings
-    assert (finding.code, finding.nodes) == ("node-gone", (3,))
+    assert (finding.code, finding.nodes) == ("node-lost", (3,))
 
 
 def test_a_clock_that_runs_ahead_is_named() -> None:
-    skewed = pair_changed(evidence_of(), {0, 2}, offset=4.2)
+    skewed = pair_changed(cluster_of(), {0, 2}, clock_offset=4.2)
     [finding] = judge(settings_of(), skewed).findings
     assert (finding.code, finding.nodes) == ("clock-skew", (2,))
     assert "4.2 s ahead" in finding.message
 
 
 def test_a_loader_that_cannot_keep_up_is_named() -> None:
-    whole = evidence_of()
+    whole = cluster_of()
     slow = replace(whole.speeds[0], decoded_images=100.0)
     verdict = judge(settings_of(), replace(whole, speeds={**whole.speeds, 0: slow}))
     [finding] = verdict.findings
     assert finding.code == "loader-slow"
     # 1.8 it/s × 32 × 2 × 8 processes
-    assert "100 images/s and a step needs 922" in finding.message
+    assert "100 images/s and training needs 922" in finding.message
 
 
 def test_what_did_not_end_is_told_and_the_rest_is_kept() -> None:
-    cut = evidence_of(
-        world=None, cut_short=True, failures={"world": "rank 3: timed out"}, gone={3: "pairs-2"}
+    cut = cluster_of(
+        world=None, timed_out=True, errors={"world": "rank 3: timed out"}, lost_ranks={3: "pairs-2"}
     )
     verdict = judge(settings_of(), cut)
-    assert {"part-failed", "cut-short", "node-gone"} <= codes(verdict)
-    assert "algo-1 (i-00000000) was gone before pairs-2: rank 3" in verdict.sentence
+    assert {"part-failed", "timed-out", "node-lost"} <= codes(verdict)
+    assert "algo-1 (i-00000000) was lost before pairs-2: rank 3" in verdict.sentence
     assert verdict.level == "fail"
     assert verdict.prediction is None
-    assert any(part.name == "matrix products" for part in verdict.parts)
+    assert any(part.name == "matrix products" for part in verdict.figures)
 
 
 def test_one_node_is_judged_by_its_own_links() -> None:
-    alone = evidence_of(nodes=1)
+    alone = cluster_of(nodes=1)
     world = GroupMeasurement(8, {one: expected_sweep(one, 8, 50e9, 1e-5) for one in COLLECTIVES})
-    verdict = judge(settings_of(), replace(alone, world=world, intra={}, inter={}, pairs=()))
+    verdict = judge(
+        settings_of(), replace(alone, world=world, intra_node={}, inter_node={}, pairs=())
+    )
     assert "within-nodes-slow" in codes(verdict)
     assert verdict.sentence.startswith("within nodes at 22% of expected")
 
@@ -321,32 +334,32 @@ def test_a_later_job_is_compared_and_accused_nodes_are_remembered(
     settings = settings_of()
     directories = SageMakerPaths(tmp_path)
     (tmp_path / "checkpoints").mkdir()
-    bad = pair_changed(evidence_of(), {2}, bandwidth=USUAL / 80)
+    bad = pair_changed(cluster_of(), {2}, bandwidth=USUAL / 80)
     conclude(settings, bad, directories, EventLog(node=0, rank=0))
-    conclude(settings, evidence_of(rate=0.69 * USUAL), directories, EventLog(node=0, rank=0))
+    conclude(settings, cluster_of(rate=0.69 * USUAL), directories, EventLog(node=0, rank=0))
     printed = capsys.readouterr().out
-    assert "31% slower than your last" in printed
-    assert "algo-3 (i-00000002) was found fault with before: node-slow" in printed
-    first, second = results([tmp_path / "checkpoints" / FOLDER])
-    assert first["accused"] == [
-        {"host": "algo-3 (i-00000002)", "instance_id": "i-00000002", "code": "node-slow"}
+    assert "31% slower than in the last result" in printed
+    assert "algo-3 (i-00000002) was flagged before: node-slow" in printed
+    first, second = read_results([tmp_path / "checkpoints" / FOLDER])
+    assert first["flagged_nodes"] == [
+        {"node": "algo-3 (i-00000002)", "instance_id": "i-00000002", "code": "node-slow"}
     ]
     assert second["verdict"]["level"] == "warn"
-    point = second["evidence"]["world"]["all_reduce"][-1]
+    point = second["measurements"]["world"]["all_reduce"][-1]
     assert point["busbw"] == pytest.approx(point["algbw"] * 2 * 31 / 32)
 
 
 def test_other_clusters_and_damaged_results_are_not_compared_with(tmp_path: Path) -> None:
-    document = result_document(settings_of(), evidence_of(), judge(settings_of(), evidence_of()))
-    keep(tmp_path, document)
+    document = result_document(settings_of(), cluster_of(), judge(settings_of(), cluster_of()))
+    write_result(tmp_path, document)
     (tmp_path / "damaged.json").write_text("{")
     (tmp_path / "other.json").write_text('{"version": 99}')
-    known = earlier(results([tmp_path, tmp_path / "missing"]))
+    known = parse_results(read_results([tmp_path, tmp_path / "missing"]))
     assert [one.nodes for one in known] == [4]
-    other = Earlier(**asdict(known[0]) | {"nodes": 8, "accused": ()})
-    assert codes(judge(settings_of(), evidence_of(rate=0.5 * USUAL), [other])) == {
+    other = EarlierResult(**asdict(known[0]) | {"nodes": 8, "flagged": ()})
+    assert codes(judge(settings_of(), cluster_of(rate=0.5 * USUAL), [other])) == {
         "network-slow"
-    } - {"network-slow"} | codes(judge(settings_of(), evidence_of(rate=0.5 * USUAL)))
+    } - {"network-slow"} | codes(judge(settings_of(), cluster_of(rate=0.5 * USUAL)))
 
 
 @pytest.mark.parametrize(
@@ -363,4 +376,6 @@ def test_several_real_machines_are_examined_by_default(
     said: str, hosts: int, machine: str | None, result: str
 ) -> None:
     names = tuple(f"algo-{number + 1}" for number in range(hosts))
-    assert mode(settings_of(mode=said), ResourceConfig(names[0], names, machine)) == result
+    assert (
+        effective_mode(settings_of(mode=said), ResourceConfig(names[0], names, machine)) == result
+    )

@@ -19,7 +19,7 @@ from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.request.training import request_elsewhere, training_request
 
 from tests.support.run_documents import ECR, PLAN, config, run, runs, stage
-from tests.support.service_model import refusals
+from tests.support.service_model import request_errors
 
 WEST = {"region": "us-west-2", "buckets": {"my-bucket": "west"}}
 BUNDLE = build_bundle(config(), None)
@@ -85,7 +85,7 @@ def test_a_place_that_validates_takes_the_same_step_and_asks_for_what_is_there(
             for one, stage in ((own, before), (there, after))
         )
         request = request_elsewhere(moved, first, 1)
-        assert refusals(request) == []
+        assert request_errors(request) == []
         if there.region != own.region:
             text = str({key: request[key] for key in ("CheckpointConfig", "OutputDataConfig")})
             uris = [

@@ -21,7 +21,7 @@ from sm_train.estimators.request.metrics import metric_definitions
 from sm_train.estimators.request.training import code_uri, training_requests
 
 from tests.support.run_documents import ECR, PLAN, config, run, runs, stage
-from tests.support.service_model import refusals
+from tests.support.service_model import request_errors
 
 NOW = datetime(2026, 11, 20, 12, 0, 0)
 
@@ -44,7 +44,7 @@ def channels(request: dict[str, Any]) -> dict[str, dict[str, Any]]:
 @given(runs())
 def test_any_run_file_that_validates_gives_requests_that_aws_accepts(good: dict[str, Any]) -> None:
     for request in requests(RunConfig.model_validate(good), ANY_BUNDLE):
-        assert refusals(request) == []
+        assert request_errors(request) == []
 
 
 def _replaced(good: dict[str, Any], path: tuple[str | int, ...], value: Any) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def test_a_run_file_whose_request_aws_would_refuse_does_not_validate(
         except ValidationError:
             continue
         for request in requests(changed, ANY_BUNDLE):
-            assert refusals(request) == [], value
+            assert request_errors(request) == [], value
 
 
 def test_data_streams_and_is_dealt_out_between_instances() -> None:

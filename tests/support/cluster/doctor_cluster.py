@@ -1,4 +1,4 @@
-"""Real doctor processes for tests: a cluster of one process a node, each with its own folders."""
+"""Real doctor processes for tests: a cluster of one process per node, each with its own folders."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sm_train.entrypoints.doctor.history import FOLDER, results
+from sm_train.entrypoints.doctor.history import FOLDER, read_results
 
 from tests.support.cluster.training_jobs import PYTHON, Job, free_port, write_shards
 
 
 @dataclass
-class Cluster:
-    """``prefixes`` are what each node's command begins with, such as ``ip netns exec``.
+class DoctorCluster:
+    """A cluster of ``nodes`` doctor processes.
 
-    ``expected`` is the job configuration's section, ``variables`` are one node's own.
+    ``prefixes`` are put in front of each node's command, such as ``ip netns exec``. ``expected`` is
+    that section of the job configuration. ``variables`` are added to single nodes' environments.
     """
 
     base: Path
@@ -32,38 +33,37 @@ class Cluster:
     instance_type: str | None = None
     expected: dict[str, Any] | None = None
     variables: Mapping[int, dict[str, str]] = field(default_factory=dict)
-    absent: Sequence[int] = ()
+    missing_nodes: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         self.port = free_port()
-        hosts = [f"algo-{node + 1}" for node in range(self.nodes)]
+        names = [f"algo-{node + 1}" for node in range(self.nodes)]
         if self.expected:
-            job_file = self.job.bundle / "job.json"
-            document = json.loads(job_file.read_text())
+            path = self.job.bundle / "job.json"
+            document = json.loads(path.read_text())
             document[self.job.config.stages[0].name]["expected"] = self.expected
-            job_file.write_text(json.dumps(document))
+            path.write_text(json.dumps(document))
         checkpoints = self.base / "checkpoints"
         checkpoints.mkdir(parents=True, exist_ok=True)
-        for node, host in enumerate(hosts):
-            folder = self.folder(node)
-            (folder / "input" / "config").mkdir(parents=True)
-            (folder / "input" / "config" / "resourceconfig.json").write_text(
-                json.dumps(
-                    {
-                        "current_host": host,
-                        "hosts": hosts,
-                        "network_interface_name": self.interface,
-                    }
-                    | ({"current_instance_type": self.instance_type} if self.instance_type else {})
-                )
-            )
-            write_shards(folder / "input" / "data" / "train", shards=1, each=10)
-            (folder / "checkpoints").symlink_to(checkpoints)
+        for node, name in enumerate(names):
+            config = self.folder(node) / "input" / "config"
+            config.mkdir(parents=True)
+            resources = {
+                "current_host": name,
+                "hosts": names,
+                "network_interface_name": self.interface,
+            }
+            if self.instance_type:
+                resources["current_instance_type"] = self.instance_type
+            (config / "resourceconfig.json").write_text(json.dumps(resources))
+            write_shards(self.folder(node) / "input" / "data" / "train", shards=1, each=10)
+            (self.folder(node) / "checkpoints").symlink_to(checkpoints)
 
     def folder(self, node: int) -> Path:
         return self.base / f"node-{node}"
 
     def start(self, node: int) -> subprocess.Popen[str]:
+        """Start the process of ``node``."""
         prefix = self.prefixes[node] if self.prefixes else ()
         environment = {
             **os.environ,
@@ -96,21 +96,24 @@ class Cluster:
         return self.folder(node) / "verdict.json"
 
     def run(self, timeout: float = 150) -> tuple[dict[str, Any], str]:
-        """The result that was kept, and what the first node printed."""
+        """Run all nodes; returns the stored result and the first node's output."""
         started = time.monotonic()
-        running = [self.start(node) for node in range(self.nodes) if node not in self.absent]
+        processes = [
+            self.start(node) for node in range(self.nodes) if node not in self.missing_nodes
+        ]
         try:
-            texts = [
-                one.communicate(timeout=timeout - (time.monotonic() - started))[0]
-                for one in running
+            outputs = [
+                process.communicate(timeout=timeout - (time.monotonic() - started))[0]
+                for process in processes
             ]
         finally:
-            for one in running:
-                one.kill()
-        kept = results([self.base / "checkpoints" / FOLDER])
-        assert kept, texts[0]
-        return kept[-1], texts[0]
+            for process in processes:
+                process.kill()
+        stored = read_results([self.base / "checkpoints" / FOLDER])
+        assert stored, outputs[0]
+        return stored[-1], outputs[0]
 
 
 def codes(result: dict[str, Any]) -> set[str]:
+    """Return the codes of a result's findings."""
     return {one["code"] for one in result["verdict"]["findings"]}

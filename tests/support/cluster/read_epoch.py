@@ -1,4 +1,4 @@
-"""Started by torchrun on each emulated node: reads one epoch as a job does, and writes it down."""
+"""Run by torchrun on each emulated node: reads one epoch as a job does and records the samples."""
 
 from __future__ import annotations
 
@@ -14,44 +14,58 @@ from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig, SageMake
 from sm_train.entrypoints.data.loader import Loader
 from sm_train.entrypoints.data.shard_catalog import DataRank, build_catalog
 
+# This script runs without the tests package on its path, so it has its own configuration.
+DATA_CONFIG = DataConfig(
+    image_key="jpg;png",
+    caption_key="txt",
+    crop="center",
+    interpolation="bicubic",
+    aspect_buckets=False,
+    max_bad_fraction=0.01,
+)
 
-def exchange(said: object) -> list[object]:
-    everyones: list[object] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyones, said)
-    return everyones
+
+def all_gather(obj: object) -> list[object]:
+    gathered: list[object] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, obj)
+    return gathered
 
 
-def main(base: Path, record: Path, steps: int, batch_size: int) -> None:
-    """Read ``steps`` batches, or what is left of the epoch where there are fewer."""
+def main(base: Path, state_file: Path, max_steps: int, batch_size: int) -> None:
+    """Read ``max_steps`` batches, or what is left of the epoch if that is less."""
     dist.init_process_group("gloo")
-    directories = SageMakerPaths(base)
-    hosts = ResourceConfig.read(directories)
-    local = int(os.environ["LOCAL_RANK"])
-    seat = DataRank(hosts.hosts, hosts.node_rank, local, int(os.environ["LOCAL_WORLD_SIZE"]))
-    catalogue = build_catalog(
-        directories.channel("train"), None, seat, exchange, directories.base / "walk"
+    paths = SageMakerPaths(base)
+    resources = ResourceConfig.read(paths)
+    local_rank = int(os.environ["LOCAL_RANK"])
+    rank = DataRank(
+        resources.hosts, resources.node_rank, local_rank, int(os.environ["LOCAL_WORLD_SIZE"])
     )
+    catalog = build_catalog(paths.channel("train"), None, rank, all_gather, paths.base / "scan")
     loader = Loader(
-        catalogue,
-        seat,
-        DataConfig("jpg;png", "txt", "center", "bicubic", False, 0.01),
+        catalog,
+        rank,
+        DATA_CONFIG,
         resolution=8,
         batch_size=batch_size,
         seed=0,
         decode_workers=1,
-        state=record.read_bytes() if record.exists() else None,
+        state=state_file.read_bytes() if state_file.exists() else None,
     )
-    left = loader.epoch_size().steps - loader.position.step
-    fresh: list[str] = []
+    steps = min(loader.epoch_size().steps - loader.position.step, max_steps)
+    new_captions: list[str] = []
     stream = iter(loader)
-    for _ in range(min(left, steps)):
+    for _ in range(steps):
         batch = next(stream)
-        fresh += batch.captions[: len(batch.captions) - batch.num_repeated]
-    dist.barrier()
+        new_captions += batch.captions[: len(batch.captions) - batch.num_repeated]
+    dist.barrier()  # every rank has read the state file before it is overwritten
     if dist.get_rank() == 0:
-        record.write_bytes(loader.state_bytes())
-    said = {"fresh": fresh, "steps": min(left, steps), "balance": asdict(loader.epoch_size())}
-    (base / f"read-{local}.json").write_text(json.dumps(said))
+        state_file.write_bytes(loader.state_bytes())
+    result = {
+        "new_captions": new_captions,
+        "steps": steps,
+        "epoch_size": asdict(loader.epoch_size()),
+    }
+    (base / f"read-{local_rank}.json").write_text(json.dumps(result))
     dist.destroy_process_group()
 
 

@@ -40,8 +40,8 @@ def test_emulated_nodes_are_examined_beside_the_run(cli: Cli, tmp_path: Path) ->
     )
     assert result.returncode == 0, result.stderr
     told = json.loads(result.stdout)
-    assert told["evidence"]["hosts"] == ["algo-1", "algo-2"]
-    assert told["evidence"]["world"]["ranks"] == 2
+    assert told["measurements"]["nodes"] == ["algo-1", "algo-2"]
+    assert told["measurements"]["world"]["ranks"] == 2
     [kept] = (tmp_path / "out" / "8px" / "checkpoints" / "doctor").glob("*.json")
     assert json.loads(kept.read_text()) == told
     assert "matrix products" in result.stderr
