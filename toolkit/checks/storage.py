@@ -168,7 +168,7 @@ def list_data(config: RunConfig, session: boto3.Session, progress: Progress) -> 
         ClientError: S3 rejects a request.
     """
     s3 = session.client("s3")
-    return list_prefix(s3, config.data.uri, most=MOST_OBJECTS, progress=progress)
+    return list_prefix(s3, config.data.uri, limit=MOST_OBJECTS, progress=progress)
 
 
 def listing_findings(config: RunConfig, listing: ShardListing) -> Iterator[Finding]:
@@ -190,7 +190,7 @@ def listing_findings(config: RunConfig, listing: ShardListing) -> Iterator[Findi
         yield NO_SHARDS.found(
             "error", "data.uri", f"{uri} has no .tar", "run sm-train pack, or correct the URI"
         )
-    if listing.cut:
+    if listing.truncated:
         yield TOO_MANY_OBJECTS.found(
             "warning",
             "data.uri",
@@ -212,7 +212,7 @@ def index_findings(
     Raises:
         ClientError: S3 rejects a request.
     """
-    if indexed is not None and not listing.cut:
+    if indexed is not None and not listing.truncated:
         sizes = {one.name: one.bytes for one in listing.shards}
         yield from index_differences(sizes, indexed, "data.uri")
     if config.data.index_uri is not None:
@@ -242,7 +242,7 @@ def _index_in_s3(
         yield INDEX_UNREADABLE.found("error", "data.index", str(error), fix)
         return
     total = sum(one.bytes for one in listing.shards)
-    if not listing.cut and (header.shards, header.bytes) != (len(listing.shards), total):
+    if not listing.truncated and (header.shards, header.bytes) != (len(listing.shards), total):
         yield INDEX_STALE.found(
             "error",
             "data.index",
