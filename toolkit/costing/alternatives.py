@@ -10,7 +10,7 @@ from sm_train.cost.alternatives import Limits, SearchInputs, alternatives, choos
 from sm_train.toolkit.costing.command import Costing
 from sm_train.toolkit.costing.stages import known_speeds, memory_needs
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.terminal.durations import parse_duration
+from sm_train.toolkit.terminal.formatting import parse_duration
 
 
 @dataclass(frozen=True)
