@@ -58,7 +58,7 @@ from sm_train.entrypoints.common.job_config import (
 from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
 from sm_train.entrypoints.data.batches import Batch
 from sm_train.entrypoints.data.shard_catalog import DataRank, build_catalog
-from sm_train.entrypoints.models.builder import build
+from sm_train.entrypoints.models.builder import build_components
 from sm_train.entrypoints.models.objectives import DiffusionTarget
 from sm_train.entrypoints.models.objectives import loss as diffusion_loss
 from sm_train.entrypoints.models.pipeline import Text
@@ -205,10 +205,10 @@ def throughput(
 def synthetic_batch(trainer: Trainer, resolution: int, batch: int, *, online: bool) -> Batch:
     """Return a batch of noise: images and token ids, or their precomputed latents and text."""
     components = trainer.components
-    text = components.text.encode(
-        [ids.to(trainer.device) for ids in components.text.tokenize(["a word"])]
+    text = components.text_encoders.encode(
+        [ids.to(trainer.device) for ids in components.text_encoders.tokenize(["a word"])]
     )
-    side = resolution // components.scale
+    side = resolution // components.vae_scale_factor
     moments = torch.zeros(batch, 2 * components.network.config.in_channels, side, side).half()
     online_batch = Batch(
         torch.randint(0, 255, (batch, resolution, resolution, 3), dtype=torch.uint8),
@@ -219,8 +219,8 @@ def synthetic_batch(trainer: Trainer, resolution: int, batch: int, *, online: bo
         tuple((0, n) for n in range(batch)),
         np.linspace(0.01, 0.99, batch),
         np.ones(batch),
-        torch.randn(components.draws(0).shape(batch, resolution, resolution)),
-        tokens=tuple(ids.numpy() for ids in components.text.tokenize(["a word"] * batch)),
+        torch.randn(components.sample_rng(0).shape(batch, resolution, resolution)),
+        tokens=tuple(ids.numpy() for ids in components.text_encoders.tokenize(["a word"] * batch)),
     )
     if online:
         return online_batch
@@ -246,7 +246,9 @@ def make_trainer(
             writer.write({"__key__": f"{number:03d}", "png": content.getvalue(), "txt": "a digit"})
     rank = DataRank(("algo-1",), 0, 0, 1)
     catalog = build_catalog(channel, None, rank, lambda value: [value], folder / "walk")
-    components = build(config.model, config.stage.resolution, components=None, previous=None)
+    components = build_components(
+        config.model, config.stage.resolution, components=None, previous=None
+    )
     events = EventLog(node=0, rank=0, stream=io.StringIO())
     return Trainer(config, components, accelerator, paths, events, catalog, rank)
 
