@@ -16,12 +16,12 @@ from sm_train.entrypoints.common.events import FIELDS, format_event
 from sm_train.estimators.bundle.bundle import Bundle, build_bundle, pack
 from sm_train.estimators.config.cluster import ClusterSection
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.estimators.request.launcher import framework_version, pytorch_version
+from sm_train.estimators.request.launcher import framework_version, launch_plans, pytorch_version
 from sm_train.estimators.request.metrics import metric_definitions
 from sm_train.estimators.request.training import code_uri, training_requests
 
 from tests.support.run_documents import ECR, PLAN, config, run, runs, stage
-from tests.support.service_model import refusals
+from tests.support.service_model import request_errors
 
 NOW = datetime(2026, 11, 20, 12, 0, 0)
 
@@ -32,7 +32,7 @@ def requests(config: RunConfig, bundle: Bundle | None = None) -> list[dict[str, 
     bundle = bundle or build_bundle(config, framework_version(config))
     image = config.cluster.image or ECR
     return training_requests(
-        config, config.stages, bundle, region="us-east-1", image=image, now=NOW
+        config, launch_plans(config, config.stages, image), bundle, region="us-east-1", now=NOW
     )
 
 
@@ -44,7 +44,7 @@ def channels(request: dict[str, Any]) -> dict[str, dict[str, Any]]:
 @given(runs())
 def test_any_run_file_that_validates_gives_requests_that_aws_accepts(good: dict[str, Any]) -> None:
     for request in requests(RunConfig.model_validate(good), ANY_BUNDLE):
-        assert refusals(request) == []
+        assert request_errors(request) == []
 
 
 def _replaced(good: dict[str, Any], path: tuple[str | int, ...], value: Any) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def test_a_run_file_whose_request_aws_would_refuse_does_not_validate(
         except ValidationError:
             continue
         for request in requests(changed, ANY_BUNDLE):
-            assert refusals(request) == [], value
+            assert request_errors(request) == [], value
 
 
 def test_data_streams_and_is_dealt_out_between_instances() -> None:
@@ -369,10 +369,9 @@ def test_tags_tell_run_stage_and_bundle() -> None:
     }
     [request] = training_requests(
         run,
-        run.stages,
+        launch_plans(run, run.stages, ECR),
         build_bundle(run, framework_version(run)),
         region="us-east-1",
-        image=ECR,
         now=NOW,
         commit="0123abc-dirty",
     )
