@@ -66,13 +66,13 @@ def compare(logs: list[Path], total: int) -> None:
             )
         grep_times.append(time.perf_counter() - started)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    medians = [statistics.median(seconds) for seconds in (diagnose_times, grep_times)]
+    for name, seconds in (("diagnose", diagnose_times), ("grep -E", grep_times)):
+        rate = total / statistics.median(seconds) / 1e6
+        print(f"{name:<8}  {spread(seconds)}  {rate:.0f} MB/s")
     print(
-        f"diagnose  {spread(diagnose_times)}  {total / statistics.median(diagnose_times) / 1e6:.0f} MB/s"
-    )
-    print(f"grep -E   {spread(grep_times)}  {total / statistics.median(grep_times) / 1e6:.0f} MB/s")
-    ratio = statistics.median(diagnose_times) / statistics.median(grep_times)
-    print(
-        f"{ratio:.2f} × grep -E; {peak / 1024:.0f} MiB, {(peak - before) / 1024:.0f} above the start"
+        f"{medians[0] / medians[1]:.2f} × grep -E; {peak / 1024:.0f} MiB, "
+        f"{(peak - before) / 1024:.0f} above the start"
     )
 
 
