@@ -168,22 +168,22 @@ class PriceTable:
         if row is None and region in self.listed and kind in (ON_DEMAND, PROCESSING):
             source = f"not in AWS's price list for {region} of {self.listed[region]}: not offered"
             return Price(name, region, None, "unknown", source, None)
-        elsewhere = None if row else self._elsewhere(name, kind)
-        row = row or elsewhere
+        other_region = None if row else self._other_region(name, kind)
+        row = row or other_region
         if row is None or row.usd_per_hour is None:
             source = row.source if row else f"no {kind} price is known"
             return Price(name, region, None, "unknown", source, None)
         source = row.source
-        if elsewhere:
+        if other_region:
             source = (
                 f"the price in {row.region} stands in for {region}, where the type may not be "
                 f"offered ({source})"
             )
-        if not elsewhere and row.status == "verified":
+        if not other_region and row.status == "verified":
             return Price(name, region, row.usd_per_hour, "verified", source, row.date)
         return Price(name, region, row.usd_per_hour, "inferred", f"inferred: {source}", row.date)
 
-    def _elsewhere(self, name: str, kind: str) -> PriceRow | None:
+    def _other_region(self, name: str, kind: str) -> PriceRow | None:
         rows = (row for row in self.rows.values() if (row.instance_type, row.kind) == (name, kind))
         return next(rows, None)
 
