@@ -175,13 +175,13 @@ def throughput(
         trainer = make_trainer(accelerator, Path(folder), settings)
         stream = cycle([made_up(trainer, resolution, batch, online=online)])
         interval = StepMetricsWindow(trainer.device)
-        pulse = HeartbeatWriter(Path(folder) / "pulse-0", rank=0, local_rank=0)
+        writer = HeartbeatWriter(Path(folder) / "heartbeat-0", rank=0, local_rank=0)
         steps = STEPS if trainer.device.type == "cuda" else 2
         for number in range(2 * steps):
             if number == steps:
                 _wait(trainer.device)
                 started = time.perf_counter()
-            trainer._train_step(stream, interval, pulse)
+            trainer._train_step(stream, interval, writer)
         _wait(trainer.device)
     images = steps * batch / (time.perf_counter() - started)
     meter = mfu_meter(settings, trainer.device)
@@ -242,11 +242,11 @@ def make_trainer(
 def ours(trainer: Trainer, batches: list[Any]) -> Step:
     stream = cycle(batches)
     interval = StepMetricsWindow(trainer.device)
-    pulse = HeartbeatWriter(trainer.directories.base / "pulse-0", rank=0, local_rank=0)
+    writer = HeartbeatWriter(trainer.directories.base / "heartbeat-0", rank=0, local_rank=0)
 
     def steps() -> None:
         for _ in range(STEPS):
-            trainer._train_step(stream, interval, pulse)
+            trainer._train_step(stream, interval, writer)
         # What went on beside the last one is no other loop's business.
         trainer.learner.beside.join()
 

@@ -63,11 +63,11 @@ def test_four_passes_of_two_are_one_of_eight(tmp_path: Path, accelerator: Accele
     events = EventLog(node=0, rank=0)
     trainer = Trainer(settings, parts, accelerator, directories, events, catalogue, seat)
     module = copy.deepcopy(trainer.state.module)
-    trainer.run(HeartbeatWriter(tmp_path / "pulse-0", rank=0, local_rank=0), StopSignal())
-    sign = HeartbeatReader(tmp_path / "pulse-0").sign()
-    assert (sign.section, sign.step) == (Phase.FINISH, 1)
+    trainer.run(HeartbeatWriter(tmp_path / "heartbeat-0", rank=0, local_rank=0), StopSignal())
+    sign = HeartbeatReader(tmp_path / "heartbeat-0").sample()
+    assert (sign.phase, sign.step) == (Phase.FINISH, 1)
     # Data and step of each pass, the checkpoint, the end.
-    assert sign.marks == 2 * PASSES + 2
+    assert sign.sequence == 2 * PASSES + 2
 
     loader = Loader(
         catalogue,
