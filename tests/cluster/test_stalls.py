@@ -154,7 +154,7 @@ class WatchedJob:
 
 
 @pytest.mark.parametrize(
-    ("fault", "phase", "ranks"),
+    ("fault", "phase", "frame"),
     [("gil", "step", ("stacks.txt", "fail")), ("read", "data", ("workers.txt", "read_forever"))],
 )
 def test_stalled_process_is_detected_explained_and_killed(
