@@ -33,8 +33,9 @@ from sm_train.entrypoints.common.job_config import DataConfig
 from sm_train.entrypoints.data.image_decoder import DecodeSpec
 from sm_train.entrypoints.data.loader import MAX_DEPTH, Loader
 from sm_train.entrypoints.data.shard_catalog import DataRank, build_catalog
+from sm_train.entrypoints.data.shard_format import find_shards
 from sm_train.entrypoints.data.shard_index import write_index
-from sm_train.entrypoints.packing.describe_shard import describe_folder
+from sm_train.entrypoints.packing.describe_shard import describe_shard
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -73,7 +74,10 @@ def measure(side: int, folder: Path) -> None:
                         "txt": b"a photo",
                     }
                 )
-    write_index(index_path(shards), (described.shard for described in describe_folder(shards)))
+    write_index(
+        index_path(shards),
+        (describe_shard(path, name).shard for name, path in find_shards(shards).items()),
+    )
     variants = all_variants(shards, images, side)
     streams = {name: variant() for name, variant in variants.items()}
     for stream in streams.values():

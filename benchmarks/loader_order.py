@@ -29,9 +29,9 @@ from sm_train.entrypoints.data.loader import Loader
 from sm_train.entrypoints.data.partition import DataTopology
 from sm_train.entrypoints.data.sampler import DataPosition
 from sm_train.entrypoints.data.shard_catalog import DataRank, build_catalog
-from sm_train.entrypoints.data.shard_format import Shard
+from sm_train.entrypoints.data.shard_format import Shard, find_shards
 from sm_train.entrypoints.data.shard_index import write_index
-from sm_train.entrypoints.packing.describe_shard import describe_folder
+from sm_train.entrypoints.packing.describe_shard import describe_shard
 
 SHARDS, SHARD_SAMPLES = 500_000, 200
 NUM_NODES, LOCAL_WORLD_SIZE = 16, 8
@@ -146,7 +146,10 @@ def measure_resuming(folder: Path) -> None:
                         "bin": bytes(40_000),
                     }
                 )
-    write_index(index_path(shards), (described.shard for described in describe_folder(shards)))
+    write_index(
+        index_path(shards),
+        (describe_shard(path, name).shard for name, path in find_shards(shards).items()),
+    )
     rank = DataRank(("algo-1",), node_rank=0, local_rank=0, local_world_size=1)
     catalog = build_catalog(shards, index_path(shards), rank, lambda obj: [obj], folder / "scan")
     options = {"resolution": 8, "batch_size": 10, "seed": 0, "decode_workers": 0}

@@ -59,7 +59,7 @@ from sm_train.entrypoints.common.job_config import (
 from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
 from sm_train.entrypoints.data.batches import Batch
 from sm_train.entrypoints.data.shard_catalog import DataRank, build_catalog
-from sm_train.entrypoints.models.builder import build
+from sm_train.entrypoints.models.builder import build_components
 from sm_train.entrypoints.models.objectives import DiffusionTarget
 from sm_train.entrypoints.models.objectives import loss as diffusion_loss
 from sm_train.entrypoints.models.pipeline import Text
@@ -195,8 +195,10 @@ def throughput(
 def made_up(trainer: Trainer, resolution: int, batch: int, *, online: bool) -> Batch:
     """A batch of noise, with images and token ids or with what is precomputed of them."""
     parts = trainer.parts
-    text = parts.text.encode([ids.to(trainer.device) for ids in parts.text.tokenize(["a word"])])
-    side = resolution // parts.scale
+    text = parts.text_encoders.encode(
+        [ids.to(trainer.device) for ids in parts.text_encoders.tokenize(["a word"])]
+    )
+    side = resolution // parts.vae_scale_factor
     moments = torch.zeros(batch, 2 * parts.network.config.in_channels, side, side).half()
     whole = Batch(
         torch.randint(0, 255, (batch, resolution, resolution, 3), dtype=torch.uint8),
@@ -207,8 +209,8 @@ def made_up(trainer: Trainer, resolution: int, batch: int, *, online: bool) -> B
         tuple((0, n) for n in range(batch)),
         np.linspace(0.01, 0.99, batch),
         np.ones(batch),
-        torch.randn(parts.draws(0).shape(batch, resolution, resolution)),
-        tokens=tuple(ids.numpy() for ids in parts.text.tokenize(["a word"] * batch)),
+        torch.randn(parts.sample_rng(0).shape(batch, resolution, resolution)),
+        tokens=tuple(ids.numpy() for ids in parts.text_encoders.tokenize(["a word"] * batch)),
     )
     if online:
         return whole
@@ -234,7 +236,9 @@ def make_trainer(
             writer.write({"__key__": f"{number:03d}", "png": content.getvalue(), "txt": "a digit"})
     seat = DataRank(("algo-1",), 0, 0, 1)
     catalogue = build_catalog(channel, None, seat, lambda said: [said], folder / "walk")
-    parts = build(settings.model, settings.stage.resolution, components=None, previous=None)
+    parts = build_components(
+        settings.model, settings.stage.resolution, components=None, previous=None
+    )
     events = EventLog(node=0, rank=0, stream=io.StringIO())
     return Trainer(settings, parts, accelerator, directories, events, catalogue, seat)
 

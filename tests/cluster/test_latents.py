@@ -16,10 +16,10 @@ from sm_train.entrypoints.data.tar_reader import sample_members
 
 from tests.conftest import Aws, Cli
 from tests.support.cluster.training_jobs import Job, png, tiny_run, write_shards
-from tests.support.image_files import tree, write_pair
+from tests.support.image_files import read_tree, write_pair
 from tests.support.run_files import write_run
-from tests.toolkit.packing.test_on_sagemaker import machine
-from tests.toolkit.packing.test_pack_options import below, upload
+from tests.toolkit.packing.test_on_sagemaker import start_node
+from tests.toolkit.packing.test_pack_options import read_objects, upload_folder
 
 
 def latent_job(folder: Path, **settings: Any) -> Job:
@@ -78,7 +78,7 @@ def test_the_model_goes_along_to_sagemaker(
     assert pack(cli, tmp_path, components, *size, "--for", str(run)).returncode == 0
     for bucket in ("raw", "packed", "my-bucket"):
         aws.make_bucket(bucket)
-    upload(aws, tmp_path / "in", "photos/")
+    upload_folder(aws, tmp_path / "in", "photos/")
     sent = cli(
         "--region",
         "us-east-1",
@@ -103,11 +103,11 @@ def test_the_model_goes_along_to_sagemaker(
     assert sent.returncode == 0, sent.stderr
     assert "ml.g5.2xlarge" in sent.stderr
     [body] = aws.bodies("CreateProcessingJob")
-    both = [machine(tmp_path, aws, body, rank) for rank in (0, 1)]
+    both = [start_node(tmp_path, aws, body, rank) for rank in (0, 1)]
     said = [one.communicate(timeout=300)[0] for one in both]
     assert [one.returncode for one in both] == [0, 0], said
-    here = {name: content for name, content in tree(tmp_path / "out").items() if "." in name}
-    assert below(aws, "packed", "set/") == here
+    here = {name: content for name, content in read_tree(tmp_path / "out").items() if "." in name}
+    assert read_objects(aws, "packed", "set/") == here
 
 
 def by_hand(components: Path, image: bytes, caption: str) -> tuple[Any, Any]:
@@ -229,4 +229,4 @@ def test_what_cannot_make_latents_is_one_line(cli: Cli, tmp_path: Path, componen
     odd = cli("pack", "in", "out", "--latents", components, "--resolution", "9")
     assert "9 pixels: the autoencoder divides sides by 2" in odd.stderr
     alone = cli("pack", "in", "out", "--latents", components)
-    assert "--resolution belong together" in alone.stderr
+    assert "--latents: requires --resolution" in alone.stderr

@@ -137,7 +137,7 @@ def test_a_prompts_image_does_not_depend_on_those_beside_it(
 ) -> None:
     from sm_train.entrypoints.models import sampling
 
-    pipeline = sampling.load(sampling.find_source(trained[0].base / "model"))
+    pipeline = sampling.load_pipeline(sampling.find_source(trained[0].base / "model"))
     prompts = [f"a grey of {number}" for number in range(18)]
     how = sampling.SamplingOptions(num_inference_steps=2, guidance_scale=2.0, seed=-3)
     many = [image for some in sampling.generate(pipeline, prompts, how) for image in some]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from sm_train.toolkit.sampling.options import drawing_options
+from sm_train.toolkit.commands._options import sampling_options
 
 
 @click.command()
 @click.argument("first", type=click.Path(path_type=Path))
 @click.argument("second", type=click.Path(path_type=Path))
-@drawing_options
+@sampling_options
 @click.option(
     "--out",
     type=click.Path(path_type=Path),

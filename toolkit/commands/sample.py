@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from sm_train.toolkit.sampling.options import drawing_options
+from sm_train.toolkit.commands._options import sampling_options
 
 
 @click.command()
 @click.argument("checkpoint", type=click.Path(path_type=Path))
-@drawing_options
+@sampling_options
 @click.option(
     "--out", type=click.Path(path_type=Path), default="grid.png", show_default=True, help="PNG."
 )

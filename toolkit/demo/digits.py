@@ -101,9 +101,9 @@ def draw_digits(model: Path, each: int, seed: int = 0) -> tuple[Images, NDArray[
     Returns the images and what was asked.
     """
     import torch
-    from sm_train.entrypoints.models.sampling import find_source, load
+    from sm_train.entrypoints.models.sampling import find_source, load_pipeline
 
-    pipeline = load(find_source(model))
+    pipeline = load_pipeline(find_source(model))
     digits = np.tile(np.arange(10), each)
     result = pipeline(
         [caption(int(digit)) for digit in digits],

@@ -58,7 +58,7 @@ def draw_images(
 
     console = stderr_console()
     try:
-        pipeline = sampling.load(source)
+        pipeline = sampling.load_pipeline(source)
     except CheckpointError as error:
         raise UserError(str(error)) from None
     images: list[Any] = []

@@ -210,10 +210,10 @@ def test_random_numbers_are_a_function_of_sample_and_epoch(tmp_path: Path) -> No
         assert np.array_equal(
             batch.dropout_uniform, RNG.uniform(Purpose.CAPTION_DROPOUT, epoch, batch.origins)
         )
-        for place, origin in enumerate(batch.origins):
+        for row, origin in enumerate(batch.origins):
             expected = torch.empty(2, 3, 4, 4)
             RNG.fill_normal(expected, epoch, *origin)
-            assert torch.equal(batch.noise[:, place], expected)
+            assert torch.equal(batch.noise[:, row], expected)
     assert len(set(timesteps[:6]) & set(timesteps[6:])) == 0
 
 

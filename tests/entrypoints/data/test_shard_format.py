@@ -15,7 +15,7 @@ import webdataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sm_train.entrypoints.data.shard_format import END_MARK
-from sm_train.entrypoints.packing.shard_writer import ShardFile, encode_sample
+from sm_train.entrypoints.packing.shard_writer import ShardWriter, sample_parts
 from sm_train.entrypoints.packing.storage import LocalFolder
 
 from tests.support.shard_files import encoded_sample, write_packed_shard
@@ -65,7 +65,7 @@ def test_headers_equal_those_of_tarfile(name: str, size: int) -> None:
     info.size = size
     if "/" in name or "\0" in name or len(info.name) > 100:
         return  # never in our names
-    header = encode_sample(name, bytes(size), "", "jpeg", b"")[:512]
+    header, *_ = sample_parts(name, bytes(size), "", "jpeg", b"")
     assert header == info.tobuf(tarfile.USTAR_FORMAT)
 
 
@@ -84,7 +84,10 @@ def test_offsets_delimit_one_sample_each(sizes: list[int]) -> None:
 
 def test_failed_writer_leaves_no_file(tmp_path: Path) -> None:
     def fail_while_writing() -> None:
-        with LocalFolder(tmp_path).atomic_writer("a.tar") as sink, ShardFile(sink, "a.tar") as file:
+        with (
+            LocalFolder(tmp_path).atomic_writer("a.tar") as sink,
+            ShardWriter(sink, "a.tar") as file,
+        ):
             file.append("000000000", encoded_sample(0, bytes(3000)))
             assert list(tmp_path.glob("*.tar")) == []  # not before it is complete
             raise RuntimeError

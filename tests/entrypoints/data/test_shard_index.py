@@ -58,14 +58,14 @@ def test_index_round_trips(
         write_index(path, shards, rejected, target_bytes=8000, inputs="d", options={"quality": 90})
     index = ShardIndex(path)
     assert [index.shard(number) for number in range(len(index))] == shards
-    assert list(index.refused()) == rejected
+    assert list(index.rejected()) == rejected
     assert index.names == [shard.name for shard in shards]
     assert index.samples.tolist() == [shard.samples for shard in shards]
     assert index.header == IndexHeader(
         shards=len(shards),
         samples=sum(shard.samples for shard in shards),
         bytes=sum(shard.bytes for shard in shards),
-        refused=len(rejected),
+        rejected=len(rejected),
         target_bytes=8000,
         inputs="d",
         options={"quality": 90},
@@ -83,7 +83,7 @@ def test_equal_content_gives_equal_bytes(tmp_path: Path) -> None:
 
 def test_names_that_are_not_utf8_are_escaped_or_rejected(tmp_path: Path) -> None:
     write_index(tmp_path / "i", [], [RejectedInput("bad \udcff.jpg", "image-corrupt", "truncated")])
-    [rejected] = ShardIndex(tmp_path / "i").refused()
+    [rejected] = ShardIndex(tmp_path / "i").rejected()
     assert rejected.source == r"bad \udcff.jpg"
     with pytest.raises(ShardError, match="rename the shard"):
         write_index(tmp_path / "i", [make_shard("a\udcff.tar", [512])])
@@ -105,7 +105,7 @@ def foreign_parquet(**metadata: str) -> bytes:
         (foreign_parquet(**{"sm-train": "[1]"}), "not a shard index"),
         (
             foreign_parquet(**{"sm-train": json.dumps({"format": "sm-train-index", "version": 7})}),
-            "index version 7; this sm-train reads version 2",
+            "index version 7; this sm-train reads version 3",
         ),
     ],
 )
