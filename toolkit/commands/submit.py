@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from sm_train.toolkit.commands._options import local_options
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.local.options import local_options
 
 if TYPE_CHECKING:
     from sm_train.estimators.bundle.bundle import Bundle
