@@ -120,3 +120,8 @@ class RunConfig(Section):
         if problems:
             raise ValueError("; ".join(problem.message for problem in problems))
         return self
+
+    def regions(self, home: str) -> tuple[str, ...]:
+        """Return the regions that may hold jobs of the run, ``home`` first."""
+        others = {one.region for one in self.recovery.fallbacks} - {None, home}
+        return home, *sorted(filter(None, others))

@@ -7,6 +7,7 @@ does (sagemaker 3.27), so the request carries the hyperparameters which that too
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,12 +20,20 @@ from sm_train.estimators.config.stage import StageSection
 FRAMEWORK = "2.10.0"
 
 
+Route = Literal["torchrun", "smddp"]
+
+
 @dataclass(frozen=True)
 class LaunchPlan:
-    """One stage's way of starting, with the reason that is shown to people."""
+    """How one stage starts: by which route and why, and in which image.
 
-    route: Literal["torchrun", "smddp"]
+    ``framework_version`` is the image's PyTorch; None if the image is the user's own.
+    """
+
+    route: Route
     reason: str
+    framework_version: str | None
+    image: str
 
 
 def framework_version(config: RunConfig) -> str | None:
@@ -46,11 +55,38 @@ def pytorch_version(config: RunConfig) -> str | None:
     return SMDDP_PYTORCH if cluster.backend == "smddp" else None
 
 
-def launch_plan(config: RunConfig, stage: StageSection) -> LaunchPlan:
-    """Choose the route of ``stage``."""
+def launch_plan(config: RunConfig, stage: StageSection, image: str) -> LaunchPlan:
+    """Resolve how ``stage`` starts in ``image``."""
+    return LaunchPlan(*choose_route(config, stage), framework_version(config), image)
+
+
+def launch_plans(
+    config: RunConfig, stages: Iterable[StageSection], image: str
+) -> dict[str, LaunchPlan]:
+    """Resolve how each of ``stages`` starts, by its name; all use one image."""
+    return {stage.name: launch_plan(config, stage, image) for stage in stages}
+
+
+def route_conflict(config: RunConfig, other: RunConfig) -> str | None:
+    """Return why a job cannot resume a stage of ``config`` with the settings of ``other``: all
+    jobs of a stage start by one route, with one PyTorch. None if every stage can.
+    """
+    for stage, other_stage in zip(config.stages, other.stages, strict=True):
+        route, _ = choose_route(config, stage)
+        other_route, _ = choose_route(other, other_stage)
+        if route != other_route:
+            return (
+                f"{stage.name} starts by {route} at first and by {other_route} there, from another "
+                "image; write cluster.backend: nccl, which both support"
+            )
+    return None
+
+
+def choose_route(config: RunConfig, stage: StageSection) -> tuple[Route, str]:
+    """Choose the route of ``stage``, with the reason shown to the user."""
     cluster = config.cluster
     if stage.instances == 1:
-        return LaunchPlan("torchrun", "one instance: NCCL over NVLink; SMDDP gains nothing there")
+        return "torchrun", "one instance: NCCL over NVLink; SMDDP gains nothing there"
     if not _smddp_helps(config, stage):
         reason = f"{cluster.instance_type}: NCCL"
         if instance_type(cluster.instance_type).supports_efa:
@@ -61,17 +97,13 @@ def launch_plan(config: RunConfig, stage: StageSection) -> LaunchPlan:
             reason += "" if cluster.instance_type in without else f"; {without[0]} has no SMDDP"
         elif any(one.sharding != "none" for one in config.stages):
             reason += "; sharding needs a newer PyTorch than SMDDP's"
-        return LaunchPlan("torchrun", reason)
+        return "torchrun", reason
     version = framework_version(config)
     if version is None and cluster.backend == "auto":
-        return LaunchPlan(
-            "torchrun", "own image: NCCL; write backend: smddp if the image carries SMDDP"
-        )
+        return "torchrun", "own image: NCCL; write backend: smddp if the image carries SMDDP"
     if version is not None and major_minor(version) != major_minor(SMDDP_PYTORCH):
-        return LaunchPlan(
-            "torchrun", f"PyTorch {version}: NCCL; the last image with SMDDP is 2.3.0"
-        )
-    return LaunchPlan("smddp", f"{cluster.instance_type} × {stage.instances}: SMDDP all-reduce")
+        return "torchrun", f"PyTorch {version}: NCCL; the last image with SMDDP is 2.3.0"
+    return "smddp", f"{cluster.instance_type} × {stage.instances}: SMDDP all-reduce"
 
 
 def _smddp_helps(config: RunConfig, stage: StageSection) -> bool:

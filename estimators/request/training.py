@@ -5,12 +5,12 @@ What the SDK sends is held against this on the wire (tests, and at every submiss
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 
 from sm_train.entrypoints.common.checkpoint_layout import FINAL_MODEL, step_folder_name
-from sm_train.estimators.bundle.bundle import ARCHIVE_NAME, Bundle
+from sm_train.estimators.bundle.bundle import ARCHIVE_NAME
 from sm_train.estimators.config.cluster import ClusterSection
 from sm_train.estimators.config.naming import (
     ROLE_NOT_SET,
@@ -21,7 +21,7 @@ from sm_train.estimators.config.naming import (
 )
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
-from sm_train.estimators.request.launcher import LaunchPlan, launch_plan
+from sm_train.estimators.request.launcher import LaunchPlan
 from sm_train.estimators.request.metrics import metric_definitions
 
 TrainingRequest = dict[str, Any]
@@ -30,11 +30,12 @@ TrainingRequest = dict[str, Any]
 CHECKPOINT_PATH = "/opt/ml/checkpoints"
 
 RUN_TAG, STAGE_TAG = "sm-train:run", "sm-train:stage"
+BUNDLE_TAG, COMMIT_TAG = "sm-train:bundle", "sm-train:commit"
 """A job's tags by which any laptop knows what it belongs to."""
 
-REGIONS_TAG, PLACE_TAG = "sm-train:regions", "sm-train:place"
-"""A job's tags: the regions where the run may have jobs, its own first, and which of its places
-this one is at, counted from 0. Runs of a single region, and the run's own place, go without."""
+REGIONS_TAG = "sm-train:regions"
+"""A job's tag: the regions that may hold jobs of the run, its home region first. Runs of a single
+region have none."""
 
 
 # The SDK's start script, staged in the channel sm_drivers (sagemaker 3.27, training.constants).
@@ -42,53 +43,63 @@ _CHANNELS = "/opt/ml/input/data"
 _START = f"{_CHANNELS}/sm_drivers/sm_train.sh"
 
 
+class SourceBundle(Protocol):
+    """What a request contains of its bundle: the archive's digest and the script to start."""
+
+    @property
+    def sha256(self) -> str: ...
+
+    @property
+    def entry(self) -> str: ...
+
+
 def training_requests(
     config: RunConfig,
-    stages: Sequence[StageSection],
-    bundle: Bundle,
+    launches: Mapping[str, LaunchPlan],
+    bundle: SourceBundle,
     *,
     region: str,
-    image: str,
     now: datetime,
     commit: str | None = None,
 ) -> list[TrainingRequest]:
-    """The request of each of ``stages``' first jobs; the place of each one's code carries ``now``.
+    """Return the request of the first job of each stage named in ``launches``; the folder of its
+    code is named after ``now``.
 
-    ``commit`` is that of the repository which the run file lies in.
+    ``commit`` is that of the run file's repository.
     """
     return [
         training_request(
             config,
             stage,
+            launches[stage.name],
             bundle,
             region=region,
-            image=image,
             staged=staging_uri(config, stage, region, now),
             commit=commit,
         )
-        for stage in stages
+        for stage in config.stages
+        if stage.name in launches
     ]
 
 
 def training_request(
     config: RunConfig,
     stage: StageSection,
-    bundle: Bundle,
+    launch: LaunchPlan,
+    bundle: SourceBundle,
     *,
     region: str,
-    image: str,
     staged: str,
     commit: str | None = None,
 ) -> TrainingRequest:
-    """The request of one stage's first job, whose code is in the folder ``staged``."""
-    start = launch_plan(config, stage)
+    """Return the request of a stage's first job, whose code is in the folder ``staged``."""
     bucket = staging_bucket(config, region)
     return {
         "TrainingJobName": job_name(config.name, stage.name, 1),
-        "AlgorithmSpecification": _algorithm(start, image),
+        "AlgorithmSpecification": _algorithm(launch),
         "RoleArn": config.role or ROLE_NOT_SET,
-        "HyperParameters": _hyperparameters(config, stage, start, bundle, staged, region),
-        "InputDataConfig": _channels(config, stage, start, staged, bucket),
+        "HyperParameters": _hyperparameters(config, stage, launch, bundle, staged, region),
+        "InputDataConfig": _channels(config, stage, launch, staged, bucket),
         "OutputDataConfig": _output(config, bucket),
         "CheckpointConfig": {
             "S3Uri": checkpoint_uri(config, stage, bucket),
@@ -139,13 +150,13 @@ def _asked_for(cluster: ClusterSection) -> dict[str, Any]:
     return fields
 
 
-def _algorithm(start: LaunchPlan, image: str) -> dict[str, Any]:
+def _algorithm(launch: LaunchPlan) -> dict[str, Any]:
     algorithm: dict[str, Any] = {
-        "TrainingImage": image,
+        "TrainingImage": launch.image,
         "TrainingInputMode": "FastFile",
         "MetricDefinitions": metric_definitions(),
     }
-    if start.route == "torchrun":
+    if launch.route == "torchrun":
         algorithm["ContainerEntrypoint"] = ["/bin/bash"]
         algorithm["ContainerArguments"] = start_arguments(replaced=True)
     return algorithm
@@ -163,14 +174,14 @@ def start_arguments(*, replaced: bool) -> list[str]:
 def _hyperparameters(
     config: RunConfig,
     stage: StageSection,
-    start: LaunchPlan,
-    bundle: Bundle,
+    launch: LaunchPlan,
+    bundle: SourceBundle,
     staged: str,
     region: str,
 ) -> dict[str, str]:
     """``--stage NAME`` for the script and, for smddp, what the container's toolkit reads."""
     parameters = {"stage": stage.name}
-    if start.route == "smddp":
+    if launch.route == "smddp":
         archive = f"{staged}/code/{ARCHIVE_NAME}"
         if config.cluster.network_isolation:
             # The toolkit could not fetch it; SageMaker itself lays a channel there.
@@ -188,7 +199,7 @@ def _hyperparameters(
 
 
 def _channels(
-    config: RunConfig, stage: StageSection, start: LaunchPlan, staged: str, bucket: str
+    config: RunConfig, stage: StageSection, launch: LaunchPlan, staged: str, bucket: str
 ) -> list[dict[str, Any]]:
     channels = [_channel("train", config.data.uri, "FastFile", sharded=True)]
     if config.data.index_uri:
@@ -206,9 +217,9 @@ def _channels(
             channels.append(_channel("previous_state", last, "File"))
     for name, own in config.channels.items():
         channels.append(_channel(name, own.uri, own.mode, sharded=own.sharded))
-    if start.route == "torchrun" or config.cluster.network_isolation:
+    if launch.route == "torchrun" or config.cluster.network_isolation:
         channels.append(_channel("code", f"{staged}/code/{ARCHIVE_NAME}", "File"))
-    if start.route == "torchrun":
+    if launch.route == "torchrun":
         channels.append(_channel("sm_drivers", f"{staged}/sm_drivers", "File"))
     return channels
 
@@ -306,28 +317,17 @@ def _stopping(config: RunConfig) -> dict[str, int]:
 
 
 def _tags(
-    config: RunConfig, stage: StageSection, bundle: Bundle, region: str, commit: str | None
+    config: RunConfig, stage: StageSection, bundle: SourceBundle, region: str, commit: str | None
 ) -> list[dict[str, str]]:
-    others = {one.region for one in config.recovery.fallbacks} - {None, region}
+    regions = config.regions(region)
     tags = {
         **config.tags,
         RUN_TAG: config.name,
         STAGE_TAG: stage.name,
-        "sm-train:bundle": bundle.sha256,
+        BUNDLE_TAG: bundle.sha256,
     }
     if commit is not None:
-        tags["sm-train:commit"] = commit
-    if others:
-        tags[REGIONS_TAG] = " ".join((region, *sorted(filter(None, others))))
+        tags[COMMIT_TAG] = commit
+    if len(regions) > 1:
+        tags[REGIONS_TAG] = " ".join(regions)
     return [{"Key": key, "Value": value} for key, value in tags.items()]
-
-
-def request_elsewhere(
-    request: TrainingRequest, own: TrainingRequest, place: int
-) -> TrainingRequest:
-    """``request``, made of the run as it is at ``place``, as a job of the run; ``own`` is that of
-    its own place.
-    """
-    tags = {tag["Key"]: tag["Value"] for tag in own["Tags"]}
-    tags |= {tag["Key"]: tag["Value"] for tag in request["Tags"]} | {PLACE_TAG: str(place)}
-    return request | {"Tags": [{"Key": key, "Value": value} for key, value in tags.items()]}

@@ -1,67 +1,62 @@
-"""Options that several commands share."""
+"""Options that several commands share. They import only click, like every command."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-Command = Callable[..., Any]
+_LOCAL_OPTIONS = (
+    click.option("--nodes", type=click.IntRange(1), help="--local: number of emulated nodes."),
+    click.option(
+        "--processes",
+        type=click.IntRange(1),
+        default=1,
+        show_default=True,
+        help="--local: processes on each emulated node.",
+    ),
+)
 
-_SAMPLING = (
+_SAMPLING_OPTIONS = (
     click.option(
         "--prompts",
         type=click.Path(path_type=Path),
         required=True,
-        help="Text file with one prompt per line, or a TSV with a column Prompt.",
+        help="Text file with one prompt a line, or a TSV with a column Prompt.",
     ),
     click.option(
         "--steps",
         type=click.IntRange(1, 1000),
         default=50,
         show_default=True,
-        help="Inference steps of the scheduler.",
+        help="Sampling steps.",
     ),
     click.option(
         "--guidance",
         type=click.FloatRange(0, 100),
         default=5.0,
         show_default=True,
-        help="Scale of classifier-free guidance; 1 disables it.",
+        help="Scale of classifier-free guidance.",
     ),
-    click.option(
-        "--seed", type=int, default=0, show_default=True, help="Seed of the images' noise."
-    ),
-)
-
-_LOCAL = (
-    click.option(
-        "--nodes", type=click.IntRange(1), help="With --local: number of emulated instances."
-    ),
-    click.option(
-        "--processes",
-        type=click.IntRange(1),
-        default=1,
-        show_default=True,
-        help="With --local: processes per emulated instance.",
-    ),
+    click.option("--seed", type=int, default=0, show_default=True, help="Seed of the noise."),
 )
 
 
-def sampling_options(command: Command) -> Command:
-    """Add --prompts, --steps, --guidance and --seed to a command that samples images."""
-    return _add(_SAMPLING, command)
+def local_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of commands that emulate a cluster on this machine."""
+    return _add(_LOCAL_OPTIONS, command)
 
 
-def local_options(command: Command) -> Command:
-    """Add --nodes and --processes to a command that emulates instances on this machine."""
-    return _add(_LOCAL, command)
+def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of commands that sample images from a checkpoint."""
+    return _add(_SAMPLING_OPTIONS, command)
 
 
-def _add(options: Sequence[Callable[[Command], Command]], command: Command) -> Command:
-    # Decorators apply from the last one on; --help lists the options in their order here.
+def _add(
+    options: tuple[Callable[..., Any], ...], command: Callable[..., Any]
+) -> Callable[..., Any]:
     for option in reversed(options):
         command = option(command)
     return command

@@ -27,7 +27,9 @@ from sm_train.estimators.request.processing import (
     processing_instance_types,
     processing_request,
 )
-from sm_train.toolkit.aws.session import open_session, require_bucket, translate_aws_errors
+from sm_train.toolkit.aws.errors import translate_aws_errors
+from sm_train.toolkit.aws.s3 import require_bucket
+from sm_train.toolkit.aws.session import open_session
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.packing.pack import (
     PackJob,

@@ -84,7 +84,9 @@ def page(document: ReviewDocument) -> str:
         from jinja2 import Environment, StrictUndefined
         from markupsafe import Markup
     except ModuleNotFoundError:
-        raise UserError('--html: needs Jinja2; pip install "sm-train[report]" brings it') from None
+        raise UserError(
+            '--html: needs Jinja2; install it with pip install "sm-train[report]"'
+        ) from None
     jobs = document["jobs"]
     anchors = [f"job-{index + 1}" for index in range(len(jobs))]
     environment = Environment(

@@ -16,7 +16,7 @@ from sm_train.entrypoints.common.events import FIELDS, format_event
 from sm_train.estimators.bundle.bundle import Bundle, build_bundle, pack
 from sm_train.estimators.config.cluster import ClusterSection
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.estimators.request.launcher import framework_version, pytorch_version
+from sm_train.estimators.request.launcher import framework_version, launch_plans, pytorch_version
 from sm_train.estimators.request.metrics import metric_definitions
 from sm_train.estimators.request.training import code_uri, training_requests
 
@@ -32,7 +32,7 @@ def requests(config: RunConfig, bundle: Bundle | None = None) -> list[dict[str, 
     bundle = bundle or build_bundle(config, framework_version(config))
     image = config.cluster.image or ECR
     return training_requests(
-        config, config.stages, bundle, region="us-east-1", image=image, now=NOW
+        config, launch_plans(config, config.stages, image), bundle, region="us-east-1", now=NOW
     )
 
 
@@ -369,10 +369,9 @@ def test_tags_tell_run_stage_and_bundle() -> None:
     }
     [request] = training_requests(
         run,
-        run.stages,
+        launch_plans(run, run.stages, ECR),
         build_bundle(run, framework_version(run)),
         region="us-east-1",
-        image=ECR,
         now=NOW,
         commit="0123abc-dirty",
     )

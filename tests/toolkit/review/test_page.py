@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.report_html.page import template
-from sm_train.toolkit.report_html.svg import INKS
+from sm_train.toolkit.report_html.svg import COLORS
 from sm_train.toolkit.review import comparison_table, waterfall
 from sm_train.toolkit.review.charts import render_chart, time_axis
 from sm_train.toolkit.review.document import as_document
@@ -210,7 +210,7 @@ def test_page_is_self_contained(three: str) -> None:
 
 def test_missing_folder_is_reported_and_no_file_is_left(tmp_path: Path) -> None:
     document = as_document(Review((offline(),)))
-    with pytest.raises(UserError, match=r"--html: .*nowhere: no such folder; make it first"):
+    with pytest.raises(UserError, match=r"--html: .*nowhere: no such folder; create it first"):
         write_page(tmp_path / "nowhere" / "page.html", document)
     with pytest.raises(UserError, match="Is a directory; name another file"):
         write_page(tmp_path, document)
@@ -235,7 +235,7 @@ def test_missing_extra_names_what_to_install(module: str, name: str) -> None:
         check=True,
         cwd=Path(__file__).parents[3],
     ).stdout
-    assert output == f'--html: needs {name}; pip install "sm-train[report]" brings it\n'
+    assert output == f'--html: needs {name}; install it with pip install "sm-train[report]"\n'
 
 
 def test_headline_counts_problems_and_known_costs(three: str) -> None:
@@ -425,10 +425,10 @@ def test_text_and_plots_have_enough_contrast_in_both_themes() -> None:
     light, dark = themes()
     assert {key for key in light if light[key] == dark[key]} == set()
     for theme in (light, dark):
-        assert set(INKS) <= theme.keys()
+        assert set(COLORS) <= theme.keys()
         for ground in ("page", "card"):
             for text in ("text", "muted", "link", "good", "warning", "bad", "unknown"):
                 assert contrast(theme[text], theme[ground]) >= 4.5, (text, ground)
-            for drawn in (*INKS, "focus"):
+            for drawn in (*COLORS, "focus"):
                 if drawn != "rule":
                     assert contrast(theme[drawn], theme[ground]) >= 3, (drawn, ground)
