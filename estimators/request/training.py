@@ -348,7 +348,7 @@ def _stopping_condition(config: RunConfig) -> StoppingConditionTypeDef:
 def _tags(
     config: RunConfig, stage: StageSection, bundle: SourceBundle, region: str, commit: str | None
 ) -> list[TagTypeDef]:
-    regions = config.regions(region)
+    regions = config.recovery.regions(region)
     tags = {
         **config.tags,
         RUN_TAG: config.name,
