@@ -319,7 +319,7 @@ def _stopping(config: RunConfig) -> dict[str, int]:
 def _tags(
     config: RunConfig, stage: StageSection, bundle: SourceBundle, region: str, commit: str | None
 ) -> list[dict[str, str]]:
-    regions = config.regions(region)
+    regions = config.recovery.regions(region)
     tags = {
         **config.tags,
         RUN_TAG: config.name,
