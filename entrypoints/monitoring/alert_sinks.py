@@ -108,7 +108,7 @@ def _is_safe(address: str) -> bool:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Elsewhere the address would be somebody else's to read."""
+    """Rejects redirects: another host must not receive the message."""
 
     def redirect_request(self, *_: Any) -> None:
         return None

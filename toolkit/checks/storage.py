@@ -10,8 +10,7 @@ from sm_train.entrypoints.data.shard_format import ShardError
 from sm_train.entrypoints.data.shard_index import read_header
 from sm_train.estimators.config.naming import staging_bucket
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.toolkit.aws.s3_file import S3File
-from sm_train.toolkit.aws.session import bucket_region, split_uri
+from sm_train.toolkit.aws.s3 import S3File, bucket_region, split_uri
 from sm_train.toolkit.checks.finding import Check, Finding
 from sm_train.toolkit.checks.local_data import INDEX_STALE, NO_SHARDS, index_differences
 from sm_train.toolkit.checks.shards import Shards, of_listing

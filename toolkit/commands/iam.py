@@ -23,12 +23,12 @@ def command(options: dict[str, Any], run: Path, only: str | None, as_json: bool)
     """
     from sm_train.estimators.request.iam import policies
     from sm_train.estimators.request.images import image_uri
-    from sm_train.toolkit.aws import session as aws
+    from sm_train.toolkit.aws.session import resolve_region
     from sm_train.toolkit.run_file import load
     from sm_train.toolkit.terminal.console import write_json
 
     config = load(run)
-    region = aws.resolve_region(options["region"], config.region, options["profile"])
+    region = resolve_region(options["region"], config.region, options["profile"])
     try:
         documents = policies(config, region, image_uri(config, region))
     except ValueError as error:

@@ -21,12 +21,12 @@ def command(options: dict[str, Any], run: Path, dockerfile: bool, as_json: bool)
     """
     from sm_train.estimators.bundle.user_code import read_user_code
     from sm_train.estimators.request import images
-    from sm_train.toolkit.aws import session as aws
+    from sm_train.toolkit.aws.session import resolve_region
     from sm_train.toolkit.run_file import load
     from sm_train.toolkit.terminal.console import write_json
 
     config = load(run)
-    region = aws.resolve_region(options["region"], config.region, options["profile"])
+    region = resolve_region(options["region"], config.region, options["profile"])
     try:
         document = {"image": images.image_uri(config, region), "region": region}
         packages = (

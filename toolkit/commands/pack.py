@@ -232,11 +232,11 @@ def _job(options: dict[str, Any], arguments: dict[str, Any]) -> PackJob:
 def _require_latents_model(model: Path, resolution: int, *, packs_locally: bool) -> None:
     from importlib.util import find_spec
 
-    from sm_train.entrypoints.models.components import ComponentsError, latents_of
+    from sm_train.entrypoints.models.components import ComponentsError, describe_latents
     from sm_train.toolkit.errors import UserError
 
     try:
-        latents_of(model, resolution)
+        describe_latents(model, resolution)
     except ComponentsError as error:
         raise UserError(f"--latents: {error}") from None
     if packs_locally and find_spec("diffusers") is None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from sm_train.estimators.bundle.bundle import LAUNCHER, Bundle
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
+from sm_train.estimators.request.launcher import launch_plan
 from sm_train.estimators.request.training import training_request
 from sm_train.estimators.sdk.local_trainer import LocalJob
 from sm_train.toolkit.errors import ExitCode, UserError
@@ -50,13 +51,14 @@ class LocalContainers:
         nodes = len(folders.local.nodes)
         # SMDDP does not run on this machine's CPU, and its request has no entrypoint.
         without_smddp = config.cluster.model_copy(update={"backend": "nccl"})
+        local_config = config.model_copy(update={"cluster": without_smddp})
         job = LocalJob(
             request=training_request(
-                config.model_copy(update={"cluster": without_smddp}),
+                local_config,
                 stage,
+                launch_plan(local_config, stage, image),
                 bundle,
                 region=config.region or "local",
-                image=image,
                 staged="s3://not-staged/local",
             ),
             nodes=nodes,

@@ -25,7 +25,9 @@ from sm_train.entrypoints.data.shard_index import (
     write_index,
 )
 from sm_train.entrypoints.packing.describe_shard import ShardDescription, describe_shard
-from sm_train.toolkit.aws.session import open_session, split_uri, translate_aws_errors
+from sm_train.toolkit.aws.errors import translate_aws_errors
+from sm_train.toolkit.aws.s3 import split_uri
+from sm_train.toolkit.aws.session import open_session
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.packing.shard_listing import ListedShard, list_folder, list_prefix
 

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from sm_train.entrypoints.data.shard_index import RejectedInput
 from sm_train.entrypoints.packing.plan import PackInput
 from sm_train.entrypoints.packing.storage import S3Access, s3_client
-from sm_train.toolkit.aws.session import split_uri, translate_aws_errors
+from sm_train.toolkit.aws.errors import translate_aws_errors
+from sm_train.toolkit.aws.s3 import split_uri
 from sm_train.toolkit.errors import UserError
 
 if TYPE_CHECKING:

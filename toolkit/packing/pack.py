@@ -22,7 +22,7 @@ from sm_train.entrypoints.common.index_location import INDEX_NAME, SHARDS_FOLDER
 from sm_train.entrypoints.common.signals import raise_on_signals
 from sm_train.entrypoints.data.shard_format import ShardError
 from sm_train.entrypoints.data.shard_index import RejectedInput, ShardIndex
-from sm_train.entrypoints.models.components import latents_of
+from sm_train.entrypoints.models.components import describe_latents
 from sm_train.entrypoints.packing.pack import (
     PLAN_NAME,
     PackPlan,
@@ -275,7 +275,7 @@ def index_options(job: PackJob) -> dict[str, Any]:
     )
     folder, resolution = job.options.latents, options.pop("latents_resolution", None)
     if folder is not None and resolution is not None:
-        options["latents"] = latents_of(Path(folder), resolution)
+        options["latents"] = describe_latents(Path(folder), resolution)
     return options
 
 

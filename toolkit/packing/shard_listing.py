@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm_train.entrypoints.data.shard_format import SUFFIX, find_shards
-from sm_train.toolkit.aws.session import split_uri
+from sm_train.toolkit.aws.s3 import split_uri
 
 if TYPE_CHECKING:
     from types_boto3_s3 import S3Client

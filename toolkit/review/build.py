@@ -11,7 +11,7 @@ from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.aws.session import open_session, resolve_region
 from sm_train.toolkit.costing.price_table import DEFAULT_REGION, price_table
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.jobs.training_job import may_be_job, server_time
+from sm_train.toolkit.jobs.training_job import is_valid_job_name, server_time
 from sm_train.toolkit.review.collect import FactsCollector
 from sm_train.toolkit.review.job_facts import JobFacts
 from sm_train.toolkit.review.job_log import Column, finite
@@ -65,7 +65,7 @@ def _on_sagemaker(target: str) -> bool:
         return True
     if Path(target).exists():
         return False
-    if not may_be_job(target):
+    if not is_valid_job_name(target):
         raise UserError(f"{target}: no such file or folder; name a run, a job, a folder or a log")
     return True
 

@@ -8,7 +8,7 @@ from math import isnan, nan
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Literal
 
-from sm_train.toolkit.report_html.svg import LINES, ink, inline_svg
+from sm_train.toolkit.report_html.svg import LINES, css_color, inline_svg
 from sm_train.toolkit.review.document import ChartDocument, CurveDocument, MarkDocument
 from sm_train.toolkit.review.series import (
     Values,
@@ -147,12 +147,12 @@ def _plot(
     axes.set_xlabel(axis.label)
     _plot_marks(axes, axis, marks)
     if chart["full"] is not None:
-        axes.axhline(chart["full"], color=ink("muted"), linewidth=1, linestyle=(0, (4, 3)))
+        axes.axhline(chart["full"], color=css_color("muted"), linewidth=1, linestyle=(0, (4, 3)))
     if len(lines) > LINES:
         _plot_many(axes, lines, axis)
         return
     for index, line in enumerate(lines):
-        color = ink(f"line-{index + 1}")
+        color = css_color(f"line-{index + 1}")
         _plot_band(axes, line["times_seconds"], line["low"], line["high"], axis, color)
         _plot_line(
             axes, index, line["times_seconds"], line["values"], axis, color, 1.4, _dash(index)
@@ -221,17 +221,17 @@ def _plot_many(axes: Axes, lines: Sequence[CurveDocument], axis: TimeAxis) -> No
     """Plot many curves as their envelope and median, with outliers in color and others faint."""
     times, low = _combine(lines, "low", min)
     _, high = _combine(lines, "high", max)
-    _plot_band(axes, times, low, high, axis, ink("muted"))
+    _plot_band(axes, times, low, high, axis, css_color("muted"))
     highlighted = outliers(lines)
     for index, line in enumerate(lines):
         if index not in highlighted:
             seconds, values = _combine([line], "values", fmean)
-            _plot_line(axes, index, seconds, values, axis, ink("muted"), 0.4)
+            _plot_line(axes, index, seconds, values, axis, css_color("muted"), 0.4)
     times, medians = _combine(lines, "values", median)
     y = [nan if value is None else value for value in medians]
-    axes.plot([axis(seconds) for seconds in times], y, color=ink("text"), linewidth=1.2)
+    axes.plot([axis(seconds) for seconds in times], y, color=css_color("text"), linewidth=1.2)
     for number, index in enumerate(highlighted):
-        line, color = lines[index], ink(f"line-{number + 1}")
+        line, color = lines[index], css_color(f"line-{number + 1}")
         _plot_line(axes, index, line["times_seconds"], line["values"], axis, color, 1.2)
 
 
@@ -257,7 +257,7 @@ def _plot_marks(axes: Axes, axis: TimeAxis, marks: Sequence[tuple[MarkDocument, 
         routine,
         [0.03] * len(routine),
         transform=foot,
-        color=ink("muted"),
+        color=css_color("muted"),
         linestyle="",
         marker="|",
         markersize=5,
@@ -266,18 +266,26 @@ def _plot_marks(axes: Axes, axis: TimeAxis, marks: Sequence[tuple[MarkDocument, 
         of_kind = [mark for mark, number in marks if number and mark["kind"] == kind]
         times = [axis(mark["time_seconds"]) for mark in of_kind]
         axes.vlines(
-            times, 0, 1, transform=foot, colors=ink(style.color), linewidth=1, linestyles=style.line
+            times,
+            0,
+            1,
+            transform=foot,
+            colors=css_color(style.color),
+            linewidth=1,
+            linestyles=style.line,
         )
         for start, mark in zip(times, of_kind, strict=True):
             if mark["seconds"] > 0:
                 end = start + axis(mark["seconds"])
-                axes.axvspan(start, end, color=ink(style.color), alpha=0.25, linewidth=0)
+                axes.axvspan(start, end, color=css_color(style.color), alpha=0.25, linewidth=0)
     last_label = -1.0
     for mark, number in marks:
         x = axis(mark["time_seconds"])
         # Skip labels that would overlap the previous one.
         if number and x - last_label > 0.04 * axis(axis.length):
-            axes.text(x, 1.0, number, transform=foot, ha="center", va="bottom", color=ink("muted"))
+            axes.text(
+                x, 1.0, number, transform=foot, ha="center", va="bottom", color=css_color("muted")
+            )
             last_label = x
 
 

@@ -13,7 +13,6 @@ from sm_train.cost.prices import PriceTable
 from sm_train.cost.timeline import Timeline, timeline
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.aws.cloudwatch_metrics import Series, instance_metrics
-from sm_train.toolkit.aws.session import for_region
 from sm_train.toolkit.costing.run_price import estimate_steps
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.events import Event
@@ -55,7 +54,7 @@ class FactsCollector:
         start = log.last("start") or {}
         job = source.job
         run, stage = (job.run, job.stage) if job else (start.get("run"), start.get("stage"))
-        begin, end = job.window(self.now) if job else (log.span or (0.0, 0.0))
+        begin, end = job.billed_interval(self.now) if job else (log.span or (0.0, 0.0))
         job_timeline = self._timeline(log, begin, end, job)
         instance_type, instances = _cluster(job, start)
         return JobFacts(
@@ -95,8 +94,9 @@ class FactsCollector:
         assert self.session is not None
         now = self.now.timestamp()
         try:
-            session = for_region(self.session, job.region)
-            metrics = instance_metrics(session, job.name, job.hosts, begin, end, now=now)
+            metrics = instance_metrics(
+                self.session, job.name, job.nodes, begin, end, now=now, region=job.region
+            )
         except UserError as error:
             self.warnings.append(f"{job.name}: CloudWatch metrics are missing: {error}")
             return {}
@@ -113,7 +113,7 @@ class FactsCollector:
     ) -> JobCost:
         job = source.job
         estimate = _estimate(source.config or self.config, self.region, stage, job_timeline)
-        name = job.machines[0] if job else instance_type.name if instance_type else None
+        name = job.instances[0] if job else instance_type.name if instance_type else None
         if name is None:
             return JobCost(None, estimate, "the instance type's price is unknown")
         region = job.region if job else self.region
@@ -132,12 +132,14 @@ class FactsCollector:
 
 def _cluster(job: TrainingJob | None, start: Event) -> tuple[InstanceType | None, int | None]:
     """Return the instance type and count, of the job or else of its ``start`` event."""
-    name, count = job.machines if job else (start.get("instance_type"), start.get("nodes"))
+    name, count = job.instances if job else (start.get("instance_type"), start.get("nodes"))
     return {one.name: one for one in instance_types()}.get(name or ""), count
 
 
 def _outcome(job: TrainingJob) -> JobOutcome:
-    return JobOutcome(job.status, job.secondary, job.failure, job.tags.get(STOPPED_TAG))
+    return JobOutcome(
+        job.status, job.secondary_status, job.failure_reason, job.tags.get(STOPPED_TAG)
+    )
 
 
 def _estimate(

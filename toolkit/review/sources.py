@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.aws.cloudwatch_logs import search
-from sm_train.toolkit.aws.session import for_region
 from sm_train.toolkit.diagnose.log_files import log_files
 from sm_train.toolkit.diagnose.log_scanner import whole_lines
 from sm_train.toolkit.diagnose.matches import LogStream
@@ -65,17 +64,14 @@ def sagemaker_sources(session: boto3.Session, target: str, region: str) -> list[
     if not jobs:
         raise UserError(f"{target}: has no jobs yet; run `sm-train submit` first")
     return [
-        ReviewSource(
-            job.name, _cloudwatch_blocks(for_region(session, job.region), job.name), job, run.config
-        )
-        for job in jobs
+        ReviewSource(job.name, _cloudwatch_blocks(session, job), job, run.config) for job in jobs
     ]
 
 
-def _cloudwatch_blocks(session: boto3.Session, job: str) -> LogBlocks:
+def _cloudwatch_blocks(session: boto3.Session, job: TrainingJob) -> LogBlocks:
     def blocks() -> Iterator[tuple[str | None, bytes]]:
-        for entry in search(session, f"{job}/", pattern=_FILTER_PATTERN):
-            yield entry.host, entry.message.encode("utf-8", "replace")
+        for entry in search(session, f"{job.name}/", region=job.region, pattern=_FILTER_PATTERN):
+            yield entry.node, entry.message.encode("utf-8", "replace")
 
     return blocks
 

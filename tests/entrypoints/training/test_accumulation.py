@@ -17,7 +17,7 @@ from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
 from sm_train.entrypoints.common.signals import StopSignal
 from sm_train.entrypoints.data.loader import Loader
 from sm_train.entrypoints.data.shard_catalog import DataRank, build_catalog
-from sm_train.entrypoints.models.builder import build
+from sm_train.entrypoints.models.builder import build_components
 from sm_train.entrypoints.models.objectives import loss
 from sm_train.entrypoints.monitoring.heartbeat import HeartbeatReader, HeartbeatWriter, Phase
 from sm_train.entrypoints.training.trainer import Trainer
@@ -60,7 +60,7 @@ def single_step_trainer(folder: Path, accelerator: Accelerator) -> Trainer:
         paths.channel("train"), None, RANK, lambda value: [value], folder / "walk"
     )
     torch.manual_seed(0)
-    components = build(config.model, 8, components=None, previous=None)
+    components = build_components(config.model, 8, components=None, previous=None)
     events = EventLog(node=0, rank=0)
     return Trainer(config, components, accelerator, paths, events, catalog, RANK)
 
@@ -99,8 +99,8 @@ def test_accumulated_gradient_equals_that_of_the_whole_batch(
         batch_size=2,
         seed=0,
         decode_workers=0,
-        rng=trainer.components.draws(0),
-        tokenize=trainer.components.text.tokenize,
+        rng=trainer.components.sample_rng(0),
+        tokenize=trainer.components.text_encoders.tokenize,
     )
     total = torch.zeros(())
     for batch, _ in zip(loader, range(MICRO_BATCHES), strict=False):

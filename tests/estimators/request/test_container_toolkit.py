@@ -21,7 +21,7 @@ import boto3
 import pytest
 from sm_train.estimators.bundle.bundle import Bundle, build_bundle
 from sm_train.estimators.request.images import image_uri
-from sm_train.estimators.request.launcher import framework_version
+from sm_train.estimators.request.launcher import framework_version, launch_plans
 from sm_train.estimators.request.training import TrainingRequest, training_requests
 from sm_train.estimators.sdk.model_trainer import create_training_job
 
@@ -112,10 +112,9 @@ def _sent(aws: Aws, monkeypatch: pytest.MonkeyPatch, **cluster: Any) -> tuple[An
     bundle = build_bundle(run, framework_version(run))
     [request] = training_requests(
         run,
-        run.stages[:1],
+        launch_plans(run, run.stages[:1], image_uri(run, "us-east-1")),
         bundle,
         region="us-east-1",
-        image=image_uri(run, "us-east-1"),
         now=datetime(2026, 11, 20),
     )
     session = boto3.Session(region_name="us-east-1")

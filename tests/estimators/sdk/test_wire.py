@@ -10,7 +10,7 @@ import pytest
 from sm_train.estimators.bundle.bundle import build_bundle
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.images import image_uri
-from sm_train.estimators.request.launcher import framework_version
+from sm_train.estimators.request.launcher import framework_version, launch_plans
 from sm_train.estimators.request.training import TrainingRequest, code_uri, training_requests
 from sm_train.estimators.sdk.model_trainer import create_training_job, without_timestamps
 
@@ -79,10 +79,9 @@ def _request(run: RunConfig) -> TrainingRequest:
     bundle = build_bundle(run, framework_version(run))
     [request] = training_requests(
         run,
-        run.stages[-1:],
+        launch_plans(run, run.stages[-1:], image_uri(run, "us-east-1")),
         bundle,
         region="us-east-1",
-        image=image_uri(run, "us-east-1"),
         now=datetime(2026, 11, 20),
     )
     return request

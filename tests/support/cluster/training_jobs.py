@@ -248,6 +248,10 @@ def free_port() -> int:
         return port
 
 
+def gradient_norms(events: list[dict[str, Any]]) -> dict[int, float]:
+    return {event["step"]: event["gradient_norm"] for event in events if event["kind"] == "step"}
+
+
 def losses(events: list[dict[str, Any]]) -> dict[int, float]:
     return {event["step"]: event["loss"] for event in events if event["kind"] == "step"}
 

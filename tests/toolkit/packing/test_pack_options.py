@@ -321,7 +321,7 @@ def test_a_missing_bucket_is_one_line(cloud: Any, aws: Aws, tmp_path: Path) -> N
     write_album(tmp_path / "in", 4)
     from_missing = cloud("pack", "s3://raw/photos/", tmp_path / "out")
     assert from_missing.returncode != 0
-    assert from_missing.stderr.startswith("sm-train: s3://raw/photos/: AWS answers NoSuchBucket")
+    assert from_missing.stderr.startswith("sm-train: s3://raw/photos/: AWS returned NoSuchBucket")
     to_missing = cloud("pack", tmp_path / "in", "s3://raw/set")
     assert to_missing.returncode != 0
     assert to_missing.stderr.count("\n") == 1

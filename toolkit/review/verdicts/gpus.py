@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from sm_train.toolkit.jobs.live_state import STRAGGLES
+from sm_train.toolkit.jobs.live_state import STRAGGLER_RATIO
 from sm_train.toolkit.review.job_facts import JobFacts
 from sm_train.toolkit.review.job_log import Column, finite
 from sm_train.toolkit.review.model import Level, Verdict
@@ -16,7 +16,7 @@ GOOD_UTILIZATION, POOR_UTILIZATION = 0.9, 0.7
 """Shares of GPU time; BRIA reports over 98 % (AWS Machine Learning Blog, 2024)."""
 
 SEVERE_STRAGGLER = 1.25
-"""A rank's step time relative to the median of all ranks, like live_state's STRAGGLES."""
+"""A rank's step time relative to the median of all ranks, like live_state's STRAGGLER_RATIO."""
 
 EXTRA_DATA_WAIT = 0.05
 """Data wait share of a rank above the median at which the other ranks wait for it."""
@@ -112,7 +112,7 @@ def _rank_times(facts: JobFacts) -> list[_RankTimes]:
 
 
 def stragglers(facts: JobFacts) -> Verdict:
-    """Look for ranks with slower steps or longer data waits, and for GPUs at a lower clock."""
+    """Find ranks with slower steps or longer data waits, and GPUs at a lower clock."""
     question = "Were there stragglers?"
     ranks = _rank_times(facts)
     if len(ranks) < 2:
@@ -129,7 +129,7 @@ def stragglers(facts: JobFacts) -> Verdict:
         f"{one.data_wait:.1%} of it waiting for data"
         for one in sorted(ranks, key=lambda one: (-one.median_step, -one.data_wait))[:_MAX_SHOWN]
     ]
-    if ratio <= STRAGGLES and not waiting and not throttled:
+    if ratio <= STRAGGLER_RATIO and not waiting and not throttled:
         return Verdict(
             "stragglers",
             "good",
@@ -139,7 +139,7 @@ def stragglers(facts: JobFacts) -> Verdict:
         )
     problems: list[str] = []
     level: Level = "warning"
-    if ratio > STRAGGLES:
+    if ratio > STRAGGLER_RATIO:
         level = "bad" if ratio > SEVERE_STRAGGLER else "warning"
         problems.append(
             f"rank {slowest.rank} on node {slowest.node} takes {ratio:.2f} × the median step time"
@@ -188,7 +188,7 @@ def _gpu_medians(facts: JobFacts, name: str) -> Iterator[tuple[int, int, float]]
 
 
 def health(facts: JobFacts) -> Verdict:
-    """Look for GPU memory errors, and for full disks or memory."""
+    """Find GPU memory errors, and full disks or memory."""
     question = "Were the instances healthy?"
     nodes = facts.log.nodes
     ecc = {node: _max(table, "gpu_ecc_uncorrected") for node, table in nodes.items()}
