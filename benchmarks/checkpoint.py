@@ -1,13 +1,13 @@
-"""How long training stands still for a checkpoint, against Accelerate's and a bare copy.
+"""How long a checkpoint pauses training, against Accelerate's and a bare copy.
 
-A model of 160 million weights with AdamW and an average: 2.6 GB of state in fp32. Ours begins a
+A model of 160 million weights with AdamW and EMA has 2.6 GB of state in fp32. Ours starts a
 checkpoint, computes the next step's gradients while the state is copied, waits for the copy before
-AdamW would change the weights, and goes on while a thread writes; `accelerator.save_state` (with
-the average as a registered object) writes before it returns. The physical limit of standing still
-is one copy of the same bytes within memory. Interleaved; printed are medians, spread, and ratios;
-both write to memory (/dev/shm). The first checkpoint, which allocates the buffers, is printed
-apart. By how much the gradients take longer while the copy goes on is printed too: it shares the
-memory's bandwidth with them.
+AdamW changes the weights, and continues while a thread writes; `accelerator.save_state` (with the
+EMA as a registered object) writes before it returns. The lower bound of the pause is one copy of
+the same bytes within memory. The variants are interleaved; the output is medians, spread and
+ratios; both write to memory (/dev/shm). The first checkpoint, which allocates the buffers, is
+listed separately, and so is the slowdown of the gradients, which share the memory bandwidth with
+the copy.
 
     python benchmarks/checkpoint.py
 """
@@ -37,8 +37,8 @@ ROUNDS = 5
 LAYERS, WIDTH, BATCH = 38, 2048, 128
 
 
-class Average:
-    """The average, as Accelerate saves any object of one's own."""
+class SavedEma:
+    """The EMA as an object that Accelerate saves."""
 
     def __init__(self, ema: ExponentialMovingAverage) -> None:
         self._ema = ema
@@ -51,7 +51,7 @@ class Average:
 
 
 def main() -> None:
-    """Measure on this machine's memory."""
+    """Measure in the memory of this machine."""
     accelerator = Accelerator(cpu=True)
     module = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4)
@@ -64,9 +64,9 @@ def main() -> None:
     optimizer.step()
     ema = ExponentialMovingAverage(module.parameters(), 0.999)
     accelerator.prepare(module, optimizer)
-    accelerator.register_for_checkpointing(Average(ema))
+    accelerator.register_for_checkpointing(SavedEma(ema))
     state = TrainStateDict(module, list(module.parameters()), optimizer, ema)
-    size = sum(one.part.numel() * 4 for one in state.tensors().values())
+    size = sum(shard.tensor.numel() * 4 for shard in state.tensors().values())
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, {size / 1e9:.2f} GB of state")
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         measure(accelerator, state, gradients, size, Path(folder))
@@ -79,43 +79,43 @@ def measure(
     size: int,
     folder: Path,
 ) -> None:
-    beside = BackgroundWork(accelerator.device)
-    saver = AsyncCheckpointer(
+    background = BackgroundWork(accelerator.device)
+    checkpointer = AsyncCheckpointer(
         folder / "ours",
         CheckpointRank(0, 1, True),
         fingerprint="",
         keep=1,
         events=EventLog(node=0, rank=0, stream=io.StringIO()),
-        gather=lambda one: one,
-        beside=beside,
+        all_gather=lambda objects: objects,
+        background=background,
     )
-    written: list[float] = []
-    alone: list[float] = []
-    together: list[float] = []
+    complete_seconds: list[float] = []
+    gradients_alone: list[float] = []
+    gradients_overlapped: list[float] = []
     source, target = (torch.ones(size // 4) for _ in range(2))
 
     def ours(number: int) -> float:
         started = time.perf_counter()
-        saver.begin(number, state.tensors(), {})
-        begun = time.perf_counter()
+        checkpointer.save_async(number, state.tensors(), {})
+        save_started = time.perf_counter()
         gradients()
         computed = time.perf_counter()
-        beside.join()
-        blocked = time.perf_counter() - computed + begun - started
-        together.append(computed - begun)
-        saver.wait()
-        saver.conclude()
-        written.append(time.perf_counter() - started)
+        background.join()
+        blocked = time.perf_counter() - computed + save_started - started
+        gradients_overlapped.append(computed - save_started)
+        checkpointer.wait()
+        checkpointer.commit()
+        complete_seconds.append(time.perf_counter() - started)
         started = time.perf_counter()
         gradients()
-        alone.append(time.perf_counter() - started)
+        gradients_alone.append(time.perf_counter() - started)
         return blocked
 
-    def accelerates(_: int) -> float:
+    def accelerate_save_state(_: int) -> float:
         started = time.perf_counter()
-        accelerator.save_state(str(folder / "theirs"), safe_serialization=True)
+        accelerator.save_state(str(folder / "accelerate"), safe_serialization=True)
         blocked = time.perf_counter() - started
-        shutil.rmtree(folder / "theirs")
+        shutil.rmtree(folder / "accelerate")
         return blocked
 
     def copy(_: int) -> float:
@@ -123,31 +123,31 @@ def measure(
         target.copy_(source)
         return time.perf_counter() - started
 
-    print(f"the first: {ours(0):.2f} s")
+    print(f"first checkpoint: {ours(0):.2f} s")
     variants: dict[str, Callable[[int], float]] = {
         "sm-train": ours,
-        "accelerator.save_state": accelerates,
+        "accelerator.save_state": accelerate_save_state,
         "one copy in memory": copy,
     }
     seconds: dict[str, list[float]] = {name: [] for name in variants}
     for number in range(1, ROUNDS + 2):
         for name, variant in variants.items():
-            taken = variant(number)
-            if number > 1:  # the first warms
-                seconds[name].append(taken)
-    show(seconds)
-    print(f"sm-train, until it is complete: {statistics.median(written):.2f} s")
-    both, one = statistics.median(together), statistics.median(alone)
-    print(f"gradients: {one:.2f} s alone, {both:.2f} s beside the copy")
+            pause = variant(number)
+            if number > 1:  # the first one warms up
+                seconds[name].append(pause)
+    print_pauses(seconds)
+    print(f"sm-train, until complete: {statistics.median(complete_seconds):.2f} s")
+    alone, overlapped = map(statistics.median, (gradients_alone, gradients_overlapped))
+    print(f"gradients: {alone:.2f} s alone, {overlapped:.2f} s overlapped with the copy")
 
 
-def show(seconds: dict[str, list[float]]) -> None:
-    print(f"{'training stands still for':<28}{'s':>8}{'least':>8}{'most':>8}")
+def print_pauses(seconds: dict[str, list[float]]) -> None:
+    print(f"{'training pauses for':<28}{'s':>8}{'min':>8}{'max':>8}")
     for name, values in seconds.items():
         median = statistics.median(values)
         print(f"{name:<28}{median:>8.3f}{min(values):>8.3f}{max(values):>8.3f}")
-    ours, theirs, copy = (statistics.median(values) for values in seconds.values())
-    print(f"accelerator.save_state / sm-train: {theirs / ours:.1f}×")
+    ours, accelerate, copy = (statistics.median(values) for values in seconds.values())
+    print(f"accelerator.save_state / sm-train: {accelerate / ours:.1f}×")
     print(f"sm-train / one copy in memory: {ours / copy:.2f}×")
 
 

@@ -1,9 +1,9 @@
-"""A job's CloudWatch metrics, against boto3's own reading of the same answers.
+"""Benchmark: reading a job's CloudWatch metrics, compared with plain boto3.
 
-A server on loopback answers GetMetricData in the protocol that botocore speaks with it: 14 days of
-16 machines, five metrics each, a point a minute, 1.6 million in all. It runs in a process of its
-own, so that what is printed of processor and memory is the reader's alone. boto3, with its own
-parser of times, reads one of the calls; its seconds are scaled by the number of calls.
+A server on loopback implements GetMetricData in AWS's JSON protocol: 14 days of 16 instances with
+five metrics each and one point per minute, 1.6 million in total. It runs in a separate process, so
+that the printed CPU time and memory are the reader's alone. boto3, with its own parser of times,
+makes one of the calls; its seconds are scaled by the number of calls.
 
     python benchmarks/cloudwatch_metrics.py
 """
@@ -24,41 +24,41 @@ from sm_train.toolkit.aws.cloudwatch_metrics import instance_metrics
 
 DAYS, NODES, ROUNDS = 14, 16, 3
 NOW = 1795260000.0
-HOSTS = [f"algo-{number + 1}" for number in range(NODES)]
+INSTANCES = [f"algo-{number + 1}" for number in range(NODES)]
 
 
 def main() -> None:
-    """Read everything some times, and one call by boto3 alone."""
+    """Read everything several times, and make one call with plain boto3."""
     ready, child = multiprocessing.Pipe()
     server = multiprocessing.Process(target=serve, args=(child,), daemon=True)
     server.start()
     os.environ["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{ready.recv()}"
     session = boto3.Session("testing", "testing", region_name="us-east-1")
     before = memory()
-    seconds, processor = [], []
+    seconds, cpu_seconds = [], []
     for _ in range(ROUNDS):
-        started, worked = time.perf_counter(), time.process_time()
-        found = instance_metrics(session, "job", HOSTS, NOW - DAYS * 86400, NOW, now=NOW)
+        started, cpu = time.perf_counter(), time.process_time()
+        metrics = instance_metrics(session, "job", INSTANCES, NOW - DAYS * 86400, NOW, now=NOW)
         seconds.append(time.perf_counter() - started)
-        processor.append(time.process_time() - worked)
-    points = sum(one.times.size for one in found.values())
+        cpu_seconds.append(time.process_time() - cpu)
+    points = sum(one.times.size for one in metrics.values())
     assert points == DAYS * 1440 * NODES * 5, points
     print(f"{points / 1e6:.2f} million points, load {os.getloadavg()[0]:.1f}, {ROUNDS} rounds")
     print(
-        f"ours   {spread(seconds)}, of the processor {spread(processor)}, "
+        f"ours   {spread(seconds)}, CPU {spread(cpu_seconds)}, "
         f"{memory() - before:.0f} MiB above {before:.0f}"
     )
     client = session.client("cloudwatch")
-    worked = time.process_time()
+    cpu = time.process_time()
     page = client.get_metric_data(**one_call())
     share = sum(len(one["Values"]) for one in page["MetricDataResults"]) / points
-    theirs = (time.process_time() - worked) / share
-    print(f"boto3  of the processor {theirs:.1f} s, from {share:.1%} of it")
-    print(f"{theirs / min(processor):.1f} × as long as ours")
+    boto3_seconds = (time.process_time() - cpu) / share
+    print(f"boto3  CPU {boto3_seconds:.1f} s, extrapolated from {share:.1%}")
+    print(f"{boto3_seconds / min(cpu_seconds):.1f} × as long as ours")
 
 
 def one_call() -> dict[str, Any]:
-    """One of the calls, as the service is asked."""
+    """Return the arguments of one of the calls."""
     stat = {"Metric": {"Namespace": "n", "MetricName": "m"}, "Period": 60, "Stat": "Average"}
     queries = [{"Id": f"m{number}", "MetricStat": stat} for number in range(5)]
     return {"MetricDataQueries": queries, "StartTime": NOW - DAYS * 86400, "EndTime": NOW}
@@ -82,14 +82,14 @@ def serve(ready: Connection) -> None:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """AWS's JSON protocol, with a value a minute that no two metrics share."""
+    """Implements GetMetricData in AWS's JSON protocol, with different values for each metric."""
 
     protocol_version = "HTTP/1.1"
 
     def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         assert self.headers["X-Amz-Target"].endswith("GetMetricData")
-        times = list(range(int(asked["StartTime"]), int(asked["EndTime"]), 60))
+        times = list(range(int(request["StartTime"]), int(request["EndTime"]), 60))
         results = [
             {
                 "Id": query["Id"],
@@ -98,7 +98,7 @@ class Handler(BaseHTTPRequestHandler):
                 "Timestamps": [float(at) for at in times],
                 "Values": [(at * (7 + number)) % 80_000 / 100 for at in times],
             }
-            for number, query in enumerate(asked["MetricDataQueries"])
+            for number, query in enumerate(request["MetricDataQueries"])
         ]
         body = json.dumps({"MetricDataResults": results, "Messages": []}).encode()
         self.send_response(200)
@@ -108,7 +108,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Nothing."""
+        """Do not log requests."""
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from sm_train.cost.alternatives import Question, alternatives
+from sm_train.cost.alternatives import SearchInputs, alternatives
 from sm_train.cost.assumptions import Assumptions
 from sm_train.cost.estimate import Purchase, estimate
 from sm_train.cost.prices import shipped_prices
@@ -43,7 +43,7 @@ def main() -> None:
         run.write_bytes(PRESET.read_bytes())
         config = load_run(run)
     stages = tuple(stages_to_price(config))
-    question = Question(
+    question = SearchInputs(
         stages=stages,
         memory=memory_needs(config, stages),
         measurements=tuple(known_speeds(stages[:1])),

@@ -1,9 +1,9 @@
-"""`diagnose` over the logs of 16 nodes, against `grep -E` with the same texts over the same files.
+"""Benchmark: `diagnose` on the logs of 16 nodes, compared with `grep -E` for the same literals.
 
-The logs are made up after real ones: NCCL's start, this project's events, progress bars, a warning
-now and then, and at the end of one node a GPU out of memory, of the others its echoes. Both read
-from the page cache, interleaved; grep in the C locale, its lines written to a file as they would be
-used. Printed are the medians, their ratio, and the peak of diagnose's memory above its imports.
+The generated logs resemble real ones: NCCL's start-up, this project's events, progress bars, a few
+warnings, and at the end a GPU out of memory on one node and its echoes on the others. Both read
+from the page cache in interleaved rounds; grep uses the C locale and writes its lines to a file.
+The output is the medians, their ratio, and the peak of diagnose's memory above that of its imports.
 
     python benchmarks/diagnose.py [MEGABYTES]      # 256; 1024 takes a minute
 """
@@ -30,7 +30,7 @@ BEGIN = 1795260000.0
 
 
 def main() -> None:
-    """Make the logs, measure both, and check that the diagnosis is right."""
+    """Write the logs, measure both, and check the diagnosis."""
     megabytes = int(sys.argv[1]) if len(sys.argv) > 1 else 256
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         logs = write_logs(Path(folder), megabytes * 2**20 // NODES)
@@ -43,38 +43,42 @@ def main() -> None:
 
 
 def compare(logs: list[Path], total: int) -> None:
-    """Interleaved rounds of both."""
-    # One alternation: three times as fast as a file of patterns.
+    """Run interleaved rounds of both."""
+    # One alternation is three times as fast as a file of patterns.
     patterns = "|".join(map(escaped, searched_literals()))
     diagnose(log_files(logs[:1]))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    ours, theirs = [], []
+    diagnose_times, grep_times = [], []
     for _ in range(ROUNDS):
         started = time.perf_counter()
-        found = diagnose(log_files(logs))
-        ours.append(time.perf_counter() - started)
-        assert found.cause == "gpu-out-of-memory", found
-        assert found.first is not None
-        assert (found.first.node, found.first.rank) == ("algo-7", 51), found.first
+        diagnosis = diagnose(log_files(logs))
+        diagnose_times.append(time.perf_counter() - started)
+        assert diagnosis.cause == "gpu-out-of-memory", diagnosis
+        assert diagnosis.first is not None
+        assert (diagnosis.first.node, diagnosis.first.rank) == ("algo-7", 51), diagnosis.first
         started = time.perf_counter()
-        with (logs[0].parent / "found.txt").open("wb") as out:
+        with (logs[0].parent / "grep.txt").open("wb") as out:
             subprocess.run(
                 ["grep", "-E", "-n", "-e", patterns, *logs],
                 stdout=out,
                 env={"LC_ALL": "C", "PATH": os.environ["PATH"]},
                 check=True,
             )
-        theirs.append(time.perf_counter() - started)
+        grep_times.append(time.perf_counter() - started)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(f"diagnose  {spread(ours)}  {total / statistics.median(ours) / 1e6:.0f} MB/s")
-    print(f"grep -E   {spread(theirs)}  {total / statistics.median(theirs) / 1e6:.0f} MB/s")
-    ratio = statistics.median(ours) / statistics.median(theirs)
-    print(f"{ratio:.2f} × grep -E; {peak / 1024:.0f} MiB, {(peak - before) / 1024:.0f} above one's")
+    medians = [statistics.median(seconds) for seconds in (diagnose_times, grep_times)]
+    for name, seconds in (("diagnose", diagnose_times), ("grep -E", grep_times)):
+        rate = total / statistics.median(seconds) / 1e6
+        print(f"{name:<8}  {spread(seconds)}  {rate:.0f} MB/s")
+    print(
+        f"{medians[0] / medians[1]:.2f} × grep -E; {peak / 1024:.0f} MiB, "
+        f"{(peak - before) / 1024:.0f} above the start"
+    )
 
 
 def escaped(text: str) -> str:
-    """``text`` as an extended regular expression."""
-    return re.sub(r"[][().*+?{}|^$\\]", lambda found: f"\\{found[0]}", text)
+    """Escape ``text`` for an extended regular expression."""
+    return re.sub(r"[][().*+?{}|^$\\]", lambda match: f"\\{match[0]}", text)
 
 
 def spread(seconds: list[float]) -> str:
@@ -85,18 +89,18 @@ def spread(seconds: list[float]) -> str:
 
 
 def write_logs(folder: Path, size: int) -> list[Path]:
-    """One log for each node, of about ``size`` bytes."""
+    """Write one log of about ``size`` bytes per node."""
     logs = []
     for node in range(NODES):
         log = folder / f"algo-{node + 1}.log"
-        body = ordinary(node)
+        body = healthy(node)
         with log.open("w") as file:
             file.writelines(start(node))
             written = 0
             while written < size:
                 file.write(body)
                 written += len(body)
-            file.writelines(ending(node))
+            file.writelines(failure(node))
         logs.append(log)
     return logs
 
@@ -112,9 +116,9 @@ def start(node: int) -> list[str]:
     ]
 
 
-def ordinary(node: int) -> str:
-    """Some megabytes of what a node says while all is well."""
-    draw = random.Random(node)
+def healthy(node: int) -> str:
+    """Return about 2 MB of the log of a healthy node."""
+    rng = random.Random(node)
     lines = []
     for number in range(20_000):
         at = BEGIN + number / 2
@@ -124,8 +128,8 @@ def ordinary(node: int) -> str:
         if kind == 0:
             lines.append(
                 f'SMT {{"kind": "step", "time": {at}, "node": {node}, "rank": {rank}, "step": '
-                f'{number}, "epoch": 0, "loss": {draw.random():.6f}, "learning_rate": 0.0001, '
-                f'"gradient_norm": {draw.random():.4f}, "steps_per_second": 1.81, '
+                f'{number}, "epoch": 0, "loss": {rng.random():.6f}, "learning_rate": 0.0001, '
+                f'"gradient_norm": {rng.random():.4f}, "steps_per_second": 1.81, '
                 '"images_per_second": 3706.9, "data_wait_share": 0.01, "mfu": 0.21}'
             )
         elif kind == 1:
@@ -138,13 +142,13 @@ def ordinary(node: int) -> str:
         elif kind == 3 and number % 1000 == 3:
             lines.append(f"{clock},123 WARNING loader: skipped 1 sample: image file is truncated")
         else:
-            words = " ".join(f"{draw.getrandbits(48):x}" for _ in range(draw.randint(2, 9)))
+            words = " ".join(f"{rng.getrandbits(48):x}" for _ in range(rng.randint(2, 9)))
             lines.append(f"{clock},{number % 1000:03} INFO trainer: [rank{rank}] {words}")
     return "\n".join(lines) + "\n"
 
 
-def ending(node: int) -> list[str]:
-    """One rank out of memory, and what the others say of that."""
+def failure(node: int) -> list[str]:
+    """Return the end of a log: one rank runs out of memory, the others report its exit."""
     if node == 6:
         return [
             "[rank51]: Traceback (most recent call last):\n",

@@ -1,9 +1,9 @@
-"""One update of the weights' average, against diffusers' EMAModel and the memory's own speed.
+"""One EMA update of the weights, against diffusers' EMAModel and the memory bandwidth.
 
-The weights of a preset, in fp32 and in its tensors: dit-xl's 611 million unless another is named.
-An update must read averages and weights and write averages: the limit is a copy within memory,
-which moves two thirds of that. Interleaved; printed are medians, spread, and ratios. On a GPU
-where there is one.
+The weights are those of a preset, in fp32 and with its tensor sizes; the default is dit-xl with
+611 million. An update reads averages and weights and writes averages: the limit is a copy within
+memory, which moves two thirds of those bytes. The variants are interleaved; the output is medians,
+spread and ratios. Runs on a GPU if there is one.
 
     python benchmarks/ema.py [PRESET]
 """
@@ -26,20 +26,21 @@ ROUNDS = 9
 
 
 def main() -> None:
-    """Measure on this machine's GPU or its CPU."""
+    """Measure on the GPU or the CPU."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     network = Network(read_preset((sys.argv[1:] or ["dit-xl"])[0])["network"], None, 64).module
     parameters = [
-        torch.nn.Parameter(torch.randn(one.shape, device=device)) for one in network.parameters()
+        torch.nn.Parameter(torch.randn(weight.shape, device=device))
+        for weight in network.parameters()
     ]
-    count = sum(one.numel() for one in parameters)
-    ours = ExponentialMovingAverage(parameters, 0.999)
-    theirs = EMAModel(parameters, decay=0.999)
+    count = sum(parameter.numel() for parameter in parameters)
+    ema = ExponentialMovingAverage(parameters, 0.999)
+    reference = EMAModel(parameters, decay=0.999)
     fused = EMAModel(parameters, decay=0.999, foreach=True)
     source, target = (torch.ones(count, device=device) for _ in range(2))
     variants: dict[str, Callable[[], object]] = {
-        "sm-train": ours.update,
-        "EMAModel": lambda: theirs.step(parameters),
+        "sm-train": ema.update,
+        "EMAModel": lambda: reference.step(parameters),
         "EMAModel, foreach": lambda: fused.step(parameters),
         "one copy": lambda: target.copy_(source),
     }
@@ -50,14 +51,14 @@ def main() -> None:
     seconds: dict[str, list[float]] = {name: [] for name in variants}
     for number in range(ROUNDS + 2):
         for name, variant in variants.items():
-            _wait(device)
+            _synchronize(device)
             started = time.perf_counter()
             variant()
-            _wait(device)
-            if number > 1:  # the first two warm
+            _synchronize(device)
+            if number > 1:  # the first two warm up
                 seconds[name].append(time.perf_counter() - started)
     median = {name: statistics.median(values) for name, values in seconds.items()}
-    print(f"{'one update':<20}{'ms':>8}{'least':>8}{'most':>8}")
+    print(f"{'one update':<20}{'ms':>8}{'min':>8}{'max':>8}")
     for name, values in seconds.items():
         print(
             f"{name:<20}{1e3 * median[name]:>8.1f}{1e3 * min(values):>8.1f}"
@@ -66,14 +67,14 @@ def main() -> None:
     for name in ("EMAModel", "EMAModel, foreach"):
         print(f"{name} / sm-train: {median[name] / median['sm-train']:.2f}×")
     print(f"sm-train / 1.5 copies: {median['sm-train'] / (1.5 * median['one copy']):.2f}×")
-    worst = max(
-        float((own - other).abs().max())
-        for own, other in zip(ours.averages, theirs.shadow_params, strict=True)
+    difference = max(
+        float((average - expected).abs().max())
+        for average, expected in zip(ema.averages, reference.shadow_params, strict=True)
     )
-    print(f"largest difference from EMAModel: {worst:.1e}")
+    print(f"largest difference from EMAModel: {difference:.1e}")
 
 
-def _wait(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize()
 

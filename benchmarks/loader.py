@@ -1,11 +1,11 @@
-"""Images a second out of shards, against webdataset, mosaicml-streaming and the bare decoder.
+"""Images per second from shards, against webdataset, mosaicml-streaming and bare decoding.
 
-Photographs of 768 and 1,024 pixels become uint8 batches of 512. Variants are interleaved; printed
-are medians, spread, and ratios. "Bare decoding" decodes the same bytes from memory at the same
-size, without reading, scaling or batching: the physical limit. The peers do what their own guides
-show (decode with Pillow), with Pillow's bilinear scaling; ours is bilinear, too.
+Photographs of 768 and 1,024 pixels become uint8 batches of 512. The variants run interleaved; the
+output is medians, spread and ratios. "Bare decoding" decodes the same bytes from memory at the
+same size, without reading, scaling or batching: the physical limit. The peers do what their own
+guides show (decode with Pillow) with Pillow's bilinear scaling; ours is bilinear, too.
 
-    python benchmarks/loader.py            # mosaicml-streaming takes part where it is installed
+    python benchmarks/loader.py            # mosaicml-streaming takes part if it is installed
 """
 
 from __future__ import annotations
@@ -28,24 +28,28 @@ import torch
 import webdataset
 from photos import photo
 from PIL import Image
+from sm_train.entrypoints.common.index_location import index_path
 from sm_train.entrypoints.common.job_config import DataConfig
+from sm_train.entrypoints.data.image_decoder import DecodeSpec
 from sm_train.entrypoints.data.loader import MAX_DEPTH, Loader
 from sm_train.entrypoints.data.shard_catalog import DataRank, build_catalog
+from sm_train.entrypoints.data.shard_format import find_shards
 from sm_train.entrypoints.data.shard_index import write_index
-from sm_train.entrypoints.packing.describe_shard import describe_folder
+from sm_train.entrypoints.packing.describe_shard import describe_shard
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 ROUNDS = 7
-DIFFERENT, SHARDS, EACH = 16, 4, 48
+IMAGES, SHARDS, SHARD_SAMPLES = 16, 4, 48
 BATCH, RESOLUTION = 16, 512
-IMAGES = 96  # a measurement, for each worker
+IMAGES_PER_WORKER = 96
+"""Images of one measurement."""
 
 Variant = Callable[[], Iterator[Any]]
 
 
 def main() -> None:
-    """Measure both sizes."""
+    """Measure both image sizes."""
     torch.set_num_threads(1)
     for side in (768, 1024):
         with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
@@ -56,52 +60,56 @@ def main() -> None:
 
 
 def measure(side: int, folder: Path) -> None:
-    """Make the shards, run all variants in turn, print."""
-    images = [photo(side, number) for number in range(DIFFERENT)]
+    """Write the shards, run all variants in turn and print the results."""
+    images = [photo(side, number) for number in range(IMAGES)]
     shards = folder / "shards"
     shards.mkdir()
     for shard in range(SHARDS):
         with webdataset.TarWriter(str(shards / f"{shard}.tar")) as writer:
-            for number in range(EACH):
+            for number in range(SHARD_SAMPLES):
                 writer.write(
                     {
                         "__key__": f"{shard}-{number:03d}",
-                        "jpg": images[number % DIFFERENT],
+                        "jpg": images[number % IMAGES],
                         "txt": b"a photo",
                     }
                 )
-    write_index(folder / "index.parquet", (one.shard for one in describe_folder(shards)))
+    write_index(
+        index_path(shards),
+        (describe_shard(path, name).shard for name, path in find_shards(shards).items()),
+    )
     variants = all_variants(shards, images, side)
     streams = {name: variant() for name, variant in variants.items()}
     for stream in streams.values():
-        drain(stream, 2 * IMAGES)  # pools, caches, prefetching
+        drain(stream, 2 * IMAGES_PER_WORKER)  # warms up pools, caches and prefetching
     rates: dict[str, list[float]] = {name: [] for name in streams}
     for _ in range(ROUNDS):
         for name, stream in streams.items():
-            # Others' workers make batches ahead until their queues are full: let them. What
-            # this one's made ahead must not count.
+            # Wait until the workers of the other variants have filled their queues and idle. The
+            # batches that this variant's workers have made meanwhile must not count.
             time.sleep(1)
             workers = 2 if "2 workers" in name else 1
             drain(stream, MAX_DEPTH * BATCH if workers > 1 else 0)
             started = time.perf_counter()
-            drain(stream, workers * IMAGES)
-            rates[name].append(workers * IMAGES / (time.perf_counter() - started))
-    show(rates)
-    print(f"largest difference from Pillow's bilinear: {parity(images, shards)}")
+            drain(stream, workers * IMAGES_PER_WORKER)
+            rates[name].append(workers * IMAGES_PER_WORKER / (time.perf_counter() - started))
+    print_rates(rates)
+    print(f"largest difference from Pillow's bilinear: {pillow_difference(images)}")
 
 
 def drain(stream: Iterator[Any], images: int) -> None:
+    """Take as many batches as hold ``images``."""
     for _ in range(images // BATCH):
         next(stream)
 
 
 def all_variants(shards: Path, images: list[bytes], side: int) -> dict[str, Variant]:
     variants: dict[str, Variant] = {
-        "bare decoding": lambda: bare(images, side),
-        "sm-train, 1 process": lambda: iter(ours(shards, workers=0)),
-        "webdataset, 1 process": lambda: peer(shards, workers=0),
-        "sm-train, 2 workers": lambda: iter(ours(shards, workers=2)),
-        "webdataset, 2 workers": lambda: peer(shards, workers=2),
+        "bare decoding": lambda: bare_decoding(images, side),
+        "sm-train, 1 process": lambda: iter(sm_train_loader(shards, decode_workers=0)),
+        "webdataset, 1 process": lambda: webdataset_batches(shards, workers=0),
+        "sm-train, 2 workers": lambda: iter(sm_train_loader(shards, decode_workers=2)),
+        "webdataset, 2 workers": lambda: webdataset_batches(shards, workers=2),
     }
     try:
         import streaming  # noqa: F401
@@ -109,16 +117,16 @@ def all_variants(shards: Path, images: list[bytes], side: int) -> dict[str, Vari
         print("mosaicml-streaming is not installed: left out")
     else:
         write_mds(shards.parent / "mds", images)
-        variants["mosaicml-streaming, 1 process"] = lambda: mosaic(shards.parent / "mds")
+        variants["mosaicml-streaming, 1 process"] = lambda: streaming_batches(shards.parent / "mds")
     return variants
 
 
-def bare(images: list[bytes], side: int) -> Iterator[None]:
-    """At half the size where that is the target, as our decoder does."""
+def bare_decoding(images: list[bytes], side: int) -> Iterator[None]:
+    """Decode at half the size if that is the target, as our decoder does."""
     number = 0
     while True:
         for _ in range(BATCH):
-            image = images[number % DIFFERENT]
+            image = images[number % IMAGES]
             if side == 2 * RESOLUTION:
                 simplejpeg.decode_jpeg(
                     image, min_height=RESOLUTION, min_width=RESOLUTION, min_factor=2
@@ -129,15 +137,22 @@ def bare(images: list[bytes], side: int) -> Iterator[None]:
         yield
 
 
-def ours(shards: Path, workers: int) -> Loader:
-    seat = DataRank(("algo-1",), 0, 0, 1)
-    index = shards.parent / "index.parquet"
-    catalogue = build_catalog(shards, index, seat, lambda said: [said], shards.parent / "walk")
-    data = DataConfig(
+def sm_train_loader(shards: Path, decode_workers: int) -> Loader:
+    rank = DataRank(("algo-1",), node_rank=0, local_rank=0, local_world_size=1)
+    catalog = build_catalog(
+        shards, index_path(shards), rank, lambda obj: [obj], shards.parent / "scan"
+    )
+    config = DataConfig(
         "jpg", "txt", "center", "bilinear", aspect_buckets=False, max_bad_fraction=0.01
     )
     return Loader(
-        catalogue, seat, data, resolution=RESOLUTION, batch_size=BATCH, seed=0, workers=workers
+        catalog,
+        rank,
+        config,
+        resolution=RESOLUTION,
+        batch_size=BATCH,
+        seed=0,
+        decode_workers=decode_workers,
     )
 
 
@@ -150,7 +165,7 @@ def collate(samples: list[tuple[Tensor, str]]) -> tuple[Tensor, list[str]]:
     return torch.stack([image for image, _ in samples]), [text for _, text in samples]
 
 
-def peer(shards: Path, workers: int) -> Iterator[Any]:
+def webdataset_batches(shards: Path, workers: int) -> Iterator[Any]:
     urls = [str(path) for path in sorted(shards.glob("*.tar"))]
     dataset = (
         webdataset.WebDataset(urls, shardshuffle=len(urls), resampled=True)
@@ -169,50 +184,48 @@ def write_mds(folder: Path, images: list[bytes]) -> None:
     from streaming import MDSWriter
 
     with MDSWriter(out=str(folder), columns={"image": "jpeg", "caption": "str"}) as writer:
-        for number in range(SHARDS * EACH):
-            # It keeps the bytes of a picture that has a file, and encodes any other anew.
-            path = folder.parent / f"{number % DIFFERENT}.jpg"
-            path.write_bytes(images[number % DIFFERENT])
+        for number in range(SHARDS * SHARD_SAMPLES):
+            # MDSWriter keeps the bytes of an image that has a file and encodes any other again.
+            path = folder.parent / f"{number % IMAGES}.jpg"
+            path.write_bytes(images[number % IMAGES])
             writer.write({"image": Image.open(path), "caption": "a photo"})
 
 
-def mosaic(folder: Path) -> Iterator[Any]:
+def streaming_batches(folder: Path) -> Iterator[Any]:
     from streaming import StreamingDataset
 
     dataset = StreamingDataset(local=str(folder), shuffle=True, batch_size=BATCH)
     while True:
-        samples = ((to_pixels(one["image"]), one["caption"]) for one in iter(dataset))
+        samples = ((to_pixels(row["image"]), row["caption"]) for row in iter(dataset))
         while batch := list(islice(samples, BATCH)):
             yield collate(batch)
 
 
-def show(rates: dict[str, list[float]]) -> None:
+def print_rates(rates: dict[str, list[float]]) -> None:
     median = {name: statistics.median(values) for name, values in rates.items()}
-    print(f"{'variant':<32}{'images/s':>10}{'least':>8}{'most':>8}{'of bare':>9}")
+    print(f"{'variant':<32}{'images/s':>10}{'min':>8}{'max':>8}{'of bare':>9}")
     for name, values in rates.items():
         share = median[name] / median["bare decoding"]
         print(f"{name:<32}{median[name]:>10.0f}{min(values):>8.0f}{max(values):>8.0f}{share:>9.2f}")
-    for one, other in (
+    for variant, peer in (
         ("sm-train, 1 process", "webdataset, 1 process"),
         ("sm-train, 2 workers", "webdataset, 2 workers"),
         ("sm-train, 1 process", "mosaicml-streaming, 1 process"),
     ):
-        if other in median:
-            print(f"{one} / {other}: {median[one] / median[other]:.2f}×")
+        if peer in median:
+            print(f"{variant} / {peer}: {median[variant] / median[peer]:.2f}×")
 
 
-def parity(images: list[bytes], shards: Path) -> str:
-    """Of decoding wholly and scaling, for the first photograph."""
-    from sm_train.entrypoints.data.image_decoder import DecodeSpec
-
-    found = []
+def pillow_difference(images: list[bytes]) -> str:
+    """Compare our decoder with Pillow's full decode and scaling."""
+    differences = []
     for image in images[:4]:
         out = torch.empty((RESOLUTION, RESOLUTION, 3), dtype=torch.uint8)
         DecodeSpec(RESOLUTION, RESOLUTION, mode="bilinear").decode(image, out)
         expected = to_pixels(Image.open(io.BytesIO(image)))
-        found.append((out.int() - expected.int()).abs())
-    every = torch.stack(found).float()
-    return f"{int(every.max())} levels, {every.mean():.2f} on average"
+        differences.append((out.int() - expected.int()).abs())
+    levels = torch.stack(differences).float()
+    return f"{int(levels.max())} levels, {levels.mean():.2f} on average"
 
 
 if __name__ == "__main__":

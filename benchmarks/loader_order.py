@@ -1,14 +1,16 @@
-"""Planning a huge data set, resuming anywhere in it, and how well its samples are mixed.
+"""Planning of a huge data set, resuming anywhere in it, and the quality of its shuffling.
 
-Prints the time and memory in which one of 128 processes plans an epoch of 500,000 shards with 100
-million samples, how long a resumed loader needs for its first batch at several places of an
-epoch, and how far neighbours in the tars are from each other once shuffled, against webdataset's
-shuffle of shards and a buffer of the same memory, and against a full permutation.
+Prints the time and the memory in which one of 128 ranks plans an epoch of 500,000 shards with 100
+million samples; the time until the first batch of a loader that resumes at several positions of an
+epoch; and how far neighbors in the tars are apart after shuffling, compared with webdataset's
+shuffle of shards and a buffer of equal memory, and with a full permutation.
 """
 
 from __future__ import annotations
 
+import io
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -19,94 +21,104 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from sm_train.entrypoints.common.index_location import index_path
 from sm_train.entrypoints.common.job_config import DataConfig
+from sm_train.entrypoints.data import shard_catalog
 from sm_train.entrypoints.data.epoch import Epoch
 from sm_train.entrypoints.data.loader import Loader
 from sm_train.entrypoints.data.partition import DataTopology
 from sm_train.entrypoints.data.sampler import DataPosition
 from sm_train.entrypoints.data.shard_catalog import DataRank, build_catalog
-from sm_train.entrypoints.data.shard_format import Shard
+from sm_train.entrypoints.data.shard_format import Shard, find_shards
 from sm_train.entrypoints.data.shard_index import write_index
-from sm_train.entrypoints.packing.describe_shard import describe_folder
+from sm_train.entrypoints.packing.describe_shard import describe_shard
 
-SHARDS, EACH = 500_000, 200
-INSTANCES, PROCESSES = 16, 8
+SHARDS, SHARD_SAMPLES = 500_000, 200
+NUM_NODES, LOCAL_WORLD_SIZE = 16, 8
 SAMPLE_BYTES = 250 * 1024
-DATA = DataConfig("png", "txt", "center", "bilinear", aspect_buckets=False, max_bad_fraction=0.01)
+DATA_CONFIG = DataConfig(
+    "png", "txt", "center", "bilinear", aspect_buckets=False, max_bad_fraction=0.01
+)
 
 
 def main() -> None:
-    """All three, one after another."""
+    """Run all three benchmarks, one after another."""
     with tempfile.TemporaryDirectory() as folder:
         print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
-        large_index(Path(folder))
+        write_indexes(Path(folder))
         for shards in (SHARDS // 100, SHARDS // 10, SHARDS):
+            # A process of its own, so that its peak memory can be measured.
             subprocess.run([sys.executable, __file__, folder, str(shards)], check=True)
-        resume(Path(folder))
-    mixing()
+        measure_resuming(Path(folder))
+    measure_shuffling()
 
 
 # ------------------------------------------------------------------ planning
 
 
-def large_index(folder: Path) -> None:
-    """Write the indexes, and the empty channel of one instance of 16."""
+def write_indexes(folder: Path) -> None:
+    """Write indexes of three sizes."""
     rng = np.random.default_rng(0)
     for count in (SHARDS // 100, SHARDS // 10, SHARDS):
-        lengths = 512 * rng.integers(300, 700, (count, EACH))
-        offsets = np.concatenate([np.zeros((count, 1), np.int64), lengths.cumsum(axis=1)], axis=1)
+        sizes = 512 * rng.integers(300, 700, (count, SHARD_SAMPLES))
+        offsets = np.concatenate([np.zeros((count, 1), np.int64), sizes.cumsum(axis=1)], axis=1)
         started = time.perf_counter()
-        write_index(folder / f"{count}.parquet", map(shard, range(count), offsets))
+        write_index(folder / f"{count}.parquet", map(make_shard, range(count), offsets))
         size = (folder / f"{count}.parquet").stat().st_size
         print(
-            f"index of {count:,} shards, {count * EACH:,} samples: {size / 1e6:,.1f} MB, "
+            f"index of {count:,} shards, {count * SHARD_SAMPLES:,} samples: {size / 1e6:,.1f} MB, "
             f"written in {time.perf_counter() - started:.0f} s"
         )
 
 
-def shard(number: int, offsets: NDArray[np.int64]) -> Shard:
-    keys = tuple(f"{number * EACH + sample:09d}" for sample in range(EACH))
+def make_shard(number: int, offsets: NDArray[np.int64]) -> Shard:
+    keys = tuple(f"{number * SHARD_SAMPLES + sample:09d}" for sample in range(SHARD_SAMPLES))
     name, size = f"{number:06d}.tar", int(offsets[-1])
     return Shard(name, size, "00" * 32, keys, tuple(offsets.tolist()))
 
 
-def plan(folder: Path, count: int) -> None:
-    """What one process does before its first read, the listing of its channel left out."""
-    here = {f"{number:06d}.tar": Path(f"{number:06d}.tar") for number in range(0, count, INSTANCES)}
-    seat = DataRank(tuple(f"algo-{number}" for number in range(INSTANCES)), 0, 3, PROCESSES)
+def measure_planning(folder: Path, count: int) -> None:
+    """Measure what one rank does before its first read, without listing its channel."""
+    visible = {
+        f"{number:06d}.tar": Path(f"{number:06d}.tar") for number in range(0, count, NUM_NODES)
+    }
+    hosts = tuple(f"algo-{number}" for number in range(NUM_NODES))
+    rank = DataRank(hosts, node_rank=0, local_rank=3, local_world_size=LOCAL_WORLD_SIZE)
     baseline = peak_kib()
 
-    def exchange(said: object) -> list[object]:
-        """Others say of their shards what this one says of its own."""
-        if not isinstance(said, tuple):
-            return [said]
-        everyones: list[object] = []
-        for instance in range(INSTANCES):
+    def all_gather(obj: object) -> list[object]:
+        """Simulate the other nodes, each of which sees its own shards."""
+        if not isinstance(obj, tuple):
+            return [obj]
+        gathered: list[object] = []
+        for node_rank in range(NUM_NODES):
             mask = np.zeros(count, np.bool_)
-            mask[instance::INSTANCES] = True
-            everyones.append((instance, np.packbits(mask), count))
-        return everyones
+            mask[node_rank::NUM_NODES] = True
+            gathered.append((node_rank, np.packbits(mask), count))
+        return gathered
 
     started = time.perf_counter()
-    import sm_train.entrypoints.data.shard_catalog as catalogue_module
-
-    catalogue_module.find_shards = lambda _: here
-    catalogue = build_catalog(Path(), folder / f"{count}.parquet", seat, exchange, folder / "walk")
-    loader = Loader(catalogue, seat, DATA, resolution=512, batch_size=64, seed=0, decode_workers=0)
-    lap = next(loader.course.laps())
-    lap.schedule.part.locate(lap.schedule.slots(0))
-    for number in np.unique(lap.schedule.part.pieces.shard[:30]).tolist():
-        catalogue.ranges(number)
+    shard_catalog.find_shards = lambda _: visible
+    index = folder / f"{count}.parquet"
+    catalog = build_catalog(Path(), index, rank, all_gather, folder / "scan")
+    loader = Loader(
+        catalog, rank, DATA_CONFIG, resolution=512, batch_size=64, seed=0, decode_workers=0
+    )
+    epoch_pass = next(loader.sampler.passes())
+    partition = epoch_pass.schedule.partition
+    partition.locate(epoch_pass.schedule.indices(0))
+    for number in np.unique(partition.ranges.shard[:30]).tolist():
+        catalog.offsets(number)
     seconds = time.perf_counter() - started
-    held = (peak_kib() - baseline) / 1024
+    used = (peak_kib() - baseline) / 1024
     print(
-        f"planned for rank 3 of {INSTANCES * PROCESSES} over {count:,} shards: {seconds:.1f} s, "
-        f"{held:.0f} MiB at most; {loader.balance().steps:,} steps an epoch"
+        f"planned for rank 3 of {NUM_NODES * LOCAL_WORLD_SIZE} over {count:,} shards: "
+        f"{seconds:.1f} s, {used:.0f} MiB at most; {loader.epoch_size().steps:,} steps an epoch"
     )
 
 
 def peak_kib() -> int:
-    """The most memory that this program ever held."""
+    """Return the peak memory of this process."""
     status = Path("/proc/self/status").read_text()
     return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
 
@@ -114,10 +126,8 @@ def peak_kib() -> int:
 # ------------------------------------------------------------------ resuming
 
 
-def resume(folder: Path) -> None:
-    """The first batch at four places of an epoch; medians of five."""
-    import io
-
+def measure_resuming(folder: Path) -> None:
+    """Measure the time to the first batch at four positions of an epoch; medians of five."""
     import webdataset
     from PIL import Image
 
@@ -136,21 +146,22 @@ def resume(folder: Path) -> None:
                         "bin": bytes(40_000),
                     }
                 )
-    write_index(folder / "index.parquet", (one.shard for one in describe_folder(shards)))
-    seat = DataRank(("algo-1",), 0, 0, 1)
-    catalogue = build_catalog(
-        shards, folder / "index.parquet", seat, lambda said: [said], folder / "walk"
+    write_index(
+        index_path(shards),
+        (describe_shard(path, name).shard for name, path in find_shards(shards).items()),
     )
+    rank = DataRank(("algo-1",), node_rank=0, local_rank=0, local_world_size=1)
+    catalog = build_catalog(shards, index_path(shards), rank, lambda obj: [obj], folder / "scan")
     options = {"resolution": 8, "batch_size": 10, "seed": 0, "decode_workers": 0}
-    loader = Loader(catalogue, seat, DATA, **options)
-    whole = loader.balance().steps
+    loader = Loader(catalog, rank, DATA_CONFIG, **options)
+    steps = loader.epoch_size().steps
     for share in (0.0, 0.33, 0.66, 0.99):
-        position = DataPosition(0, int(whole * share))
-        record = replace(loader.course.record, position=position).to_bytes()
+        position = DataPosition(0, int(steps * share))
+        state = replace(loader.sampler.state, position=position).to_bytes()
         seconds = []
         for _ in range(5):
             started = time.perf_counter()
-            next(iter(Loader(catalogue, seat, DATA, record=record, **options)))
+            next(iter(Loader(catalog, rank, DATA_CONFIG, state=state, **options)))
             seconds.append(time.perf_counter() - started)
         print(
             f"resumed at {share:.0%} of an epoch: first batch after "
@@ -158,59 +169,65 @@ def resume(folder: Path) -> None:
         )
 
 
-# ------------------------------------------------------------------ mixing
+# ------------------------------------------------------------------ shuffling
 
 
-def mixing() -> None:
-    """Neighbours in the tars, and labels that come in runs as in a crawl sorted by source."""
-    shards, each, held = 64, 4000, 1024
+def measure_shuffling() -> None:
+    """Measure how far neighbors in the tars are apart, and how many shards are near each other.
+
+    Samples of a shard stand for samples of one source: a crawl is sorted by source.
+    """
+    shards, shard_samples, in_memory = 64, 4000, 1024
     print(
-        f"\nmixing of {shards} shards × {each} samples, {held} held in memory "
-        f"({held * SAMPLE_BYTES / 2**20:.0f} MiB of samples of 250 KiB)"
+        f"\nshuffling of {shards} shards × {shard_samples} samples, {in_memory} in memory "
+        f"({in_memory * SAMPLE_BYTES / 2**20:.0f} MiB of samples of 250 KiB)"
     )
-    print(f"{'order':<34}{'neighbours kept':>18}{'sources in 256':>18}{'of a permutation':>18}")
-    full = np.random.default_rng(0).permutation(shards * each)
-    best = sources(full, each)
+    print(f"{'order':<36}{'neighbors kept':>16}{'sources in 256':>18}{'of a permutation':>18}")
+    permutation = np.random.default_rng(0).permutation(shards * shard_samples)
+    best = mean_sources(permutation, shard_samples)
     for name, order in (
-        ("full permutation", full),
-        ("sm-train: chunks and a window", window_order(shards, each, held)),
-        ("webdataset: shards and a buffer", buffer_order(shards, each, held)),
+        ("full permutation", permutation),
+        ("sm-train: ranges, shuffle blocks", block_order(shards, shard_samples, in_memory)),
+        ("webdataset: shards and a buffer", buffer_order(shards, shard_samples, in_memory)),
     ):
         kept = np.mean(np.abs(np.diff(order)) < 64)
-        found = sources(order, each)
-        print(f"{name:<34}{kept:>17.2%}{found:>18.1f}{found / best:>17.0%}")
+        sources = mean_sources(order, shard_samples)
+        print(f"{name:<36}{kept:>15.2%}{sources:>18.1f}{sources / best:>17.0%}")
 
 
-def sources(order: NDArray[np.int64], each: int) -> float:
-    """Different shards among 256 neighbours of the order, on average."""
-    whole = order[: len(order) // 256 * 256].reshape(-1, 256) // each
-    return float(np.mean([len(np.unique(row)) for row in whole]))
+def mean_sources(order: NDArray[np.int64], shard_samples: int) -> float:
+    """Return how many shards are among 256 consecutive samples of the order, on average."""
+    windows = order[: len(order) // 256 * 256].reshape(-1, 256) // shard_samples
+    return float(np.mean([len(np.unique(window)) for window in windows]))
 
 
-def window_order(shards: int, each: int, held: int) -> NDArray[np.int64]:
-    """Half of the memory: the next window is read while one is in use."""
-    world = DataTopology(np.zeros(shards, np.int16), 1, 1, batch=1, window=held // 2)
-    epoch = Epoch(np.full(shards, each), chunk=32, seed=0, number=0)
-    part = epoch.line(epoch.whole(np.arange(shards)), world, 0, 0).part(0, world)
-    shard, sample = part.locate(np.arange(part.samples))
-    return shard * each + sample
+def block_order(shards: int, shard_samples: int, in_memory: int) -> NDArray[np.int64]:
+    """Return our order; a block takes half of the memory, because the next one is prefetched."""
+    topology = DataTopology(
+        np.zeros(shards, np.int16), 1, 1, batch_size=1, shuffle_block_size=in_memory // 2
+    )
+    epoch = Epoch(np.full(shards, shard_samples), range_size=32, seed=0, number=0)
+    node = epoch.node_partition(epoch.all_ranges(np.arange(shards)), topology, 0, 0)
+    partition = node.rank_partition(0, topology)
+    shard, sample = partition.locate(np.arange(partition.num_samples))
+    return shard * shard_samples + sample
 
 
-def buffer_order(shards: int, each: int, held: int) -> NDArray[np.int64]:
-    """webdataset's own shuffles of shards and of samples."""
-    import random
-
+def buffer_order(shards: int, shard_samples: int, in_memory: int) -> NDArray[np.int64]:
+    """Return the order of webdataset's own shuffles of shards and of samples."""
     from webdataset.filters import _shuffle
 
     rng = random.Random(0)
-    names = list(range(shards))
-    rng.shuffle(names)
-    samples = (shard * each + sample for shard in names for sample in range(each))
-    return np.fromiter(_shuffle(samples, held, initial=held, rng=rng), np.int64)
+    shard_order = list(range(shards))
+    rng.shuffle(shard_order)
+    samples = (
+        shard * shard_samples + sample for shard in shard_order for sample in range(shard_samples)
+    )
+    return np.fromiter(_shuffle(samples, in_memory, initial=in_memory, rng=rng), np.int64)
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        plan(Path(sys.argv[1]), int(sys.argv[2]))
+        measure_planning(Path(sys.argv[1]), int(sys.argv[2]))
     else:
         main()

@@ -1,10 +1,10 @@
-"""Packing images into shards, against webdataset's ShardWriter and Pillow with imagehash.
+"""Compares packing images with webdataset's ShardWriter and with Pillow plus imagehash.
 
-On memory (/dev/shm), variants interleaved; printed are medians, spread, and ratios. "Headers"
-passes bytes through after a look at the header and a digest of every image and shard, which the
-peer does not take. "Whole" decodes every image and takes its perceptual hash, as the peer does
-with Pillow and imagehash; the hashes are compared. The last rows are `sm-train pack` itself, with
-one worker and two, its start and its planning included.
+All files are in memory (/dev/shm). Variants are interleaved; the output shows medians, ranges and
+ratios. "Headers" copies the bytes after parsing the header, and computes a digest of every image
+and shard, which webdataset does not. "Decoded" decodes every image and computes its perceptual
+hash, as Pillow and imagehash do; the hashes are compared. The last rows are the command `sm-train
+pack` with one worker and two, including its start and planning.
 
     python benchmarks/pack.py
 """
@@ -17,6 +17,7 @@ import os
 import shutil
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -34,11 +35,14 @@ from sm_train.entrypoints.packing.storage import LocalFolder, S3Access
 ROUNDS = 7
 DIFFERENT, IMAGES, MANY = 24, 480, 9600
 
+COMMAND = [sys.executable, "-m", "sm_train.toolkit"]
+"""``sm-train`` of this interpreter's environment, which need not be activated."""
+
 Variant = Callable[[list[PackInput], Path], None]
 
 
 def main() -> None:
-    """Measure both sizes, then the command."""
+    """Measure two image sizes, then the command."""
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, {ROUNDS} rounds")
     for side in (768, 1024):
         with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
@@ -48,7 +52,7 @@ def main() -> None:
 
 
 def write_album(folder: Path, side: int, count: int) -> list[PackInput]:
-    """``count`` files of ``DIFFERENT`` photographs, each with a caption."""
+    """Write ``count`` files of ``DIFFERENT`` photographs, each with a caption."""
     folder.mkdir()
     images = [photo(side, number) for number in range(DIFFERENT)]
     inputs = []
@@ -63,22 +67,22 @@ def write_album(folder: Path, side: int, count: int) -> list[PackInput]:
 
 
 def compare(side: int, folder: Path) -> None:
-    """One process each, on the same files."""
+    """Measure all variants in one process, on the same files."""
     inputs = write_album(folder / "album", side, IMAGES)
     variants: dict[str, Variant] = {
-        "sm-train, headers": lambda items, out: ours(items, out, pixels=False),
+        "sm-train, headers": lambda items, out: pack_shard(items, out, pixels=False),
         "webdataset.ShardWriter": shard_writer,
-        "sm-train, whole": lambda items, out: ours(items[: IMAGES // 4], out, pixels=True),
+        "sm-train, decoded": lambda items, out: pack_shard(items[: IMAGES // 4], out, pixels=True),
         "Pillow and imagehash": lambda items, out: pillow(items[: IMAGES // 4], out),
     }
     seconds: dict[str, list[float]] = {name: [] for name in variants}
     for round_number in range(ROUNDS + 1):
         for name, variant in variants.items():
             out = folder / "out"
-            touch_memory(folder / "touched", sum(one.bytes for one in inputs))
+            touch_memory(folder / "touched", sum(item.bytes for item in inputs))
             started = time.perf_counter()
             variant(inputs, out)
-            if round_number:  # the first warms
+            if round_number:  # the first round is a warm-up
                 seconds[name].append(time.perf_counter() - started)
             shutil.rmtree(out)
     megabytes = sum(item.bytes for item in inputs) / 1e6
@@ -86,22 +90,22 @@ def compare(side: int, folder: Path) -> None:
     show(
         seconds,
         {
-            name: IMAGES if "whole" not in name and "Pillow" not in name else IMAGES // 4
+            name: IMAGES if "decoded" not in name and "Pillow" not in name else IMAGES // 4
             for name in variants
         },
     )
     ratio(seconds, "sm-train, headers", "webdataset.ShardWriter")
-    ratio(seconds, "sm-train, whole", "Pillow and imagehash")
+    ratio(seconds, "sm-train, decoded", "Pillow and imagehash")
     agreement(inputs[:DIFFERENT])
 
 
-def ours(items: Sequence[PackInput], out: Path, *, pixels: bool) -> None:
+def pack_shard(items: Sequence[PackInput], out: Path, *, pixels: bool) -> None:
     plan = ShardPlan(0, "shard-000000.tar", items, PackOptions(pixels=pixels))
     build_shard(plan, LocalFolder(out), S3Access(), 1, lambda *_: None, {})
 
 
 def shard_writer(items: Sequence[PackInput], out: Path) -> None:
-    """Bytes through, without a look at them."""
+    """Copy the bytes without checking them."""
     out.mkdir(exist_ok=True)
     with webdataset.ShardWriter(
         str(out / "%06d.tar"), maxsize=10**12, maxcount=10**9, verbose=0
@@ -118,7 +122,7 @@ def shard_writer(items: Sequence[PackInput], out: Path) -> None:
 
 
 def pillow(items: Sequence[PackInput], out: Path) -> None:
-    """As a script with the usual libraries does it: decoded once, for the check and the hash."""
+    """Decode each image once, for the check and the hash, as a script would."""
     out.mkdir(exist_ok=True)
     with webdataset.ShardWriter(
         str(out / "%06d.tar"), maxsize=10**12, maxcount=10**9, verbose=0
@@ -127,7 +131,7 @@ def pillow(items: Sequence[PackInput], out: Path) -> None:
             content = Path(item.address).read_bytes()
             with Image.open(io.BytesIO(content)) as image:
                 image.load()
-                facts = {
+                metadata = {
                     "width": image.width,
                     "height": image.height,
                     "sha256": hashlib.sha256(content).hexdigest(),
@@ -138,27 +142,27 @@ def pillow(items: Sequence[PackInput], out: Path) -> None:
                     "__key__": f"{item.number:09d}",
                     "jpg": content,
                     "txt": Path(item.caption_address or "").read_text(),
-                    "json": facts,
+                    "json": metadata,
                 }
             )
 
 
 def agreement(items: Sequence[PackInput]) -> None:
-    """How many bits our hashes differ from imagehash's in."""
-    near = 0
+    """Print the share of hashes that differ from imagehash's in at most two bits."""
+    close = 0
     for item in items:
         content = Path(item.address).read_bytes()
         with Image.open(io.BytesIO(content)) as image:
-            theirs = int(str(imagehash.phash(image)), 16)
-        near += ((read_image_metadata(content).phash or 0) ^ theirs).bit_count() <= 2
-    print(f"hashes within 2 bits of imagehash's: {near / len(items):.0%}")
+            reference = int(str(imagehash.phash(image)), 16)
+        close += ((read_image_metadata(content).phash or 0) ^ reference).bit_count() <= 2
+    print(f"hashes within 2 bits of imagehash's: {close / len(items):.0%}")
 
 
 def scaling(folder: Path) -> None:
-    """The command on one core and on two, and what two cores can do at most.
+    """Measure the command on one core and on two, and the upper limit of two cores.
 
-    That is two commands at once, each with one worker and half of the images: they share nothing.
-    One worker has threads beside it that write and digest, so two cores make it quicker, too.
+    The upper limit is two concurrent commands that share nothing, each with one worker and half of
+    the images. Even one worker gains from a second core, as it writes and hashes in other threads.
     """
     inputs = write_album(folder / "album", 768, MANY)
     for number, item in enumerate(inputs):
@@ -176,7 +180,7 @@ def scaling(folder: Path) -> None:
     seconds: dict[str, list[float]] = {name: [] for name in variants}
     for _ in range(3):
         for name, variant in variants.items():
-            touch_memory(folder / "touched", sum(one.bytes for one in inputs))
+            touch_memory(folder / "touched", sum(item.bytes for item in inputs))
             started = time.perf_counter()
             variant()
             seconds[name].append(time.perf_counter() - started)
@@ -190,11 +194,11 @@ def scaling(folder: Path) -> None:
 
 
 def run_commands(albums: Sequence[Path], workers: int, cores: set[int] | None = None) -> None:
-    """``sm-train pack`` of each, all at once, on all ``cores`` or on some."""
+    """Run ``sm-train pack`` on all albums at the same time, on all cores or on ``cores``."""
     running = [
         subprocess.Popen(
             [
-                "sm-train",
+                *COMMAND,
                 "pack",
                 str(album),
                 f"{album}.out",
@@ -209,12 +213,12 @@ def run_commands(albums: Sequence[Path], workers: int, cores: set[int] | None = 
         )
         for album in albums
     ]
-    if any(one.wait() for one in running):
+    if any(process.wait() for process in running):
         raise SystemExit("sm-train pack failed")
 
 
 def touch_memory(path: Path, size: int) -> None:
-    """Have the system get so much memory ready: a virtual machine's own is slow the first time."""
+    """Write and remove ``size`` bytes: a virtual machine's memory is slow on its first use."""
     with path.open("wb") as file:
         for _ in range(size // 2**20 + 1):
             file.write(bytes(2**20))
@@ -228,9 +232,9 @@ def show(seconds: dict[str, list[float]], images: dict[str, int]) -> None:
         print(f"{name:<28}{statistics.median(rates):>10.0f}{min(rates):>8.0f}{max(rates):>8.0f}")
 
 
-def ratio(seconds: dict[str, list[float]], one: str, other: str) -> None:
-    times = statistics.median(seconds[other]) / statistics.median(seconds[one])
-    print(f"{one} / {other}: {times:.2f}×")
+def ratio(seconds: dict[str, list[float]], variant: str, baseline: str) -> None:
+    factor = statistics.median(seconds[baseline]) / statistics.median(seconds[variant])
+    print(f"{variant} / {baseline}: {factor:.2f}×")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Photographs made of noise: soft shapes, finer structure and grain, of real ones' sizes."""
+"""Makes photographs of noise: soft shapes, finer structure and grain, with realistic file sizes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from PIL import Image
 
 
 def photo(side: int, number: int, quality: int = 90) -> bytes:
-    """A JPEG of ``side``² pixels; 0.25 MB at 768 and 0.45 MB at 1024."""
+    """Return a JPEG of ``side``² pixels; it takes 0.25 MB at 768 and 0.45 MB at 1024."""
     rng = np.random.default_rng(number)
     shapes = _noise(rng, side // 48, side, Image.Resampling.BICUBIC).astype(np.int16)
     structure = _noise(rng, side // 6, side, Image.Resampling.BILINEAR).astype(np.int16) - 128
@@ -21,7 +21,8 @@ def photo(side: int, number: int, quality: int = 90) -> bytes:
 
 
 def _noise(
-    rng: np.random.Generator, cells: int, side: int, how: Image.Resampling
+    rng: np.random.Generator, cells: int, side: int, resampling: Image.Resampling
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    """Return noise of ``cells``² random colors, scaled up: uint8 (side, side, 3)."""
     small = rng.integers(0, 256, (cells, cells, 3), dtype=np.uint8)
-    return np.asarray(Image.fromarray(small).resize((side, side), how))
+    return np.asarray(Image.fromarray(small).resize((side, side), resampling))

@@ -1,9 +1,10 @@
-"""A review of 14 days on 16 machines, against json's own reading of the same lines.
+"""Benchmark: review of a 14-day job on 16 nodes, compared with json.loads of the same lines.
 
-A million event lines in 16 saved logs (a step every five seconds; of each machine a heartbeat and a
-table of its GPUs and ranks every minute), and CloudWatch's metrics of every minute from a server on
-loopback in a process of its own. Measured is everything from the files to the written page; beside
-it finding the same lines and json.loads of each, without doing anything with them.
+The job has a million event lines in 16 saved logs: a step every 3.4 seconds, and for each node a
+heartbeat and a ``node`` event with its GPUs and ranks every minute. A server on loopback, in a
+separate process, provides CloudWatch metrics for every minute. The benchmark measures everything
+from the files to the written page. The baseline finds the same lines and parses each with
+json.loads, without using the result.
 
     python benchmarks/review.py [DAYS]      # 14; takes a gigabyte in /dev/shm
 """
@@ -25,19 +26,19 @@ from cloudwatch_metrics import memory, serve
 from sm_train.entrypoints.common.events import format_event
 from sm_train.toolkit.aws.cloudwatch_metrics import instance_metrics
 from sm_train.toolkit.costing.price_table import price_table
-from sm_train.toolkit.review.build import reviewed
-from sm_train.toolkit.review.collect import Gatherer
+from sm_train.toolkit.review.build import review_job
+from sm_train.toolkit.review.collect import FactsCollector
 from sm_train.toolkit.review.document import as_document
 from sm_train.toolkit.review.model import Review
 from sm_train.toolkit.review.page import write_page
-from sm_train.toolkit.review.sources import here
+from sm_train.toolkit.review.sources import local_sources
 
 NODES, GPUS, STEP_SECONDS = 16, 8, 3.4
 BEGIN = 1795260000.0
 
 
 def main() -> None:
-    """Make the logs, review them, and read them bare."""
+    """Write the logs, review them, and run the baseline."""
     days = float(sys.argv[1]) if len(sys.argv) > 1 else 14.0
     end = BEGIN + days * 86400
     ready, child = multiprocessing.Pipe()
@@ -50,33 +51,35 @@ def main() -> None:
         size = sum(log.stat().st_size for log in (folder / "saved").iterdir())
         print(
             f"{lines / 1e6:.2f} million event lines, {size / 1e9:.2f} GB, {days:g} days on "
-            f"{NODES} machines, load {os.getloadavg()[0]:.1f}"
+            f"{NODES} nodes, load {os.getloadavg()[0]:.1f}"
         )
-        before, started, worked = memory(), time.perf_counter(), time.process_time()
-        facts = Gatherer("us-east-1", price_table()).gather(here(folder / "saved")[0])
-        read = time.perf_counter()
-        hosts = [f"algo-{number + 1}" for number in range(NODES)]
-        metrics = instance_metrics(session, "job", hosts, BEGIN, end, now=end)
+        before, started, cpu = memory(), time.perf_counter(), time.process_time()
+        facts = FactsCollector("us-east-1", price_table()).collect(
+            local_sources(folder / "saved")[0]
+        )
+        parsed = time.perf_counter()
+        instances = [f"algo-{number + 1}" for number in range(NODES)]
+        metrics = instance_metrics(session, "job", instances, BEGIN, end, now=end)
         fetched = time.perf_counter()
-        document = as_document(Review((reviewed(replace(facts, metrics=metrics)),)))
+        document = as_document(Review((review_job(replace(facts, metrics=metrics)),)))
         judged = time.perf_counter()
         write_page(folder / "review.html", document)
         ended = time.perf_counter()
-        worked = time.process_time() - worked
+        cpu = time.process_time() - cpu
         peak, page = memory(), (folder / "review.html").stat().st_size
-        bare = read_bare(folder / "saved")
+        baseline = parse_with_json(folder / "saved")
     points = sum(len(one.times) for one in metrics.values())
     print(
-        f"review {ended - started:6.1f} s: lines {read - started:.1f}, {points / 1e6:.2f} "
-        f"million points {fetched - read:.1f}, verdicts {judged - fetched:.1f}, "
+        f"review {ended - started:6.1f} s: lines {parsed - started:.1f}, {points / 1e6:.2f} "
+        f"million points {fetched - parsed:.1f}, verdicts {judged - fetched:.1f}, "
         f"page {ended - judged:.1f} ({page / 1e6:.1f} MB)"
     )
-    print(f"       {worked:6.1f} s of the processor")
-    print(f"bare   {bare:6.1f} s; lines in {(read - started) / bare:.2f} × that")
-    print(f"memory {peak:.0f} MiB, {peak - before:.0f} above one's")
+    print(f"       {cpu:6.1f} s of CPU time")
+    print(f"json   {baseline:6.1f} s; lines in {(parsed - started) / baseline:.2f} × that")
+    print(f"memory {peak:.0f} MiB, {peak - before:.0f} above the start")
 
 
-def read_bare(folder: Path) -> float:
+def parse_with_json(folder: Path) -> float:
     started = time.perf_counter()
     for log in folder.iterdir():
         with log.open("rb") as file:
@@ -87,23 +90,23 @@ def read_bare(folder: Path) -> float:
 
 
 def write_logs(folder: Path, end: float) -> int:
-    """One log for each machine; how many event lines they hold."""
+    """Write one log per node; return the number of event lines."""
     folder.mkdir()
-    chance, written = random.Random(0), 0
+    rng, written = random.Random(0), 0
     for node in range(NODES):
         with (folder / f"algo-{node + 1}.log").open("w") as log:
             if node == 0:
-                written += write_steps(log, end, chance)
+                written += write_steps(log, end, rng)
             at = BEGIN + 60
             while at < end:
-                for line in (heartbeat(node, at), node_line(node, at, chance)):
-                    log.write(f"node {node}: a line for people\n{line}\n")
+                for line in (heartbeat(node, at), node_line(node, at, rng)):
+                    log.write(f"node {node}: a line that is no event\n{line}\n")
                     written += 1
                 at += 60
     return written
 
 
-def write_steps(log, end: float, chance: random.Random) -> int:  # type: ignore[no-untyped-def]
+def write_steps(log, end: float, rng: random.Random) -> int:  # type: ignore[no-untyped-def]
     start = {
         "run": "bria",
         "stage": "s256",
@@ -124,21 +127,21 @@ def write_steps(log, end: float, chance: random.Random) -> int:  # type: ignore[
     log.write(format_event("start", start, time=BEGIN, node=0, rank=0) + "\n")
     at, step, written = BEGIN, 0, 1
     while at < end:
-        speed = chance.gauss(1.8, 0.02)
+        speed = rng.gauss(1.8, 0.02)
         at, step = at + STEP_SECONDS, step + max(1, round(STEP_SECONDS * speed))
         fields = {
             "step": step,
             "epoch": 0,
-            "loss": chance.gauss(0.12, 0.002),
+            "loss": rng.gauss(0.12, 0.002),
             "learning_rate": 1e-4,
-            "gradient_norm": chance.gauss(1, 0.1),
+            "gradient_norm": rng.gauss(1, 0.1),
             "steps_per_second": speed,
             "images_per_second": speed * 2048,
             "data_wait_share": 0.004,
             "mfu": 0.2,
         }
         line = format_event("step", fields, time=at, node=0, rank=0)
-        log.write(f"step {step}: a line for people\n{line}\n")
+        log.write(f"step {step}: a line that is no event\n{line}\n")
         written += 1
     return written
 
@@ -148,10 +151,10 @@ def heartbeat(node: int, at: float) -> str:
     return format_event("heartbeat", fields, time=at, node=node, rank=GPUS * node)
 
 
-def node_line(node: int, at: float, chance: random.Random) -> str:
+def node_line(node: int, at: float, rng: random.Random) -> str:
     gpus = [
         {
-            "gpu": one,
+            "gpu": gpu,
             "utilization": 98,
             "memory_used": 70_000_000_000,
             "temperature": 60,
@@ -160,19 +163,19 @@ def node_line(node: int, at: float, chance: random.Random) -> str:
             "ecc_uncorrected": 0,
             "ecc_corrected": 0,
         }
-        for one in range(GPUS)
+        for gpu in range(GPUS)
     ]
     ranks = [
         {
-            "rank": GPUS * node + one,
+            "rank": GPUS * node + local_rank,
             "steps": 108,
-            "p50": round(chance.gauss(0.555, 0.001), 4),
+            "p50": round(rng.gauss(0.555, 0.001), 4),
             "p90": 0.56,
             "p99": 0.58,
             "max": 0.61,
             "data_wait_share": 0.004,
         }
-        for one in range(GPUS)
+        for local_rank in range(GPUS)
     ]
     fields = {
         "network_receive_bytes_per_second": 1.5e6,

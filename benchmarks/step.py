@@ -1,19 +1,17 @@
 """One optimizer step: ours against a bare loop, bare Accelerate, and a loop like diffusers' own.
 
-The model of the demo (U-Net and text encoder, trained together) on batches that are there already,
-so that what differs is what surrounds forward pass, backward pass, clipping and AdamW: noise,
-average, schedule, counting, what is kept for the log. The loop like diffusers'
-examples/text_to_image/train_text_to_image.py prepares all with Accelerate, gathers the loss every
-step and keeps an EMAModel. Interleaved; printed are medians, spread, and the median of what each
-adds to the bare loop of its round. Forward and backward pass vary more than all the rest takes:
-last comes what both loops spend outside of them. Ours clips within AdamW, and spares one pass over
-the gradients.
+The model is the demo's (U-Net and text encoder, trained together), on batches that are in memory.
+The loops differ in what surrounds forward pass, backward pass, clipping and AdamW: noise, EMA,
+schedule, metrics. The loop like diffusers' examples/text_to_image/train_text_to_image.py prepares
+everything with Accelerate, gathers the loss every step and keeps an EMAModel. The variants are
+interleaved; the output is medians, spread, and the median of each one's overhead over the bare loop
+of its round. Forward and backward pass vary by more than the overhead, so the last line compares
+the time outside of them. Ours clips within AdamW, which saves one pass over the gradients.
 
-Where there is a GPU, our step then trains sd2 in bf16 at 256 and 512 pixels, from precomputed
-latents and with the autoencoder and text encoder online; images/s and MFU are printed beside what
-others published at 512: 127 images/s of an H100 from precomputed latents (MLPerf Training 4.0,
-NVIDIA) and 48 of one online (awsome-distributed-training, 385.3 images/s of a p5). Name a preset to
-do so without one.
+On a GPU our step then trains sd2 in bf16 at 256 and 512 pixels, from precomputed latents and with
+autoencoder and text encoder online. Images/s and MFU are compared with published figures at 512:
+127 images/s for an H100 from precomputed latents (MLPerf Training 4.0, NVIDIA) and 48 for one
+online (awsome-distributed-training, 385.3 images/s for a p5). Name a preset to run this on a CPU.
 
     python benchmarks/step.py [PRESET]
 """
@@ -50,6 +48,7 @@ from sm_train.entrypoints.common.job_config import (
     DataConfig,
     DoctorConfig,
     EvaluationConfig,
+    ExpectedPerformance,
     HeartbeatConfig,
     JobConfig,
     ModelConfig,
@@ -59,7 +58,7 @@ from sm_train.entrypoints.common.job_config import (
 from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
 from sm_train.entrypoints.data.batches import Batch
 from sm_train.entrypoints.data.shard_catalog import DataRank, build_catalog
-from sm_train.entrypoints.models.builder import build
+from sm_train.entrypoints.models.builder import build_components
 from sm_train.entrypoints.models.objectives import DiffusionTarget
 from sm_train.entrypoints.models.objectives import loss as diffusion_loss
 from sm_train.entrypoints.models.pipeline import Text
@@ -75,7 +74,7 @@ SIZES = {256: 128, 512: 32}
 PUBLISHED = {False: 127.0, True: 385.3 / 8}
 """Images/s of one H100 at 512 px, by whether the autoencoder runs online."""
 
-SETTINGS = JobConfig(
+CONFIG = JobConfig(
     run="bench",
     backend="auto",
     data=DataConfig(
@@ -108,27 +107,38 @@ SETTINGS = JobConfig(
         ema_start=0,
         max_nonfinite_steps=10,
         max_rollbacks=1,
-        workers=0,
+        decode_workers=0,
         log_every=50,
     ),
     evaluation=EvaluationConfig(10**9, (), 1, 1.0),
     checkpoint=CheckpointConfig(10**9, 1),
-    heartbeat=HeartbeatConfig(30, 120, 1200, "report", 60),
+    heartbeat=HeartbeatConfig(30, 120, 1200, "warn", 60),
     alerts=AlertsConfig(None, None, None, "warning"),
     doctor=DoctorConfig("off", 120, 1.5),
+    expected=ExpectedPerformance(
+        "local",
+        0,
+        efa=False,
+        network_gbps=None,
+        nvlink_gbytes=None,
+        bf16_tflops=None,
+        steps_per_second=None,
+        speed_source=None,
+        usd_per_instance_hour=None,
+    ),
 )
 
 Step = Callable[[], Any]
 
 
 def main() -> None:
-    """Measure on this machine's GPU or its CPU."""
+    """Measure on the GPU or the CPU."""
     with tempfile.TemporaryDirectory() as folder:
         accelerator = Accelerator()
         trainer = make_trainer(accelerator, Path(folder))
         batches = [next(iter(trainer.loader)) for _ in range(4)]
-        inputs = [trainer.inputs.task(batch) for batch in batches]
-        module = trainer.learner.module
+        inputs = [trainer.model_inputs.prepare(batch) for batch in batches]
+        module = trainer.state.module
         base, _ = copied(module)
         variants: dict[str, Step] = {
             "bare loop": repeated(bare(base, inputs)),
@@ -136,22 +146,22 @@ def main() -> None:
             "like diffusers": repeated(like_diffusers(module, inputs, accelerator)),
             "sm-train": ours(trainer, batches),
         }
-        weights = sum(one.numel() for one in trainer.learner.parameters)
+        weights = sum(parameter.numel() for parameter in trainer.state.parameters)
         print(
             f"{accelerator.device}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, "
             f"{weights / 1e6:.1f} million weights, batch of {BATCH}"
         )
         compare(variants, accelerator.device)
         rest = [
-            outside(steps, model)
+            time_outside_passes(steps, model)
             for steps, model in (
                 (variants["sm-train"], trainer.model),
                 (variants["bare loop"], base),
             )
         ]
         print(
-            f"but forward and backward: sm-train {rest[0]:.2f} ms, bare loop {rest[1]:.2f}, "
-            f"so the rest adds {rest[0] - rest[1]:.2f} ms"
+            f"outside of forward and backward: sm-train {rest[0]:.2f} ms, bare loop "
+            f"{rest[1]:.2f} ms, a difference of {rest[0] - rest[1]:.2f} ms"
         )
     if preset := (sys.argv[1:] or (["sd2"] if torch.cuda.is_available() else [])):
         for resolution, batch in SIZES.items():
@@ -162,43 +172,45 @@ def main() -> None:
 def throughput(
     accelerator: Accelerator, preset: str, resolution: int, batch: int, *, online: bool
 ) -> None:
-    """Images/s and MFU of our step on batches that are there already."""
+    """Print images/s and MFU of our step on batches that are in memory."""
     AcceleratorState._reset_state()
     accelerator = Accelerator(mixed_precision="bf16")
-    settings = replace(
-        SETTINGS,
-        model=replace(SETTINGS.model, preset=preset),
-        stage=replace(SETTINGS.stage, resolution=resolution, per_device_batch_size=batch),
-        training=replace(SETTINGS.training, precision="bf16"),
+    config = replace(
+        CONFIG,
+        model=replace(CONFIG.model, preset=preset),
+        stage=replace(CONFIG.stage, resolution=resolution, per_device_batch_size=batch),
+        training=replace(CONFIG.training, precision="bf16"),
     )
     with tempfile.TemporaryDirectory() as folder:
-        trainer = make_trainer(accelerator, Path(folder), settings)
-        stream = cycle([made_up(trainer, resolution, batch, online=online)])
-        interval = StepMetricsWindow(trainer.device)
-        writer = HeartbeatWriter(Path(folder) / "heartbeat-0", rank=0, local_rank=0)
+        trainer = make_trainer(accelerator, Path(folder), config)
+        stream = cycle([synthetic_batch(trainer, resolution, batch, online=online)])
+        window = StepMetricsWindow(trainer.device)
+        heartbeat = HeartbeatWriter(Path(folder) / "heartbeat-0", rank=0, local_rank=0)
         steps = STEPS if trainer.device.type == "cuda" else 2
         for number in range(2 * steps):
             if number == steps:
-                _wait(trainer.device)
+                _synchronize(trainer.device)
                 started = time.perf_counter()
-            trainer._train_step(stream, interval, writer)
-        _wait(trainer.device)
+            trainer._train_step(stream, window, heartbeat)
+        _synchronize(trainer.device)
     images = steps * batch / (time.perf_counter() - started)
-    meter = mfu_meter(settings, trainer.device)
+    meter = mfu_meter(config, trainer.device)
     mfu = f", MFU {meter.mfu(images, 1):.1%}" if meter else ""
     published = PUBLISHED[online] if (preset, resolution) == ("sd2", 512) else None
-    beside = f", {images / published:.2f} × {published:.0f} published" if published else ""
+    ratio = f", {images / published:.2f} × {published:.0f} published" if published else ""
     kind = "autoencoder online" if online else "precomputed latents"
-    print(f"{preset}, {resolution} px, batch {batch}, {kind}: {images:.1f} images/s{mfu}{beside}")
+    print(f"{preset}, {resolution} px, batch {batch}, {kind}: {images:.1f} images/s{mfu}{ratio}")
 
 
-def made_up(trainer: Trainer, resolution: int, batch: int, *, online: bool) -> Batch:
-    """A batch of noise, with images and token ids or with what is precomputed of them."""
-    parts = trainer.parts
-    text = parts.text.encode([ids.to(trainer.device) for ids in parts.text.tokenize(["a word"])])
-    side = resolution // parts.scale
-    moments = torch.zeros(batch, 2 * parts.network.config.in_channels, side, side).half()
-    whole = Batch(
+def synthetic_batch(trainer: Trainer, resolution: int, batch: int, *, online: bool) -> Batch:
+    """Return a batch of noise: images and token ids, or their precomputed latents and text."""
+    components = trainer.components
+    text = components.text_encoders.encode(
+        [ids.to(trainer.device) for ids in components.text_encoders.tokenize(["a word"])]
+    )
+    side = resolution // components.vae_scale_factor
+    moments = torch.zeros(batch, 2 * components.network.config.in_channels, side, side).half()
+    online_batch = Batch(
         torch.randint(0, 255, (batch, resolution, resolution, 3), dtype=torch.uint8),
         ["a word"] * batch,
         trainer.loader.position,
@@ -207,24 +219,24 @@ def made_up(trainer: Trainer, resolution: int, batch: int, *, online: bool) -> B
         tuple((0, n) for n in range(batch)),
         np.linspace(0.01, 0.99, batch),
         np.ones(batch),
-        torch.randn(parts.draws(0).shape(batch, resolution, resolution)),
-        tokens=tuple(ids.numpy() for ids in parts.text.tokenize(["a word"] * batch)),
+        torch.randn(components.sample_rng(0).shape(batch, resolution, resolution)),
+        tokens=tuple(ids.numpy() for ids in components.text_encoders.tokenize(["a word"] * batch)),
     )
     if online:
-        return whole
+        return online_batch
     states, pooled = (
-        None if one is None else one.detach().half().cpu().expand(batch, *one.shape[1:])
-        for one in text
+        None if tensor is None else tensor.detach().half().cpu().expand(batch, *tensor.shape[1:])
+        for tensor in text
     )
-    return replace(whole, moments=moments, text=states, pooled=pooled)
+    return replace(online_batch, moments=moments, text=states, pooled=pooled)
 
 
 def make_trainer(
-    accelerator: Accelerator, folder: Path, settings: JobConfig | None = None
+    accelerator: Accelerator, folder: Path, config: JobConfig | None = None
 ) -> Trainer:
-    settings = settings or SETTINGS
-    directories = SageMakerPaths(folder)
-    channel = directories.channel("train")
+    config = config or CONFIG
+    paths = SageMakerPaths(folder)
+    channel = paths.channel("train")
     channel.mkdir(parents=True)
     rng = np.random.default_rng(0)
     with webdataset.TarWriter(str(channel / "0.tar")) as writer:
@@ -232,28 +244,30 @@ def make_trainer(
             content = io.BytesIO()
             Image.fromarray(rng.integers(0, 255, (SIDE, SIDE, 3), np.uint8)).save(content, "PNG")
             writer.write({"__key__": f"{number:03d}", "png": content.getvalue(), "txt": "a digit"})
-    seat = DataRank(("algo-1",), 0, 0, 1)
-    catalogue = build_catalog(channel, None, seat, lambda said: [said], folder / "walk")
-    parts = build(settings.model, settings.stage.resolution, components=None, previous=None)
+    rank = DataRank(("algo-1",), 0, 0, 1)
+    catalog = build_catalog(channel, None, rank, lambda value: [value], folder / "walk")
+    components = build_components(
+        config.model, config.stage.resolution, components=None, previous=None
+    )
     events = EventLog(node=0, rank=0, stream=io.StringIO())
-    return Trainer(settings, parts, accelerator, directories, events, catalogue, seat)
+    return Trainer(config, components, accelerator, paths, events, catalog, rank)
 
 
 def ours(trainer: Trainer, batches: list[Any]) -> Step:
     stream = cycle(batches)
-    interval = StepMetricsWindow(trainer.device)
-    writer = HeartbeatWriter(trainer.directories.base / "heartbeat-0", rank=0, local_rank=0)
+    window = StepMetricsWindow(trainer.device)
+    heartbeat = HeartbeatWriter(trainer.paths.base / "heartbeat-0", rank=0, local_rank=0)
 
     def steps() -> None:
         for _ in range(STEPS):
-            trainer._train_step(stream, interval, writer)
-        # What went on beside the last one is no other loop's business.
-        trainer.learner.beside.join()
+            trainer._train_step(stream, window, heartbeat)
+        # Background work of the last step must not slow the next variant down.
+        trainer.state.background.join()
 
     return steps
 
 
-Input = tuple[DiffusionTarget, Text]
+Inputs = tuple[DiffusionTarget, Text]
 
 
 def copied(trained: nn.Module) -> tuple[nn.Module, list[nn.Parameter]]:
@@ -261,13 +275,13 @@ def copied(trained: nn.Module) -> tuple[nn.Module, list[nn.Parameter]]:
     return module, list(module.parameters())
 
 
-def loss(model: nn.Module, one: Input) -> Tensor:
-    task, text = one
-    return diffusion_loss(model(task.noisy, task.timesteps, *text), task)
+def loss(model: nn.Module, inputs: Inputs) -> Tensor:
+    target, text = inputs
+    return diffusion_loss(model(target.noisy, target.timesteps, *text), target)
 
 
-def bare(module: nn.Module, inputs: list[Input]) -> Step:
-    """Forward, backward, clip, AdamW, with the same loss."""
+def bare(module: nn.Module, inputs: list[Inputs]) -> Step:
+    """Return a loop of forward, backward, clipping and AdamW, with the same loss."""
     parameters = list(module.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=RATE, fused=True)
     stream = cycle(inputs)
@@ -282,7 +296,7 @@ def bare(module: nn.Module, inputs: list[Input]) -> Step:
     return step
 
 
-def bare_accelerate(trained: nn.Module, inputs: list[Input], accelerator: Accelerator) -> Step:
+def bare_accelerate(trained: nn.Module, inputs: list[Inputs], accelerator: Accelerator) -> Step:
     module, parameters = copied(trained)
     model, optimizer = accelerator.prepare(
         module, torch.optim.AdamW(parameters, lr=RATE, fused=True)
@@ -300,9 +314,9 @@ def bare_accelerate(trained: nn.Module, inputs: list[Input], accelerator: Accele
     return step
 
 
-def like_diffusers(trained: nn.Module, inputs: list[Input], accelerator: Accelerator) -> Step:
+def like_diffusers(trained: nn.Module, inputs: list[Inputs], accelerator: Accelerator) -> Step:
     module, parameters = copied(trained)
-    average = EMAModel(parameters, decay=DECAY)
+    ema = EMAModel(parameters, decay=DECAY)
     optimizer = torch.optim.AdamW(parameters, lr=RATE)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
     model, optimizer, schedule = accelerator.prepare(module, optimizer, schedule)
@@ -318,7 +332,7 @@ def like_diffusers(trained: nn.Module, inputs: list[Input], accelerator: Acceler
             optimizer.step()
             schedule.step()
             optimizer.zero_grad()
-        average.step(parameters)
+        ema.step(parameters)
 
     return step
 
@@ -335,26 +349,26 @@ def compare(variants: dict[str, Step], device: torch.device) -> None:
     seconds: dict[str, list[float]] = {name: [] for name in variants}
     for number in range(ROUNDS + 2):
         for name, steps in variants.items():
-            _wait(device)
+            _synchronize(device)
             started = time.perf_counter()
             steps()
-            _wait(device)
-            if number > 1:  # the first two warm
+            _synchronize(device)
+            if number > 1:  # the first two warm up
                 seconds[name].append(1e3 * (time.perf_counter() - started) / STEPS)
-    print(f"{'one step':<18}{'ms':>8}{'least':>8}{'most':>8}{'over bare':>11}")
+    print(f"{'one step':<18}{'ms':>8}{'min':>8}{'max':>8}{'over bare':>11}")
     bare = seconds["bare loop"]
     for name, values in seconds.items():
-        over = statistics.median(one - base for one, base in zip(values, bare, strict=True))
+        over = statistics.median(value - base for value, base in zip(values, bare, strict=True))
         print(
             f"{name:<18}{statistics.median(values):>8.2f}{min(values):>8.2f}{max(values):>8.2f}"
             f"{over:>11.2f}"
         )
-    theirs, own = (statistics.median(seconds[name]) for name in ("like diffusers", "sm-train"))
-    print(f"like diffusers / sm-train: {theirs / own:.2f}×")
+    diffusers, ours = (statistics.median(seconds[name]) for name in ("like diffusers", "sm-train"))
+    print(f"like diffusers / sm-train: {diffusers / ours:.2f}×")
 
 
-def outside(steps: Step, module: nn.Module) -> float:
-    """Milliseconds a step that are neither in forward nor in backward."""
+def time_outside_passes(steps: Step, module: nn.Module) -> float:
+    """Return the milliseconds per step outside of forward and backward pass."""
     inside = 0.0
 
     def counted(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -367,18 +381,18 @@ def outside(steps: Step, module: nn.Module) -> float:
 
         return timed
 
-    found = []
+    milliseconds = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "forward", counted(module.forward))
         patch.setattr(Tensor, "backward", counted(Tensor.backward))
         for _ in range(ROUNDS):
             inside, started = 0.0, time.perf_counter()
             steps()
-            found.append(1e3 * (time.perf_counter() - started - inside) / STEPS)
-    return statistics.median(found)
+            milliseconds.append(1e3 * (time.perf_counter() - started - inside) / STEPS)
+    return statistics.median(milliseconds)
 
 
-def _wait(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize()
 

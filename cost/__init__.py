@@ -1,1 +1,1 @@
-"""Instances, prices and throughput into dollars: pure, standard library only."""
+"""Cost of a run from instances, prices and throughput: pure functions, standard library only."""

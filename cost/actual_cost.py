@@ -1,4 +1,4 @@
-"""What a run's jobs really cost, where the dollars went, and what that teaches the next estimate.
+"""Actual cost of a run's jobs, by purpose, and the observations for the next estimate.
 
 Billed dollars of a job = ``BillableTimeInSeconds`` × instances × price (SageMaker API reference,
 DescribeTrainingJob).
@@ -27,8 +27,8 @@ _MILLION = 10**6
 class FinishedJob:
     """One training job of a run.
 
-    ``billable_seconds`` is None where it is not known; ``timeline`` is None where the job's event
-    lines cannot be had.
+    ``billable_seconds`` is None if unknown; ``timeline`` is None if the job's event lines are not
+    available.
     """
 
     name: str
@@ -52,13 +52,13 @@ class FinishedJob:
 
     @property
     def waterfall(self) -> dict[str, Decimal | None]:
-        """Dollars by what they went into; their sum is the billed dollars. None is unknown."""
+        """Billed dollars by purpose; they sum to :attr:`billed`. None is unknown."""
         if self.billable_seconds == 0:
             return dict.fromkeys((*PARTS, "useful"), Decimal(0))
         if self.timeline is None:
             return dict.fromkeys((*PARTS, "useful"))
         price, passed = self.price.usd_per_instance_hour, sum(self.timeline.seconds.values())
-        # Spot bills fewer seconds than passed: each part at the same share.
+        # Spot bills fewer seconds than have passed: scale every part equally.
         share = self.billable_seconds / passed if self.billable_seconds and passed else 1.0
         parts = {
             name: money(self.timeline.seconds[name] * share, self.instances, price)
@@ -77,8 +77,8 @@ def as_document(
 ) -> dict[str, Any]:
     """The document of ``cost --actual --json``.
 
-    ``expected`` maps a stage to its estimate for the iterations that its jobs really did,
-    ``remaining`` a stage of the run to that of the iterations that are left, if any.
+    ``expected`` maps a stage to the estimate of the steps that its jobs have done, ``remaining``
+    maps a stage to the estimate of the steps that remain.
     """
     remaining = remaining or {}
     stages = list(dict.fromkeys(job.stage for job in jobs))
@@ -164,7 +164,7 @@ def _group(jobs: Sequence[FinishedJob]) -> dict[str, Any]:
 
 
 def images_trained(jobs: Sequence[FinishedJob]) -> int | None:
-    """Images behind the weights: repeats of lost work count once. None where it is not known."""
+    """Images that the weights were trained on; recomputed work counts once. None is unknown."""
     images = 0
     for stage in dict.fromkeys(job.stage for job in jobs):
         lines = [job.timeline for job in jobs if job.stage == stage and job.billable_seconds != 0]
@@ -181,9 +181,9 @@ def images_trained(jobs: Sequence[FinishedJob]) -> int | None:
 
 
 def observed(jobs: Sequence[FinishedJob]) -> Observed:
-    """What the jobs teach the next estimate.
+    """Observations of the jobs for the next estimate.
 
-    A failure is a restart within a job, or a job that ended as Failed. Start-up, restart and
+    A failure is a restart within a job, or a job with status Failed. Start-up, restart and
     checkpoint seconds are medians.
     """
     lines = [job.timeline for job in jobs if job.timeline]
@@ -198,7 +198,7 @@ def observed(jobs: Sequence[FinishedJob]) -> Observed:
 
 
 def measurements(jobs: Sequence[FinishedJob]) -> list[Measurement]:
-    """The jobs' own speeds; the last job of a stage and cluster size counts."""
+    """Measured speeds of the jobs; the last job of a stage and cluster size counts."""
     found = {
         (job.stage, job.instances): Measurement(
             label=job.name,

@@ -1,4 +1,4 @@
-"""Other machines for the same run: what each would cost and take, and which are worth a look."""
+"""Other clusters for the same run: cost, duration and Pareto-optimal choices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sm_train.cost.throughput import Measurement, resolve_speed
 MOST_INSTANCES = 64
 _LARGEST_BATCH = 2**16
 USABLE_MEMORY = 0.9
-"""Share of a GPU's memory that a plan may fill: the rest is CUDA's context, NCCL's buffers and
+"""Share of a GPU's memory that a plan may use; the rest is for the CUDA context, NCCL buffers and
 fragmentation (assumed)."""
 
 _GIB = 2**30
@@ -27,27 +27,27 @@ _GIB = 2**30
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Bytes that one GPU holds: ``fixed`` whatever the batch, and ``activations`` of a batch.
+    """Bytes on one GPU: ``fixed`` for any batch, and ``activations`` of a batch.
 
-    ``fixed`` depends on how many GPUs there are, all in all and in a machine, where they split it.
-    ``activations`` must not fall with the number of images.
+    ``fixed`` takes the world size and the GPUs per node, which sharding divides by.
+    ``activations`` must not decrease with the number of images.
     """
 
     fixed: Callable[[int, int], float]
     activations: Callable[[int], float]
 
     def largest_batch(self, memory_gib: float, world_size: int, per_node: int) -> int:
-        """Images of one pass that fit on a GPU; 0 where not even one does."""
+        """Largest micro-batch that fits on a GPU; 0 if not even one image fits."""
         free = memory_gib * _GIB * USABLE_MEMORY - self.fixed(world_size, per_node)
         return bisect_right(range(1, _LARGEST_BATCH + 1), free, key=self.activations)
 
 
 @dataclass(frozen=True)
 class Alternative:
-    """One cluster for the whole run. None is unknown.
+    """One cluster for the whole run; None is unknown.
 
-    ``fits`` says whether one image fits on a GPU; ``batches`` are the effective batch sizes of
-    the stages, which may differ a little from the run's where GPUs do not divide it.
+    ``fits`` states whether one image fits on a GPU. ``batches`` are the effective batch sizes of
+    the stages, which differ slightly from the run's if the GPUs do not divide them.
     """
 
     instance_type: str
@@ -79,21 +79,21 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Limits:
-    """What an alternative must keep to, by its expected figures; None sets no limit."""
+    """Limits on an alternative's expected duration and cost; None is no limit."""
 
     deadline_seconds: float | None = None
     budget_usd: Decimal | None = None
 
     def hold(self, one: Alternative) -> bool:
-        """Whether ``one`` keeps to them; an unknown cost keeps to no budget."""
+        """Whether ``one`` is within the limits; an unknown cost is within no budget."""
         if self.deadline_seconds is not None and one.seconds > self.deadline_seconds:
             return False
         return self.budget_usd is None or (one.cost is not None and one.cost <= self.budget_usd)
 
 
 @dataclass(frozen=True)
-class Question:
-    """What the alternatives are of: the run's stages and everything that is known of them."""
+class SearchInputs:
+    """The inputs of a search: the run's stages and what is known about them."""
 
     stages: tuple[CostStage, ...]
     memory: Mapping[str, MemoryNeed]
@@ -103,25 +103,25 @@ class Question:
     prices: PriceTable
 
 
-def alternatives(question: Question, counts: Sequence[int] = ()) -> list[Alternative]:
-    """Every GPU type × number of instances × way to buy it that can run all the stages.
+def alternatives(inputs: SearchInputs, counts: Sequence[int] = ()) -> list[Alternative]:
+    """Every GPU instance type × instance count × purchase option that can run all stages.
 
-    One cluster runs every stage. A type whose speed can be neither measured nor predicted is left
-    out, and so is one on which a stage's model does not fit.
+    One cluster runs every stage. Types without a measured or predicted speed are skipped, and so
+    are types on which a stage's model does not fit.
     """
     found: list[Alternative] = []
-    for machine in instance_types():
-        # Trainium needs another PyTorch than the training code runs on.
-        if machine.accelerator.startswith("Trainium"):
+    for candidate in instance_types():
+        # Trainium needs a PyTorch build that the training code does not support.
+        if candidate.accelerator.startswith("Trainium"):
             continue
-        ways = list(_ways(machine, question))
+        options = list(_purchase_options(candidate, inputs))
         for instances in counts or range(1, MOST_INSTANCES + 1):
-            found += _on_cluster(machine, instances, ways, question)
+            found += _on_cluster(candidate, instances, options, inputs)
     return found
 
 
 def choose(found: Iterable[Alternative], limits: Limits) -> list[Alternative]:
-    """Those within ``limits``, the cheapest first, Pareto-optimal ones marked.
+    """The alternatives within ``limits``, cheapest first, with Pareto-optimal ones marked.
 
     An alternative is Pareto-optimal if no other is both cheaper (or as cheap) and faster.
     """
@@ -137,43 +137,45 @@ def choose(found: Iterable[Alternative], limits: Limits) -> list[Alternative]:
     return chosen
 
 
-def with_range(one: Alternative, question: Question) -> tuple[Decimal | None, Decimal | None]:
+def with_range(one: Alternative, inputs: SearchInputs) -> tuple[Decimal | None, Decimal | None]:
     """P10 and P90 of an alternative's dollars."""
-    purchase = Purchase(question.region, one.capacity, one.kind)
-    priced = estimate(one.stages, purchase, assumed=question.assumed, prices=question.prices)
+    purchase = Purchase(inputs.region, one.capacity, one.kind)
+    priced = estimate(one.stages, purchase, assumed=inputs.assumed, prices=inputs.prices)
     return priced.low, priced.high
 
 
-def _ways(machine: InstanceType, question: Question) -> Iterator[tuple[Purchase, Price]]:
-    """The ways to buy a type: on demand, spot, and each Savings Plan with a known price."""
+def _purchase_options(
+    candidate: InstanceType, inputs: SearchInputs
+) -> Iterator[tuple[Purchase, Price]]:
+    """Purchase options of a type: on-demand, spot, and each Savings Plan with a known price."""
     for capacity, kind in (
         ("on-demand", ON_DEMAND),
         ("spot", ON_DEMAND),
         *(("on-demand", kind) for kind in SAVINGS_PLANS),
     ):
-        purchase = Purchase(question.region, capacity, kind)
-        price = hourly_price(machine.name, purchase, question.prices)
+        purchase = Purchase(inputs.region, capacity, kind)
+        price = hourly_price(candidate.name, purchase, inputs.prices)
         if kind == ON_DEMAND or price.usd_per_instance_hour is not None:
             yield purchase, price
 
 
 def _on_cluster(
-    machine: InstanceType,
+    candidate: InstanceType,
     instances: int,
-    ways: Sequence[tuple[Purchase, Price]],
-    question: Question,
+    options: Sequence[tuple[Purchase, Price]],
+    inputs: SearchInputs,
 ) -> Iterator[Alternative]:
-    stages = [_moved(stage, machine, instances, question) for stage in question.stages]
+    stages = [_on_instances(stage, candidate, instances, inputs) for stage in inputs.stages]
     known = [stage for stage in stages if stage is not None and stage.speed is not None]
     if len(known) < len(stages):
         return
-    fits = all(stage.name in question.memory for stage in known) or None
+    fits = all(stage.name in inputs.memory for stage in known) or None
     batches = tuple(stage.effective_batch_size for stage in known)
     bases = tuple(_basis(stage.speed) for stage in known)
-    for purchase, price in ways:
-        priced = [stage_cost(stage, price, purchase, question.assumed) for stage in known]
+    for purchase, price in options:
+        priced = [stage_cost(stage, price, purchase, inputs.assumed) for stage in known]
         yield Alternative(
-            instance_type=machine.name,
+            instance_type=candidate.name,
             instances=instances,
             capacity=purchase.capacity,
             kind=purchase.kind,
@@ -186,33 +188,33 @@ def _on_cluster(
         )
 
 
-def _moved(
-    stage: CostStage, machine: InstanceType, instances: int, question: Question
+def _on_instances(
+    stage: CostStage, candidate: InstanceType, instances: int, inputs: SearchInputs
 ) -> CostStage | None:
-    """``stage`` on ``instances`` of ``machine`` at nearly its effective batch; None: cannot run."""
-    world = instances * machine.accelerators
+    """``stage`` on another cluster at nearly its effective batch size; None if it cannot run."""
+    world = instances * candidate.accelerators
     wanted = stage.effective_batch_size
     if wanted is None or world > wanted:
         return None
     each = max(1, round(wanted / world))
     most = stage.per_device_batch_size or each
-    need = question.memory.get(stage.name)
+    need = inputs.memory.get(stage.name)
     if need is not None:
-        if machine.accelerator_memory_gib is None:
+        if candidate.accelerator_memory_gib is None:
             return None
-        most = need.largest_batch(machine.accelerator_memory_gib, world, machine.accelerators)
+        most = need.largest_batch(candidate.accelerator_memory_gib, world, candidate.accelerators)
         if not most:
             return None
     micro = next(size for size in range(min(each, most), 0, -1) if each % size == 0)
-    moved = replace(
+    relocated = replace(
         stage,
-        instance_type=machine.name,
+        instance_type=candidate.name,
         instances=instances,
         per_device_batch_size=micro,
         gradient_accumulation_steps=each // micro,
         speed=None,
     )
-    return moved.at(resolve_speed(moved, question.measurements, rescale_batch=True))
+    return relocated.at(resolve_speed(relocated, inputs.measurements, rescale_batch=True))
 
 
 def _basis(speed: Speed | None) -> str:

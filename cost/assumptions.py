@@ -1,4 +1,4 @@
-"""What is taken for granted where nothing was measured, each with its source."""
+"""Parameters of the cost model that are assumed until they are measured, each with its source."""
 
 from __future__ import annotations
 
@@ -12,59 +12,59 @@ LLAMA_3_RATE = 419 / (16384 * 54 * 24)
 """419 unexpected interruptions in 54 days on 16,384 GPUs (The Llama 3 Herd of Models, 2024)."""
 
 SPOT_RATE_PER_INSTANCE_HOUR = 0.20 / (30 * 24)
-"""One instance in five reclaimed in a month: the Spot Instance advisor's band ">20%" begins there
+"""One instance in five reclaimed per month: where the Spot Instance advisor's band ">20%" begins
 (assumed for training instances)."""
 
 
 @dataclass(frozen=True)
 class Assumptions:
-    """Figures of the model that no stage carries.
+    """Cost-model parameters that do not belong to a stage.
 
-    ``sources`` maps a field to where its value is from, for those that are no default.
+    ``sources`` maps a field to the source of its value, for values that are not the default.
 
     Raises:
-        ValueError: a figure is negative or not finite; the message names it.
+        ValueError: a parameter is negative or not finite; the message names it.
     """
 
     start_up_seconds: float = 600.0
-    """Billed from the image's download to the first step."""
+    """Billed seconds from the image download to the first step."""
     restart_seconds: float = 900.0
-    """Noticing a failure, replacing a machine, starting again: billed, without progress."""
+    """Detecting a failure, replacing an instance and restarting: billed, without progress."""
     checkpoint_blocking_seconds: float | None = None
-    """Training stands still for each checkpoint; None takes its bytes at the next figure."""
+    """Seconds that each checkpoint pauses training; None derives them from the next parameter."""
     checkpoint_bytes_per_second: float = 0.51e9
-    """Accelerate's save_state to a local disk wrote 2.6 GB in 5.1 s (measured, 2026-11)."""
+    """Accelerate's save_state wrote 2.6 GB to a local disk in 5.1 s (measured, 2026-11)."""
     evaluation_seconds: float = 0.0
-    """Evaluation in each stage; none unless it is stated."""
+    """Evaluation per stage; 0 unless it is stated."""
     checkpoint_every: float = 1000.0
-    """Iterations between checkpoints of a stage that states none: the run file's default."""
+    """Steps between checkpoints of a stage that states none: the run file's default."""
     failures_per_gpu_hour: float = LLAMA_3_RATE
     start_up_spread: float = 2.0
-    """P90 of the start-up against its median; P10 is as far below."""
+    """P90 ÷ median of the start-up time; the median ÷ P10 is the same."""
     failure_spread: float = 3.0
-    """P90 of the failure rate against its median; P10 is as far below."""
+    """P90 ÷ median of the failure rate; the median ÷ P10 is the same."""
     bytes_per_image: float = 250_000.0
-    """A stored image with its caption, as FastFile streams it."""
+    """A stored image with its caption."""
     bytes_per_request: float = 8 * 2**20
-    """FastFile's ranged GET; its size is not published."""
+    """A ranged GET of FastFile; its size is not published."""
     log_bytes_per_step: float = 50.0
-    """Event and log lines, spread over all steps."""
+    """Event and log lines, averaged over all steps."""
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in figure_names():
+        for name in parameter_names():
             value = getattr(self, name)
             least = 1 if name in _AT_LEAST_ONE else 0
             if value is not None and not (least <= value < math.inf):
                 raise ValueError(f"{name}: {value} must be a number of at least {least}")
 
     def assuming(self, **values: float) -> Assumptions:
-        """The same with other figures, which are marked as given."""
+        """A copy with other values, which are marked as given by the user."""
         sources = {**self.sources, **dict.fromkeys(values, "given")}
         return replace(self, **values, sources=sources)
 
     def source(self, name: str) -> str:
-        """Where the figure called ``name`` is from, in brackets' words."""
+        """The source of the parameter ``name``, as shown in parentheses."""
         default = "The Llama 3 Herd of Models, 2024" if name == "failures_per_gpu_hour" else None
         return self.sources.get(name, default or "assumed")
 
@@ -74,14 +74,14 @@ _AT_LEAST_ONE = (
 ).split()
 
 
-def figure_names() -> tuple[str, ...]:
-    """The figures that can be given."""
+def parameter_names() -> tuple[str, ...]:
+    """Names of the parameters that `--assume` accepts."""
     return tuple(one.name for one in fields(Assumptions) if one.name != "sources")
 
 
 @dataclass(frozen=True)
 class Observed:
-    """What a run's own jobs showed; None was not observed."""
+    """What a run's own jobs showed; None is not observed."""
 
     jobs: int
     gpu_hours: float
@@ -92,9 +92,10 @@ class Observed:
 
 
 def learned(assumed: Assumptions, observed: Observed) -> Assumptions:
-    """``assumed`` with what was observed in its place.
+    """``assumed`` updated with what was observed.
 
-    Failures move the rate by :func:`~sm_train.cost.failures.observed_rate`; what was given stays.
+    The failure rate is updated by :func:`~sm_train.cost.failures.observed_rate`; parameters given
+    by the user stay.
     """
     source = f"measured over {observed.jobs} job{'s' * (observed.jobs != 1)} of this run"
     figures: dict[str, float | None] = {

@@ -1,4 +1,4 @@
-"""Two estimates beside each other: what changed, and what it does to the dollars."""
+"""Compare two estimates: what changed, and its effect on the cost."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Document = Mapping[str, Any]
 def compare(before: Document, after: Document) -> dict[str, Any]:
     """The difference of two ``cost --json`` documents; stages are matched by name.
 
-    A stage that is in one of them only has None for the other's cost and counts as 0 in the
-    difference. Unknown costs make a difference unknown.
+    A stage that exists in only one document has None as the other cost and counts as 0 in the
+    difference. A difference with an unknown cost is unknown.
     """
     old = {stage["name"]: stage for stage in before["stages"]}
     new = {stage["name"]: stage for stage in after["stages"]}

@@ -1,11 +1,11 @@
-"""Stages into seconds and dollars, with a range and every assumption said.
+"""Billable seconds and dollars of a run's stages, with a range and the assumptions behind them.
 
-Billable seconds of a stage = start-up + iterations ÷ it/s + checkpoints × blocking + evaluation
-+ expected failures × (restart + half a checkpoint interval). A job is billed from the image's
+Billable seconds of a stage = start-up + steps ÷ it/s + checkpoints × blocking + evaluation
++ expected failures × (restart + half a checkpoint interval). SageMaker bills a job from the image
 download to its end, per second, for every instance (``BillableTimeInSeconds × InstanceCount``,
-SageMaker API reference); waiting for machines is not.
+SageMaker API reference); waiting for capacity is not billed.
 
-Money is decimal, and a stage's cost is the very sum of its parts; it becomes a float in documents.
+Money is decimal, and a stage's cost is the exact sum of its parts; JSON documents hold floats.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from sm_train.cost.uncertainty import Range, Risk, ranges
 CAPACITIES = ("on-demand", "spot", "warm-pool", "training-plan")
 SECONDS_PER_HOUR = 3600
 
-MACHINE_PARTS = ("training", "start_up", "checkpoints", "evaluation", "restarts", "warm_pool")
+INSTANCE_PARTS = ("training", "start_up", "checkpoints", "evaluation", "restarts", "warm_pool")
 SERVICE_PARTS = ("storage", "requests", "logs")
 
 
 @dataclass(frozen=True)
 class Purchase:
-    """Where and how machines are had.
+    """Where and how instances are bought.
 
-    ``capacity`` is the run file's; ``kind`` is the price's (a Savings Plan is a way to pay for
-    on-demand capacity).
+    ``capacity`` is the run file's; ``kind`` is the price's (a Savings Plan pays for on-demand
+    capacity).
 
     Raises:
         ValueError: no such capacity or kind, or a kind that does not fit the capacity.
@@ -54,7 +54,7 @@ class Purchase:
 
 @dataclass(frozen=True)
 class Seconds:
-    """Billable seconds of a stage by what they are spent on; None is unknown."""
+    """Billable seconds of a stage by purpose; None is unknown."""
 
     training: float | None
     start_up: float
@@ -70,19 +70,19 @@ class Seconds:
 
     @property
     def billable(self) -> float | None:
-        """Of the job itself: machines kept in a warm pool are billed after it."""
+        """Of the job itself, without the warm pool that is billed after it."""
         return total([self.training, self.overhead])
 
 
 @dataclass(frozen=True)
 class CheckpointInterval:
-    """The configured interval beside the best one (Daly, 2006)."""
+    """The configured checkpoint interval compared with the best one (Daly, 2006)."""
 
     seconds: float
     best_seconds: float
     best_steps: int
     extra: Decimal | None
-    """Dollars that the configured interval costs more than the best one."""
+    """Dollars by which the configured interval is more expensive than the best one."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class StageEstimate:
 
     @property
     def known_cost(self) -> Decimal:
-        """The parts that are known: a lower bound where one is not."""
+        """The sum of the known parts: a lower bound if one is unknown."""
         return sum((part for part in self.breakdown.values() if part is not None), Decimal(0))
 
     @property
@@ -115,7 +115,7 @@ class StageEstimate:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A run's stages, one after another, and what they rest on."""
+    """A run's priced stages, one after another, with purchase and assumptions."""
 
     stages: tuple[StageEstimate, ...]
     purchase: Purchase
@@ -130,7 +130,7 @@ class Estimate:
 
     @property
     def known_cost(self) -> Decimal:
-        """The sum of what is known: a lower bound where something is not."""
+        """The sum of the known parts: a lower bound if one is unknown."""
         return sum((stage.known_cost for stage in self.stages), Decimal(0))
 
 
@@ -141,7 +141,7 @@ def estimate(
     assumed: Assumptions | None = None,
     prices: PriceTable | None = None,
 ) -> Estimate:
-    """Price ``stages``, bought as ``purchase``, by ``prices`` (the shipped table).
+    """Estimate ``stages``, bought as ``purchase``, with ``prices`` (default: the shipped table).
 
     Raises:
         UnknownInstanceTypeError: a stage names an instance type that is not in the table.
@@ -155,7 +155,7 @@ def estimate(
 
 
 def hourly_price(instance_type: str, purchase: Purchase, table: PriceTable) -> Price:
-    """The instance-hour of ``instance_type``, bought as ``purchase``."""
+    """The price of an instance-hour of ``instance_type``, bought as ``purchase``."""
     if purchase.capacity == "training-plan":
         source = "training plan: prepaid, so running costs nothing more"
         return Price(instance_type, purchase.region, Decimal(0), "inferred", source, None)
@@ -164,10 +164,10 @@ def hourly_price(instance_type: str, purchase: Purchase, table: PriceTable) -> P
 
 
 def failure_rate(stage: CostStage, purchase: Purchase, assumed: Assumptions) -> float:
-    """Interruptions per GPU-hour: hardware's, and under spot those of reclaimed machines."""
+    """Interruptions per GPU-hour: hardware failures, and with spot also reclaimed instances."""
     rate = assumed.failures_per_gpu_hour
     if purchase.capacity == "spot":
-        rate += SPOT_RATE_PER_INSTANCE_HOUR / stage.machine.accelerators
+        rate += SPOT_RATE_PER_INSTANCE_HOUR / stage.instance.accelerators
     return rate
 
 
@@ -177,21 +177,21 @@ def failures_per_second(stage: CostStage, purchase: Purchase, assumed: Assumptio
 
 
 def checkpoint_steps(stage: CostStage, assumed: Assumptions) -> float:
-    """Iterations between checkpoints; a failure never loses more than the whole stage."""
+    """Steps between checkpoints; a failure never loses more than the whole stage."""
     return min(stage.checkpoint_every or assumed.checkpoint_every, stage.max_steps)
 
 
 def interval_seconds(stage: CostStage, assumed: Assumptions, training: float) -> float:
-    """Between two checkpoints, of ``training`` seconds for all iterations."""
+    """Seconds between two checkpoints if all steps take ``training`` seconds."""
     return training * checkpoint_steps(stage, assumed) / stage.max_steps
 
 
 def price_stage(
     stage: CostStage, price: Price, purchase: Purchase, assumed: Assumptions
 ) -> StageEstimate:
-    """One stage by the closed formula, without its range."""
+    """Estimate one stage with the closed formula, without a range."""
     seconds, failures = stage_seconds(stage, purchase, assumed)
-    breakdown = {part: _dollars(getattr(seconds, part), stage, price) for part in MACHINE_PARTS}
+    breakdown = {part: _dollars(getattr(seconds, part), stage, price) for part in INSTANCE_PARTS}
     breakdown |= _service_parts(stage, seconds, assumed)
     return StageEstimate(
         stage=stage,
@@ -208,18 +208,18 @@ def price_stage(
 def stage_cost(
     stage: CostStage, price: Price, purchase: Purchase, assumed: Assumptions
 ) -> tuple[float | None, Decimal | None]:
-    """Billable seconds and dollars of :func:`price_stage` without their parts."""
+    """Billable seconds and dollars of a stage: :func:`price_stage` without the breakdown."""
     seconds, _ = stage_seconds(stage, purchase, assumed)
     billable = seconds.billable
-    machines = None if billable is None else billable + seconds.warm_pool
-    parts = [_dollars(machines, stage, price), *_service_parts(stage, seconds, assumed).values()]
-    return billable, total_money(parts)
+    instance_seconds = None if billable is None else billable + seconds.warm_pool
+    services_usd = _service_parts(stage, seconds, assumed).values()
+    return billable, total_money([_dollars(instance_seconds, stage, price), *services_usd])
 
 
 def stage_seconds(
     stage: CostStage, purchase: Purchase, assumed: Assumptions
 ) -> tuple[Seconds, float | None]:
-    """Seconds by what they are spent on, and the expected number of failures."""
+    """Seconds by purpose, and the expected number of failures."""
     training = stage.training_seconds
     every = checkpoint_steps(stage, assumed)
     blocking = services.blocking_seconds(stage, assumed) or 0.0
@@ -248,7 +248,7 @@ def stage_seconds(
 def _service_parts(
     stage: CostStage, seconds: Seconds, assumed: Assumptions
 ) -> dict[str, Decimal | None]:
-    """Parts beside the machines; those of a model that nobody named are left out."""
+    """Cost of S3 and CloudWatch; parts that need an unknown model are left out."""
     parts: dict[str, Decimal | None] = {}
     billable = seconds.billable
     if stage.parameters is not None:
@@ -263,10 +263,10 @@ def _service_parts(
 def checkpoint_interval(
     one: StageEstimate, purchase: Purchase, assumed: Assumptions
 ) -> CheckpointInterval | None:
-    """The configured interval against the best one, both by the same waste.
+    """Compare the configured checkpoint interval with the best one.
 
-    Waste of an interval τ = training × (blocking ÷ τ + failures a second × τ ÷ 2). None without
-    failures, blocking or a known speed.
+    Both are judged by their waste: training × (blocking ÷ τ + failures per second × τ ÷ 2) for an
+    interval τ. None without failures, blocking or a known speed.
     """
     stage, training = one.stage, one.seconds.training
     rate = failures_per_second(stage, purchase, assumed)
@@ -289,7 +289,7 @@ def checkpoint_interval(
 
 
 def _with_ranges(priced: list[StageEstimate], purchase: Purchase, assumed: Assumptions) -> Estimate:
-    """Ranges of every stage and of the whole; None where a speed or a price is unknown."""
+    """Add ranges to the stages and to the total; None if a speed or a price is unknown."""
     risks = [_risk(one, purchase, assumed) for one in priced]
     known = [risk for risk in risks if risk is not None]
     if not known:
@@ -305,14 +305,14 @@ def _with_ranges(priced: list[StageEstimate], purchase: Purchase, assumed: Assum
     )
     if len(known) < len(priced) or any(one.cost is None for one in ranged):
         return Estimate(ranged, purchase, assumed, None, None, None)
-    beside = sum((_beside(one) for one in ranged), Decimal(0))
+    fixed = sum((_fixed_dollars(one) for one in ranged), Decimal(0))
     return Estimate(
         ranged,
         purchase,
         assumed,
         found.seconds,
-        Decimal(found.low) + beside,
-        Decimal(found.high) + beside,
+        Decimal(found.low) + fixed,
+        Decimal(found.high) + fixed,
     )
 
 
@@ -336,19 +336,19 @@ def _risk(one: StageEstimate, purchase: Purchase, assumed: Assumptions) -> Risk 
 
 
 def _ranged(one: StageEstimate, seconds: Range) -> StageEstimate:
-    beside = _beside(one)
+    fixed = _fixed_dollars(one)
     low = money(seconds.low, one.stage.instances, one.price.least)
     high = money(seconds.high, one.stage.instances, one.price.usd_per_instance_hour)
     return replace(
         one,
         seconds_range=seconds,
-        low=None if low is None else low + beside,
-        high=None if high is None else high + beside,
+        low=None if low is None else low + fixed,
+        high=None if high is None else high + fixed,
     )
 
 
-def _beside(one: StageEstimate) -> Decimal:
-    """Parts that the draws do not vary: machines kept warm, and services."""
+def _fixed_dollars(one: StageEstimate) -> Decimal:
+    """Dollars that the draws do not vary: warm pool and services."""
     names = ("warm_pool", *SERVICE_PARTS)
     return sum((one.breakdown.get(name) or Decimal(0) for name in names), Decimal(0))
 
@@ -364,19 +364,19 @@ def _dollars(seconds: float | None, stage: CostStage, price: Price) -> Decimal |
 def money(
     seconds: float | None, instances: int, usd_per_instance_hour: Decimal | None
 ) -> Decimal | None:
-    """Seconds × instances × dollars an hour ÷ 3600; None where one is unknown."""
+    """Seconds × instances × dollars per hour ÷ 3600; None if one is unknown."""
     if seconds is None or usd_per_instance_hour is None:
         return None
     return Decimal(seconds) * instances * usd_per_instance_hour / SECONDS_PER_HOUR
 
 
 def total(parts: Sequence[float | None]) -> float | None:
-    """The sum; None with an unknown part."""
+    """The sum, or None if a part is unknown."""
     known = [part for part in parts if part is not None]
     return sum(known) if len(known) == len(parts) else None
 
 
 def total_money(parts: Sequence[Decimal | None]) -> Decimal | None:
-    """The sum; None with an unknown part."""
+    """The sum, or None if a part is unknown."""
     known = [part for part in parts if part is not None]
     return sum(known, Decimal(0)) if len(known) == len(parts) else None

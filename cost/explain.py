@@ -1,17 +1,20 @@
-"""Every number of an estimate with its formula, its inputs and their sources."""
+"""Every number of an estimate with its formula, inputs and sources; sensitivity of the total."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from decimal import Decimal
 
+from sm_train.cost.assumptions import Assumptions
 from sm_train.cost.estimate import (
-    MACHINE_PARTS,
+    INSTANCE_PARTS,
     Estimate,
     StageEstimate,
     checkpoint_steps,
     failure_rate,
     interval_seconds,
+    price_stage,
     total,
 )
 from sm_train.cost.services import (
@@ -20,12 +23,13 @@ from sm_train.cost.services import (
     checkpoint_bytes,
     service_prices,
 )
+from sm_train.cost.stage import CostStage
 from sm_train.cost.uncertainty import DRAWS
 
 
 @dataclass(frozen=True)
 class Term:
-    """One traced number: ``name`` = ``formula`` = ``figures`` = ``value``."""
+    """One number of the estimate: ``name`` = ``formula`` = ``figures`` = ``value``."""
 
     stage: str
     name: str
@@ -36,9 +40,9 @@ class Term:
 
 
 def explain(priced: Estimate) -> list[Term]:
-    """Each number that an estimate shows, in the order in which they build on each other."""
+    """Every number that an estimate shows, in the order of derivation, then sensitivities."""
     terms = [term for one in priced.stages for term in _stage_terms(one, priced)]
-    return [*terms, *_total_terms(priced)]
+    return [*terms, *_total_terms(priced), *_sensitivity_terms(priced)]
 
 
 def _stage_terms(one: StageEstimate, priced: Estimate) -> Iterator[Term]:
@@ -47,8 +51,8 @@ def _stage_terms(one: StageEstimate, priced: Estimate) -> Iterator[Term]:
         stage.name,
         "GPUs",
         f"{stage.world_size}",
-        "instances × GPUs of an instance",
-        f"{stage.instances} × {stage.machine.accelerators}",
+        "instances × GPUs per instance",
+        f"{stage.instances} × {stage.instance.accelerators}",
         stage.instance_type,
     )
     if stage.per_device_batch_size is not None:
@@ -56,7 +60,7 @@ def _stage_terms(one: StageEstimate, priced: Estimate) -> Iterator[Term]:
             stage.name,
             "batch",
             f"{stage.effective_batch_size:,} images",
-            "batch per GPU × accumulation × GPUs",
+            "per_device_batch_size × gradient_accumulation_steps × GPUs",
             f"{stage.per_device_batch_size} × {stage.gradient_accumulation_steps} "
             f"× {stage.world_size}",
             "run file",
@@ -88,15 +92,15 @@ def _speed_terms(one: StageEstimate) -> Iterator[Term]:
             "derived",
         )
     if stage.flops_utilization is not None and stage.flops_per_image is not None:
-        peak = stage.machine.bf16_tflops
+        peak = stage.instance.bf16_tflops
         yield Term(
             stage.name,
             "MFU",
             f"{stage.flops_utilization:.1%}",
-            "images/s × FLOP an image ÷ (GPUs × peak)",
+            "images/s × FLOPs per image ÷ (GPUs × peak)",
             f"{stage.images_per_second:,.1f} × {stage.flops_per_image / 1e12:.4g} TFLOP ÷ "
             f"({stage.world_size} × {peak:g} TFLOP/s)",
-            "counted from the preset; peak of dense bf16",
+            "counted from the preset; dense bf16 peak",
         )
 
 
@@ -108,7 +112,7 @@ def _seconds_terms(one: StageEstimate, priced: Estimate) -> Iterator[Term]:
             stage.name,
             "training",
             f"{seconds.training:,.1f} s",
-            "iterations ÷ it/s",
+            "steps ÷ it/s",
             f"{stage.max_steps:,} ÷ {stage.speed.steps_per_second:.6g}",
             "run file",
         )
@@ -124,7 +128,7 @@ def _seconds_terms(one: StageEstimate, priced: Estimate) -> Iterator[Term]:
         stage.name,
         "checkpoints",
         f"{seconds.checkpoints:,.1f} s",
-        "whole intervals × checkpoint_blocking_seconds",
+        "complete intervals × checkpoint_blocking_seconds",
         f"{stage.max_steps:,} ÷ {every:,.0f} × {blocking_seconds(stage, assumed) or 0:.3g}",
         assumed.source("checkpoint_blocking_seconds"),
     )
@@ -153,7 +157,7 @@ def _seconds_terms(one: StageEstimate, priced: Estimate) -> Iterator[Term]:
         stage.name,
         "restarts",
         f"{seconds.restarts:,.1f} s",
-        "failures × (restart_seconds + half a checkpoint interval), redone work failing again",
+        "failures × (restart_seconds + half a checkpoint interval), with repeated failures",
         f"{one.failures:.3g} × ({assumed.restart_seconds:g} + {interval:,.1f} ÷ 2)",
         assumed.source("restart_seconds"),
     )
@@ -187,7 +191,7 @@ def _money_terms(one: StageEstimate, priced: Estimate) -> Iterator[Term]:
             f"{stage.instances} × ${price:,.6f}",
             f"{one.price.source}, {one.price.date or 'undated'}",
         )
-    for name in MACHINE_PARTS:
+    for name in INSTANCE_PARTS:
         amount, seconds = one.breakdown[name], getattr(one.seconds, name)
         if amount:
             yield Term(
@@ -237,7 +241,7 @@ def _service_terms(one: StageEstimate, priced: Estimate) -> Iterator[Term]:
             stage.name,
             "requests $",
             f"${one.breakdown['requests']:,.4f}",
-            "images × bytes_per_image ÷ bytes_per_request × price of a GET",
+            "images × bytes_per_image ÷ bytes_per_request × price per GET",
             f"{stage.images:,} × {assumed.bytes_per_image:,.0f} ÷ {assumed.bytes_per_request:,.0f}"
             f" × ${prices['s3_get'].usd:f}",
             prices["s3_get"].source,
@@ -246,11 +250,23 @@ def _service_terms(one: StageEstimate, priced: Estimate) -> Iterator[Term]:
         stage.name,
         "logs $",
         f"${one.breakdown['logs'] or 0:,.4f}",
-        "iterations × log_bytes_per_step × price of a GB",
+        "steps × log_bytes_per_step × price per GB",
         f"{stage.max_steps:,} × {assumed.log_bytes_per_step:g} ÷ 10⁹ × "
         f"${prices['logs_ingestion'].usd}",
         prices["logs_ingestion"].source,
     )
+
+
+def _sensitivity_terms(priced: Estimate) -> Iterator[Term]:
+    for move in sensitivities(priced):
+        yield Term(
+            "total",
+            f"if {move.name} {move.change}",
+            signed_dollars(move.delta),
+            "total with the changed assumption − total",
+            move.change,
+            "derived",
+        )
 
 
 def _total_terms(priced: Estimate) -> Iterator[Term]:
@@ -282,3 +298,92 @@ def _total_terms(priced: Estimate) -> Iterator[Term]:
             "seed 0",
             "cost/uncertainty.py",
         )
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """Applying ``change`` to the assumption ``name`` changes the total by ``delta`` dollars."""
+
+    name: str
+    change: str
+    delta: Decimal
+
+
+def sensitivities(priced: Estimate) -> list[Sensitivity]:
+    """The changes of the total, the largest first; none if the total is unknown."""
+    before = priced.cost
+    if before is None:
+        return []
+    moves = [
+        Sensitivity(name, change, after - before)
+        for name, change, vary in _VARIATIONS
+        if (after := _total(priced, vary)) is not None and abs(after - before) >= Decimal("0.005")
+    ]
+    return sorted(moves, key=lambda move: -abs(move.delta))
+
+
+def signed_dollars(amount: Decimal | float) -> str:
+    """``+$4,210``; cents below 100."""
+    sign = "+" if amount >= 0 else "−"
+    size = abs(float(amount))
+    return f"{sign}${size:,.0f}" if size >= 100 else f"{sign}${size:,.2f}"
+
+
+_Vary = Callable[[StageEstimate, Assumptions], tuple[StageEstimate, Assumptions]]
+
+
+def _total(priced: Estimate, vary: _Vary) -> Decimal | None:
+    total = Decimal(0)
+    for one in priced.stages:
+        changed, assumed = vary(one, priced.assumed)
+        again = price_stage(changed.stage, changed.price, priced.purchase, assumed).cost
+        if again is None:
+            return None
+        total += again
+    return total
+
+
+def _slower(one: StageEstimate, assumed: Assumptions) -> tuple[StageEstimate, Assumptions]:
+    speed = one.stage.speed
+    if speed is None:
+        return one, assumed
+    slower = replace(
+        speed,
+        steps_per_second=speed.steps_per_second * 0.9,
+        low=speed.low * 0.9,
+        high=speed.high * 0.9,
+    )
+    stage: CostStage = one.stage.at(slower)
+    return replace(one, stage=stage), assumed
+
+
+def _more_expensive(one: StageEstimate, assumed: Assumptions) -> tuple[StageEstimate, Assumptions]:
+    price = one.price.usd_per_instance_hour
+    if price is None:
+        return one, assumed
+    raised = replace(one.price, usd_per_instance_hour=price * Decimal("1.1"))
+    return replace(one, price=raised), assumed
+
+
+def _blocking_longer(one: StageEstimate, assumed: Assumptions) -> tuple[StageEstimate, Assumptions]:
+    blocking = blocking_seconds(one.stage, assumed) or 0.0
+    return one, assumed.assuming(checkpoint_blocking_seconds=2 * blocking)
+
+
+def _times(field: str, factor: float) -> _Vary:
+    def vary(one: StageEstimate, assumed: Assumptions) -> tuple[StageEstimate, Assumptions]:
+        return one, assumed.assuming(**{field: getattr(assumed, field) * factor})
+
+    return vary
+
+
+_VARIATIONS: tuple[tuple[str, str, _Vary], ...] = (
+    ("it/s", "−10 %", _slower),
+    ("price", "+10 %", _more_expensive),
+    ("checkpoint blocking", "× 2", _blocking_longer),
+    ("start-up", "× 2", _times("start_up_seconds", 2)),
+    ("evaluation", "× 2", _times("evaluation_seconds", 2)),
+    ("failures", "× 3", _times("failures_per_gpu_hour", 3)),
+    ("restart", "× 2", _times("restart_seconds", 2)),
+    ("bytes per image", "× 2", _times("bytes_per_image", 2)),
+)

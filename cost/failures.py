@@ -1,4 +1,4 @@
-"""What failures cost, and how often to save against them. Times are seconds."""
+"""The cost of failures and the best checkpoint interval. Times are seconds."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ import math
 
 _HOUR = 3600
 _HOPELESS = 20.0
-"""Failures in an interval: e²⁰ attempts, on average, to finish one."""
+"""Failures per interval above which it never finishes: e²⁰ attempts on average."""
 
 
 def expected_failures(failures_per_gpu_hour: float, gpus: int, seconds: float) -> float:
-    """Interruptions of ``gpus`` GPUs in ``seconds``: independent failures at a steady rate."""
+    """Expected interruptions in ``seconds``: independent failures at a constant rate."""
     return failures_per_gpu_hour * gpus * seconds / _HOUR
 
 
 def lost_per_failure(restart: float, interval: float, failures_per_second: float) -> float:
     """Expected seconds that one failure costs: a restart and half a checkpoint interval.
 
-    To first order restart + interval ÷ 2. Work that is done again can fail again; exactly, for a
+    To first order restart + interval ÷ 2. Recomputed work can be interrupted again: exactly, for a
     rate r, a restart R and an interval τ, it is R·(e^x − 1)/x + τ·(e^x − 1 − x)/x² with x = r·τ
     (Daly, 2006, equation 20, less the work itself).
 
     Raises:
-        ValueError: failures come so often that an interval is hardly ever finished.
+        ValueError: failures are so frequent that an interval almost never finishes.
     """
     x = failures_per_second * interval
     if x > _HOPELESS:
         raise ValueError(
             f"failures_per_gpu_hour: {x:,.0f} failures in each checkpoint interval of "
-            f"{interval:,.0f} s leave no progress; checkpoint more often"
+            f"{interval:,.0f} s allow no progress; checkpoint more often"
         )
-    if x < 1e-4:  # the differences below would lose their digits
+    if x < 1e-4:  # the differences below would cancel
         return restart * (1 + x / 2) + interval * (1 / 2 + x / 6)
     grown = math.expm1(x)
     return restart * grown / x + interval * (grown - x) / x**2
@@ -57,7 +57,7 @@ def daly_interval(blocking: float, between_failures: float) -> float:
 def observed_rate(failures: int, gpu_hours: float, prior_per_gpu_hour: float) -> float:
     """Failures per GPU-hour after ``failures`` in ``gpu_hours``, from a prior rate.
 
-    The posterior mean of a Poisson rate under a gamma prior that weighs as much as one failure:
-    (k + 1) ÷ (t + 1/prior). Nothing seen leaves the prior; much seen leaves k ÷ t.
+    The posterior mean of a Poisson rate under a gamma prior with the weight of one failure:
+    (k + 1) ÷ (t + 1/prior). Without observations it is the prior; with many it approaches k ÷ t.
     """
     return (failures + 1) / (gpu_hours + 1 / prior_per_gpu_hour)

@@ -1,7 +1,7 @@
-"""The machines: what SageMaker training offers, from a table.
+"""Instance types of SageMaker training, from a table.
 
 Sources of ``data/instances.csv``: AWS instance pages and Karpenter's generated instance types
-(2026-07/08). Prices are apart from it, in :mod:`sm_train.cost.prices`.
+(2026-07/08). Prices are in :mod:`sm_train.cost.prices`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _TABLE = Path(__file__).parent / "data" / "instances.csv"
 
 
 class UnknownInstanceTypeError(ValueError):
-    """A name that is not in the table; the message names the nearest ones."""
+    """The name is not in the table; the message lists the nearest ones."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class InstanceType:
     efa_interfaces: int | None
     local_nvme_gb: float | None
     bf16_tflops: float | None
-    """Peak dense bf16 of one accelerator, in TFLOP a second."""
+    """Peak dense bf16 TFLOP/s of one accelerator."""
     nvlink_gbytes: float | None = None
-    """GB a second of one accelerator to its neighbours, in one direction: half of what NVIDIA's
-    data sheets of the A100, H100, H200, B200 and B300 state for both (2020 to 2025)."""
+    """NVLink GB/s of one accelerator in one direction: half of the bidirectional figure in NVIDIA's
+    data sheets of the A100, H100, H200, B200 and B300 (2020 to 2025)."""
 
     @property
     def supports_smddp(self) -> bool:
@@ -48,12 +48,12 @@ class InstanceType:
 
 
 def instance_types() -> tuple[InstanceType, ...]:
-    """Every type of the table, in its order."""
+    """Every instance type, in the order of the table."""
     return tuple(_by_name().values())
 
 
 def instance_type(name: str) -> InstanceType:
-    """The type called ``name``.
+    """The instance type ``name``.
 
     Raises:
         UnknownInstanceTypeError: the table has no such type.

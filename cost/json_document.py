@@ -1,29 +1,31 @@
-"""An estimate as the document of ``cost --json``: dollars are floats, unknown is None."""
+"""The document of ``cost --json``: dollars are floats, unknown is None."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
 from sm_train.cost.estimate import (
+    SECONDS_PER_HOUR,
     CheckpointInterval,
     Estimate,
     StageEstimate,
     checkpoint_interval,
     total,
 )
+from sm_train.cost.explain import sensitivities
 from sm_train.cost.prices import ON_DEMAND
-from sm_train.cost.rates import usd_per_day, usd_per_million_images
-from sm_train.cost.sensitivity import Sensitivity, sensitivities, signed_dollars
 from sm_train.cost.services import blocking_seconds
+
+_HOURS_PER_DAY = 24
+_MILLION = 10**6
 
 
 def as_document(priced: Estimate) -> dict[str, Any]:
-    """The stages, their total, what is assumed, and how much each assumption weighs."""
+    """Stages, total, assumptions and the sensitivity of the total to them."""
     stages = priced.stages
     seconds = total([one.seconds.billable for one in stages])
-    moves = sensitivities(priced)
     return {
         "stages": [_stage(one, priced) for one in stages],
         "total": {
@@ -37,10 +39,10 @@ def as_document(priced: Estimate) -> dict[str, Any]:
             "cost_high_usd": usd(priced.high),
             "cost_at_least_usd": usd(priced.known_cost),
         },
-        "assumptions": _sentences(priced, moves),
+        "assumptions": _sentences(priced),
         "sensitivity": [
             {"assumption": move.name, "change": move.change, "cost_delta_usd": usd(move.delta)}
-            for move in moves
+            for move in sensitivities(priced)
         ],
     }
 
@@ -96,6 +98,22 @@ def _per_million(one: StageEstimate) -> float | None:
     return usd(usd_per_million_images(images, one.stage.instances, price))
 
 
+def usd_per_day(instances: int, usd_per_instance_hour: Decimal) -> Decimal:
+    """Dollars for 24 hours of ``instances``: the most that a day can cost."""
+    return instances * usd_per_instance_hour * _HOURS_PER_DAY
+
+
+def usd_per_million_images(
+    images_per_second: float, instances: int, usd_per_instance_hour: Decimal
+) -> Decimal:
+    """Dollars for a million images at ``images_per_second`` of the whole cluster.
+
+    Training only, without start-up, restarts and checkpoints.
+    """
+    seconds = Decimal(_MILLION) / Decimal(images_per_second)
+    return seconds * instances * usd_per_instance_hour / SECONDS_PER_HOUR
+
+
 def _best_interval(one: StageEstimate, priced: Estimate) -> CheckpointInterval | None:
     return checkpoint_interval(one, priced.purchase, priced.assumed)
 
@@ -116,16 +134,16 @@ def usd(amount: Decimal | None) -> float | None:
     return None if amount is None else float(amount)
 
 
-def _sentences(priced: Estimate, moves: Sequence[Sensitivity]) -> list[str]:
-    """Everything the total rests on, the heaviest first; unknowns before all."""
+def _sentences(priced: Estimate) -> list[str]:
+    """Everything the total rests on; unknown inputs first."""
     sentences = [
         *_unknown(priced),
         *_speeds(priced.stages),
-        *_figures(priced, {move.name: move for move in moves}),
+        *_figures(priced),
         *_checkpoint_intervals(priced),
         *_capacity(priced),
         *_prices(priced),
-        "range: 8 of 10 outcomes lie in it (P10 to P90 of seeded draws)",
+        "range: P10 to P90 of seeded draws (80 % of outcomes)",
     ]
     return list(dict.fromkeys(sentences))
 
@@ -138,38 +156,33 @@ def _speeds(stages: Sequence[StageEstimate]) -> list[str]:
     ]
 
 
-def _figures(priced: Estimate, moves: Mapping[str, Sensitivity]) -> list[str]:
-    """The model's own figures, each with what moving it does to the total."""
+def _figures(priced: Estimate) -> list[str]:
+    """The cost model's own parameters."""
     assumed = priced.assumed
     per_1000 = assumed.failures_per_gpu_hour * 24 * 1000
     interval = ""
     if any(one.stage.checkpoint_every is None for one in priced.stages):
-        interval = f" ({assumed.checkpoint_every:,.0f} iterations where none is stated)"
-    figures = {
-        "it/s": "it/s of all stages",
-        "price": "price of all instances",
-        "start-up": f"start-up: {assumed.start_up_seconds:g} s billed for each stage "
+        interval = f" ({assumed.checkpoint_every:,.0f} steps if none is stated)"
+    sentences = [
+        f"start-up: {assumed.start_up_seconds:g} s billed per stage "
         f"({assumed.source('start_up_seconds')})",
-        "checkpoint blocking": _blocking(priced),
-        "failures": f"failures: {per_1000:.2g} in 1,000 GPU-days "
-        f"({assumed.source('failures_per_gpu_hour')})",
-        "restart": f"each failure loses {assumed.restart_seconds:g} s "
-        f"({assumed.source('restart_seconds')}) and half a checkpoint interval{interval}",
-        "evaluation": f"evaluation: {assumed.evaluation_seconds:g} s in each stage "
-        f"({assumed.source('evaluation_seconds')})",
-        "bytes an image": f"storage and requests: {assumed.bytes_per_image / 1000:g} kB an image "
-        f"in requests of {assumed.bytes_per_request / 2**20:g} MiB "
-        f"({assumed.source('bytes_per_image')}); checkpoints of 16 bytes a parameter, priced as "
-        "in us-east-1",
-    }
-    needless = ("it/s", "price", "evaluation", "bytes an image")
-    return [
-        f"{figure}: {moves[name].change} → {signed_dollars(moves[name].delta)}"
-        if name in moves
-        else figure
-        for name, figure in figures.items()
-        if name in moves or name not in needless
+        _blocking(priced),
+        f"failures: {per_1000:.2g} per 1,000 GPU-days ({assumed.source('failures_per_gpu_hour')})",
+        f"each failure loses {assumed.restart_seconds:g} s ({assumed.source('restart_seconds')}) "
+        f"and half a checkpoint interval{interval}",
     ]
+    if assumed.evaluation_seconds:
+        sentences.append(
+            f"evaluation: {assumed.evaluation_seconds:g} s per stage "
+            f"({assumed.source('evaluation_seconds')})"
+        )
+    if any(one.breakdown.get("requests") for one in priced.stages):
+        sentences.append(
+            f"storage and requests: {assumed.bytes_per_image / 1000:g} kB per image in requests of "
+            f"{assumed.bytes_per_request / 2**20:g} MiB ({assumed.source('bytes_per_image')}); "
+            "checkpoints of 16 bytes per parameter, priced as in us-east-1"
+        )
+    return sentences
 
 
 def _blocking(priced: Estimate) -> str:
@@ -177,19 +190,19 @@ def _blocking(priced: Estimate) -> str:
     stops = {blocking_seconds(one.stage, assumed) for one in priced.stages}
     known = [f"{seconds:.3g}" for seconds in sorted(one for one in stops if one is not None)]
     if not known:
-        return "checkpoints: their time is not counted, as the model is not known"
+        return "checkpoints: their time is not included, because the model is unknown"
     source = assumed.source("checkpoint_blocking_seconds")
     if assumed.checkpoint_blocking_seconds is None:
         rate = assumed.checkpoint_bytes_per_second
-        source = f"16 bytes a parameter at {rate / 1e9:.2g} GB/s, measured with Accelerate"
-    return f"checkpoints: each stops training for {' or '.join(known)} s ({source})"
+        source = f"16 bytes per parameter at {rate / 1e9:.2g} GB/s, measured with Accelerate"
+    return f"checkpoints: each pauses training for {' or '.join(known)} s ({source})"
 
 
 def _checkpoint_intervals(priced: Estimate) -> list[str]:
     found = [(one.stage.name, _best_interval(one, priced)) for one in priced.stages]
     return [
         f"checkpoint interval of {name}: {interval.seconds:,.0f} s configured; "
-        f"{interval.best_seconds:,.0f} s ({interval.best_steps:,} iterations) would cost "
+        f"{interval.best_seconds:,.0f} s ({interval.best_steps:,} steps) would cost "
         f"${interval.extra:,.0f} less (Daly, 2006)"
         for name, interval in found
         if interval and interval.extra is not None and interval.extra >= 1
@@ -200,15 +213,15 @@ def _capacity(priced: Estimate) -> list[str]:
     purchase = priced.purchase
     if purchase.capacity == "spot":
         return [
-            "spot: one instance in five is reclaimed in a month (the Spot Instance advisor's band "
+            "spot: one instance in five is reclaimed per month (the Spot Instance advisor's band "
             "above 20 % begins there; assumed for training); the high end is the on-demand price"
         ]
     if purchase.capacity == "training-plan":
-        return ["training plan: its fee is paid beforehand and not in these figures"]
+        return ["training plan: prepaid, not included in these figures"]
     if purchase.capacity == "warm-pool":
-        return ["warm pool: machines are kept for the whole of keep_alive_period after each stage"]
+        return ["warm pool: instances are kept and billed for keep_alive_period after each stage"]
     if purchase.kind != ON_DEMAND:
-        return [f"{purchase.kind}: the commitment is paid whether it is used or not"]
+        return [f"{purchase.kind}: the commitment is billed whether it is used or not"]
     return []
 
 
@@ -221,11 +234,11 @@ def _prices(priced: Estimate) -> list[str]:
 
 
 def _unknown(priced: Estimate) -> list[str]:
-    """Why the total is only a lower bound: one sentence for each thing that is not known."""
+    """Why the total is only a lower bound: one sentence for each unknown input."""
     known = priced.known_cost
     least = f"at least ${known:,.2f}" if known >= 1 else "total unknown"
     speeds = [
-        f"{least}: stage {one.stage.name} has no known it/s (measure it there; give "
+        f"{least}: stage {one.stage.name} has no known it/s (measure it; set "
         "steps_per_second in the run file, or --its)"
         for one in priced.stages
         if one.stage.speed is None

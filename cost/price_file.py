@@ -1,4 +1,4 @@
-"""A price file of one's own: negotiated prices or discounts, as CSV.
+"""Read a CSV file of negotiated prices or discounts.
 
 Columns, in any order: ``instance_type`` (``*`` for all) and either ``usd_per_hour`` or
 ``discount_percent``; optional ``region`` (``*``), ``kind`` (on-demand), ``currency`` (USD),
@@ -33,7 +33,7 @@ def read_price_file(path: Path) -> PriceTable:
     """The prices and discounts of the CSV file ``path``.
 
     Raises:
-        PriceError: a column is missing or unknown, or a row's value cannot be used; the message
+        PriceError: a column is missing or unknown, or a row's value is invalid; the message
             names the line.
         OSError: the file cannot be read.
     """
@@ -66,51 +66,51 @@ def _check_columns(path: Path, columns: list[str]) -> None:
         raise PriceError(f"{path}: unknown column {unknown[0]!r}; known: {known}")
 
 
-def _row(place: str, row: Mapping[str, str | None], file: str) -> PriceRow | Discount:
+def _row(where: str, row: Mapping[str, str | None], file: str) -> PriceRow | Discount:
     if None in row:
-        raise PriceError(f"{place}: more values than columns")
+        raise PriceError(f"{where}: more values than columns")
     cells = {name: (value or "").strip() for name, value in row.items()}
     name = cells["instance_type"]
     currency = cells.get("currency") or "USD"
     if currency != "USD":
-        raise PriceError(f"{place}: currency: {currency!r}; only USD can be added up, convert it")
+        raise PriceError(f"{where}: currency: {currency!r}; only USD is supported; convert it")
     kind = cells.get("kind") or ON_DEMAND
     if kind not in (*KINDS, PROCESSING):
         known = ", ".join((*KINDS, PROCESSING))
-        raise PriceError(f"{place}: kind: {kind!r} is not one of {known}")
-    region, day = cells.get("region") or ANY, _day(place, cells.get("date", ""))
+        raise PriceError(f"{where}: kind: {kind!r} is not one of {known}")
+    region, day = cells.get("region") or ANY, _day(where, cells.get("date", ""))
     source = cells.get("source") or file
     dollars, percent = cells.get("usd_per_hour", ""), cells.get("discount_percent", "")
     if bool(dollars) == bool(percent):
-        raise PriceError(f"{place}: give usd_per_hour or discount_percent, and not both")
+        raise PriceError(f"{where}: give either usd_per_hour or discount_percent")
     if name != ANY and kind != PROCESSING:
         try:
             instance_type(name)
         except UnknownInstanceTypeError as error:
-            raise PriceError(f"{place}: instance_type: {error}") from None
+            raise PriceError(f"{where}: instance_type: {error}") from None
     if percent:
-        share = _amount(place, "discount_percent", percent, most=Decimal(100))
+        share = _amount(where, "discount_percent", percent, most=Decimal(100))
         return Discount(name, region, kind, share, source, day)
     if name == ANY:
-        raise PriceError(f"{place}: usd_per_hour: needs one instance type, not *")
-    amount = _amount(place, "usd_per_hour", dollars, most=Decimal(100_000))
+        raise PriceError(f"{where}: usd_per_hour: needs one instance type, not *")
+    amount = _amount(where, "usd_per_hour", dollars, most=Decimal(100_000))
     return PriceRow(name, region, kind, amount, "verified", source, day)
 
 
-def _amount(place: str, field: str, text: str, most: Decimal) -> Decimal:
+def _amount(where: str, field: str, text: str, most: Decimal) -> Decimal:
     try:
         amount = Decimal(text)
     except InvalidOperation:
         amount = Decimal("NaN")
     if not (amount.is_finite() and 0 <= amount <= most):
-        raise PriceError(f"{place}: {field}: {text!r} must be a number from 0 to {most:,}")
+        raise PriceError(f"{where}: {field}: {text!r} must be a number from 0 to {most:,}")
     return amount
 
 
-def _day(place: str, text: str) -> str | None:
+def _day(where: str, text: str) -> str | None:
     if not text:
         return None
     try:
         return date.fromisoformat(text).isoformat()
     except ValueError:
-        raise PriceError(f"{place}: date: {text!r} must be a day such as 2026-09-01") from None
+        raise PriceError(f"{where}: date: {text!r} must be a day such as 2026-09-01") from None

@@ -1,10 +1,10 @@
-"""Reads AWS's price list for training and Processing, in each shape in which AWS gives it.
+"""Parse AWS's price list for training and Processing, in each format that AWS publishes.
 
-Shapes (AWS Billing user guide, "Using the AWS Price List"): the bulk offer file (``products`` and
+Formats (AWS Billing user guide, "Using the AWS Price List"): the bulk offer file (``products`` and
 ``terms``), the answer of ``GetProducts`` (``PriceList`` of JSON strings) and a Savings Plan's rate
-file (``terms.savingsPlan``). What a product is for is known by its ``usagetype``
-(``USE1-Train:ml.TYPE``, spot ``TrSpt:``, ``Processing:``) alone: ``instanceType`` may carry a
-suffix and ``component`` may be absent.
+file (``terms.savingsPlan``). Only the ``usagetype`` (``USE1-Train:ml.TYPE``, spot ``TrSpt:``,
+``Processing:``) identifies a product: ``instanceType`` may have a suffix and ``component`` may be
+absent.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ _REGIONS = {
 
 
 def parse_price_list(document: Any) -> list[PriceRow]:
-    """The prices in ``document`` that concern us, whichever of AWS's shapes it has.
+    """The training and Processing prices in ``document``, in any of AWS's formats.
 
-    Prices are exact, in US dollars an instance-hour. Other products than training and Processing,
-    and what is not priced by the hour, are passed over.
+    Prices are exact, in US dollars per instance-hour. Other products and prices that are not per
+    hour are skipped.
 
     Raises:
         PriceError: not a price list, a damaged one, or prices in another currency than dollars.
     """
     if not isinstance(document, Mapping):
-        raise PriceError("not an AWS price list: it is no JSON object")
+        raise PriceError("not an AWS price list: not a JSON object")
     try:
         if "PriceList" in document:
             return [row for offer in _offers(document["PriceList"]) for row in _offer(offer)]
@@ -73,7 +73,7 @@ def parse_price_list(document: Any) -> list[PriceRow]:
         if isinstance(error, PriceError):
             raise
         raise PriceError(f"a damaged AWS price list: {type(error).__name__}: {error}") from None
-    raise PriceError("not an AWS price list: no PriceList, products or terms.savingsPlan in it")
+    raise PriceError("not an AWS price list: it has no PriceList, products or terms.savingsPlan")
 
 
 def _offers(items: Iterable[Any]) -> Iterator[Mapping[str, Any]]:
@@ -82,7 +82,7 @@ def _offers(items: Iterable[Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _offer(offer: Mapping[str, Any]) -> Iterator[PriceRow]:
-    """One item of GetProducts: its product and that product's own terms."""
+    """One item of GetProducts: a product with its terms."""
     terms = offer.get("terms", {}).get("OnDemand", {})
     yield from _product(offer["product"], terms.values(), str(offer["publicationDate"]))
 

@@ -1,7 +1,7 @@
-"""Dollars for one instance-hour, with where and when each figure is from.
+"""Prices of instance-hours, each with its source and date.
 
-A :class:`PriceTable` is laid over another: what AWS's price list said lies over the shipped table,
-a file of one's own over both. Dates are ISO days; ages are counted by the caller's day, since this
+A :class:`PriceTable` takes precedence over another: AWS's price list over the shipped table, the
+user's price file over both. Dates are ISO days; the caller passes the current date, because this
 layer has no clock.
 """
 
@@ -27,10 +27,10 @@ SAVINGS_PLANS = tuple(
     for upfront in ("no", "partial", "all")
 )
 KINDS = (ON_DEMAND, SPOT, *SAVINGS_PLANS)
-"""The ways in which an instance-hour of training is bought."""
+"""The purchase options of an instance-hour of training."""
 
 PROCESSING = "processing"
-"""The kind of an instance-hour of SageMaker Processing, which is bought in one way alone."""
+"""The kind of an instance-hour of SageMaker Processing, which has one purchase option."""
 
 ANY = "*"
 STALE_DAYS = 90
@@ -40,7 +40,7 @@ SPOT_LEAST = Decimal("0.10")
 
 
 class PriceError(ValueError):
-    """A price source cannot be used; the message names the place and the mend."""
+    """A price source cannot be used; the message names the location and the fix."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class PriceRow:
 
 @dataclass(frozen=True)
 class Discount:
-    """A negotiated share off the list price; ``*`` stands for every type or region."""
+    """A negotiated discount on the list price; ``*`` matches every type or region."""
 
     instance_type: str
     region: str
@@ -72,8 +72,8 @@ class Discount:
 class Price:
     """The price of an instance-hour; None is unknown, which is not 0.
 
-    ``least_usd_per_instance_hour`` differs from the price where only a range is known, as for
-    spot: then the price is the range's upper end.
+    ``least_usd_per_instance_hour`` is set if only a range is known, as for spot: the price is then
+    the upper end of the range.
     """
 
     instance_type: str
@@ -86,7 +86,7 @@ class Price:
 
     @property
     def least(self) -> Decimal | None:
-        """The least that an instance-hour can cost."""
+        """The lowest possible price of an instance-hour."""
         if self.least_usd_per_instance_hour is None:
             return self.usd_per_instance_hour
         return self.least_usd_per_instance_hour
@@ -96,8 +96,8 @@ class Price:
 class PriceTable:
     """Prices by type, region and kind.
 
-    ``listed`` maps a region to the day on which AWS's whole price list for it was read: a type
-    without a row there is not offered there.
+    ``listed`` maps a region to the date on which AWS's complete price list for it was read: a type
+    without a row is not offered in that region.
     """
 
     rows: Mapping[tuple[str, str, str], PriceRow]
@@ -111,15 +111,15 @@ class PriceTable:
         discounts: Iterable[Discount] = (),
         listed: Mapping[str, str] | None = None,
     ) -> PriceTable:
-        """A table of ``rows``; of two for one type, region and kind the last counts."""
+        """A table of ``rows``; the last row for a type, region and kind counts."""
         by_key = {(row.instance_type, row.region, row.kind): row for row in rows}
         return cls(by_key, tuple(discounts), listed or {})
 
     def over(self, below: PriceTable) -> PriceTable:
-        """This table laid over ``below``: its prices count, and where it has none those below.
+        """This table with ``below`` as the default for what it does not price.
 
-        A price for every region hides those of single regions below it, and a region that was
-        listed whole hides everything that was known of it.
+        A price for every region hides the single regions of ``below``, and a region whose
+        complete list was read hides all of its prices in ``below``.
         """
         shown = {
             key: row
@@ -136,10 +136,10 @@ class PriceTable:
     def price(self, name: str, region: str, kind: str = ON_DEMAND) -> Price:
         """The price of instance type ``name`` in ``region``, bought as ``kind``.
 
-        Prices differ between regions: where the table has none for ``region``, the figure of
-        another one stands in, unless AWS's whole list for ``region`` was read. Such a price, and
-        one that is worked out from EC2's, is marked inferred, and its source begins with that
-        word. A spot price that is not known is given as a range below the on-demand price.
+        Prices differ between regions. If the table has none for ``region``, the price of another
+        region is used, unless AWS's complete list for ``region`` was read. Such a price, and one
+        derived from EC2's, is marked inferred, and its source starts with that word. An unknown
+        spot price is a range below the on-demand price.
 
         Raises:
             UnknownInstanceTypeError: no such instance type.
@@ -154,7 +154,7 @@ class PriceTable:
         return self._less_discounts(found, kind)
 
     def processing_price(self, name: str, region: str) -> Price:
-        """The same for Processing, which knows more instance types than the instance table."""
+        """The price of a Processing instance, whose type need not be in the instance table."""
         return self._less_discounts(self._listed_price(name, region, PROCESSING), PROCESSING)
 
     def _less_discounts(self, found: Price, kind: str) -> Price:
@@ -168,22 +168,22 @@ class PriceTable:
         if row is None and region in self.listed and kind in (ON_DEMAND, PROCESSING):
             source = f"not in AWS's price list for {region} of {self.listed[region]}: not offered"
             return Price(name, region, None, "unknown", source, None)
-        elsewhere = None if row else self._elsewhere(name, kind)
-        row = row or elsewhere
+        other_region = None if row else self._in_another_region(name, kind)
+        row = row or other_region
         if row is None or row.usd_per_hour is None:
             source = row.source if row else f"no {kind} price is known"
             return Price(name, region, None, "unknown", source, None)
         source = row.source
-        if elsewhere:
+        if other_region:
             source = (
-                f"the price in {row.region} stands in for {region}, where the type may not be "
-                f"offered ({source})"
+                f"the price in {row.region}, used for {region}, where the type may not be offered "
+                f"({source})"
             )
-        if not elsewhere and row.status == "verified":
+        if not other_region and row.status == "verified":
             return Price(name, region, row.usd_per_hour, "verified", source, row.date)
         return Price(name, region, row.usd_per_hour, "inferred", f"inferred: {source}", row.date)
 
-    def _elsewhere(self, name: str, kind: str) -> PriceRow | None:
+    def _in_another_region(self, name: str, kind: str) -> PriceRow | None:
         rows = (row for row in self.rows.values() if (row.instance_type, row.kind) == (name, kind))
         return next(rows, None)
 
@@ -192,7 +192,7 @@ class PriceTable:
         if most.usd_per_instance_hour is None:
             return most
         source = (
-            "inferred: spot's own price is not known; between 10 % of the on-demand price "
+            "inferred: the spot price is unknown; between 10 % of the on-demand price "
             f"(SageMaker states savings of up to 90 %) and all of it ({most.source})"
         )
         least = most.usd_per_instance_hour * SPOT_LEAST
@@ -221,16 +221,16 @@ def _discounted(price: Price, discount: Discount) -> Price:
 
 
 def staleness(price: Price, today: date) -> str | None:
-    """Why ``price`` may be out of date on ``today``; None for one younger than 90 days."""
+    """Why ``price`` may be out of date on ``today``; None if it is younger than 90 days."""
     if price.usd_per_instance_hour is None:
         return None
     where = f"price of {price.instance_type}"
     if price.date is None:
-        return f"{where} is undated; `sm-train cost --refresh` asks AWS for today's"
+        return f"{where} is undated; `sm-train cost --refresh` fetches the current one"
     days = (today - date.fromisoformat(price.date)).days
     if days <= STALE_DAYS:
         return None
-    return f"{where} is {days} days old; `sm-train cost --refresh` asks AWS for today's"
+    return f"{where} is {days} days old; `sm-train cost --refresh` fetches the current one"
 
 
 @cache

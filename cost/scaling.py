@@ -1,15 +1,15 @@
-"""Throughput at one cluster size from throughput at others.
+"""Predict throughput at one cluster size from throughput at others.
 
 Two laws, both with two parameters:
 
 - contention (Amdahl 1967; Gunther's universal scalability law without its retrograde term):
-  n ÷ X(n) = α + β·n, for X images a second on n GPUs;
+  n ÷ X(n) = α + β·n, for X images per second on n GPUs;
 - a power law: X(n) = a·n^b.
 
 On the ten published rows of mosaicml/diffusion's README the contention law's residual is the
 smaller (0.09 against 0.14 at 256 px, 0.015 against 0.016 at 512 px), so it gives the median; the
-two laws together, widened by the residual, give the range. Between two points that lie far apart
-they differ by much, and the range says so.
+two laws together, widened by the residual, give the range. The range is wide where the laws
+disagree, as between two points that are far apart.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from dataclasses import dataclass
 
 PUBLISHED_SPREAD = 0.063
 """Relative RMS residual of the contention law, pooled over those ten rows (6 degrees of freedom):
-taken where two points leave no residual of their own."""
+used for two points, which leave no residual."""
 
 EFFICIENCY_PER_DOUBLING = (0.87, 0.95, 1.0)
-"""Low, median and high throughput per GPU kept when GPUs double. High: mosaicml/diffusion at
-512 px, 8 to 128 A100 (0.997). Low: MLPerf Training v4.0 Stable Diffusion, 8 to 1,024 H100
-(0.872); mosaicml/diffusion at 256 px (0.901) lies between."""
+"""Low, median and high share of the throughput per GPU that remains when GPUs double. High:
+mosaicml/diffusion at 512 px, 8 to 128 A100 (0.997). Low: MLPerf Training v4.0 Stable Diffusion,
+8 to 1,024 H100 (0.872); mosaicml/diffusion at 256 px is between (0.901)."""
 
 # Student's t, one-sided 90 %, by degrees of freedom (any table of quantiles).
 _T90 = (3.078, 1.886, 1.638, 1.533, 1.476, 1.440, 1.415, 1.397, 1.383, 1.372)
@@ -34,7 +34,7 @@ _NORMAL90 = 1.2816
 
 @dataclass(frozen=True)
 class Throughput:
-    """Images a second of a whole cluster: median, P10 and P90."""
+    """Images per second of a whole cluster: median, P10 and P90."""
 
     images_per_second: float
     low: float
@@ -43,27 +43,29 @@ class Throughput:
 
 @dataclass(frozen=True)
 class ScalingFit:
-    """Both laws, fitted to ``points`` of them; ``residual`` is the contention law's relative RMS
-    residual, None for two points."""
+    """Both laws, fitted to ``points`` measurements.
+
+    ``residual`` is the contention law's relative RMS residual; None for two points.
+    """
 
     points: int
     serial: float
-    """α: seconds of one GPU for one image."""
+    """α: seconds per image on one GPU."""
     contention: float
-    """β: seconds added for each GPU."""
+    """β: seconds added per GPU."""
     exponent: float
     factor: float
     residual: float | None
 
     def predict(self, gpus: int) -> Throughput:
-        """Images a second on ``gpus`` GPUs."""
+        """Images per second on ``gpus`` GPUs."""
         contended = gpus / (self.serial + self.contention * gpus)
         power = self.factor * gpus**self.exponent
         spread = math.exp(self._deviations() * self._spread())
         return Throughput(contended, min(contended, power) / spread, max(contended, power) * spread)
 
     def _spread(self) -> float:
-        # Points that follow no law at all still give a finite range.
+        # Points that follow neither law still give a finite range.
         return PUBLISHED_SPREAD if self.residual is None else min(self.residual, 1.0)
 
     def _deviations(self) -> float:
@@ -72,16 +74,16 @@ class ScalingFit:
 
 
 def fit_scaling(points: Sequence[tuple[int, float]]) -> ScalingFit:
-    """Fit ``(GPUs, images a second)`` points at two or more cluster sizes.
+    """Fit ``(GPUs, images per second)`` points at two or more cluster sizes.
 
-    Least squares of the relative errors. Throughput per GPU that rises with the cluster (noise, or
-    caches) counts as no contention.
+    Least squares of the relative errors. Throughput per GPU that rises with the cluster size
+    (noise, caches) counts as no contention.
 
     Raises:
         ValueError: fewer than two cluster sizes.
     """
     if len({gpus for gpus, _ in points}) < 2:
-        raise ValueError("a scaling fit needs measurements at two cluster sizes or more")
+        raise ValueError("a scaling fit needs measurements at two or more cluster sizes")
     sizes = [float(gpus) for gpus, _ in points]
     times = [gpus / images for gpus, images in points]
     weights = [(images / gpus) ** 2 for gpus, images in points]
@@ -103,7 +105,7 @@ def fit_scaling(points: Sequence[tuple[int, float]]) -> ScalingFit:
 
 
 def scale_one(gpus: int, images_per_second: float, to_gpus: int) -> Throughput:
-    """One measurement carried over to another cluster size by a published range of efficiency."""
+    """Scale one measurement to another cluster size with a published range of efficiency."""
     doublings = math.log2(to_gpus / gpus)
     linear = images_per_second * to_gpus / gpus
     bounds = sorted(linear * efficiency**doublings for efficiency in EFFICIENCY_PER_DOUBLING)

@@ -1,4 +1,4 @@
-"""What a stage costs beside its machines: checkpoints in S3, FastFile's requests, log lines."""
+"""Service costs of a stage: checkpoints in S3, FastFile's requests, log ingestion."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sm_train.cost.stage import CostStage
 _TABLE = Path(__file__).parent / "data" / "services.csv"
 
 BYTES_PER_PARAMETER = 16
-"""A checkpoint in fp32: weights, both moments of AdamW, and the average of the weights."""
+"""Bytes per parameter of an fp32 checkpoint: weights, both AdamW moments and EMA weights."""
 
 _GB = 10**9
 SECONDS_PER_MONTH = 365 * 86400 / 12
@@ -47,12 +47,12 @@ def service_prices() -> dict[str, ServicePrice]:
 
 
 def checkpoint_bytes(stage: CostStage) -> int | None:
-    """Bytes of one checkpoint: 16 for each parameter; None where they are not known."""
+    """Bytes of one checkpoint: 16 per parameter; None if the model is unknown."""
     return None if stage.parameters is None else stage.parameters * BYTES_PER_PARAMETER
 
 
 def blocking_seconds(stage: CostStage, assumed: Assumptions) -> float | None:
-    """Seconds that one checkpoint stops training; None without them and without a model."""
+    """Seconds that one checkpoint pauses training; None if neither it nor the model is known."""
     if assumed.checkpoint_blocking_seconds is not None:
         return assumed.checkpoint_blocking_seconds
     size = checkpoint_bytes(stage)
@@ -60,7 +60,7 @@ def blocking_seconds(stage: CostStage, assumed: Assumptions) -> float | None:
 
 
 def checkpoint_storage(stage: CostStage, billable_seconds: float) -> Decimal | None:
-    """Checkpoints kept × bytes × the stage's months × the price of a GB-month."""
+    """Checkpoints kept × bytes × months of the stage × price per GB-month."""
     size = checkpoint_bytes(stage)
     if size is None:
         return None
@@ -69,7 +69,7 @@ def checkpoint_storage(stage: CostStage, billable_seconds: float) -> Decimal | N
 
 
 def data_requests(stage: CostStage, assumed: Assumptions) -> Decimal | None:
-    """GETs of streaming every image once for each time it is trained on."""
+    """Cost of the GET requests that stream every image once per use."""
     if stage.images is None:
         return None
     requests = math.ceil(stage.images * assumed.bytes_per_image / assumed.bytes_per_request)
@@ -77,6 +77,6 @@ def data_requests(stage: CostStage, assumed: Assumptions) -> Decimal | None:
 
 
 def logs(stage: CostStage, assumed: Assumptions) -> Decimal:
-    """Log lines of all steps, as CloudWatch bills their ingestion."""
+    """Cost of ingesting the log lines of all steps into CloudWatch."""
     gigabytes = stage.max_steps * assumed.log_bytes_per_step / _GB
     return Decimal(gigabytes) * service_prices()["logs_ingestion"].usd

@@ -1,4 +1,4 @@
-"""How fast a stage runs, and where that figure is from."""
+"""The speed of a stage, with its range and its basis."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ Basis = Literal[
     "predicted",
     "illustration",
 ]
-"""What an it/s rests on, from the firmest to the loosest.
+"""The basis of an it/s, from the most to the least reliable.
 
 stated: the run file or an option gives it for this very stage. measured: event lines of this
 stage. scaling fit / scaled: measured at two or more / one other cluster size. other resolution,
-other hardware: carried over by FLOPs. predicted: FLOPs and a published utilization. illustration:
+other hardware: extrapolated by FLOPs. predicted: FLOPs and a published utilization. illustration:
 measured on this machine's CPU.
 """
 
 FIRM: tuple[Basis, ...] = ("stated", "measured")
-"""What was measured on the very stage."""
+"""Bases that were measured on the stage itself."""
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Optimizer steps a second: the median, and the bounds that hold it in 8 cases of 10.
+    """Optimizer steps per second: median with P10 (``low``) and P90 (``high``).
 
-    ``low`` is its P10 and ``high`` its P90. ``why`` says in one sentence where it is from.
+    ``why`` states its source in one sentence.
 
     Raises:
         ValueError: a figure is not positive and finite, or they are out of order.
@@ -48,14 +48,12 @@ class Speed:
         value = self.steps_per_second
         if not (0 < value < math.inf):
             raise ValueError(
-                f"steps_per_second: {value} must be a positive number of optimizer steps a second"
+                f"steps_per_second: {value} must be a positive number of optimizer steps per second"
             )
         if not 0 < self.low <= value <= self.high < math.inf:
-            raise ValueError(
-                f"steps_per_second: {value} does not lie from {self.low} to {self.high}"
-            )
+            raise ValueError(f"steps_per_second: {value} is not between {self.low} and {self.high}")
 
     @property
     def on_this_hardware(self) -> bool:
-        """Whether the figure claims to be of the stage's own machines."""
+        """Whether the figure applies to the stage's own hardware."""
         return self.basis != "illustration"

@@ -1,4 +1,4 @@
-"""One stage of a run as numbers, and what follows from them: derived here and nowhere else."""
+"""One stage of a run as numbers, and every figure derived from them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from sm_train.cost.instances import InstanceType, instance_type
 from sm_train.cost.speed import Speed
 
 _MOST = 10**12
-"""No real count comes near, and every float holds it exactly."""
+"""Larger than any real count, and exact as a float."""
 _LONGEST_SECONDS = 100 * 365 * 86400
-"""A century: longer is a slip of the pen."""
+"""A century: a longer run is a typing error."""
 
 _POSITIVE = (
     "resolution instances per_device_batch_size gradient_accumulation_steps max_steps "
@@ -23,8 +23,8 @@ _POSITIVE = (
 class CostStage:
     """A stage on a cluster; None is unknown.
 
-    ``max_steps`` are optimizer steps. ``flops_per_image`` counts forward and backward pass of
-    the trained network for one image; ``parameters`` are the trained network's.
+    ``max_steps`` counts optimizer steps. ``flops_per_image`` counts the forward and backward pass
+    of the trained network for one image; ``parameters`` counts the trained network's.
 
     Raises:
         ValueError: a figure is not positive and finite, the training would take more than a
@@ -63,7 +63,7 @@ class CostStage:
         self._within_the_peak(self.speed)
 
     def _within_the_peak(self, stated: Speed) -> None:
-        use, peak = self.flops_utilization, self.machine.bf16_tflops
+        use, peak = self.flops_utilization, self.instance.bf16_tflops
         if use is None or use <= 1 or not stated.on_this_hardware:
             return
         speed = stated.steps_per_second
@@ -72,8 +72,8 @@ class CostStage:
             f"steps_per_second: {speed:g} for {self.name} is {use:.0%} of the hardware's "
             f"peak: {speed:g} it/s × {self.effective_batch_size} images × {per_image:.3g} TFLOP = "
             f"{use * self.world_size * (peak or 0):,.0f} TFLOP/s, and {self.world_size} "
-            f"{self.machine.accelerator} give at most {self.world_size * (peak or 0):,.0f}; "
-            "measure it again, in optimizer steps a second"
+            f"{self.instance.accelerator} give at most {self.world_size * (peak or 0):,.0f}; "
+            "measure it again, in optimizer steps per second"
         )
 
     def at(self, speed: Speed | None) -> CostStage:
@@ -81,17 +81,17 @@ class CostStage:
         return replace(self, speed=speed)
 
     @cached_property
-    def machine(self) -> InstanceType:
+    def instance(self) -> InstanceType:
         return instance_type(self.instance_type)
 
     @cached_property
     def world_size(self) -> int:
-        """GPUs of the stage: one process each."""
-        return self.instances * self.machine.accelerators
+        """GPUs of the stage: one rank each."""
+        return self.instances * self.instance.accelerators
 
     @cached_property
     def effective_batch_size(self) -> int | None:
-        """Images of one optimizer step over all GPUs."""
+        """Images per optimizer step over all GPUs."""
         if self.per_device_batch_size is None:
             return None
         return self.per_device_batch_size * self.gradient_accumulation_steps * self.world_size
@@ -104,20 +104,20 @@ class CostStage:
 
     @property
     def training_seconds(self) -> float | None:
-        """Iterations alone: no start-up, no restart."""
+        """Seconds of the steps alone, without start-up and restarts."""
         return None if self.speed is None else self.max_steps / self.speed.steps_per_second
 
     @property
     def images_per_second(self) -> float | None:
-        """Images of the whole cluster a second."""
+        """Throughput of the whole cluster."""
         if self.effective_batch_size is None or self.speed is None:
             return None
         return self.effective_batch_size * self.speed.steps_per_second
 
     @property
     def flops_utilization(self) -> float | None:
-        """MFU: model FLOP a second ÷ the GPUs' peak (PaLM, Chowdhery et al. 2022, appendix B)."""
-        images, peak = self.images_per_second, self.machine.bf16_tflops
+        """MFU: model FLOP/s ÷ the GPUs' peak (PaLM, Chowdhery et al. 2022, appendix B)."""
+        images, peak = self.images_per_second, self.instance.bf16_tflops
         if images is None or peak is None or self.flops_per_image is None:
             return None
         return images * self.flops_per_image / (self.world_size * peak * 1e12)

@@ -1,7 +1,7 @@
-"""The speed of a stage from whatever was measured, by the firmest rule that applies.
+"""The speed of a stage from the available measurements, by the most reliable rule that applies.
 
-An it/s belongs to one stage: its resolution, its batch, its machines. Anything else is carried
-over by a stated rule, and the range widens with each step away from what was measured.
+An it/s belongs to one stage: its resolution, batch and cluster. Other measurements are
+extrapolated by a stated rule, and the range widens with each extrapolation.
 """
 
 from __future__ import annotations
@@ -15,27 +15,28 @@ from sm_train.cost.speed import Basis, Speed
 from sm_train.cost.stage import CostStage
 
 STEADY = (0.90, 1.05)
-"""P10 and P90 of a whole stage's mean it/s against a steady measurement (assumed)."""
+"""P10 and P90 of a stage's mean it/s relative to a steady measurement (assumed)."""
 
 UTILIZATION = (0.20, 0.25, 0.31)
 """Published MFU of Stable-Diffusion-2-class training, low, median, high: 20 % from BRIA's 1.8 it/s
 at batch 2048 on 32 A100 at 256 px, 31 % from MLPerf Training v4.0 at 127 images/s/H100."""
 
 RESOLUTION_CARRY = (0.77, 1.30)
-"""Range of images/s carried over by FLOPs alone. mosaicml/diffusion's README, 256 px to 512 px:
-the measured ratio is 1.17 to 1.30 times the FLOPs' on 8 to 64 A100; the other way its inverse."""
+"""Relative range of images/s extrapolated by FLOPs alone. mosaicml/diffusion's README, 256 px to
+512 px: the measured ratio is 1.17 to 1.30 × that of the FLOPs on 8 to 64 A100; downward its
+inverse."""
 
 HARDWARE_CARRY = (0.60, 0.78, 1.0)
-"""Share of the MFU on one GPU generation that another reaches, low, median, high. Low: AWS's 204.2
+"""MFU on another GPU generation relative to the measured one: low, median, high. Low: AWS's 204.2
 images/s on p4de against 385.3 on p5 (awsome-distributed-training), 0.60 of the peaks' ratio."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """A measured speed and the place it belongs to; None is unknown.
+    """A measured speed and the configuration it belongs to; None is unknown.
 
-    ``label`` says in a sentence's words what was measured. ``low`` and ``high`` are P10 and P90 of
-    its own intervals.
+    ``label`` names what was measured. ``low`` and ``high`` are P10 and P90 of its logging
+    intervals.
     """
 
     label: str
@@ -51,12 +52,12 @@ class Measurement:
 
 
 MOST_STEPS_PER_SECOND = 1000.0
-"""A step launches hundreds of kernels, each some microseconds apart, and waits for an all-reduce:
-faster ones are images a second by mistake, and FLOP alone predict nothing for tiny models."""
+"""A step launches hundreds of kernels and waits for an all-reduce. A higher figure is images per
+second by mistake, or FLOPs alone predicting a tiny model."""
 
 
 def stated_speed(steps_per_second: float, why: str) -> Speed:
-    """A figure that is given for this very stage.
+    """The speed that the user states for this stage.
 
     Raises:
         ValueError: it is not positive, or more than any training loop reaches.
@@ -64,8 +65,8 @@ def stated_speed(steps_per_second: float, why: str) -> Speed:
     if steps_per_second > MOST_STEPS_PER_SECOND:
         raise ValueError(
             f"steps_per_second: {steps_per_second:g} is more than the "
-            f"{MOST_STEPS_PER_SECOND:,.0f} steps a second of the fastest training loop; give "
-            "optimizer steps a second, not images"
+            f"{MOST_STEPS_PER_SECOND:,.0f} steps per second of the fastest training loop; give "
+            "optimizer steps per second, not images"
         )
     return Speed(
         steps_per_second,
@@ -79,10 +80,10 @@ def stated_speed(steps_per_second: float, why: str) -> Speed:
 def resolve_speed(
     stage: CostStage, measurements: Sequence[Measurement], *, rescale_batch: bool = False
 ) -> Speed | None:
-    """The speed of ``stage`` by the firmest rule that applies; None where none does.
+    """The speed of ``stage`` by the most reliable rule that applies; None if none does.
 
-    A measurement at another effective batch size counts only with ``rescale_batch``, which carries
-    it over by images a second.
+    A measurement at another effective batch size counts only with ``rescale_batch``, which
+    converts it by images per second.
     """
     usable = [one for one in measurements if rescale_batch or same_batch(one, stage)]
     here = [one for one in usable if not one.on_cpu]
@@ -98,20 +99,20 @@ def resolve_speed(
 
 def predicted_speed(stage: CostStage) -> Speed | None:
     """it/s = MFU × peak × GPUs ÷ (FLOP per image × batch), for a published range of MFU."""
-    peak, batch = stage.machine.bf16_tflops, stage.effective_batch_size
+    peak, batch = stage.instance.bf16_tflops, stage.effective_batch_size
     if stage.flops_per_image is None or peak is None or batch is None:
         return None
     whole = peak * 1e12 * stage.world_size / (stage.flops_per_image * batch)
     low, middle, high = (min(whole * share, MOST_STEPS_PER_SECOND) for share in UTILIZATION)
     why = (
-        f"nothing was measured: {stage.flops_per_image / 1e12:.3g} TFLOP an image at "
+        f"not measured: {stage.flops_per_image / 1e12:.3g} TFLOP per image at "
         f"{UTILIZATION[0]:.0%}–{UTILIZATION[2]:.0%} of {peak:g} TFLOP/s (published MFU)"
     )
     return Speed(middle, low, high, "predicted", why)
 
 
 def same_batch(one: Measurement, stage: CostStage) -> bool:
-    """Whether ``one`` was measured at the stage's effective batch size, as far as both say."""
+    """Whether ``one`` has the stage's effective batch size, as far as both are known."""
     known = one.effective_batch_size is not None and stage.effective_batch_size is not None
     return not known or one.effective_batch_size == stage.effective_batch_size
 
@@ -119,11 +120,11 @@ def same_batch(one: Measurement, stage: CostStage) -> bool:
 def _same_hardware(one: Measurement, stage: CostStage) -> bool:
     if one.instance_type is None:
         return True
-    return instance_type(one.instance_type).accelerator == stage.machine.accelerator
+    return instance_type(one.instance_type).accelerator == stage.instance.accelerator
 
 
 def _images_per_second(one: Measurement, stage: CostStage) -> float:
-    """Images/s of a measurement; where no batch is known, its it/s, which serves as well."""
+    """Images/s of a measurement, or its it/s if no batch is known: only ratios are used."""
     return one.steps_per_second * (_batch(one, stage) or 1)
 
 
@@ -153,47 +154,47 @@ def _own(stage: CostStage, one: Measurement) -> Speed:
     if not same_batch(one, stage):
         why = (
             f"{one.label}: {one.steps_per_second:.3g} it/s at batch "
-            f"{one.effective_batch_size}, carried over to batch {batch} by images/s as asked"
+            f"{one.effective_batch_size}, converted to batch {batch} by images/s (--rescale-batch)"
         )
     return Speed(speed, low, high, "measured", why)
 
 
 def _scaled(stage: CostStage, measured: Sequence[Measurement]) -> tuple[Throughput, Basis, str]:
-    """Throughput of ``stage``'s cluster from measurements at other cluster sizes."""
+    """Throughput of the stage's cluster from measurements at other cluster sizes."""
     points = [(one.world_size, _images_per_second(one, stage)) for one in measured]
     labels = ", ".join(dict.fromkeys(one.label for one in measured))
     if len({gpus for gpus, _ in points}) == 1:
         one = measured[-1]
         throughput = scale_one(*points[-1], stage.world_size)
         why = (
-            f"{labels}: {one.steps_per_second:.3g} it/s on {one.world_size} GPUs, carried "
-            f"over to {stage.world_size} at 87–100 % efficiency for each doubling (published)"
+            f"{labels}: {one.steps_per_second:.3g} it/s on {one.world_size} GPUs, "
+            f"extrapolated to {stage.world_size} at 87–100 % efficiency per doubling (published)"
         )
         return throughput, "scaled", why
     fit = fit_scaling(points)
     sizes = "/".join(str(gpus) for gpus in sorted({gpus for gpus, _ in points}))
     residual = "no residual" if fit.residual is None else f"residual {fit.residual:.1%}"
-    why = f"{labels}: fit over {sizes} GPUs ({residual}), read at {stage.world_size}"
+    why = f"{labels}: fit over {sizes} GPUs ({residual}), evaluated at {stage.world_size}"
     return fit.predict(stage.world_size), "scaling fit", why
 
 
 def _from_other_resolutions(stage: CostStage, measured: Sequence[Measurement]) -> Speed | None:
-    """By FLOPs alone, from the nearest resolution: images/s × its FLOPs ÷ this stage's."""
-    carried = [one for one in measured if one.flops_per_image is not None and one.resolution]
-    if not carried or stage.flops_per_image is None or stage.resolution is None:
+    """Extrapolate by FLOPs from the nearest resolution: images/s × its FLOPs ÷ this stage's."""
+    usable = [one for one in measured if one.flops_per_image is not None and one.resolution]
+    if not usable or stage.flops_per_image is None or stage.resolution is None:
         return None
     resolution = stage.resolution
-    nearest = min(carried, key=lambda one: abs((one.resolution or 0) - resolution)).resolution
-    carried = [one for one in carried if one.resolution == nearest]
-    throughput, _, why = _scaled(stage, carried)
-    if any(one.world_size == stage.world_size for one in carried):
-        one = next(one for one in carried if one.world_size == stage.world_size)
+    nearest = min(usable, key=lambda one: abs((one.resolution or 0) - resolution)).resolution
+    usable = [one for one in usable if one.resolution == nearest]
+    throughput, _, why = _scaled(stage, usable)
+    if any(one.world_size == stage.world_size for one in usable):
+        one = next(one for one in usable if one.world_size == stage.world_size)
         images = _images_per_second(one, stage)
         throughput, why = Throughput(images, images, images), one.label
-    ratio = (carried[0].flops_per_image or 0) / stage.flops_per_image
+    ratio = (usable[0].flops_per_image or 0) / stage.flops_per_image
     flagged = (
-        f"{why}; and from {nearest} px to {resolution} px by FLOPs alone (× {ratio:.3g}), which "
-        "no measurement confirms"
+        f"{why}; and from {nearest} px to {resolution} px by FLOPs alone (× {ratio:.3g}), "
+        "not confirmed by a measurement"
     )
     moved = Throughput(
         throughput.images_per_second * ratio,
@@ -204,9 +205,8 @@ def _from_other_resolutions(stage: CostStage, measured: Sequence[Measurement]) -
 
 
 def _from_other_hardware(stage: CostStage, measured: Sequence[Measurement]) -> Speed | None:
-    """As if the stage's GPUs were the measured ones, by the ratio of the peaks, and a published
-    range of what of it is reached."""
-    ours = stage.machine
+    """Extrapolate by the ratio of peak FLOP/s and a published range of the MFU reached."""
+    ours = stage.instance
     for one in reversed(measured):
         theirs = instance_type(one.instance_type) if one.instance_type else None
         if theirs is None or theirs.bf16_tflops is None or ours.bf16_tflops is None:
@@ -235,7 +235,7 @@ def _illustration(stage: CostStage, measured: Sequence[Measurement]) -> Speed | 
         cluster += f", {stage.resolution} px, batch {stage.effective_batch_size}"
     why = (
         f"{one.label}: {one.steps_per_second:.3g} it/s was measured on a CPU, not on "
-        f"{stage.name} ({cluster}): only an illustration"
+        f"{stage.name} ({cluster}): illustration only"
     )
     return replace(speed, basis="illustration", why=why)
 

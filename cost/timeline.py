@@ -1,7 +1,7 @@
-"""What a job's billed seconds went into, from its own event lines.
+"""Attribute a job's billed seconds to purposes, from its event lines.
 
-Times are Unix seconds by the job's clock. Steps are known at each logging interval only, so a step
-lost between two lines counts as the interval's.
+Times are Unix seconds of the job's clock. Steps are known at each logging interval only, so a step
+lost between two lines counts as part of the interval.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ PARTS = (
     "data_wait",
     "shut_down",
 )
-"""What a billed second can go into beside training, in the order of a job's life."""
+"""Purposes of a billed second other than training, in the order of a job's life cycle."""
 
 STALL_SECONDS = 60.0
 STALL_FACTOR = 3.0
 """Time without progress counts as a stall once it is both longer than this many seconds and this
-many times the interval's usual length; less is the spread of a healthy run."""
+many times the interval's usual length; less is normal variation."""
 
 Event = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """Seconds by what they went into, and what the job did in them.
+    """Seconds by purpose, and the progress that the job made.
 
     ``seconds`` holds :data:`PARTS` and ``useful``, and sums to the billed seconds.
     ``first_step`` and ``last_step`` are optimizer steps of the stage; ``restarts`` counts starts
@@ -46,9 +46,9 @@ class Timeline:
     restarts: int
     restart_seconds: float | None
     checkpoint_seconds: float | None
-    """Of one checkpoint, on average."""
+    """Mean of one checkpoint."""
     steps_per_second: float | None
-    """Median over the intervals, without each start's first."""
+    """Median over the intervals, without the first after each start."""
     effective_batch_size: int | None
     world_size: int | None
     resolution: int | None
@@ -57,16 +57,16 @@ class Timeline:
 
 @dataclass
 class _Account:
-    """The books while events are read."""
+    """Running totals while events are read."""
 
     anchor: float
-    """When progress was last seen."""
+    """Time of the last progress."""
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     step: int = 0
     blocked: float = 0.0
-    """Checkpoints and evaluation since then."""
+    """Seconds of checkpoints and evaluation since then."""
     fresh: bool = True
-    """No interval since the last start."""
+    """No interval yet since the last start."""
     interval: float = 0.0
     """Usual seconds of the last logging interval."""
     starts: int = 0
@@ -76,10 +76,10 @@ class _Account:
 def timeline(
     events: Iterable[Event], begin: float, end: float, previous_step: int | None = None
 ) -> Timeline:
-    """Account for the seconds from ``begin`` to ``end`` (billed) by ``events`` of one rank.
+    """Account for the billed seconds from ``begin`` to ``end`` by the ``events`` of one rank.
 
-    ``previous_step`` is the last step of the stage's job before this one: what this one resumed
-    behind it was lost and is done again here.
+    ``previous_step`` is the last step of the stage's previous job: steps between the checkpoint
+    that this job resumed from and that step were lost and are recomputed here.
     """
     ordered = sorted(events, key=lambda event: event["time"])
     usual = _usual_seconds_per_step(ordered)
@@ -136,7 +136,7 @@ def _step(account: _Account, event: Event, usual: float) -> None:
     working = min(spent, steps * usual)
     extra = spent - working
     if account.fresh:
-        # The first interval pays for compilation, first batches and communicators.
+        # The first interval includes compilation, the first batches and communicator set-up.
         account.seconds["start_up" if account.starts <= 1 else "restarts"] += extra
     elif _is_stall(extra, steps * usual):
         account.seconds["stalls"] += extra
@@ -150,7 +150,7 @@ def _step(account: _Account, event: Event, usual: float) -> None:
 
 
 def _is_stall(silence: float, interval: float) -> bool:
-    """Whether time without progress is more than a healthy run's spread, or a line not yet due."""
+    """Whether time without progress exceeds normal variation and a line that is not due yet."""
     return silence > max(STALL_SECONDS, STALL_FACTOR * interval)
 
 
@@ -161,7 +161,7 @@ def _blocked(account: _Account, kind: str, seconds: float) -> None:
 
 
 def _usual_seconds_per_step(events: Iterable[Event]) -> float:
-    """Median over logging intervals; the first of each start is left out where there are more."""
+    """Median over logging intervals, without the first after each start if there are others."""
     first: list[float] = []
     later: list[float] = []
     fresh = True
@@ -175,9 +175,9 @@ def _usual_seconds_per_step(events: Iterable[Event]) -> float:
 
 
 def _balanced(parts: Mapping[str, float], billed: float) -> dict[str, float]:
-    """``parts`` and what is left for ``useful``.
+    """Add ``useful``, the remainder, to ``parts``.
 
-    Overlapping or rounded parts may add up to more than was billed: they are then scaled to it.
+    Overlapping or rounded parts may exceed the billed seconds; they are then scaled down.
     """
     spent = sum(parts.values())
     scale = billed / spent if spent > billed else 1.0

@@ -1,9 +1,9 @@
 """The range of a run's seconds and dollars: P10 and P90 of seeded draws.
 
-Each draw is one life of the run: a speed for each stage, a start-up, a failure rate, a Poisson
-number of failures and for each failure a restart and a uniform share of the checkpoint interval.
-Speeds that rest on one and the same assumption err together; so do the start-ups and the failure
-rates of all stages. Speed, start-up and failure rate are lognormal on either side of their median.
+Each draw simulates the run once: a speed for each stage, a start-up time, a failure rate, a Poisson
+number of failures, and for each failure a restart and a uniform share of the checkpoint interval.
+Speeds with the same assumed basis are fully correlated; so are the start-ups and the failure rates
+of all stages. Speed, start-up and failure rate are lognormal on each side of their median.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import mul
+from statistics import quantiles
 
 from sm_train.cost.failures import lost_per_failure
 from sm_train.cost.speed import FIRM, Basis
 
 DRAWS = 2000
-"""A bound's share of outcomes is then right within 0.7 points (one standard deviation)."""
+"""The share of outcomes below a bound is then exact to 0.7 points (one standard deviation)."""
 
 _MANY = 30
-"""Failures from which their sum is as good as normal."""
+"""Number of failures above which their sum is drawn as normal."""
 _MOST_IN_AN_INTERVAL = 5.0
-"""Beyond, a draw of the rate's far tail would say that the run never ends; it is no P90."""
+"""Cap on failures per interval: a draw from the rate's far tail would never finish the run."""
 
 _Z90 = 1.2815515655446004
 """Standard normal's 90 % quantile."""
@@ -31,23 +32,23 @@ _Z90 = 1.2815515655446004
 
 @dataclass(frozen=True)
 class Risk:
-    """One stage as the draws see it; seconds, and failures per second of the whole cluster."""
+    """Inputs of the draws for one stage: seconds, and failures per second of the whole cluster."""
 
     training: float
     slow_factor: float
     """P90 of the training time ÷ its median, at least 1."""
     fast_factor: float
-    """P10 of it ÷ its median, at most 1."""
+    """P10 of the training time ÷ its median, at most 1."""
     basis: Basis
     fixed: float
-    """Evaluation and checkpoints: seconds that do not vary."""
+    """Evaluation and checkpoints: seconds that are not varied."""
     start_up: float
     start_up_spread: float
     failures_per_second: float
     failure_spread: float
     restart: float
     interval: float
-    """Between two checkpoints."""
+    """Seconds between two checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Range:
 
 @dataclass(frozen=True)
 class CostRanges:
-    """Seconds of each stage and of all together, and their dollars."""
+    """Ranges of each stage's seconds, of all seconds, and the dollar bounds."""
 
     stages: tuple[Range, ...]
     seconds: Range
@@ -76,10 +77,10 @@ def ranges(
     draws: int = DRAWS,
     seed: int = 0,
 ) -> CostRanges:
-    """P10 and P90 of the billable seconds, and of their dollars.
+    """P10 and P90 of the billable seconds and of their dollars.
 
-    ``low_rates`` and ``high_rates`` are dollars a second of each stage, the least and the most;
-    they differ where only a range of the price is known. The same arguments give the same figures.
+    ``low_rates`` and ``high_rates`` are the lowest and highest dollars per second of each stage;
+    they differ if only a range of the price is known. The same arguments give the same result.
     """
     rng = random.Random(seed)
     outcomes = [_draw(risks, rng) for _ in range(draws)]
@@ -114,10 +115,10 @@ def _draw(risks: Sequence[Risk], rng: random.Random) -> list[float]:
 def _lost(
     rate: float, running: float, restart: float, interval: float, rng: random.Random
 ) -> float:
-    """Seconds lost to failures in ``running`` seconds of progress, by one draw.
+    """Draw the seconds lost to failures in ``running`` seconds of progress.
 
-    A failure loses a uniform share of the interval, and what is done again can fail again. Many
-    failures are drawn as one normal sum.
+    A failure loses a uniform share of the interval, and the recomputed work can be interrupted
+    again. Many failures are drawn as one normal sum.
     """
     mean = rate * running
     x = min(rate * interval, _MOST_IN_AN_INTERVAL)
@@ -135,7 +136,7 @@ def _lost(
 
 
 def _poisson(mean: float, rng: random.Random) -> int:
-    """Knuth's product of uniforms, for means that are not large."""
+    """Draw a Poisson number by Knuth's product of uniforms; for small means."""
     floor, product, count = math.exp(-mean), rng.random(), 0
     while product > floor:
         product *= rng.random()
@@ -148,13 +149,5 @@ def _sumproduct(left: Sequence[float], right: Sequence[float]) -> float:
 
 
 def _range(values: Sequence[float]) -> Range:
-    ordered = sorted(values)
-    return Range(_quantile(ordered, 0.1), _quantile(ordered, 0.9))
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    """Linear between the two nearest of the ordered values."""
-    place = share * (len(ordered) - 1)
-    below = math.floor(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+    deciles = quantiles(values, n=10, method="inclusive")
+    return Range(deciles[0], deciles[-1])

@@ -98,9 +98,9 @@ def _train(config: JobConfig, paths: SageMakerPaths, writer: HeartbeatWriter) ->
     from accelerate.utils import DistributedDataParallelKwargs, set_seed
     from sm_train.entrypoints.common.signals import StopSignal
     from sm_train.entrypoints.distributed.backend import decide, join
-    from sm_train.entrypoints.models.builder import build
-    from sm_train.entrypoints.models.export import save_frame
-    from sm_train.entrypoints.models.sampling import FRAME
+    from sm_train.entrypoints.models.builder import build_components
+    from sm_train.entrypoints.models.export import save_components
+    from sm_train.entrypoints.models.sampling import COMPONENTS_FOLDER
     from sm_train.entrypoints.training.trainer import Trainer
 
     resources = ResourceConfig.read(paths)
@@ -136,7 +136,7 @@ def _train(config: JobConfig, paths: SageMakerPaths, writer: HeartbeatWriter) ->
     # it the full timeout.
     writer.enter(Phase.START, 0)
     set_seed(config.training.seed)
-    components = build(
+    components = build_components(
         config.model,
         config.stage.resolution,
         components=_existing(paths.channel("model")),
@@ -144,7 +144,7 @@ def _train(config: JobConfig, paths: SageMakerPaths, writer: HeartbeatWriter) ->
     )
     writer.enter(Phase.START, 0)
     if accelerator.is_main_process:
-        save_frame(components, paths.checkpoints / FRAME)
+        save_components(components, paths.checkpoints / COMPONENTS_FOLDER)
     trainer = Trainer(
         config, components, accelerator, paths, events, catalog, data_rank, validation
     )
@@ -278,7 +278,7 @@ def _save_final_model(trainer: Trainer, *, is_main: bool) -> None:
     the copy below the checkpoints' prefix, which is known before the job has a name.
     """
     from sm_train.entrypoints.models.export import save_model
-    from sm_train.entrypoints.models.sampling import FRAME
+    from sm_train.entrypoints.models.sampling import COMPONENTS_FOLDER
 
     paths, weights = trainer.paths, trainer.final_weights()
     if not is_main:
@@ -286,7 +286,7 @@ def _save_final_model(trainer: Trainer, *, is_main: bool) -> None:
         for _ in weights:
             pass
         return
-    save_model(paths.checkpoints / FRAME, trainer.components, weights, paths.model)
+    save_model(paths.checkpoints / COMPONENTS_FOLDER, trainer.components, weights, paths.model)
     final = paths.checkpoints / FINAL_MODEL
     shutil.copytree(paths.model, final, dirs_exist_ok=True)
     if (doctor_results := paths.checkpoints / "doctor").is_dir():

@@ -1,1 +1,1 @@
-"""The laptop: the command line, packing, submitting, local runs."""
+"""The command line: packing, submitting, watching, and local runs."""

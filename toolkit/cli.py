@@ -1,4 +1,4 @@
-"""``sm-train``: finds the command, runs it, and turns every failure into one line and a code."""
+"""``sm-train``: runs a command, and reports every failure as one line and an exit code."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from sm_train.toolkit.errors import ExitCode, UserError
 COMMANDS = {
     "init": "Write a commented run file.",
     "pack": "Pack images and captions into WebDataset shards.",
-    "index": "Describe shards that came without an index.",
-    "check": "Find what would go wrong before money is spent.",
-    "cost": "Say what a run costs, in dollars and days.",
-    "submit": "Show the plan and the dollars, ask, and start the run.",
+    "index": "Build the index of existing shards.",
+    "check": "Find errors and waste before money is spent.",
+    "cost": "Estimate what a run costs, in dollars and days.",
+    "submit": "Show plan and cost, ask for confirmation, and start the run.",
     "list": "List the runs of this account and region.",
-    "status": "Show where a run is, and what it has cost and will.",
-    "logs": "Print what a run's jobs said, or follow it.",
-    "watch": "Follow a run; start it again by cause, mind the budget.",
-    "alarms": "Make CloudWatch alarms that tell of a run when nothing else does.",
-    "stop": "Let a run checkpoint and end.",
-    "resume": "Go on with a run at the step where it ended.",
+    "status": "Show a run's progress, its cost so far and its projected cost.",
+    "logs": "Print or follow the log of a run's job.",
+    "watch": "Follow a run, restart lost jobs and enforce the budget.",
+    "alarms": "Create CloudWatch alarms for a run.",
+    "stop": "Stop a run after a checkpoint.",
+    "resume": "Continue a run at the step where it ended.",
     "image": "Print the container image of a run, or a Dockerfile for your own.",
-    "iam": "Print the least IAM policies for a run: yours and its job's.",
-    "review": "Say how well a job's time was used, with evidence and mends.",
-    "diagnose": "Say why a job failed, from its logs.",
-    "doctor": "Examine a cluster: GPUs, network, files, and what they do to the run.",
-    "sample": "Draw images from a checkpoint into a grid.",
-    "compare": "Make a page on which people judge two checkpoints blindly.",
-    "template": "Print a CloudFormation template: packing or watching in Lambda.",
+    "iam": "Print the least-privilege IAM policies for a run: yours and its job's.",
+    "review": "Report how well a job used its time, with evidence and fixes.",
+    "diagnose": "Find out why a job failed, from its logs.",
+    "doctor": "Test a cluster's GPUs, network and storage, and their effect on the run.",
+    "sample": "Sample images from a checkpoint into a grid.",
+    "compare": "Build a page for blind comparison of two checkpoints.",
+    "template": "Print a template for packing or watching in AWS Lambda.",
     "schema": "Print the run file's JSON Schema.",
     "completion": "Print the completion script for a shell.",
 }
 
 
 class _LazyGroup(click.Group):
-    """A group whose commands are imported when they are run."""
+    """A group that imports a command only when it runs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -63,15 +63,15 @@ class _LazyGroup(click.Group):
         except click.UsageError as error:
             from difflib import get_close_matches
 
-            near = get_close_matches(args[0], COMMANDS, n=1)
-            if not near:
+            matches = get_close_matches(args[0], COMMANDS, n=1)
+            if not matches:
                 raise
-            message = f"{error.message} Did you mean {near[0]!r}?"
+            message = f"{error.message} Did you mean {matches[0]!r}?"
             raise click.UsageError(message, error.ctx) from None
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--region", metavar="R", help="AWS region; the run file's own otherwise.")
+@click.option("--region", metavar="R", help="AWS region; default: the run file's.")
 @click.option("--profile", metavar="P", help="AWS profile for credentials.")
 @click.option("-v", "--verbose", is_flag=True, help="Show the traceback of a failure.")
 @click.version_option(package_name="sm-train")
@@ -82,7 +82,7 @@ def cli(ctx: click.Context, region: str | None, profile: str | None, verbose: bo
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and exit with the contract's code."""
+    """Run the command line and exit with a code of :class:`ExitCode`."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         result: Any = cli.main(args=arguments, prog_name="sm-train", standalone_mode=False)
@@ -113,10 +113,12 @@ def _fail(message: str, code: ExitCode) -> ExitCode:
 
 
 def _fail_os(error: OSError) -> ExitCode:
-    """A file system's refusal is the user's to mend: no traceback, the path named."""
+    """Report a file system error as the user's to fix: the path, without a traceback."""
     where = f"{error.filename}: " if error.filename else ""
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return _fail(f"{where}{error.strerror}; choose a place you may write", ExitCode.PERMISSION)
+        return _fail(
+            f"{where}{error.strerror}; choose a folder you may write to", ExitCode.PERMISSION
+        )
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return _fail(f"{where}{error.strerror}; free some space", ExitCode.UNEXPECTED)
     return _fail(f"{where}{error.strerror or error}", ExitCode.USAGE)

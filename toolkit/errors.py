@@ -1,4 +1,4 @@
-"""What ends a command: one line for a person and the exit code that scripts branch on."""
+"""Errors that end a command: a one-line message and the exit code that scripts branch on."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """The command line's contract."""
+    """Exit codes of the command line."""
 
     OK = 0
     UNEXPECTED = 1
@@ -21,13 +21,13 @@ class ExitCode(IntEnum):
 
 
 TRANSIENT = (ExitCode.CAPACITY, ExitCode.UNEXPECTED)
-"""Refusals after which one may ask again: throttling, a quota, a network that is away."""
+"""Errors after which a retry may succeed: throttling, a quota, an unreachable network."""
 
 
 class UserError(Exception):
-    """A mistake or mishap that a person can mend: shown as its message alone.
+    """An error that the user can fix: printed as its message, without a traceback.
 
-    ``message`` is one line (or one line per mistake): the field, the value and the mend.
+    ``message`` is one line (or one line per error): the field, the value and the fix.
     """
 
     def __init__(self, message: str, exit_code: ExitCode = ExitCode.USAGE) -> None:

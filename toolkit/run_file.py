@@ -1,4 +1,4 @@
-"""Reads a run file for a command."""
+"""Loads a run file for a command."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ RUN_FILE_ENDINGS = (".yaml", ".yml")
 
 
 def load(path: Path, changes: Sequence[str] = ()) -> RunConfig:
-    """The run file at ``path``, with ``changes`` such as ``cluster.retries=5``.
+    """Load the run file at ``path`` with ``changes`` such as ``cluster.retries=5``.
 
     Raises:
-        UserError: it cannot be used; one line for each mistake.
+        UserError: it is invalid; one line for each error.
     """
     from sm_train.estimators.config.load import RunFileError, load_run
 

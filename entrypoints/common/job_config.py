@@ -183,12 +183,8 @@ class JobConfig:
 def read_job_config(path: Path, stage: str) -> JobConfig:
     """Read the configuration of ``stage`` from a bundle's :data:`JOB_FILE`.
 
-        Raises:
-    <<<<<<< HEAD
-            JobConfigError: no such document or stage, or something is missing in it.
-    =======
-            JobConfigError: the file or the stage does not exist, or the stage lacks a field.
-    >>>>>>> main
+    Raises:
+        JobConfigError: the file or the stage does not exist, or the stage lacks a field.
     """
     try:
         stages = json.loads(path.read_text(encoding="utf-8"))

@@ -1,54 +1,65 @@
-"""Everything random about a sample in an epoch: a pure function of seed, epoch and sample.
+"""All randomness of a sample in an epoch, as a pure function of seed, epoch and sample.
 
-So the same sample learns from the same noise whichever process has it, in whichever micro-batch;
-nothing random needs to be kept in a checkpoint; and the loader draws ahead of the step.
+The same sample is trained with the same noise on whichever rank and in whichever micro-batch it
+is. Checkpoints need no random state, and the loader can generate noise ahead of the step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sm_train.entrypoints.common.rng import Words, hash64
+from sm_train.entrypoints.common.rng import UInt64s, hash64
 from torch import Tensor
 
-NOISE, LATENT, TIMESTEP, CAPTION = range(4)
-"""What a draw is for; each has numbers of its own."""
+
+class Purpose(IntEnum):
+    """What a random number is for; each purpose has its own stream of numbers.
+
+    The first two also index the noises of :meth:`SampleRng.shape`. The values are part of the
+    random stream: changing one changes what a resumed run generates.
+    """
+
+    NOISE = 0
+    LATENT = 1
+    TIMESTEP = 2
+    CAPTION_DROPOUT = 3
 
 
 @dataclass(frozen=True)
 class SampleRng:
-    """What a model draws for each image.
+    """Generates the random numbers that a model needs for each image.
 
-    ``kinds`` of noise, the first :data:`NOISE` and :data:`LATENT`, each of ``channels`` at 1 /
-    ``scale`` of the image's sides.
+    ``num_noises`` noises: first :attr:`Purpose.NOISE`, then :attr:`Purpose.LATENT`. Each has
+    ``channels``; its sides are those of the image divided by ``scale``.
     """
 
     seed: int
-    kinds: int = 0
+    num_noises: int = 0
     channels: int = 0
     scale: int = 1
 
     def shape(self, batch: int, height: int, width: int) -> tuple[int, ...]:
-        """Of the noise of a batch of images."""
-        return self.kinds, batch, self.channels, height // self.scale, width // self.scale
+        """Return the shape (num_noises, B, C, h, w) of the noise for a batch of images."""
+        return self.num_noises, batch, self.channels, height // self.scale, width // self.scale
 
     def fill_normal(self, noise: Tensor, epoch: int, shard: int, sample: int) -> None:
-        """Draw one sample's standard normal ``noise`` (kinds, C, h, w), in place."""
-        for purpose, each in enumerate(noise):
+        """Fill one sample's ``noise`` (num_noises, C, h, w) with standard normal numbers."""
+        for purpose, target in enumerate(noise):
             bits = int(hash64(self.seed, epoch, purpose, shard, sample))
-            # A generator takes signed numbers of 64 bits.
-            each.normal_(generator=torch.Generator().manual_seed(bits - 2**63))
+            # manual_seed takes a signed 64-bit number.
+            target.normal_(generator=torch.Generator().manual_seed(bits - 2**63))
 
     def uniform(
-        self, purpose: int, epoch: int, origins: Sequence[tuple[int, int]]
+        self, purpose: Purpose, epoch: int, samples: Sequence[tuple[int, int]]
     ) -> NDArray[np.float64]:
-        """A number in (0, 1) for each sample: shard, and place in it."""
-        shards, samples = np.array(origins, dtype=np.uint64).T
-        bits: Words = hash64(self.seed, epoch, purpose, shards, samples)
-        # 52 bits: the half, which keeps 0 and 1 out, is a double's last.
+        """Return a number in (0, 1) for each sample, given as (shard, index in the shard)."""
+        shards, indices = np.array(samples, dtype=np.uint64).T
+        bits: UInt64s = hash64(self.seed, epoch, purpose, shards, indices)
+        # 52 random bits, and a half that excludes 0 and 1: together a double's 53 bits.
         whole = (bits >> np.uint64(12)).astype(np.float64)
         return (whole + 0.5) / 2.0**52  # type: ignore[no-any-return, unused-ignore]

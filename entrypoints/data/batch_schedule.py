@@ -100,9 +100,9 @@ class BatchSchedule:
             # around (%) fills the last row with the shape's first samples.
             indices = np.flatnonzero(self.shapes == shape)
             steps = -(-len(indices) // self.batch_size)
-            places = np.arange(steps * self.batch_size)
-            tables.append(indices[places % len(indices)].reshape(steps, self.batch_size))
-            num_new.append(np.minimum(self.batch_size, len(indices) - places[:: self.batch_size]))
+            cells = np.arange(steps * self.batch_size)
+            tables.append(indices[cells % len(indices)].reshape(steps, self.batch_size))
+            num_new.append(np.minimum(self.batch_size, len(indices) - cells[:: self.batch_size]))
             # A full batch is due when the sample in its last column is read. A padded batch comes
             # after all full ones: beyond the last index, in the order of the shapes.
             last = tables[-1][:, -1].copy()

@@ -1,7 +1,7 @@
 """Builds a rank's batches from raw samples, decoded by any number of threads.
 
 A bad sample is replaced by another one of its shuffle block. The choice is a pure function of the
-sample's place, so every batch is full, and equal in every run.
+sample's index, so every batch is full, and equal in every run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sm_train.entrypoints.common.job_config import DataConfig
-from sm_train.entrypoints.common.sample_rng import CAPTION, TIMESTEP, SampleRng
+from sm_train.entrypoints.common.sample_rng import Purpose, SampleRng
 from sm_train.entrypoints.data.buffer_pool import BufferLayout, BufferPool, layout_bytes
 from sm_train.entrypoints.data.image_decoder import DecodeSpec
 from sm_train.entrypoints.data.image_header import DecodeError
@@ -98,10 +98,10 @@ class _BatchSlot:
     noise: Tensor
     latents: tuple[Tensor, ...]
 
-    def sample(self, place: int) -> _BatchSlot:
+    def sample(self, row: int) -> _BatchSlot:
         """Return the memory of one sample of the batch."""
-        latents = tuple(tensor[place] for tensor in self.latents)
-        return _BatchSlot(self.decode_spec, self.pixels[place], self.noise[:, place], latents)
+        latents = tuple(tensor[row] for tensor in self.latents)
+        return _BatchSlot(self.decode_spec, self.pixels[row], self.noise[:, row], latents)
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,10 +230,10 @@ class BatchPipeline:
         outcomes = [outcome for part in pending.slices for outcome in part.result()]
         bad_samples = [outcome for outcome in outcomes if isinstance(outcome, BadSample)]
         captions, origins = [], pending.origins
-        for place, outcome in enumerate(outcomes):
+        for row, outcome in enumerate(outcomes):
             if isinstance(outcome, BadSample):
-                caption, origins[place] = self._replacement(
-                    epoch_pass, step, place, slot.sample(place), outcome
+                caption, origins[row] = self._replacement(
+                    epoch_pass, step, row, slot.sample(row), outcome
                 )
             else:
                 caption = outcome
@@ -249,8 +249,8 @@ class BatchPipeline:
             tuple(bad_samples),
             epoch_pass.num_repeated(step) + num_replaced,
             tuple(origins),
-            self.rng.uniform(TIMESTEP, epoch_pass.epoch, origins),
-            self.rng.uniform(CAPTION, epoch_pass.epoch, origins),
+            self.rng.uniform(Purpose.TIMESTEP, epoch_pass.epoch, origins),
+            self.rng.uniform(Purpose.CAPTION_DROPOUT, epoch_pass.epoch, origins),
             tokens=self._tokens(captions),
         )
         return batch.with_tensors(slot.pixels, slot.noise, *slot.latents)
@@ -263,7 +263,7 @@ class BatchPipeline:
     def _decode_slice(
         self, epoch: int, samples: list[_PendingSample], slot: _BatchSlot, first: int
     ) -> list[str | BadSample]:
-        """Decode consecutive samples of a batch; ``first`` is the place of the first one."""
+        """Decode consecutive samples of a batch; ``first`` is the row of the first one."""
         return [
             self._decode(epoch, sample, slot.sample(first + number))
             for number, sample in enumerate(samples)
@@ -302,14 +302,14 @@ class BatchPipeline:
         return text
 
     def _replacement(
-        self, epoch_pass: EpochPass, step: int, place: int, slot: _BatchSlot, bad: BadSample
+        self, epoch_pass: EpochPass, step: int, row: int, slot: _BatchSlot, bad: BadSample
     ) -> tuple[str, tuple[int, int]]:
         """Decode another sample into the slot of a bad one; return its caption and its origin.
 
         Raises:
             DataError: no candidate can be used.
         """
-        index = int(epoch_pass.schedule.indices(step)[place])
+        index = int(epoch_pass.schedule.indices(step)[row])
         for attempt in range(_MAX_REPLACEMENTS):
             shard, sample = epoch_pass.replacement(index, attempt)
             candidate = _PendingSample(shard, sample, self.reader.read(shard, sample))

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from sm_train.entrypoints.data.shard_format import Shard, ShardError
 
 FORMAT = "sm-train-index"
-VERSION = 2
+VERSION = 3
 
 GROUP_SAMPLES, GROUP_ROWS = 2**16, 2**12
 """Samples or rows at which a row group is closed; looking up one shard decodes a whole group."""
@@ -75,15 +75,15 @@ class RejectedInput:
 class IndexHeader:
     """Totals of a set of shards, and how they were packed.
 
-    ``refused`` counts the rejected inputs. ``target_bytes`` is the requested shard size, ``inputs``
-    a digest of the names and sizes of all inputs, and ``options`` everything else that determines
-    the result. The first two are None for shards that sm-train did not pack.
+    ``rejected`` counts the rejected inputs. ``target_bytes`` is the requested shard size,
+    ``inputs`` a digest of the names and sizes of all inputs, and ``options`` everything else that
+    determines the result. The first two are None for shards that sm-train did not pack.
     """
 
     shards: int = 0
     samples: int = 0
     bytes: int = 0
-    refused: int = 0
+    rejected: int = 0
     target_bytes: int | None = None
     inputs: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
@@ -109,9 +109,9 @@ class IndexWriter:
             "inputs": inputs,
             "options": options or {},
         }
-        self._totals = dict.fromkeys(("shards", "samples", "bytes", "refused"), 0)
+        self._totals = dict.fromkeys(("shards", "samples", "bytes", "rejected"), 0)
         self._shards: list[Shard] = []
-        self._refused: list[RejectedInput] = []
+        self._rejected: list[RejectedInput] = []
         self._pending_samples = 0
         self._writer = pq.ParquetWriter(
             file,
@@ -154,25 +154,25 @@ class IndexWriter:
         if self._pending_samples >= GROUP_SAMPLES or len(self._shards) >= GROUP_ROWS:
             self._flush()
 
-    def refuse(self, refused: RejectedInput) -> None:
+    def reject(self, rejected: RejectedInput) -> None:
         """Write the next rejected input."""
         if self._shards:
             self._flush()
-        self._refused.append(refused)
-        self._totals["refused"] += 1
-        if len(self._refused) >= GROUP_SAMPLES:
+        self._rejected.append(rejected)
+        self._totals["rejected"] += 1
+        if len(self._rejected) >= GROUP_SAMPLES:
             self._flush()
 
     def _flush(self) -> None:
         rows = [_shard_row(shard) for shard in self._shards]
         rows += [
-            {name: _unicode(text) for name, text in asdict(refused).items()}
-            for refused in self._refused
+            {name: _unicode(text) for name, text in asdict(rejected).items()}
+            for rejected in self._rejected
         ]
         if rows:
             self._writer.write_table(pa.Table.from_pylist(rows, _SCHEMA), row_group_size=len(rows))
         self._shards.clear()
-        self._refused.clear()
+        self._rejected.clear()
         self._pending_samples = 0
 
 
@@ -193,7 +193,7 @@ def _unicode(text: str) -> str:
 def write_index(
     path: Path,
     shards: Iterable[Shard],
-    refused: Iterable[RejectedInput] = (),
+    rejected: Iterable[RejectedInput] = (),
     *,
     target_bytes: int | None = None,
     inputs: str | None = None,
@@ -210,8 +210,8 @@ def write_index(
         with writer:
             for shard in shards:
                 writer.add(shard)
-            for rejected in refused:
-                writer.refuse(rejected)
+            for item in rejected:
+                writer.reject(item)
         file.flush()
         os.fsync(file.fileno())
 
@@ -240,7 +240,7 @@ class ShardIndex:
         except (pa.ArrowException, OSError) as error:
             raise _damaged_error(path, error) from None
         self.header = _parse_header(path, self._file.schema_arrow.metadata or {})
-        if self._file.metadata.num_rows != self.header.shards + self.header.refused:
+        if self._file.metadata.num_rows != self.header.shards + self.header.rejected:
             raise ShardError(f"{path}: damaged: the number of rows does not match the header")
         # Keeps a few decoded row groups of the large columns, not whole columns.
         self._column = lru_cache(maxsize=8)(self._read_column)
@@ -305,7 +305,7 @@ class ShardIndex:
             heights=tuple(sizes[1].tolist()) if sizes else (),
         )
 
-    def refused(self) -> Iterator[RejectedInput]:
+    def rejected(self) -> Iterator[RejectedInput]:
         """Yield the rejected inputs, in the order in which they were written."""
         for group in range(self._shard_groups().stop, self._file.num_row_groups):
             for row in self._read(("source", "reason", "detail"), [group]).to_pylist():

@@ -39,14 +39,14 @@ SampleBytes = memoryview | BadSample
 class _ReadRange:
     """Consecutive samples of one shard, which are read at once.
 
-    ``starts`` and ``stops`` are their byte offsets and ``places`` where they stand in the
+    ``starts`` and ``stops`` are their byte offsets and ``request_rows`` where they stand in the
     request; all are int64 (num_samples,).
     """
 
     shard: int
     starts: Ints
     stops: Ints
-    places: Ints
+    request_rows: Ints
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,10 @@ class ShardReader:
         def result() -> list[SampleBytes]:
             contents: list[SampleBytes] = [memoryview(b"")] * len(shards)
             for read_range, read in reads:
-                for place, content in zip(read_range.places.tolist(), read.result(), strict=True):
-                    contents[place] = content
+                for row, content in zip(
+                    read_range.request_rows.tolist(), read.result(), strict=True
+                ):
+                    contents[row] = content
             return contents
 
         return result
@@ -91,11 +93,11 @@ class ShardReader:
         order = np.lexsort((samples, shards))  # by shard, then by sample
         shard, sample = shards[order], samples[order]
         breaks = np.flatnonzero((np.diff(shard) != 0) | (np.diff(sample) != 1)) + 1
-        for places in np.split(order, breaks):
-            number = int(shards[places[0]])
+        for request_rows in np.split(order, breaks):
+            number = int(shards[request_rows[0]])
             starts, stops = self.offsets(number)
-            in_range = samples[places]
-            yield _ReadRange(number, starts[in_range], stops[in_range], places)
+            in_range = samples[request_rows]
+            yield _ReadRange(number, starts[in_range], stops[in_range], request_rows)
 
     def _read(self, read_range: _ReadRange) -> list[SampleBytes]:
         path = self.paths[read_range.shard]
@@ -104,7 +106,7 @@ class ShardReader:
             with path.open("rb", buffering=0) as file:
                 content = _read_fully(file.fileno(), first, int(read_range.stops[-1]) - first)
         except OSError as error:
-            if len(read_range.places) == 1:
+            if len(read_range.request_rows) == 1:
                 return [self._unreadable(read_range.shard, error)]
             # A bad sector or a failed request should not cost its neighbours: read one by one.
             return [self._read(single)[0] for single in _single_samples(read_range)]
@@ -138,13 +140,13 @@ def run_inline(call: Callable[..., Any], *arguments: Any) -> Future[Any]:
 
 
 def _single_samples(read_range: _ReadRange) -> Iterator[_ReadRange]:
-    for number in range(len(read_range.places)):
+    for number in range(len(read_range.request_rows)):
         only = slice(number, number + 1)
         yield _ReadRange(
             read_range.shard,
             read_range.starts[only],
             read_range.stops[only],
-            read_range.places[only],
+            read_range.request_rows[only],
         )
 
 

@@ -1,7 +1,7 @@
-"""Builds a preset: real diffusers and transformers classes from their configurations.
+"""Build a preset's components: diffusers and transformers classes from their configurations.
 
-Frozen parts (autoencoder, text encoders, tokenizers) come from a folder in diffusers' layout; what
-is not there starts with random weights, which the caller must say aloud.
+Frozen components (autoencoder, text encoders, tokenizers) come from a folder in diffusers' layout.
+Components that the folder lacks start with random weights, and the caller must log that.
 """
 
 from __future__ import annotations
@@ -14,61 +14,93 @@ from typing import Any
 
 from sm_train.entrypoints.common.job_config import JobConfigError, ModelConfig
 from sm_train.entrypoints.common.sample_rng import SampleRng
-from sm_train.entrypoints.models.components import downsampling, numbered, read_preset
+from sm_train.entrypoints.models.components import downsampling, numbered_component, read_preset
 from sm_train.entrypoints.models.network import Network, network_folder
-from sm_train.entrypoints.models.objectives import Objective, objective_of
-from sm_train.entrypoints.models.pipeline import Text, caption_tokens, encode, tokenize
-from sm_train.entrypoints.models.text_to_image import TextToImage
+from sm_train.entrypoints.models.objectives import Objective, build_objective
+from sm_train.entrypoints.models.pipeline import Text, caption_tokens, encode, predict, tokenize
 from torch import Tensor, nn
+
+_TEXT_ENCODERS = ("CLIPTextModel", "CLIPTextModelWithProjection", "T5EncoderModel")
+
+
+class TextToImage(nn.Module):
+    """Everything that is trained, as one module: the network and a trained text encoder.
+
+    ``text_encoder`` is None if it is frozen. ``vae_scale_factor`` is the number of image pixels,
+    along a side, for one pixel of the network's input.
+    """
+
+    def __init__(
+        self, network: nn.Module, text_encoder: nn.Module | None, vae_scale_factor: int
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self.text_encoder = text_encoder
+        self.vae_scale_factor = vae_scale_factor
+
+    def forward(
+        self, noisy: Tensor, timesteps: Tensor, captions: Tensor, pooled: Tensor | None = None
+    ) -> Tensor:
+        """Predict from ``noisy`` (B, C, H, W) at ``timesteps`` (B,).
+
+        ``captions`` are token ids (B, L) for a trained text encoder, else hidden states (B, L, D).
+        """
+        text = Text(captions, pooled)
+        if self.text_encoder is not None:
+            text = encode([self.text_encoder], [captions])
+        return predict(self.network, noisy, timesteps, text, self.vae_scale_factor)
 
 
 @dataclass(frozen=True)
-class Tokenize:
-    """Tokenizers, each with the length of its captions; crosses to the loader's process."""
+class CaptionTokenizer:
+    """Tokenizers, each with the length of its captions. Picklable for the loader's process."""
 
     tokenizers: tuple[tuple[Any, int], ...]
 
     def __call__(self, captions: Sequence[str]) -> list[Tensor]:
-        """For each tokenizer the captions' token ids (B, L)."""
+        """Return the captions' token ids (B, L) for each tokenizer."""
         return [tokenize(tokenizer, length, captions) for tokenizer, length in self.tokenizers]
 
 
 @dataclass(frozen=True)
 class TextEncoders:
-    """The encoders of a caption, each with its tokenizer, in the order of diffusers' pipelines."""
+    """The text encoders, each with its tokenizer, in the order of diffusers' pipelines."""
 
     encoders: tuple[Any, ...]
     tokenizers: tuple[Any, ...]
 
     @property
-    def tokenize(self) -> Tokenize:
-        """For each encoder the captions' token ids."""
+    def tokenize(self) -> CaptionTokenizer:
+        """Return a function from captions to the token ids of each encoder."""
         pairs = zip(self.encoders, self.tokenizers, strict=True)
-        return Tokenize(
-            tuple((tokenizer, caption_tokens(one, tokenizer)) for one, tokenizer in pairs)
+        return CaptionTokenizer(
+            tuple((tokenizer, caption_tokens(encoder, tokenizer)) for encoder, tokenizer in pairs)
         )
 
     def encode(self, token_ids: Sequence[Tensor]) -> Text:
+        """Encode captions, given their token ids (B, L) for each encoder."""
         return encode(self.encoders, token_ids)
 
-    def folders(self) -> dict[str, Any]:
-        """Encoders and tokenizers by the names of their folders in diffusers' layout."""
+    def named_components(self) -> dict[str, Any]:
+        """Return encoders and tokenizers by the names of their folders in diffusers' layout."""
         named: dict[str, Any] = {}
-        for number, pair in enumerate(zip(self.encoders, self.tokenizers, strict=True)):
-            named[numbered("text_encoder", number)], named[numbered("tokenizer", number)] = pair
+        for number, encoder in enumerate(self.encoders):
+            named[numbered_component("text_encoder", number)] = encoder
+        for number, tokenizer in enumerate(self.tokenizers):
+            named[numbered_component("tokenizer", number)] = tokenizer
         return named
 
 
 @dataclass(frozen=True)
 class ModelComponents:
-    """A model's parts; ``vae`` is None for a model on pixels.
+    """A model's components; ``vae`` is None for a model on pixels.
 
-    ``random_frozen`` names parts that are neither trained nor loaded. The network has no memory
-    until :meth:`Network.fill`.
+    ``random_frozen`` names components that are neither trained nor loaded. The network has no
+    memory until :meth:`Network.materialize`.
     """
 
-    built: Network
-    text: TextEncoders
+    network_init: Network
+    text_encoders: TextEncoders
     vae: Any
     objective: Objective
     train_text_encoder: bool
@@ -76,106 +108,124 @@ class ModelComponents:
 
     @property
     def network(self) -> Any:
-        return self.built.module
+        """The network's module."""
+        return self.network_init.module
 
     @property
-    def scale(self) -> int:
-        """Pixels of an image's side for one of the network's input."""
+    def vae_scale_factor(self) -> int:
+        """Pixels of an image's side for one pixel of the network's input."""
         return downsampling(None if self.vae is None else self.vae.config)
 
-    def draws(self, seed: int) -> SampleRng:
-        """What is random in training on an image; an autoencoder's latents are drawn too."""
+    def sample_rng(self, seed: int) -> SampleRng:
+        """Return the random numbers of a training sample: noise and, with a VAE, its latent."""
         kinds = 1 if self.vae is None else 2
-        return SampleRng(seed, kinds, self.network.config.in_channels, self.scale)
+        return SampleRng(seed, kinds, self.network.config.in_channels, self.vae_scale_factor)
 
-    def trained(self) -> TextToImage:
-        """The parts that learn, as one module that shares their weights."""
-        text_encoder = self.text.encoders[0] if self.train_text_encoder else None
-        return TextToImage(self.network, text_encoder, self.scale)
+    def trained_module(self) -> TextToImage:
+        """Return the trained components as one module, which shares their weights."""
+        text_encoder = self.text_encoders.encoders[0] if self.train_text_encoder else None
+        return TextToImage(self.network, text_encoder, self.vae_scale_factor)
 
-    def frozen(self) -> list[nn.Module]:
-        text = () if self.train_text_encoder else self.text.encoders
+    def frozen_modules(self) -> list[nn.Module]:
+        """Return the modules that are not trained."""
+        text = () if self.train_text_encoder else self.text_encoders.encoders
         return [module for module in (self.vae, *text) if module is not None]
 
-    def folders(self) -> dict[str, Any]:
-        """The parts by the names of their folders in diffusers' layout."""
-        named = {self.built.part: self.network, "scheduler": self.objective.sampler()}
-        named |= self.text.folders()
+    def named_components(self) -> dict[str, Any]:
+        """Return the components by the names of their folders in diffusers' layout."""
+        named = {
+            self.network_init.component: self.network,
+            "scheduler": self.objective.inference_scheduler(),
+            **self.text_encoders.named_components(),
+        }
         return named if self.vae is None else named | {"vae": self.vae}
 
 
-def build(
+def build_components(
     model: ModelConfig, resolution: int, *, components: Path | None, previous: Path | None
 ) -> ModelComponents:
     """Build a preset for images of ``resolution`` pixels.
 
-    ``components`` holds frozen parts and, if there, a network to start from; ``previous`` is the
-    final model of the stage before, whose trained parts win.
+    ``components`` is a folder with frozen components and, optionally, a network to start from.
+    ``previous`` is the final model of the previous stage; its trained components take precedence.
 
     Raises:
-        SettingsError: there is no such preset, or a folder is of another model.
+        SettingsError: there is no such preset, or a folder holds another model.
     """
     from diffusers import AutoencoderKL
 
     preset = read_preset(model.preset)
     random_frozen = []
     train_text = bool(preset["train_text_encoder"])
-    text_from = previous if train_text and previous is not None else components
-    text = load_text_encoders(text_from)
-    if text is None:
+    text_folder = previous if train_text and previous is not None else components
+    text_encoders = load_text_encoders(text_folder)
+    if text_encoders is None:
         encoders = tuple(new_text_encoders(preset["text_encoders"]))
-        text = TextEncoders(encoders, tuple(_bytes_tokenizer() for _ in encoders))
+        text_encoders = TextEncoders(encoders, tuple(_bytes_tokenizer() for _ in encoders))
         if not train_text:
-            random_frozen += [numbered("text_encoder", n) for n in range(len(text.encoders))]
+            random_frozen += [
+                numbered_component("text_encoder", number) for number in range(len(encoders))
+            ]
     vae = None
     if preset["vae"] is not None:
-        folder = _part(components, "vae")
-        if folder:
-            vae = AutoencoderKL.from_pretrained(folder, local_files_only=True)
+        vae_folder = _subfolder(components, "vae")
+        if vae_folder:
+            vae = AutoencoderKL.from_pretrained(vae_folder, local_files_only=True)
         else:
             vae = new_autoencoder(preset["vae"])
             random_frozen.append("vae")
-    scale = downsampling(None if vae is None else vae.config)
-    starts = [one for one in (previous, components) if one is not None]
-    folder = next((one for start in starts if (one := network_folder(start))), None)
-    parts = ModelComponents(
-        built=Network(preset["network"], folder, resolution // scale),
-        text=text,
+    vae_scale_factor = downsampling(None if vae is None else vae.config)
+    network_folders = [
+        network_folder(folder) for folder in (previous, components) if folder is not None
+    ]
+    built = ModelComponents(
+        network_init=Network(
+            preset["network"],
+            next((folder for folder in network_folders if folder is not None), None),
+            resolution // vae_scale_factor,
+        ),
+        text_encoders=text_encoders,
         vae=vae,
-        objective=objective_of(preset, model, resolution),
+        objective=build_objective(preset, model, resolution),
         train_text_encoder=train_text,
         random_frozen=tuple(random_frozen),
     )
-    for module in parts.frozen():
+    for module in built.frozen_modules():
         module.requires_grad_(False).eval()
-    return parts
+    return built
 
 
-def load_text_encoders(folder: Path | None, *, frame: bool = False) -> TextEncoders | None:
-    """The text encoders of a model in diffusers' layout; None where it has none.
+def load_text_encoders(
+    folder: Path | None, *, allow_missing_weights: bool = False
+) -> TextEncoders | None:
+    """Load the text encoders of a folder in diffusers' layout; None if it has none.
 
-    One that is trained has no weights in a ``frame``; a checkpoint has them.
+    With ``allow_missing_weights`` an encoder without weights is built from its configuration: the
+    components next to checkpoints lack those of a trained encoder, which each checkpoint holds.
 
     Raises:
-        SettingsError: one is of a kind that is not known here, or lacks its tokenizer.
+        SettingsError: an encoder is of an unknown class.
     """
     import transformers
     from transformers import AutoTokenizer
 
     encoders: list[Any] = []
     tokenizers: list[Any] = []
-    while path := _part(folder, numbered("text_encoder", len(encoders))):
+    while path := _subfolder(folder, numbered_component("text_encoder", len(encoders))):
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-        [kind, *_] = config.get("architectures") or ["nothing"]
-        if kind not in ("CLIPTextModel", "CLIPTextModelWithProjection", "T5EncoderModel"):
-            raise JobConfigError(f"{path}: is a {kind}; CLIP and T5 encoders can be used")
-        tokenizer = _part(folder, numbered("tokenizer", len(encoders)))
-        encoder = getattr(transformers, kind)
-        if frame and not any(path.glob("*.safetensors")):
-            encoders.append(encoder(encoder.config_class.from_pretrained(path)))
+        [class_name, *_] = config.get("architectures") or ["nothing"]
+        if class_name not in _TEXT_ENCODERS:
+            raise JobConfigError(
+                f"{path}: class {class_name} is not supported; use one of "
+                f"{', '.join(_TEXT_ENCODERS)}"
+            )
+        tokenizer = _subfolder(folder, numbered_component("tokenizer", len(encoders)))
+        encoder_class = getattr(transformers, class_name)
+        if allow_missing_weights and not any(path.glob("*.safetensors")):
+            encoders.append(encoder_class(encoder_class.config_class.from_pretrained(path)))
         else:
-            # Transformers 5 keeps the precision it finds; autocast expects fp32 weights.
-            encoders.append(encoder.from_pretrained(path, local_files_only=True).float())
+            # Transformers 5 keeps the stored precision; autocast expects fp32 weights.
+            encoders.append(encoder_class.from_pretrained(path, local_files_only=True).float())
         tokenizers.append(
             AutoTokenizer.from_pretrained(tokenizer, local_files_only=True)
             if tokenizer
@@ -203,7 +253,7 @@ def new_text_encoders(configs: Sequence[Mapping[str, Any]]) -> list[Any]:
 
 
 def _bytes_tokenizer() -> Any:
-    """One that reads bytes and needs no vocabulary."""
+    """Return a tokenizer on bytes, which needs no vocabulary."""
     from transformers import ByT5Tokenizer
 
     return ByT5Tokenizer()
@@ -213,5 +263,5 @@ def _without_class(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key != "class"}
 
 
-def _part(folder: Path | None, name: str) -> Path | None:
+def _subfolder(folder: Path | None, name: str) -> Path | None:
     return folder / name if folder is not None and (folder / name).is_dir() else None

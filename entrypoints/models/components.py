@@ -1,4 +1,4 @@
-"""Models as files, told apart without loading them: presets, and folders in diffusers' layout."""
+"""Read presets and model folders in diffusers' layout without loading weights."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from sm_train.entrypoints.common.job_config import JobConfigError
 
 PRESETS = Path(__file__).parent / "presets"
 
-
 UNLIMITED_TOKENS = 256
 """Tokens of a caption for a T5 (:data:`sm_train.entrypoints.models.pipeline.T5_TOKENS`)."""
 
 
 class ComponentsError(ValueError):
-    """A folder of components cannot be used; the message is one line."""
+    """A components folder cannot be used; the message is one line."""
 
 
-def numbered(part: str, number: int) -> str:
-    """The folder of a model's text encoders and tokenizers: the first has no number."""
-    return part if number == 0 else f"{part}_{number + 1}"
+def numbered_component(name: str, index: int) -> str:
+    """Return the folder of a text encoder or tokenizer: ``name``, ``name_2``, ``name_3``."""
+    return name if index == 0 else f"{name}_{index + 1}"
 
 
 def preset_names() -> list[str]:
@@ -46,36 +45,37 @@ def preset_caption_tokens(preset: Mapping[str, Any]) -> int:
 
 
 def read_preset(name: str) -> dict[str, Any]:
-    """The shipped configuration called ``name``; parts that presets share are filled in.
+    """Return the preset called ``name``, with shared component configurations filled in.
 
     Raises:
-        SettingsError: there is none.
+        SettingsError: there is no such preset.
     """
     path = PRESETS / f"{name}.json"
     if not path.is_file():
         raise JobConfigError(f"model.preset: {name!r} is not one of {', '.join(preset_names())}")
     preset: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    preset["vae"] = _shared(preset["vae"])
-    preset["text_encoders"] = [_shared(one) for one in preset["text_encoders"]]
+    preset["vae"] = _resolve_shared(preset["vae"])
+    preset["text_encoders"] = [_resolve_shared(encoder) for encoder in preset["text_encoders"]]
     return preset
 
 
-def _shared(part: Any) -> Any:
-    if not isinstance(part, str):
-        return part
-    return json.loads((PRESETS / "parts" / f"{part}.json").read_text(encoding="utf-8"))
+def _resolve_shared(component: Any) -> Any:
+    """Replace the name of a shared configuration by its content."""
+    if not isinstance(component, str):
+        return component
+    return json.loads((PRESETS / "parts" / f"{component}.json").read_text(encoding="utf-8"))
 
 
 def downsampling(vae: Mapping[str, Any] | None) -> int:
-    """Pixels of an image's side for one of a latent: 1 without an autoencoder."""
+    """Return the pixels of an image's side per latent pixel; 1 without an autoencoder."""
     return 1 if vae is None else int(2 ** (len(vae["block_out_channels"]) - 1))
 
 
 def components_digest(folder: Path) -> str:
-    """Names an autoencoder and text encoders: by their configurations and their files' sizes.
+    """Return a digest of an autoencoder and text encoders: of configurations and file sizes.
 
-    Weights are not read: they take minutes, and a file of other weights has seldom the same size
-    and configuration. Retrained in place they do: then the digest does not see it.
+    Weights are not read, which would take minutes: other weights rarely have the same size and
+    configuration. The digest does not detect weights that were retrained with the same shapes.
     """
     digest = hashlib.sha256()
     for path in component_files(folder):
@@ -87,22 +87,22 @@ def components_digest(folder: Path) -> str:
 
 
 def component_files(folder: Path) -> Iterator[Path]:
-    """What belongs to the components, and nothing else that lies in ``folder``."""
-    for part in ("vae", "text_encoder*", "tokenizer*"):
-        for found in sorted(folder.glob(part)):
-            yield from (path for path in sorted(found.rglob("*")) if path.is_file())
+    """Yield the files of frozen components; skip everything else in ``folder``."""
+    for pattern in ("vae", "text_encoder*", "tokenizer*"):
+        for component in sorted(folder.glob(pattern)):
+            yield from (path for path in sorted(component.rglob("*")) if path.is_file())
 
 
-def latents_of(folder: Path, resolution: int) -> dict[str, Any]:
-    """What an index says of latents: resolution, shapes of the arrays, and whose they are.
+def describe_latents(folder: Path, resolution: int) -> dict[str, Any]:
+    """Return an index's description of latents: resolution, array shapes and components digest.
 
     Raises:
-        ComponentsError: the folder is not one of components, or its sizes do not fit.
+        ComponentsError: the folder holds no components, or the resolution does not fit them.
     """
     vae = _read(folder / "vae" / "config.json")
     factor = downsampling(vae)
     if resolution % factor:
-        raise ComponentsError(f"{resolution} pixels: the autoencoder divides sides by {factor}")
+        raise ComponentsError(f"resolution: {resolution} must be a multiple of {factor}")
     text, pooled = _text_shapes(folder)
     latents = {
         "resolution": resolution,
@@ -114,21 +114,26 @@ def latents_of(folder: Path, resolution: int) -> dict[str, Any]:
 
 
 def _text_shapes(folder: Path) -> tuple[list[int], list[int]]:
-    """Of a caption's states and of its pooled projections, as ``pipeline.encode`` makes them."""
-    clip, clip_tokens, t5, t5_tokens, pooled, number = 0, 0, 0, 0, 0, 0
-    while number == 0 or (folder / numbered("text_encoder", number)).is_dir():
-        encoder = _read(folder / numbered("text_encoder", number) / "config.json")
-        tokenizer = _read(folder / numbered("tokenizer", number) / "tokenizer_config.json")
+    """Return the shapes of a caption's hidden states and pooled projections.
+
+    They are those of :func:`sm_train.entrypoints.models.pipeline.encode`: CLIP states are joined
+    along the width, T5 states along the length.
+    """
+    clip_width = clip_tokens = t5_width = t5_tokens = pooled_width = index = 0
+    while index == 0 or (folder / numbered_component("text_encoder", index)).is_dir():
+        encoder = _read(folder / numbered_component("text_encoder", index) / "config.json")
+        tokenizer = _read(folder / numbered_component("tokenizer", index) / "tokenizer_config.json")
         positions = encoder.get("max_position_embeddings", UNLIMITED_TOKENS)
         tokens = min(positions, int(tokenizer.get("model_max_length", 10**9)))
         if encoder.get("model_type") == "t5":
-            t5, t5_tokens = encoder["d_model"], tokens
+            t5_width, t5_tokens = encoder["d_model"], tokens
         else:
-            clip, clip_tokens = clip + encoder["hidden_size"], tokens
+            clip_width, clip_tokens = clip_width + encoder["hidden_size"], tokens
             if "CLIPTextModelWithProjection" in encoder.get("architectures", ()):
-                pooled += encoder["projection_dim"]
-        number += 1
-    return [clip_tokens + t5_tokens, max(clip, t5)], [pooled] if pooled else []
+                pooled_width += encoder["projection_dim"]
+        index += 1
+    states = [clip_tokens + t5_tokens, max(clip_width, t5_width)]
+    return states, [pooled_width] if pooled_width else []
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -136,6 +141,7 @@ def _read(path: Path) -> dict[str, Any]:
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise ComponentsError(
-            f"{path.parent.parent}: not a folder of components: no {path.parent.name}/{path.name}"
+            f"{path.parent.parent}: not a components folder: no readable "
+            f"{path.parent.name}/{path.name}"
         ) from None
     return document

@@ -1,4 +1,4 @@
-"""Many small pictures in one."""
+"""Draw labeled images in a grid."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-_LEAST_SIDE = 128
-"""Pixels; smaller images are enlarged without smoothing, so that a person sees them."""
+_MIN_SIDE = 128
+"""Pixels; smaller images are enlarged without smoothing to be visible."""
 _GAP, _LABEL = 6, 14
 
 
 def draw_grid(images: Sequence[Image], labels: Sequence[str], columns: int) -> Image:
-    """The images in rows, each with its label below, cut to what fits."""
+    """Draw images of one size in rows, each with its label below, truncated to fit."""
     from PIL import Image, ImageDraw, ImageFont
 
-    scale = max(1, math.ceil(_LEAST_SIDE / images[0].width))
+    scale = max(1, math.ceil(_MIN_SIDE / images[0].width))
     width, height = images[0].width * scale, images[0].height * scale
     rows = math.ceil(len(images) / columns)
     cell = (width + _GAP, height + _LABEL + _GAP)
@@ -29,14 +29,15 @@ def draw_grid(images: Sequence[Image], labels: Sequence[str], columns: int) -> I
         left = _GAP + number % columns * cell[0]
         top = _GAP + number // columns * cell[1]
         grid.paste(image.resize((width, height), Image.Resampling.NEAREST), (left, top))
-        fitting = label
-        while fitting and pen.textlength(fitting, font=font) > width:
-            fitting = fitting[:-1]
-        pen.text((left, top + height), fitting, fill="black", font=font)
+        truncated = label
+        while truncated and pen.textlength(truncated, font=font) > width:
+            truncated = truncated[:-1]
+        pen.text((left, top + height), truncated, fill="black", font=font)
     return grid
 
 
 def png(image: Image) -> bytes:
+    """Return the image as a PNG file."""
     content = io.BytesIO()
     image.save(content, "PNG")
     return content.getvalue()

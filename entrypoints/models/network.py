@@ -1,7 +1,7 @@
-"""The network that is trained: built without memory, then filled in place.
+"""The trained network: built on the meta device, then initialized in place.
 
-A network of 20 billion weights is nowhere whole: it is built on PyTorch's meta device, split
-among processes there, and every process then draws or reads its own rows of each weight.
+A network of 20 billion weights fits on no single GPU with its optimizer. It is built on PyTorch's
+meta device and sharded there; each rank then initializes or loads its own rows of each weight.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from sm_train.entrypoints.distributed.local_shard import local_shard
 from torch import Tensor, nn
 
 TRANSFORMER, UNET = "transformer", "unet"
-"""Folders of a network in diffusers' layout."""
+"""Folder names of a network in diffusers' layout."""
 
 _ZERO = {
-    # As diffusers' class begins: with the original code's zeros the demo's digits came out worse
-    # (70 % recognised after 1,000 steps, 89 % without them).
+    # Diffusers' own initialization: with the original code's zeros the demo's digits were worse
+    # (70 % recognized after 1,000 steps, 89 % without them).
     "UNet2DConditionModel": (),
-    # AdaLN-Zero: blocks begin as identities, the output as zero (arXiv 2212.09748, section 3.2).
+    # AdaLN-Zero: blocks start as identities, the output as zero (arXiv 2212.09748, section 3.2).
     "PixArtTransformer2DModel": ("adaln_single.linear", "proj_out"),
     "SD3Transformer2DModel": (
         "norm1.linear",
@@ -37,24 +37,27 @@ _ZERO = {
         "proj_out",
     ),
 }
-"""Layers that begin as zero, by the end of their name."""
+"""Layers that are initialized to zero, by network class and end of the layer's name."""
 
 NETWORKS = tuple(_ZERO)
 """Diffusers' classes that can be trained."""
 
 _POSITIONS = "pos_embed.pos_embed"
+"""The buffer of a transformer's position embeddings."""
 
 
 def network_folder(model: Path) -> Path | None:
-    """Where ``model``, in diffusers' layout, has its network; None where there is none."""
-    return next((one for name in (TRANSFORMER, UNET) if (one := model / name).is_dir()), None)
+    """Return the network's folder in a model in diffusers' layout; None if it has none."""
+    folders = (model / name for name in (TRANSFORMER, UNET))
+    return next((folder for folder in folders if folder.is_dir()), None)
 
 
 class Network:
-    """``module``, of diffusers' class ``class_name``, is on the meta device until :meth:`fill`.
+    """A diffusers network, on the meta device until :meth:`materialize`.
 
-    ``config`` is a preset's; weights come from ``folder`` (in diffusers' layout) or, where that is
-    None, are drawn. ``side`` is that of its input in training. ``part`` names its folder.
+    ``config`` is a preset's. Weights are loaded from ``folder`` (in diffusers' layout) or, if that
+    is None, initialized at random. ``side`` is the side of the training input in latent pixels.
+    ``component`` is the name of its folder, ``module`` the network of class ``class_name``.
     """
 
     def __init__(self, config: Mapping[str, Any], folder: Path | None, side: int) -> None:
@@ -62,54 +65,57 @@ class Network:
 
         settings = dict(config)
         self.class_name: str = settings.pop("class")
-        self.part = UNET if self.class_name == "UNet2DConditionModel" else TRANSFORMER
-        kind = getattr(diffusers, self.class_name)
+        self.component = UNET if self.class_name == "UNet2DConditionModel" else TRANSFORMER
         if folder is not None:
             settings = _read_config(folder, self.class_name)
         self._folder, self._stretch = folder, side / settings["sample_size"]
         if self.class_name == "PixArtTransformer2DModel":
-            # Its positions are computed for its size: they shall span what they spanned before.
-            before = settings.get("interpolation_scale") or max(settings["sample_size"] // 64, 1)
-            settings["interpolation_scale"] = before * self._stretch
+            # PixArt computes positions for its sample size: scale them so that they keep the range
+            # of the original resolution.
+            scale = settings.get("interpolation_scale") or max(settings["sample_size"] // 64, 1)
+            settings["interpolation_scale"] = scale * self._stretch
             settings["sample_size"] = side
         with torch.device("meta"):
-            self.module: Any = kind.from_config(settings)
-        # Where the pipeline takes its default size from.
+            self.module: Any = getattr(diffusers, self.class_name).from_config(settings)
+        # The pipeline takes its default image size from here.
         self.module.register_to_config(sample_size=side)
 
     def config(self) -> dict[str, Any]:
-        """As diffusers saves it. FSDP2 gives its modules classes of other names."""
+        """Return the configuration as diffusers saves it.
+
+        The class name is the original one: FSDP2 renames the classes of its modules.
+        """
         config: dict[str, Any] = json.loads(self.module.to_json_string())
         return config | {"_class_name": self.class_name}
 
     @torch.no_grad()
-    def fill(self, device: torch.device, seed: int) -> None:
-        """Give the weights memory on ``device`` and their first values.
+    def materialize(self, device: torch.device, seed: int) -> None:
+        """Allocate the weights on ``device`` and initialize or load them.
 
-        Each process fills the rows that it owns; the values do not depend on how they are split.
+        Each rank writes its own rows; the values do not depend on the sharding.
 
         Raises:
-            SettingsError: the folder's weights are not those of this network.
+            SettingsError: the folder's weights do not match this network.
         """
         self.allocate(device)
         if self._folder is None:
-            _draw_all(self.module, _ZERO[self.class_name], device, seed)
+            _initialize(self.module, _ZERO[self.class_name], device, seed)
         else:
-            _read_all(self.module, self._folder)
+            _load_weights(self.module, self._folder)
         if self._stretch != 1.0 and _POSITIONS in self.module.state_dict():
             table = self.module.get_buffer(_POSITIONS)
-            table.copy_(stretched(table, self._stretch))
+            table.copy_(resize_positions(table, self._stretch))
 
     @torch.no_grad()
     def allocate(self, device: torch.device) -> None:
-        """Give the weights memory on ``device``, but no values; those of buffers are computed."""
+        """Allocate the weights on ``device`` without values, and compute the position buffer."""
         positions = self._positions()
         self.module.to_empty(device=device)
         if positions is not None:
             self.module.get_buffer(_POSITIONS).copy_(positions)
 
     def _positions(self) -> Tensor | None:
-        """The table of positions that diffusers computes, if the network has one."""
+        """Return the position embeddings that diffusers computes; None if the network has none."""
         embedding: Any = getattr(self.module, "pos_embed", None)
         if embedding is None:
             return None
@@ -126,25 +132,30 @@ class Network:
         return table
 
 
-def _read_config(folder: Path, kind: str) -> dict[str, Any]:
+def _read_config(folder: Path, class_name: str) -> dict[str, Any]:
     try:
         config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        raise JobConfigError(f"{folder}: has no config.json that can be read") from None
-    if config.get("_class_name") != kind:
-        found = config.get("_class_name")
-        raise JobConfigError(f"{folder}: is a {found}, and the preset's network a {kind}")
+        raise JobConfigError(f"{folder}: has no readable config.json") from None
+    stored_class = config.get("_class_name")
+    if stored_class != class_name:
+        raise JobConfigError(
+            f"{folder}: is a {stored_class}, and the preset's network a {class_name}; give another "
+            "preset or folder"
+        )
     return config
 
 
-def stretched(table: Tensor, factor: float) -> Tensor:
-    """A table of positions (1, n², D) resized about its centre, as the image in it has grown.
+def resize_positions(table: Tensor, factor: float) -> Tensor:
+    """Resize position embeddings (1, n², D) about their center for a larger image.
 
-    An image of ``factor`` times the patches along a side then finds, from edge to edge, the
-    positions that the smaller one had; bicubic, the table's edge goes on beyond it.
+    An image of ``factor`` times the patches along a side then gets, from edge to edge, the
+    positions of the smaller one. Interpolation is bicubic; beyond the table its border repeats.
     """
     side = math.isqrt(table.shape[1])
+    # (1, n², D) → (1, D, n, n), which grid_sample takes.
     grid = table.reshape(1, side, side, -1).permute(0, 3, 1, 2)
+    # An affine map (1, 2, 3) that samples the inner 1/factor of the table at n × n points.
     scale = torch.tensor([[1 / factor, 0, 0], [0, 1 / factor, 0]], device=table.device)
     points = F.affine_grid(scale[None].to(table), list(grid.shape), align_corners=False)
     resized = F.grid_sample(
@@ -153,56 +164,58 @@ def stretched(table: Tensor, factor: float) -> Tensor:
     return resized.permute(0, 2, 3, 1).reshape(table.shape)
 
 
-# ---------------------------------------------------------------------- first values
+def _initialize(module: nn.Module, zero: tuple[str, ...], device: torch.device, seed: int) -> None:
+    """Initialize all parameters; layers whose names end with one of ``zero`` are set to zero.
 
-
-def _draw_all(module: nn.Module, zero: tuple[str, ...], device: torch.device, seed: int) -> None:
+    Each rank generates the full parameter from a seed of its name, and keeps its own rows: the
+    values are the same for any sharding.
+    """
     generator = torch.Generator(device)
-    for owner_name, owner in module.named_modules():
-        begins_as_zero = owner_name.endswith(zero)
-        for name, parameter in owner.named_parameters(recurse=False):
-            full_name = f"{owner_name}.{name}".lstrip(".")
+    for layer_name, layer in module.named_modules():
+        set_to_zero = layer_name.endswith(zero)
+        for name, parameter in layer.named_parameters(recurse=False):
+            full_name = f"{layer_name}.{name}".lstrip(".")
             generator.manual_seed(int(hash64(seed, zlib.crc32(full_name.encode()))) - 2**63)
-            whole = torch.zeros(parameter.shape, device=device)
-            if not begins_as_zero:
-                _rule(owner, name)(whole, generator)
-            own = local_shard(parameter)
-            own.tensor.copy_(whole[own.rows])
+            values = torch.zeros(parameter.shape, device=device)
+            if not set_to_zero:
+                _init_rule(layer, name)(values, generator)
+            shard = local_shard(parameter)
+            shard.tensor.copy_(values[shard.rows])
 
 
-def _rule(owner: nn.Module, name: str) -> Callable[[Tensor, torch.Generator], Any]:
-    """How PyTorch and diffusers begin a parameter, on a generator of its own."""
-    if isinstance(owner, (nn.Linear, nn.Conv2d)):
-        weight: Any = owner.weight
+def _init_rule(layer: nn.Module, name: str) -> Callable[[Tensor, torch.Generator], Any]:
+    """Return PyTorch's or diffusers' initialization of a parameter, with an explicit generator."""
+    if isinstance(layer, (nn.Linear, nn.Conv2d)):
+        weight: Any = layer.weight
         bound = 1 / math.sqrt(weight.shape[1:].numel())
-        return lambda whole, generator: whole.uniform_(-bound, bound, generator=generator)
+        return lambda values, generator: values.uniform_(-bound, bound, generator=generator)
     if name == "scale_shift_table":
-        return lambda whole, generator: whole.normal_(
-            std=whole.shape[1] ** -0.5, generator=generator
+        return lambda values, generator: values.normal_(
+            std=values.shape[1] ** -0.5, generator=generator
         )
-    if "Norm" in type(owner).__name__:
-        return lambda whole, _: whole.fill_(float(name == "weight"))
-    raise JobConfigError(f"no rule for how {type(owner).__name__}.{name} begins")
+    if "Norm" in type(layer).__name__:
+        return lambda values, _: values.fill_(float(name == "weight"))
+    raise JobConfigError(f"no initialization rule for {type(layer).__name__}.{name}")
 
 
-# ---------------------------------------------------------------------- from a folder
-
-
-def _read_all(module: nn.Module, folder: Path) -> None:
-    found = dict(_stored(folder))
+def _load_weights(module: nn.Module, folder: Path) -> None:
+    """Load this rank's rows of all parameters and buffers from safetensors files."""
+    slices_of = dict(_stored_tensors(folder))
     for name, tensor in module.state_dict().items():
-        if name not in found:
+        if name not in slices_of:
             raise JobConfigError(f"{folder}: has no weight {name}")
-        stored = found[name]
+        stored = slices_of[name]
         if tuple(stored.get_shape()) != tuple(tensor.shape):
             raise JobConfigError(
-                f"{folder}: {name} is {tuple(stored.get_shape())}, not {tuple(tensor.shape)}"
+                f"{folder}: {name} has shape {tuple(stored.get_shape())}, and the preset's "
+                f"{tuple(tensor.shape)}"
             )
-        own = local_shard(tensor)
-        own.tensor.copy_(stored[own.rows])
+        # Reads only the rows of this rank from the file.
+        shard = local_shard(tensor)
+        shard.tensor.copy_(stored[shard.rows])
 
 
-def _stored(folder: Path) -> Iterator[tuple[str, Any]]:
+def _stored_tensors(folder: Path) -> Iterator[tuple[str, Any]]:
     files = sorted(folder.glob("diffusion_pytorch_model*.safetensors"))
     if not files:
         raise JobConfigError(f"{folder}: has no diffusion_pytorch_model.safetensors")

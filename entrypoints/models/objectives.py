@@ -1,7 +1,7 @@
-"""What a network learns to predict: noise or velocity by diffusion, or the flow between the two.
+"""Training objectives: predict noise or velocity (diffusion), or the velocity of a rectified flow.
 
-Both kinds offer the same: noisy samples with their timesteps and targets, and the scheduler that
-samples what was learned.
+An objective makes noisy samples with their timesteps and targets, and provides the scheduler that
+samples from the trained model.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from numpy.typing import NDArray
 from sm_train.entrypoints.common.job_config import JobConfigError, ModelConfig
 from torch import Tensor
 
-SAMPLERS = ("DDIMScheduler", "FlowMatchEulerDiscreteScheduler")
-"""Diffusers' classes that draw what was learned."""
+INFERENCE_SCHEDULERS = ("DDIMScheduler", "FlowMatchEulerDiscreteScheduler")
+"""Diffusers' scheduler classes that a final model can have."""
 
 _BASE_SIDE = 256
-"""Pixels of the side at which timesteps are not shifted (arXiv 2403.03206, section 5.3)."""
+"""Side in pixels at which timesteps are not shifted (arXiv 2403.03206, section 5.3)."""
 
 
 class DiffusionTarget(NamedTuple):
-    """What the network sees, ``noisy`` (B, C, H, W) at ``timesteps`` (B,), and what it should say.
+    """The network's input, ``noisy`` (B, C, H, W) at ``timesteps`` (B,), and its ``target``.
 
-    ``weights`` (B,) weigh each sample's mean squared error; None where all weigh the same.
+    ``weights`` (B,) weigh each sample's mean squared error; None if all samples weigh the same.
     """
 
     noisy: Tensor
@@ -37,38 +37,42 @@ class DiffusionTarget(NamedTuple):
 
 
 class Objective(Protocol):
-    """How ``images`` and ``noise`` (both B, C, H, W) become a task.
+    """Makes training targets from images and noise."""
 
-    ``uniform`` (B,) in (0, 1) chooses the timesteps. ``sampler`` draws what was learned.
-    """
-
-    def task(
+    def make_target(
         self, images: Tensor, noise: Tensor, uniform: NDArray[np.float64]
-    ) -> DiffusionTarget: ...
+    ) -> DiffusionTarget:
+        """Return the target for ``images`` and ``noise`` (both B, C, H, W).
 
-    def sampler(self) -> Any: ...
+        ``uniform`` (B,) in (0, 1) selects the timesteps.
+        """
+        ...
+
+    def inference_scheduler(self) -> Any:
+        """Return the diffusers scheduler that samples from the trained model."""
+        ...
 
 
-def objective_of(preset: Mapping[str, Any], model: ModelConfig, resolution: int) -> Objective:
-    """What ``preset`` learns at ``resolution`` pixels, as the run file has it.
+def build_objective(preset: Mapping[str, Any], model: ModelConfig, resolution: int) -> Objective:
+    """Build the objective of ``preset`` at ``resolution`` pixels with the run file's options.
 
     Raises:
-        SettingsError: the two do not go together.
+        SettingsError: the preset cannot be trained with the options.
     """
     prediction = model.prediction_type or preset["prediction_type"]
     if (prediction == "flow") != (preset["prediction_type"] == "flow"):
         raise JobConfigError(f"model.prediction_type: {model.preset} cannot learn {prediction}")
     if prediction == "flow":
         return RectifiedFlow(model.timestep_shift or resolution / _BASE_SIDE)
-    return Diffusion.of(preset["diffusion"], prediction, model)
+    return DiffusionObjective.from_schedule(preset["diffusion"], prediction, model)
 
 
 @dataclass(frozen=True)
-class Diffusion:
+class DiffusionObjective:
     """DDPM (Ho et al., arXiv 2006.11239) on ``scheduler``'s noise levels.
 
     A noisy sample is α·image + σ·noise. The target is the noise or the velocity α·noise − σ·image
-    (Salimans and Ho, arXiv 2202.00512). ``levels`` (2 or 3, timesteps, 1, 1, 1) are α, σ and, where
+    (Salimans and Ho, arXiv 2202.00512). ``levels`` (2 or 3, timesteps, 1, 1, 1) are α, σ and, if
     samples are weighted, the weights of min-SNR-γ (Hang et al., arXiv 2303.09556).
     """
 
@@ -76,9 +80,14 @@ class Diffusion:
     levels: Tensor
 
     @classmethod
-    def of(cls, schedule: Mapping[str, Any], prediction: str, model: ModelConfig) -> Diffusion:
-        """Zero terminal SNR rescales the schedule so that its last step is pure noise
-        (Lin et al., arXiv 2305.08891); it needs the velocity, since noise alone tells no noise.
+    def from_schedule(
+        cls, schedule: Mapping[str, Any], prediction: str, model: ModelConfig
+    ) -> DiffusionObjective:
+        """Build the objective from a preset's noise schedule.
+
+        Zero terminal SNR rescales the schedule so that its last timestep is pure noise (Lin et
+        al., arXiv 2305.08891). It needs the velocity: at pure noise, predicting the noise says
+        nothing about the image.
         """
         from diffusers import DDPMScheduler
 
@@ -88,38 +97,41 @@ class Diffusion:
             **schedule,
             prediction_type=prediction,
             rescale_betas_zero_snr=model.zero_terminal_snr,
-            # From the last timestep on, which "leading" would leave out (the same paper, 3.3).
+            # "trailing" starts at the last timestep, which "leading" omits (the same paper, 3.3).
             timestep_spacing="trailing" if model.zero_terminal_snr else "leading",
         )
-        kept = scheduler.alphas_cumprod.double()
-        levels = [kept.sqrt(), (1 - kept).sqrt()]
+        alphas_cumprod = scheduler.alphas_cumprod.double()
+        levels = [alphas_cumprod.sqrt(), (1 - alphas_cumprod).sqrt()]
         if model.min_snr_gamma is not None:
-            levels.append(_min_snr_weights(kept, prediction, model.min_snr_gamma))
+            levels.append(_min_snr_weights(alphas_cumprod, prediction, model.min_snr_gamma))
         return cls(scheduler, torch.stack(levels).float()[:, :, None, None, None])
 
-    def task(self, images: Tensor, noise: Tensor, uniform: NDArray[np.float64]) -> DiffusionTarget:
-        # Looked up on the host: what the device needs of the tables are a few numbers a sample.
-        drawn = torch.from_numpy((uniform * self.levels.shape[1]).astype(np.int64))
-        timesteps = drawn.to(images.device, non_blocking=True)
-        levels = self.levels.index_select(1, drawn).to(images.device, non_blocking=True)
-        signal, sigma, *weights = levels
-        noisy = torch.addcmul(signal * images, sigma, noise)
+    def make_target(
+        self, images: Tensor, noise: Tensor, uniform: NDArray[np.float64]
+    ) -> DiffusionTarget:
+        """See :meth:`Objective.make_target`."""
+        # The lookup runs on the CPU: the device needs only a few numbers per sample.
+        indices = torch.from_numpy((uniform * self.levels.shape[1]).astype(np.int64))
+        timesteps = indices.to(images.device, non_blocking=True)
+        levels = self.levels.index_select(1, indices).to(images.device, non_blocking=True)
+        alpha, sigma, *weights = levels
+        noisy = torch.addcmul(alpha * images, sigma, noise)
         target = noise
         if self.scheduler.config.prediction_type == "v_prediction":
-            target = torch.addcmul(signal * noise, sigma, images, value=-1)
+            target = torch.addcmul(alpha * noise, sigma, images, value=-1)
         return DiffusionTarget(noisy, timesteps, target, weights[0].flatten() if weights else None)
 
-    def sampler(self) -> Any:
-        """DDIM (Song et al., arXiv 2010.02502)."""
+    def inference_scheduler(self) -> Any:
+        """Return a DDIM scheduler (Song et al., arXiv 2010.02502)."""
         from diffusers import DDIMScheduler
 
         return DDIMScheduler.from_config(self.scheduler.config)
 
 
 def _min_snr_weights(alphas_cumprod: Tensor, prediction: str, gamma: float) -> Tensor:
-    """min(SNR, γ) / SNR for the noise, / (SNR + 1) for the velocity; (timesteps,)."""
+    """Return min(SNR, γ) / SNR for the noise, / (SNR + 1) for the velocity; (timesteps,)."""
     snr = alphas_cumprod / (1 - alphas_cumprod)
-    # As factors of SNR, so that no SNR of zero is divided by.
+    # Rearranged to avoid a division by an SNR of zero.
     clipped = torch.clamp(gamma / snr, max=1.0)
     return clipped if prediction == "epsilon" else clipped * snr / (snr + 1)
 
@@ -128,37 +140,40 @@ def _min_snr_weights(alphas_cumprod: Tensor, prediction: str, gamma: float) -> T
 class RectifiedFlow:
     """Straight lines from image to noise, z = (1 − t)·image + t·noise; the target is their slope.
 
-    t is logit-normal, then moved towards noise by ``shift``: t' = shift·t / (1 + (shift − 1)·t),
-    with the root of the number of pixels, since more pixels hide less under the same noise (Esser
-    et al., arXiv 2403.03206, sections 3.1 and 5.3).
+    t is logit-normal, then shifted towards noise by ``shift``: t' = shift·t / (1 + (shift − 1)·t).
+    The shift grows with the square root of the number of pixels, because the same noise hides less
+    of a larger image (Esser et al., arXiv 2403.03206, sections 3.1 and 5.3).
     """
 
     shift: float
 
-    def task(self, images: Tensor, noise: Tensor, uniform: NDArray[np.float64]) -> DiffusionTarget:
+    def make_target(
+        self, images: Tensor, noise: Tensor, uniform: NDArray[np.float64]
+    ) -> DiffusionTarget:
+        """See :meth:`Objective.make_target`."""
         normal = torch.special.ndtri(torch.from_numpy(uniform))
         unshifted = torch.sigmoid(normal)
-        drawn = self.shift * unshifted / (1 + (self.shift - 1) * unshifted)
-        times = drawn.float().to(images.device, non_blocking=True)
+        shifted = self.shift * unshifted / (1 + (self.shift - 1) * unshifted)
+        times = shifted.float().to(images.device, non_blocking=True)
         noisy = torch.lerp(images, noise, times[:, None, None, None])
         return DiffusionTarget(noisy, 1000.0 * times, noise - images)
 
-    def sampler(self) -> Any:
-        """Euler's steps along the flow."""
+    def inference_scheduler(self) -> Any:
+        """Return a scheduler that takes Euler steps along the flow."""
         from diffusers import FlowMatchEulerDiscreteScheduler
 
         return FlowMatchEulerDiscreteScheduler(shift=self.shift)
 
 
-def loss(prediction: Tensor, task: DiffusionTarget) -> Tensor:
-    """The mean squared error of a micro-batch, a scalar."""
-    if task.weights is None:
-        return F.mse_loss(prediction.float(), task.target.float())
-    return per_sample_loss(prediction, task).mean()
+def loss(prediction: Tensor, target: DiffusionTarget) -> Tensor:
+    """Return the mean squared error of a micro-batch, a scalar."""
+    if target.weights is None:
+        return F.mse_loss(prediction.float(), target.target.float())
+    return per_sample_loss(prediction, target).mean()
 
 
-def per_sample_loss(prediction: Tensor, task: DiffusionTarget) -> Tensor:
-    """The mean squared error of each sample, weighted as in training; (B,)."""
-    squares = F.mse_loss(prediction.float(), task.target.float(), reduction="none")
-    each = squares.mean(dim=(1, 2, 3))
-    return each if task.weights is None else each * task.weights
+def per_sample_loss(prediction: Tensor, target: DiffusionTarget) -> Tensor:
+    """Return the mean squared error of each sample (B,), weighted as in training."""
+    squares = F.mse_loss(prediction.float(), target.target.float(), reduction="none")
+    errors = squares.mean(dim=(1, 2, 3))
+    return errors if target.weights is None else errors * target.weights

@@ -1,7 +1,8 @@
-"""Images that are there already: told by their bytes or by their perceptual hashes.
+"""Finds images that duplicate an earlier one, by their bytes or their perceptual hashes.
 
-The first in the order of the inputs stays, so the answer does not depend on who looked at what.
-It takes a pass of its own over all inputs, whose results are kept until the pack is finished.
+The first of several duplicates in input order is kept, so the result does not depend on which node
+reads which image. Deduplication is a separate pass over all inputs; its digests are stored until
+the pack is finished.
 """
 
 from __future__ import annotations
@@ -16,9 +17,14 @@ from sm_train.entrypoints.data.image_header import DecodeError
 from sm_train.entrypoints.data.shard_index import RejectedInput
 from sm_train.entrypoints.packing.perceptual_hash import near_duplicates
 from sm_train.entrypoints.packing.plan import PackInput, PackOptions, ShardPlan
-from sm_train.entrypoints.packing.shard_builder import WORK, ProgressCallback, read_metadata
+from sm_train.entrypoints.packing.shard_builder import PACK_STATE, ProgressCallback, read_metadata
 from sm_train.entrypoints.packing.storage import S3Access, Storage
-from sm_train.entrypoints.packing.worker_pool import PackProgress, WorkerPlan, run, split_cores
+from sm_train.entrypoints.packing.worker_pool import (
+    PackProgress,
+    WorkerPlan,
+    run_tasks,
+    split_cores,
+)
 
 _Digest = tuple[str, int | None]
 """An image's SHA-256 and its perceptual hash."""
@@ -27,67 +33,71 @@ _Digest = tuple[str, int | None]
 def digest_shards(
     plans: Sequence[ShardPlan], work: WorkerPlan, on_progress: Callable[[PackProgress], None]
 ) -> None:
-    """Take the digests of all inputs of ``plans``, where they are not kept already."""
+    """Compute and store the digests of all inputs of ``plans`` that are not stored yet."""
     total = sum(len(plan.inputs) for plan in plans)
     missing = [plan for plan in plans if work.destination.size(digests_name(plan)) is None]
-    processes, threads = split_cores(missing, work, at_most=work.workers)
+    processes, threads = split_cores(missing, work, max_processes=work.workers)
     task = partial(_digest_shard, work.destination, work.access, threads)
-    for tally in run(task, missing, processes):
-        on_progress(replace(tally, total=total))
+    for progress in run_tasks(task, missing, processes):
+        on_progress(replace(progress, total=total))
 
 
 def find_duplicates(plans: Sequence[ShardPlan], destination: Storage) -> dict[int, RejectedInput]:
-    """The inputs to leave out, by number, now that the digests of all shards are there."""
+    """Return the duplicates to leave out, by input number. All digests must be stored."""
     inputs = [item for plan in plans for item in plan.inputs]
-    digests = [digest for plan in plans for digest in _read(destination, plan)]
+    digests = [digest for plan in plans for digest in _read_digests(destination, plan)]
     return duplicates(inputs, digests, plans[0].options)
 
 
 def duplicates(
     inputs: Sequence[PackInput], digests: Sequence[_Digest | None], options: PackOptions
 ) -> dict[int, RejectedInput]:
-    """The inputs to leave out; an image that could not be read is like no other."""
-    refused: dict[int, RejectedInput] = {}
-    first: dict[str, int] = {}
-    for number, digest in enumerate(digests):
-        if digest is not None and (same := first.setdefault(digest[0], number)) != number:
-            detail = f"has the same bytes as {inputs[same].source}"
-            refused[number] = RejectedInput(inputs[number].source, "duplicate", detail)
+    """Return the duplicates to leave out; a digest of None (unreadable image) matches no other."""
+    rejected: dict[int, RejectedInput] = {}
+    first_of: dict[str, int] = {}
+    for index, digest in enumerate(digests):
+        if digest is not None and (first := first_of.setdefault(digest[0], index)) != index:
+            detail = f"has the same bytes as {inputs[first].source}"
+            rejected[index] = RejectedInput(inputs[index].source, "duplicate", detail)
     if options.near_bits is not None:
         hashes = [
-            None if digest is None or number in refused else digest[1]
-            for number, digest in enumerate(digests)
+            None if digest is None or index in rejected else digest[1]
+            for index, digest in enumerate(digests)
         ]
-        for number, same in near_duplicates(hashes, options.near_bits).items():
-            detail = f"looks like {inputs[same].source}"
-            refused[number] = RejectedInput(inputs[number].source, "near-duplicate", detail)
-    return {inputs[number].number: one for number, one in refused.items()}
+        for index, first in near_duplicates(hashes, options.near_bits).items():
+            detail = f"looks like {inputs[first].source}"
+            rejected[index] = RejectedInput(inputs[index].source, "near-duplicate", detail)
+    return {inputs[index].number: rejection for index, rejection in rejected.items()}
 
 
 def digests_name(plan: ShardPlan) -> str:
-    """Where a shard's digests are kept below the destination."""
-    return f"{WORK}/{plan.name}.digests.json"
+    """Return the name of a shard's digests in the destination."""
+    return f"{PACK_STATE}/{plan.name}.digests.json"
 
 
 def _digest_shard(
-    destination: Storage, access: S3Access, threads: int, plan: ShardPlan, tell: ProgressCallback
+    destination: Storage,
+    access: S3Access,
+    threads: int,
+    plan: ShardPlan,
+    on_progress: ProgressCallback,
 ) -> None:
-    def look(item: PackInput) -> _Digest | None:
+    def digest_input(item: PackInput) -> _Digest | None:
         try:
-            _, facts = read_metadata(item, plan.options, access)
+            _, metadata = read_metadata(item, plan.options, access)
         except DecodeError:
             return None
-        return facts.sha256, facts.phash
+        return metadata.sha256, metadata.phash
 
-    found: list[_Digest | None] = []
+    digests: list[_Digest | None] = []
     with ThreadPoolExecutor(threads) as pool:
-        for digest in pool.map(look, plan.inputs):
-            found.append(digest)
-            tell(1, 0, 0)
+        for digest in pool.map(digest_input, plan.inputs):
+            digests.append(digest)
+            on_progress(1, 0, 0)
     with destination.atomic_writer(digests_name(plan)) as sink:
-        sink.write(json.dumps(found).encode())
+        sink.write(json.dumps(digests).encode())
 
 
-def _read(destination: Storage, plan: ShardPlan) -> Iterator[_Digest | None]:
+def _read_digests(destination: Storage, plan: ShardPlan) -> Iterator[_Digest | None]:
     for digest in json.loads(destination.read(digests_name(plan))):
         yield None if digest is None else (digest[0], digest[1])

@@ -1,4 +1,4 @@
-"""What packing knows of an image: whether it is whole, its kind, sides, digest and hash."""
+"""Reads an image's metadata for packing: format, dimensions, digest, hash; detects corruption."""
 
 from __future__ import annotations
 
@@ -26,23 +26,25 @@ from sm_train.entrypoints.packing.storage import BytesLike
 Grey = NDArray[np.uint8]
 
 MAX_PIXELS = 2**27
-"""134 megapixels: training refuses larger images, so packing does."""
+"""134 megapixels: the data loader rejects larger images, so packing does, too."""
 
-_KINDS = {"JPEG": "jpeg", "MPO": "jpeg", "PNG": "png", "WEBP": "webp"}
-"""Pillow's name → ours. An MPO (telephones write it) is a JPEG with more images behind it."""
+_FORMATS = {"JPEG": "jpeg", "MPO": "jpeg", "PNG": "png", "WEBP": "webp"}
+"""Pillow's name → ours. An MPO (written by phones) is a JPEG followed by more images."""
 
 _PNG_END = b"IEND\xaeB`\x82"
-_HASHED_SIDE = 64  # of the reduced JPEG that is hashed, at least; twice what the hash needs
+_MIN_REDUCED_SIDE = 64
+"""Shorter side in pixels to which a JPEG is reduced for its hash; twice what the hash needs."""
 
 
 @dataclass(frozen=True)
 class ImageMetadata:
-    """``width`` and ``height`` are pixels as shown, after the EXIF ``orientation`` (1 to 8).
+    """An image's ``format`` is "jpeg", "png" or "webp".
 
-    ``phash`` is None where pixels were not looked at.
+    ``width`` and ``height`` are pixels as displayed, with the EXIF ``orientation`` (1 to 8)
+    applied. ``phash`` is None if the image was not decoded.
     """
 
-    kind: str
+    format: str
     width: int
     height: int
     orientation: int
@@ -51,39 +53,40 @@ class ImageMetadata:
 
 
 def read_image_metadata(content: BytesLike, *, pixels: bool = True) -> ImageMetadata:
-    """Describe an image; with ``pixels`` decode all of it, which finds every damage.
+    """Return an image's metadata. With ``pixels``, decode all of it, which detects any corruption.
 
     Raises:
-        DecodeError: it is empty, damaged, of no kind that is known here, or too large.
+        DecodeError: it is empty, corrupt, too large, or not a JPEG, PNG or WebP.
     """
     if not content:
         raise DecodeError("image-empty", "zero bytes")
-    kind, width, height, orientation = _header(content)
+    image_format, width, height, orientation = _read_header(content)
     if width * height > MAX_PIXELS:
         raise DecodeError("image-bomb", f"{width} × {height} pixels; {MAX_PIXELS:,} at most")
-    phash = _hash(content, kind, height, width) if pixels else None
+    phash = _hash(content, image_format, height, width) if pixels else None
     if orientation >= 5:
         width, height = height, width
     digest = hashlib.sha256(content).hexdigest()
-    return ImageMetadata(kind, width, height, orientation, digest, phash)
+    return ImageMetadata(image_format, width, height, orientation, digest, phash)
 
 
-def _header(content: BytesLike) -> tuple[str, int, int, int]:
-    """Kind, width and height as stored, and orientation."""
+def _read_header(content: BytesLike) -> tuple[str, int, int, int]:
+    """Return the format, the width and height as stored, and the orientation."""
     if is_jpeg(content):
         height, width = jpeg_size(content)
         return "jpeg", width, height, jpeg_orientation(content)
     with open_image(content) as image:
         orientation = exif_orientation(image.info.get("exif", b""))
-        return _KINDS[image.format or ""], image.width, image.height, orientation
+        return _FORMATS[image.format or ""], image.width, image.height, orientation
 
 
-def _hash(content: BytesLike, kind: str, height: int, width: int) -> int:
-    """The perceptual hash; every bit of the image is decoded for it."""
-    if kind == "jpeg":
-        # At an eighth of its size or so: the decoder reads all, and computes less.
+def _hash(content: BytesLike, image_format: str, height: int, width: int) -> int:
+    """Return the perceptual hash, which decodes every bit of the image."""
+    if image_format == "jpeg":
+        # Decode at up to an eighth of the size: the decoder still reads everything, but its
+        # inverse DCT computes fewer pixels.
         factor = 8
-        while factor > 1 and min(height, width) < factor * _HASHED_SIDE:
+        while factor > 1 and min(height, width) < factor * _MIN_REDUCED_SIDE:
             factor //= 2
         try:
             grey = simplejpeg.decode_jpeg(
@@ -94,20 +97,21 @@ def _hash(content: BytesLike, kind: str, height: int, width: int) -> int:
                 min_factor=factor,
             )
         except (ValueError, KeyError):
-            pass  # damaged, or merely odd: Pillow tells the two apart
+            pass  # corrupt or merely unusual: Pillow decides
         else:
             return perceptual_hash(shrink(grey[..., 0], height / factor, width / factor))
     small = _shrink_any(content)
-    if kind == "png" and _PNG_END not in bytes(content):
-        # Pillow is content once it has every pixel; stricter decoders are not.
+    if image_format == "png" and _PNG_END not in bytes(content):
+        # Pillow stops reading after the last pixel; stricter decoders do not.
         raise DecodeError("image-corrupt", "the end of the PNG is missing")
     return perceptual_hash(small)
 
 
 def _shrink_any(content: BytesLike) -> Grey:
-    ImageFile.LOAD_TRUNCATED_IMAGES = False  # whatever other code set
+    """Decode an image with Pillow and scale it to (32, 32) grey values."""
+    ImageFile.LOAD_TRUNCATED_IMAGES = False  # a process-wide flag that other code may have set
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Pillow's remarks on odd but whole files
+        warnings.simplefilter("ignore")  # about unusual but intact files
         with open_image(content) as image:
             try:
                 grey = image.convert("L")
@@ -119,28 +123,28 @@ def _shrink_any(content: BytesLike) -> Grey:
 
 
 def reencode(content: BytesLike, max_side: int | None, quality: int) -> bytes:
-    """The image as a JPEG, upright, its longer side ``max_side`` pixels at most.
+    """Return the image as an upright JPEG whose longer side has at most ``max_side`` pixels.
 
-    Transparency is laid on white. The ICC profile stays; other metadata goes.
+    Transparent images get a white background. The ICC profile is kept, other metadata is not.
 
     Raises:
-        DecodeError: the image is damaged.
+        DecodeError: the image is corrupt.
     """
     with open_image(content) as image:
         try:
             profile = image.info.get("icc_profile")
             upright = ImageOps.exif_transpose(image)
             if upright.has_transparency_data:
-                layered = upright.convert("RGBA")
-                white = Image.new("RGBA", layered.size, "white")
-                upright = Image.alpha_composite(white, layered)
-            picture = upright.convert("RGB")
+                transparent = upright.convert("RGBA")
+                background = Image.new("RGBA", transparent.size, "white")
+                upright = Image.alpha_composite(background, transparent)
+            result = upright.convert("RGB")
         except MemoryError:
             raise
         except Exception as error:
             raise corrupt_image_error(error) from None
-    if max_side is not None and max(picture.size) > max_side:
-        picture.thumbnail((max_side, max_side), Image.Resampling.LANCZOS)
-    out = io.BytesIO()
-    picture.save(out, "JPEG", quality=quality, subsampling=0, icc_profile=profile)
-    return out.getvalue()
+    if max_side is not None and max(result.size) > max_side:
+        result.thumbnail((max_side, max_side), Image.Resampling.LANCZOS)
+    encoded = io.BytesIO()
+    result.save(encoded, "JPEG", quality=quality, subsampling=0, icc_profile=profile)
+    return encoded.getvalue()

@@ -1,11 +1,12 @@
-"""The Lambda function that packs images as they arrive in S3: SQS → here → shards in S3.
+"""Lambda function that packs images as they arrive in S3: SQS → this function → shards in S3.
 
-Its messages are S3's event notifications. A message that cannot be packed *yet* (its caption is not
-there, S3 is slow) is named in ``batchItemFailures`` and comes again, and after some times goes to
-the queue's dead letters. One that never can (no picture, no S3 event) is refused with its reason
-and does not come again. The rest is in :mod:`sm_train.entrypoints.packing.streaming`.
+Its messages are S3 event notifications. A message that cannot be packed *yet* (its caption is
+missing, S3 is slow) is reported in ``batchItemFailures``: SQS delivers it again, and after several
+attempts moves it to the dead-letter queue. A message that can never be packed (not an image, not an
+S3 event) is rejected with a reason and not delivered again. For the exactly-once protocol see
+:mod:`sm_train.entrypoints.packing.streaming`.
 
-An event ``{"flush": true}``, from a schedule, makes a shard of what is staged, however little.
+A scheduled event ``{"flush": true}`` seals all staged samples into a shard.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, TypedDict
 from urllib.parse import unquote_plus
 
 from botocore.exceptions import BotoCoreError, ClientError
 from sm_train.entrypoints.data.shard_index import RejectedInput
 from sm_train.entrypoints.packing.storage import S3Access, S3Prefix, open_storage
 from sm_train.entrypoints.packing.streaming import (
-    READERS,
+    S3_REQUESTS,
     Arrival,
     RetryLaterError,
     StreamingPacker,
@@ -31,38 +32,55 @@ from sm_train.entrypoints.packing.streaming import (
 )
 
 TARGET_BYTES = 2 * 10**9
-SPARE_SECONDS = 300.0
-"""A shard is begun only when so much is left of the function's time: of 2 GB it takes a minute."""
+MIN_REMAINING_SECONDS = 300.0
+"""A shard is started only if the function has this much time left; 2 GB take about a minute."""
 
 
-class _UnreadableError(Exception):
-    """A message, or a record of one, that tells of nothing in S3."""
+class LambdaContext(Protocol):
+    """The part of Lambda's context object that is used here."""
+
+    def get_remaining_time_in_millis(self) -> int: ...
 
 
-def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
-    """What Lambda calls: a batch of messages, or a flush."""
-    trickle = _trickle()
+class SqsMessage(TypedDict):
+    """The keys of an SQS message that are used here."""
+
+    messageId: str
+    body: str
+
+
+class _InvalidMessageError(Exception):
+    """A message, or one of its records, is not an S3 event."""
+
+
+def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
+    """Handle a batch of messages or a flush; Lambda calls this function."""
+    packer = _create_packer()
+    may_continue = partial(_has_time_left, context)
     if event.get("flush"):
-        sealed = trickle.seal(all_of_it=True, may_go_on=lambda: _time_left(context))
-        return {"sealed": sealed, "uploads_given_up": trickle.tidy(datetime.now(UTC))}
-    messages = event.get("Records", [])
-    with ThreadPoolExecutor(READERS) as pool:
-        outcomes = list(pool.map(lambda message: _take(trickle, message), messages))
+        sealed = packer.seal(flush=True, may_continue=may_continue)
+        return {
+            "sealed": sealed,
+            "uploads_aborted": packer.abort_abandoned_uploads(datetime.now(UTC)),
+        }
+    messages: list[SqsMessage] = event.get("Records", [])
+    with ThreadPoolExecutor(S3_REQUESTS) as pool:
+        succeeded = list(pool.map(partial(_pack_message, packer), messages))
     try:
-        trickle.seal(may_go_on=lambda: _time_left(context))
+        packer.seal(may_continue=may_continue)
     except (OSError, BotoCoreError, ClientError) as error:
-        # No message has to come again for that: what is staged stays, and the next invocation
-        # goes on. The flush of the day raises it.
-        print(f"no shard for now: {error}")
+        # No message needs to be delivered again: its sample is staged, and the next invocation
+        # resumes the shard. The daily flush raises the error.
+        print(f"could not build a shard: {error}")
     failed = [
         {"itemIdentifier": message["messageId"]}
-        for message, done in zip(messages, outcomes, strict=True)
-        if not done
+        for message, success in zip(messages, succeeded, strict=True)
+        if not success
     ]
     return {"batchItemFailures": failed}
 
 
-def _trickle() -> StreamingPacker:
+def _create_packer() -> StreamingPacker:
     address = os.environ["SM_TRAIN_DESTINATION"]
     destination = open_storage(address, S3Access())
     if not isinstance(destination, S3Prefix):
@@ -70,74 +88,74 @@ def _trickle() -> StreamingPacker:
     return StreamingPacker(destination, int(os.environ.get("SM_TRAIN_SHARD_BYTES", TARGET_BYTES)))
 
 
-def _time_left(context: Any) -> bool:
-    left: float = context.get_remaining_time_in_millis() / 1000
-    return left > SPARE_SECONDS
+def _has_time_left(context: LambdaContext) -> bool:
+    return context.get_remaining_time_in_millis() / 1000 > MIN_REMAINING_SECONDS
 
 
-def _take(trickle: StreamingPacker, message: dict[str, Any]) -> bool:
-    """Pack what a message tells of; whether it is done with."""
-    name: str = message["messageId"]
+def _pack_message(packer: StreamingPacker, message: SqsMessage) -> bool:
+    """Pack the images of a message; return False if it should be delivered again."""
+    message_id = message["messageId"]
     try:
-        records = _records(message["body"])
-    except _UnreadableError as error:
-        return _tried(partial(_refuse, trickle, name, error))
-    done = [
-        _tried(partial(_take_record, trickle, f"{name}-{number}", record))
+        records = _parse_records(message["body"])
+    except _InvalidMessageError as error:
+        return _succeeds(partial(_reject, packer, message_id, error))
+    succeeded = [
+        _succeeds(partial(_pack_record, packer, f"{message_id}-{number}", record))
         for number, record in enumerate(records)
     ]
-    return all(done)
+    return all(succeeded)
 
 
-def _tried(act: Callable[[], None]) -> bool:
+def _succeeds(action: Callable[[], None]) -> bool:
     try:
-        act()
+        action()
     except (RetryLaterError, OSError, BotoCoreError, ClientError) as error:
-        print(f"later: {error}")
+        print(f"retry later: {error}")
         return False
     return True
 
 
-def _take_record(trickle: StreamingPacker, name: str, record: Any) -> None:
+def _pack_record(packer: StreamingPacker, name: str, record: Any) -> None:
     try:
-        arrival = _arrival(record)
-    except _UnreadableError as error:
-        _refuse(trickle, name, error)
+        arrival = _parse_arrival(record)
+    except _InvalidMessageError as error:
+        _reject(packer, name, error)
     else:
         if arrival is not None:
-            print(f"{trickle.stage(arrival)}: s3://{arrival.bucket}/{arrival.key}")
+            print(f"{packer.stage(arrival)}: s3://{arrival.bucket}/{arrival.key}")
 
 
-def _refuse(trickle: StreamingPacker, name: str, error: Exception) -> None:
-    """A retry would find the same."""
-    trickle.refuse(name, RejectedInput(f"message {name}", "message-unreadable", str(error)))
+def _reject(packer: StreamingPacker, name: str, error: Exception) -> None:
+    """Record an invalid message; a retry would fail the same way."""
+    packer.reject(name, RejectedInput(f"message {name}", "message-unreadable", str(error)))
 
 
-def _records(body: str) -> list[Any]:
-    """What an S3 event tells of; S3's test event tells of nothing.
+def _parse_records(body: str) -> list[Any]:
+    """Return the records of an S3 event; S3's test event has none.
 
     Raises:
-        _UnreadableError: it is no S3 event.
+        _InvalidMessageError: it is not an S3 event.
     """
     try:
         document = json.loads(body)
         return [] if document.get("Event") == "s3:TestEvent" else list(document["Records"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _UnreadableError(repr(error)[:200]) from None
+        raise _InvalidMessageError(repr(error)[:200]) from None
 
 
-def _arrival(record: Any) -> Arrival | None:
-    """The image that a record tells of; None of a removal, or of another object.
+def _parse_arrival(record: Any) -> Arrival | None:
+    """Return the image that a record announces; None for other objects and other events.
 
     Raises:
-        _UnreadableError: it is no record of an S3 event.
+        _InvalidMessageError: it is not a record of an S3 event.
     """
     try:
-        thing = record["s3"]["object"]
-        key = unquote_plus(thing["key"])
+        s3_object = record["s3"]["object"]
+        key = unquote_plus(s3_object["key"])
         if not (record["eventName"].startswith("ObjectCreated:") and is_image(key)):
             return None
-        version = thing.get("versionId") or thing["eTag"]
-        return Arrival(record["s3"]["bucket"]["name"], key, version, int(thing.get("size", 0)))
+        version = s3_object.get("versionId") or s3_object["eTag"]
+        size = int(s3_object.get("size", 0))
+        return Arrival(record["s3"]["bucket"]["name"], key, version, size)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _UnreadableError(repr(error)[:200]) from None
+        raise _InvalidMessageError(repr(error)[:200]) from None

@@ -1,4 +1,4 @@
-"""Computes at packing what training would compute at every epoch: latents and text states."""
+"""Encodes images and captions once, when packing, instead of in every epoch of training."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from torch import Tensor
 
 
 class LatentEncoder:
-    """The autoencoder and the text encoder of a folder in diffusers' layout, on the GPU if any.
+    """The autoencoder and text encoders of a diffusers folder, on the GPU if there is one.
 
-    Images are cut from their middle and scaled to ``resolution`` squared, as the loader does, and
-    encoded one by one: so a sample's arrays do not depend on its neighbours.
+    Images are center-cropped and scaled to ``resolution`` × ``resolution``, as the data loader
+    does. They are encoded one at a time, so a sample's arrays do not depend on other samples.
     """
 
     def __init__(self, folder: Path, resolution: int) -> None:
@@ -32,29 +32,30 @@ class LatentEncoder:
         self._text = text
         for encoder in text.encoders:
             encoder.eval().to(self._device)
-        self._target = DecodeSpec(resolution, resolution)
-        self._lock = threading.Lock()
+        self._decode_spec = DecodeSpec(resolution, resolution)
+        self._gpu_lock = threading.Lock()
 
-    def arrays(self, image: bytes | memoryview, caption: str) -> tuple[bytes, ...]:
-        """The moments (2 × channels, h, w) and the text states (tokens, width), as ``.npy``.
+    def encode(self, image: bytes | memoryview, caption: str) -> tuple[bytes, ...]:
+        """Return the moments (2 * channels, h, w) and the text states (tokens, width) as ``.npy``.
 
-        Where text encoders project, the projections (width,) too.
+        Text encoders with a projection add their pooled projections (width,).
 
         Raises:
-            DecodeError: the image is damaged.
+            DecodeError: the image is corrupt.
         """
-        pixels = torch.empty((self._target.height, self._target.width, 3), dtype=torch.uint8)
-        self._target.decode(image, pixels)
+        shape = (self._decode_spec.height, self._decode_spec.width, 3)
+        pixels = torch.empty(shape, dtype=torch.uint8)
+        self._decode_spec.decode(image, pixels)
         tokens = self._text.tokenize([caption])
-        with self._lock, torch.inference_mode():
+        with self._gpu_lock, torch.inference_mode():
             images = pixels.to(self._device).permute(2, 0, 1)[None].float() / 127.5 - 1.0
             moments = self._vae.encode(images).latent_dist.parameters[0]
             text = self._text.encode([ids.to(self._device) for ids in tokens])
-        arrays = _npy(moments), _npy(text.states[0])
-        return arrays if text.pooled is None else (*arrays, _npy(text.pooled[0]))
+        arrays = _to_npy(moments), _to_npy(text.states[0])
+        return arrays if text.pooled is None else (*arrays, _to_npy(text.pooled[0]))
 
 
-def _npy(tensor: Tensor) -> bytes:
+def _to_npy(tensor: Tensor) -> bytes:
     content = io.BytesIO()
     np.save(content, tensor.to(torch.float16).cpu().numpy(), allow_pickle=False)
     return content.getvalue()

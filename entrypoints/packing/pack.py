@@ -1,8 +1,8 @@
-"""A pack from its plan to its index, by one machine or by several.
+"""Builds a pack from its plan to its index, on one node or several.
 
-Each machine makes its own shards of the plan, dealt out by its rank. Nothing passes between them
-but what lies in the destination: a record for each finished shard. Whoever finds all records there
-writes the index, which is the same whoever does.
+Each node builds the shards that its rank assigns to it. Nodes communicate only through the
+destination, where each finished shard has a record. A node that finds all records writes the index,
+which is the same whichever node writes it.
 """
 
 from __future__ import annotations
@@ -21,46 +21,51 @@ from sm_train.entrypoints.common.index_location import INDEX_NAME, SHARDS_FOLDER
 from sm_train.entrypoints.data.shard_index import IndexWriter, RejectedInput
 from sm_train.entrypoints.packing.deduplicate import digest_shards, digests_name, find_duplicates
 from sm_train.entrypoints.packing.plan import PackInput, PackOptions, ShardPlan, shard_name
-from sm_train.entrypoints.packing.shard_builder import WORK, BuiltShard, read_record, record_name
+from sm_train.entrypoints.packing.shard_builder import (
+    PACK_STATE,
+    BuiltShard,
+    read_record,
+    record_name,
+)
 from sm_train.entrypoints.packing.storage import PART_BYTES, S3Prefix, Storage
-from sm_train.entrypoints.packing.worker_pool import PackProgress, WorkerPlan, run_workers
+from sm_train.entrypoints.packing.worker_pool import PackProgress, WorkerPlan, build_in_parallel
 
-PLAN_NAME = f"{WORK}/plan.json"
+PLAN_NAME = f"{PACK_STATE}/plan.json"
 
-_WAIT = 5.0  # seconds between two looks for what other machines have to finish
-
-ProgressReport = Callable[[PackProgress], None]
+_POLL_SECONDS = 5.0
+"""Interval between two checks whether the other nodes have stored their digests."""
 
 
 @dataclass(frozen=True)
 class PackPlan:
-    """All that a machine needs to know: the shards, and what the index says besides.
+    """Everything a node needs: the shards to build, and what else the index records.
 
-    ``fingerprint`` is of the inputs, ``refused`` what was left out before any image was read.
+    ``fingerprint`` is a digest of the inputs. ``rejected`` are inputs that were rejected before any
+    image was read.
     """
 
     plans: tuple[ShardPlan, ...]
-    refused: tuple[RejectedInput, ...]
+    rejected: tuple[RejectedInput, ...]
     fingerprint: str
     target_bytes: int
     index_options: dict[str, Any]
 
     def with_model(self, folder: Path) -> PackPlan:
-        """The same pack where the model for latents lies in ``folder``."""
+        """Return the same plan with the model for latents in ``folder``."""
         options = replace(self.plans[0].options, latents=str(folder))
-        return replace(self, plans=tuple(replace(one, options=options) for one in self.plans))
+        return replace(self, plans=tuple(replace(plan, options=options) for plan in self.plans))
 
     def to_bytes(self) -> bytes:
-        """As a document for other machines: JSON lines, compressed; the same for the same pack."""
-        head = {
+        """Serialize the plan as compressed JSON lines. Equal plans give equal bytes."""
+        header = {
             "fingerprint": self.fingerprint,
             "target_bytes": self.target_bytes,
             "index_options": self.index_options,
             "options": asdict(self.plans[0].options),
-            "refused": [asdict(one) for one in self.refused],
+            "rejected": [asdict(item) for item in self.rejected],
             "shards": [len(plan.inputs) for plan in self.plans],
         }
-        lines = [json.dumps(head)]
+        lines = [json.dumps(header)]
         lines += [
             json.dumps(list(vars(item).values())) for plan in self.plans for item in plan.inputs
         ]
@@ -68,8 +73,9 @@ class PackPlan:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> PackPlan:
-        head, *lines = gzip.decompress(content).decode().split("\n")
-        document: dict[str, Any] = json.loads(head)
+        """Deserialize what :meth:`to_bytes` returned."""
+        header, *lines = gzip.decompress(content).decode().split("\n")
+        document: dict[str, Any] = json.loads(header)
         inputs = [PackInput(*json.loads(line)) for line in lines]
         options = PackOptions(**document["options"])
         plans, first = [], 0
@@ -79,88 +85,90 @@ class PackPlan:
             first += count
         return cls(
             tuple(plans),
-            tuple(RejectedInput(**one) for one in document["refused"]),
+            tuple(RejectedInput(**item) for item in document["rejected"]),
             document["fingerprint"],
             document["target_bytes"],
             document["index_options"],
         )
 
 
-def make_shards(
+def build_shards(
     pack: PackPlan,
     work: WorkerPlan,
-    on_progress: ProgressReport,
+    on_progress: Callable[[PackProgress], None],
     *,
-    rank: int = 0,
-    machines: int = 1,
+    node_rank: int = 0,
+    num_nodes: int = 1,
 ) -> None:
-    """Make the shards of machine ``rank`` that are not there yet.
+    """Build the unfinished shards of node ``node_rank``.
 
     Raises:
         OSError: the destination cannot be written, or the disk is full.
-        WorkerKilledError: a process was killed.
+        WorkerKilledError: a worker process was killed.
     """
-    own = pack.plans[rank::machines]
-    total = sum(len(plan.inputs) for plan in own)
+    assigned = pack.plans[node_rank::num_nodes]
+    total = sum(len(plan.inputs) for plan in assigned)
     dropped: Mapping[int, RejectedInput] = {}
-    if pack.plans[0].options.compares:
-        digest_shards(own, work, on_progress)
-        # An image may be a duplicate of one that another machine looks at.
+    if pack.plans[0].options.deduplicates:
+        digest_shards(assigned, work, on_progress)
+        # An image may duplicate one that is assigned to another node.
         _wait_for_digests(pack.plans, work.destination)
         dropped = find_duplicates(pack.plans, work.destination)
-    missing = [plan for plan in own if read_record(plan, work.destination) is None]
+    missing = [plan for plan in assigned if read_record(plan, work.destination) is None]
     if isinstance(work.destination, S3Prefix):
         from botocore.exceptions import ClientError
 
-        # What a killed pack has left; not everybody may look for it.
+        # Abort the uploads of a killed pack. Not every role may list them.
         with suppress(ClientError):
             names = {plan.name for plan in missing}
             work.destination.abort_uploads(SHARDS_FOLDER, names=names)
-    begun = total - sum(len(plan.inputs) for plan in missing)
-    for tally in run_workers(missing, work, dropped):
-        on_progress(replace(tally, done=tally.done + begun, total=total))
+    already_done = total - sum(len(plan.inputs) for plan in missing)
+    for progress in build_in_parallel(missing, work, dropped):
+        on_progress(replace(progress, done=progress.done + already_done, total=total))
 
 
 def _wait_for_digests(plans: Sequence[ShardPlan], destination: Storage) -> None:
     missing = list(plans)
-    while missing := [one for one in missing if destination.size(digests_name(one)) is None]:
-        time.sleep(_WAIT)
+    while missing := [plan for plan in missing if destination.size(digests_name(plan)) is None]:
+        time.sleep(_POLL_SECONDS)
 
 
-def finish(pack: PackPlan, destination: Storage) -> list[BuiltShard] | None:
-    """Write the index if all shards are there; returns what was made of them.
+def finalize(pack: PackPlan, destination: Storage) -> list[BuiltShard] | None:
+    """Write the index if all shards are finished, and return them; otherwise return None.
 
-    None where some are not. Where nothing at all was accepted there is no index to write.
+    No index is written if every input was rejected.
     """
-    made = []
+    built = []
     for plan in pack.plans:
         record = read_record(plan, destination)
         if record is None:
             return None
-        made.append(record)
-    if any(one.shard for one in made):
-        _write_index(pack, destination, made)
-    return made
+        built.append(record)
+    if any(record.shard for record in built):
+        _write_index(pack, destination, built)
+    return built
 
 
-def forget(pack: PackPlan, destination: Storage) -> None:
-    """Remove what an unfinished pack is resumed by, the plan last: it tells of the rest."""
+def remove_state(pack: PackPlan, destination: Storage) -> None:
+    """Remove what a pack is resumed from; the plan comes last, as it names the other files."""
     for plan in pack.plans:
         destination.remove(record_name(plan))
-        if plan.options.compares:
+        if plan.options.deduplicates:
             destination.remove(digests_name(plan))
     destination.remove(PLAN_NAME)
 
 
-def refusals(pack: PackPlan, made: Sequence[BuiltShard]) -> Iterator[RejectedInput]:
-    """Everything that was left out."""
-    yield from pack.refused
-    for one in made:
-        yield from one.refused
+def all_rejected(pack: PackPlan, built: Sequence[BuiltShard]) -> Iterator[RejectedInput]:
+    """Yield all rejected inputs: those of the plan, then those of each shard."""
+    yield from pack.rejected
+    for record in built:
+        yield from record.rejected
 
 
-def _write_index(pack: PackPlan, destination: Storage, made: Sequence[BuiltShard]) -> None:
-    ordered = sorted(refusals(pack, made), key=lambda item: (item.source, item.reason, item.detail))
+def _write_index(pack: PackPlan, destination: Storage, built: Sequence[BuiltShard]) -> None:
+    rejected = sorted(
+        all_rejected(pack, built), key=lambda item: (item.source, item.reason, item.detail)
+    )
     with tempfile.TemporaryFile() as file:
         with IndexWriter(
             file,
@@ -168,11 +176,11 @@ def _write_index(pack: PackPlan, destination: Storage, made: Sequence[BuiltShard
             inputs=pack.fingerprint,
             options=pack.index_options,
         ) as writer:
-            for one in made:
-                if one.shard is not None:
-                    writer.add(one.shard)
-            for item in ordered:
-                writer.refuse(item)
+            for record in built:
+                if record.shard is not None:
+                    writer.add(record.shard)
+            for item in rejected:
+                writer.reject(item)
         file.seek(0)
         with destination.atomic_writer(INDEX_NAME) as sink:
             while content := file.read(PART_BYTES):

@@ -1,8 +1,8 @@
-"""Which inputs go into which shard: decided before any image is read, the same on every machine.
+"""Assigns inputs to shards before any image is read, identically on every node.
 
-Inputs are dealt out in their order, by their sizes, so that all shards come out about equally
-large. A shard then depends on its own inputs alone: any process can make it, at any time, and
-what is refused only leaves it a little smaller.
+Inputs keep their order and are partitioned by size, so that all shards are about equally large. A
+shard depends only on its own inputs: any process can build it at any time, and a rejected input
+only makes it a little smaller.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from typing import Any
 
 import numpy as np
 
-FACTS_BYTES = 512
-"""Of a sample's JSON, padded: nearly always."""
+METADATA_BYTES = 512
+"""Size of a sample's metadata JSON with padding, in nearly all cases."""
 
 
 @dataclass(frozen=True)
 class PackInput:
-    """One image to pack: ``number`` in the order of all, which its sample's key is made of.
+    """One image to pack.
 
-    ``source`` names it for people, ``address`` is where it lies, ``bytes`` its size. Its caption
-    is ``caption``, or the text at ``caption_address``.
+    ``number`` is its position among all inputs and becomes its sample's key. ``source`` names it in
+    messages, ``address`` is its path or URI, ``bytes`` its size. Its caption is ``caption``, or the
+    text at ``caption_address``.
     """
 
     number: int
@@ -37,11 +38,12 @@ class PackInput:
 
 @dataclass(frozen=True)
 class PackOptions:
-    """What decides a sample's content, and whether it is packed; sides are pixels.
+    """Options that filter samples or change their content; sides are in pixels.
 
-    ``max_side`` and ``quality`` encode an image anew, ``pixels`` decodes each wholly.
-    ``near_bits`` is how far the hashes of near-duplicates may differ, None keeps them;
-    ``duplicates`` drops images of the same bytes. ``latents`` is the folder of a model.
+    ``pixels`` decodes every image completely. ``max_side`` and ``quality`` re-encode images.
+    ``duplicates`` drops images with the same bytes. ``near_bits`` is the number of bits by which
+    the hashes of near-duplicates may differ; None keeps near-duplicates. ``latents`` is the folder
+    of the model that encodes latents.
     """
 
     pixels: bool = True
@@ -55,12 +57,12 @@ class PackOptions:
     latents_resolution: int | None = None
 
     @property
-    def compares(self) -> bool:
-        """Whether images must be compared with each other, which takes a pass of its own."""
+    def deduplicates(self) -> bool:
+        """Whether duplicates are dropped, which takes a separate pass over all inputs."""
         return self.duplicates or self.near_bits is not None
 
-    def changed(self) -> dict[str, Any]:
-        """The options that are not as they are by default."""
+    def non_defaults(self) -> dict[str, Any]:
+        """Return the options that differ from their defaults."""
         default = PackOptions()
         return {
             name: value for name, value in vars(self).items() if value != getattr(default, name)
@@ -69,7 +71,7 @@ class PackOptions:
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """One shard: its name and its inputs."""
+    """One shard to build: its name and its inputs."""
 
     number: int
     name: str
@@ -78,46 +80,49 @@ class ShardPlan:
 
 
 def sample_key(number: int) -> str:
-    """The key of the sample made of input ``number``; without dots, which end a key."""
+    """Return the key of the sample of input ``number``; a key ends at its first dot."""
     return f"{number:09d}"
 
 
 def shard_name(number: int) -> str:
+    """Return the file name of shard ``number``."""
     return f"shard-{number:06d}.tar"
 
 
 def packed_bytes(image: int, caption: int) -> int:
-    """What a sample takes in a shard: three members, padded, with their headers."""
+    """Return a sample's size in a shard: three members with headers and padding."""
     block = tarfile.BLOCKSIZE
-    return sum(block + -(-size // block) * block for size in (image, caption, FACTS_BYTES))
+    return sum(block + -(-size // block) * block for size in (image, caption, METADATA_BYTES))
 
 
-def shard_count(total: int, largest: int, *, multiple_of: int = 1) -> int:
-    """The least number of shards of at most ``largest`` bytes that ``multiple_of`` divides."""
-    count = max(1, -(-total // largest))
+def shard_count(total: int, max_bytes: int, *, multiple_of: int = 1) -> int:
+    """Return the smallest multiple of ``multiple_of`` with shards of at most ``max_bytes``."""
+    count = max(1, -(-total // max_bytes))
     return -(-count // multiple_of) * multiple_of
 
 
 def plan_shards(sizes: Sequence[int], shards: int) -> list[tuple[int, int]]:
-    """First and behind-last input of each shard, so that their bytes are near-equal.
+    """Return the half-open input range of each shard, with near-equal sizes in bytes.
 
-    Each shard's share of all bytes is rounded to whole inputs, so no shard is off by more than
-    its largest input; none is empty while there are inputs enough.
+    Each boundary is rounded to the nearest input, so no shard deviates from the mean by more than
+    its largest input. No shard is empty.
 
     Raises:
         ValueError: there are fewer inputs than shards.
     """
     if len(sizes) < shards:
         raise ValueError(f"{len(sizes)} inputs for {shards} shards")
-    ends = np.cumsum(np.asarray(sizes, np.int64))
-    wanted = np.arange(1, shards) * (int(ends[-1]) / shards)
-    above = np.searchsorted(ends, wanted)
-    # The nearer of the two ends between which the wanted place lies.
-    before = np.where(above > 0, ends[np.maximum(above - 1, 0)], 0)
-    cuts = above + ((ends[above] - wanted) < (wanted - before))
+    ends = np.cumsum(np.asarray(sizes, np.int64))  # int64 (num_inputs,): end offset of each input
+    ideal = np.arange(1, shards) * (int(ends[-1]) / shards)  # (shards - 1,): exact boundaries
+    # Round each ideal boundary to the nearer of the two input ends around it.
+    above = np.searchsorted(ends, ideal)
+    below = np.where(above > 0, ends[np.maximum(above - 1, 0)], 0)
+    cuts = above + ((ends[above] - ideal) < (ideal - below))
+    # One huge input may attract several boundaries: move them apart, so that every shard gets at
+    # least one input and enough inputs are left for the shards after it.
     numbers = np.arange(1, shards)
-    cuts = np.maximum.accumulate(cuts - numbers) + numbers  # at least one input each …
-    cuts = np.minimum(cuts, len(sizes) - shards + numbers)  # … and some left for the rest
+    cuts = np.maximum.accumulate(cuts - numbers) + numbers
+    cuts = np.minimum(cuts, len(sizes) - shards + numbers)
     cuts = np.maximum(cuts, numbers)
     edges = [0, *cuts.tolist(), len(sizes)]
     return list(pairwise(edges))

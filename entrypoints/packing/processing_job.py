@@ -1,7 +1,8 @@
-"""The main function of a SageMaker Processing job that packs: one machine's shards, then the index.
+"""Entry point of a SageMaker Processing job: packs this node's shards, then writes the index.
 
-Processing copies its S3 inputs to the disk before it starts (it knows no FastFile), so only the
-plan, the code and the model for latents come that way. Images are read from S3 as they are packed.
+Processing copies its S3 inputs to the disk before it starts (it has no FastFile mode), so only the
+plan, the code and the model for latents are inputs of the job. Images are read from S3 while they
+are packed.
 """
 
 from __future__ import annotations
@@ -14,18 +15,19 @@ from pathlib import Path
 
 from sm_train.entrypoints.common.index_location import INDEX_NAME
 from sm_train.entrypoints.common.signals import raise_on_signals
-from sm_train.entrypoints.packing.pack import PackPlan, finish, forget, make_shards
+from sm_train.entrypoints.packing.pack import PackPlan, build_shards, finalize, remove_state
 from sm_train.entrypoints.packing.storage import S3Access, Storage, open_storage
 from sm_train.entrypoints.packing.worker_pool import PackProgress, WorkerPlan
 
 PLAN_FILE = "plan.jsonl.gz"
 
-_SAY = 30.0  # seconds between two lines of progress
+_LOG_SECONDS = 30.0
+"""Interval between two progress messages."""
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Make this machine's shards; the last one to finish writes the index."""
-    parser = argparse.ArgumentParser(description="Pack one machine's part of a plan.")
+    """Build this node's shards; the last node to finish writes the index."""
+    parser = argparse.ArgumentParser(description="Build one node's shards of a pack.")
     parser.add_argument("--destination", default=os.environ.get("SM_TRAIN_DESTINATION"))
     parser.add_argument("--base", type=Path, default=Path("/opt/ml"))
     options = parser.parse_args(arguments)
@@ -33,17 +35,17 @@ def main(arguments: list[str] | None = None) -> None:
     pack = PackPlan.from_bytes((inputs / "plan" / PLAN_FILE).read_bytes())
     if (inputs / "model").is_dir():
         pack = pack.with_model(inputs / "model")
-    rank, machines = machine(options.base)
+    rank, num_nodes = read_topology(options.base)
     destination = open_storage(options.destination, S3Access())
-    print(f"machine {rank + 1} of {machines}: {len(pack.plans[rank::machines])} shards", flush=True)
+    print(f"node {rank + 1} of {num_nodes}: {len(pack.plans[rank::num_nodes])} shards", flush=True)
     with raise_on_signals():
         work = WorkerPlan(destination, S3Access(), os.cpu_count() or 1)
-        make_shards(pack, work, _Printer(), rank=rank, machines=machines)
-        print(_finish(pack, destination), flush=True)
+        build_shards(pack, work, _ProgressLog(), node_rank=rank, num_nodes=num_nodes)
+        print(_finalize(pack, destination), flush=True)
 
 
-def machine(base: Path) -> tuple[int, int]:
-    """This machine's rank and the number of machines, as the platform's file names them."""
+def read_topology(base: Path) -> tuple[int, int]:
+    """Return this node's rank and the number of nodes from SageMaker's resource configuration."""
     path = base / "config" / "resourceconfig.json"
     if not path.exists():
         return 0, 1
@@ -52,33 +54,35 @@ def machine(base: Path) -> tuple[int, int]:
     return hosts.index(document["current_host"]), len(hosts)
 
 
-def _finish(pack: PackPlan, destination: Storage) -> str:
-    made = finish(pack, destination)
-    if made is None:
-        # Records of finished packs are removed: then another machine was here before.
-        done = destination.size(INDEX_NAME) is not None
-        return "the index is there" if done else "others are not finished: they write the index"
-    forget(pack, destination)
-    accepted = sum(one.shard.samples for one in made if one.shard)
-    refused = len(pack.refused) + sum(len(one.refused) for one in made)
-    return f"{destination.address(INDEX_NAME)}: {accepted:,} samples, {refused:,} refused"
+def _finalize(pack: PackPlan, destination: Storage) -> str:
+    """Write the index if all nodes are finished; return a message for the log."""
+    built = finalize(pack, destination)
+    if built is None:
+        # A node that writes the index removes all records.
+        if destination.size(INDEX_NAME) is not None:
+            return "another node has written the index"
+        return "other nodes are still packing; the last one writes the index"
+    remove_state(pack, destination)
+    accepted = sum(record.shard.samples for record in built if record.shard)
+    rejected = len(pack.rejected) + sum(len(record.rejected) for record in built)
+    return f"{destination.address(INDEX_NAME)}: {accepted:,} samples, {rejected:,} rejected"
 
 
-class _Printer:
-    """Says now and then how far packing is: a log has no progress bar."""
+class _ProgressLog:
+    """Prints the progress periodically."""
 
     def __init__(self) -> None:
-        self._started = self._said = time.monotonic()
+        self._started = self._last_logged = time.monotonic()
 
-    def __call__(self, tally: PackProgress) -> None:
+    def __call__(self, progress: PackProgress) -> None:
         now = time.monotonic()
-        if now - self._said < _SAY:
+        if now - self._last_logged < _LOG_SECONDS:
             return
-        self._said = now
-        rate = tally.done / (now - self._started)
+        self._last_logged = now
+        rate = progress.done / (now - self._started)
         print(
-            f"{tally.done:,} of {tally.total:,} images, {rate:,.0f} images/s, "
-            f"{tally.refused:,} refused",
+            f"{progress.done:,} of {progress.total:,} images, {rate:,.0f} images/s, "
+            f"{progress.rejected:,} rejected",
             flush=True,
         )
 

@@ -1,9 +1,9 @@
-"""Makes one shard of a plan: reads its inputs, refuses what is bad, writes the rest in order.
+"""Builds one shard of a plan: reads its inputs, rejects the bad ones, writes the others in order.
 
-Threads read and examine inputs ahead of the writer: file reads, digests and decoders all leave
-Python's lock. What they return is taken in order, so the shard does not depend on their number.
-A shard that was made leaves a small record, its own index; one without a record is made again,
-byte for byte.
+Threads read and check inputs ahead of the writer; file reads, digests and decoders all release the
+GIL. Their results are consumed in order, so the shard does not depend on the number of threads. A
+finished shard has a small record, an index of its own. A shard without a record is built again,
+with the same bytes.
 """
 
 from __future__ import annotations
@@ -31,49 +31,48 @@ from sm_train.entrypoints.data.shard_format import MOMENTS, POOLED, TEXT, Shard,
 from sm_train.entrypoints.data.shard_index import IndexWriter, RejectedInput, ShardIndex
 from sm_train.entrypoints.packing.image_metadata import ImageMetadata, read_image_metadata, reencode
 from sm_train.entrypoints.packing.plan import PackInput, PackOptions, ShardPlan, sample_key
-from sm_train.entrypoints.packing.shard_writer import ShardFile, sample_parts
+from sm_train.entrypoints.packing.shard_writer import ShardWriter, sample_parts
 from sm_train.entrypoints.packing.storage import BytesLike, S3Access, Storage, read_uri
 
 if TYPE_CHECKING:
     from sm_train.entrypoints.packing.latent_encoder import LatentEncoder
 
-WORK = ".packing"
-"""Folder of the records of an unfinished pack, in the destination."""
+PACK_STATE = ".packing"
+"""Folder in the destination that holds the records of an unfinished pack."""
 
 MAX_BYTES = 1 << 30
-"""Larger images are refused unread: several are in memory at a time."""
+"""Larger images are rejected without reading them: several are in memory at a time."""
 
-GROUP, GROUP_BYTES = 32, 4 * 2**20
-"""Inputs, or their bytes, that a thread looks at before it takes the next: every hand-over costs
-some time, and what is in flight is held in memory."""
+GROUP_INPUTS, GROUP_BYTES = 32, 4 * 2**20
+"""Limits of one task of a thread. Larger tasks mean fewer hand-overs, smaller ones less memory."""
 
-AHEAD = 3
-"""Groups in flight for each thread: enough to keep it busy while the writer waits for one."""
+GROUPS_PER_THREAD = 3
+"""Groups in flight: enough to keep a thread busy while the writer waits for another group."""
 
 BUCKET_RESOLUTION = 1024
-"""Of the aspect bucket in a sample's facts, as SDXL's report names them."""
+"""Resolution of the aspect bucket in a sample's metadata, as in SDXL's report."""
 
 ProgressCallback = Callable[[int, int, int], None]
-"""Hears of inputs that are done: how many, their packed bytes, and how many were refused."""
+"""Progress callback ``(inputs_done, packed_bytes, inputs_rejected)``, all since the last call."""
 
 
 class StoppedError(Exception):
-    """Somebody asked this process to stop."""
+    """The parent process stopped this worker."""
 
 
 @dataclass(frozen=True)
 class BuiltShard:
-    """A shard that is there, or None where nothing was left for it; and what was refused."""
+    """A finished shard and its rejected inputs; ``shard`` is None if all inputs were rejected."""
 
     shard: Shard | None
-    refused: tuple[RejectedInput, ...]
+    rejected: tuple[RejectedInput, ...]
 
 
 @dataclass(frozen=True)
-class _Accepted:
+class _Sample:
     key: str
-    parts: list[BytesLike]
-    facts: ImageMetadata
+    buffers: list[BytesLike]
+    metadata: ImageMetadata
 
 
 def build_shard(
@@ -81,52 +80,52 @@ def build_shard(
     destination: Storage,
     access: S3Access,
     threads: int,
-    tell: ProgressCallback,
+    on_progress: ProgressCallback,
     dropped: Mapping[int, RejectedInput],
 ) -> None:
-    """Make the shard and its record in ``destination``; ``dropped`` inputs are left out.
+    """Write the shard and then its record to ``destination``, without the ``dropped`` inputs.
 
     Raises:
         OSError: the destination cannot be written.
     """
-    refused: list[RejectedInput] = []
-    accepted = _accepted(plan, access, threads, tell, dropped, refused)
+    rejected: list[RejectedInput] = []
+    accepted = _accepted_samples(plan, access, threads, on_progress, dropped, rejected)
     first = next(accepted, None)
     shard = None
     if first is not None:
         name = f"{SHARDS_FOLDER}/{plan.name}"
         with destination.atomic_writer(name) as sink:
-            shard = _write(ShardFile(sink, plan.name), chain([first], accepted))
+            shard = _write_samples(ShardWriter(sink, plan.name), chain([first], accepted))
     with destination.atomic_writer(record_name(plan)) as sink:
-        sink.write(encode_record(shard, refused))
+        sink.write(encode_record(shard, rejected))
 
 
 def record_name(plan: ShardPlan) -> str:
-    """Where a shard's record lies below the destination."""
-    return f"{WORK}/{plan.name}.parquet"
+    """Return the name of a shard's record in the destination."""
+    return f"{PACK_STATE}/{plan.name}.parquet"
 
 
 def read_record(plan: ShardPlan, destination: Storage) -> BuiltShard | None:
-    """What was made of a shard; None where that is not finished, or is not there any more."""
+    """Return a finished shard; None if it is unfinished or no longer exists."""
     try:
         content = destination.read(record_name(plan))
         index = open_index(content)
     except (FileNotFoundError, ShardError):
         return None
-    refused = tuple(index.refused())
+    rejected = tuple(index.rejected())
     if not len(index):
-        return BuiltShard(None, refused)
+        return BuiltShard(None, rejected)
     shard = index.shard(0)
     if destination.size(f"{SHARDS_FOLDER}/{shard.name}") != shard.bytes:
         return None
-    return BuiltShard(shard, refused)
+    return BuiltShard(shard, rejected)
 
 
 def open_index(content: bytes) -> ShardIndex:
-    """An index that is held in memory.
+    """Return the index whose file content is ``content``.
 
     Raises:
-        ShardError: it is none.
+        ShardError: it is not an index.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "index.parquet"
@@ -134,125 +133,127 @@ def open_index(content: bytes) -> ShardIndex:
         return ShardIndex(path)
 
 
-def encode_record(shard: Shard | None, refused: Iterable[RejectedInput] = ()) -> bytes:
-    """What is kept of a shard that was made: an index of its own."""
+def encode_record(shard: Shard | None, rejected: Iterable[RejectedInput] = ()) -> bytes:
+    """Return the record of a finished shard, which is an index of this shard alone."""
     content = io.BytesIO()
     with IndexWriter(content) as writer:
         if shard is not None:
             writer.add(shard)
-        for one in refused:
-            writer.refuse(one)
+        for item in rejected:
+            writer.reject(item)
     return content.getvalue()
 
 
-def _write(file: ShardFile, samples: Iterator[_Accepted]) -> Shard:
+def _write_samples(writer: ShardWriter, samples: Iterator[_Sample]) -> Shard:
     widths: list[int] = []
     heights: list[int] = []
-    with file:
-        for one in samples:
-            file.append(one.key, *one.parts)
-            widths.append(one.facts.width)
-            heights.append(one.facts.height)
-        return file.finish(widths, heights)
+    with writer:
+        for sample in samples:
+            writer.append(sample.key, *sample.buffers)
+            widths.append(sample.metadata.width)
+            heights.append(sample.metadata.height)
+        return writer.finish(widths, heights)
 
 
-def _accepted(
+def _accepted_samples(
     plan: ShardPlan,
     access: S3Access,
     threads: int,
-    tell: ProgressCallback,
+    on_progress: ProgressCallback,
     dropped: Mapping[int, RejectedInput],
-    refused: list[RejectedInput],
-) -> Iterator[_Accepted]:
-    """The samples of the shard, in order; the rest goes to ``refused``."""
-    for outcome in _in_order(plan, access, threads, dropped):
-        if isinstance(outcome, RejectedInput):
-            refused.append(outcome)
-            tell(1, 0, 1)
+    rejected: list[RejectedInput],
+) -> Iterator[_Sample]:
+    """Yield the shard's samples in order; append rejected inputs to ``rejected``."""
+    for result in _prepare_inputs(plan, access, threads, dropped):
+        if isinstance(result, RejectedInput):
+            rejected.append(result)
+            on_progress(1, 0, 1)
         else:
-            tell(1, sum(map(len, outcome.parts)), 0)
-            yield outcome
+            on_progress(1, sum(map(len, result.buffers)), 0)
+            yield result
 
 
-def _in_order(
+def _prepare_inputs(
     plan: ShardPlan, access: S3Access, threads: int, dropped: Mapping[int, RejectedInput]
-) -> Iterator[_Accepted | RejectedInput]:
-    def look(group: Sequence[PackInput]) -> list[_Accepted | RejectedInput]:
-        return [_outcome(one, plan.options, access, dropped.get(one.number)) for one in group]
+) -> Iterator[_Sample | RejectedInput]:
+    """Prepare the inputs in parallel and yield the results in order."""
 
-    pending: deque[Future[list[_Accepted | RejectedInput]]] = deque()
+    def prepare_group(group: Sequence[PackInput]) -> list[_Sample | RejectedInput]:
+        return [
+            dropped.get(item.number)
+            or _prepare(item, sample_key(item.number), plan.options, access)
+            for item in group
+        ]
+
+    # The queue is bounded, so results do not accumulate behind a slow disk.
+    pending: deque[Future[list[_Sample | RejectedInput]]] = deque()
     with ThreadPoolExecutor(threads) as pool:
         try:
             for group in _groups(plan.inputs):
-                pending.append(pool.submit(look, group))
-                if len(pending) >= threads * AHEAD:
+                pending.append(pool.submit(prepare_group, group))
+                if len(pending) >= threads * GROUPS_PER_THREAD:
                     yield from pending.popleft().result()
             while pending:
                 yield from pending.popleft().result()
         finally:
-            for one in pending:
-                one.cancel()
+            for future in pending:
+                future.cancel()
 
 
 def _groups(inputs: Iterable[PackInput]) -> Iterator[list[PackInput]]:
     group: list[PackInput] = []
     size = 0
-    for one in inputs:
-        group.append(one)
-        size += one.bytes
-        if len(group) >= GROUP or size >= GROUP_BYTES:
+    for item in inputs:
+        group.append(item)
+        size += item.bytes
+        if len(group) >= GROUP_INPUTS or size >= GROUP_BYTES:
             yield group
             group, size = [], 0
     if group:
         yield group
 
 
-def _outcome(
-    item: PackInput, options: PackOptions, access: S3Access, drop: RejectedInput | None
-) -> _Accepted | RejectedInput:
-    """What becomes of an input. Never raises for what is wrong with it."""
-    return drop or _try(item, sample_key(item.number), options, access)
-
-
 def encode_input(
     item: PackInput, key: str, options: PackOptions, access: S3Access
 ) -> bytes | RejectedInput:
-    """One input as a sample called ``key``, as it stands in a tar."""
-    outcome = _try(item, key, options, access)
-    return outcome if isinstance(outcome, RejectedInput) else b"".join(outcome.parts)
+    """Return one input as the tar members of a sample with the key ``key``."""
+    result = _prepare(item, key, options, access)
+    return result if isinstance(result, RejectedInput) else b"".join(result.buffers)
 
 
-def _try(
+def _prepare(
     item: PackInput, key: str, options: PackOptions, access: S3Access
-) -> _Accepted | RejectedInput:
+) -> _Sample | RejectedInput:
+    """Return one input as a sample, or why it is rejected."""
     try:
-        return _accept(item, key, options, access)
+        return _make_sample(item, key, options, access)
     except DecodeError as error:
         return RejectedInput(item.source, error.reason, str(error).partition(": ")[2])
 
 
-def _accept(item: PackInput, key: str, options: PackOptions, access: S3Access) -> _Accepted:
-    content, facts = read_metadata(item, options, access)
-    caption = _caption(item, access)
-    more = _latents(options, content, caption)
-    parts = sample_parts(key, content, caption, facts.kind, _facts(item, facts, caption), more)
-    return _Accepted(key, parts, facts)
+def _make_sample(item: PackInput, key: str, options: PackOptions, access: S3Access) -> _Sample:
+    content, metadata = read_metadata(item, options, access)
+    caption = _read_caption(item, access)
+    document = _metadata_json(item, metadata, caption)
+    latents = _encode_latents(options, content, caption)
+    buffers = sample_parts(key, content, caption, metadata.format, document, latents)
+    return _Sample(key, buffers, metadata)
 
 
-def _latents(options: PackOptions, content: BytesLike, caption: str) -> dict[str, bytes]:
-    """The arrays that are asked for, by their extensions."""
+def _encode_latents(options: PackOptions, content: BytesLike, caption: str) -> dict[str, bytes]:
+    """Return the requested ``.npy`` arrays by their file extensions."""
     if options.latents is None or options.latents_resolution is None:
         return {}
     encoder = _encoder(options.latents, options.latents_resolution)
-    return dict(zip((MOMENTS, TEXT, POOLED), encoder.arrays(content, caption), strict=False))
+    return dict(zip((MOMENTS, TEXT, POOLED), encoder.encode(content, caption), strict=False))
 
 
-_loading = threading.Lock()
+_load_lock = threading.Lock()
 
 
 def _encoder(folder: str, resolution: int) -> LatentEncoder:
-    """One for each process: its threads share the weights."""
-    with _loading:
+    """Return this process's encoder, whose weights its threads share."""
+    with _load_lock:
         return _load_encoder(folder, resolution)
 
 
@@ -266,39 +267,40 @@ def _load_encoder(folder: str, resolution: int) -> LatentEncoder:
 def read_metadata(
     item: PackInput, options: PackOptions, access: S3Access
 ) -> tuple[BytesLike, ImageMetadata]:
-    """An input's image as it is packed, and its facts.
+    """Return an input's image as it will be packed, and its metadata.
 
     Raises:
-        DecodeError: it is missing, damaged, or filtered out.
+        DecodeError: it is missing, corrupt, or filtered out.
     """
     content = _read("image", item.address, item.bytes, access)
-    facts = read_image_metadata(content, pixels=options.pixels)
-    _filter(facts, options)
+    metadata = read_image_metadata(content, pixels=options.pixels)
+    _apply_filters(metadata, options)
     if options.quality is None and (
-        options.max_side is None or max(facts.width, facts.height) <= options.max_side
+        options.max_side is None or max(metadata.width, metadata.height) <= options.max_side
     ):
-        return content, facts
+        return content, metadata
     content = reencode(content, options.max_side, options.quality or 95)
     return content, read_image_metadata(content, pixels=options.pixels)
 
 
-def _filter(facts: ImageMetadata, options: PackOptions) -> None:
-    short, long = sorted((facts.width, facts.height))
+def _apply_filters(metadata: ImageMetadata, options: PackOptions) -> None:
+    short, long = sorted((metadata.width, metadata.height))
+    size = f"{metadata.width} × {metadata.height} pixels"
     if options.min_side is not None and short < options.min_side:
-        raise DecodeError("image-small", f"{facts.width} × {facts.height} pixels")
+        raise DecodeError("image-small", size)
     if options.max_aspect is not None and long > options.max_aspect * short:
-        raise DecodeError("image-long", f"{facts.width} × {facts.height} pixels")
+        raise DecodeError("image-long", size)
 
 
-def _facts(item: PackInput, facts: ImageMetadata, caption: str) -> bytes:
+def _metadata_json(item: PackInput, metadata: ImageMetadata, caption: str) -> bytes:
     document = {
-        "width": facts.width,
-        "height": facts.height,
-        "orientation": facts.orientation,
-        "format": facts.kind,
-        "sha256": facts.sha256,
-        "phash": None if facts.phash is None else f"{facts.phash:016x}",
-        "aspect_bucket": _bucket(facts.width, facts.height),
+        "width": metadata.width,
+        "height": metadata.height,
+        "orientation": metadata.orientation,
+        "format": metadata.format,
+        "sha256": metadata.sha256,
+        "phash": None if metadata.phash is None else f"{metadata.phash:016x}",
+        "aspect_bucket": _aspect_bucket(metadata.width, metadata.height),
         "caption_length": len(caption),
         "source": item.source,
     }
@@ -306,32 +308,32 @@ def _facts(item: PackInput, facts: ImageMetadata, caption: str) -> bytes:
 
 
 @lru_cache(maxsize=4096)
-def _bucket(width: int, height: int) -> str:
+def _aspect_bucket(width: int, height: int) -> str:
     shapes = aspect_shapes(BUCKET_RESOLUTION)
-    chosen_height, chosen_width = shapes[int(nearest_shape(shapes, height, width))]
-    return f"{chosen_width}x{chosen_height}"
+    bucket_height, bucket_width = shapes[int(nearest_shape(shapes, height, width))]
+    return f"{bucket_width}x{bucket_height}"
 
 
-def _caption(item: PackInput, access: S3Access) -> str:
-    """The caption without the white space and the byte order mark around it."""
+def _read_caption(item: PackInput, access: S3Access) -> str:
+    """Return the caption without surrounding white space and without a byte order mark."""
     raw = b""
     if item.caption is None:
         if item.caption_address is None:
-            raise DecodeError("caption-missing", f"no caption beside {item.source}")
+            raise DecodeError("caption-missing", f"no caption for {item.source}")
         raw = bytes(_read("caption", item.caption_address, 0, access))
     try:
         if item.caption is not None:
-            raw = item.caption.encode("utf-8", "surrogateescape")  # the table's own bytes again
+            raw = item.caption.encode("utf-8", "surrogateescape")  # the bytes of the table
         caption = raw.decode("utf-8-sig").strip()
     except UnicodeError:
         raise DecodeError("caption-not-utf8", "the caption is not UTF-8 text") from None
     if not caption:
-        raise DecodeError("caption-empty", "nothing but white space")
+        raise DecodeError("caption-empty", "only white space")
     return caption
 
 
 def _read(part: str, address: str, size: int, access: S3Access) -> BytesLike:
-    _require_bytes(part, size)
+    _require_size(part, size)
     name = address.rpartition("/")[2]
     try:
         if address.startswith("s3://"):
@@ -340,35 +342,35 @@ def _read(part: str, address: str, size: int, access: S3Access) -> BytesLike:
     except DecodeError:
         raise
     except (FileNotFoundError, NotADirectoryError, ValueError):
-        # ValueError: a zero byte in the name, which no file has.
+        # ValueError: the name contains a zero byte, which no file name can.
         raise DecodeError(f"{part}-missing", f"no file {name}") from None
     except OSError as error:
         if address.startswith("s3://") and not isinstance(error, PermissionError):
-            raise  # it may be there the next time: left out, it would be left out for good
+            raise  # perhaps transient: a rejected input would stay out of the finished pack
         raise DecodeError(f"{part}-unreadable", error.strerror or str(error)) from None
 
 
-_room = ReadBufferPool()
+_read_buffers = ReadBufferPool()
 
 
 def _read_file(part: str, address: str) -> BytesLike:
-    """By the system's own calls: a file object costs more than they do."""
-    descriptor = os.open(address, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would be waited for
+    """Read a file by system calls, as a file object costs more than the calls."""
+    descriptor = os.open(address, os.O_RDONLY | os.O_NONBLOCK)  # opening a FIFO would block
     try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             name = address.rpartition("/")[2]
             raise DecodeError(f"{part}-unreadable", f"{name} is not a regular file")
-        _require_bytes(part, found.st_size)
-        room = _room.take(found.st_size)
-        read = 0
-        while read < len(room) and (more := os.readv(descriptor, [room[read:]])):
-            read += more
-        return room[:read]
+        _require_size(part, status.st_size)
+        buffer = _read_buffers.take(status.st_size)
+        filled = 0
+        while filled < len(buffer) and (count := os.readv(descriptor, [buffer[filled:]])):
+            filled += count
+        return buffer[:filled]
     finally:
         os.close(descriptor)
 
 
-def _require_bytes(part: str, size: int) -> None:
+def _require_size(part: str, size: int) -> None:
     if size > MAX_BYTES:
         raise DecodeError(f"{part}-too-large", f"{size} bytes; 1 GiB at most")

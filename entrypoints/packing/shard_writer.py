@@ -1,4 +1,4 @@
-"""Writes a shard: samples in, a tar out. Sizes are bytes."""
+"""Writes samples to a shard, a WebDataset tar. Sizes are in bytes."""
 
 from __future__ import annotations
 
@@ -6,38 +6,32 @@ import tarfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Any
 
 from blake3 import blake3
 from sm_train.entrypoints.data.shard_format import END_MARK, Shard
 from sm_train.entrypoints.packing.storage import BytesLike, ShardSink
 
 EXTENSIONS = {"jpeg": "jpg", "png": "png", "webp": "webp"}
-"""Image format, as a sample's facts name it → extension of the image's member."""
-
-
-def encode_sample(*sample: Any) -> bytes:
-    """:func:`sample_parts`, joined."""
-    return b"".join(sample_parts(*sample))
+"""Image format → file extension of the image in a sample."""
 
 
 def sample_parts(
     key: str,
     image: BytesLike,
     caption: str,
-    kind: str,
-    facts: bytes,
-    more: Mapping[str, bytes] | None = None,
+    image_format: str,
+    metadata: bytes,
+    extra_members: Mapping[str, bytes] | None = None,
 ) -> list[BytesLike]:
-    """The sample's members as they stand in a tar; ``more`` are others by their extensions.
+    """Return a sample's tar members as consecutive buffers.
 
-    In parts, so that an image is not copied to stand beside its header.
+    Several buffers avoid a copy of the image. ``extra_members`` maps file extensions to contents.
     """
-    members = {"txt": caption.encode(), "json": facts, **(more or {})}
-    behind = [_padding(image)]
-    for name, content in members.items():
-        behind += [_header(f"{key}.{name}", len(content)), content, _padding(content)]
-    return [_header(f"{key}.{EXTENSIONS[kind]}", len(image)), image, b"".join(behind)]
+    members = {"txt": caption.encode(), "json": metadata, **(extra_members or {})}
+    tail = [_padding(image)]
+    for extension, content in members.items():
+        tail += [_header(f"{key}.{extension}", len(content)), content, _padding(content)]
+    return [_header(f"{key}.{EXTENSIONS[image_format]}", len(image)), image, b"".join(tail)]
 
 
 def _padding(content: BytesLike) -> bytes:
@@ -46,14 +40,15 @@ def _padding(content: BytesLike) -> bytes:
 
 _TEMPLATE = tarfile.TarInfo("").tobuf(tarfile.USTAR_FORMAT)
 _SIZE, _CHECKSUM = slice(124, 135), slice(148, 156)
-_SUM = sum(_TEMPLATE[:148]) + sum(_TEMPLATE[156:]) + 8 * ord(" ") - 11 * ord("0")
-"""Of the bytes of a header without a name and a size."""
+_TEMPLATE_SUM = sum(_TEMPLATE[:148]) + sum(_TEMPLATE[156:]) + 8 * ord(" ") - 11 * ord("0")
+"""Checksum of a header without a name and a size: the sum of its bytes, with spaces in place of the
+checksum. The template's size field holds eleven zeros, which every header replaces by digits."""
 
 
 def _header(name: str, size: int) -> bytes:
-    """As tarfile writes it, at a tenth of the time: nothing but the name and the size differ.
+    """Return a member's header as tarfile writes it, in a tenth of the time.
 
-    Owner and time are constants.
+    Only the name, the size and the checksum differ; owner and time are constants.
     """
     encoded = name.encode()
     if len(encoded) > 100 or size >= 8**11:
@@ -64,18 +59,18 @@ def _header(name: str, size: int) -> bytes:
     block = bytearray(_TEMPLATE)
     block[: len(encoded)] = encoded
     block[_SIZE] = digits
-    block[_CHECKSUM] = b"%06o\0 " % (_SUM + sum(encoded) + sum(digits))
+    block[_CHECKSUM] = b"%06o\0 " % (_TEMPLATE_SUM + sum(encoded) + sum(digits))
     return bytes(block)
 
 
-_HELD_BYTES = 1 << 20
-"""Written at once: every hand-over to the thread that digests costs some microseconds."""
+_FLUSH_BYTES = 1 << 20
+"""Written at a time: every hand-over to the hashing thread costs some microseconds."""
 
 
-class ShardFile:
-    """One shard on its way into ``sink``; holds its digest and offsets, never its content.
+class ShardWriter:
+    """Writes one shard to ``sink``; keeps its digest and offsets in memory, not its content.
 
-    The digest is taken in a thread beside the writer. Use as a context.
+    A background thread computes the digest. Use as a context manager.
     """
 
     def __init__(self, sink: ShardSink, name: str) -> None:
@@ -84,12 +79,12 @@ class ShardFile:
         self._keys: list[str] = []
         self._offsets: list[int] = []
         self._size = 0
-        self._held: list[BytesLike] = []
-        self._held_size = 0
-        self._hashing = ThreadPoolExecutor(1)
-        self._hashed: Future[None] | None = None
+        self._pending: list[BytesLike] = []
+        self._pending_bytes = 0
+        self._hash_thread = ThreadPoolExecutor(1)
+        self._last_hash: Future[None] | None = None
 
-    def __enter__(self) -> ShardFile:
+    def __enter__(self) -> ShardWriter:
         return self
 
     def __exit__(
@@ -98,24 +93,24 @@ class ShardFile:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._hashing.shutdown()
+        self._hash_thread.shutdown()
 
     def append(self, key: str, *parts: BytesLike) -> None:
-        """The next sample, in the parts that :func:`sample_parts` made, or joined."""
+        """Append a sample, as one buffer or as the buffers of :func:`sample_parts`."""
         self._keys.append(key)
         self._offsets.append(self._size)
         for part in parts:
-            self._hold(part)
-        if self._held_size >= _HELD_BYTES:
+            self._buffer(part)
+        if self._pending_bytes >= _FLUSH_BYTES:
             self._flush()
 
     def finish(self, widths: Sequence[int] = (), heights: Sequence[int] = ()) -> Shard:
-        """Close the tar and describe it; the sides are the images' in pixels."""
+        """End the tar and return its description; the images' dimensions are in pixels."""
         end = self._size
-        self._hold(END_MARK)
+        self._buffer(END_MARK)
         self._flush()
-        if self._hashed is not None:
-            self._hashed.result()
+        if self._last_hash is not None:
+            self._last_hash.result()
         return Shard(
             name=self._name,
             bytes=self._size,
@@ -126,19 +121,19 @@ class ShardFile:
             heights=tuple(heights),
         )
 
-    def _hold(self, content: BytesLike) -> None:
-        self._held.append(content)
-        self._held_size += len(content)
+    def _buffer(self, content: BytesLike) -> None:
+        self._pending.append(content)
+        self._pending_bytes += len(content)
         self._size += len(content)
 
     def _flush(self) -> None:
-        parts, self._held, self._held_size = self._held, [], 0
-        previous = self._hashed
-        self._hashed = self._hashing.submit(self._hash, parts)
-        self._sink.writelines(parts)
+        buffers, self._pending, self._pending_bytes = self._pending, [], 0
+        previous = self._last_hash
+        self._last_hash = self._hash_thread.submit(self._hash, buffers)
+        self._sink.writelines(buffers)
         if previous is not None:
-            previous.result()  # no more than two pieces wait for their digest
+            previous.result()  # bounds memory: at most two flushes wait for the hashing thread
 
-    def _hash(self, parts: list[BytesLike]) -> None:
-        for part in parts:
-            self._digest.update(part)
+    def _hash(self, buffers: list[BytesLike]) -> None:
+        for buffer in buffers:
+            self._digest.update(buffer)

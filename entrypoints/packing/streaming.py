@@ -1,20 +1,20 @@
-"""Images that come one by one: staged in S3 as samples, sealed into shards, each exactly once.
+"""Packs images that arrive one by one: stages them in S3 as samples and seals these into shards.
 
-Everything below ``.trickle/`` in the destination, and nothing else, is the state:
+Each image is packed exactly once. The whole state is in ``.streaming/`` in the destination:
 
-- ``staged/ID``: a sample as it stands in a tar. ID is a digest of the image's address and version,
-  so a message that comes twice stages the same object; it is put only if it is not there.
-- ``seen/ID``: an empty object; the sample is in a shard. A lifecycle rule may remove it when no
-  message can come again (a queue keeps one for 14 days at most).
-- ``refused/ID``: an image that was left out, and why.
-- ``manifests/NUMBER``: the samples of one shard. It is put only if it is not there, and its number
-  is one more than the last: so whoever puts it has seen all before it, and nobody else claims a
-  sample of theirs.
-- ``records/NUMBER``: the shard is there; its own index. ``done/NUMBER``: its samples are seen.
+- ``staged/ID``: a sample as it will be in a tar. ID is a digest of the image's URI and version, so
+  a message that is delivered twice stages the same object. It is created only if it is absent.
+- ``seen/ID``: an empty object; the sample is in a shard. A lifecycle rule may remove it once its
+  message cannot be delivered again (a queue keeps messages for at most 14 days).
+- ``rejected/ID``: a rejected image, and why.
+- ``manifests/NUMBER``: the samples of one shard. It is created only if it is absent, and its number
+  is one more than the last. So whoever creates it has seen all earlier manifests, and no two
+  manifests claim the same sample.
+- ``records/NUMBER``: the shard is written; its own index. ``done/NUMBER``: its samples are seen.
 
-A shard depends on its manifest alone, so it may be written twice, with the same bytes. Whatever
-was broken off is found by its missing ``done`` and finished by the next invocation. A sample is
-always staged or seen, at a claim the seen ones are left out: none is lost, none comes twice.
+A shard depends only on its manifest, so writing it twice gives the same bytes. Interrupted work is
+found by its missing ``done`` and finished by the next invocation. A sample is staged or seen at any
+time, and a claim skips the seen ones, so no sample is lost and none is packed twice.
 """
 
 from __future__ import annotations
@@ -35,27 +35,31 @@ from sm_train.entrypoints.data.shard_index import IndexWriter, RejectedInput, Sh
 from sm_train.entrypoints.data.tar_reader import sample_members
 from sm_train.entrypoints.packing.plan import PackInput, PackOptions
 from sm_train.entrypoints.packing.shard_builder import encode_input, encode_record, open_index
-from sm_train.entrypoints.packing.shard_writer import ShardFile
+from sm_train.entrypoints.packing.shard_writer import ShardWriter
 from sm_train.entrypoints.packing.storage import S3Prefix, is_missing, s3_client
 
-STATE = ".trickle"
-STAGED, SEEN, REFUSED = f"{STATE}/staged", f"{STATE}/seen", f"{STATE}/refused"
-MANIFESTS, RECORDS, DONE = f"{STATE}/manifests", f"{STATE}/records", f"{STATE}/done"
+STREAM_STATE = ".streaming"
+STAGED = f"{STREAM_STATE}/staged"
+SEEN = f"{STREAM_STATE}/seen"
+REJECTED = f"{STREAM_STATE}/rejected"
+MANIFESTS = f"{STREAM_STATE}/manifests"
+RECORDS = f"{STREAM_STATE}/records"
+DONE = f"{STREAM_STATE}/done"
 
-READERS = 32
-"""Objects that are asked for at the same time."""
+S3_REQUESTS = 32
+"""Objects that are requested at the same time."""
 
-ABANDONED = timedelta(days=1)
-"""Uploads that were begun before that are nobody's: a function runs for a quarter of an hour."""
+ABANDONED_AFTER = timedelta(days=1)
+"""Age at which an unfinished upload is aborted; a Lambda function runs for at most 15 minutes."""
 
 
 class RetryLaterError(Exception):
-    """An image cannot be packed yet; the message should come again."""
+    """An image cannot be packed yet; its message should be delivered again."""
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """An image that came: where it lies, its size, and what tells this version from others."""
+    """An image that arrived: its location, its version (version id or ETag) and its size."""
 
     bucket: str
     key: str
@@ -64,46 +68,48 @@ class Arrival:
 
     @property
     def id(self) -> str:
-        """The name of the sample: the same for the same version, however often it is told of."""
+        """Name of the sample; the same for each delivery of a message about the same version."""
         content = json.dumps([self.bucket, self.key, self.version])
         return hashlib.sha256(content.encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True)
 class StreamingPacker:
-    """Packs arrivals into ``destination`` in shards of at least ``target_bytes``."""
+    """Packs arrivals into ``destination``, in shards of at least ``target_bytes``."""
 
     destination: S3Prefix
     target_bytes: int
     options: PackOptions = field(default_factory=PackOptions)
 
     def stage(self, arrival: Arrival) -> str:
-        """Make a sample of an image, or refuse it; returns ``staged``, ``refused`` or ``known``.
+        """Stage an image as a sample, or reject it.
+
+        Return ``staged``, ``rejected``, ``known`` or ``overwritten``.
 
         Raises:
-            LaterError: its caption is not there yet.
+            RetryLaterError: the caption is missing, or access is denied.
         """
         if self._is_seen(arrival.id):
             return "known"
         address = f"s3://{arrival.bucket}/{arrival.key}"
         caption = f"{address.rpartition('.')[0]}.txt"
         item = PackInput(0, address, address, arrival.bytes, caption_address=caption)
-        outcome = encode_input(item, arrival.id, self.options, self.destination.access)
-        missing = isinstance(outcome, RejectedInput) and outcome.reason == "image-missing"
+        result = encode_input(item, arrival.id, self.options, self.destination.access)
+        missing = isinstance(result, RejectedInput) and result.reason == "image-missing"
         if not missing and not self._is_current(arrival):
-            return "overwritten"  # what was read is another version, which has its own message
-        if isinstance(outcome, RejectedInput):
-            if outcome.reason == "caption-missing":
+            return "overwritten"  # another version was read, which has its own message
+        if isinstance(result, RejectedInput):
+            if result.reason == "caption-missing":
                 raise RetryLaterError(f"{address}: no caption yet")
-            if outcome.reason.endswith("-unreadable"):  # a role or a key that is not right yet
-                raise RetryLaterError(f"{address}: {outcome.detail}")
-            self.refuse(arrival.id, outcome)
-            return "refused"
-        new = self.destination.create_if_absent(f"{STAGED}/{arrival.id}", outcome)
-        return "staged" if new else "known"
+            if result.reason.endswith("-unreadable"):  # a role or a KMS key that is not set up yet
+                raise RetryLaterError(f"{address}: {result.detail}")
+            self.reject(arrival.id, result)
+            return "rejected"
+        created = self.destination.create_if_absent(f"{STAGED}/{arrival.id}", result)
+        return "staged" if created else "known"
 
     def _is_current(self, arrival: Arrival) -> bool:
-        """Whether the object is still the one that the message tells of, after it was read."""
+        """Return whether the object still has the version of the message. Call after reading it."""
         from botocore.exceptions import ClientError
 
         client = s3_client(self.destination.access)
@@ -115,22 +121,23 @@ class StreamingPacker:
             raise RetryLaterError(f"s3://{arrival.bucket}/{arrival.key}: {error}") from None
         return arrival.version in (head.get("VersionId"), head["ETag"].strip('"'))
 
-    def refuse(self, name: str, refused: RejectedInput) -> None:
-        """Write down what was left out, once."""
-        self.destination.create_if_absent(f"{REFUSED}/{name}", json.dumps(vars(refused)).encode())
+    def reject(self, name: str, rejected: RejectedInput) -> None:
+        """Record a rejected input once."""
+        content = json.dumps(vars(rejected)).encode()
+        self.destination.create_if_absent(f"{REJECTED}/{name}", content)
 
-    def seal(self, *, all_of_it: bool = False, may_go_on: Callable[[], bool] = lambda: True) -> int:
-        """Finish what was broken off, then make shards while there is enough staged.
+    def seal(self, *, flush: bool = False, may_continue: Callable[[], bool] = lambda: True) -> int:
+        """Finish interrupted shards, then build shards while enough samples are staged.
 
-        ``all_of_it`` makes a shard of the remainder, too; ``may_go_on`` is asked before each.
-        Returns how many shards were finished.
+        ``flush`` also builds a shard of the remainder. ``may_continue`` is called before each
+        shard. Return the number of finished shards.
         """
         finished = 0
-        for begun in sorted(self._numbers(MANIFESTS) - self._numbers(DONE)):
-            if may_go_on():
-                self._finish(begun)
+        for interrupted in sorted(self._numbers(MANIFESTS) - self._numbers(DONE)):
+            if may_continue():
+                self._finish(interrupted)
                 finished += 1
-        while may_go_on() and (claimed := self._claim(all_of_it)) is not None:
+        while may_continue() and (claimed := self._claim(flush)) is not None:
             self._finish(claimed)
             finished += 1
         return finished
@@ -138,39 +145,41 @@ class StreamingPacker:
     def _numbers(self, folder: str) -> set[int]:
         return {int(name) for name in self.destination.list_sizes(folder)}
 
-    def _claim(self, all_of_it: bool) -> int | None:
-        """Claim the samples of the next shard; None where there are not enough."""
+    def _claim(self, flush: bool) -> int | None:
+        """Claim the samples of the next shard; return its number, or None if too few are staged."""
         while True:
             numbers = self._numbers(MANIFESTS)
             claimed = {
-                name for number in numbers - self._numbers(DONE) for name in self._manifest(number)
+                name
+                for number in numbers - self._numbers(DONE)
+                for name in self._read_manifest(number)
             }
             staged = self.destination.list_sizes(STAGED)
-            free = [name for name in sorted(staged) if name not in claimed]
-            if not all_of_it and sum(staged[name] for name in free) < self.target_bytes:
+            unclaimed = [name for name in sorted(staged) if name not in claimed]
+            if not flush and sum(staged[name] for name in unclaimed) < self.target_bytes:
                 return None
-            chosen, size = self._unseen(free, staged)
-            if not chosen or (size < self.target_bytes and not all_of_it):
+            chosen, size = self._choose_unseen(unclaimed, staged)
+            if not chosen or (size < self.target_bytes and not flush):
                 return None
             number = max(numbers, default=-1) + 1
-            if self.destination.create_if_absent(
-                f"{MANIFESTS}/{number:06d}", json.dumps(chosen).encode()
-            ):
+            manifest = json.dumps(chosen).encode()
+            if self.destination.create_if_absent(f"{MANIFESTS}/{number:06d}", manifest):
                 return number
-            # Another invocation was quicker: what it claimed is out of reach now.
+            # A concurrent invocation created this manifest: choose again without its samples.
 
-    def _unseen(self, names: Sequence[str], sizes: dict[str, int]) -> tuple[list[str], int]:
-        """The first of ``names`` that make a shard, those left out that are in one already."""
+    def _choose_unseen(self, names: Sequence[str], sizes: dict[str, int]) -> tuple[list[str], int]:
+        """Return the first unseen samples that fill a shard, and their size in bytes."""
         chosen: list[str] = []
         size = 0
-        with ThreadPoolExecutor(READERS) as pool:
-            for first in range(0, len(names), READERS):
-                group = names[first : first + READERS]
+        with ThreadPoolExecutor(S3_REQUESTS) as pool:
+            for first in range(0, len(names), S3_REQUESTS):
+                group = names[first : first + S3_REQUESTS]
                 for name, seen in zip(group, pool.map(self._is_seen, group), strict=True):
                     if size >= self.target_bytes:
                         return chosen, size
                     if seen:
-                        self.destination.remove(f"{STAGED}/{name}")  # its message came once more
+                        # Its message was delivered again after the sample had been packed.
+                        self.destination.remove(f"{STAGED}/{name}")
                         continue
                     chosen.append(name)
                     size += sizes[name]
@@ -179,23 +188,24 @@ class StreamingPacker:
     def _is_seen(self, name: str) -> bool:
         return self.destination.size(f"{SEEN}/{name}") is not None
 
-    def _manifest(self, number: int) -> list[str]:
+    def _read_manifest(self, number: int) -> list[str]:
         names: list[str] = json.loads(self.destination.read(f"{MANIFESTS}/{number:06d}"))
         return names
 
     def _finish(self, number: int) -> None:
-        names = self._manifest(number)
+        """Write a claimed shard, its record and the index, then mark its samples as seen."""
+        names = self._read_manifest(number)
         record = f"{RECORDS}/{number:06d}"
         if self.destination.size(record) is None:
             try:
-                shard = self._write(number, names)
+                shard = self._write_shard(number, names)
             except FileNotFoundError:
-                return  # another invocation has finished it in the meantime
+                return  # a concurrent invocation has finished it and removed the staged samples
             with self.destination.atomic_writer(record) as sink:
                 sink.write(encode_record(shard))
-        # Before it is done: whatever dies in between, the next invocation writes the index.
+        # Before the shard is done: if this invocation dies, the next one writes the index.
         self._write_index()
-        with ThreadPoolExecutor(READERS) as pool:
+        with ThreadPoolExecutor(S3_REQUESTS) as pool:
             list(pool.map(self._mark_seen, names))
         self.destination.create_if_absent(f"{DONE}/{number:06d}", b"")
 
@@ -203,80 +213,80 @@ class StreamingPacker:
         self.destination.create_if_absent(f"{SEEN}/{name}", b"")
         self.destination.remove(f"{STAGED}/{name}")
 
-    def _write(self, number: int, names: Sequence[str]) -> Shard:
+    def _write_shard(self, number: int, names: Sequence[str]) -> Shard:
         file_name = _shard_name(number)
         widths, heights = [], []
         with (
             self.destination.atomic_writer(f"{SHARDS_FOLDER}/{file_name}") as sink,
-            ShardFile(sink, file_name) as file,
+            ShardWriter(sink, file_name) as writer,
         ):
-            for name, encoded in zip(names, self._read(names), strict=True):
-                file.append(name, encoded)
-                height, width = _sides(encoded)
+            for name, encoded in zip(names, self._read_staged(names), strict=True):
+                writer.append(name, encoded)
+                height, width = _image_size(encoded)
                 heights.append(height)
                 widths.append(width)
-            return file.finish(widths, heights)
+            return writer.finish(widths, heights)
 
-    def _read(self, names: Sequence[str]) -> Iterator[bytes]:
-        """The staged samples in order, some read ahead."""
-        with ThreadPoolExecutor(READERS) as pool:
-            for first in range(0, len(names), READERS):
-                group = names[first : first + READERS]
+    def _read_staged(self, names: Sequence[str]) -> Iterator[bytes]:
+        """Yield the staged samples in order; groups of them are read in parallel."""
+        with ThreadPoolExecutor(S3_REQUESTS) as pool:
+            for first in range(0, len(names), S3_REQUESTS):
+                group = names[first : first + S3_REQUESTS]
                 yield from pool.map(lambda name: self.destination.read(f"{STAGED}/{name}"), group)
 
     def _write_index(self) -> None:
-        """All shards that have a record, beside those of the index that is there.
+        """Write an index of all shards that have a record and of those in the current index.
 
-        Another invocation may write one at the same time; whoever writes last looks again.
+        A concurrent invocation may write the index too, so the last writer checks for new records.
         """
         while True:
             records = self.destination.list_sizes(RECORDS)
-            refused = self.destination.list_sizes(REFUSED)
-            self._write_index_of(sorted(records), sorted(refused))
+            rejected = self.destination.list_sizes(REJECTED)
+            self._write_index_of(sorted(records), sorted(rejected))
             if self.destination.list_sizes(RECORDS).keys() == records.keys():
                 return
 
-    def _write_index_of(self, records: Sequence[str], refused: Sequence[str]) -> None:
-        before = self._index()
-        there = set(before.names) if before else set()
-        new = [name for name in records if _shard_name(int(name)) not in there]
+    def _write_index_of(self, records: Sequence[str], rejections: Sequence[str]) -> None:
+        current = self._read_index()
+        indexed = set(current.names) if current else set()
+        added = [name for name in records if _shard_name(int(name)) not in indexed]
+        read = self.destination.read
         with tempfile.TemporaryFile() as file:
-            with IndexWriter(file) as writer, ThreadPoolExecutor(READERS) as pool:
-                if before:
-                    for number in range(len(before)):
-                        writer.add(before.shard(number))
-                for record in pool.map(lambda one: self._get(f"{RECORDS}/{one}"), new):
+            with IndexWriter(file) as writer, ThreadPoolExecutor(S3_REQUESTS) as pool:
+                if current:
+                    for number in range(len(current)):
+                        writer.add(current.shard(number))
+                for record in pool.map(lambda name: read(f"{RECORDS}/{name}"), added):
                     writer.add(open_index(record).shard(0))
-                told = set()
-                for content in pool.map(lambda one: self._get(f"{REFUSED}/{one}"), refused):
-                    told.add(one := RejectedInput(**json.loads(content)))
-                    writer.refuse(one)
-                for one in before.refused() if before else ():
-                    if one not in told:
-                        writer.refuse(one)
+                written = set()
+                for content in pool.map(lambda name: read(f"{REJECTED}/{name}"), rejections):
+                    rejected = RejectedInput(**json.loads(content))
+                    written.add(rejected)
+                    writer.reject(rejected)
+                for rejected in current.rejected() if current else ():
+                    if rejected not in written:
+                        writer.reject(rejected)
             file.seek(0)
             with self.destination.atomic_writer(INDEX_NAME) as sink:
                 sink.write(file.read())
 
-    def tidy(self, now: datetime) -> int:
-        """Give up what invocations leave that are ended in the middle of a shard; how many."""
-        return self.destination.abort_uploads(SHARDS_FOLDER, started_before=now - ABANDONED)
+    def abort_abandoned_uploads(self, now: datetime) -> int:
+        """Abort uploads that killed invocations left; return their number."""
+        return self.destination.abort_uploads(SHARDS_FOLDER, started_before=now - ABANDONED_AFTER)
 
-    def _get(self, name: str) -> bytes:
-        return self.destination.read(name)
-
-    def _index(self) -> ShardIndex | None:
+    def _read_index(self) -> ShardIndex | None:
         try:
-            return open_index(self._get(INDEX_NAME))
+            return open_index(self.destination.read(INDEX_NAME))
         except FileNotFoundError:
             return None
 
 
 def _shard_name(number: int) -> str:
-    return f"trickle-{number:06d}.tar"
+    return f"streamed-{number:06d}.tar"
 
 
-def _sides(encoded: bytes) -> tuple[int, int]:
+def _image_size(encoded: bytes) -> tuple[int, int]:
+    """Return the height and width of an encoded sample's image; (0, 0) if they are unreadable."""
     _, members = sample_members(memoryview(encoded))
     image = next(iter(members.values()))
     try:
@@ -286,5 +296,5 @@ def _sides(encoded: bytes) -> tuple[int, int]:
 
 
 def is_image(key: str) -> bool:
-    """Whether an object's name says that it is an image."""
+    """Return whether an object's key has the extension of an image."""
     return Path(key).suffix.lower() in {".jpg", ".jpeg", ".png", ".webp"}

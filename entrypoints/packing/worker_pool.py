@@ -1,4 +1,4 @@
-"""Processes that make shards, each with threads of its own, and how far they are together."""
+"""Runs tasks in worker processes with threads, and reports their combined progress."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from sm_train.entrypoints.common.parent_death import exit_with_parent
 from sm_train.entrypoints.common.signals import record_signals
@@ -21,18 +21,21 @@ from sm_train.entrypoints.packing.shard_builder import ProgressCallback, Stopped
 from sm_train.entrypoints.packing.storage import S3Access, S3Prefix, Storage
 
 S3_THREADS = 16
-"""Inputs that a process reads at the same time from or to S3, to hide its latency."""
+"""Minimum number of threads in a process that reads from or writes to S3, to hide its latency."""
 
-_LOOK = 0.2  # seconds between two looks at how far they are
+_POLL_SECONDS = 0.2
+"""Interval between two progress reports."""
+
+_Item = TypeVar("_Item")
 
 
 class WorkerKilledError(RuntimeError):
-    """A process that packs was killed, perhaps for its memory."""
+    """A worker process was killed, perhaps because it ran out of memory."""
 
 
 @dataclass(frozen=True)
 class WorkerPlan:
-    """Where shards are made, and by how many workers."""
+    """Where shards are written, and the number of workers that build them."""
 
     destination: Storage
     access: S3Access
@@ -41,92 +44,101 @@ class WorkerPlan:
 
 @dataclass(frozen=True)
 class PackProgress:
-    """How far a run is; ``bytes`` counts the accepted samples as they stand in the shards."""
+    """Progress in inputs; ``bytes`` is the size of the accepted samples in the shards."""
 
     done: int
     total: int
     bytes: int
-    refused: int
+    rejected: int
 
 
-def run_workers(
+def build_in_parallel(
     plans: Sequence[ShardPlan], work: WorkerPlan, dropped: Mapping[int, RejectedInput]
 ) -> Iterator[PackProgress]:
-    """Make the shards of ``plans``; yields now and then how far that is.
+    """Build the shards of ``plans``; yield the progress now and then.
 
     Raises:
         OSError: the destination cannot be written, or the disk is full.
-        WorkerKilledError: a process was killed.
+        WorkerKilledError: a worker process was killed.
     """
-    gpus = _gpus() if plans and plans[0].options.latents is not None else []
-    processes, threads = split_cores(plans, work, at_most=len(gpus) or work.workers)
-    task = partial(_make, work.destination, work.access, threads)
-    yield from run(task, [(plan, _of_plan(plan, dropped)) for plan in plans], processes, gpus)
+    gpus = _visible_gpus() if plans and plans[0].options.latents is not None else []
+    processes, threads = split_cores(plans, work, max_processes=len(gpus) or work.workers)
+    task = partial(_build_shard, work.destination, work.access, threads)
+    items = [(plan, _dropped_from(plan, dropped)) for plan in plans]
+    yield from run_tasks(task, items, processes, gpus)
 
 
-def split_cores(plans: Sequence[ShardPlan], work: WorkerPlan, *, at_most: int) -> tuple[int, int]:
-    """Processes, ``at_most`` so many, and the threads of each."""
-    processes = max(1, min(work.workers, len(plans), at_most))
+def split_cores(
+    plans: Sequence[ShardPlan], work: WorkerPlan, *, max_processes: int
+) -> tuple[int, int]:
+    """Return the number of processes and the number of threads in each."""
+    processes = max(1, min(work.workers, len(plans), max_processes))
     threads = work.workers // processes
     if isinstance(work.destination, S3Prefix) or any(
-        one.address.startswith("s3://") for plan in plans[:1] for one in plan.inputs[:1]
+        item.address.startswith("s3://") for plan in plans[:1] for item in plan.inputs[:1]
     ):
         threads = max(threads, S3_THREADS)
     return processes, threads
 
 
-def _gpus() -> list[str]:
-    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+def _visible_gpus() -> list[str]:
+    """Return the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
     import torch
 
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     count = torch.cuda.device_count()
-    return (named.split(",") if named else list(map(str, range(count))))[:count]
+    return (visible.split(",") if visible else list(map(str, range(count))))[:count]
 
 
-def _of_plan(plan: ShardPlan, dropped: Mapping[int, RejectedInput]) -> dict[int, RejectedInput]:
-    return {one.number: dropped[one.number] for one in plan.inputs if one.number in dropped}
+def _dropped_from(
+    plan: ShardPlan, dropped: Mapping[int, RejectedInput]
+) -> dict[int, RejectedInput]:
+    return {item.number: dropped[item.number] for item in plan.inputs if item.number in dropped}
 
 
-def _make(
+def _build_shard(
     destination: Storage,
     access: S3Access,
     threads: int,
-    what: tuple[ShardPlan, dict[int, RejectedInput]],
-    tell: ProgressCallback,
+    item: tuple[ShardPlan, dict[int, RejectedInput]],
+    on_progress: ProgressCallback,
 ) -> None:
-    plan, dropped = what
-    build_shard(plan, destination, access, threads, tell, dropped)
+    plan, dropped = item
+    build_shard(plan, destination, access, threads, on_progress, dropped)
 
 
-def run(
-    task: Callable[[Any, ProgressCallback], None],
-    items: Sequence[Any],
+def run_tasks(
+    task: Callable[[_Item, ProgressCallback], None],
+    items: Sequence[_Item],
     processes: int,
     gpus: Sequence[str] = (),
 ) -> Iterator[PackProgress]:
-    """Call ``task`` with each item, in ``processes`` processes; yields how far they are.
+    """Call ``task`` with each item in ``processes`` processes; yield their combined progress.
 
-    Each process sees one of the ``gpus``, if there are any. An error of one ends all; whatever they
-    have not finished they leave as if it was never begun.
+    With ``gpus``, each process sees one of them. An error in one process stops all of them; a task
+    that is stopped must leave no partial result.
     """
     if not items:
         return
-    context = multiprocessing.get_context("spawn")  # a fork would copy this one's threads' locks
-    # A child that is being started when a signal ends this process would say so at length.
-    with record_signals() as raise_noted:
-        with _deaf_children():
-            counters, stop, begun = context.Array("q", 3), context.Event(), context.Value("i", 0)
-            pool = ProcessPoolExecutor(processes, context, _begin, (counters, stop, begun, gpus))
-            pending: set[Future[None]] = {pool.submit(_run, task, item) for item in items}
+    context = multiprocessing.get_context("spawn")  # a fork would copy locks that threads hold
+    # A signal that ends this process while a child starts would make the child print a traceback.
+    with record_signals() as raise_recorded:
+        with _block_terminal_signals():
+            # Shared: done inputs, written bytes, rejected inputs.
+            counters = context.Array("q", 3)
+            stop, num_started = context.Event(), context.Value("i", 0)
+            pool = ProcessPoolExecutor(
+                processes, context, _init_worker, (counters, stop, num_started, gpus)
+            )
+            pending: set[Future[None]] = {pool.submit(_run_task, task, item) for item in items}
         try:
             while pending:
-                finished, pending = wait(pending, _LOOK, FIRST_EXCEPTION)
-                for one in finished:
-                    one.result()
-                raise_noted()
-                done, written, refused = counters[:]
-                yield PackProgress(done, done, written, refused)
+                finished, pending = wait(pending, _POLL_SECONDS, FIRST_EXCEPTION)
+                for future in finished:
+                    future.result()
+                raise_recorded()
+                done, written, rejected = counters[:]
+                yield PackProgress(done, done, written, rejected)
         except BrokenProcessPool:
             raise WorkerKilledError from None
         finally:
@@ -134,42 +146,43 @@ def run(
             pool.shutdown(cancel_futures=True)
 
 
+# What _init_worker received. A pool passes such objects only when it starts a process.
 _counters: Any = None
 _stop: Any = None
 
 
-def _begin(counters: Any, stop: Any, begun: Any, gpus: Sequence[str]) -> None:
+def _init_worker(counters: Any, stop: Any, num_started: Any, gpus: Sequence[str]) -> None:
     global _counters, _stop
     _counters, _stop = counters, stop
     if gpus:
-        with begun.get_lock():
-            number = begun.value
-            begun.value += 1
-        # Before CUDA is begun: then this process knows of no other.
-        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]
+        with num_started.get_lock():
+            worker = num_started.value
+            num_started.value += 1
+        # CUDA is not initialized yet, so this process sees only this GPU.
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[worker % len(gpus)]
     exit_with_parent()
 
 
-def _run(task: Callable[[Any, ProgressCallback], None], item: Any) -> None:
-    task(item, _tell)
+def _run_task(task: Callable[[_Item, ProgressCallback], None], item: _Item) -> None:
+    task(item, _report_progress)
 
 
-def _tell(done: int, written: int, refused: int) -> None:
+def _report_progress(done: int, written: int, rejected: int) -> None:
     if _stop.is_set():
         raise StoppedError
     with _counters.get_lock():
-        for place, amount in enumerate((done, written, refused)):
-            _counters[place] += amount
+        for index, amount in enumerate((done, written, rejected)):
+            _counters[index] += amount
 
 
 @contextmanager
-def _deaf_children() -> Iterator[None]:
-    """Whatever process is started in here does not hear Ctrl-C and hang-up.
+def _block_terminal_signals() -> Iterator[None]:
+    """Make processes that are started in this context ignore Ctrl-C and hang-up.
 
-    A terminal sends both to the whole group, and only the parent shall answer.
+    A terminal sends both to the whole process group, but only the parent handles them.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)

@@ -124,8 +124,8 @@ class Evaluator:
             batch_size=config.stage.per_device_batch_size,
             seed=0,
             decode_workers=0,
-            rng=self._components.draws(0),
-            tokenize=self._components.text.tokenize,
+            rng=self._components.sample_rng(0),
+            tokenize=self._components.text_encoders.tokenize,
         )
         # One sum per level, and the number of samples.
         sums = torch.zeros(len(LEVELS) + 1, dtype=torch.float64, device=device)
@@ -156,7 +156,7 @@ class Evaluator:
         assigned = prompts[self._accelerator.process_index :: world_size]
         # Forward passes of a sharded network are collectives: all ranks need equally many.
         assigned += [prompts[0]] * (math.ceil(len(prompts) / world_size) - len(assigned))
-        pipeline = TextToImagePipeline(**self._components.folders())
+        pipeline = TextToImagePipeline(**self._components.named_components())
         pipeline.set_progress_bar_config(disable=True)
         sampled: list[tuple[int, Any]] = []
         for first in range(0, len(assigned), _IMAGES_AT_ONCE):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sm_train.entrypoints.common.sample_rng import LATENT, NOISE
+from sm_train.entrypoints.common.sample_rng import Purpose
 from sm_train.entrypoints.data.batches import Batch
 from sm_train.entrypoints.models.builder import ModelComponents
 from sm_train.entrypoints.models.objectives import DiffusionTarget
@@ -25,7 +25,7 @@ class ModelInputs:
         self._components, self._device = components, device
         self._caption_dropout = caption_dropout
         # One row of token ids (1, L) per tokenizer.
-        self._empty_tokens = [ids.numpy() for ids in components.text.tokenize([""])]
+        self._empty_tokens = [ids.numpy() for ids in components.text_encoders.tokenize([""])]
         self._empty_text: Text | None = None
 
     @torch.no_grad()
@@ -43,7 +43,9 @@ class ModelInputs:
         else:
             images = self._images(batch.pixels, noise)
             text = self._captions(batch.tokens, dropped)
-        return self._components.objective.task(images, noise[NOISE], batch.timestep_uniform), text
+        return self._components.objective.make_target(
+            images, noise[Purpose.NOISE], batch.timestep_uniform
+        ), text
 
     def no_text(self) -> Text:
         """Return a single empty caption."""
@@ -68,7 +70,7 @@ class ModelInputs:
 
         on_device = moments.to(self._device, non_blocking=True).float()
         distribution = DiagonalGaussianDistribution(on_device)
-        latents: Tensor = distribution.mean + distribution.std * noise[LATENT]
+        latents: Tensor = distribution.mean + distribution.std * noise[Purpose.LATENT]
         config = self._components.vae.config
         return (latents - (config.shift_factor or 0.0)) * float(config.scaling_factor)
 
@@ -82,7 +84,7 @@ class ModelInputs:
         on_device = [torch.from_numpy(ids).to(self._device, non_blocking=True) for ids in tokens]
         if self._components.train_text_encoder:
             return Text(on_device[0])
-        return self._components.text.encode(on_device)
+        return self._components.text_encoders.encode(on_device)
 
     def _precomputed_text(self, batch: Batch, dropped: NDArray[np.bool_]) -> Text:
         """Return precomputed hidden states, those of the empty caption where it is dropped."""

@@ -76,7 +76,7 @@ def parallelize(
     after that, so no rank ever holds all weights of a sharded network.
     """
     device, network = accelerator.device, components.network
-    module = components.trained()
+    module = components.trained_module()
     if plan.activation_checkpointing:
         network.enable_gradient_checkpointing()
     if plan.compile:
@@ -91,7 +91,7 @@ def parallelize(
         device=device.type,
         bf16=config.training.precision == "bf16",
     )
-    components.built.fill(device, config.training.seed)
+    components.network_init.materialize(device, config.training.seed)
     module.to(device)
     if plan.channels_last:
         network.to(memory_format=torch.channels_last)
@@ -100,7 +100,7 @@ def parallelize(
 
 def move_frozen(plan: ParallelPlan, components: ModelComponents, device: torch.device) -> None:
     """Move the components that are not trained to ``device``, text encoders in their precision."""
-    for module in components.frozen():
+    for module in components.frozen_modules():
         module.to(device)
         if plan.text_encoder_bf16 and module is not components.vae:
             module.to(torch.bfloat16)

@@ -77,7 +77,7 @@ class Trainer:
         self.device: torch.device = accelerator.device
         self.plan = ParallelPlan.choose(
             config,
-            components.built.part,
+            components.network_init.component,
             accelerator.num_processes,
             data_rank.local_world_size,
             gpu_memory(self.device),
@@ -108,8 +108,8 @@ class Trainer:
             seed=config.training.seed,
             decode_workers=config.training.decode_workers,
             state=(checkpoint.folder / SAMPLER_FILE).read_bytes() if checkpoint else None,
-            rng=components.draws(config.training.seed),
-            tokenize=components.text.tokenize,
+            rng=components.sample_rng(config.training.seed),
+            tokenize=components.text_encoders.tokenize,
             pin_memory=self.device.type == "cuda",
         )
         self.metrics = MetricsLogger(config, accelerator, events, self.loader)
@@ -145,7 +145,7 @@ class Trainer:
         network_config = self.components.network.config
         side = network_config.sample_size
         images = torch.zeros(1, network_config.in_channels, side, side, device=self.device)
-        target = self.components.objective.task(images, images, np.array([0.5]))
+        target = self.components.objective.make_target(images, images, np.array([0.5]))
         with self.accelerator.autocast():
             text = self.model_inputs.no_text()
         for _ in range(2):

@@ -34,8 +34,8 @@ from sm_train.estimators.config.operations import (
     BudgetSection,
     DoctorSection,
     HeartbeatSection,
-    RecoverySection,
 )
+from sm_train.estimators.config.recovery import RecoverySection
 from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.config.training import (
     CheckpointSection,

@@ -1,7 +1,7 @@
-"""The least that IAM must allow for a run: one policy for who submits it, one for its jobs' role.
+"""Least-privilege IAM policies for a run: one for the user who submits it, one for the jobs' role.
 
-What the laptop calls is recorded in tests and held against the first policy, both ways. What
-SageMaker does with the role cannot be seen from here: the second follows the list in "SageMaker AI
+A test records the AWS calls of the laptop and compares them with the first policy, both ways. What
+SageMaker does with the role cannot be recorded: the second policy follows the list in "SageMaker AI
 Roles: CreateTrainingJob API: Execution Role Permissions" (SageMaker developer guide, 2026-11).
 """
 
@@ -9,115 +9,141 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from sm_train.estimators.config.naming import ROLE_NOT_SET, staging_bucket
-from sm_train.estimators.config.placement import placements as run_places
+from sm_train.estimators.config.placement import placements
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.alarms import alarm_prefix, rule_name, topic_name
 from sm_train.estimators.request.images import image_uri
 
-Policy = dict[str, Any]
-"""An IAM policy document."""
+Condition = dict[str, dict[str, str]]
+
+
+class Permission(TypedDict):
+    """A statement of an identity policy."""
+
+    Sid: str
+    Effect: str
+    Action: list[str]
+    Resource: list[str]
+    Condition: NotRequired[Condition]
+
+
+class TrustPermission(TypedDict):
+    """A statement of a role's trust policy."""
+
+    Effect: str
+    Principal: dict[str, str]
+    Action: str
+    Condition: Condition
+
+
+class PolicyDocument(TypedDict):
+    """An IAM policy document."""
+
+    Version: str
+    Statement: list[Permission] | list[TrustPermission]
+
 
 _VERSION = "2012-10-17"
-_LOGS = "/aws/sagemaker/TrainingJobs"
+_LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 
 
 @dataclass(frozen=True)
-class _Places:
-    """Where a run's things are: the account, the run's bucket and what is only read."""
+class _Scope:
+    """The account, region and S3 locations of a run.
+
+    ``inputs`` are the S3 URIs that the jobs read and the run does not write.
+    """
 
     partition: str
     account: str
     region: str
     bucket: str
-    read: tuple[str, ...]
-    """S3 addresses that jobs read and the run does not write."""
+    inputs: tuple[str, ...]
 
     def arn(self, service: str, resource: str) -> str:
         return f"arn:{self.partition}:{service}:{self.region}:{self.account}:{resource}"
 
-    def s3(self, path: str) -> str:
+    def s3_arn(self, path: str) -> str:
         return f"arn:{self.partition}:s3:::{path}"
 
     @property
-    def buckets(self) -> list[str]:
-        names = {self.bucket, *(_path(uri).split("/")[0] for uri in self.read)}
-        return [self.s3(name) for name in sorted(names)]
+    def bucket_arns(self) -> list[str]:
+        names = {self.bucket, *(_bucket_and_key(uri).split("/")[0] for uri in self.inputs)}
+        return [self.s3_arn(name) for name in sorted(names)]
 
 
-def policies(config: RunConfig, region: str, image: str) -> dict[str, Policy]:
-    """``laptop`` submits and follows the run, ``job`` is its jobs' role, ``trust`` who takes it.
+def policies(config: RunConfig, region: str, image: str) -> dict[str, PolicyDocument]:
+    """Return the policies of a run.
 
-    ``image`` is the address, in ECR, that its jobs start from.
+    ``laptop`` allows submitting and monitoring the run, ``job`` is the policy of its jobs' role,
+    and ``trust`` lets SageMaker assume that role. ``image`` is the ECR image of the jobs.
 
     Raises:
-        ValueError: AWS has no image at one of the run's fallbacks.
+        ValueError: AWS has no image for one of the run's fallbacks.
     """
-    places = _places(config, region)
-    elsewhere = [
-        (one.config, _places(one.config, one.region), image_uri(one.config, one.region))
-        for one in run_places(config, region)[1:]
-    ]
-    laptop, job = _laptop(config, places, image), _job(config, places, image)
-    for there in elsewhere:
-        laptop = _joined(laptop, _laptop(*there))
-        job = _joined(job, _job(*there))
-    if elsewhere:
-        # A large checkpoint is copied in parts; what cannot be finished is taken back.
-        own = [statement for statement in laptop if statement["Sid"] == "StageAndFetch"]
-        laptop.append(_allow("Move", ["s3:AbortMultipartUpload"], own[0]["Resource"]))
+    scope = _scope(config, region)
+    laptop, job = _laptop_permissions(config, scope, image), _job_permissions(config, scope, image)
+    fallbacks = placements(config, region)[1:]
+    for fallback in fallbacks:
+        fallback_scope = _scope(fallback.config, fallback.region)
+        fallback_image = image_uri(fallback.config, fallback.region)
+        laptop = _merge(
+            laptop, _laptop_permissions(fallback.config, fallback_scope, fallback_image)
+        )
+        job = _merge(job, _job_permissions(fallback.config, fallback_scope, fallback_image))
+    if fallbacks:
+        # Relocating copies large checkpoints in parts, and aborts a copy that fails.
+        [staging] = [statement for statement in laptop if statement["Sid"] == "ReadAndWriteRun"]
+        laptop.append(_allow("AbortCopies", ["s3:AbortMultipartUpload"], staging["Resource"]))
+    trust: TrustPermission = {
+        "Effect": "Allow",
+        "Principal": {"Service": "sagemaker.amazonaws.com"},
+        "Action": "sts:AssumeRole",
+        "Condition": {"StringEquals": {"aws:SourceAccount": scope.account}},
+    }
     return {
-        "laptop": _policy(laptop),
-        "job": _policy(job),
-        "trust": _policy(
-            [
-                {
-                    "Effect": "Allow",
-                    "Principal": {"Service": "sagemaker.amazonaws.com"},
-                    "Action": "sts:AssumeRole",
-                    "Condition": {"StringEquals": {"aws:SourceAccount": places.account}},
-                }
-            ]
-        ),
+        "laptop": {"Version": _VERSION, "Statement": laptop},
+        "job": {"Version": _VERSION, "Statement": job},
+        "trust": {"Version": _VERSION, "Statement": [trust]},
     }
 
 
-def _joined(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The statements of two places, each with the resources of both."""
-    joined = {statement["Sid"]: statement for statement in one}
-    for statement in other:
-        before = joined.get(statement["Sid"], statement)
-        resources = dict.fromkeys([*before["Resource"], *statement["Resource"]])
-        joined[statement["Sid"]] = before | {"Resource": list(resources)}
-    return list(joined.values())
+def _merge(permissions: list[Permission], others: list[Permission]) -> list[Permission]:
+    """Merge the resources of statements with the same Sid."""
+    merged = {permission["Sid"]: permission for permission in permissions}
+    for other in others:
+        existing = merged.get(other["Sid"], other)
+        resources = dict.fromkeys([*existing["Resource"], *other["Resource"]])
+        merged[other["Sid"]] = existing | {"Resource": list(resources)}
+    return list(merged.values())
 
 
-def _places(config: RunConfig, region: str) -> _Places:
+def _scope(config: RunConfig, region: str) -> _Scope:
     _, partition, _, _, account, _ = (config.role or ROLE_NOT_SET).split(":", 5)
     optional = (config.data.index_uri, config.data.validation, config.model.components)
-    read = [
+    inputs = [
         config.data.uri,
         *filter(None, optional),
-        *(one.uri for one in config.channels.values()),
+        *(channel.uri for channel in config.channels.values()),
     ]
     bucket = staging_bucket(config, region)
-    return _Places(partition, account, region, bucket, tuple(read))
+    return _Scope(partition, account, region, bucket, tuple(inputs))
 
 
-def _laptop(config: RunConfig, places: _Places, image: str) -> list[dict[str, Any]]:
-    """What `submit`, `check` and `cost` call, and whoever looks after the jobs afterwards."""
-    # SageMaker writes a job's name in lower case into its ARN.
-    jobs = places.arn("sagemaker", f"training-job/{config.name.lower()}-*")
+def _laptop_permissions(config: RunConfig, scope: _Scope, image: str) -> list[Permission]:
+    """Return what `submit`, `check` and `cost` call, and the commands that manage jobs."""
+    # SageMaker writes job names in lower case into ARNs.
+    jobs = scope.arn("sagemaker", f"training-job/{config.name.lower()}-*")
     role = config.role or ROLE_NOT_SET
-    own = places.s3(f"{places.bucket}/{config.name}/*")
-    index = [places.s3(_path(uri)) for uri in (config.data.index_uri,) if uri]
-    statements = [
-        _allow("Look", ["s3:ListBucket"], places.buckets),
-        _allow("StageAndFetch", ["s3:GetObject", "s3:PutObject"], [own]),
+    run_objects = scope.s3_arn(f"{scope.bucket}/{config.name}/*")
+    permissions = [
+        _allow("ListBuckets", ["s3:ListBucket"], scope.bucket_arns),
+        _allow("ReadAndWriteRun", ["s3:GetObject", "s3:PutObject"], [run_objects]),
         _allow(
-            "Jobs",
+            "ManageJobs",
             [
                 "sagemaker:CreateTrainingJob",
                 "sagemaker:AddTags",
@@ -127,9 +153,9 @@ def _laptop(config: RunConfig, places: _Places, image: str) -> list[dict[str, An
             ],
             [jobs],
         ),
-        # None of these knows resources (Service Authorization Reference).
+        # None of these supports resource-level permissions (Service Authorization Reference).
         _allow(
-            "Find",
+            "ListAndQuery",
             [
                 "sagemaker:ListTrainingJobs",
                 "pricing:GetProducts",
@@ -140,41 +166,46 @@ def _laptop(config: RunConfig, places: _Places, image: str) -> list[dict[str, An
             ["*"],
         ),
         _allow("CheckRole", ["iam:GetRole"], [role]),
-        _allow("CheckImage", ["ecr:DescribeImages"], [_repository(places, image)]),
+        _allow("CheckImage", ["ecr:DescribeImages"], [_repository_arn(scope, image)]),
         _allow(
-            "Logs",
+            "ReadLogs",
             ["logs:DescribeLogStreams", "logs:FilterLogEvents", "logs:GetLogEvents"],
-            [places.arn("logs", f"log-group:{_LOGS}:*")],
+            [scope.arn("logs", f"log-group:{_LOG_GROUP}:*")],
         ),
-        _allow("GiveRole", ["iam:PassRole"], [role])
-        | {"Condition": {"StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}}},
+        _allow(
+            "PassRole",
+            ["iam:PassRole"],
+            [role],
+            {"StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}},
+        ),
     ]
-    if index:
-        statements.append(_allow("ReadIndex", ["s3:GetObject"], index))
-    statements += _alarms(config, places)
-    keys = _keys(config, places)
+    if config.data.index_uri:
+        index = scope.s3_arn(_bucket_and_key(config.data.index_uri))
+        permissions.append(_allow("ReadIndex", ["s3:GetObject"], [index]))
+    permissions += _alarm_permissions(config, scope)
+    keys = _key_arns(config, scope)
     if keys:
-        statements.append(_allow("Keys", ["kms:CreateGrant", "kms:DescribeKey"], keys))
+        permissions.append(_allow("UseKeys", ["kms:CreateGrant", "kms:DescribeKey"], keys))
     if config.cluster.remote_debug:
         target = {"ssm:resourceTag/aws:ssmmessages:target-id": "sagemaker-training-job:*"}
-        statements.append(
-            _allow("Shell", ["ssm:StartSession"], ["*"]) | {"Condition": {"StringLike": target}}
-        )
-    return statements
+        permissions.append(_allow("OpenShell", ["ssm:StartSession"], ["*"], {"StringLike": target}))
+    return permissions
 
 
-def _alarms(config: RunConfig, places: _Places) -> list[dict[str, Any]]:
-    """What `alarms` needs, and whoever starts a job of a run that has them."""
-    named = [one for one in (config.alerts.sns_topic,) if one is not None]
-    own = places.arn("sns", topic_name(config.name))
+def _alarm_permissions(config: RunConfig, scope: _Scope) -> list[Permission]:
+    """Return what `alarms` needs, and every command that starts a job of a run with alarms."""
+    run_topic = scope.arn("sns", topic_name(config.name))
+    topics = [run_topic]
+    if config.alerts.sns_topic is not None:
+        topics.append(config.alerts.sns_topic)
     return [
         _allow(
-            "Alarms",
+            "ManageAlarms",
             ["cloudwatch:PutMetricAlarm", "cloudwatch:DeleteAlarms"],
-            [places.arn("cloudwatch", f"alarm:{alarm_prefix(config.name)}*")],
+            [scope.arn("cloudwatch", f"alarm:{alarm_prefix(config.name)}*")],
         ),
         _allow(
-            "AlarmRule",
+            "ManageAlarmRule",
             [
                 "events:DescribeRule",
                 "events:ListTagsForResource",
@@ -185,11 +216,11 @@ def _alarms(config: RunConfig, places: _Places) -> list[dict[str, Any]]:
                 "events:RemoveTargets",
                 "events:DeleteRule",
             ],
-            [places.arn("events", f"rule/{rule_name(config.name)}")],
+            [scope.arn("events", f"rule/{rule_name(config.name)}")],
         ),
-        _allow("LookAtTopic", ["sns:GetTopicAttributes"], [own, *named]),
+        _allow("ReadTopic", ["sns:GetTopicAttributes"], topics),
         _allow(
-            "AlarmTopic",
+            "ManageTopic",
             [
                 "sns:CreateTopic",
                 "sns:TagResource",
@@ -198,79 +229,89 @@ def _alarms(config: RunConfig, places: _Places) -> list[dict[str, Any]]:
                 "sns:Subscribe",
                 "sns:DeleteTopic",
             ],
-            [own],
+            [run_topic],
         ),
     ]
 
 
-def _job(config: RunConfig, places: _Places, image: str) -> list[dict[str, Any]]:
-    # A channel is every object whose name begins so.
-    read = [
-        places.s3(f"{path}*" if "/" in path else f"{path}/*") for path in map(_path, places.read)
+def _job_permissions(config: RunConfig, scope: _Scope, image: str) -> list[Permission]:
+    # A channel contains every object whose key starts with its prefix.
+    inputs = [
+        scope.s3_arn(f"{path}*" if "/" in path else f"{path}/*")
+        for path in map(_bucket_and_key, scope.inputs)
     ]
-    own = places.s3(f"{places.bucket}/{config.name}/*")
-    statements = [
-        _allow("List", ["s3:ListBucket"], places.buckets),
-        _allow("Read", ["s3:GetObject"], sorted({*read, own})),
-        # Deleting is for checkpoints that a job drops; whether SageMaker does it shows only there.
-        _allow("Write", ["s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"], [own]),
+    run_objects = scope.s3_arn(f"{scope.bucket}/{config.name}/*")
+    log_group = scope.arn("logs", f"log-group:{_LOG_GROUP}")
+    permissions = [
+        _allow("ListBuckets", ["s3:ListBucket"], scope.bucket_arns),
+        _allow("Read", ["s3:GetObject"], sorted({*inputs, run_objects})),
+        # Deleting is for checkpoints that a job prunes; whether SageMaker then deletes them in S3
+        # is only visible there.
         _allow(
-            "Logs",
+            "Write", ["s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"], [run_objects]
+        ),
+        _allow(
+            "WriteLogs",
             [
                 "logs:CreateLogGroup",
                 "logs:CreateLogStream",
                 "logs:DescribeLogStreams",
                 "logs:PutLogEvents",
             ],
-            [places.arn("logs", f"log-group:{_LOGS}"), places.arn("logs", f"log-group:{_LOGS}:*")],
+            [log_group, f"{log_group}:*"],
         ),
-        _allow("Metrics", ["cloudwatch:PutMetricData"], ["*"])
-        | {"Condition": {"StringEquals": {"cloudwatch:namespace": _LOGS}}},
-        _allow("ImageToken", ["ecr:GetAuthorizationToken"], ["*"]),
         _allow(
-            "Image",
+            "PutMetrics",
+            ["cloudwatch:PutMetricData"],
+            ["*"],
+            {"StringEquals": {"cloudwatch:namespace": _LOG_GROUP}},
+        ),
+        _allow("GetImageToken", ["ecr:GetAuthorizationToken"], ["*"]),
+        _allow(
+            "PullImage",
             ["ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"],
-            [_repository(places, image)],
+            [_repository_arn(scope, image)],
         ),
     ]
-    keys = _keys(config, places)
+    keys = _key_arns(config, scope)
     if keys:
-        statements.append(
-            _allow("Keys", ["kms:CreateGrant", "kms:Decrypt", "kms:GenerateDataKey"], keys)
-        )
-    statements += _alerts(config, places)
+        actions = ["kms:CreateGrant", "kms:Decrypt", "kms:GenerateDataKey"]
+        permissions.append(_allow("UseKeys", actions, keys))
+    permissions += _alert_permissions(config, scope)
     if config.cluster.vpc:
-        statements.append(_allow("Network", _NETWORK_ACTIONS, ["*"]))
+        permissions.append(_allow("JoinNetwork", _NETWORK_ACTIONS, ["*"]))
     if config.cluster.remote_debug:
-        statements.append(_allow("Shell", _SHELL_ACTIONS, ["*"]))
-    return statements
+        permissions.append(_allow("OfferShell", _SHELL_ACTIONS, ["*"]))
+    return permissions
 
 
-def _alerts(config: RunConfig, places: _Places) -> list[dict[str, Any]]:
-    """What the job's own alerts need: to read the addresses, and to publish."""
+def _alert_permissions(config: RunConfig, scope: _Scope) -> list[Permission]:
+    """Return what the job's alerts need: to read the secrets, and to publish."""
     alerts = config.alerts
-    named = [one for one in (alerts.slack_secret, alerts.webhook_secret) if one is not None]
-    parameters = [one for one in named if ":ssm:" in one or one.startswith("ssm:")]
-    secrets = [one for one in named if one not in parameters]
-    statements = []
+    names = [name for name in (alerts.slack_secret, alerts.webhook_secret) if name is not None]
+    parameters = [name for name in names if ":ssm:" in name or name.startswith("ssm:")]
+    secrets = [name for name in names if name not in parameters]
+    permissions = []
     if secrets:
-        # Behind a secret's name its ARN has a hyphen and six characters of Secrets Manager's.
+        # Secrets Manager appends a hyphen and six characters to the name in a secret's ARN.
         arns = [
-            one if one.startswith("arn:") else places.arn("secretsmanager", f"secret:{one}-??????")
-            for one in secrets
+            name
+            if name.startswith("arn:")
+            else scope.arn("secretsmanager", f"secret:{name}-??????")
+            for name in secrets
         ]
-        statements.append(_allow("Secrets", ["secretsmanager:GetSecretValue"], arns))
+        permissions.append(_allow("ReadSecrets", ["secretsmanager:GetSecretValue"], arns))
     if parameters:
         arns = [
-            one
-            if one.startswith("arn:")
-            else places.arn("ssm", f"parameter/{one.removeprefix('ssm:').lstrip('/')}")
-            for one in parameters
+            name
+            if name.startswith("arn:")
+            else scope.arn("ssm", f"parameter/{name.removeprefix('ssm:').lstrip('/')}")
+            for name in parameters
         ]
-        statements.append(_allow("Parameters", ["ssm:GetParameter"], arns))
+        permissions.append(_allow("ReadParameters", ["ssm:GetParameter"], arns))
     if alerts.sns_topic is not None:
-        statements.append(_allow("Topic", ["sns:Publish"], [alerts.sns_topic]))
-    return statements
+        permissions.append(_allow("PublishAlerts", ["sns:Publish"], [alerts.sns_topic]))
+    return permissions
 
 
 _NETWORK_ACTIONS = [
@@ -287,7 +328,7 @@ _NETWORK_ACTIONS = [
         "DescribeVpcs",
     )
 ]
-"""For a job in a VPC; the same list in the guide."""
+"""For a job in a VPC, from the same guide."""
 
 _SHELL_ACTIONS = [
     f"ssmmessages:{action}"
@@ -301,39 +342,43 @@ _SHELL_ACTIONS = [
 """For remote debugging ("Access a training container through AWS Systems Manager", same guide)."""
 
 
-def _keys(config: RunConfig, places: _Places) -> list[str]:
-    """ARNs of the run's KMS keys; an alias is none, and a policy names keys only."""
-    named = (config.output_kms_key, config.cluster.volume_kms_key)
+def _key_arns(config: RunConfig, scope: _Scope) -> list[str]:
+    """Return the ARNs of the run's KMS keys; policies cannot name an alias, so it allows all."""
+    keys = (config.output_kms_key, config.cluster.volume_kms_key)
     arns = {
         key
         if key.startswith("arn:")
-        else places.arn("kms", "key/*" if key.startswith("alias/") else f"key/{key}")
-        for key in named
+        else scope.arn("kms", "key/*" if key.startswith("alias/") else f"key/{key}")
+        for key in keys
         if key is not None
     }
     return sorted(arns)
 
 
-def _repository(places: _Places, image: str) -> str:
-    """The repository of ``ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME:TAG``."""
+def _repository_arn(scope: _Scope, image: str) -> str:
+    """Return the ARN of the repository of ``ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME:TAG``."""
     registry, _, name = image.partition("/")
     account, _, _, region, *_ = registry.split(".")
     name = name.split("@")[0].split(":")[0]
-    return f"arn:{places.partition}:ecr:{region}:{account}:repository/{name}"
+    return f"arn:{scope.partition}:ecr:{region}:{account}:repository/{name}"
 
 
-def _path(uri: str) -> str:
+def _bucket_and_key(uri: str) -> str:
     return uri.removeprefix("s3://")
 
 
-def _allow(name: str, actions: Iterable[str], resources: Iterable[str]) -> dict[str, Any]:
-    return {
-        "Sid": name,
+def _allow(
+    sid: str,
+    actions: Iterable[str],
+    resources: Iterable[str],
+    condition: Condition | None = None,
+) -> Permission:
+    permission: Permission = {
+        "Sid": sid,
         "Effect": "Allow",
         "Action": sorted(actions),
         "Resource": list(dict.fromkeys(resources)),
     }
-
-
-def _policy(statements: list[dict[str, Any]]) -> Policy:
-    return {"Version": _VERSION, "Statement": statements}
+    if condition is not None:
+        permission["Condition"] = condition
+    return permission

@@ -1,8 +1,7 @@
-"""AWS's images from the table that the SDK ships, without importing the SDK.
+"""Look up AWS's images in the table that the SDK ships, without importing the SDK.
 
-``sagemaker.core.image_uris.retrieve`` reads the same file, but importing it takes two seconds:
-longer than everything else that a plan or a check does. What is not plainly in the table is left
-to it.
+``sagemaker.core.image_uris.retrieve`` reads the same file, but its import takes two seconds, longer
+than everything else that a plan or a check does. Ambiguous entries are left to it.
 """
 
 from __future__ import annotations
@@ -13,33 +12,34 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-_SUFFIXES = {"cn": "amazonaws.com.cn", "us-iso": None, "eu-iso": None, "eusc": None}
-"""By the beginning of a region; in other partitions hosts are named otherwise."""
+_DOMAINS = {"cn": "amazonaws.com.cn", "us-iso": None, "eu-iso": None, "eusc": None}
+"""Region prefix → domain of ECR. None: another partition, whose hostnames differ."""
 
 
-def training_image(framework: str, version: str, region: str, machine: str) -> str | None:
-    """The image for training on ``machine``; None where the table does not plainly say."""
-    suffix = next(
-        (found for begin, found in _SUFFIXES.items() if region.startswith(begin)), "amazonaws.com"
+def training_image(framework: str, version: str, region: str, instance: str) -> str | None:
+    """Return the training image for the instance type; None if the table is not unambiguous."""
+    domain = next(
+        (domain for prefix, domain in _DOMAINS.items() if region.startswith(prefix)),
+        "amazonaws.com",
     )
-    processor = _processor(machine)
+    processor = _processor(instance)
     try:
         table = _table(framework)["training"]
         entry = table["versions"][table.get("version_aliases", {}).get(version, version)]
         account, repository = entry["registries"][region], entry["repository"]
         [python] = entry["py_versions"]
-        plain = processor in table["processors"] and "container_version" not in entry
+        is_plain = processor in table["processors"] and "container_version" not in entry
     except (LookupError, ValueError, TypeError):
         return None
-    if suffix is None or not plain:
+    if domain is None or not is_plain:
         return None
-    # The SDK keeps a short version as it was given: 2.3 is a tag of its own.
-    return f"{account}.dkr.ecr.{region}.{suffix}/{repository}:{version}-{processor}-{python}"
+    # The SDK keeps a version without a patch number: 2.3 is a tag of its own.
+    return f"{account}.dkr.ecr.{region}.{domain}/{repository}:{version}-{processor}-{python}"
 
 
-def _processor(machine: str) -> str:
-    """``gpu``, ``cpu``, or the family of another accelerator: ml.p4d.24xlarge is a GPU machine."""
-    family = machine.split(".")[1]
+def _processor(instance: str) -> str:
+    """Return ``gpu``, ``cpu``, or the family of another accelerator, as in the image tags."""
+    family = instance.split(".")[1]
     if family.startswith(("inf", "trn")):
         return family
     return "gpu" if family[0] in "gp" else "cpu"
@@ -47,7 +47,7 @@ def _processor(machine: str) -> str:
 
 @cache
 def _table(framework: str) -> dict[str, Any]:
-    """The SDK's file; empty where it is not found like this."""
+    """Return the SDK's table of a framework; empty if the file is not found."""
     spec = importlib.util.find_spec("sagemaker")
     for folder in (spec and spec.submodule_search_locations) or ():
         path = Path(folder) / "core" / "image_uri_config" / f"{framework}.json"

@@ -1,4 +1,4 @@
-"""Which container image a job runs in: from the SDK's own table, offline, or the user's own."""
+"""Select the container image of a run: AWS's, from the SDK's table, or the user's own."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from sm_train.estimators.bundle.user_code import merge_requirements
 from sm_train.estimators.config.cluster import major_minor
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.image_table import training_image
-from sm_train.estimators.request.launcher import FRAMEWORK, framework_version, pytorch_version
+from sm_train.estimators.request.launcher import DEFAULT_PYTORCH, framework_version, pytorch_version
 
 _ECR = re.compile(r"^\d{12}\.dkr\.ecr(-fips)?\.[a-z0-9-]+\.(amazonaws\.com|on\.aws)(\.cn)?/")
 
 _AMAZON_LINUX = (2, 11)
-"""From this PyTorch on AWS's images are based on Amazon Linux and listed apart (sagemaker 3.27)."""
+"""First PyTorch whose AWS images use Amazon Linux and have their own table (sagemaker 3.27)."""
 
 
 def image_uri(config: RunConfig, region: str) -> str:
-    """The container image: the run file's own, or AWS's PyTorch image from the SDK's table.
+    """Return the run file's image, or AWS's PyTorch image from the SDK's table.
 
     Raises:
-        ValueError: AWS has no such image in the region, or none for the machine; SageMaker could
-            not pull the run file's own.
+        ValueError: AWS has no such image in the region or for the instance type, or SageMaker
+            cannot pull the run file's image.
     """
     version = framework_version(config)
     if version is None:
@@ -32,32 +32,32 @@ def image_uri(config: RunConfig, region: str) -> str:
         assert image is not None
         if not _ECR.match(image):
             raise ValueError(
-                f"cluster.image: {image} is not in Amazon ECR, and SageMaker takes images from "
-                "nowhere else; push it to ACCOUNT.dkr.ecr.REGION.amazonaws.com"
+                f"cluster.image: {image} is not in Amazon ECR, the only registry that SageMaker "
+                "supports; push it to ACCOUNT.dkr.ecr.REGION.amazonaws.com"
             )
         return image
     for name in config.cluster.instance_types:
         accelerator = instance_type(name).accelerator
         if accelerator.startswith("Trainium"):
             raise ValueError(
-                f"cluster.instance_type: {name} has {accelerator}, and the training code is "
-                "CUDA's; take a GPU type"
+                f"cluster.instance_type: {name} has {accelerator}, and the training code requires "
+                "CUDA; choose a GPU type"
             )
     return aws_image(version, config.cluster.instance_type, region)
 
 
-def aws_image(version: str, machine: str, region: str) -> str:
-    """AWS's image for training with PyTorch ``version``.
+def aws_image(version: str, instance: str, region: str) -> str:
+    """Return AWS's training image with PyTorch ``version`` for the instance type.
 
     Raises:
-        ValueError: it has none in the region.
+        ValueError: AWS has none in the region.
     """
     framework = "pytorch"
     if major_minor(version) >= _AMAZON_LINUX:
         framework, version = "pytorch-amzn2023", ".".join(map(str, major_minor(version)))
-    found = training_image(framework, version, region, machine)
-    if found is not None:
-        return found
+    image = training_image(framework, version, region, instance)
+    if image is not None:
+        return image
     from sagemaker.core import image_uris
 
     try:
@@ -65,7 +65,7 @@ def aws_image(version: str, machine: str, region: str) -> str:
             framework,
             region=region,
             version=version,
-            instance_type=machine,
+            instance_type=instance,
             image_scope="training",
         )
     except ValueError as error:
@@ -75,14 +75,14 @@ def aws_image(version: str, machine: str, region: str) -> str:
 
 
 def dockerfile(config: RunConfig, region: str, packages: tuple[str, ...] = ()) -> str:
-    """A Dockerfile for an image with everything installed: no job start waits for pip.
+    """Return a Dockerfile that installs all packages, so that no job start waits for pip.
 
-    ``packages`` are those of the run's own code.
+    ``packages`` are those of the user code.
 
     Raises:
-        ValueError: AWS has no image to build on.
+        ValueError: AWS has no base image.
     """
-    version = pytorch_version(config) or FRAMEWORK
+    version = pytorch_version(config) or DEFAULT_PYTORCH
     base = aws_image(version, config.cluster.instance_type, region)
     pinned = [
         line

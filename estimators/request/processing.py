@@ -1,25 +1,34 @@
-"""A pack on SageMaker → the CreateProcessingJob request, as boto3 takes it: a pure function.
+"""Turn a packing job into the CreateProcessingJob request, as boto3 takes it: a pure function.
 
-What the SDK sends is held against this on the wire, as a training request is.
+What the SDK sends is compared with it on the wire, as with a training request.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from sm_train.estimators.bundle.bundle import ARCHIVE_NAME
 from sm_train.estimators.config.naming import ROLE_NOT_SET, staging_bucket
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.images import aws_image
-from sm_train.estimators.request.launcher import FRAMEWORK
+from sm_train.estimators.request.launcher import DEFAULT_PYTORCH
 
-ProcessingRequest = dict[str, Any]
-"""The keyword arguments of boto3's ``create_processing_job``."""
+if TYPE_CHECKING:
+    from types_boto3_sagemaker.literals import ProcessingInstanceTypeType
+    from types_boto3_sagemaker.type_defs import (
+        CreateProcessingJobRequestTypeDef,
+        ProcessingInputTypeDef,
+    )
 
-LONGEST_SECONDS = 5 * 24 * 3600
-"""A processing job may run for five days (SageMaker quotas)."""
+    ProcessingRequest: TypeAlias = CreateProcessingJobRequestTypeDef
+    """The keyword arguments of boto3's ``create_processing_job``."""
+else:
+    ProcessingRequest = dict
+
+MAX_SECONDS = 5 * 24 * 3600
+"""Maximum duration of a processing job (SageMaker quotas)."""
 
 _INPUT = "/opt/ml/processing/input"
 _START = (
@@ -27,23 +36,26 @@ _START = (
     "pip install -q -r requirements.txt && python -m sm_train.entrypoints.packing.processing_job"
 )
 
+InputName = Literal["code", "plan", "model"]
+
 
 @dataclass(frozen=True)
 class PackingJob:
-    """``destination`` is an S3 prefix; ``volume_gb`` of disk hold the code and little else.
+    """Where to pack to, an S3 prefix, and on which instances.
 
-    A ``model`` that computes latents is staged beside the code.
+    ``with_model`` stages a model that computes latents. The disk of ``volume_gb`` holds little but
+    the code.
     """
 
     destination: str
     instance_type: str
     instances: int
-    model: bool = False
+    with_model: bool = False
     volume_gb: int = 50
 
 
-def instance_types() -> list[str]:
-    """The instance types that Processing knows, by botocore's own service model."""
+def processing_instance_types() -> list[str]:
+    """Return the instance types of Processing, from botocore's service model."""
     from botocore.loaders import Loader
 
     model = Loader().load_service_model("sagemaker", "service-2")
@@ -52,35 +64,34 @@ def instance_types() -> list[str]:
 
 
 def processing_image(instance_type: str, region: str) -> str:
-    """AWS's PyTorch image, which has Python, Pillow and boto3, for a CPU or a GPU instance.
+    """Return AWS's PyTorch image, which has Python, Pillow and boto3, for the instance type.
 
     Raises:
         ValueError: AWS has no such image in the region.
     """
-    return aws_image(FRAMEWORK, instance_type, region)
+    return aws_image(DEFAULT_PYTORCH, instance_type, region)
 
 
 def processing_request(
     config: RunConfig, job: PackingJob, *, region: str, image: str, now: datetime
 ) -> ProcessingRequest:
-    """The request of one pack; the job's name carries ``now`` to the second."""
+    """Return the request of a packing job, whose name ends in ``now`` to the second."""
     name = f"{config.name}-pack-{now:%Y%m%d%H%M%S}"
     staged = f"s3://{staging_bucket(config, region)}/{config.name}/{name}/input"
+    inputs: list[InputName] = ["code", "plan"]
+    if job.with_model:
+        inputs.append("model")
     request: ProcessingRequest = {
         "ProcessingJobName": name,
-        "ProcessingInputs": [
-            _input(one, staged) for one in ("code", "plan", *(["model"] if job.model else []))
-        ],
+        "ProcessingInputs": [_input(input_name, staged) for input_name in inputs],
         "ProcessingResources": {
             "ClusterConfig": {
-                "InstanceType": job.instance_type,
+                "InstanceType": cast("ProcessingInstanceTypeType", job.instance_type),
                 "InstanceCount": job.instances,
                 "VolumeSizeInGB": job.volume_gb,
             }
         },
-        "StoppingCondition": {
-            "MaxRuntimeInSeconds": min(config.cluster.max_runtime, LONGEST_SECONDS)
-        },
+        "StoppingCondition": {"MaxRuntimeInSeconds": min(config.cluster.max_runtime, MAX_SECONDS)},
         "AppSpecification": {
             "ImageUri": image,
             "ContainerEntrypoint": ["/bin/bash", "-c", _START],
@@ -107,7 +118,7 @@ def processing_request(
     return request
 
 
-def _input(name: str, staged: str) -> dict[str, Any]:
+def _input(name: InputName, staged: str) -> ProcessingInputTypeDef:
     return {
         "InputName": name,
         "S3Input": {

@@ -1,8 +1,8 @@
-"""The SDK's local container mode: a stage's request as containers on this machine.
+"""Run a stage's request as containers on this machine, with the SDK's local container mode.
 
-Run as a program of its own (``python -m sm_train.estimators.sdk.local_trainer JOB.json``): the SDK
-prints what the containers say on its standard output, and a Ctrl-C for the command that follows
-it must not break off a checkpoint.
+It runs in its own process (``python -m sm_train.estimators.sdk.local_trainer JOB.json``): the SDK
+prints the containers' output on standard output, and Ctrl-C in the parent command must not
+interrupt a checkpoint.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from sm_train.estimators.sdk.model_trainer import launch_command, pinned_trainer
 
 @dataclass(frozen=True)
 class LocalJob:
-    """A request and what stands in for its cloud: folders of this machine.
+    """A request, and the local folders that replace its S3 locations.
 
-    ``channels`` are mounted, writable, under their names in every container. ``root`` is the
-    SDK's working folder.
+    ``nodes`` containers run ``processes`` processes each. ``channels`` (name → folder) are mounted
+    writable in every container. ``root`` is the SDK's working folder.
     """
 
     request: TrainingRequest
@@ -39,30 +39,30 @@ class LocalJob:
 
 
 def train(job: LocalJob) -> None:
-    """Run the containers to their end.
+    """Run the containers until they exit.
 
     Raises:
-        RuntimeError: a container failed, or docker compose did.
+        RuntimeError: a container or docker compose failed.
     """
     from sagemaker.core.training.configs import Compute, InputData, SourceCode
     from sagemaker.train.model_trainer import Mode
 
     request = job.request
-    # The start script finds no GPU here; it is told how many processes to start instead.
+    # The start script would start one process per GPU; there are none on this machine.
     command = f"SM_NUM_GPUS={job.processes} {launch_command(job.entry)}"
-    packages = (Path(job.bundle) / REQUIREMENTS).exists()
+    has_requirements = (Path(job.bundle) / REQUIREMENTS).exists()
     pinned_trainer_class(request)(
         training_mode=Mode.LOCAL_CONTAINER,
         base_job_name=request["HyperParameters"]["stage"],
         training_image=request["AlgorithmSpecification"]["TrainingImage"],
         compute=Compute(instance_type="local_cpu", instance_count=job.nodes),
-        # A folder: the SDK mounts an archive where it then looks for a folder with the archive.
+        # A folder, because the SDK mounts an archive to a path that it then expects to be a folder.
         source_code=SourceCode(
             source_dir=job.bundle,
             command=command,
-            requirements=REQUIREMENTS if packages else None,
+            requirements=REQUIREMENTS if has_requirements else None,
         ),
-        environment=request["Environment"] | job.environment,
+        environment={**request["Environment"], **job.environment},
         hyperparameters=request["HyperParameters"],
         input_data_config=[
             InputData(channel_name=name, data_source=path) for name, path in job.channels.items()
@@ -72,7 +72,7 @@ def train(job: LocalJob) -> None:
 
 
 def main() -> None:
-    """Run the job that the first argument describes; exit 1 where it failed."""
+    """Run the job in the file that the first argument names; exit with 1 if it fails."""
     job = LocalJob(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     with quiet_sdk():
         try:

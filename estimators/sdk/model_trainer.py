@@ -1,8 +1,8 @@
-"""Sends a request through the real SDK: builds the ModelTrainer that sends exactly that body.
+"""Send a training request through the SageMaker SDK: build the ModelTrainer that sends exactly it.
 
-The SDK stages the bundle and its own scripts below the bucket, in a folder stamped with its own
-clock; everything else must equal the request that was shown. That is checked on the wire, before
-the call leaves: a difference stops the submission.
+The SDK stages the bundle and its own scripts in the bucket, in a folder named after the current
+time. Everything else must equal the request that the user has confirmed. A botocore event handler
+compares them before the call is sent: a difference stops the submission.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import os
 import re
 import shlex
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import ClientError
 from sm_train.estimators.bundle.bundle import ARCHIVE_NAME, LAUNCHER, Bundle
@@ -23,94 +23,104 @@ from sm_train.estimators.bundle.user_code import REQUIREMENTS
 from sm_train.estimators.config.naming import code_prefix
 from sm_train.estimators.request.training import TrainingRequest, code_uri, start_arguments
 
-_STAMP = re.compile(r"-\d{14}(?=$|/)")
+if TYPE_CHECKING:
+    import boto3
+
+_TIMESTAMP = re.compile(r"-\d{14}(?=$|/)")
 
 
 class RequestDriftError(RuntimeError):
-    """The SDK was about to send something else than what was shown and agreed to."""
+    """The SDK was about to send another request than the one that the user confirmed."""
 
 
 @contextmanager
 def quiet_sdk() -> Iterator[None]:
-    """Turn off the SDK's telemetry, its role check and any defaults that would add to the request.
+    """Disable the SDK's telemetry, its role check and defaults that would change the request.
 
-    All are read from environment variables, at the moment a session or trainer is made.
+    The SDK reads them from environment variables whenever a session or trainer is created.
     """
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "config.yaml"
         opt_out = {"PythonSDK": {"Modules": {"TelemetryOptOut": True}}}
         config.write_text(json.dumps({"SchemaVersion": "1.0", "SageMaker": opt_out}))
         overrides = {
-            # The check needs iam:SimulatePrincipalPolicy, which few laptops may call.
+            # The check needs iam:SimulatePrincipalPolicy, which few users may call.
             "SAGEMAKER_VALIDATE_ROLE": "false",
             "SAGEMAKER_ADMIN_CONFIG_OVERRIDE": str(config),
             "SAGEMAKER_USER_CONFIG_OVERRIDE": str(config),
         }
-        before = {name: os.environ.get(name) for name in overrides}
+        original = {name: os.environ.get(name) for name in overrides}
         os.environ.update(overrides)
         try:
             yield
         finally:
-            for name, value in before.items():
+            for name, value in original.items():
                 if value is None:
                     del os.environ[name]
                 else:
                     os.environ[name] = value
 
 
-def send(
+def create_training_job(
     request: TrainingRequest,
     bundle: Bundle,
     *,
-    boto_session: Any,
+    boto_session: boto3.Session,
     bucket: str,
-    before: Callable[[TrainingRequest], None] = lambda sent: None,
+    before_send: Callable[[TrainingRequest], None] = lambda sent: None,
 ) -> None:
     """Create the training job of ``request``.
 
-    ``before`` is told of it as it is about to be sent, with the place of its code; where it raises,
-    nothing is started.
+    ``before_send`` is called with the final request, which names the staged code; if it raises,
+    the job is not created.
 
     Raises:
-        RequestDriftError: the SDK would have sent another request; nothing was started.
+        RequestDriftError: the SDK would have sent another request; the job was not created.
         botocore.exceptions.ClientError: AWS refused.
     """
-    sent: TrainingRequest = {}
+    sent: list[TrainingRequest] = []
 
-    def about_to_send(params: TrainingRequest, **_: Any) -> None:
-        before(params)
-        sent.update(params)
+    def remember(params: TrainingRequest, **_: object) -> None:
+        before_send(params)
+        sent.append(params)
 
-    # Before any client is made: clients copy the session's event handlers.
-    refuse_drift(boto_session, request, "CreateTrainingJob")
-    boto_session.events.register("provide-client-params.sagemaker.CreateTrainingJob", about_to_send)
+    # Register before any client is created: clients copy the session's event handlers.
+    reject_drift(boto_session, request, "CreateTrainingJob")
+    boto_session.events.register("provide-client-params.sagemaker.CreateTrainingJob", remember)
     with quiet_sdk(), tempfile.TemporaryDirectory() as folder:
         from sagemaker.core.helper.session_helper import Session
 
         archive = Path(folder) / ARCHIVE_NAME
         archive.write_bytes(bundle.archive)
         session = Session(boto_session=boto_session, default_bucket=bucket)
-        smddp = "ContainerEntrypoint" not in request["AlgorithmSpecification"]
-        if smddp:
+        is_smddp = "ContainerEntrypoint" not in request["AlgorithmSpecification"]
+        if is_smddp:
             _upload(code_uri(request) or "", archive, session)
-        source = {} if smddp else _source(archive, bundle)
+        source = {} if is_smddp else _source(archive, bundle)
         trainer = _model_trainer(request, session, source)
         try:
             trainer.train(wait=False, logs=False)
         except ClientError as error:
-            if not _answer_was_lost(error, sent, boto_session):
+            if not sent or not _was_accepted_before(error, sent[-1], boto_session):
                 raise
 
 
-def _answer_was_lost(error: ClientError, sent: TrainingRequest, boto_session: Any) -> bool:
-    """Whether AWS refuses a name because this very request was accepted in an earlier try."""
-    if error.response["Error"]["Code"] != "ResourceInUse" or not sent:
+def _was_accepted_before(
+    error: ClientError, sent: TrainingRequest, boto_session: boto3.Session
+) -> bool:
+    """Return whether the name is taken because an earlier retry of this request was accepted.
+
+    That happens if the response to it was lost.
+    """
+    if error.response["Error"]["Code"] != "ResourceInUse":
         return False
     client = boto_session.client("sagemaker")
-    there = client.describe_training_job(TrainingJobName=sent["TrainingJobName"])
-    # Both name the place of the code, which is this submission's own.
-    fields = ("InputDataConfig", "HyperParameters")
-    return all(there[key] == sent[key] for key in fields)
+    existing = client.describe_training_job(TrainingJobName=sent["TrainingJobName"])
+    # Both contain the folder of the staged code, which is unique to this submission.
+    return (existing["InputDataConfig"], existing["HyperParameters"]) == (
+        sent["InputDataConfig"],
+        sent["HyperParameters"],
+    )
 
 
 def _upload(uri: str, archive: Path, session: Any) -> None:
@@ -119,7 +129,7 @@ def _upload(uri: str, archive: Path, session: Any) -> None:
 
 
 def _source(archive: Path, bundle: Bundle) -> dict[str, Any]:
-    """What makes the SDK stage the bundle and start it."""
+    """Return the trainer arguments that make the SDK stage the bundle and start it."""
     from sagemaker.core.training.configs import SourceCode
 
     packages = any(file.path == REQUIREMENTS for file in bundle.files)
@@ -132,7 +142,7 @@ def _source(archive: Path, bundle: Bundle) -> dict[str, Any]:
 
 
 def _model_trainer(request: TrainingRequest, session: Any, source: dict[str, Any]) -> Any:
-    """The SDK's trainer, every setting taken from the request."""
+    """Build the SDK's trainer with every setting taken from the request."""
     from sagemaker.core.training.configs import (
         CheckpointConfig,
         InfraCheckConfig,
@@ -154,54 +164,57 @@ def _model_trainer(request: TrainingRequest, session: Any, source: dict[str, Any
         training_input_mode=algorithm["TrainingInputMode"],
         compute=_compute(request),
         networking=_networking(request),
-        stopping_condition=StoppingCondition(**_snake(request["StoppingCondition"])),
-        output_data_config=OutputDataConfig(**_snake(request["OutputDataConfig"])),
-        checkpoint_config=CheckpointConfig(**_snake(request["CheckpointConfig"])),
+        stopping_condition=StoppingCondition(**_snake_case(request["StoppingCondition"])),
+        output_data_config=OutputDataConfig(**_snake_case(request["OutputDataConfig"])),
+        checkpoint_config=CheckpointConfig(**_snake_case(request["CheckpointConfig"])),
         input_data_config=_channels(request, staged_by_sdk=bool(source)),
         environment=request["Environment"],
         hyperparameters=request["HyperParameters"],
         tags=[Tag(key=tag["Key"], value=tag["Value"]) for tag in request["Tags"]],
         **source,
     ).with_metric_definitions(
-        [MetricDefinition(**_snake(metric)) for metric in algorithm["MetricDefinitions"]]
+        [MetricDefinition(**_snake_case(metric)) for metric in algorithm["MetricDefinitions"]]
     )
     if "RetryStrategy" in request:
-        trainer.with_retry_strategy(RetryStrategy(**_snake(request["RetryStrategy"])))
+        trainer.with_retry_strategy(RetryStrategy(**_snake_case(request["RetryStrategy"])))
     if "RemoteDebugConfig" in request:
-        trainer.with_remote_debug_config(RemoteDebugConfig(**_snake(request["RemoteDebugConfig"])))
+        trainer.with_remote_debug_config(
+            RemoteDebugConfig(**_snake_case(request["RemoteDebugConfig"]))
+        )
     if "InfraCheckConfig" in request:
-        trainer.with_infra_check_config(InfraCheckConfig(**_snake(request["InfraCheckConfig"])))
+        trainer.with_infra_check_config(
+            InfraCheckConfig(**_snake_case(request["InfraCheckConfig"]))
+        )
     return trainer
 
 
 def launch_command(entry: str) -> str:
-    """What the SDK's start script runs: the launcher with ``entry``, in the place of the shell.
+    """Return the command of the SDK's start script: the launcher with ``entry``.
 
-    So SIGTERM reaches it; under the SDK's Torchrun driver (3.27) it would not. Which stage it is
-    stands in the job's hyperparameters alone: the jobs of later stages start by the same script.
+    ``exec`` replaces the shell, so SIGTERM reaches the launcher; under the SDK's Torchrun driver
+    (3.27) it would not. Only the hyperparameters name the stage, so the jobs of later stages start
+    with the same script.
     """
     return f"exec $SM_PYTHON_CMD -m {LAUNCHER} {shlex.quote(entry)}"
 
 
 def pinned_trainer_class(request: TrainingRequest) -> Any:
-    """The SDK's trainer as it should be."""
+    """Return a subclass of the SDK's trainer that does not change bucket, name and arguments."""
     from sagemaker.train import ModelTrainer
 
     class PinnedTrainer(ModelTrainer):  # type: ignore[misc, unused-ignore]
-        """Stages in the bucket that the plan names, without asking IAM for another, and gives the
-        job the request's name instead of one by the clock.
-        """
+        """Stages in the request's bucket without an IAM call, and keeps the request's job name."""
 
         def _resolve_staging_bucket(self) -> tuple[str, None]:
             return self.sagemaker_session.default_bucket(), None
 
         def _create_training_job_args(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-            made: dict[str, Any] = super()._create_training_job_args(*args, **kwargs)
-            made["training_job_name"] = request["TrainingJobName"]
-            algorithm = made["algorithm_specification"]
-            if algorithm.container_arguments == start_arguments(replaced=False):
-                algorithm.container_arguments = start_arguments(replaced=True)
-            return made
+            arguments: dict[str, Any] = super()._create_training_job_args(*args, **kwargs)
+            arguments["training_job_name"] = request["TrainingJobName"]
+            algorithm = arguments["algorithm_specification"]
+            if algorithm.container_arguments == start_arguments(use_exec=False):
+                algorithm.container_arguments = start_arguments(use_exec=True)
+            return arguments
 
     return PinnedTrainer
 
@@ -215,29 +228,32 @@ def _compute(request: TrainingRequest) -> Any:
     from sagemaker.core.shapes import InstancePreference
     from sagemaker.core.training.configs import Compute
 
-    resources = dict(request["ResourceConfig"])
+    resources: dict[str, Any] = dict(request["ResourceConfig"])
     if "InstancePreferences" in resources:
         resources["InstancePreferences"] = [
-            # Left out, the SDK warns of its own placeholder for this one.
-            InstancePreference(**_snake(one), training_plan_arns=None)
-            for one in resources["InstancePreferences"]
+            # Without an explicit None, the SDK warns about its own placeholder.
+            InstancePreference(**_snake_case(preference), training_plan_arns=None)
+            for preference in resources["InstancePreferences"]
         ]
     spot = request.get("EnableManagedSpotTraining")
-    return Compute(**_snake(resources), enable_managed_spot_training=spot)
+    return Compute(**_snake_case(resources), enable_managed_spot_training=spot)
 
 
 def _networking(request: TrainingRequest) -> Any:
     from sagemaker.core.training.configs import Networking
 
-    fields = dict(request.get("VpcConfig", {}))
-    for name in ("EnableNetworkIsolation", "EnableInterContainerTrafficEncryption"):
-        if name in request:
-            fields[name] = request[name]
-    return Networking(**_snake(fields)) if fields else None
+    fields: dict[str, Any] = dict(request.get("VpcConfig", {}))
+    if "EnableNetworkIsolation" in request:
+        fields["EnableNetworkIsolation"] = request["EnableNetworkIsolation"]
+    if "EnableInterContainerTrafficEncryption" in request:
+        fields["EnableInterContainerTrafficEncryption"] = request[
+            "EnableInterContainerTrafficEncryption"
+        ]
+    return Networking(**_snake_case(fields)) if fields else None
 
 
 def _channels(request: TrainingRequest, *, staged_by_sdk: bool) -> list[Any]:
-    """The channels; those that the SDK stages, for code and drivers, are its own to add."""
+    """Build the channels; the SDK adds those for the code and drivers that it stages itself."""
     from sagemaker.core.training.configs import Channel, DataSource, S3DataSource
 
     return [
@@ -245,7 +261,7 @@ def _channels(request: TrainingRequest, *, staged_by_sdk: bool) -> list[Any]:
             channel_name=channel["ChannelName"],
             input_mode=channel["InputMode"],
             data_source=DataSource(
-                s3_data_source=S3DataSource(**_snake(channel["DataSource"]["S3DataSource"]))
+                s3_data_source=S3DataSource(**_snake_case(channel["DataSource"]["S3DataSource"]))
             ),
         )
         for channel in request["InputDataConfig"]
@@ -253,42 +269,40 @@ def _channels(request: TrainingRequest, *, staged_by_sdk: bool) -> list[Any]:
     ]
 
 
-def _snake(fields: dict[str, Any]) -> dict[str, Any]:
-    """boto3's field names as the SDK's: ``S3OutputPath`` becomes ``s3_output_path``."""
+def _snake_case(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert boto3's field names to the SDK's: ``S3OutputPath`` becomes ``s3_output_path``."""
     return {
         re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower(): value
         for name, value in fields.items()
     }
 
 
-def refuse_drift(boto_session: Any, request: dict[str, Any], operation: str) -> None:
-    """Let clients of the session raise RequestDriftError where they would send another request."""
+def reject_drift(boto_session: boto3.Session, request: Mapping[str, Any], operation: str) -> None:
+    """Make clients of the session raise RequestDriftError before they send another request."""
 
-    def compare(params: dict[str, Any], **_: Any) -> None:
-        sent = comparable(params)
-        shown = comparable(request)
-        different = [
-            f"{field} {sent.get(field)} instead of {shown.get(field)}"
-            for field in sorted(sent.keys() | shown.keys())
-            if sent.get(field) != shown.get(field)
+    def compare(params: dict[str, Any], **_: object) -> None:
+        sent, expected = without_timestamps(params), without_timestamps(request)
+        differences = [
+            f"{field} {sent.get(field)} instead of {expected.get(field)}"
+            for field in sorted(sent.keys() | expected.keys())
+            if sent.get(field) != expected.get(field)
         ]
-        if different:
+        if differences:
             raise RequestDriftError(
-                f"nothing was started: the SDK would send {'; '.join(different)}"
+                f"the job was not created: the SDK would send {'; '.join(differences)}"
             )
 
     boto_session.events.register(f"provide-client-params.sagemaker.{operation}", compare)
 
 
-def comparable(request: TrainingRequest) -> TrainingRequest:
-    """A request without the time stamps of its job's name and staged addresses."""
+def without_timestamps(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a request with the time in its job name and staging URIs replaced."""
 
-    def plain(value: Any) -> Any:
+    def replace(value: Any) -> Any:
         if isinstance(value, dict):
-            return {key: plain(item) for key, item in value.items()}
+            return {key: replace(item) for key, item in value.items()}
         if isinstance(value, list):
-            return [plain(item) for item in value]
-        return _STAMP.sub("-<time>", value) if isinstance(value, str) else value
+            return [replace(item) for item in value]
+        return _TIMESTAMP.sub("-<time>", value) if isinstance(value, str) else value
 
-    cleaned: TrainingRequest = plain(request)
-    return cleaned
+    return {key: replace(value) for key, value in request.items()}

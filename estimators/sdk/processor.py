@@ -1,25 +1,32 @@
-"""Sends a packing job through the real SDK: the Processor that sends exactly that request."""
+"""Send a packing job through the SageMaker SDK: build the Processor that sends exactly it."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sm_train.estimators.request.processing import ProcessingRequest
-from sm_train.estimators.sdk.model_trainer import quiet_sdk, refuse_drift
+from sm_train.estimators.sdk.model_trainer import quiet_sdk, reject_drift
+
+if TYPE_CHECKING:
+    import boto3
 
 
-def send_processing(
-    request: ProcessingRequest, files: dict[str, bytes | Path], *, boto_session: Any, bucket: str
+def create_processing_job(
+    request: ProcessingRequest,
+    files: dict[str, bytes | Path],
+    *,
+    boto_session: boto3.Session,
+    bucket: str,
 ) -> str:
-    """Upload ``files`` (path below the job's staged inputs → content) and create the job.
+    """Upload ``files`` (path below the staged inputs → content), create the job, return its name.
 
     Raises:
-        RequestDriftError: the SDK would have sent another request; nothing was started.
+        RequestDriftError: the SDK would have sent another request; the job was not created.
         botocore.exceptions.ClientError: AWS refused.
     """
-    # Before any client is made: clients copy the session's event handlers.
-    refuse_drift(boto_session, request, "CreateProcessingJob")
+    # Register before any client is created: clients copy the session's event handlers.
+    reject_drift(boto_session, request, "CreateProcessingJob")
     staged = request["ProcessingInputs"][0]["S3Input"]["S3Uri"].rpartition("/")[0]
     prefix = staged.removeprefix(f"s3://{bucket}/")
     s3 = boto_session.client("s3")
@@ -35,8 +42,7 @@ def send_processing(
         _processor(request, session).run(
             inputs=_inputs(request), job_name=request["ProcessingJobName"], wait=False, logs=False
         )
-    name = request["ProcessingJobName"]
-    return str(name)
+    return request["ProcessingJobName"]
 
 
 def _processor(request: ProcessingRequest, session: Any) -> Any:
@@ -68,15 +74,15 @@ def _inputs(request: ProcessingRequest) -> list[Any]:
 
     return [
         ProcessingInput(
-            input_name=one["InputName"],
+            input_name=processing_input["InputName"],
             s3_input=ProcessingS3Input(
-                s3_uri=one["S3Input"]["S3Uri"],
-                local_path=one["S3Input"]["LocalPath"],
-                s3_data_type=one["S3Input"]["S3DataType"],
-                s3_input_mode=one["S3Input"]["S3InputMode"],
-                s3_data_distribution_type=one["S3Input"]["S3DataDistributionType"],
-                s3_compression_type=one["S3Input"]["S3CompressionType"],
+                s3_uri=processing_input["S3Input"]["S3Uri"],
+                local_path=processing_input["S3Input"]["LocalPath"],
+                s3_data_type=processing_input["S3Input"]["S3DataType"],
+                s3_input_mode=processing_input["S3Input"]["S3InputMode"],
+                s3_data_distribution_type=processing_input["S3Input"]["S3DataDistributionType"],
+                s3_compression_type=processing_input["S3Input"]["S3CompressionType"],
             ),
         )
-        for one in request["ProcessingInputs"]
+        for processing_input in request["ProcessingInputs"]
     ]

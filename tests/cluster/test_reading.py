@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster.training_jobs import DEADLINE, free_port, start_python, write_shards
+from tests.support.cluster.training_jobs import free_port, start_python, write_shards
 from tests.support.data_channels import distribute_shards
+from tests.support.deadline import DEADLINE
 
 SHARDS, EACH = 5, 13
 READ_EPOCH = Path(__file__).parents[1] / "support" / "cluster" / "read_epoch.py"

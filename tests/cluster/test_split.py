@@ -1,4 +1,4 @@
-"""The same training whatever it is split into: processes, accumulation, sharding, machines."""
+"""Training is the same however it is split: over processes, accumulation, shards and nodes."""
 
 from __future__ import annotations
 
@@ -12,22 +12,34 @@ import pytest
 import torch
 from sm_train.entrypoints.checkpointing.manifest import shard_files
 from sm_train.entrypoints.checkpointing.sharded_tensors import load_full
+from sm_train.entrypoints.common.checkpoint_layout import MARKER, step_folder_name
 
 from tests.conftest import Cli
-from tests.support.cluster.training_jobs import Job, losses, run_nodes, tiny_run, write_shards
+from tests.support.cluster.training_jobs import (
+    Job,
+    gradient_norms,
+    losses,
+    run_nodes,
+    tiny_run,
+    write_shards,
+)
 
 STEPS = 50
 BATCH = 8
-"""Samples of a step: all there are, so that a step has the same ones however they are dealt."""
+"""Samples of a step: the whole data set, so that every step has the same ones in any split."""
 
-TOLERANCE = 1e-4
-"""Of a loss, relative: sums in another order differ in their last bits (2e-7), and 50 steps of
-AdamW carry that on; gradients that were wrong by a factor or a micro-batch would show at once."""
+LOSS_TOLERANCE = 1e-4
+"""Relative: sums in another order differ in their last bits (2e-7), and 50 steps of AdamW
+amplify that."""
+
+FIRST_NORM_TOLERANCE = 1e-5
+"""Relative: the first step's gradients are of equal weights. They are logged before clipping and
+AdamW, both of which hide a gradient that is wrong by a factor."""
 
 
 def job(folder: Path, processes: int, sharding: str = "none", **settings: Any) -> Job:
-    """Of ``processes`` and as much accumulation as makes up the batch."""
-    own = {
+    """Return a job whose accumulation over ``processes`` makes up the batch."""
+    defaults = {
         "preset": "tiny-mmdit",
         "max_steps": STEPS,
         "per_device_batch_size": 2,
@@ -37,21 +49,31 @@ def job(folder: Path, processes: int, sharding: str = "none", **settings: Any) -
         "checkpoint_every": STEPS,
         "caption_dropout": 0.3,
     }
-    return Job(folder, tiny_run(**(own | settings)))
+    return Job(folder, tiny_run(**(defaults | settings)))
 
 
-def trained(folder: Path, processes: int, **settings: Any) -> tuple[Job, dict[int, float]]:
-    made = job(folder, processes, **settings)
-    write_shards(made.train_channel, shards=2, each=BATCH // 2)
-    code, events, text = made.run(processes)
+def train(folder: Path, processes: int, **settings: Any) -> tuple[Job, list[dict[str, Any]]]:
+    """Run a job to its end; return it and its events."""
+    finished = job(folder, processes, **settings)
+    write_shards(finished.train_channel, shards=2, each=BATCH // 2)
+    code, events, text = finished.run(processes)
     assert code == 0, text
-    return made, losses(events)
+    return finished, events
+
+
+def assert_same_training(events: list[dict[str, Any]], reference: list[dict[str, Any]]) -> None:
+    """Compare the losses of all steps, and the gradient norm of the first."""
+    assert len(losses(events)) == STEPS
+    assert losses(events) == pytest.approx(losses(reference), rel=LOSS_TOLERANCE)
+    norm, expected = gradient_norms(events)[1], gradient_norms(reference)[1]
+    assert expected > 0
+    assert norm == pytest.approx(expected, rel=FIRST_NORM_TOLERANCE)
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, dict[int, float]]:
-    """One process that accumulates four micro-batches."""
-    return trained(tmp_path_factory.mktemp("alone"), 1)
+def single(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, list[dict[str, Any]]]:
+    """A single process that accumulates four micro-batches."""
+    return train(tmp_path_factory.mktemp("single"), 1)
 
 
 @pytest.mark.parametrize(
@@ -70,76 +92,84 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, dict[int, floa
         ),
     ],
 )
-def test_the_loss_is_the_same_however_a_batch_is_split(
-    tmp_path: Path, alone: tuple[Job, dict[int, float]], processes: int, sharding: str
+def test_losses_and_gradients_do_not_depend_on_the_split(
+    tmp_path: Path, single: tuple[Job, list[dict[str, Any]]], processes: int, sharding: str
 ) -> None:
-    _, found = trained(tmp_path, processes, sharding=sharding)
-    assert len(found) == STEPS
-    assert found == pytest.approx(alone[1], rel=TOLERANCE)
+    _, events = train(tmp_path, processes, sharding=sharding)
+    assert_same_training(events, single[1])
+
+
+def test_gradients_do_not_depend_on_the_micro_batches(
+    tmp_path: Path, single: tuple[Job, list[dict[str, Any]]]
+) -> None:
+    """One micro-batch of eight samples instead of four of two."""
+    _, events = train(tmp_path, 1, per_device_batch_size=BATCH, gradient_accumulation_steps=1)
+    assert_same_training(events, single[1])
 
 
 @pytest.mark.slow
-def test_hybrid_sharding_on_two_machines_is_the_same(
-    tmp_path: Path, alone: tuple[Job, dict[int, float]]
+def test_hybrid_sharding_on_two_nodes_is_the_same(
+    tmp_path: Path, single: tuple[Job, list[dict[str, Any]]]
 ) -> None:
-    """Two machines with two processes each: split inside, replicated across."""
+    """Two nodes with two processes each: sharded within a node, replicated across."""
     nodes = [job(tmp_path / name, 4, sharding="hybrid_shard") for name in ("one", "two")]
     for number, node in enumerate(nodes):
         write_shards(node.train_channel, shards=2, each=BATCH // 2)
         (node.train_channel / f"shard-{1 - number:03d}.tar").unlink()
-    found = losses(run_nodes(nodes, 2))
-    assert found == pytest.approx(alone[1], rel=TOLERANCE)
-    # Each machine's share of the checkpoint: of every piece one copy is written.
-    final = [node.checkpoints / f"step-{STEPS:08d}" for node in nodes]
-    marker = json.loads((final[0] / "complete.json").read_text())
-    written = {path.name for folder in final for path in folder.glob("tensors-*")}
+    assert_same_training(run_nodes(nodes, 2), single[1])
+    # Each node writes a part of the checkpoint: one replica of every shard.
+    folders = [node.checkpoints / step_folder_name(STEPS) for node in nodes]
+    marker = json.loads((folders[0] / MARKER).read_text())
+    written = {path.name for folder in folders for path in folder.glob("tensors-*")}
     assert written == {file["name"] for file in marker["files"] if "tensors" in file["name"]}
 
 
 @pytest.mark.slow
-def test_the_final_weights_are_the_same_sharded_or_not(
-    tmp_path: Path, alone: tuple[Job, dict[int, float]]
+def test_final_weights_are_the_same_sharded_or_not(
+    tmp_path: Path, single: tuple[Job, list[dict[str, Any]]]
 ) -> None:
     from diffusers import SD3Transformer2DModel
 
-    made, _ = trained(tmp_path, 4, sharding="full_shard")
-    models = [
-        SD3Transformer2DModel.from_pretrained(one.base / "model" / "transformer").state_dict()
-        for one in (alone[0], made)
-    ]
-    for name, weight in models[0].items():
-        torch.testing.assert_close(models[1][name], weight, rtol=1e-2, atol=1e-3)
+    sharded, _ = train(tmp_path, 4, sharding="full_shard")
+    expected, weights = (
+        SD3Transformer2DModel.from_pretrained(finished.base / "model/transformer").state_dict()
+        for finished in (single[0], sharded)
+    )
+    for name, weight in expected.items():
+        torch.testing.assert_close(weights[name], weight, rtol=1e-2, atol=1e-3)
 
 
 @pytest.mark.parametrize(
-    ("first", "then"),
+    ("first", "second"),
     [
         ((2, "full_shard"), (1, "none")),
         pytest.param((1, "none"), (4, "full_shard"), marks=pytest.mark.slow),
     ],
 )
-def test_a_run_goes_on_with_another_sharding_and_world_size(
+def test_run_resumes_with_another_sharding_and_world_size(
     tmp_path: Path,
-    alone: tuple[Job, dict[int, float]],
+    single: tuple[Job, list[dict[str, Any]]],
     first: tuple[int, str],
-    then: tuple[int, str],
+    second: tuple[int, str],
 ) -> None:
-    begun, _ = trained(
+    begun, _ = train(
         tmp_path / "begun", first[0], sharding=first[1], max_steps=20, checkpoint_every=20
     )
-    rest = job(tmp_path / "rest", then[0], sharding=then[1])
-    begun.train_channel.parent.parent.rename(rest.base / "input")
-    begun.checkpoints.rename(rest.checkpoints)
-    code, events, text = rest.run(then[0])
+    resumed = job(tmp_path / "resumed", second[0], sharding=second[1])
+    begun.train_channel.parent.parent.rename(resumed.base / "input")
+    begun.checkpoints.rename(resumed.checkpoints)
+    code, events, text = resumed.run(second[0])
     assert code == 0, text
-    found = losses(events)
-    assert min(found) == 21
-    assert found == pytest.approx({step: alone[1][step] for step in found}, rel=TOLERANCE)
+    resumed_losses, expected = losses(events), losses(single[1])
+    assert min(resumed_losses) == 21
+    assert resumed_losses == pytest.approx(
+        {step: expected[step] for step in resumed_losses}, rel=LOSS_TOLERANCE
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sharding", ["shard_grad_op", "full_shard"])
-def test_a_sharded_run_goes_on_bit_for_bit(tmp_path: Path, sharding: str) -> None:
+def test_killed_sharded_run_resumes_bit_for_bit(tmp_path: Path, sharding: str) -> None:
     """SIGKILL one of three processes; the restart repeats the numbers of an uninterrupted run."""
     settings: dict[str, Any] = {
         "sharding": sharding,
@@ -147,33 +177,33 @@ def test_a_sharded_run_goes_on_bit_for_bit(tmp_path: Path, sharding: str) -> Non
         "checkpoint_every": 5,
         "gradient_accumulation_steps": 1,
     }
-    _, whole = trained(tmp_path / "whole", 3, **settings)
-    cut = job(tmp_path / "cut", 3, **settings)
-    write_shards(cut.train_channel, shards=2, each=BATCH // 2)
-    with cut.start(3) as running:
+    _, uninterrupted = train(tmp_path / "uninterrupted", 3, **settings)
+    killed = job(tmp_path / "killed", 3, **settings)
+    write_shards(killed.train_channel, shards=2, each=BATCH // 2)
+    with killed.start(3) as running:
         running.wait_for("checkpoint", step=5)
         os.kill(running.workers()[1], signal.SIGKILL)
         list(running.lines())
         assert running.process.wait(timeout=60) != 0
-    code, events, text = cut.run(3)
+    code, events, text = killed.run(3)
     assert code == 0, text
-    resumed = losses(events)
+    resumed, expected = losses(events), losses(uninterrupted)
     assert min(resumed) > 5
-    assert resumed == {step: whole[step] for step in resumed}
+    assert resumed == {step: expected[step] for step in resumed}
 
 
 @pytest.mark.slow
-def test_pieces_of_a_sharded_checkpoint_are_drawn_from(cli: Cli, tmp_path: Path) -> None:
-    made, _ = trained(tmp_path / "job", 2, sharding="full_shard", max_steps=2, checkpoint_every=2)
-    folder = made.checkpoints / "step-00000002"
-    stored = load_full(shard_files(folder), "ema.")
-    assert all(name.startswith("network.") for name in stored)
+def test_images_are_sampled_from_a_sharded_checkpoint(cli: Cli, tmp_path: Path) -> None:
+    finished, _ = train(tmp_path / "job", 2, sharding="full_shard", max_steps=2, checkpoint_every=2)
+    folder = finished.checkpoints / step_folder_name(2)
+    averages = load_full(shard_files(folder), "ema.")
+    assert all(name.startswith("network.") for name in averages)
     (tmp_path / "prompts.txt").write_text("a grey of 1\n")
-    pictures = []
-    for place in (folder, made.base / "model"):
+    grids = []
+    for source in (folder, finished.base / "model"):
         result = cli(
-            "sample", place, "--prompts", "prompts.txt", "--steps", "2", "--out", "grid.png"
+            "sample", source, "--prompts", "prompts.txt", "--steps", "2", "--out", "grid.png"
         )
         assert result.returncode == 0, result.stderr
-        pictures.append((tmp_path / "grid.png").read_bytes())
-    assert pictures[0] == pictures[1]
+        grids.append((tmp_path / "grid.png").read_bytes())
+    assert grids[0] == grids[1]

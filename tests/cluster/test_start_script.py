@@ -20,8 +20,9 @@ from sm_train.entrypoints.launch import hyperparameters, torchrun
 from sm_train.estimators.bundle.bundle import REQUIREMENTS, Bundle, build_bundle
 from sm_train.estimators.config.naming import staging_uri
 from sm_train.estimators.config.schema import RunConfig
+from sm_train.estimators.request.launcher import launch_plan
 from sm_train.estimators.request.training import TrainingRequest, training_request
-from sm_train.estimators.sdk.model_trainer import send
+from sm_train.estimators.sdk.model_trainer import create_training_job
 from sm_train.toolkit.jobs.events import parse_event
 
 from tests.conftest import Aws, clean_environment
@@ -67,14 +68,16 @@ def stage_job(aws: Aws, config: RunConfig, base: Path) -> TrainingRequest:
     request = training_request(
         config,
         stage,
+        launch_plan(config, stage, "own:1"),
         bundle,
         region="us-east-1",
-        image="own:1",
         staged=staging_uri(config, stage, "us-east-1", datetime.now()),
     )
     session = boto3.Session("testing", "testing", region_name="us-east-1")
     sent: list[TrainingRequest] = []
-    send(request, bundle, boto_session=session, bucket="my-bucket", before=sent.append)
+    create_training_job(
+        request, bundle, boto_session=session, bucket="my-bucket", before_send=sent.append
+    )
     [request] = sent
     s3 = aws.client("s3")
     for channel in request["InputDataConfig"]:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from sm_train.entrypoints.planning.memory import plan_preset
 
-from tests.support.cluster.training_jobs import DEADLINE, free_port, start_python, tiny_run
+from tests.support.cluster.training_jobs import free_port, start_python, tiny_run
+from tests.support.deadline import DEADLINE
 from tests.support.run_documents import write_job_file
 
 SCRIPT = Path(__file__).parents[1] / "support" / "cluster" / "count_states.py"

@@ -25,7 +25,7 @@ from tests.support.cluster.training_jobs import (
     write_shard,
     write_shards,
 )
-from tests.support.image_files import tree
+from tests.support.image_files import read_tree
 
 
 def job(folder: Path, **settings: object) -> Job:
@@ -139,13 +139,13 @@ def test_any_number_of_processes_takes_over_the_weights(tmp_path: Path, processe
     """What two have shared out comes together again, bit for bit."""
     made = job(tmp_path, max_steps=6)
     assert made.run(processes=2)[0] == 0
-    final = tree(made.base / "model")
+    final = read_tree(made.base / "model")
     shutil.rmtree(made.base / "model")
     code, events, text = made.run(processes=processes)
     assert code == 0, text
     start = next(event for event in events if event["kind"] == "start")
     assert start["resumed_from_step"] == 6
-    assert tree(made.base / "model") == final
+    assert read_tree(made.base / "model") == final
 
 
 @pytest.mark.slow

@@ -126,7 +126,7 @@ def test_two_containers_train_the_demo_and_go_on_exactly(
     (tmp_path / "packed" / "shards" / "z.tar").symlink_to(tmp_path / "elsewhere.tar")
     linked = cli("submit", "run.yaml", "--local", "container")
     assert linked.returncode == 2
-    assert "z.tar: a link to outside of" in linked.stderr
+    assert "z.tar: links to a file outside of" in linked.stderr
     (tmp_path / "packed" / "shards" / "z.tar").unlink()
 
     with submitted(tmp_path, nodes=2) as running:
@@ -181,7 +181,7 @@ def test_what_is_missing_is_said_in_a_line(cli: Cli, tmp_path: Path, engine: Non
     away = cli(*command, env={"DOCKER_HOST": f"unix://{tmp_path}/none.sock"})
     assert away.returncode == 3
     assert away.stderr.strip() == (
-        "sm-train: docker: no engine answers; start it, or use --local process"
+        "sm-train: docker: the engine does not respond; start it, or use --local process"
     )
     bare = tmp_path / "bin"
     bare.mkdir()
@@ -191,4 +191,7 @@ def test_what_is_missing_is_said_in_a_line(cli: Cli, tmp_path: Path, engine: Non
     plugins = {"PATH": str(bare), "DOCKER_CONFIG": str(bare)}
     assert "docker compose: not installed" in cli(*command, env=plugins).stderr
     image = cli(*command, "--image", "none:such")
-    assert "--image: none:such: no such image here; docker build -t sm-train-local" in image.stderr
+    assert (
+        "--image: none:such: no such image on this machine; run docker build -t sm-train-local"
+        in image.stderr
+    )

@@ -1,4 +1,4 @@
-"""Billed dollars into what they bought: parts worked out by hand on made-up lives of a job."""
+"""Billed dollars by purpose: parts computed by hand on simulated jobs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def parts(line: Timeline) -> dict[str, float]:
     return {name: seconds for name, seconds in line.seconds.items() if seconds}
 
 
-def test_a_healthy_job() -> None:
+def test_healthy_job() -> None:
     # 1 it/s; the image and the first batch take 300 + 50 s; a checkpoint of 20 s; 10 s at the end.
     events = [
         start(300),
@@ -72,7 +72,7 @@ def test_a_healthy_job() -> None:
     assert line.restarts == 0
 
 
-def test_a_restart_loses_its_time_and_the_steps_behind_the_checkpoint() -> None:
+def test_restart_loses_its_time_and_the_steps_after_the_checkpoint() -> None:
     events = [
         start(100),
         step(200, 100),
@@ -90,30 +90,30 @@ def test_a_restart_loses_its_time_and_the_steps_behind_the_checkpoint() -> None:
     assert (line.restarts, line.restart_seconds) == (1, 600)
 
 
-def test_a_job_that_follows_a_failed_one_says_what_was_lost() -> None:
+def test_job_after_a_failed_one_reports_lost_work() -> None:
     line = timeline([start(50, resumed=1000), step(150, 1100), END | {"time": 150}], 0, 150, 1080)
     assert parts(line) == pytest.approx({"start_up": 50, "lost_work": 80, "useful": 20})
 
 
-def test_time_without_progress_is_a_stall_and_a_slow_interval_is_not() -> None:
+def test_time_without_progress_is_a_stall_but_a_slow_interval_is_not() -> None:
     events = [start(0), step(100, 100), step(200, 200), step(350, 300), step(1450, 400)]
     line = timeline(events, 0, 3450)
     # 1,000 s over the usual 100, and 2,000 s of silence without an end.
     assert parts(line) == pytest.approx({"stalls": 3000, "useful": 450})
 
 
-def test_the_line_that_is_not_yet_due_is_no_stall() -> None:
+def test_interval_in_progress_is_not_a_stall() -> None:
     events = [start(0), step(100, 100), step(200, 200)]
     assert parts(timeline(events, 0, 450)) == pytest.approx({"useful": 450})
     assert parts(timeline(events, 0, 550)) == pytest.approx({"stalls": 350, "useful": 200})
 
 
-def test_a_job_that_never_trained_is_all_start_up() -> None:
+def test_job_that_never_trained_is_all_start_up() -> None:
     assert parts(timeline([], 0, 500)) == {"start_up": 500}
 
 
 @st.composite
-def lives(draw: st.DrawFn) -> list[dict[str, Any]]:
+def event_logs(draw: st.DrawFn) -> list[dict[str, Any]]:
     clock, number, events = 0.0, 0, []
     for _ in range(draw(st.integers(0, 12))):
         clock += draw(st.floats(0, 5000))
@@ -131,8 +131,8 @@ def lives(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 
 @settings(deadline=None, max_examples=300)
-@given(lives(), st.floats(0, 20_000))
-def test_the_parts_are_the_whole_whatever_the_lines_say(
+@given(event_logs(), st.floats(0, 20_000))
+def test_parts_sum_to_the_billed_seconds_for_any_events(
     events: list[dict[str, Any]], billed: float
 ) -> None:
     line = timeline(events, 0, billed)
@@ -156,7 +156,7 @@ FIRST = timeline([start(100), step(200, 100), step(300, 200)], 0, 300)
 SECOND = timeline([start(60, 150), step(160, 250), END | {"time": 160}], 0, 160, 200)
 
 
-def test_dollars_are_billed_seconds_times_instances_times_price_exactly() -> None:
+def test_billed_dollars_are_exact() -> None:
     jobs = [job("a", FIRST, 300, status="Failed"), job("b", SECOND, 160)]
     document = as_document(jobs, {})
     # (300 + 160) s × 4 × $36 ÷ 3600
@@ -170,12 +170,12 @@ def test_dollars_are_billed_seconds_times_instances_times_price_exactly() -> Non
     assert document["total"]["goodput"] == pytest.approx((200 + 50) / 460)
 
 
-def test_images_of_steps_that_were_done_before_are_not_counted_again() -> None:
+def test_recomputed_steps_count_images_once() -> None:
     line = timeline([start(60, 1000), step(160, 1100)], 0, 200)
     assert images_trained([job("a", line, 200)]) == 10_000
 
 
-def test_what_is_not_known_is_null_and_a_running_job_leaves_a_lower_bound() -> None:
+def test_unknown_is_null_and_a_running_job_gives_a_lower_bound() -> None:
     document = as_document([job("a", FIRST, 300), job("b", None, None)], {})
     assert document["total"]["billed_usd"] is None
     assert document["total"]["billed_at_least_usd"] == pytest.approx(12)
@@ -183,14 +183,14 @@ def test_what_is_not_known_is_null_and_a_running_job_leaves_a_lower_bound() -> N
     assert document["jobs"][1]["waterfall_usd"]["useful"] is None
 
 
-def test_a_job_that_waits_for_machines_costs_nothing() -> None:
+def test_pending_job_costs_nothing() -> None:
     document = as_document([job("a", FIRST, 300), job("b", None, 0.0, status="InProgress")], {})
     assert document["total"]["billed_usd"] == pytest.approx(12)
     assert document["total"]["goodput"] is not None
     assert document["total"]["images"] == 20_000
 
 
-def test_the_next_estimate_learns_start_up_failures_and_speed() -> None:
+def test_observations_give_start_up_failures_and_speed() -> None:
     jobs = [job("a", FIRST, 300, status="Failed"), job("b", SECOND, 160)]
     seen = observed(jobs)
     assert (seen.jobs, seen.failures) == (2, 1)

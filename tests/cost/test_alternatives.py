@@ -1,4 +1,4 @@
-"""Other clusters for the same run: what keeps to a limit, what is worth a look, what fits."""
+"""Other clusters for the same run: limits, Pareto-optimal choices, memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sm_train.cost.alternatives import (
     Alternative,
     Limits,
     MemoryNeed,
-    Question,
+    SearchInputs,
     alternatives,
     choose,
 )
@@ -41,13 +41,13 @@ SPEED = Measurement("published", 1.8, 32, 256, 2048, "ml.p4de.24xlarge", flops_p
 NEED = MemoryNeed(fixed=lambda *_: 22 * 865_910_724, activations=lambda images: 0.4e9 * images)
 
 
-def question(need: MemoryNeed = NEED, prices: PriceTable | None = None) -> Question:
-    return Question(
+def question(need: MemoryNeed = NEED, prices: PriceTable | None = None) -> SearchInputs:
+    return SearchInputs(
         (STAGE,), {"256px": need}, (SPEED,), "us-east-1", Assumptions(), prices or shipped_prices()
     )
 
 
-def test_16_p4de_or_6_p5_is_one_question() -> None:
+def test_compares_16_p4de_with_6_p5() -> None:
     found = {
         (one.instance_type, one.instances): one
         for one in alternatives(question())
@@ -58,7 +58,7 @@ def test_16_p4de_or_6_p5_is_one_question() -> None:
     assert p5.cost is not None
     assert p4de.bases == ("scaled",)
     assert p5.bases == ("other hardware",)
-    # 48 GPUs do not divide 2,048 images: the nearest batch they do is said.
+    # 48 GPUs do not divide 2,048 images: the nearest batch that they do divide is used.
     assert p4de.batches == (2048,)
     assert p5.batches == (2064,)
     # The run's own cluster is priced as the run itself is.
@@ -66,7 +66,7 @@ def test_16_p4de_or_6_p5_is_one_question() -> None:
     assert float(found["ml.p4de.24xlarge", 4].cost or 0) == pytest.approx(float(own or 0), rel=1e-9)
 
 
-def test_limits_are_kept_and_the_cheapest_comes_first() -> None:
+def test_alternatives_within_limits_sorted_by_cost() -> None:
     limits = Limits(deadline_seconds=2 * 86400, budget_usd=Decimal(15_000))
     chosen = choose(alternatives(question()), limits)
     assert chosen
@@ -78,7 +78,7 @@ def test_limits_are_kept_and_the_cheapest_comes_first() -> None:
     assert not choose(alternatives(question()), Limits(deadline_seconds=1.0))
 
 
-def test_what_does_not_fit_is_left_out_and_small_gpus_accumulate() -> None:
+def test_skips_types_without_memory_and_accumulates_on_small_gpus() -> None:
     assert not alternatives(question(MemoryNeed(fixed=lambda *_: 1e13, activations=float)))
     tight = alternatives(
         question(MemoryNeed(fixed=lambda *_: 22e9, activations=lambda images: 5e9 * images))
@@ -95,7 +95,7 @@ def test_what_does_not_fit_is_left_out_and_small_gpus_accumulate() -> None:
     assert small == 2
 
 
-def test_an_unknown_price_is_last_and_keeps_to_no_budget() -> None:
+def test_unknown_price_sorts_last_and_is_within_no_budget() -> None:
     found = choose(alternatives(question()), Limits())
     unknown = [one for one in found if one.cost is None]
     assert {one.instance_type for one in unknown} == {"ml.p5e.48xlarge"}
@@ -104,7 +104,7 @@ def test_an_unknown_price_is_last_and_keeps_to_no_budget() -> None:
     assert all(one.cost is not None for one in choose(found, Limits(budget_usd=Decimal(10**9))))
 
 
-def test_a_savings_plan_is_an_alternative_once_its_price_is_known() -> None:
+def test_savings_plan_with_known_price_is_an_alternative() -> None:
     row = PriceRow(
         "ml.p5.48xlarge",
         "us-east-1",
@@ -123,7 +123,7 @@ def test_a_savings_plan_is_an_alternative_once_its_price_is_known() -> None:
 @given(
     st.lists(st.tuples(st.none() | st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=12)
 )
-def test_pareto_optimal_is_what_nothing_beats(pairs: list[tuple[int | None, int]]) -> None:
+def test_pareto_optimal_alternatives_are_not_dominated(pairs: list[tuple[int | None, int]]) -> None:
     made = [
         Alternative(
             "t",
@@ -153,7 +153,7 @@ def test_pareto_optimal_is_what_nothing_beats(pairs: list[tuple[int | None, int]
             assert one.pareto or sum(twins) > 1
 
 
-def test_a_comparison_names_what_changed_and_adds_up() -> None:
+def test_comparison_names_changes_and_sums_differences() -> None:
     before = as_document(estimate([STAGE], Purchase("us-east-1")))
     second = replace(STAGE, name="512px")
     after = as_document(

@@ -1,4 +1,4 @@
-"""Dollars: right against figures worked out by hand, and honest about what is unknown."""
+"""Estimates against figures computed by hand, and explicit unknowns."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def document(
     return as_document(estimate(stages, Purchase(region, capacity), **options))
 
 
-def test_brias_own_figures() -> None:
+def test_bria_published_figures() -> None:
     assert BRIA.world_size == 32
     assert BRIA.effective_batch_size == 2048
     assert BRIA.images_per_second == pytest.approx(3686.4)
@@ -77,7 +77,7 @@ def test_brias_own_figures() -> None:
     )
 
 
-def test_overheads_are_billed_on_every_instance() -> None:
+def test_overhead_is_billed_on_every_instance() -> None:
     one = document(BRIA)["stages"][0]
     hour = 4 * 31.5641075
     # Ten minutes of start-up; 419 failures ÷ (16,384 GPUs × 54 days) on 32 GPUs, each 900 s
@@ -90,7 +90,7 @@ def test_overheads_are_billed_on_every_instance() -> None:
     assert priced.cost == sum(part for part in priced.breakdown.values() if part is not None)
 
 
-def test_what_is_kept_warm_and_evaluated_is_billed_too() -> None:
+def test_warm_pool_and_evaluation_are_billed() -> None:
     hour = 4 * 31.5641075
     warm = document(replace(BRIA, keep_alive_seconds=1800), capacity="warm-pool")["stages"][0]
     assert warm["breakdown_usd"]["warm_pool"] == pytest.approx(hour / 2)
@@ -99,7 +99,7 @@ def test_what_is_kept_warm_and_evaluated_is_billed_too() -> None:
     assert evaluated["breakdown_usd"]["evaluation"] == pytest.approx(hour)
 
 
-def test_checkpoints_stop_training_for_their_bytes_or_as_long_as_is_said() -> None:
+def test_checkpoint_blocking_follows_bytes_or_the_stated_seconds() -> None:
     known = replace(BRIA, parameters=10**9)
     hour = 4 * 31.5641075
     # 550 checkpoints of 16 GB at 0.51 GB/s; three of them are kept while the stage runs.
@@ -107,28 +107,30 @@ def test_checkpoints_stop_training_for_their_bytes_or_as_long_as_is_said() -> No
     assert part["checkpoints"] == pytest.approx(550 * 16 / 0.51 / 3600 * hour)
     months = document(known)["stages"][0]["billable_seconds"] / (365 * 86400 / 12)
     assert part["storage"] == pytest.approx(3 * 16 * months * 0.023)
-    said = document(known, assumed=Assumptions(checkpoint_blocking_seconds=2))["stages"][0]
-    assert said["breakdown_usd"]["checkpoints"] == pytest.approx(550 * 2 / 3600 * hour)
-    interval = said["checkpoint_interval"]
+    stage_document = document(known, assumed=Assumptions(checkpoint_blocking_seconds=2))["stages"][
+        0
+    ]
+    assert stage_document["breakdown_usd"]["checkpoints"] == pytest.approx(550 * 2 / 3600 * hour)
+    interval = stage_document["checkpoint_interval"]
     assert interval["configured_seconds"] == pytest.approx(1000 / 1.8)
     assert interval["best_seconds"] > interval["configured_seconds"]
     assert interval["configured_extra_usd"] > 0
 
 
-def test_every_image_is_requested_once_and_every_step_is_logged() -> None:
+def test_requests_per_image_and_logs_per_step() -> None:
     part = document(BRIA)["stages"][0]["breakdown_usd"]
     # 550,000 × 2,048 images of 250 kB in requests of 8 MiB at $0.0004 for 1,000.
     assert part["requests"] == pytest.approx(550_000 * 2048 * 250_000 / 2**23 * 4e-7, rel=1e-6)
     assert part["logs"] == pytest.approx(550_000 * 50 / 1e9 * 0.50)
 
 
-def test_hopelessly_frequent_failures_are_refused_with_their_mend() -> None:
+def test_rejects_failures_too_frequent_for_progress() -> None:
     never = Assumptions(failures_per_gpu_hour=100)
     with pytest.raises(ValueError, match="checkpoint more often"):
         document(BRIA, assumed=never)
 
 
-def test_sensitivities_are_the_estimate_itself_with_another_figure() -> None:
+def test_sensitivity_is_the_estimate_with_one_changed_assumption() -> None:
     found = document(BRIA)
     moves = {move["assumption"]: move["cost_delta_usd"] for move in found["sensitivity"]}
     slower = document(replace(BRIA, speed=stated_speed(1.62, "10 % less")))
@@ -141,15 +143,15 @@ def test_sensitivities_are_the_estimate_itself_with_another_figure() -> None:
     assert sizes == sorted(sizes, reverse=True)
 
 
-def test_an_unstated_checkpoint_interval_is_not_a_free_one() -> None:
+def test_unstated_checkpoint_interval_uses_the_default() -> None:
     unstated = document(replace(BRIA, checkpoint_every=None))
     default = document(replace(BRIA, checkpoint_every=1000))
     assert unstated["total"]["cost_usd"] == default["total"]["cost_usd"]
-    assert any("1,000 iterations where none is stated" in line for line in unstated["assumptions"])
+    assert any("1,000 steps if none is stated" in line for line in unstated["assumptions"])
     assert not any("where none is stated" in line for line in default["assumptions"])
 
 
-def test_a_failure_never_loses_more_than_the_whole_stage() -> None:
+def test_failure_loses_at_most_the_stage() -> None:
     whole, rare = (
         document(replace(BRIA, checkpoint_every=every))["total"]["cost_usd"]
         for every in (BRIA.max_steps, 100 * BRIA.max_steps)
@@ -157,7 +159,7 @@ def test_a_failure_never_loses_more_than_the_whole_stage() -> None:
     assert rare == whole
 
 
-def test_the_document_has_the_contracts_keys() -> None:
+def test_document_has_the_documented_keys() -> None:
     found = document(BRIA)
     assert {"stages", "total", "assumptions"} <= set(found)
     assert set(found["stages"][0]) >= STAGE_KEYS
@@ -171,16 +173,16 @@ def test_the_document_has_the_contracts_keys() -> None:
     }
 
 
-def test_stages_add_up() -> None:
+def test_stages_sum_to_the_total() -> None:
     second = replace(BRIA, name="512px", instances=8, speed=stated_speed(0.9, "measured"))
     both, one, other = document(BRIA, second), document(BRIA), document(second)
     for key in ("cost_usd", "instance_hours", "wall_seconds"):
         assert both["total"][key] == pytest.approx(one["total"][key] + other["total"][key])
-    # Two stages are rarely both at their worst: the whole's range is inside the sum of theirs.
+    # Two stages are rarely both at their worst: the total's range is inside the sum of theirs.
     assert both["total"]["cost_high_usd"] < sum(stage["cost_high_usd"] for stage in both["stages"])
 
 
-def test_an_unknown_speed_makes_the_total_a_lower_bound() -> None:
+def test_unknown_speed_makes_the_total_a_lower_bound() -> None:
     found = document(BRIA, replace(BRIA, name="512px", speed=None))
     assert found["stages"][1]["cost_usd"] is None
     assert found["total"]["cost_usd"] is None
@@ -191,7 +193,7 @@ def test_an_unknown_speed_makes_the_total_a_lower_bound() -> None:
     assert any(line.startswith(least) for line in found["assumptions"])
 
 
-def test_an_unknown_price_is_null_and_never_zero() -> None:
+def test_unknown_price_is_null() -> None:
     found = document(replace(BRIA, instance_type="ml.p5e.48xlarge"))
     assert found["stages"][0]["price_per_instance_hour_usd"] is None
     assert found["stages"][0]["cost_usd"] is None
@@ -202,18 +204,18 @@ def test_an_unknown_price_is_null_and_never_zero() -> None:
     )
 
 
-@pytest.mark.parametrize("machine", instance_types(), ids=lambda machine: machine.name)
-def test_every_price_says_where_it_is_from(machine: Any) -> None:
-    price = shipped_prices().price(machine.name, "us-east-1")
+@pytest.mark.parametrize("instance", instance_types(), ids=lambda one: one.name)
+def test_every_price_has_a_source(instance: Any) -> None:
+    price = shipped_prices().price(instance.name, "us-east-1")
     assert price.source
     assert (price.usd_per_instance_hour is None) == (price.status == "unknown")
     assert (price.status == "inferred") == price.source.startswith("inferred: ")
 
 
-def test_another_regions_price_is_inferred_and_says_so() -> None:
+def test_price_of_another_region_is_marked_inferred() -> None:
     price = shipped_prices().price("ml.p5.48xlarge", "eu-north-1")
     assert price.status == "inferred"
-    assert "stands in for eu-north-1" in price.source
+    assert "used for eu-north-1" in price.source
     assert any("is inferred" in line for line in document_in("eu-north-1")["assumptions"])
 
 
@@ -221,7 +223,7 @@ def document_in(region: str) -> dict[str, Any]:
     return document(replace(BRIA, instance_type="ml.p5.48xlarge"), region=region)
 
 
-def test_a_training_plan_costs_nothing_more_and_says_it_is_prepaid() -> None:
+def test_training_plan_is_prepaid() -> None:
     found = document(BRIA, capacity="training-plan")
     # Requests and log lines are paid all the same.
     assert found["total"]["cost_usd"] < 20
@@ -229,15 +231,15 @@ def test_a_training_plan_costs_nothing_more_and_says_it_is_prepaid() -> None:
     assert "prepaid" in found["stages"][0]["price_source"]
 
 
-def test_spot_ranges_from_a_tenth_of_the_on_demand_price_up_to_it() -> None:
+def test_spot_range_is_10_to_100_percent_of_on_demand() -> None:
     spot, on_demand = document(BRIA, capacity="spot"), document(BRIA)
     assert spot["total"]["cost_low_usd"] < 0.12 * on_demand["total"]["cost_low_usd"]
-    # Reclaimed machines cost restarts on top.
+    # Reclaimed instances add restarts.
     assert spot["total"]["cost_usd"] > on_demand["total"]["cost_usd"]
     assert any("high end is the on-demand price" in line for line in spot["assumptions"])
 
 
-def test_a_capacity_that_does_not_exist_is_not_priced_as_another() -> None:
+def test_rejects_unknown_capacity() -> None:
     with pytest.raises(ValueError, match=r"capacity: 'sopt' is not one of on-demand, spot"):
         document(BRIA, capacity="sopt")
 
@@ -259,7 +261,7 @@ stages = st.builds(
 
 @settings(deadline=None, max_examples=40)
 @given(stages)
-def test_the_range_holds_the_cost(stage: CostStage) -> None:
+def test_range_contains_the_cost(stage: CostStage) -> None:
     total = document(stage)["total"]
     assert total["cost_low_usd"] <= total["cost_usd"] <= total["cost_high_usd"]
 
@@ -281,24 +283,24 @@ def test_more_steps_never_cost_less(stage: CostStage, more: int) -> None:
         ("checkpoint_every", 0),
     ],
 )
-def test_impossible_figures_are_refused_by_name(field: str, value: float) -> None:
+def test_rejects_impossible_figures_by_name(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=field):
         replace(BRIA, **{field: value})
 
 
 @pytest.mark.parametrize("its", [0.0, float("nan"), float("inf"), -1.0, 1e-12])
-def test_an_impossible_speed_is_refused_by_name(its: float) -> None:
+def test_rejects_impossible_speed_by_name(its: float) -> None:
     with pytest.raises(ValueError, match="steps_per_second"):
         BRIA.at(stated_speed(its, "given"))
 
 
-def test_an_unknown_instance_type_names_the_nearest() -> None:
+def test_unknown_instance_type_lists_the_nearest() -> None:
     with pytest.raises(UnknownInstanceTypeError, match=r"ml\.p4de\.24xlarge"):
         instance_type("ml.p4de.24xlage")
 
 
-def test_smddp_is_for_a100_and_efa_for_those_that_have_it() -> None:
-    assert [machine.name for machine in instance_types() if machine.supports_smddp] == [
+def test_smddp_and_efa_support_by_instance_type() -> None:
+    assert [one.name for one in instance_types() if one.supports_smddp] == [
         "ml.p4d.24xlarge",
         "ml.p4de.24xlarge",
     ]

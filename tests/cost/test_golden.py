@@ -1,4 +1,4 @@
-"""Published figures, reproduced by this package's own functions. Each names its source."""
+"""Published figures, reproduced by this package's functions. Each names its source."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from decimal import Decimal
 import pytest
 from sm_train.cost.assumptions import Assumptions
 from sm_train.cost.estimate import Purchase, estimate
+from sm_train.cost.json_document import usd_per_day, usd_per_million_images
 from sm_train.cost.prices import PriceRow, PriceTable, shipped_prices
-from sm_train.cost.rates import usd_per_day, usd_per_million_images
 from sm_train.cost.scaling import fit_scaling
 from sm_train.cost.stage import CostStage
 from sm_train.cost.throughput import stated_speed
@@ -51,7 +51,7 @@ def at(
 
 
 @pytest.mark.parametrize(("gpus", "at_256", "at_512", "days", "dollars"), MOSAICML)
-def test_mosaicmls_five_rows(
+def test_mosaicml_published_rows(
     gpus: int, at_256: float, at_512: float, days: str, dollars: int
 ) -> None:
     # 1,126,400,000 images at 256 px and 1,740,800,000 at 512 px, at $2 for an A100-hour.
@@ -68,7 +68,7 @@ def test_mosaicmls_five_rows(
     assert float(priced.cost or 0) == pytest.approx(dollars, abs=1)
 
 
-def test_brias_cluster() -> None:
+def test_bria_cluster() -> None:
     # BRIA 2.0: 4 × p4de, 1.8 it/s at an effective batch of 2048; 16 instances under two weeks.
     price = shipped_prices().price(P4DE, "us-east-1").usd_per_instance_hour
     assert price is not None
@@ -83,7 +83,7 @@ def test_brias_cluster() -> None:
     assert 14 * usd_per_day(16, price) == Decimal("169688.64192")
 
 
-def test_mlperfs_two_points_and_what_lies_between() -> None:
+def test_mlperf_points_and_interpolation() -> None:
     # MLPerf Training v4.0, Stable Diffusion at 512 px, NVIDIA: 51,200 images in 50.27 s on 8 H100,
     # 100 steps of 2,048 in 4.10 s on 1,024.
     small, large = 51_200 / 50.27, 100 * 2048 / 4.10
@@ -97,7 +97,7 @@ def test_mlperfs_two_points_and_what_lies_between() -> None:
     assert between.low == pytest.approx(9414 / 1.084, rel=0.01)
 
 
-def test_aws_nodes_side_by_side() -> None:
+def test_aws_published_nodes() -> None:
     # awsome-distributed-training, Stable Diffusion 2 at 512 px: images/s of one node.
     dollars = {
         name: float(usd_per_million_images(speed, 1, price))
@@ -109,7 +109,7 @@ def test_aws_nodes_side_by_side() -> None:
     assert dollars[P5] == pytest.approx(45.63, abs=0.01)
 
 
-def test_two_weeks_are_two_weeks() -> None:
+def test_two_weeks_in_seconds() -> None:
     stage = CostStage(
         name="256px",
         resolution=256,

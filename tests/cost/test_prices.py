@@ -1,4 +1,4 @@
-"""Prices: which one counts, what is said of it, and which files are refused."""
+"""Prices: precedence, sources, staleness, and rejected files."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ SAVINGS = {
 }
 
 
-def test_both_shapes_of_the_price_list_say_the_same() -> None:
+def test_both_price_list_formats_agree() -> None:
     item = product("USE1-Train:ml.p5.48xlarge", regionCode="us-east-1")
     [one] = parse_price_list(get_products(item))
     assert [one] == parse_price_list(bulk(item))
@@ -85,7 +85,7 @@ def test_both_shapes_of_the_price_list_say_the_same() -> None:
     assert one.date == "2026-09-24"
 
 
-def test_training_is_known_by_its_usage_type_alone() -> None:
+def test_usage_type_identifies_training() -> None:
     found = parse_price_list(
         get_products(
             product("Train:ml.p5.48xlarge", instanceType="NA"),
@@ -102,7 +102,7 @@ def test_training_is_known_by_its_usage_type_alone() -> None:
     ]
 
 
-def test_processing_has_prices_of_its_own() -> None:
+def test_processing_prices_are_separate() -> None:
     """Also for types that no training job can have."""
     usage = "USE1-Processing:ml.c7i.8xlarge"
     table = PriceTable.of(parse_price_list(get_products(product(usage, regionCode="us-east-1"))))
@@ -112,7 +112,7 @@ def test_processing_has_prices_of_its_own() -> None:
     assert table.processing_price("ml.p5.48xlarge", "us-east-1").usd_per_instance_hour is None
 
 
-def test_a_savings_plans_rates_are_read() -> None:
+def test_reads_savings_plan_rates() -> None:
     [one] = parse_price_list(SAVINGS)
     assert one.kind == "savings-plan-1y-partial-upfront"
     assert one.usd_per_hour == Decimal("40.5")
@@ -121,12 +121,12 @@ def test_a_savings_plans_rates_are_read() -> None:
 @pytest.mark.parametrize(
     "document", [{}, [], None, {"terms": {}}, {"PriceList": ["{"]}, {"PriceList": [{}]}], ids=str
 )
-def test_what_is_no_price_list_is_refused(document: Any) -> None:
+def test_rejects_what_is_not_a_price_list(document: Any) -> None:
     with pytest.raises(PriceError):
         parse_price_list(document)
 
 
-def test_another_currency_is_refused_by_name() -> None:
+def test_rejects_other_currencies_by_name() -> None:
     item = product("CNN1-Train:ml.p5.48xlarge", regionCode="cn-north-1")
     broken = copy.deepcopy(item)
     dimension = broken["terms"]["OnDemand"]["SKU1.TERM"]["priceDimensions"]["SKU1.TERM.DIM"]
@@ -135,7 +135,7 @@ def test_another_currency_is_refused_by_name() -> None:
         parse_price_list(get_products(broken))
 
 
-def test_ones_own_prices_lie_over_awss_and_those_over_the_shipped(tmp_path: Path) -> None:
+def test_user_prices_override_aws_prices_which_override_shipped(tmp_path: Path) -> None:
     aws = PriceTable.of(
         [PriceRow(P5, "us-east-1", "on-demand", Decimal(60), "verified", "AWS", "2026-11-01")],
         listed={"us-east-1": "2026-11-01"},
@@ -148,7 +148,7 @@ def test_ones_own_prices_lie_over_awss_and_those_over_the_shipped(tmp_path: Path
     assert str(file) in own.source
 
 
-def test_of_two_prices_for_one_place_the_upper_tables_counts() -> None:
+def test_upper_table_takes_precedence() -> None:
     row = PriceRow(P5, "us-east-1", "on-demand", Decimal(60), "verified", "AWS", "2026-11-01")
     upper = PriceTable.of([row])
     assert upper.over(shipped_prices()).price(P5, "us-east-1").usd_per_instance_hour == 60
@@ -156,7 +156,7 @@ def test_of_two_prices_for_one_place_the_upper_tables_counts() -> None:
     assert below == Decimal("63.296")
 
 
-def test_a_discount_is_taken_off_whatever_the_list_says(tmp_path: Path) -> None:
+def test_discount_applies_to_any_list_price(tmp_path: Path) -> None:
     file = tmp_path / "prices.csv"
     file.write_text("instance_type,discount_percent,source\n*,12.5,our contract\n")
     table = read_price_file(file).over(shipped_prices())
@@ -169,14 +169,14 @@ def test_a_discount_is_taken_off_whatever_the_list_says(tmp_path: Path) -> None:
     assert table.price("ml.p5e.48xlarge", "us-west-2").usd_per_instance_hour is None
 
 
-def test_a_type_that_awss_list_for_the_region_lacks_is_not_offered_there() -> None:
+def test_type_missing_from_a_complete_list_is_not_offered() -> None:
     table = PriceTable.of([], listed={"eu-west-3": "2026-11-01"}).over(shipped_prices())
     missing = table.price(P5, "eu-west-3")
     assert missing.usd_per_instance_hour is None
     assert "not offered" in missing.source
     listed = PriceTable.of([], listed={"us-east-1": "2026-11-01"}).over(shipped_prices())
     assert listed.price(P5, "us-east-1").usd_per_instance_hour is None
-    assert "stands in" in table.price(P5, "eu-west-1").source
+    assert "used for eu-west-1" in table.price(P5, "eu-west-1").source
 
 
 MISTAKES = {
@@ -193,7 +193,10 @@ MISTAKES = {
     "not finite": ("instance_type,usd_per_hour\nml.p5.48xlarge,NaN\n", "usd_per_hour: 'NaN'"),
     "negative": ("instance_type,usd_per_hour\nml.p5.48xlarge,-1\n", "usd_per_hour: '-1'"),
     "over all": ("instance_type,discount_percent\n*,101\n", "discount_percent: '101'"),
-    "both": ("instance_type,usd_per_hour,discount_percent\n*,1,1\n", "and not both"),
+    "both": (
+        "instance_type,usd_per_hour,discount_percent\n*,1,1\n",
+        "either usd_per_hour or discount_percent",
+    ),
     "a price for all": ("instance_type,usd_per_hour\n*,1\n", "needs one instance type"),
     "no day": ("instance_type,usd_per_hour,date\nml.p5.48xlarge,1,today\n", "date: 'today'"),
     "no kind": ("instance_type,usd_per_hour,kind\nml.p5.48xlarge,1,rent\n", "kind: 'rent'"),
@@ -203,7 +206,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_price_file_is_refused_with_its_place(tmp_path: Path, mistake: str) -> None:
+def test_rejects_price_file_with_its_line(tmp_path: Path, mistake: str) -> None:
     text, expected = MISTAKES[mistake]
     file = tmp_path / "prices.csv"
     file.write_text(text)
@@ -215,7 +218,7 @@ def test_a_price_file_is_refused_with_its_place(tmp_path: Path, mistake: str) ->
 
 @settings(deadline=None, max_examples=200)
 @given(st.binary(max_size=80))
-def test_no_file_breaks_the_reader(
+def test_any_file_is_read_or_rejected(
     tmp_path_factory: pytest.TempPathFactory, content: bytes
 ) -> None:
     file = tmp_path_factory.mktemp("prices") / "prices.csv"
@@ -224,7 +227,7 @@ def test_no_file_breaks_the_reader(
         assert all(row.usd_per_hour is not None for row in read_price_file(file).rows.values())
 
 
-def test_an_old_or_undated_price_is_said_to_be_one() -> None:
+def test_reports_old_and_undated_prices() -> None:
     row = PriceRow(P5, "*", "on-demand", Decimal(1), "verified", "x", "2026-08-01")
     price = PriceTable.of([row]).price(P5, "us-east-1")
     assert staleness(price, date(2026, 10, 30)) is None
@@ -233,7 +236,7 @@ def test_an_old_or_undated_price_is_said_to_be_one() -> None:
     assert "undated" in (staleness(p4de, date(2026, 11, 1)) or "")
 
 
-def test_a_way_to_buy_that_does_not_exist_is_refused() -> None:
+def test_rejects_unknown_purchase_kind() -> None:
     with pytest.raises(ValueError, match="'lease' is not one of on-demand, spot"):
         shipped_prices().price(P5, "us-east-1", "lease")
     assert all(shipped_prices().price(P5, "us-east-1", kind).source for kind in KINDS)

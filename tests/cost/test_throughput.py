@@ -1,4 +1,4 @@
-"""An it/s belongs to its stage; what is carried over says so, and its range widens."""
+"""The speed of a stage: rules, their order, and how the range widens."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ def test_each_rule_is_named_and_widens_the_range() -> None:
     assert all(one.why for one in (own, fitted, scaled, moved, other, nothing))
 
 
-def test_another_resolution_is_carried_over_by_flops_and_flagged() -> None:
+def test_other_resolution_is_extrapolated_by_flops_and_flagged() -> None:
     speed = resolved(stage(512), measured(1.8, 32))
     assert speed.steps_per_second == pytest.approx(1.8 * 0.543 / 2.413)
     assert "by FLOPs alone" in speed.why
 
 
-def test_without_a_measurement_the_published_utilization_predicts() -> None:
+def test_published_utilization_predicts_without_measurements() -> None:
     # 25 % of 312 TFLOP/s on 32 A100 ÷ (0.543 TFLOP × 2048 images).
     speed = resolved(stage())
     assert speed.steps_per_second == pytest.approx(0.25 * 312 * 32 / (0.543 * 2048))
@@ -81,25 +81,25 @@ def test_without_a_measurement_the_published_utilization_predicts() -> None:
     assert speed.high == pytest.approx(0.31 * 312 * 32 / (0.543 * 2048))
 
 
-def test_a_model_that_is_not_counted_leaves_the_speed_unknown() -> None:
+def test_speed_is_unknown_without_flops() -> None:
     assert resolve_speed(stage(flops_per_image=None), []) is None
 
 
-def test_an_its_of_another_batch_counts_only_when_asked() -> None:
+def test_other_batch_counts_only_with_rescale_batch() -> None:
     small = measured(4.0, 32, effective_batch_size=1024)
     assert resolved(stage(), small).basis == "predicted"
     rescaled = resolved(stage(), small, rescale_batch=True)
     assert rescaled.steps_per_second == pytest.approx(2.0)
-    assert "as asked" in rescaled.why
+    assert "--rescale-batch" in rescaled.why
 
 
-def test_a_cpus_speed_is_only_an_illustration() -> None:
+def test_cpu_speed_is_only_an_illustration() -> None:
     speed = resolved(stage(flops_per_image=None), measured(1.0, 2, on_cpu=True))
     assert speed.basis == "illustration"
     assert "not on 256px (4 × ml.p4de.24xlarge, 32 GPUs" in speed.why
 
 
-def test_more_than_the_hardwares_peak_is_refused_with_the_arithmetic() -> None:
+def test_rejects_speed_above_peak_with_the_arithmetic() -> None:
     # 0.543 TFLOP × 2048 images × 10 it/s = 11,121 TFLOP/s; 32 × 312 = 9,984.
     with pytest.raises(ValueError, match="steps_per_second") as caught:
         stage().at(stated_speed(10, "given"))
@@ -120,7 +120,7 @@ points = st.dictionaries(
 
 @settings(deadline=None, max_examples=200)
 @given(points, st.integers(8, 4096))
-def test_any_points_give_a_fit_whose_range_holds_its_prediction(
+def test_fit_range_contains_the_prediction_for_any_points(
     per_gpu: dict[int, float], gpus: int
 ) -> None:
     fit = fit_scaling([(size, size * each) for size, each in per_gpu.items()])
@@ -128,7 +128,7 @@ def test_any_points_give_a_fit_whose_range_holds_its_prediction(
     assert 0 < found.low <= found.images_per_second <= found.high
 
 
-def test_points_on_a_law_are_reproduced() -> None:
+def test_fit_reproduces_points_on_a_law() -> None:
     law = {gpus: gpus / (0.007 + 2e-5 * gpus) for gpus in (8, 32, 128)}
     fit = fit_scaling(list(law.items()))
     for gpus, images in law.items():
@@ -137,13 +137,13 @@ def test_points_on_a_law_are_reproduced() -> None:
     assert fit.predict(64).images_per_second == pytest.approx(64 / (0.007 + 2e-5 * 64))
 
 
-def test_one_cluster_size_is_no_fit() -> None:
-    with pytest.raises(ValueError, match="two cluster sizes"):
+def test_fit_needs_two_cluster_sizes() -> None:
+    with pytest.raises(ValueError, match="two or more cluster sizes"):
         fit_scaling([(8, 100.0), (8, 101.0)])
 
 
 @given(st.integers(0, 7), st.integers(0, 7))
-def test_one_point_is_carried_both_ways_within_linear_scaling(here: int, there: int) -> None:
+def test_one_point_scales_both_ways_within_linear_scaling(here: int, there: int) -> None:
     found = scale_one(8 * 2**here, 100.0, 8 * 2**there)
     linear = 100.0 * 2.0 ** (there - here)
     assert found.low <= found.images_per_second <= found.high

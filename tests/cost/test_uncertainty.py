@@ -1,4 +1,4 @@
-"""The range holds 8 of 10 lives of a run that are simulated failure by failure."""
+"""The range contains 80 % of runs that are simulated failure by failure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sm_train.cost.speed import Speed
 from sm_train.cost.stage import CostStage
 
 Z90 = 1.2815515655446004
-LIVES = 4000
+RUNS = 4000
 
 STAGE = CostStage(
     name="256px",
@@ -42,8 +42,8 @@ CASES = {
 }
 
 
-def live(stage: CostStage, assumed: Assumptions, rng: random.Random) -> float:
-    """The billed seconds of one life: step by checkpointed step, failure by failure."""
+def simulate(stage: CostStage, assumed: Assumptions, rng: random.Random) -> float:
+    """Simulate the billed seconds of one run: interval by interval, failure by failure."""
     speed = stage.speed
     assert speed is not None
     z = rng.gauss(0, 1)
@@ -72,30 +72,30 @@ def live(stage: CostStage, assumed: Assumptions, rng: random.Random) -> float:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_eight_of_ten_simulated_lives_fall_inside(case: str) -> None:
+def test_80_percent_of_simulated_runs_fall_inside(case: str) -> None:
     stage, assumed = CASES[case]
     [priced] = estimate([stage], Purchase("us-east-1"), assumed=assumed).stages
     assert priced.seconds_range is not None
     rng = random.Random(case)
-    lives = [live(stage, assumed, rng) for _ in range(LIVES)]
-    inside = sum(priced.seconds_range.low <= one <= priced.seconds_range.high for one in lives)
-    assert inside / LIVES == pytest.approx(0.80, abs=0.03)
+    runs = [simulate(stage, assumed, rng) for _ in range(RUNS)]
+    inside = sum(priced.seconds_range.low <= one <= priced.seconds_range.high for one in runs)
+    assert inside / RUNS == pytest.approx(0.80, abs=0.03)
 
 
-def test_the_expected_figure_is_the_middle_of_the_lives() -> None:
+def test_expected_value_matches_the_mean_of_simulated_runs() -> None:
     stage, assumed = CASES["as shipped"]
     [priced] = estimate([stage], Purchase("us-east-1"), assumed=assumed).stages
     rng = random.Random(1)
-    lives = sorted(live(stage, assumed, rng) for _ in range(LIVES))
-    assert priced.seconds.billable == pytest.approx(lives[LIVES // 2], rel=0.01)
+    runs = sorted(simulate(stage, assumed, rng) for _ in range(RUNS))
+    assert priced.seconds.billable == pytest.approx(runs[RUNS // 2], rel=0.01)
 
 
-def test_the_same_run_has_the_same_range() -> None:
+def test_range_is_reproducible() -> None:
     first, second = (estimate([STAGE], Purchase("us-east-1")) for _ in range(2))
     assert (first.low, first.high) == (second.low, second.high)
 
 
-def test_young_and_daly() -> None:
+def test_young_and_daly_intervals() -> None:
     # Young 1974: √(2 · 27 s · 65 days) on 32 GPUs; Daly's higher order lies just below.
     between = 65 * 86400.0
     assert young_interval(27, between) == pytest.approx(17_414, abs=1)
@@ -103,7 +103,7 @@ def test_young_and_daly() -> None:
     assert daly_interval(100, 10) == 10
 
 
-def test_dalys_interval_is_the_cheapest_by_the_waste_that_is_priced() -> None:
+def test_daly_interval_minimizes_the_priced_waste() -> None:
     blocking, between = 27.0, 20_000.0
     best = young_interval(blocking, between)
 
@@ -114,7 +114,7 @@ def test_dalys_interval_is_the_cheapest_by_the_waste_that_is_priced() -> None:
     assert daly_interval(blocking, between) == pytest.approx(best, rel=0.05)
 
 
-def test_failures_that_were_seen_take_the_place_of_the_published_rate() -> None:
+def test_observed_failures_replace_the_published_rate() -> None:
     prior = 1e-5
     assert observed_rate(0, 0, prior) == pytest.approx(prior)
     assert observed_rate(0, 1e5, prior) == pytest.approx(prior / 2)

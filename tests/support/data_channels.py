@@ -15,8 +15,9 @@ from sm_train.entrypoints.common.job_config import DataConfig
 from sm_train.entrypoints.data.batches import Batch
 from sm_train.entrypoints.data.loader import Loader
 from sm_train.entrypoints.data.shard_catalog import DataRank, ShardCatalog, build_catalog
+from sm_train.entrypoints.data.shard_format import find_shards
 from sm_train.entrypoints.data.shard_index import write_index
-from sm_train.entrypoints.packing.describe_shard import describe_folder
+from sm_train.entrypoints.packing.describe_shard import describe_shard
 
 DATA_CONFIG = DataConfig(
     image_key="jpg;png",
@@ -115,7 +116,9 @@ def distribute_shards(shards: Sequence[Path], num_nodes: int, folder: Path) -> l
 def write_folder_index(folder: Path) -> Path:
     """Write the index of a folder of shards, next to it."""
     path = index_path(folder)
-    write_index(path, (described.shard for described in describe_folder(folder)))
+    write_index(
+        path, (describe_shard(tar, name).shard for name, tar in find_shards(folder).items())
+    )
     return path
 
 

@@ -1,4 +1,4 @@
-"""Real image files for the tests of packing."""
+"""Image files, captions and folders of them for the tests of packing."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 from PIL import Image
 
 
-def picture(seed: int = 0, size: tuple[int, int] = (48, 32), kind: str = "JPEG") -> bytes:
-    """An encoded image of coloured blocks, the same for the same arguments."""
-    colours = random.Random(seed).randbytes(3 * 8 * 8)
-    image = Image.frombytes("RGB", (8, 8), colours).resize(size, Image.Resampling.NEAREST)
+def image_bytes(seed: int = 0, size: tuple[int, int] = (48, 32), kind: str = "JPEG") -> bytes:
+    """Return an encoded image of 8 × 8 colored blocks; equal arguments give equal bytes."""
+    colors = random.Random(seed).randbytes(3 * 8 * 8)
+    image = Image.frombytes("RGB", (8, 8), colors).resize(size, Image.Resampling.NEAREST)
     file = io.BytesIO()
-    if kind == "MPO":  # with one image alone it would be a plain JPEG
+    if kind == "MPO":  # a single image would be saved as a plain JPEG
         image.save(file, kind, save_all=True, append_images=[image])
     else:
         image.save(file, kind)
@@ -22,7 +22,7 @@ def picture(seed: int = 0, size: tuple[int, int] = (48, 32), kind: str = "JPEG")
 
 
 def write_pair(folder: Path, name: str, image: bytes, caption: str | bytes | None) -> Path:
-    """Write an image and, beside it, its caption where there is one."""
+    """Write an image and, unless ``caption`` is None, a ``.txt`` file with its caption."""
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(image)
@@ -32,16 +32,16 @@ def write_pair(folder: Path, name: str, image: bytes, caption: str | bytes | Non
     return path
 
 
-def album(folder: Path, count: int) -> Path:
-    """A folder of ``count`` good pairs, some of them in a subfolder."""
+def write_album(folder: Path, count: int) -> Path:
+    """Write ``count`` valid pairs into a folder, every third one into its subfolder ``more``."""
     for number in range(count):
-        place = "more/" if number % 3 == 2 else ""
-        write_pair(folder, f"{place}{number:03}.jpg", picture(number), f"picture {number}")
+        subfolder = "more/" if number % 3 == 2 else ""
+        write_pair(folder, f"{subfolder}{number:03}.jpg", image_bytes(number), f"picture {number}")
     return folder
 
 
-def tree(folder: Path) -> dict[str, bytes]:
-    """Every file below ``folder`` with its content, and empty folders."""
+def read_tree(folder: Path) -> dict[str, bytes]:
+    """Return the content of every file below ``folder``, and a marker for every folder."""
     return {
         path.relative_to(folder).as_posix(): path.read_bytes() if path.is_file() else b"(folder)"
         for path in sorted(folder.rglob("*"))

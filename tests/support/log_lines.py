@@ -1,4 +1,4 @@
-"""Logs for tests: what healthy jobs say, and streams of given lines."""
+"""Builds log streams for tests, from given lines and from those of a healthy job."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sm_train.toolkit.diagnose.diagnosis import Diagnosis, diagnose
 from sm_train.toolkit.diagnose.matches import LogStream
 
 WRITTEN = 1795300000.0
-"""2026-11-21: when the logs were written."""
+"""2026-11-21: the time at which the logs were written."""
 
 
 def stream(
@@ -19,7 +19,7 @@ def stream(
 
 
 def diagnosed(*nodes: Iterable[str]) -> Diagnosis:
-    """The diagnosis of one log for each node."""
+    """Diagnose one log per node."""
     return diagnose(
         [
             stream(lines, f"algo-{number}.log", f"algo-{number}")
@@ -29,7 +29,7 @@ def diagnosed(*nodes: Iterable[str]) -> Diagnosis:
 
 
 def step(number: int, time: float, *, rank: int = 0, node: int = 0) -> str:
-    """This project's event of a step done."""
+    """Return a ``step`` event of this project."""
     return (
         f'SMT {{"kind": "step", "time": {time}, "node": {node}, "rank": {rank}, "step": {number}, '
         '"epoch": 0, "loss": 0.123, "learning_rate": 0.0001, "gradient_norm": 1.0, '
@@ -78,9 +78,9 @@ loss 0.123 nan_count=0 inf_count=0 grad_norm 1.0 timeout 0 oom 0
 INFO: could not import apex: ModuleNotFoundError: No module named 'apex'
 DEBUG retry 1 after botocore.exceptions.ClientError: An error occurred (SlowDown) when calling the GetObject operation: Please reduce your request rate.
 checkpoint saved; 120 GB left on device, no errors""".splitlines()  # noqa: E501
-"""Full of the words of failure, and yet nothing failed."""
+"""Lines that contain words of failures although nothing failed."""
 
 
 def haystack(line: str, *, steps: int = 50) -> list[str]:
-    """``line`` at the end of a healthy log."""
+    """Return a healthy log that ends with ``line``."""
     return [*HEALTHY, *(step(number, WRITTEN - 1000 + number) for number in range(steps)), line]

@@ -1,4 +1,4 @@
-"""Run files for tests: a valid one as plain data, and ways to vary it."""
+"""Valid run files for tests, as plain data, and Hypothesis strategies that vary them."""
 
 from __future__ import annotations
 
@@ -74,31 +74,34 @@ def monitored_jobs(run: RunConfig) -> list[MonitoredJob]:
 ECR = "111122223333.dkr.ecr.us-east-1.amazonaws.com/own:1"
 PLAN = "arn:aws:sagemaker:us-east-1:111122223333:training-plan/"
 
-_names = st.from_regex(r"[a-zA-Z0-9](-?[a-zA-Z0-9]){0,10}", fullmatch=True)
-_plain = st.text(st.characters(codec="ascii", min_codepoint=32, exclude_characters="'\"\\\x7f"))
+_name_texts = st.from_regex(r"[a-zA-Z0-9](-?[a-zA-Z0-9]){0,10}", fullmatch=True)
+_plain_texts = st.text(
+    st.characters(codec="ascii", min_codepoint=32, exclude_characters="'\"\\\x7f")
+)
 _keys = st.sampled_from(["1234abcd-12ab-34cd-56ef-1234567890ab", "alias/own"])
 _uris = st.from_regex(r"s3://[a-z0-9]{3,20}(/[a-z0-9_=-]{1,8}){0,3}/", fullmatch=True)
-_letters = st.characters(categories=["L", "N", "Zs"], include_characters="_.:/=+-@")
+_tag_characters = st.characters(categories=["L", "N", "Zs"], include_characters="_.:/=+-@")
 
 
-def _tag_key(text: str) -> bool:
+def _is_user_tag(text: str) -> bool:
     return not text.lower().startswith(("aws:", "sm-train:"))
 
 
 @st.composite
 def clusters(draw: st.DrawFn) -> dict[str, Any]:
-    machine = draw(st.sampled_from(instance_types()))
-    collectives = ["auto", "nccl"] + ["smddp"] * machine.supports_smddp
+    """Any valid ``cluster``."""
+    instance = draw(st.sampled_from(instance_types()))
+    backends = ["auto", "nccl"] + ["smddp"] * instance.supports_smddp
     cluster: dict[str, Any] = {
-        "instance_type": machine.name,
-        "backend": draw(st.sampled_from(collectives)),
+        "instance_type": instance.name,
+        "backend": draw(st.sampled_from(backends)),
         "retries": draw(st.integers(0, 30)),
         "max_runtime": draw(st.integers(1, 28 * 86400)),
-        "volume_gb": draw(st.integers(1, min(16384, int(machine.local_nvme_gb or 16384)))),
+        "volume_gb": draw(st.integers(1, min(16384, int(instance.local_nvme_gb or 16384)))),
         "environment": draw(
             st.dictionaries(
                 st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,20}", fullmatch=True),
-                _plain.filter(lambda text: len(text) <= 512 and not find_secret(text)),
+                _plain_texts.filter(lambda text: len(text) <= 512 and not find_secret(text)),
                 max_size=92,
             )
         ),
@@ -111,10 +114,10 @@ def clusters(draw: st.DrawFn) -> dict[str, Any]:
     if capacity == "warm-pool":
         cluster["keep_alive_period"] = draw(st.integers(60, 21600))
     if capacity == "training-plan":
-        cluster["training_plan"] = PLAN + draw(_names).lower()
+        cluster["training_plan"] = PLAN + draw(_name_texts).lower()
     if capacity == "on-demand":
-        cluster["alternatives"] = draw(_alternatives(machine, cluster))
-    if not machine.local_nvme_gb and not cluster.get("alternatives") and draw(st.booleans()):
+        cluster["alternatives"] = draw(_alternatives(instance, cluster))
+    if not instance.local_nvme_gb and not cluster.get("alternatives") and draw(st.booleans()):
         cluster["volume_kms_key"] = draw(_keys)
     if draw(st.booleans()):
         cluster["max_pending"] = draw(st.integers(1800, 28 * 86400))
@@ -126,8 +129,8 @@ def clusters(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def _alternatives(first: InstanceType, cluster: dict[str, Any]) -> st.SearchStrategy[list[str]]:
-    """Types of which some number has as many GPUs as any number of ``first`` has."""
-    fitting = [
+    """Draw types whose GPUs divide those of ``first``, so that any instance count fits."""
+    candidates = [
         other.name
         for other in instance_types()
         if other != first
@@ -135,17 +138,17 @@ def _alternatives(first: InstanceType, cluster: dict[str, Any]) -> st.SearchStra
         and cluster["volume_gb"] <= (other.local_nvme_gb or 16384)
         and (cluster["backend"] != "smddp" or other.supports_smddp)
     ]
-    if not fitting:
+    if not candidates:
         return st.just([])
-    return st.lists(st.sampled_from(fitting), max_size=4, unique=True)
+    return st.lists(st.sampled_from(candidates), max_size=4, unique=True)
 
 
 @st.composite
 def runs(draw: st.DrawFn) -> dict[str, Any]:
-    """Any run file that validates."""
-    names = draw(st.lists(_names, min_size=1, max_size=4, unique=True))
-    own_channels = st.dictionaries(
-        st.from_regex(r"own[a-zA-Z0-9_]{0,61}", fullmatch=True),
+    """Any valid run file."""
+    names = draw(st.lists(_name_texts, min_size=1, max_size=4, unique=True))
+    user_channels = st.dictionaries(
+        st.from_regex(r"user[a-zA-Z0-9_]{0,60}", fullmatch=True),
         st.fixed_dictionaries(
             {
                 "uri": _uris,
@@ -156,7 +159,7 @@ def runs(draw: st.DrawFn) -> dict[str, Any]:
         max_size=12,
     )
     changes: dict[str, Any] = {
-        "name": draw(_names),
+        "name": draw(_name_texts),
         "stages": [
             stage(
                 name,
@@ -166,11 +169,11 @@ def runs(draw: st.DrawFn) -> dict[str, Any]:
             for index, name in enumerate(names)
         ],
         "cluster": draw(clusters()),
-        "channels": draw(own_channels),
+        "channels": draw(user_channels),
         "tags": draw(
             st.dictionaries(
-                st.text(_letters, min_size=1, max_size=128).filter(_tag_key),
-                st.text(_letters, max_size=256).filter(lambda text: not find_secret(text)),
+                st.text(_tag_characters, min_size=1, max_size=128).filter(_is_user_tag),
+                st.text(_tag_characters, max_size=256).filter(lambda text: not find_secret(text)),
                 max_size=40,
             )
         ),

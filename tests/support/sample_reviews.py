@@ -1,11 +1,11 @@
-"""Reviews as jobs would give them: one went well, one did not, of one little is known."""
+"""Sample reviews: a healthy job, one with problems, and one with little data."""
 
 from __future__ import annotations
 
 import math
 import random
 
-from sm_train.toolkit.review.model import Chart, Curve, Figures, Mark, Review, Reviewed, Verdict
+from sm_train.toolkit.review.model import Chart, Curve, Figures, JobReview, Mark, Review, Verdict
 
 DAY = 86400.0
 BEGIN = 1_790_000_000.0
@@ -13,17 +13,17 @@ POINTS = 400
 
 
 def three_jobs() -> Review:
-    """Two jobs on SageMaker, and one of which only its lines were saved."""
-    return Review((healthy(), stalled(), offline()), ("CloudWatch was not asked for local-try",))
+    """Return two jobs on SageMaker, and one of which only the log was saved."""
+    return Review((healthy(), stalled(), offline()), ("CloudWatch was not queried for local-try",))
 
 
-def healthy(nodes: int = 16) -> Reviewed:
-    """A long job on many nodes, one of them a little slower."""
+def healthy(nodes: int = 16) -> JobReview:
+    """Return a long job on many nodes, one of them slightly slower."""
     length = 5.2 * DAY
-    draw = random.Random(1)
+    rng = random.Random(1)
     times = _times(length)
-    speed = [1.8 + draw.gauss(0, 0.01) for _ in times]
-    return Reviewed(
+    speed = [1.8 + rng.gauss(0, 0.01) for _ in times]
+    return JobReview(
         "bria2-256px-20261101",
         "bria-2.0",
         "256px",
@@ -70,7 +70,7 @@ def healthy(nodes: int = 16) -> Reviewed:
             Verdict(
                 "cost",
                 "warning",
-                "What did it cost against the estimate?",
+                "Did it cost what was estimated?",
                 "It cost $41,020, which is $920 (2.3%) more than estimated.",
                 ("1.80 it/s measured, 1.84 estimated", "5.20 days billed, 5.08 estimated"),
                 "`sm-train cost run.yaml --measured bria2-256px-20261101` estimates from this job",
@@ -78,28 +78,30 @@ def healthy(nodes: int = 16) -> Reviewed:
             Verdict(
                 "time",
                 "good",
-                "Was the time well used?",
+                "Was the paid time well used?",
                 "97.2% of the billed time trained.",
                 ("GPU utilization 98.3% (786 of 800 on each node)", "MFU 20.4%"),
             ),
-            Verdict("data", "good", "Was data the limit?", "Ranks waited 0.4% of the time."),
-            Verdict("stall", "good", "Did it stall?", "It never stood still."),
+            Verdict(
+                "data", "good", "Was data loading the bottleneck?", "Ranks waited 0.4% of the time."
+            ),
+            Verdict("stall", "good", "Did it stall?", "No stall."),
             Verdict(
                 "stragglers",
                 "good",
-                "Are there stragglers?",
+                "Were there stragglers?",
                 "The slowest rank is 1.8% behind the median.",
                 ("rank 57 on algo-8: 564 ms",),
             ),
             Verdict(
                 "network",
                 "good",
-                "Did it use the fast network?",
+                "Which network transport was used between nodes?",
                 "NCCL ran over EFA.",
                 ("NET/OFI Selected Provider is efa (found 4 nics)",),
             ),
-            Verdict("speed", "good", "Is it/s steady?", "It drifted by 0.1% in five days."),
-            Verdict("loss", "good", "Is the loss healthy?", "It falls still: 0.1312."),
+            Verdict("speed", "good", "Was the speed steady?", "It drifted by 0.1% in five days."),
+            Verdict("loss", "good", "Is the loss healthy?", "It is still falling: 0.1312."),
         ),
         (
             Chart("speed", "Speed", "it/s", (_line("it/s", times, speed, 0.03),)),
@@ -108,23 +110,23 @@ def healthy(nodes: int = 16) -> Reviewed:
                 "Loss",
                 "",
                 (
-                    _line("training", times, [_loss(one / length, draw) for one in times]),
+                    _line("training", times, [_loss(one / length, rng) for one in times]),
                     Curve(
                         "evaluation",
                         times[20::20],
-                        [_loss(one / length, draw) + 0.004 for one in times[20::20]],
+                        [_loss(one / length, rng) + 0.004 for one in times[20::20]],
                     ),
                 ),
             ),
             Chart(
                 "gpu",
-                "GPUs at work",
+                "GPU utilization",
                 "share",
                 tuple(
                     _line(
                         f"algo-{node + 1}",
                         times,
-                        [0.97 + 0.016 * draw.random() - 0.06 * (node == 7) for _ in times],
+                        [0.97 + 0.016 * rng.random() - 0.06 * (node == 7) for _ in times],
                         0.015,
                     )
                     for node in range(nodes)
@@ -136,7 +138,7 @@ def healthy(nodes: int = 16) -> Reviewed:
                 "GPU memory",
                 "%",
                 tuple(
-                    _line(f"algo-{node + 1}", times, [81 + draw.random() for _ in times], 0.5)
+                    _line(f"algo-{node + 1}", times, [81 + rng.random() for _ in times], 0.5)
                     for node in range(nodes)
                 ),
                 100.0,
@@ -146,7 +148,7 @@ def healthy(nodes: int = 16) -> Reviewed:
                 "Received over EFA",
                 "GB/s",
                 tuple(
-                    _line(f"algo-{node + 1}", times, [21 + draw.gauss(0, 1) for _ in times], 3)
+                    _line(f"algo-{node + 1}", times, [21 + rng.gauss(0, 1) for _ in times], 3)
                     for node in range(nodes)
                 ),
                 50.0,
@@ -155,7 +157,7 @@ def healthy(nodes: int = 16) -> Reviewed:
                 "data",
                 "Waiting for data",
                 "share",
-                (_line("wait", times, [0.004 + 0.002 * draw.random() for _ in times], 0.003),),
+                (_line("wait", times, [0.004 + 0.002 * rng.random() for _ in times], 0.003),),
             ),
         ),
         (
@@ -170,32 +172,33 @@ def healthy(nodes: int = 16) -> Reviewed:
     )
 
 
-def stalled() -> Reviewed:
-    """Slow data, a stall, an error with a restart; CloudWatch has gaps."""
+def stalled() -> JobReview:
+    """Return a job with slow data, a stall, an error with a restart, and gaps in its metrics."""
     length = 9.4 * 3600
-    draw = random.Random(2)
+    rng = random.Random(2)
     times = _times(length)
     stall = (3.1 * 3600, 3.75 * 3600)
 
-    def gone(seconds: float) -> bool:
+    def is_stalled(seconds: float) -> bool:
         return stall[0] < seconds < stall[1]
 
     speed = [
-        None if gone(one) else 0.74 - 0.16 * one / length + draw.gauss(0, 0.03) for one in times
+        None if is_stalled(one) else 0.74 - 0.16 * one / length + rng.gauss(0, 0.03)
+        for one in times
     ]
     waits = [
-        None if gone(one) else 0.38 + 0.12 * math.sin(one / 2500) + draw.gauss(0, 0.03)
+        None if is_stalled(one) else 0.38 + 0.12 * math.sin(one / 2500) + rng.gauss(0, 0.03)
         for one in times
     ]
     nodes = tuple(
         Curve(
             f"algo-{node + 1}",
             times,
-            [0.02 if gone(one) else 0.56 - 0.09 * node + draw.gauss(0, 0.04) for one in times],
+            [0.02 if is_stalled(one) else 0.56 - 0.09 * node + rng.gauss(0, 0.04) for one in times],
         )
         for node in range(4)
     )
-    return Reviewed(
+    return JobReview(
         "bria2-512px-20261108",
         "bria-2.0",
         "512px",
@@ -242,17 +245,17 @@ def stalled() -> Reviewed:
                 "stall",
                 "bad",
                 "Did it stall?",
-                "It stood still for 39 min from 3.1 h on ($85); algo-3 fell silent first.",
+                "It stalled for 39 min after 3.1 h ($85); algo-3 stopped first.",
                 (
                     "algo-3 rank 21: blocked in read() of data/train/shard-000412.tar",
                     "the other 31 ranks: waiting in all_reduce",
                 ),
-                "set heartbeat.max_timeout to 5m, so that the job ends itself and is resumed",
+                "set heartbeat.max_timeout to 5m, so that the job is killed and resumed",
             ),
             Verdict(
                 "data",
                 "bad",
-                "Was data the limit?",
+                "Was data loading the bottleneck?",
                 "Ranks waited 38% of their time for the next batch.",
                 ("data_wait_share 0.384, median of 172 lines", "FastFile read 0.9 of 4 GB/s"),
                 "pack at 512 px (sm-train pack --resize 512) or use FSx for Lustre",
@@ -260,35 +263,35 @@ def stalled() -> Reviewed:
             Verdict(
                 "time",
                 "bad",
-                "Was the time well used?",
+                "Was the paid time well used?",
                 "44.6% of the billed time trained.",
                 ("GPU utilization 42.1%", "MFU 8.2%"),
-                "mend the data first: it costs $437 of $1,232",
+                "fix data loading first: it costs $437 of $1,232",
             ),
             Verdict(
                 "network",
                 "warning",
-                "Did it use the fast network?",
+                "Which network transport was used between nodes?",
                 "NCCL ran over sockets.",
                 ("algo-1: NCCL INFO NET/Socket : Using [0]eth0:10.0.1.7<0>",),
-                "give the security group a rule for itself, so that EFA works",
+                "add a rule for itself to the security group, so that EFA works",
             ),
             Verdict(
                 "speed",
                 "warning",
-                "Is it/s steady?",
+                "Was the speed steady?",
                 "It fell by 21%, from 0.74 to 0.58 it/s.",
                 ("slope −1.7% an hour",),
-                "see which node reads slowest",
+                "find the node with the slowest reads",
             ),
             Verdict(
                 "cost",
                 "warning",
-                "What did it cost against the estimate?",
-                "It cost $1,232 so far, for 29% of its iterations.",
-                ("$801 were estimated for these iterations",),
+                "Did it cost what was estimated?",
+                "It cost $1,232 so far, for 29% of its steps.",
+                ("$801 were estimated for these steps",),
             ),
-            Verdict("loss", "good", "Is the loss healthy?", "It falls still: 0.1471."),
+            Verdict("loss", "good", "Is the loss healthy?", "It is still falling: 0.1471."),
         ),
         (
             Chart("speed", "Speed", "it/s", (_line("it/s", times, speed, 0.05),)),
@@ -300,11 +303,14 @@ def stalled() -> Reviewed:
                     _line(
                         "training",
                         times,
-                        [None if gone(one) else _loss(0.3 * one / length, draw) for one in times],
+                        [
+                            None if is_stalled(one) else _loss(0.3 * one / length, rng)
+                            for one in times
+                        ],
                     ),
                 ),
             ),
-            Chart("gpu", "GPUs at work", "share", nodes, 1.0),
+            Chart("gpu", "GPU utilization", "share", nodes, 1.0),
             Chart("data", "Waiting for data", "share", (_line("wait", times, waits, 0.14),)),
             Chart(
                 "disk",
@@ -314,7 +320,7 @@ def stalled() -> Reviewed:
                     Curve(
                         "algo-1",
                         times[::40],
-                        [0.9 if place % 2 else None for place in range(len(times[::40]))],
+                        [0.9 if index % 2 else None for index in range(len(times[::40]))],
                     ),
                 ),
             ),
@@ -329,9 +335,9 @@ def stalled() -> Reviewed:
     )
 
 
-def offline() -> Reviewed:
-    """A run of which there are a few saved lines and nothing else."""
-    return Reviewed(
+def offline() -> JobReview:
+    """Return a run with only a few log lines."""
+    return JobReview(
         "local-try",
         None,
         None,
@@ -342,15 +348,13 @@ def offline() -> Reviewed:
             Verdict(
                 "time",
                 "unknown",
-                "Was the time well used?",
-                "There is no metric of the GPUs.",
+                "Was the paid time well used?",
+                "There are no GPU metrics.",
                 (),
-                "run it with sm-train submit --local, which writes them",
+                "run it with sm-train submit --local, which logs them",
             ),
-            Verdict(
-                "cost", "unknown", "What did it cost against the estimate?", "Nothing was billed."
-            ),
-            Verdict("loss", "good", "Is the loss healthy?", "It falls still: 0.402."),
+            Verdict("cost", "unknown", "Did it cost what was estimated?", "Nothing was billed."),
+            Verdict("loss", "good", "Is the loss healthy?", "It is still falling: 0.402."),
         ),
         (
             Chart(
@@ -359,14 +363,14 @@ def offline() -> Reviewed:
                 "it/s",
                 (Curve("it/s", (60.0, 300.0, 540.0, 780.0), (3.2, 3.31, None, 3.35)),),
             ),
-            Chart("gpu", "GPUs at work", "share", (Curve("gpu 0", (60.0,), (None,)),), 1.0),
+            Chart("gpu", "GPU utilization", "share", (Curve("gpu 0", (60.0,), (None,)),), 1.0),
         ),
         (),
     )
 
 
 def _times(length: float) -> list[float]:
-    return [round(length * (place + 1) / POINTS, 1) for place in range(POINTS)]
+    return [round(length * (index + 1) / POINTS, 1) for index in range(POINTS)]
 
 
 def _line(
@@ -386,5 +390,5 @@ def _line(
     )
 
 
-def _loss(share: float, draw: random.Random) -> float:
-    return 0.13 + 0.9 * math.exp(-9 * share) + draw.gauss(0, 0.004)
+def _loss(share: float, rng: random.Random) -> float:
+    return 0.13 + 0.9 * math.exp(-9 * share) + rng.gauss(0, 0.004)

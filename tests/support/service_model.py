@@ -1,7 +1,7 @@
-"""What SageMaker would refuse of a request, by the service model that botocore ships.
+"""Validate requests against the service model that botocore ships.
 
-botocore's own validator looks at types, required fields and least lengths only; the model also has
-greatest lengths, ranges, enumerations and patterns, and its documentation has rules between fields.
+botocore's own validator checks only types, required fields and minimum lengths. The model also has
+maximum lengths, ranges, enumerations and patterns, and its documentation rules between fields.
 """
 
 from __future__ import annotations
@@ -22,72 +22,72 @@ def _shape(service: str, operation: str) -> Any:
     return botocore.model.ServiceModel(document).operation_model(operation).input_shape
 
 
-def refusals(request: dict[str, Any]) -> list[str]:
-    """Everything that is wrong with a CreateTrainingJob request."""
-    return bad_fields("sagemaker", "CreateTrainingJob", request) or [*_rules(request)]
+def request_errors(request: Any) -> list[str]:
+    """Return everything that is wrong with a CreateTrainingJob request."""
+    return field_errors("sagemaker", "CreateTrainingJob", request) or [*_rule_errors(request)]
 
 
-def bad_fields(service: str, operation: str, request: dict[str, Any]) -> list[str]:
-    """What the service model refuses of a request, each field by itself."""
+def field_errors(service: str, operation: str, request: Any) -> list[str]:
+    """Return what is wrong with each field of a request alone."""
     shape = _shape(service, operation)
     report = botocore.validate.ParamValidator().validate(request, shape)
     if report.has_errors():
         return [report.generate_report()]
-    return [*_limits(request, shape, "request")]
+    return [*_limit_errors(request, shape, "request")]
 
 
-def _limits(value: Any, shape: Any, place: str) -> Iterator[str]:
+def _limit_errors(value: Any, shape: Any, path: str) -> Iterator[str]:
     bounds = shape.metadata
     size = value if shape.type_name in ("integer", "long") else None
     if shape.type_name in ("list", "map", "string"):
         size = len(value)
     if size is not None and not bounds.get("min", size) <= size <= bounds.get("max", size):
-        yield f"{place}: {size} is not in {bounds}"
+        yield f"{path}: {size} is not in {bounds}"
     if shape.type_name == "structure":
         for name, item in value.items():
-            yield from _limits(item, shape.members[name], f"{place}.{name}")
+            yield from _limit_errors(item, shape.members[name], f"{path}.{name}")
     elif shape.type_name == "list":
         for index, item in enumerate(value):
-            yield from _limits(item, shape.member, f"{place}[{index}]")
+            yield from _limit_errors(item, shape.member, f"{path}[{index}]")
     elif shape.type_name == "map":
         for key, item in value.items():
-            yield from _limits(key, shape.key, f"{place} key")
-            yield from _limits(item, shape.value, f"{place}.{key}")
+            yield from _limit_errors(key, shape.key, f"{path} key")
+            yield from _limit_errors(item, shape.value, f"{path}.{key}")
     elif shape.type_name == "string":
         if shape.enum and value not in shape.enum:
-            yield f"{place}: {value!r} is none of {shape.enum}"
-        # Java's \d, which the service matches by, is ASCII's.
+            yield f"{path}: {value!r} is not one of {shape.enum}"
+        # The service uses Java's \d, which matches ASCII digits only.
         pattern = bounds.get("pattern", "(?s).*").replace(r"\d", "[0-9]")
         if not regex.fullmatch(pattern, value):
-            yield f"{place}: {value!r} does not match {pattern}"
+            yield f"{path}: {value!r} does not match {pattern}"
 
 
-def _rules(request: dict[str, Any]) -> Iterator[str]:
-    """The rules between fields that the model states in words (botocore 1.44.5)."""
+def _rule_errors(request: Any) -> Iterator[str]:
+    """Check the rules between fields that the model's documentation states (botocore 1.44.5)."""
     resources, stopping = request["ResourceConfig"], request["StoppingCondition"]
     spot = request.get("EnableManagedSpotTraining", False)
     preferences = resources.get("InstancePreferences")
     if preferences is not None:
-        names = [one["InstanceType"] for one in preferences]
-        counts = [one.get("InstanceCount") for one in preferences]
+        names = [preference["InstanceType"] for preference in preferences]
+        counts = [preference.get("InstanceCount") for preference in preferences]
         if "InstanceType" in resources or spot or "InstancePlacementConfig" in resources:
-            yield "InstancePreferences exclude InstanceType, placement and spot"
+            yield "InstancePreferences are incompatible with InstanceType, placement and spot"
         if len(set(names)) < len(names):
             yield "a type appears twice among InstancePreferences"
-        each = all(count is not None for count in counts)
-        if ("InstanceCount" in resources) == each or (not each and any(counts)):
-            yield "instance counts are for all preferences or beside each"
+        has_counts = all(count is not None for count in counts)
+        if ("InstanceCount" in resources) == has_counts or (not has_counts and any(counts)):
+            yield "InstanceCount must be given once, or for each preference"
     elif not {"InstanceType", "InstanceCount"} <= resources.keys():
-        yield "no machines"
+        yield "InstanceType or InstanceCount is missing"
     if spot != ("MaxWaitTimeInSeconds" in stopping):
-        yield "spot and MaxWaitTimeInSeconds go together"
+        yield "spot requires MaxWaitTimeInSeconds, and only spot may have it"
     if stopping.get("MaxWaitTimeInSeconds", 10**9) < stopping["MaxRuntimeInSeconds"]:
         yield "MaxWaitTimeInSeconds is less than MaxRuntimeInSeconds"
     if stopping["MaxRuntimeInSeconds"] > 28 * 86400:
         yield "MaxRuntimeInSeconds is over 28 days"
     channels = [channel["ChannelName"] for channel in request["InputDataConfig"]]
     if len(set(channels)) < len(channels):
-        yield "two channels of one name"
+        yield "duplicate channel name"
     keys = [tag["Key"] for tag in request["Tags"]]
     if len(set(keys)) < len(keys) or any(key.lower().startswith("aws:") for key in keys):
-        yield "two tags of one name, or one that is AWS's own"
+        yield "duplicate tag, or one that is reserved for AWS"

@@ -21,7 +21,7 @@ from sm_train.estimators.request.alarms import (
 )
 from sm_train.estimators.request.training import RUN_TAG
 from sm_train.toolkit.alarms.sns_topic import delete_topic
-from sm_train.toolkit.aws.session import translate_aws_errors
+from sm_train.toolkit.aws.errors import translate_aws_errors
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.jobs.training_job import TrainingJob, jobs_of_run
 
@@ -62,8 +62,7 @@ class DeletedAlarms:
 def live_jobs(session: boto3.Session, run: str) -> list[MonitoredJob]:
     """Return the run's live jobs in the session's region.
 
-    Alarms and topics belong to one region, so jobs at a fallback placement in another region have
-    none.
+    Alarms and topics belong to one region, so the run's jobs in other regions have none.
     """
     jobs = jobs_of_run(session, run)
     return [monitored_job(job) for job in jobs if job.live and job.region == session.region_name]
@@ -73,7 +72,7 @@ def monitored_job(job: TrainingJob) -> MonitoredJob:
     """Return ``job`` with its instances, if SageMaker has already chosen among alternatives."""
     resources = job.description["ResourceConfig"]
     undecided = "InstancePreferences" in resources and "SelectedInstanceType" not in resources
-    return MonitoredJob(job.name, None if undecided else job.machines)
+    return MonitoredJob(job.name, None if undecided else job.instances)
 
 
 def find_rule(session: boto3.Session, run: str) -> StoredRule | None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from sm_train.estimators.request.alarms import PUBLISHERS, topic_name, topic_policy
 from sm_train.estimators.request.training import RUN_TAG
-from sm_train.toolkit.aws.session import account_of, translate_aws_errors
+from sm_train.toolkit.aws.errors import translate_aws_errors
+from sm_train.toolkit.aws.session import account_of
 from sm_train.toolkit.errors import ExitCode, UserError
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
-"""A job's CloudWatch metrics, in bulk: as fine as they still exist, in as few calls as allowed.
+"""Reads a job's CloudWatch metrics in bulk: at the finest period still kept, in the fewest calls.
 
 Limits and retention are those of the GetMetricData reference and of CloudWatch's quotas
 (docs.aws.amazon.com/AmazonCloudWatch, 2026-11). A call is billed by its number of metrics, not by
-their points: so a metric's window is never cut up where one call can carry it.
+their points, so a metric's time range is never split where one call can carry it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,16 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from sm_train.estimators.request.metrics import NAMESPACE
-from sm_train.toolkit.aws.session import client_with_unix_times, translate_aws_errors
+from sm_train.toolkit.aws.errors import translate_aws_errors
+from sm_train.toolkit.aws.session import cloudwatch_with_unix_times
 from sm_train.toolkit.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
+    import boto3
     import numpy as np
     from numpy.typing import NDArray
+    from types_boto3_cloudwatch import CloudWatchClient
+    from types_boto3_cloudwatch.type_defs import GetMetricDataOutputTypeDef
 
 INSTANCE_METRICS = (
     "CPUUtilization",
@@ -29,28 +33,28 @@ INSTANCE_METRICS = (
     "GPUMemoryUtilization",
     "DiskUtilization",
 )
-"""In percent; those of the CPU and the GPUs are sums: a machine of 8 GPUs has up to 800."""
+"""In percent. Those of the CPU and the GPUs are sums: an instance with 8 GPUs has up to 800."""
 
 MAX_QUERIES, MAX_POINTS = 500, 100_800
-"""Of one call."""
+"""Metrics and points of one call."""
 
 _DAY, _HOUR = 86400, 3600
 TIERS = ((60, 15 * _DAY), (300, 63 * _DAY), (3600, 455 * _DAY))
-"""Period → how long its points are kept, in seconds. Older ones are there at the next period."""
+"""Period → how long CloudWatch keeps its points, in seconds. It then keeps the next period's."""
 
 _MARGIN = _HOUR
-"""Points are not asked for in their last hour: they might go while they are being read."""
+"""Points in the last hour of their retention are not requested: they may expire while reading."""
 
-_AT_ONCE = 3
-"""Calls: together fewer than the 396,000 points a second that an account may read."""
+_CONCURRENT_CALLS = 3
+"""Together below the 396,000 points a second that an account may read."""
 
 _ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
 class Series:
-    """Points in order of time, each for the period that begins then: of 60 s, in older parts of
-    a window of 300 s or an hour. What CloudWatch has no value for is not there.
+    """Points in order of time, float64 ``(num_points,)``; each covers the period that starts at
+    its time: 60 s, or 300 s or an hour in older parts of a range. Missing values have no point.
     """
 
     times: NDArray[np.float64]
@@ -60,7 +64,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric of :data:`NAMESPACE`, by its only dimension."""
+    """A metric of :data:`NAMESPACE`, identified by its only dimension."""
 
     name: str
     dimension: str
@@ -69,7 +73,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class MetricWindow:
-    """Of a window, in Unix seconds, the end excluded: both ends are multiples of ``period``."""
+    """A time range in Unix seconds, the end excluded; both ends are multiples of ``period``."""
 
     begin: int
     end: int
@@ -77,64 +81,48 @@ class MetricWindow:
 
     @property
     def points(self) -> int:
-        """Of one metric."""
+        """Points of one metric."""
         return (self.end - self.begin) // self.period
 
 
 @dataclass(frozen=True)
-class Call:
-    """One question to CloudWatch, within its limits."""
+class MetricCall:
+    """One GetMetricData call within CloudWatch's limits."""
 
-    part: MetricWindow
+    window: MetricWindow
     metrics: tuple[Metric, ...]
 
 
 def instance_metrics(
-    session: Any,
+    session: boto3.Session,
     job: str,
-    hosts: Sequence[str],
+    nodes: Sequence[str],
     begin: float,
     end: float,
     *,
     now: float,
+    region: str | None = None,
     names: Sequence[str] = INSTANCE_METRICS,
     statistic: str = "Average",
 ) -> dict[tuple[str, str], Series]:
-    """What the machines ``hosts`` (``algo-1``, …) did, by host and metric.
+    """Return the metrics of ``nodes`` (``algo-1``, …) by node and metric name.
 
-    ``begin``, ``end`` and ``now`` are Unix seconds; ``now`` by AWS's clock (:func:`server_time`).
+    ``begin``, ``end`` and ``now`` are Unix seconds; ``now`` by AWS's clock (``server_time``).
+    ``region`` is the session's unless given.
 
     Raises:
-        UserError: AWS refuses, or cannot give a metric completely.
+        UserError: AWS returns an error, or cannot return a metric completely.
     """
-    asked = {
-        (host, name): Metric(name, "Host", f"{job}/{host}") for host in hosts for name in names
+    requested = {
+        (node, name): Metric(name, "Host", f"{job}/{node}") for node in nodes for name in names
     }
-    found = read(session, list(asked.values()), begin, end, now=now, statistic=statistic)
-    return {key: found[metric] for key, metric in asked.items()}
+    client = cloudwatch_with_unix_times(session, region or session.region_name)
+    series = _read(client, list(requested.values()), begin, end, now=now, statistic=statistic)
+    return {key: series[metric] for key, metric in requested.items()}
 
 
-def algorithm_metrics(
-    session: Any,
-    job: str,
-    names: Sequence[str],
-    begin: float,
-    end: float,
-    *,
-    now: float,
-    statistic: str = "Average",
-) -> dict[str, Series]:
-    """What SageMaker read from the job's log by its metric definitions (``sm_train:loss``, …).
-
-    Times and errors are those of :func:`instance_metrics`.
-    """
-    asked = {name: Metric(name, "TrainingJobName", job) for name in names}
-    found = read(session, list(asked.values()), begin, end, now=now, statistic=statistic)
-    return {name: found[metric] for name, metric in asked.items()}
-
-
-def read(
-    session: Any,
+def _read(
+    client: CloudWatchClient,
     metrics: Sequence[Metric],
     begin: float,
     end: float,
@@ -142,105 +130,113 @@ def read(
     now: float,
     statistic: str,
 ) -> dict[Metric, Series]:
-    """Every metric from ``begin`` to ``end``."""
-    client = client_with_unix_times(session, "cloudwatch")
-    calls = list(plan(metrics, begin, end, now))
-    pieces: dict[Metric, list[Series]] = {metric: [] for metric in metrics}
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        for answer in pool.map(lambda call: _answer(client, call, statistic), calls):
-            for metric, some in answer.items():
-                pieces[metric] += some
-    return {metric: _joined(some) for metric, some in pieces.items()}
+    calls = list(plan_calls(metrics, begin, end, now))
+    parts: dict[Metric, list[Series]] = {metric: [] for metric in metrics}
+    with ThreadPoolExecutor(_CONCURRENT_CALLS) as pool:
+        for result in pool.map(lambda call: _complete(client, call, statistic), calls):
+            for metric, series in result.items():
+                parts[metric] += series
+    return {metric: _merge(series) for metric, series in parts.items()}
 
 
-# ------------------------------------------------------------------ the plan
+# ------------------------------------------------------------------ planning
 
 
-def plan(metrics: Sequence[Metric], begin: float, end: float, now: float) -> Iterator[Call]:
-    """The calls that read ``metrics``, each point once."""
-    for part in parts(begin, end, now):
-        # A part is at most 15 days of minutes, so that one metric of it always fits.
-        size = min(MAX_QUERIES, MAX_POINTS // part.points)
+def plan_calls(
+    metrics: Sequence[Metric], begin: float, end: float, now: float
+) -> Iterator[MetricCall]:
+    """Yield the calls that read each point of ``metrics`` once."""
+    for window in split_range(begin, end, now):
+        # A window has at most 15 days of minutes, so one metric of it always fits into a call.
+        size = min(MAX_QUERIES, MAX_POINTS // window.points)
         for first in range(0, len(metrics), size):
-            yield Call(part, tuple(metrics[first : first + size]))
+            yield MetricCall(window, tuple(metrics[first : first + size]))
 
 
-def parts(begin: float, end: float, now: float) -> list[MetricWindow]:
-    """The window up to ``now`` by the finest period that each part of it is kept in, the oldest
-    first; what is kept no more is left out.
+def split_range(begin: float, end: float, now: float) -> list[MetricWindow]:
+    """Split the range up to ``now`` by the finest period that CloudWatch still keeps, oldest
+    first; leave out what has expired.
 
-    The first and the last point may reach over the window. Parts meet at whole hours, which are
-    multiples of every period, as CloudWatch wants the beginning to be.
+    The first and the last point may extend past the range. Windows meet at whole hours, which
+    are multiples of every period, as CloudWatch requires of a start time.
     """
-    found: list[MetricWindow] = []
+    windows: list[MetricWindow] = []
     upper = min(end, now)
-    for period, kept in TIERS:
-        oldest = _ceiling(now - kept + _MARGIN, _HOUR)
+    for period, retention in TIERS:
+        oldest = _round_up(now - retention + _MARGIN, _HOUR)
         first = max(int(begin // period) * period, oldest)
         if begin < upper and first < upper:
-            found.append(MetricWindow(first, _ceiling(upper, period), period))
+            windows.append(MetricWindow(first, _round_up(upper, period), period))
             upper = first
-    return found[::-1]
+    return windows[::-1]
 
 
-def _ceiling(moment: float, step: int) -> int:
+def _round_up(moment: float, step: int) -> int:
     return -int(-moment // step) * step
 
 
-# ------------------------------------------------------------------ the answers
+# ------------------------------------------------------------------ responses
 
 
-def _answer(client: Any, call: Call, statistic: str) -> dict[Metric, list[Series]]:
-    """Ask until every metric is complete; what was given of one that is not is given again."""
-    found: dict[Metric, list[Series]] = {}
+def _complete(
+    client: CloudWatchClient, call: MetricCall, statistic: str
+) -> dict[Metric, list[Series]]:
+    """Repeat the call until every metric is complete; an incomplete one is read again whole."""
+    complete: dict[Metric, list[Series]] = {}
     missing = list(call.metrics)
     for attempt in range(_ATTEMPTS):
         if attempt:
             time.sleep(0.5 * 2**attempt)
-        pieces, lacking = _ask(client, call.part, missing, statistic)
-        found |= pieces
-        missing = list(lacking)
+        series, incomplete = _call_once(client, call.window, missing, statistic)
+        complete |= series
+        missing = list(incomplete)
         if not missing:
-            return found
-    metric, answer = next(iter(lacking.items()))
+            return complete
+    metric, status = next(iter(incomplete.items()))
     raise UserError(
-        f"GetMetricData: {metric.name} of {metric.value}: CloudWatch answers {answer}; try later",
+        f"GetMetricData: {metric.name} of {metric.value}: CloudWatch returned {status}; "
+        "try again later",
         ExitCode.UNEXPECTED,
     )
 
 
-def _ask(
-    client: Any, part: MetricWindow, metrics: Sequence[Metric], statistic: str
+def _call_once(
+    client: CloudWatchClient, window: MetricWindow, metrics: Sequence[Metric], statistic: str
 ) -> tuple[dict[Metric, list[Series]], dict[Metric, str]]:
-    """What CloudWatch gives of ``metrics`` over all pages, and which it has not given wholly."""
+    """Return the series of all pages, and the status of each metric that is incomplete."""
     import numpy as np
 
-    pieces: dict[Metric, list[Series]] = {metric: [] for metric in metrics}
-    states: dict[Metric, str] = {}
-    for page in _pages(client, _request(part, metrics, statistic)):
-        for one in page["MetricDataResults"]:
-            metric = metrics[int(one["Id"].removeprefix("m"))]
-            pieces[metric].append(Series(np.array(one["Timestamps"]), np.array(one["Values"])))
-            states[metric] = one.get("StatusCode", "Complete")
+    series: dict[Metric, list[Series]] = {metric: [] for metric in metrics}
+    statuses: dict[Metric, str] = {}
+    for page in _pages(client, _request(window, metrics, statistic)):
+        for result in page["MetricDataResults"]:
+            metric = metrics[int(result["Id"].removeprefix("m"))]
+            times = np.array(result["Timestamps"], np.float64)
+            series[metric].append(Series(times, np.array(result["Values"], np.float64)))
+            statuses[metric] = result.get("StatusCode", "Complete")
         for message in page.get("Messages", []):
-            # Within the limits there are none; with one, something has been left out.
-            raise UserError(f"GetMetricData: CloudWatch says {message}", ExitCode.UNEXPECTED)
-    lacking = {metric: state for metric, state in states.items() if state != "Complete"}
-    if "Forbidden" in lacking.values():
+            # CloudWatch sends messages only if it has left something out.
+            raise UserError(f"GetMetricData: CloudWatch returned {message}", ExitCode.UNEXPECTED)
+    incomplete = {metric: status for metric, status in statuses.items() if status != "Complete"}
+    if "Forbidden" in incomplete.values():
         raise UserError(
-            "GetMetricData: CloudWatch forbids the metrics; allow cloudwatch:GetMetricData",
+            "GetMetricData: CloudWatch denies access; allow cloudwatch:GetMetricData",
             ExitCode.PERMISSION,
         )
-    return pieces, lacking
+    return series, incomplete
 
 
-def _pages(client: Any, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A page may be empty, or its token the one before: CloudWatch was not ready then."""
+def _pages(
+    client: CloudWatchClient, request: dict[str, Any]
+) -> Iterator[GetMetricDataOutputTypeDef]:
+    """Yield all pages. A page may be empty or repeat the previous token while CloudWatch is not
+    ready; the same token three times is an error.
+    """
     tokens: list[str] = []
     while True:
-        given = {"NextToken": tokens[-1]} if tokens else {}
+        continuation: dict[str, Any] = {"NextToken": tokens[-1]} if tokens else {}
         with translate_aws_errors("GetMetricData"):
-            page = client.get_metric_data(**request, **given)
+            page = client.get_metric_data(**request, **continuation)
         yield page
         token = page.get("NextToken")
         if not token:
@@ -248,12 +244,12 @@ def _pages(client: Any, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         tokens.append(token)
         if tokens[-_ATTEMPTS:].count(token) == _ATTEMPTS:
             raise UserError(
-                "GetMetricData: CloudWatch gives the same page again and again; try later",
+                "GetMetricData: CloudWatch returns the same page repeatedly; try again later",
                 ExitCode.UNEXPECTED,
             )
 
 
-def _request(part: MetricWindow, metrics: Sequence[Metric], statistic: str) -> dict[str, Any]:
+def _request(window: MetricWindow, metrics: Sequence[Metric], statistic: str) -> dict[str, Any]:
     queries = [
         {
             "Id": f"m{index}",
@@ -263,7 +259,7 @@ def _request(part: MetricWindow, metrics: Sequence[Metric], statistic: str) -> d
                     "MetricName": metric.name,
                     "Dimensions": [{"Name": metric.dimension, "Value": metric.value}],
                 },
-                "Period": part.period,
+                "Period": window.period,
                 "Stat": statistic,
             },
         }
@@ -271,17 +267,17 @@ def _request(part: MetricWindow, metrics: Sequence[Metric], statistic: str) -> d
     ]
     return {
         "MetricDataQueries": queries,
-        "StartTime": datetime.fromtimestamp(part.begin, UTC),
-        "EndTime": datetime.fromtimestamp(part.end, UTC),
+        "StartTime": datetime.fromtimestamp(window.begin, UTC),
+        "EndTime": datetime.fromtimestamp(window.end, UTC),
         "ScanBy": "TimestampAscending",
     }
 
 
-def _joined(pieces: Sequence[Series]) -> Series:
-    """In order of time; a point that came twice is kept once."""
+def _merge(parts: Sequence[Series]) -> Series:
+    """Concatenate in order of time; keep the first of repeated points."""
     import numpy as np
 
-    times = np.concatenate([np.empty(0), *(piece.times for piece in pieces)])
-    values = np.concatenate([np.empty(0), *(piece.values for piece in pieces)])
-    times, places = np.unique(times, return_index=True)
-    return Series(times, values[places])
+    times = np.concatenate([np.empty(0), *(part.times for part in parts)])
+    values = np.concatenate([np.empty(0), *(part.values for part in parts)])
+    times, indices = np.unique(times, return_index=True)
+    return Series(times, values[indices])

@@ -8,9 +8,9 @@ from typing import Any
 from sm_train.cost.json_document import as_document
 from sm_train.cost.speed import FIRM
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.toolkit.checks.fallbacks import found_at
 from sm_train.toolkit.checks.finding import Check, Finding
-from sm_train.toolkit.costing.worst_case import Priced
+from sm_train.toolkit.checks.subject import found_at
+from sm_train.toolkit.costing.worst_case import PricedCluster
 from sm_train.toolkit.terminal.formatting import format_duration, format_total_usd, format_usd
 
 THROUGHPUT_UNMEASURED = Check(
@@ -35,8 +35,8 @@ OVER_BUDGET = Check(
     "over-budget",
     ("error", "warning"),
     means="The run's expected cost exceeds `budget.usd`. An error with `on_exceed: stop`; a "
-    "warning if only an alternative instance type or a fallback exceeds it "
-    "(`cluster.alternatives`, `recovery.fallbacks`).",
+    "warning if only another cluster exceeds it that the run may get (`cluster.alternatives`, "
+    "`recovery`).",
     impact="With `stop`, `submit` refuses the run; with `warn`, the run continues above the "
     "budget.",
     fix="Raise the budget, shorten a stage, or find a cheaper cluster with "
@@ -87,32 +87,32 @@ def budget_findings(config: RunConfig, document: dict[str, Any]) -> Iterator[Fin
         )
 
 
-def fallback_budget_findings(
-    config: RunConfig, first_choice: dict[str, Any], fallbacks: list[Priced]
+def alternative_budget_findings(
+    config: RunConfig, first_choice: dict[str, Any], alternatives: list[PricedCluster]
 ) -> Iterator[Finding]:
-    """Check the cost and duration of the run on each alternative and fallback cluster.
+    """Check the cost and duration of the run on each other cluster it may get.
 
     ``first_choice`` is the document of ``cost --json`` for the run's first choice of cluster.
     """
     budget = config.budget
-    for placement, estimate in fallbacks:
+    for cluster, estimate in alternatives:
         document = as_document(estimate)
-        cluster = f"{placement.config.cluster.instance_type} in {placement.region}"
+        description = f"{cluster.config.cluster.instance_type} in {cluster.region}"
         if document["stages"][0]["price_per_instance_hour_usd"] is None:
             yield PRICE_UNKNOWN.found(
                 "warning",
-                placement.where,
-                f"{cluster} has no published training price",
+                cluster.key,
+                f"{description} has no published training price",
                 "run `sm-train cost RUN --refresh`, or treat the total as a lower bound",
             )
         for stage in document["stages"]:
-            yield from found_at(placement, _max_runtime_findings(placement.config, stage))
+            yield from found_at(cluster, _max_runtime_findings(cluster.config, stage))
         cost_usd = document["total"]["cost_at_least_usd"]
         if budget and first_choice["total"]["cost_at_least_usd"] <= budget.usd < cost_usd:
             yield OVER_BUDGET.found(
                 "warning",
-                placement.where,
-                f"on {cluster} the run costs {format_total_usd(document['total'])}, more than "
+                cluster.key,
+                f"on {description} the run costs {format_total_usd(document['total'])}, more than "
                 f"{format_usd(budget.usd)}",
                 "raise the budget, or remove this instance type",
             )

@@ -18,7 +18,7 @@ from sm_train.estimators.config.naming import checkpoint_uri, staging_bucket
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.request.training import RUN_TAG
-from sm_train.toolkit.aws.session import split_uri
+from sm_train.toolkit.aws.s3 import split_uri
 from sm_train.toolkit.checks.finding import Check, Finding
 from sm_train.toolkit.costing.memory_fit import plan_of
 
@@ -155,7 +155,7 @@ def _expected_bytes(config: RunConfig, stage: StageSection) -> int | None:
 
 
 def latest_checkpoint(s3: S3Client, uri: str) -> CheckpointSummary | None:
-    """Return the latest complete checkpoint under ``uri``; only the newest few are checked.
+    """Return the latest complete checkpoint under ``uri``; only the latest few are checked.
 
     Raises:
         ClientError: S3 rejects a request.

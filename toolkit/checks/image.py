@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from sm_train.cost.instances import instance_type
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.images import image_uri
-from sm_train.estimators.request.launcher import framework_version, launch_plan
+from sm_train.estimators.request.launcher import choose_route, framework_version
 from sm_train.toolkit.checks.finding import Check, Finding
 
 if TYPE_CHECKING:
@@ -179,8 +179,8 @@ def _unused_smddp(config: RunConfig) -> Iterator[Finding]:
     cluster = config.cluster
     if cluster.backend == "nccl" or not instance_type(cluster.instance_type).supports_smddp:
         return
-    plans = [launch_plan(config, stage) for stage in config.stages]
-    if any(plan.route == "smddp" for plan in plans):
+    routes = [choose_route(config, stage) for stage in config.stages]
+    if any(route == "smddp" for route, _ in routes):
         return
     multi_node = [index for index, stage in enumerate(config.stages) if stage.instances > 1]
     if not multi_node and cluster.backend == "auto":
@@ -188,8 +188,7 @@ def _unused_smddp(config: RunConfig) -> Iterator[Finding]:
     yield SMDDP_UNUSED.found(
         "info",
         "cluster.backend",
-        f"{cluster.instance_type} supports SMDDP: "
-        f"{plans[multi_node[0] if multi_node else 0].reason}",
+        f"{cluster.instance_type} supports SMDDP: {routes[multi_node[0] if multi_node else 0][1]}",
         "set backend: nccl if this is intended",
     )
 
@@ -199,7 +198,7 @@ def _unpatched_framework(config: RunConfig, today: date) -> Iterator[Finding]:
     end = _END_OF_PATCH.get(".".join(version.split(".")[:2]))
     if end is None or today <= end:
         return
-    smddp = any(launch_plan(config, stage).route == "smddp" for stage in config.stages)
+    smddp = any(choose_route(config, stage)[0] == "smddp" for stage in config.stages)
     yield FRAMEWORK_UNPATCHED.found(
         "info" if smddp else "warning",
         "cluster.framework_version",

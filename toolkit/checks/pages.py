@@ -12,7 +12,7 @@ _SUBJECTS = {
     "budget": "Cost and duration",
     "memory": "Memory",
     "recovery": "Interruptions",
-    "fallbacks": "Fallbacks",
+    "relocation": "Relocation",
     "image": "The container image",
     "shards": "Shards and the cluster",
     "local_data": "Shards and their index",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
-from sm_train.toolkit.aws.session import is_throttling, is_without_credentials
+from sm_train.toolkit.aws.errors import is_credential_error, is_throttling
 from sm_train.toolkit.checks.finding import Check, Finding
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def _unchecked(
         return UNCHECKED.found(
             "warning", where, f"{subject}: could not be checked: {error}", "retry"
         )
-    if is_without_credentials(error):
+    if is_credential_error(error):
         raise error
     fix = "retry" if is_throttling(error) else f"allow {action}, or check manually"
     code = response["Error"].get("Code", "an error")

@@ -3,53 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sm_train.cost.estimate import Estimate
 from sm_train.cost.json_document import as_document
 from sm_train.entrypoints.data.shard_format import ShardError
 from sm_train.entrypoints.data.shard_index import ShardIndex
 from sm_train.estimators.config.naming import staging_bucket
-from sm_train.estimators.config.placement import Placement, placements, unique_placements
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.toolkit.aws import session as aws
+from sm_train.toolkit.aws.errors import translate_aws_errors
+from sm_train.toolkit.aws.s3 import split_uri
+from sm_train.toolkit.aws.session import account_of, session_in_region
 from sm_train.toolkit.checks import storage
-from sm_train.toolkit.checks.budget import budget_findings, fallback_budget_findings
+from sm_train.toolkit.checks.budget import alternative_budget_findings, budget_findings
 from sm_train.toolkit.checks.checkpoints import checkpoint_findings
-from sm_train.toolkit.checks.fallbacks import data_findings, fallback_findings, found_at
 from sm_train.toolkit.checks.finding import LEVELS, Finding
 from sm_train.toolkit.checks.image import image_findings, registry_findings
 from sm_train.toolkit.checks.local_data import read_local
-from sm_train.toolkit.checks.memory import memory_findings
 from sm_train.toolkit.checks.permissions import UNCHECKED, attempt, call_or_finding
 from sm_train.toolkit.checks.quotas import default_runtime_findings, quota_findings
 from sm_train.toolkit.checks.recovery import recovery_findings
+from sm_train.toolkit.checks.relocation import (
+    memory_findings_of_clusters,
+    relocated_data_findings,
+    relocated_subjects,
+    relocation_findings,
+)
 from sm_train.toolkit.checks.role import ROLE_UNSET, role_findings
 from sm_train.toolkit.checks.shards import Shards, of_index, shard_findings
-from sm_train.toolkit.costing.run_price import estimate_run
-from sm_train.toolkit.costing.worst_case import fallback_costs
+from sm_train.toolkit.checks.subject import Subject, found_at
+from sm_train.toolkit.costing.worst_case import alternative_costs
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.packing.shard_listing import ShardListing
 
 if TYPE_CHECKING:
     import boto3
-
-
-@dataclass(frozen=True)
-class Subject:
-    """The run to check, its estimate, and the source of its shards on this machine.
-
-    ``base`` is the run file's folder; ``index`` is an index file used instead of the shards.
-    """
-
-    config: RunConfig
-    region: str
-    estimate: Estimate
-    base: Path
-    index: Path | None = None
 
 
 def offline_findings(subject: Subject, today: date) -> list[Finding]:
@@ -78,8 +67,8 @@ def online_findings(
         UserError: the index cannot be read, or the credentials are invalid (exit code 4).
     """
     config, region = subject.config, subject.region
-    account = aws.account_of(session)
-    with aws.translate_aws_errors("AWS"):
+    account = account_of(session)
+    with translate_aws_errors("AWS"):
         shards, problems = _local_shards(subject, required=False)
         findings = [*_run_file_findings(subject, today), *problems]
         findings += attempt(
@@ -94,12 +83,13 @@ def online_findings(
         )
         listings: dict[int, ShardListing] = {}
         findings += _s3_findings(subject, session, shards, progress, listings)
-        for placement in placements(config, region)[1:]:
-            there = aws.for_region(session, placement.region)
-            findings += found_at(
-                placement, _quota_findings(placement.config, there, placement.region)
+        for relocated in relocated_subjects(subject):
+            regional = session_in_region(session, relocated.region)
+            quotas = _quota_findings(relocated.config, regional, relocated.region)
+            findings += found_at(relocated, quotas)
+            findings += _relocated_account_findings(
+                subject, relocated, regional, progress, listings
             )
-            findings += _fallback_account_findings(subject, placement, there, progress, listings)
     return _most_severe_first(findings)
 
 
@@ -119,17 +109,13 @@ def _quota_findings(config: RunConfig, session: boto3.Session, region: str) -> l
 
 
 def _run_file_findings(subject: Subject, today: date) -> Iterator[Finding]:
-    """Check the run file and its estimate, at every placement."""
+    """Check the run file and its estimate, on every cluster that the run may get."""
     config, document = subject.config, as_document(subject.estimate)
     yield from budget_findings(config, document)
-    yield from fallback_budget_findings(config, document, fallback_costs(config, subject.region))
-    first, *others = unique_placements(config, subject.region)
-    yield from memory_findings(first.config)
-    for other in others:
-        yield from found_at(other, memory_findings(other.config))
-    yield from fallback_findings(config, subject.region)
-    for placement in placements(config, subject.region)[1:]:
-        yield from found_at(placement, _additional_image_findings(placement, subject, today))
+    others = alternative_costs(config, subject.region)
+    yield from alternative_budget_findings(config, document, others)
+    yield from memory_findings_of_clusters(config, subject.region)
+    yield from relocation_findings(config, subject.region, today)
     yield from recovery_findings(config, document)
     yield from image_findings(config, subject.region, today)
     if config.role is None:
@@ -138,44 +124,30 @@ def _run_file_findings(subject: Subject, today: date) -> Iterator[Finding]:
         )
 
 
-def _additional_image_findings(
-    placement: Placement, subject: Subject, today: date
-) -> list[Finding]:
-    """Return the image findings of a fallback that the first placement does not have."""
-    known = {one.code for one in image_findings(subject.config, subject.region, today)}
-    findings = image_findings(placement.config, placement.region, today)
-    return [one for one in findings if one.code not in known]
-
-
-def _fallback_account_findings(
+def _relocated_account_findings(
     subject: Subject,
-    placement: Placement,
+    relocated: Subject,
     session: boto3.Session,
     progress: storage.Progress,
     listings: dict[int, ShardListing],
 ) -> Iterator[Finding]:
-    """Check image, buckets and shards of a fallback in another region than the run's."""
-    if placement.region == subject.region:
+    """Check image, buckets and shards in another region than the run's."""
+    if relocated.region == subject.region:
         return
     yield from found_at(
-        placement,
+        relocated,
         attempt(
             "the image",
-            placement.where,
+            relocated.key,
             "ecr:DescribeImages",
-            registry_findings(placement.config, session, placement.region),
+            registry_findings(relocated.config, session, relocated.region),
         ),
     )
-    relocated = Subject(
-        placement.config,
-        placement.region,
-        estimate_run(placement.config, placement.region, stated=subject.config),
-        subject.base,
-    )
-    findings = _s3_findings(relocated, session, None, progress, listings, placement.number)
-    yield from found_at(placement, findings)
-    if 0 in listings and placement.number in listings:
-        yield from data_findings(placement, listings[0], listings[placement.number])
+    yield from found_at(relocated, _s3_findings(relocated, session, None, progress, listings))
+    if subject.number in listings and relocated.number in listings:
+        yield from relocated_data_findings(
+            relocated, listings[subject.number], listings[relocated.number]
+        )
 
 
 def _local_shards(subject: Subject, *, required: bool) -> tuple[Shards | None, list[Finding]]:
@@ -204,11 +176,10 @@ def _s3_findings(
     local: Shards | None,
     progress: storage.Progress,
     listings: dict[int, ShardListing],
-    placement_number: int = 0,
 ) -> Iterator[Finding]:
     """Check the buckets, and the objects in those that are usable.
 
-    The shards are stored in ``listings`` under the placement's number.
+    The shards are stored in ``listings`` under the subject's number.
     """
     config, region = subject.config, subject.region
     unusable: set[str] = set()
@@ -224,18 +195,16 @@ def _s3_findings(
         yield from problems
         if problems:
             unusable.add(bucket)
-    yield from _data_uri_findings(
-        subject, session, local, progress, unusable, listings, placement_number
-    )
+    yield from _data_uri_findings(subject, session, local, progress, unusable, listings)
     yield from attempt(
         "a channel's prefix",
         "data.validation, model.components",
         "s3:ListBucket",
         storage.prefix_findings(config, session, unusable),
     )
-    # Checkpoints at a fallback are copies of the run's own, so only the first placement is checked.
+    # Checkpoints in other regions are copies of the run's own, so only the first one is checked.
     if (
-        placement_number == 0
+        subject.number == 0
         and storage.knows_its_bucket(config)
         and staging_bucket(config, region) not in unusable
     ):
@@ -254,12 +223,11 @@ def _data_uri_findings(
     progress: storage.Progress,
     unusable: set[str],
     listings: dict[int, ShardListing],
-    placement_number: int,
 ) -> Iterator[Finding]:
     """Check the shards in S3, or those on this machine where S3 cannot be listed."""
     config = subject.config
     listing = None
-    if aws.split_uri(config.data.uri)[0] not in unusable:
+    if split_uri(config.data.uri)[0] not in unusable:
         listing, problems = call_or_finding(
             "the shards",
             "data.uri",
@@ -271,7 +239,7 @@ def _data_uri_findings(
         if local is not None:
             yield from _partition_findings(subject, local)
         return
-    listings[placement_number] = listing
+    listings[subject.number] = listing
     yield from storage.listing_findings(config, listing)
     if listing.shards:
         yield from _partition_findings(subject, storage.shards_in_s3(config, listing, local))

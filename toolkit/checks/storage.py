@@ -10,8 +10,7 @@ from sm_train.entrypoints.data.shard_format import ShardError
 from sm_train.entrypoints.data.shard_index import read_header
 from sm_train.estimators.config.naming import staging_bucket
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.toolkit.aws.s3_file import S3File
-from sm_train.toolkit.aws.session import bucket_region, split_uri
+from sm_train.toolkit.aws.s3 import S3File, bucket_region, split_uri
 from sm_train.toolkit.checks.finding import Check, Finding
 from sm_train.toolkit.checks.local_data import INDEX_STALE, NO_SHARDS, index_differences
 from sm_train.toolkit.checks.shards import Shards, of_listing
@@ -168,7 +167,7 @@ def list_data(config: RunConfig, session: boto3.Session, progress: Progress) -> 
         ClientError: S3 rejects a request.
     """
     s3 = session.client("s3")
-    return list_prefix(s3, config.data.uri, most=MOST_OBJECTS, progress=progress)
+    return list_prefix(s3, config.data.uri, limit=MOST_OBJECTS, progress=progress)
 
 
 def listing_findings(config: RunConfig, listing: ShardListing) -> Iterator[Finding]:
@@ -190,7 +189,7 @@ def listing_findings(config: RunConfig, listing: ShardListing) -> Iterator[Findi
         yield NO_SHARDS.found(
             "error", "data.uri", f"{uri} has no .tar", "run sm-train pack, or correct the URI"
         )
-    if listing.cut:
+    if listing.truncated:
         yield TOO_MANY_OBJECTS.found(
             "warning",
             "data.uri",
@@ -212,7 +211,7 @@ def index_findings(
     Raises:
         ClientError: S3 rejects a request.
     """
-    if indexed is not None and not listing.cut:
+    if indexed is not None and not listing.truncated:
         sizes = {one.name: one.bytes for one in listing.shards}
         yield from index_differences(sizes, indexed, "data.uri")
     if config.data.index_uri is not None:
@@ -242,7 +241,7 @@ def _index_in_s3(
         yield INDEX_UNREADABLE.found("error", "data.index", str(error), fix)
         return
     total = sum(one.bytes for one in listing.shards)
-    if not listing.cut and (header.shards, header.bytes) != (len(listing.shards), total):
+    if not listing.truncated and (header.shards, header.bytes) != (len(listing.shards), total):
         yield INDEX_STALE.found(
             "error",
             "data.index",

@@ -1,5 +1,5 @@
-"""One file a command; each holds a click command called ``command`` and stays thin.
+"""One file for each command, with a thin click command called ``command``.
 
-Only click and the standard library are imported at the top of a command's file, so that the
-command line starts fast; everything else is imported inside the function.
+A command's file imports only click and the standard library at the top, so that the command line
+starts fast; everything else is imported inside the function.
 """

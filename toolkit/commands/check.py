@@ -38,20 +38,21 @@ def command(
     """
     from datetime import UTC, datetime
 
-    from sm_train.toolkit.aws import session as aws
-    from sm_train.toolkit.checks.preflight import Subject, offline_findings, online_findings
+    from sm_train.toolkit.aws.session import open_session, resolve_region
+    from sm_train.toolkit.checks.preflight import offline_findings, online_findings
     from sm_train.toolkit.checks.report import document, is_ok, show
+    from sm_train.toolkit.checks.subject import Subject
     from sm_train.toolkit.costing.run_price import estimate_run
     from sm_train.toolkit.terminal.console import stderr_console, write_json
 
     config = _load(run, as_json)
-    region = aws.resolve_region(options["region"], config.region, options["profile"])
+    region = resolve_region(options["region"], config.region, options["profile"])
     subject = Subject(config, region, estimate_run(config, region), run.parent, index)
     today = datetime.now(UTC).date()
     if offline:
         findings = offline_findings(subject, today)
     else:
-        session = aws.open_session(options["profile"], region)
+        session = open_session(options["profile"], region)
         with _listing_progress() as progress:
             findings = online_findings(subject, session, today, progress)
     if as_json:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from sm_train.toolkit.commands._options import local_options
 from sm_train.toolkit.errors import ExitCode, UserError
-from sm_train.toolkit.local.options import local_options
 
 if TYPE_CHECKING:
     from sm_train.estimators.config.schema import RunConfig
@@ -47,7 +47,7 @@ def command(
     Training jobs on several instances examine their cluster by themselves (doctor.mode in the run
     file). Exit code 3 says that the cluster is unfit.
     """
-    from sm_train.toolkit.aws import session as aws
+    from sm_train.toolkit.aws.session import resolve_region
     from sm_train.toolkit.doctor.doctor import prepare_job
     from sm_train.toolkit.run_file import load
     from sm_train.toolkit.submit.bundle import bundle_of
@@ -58,7 +58,7 @@ def command(
     if local:
         _examine_here(config, chosen, run.parent, nodes, processes, output, as_json)
         return
-    region = aws.resolve_region(options["region"], config.region, options["profile"])
+    region = resolve_region(options["region"], config.region, options["profile"])
     job = prepare_job(config, chosen, bundle_of(config, run.parent), region, datetime.now())
     if dry_run:
         _show(job, as_json)
@@ -118,19 +118,20 @@ def _price(job: DoctorJob) -> str:
 def _send(
     config: RunConfig, job: DoctorJob, profile: str | None, *, yes: bool, as_json: bool
 ) -> None:
-    from sm_train.estimators.sdk.model_trainer import send
-    from sm_train.toolkit.aws import session as aws
+    from sm_train.estimators.sdk.model_trainer import create_training_job
+    from sm_train.toolkit.aws.errors import translate_aws_errors
+    from sm_train.toolkit.checks.training_data import require_shards
     from sm_train.toolkit.submit.submit import ask, session_for_jobs
     from sm_train.toolkit.terminal.console import write_json
 
     region, stage = job.submission.region, job.submission.stages[0]
     session, bucket = session_for_jobs(config, profile, region)
-    aws.require_shards(session, config.data.uri, stage.instances)
+    require_shards(session, config.data.uri, stage.instances)
     click.echo(_price(job), err=True)
     if not yes:
         ask("Start it?")
-    with aws.translate_aws_errors("CreateTrainingJob"):
-        send(job.request, job.submission.bundle, boto_session=session, bucket=bucket)
+    with translate_aws_errors("CreateTrainingJob"):
+        create_training_job(job.request, job.submission.bundle, boto_session=session, bucket=bucket)
     name = job.request["TrainingJobName"]
     if as_json:
         write_json({"training_job_name": name, "region": region, "results": job.results_uri})

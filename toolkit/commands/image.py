@@ -1,4 +1,4 @@
-"""``sm-train image``: which container image a run's jobs start from."""
+"""``sm-train image``: the container image of a run's jobs."""
 
 from __future__ import annotations
 
@@ -11,26 +11,28 @@ from sm_train.toolkit.errors import UserError
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--dockerfile", is_flag=True, help="Print the Dockerfile of an image with it all.")
+@click.option("--dockerfile", is_flag=True, help="Print a Dockerfile that installs all packages.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.pass_obj
 def command(options: dict[str, Any], run: Path, dockerfile: bool, as_json: bool) -> None:
-    """Print the address of RUN's container image, looked up offline.
+    """Print the URI of RUN's container image, without network access.
 
-    An image of your own (cluster.image) spares jobs the installing and needs no network then.
+    With your own image (cluster.image), jobs install nothing and need no network at startup.
     """
     from sm_train.estimators.bundle.user_code import read_user_code
     from sm_train.estimators.request import images
-    from sm_train.toolkit.aws import session as aws
+    from sm_train.toolkit.aws.session import resolve_region
     from sm_train.toolkit.run_file import load
     from sm_train.toolkit.terminal.console import write_json
 
     config = load(run)
-    region = aws.resolve_region(options["region"], config.region, options["profile"])
+    region = resolve_region(options["region"], config.region, options["profile"])
     try:
         document = {"image": images.image_uri(config, region), "region": region}
-        own = read_user_code(run.parent / config.code).packages if config.code is not None else ()
-        text = images.dockerfile(config, region, own) if dockerfile else document["image"]
+        packages = (
+            read_user_code(run.parent / config.code).packages if config.code is not None else ()
+        )
+        text = images.dockerfile(config, region, packages) if dockerfile else document["image"]
     except ValueError as error:
         raise UserError(str(error)) from None
     if as_json:

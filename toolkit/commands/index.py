@@ -1,4 +1,4 @@
-"""``sm-train index``: describes shards that came without an index."""
+"""``sm-train index``: creates the index of shards that have none."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ import click
     "--workers",
     metavar="N",
     type=click.IntRange(min=1),
-    help="Processes that read shards; one for each CPU by default.",
+    help="Number of processes that read shards; by default one per CPU.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.pass_obj
 def command(options: dict[str, Any], shards: str, workers: int | None, as_json: bool) -> None:
-    """Write the index of SHARDS, a folder or an S3 prefix of WebDataset tars, beside it.
+    """Write the index of WebDataset shards.
 
-    Each shard is read once from end to end. The index lists its bytes, samples, digest, offsets
-    and image sizes, by which training starts at once, resumes anywhere and fills buckets; damage
-    is listed, too.
+    SHARDS is a folder or an S3 prefix of tars; the index is written next to it.
+
+    Each shard is read once, completely. The index lists its size, samples, digest, offsets and
+    image sizes, so that training starts immediately, resumes at any sample and fills aspect
+    buckets. It also lists damaged regions.
     """
     from sm_train.toolkit.packing.index import index_folder, index_prefix
-    from sm_train.toolkit.packing.indexing_report import document, summarize
+    from sm_train.toolkit.packing.report import index_document, print_index_summary
     from sm_train.toolkit.terminal.console import bytes_bar, write_json
 
     count = workers or os.cpu_count() or 1
@@ -36,11 +38,11 @@ def command(options: dict[str, Any], shards: str, workers: int | None, as_json: 
             from sm_train.toolkit.aws.session import resolve_region
 
             region = resolve_region(options["region"], None, options["profile"])
-            indexed = index_prefix(
+            result = index_prefix(
                 shards, profile=options["profile"], region=region, workers=count, progress=progress
             )
         else:
-            indexed = index_folder(Path(shards), count, progress)
-    summarize(indexed)
+            result = index_folder(Path(shards), count, progress)
+    print_index_summary(result)
     if as_json:
-        write_json(document(indexed))
+        write_json(index_document(result))

@@ -1,4 +1,4 @@
-"""``sm-train init``: writes a commented run file."""
+"""``sm-train init``: write a commented run file."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ PRESETS = ("default", "bria-2.0", "demo")
     type=click.Choice(PRESETS),
     default="default",
     show_default=True,
-    help="bria-2.0: the three published stages; demo: handwritten digits on this machine.",
+    help="bria-2.0: its three published stages; demo: handwritten digits on this machine.",
 )
-@click.option("--force", is_flag=True, help="Replace a file that is there.")
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
 def command(path: Path, preset: str, force: bool) -> None:
     """Write a commented run file to PATH (run.yaml)."""
     from sm_train.entrypoints.common.atomic_write import write_atomic
 
     if path.exists() and not force:
-        raise UserError(f"{path}: is there already; --force replaces it")
+        raise UserError(f"{path}: already exists; --force overwrites it")
     text = (files("sm_train.toolkit") / "presets" / f"{preset}.yaml").read_bytes()
     try:
         write_atomic(path, text)
     except FileNotFoundError:
-        raise UserError(f"{path.parent}: no such folder; make it first") from None
+        raise UserError(f"{path.parent}: no such folder; create it first") from None
     click.echo(f"Wrote {path}. Next: sm-train submit {path} --dry-run", err=True)

@@ -13,23 +13,24 @@ import click
     type=click.IntRange(1),
     default=30,
     show_default=True,
-    help="Jobs of so many days back.",
+    metavar="N",
+    help="Include jobs created in the last N days.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.pass_obj
 def command(options: dict[str, Any], days: int, as_json: bool) -> None:
-    """List the runs that had jobs lately, from whatever laptop they were started.
+    """List the runs that had jobs recently, whichever laptop started them.
 
-    A run is known by the tags of its jobs; nothing is kept here.
+    A run is known by the tags of its jobs; no state is kept on this machine.
     """
     from datetime import UTC, datetime, timedelta
 
-    from sm_train.toolkit.aws import session as aws
+    from sm_train.toolkit.aws.session import open_session, resolve_region
     from sm_train.toolkit.runs.listing import list_runs, show_runs
     from sm_train.toolkit.terminal.console import stdout_console, write_json
 
-    region = aws.resolve_region(options["region"], None, options["profile"])
-    session = aws.open_session(options["profile"], region)
+    region = resolve_region(options["region"], None, options["profile"])
+    session = open_session(options["profile"], region)
     now = datetime.now(UTC)
     runs = list_runs(session, now - timedelta(days=days), now)
     if as_json:

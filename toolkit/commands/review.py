@@ -1,4 +1,4 @@
-"""``sm-train review``: was the time of a job well used, and what would mend it."""
+"""``sm-train review``: how well a job used its time, and what to fix."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import click
     "--html",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Write a page with charts, whole in one file.",
+    help="Write a self-contained HTML page with charts.",
 )
 @click.option(
     "--run",
     "run_file",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     metavar="RUN",
-    help="The run file to whose estimate logs here are held.",
+    help="Compare the logs against this run file's estimate.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
-@click.option("--csv", "as_csv", is_flag=True, help="Print a row for each job on standard output.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print one CSV row per job.")
 @click.pass_obj
 def command(
     options: dict[str, Any],
@@ -34,10 +34,10 @@ def command(
     as_json: bool,
     as_csv: bool,
 ) -> None:
-    """Say how well the time of jobs was used, with evidence and mends; several are compared.
+    """Review how well jobs used their time, with evidence and suggested fixes; compare several.
 
-    RUN and JOB are on SageMaker: their lines and metrics are read from CloudWatch. LOGS are a local
-    run's folder, or logs that were saved: a file, or a folder with one for each machine.
+    RUN and JOB are on SageMaker: their logs and metrics are read from CloudWatch. LOGS are a local
+    run's folder or saved logs: a file, or a folder with one log per node.
     """
     from sm_train.toolkit.errors import UserError
     from sm_train.toolkit.review.build import build_review
@@ -46,18 +46,18 @@ def command(
     from sm_train.toolkit.terminal.console import stderr_console, stdout_console, write_json
 
     if as_json and as_csv:
-        raise UserError("--json: and --csv both go to standard output; give one")
-    found = build_review(
+        raise UserError("--json: cannot be combined with --csv; both write to standard output")
+    review = build_review(
         targets, region=options["region"], profile=options["profile"], run_file=run_file
     )
     if html is not None:
         from sm_train.toolkit.review.page import write_page
 
-        write_page(html, as_document(found))
+        write_page(html, as_document(review))
         stderr_console().print(f"wrote {html}; open it in a browser", markup=False)
     if as_json:
-        write_json(as_document(found))
+        write_json(as_document(review))
     elif as_csv:
-        click.echo(csv_table(found), nl=False)
+        click.echo(csv_table(review), nl=False)
     elif html is None:
-        show(found, stdout_console())
+        show(review, stdout_console())

@@ -1,4 +1,4 @@
-"""``sm-train schema``: the run file's JSON Schema, for editors."""
+"""``sm-train schema``: the JSON Schema of run files, for editors."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import click
 
 @click.command()
 def command() -> None:
-    """Print the run file's JSON Schema.
+    """Print the JSON Schema of run files.
 
-    In VS Code (YAML extension) the first line of a run file may name it:
+    VS Code (YAML extension) uses it if the first line of a run file is
     # yaml-language-server: $schema=run.schema.json
     """
     from sm_train.estimators.config.schema import RunConfig

@@ -1,4 +1,4 @@
-"""``sm-train stop``: lets a run checkpoint and end; nothing is billed until it is resumed."""
+"""``sm-train stop``: stops a run after a checkpoint; nothing is billed until it is resumed."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ import click
 
 @click.command()
 @click.argument("run", metavar="RUN|JOB")
-@click.option("--after-stage", is_flag=True, help="Let this stage end and start no other.")
+@click.option("--after-stage", is_flag=True, help="Finish the current stage and start no other.")
 @click.option("--wait", is_flag=True, help="Return when the job has ended.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.pass_obj
 def command(
     options: dict[str, Any], run: str, after_stage: bool, wait: bool, as_json: bool
 ) -> None:
-    """Stop a run's live job: it saves a checkpoint first, and `resume` goes on at that step.
+    """Stop a run's live job after it has saved a checkpoint; `resume` continues at that step.
 
-    SageMaker grants 120 seconds for that. With --after-stage a run that was started with `submit
-    --all` pauses between two stages.
+    SageMaker grants 120 seconds for the checkpoint. With --after-stage, a run that was started
+    with `submit --auto-advance` pauses between two stages.
     """
     from sm_train.toolkit.runs.resolve import open_run
     from sm_train.toolkit.runs.stop import pause_after_stage, stop_run
     from sm_train.toolkit.terminal.console import write_json
 
-    session, found = open_run(run, options)
+    session, resolved = open_run(run, options)
     if after_stage:
-        job = pause_after_stage(session, found)
-        said = f"{job.name} goes on to the end of {job.stage}; no other stage follows by itself"
+        job = pause_after_stage(session, resolved)
+        message = f"{job.name} continues to the end of {job.stage}; no other stage starts"
     else:
-        job = stop_run(session, found, wait=wait)
-        ends = "saves a checkpoint and ends" if job.live else "has ended; none follows by itself"
-        said = f"{job.name} {ends}"
+        job = stop_run(session, resolved, wait=wait)
+        outcome = "saves a checkpoint and ends" if job.live else "has ended; no other job starts"
+        message = f"{job.name} {outcome}"
     if as_json:
         write_json({"training_job_name": job.name, "stage": job.stage, "status": job.status})
-    click.echo(f"{said}. To go on: sm-train resume {found.name}", err=True)
+    click.echo(f"{message}. To continue: sm-train resume {resolved.name}", err=True)

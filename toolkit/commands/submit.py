@@ -1,4 +1,4 @@
-"""``sm-train submit``: shows the plan and the dollars, asks, and starts the run."""
+"""``sm-train submit``: shows plan and cost, asks for confirmation, and starts the run."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from sm_train.toolkit.commands._options import local_options
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.local.options import local_options
 
 if TYPE_CHECKING:
     from sm_train.estimators.bundle.bundle import Bundle
@@ -18,18 +18,17 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path), required=False)
-@click.option("--clone", metavar="JOB", help="Repeat an earlier job's run, with its own code.")
+@click.option("--clone", metavar="JOB", help="Re-run an earlier job with the exact code it used.")
 @click.option(
-    "--set", "changes", multiple=True, metavar="A.B=C", help="Change a value of the run file."
+    "--set", "changes", multiple=True, metavar="A.B=C", help="Override a value of the run file."
 )
-@click.option("--stage", metavar="S", help="One stage; the run file's first otherwise.")
+@click.option("--stage", metavar="S", help="The stage to start; default: the run file's first.")
 @click.option(
-    "--all",
-    "chain",
+    "--auto-advance",
     is_flag=True,
-    help="Let `sm-train watch` start each stage when the one before is done.",
+    help="Let `sm-train watch` start each stage when the previous one is done.",
 )
-@click.option("--dry-run", is_flag=True, help="Print plan and requests; touch no network.")
+@click.option("--dry-run", is_flag=True, help="Print plan and requests without network access.")
 @click.option("--yes", "-y", is_flag=True, help="Start without asking.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.option(
@@ -37,14 +36,14 @@ if TYPE_CHECKING:
     type=click.Choice(["process", "container"]),
     is_flag=False,
     flag_value="process",
-    help="Train on this machine with the bundle that a job would get.",
+    help="Train on this machine with the bundle a job would get.",
 )
 @local_options
 @click.option(
     "--image",
     default="sm-train-local",
     show_default=True,
-    help="--local container: what the containers are made of.",
+    help="--local container: image of the containers.",
 )
 @click.option(
     "--output",
@@ -58,7 +57,7 @@ def command(
     clone: str | None,
     changes: tuple[str, ...],
     stage: str | None,
-    chain: bool,
+    auto_advance: bool,
     dry_run: bool,
     yes: bool,
     as_json: bool,
@@ -68,14 +67,14 @@ def command(
     image: str,
     output: Path | None,
 ) -> None:
-    """Show the plan of RUN and its dollars, ask, and start it on SageMaker.
+    """Show the plan and cost of RUN, ask for confirmation, and start it on SageMaker.
 
-    A run of several stages is several jobs, each from the last one's weights: submit starts the
-    first or the one that --stage names; with --all the others follow while `watch` runs. With
-    --local it trains here, stage after stage. --clone starts an earlier run anew, under a name of
-    its own unless --set gives it one.
+    A run of several stages is several jobs, each starting from the previous one's weights. submit
+    starts the first stage, or the one given by --stage; with --auto-advance the others follow
+    while `watch` runs. --local trains on this machine, stage after stage. --clone starts an
+    earlier run again, under a new name unless --set gives it one.
     """
-    from sm_train.toolkit.aws import session as aws
+    from sm_train.toolkit.aws.session import resolve_region
     from sm_train.toolkit.run_file import load
     from sm_train.toolkit.submit.bundle import bundle_of, commit_of
     from sm_train.toolkit.submit.submission import prepare
@@ -84,16 +83,18 @@ def command(
     if (run is None) == (clone is None):
         raise UserError("RUN: give a run file, or --clone JOB")
     if run is None:
-        _not_here(local)
-        config, bundle, commit, region = _cloned(options, clone or "", changes)
+        _reject_local_clone(local)
+        config, bundle, commit, region = _clone(options, clone or "", changes)
     else:
         config = load(run, changes)
         bundle = bundle_of(config, run.parent)
         if local and not dry_run:
-            inside = image if local == "container" else None
-            _run_here(config, bundle, run.parent, stage, nodes, processes, output, inside, as_json)
+            container = image if local == "container" else None
+            _run_locally(
+                config, bundle, run.parent, stage, nodes, processes, output, container, as_json
+            )
             return
-        region = aws.resolve_region(options["region"], config.region, options["profile"])
+        region = resolve_region(options["region"], config.region, options["profile"])
         commit = commit_of(run.parent)
     if stage is None and not dry_run:
         stage = config.stages[0].name
@@ -102,25 +103,30 @@ def command(
         _show(submission, as_json)
         check_budget(config, region)
         return
-    submit(submission, options["profile"], cause="submit", chain=chain, yes=yes, as_json=as_json)
+    submit(
+        submission,
+        options["profile"],
+        cause="submit",
+        auto_advance=auto_advance,
+        yes=yes,
+        as_json=as_json,
+    )
 
 
-def _not_here(local: str | None) -> None:
+def _reject_local_clone(local: str | None) -> None:
     if local:
-        raise UserError("--local: repeats no job; give the run file")
+        raise UserError("--local: cannot be combined with --clone; give the run file")
 
 
-def _cloned(
+def _clone(
     options: dict[str, Any], job: str, changes: tuple[str, ...]
 ) -> tuple[RunConfig, Bundle, str | None, str]:
-    from sm_train.toolkit.aws import session as aws
+    from sm_train.toolkit.aws.session import open_session, resolve_region
     from sm_train.toolkit.submit.clone import clone
 
-    region = aws.resolve_region(options["region"], None, options["profile"])
-    config, bundle, commit = clone(
-        aws.open_session(options["profile"], region), job, changes, region
-    )
-    click.echo(f"{job} again, as {config.name}", err=True)
+    region = resolve_region(options["region"], None, options["profile"])
+    config, bundle, commit = clone(open_session(options["profile"], region), job, changes, region)
+    click.echo(f"Cloning {job} as {config.name}", err=True)
     return config, bundle, commit, region
 
 
@@ -136,7 +142,7 @@ def _show(submission: Submission, as_json: bool) -> None:
     show_plan(submission, stderr_console())
 
 
-def _run_here(
+def _run_locally(
     config: RunConfig,
     bundle: Bundle,
     base: Path,
@@ -144,18 +150,18 @@ def _run_here(
     nodes: int | None,
     processes: int,
     output: Path | None,
-    image: str | None,
+    container: str | None,
     as_json: bool,
 ) -> None:
     from sm_train.toolkit.local.launcher import default_nodes, run_stage
     from sm_train.toolkit.submit.submission import choose_stages
     from sm_train.toolkit.terminal.console import stderr_console, write_json
 
-    if image is not None:
+    if container is not None:
         from sm_train.toolkit.local.containers import build_command
         from sm_train.toolkit.local.docker import require_docker
 
-        require_docker(image, build_command())
+        require_docker(container, build_command())
     console = stderr_console()
     output = output or Path("local-runs") / config.name
     results = []
@@ -163,8 +169,8 @@ def _run_here(
         count = nodes or default_nodes(chosen)
         per_process = chosen.per_device_batch_size * chosen.gradient_accumulation_steps
         console.print(
-            f"{chosen.name}: {count} of {chosen.instances} instances emulated, {processes} "
-            f"processes each; effective batch {per_process * count * processes} here"
+            f"{chosen.name}: emulating {count} of {chosen.instances} nodes, {processes} processes "
+            f"each; effective batch {per_process * count * processes} here"
         )
         folders = run_stage(
             config,
@@ -174,7 +180,7 @@ def _run_here(
             nodes=count,
             processes=processes,
             output=output,
-            image=image,
+            image=container,
             console=console,
         )
         results.append(

@@ -1,4 +1,4 @@
-"""``sm-train template``: what deploys the parts that run without a laptop."""
+"""``sm-train template``: deployment of the parts that run without a laptop."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ TEMPLATES = {
 @click.command()
 @click.argument("name", type=click.Choice(sorted(TEMPLATES)))
 def command(name: str) -> None:
-    """Print a template.
+    """Print a CloudFormation template or a Dockerfile.
 
     \b
     pack-lambda         CloudFormation (SAM): SQS and a Lambda function that
                         pack images as they arrive in S3.
-    pack-lambda-image   Dockerfile of that function.
+    pack-lambda-image   Dockerfile of the function.
     watch-lambda        CloudFormation (SAM): a Lambda function that watches
                         runs as `sm-train watch` does.
-    watch-lambda-image  Dockerfile of that function.
+    watch-lambda-image  Dockerfile of the function.
     """
     text = (files("sm_train.toolkit") / "templates" / TEMPLATES[name]).read_text(encoding="utf-8")
     click.echo(text, nl=False)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from sm_train.cost.alternatives import Limits, Question, alternatives, choose, with_range
+from sm_train.cost.alternatives import Limits, SearchInputs, alternatives, choose, with_range
 from sm_train.toolkit.costing.command import Costing
 from sm_train.toolkit.costing.stages import known_speeds, memory_needs
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.terminal.durations import parse_duration
+from sm_train.toolkit.terminal.formatting import parse_duration
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def list_alternatives(question: Costing, limit: Limits, *, ranged: int) -> Alter
     """Every cluster that could run the run within ``limit``; the first ``ranged`` with a range."""
     if question.config is None:
         raise UserError("--alternatives: belongs to a run file; give RUN too")
-    asked = Question(
+    asked = SearchInputs(
         stages=question.stages,
         memory=memory_needs(question.config, question.stages),
         measurements=(

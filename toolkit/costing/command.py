@@ -9,7 +9,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sm_train.cost.assumptions import Assumptions, figure_names, learned
+from sm_train.cost.assumptions import Assumptions, learned, parameter_names
 from sm_train.cost.estimate import Estimate, Purchase, estimate
 from sm_train.cost.json_document import as_document
 from sm_train.cost.prices import ON_DEMAND, PriceTable, staleness
@@ -120,8 +120,8 @@ def _assumptions(given: Iterable[str]) -> Assumptions:
     figures: dict[str, float] = {}
     for text in given:
         name, equals, value = text.partition("=")
-        if not equals or name not in figure_names():
-            known = ", ".join(figure_names())
+        if not equals or name not in parameter_names():
+            known = ", ".join(parameter_names())
             raise UserError(f"--assume: {text!r} is not NAME=VALUE; names: {known}")
         try:
             figures[name] = float(value)

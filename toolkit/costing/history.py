@@ -40,7 +40,7 @@ def history_uri(config: RunConfig, region: str) -> str:
 
 def write_history(session: Any, uri: str, history: History) -> None:
     """Keep ``history`` at ``uri``, whole or not at all."""
-    from sm_train.toolkit.aws.session import translate_aws_errors
+    from sm_train.toolkit.aws.errors import translate_aws_errors
 
     bucket, key = uri.removeprefix("s3://").split("/", 1)
     document = {
@@ -64,7 +64,7 @@ def read_history(session: Any, uri: str) -> History | None:
         UserError: AWS refuses, or the object is damaged.
     """
     from botocore.exceptions import ClientError
-    from sm_train.toolkit.aws.session import translate_aws_errors
+    from sm_train.toolkit.aws.errors import translate_aws_errors
 
     bucket, key = uri.removeprefix("s3://").split("/", 1)
     with translate_aws_errors(f"history: {uri}"):

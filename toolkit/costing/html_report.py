@@ -9,7 +9,7 @@ from string import Template
 from typing import TYPE_CHECKING, Any
 
 from sm_train.toolkit.report_html.page import template, write_html
-from sm_train.toolkit.report_html.svg import ink, inline_svg
+from sm_train.toolkit.report_html.svg import css_color, inline_svg
 from sm_train.toolkit.terminal.formatting import (
     format_days,
     format_number,
@@ -133,14 +133,14 @@ def _paint(axes: Axes, stages: list[Document]) -> None:
         widths = [stage["breakdown_usd"].get(part) or 0.0 for stage in stages]
         if any(width > 0 for width in widths):
             label = part.replace("_", " ")
-            axes.barh(names, widths, left=start, color=ink(f"part-{part}"), label=label)
+            axes.barh(names, widths, left=start, color=css_color(f"part-{part}"), label=label)
             start = [one + width for one, width in zip(start, widths, strict=True)]
     for place, stage in enumerate(stages):
         if stage["cost_low_usd"] is not None and stage["cost_high_usd"] is not None:
             axes.plot(
                 [stage["cost_low_usd"], stage["cost_high_usd"]],
                 [place, place],
-                color=ink("text"),
+                color=css_color("text"),
                 marker="|",
                 markersize=14,
                 linewidth=2,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import date
@@ -13,7 +14,6 @@ from typing import Any
 from sm_train.cost.prices import PriceError, PriceRow, PriceTable, shipped_prices
 from sm_train.entrypoints.common.atomic_write import write_atomic
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.user_cache import cache_folder
 
 DEFAULT_REGION = "us-east-1"
 """Whose prices count where nothing says a region."""
@@ -42,7 +42,8 @@ def price_table(own: Path | None = None) -> PriceTable:
 
 def cache_path() -> Path:
     """Where prices that were read from AWS are kept."""
-    return cache_folder() / "prices.json"
+    base = os.environ.get("XDG_CACHE_HOME")  # XDG Base Directory specification
+    return (Path(base) if base else Path.home() / ".cache") / "sm-train" / "prices.json"
 
 
 def kept_prices() -> PriceTable:
@@ -72,10 +73,10 @@ def refresh(session: Any, region: str, today: date) -> PriceTable:
     Raises:
         UserError: AWS refuses, or its answer holds no training prices for the region.
     """
-    from sm_train.toolkit.aws import session as aws
+    from sm_train.toolkit.aws.errors import translate_aws_errors
 
     rows: list[PriceRow] = []
-    with aws.translate_aws_errors("GetProducts"):
+    with translate_aws_errors("GetProducts"):
         # The Price List API answers in few regions; this one is always among them.
         pages = session.client("pricing", region_name="us-east-1").get_paginator("get_products")
         for page in pages.paginate(

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
-from sm_train.cost.sensitivity import signed_dollars
+from sm_train.cost.explain import signed_dollars
 from sm_train.cost.speed import FIRM
 from sm_train.toolkit.terminal.formatting import (
     format_days,

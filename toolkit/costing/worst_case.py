@@ -1,56 +1,103 @@
-"""The most that a run may cost: on the dearest machines that it may be given, wherever they are."""
+"""Prices a run on every cluster its jobs may get, and projects its cost at completion."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 from sm_train.cost.estimate import Estimate
 from sm_train.cost.json_document import as_document
-from sm_train.estimators.config.placement import Placement, unique_placements
+from sm_train.cost.prices import PriceTable
+from sm_train.estimators.config.placement import Placement, placements, unique_placements
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.costing.history import History
 from sm_train.toolkit.costing.run_price import estimate_remaining, estimate_run
+from sm_train.toolkit.costing.spent import job_usd, spent_usd, sum_if_known
+from sm_train.toolkit.jobs.stage_state import StageState
 from sm_train.toolkit.terminal.formatting import format_total_usd
 
-Priced = tuple[Placement, Estimate]
+PricedCluster = tuple[Placement, Estimate]
 
 
-def fallback_costs(config: RunConfig, region: str, history: History | None = None) -> list[Priced]:
-    """The whole run on each cluster beside the run file's first, were it there all the time."""
+def alternative_costs(
+    config: RunConfig, region: str, history: History | None = None
+) -> list[PricedCluster]:
+    """Estimate the whole run on each cluster but the run file's first, as if it always got it."""
     return [
-        (place, estimate_run(place.config, place.region, history=history, stated=config))
-        for place in unique_placements(config, region)[1:]
+        (one, estimate_run(one.config, one.region, history=history, stated=config))
+        for one in unique_placements(config, region)[1:]
     ]
 
 
-def remaining_fallback_costs(
+def remaining_alternative_costs(
     config: RunConfig, region: str, stage: str, from_step: int, history: History | None = None
-) -> list[Priced]:
-    """What the stage called ``stage`` has still to do, on each of those."""
-    found = []
-    for place in unique_placements(config, region)[1:]:
-        [there] = [one for one in place.config.stages if one.name == stage]
-        cost = estimate_remaining(place.config, place.region, there, from_step, history, config)
-        found.append((place, cost))
-    return found
+) -> list[PricedCluster]:
+    """Estimate the rest of the stage called ``stage`` on each of those clusters."""
+    return [
+        (
+            one,
+            estimate_remaining(
+                one.config, one.region, one.stage(stage), from_step, history, config
+            ),
+        )
+        for one in unique_placements(config, region)[1:]
+    ]
 
 
-def most_expensive(priced: list[Priced]) -> Priced | None:
-    """The one whose known dollars are most."""
+def most_expensive(priced: list[PricedCluster]) -> PricedCluster | None:
+    """Return the cluster with the highest known cost."""
     return max(priced, key=lambda one: total(one[1])["cost_at_least_usd"], default=None)
 
 
 def total(cost: Estimate) -> dict[str, Any]:
-    """The total of the document of ``cost --json``."""
-    found: dict[str, Any] = as_document(cost)["total"]
-    return found
+    """Return the total of the ``cost --json`` document."""
+    document: dict[str, Any] = as_document(cost)["total"]
+    return document
 
 
-def up_to_suffix(own: Estimate, priced: list[Priced]) -> str:
-    """What to add to the price of a question: the most that may come instead, and where."""
-    most = most_expensive(priced)
-    if most is None or total(most[1])["cost_at_least_usd"] <= total(own)["cost_at_least_usd"]:
+def up_to_suffix(cost: Estimate, alternatives: list[PricedCluster]) -> str:
+    """Return the suffix for a price that names the most expensive alternative; empty if none costs
+    more than ``cost``.
+    """
+    most = most_expensive(alternatives)
+    if most is None or total(most[1])["cost_at_least_usd"] <= total(cost)["cost_at_least_usd"]:
         return ""
-    place, cost = most
-    machine = place.config.cluster.instance_type
-    return f", or up to {format_total_usd(total(cost))} on {machine} in {place.region}"
+    cluster, highest = most
+    instance_type = cluster.config.cluster.instance_type
+    return f", or up to {format_total_usd(total(highest))} on {instance_type} in {cluster.region}"
+
+
+def projected_usd(
+    config: RunConfig,
+    region: str,
+    stages: Sequence[StageState],
+    prices: PriceTable,
+    now: datetime,
+) -> float | None:
+    """Project the run's cost at completion; None if a price is unknown.
+
+    It is the sum of what is spent, the rest of the running stage at its current speed, and the
+    estimate of later stages at the placement of the newest job.
+    """
+    jobs = sorted((job for stage in stages for job in stage.jobs), key=lambda job: job.created)
+    choices = placements(config, region)
+    placement = choices[(jobs[-1].placement if jobs else 0) % len(choices)]
+    remaining = (
+        _remaining_usd(config, placement, stage, prices)
+        for stage in stages
+        if stage.state != "done"
+    )
+    return sum_if_known([spent_usd(jobs, prices, now), *remaining])
+
+
+def _remaining_usd(
+    stated: RunConfig, placement: Placement, stage: StageState, prices: PriceTable
+) -> float | None:
+    seconds = stage.remaining_seconds
+    if stage.job is not None and seconds is not None:
+        return job_usd(stage.job, prices, seconds)
+    planned = placement.stage(stage.name)
+    estimate = estimate_run(placement.config, placement.region, (planned,), stated=stated)
+    whole = as_document(estimate)["stages"][0]["cost_usd"]
+    return None if whole is None else float(whole) * (1.0 - stage.step / stage.max_steps)

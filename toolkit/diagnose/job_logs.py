@@ -12,7 +12,7 @@ from sm_train.toolkit.diagnose.diagnosis import Diagnosis, diagnose, succeeded
 from sm_train.toolkit.diagnose.log_files import attempts
 from sm_train.toolkit.diagnose.matches import LogStream
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.jobs.training_job import described
+from sm_train.toolkit.jobs.training_job import describe_job
 
 if TYPE_CHECKING:
     import boto3
@@ -50,7 +50,7 @@ def job_streams(session: boto3.Session, job: str) -> tuple[list[LogStream], dict
     Raises:
         UserError: the job does not exist, or AWS rejects a request.
     """
-    description = described(session, job)
+    description = describe_job(session, job)
     if description is None:
         raise UserError(
             f"{job}: no such file, and no such training job in {session.region_name}; check "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sm_train.toolkit.terminal.formatting import format_usd
+from sm_train.toolkit.terminal.formatting import format_quantity, format_usd
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,8 +25,8 @@ def show_result(document: dict[str, Any], console: Console) -> None:
         share = part["share"]
         table.add_row(
             part["name"],
-            amount(part["measured"], part["unit"]),
-            "" if part["expected"] is None else amount(part["expected"], part["unit"]),
+            format_quantity(part["measured"], part["unit"]),
+            "" if part["expected"] is None else format_quantity(part["expected"], part["unit"]),
             "" if share is None else f"{share:.0%}",
             f"[{_STYLES[part['level']]}]{part['level']}[/]",
         )
@@ -47,15 +47,6 @@ def show_result(document: dict[str, Any], console: Console) -> None:
             told += f", {format_usd(prediction['predicted_usd'])} for the stage's training"
         console.print(f"{told}; from {prediction['basis']}", markup=False)
     console.print(verdict["sentence"], style=_STYLES[verdict["level"]], markup=False)
-
-
-def amount(value: float, unit: str) -> str:
-    """A figure with a unit of its size."""
-    if unit == "B/s":
-        return f"{value / 1e9:.3g} GB/s"
-    if unit == "s":
-        return f"{value * 1e6:.0f} µs"
-    return f"{value:.3g} {unit}"
 
 
 def _matrix(cluster: dict[str, Any]) -> Any:

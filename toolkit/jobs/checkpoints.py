@@ -1,10 +1,10 @@
-"""A stage's checkpoints as they lie in S3, from any laptop."""
+"""A stage's checkpoints as stored in S3."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sm_train.entrypoints.common.checkpoint_layout import (
     FINAL_MODEL,
@@ -13,59 +13,63 @@ from sm_train.entrypoints.common.checkpoint_layout import (
     MarkerError,
     parse_step_folder,
 )
-from sm_train.toolkit.aws.session import for_region, split_uri, translate_aws_errors
+from sm_train.toolkit.aws.errors import translate_aws_errors
+from sm_train.toolkit.aws.s3 import split_uri
 from sm_train.toolkit.jobs.training_job import TrainingJob
+
+if TYPE_CHECKING:
+    import boto3
 
 
 @dataclass(frozen=True)
 class StoredCheckpoint:
-    """What is below a stage's prefix: the newest whole checkpoint's step, and newer ones that are
-    not whole, each with the reason. ``final`` says whether the stage's final model is there.
+    """The newest complete checkpoint below a stage's prefix.
+
+    ``step`` is None if there is none. ``skipped`` lists newer, incomplete checkpoints as (folder,
+    reason). ``final`` is whether the stage's final model exists.
     """
 
     step: int | None
-    passed_over: tuple[tuple[str, str], ...]
+    skipped: tuple[tuple[str, str], ...]
     final: bool
     uri: str = ""
     region: str = ""
-    """Where that checkpoint lies: a stage that was moved has several prefixes."""
+    """Prefix and region of that checkpoint: a stage that was relocated has several prefixes."""
 
 
-def latest_stored(session: Any, uri: str, jobs: Iterable[TrainingJob]) -> StoredCheckpoint:
-    """What ``jobs`` of a stage have left, wherever they were; ``uri`` is the prefix in the
-    session's region.
+def latest_stored(
+    session: boto3.Session, uri: str, jobs: Iterable[TrainingJob]
+) -> StoredCheckpoint:
+    """Return the newest checkpoint that ``jobs`` of a stage left in any region; ``uri`` is the
+    prefix in the session's region.
 
     Raises:
-        UserError: AWS refuses.
+        UserError: AWS returns an error.
     """
-    prefixes = {uri: session.region_name} | {job.checkpoints: job.region for job in jobs}
-    found = [
-        stored_checkpoints(for_region(session, region), one) for one, region in prefixes.items()
-    ]
-    newest = max(found, key=lambda one: -1 if one.step is None else one.step)
-    passed_over = {
+    prefixes = {uri: session.region_name} | {job.checkpoint_uri: job.region for job in jobs}
+    stored = [stored_checkpoints(session, prefix, region) for prefix, region in prefixes.items()]
+    newest = max(stored, key=lambda one: -1 if one.step is None else one.step)
+    skipped = {
         folder: reason
-        for one in found
-        for folder, reason in one.passed_over
+        for one in stored
+        for folder, reason in one.skipped
         if newest.step is None or (parse_step_folder(folder) or 0) > newest.step
     }
-    return replace(
-        newest, passed_over=tuple(passed_over.items()), final=any(one.final for one in found)
-    )
+    return replace(newest, skipped=tuple(skipped.items()), final=any(one.final for one in stored))
 
 
-def stored_checkpoints(session: Any, uri: str) -> StoredCheckpoint:
-    """What lies below ``uri``, by one listing and the newest markers.
+def stored_checkpoints(session: boto3.Session, uri: str, region: str) -> StoredCheckpoint:
+    """Return the newest checkpoint below ``uri``, by one listing and the newest markers.
 
-    SageMaker copies file by file, so a folder counts by its marker: every file that it names must
-    be there with its size. Digests are checked by the job that resumes.
+    SageMaker uploads file by file, so a checkpoint is complete if it has a marker and every file
+    that the marker lists, with its size. The resuming job verifies the digests.
 
     Raises:
-        UserError: AWS refuses.
+        UserError: AWS returns an error.
     """
     bucket, prefix = split_uri(uri.rstrip("/") + "/")
-    client = session.client("s3")
-    place = (uri.rstrip("/"), session.region_name)
+    client = session.client("s3", region_name=region)
+    location = (uri.rstrip("/"), region)
     folders: dict[str, dict[str, int]] = {}
     with translate_aws_errors(f"checkpoints: {uri}"):
         pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
@@ -73,27 +77,28 @@ def stored_checkpoints(session: Any, uri: str) -> StoredCheckpoint:
             for entry in page.get("Contents", ()):
                 folder, _, name = entry["Key"].removeprefix(prefix).partition("/")
                 folders.setdefault(folder, {})[name] = entry["Size"]
-        passed_over: list[tuple[str, str]] = []
+        skipped: list[tuple[str, str]] = []
         steps = [(step, name) for name in folders if (step := parse_step_folder(name)) is not None]
         for step, name in sorted(steps, reverse=True):
-            reason = f"no {MARKER}"
+            problem = f"no {MARKER}"
             if MARKER in folders[name]:
                 key = f"{prefix}{name}/{MARKER}"
                 marker = client.get_object(Bucket=bucket, Key=key)["Body"].read()
-                reason = _missing(marker, folders[name])
-            if not reason:
-                return StoredCheckpoint(step, tuple(passed_over), FINAL_MODEL in folders, *place)
-            passed_over.append((name, reason))
-    return StoredCheckpoint(None, tuple(passed_over), FINAL_MODEL in folders, *place)
+                problem = _incomplete(marker, folders[name])
+            if not problem:
+                return StoredCheckpoint(step, tuple(skipped), FINAL_MODEL in folders, *location)
+            skipped.append((name, problem))
+    return StoredCheckpoint(None, tuple(skipped), FINAL_MODEL in folders, *location)
 
 
-def _missing(marker: bytes, sizes: dict[str, int]) -> str:
-    """What the marker names and the folder lacks; nothing where it is whole."""
+def _incomplete(marker: bytes, sizes: dict[str, int]) -> str:
+    """Return why the folder lacks a file that the marker lists; empty if it is complete."""
     try:
         files = CheckpointMarker.parse(marker).files
     except MarkerError as error:
         return str(error)
     for file in files:
         if sizes.get(file.name) != file.bytes:
-            return f"{file.name} is {'of another size' if file.name in sizes else 'missing'}"
+            problem = "has the wrong size" if file.name in sizes else "is missing"
+            return f"{file.name} {problem}"
     return ""

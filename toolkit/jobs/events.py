@@ -1,4 +1,4 @@
-"""Reads the event lines of a job, from a file, a local run's folder or any lines of text."""
+"""Parses event lines from a log file, a local run's folder or any lines of text."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import msgspec
 from sm_train.entrypoints.common.events import FIELDS, PREFIX
 
 LOG_NAME = "events.log"
-"""The file in a local run's folder that holds everything its processes said."""
+"""The file in a local run's folder with the output of all its processes."""
 
 Event = dict[str, Any]
 
 UNREADABLE = (ValueError, RecursionError)
-"""What msgspec raises of text that is no JSON."""
+"""The errors that msgspec raises for text that is not JSON."""
 
 
 def parse_event(line: str) -> Event | None:
-    """The event in ``line``; None for any other line.
+    """Return the event in ``line``; None for any other line.
 
-    A launcher or CloudWatch may put text before the event, and a killed process may cut it
-    short: a line without a whole, known event is none.
+    A launcher or CloudWatch may put text before the event, and a killed process may truncate it:
+    a line without a complete event of a known kind holds none.
     """
     start = line.find(PREFIX + "{")
     if start < 0:
@@ -32,17 +32,17 @@ def parse_event(line: str) -> Event | None:
     except UNREADABLE:
         return None
     kind = event.get("kind")
-    known = FIELDS.get(kind) if isinstance(kind, str) else None
-    return event if known is not None and known <= event.keys() else None
+    required = FIELDS.get(kind) if isinstance(kind, str) else None
+    return event if required is not None and required <= event.keys() else None
 
 
 def parse_events(lines: Iterable[str]) -> Iterator[Event]:
-    """The events among ``lines``, in order."""
+    """Yield the events among ``lines`` in order."""
     return (event for line in lines if (event := parse_event(line)) is not None)
 
 
 def read_events(path: Path) -> Iterator[Event]:
-    """The events in a log file, or in a local run's folder.
+    """Yield the events in a log file, or in a local run's folder.
 
     Raises:
         FileNotFoundError: there is no such file, or the folder has no log.

@@ -1,59 +1,65 @@
-"""The training jobs of a run, as SageMaker and their event lines tell of them."""
+"""Reads the event lines of training jobs, and accounts for their billed time by them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sm_train.cost.actual_cost import FinishedJob
 from sm_train.cost.estimate import Purchase, hourly_price
 from sm_train.cost.prices import PriceTable
 from sm_train.cost.timeline import Timeline, timeline
 from sm_train.toolkit.aws.cloudwatch_logs import search
-from sm_train.toolkit.aws.session import for_region
 from sm_train.toolkit.jobs.events import Event, parse_events
 from sm_train.toolkit.jobs.training_job import TrainingJob
 
+if TYPE_CHECKING:
+    import boto3
+
 
 def read_jobs(
-    session: Any, jobs: Sequence[TrainingJob], prices: PriceTable, now: datetime
+    session: boto3.Session, jobs: Sequence[TrainingJob], prices: PriceTable, now: datetime
 ) -> list[FinishedJob]:
-    """Each job with its billed seconds up to ``now``, its price and what its lines account for."""
-    read: list[FinishedJob] = []
-    reached: dict[str, int] = {}
-    for one in jobs:
-        line = _timeline(for_region(session, one.region), one, reached.get(one.stage), now)
+    """Return each job with its billed seconds up to ``now``, its price and its timeline."""
+    finished: list[FinishedJob] = []
+    last_steps: dict[str, int] = {}
+    """By stage: the timeline counts steps up to this one as repeated."""
+    for job in jobs:
+        line = _timeline(session, job, last_steps.get(job.stage), now)
         if line is not None:
-            reached[one.stage] = max(line.last_step, reached.get(one.stage, 0))
-        machine, count = one.machines
-        read.append(
+            last_steps[job.stage] = max(line.last_step, last_steps.get(job.stage, 0))
+        instance_type, count = job.instances
+        finished.append(
             FinishedJob(
-                name=one.name,
-                stage=one.stage,
-                status=one.status,
-                instance_type=machine,
+                name=job.name,
+                stage=job.stage,
+                status=job.status,
+                instance_type=instance_type,
                 instances=count,
-                billable_seconds=one.billable_seconds(now),
-                price=hourly_price(machine, Purchase(one.region, one.capacity), prices),
+                billable_seconds=job.billable_seconds(now),
+                price=hourly_price(instance_type, Purchase(job.region, job.capacity), prices),
                 timeline=line,
             )
         )
-    return read
+    return finished
 
 
 def _timeline(
-    session: Any, one: TrainingJob, previous_step: int | None, now: datetime
+    session: boto3.Session, job: TrainingJob, previous_step: int | None, now: datetime
 ) -> Timeline | None:
-    if not one.billable_seconds(now):
+    if not job.billable_seconds(now):
         return None
-    events = list(job_events(session, one.name))
+    events = list(job_events(session, job.name, job.region))
     if not events:
         return None
-    return timeline(events, *one.window(now), previous_step)
+    return timeline(events, *job.billed_interval(now), previous_step)
 
 
-def job_events(session: Any, name: str) -> Iterator[Event]:
-    """The event lines of a job's first rank, from all of its log streams."""
-    said = search(session, f"{name}/", pattern='"SMT "')
-    return (event for event in parse_events(one.message for one in said) if event["rank"] == 0)
+def job_events(session: boto3.Session, name: str, region: str | None = None) -> Iterator[Event]:
+    """Yield the events of a job's rank 0 from all of its log streams; ``region`` is the session's
+    unless given.
+    """
+    entries = search(session, f"{name}/", region=region, pattern='"SMT "')
+    events = parse_events(entry.message for entry in entries)
+    return (event for event in events if event["rank"] == 0)

@@ -1,59 +1,65 @@
-"""What every job leaves beside its run in S3 before it starts: all that going on with it takes.
+"""What a job leaves in S3 before it starts: all that a later job of the run needs to start.
 
-``s3://BUCKET/RUN/jobs/JOB.json`` holds the run document and, of every stage, the request whose code
-is staged, at every place that the run may go to. Any laptop or function can go on by it, and a job
-that comes weeks later runs the very code of the first. It is put only where there is none
-(If-None-Match), so it is also the claim of whoever is about to start the job.
+``s3://BUCKET/RUN/jobs/JOB.json`` holds the run document, each stage's request, whose code is
+staged, and the number of the job's placement. Any laptop or function can start the next job from
+it, and a job that starts weeks later runs the same code as the first. The object is written only
+if it does not exist (If-None-Match), so it also is the exclusive claim on the job's name.
 
-All records lie in the bucket of the run's own place, also those of jobs elsewhere: SageMaker takes
-a name once in each region, so the first claim of a name also says where its job goes, for ever;
-unless AWS refused to start it there: then the name is free again.
+All records are in the home placement's bucket, whatever the job's region: SageMaker rejects a
+duplicate name only within one region, so the first claim of a name also fixes its placement. A
+name becomes free again only if AWS rejects the job.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from email.utils import parsedate_to_datetime
-from typing import Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from sm_train.estimators.config.naming import job_name
+from sm_train.estimators.config.placement import placements
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.training import TrainingRequest
-from sm_train.toolkit.aws.session import translate_aws_errors
-from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.aws.errors import translate_aws_errors
+from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.jobs.training_job import describe_job, is_foreign
 
-_VERSION = 2
+if TYPE_CHECKING:
+    import boto3
 
-GIVEN_UP = -1
-"""The place of a job that will not be: its name was claimed for one and is spent."""
+_VERSION = 3
+
+ABANDONED = -1
+"""Placement of a job that will never start: its name was claimed and is spent."""
 
 FREE = -2
-"""The place of a job that AWS refused to start: its name may be claimed again for any."""
+"""Placement of a job that AWS rejected: its name may be claimed again for any placement."""
 
 CLAIM_SECONDS = 900.0
-"""A claim without a job is given up after this: its laptop was killed between the two."""
+"""A claim without a job expires after this: its process was killed between claim and start."""
 
-_TAKEN = ("PreconditionFailed", "ConditionalRequestConflict", "412", "409")
+_CONDITION_FAILED = ("PreconditionFailed", "ConditionalRequestConflict", "412", "409")
 
 
 class ClaimedError(UserError):
-    """Somebody else is starting the very job."""
+    """Another process is starting this very job."""
 
 
 @dataclass(frozen=True)
 class LaunchRecord:
-    """The run's document as it was submitted, and the requests of its stages by their names.
+    """The run's document as submitted, and the home placement's request of each stage by name.
 
-    ``elsewhere`` has the same for each fallback; the job is at ``place``, 0 for the run's own.
+    Requests of other placements are computed from these. The job runs at ``placement``.
     """
 
     document: dict[str, Any]
     requests: dict[str, TrainingRequest]
-    elsewhere: list[dict[str, TrainingRequest]] = field(default_factory=list)
-    place: int = 0
+    placement: int = 0
 
     @property
     def config(self) -> RunConfig:
@@ -61,9 +67,9 @@ class LaunchRecord:
 
 
 @dataclass(frozen=True)
-class Claim:
-    """A job's record as it lies there: ``etag`` is of its very bytes, ``age`` in seconds by the
-    server's clock alone, since this laptop's may be wrong.
+class StoredRecord:
+    """A record as stored: ``etag`` identifies its bytes; ``age`` is in seconds by S3's clock
+    alone, since the local clock may be wrong.
     """
 
     record: LaunchRecord
@@ -71,118 +77,192 @@ class Claim:
     age: float
 
 
-def claim(session: Any, bucket: str, job: str, record: LaunchRecord) -> str:
-    """Keep ``record`` as the job's, before the job is started; returns what :func:`release` takes.
+class JobNameClaim:
+    """The exclusive right to start one job, held as its record in S3.
 
-    Raises:
-        ClaimedError: somebody else is starting that very job now, or did so at another place.
-        UserError: AWS refuses.
+    As a context manager it acquires the claim, and releases it if AWS clearly rejects the job.
+    ``session`` is in the run's home region, wherever the job starts.
     """
-    begun = time.time()
-    mine = _put(session, bucket, job, record, IfNoneMatch="*")
-    if mine is None:
-        before = read_claim(session, bucket, record.document["name"], job)
-        if before is None:
-            raise ClaimedError(f"{job}: somebody else is starting it; look again")
-        if before.record.place != FREE and before.age < CLAIM_SECONDS:
+
+    def __init__(self, session: boto3.Session, bucket: str, job: str, record: LaunchRecord) -> None:
+        self._session, self._bucket, self._job = session, bucket, job
+        self._record = record
+        self._etag = ""
+
+    def acquire(self) -> None:
+        """Write the record as the job's, before the job is started.
+
+        Raises:
+            ClaimedError: another process is starting this job, or started it at another placement.
+            UserError: AWS returns an error.
+        """
+        begun = time.time()
+        etag = self._put(self._record, IfNoneMatch="*")
+        if etag is None:
+            etag = self._take_over()
+        if time.time() - begun > CLAIM_SECONDS / 2:
+            # This machine was suspended: the claim may have expired, and another process may have
+            # started the job at another placement.
+            raise ClaimedError(f"{self._job}: was not claimed in time; the next poll decides again")
+        self._etag = etag
+
+    def _take_over(self) -> str:
+        """Replace a claim that is free, or expired and of the same placement; returns the ETag."""
+        run = self._record.document["name"]
+        stored = read_stored_record(self._session, self._bucket, run, self._job)
+        if stored is None:
+            raise ClaimedError(f"{self._job}: another process is starting it; run this again")
+        if stored.record.placement != FREE and stored.age < CLAIM_SECONDS:
             raise ClaimedError(
-                f"{job}: somebody else is starting it since {before.age:.0f} s; `sm-train status` "
-                f"shows it soon. A start that was broken off is free again after "
-                f"{CLAIM_SECONDS / 60:.0f} minutes"
+                f"{self._job}: another process has been starting it for {stored.age:.0f} s; "
+                "`sm-train status` shows it soon. The claim of a process that was killed expires "
+                f"after {CLAIM_SECONDS / 60:.0f} minutes"
             )
-        # Of two that take it over, SageMaker refuses the second: name and region are the same.
-        if before.record.place in (record.place, FREE):
-            mine = _put(session, bucket, job, record, IfMatch=before.etag)
-        if mine is None:
-            raise ClaimedError(f"{job}: somebody else has just taken it over; look again")
-    if time.time() - begun > CLAIM_SECONDS / 2:
-        # This machine slept: by now the claim may be somebody else's, and the job elsewhere.
-        raise ClaimedError(f"{job}: was not claimed in time; the next look decides anew")
-    return mine
+        etag = None
+        # If two take over the same placement's claim, SageMaker rejects the second job: name and
+        # region are equal. At another placement the region may differ, and both jobs would start.
+        if stored.record.placement in (self._record.placement, FREE):
+            etag = self._put(self._record, IfMatch=stored.etag)
+        if etag is None:
+            raise ClaimedError(f"{self._job}: another process has just claimed it; run this again")
+        return etag
+
+    def release(self) -> None:
+        """Free the name after AWS rejected the job, unless the claim has been taken over."""
+        self._put(replace(self._record, placement=FREE), IfMatch=self._etag)
+
+    def abandon(self, stored: StoredRecord) -> None:
+        """Spend the name of a job that was claimed and never started: it can never be claimed.
+
+        Raises:
+            ClaimedError: another process has just taken it over.
+            UserError: AWS returns an error.
+        """
+        spent = replace(stored.record, placement=ABANDONED)
+        if self._put(spent, IfMatch=stored.etag) is None:
+            raise ClaimedError(f"{self._job}: another process has just claimed it; run this again")
+
+    def __enter__(self) -> JobNameClaim:
+        self.acquire()
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # After a network or internal error the job may have started, so the claim stays.
+        if isinstance(error, UserError) and error.exit_code != ExitCode.UNEXPECTED:
+            self.release()
+
+    def _put(self, record: LaunchRecord, **condition: str) -> str | None:
+        """Write the record under the condition; its ETag, or None if the condition failed."""
+        from botocore.exceptions import ClientError
+
+        key = record_key(record.document["name"], self._job)
+        # The random ID gives any two claims different bytes, and so different ETags.
+        content = {"version": _VERSION, "claim": uuid4().hex, **asdict(record)}
+        with translate_aws_errors(f"s3://{self._bucket}/{key}"):
+            try:
+                response = self._session.client("s3").put_object(
+                    Bucket=self._bucket,
+                    Key=key,
+                    Body=json.dumps(content, indent=1).encode(),
+                    ContentType="application/json",
+                    **condition,  # type: ignore[arg-type]  # If-Match or If-None-Match
+                )
+            except ClientError as error:
+                if error.response["Error"]["Code"] not in _CONDITION_FAILED:
+                    raise
+                return None
+        return response["ETag"]
 
 
-def release(session: Any, bucket: str, job: str, record: LaunchRecord, mine: str) -> None:
-    """Free the name that ``mine`` claimed: AWS has refused to start the job. Somebody who has taken
-    it over since keeps it.
-    """
-    _put(session, bucket, job, replace(record, place=FREE), IfMatch=mine)
+def first_free_attempt(
+    session: boto3.Session,
+    bucket: str,
+    record: LaunchRecord,
+    stage: str,
+    attempt: int,
+    *,
+    region: str,
+) -> int:
+    """Return the first attempt from ``attempt`` on whose job name is free for ``record``, whose
+    placement is in ``region``.
 
-
-def give_up(session: Any, bucket: str, job: str, before: Claim) -> None:
-    """Spend the name of a job that was claimed and never started: it cannot be claimed any more.
+    A name is taken if a job of no run has it in that region, or if it was claimed for another
+    placement and never started; such a claim is abandoned here.
 
     Raises:
-        ClaimedError: somebody else has just taken it over.
-        UserError: AWS refuses.
+        ClaimedError: another process started the job at another placement, or is starting it.
     """
-    spent = replace(before.record, place=GIVEN_UP)
-    if _put(session, bucket, job, spent, IfMatch=before.etag) is None:
-        raise ClaimedError(f"{job}: somebody else has just taken it over; look again")
+    run = record.document["name"]
+    while True:
+        name = job_name(run, stage, attempt)
+        if not is_foreign(session, name, region):
+            stored = read_stored_record(session, bucket, run, name)
+            if stored is None or stored.record.placement in (record.placement, FREE):
+                return attempt
+            if stored.record.placement != ABANDONED:
+                _abandon_if_expired(session, bucket, name, stored)
+        attempt += 1
 
 
-def _put(session: Any, bucket: str, job: str, record: LaunchRecord, **condition: str) -> str | None:
-    """Put the record under the condition; its ETag, or None where the condition did not hold."""
-    from botocore.exceptions import ClientError
-
-    key = record_key(record.document["name"], job)
-    # Two claims never have the same bytes, and so never the same ETag.
-    content = {"version": _VERSION, "claim": uuid4().hex, **asdict(record)}
-    with translate_aws_errors(f"s3://{bucket}/{key}"):
-        try:
-            answer = session.client("s3").put_object(
-                Bucket=bucket,
-                Key=key,
-                Body=json.dumps(content, indent=1).encode(),
-                ContentType="application/json",
-                **condition,
-            )
-        except ClientError as error:
-            if error.response["Error"]["Code"] not in _TAKEN:
-                raise
-            return None
-    return str(answer["ETag"])
+def _abandon_if_expired(
+    session: boto3.Session, bucket: str, name: str, stored: StoredRecord
+) -> None:
+    other = placements(stored.record.config, session.region_name)[stored.record.placement]
+    started = describe_job(session, name, other.region) is not None
+    if started or stored.age < CLAIM_SECONDS:
+        raise ClaimedError(
+            f"{name}: another process is starting it in {other.region}; run this again"
+        )
+    JobNameClaim(session, bucket, name, stored.record).abandon(stored)
 
 
-def read_record(session: Any, bucket: str, run: str, job: str) -> LaunchRecord | None:
-    """The job's record; None where there is none.
+def read_record(session: boto3.Session, bucket: str, run: str, job: str) -> LaunchRecord | None:
+    """Return the job's record; None if it has none.
 
     Raises:
-        UserError: it is damaged, or AWS refuses.
+        UserError: the record is damaged, or AWS returns an error.
     """
-    found = read_claim(session, bucket, run, job)
-    return None if found is None else found.record
+    stored = read_stored_record(session, bucket, run, job)
+    return None if stored is None else stored.record
 
 
-def read_claim(session: Any, bucket: str, run: str, job: str) -> Claim | None:
-    """The job's record with what tells it from others; None where there is none.
+def read_stored_record(
+    session: boto3.Session, bucket: str, run: str, job: str
+) -> StoredRecord | None:
+    """Return the job's record with its ETag and age; None if it has none.
 
     Raises:
-        UserError: it is damaged, or AWS refuses.
+        UserError: the record is damaged, or AWS returns an error.
     """
     from botocore.exceptions import ClientError
 
     key = record_key(run, job)
     with translate_aws_errors(f"s3://{bucket}/{key}"):
         try:
-            answer = session.client("s3").get_object(Bucket=bucket, Key=key)
+            response = session.client("s3").get_object(Bucket=bucket, Key=key)
         except ClientError as error:
             if error.response["Error"]["Code"] not in ("NoSuchKey", "404"):
                 raise
             return None
-        body = answer["Body"].read()
-    now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
-    written: datetime = answer["LastModified"]
+        body = response["Body"].read()
+    now = parsedate_to_datetime(response["ResponseMetadata"]["HTTPHeaders"]["date"])
+    written: datetime = response["LastModified"]
     try:
         content = json.loads(body)
         if content.pop("version") != _VERSION:
-            raise ValueError("of another version of sm-train")
+            raise ValueError("written by another version of sm-train")
         content.pop("claim")
         record = LaunchRecord(**content)
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"s3://{bucket}/{key}: damaged ({error}); `sm-train resume` with the run file"
+            f"s3://{bucket}/{key}: damaged ({error}); run `sm-train resume` with the run file"
         ) from None
-    return Claim(record, answer["ETag"], max(0.0, (now - written).total_seconds()))
+    return StoredRecord(record, response["ETag"], max(0.0, (now - written).total_seconds()))
 
 
 def record_key(run: str, job: str) -> str:

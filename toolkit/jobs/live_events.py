@@ -1,17 +1,21 @@
-"""What a job has said lately: its newest event lines, without reading weeks of log."""
+"""Reads a job's newest event lines without reading weeks of log."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
-from sm_train.toolkit.aws.cloudwatch_logs import Entry, newest_line, search
+from sm_train.toolkit.aws.cloudwatch_logs import LogEntry, newest_line, search
 from sm_train.toolkit.jobs.events import parse_event
 from sm_train.toolkit.jobs.live_state import LiveState, fold_events
+from sm_train.toolkit.jobs.training_job import TrainingJob
+
+if TYPE_CHECKING:
+    import boto3
 
 _WINDOW_SECONDS = 1800.0
-"""How far before its newest line a job's last words are looked for: several logging intervals."""
+"""How far before its newest line a job's events are read: several logging intervals."""
 
 EVENT_PATTERN = '"SMT "'
 """CloudWatch's filter for event lines."""
@@ -19,49 +23,50 @@ EVENT_PATTERN = '"SMT "'
 
 @dataclass(frozen=True)
 class Progress:
-    """Of one job, by its own clock in Unix seconds; None where it has not said that yet.
+    """Progress of one job, in Unix seconds by its own clock; None if it has not logged it yet.
 
-    ``sign`` is when any of its processes last took a step, saved, evaluated or started.
+    ``last_activity`` is when any of its processes last took a step, saved, evaluated or started.
     """
 
     step: int | None = None
     steps_per_second: float | None = None
     loss: float | None = None
-    sign: float | None = None
+    last_activity: float | None = None
     ended: str | None = None
     """Why training ended, once it has."""
 
 
-def read_live(session: Any, job: str) -> LiveState:
-    """Read the job's newest lines.
+def read_live(session: boto3.Session, job: TrainingJob) -> LiveState:
+    """Return the state of the job's newest events.
 
     Raises:
-        UserError: AWS refuses.
+        UserError: AWS returns an error.
     """
-    newest = newest_line(session, job)
+    newest = newest_line(session, job.name, region=job.region)
     if newest is None:
         return LiveState()
     since = newest - _WINDOW_SECONDS
-    return live_of(search(session, f"{job}/", pattern=EVENT_PATTERN, since=since))
+    entries = search(session, f"{job.name}/", region=job.region, pattern=EVENT_PATTERN, since=since)
+    return live_of(entries)
 
 
-def live_of(entries: Iterable[Entry]) -> LiveState:
-    """What the event lines among ``entries`` come to."""
-    parsed = ((entry.host, parse_event(entry.message)) for entry in entries)
-    return fold_events((host, event) for host, event in parsed if event is not None)
+def live_of(entries: Iterable[LogEntry]) -> LiveState:
+    """Return the state of the events among ``entries``."""
+    parsed = ((entry.node, parse_event(entry.message)) for entry in entries)
+    return fold_events((node, event) for node, event in parsed if event is not None)
 
 
-def last_words(live: LiveState) -> Progress:
-    """The job's state in few words."""
+def progress_of(live: LiveState) -> Progress:
+    """Summarize the job's state."""
     step = speed = loss = ended = None
     if "step" in live.newest:
         event = live.newest["step"].event
         step = int(event["step"])
         speed, loss = event["steps_per_second"], event["loss"]
-    elif live.beats:
-        # Training may hang for longer than its words are looked for.
-        step = max(int(beat.event["step"]) for beat in live.beats.values())
+    elif live.heartbeats:
+        # A hanging job may have logged no step within the window, but its heartbeats go on.
+        step = max(int(heartbeat.event["step"]) for heartbeat in live.heartbeats.values())
     if "end" in live.newest:
         event = live.newest["end"].event
         ended, step = str(event["reason"]), max(step or 0, int(event["step"]))
-    return Progress(step, speed, loss, live.sign, ended)
+    return Progress(step, speed, loss, live.last_activity, ended)

@@ -1,6 +1,6 @@
-"""What a job's event lines come to: in whatever order they are heard, however often.
+"""Folds a job's events into its live state, in any order and with repetitions.
 
-Pure functions. A :class:`LiveState` keeps the newest value of each kind; merging two states gives
+Pure functions. A :class:`LiveState` keeps the newest event of each kind; merging two states gives
 the state that has seen the events of both.
 """
 
@@ -14,110 +14,112 @@ from typing import Any
 
 from sm_train.toolkit.jobs.events import Event
 
-_STEPS, _NOTICES = 720, 200
-"""Step events (an hour of them at one every five seconds), warnings and errors that are kept."""
+_MAX_STEPS, _MAX_NOTICES = 720, 200
+"""Step events (an hour at one every five seconds), and warnings and errors, that are kept."""
 
-_SIGNS = ("start", "step", "checkpoint", "eval", "end", "epoch")
+_ACTIVITY = ("start", "step", "checkpoint", "eval", "end", "epoch")
+"""Kinds of events that show that the job makes progress."""
 
-STRAGGLES = 1.1
-"""A rank whose median step takes so many times the median of all is told of."""
+STRAGGLER_RATIO = 1.1
+"""A rank is a straggler above this multiple of the median rank's median step time."""
 
 
 @dataclass(frozen=True, order=True)
 class LoggedEvent:
-    """An event, who said it and when (Unix seconds, by the machine's clock)."""
+    """An event with its node and its time (Unix seconds, by the node's clock)."""
 
     time: float
-    host: str
+    node: str
     text: str
-    """The event again: what makes two of the same time different, and one said twice the same."""
+    """The event as JSON: tells apart events of the same time, and makes repetitions equal."""
     event: Event = field(compare=False)
 
 
 @dataclass(frozen=True)
 class LiveState:
-    """Of one job. ``beats`` and ``figures`` are each host's newest ``heartbeat`` and ``node``
-    events, ``newest`` those of every other kind; ``sign`` is when a process last took a step,
-    saved, evaluated or started.
+    """The live state of one job.
+
+    ``heartbeats`` and ``node_metrics`` hold each node's newest ``heartbeat`` and ``node`` events,
+    ``newest`` the newest event of every other kind. ``last_activity`` is when a process last took
+    a step, saved, evaluated or started, in Unix seconds.
     """
 
     steps: tuple[LoggedEvent, ...] = ()
     notices: tuple[LoggedEvent, ...] = ()
-    beats: Mapping[str, LoggedEvent] = field(default_factory=dict)
-    figures: Mapping[str, LoggedEvent] = field(default_factory=dict)
+    heartbeats: Mapping[str, LoggedEvent] = field(default_factory=dict)
+    node_metrics: Mapping[str, LoggedEvent] = field(default_factory=dict)
     newest: Mapping[str, LoggedEvent] = field(default_factory=dict)
-    sign: float | None = None
+    last_activity: float | None = None
 
 
-def fold_events(lines: Iterable[tuple[str, Event]]) -> LiveState:
-    """The state that the events, each with its host, come to."""
+def fold_events(events: Iterable[tuple[str, Event]]) -> LiveState:
+    """Return the state after ``events``, each given with its node."""
     steps, notices = set[LoggedEvent](), set[LoggedEvent]()
-    beats, figures, newest = (
-        dict[str, LoggedEvent](),
-        dict[str, LoggedEvent](),
-        dict[str, LoggedEvent](),
-    )
-    sign: float | None = None
-    for host, event in lines:
+    heartbeats: dict[str, LoggedEvent] = {}
+    node_metrics: dict[str, LoggedEvent] = {}
+    newest: dict[str, LoggedEvent] = {}
+    last_activity: float | None = None
+    for node, event in events:
         if not isinstance(event.get("time"), (int, float)):
             continue
-        said = LoggedEvent(float(event["time"]), host, json.dumps(event, sort_keys=True), event)
-        kind, moment = event["kind"], said.time
+        logged = LoggedEvent(float(event["time"]), node, json.dumps(event, sort_keys=True), event)
+        kind, moment = event["kind"], logged.time
         if kind == "heartbeat":
-            beats[host] = max(beats.get(host, said), said)
+            heartbeats[node] = max(heartbeats.get(node, logged), logged)
             if event["seconds_since_step"] is None:
                 continue
-            # A heartbeat goes on while training hangs: what counts is the step it tells of.
+            # Heartbeats continue while training hangs: the step they report counts as activity.
             moment -= float(event["seconds_since_step"])
         elif kind == "node":
-            figures[host] = max(figures.get(host, said), said)
+            node_metrics[node] = max(node_metrics.get(node, logged), logged)
         elif kind in ("warning", "error"):
-            notices.add(said)
+            notices.add(logged)
         else:
-            newest[kind] = max(newest.get(kind, said), said)
+            newest[kind] = max(newest.get(kind, logged), logged)
         if kind == "step":
-            steps.add(said)
-        if kind in _SIGNS or kind == "heartbeat":
-            sign = max(moment, sign if sign is not None else moment)
+            steps.add(logged)
+        if kind in _ACTIVITY or kind == "heartbeat":
+            last_activity = max(moment, last_activity if last_activity is not None else moment)
     return LiveState(
-        tuple(sorted(steps)[-_STEPS:]),
-        tuple(sorted(notices)[-_NOTICES:]),
-        beats,
-        figures,
+        tuple(sorted(steps)[-_MAX_STEPS:]),
+        tuple(sorted(notices)[-_MAX_NOTICES:]),
+        heartbeats,
+        node_metrics,
         newest,
-        sign,
+        last_activity,
     )
 
 
-def merge(one: LiveState, other: LiveState) -> LiveState:
-    """What had heard all that either has."""
-    signs = [live.sign for live in (one, other) if live.sign is not None]
+def merge(first: LiveState, second: LiveState) -> LiveState:
+    """Merge two states into one that has seen the events of both."""
+    activity = [live.last_activity for live in (first, second) if live.last_activity is not None]
     return LiveState(
-        tuple(sorted({*one.steps, *other.steps})[-_STEPS:]),
-        tuple(sorted({*one.notices, *other.notices})[-_NOTICES:]),
-        _later(one.beats, other.beats),
-        _later(one.figures, other.figures),
-        _later(one.newest, other.newest),
-        max(signs, default=None),
+        tuple(sorted({*first.steps, *second.steps})[-_MAX_STEPS:]),
+        tuple(sorted({*first.notices, *second.notices})[-_MAX_NOTICES:]),
+        _newer(first.heartbeats, second.heartbeats),
+        _newer(first.node_metrics, second.node_metrics),
+        _newer(first.newest, second.newest),
+        max(activity, default=None),
     )
 
 
-def _later(
-    one: Mapping[str, LoggedEvent], other: Mapping[str, LoggedEvent]
+def _newer(
+    first: Mapping[str, LoggedEvent], second: Mapping[str, LoggedEvent]
 ) -> dict[str, LoggedEvent]:
     return {
-        key: max(found[key] for found in (one, other) if key in found) for key in {**one, **other}
+        key: max(events[key] for events in (first, second) if key in events)
+        for key in {**first, **second}
     }
 
 
-# ------------------------------------------------------------------ what is shown of it
+# ------------------------------------------------------------------ views of the state
 
 
 @dataclass(frozen=True)
 class NodeState:
-    """A machine as it was last heard of; None is unknown. Shares are of 1, utilization of 100."""
+    """A node's newest state; None is unknown. Shares are of 1, utilization is in percent."""
 
-    host: str
+    node: str
     heartbeat_age: float | None
     step: int | None
     gpu_utilization: float | None
@@ -132,84 +134,85 @@ class NodeState:
 
 @dataclass(frozen=True)
 class Straggler:
-    """``ratio``: its median step over the median of all ranks'."""
+    """A slow rank; ``ratio`` is its median step time over the median of all ranks'."""
 
     rank: int
-    host: str
+    node: str
     step_seconds: float
     ratio: float
 
 
 @dataclass(frozen=True)
 class Notice:
-    """Warnings or errors of one code and host: the newest, and how many there were."""
+    """Warnings or errors of one code and node: the newest one, and their number."""
 
     time: float
     level: str
-    host: str
+    node: str
     code: str
     message: str
     count: int
 
 
 def node_states(
-    live: LiveState, hosts: Iterable[str], now: float, gpus: Mapping[str, float]
+    live: LiveState, nodes: Iterable[str], now: float, gpus: Mapping[str, float]
 ) -> list[NodeState]:
-    """Every host that should be there or was heard, by number; ``gpus`` is the GPUs' utilization
-    by CloudWatch, for those that do not say their own.
+    """Return the state of ``nodes`` and of every node that has logged, by number.
+
+    ``gpus`` is the GPU utilization by CloudWatch, for nodes that do not log their own.
     """
-    every = {*hosts, *live.beats, *live.figures}
-    return [_node_state(live, host, now, gpus) for host in sorted(every, key=_number)]
+    every = {*nodes, *live.heartbeats, *live.node_metrics}
+    return [_node_state(live, node, now, gpus) for node in sorted(every, key=_node_order)]
 
 
-def _node_state(live: LiveState, host: str, now: float, gpus: Mapping[str, float]) -> NodeState:
-    beat = live.beats.get(host)
-    figures: Event = live.figures[host].event if host in live.figures else {}
-    utilization = figures.get("gpu_utilization_mean")
-    efa = figures.get("efa_receive_bytes_per_second"), figures.get("efa_send_bytes_per_second")
+def _node_state(live: LiveState, node: str, now: float, gpus: Mapping[str, float]) -> NodeState:
+    heartbeat = live.heartbeats.get(node)
+    metrics: Event = live.node_metrics[node].event if node in live.node_metrics else {}
+    utilization = metrics.get("gpu_utilization_mean")
+    efa = metrics.get("efa_receive_bytes_per_second"), metrics.get("efa_send_bytes_per_second")
     network = "network_receive_bytes_per_second", "network_send_bytes_per_second"
     return NodeState(
-        host,
-        None if beat is None else max(0.0, now - beat.time),
-        None if beat is None else beat.event["step"],
-        gpus.get(host) if utilization is None else utilization,
-        figures.get("gpu_utilization_min"),
-        figures.get("gpu_memory_used_max"),
-        figures.get("gpu_temperature_max"),
-        figures.get("data_wait_share_max"),
-        figures.get("straggler_ratio"),
-        _sum(efa[0], figures.get(network[0])),
-        _sum(efa[1], figures.get(network[1])),
+        node,
+        None if heartbeat is None else max(0.0, now - heartbeat.time),
+        None if heartbeat is None else heartbeat.event["step"],
+        gpus.get(node) if utilization is None else utilization,
+        metrics.get("gpu_utilization_min"),
+        metrics.get("gpu_memory_used_max"),
+        metrics.get("gpu_temperature_max"),
+        metrics.get("data_wait_share_max"),
+        metrics.get("straggler_ratio"),
+        _sum_known(efa[0], metrics.get(network[0])),
+        _sum_known(efa[1], metrics.get(network[1])),
     )
 
 
-def _sum(*values: float | None) -> float | None:
+def _sum_known(*values: float | None) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) if known else None
 
 
-def _number(host: str) -> tuple[int, str]:
-    number = host.rpartition("-")[2]
-    return (int(number) if number.isdigit() else 0, host)
+def _node_order(node: str) -> tuple[int, str]:
+    number = node.rpartition("-")[2]
+    return (int(number) if number.isdigit() else 0, node)
 
 
 def stragglers(live: LiveState) -> list[Straggler]:
-    """The ranks that keep others waiting, the slowest first, by each machine's newest figures."""
-    steps: dict[int, tuple[float, str]] = {
-        int(one["rank"]): (float(one["p50"]), host)
-        for host, said in live.figures.items()
-        for one in _ranks(said.event)
-        if one.get("p50") and one.get("rank") is not None
+    """Return the ranks that delay the others, slowest first, by each node's newest metrics."""
+    step_times: dict[int, tuple[float, str]] = {
+        int(rank["rank"]): (float(rank["p50"]), node)
+        for node, logged in live.node_metrics.items()
+        for rank in _ranks(logged.event)
+        if rank.get("p50") and rank.get("rank") is not None
     }
-    if len(steps) < 2:
+    if len(step_times) < 2:
         return []
-    usual = median(seconds for seconds, _ in steps.values())
-    found = [
-        Straggler(rank, host, seconds, seconds / usual)
-        for rank, (seconds, host) in steps.items()
-        if seconds > STRAGGLES * usual
+    typical = median(seconds for seconds, _ in step_times.values())
+    slow = [
+        Straggler(rank, node, seconds, seconds / typical)
+        for rank, (seconds, node) in step_times.items()
+        if seconds > STRAGGLER_RATIO * typical
     ]
-    return sorted(found, key=lambda one: (-one.ratio, one.rank))
+    return sorted(slow, key=lambda one: (-one.ratio, one.rank))
 
 
 def _ranks(event: Event) -> list[dict[str, Any]]:
@@ -218,12 +221,13 @@ def _ranks(event: Event) -> list[dict[str, Any]]:
 
 
 def notices(live: LiveState) -> list[Notice]:
-    """Warnings and errors, the newest last; what a machine says again and again is one."""
+    """Return warnings and errors, newest last; those a node repeats are counted as one."""
     found: dict[tuple[str, str, str], Notice] = {}
-    for said in live.notices:
-        level, code = said.event["kind"], str(said.event["code"])
-        key = (said.host, level, code)
+    for logged in live.notices:
+        level, code = logged.event["kind"], str(logged.event["code"])
+        key = (logged.node, level, code)
+        # Popping moves a repeated notice to the end.
         count = found.pop(key).count + 1 if key in found else 1
-        message = " ".join(str(said.event["message"]).split())
-        found[key] = Notice(said.time, level, said.host, code, message, count)
+        message = " ".join(str(logged.event["message"]).split())
+        found[key] = Notice(logged.time, level, logged.node, code, message, count)
     return list(found.values())

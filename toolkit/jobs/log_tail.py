@@ -1,4 +1,4 @@
-"""A job's log lines from CloudWatch, once or as they come."""
+"""Reads a job's log lines from CloudWatch, once or continuously."""
 
 from __future__ import annotations
 
@@ -6,107 +6,131 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sm_train.entrypoints.common.events import PREFIX
-from sm_train.toolkit.aws.cloudwatch_logs import Entry, search
+from sm_train.toolkit.aws.cloudwatch_logs import LogEntry, search
 from sm_train.toolkit.errors import TRANSIENT, UserError
-from sm_train.toolkit.jobs.training_job import find_job
+from sm_train.toolkit.jobs.training_job import TrainingJob, find_job
 
-_ASK_SECONDS = 5.0
-"""Between two questions: CloudWatch Logs allows an account about five FilterLogEvents a second."""
+if TYPE_CHECKING:
+    import boto3
 
-_LONGEST_SECONDS = 120.0
-"""Between two questions of which the first was refused."""
+_POLL_SECONDS = 5.0
+"""Between polls: CloudWatch Logs allows an account about five FilterLogEvents a second."""
+
+_MAX_POLL_SECONDS = 120.0
+"""Longest interval between polls after errors."""
 
 _LATE_SECONDS = 60.0
-"""A line may become visible so much later than lines that are younger.
+"""How much later than younger lines a line may become visible and still be read.
 
-One that is later still is missed. GetLogEvents with the token of the time before misses some, too
-(github.com/aws/aws-sdk-cpp/issues/1073). It also takes no filter, and a call for each machine every
-time: when a stream was last written to, DescribeLogStreams may know an hour later (CloudWatch Logs
-API reference, LogStream; November 2026).
+Later lines are missed. GetLogEvents with the previous token misses some as well
+(github.com/aws/aws-sdk-cpp/issues/1073), takes no filter, and needs a call for each node every
+time: DescribeLogStreams may report a stream's last event an hour late (CloudWatch Logs API
+reference, LogStream; November 2026).
 """
 
 
 class LogFollower:
-    """What the streams that begin with ``streams`` say since a moment (Unix seconds), each line
-    once. Streams that appear later are followed, too.
+    """Polls the new lines of a job since a time (Unix seconds), each line once, also of streams
+    that appear later.
 
-    Refusals that may pass are waited for: ``pause`` is how long to wait before the next question,
-    ``refused`` what the last one was answered with.
+    After a transient error ``error`` is set and ``pause``, the seconds until the next poll, grows.
     """
 
     def __init__(
-        self, session: Any, streams: str, since: float, *, pattern: str | None = None
+        self,
+        session: boto3.Session,
+        job: TrainingJob,
+        since: float,
+        *,
+        node: int | None = None,
+        pattern: str | None = None,
     ) -> None:
-        self._session, self._streams, self._pattern = session, streams, pattern
+        self._session, self._region, self._pattern = session, job.region, pattern
+        self._streams = streams_of(job, node)
         self._since = since
-        self._shown: dict[str, float] = {}
-        self.pause = _ASK_SECONDS
-        self.refused: UserError | None = None
+        self._seen: dict[str, float] = {}
+        """Time of each entry since ``_since`` that was yielded, by its ID."""
+        self.pause = _POLL_SECONDS
+        self.error: UserError | None = None
 
-    def ask(self) -> Iterator[Entry]:
-        """The lines that are new.
+    def poll(self) -> Iterator[LogEntry]:
+        """Yield the new lines.
 
         Raises:
-            UserError: AWS refuses for good.
+            UserError: AWS returns an error that is not transient.
         """
         newest = self._since
         try:
-            for line in search(
-                self._session, self._streams, pattern=self._pattern, since=self._since
+            for entry in search(
+                self._session,
+                self._streams,
+                region=self._region,
+                pattern=self._pattern,
+                since=self._since,
             ):
-                newest = max(newest, line.time)
-                if line.id not in self._shown:
-                    self._shown[line.id] = line.time
-                    yield line
+                newest = max(newest, entry.time)
+                if entry.id not in self._seen:
+                    self._seen[entry.id] = entry.time
+                    yield entry
         except UserError as error:
             if error.exit_code not in TRANSIENT:
                 raise
-            # Of the pages after this one nothing is known: the next question is the same again.
-            if self.refused is not None:
-                self.pause = min(2 * self.pause, _LONGEST_SECONDS)
-            self.refused = error
+            # Later pages were not read, so the next poll starts at the same time.
+            if self.error is not None:
+                self.pause = min(2 * self.pause, _MAX_POLL_SECONDS)
+            self.error = error
             return
-        self.refused, self.pause = None, _ASK_SECONDS
+        self.error, self.pause = None, _POLL_SECONDS
         self._since = max(self._since, newest - _LATE_SECONDS)
-        self._shown = {line: at for line, at in self._shown.items() if at >= self._since}
+        self._seen = {entry: at for entry, at in self._seen.items() if at >= self._since}
+
+
+def streams_of(job: TrainingJob, node: int | None = None) -> str:
+    """Return the prefix of the job's log streams, or of those of one node."""
+    return f"{job.name}/algo-{node}-" if node else f"{job.name}/"
 
 
 def follow_log(
-    session: Any, job: str, streams: str, since: float, tell: Callable[[str], None]
-) -> Iterator[Entry]:
-    """What the streams say, and what comes until the job has ended; ``tell`` hears of trouble."""
-    follower = LogFollower(session, streams, since)
+    session: boto3.Session,
+    job: TrainingJob,
+    since: float,
+    on_error: Callable[[str], None],
+    *,
+    node: int | None = None,
+) -> Iterator[LogEntry]:
+    """Yield the job's lines until it has ended; report failed polls to ``on_error``."""
+    follower = LogFollower(session, job, since, node=node)
     while True:
         live = _is_live(session, job)
-        yield from follower.ask()
-        if follower.refused is not None:
-            tell(f"{follower.refused}; asked again in {follower.pause:.0f} s")
+        yield from follower.poll()
+        if follower.error is not None:
+            on_error(f"{follower.error}; retrying in {follower.pause:.0f} s")
         elif not live:
             return
         time.sleep(follower.pause)
 
 
-def _is_live(session: Any, job: str) -> bool:
-    """Whether the job may still say something."""
+def _is_live(session: boto3.Session, job: TrainingJob) -> bool:
+    """Whether the job may still write lines."""
     try:
-        found = find_job(session, job)
+        newest = find_job(session, job.name, job.region)
     except UserError as error:
         if error.exit_code not in TRANSIENT:
             raise
         return True
-    return found is not None and found.live
+    return newest is not None and newest.live
 
 
-def show_line(line: Entry, *, raw: bool, as_json: bool) -> None:
-    """Print a line; events have a readable twin, so they are left out unless ``raw``."""
-    text = line.message.rstrip("\n")
+def print_line(entry: LogEntry, *, raw: bool, as_json: bool) -> None:
+    """Print a line. Event lines repeat a readable line, so they are skipped unless ``raw``."""
+    text = entry.message.rstrip("\n")
     if PREFIX + "{" in text and not raw:
         return
-    shown = f"{line.host} | {text}"
+    line = f"{entry.node} | {text}"
     if as_json:
-        shown = json.dumps({"time": line.time, "node": line.host, "text": text})
-    sys.stdout.write(shown + "\n")
+        line = json.dumps({"time": entry.time, "node": entry.node, "text": text})
+    sys.stdout.write(line + "\n")
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Where a run is: a pure function of its jobs, its checkpoints and its last words."""
+"""The state of a run's stages: a pure function of jobs, checkpoints and the newest events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sm_train.toolkit.jobs.live_events import Progress
 from sm_train.toolkit.jobs.training_job import TrainingJob
 
 LOG_DELAY_SECONDS = 300.0
-"""What CloudWatch and clocks may add to a silence before it counts as the job's own."""
+"""How late CloudWatch and clocks may be: added to the timeout before a job counts as stalled."""
 
 State = Literal[
     "waiting", "starting", "training", "stalled", "stopping", "stopped", "failed", "done"
@@ -21,10 +21,10 @@ State = Literal[
 
 @dataclass(frozen=True)
 class StageState:
-    """One stage of the run, with its jobs, the oldest first.
+    """One stage of the run with its jobs, oldest first.
 
-    ``step`` is the last that is known of, in a checkpoint or in a job's words; ``resumes_from`` is
-    that of the newest whole checkpoint.
+    ``step`` is the newest one known from checkpoints and events; ``resumes_from`` is that of the
+    newest complete checkpoint.
     """
 
     name: str
@@ -32,11 +32,11 @@ class StageState:
     state: State
     jobs: tuple[TrainingJob, ...]
     stored: StoredCheckpoint
-    words: Progress
+    progress: Progress
 
     @property
     def job(self) -> TrainingJob | None:
-        """The one that is live, else the newest."""
+        """The live job, else the newest."""
         return live_or_newest(self.jobs)
 
     @property
@@ -47,14 +47,14 @@ class StageState:
     def step(self) -> int:
         if self.state == "done":
             return self.max_steps
-        return max(self.resumes_from, self.words.step or 0)
+        return max(self.resumes_from, self.progress.step or 0)
 
     @property
     def remaining_seconds(self) -> float | None:
-        """Training time at the live speed."""
-        left = self.max_steps - self.step
-        speed = self.words.steps_per_second
-        return left / speed if speed else (0.0 if left <= 0 else None)
+        """Training time left at the current speed."""
+        remaining = self.max_steps - self.step
+        speed = self.progress.steps_per_second
+        return remaining / speed if speed else (0.0 if remaining <= 0 else None)
 
 
 def stage_state(
@@ -62,43 +62,45 @@ def stage_state(
     max_steps: int,
     jobs: Sequence[TrainingJob],
     stored: StoredCheckpoint,
-    words: Progress,
+    progress: Progress,
     *,
     now: datetime,
     stall_after: float,
 ) -> StageState:
-    """``words`` are those of its job; ``stall_after`` is the run file's, in seconds."""
+    """Return the stage's state; ``progress`` is its job's, ``stall_after`` the run file's timeout
+    in seconds.
+    """
     job = live_or_newest(jobs)
     state: State = "waiting"
     if job is not None and job.live:
-        state = _live(job, words, now, stall_after)
+        state = _live_state(job, progress, now, stall_after)
     elif job is not None and job.status == "Completed":
-        # A job that heard SIGTERM of something else than a stop ends well, and early.
+        # A job that gets SIGTERM without a stop request completes, but early.
         early = stored.step is not None and stored.step < max_steps
         state = "stopped" if early else "done"
     elif job is not None:
         state = "failed" if job.status == "Failed" else "stopped"
     elif stored.final and (stored.step or 0) >= max_steps:
         state = "done"  # its jobs have been deleted
-    return StageState(name, max_steps, state, tuple(jobs), stored, words)
+    return StageState(name, max_steps, state, tuple(jobs), stored, progress)
 
 
 def live_or_newest(jobs: Sequence[TrainingJob]) -> TrainingJob | None:
-    """The job that counts of a stage's, which come the oldest first."""
+    """Return the live one of a stage's jobs (oldest first), else the newest."""
     newest = jobs[-1] if jobs else None
     return next((job for job in reversed(jobs) if job.live), newest)
 
 
-def _live(job: TrainingJob, words: Progress, now: datetime, stall_after: float) -> State:
+def _live_state(job: TrainingJob, progress: Progress, now: datetime, stall_after: float) -> State:
     if job.status == "Stopping":
         return "stopping"
-    if job.started is None or words.sign is None:
+    if job.started is None or progress.last_activity is None:
         return "starting"
-    silent = now.timestamp() - words.sign
-    stalled = silent > stall_after + LOG_DELAY_SECONDS and words.ended is None
+    inactive = now.timestamp() - progress.last_activity
+    stalled = inactive > stall_after + LOG_DELAY_SECONDS and progress.ended is None
     return "stalled" if stalled else "training"
 
 
 def current(stages: Sequence[StageState]) -> StageState | None:
-    """The first stage that is not done; None when all are."""
+    """Return the first stage that is not done; None if all are."""
     return next((stage for stage in stages if stage.state != "done"), None)

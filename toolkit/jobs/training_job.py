@@ -1,4 +1,4 @@
-"""A run's training jobs as SageMaker tells of them: no laptop has to remember anything."""
+"""A run's training jobs as SageMaker describes them: the tags hold all state, laptops hold none."""
 
 from __future__ import annotations
 
@@ -7,26 +7,31 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sm_train.estimators.request.training import PLACE_TAG, REGIONS_TAG, RUN_TAG, STAGE_TAG
-from sm_train.toolkit.aws.session import for_region, translate_aws_errors
+from sm_train.estimators.config.placement import PLACEMENT_TAG
+from sm_train.estimators.request.training import REGIONS_TAG, RUN_TAG, STAGE_TAG
+from sm_train.toolkit.aws.errors import translate_aws_errors
+
+if TYPE_CHECKING:
+    import boto3
+    from types_boto3_sagemaker import SageMakerClient
 
 ENDED = ("Completed", "Failed", "Stopped", "Deleting")
-"""Statuses of jobs that cost nothing any more. One that is not known yet may cost something."""
+"""Statuses of jobs that are no longer billed. A status not listed here may be billed."""
 
 FROM_STEP_TAG, CAUSE_TAG = "sm-train:from-step", "sm-train:cause"
-"""A job's tags: the step of the checkpoint that it goes on from, and why it was started."""
+"""A job's tags: the step of the checkpoint it resumes from, and why it was started."""
 
-CHAIN_TAG, STOPPED_TAG = "sm-train:chain", "sm-train:stopped-for"
-"""A job's tags: whether the next stage follows by itself (on, off), and why it was stopped."""
+AUTO_ADVANCE_TAG, STOPPED_TAG = "sm-train:auto-advance", "sm-train:stopped-for"
+"""A job's tags: whether the next stage starts automatically (on, off), and why it was stopped."""
 
-_OURS = re.compile(r"--.+-\d{4,}$")
+_RUN_JOB_NAME = re.compile(r"--.+-\d{4,}$")
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """One job of a run. Times are aware; ``description`` is DescribeTrainingJob's answer."""
+    """One job of a run. Times are aware; ``description`` is the DescribeTrainingJob response."""
 
     name: str
     run: str
@@ -45,13 +50,13 @@ class TrainingJob:
         return int(self.name.rpartition("-")[2])
 
     @property
-    def secondary(self) -> str:
-        """What it is doing within its status; SageMaker adds new ones now and then."""
+    def secondary_status(self) -> str:
+        """The phase within ``status``; SageMaker adds new ones now and then."""
         return str(self.description.get("SecondaryStatus", ""))
 
     @property
-    def failure(self) -> str:
-        """SageMaker's reason, in one line; empty where it gives none."""
+    def failure_reason(self) -> str:
+        """SageMaker's reason as one line; empty if it gives none."""
         return " ".join(str(self.description.get("FailureReason", "")).split())
 
     @property
@@ -64,13 +69,13 @@ class TrainingJob:
 
     @property
     def regions(self) -> tuple[str, ...]:
-        """Where the run may have jobs, its own region first."""
+        """Regions that may hold jobs of the run, its home region first."""
         return tuple(self.tags.get(REGIONS_TAG, self.region).split())
 
     @property
-    def place(self) -> int:
-        """Which of the run's places it is at (estimators.run_places)."""
-        return int(self.tags.get(PLACE_TAG, 0))
+    def placement(self) -> int:
+        """Number of its placement (estimators.config.placement)."""
+        return int(self.tags.get(PLACEMENT_TAG, 0))
 
     @property
     def created(self) -> datetime:
@@ -87,10 +92,11 @@ class TrainingJob:
         return self.description.get("TrainingEndTime")
 
     @property
-    def waited_out(self) -> bool:
-        """Whether it was given up because no machines came within cluster.max_pending.
+    def pending_timed_out(self) -> bool:
+        """Whether SageMaker gave the job up because it got no instances within
+        cluster.max_pending.
 
-        SageMaker's model names no status for that, so the wait itself counts.
+        The service model has no status for that, so the job's waiting time decides.
         """
         longest = self.description.get("StoppingCondition", {}).get("MaxPendingTimeInSeconds")
         end = self.ended or self.description.get("LastModifiedTime")
@@ -99,9 +105,9 @@ class TrainingJob:
         return bool((end - self.created).total_seconds() >= longest)
 
     @property
-    def chain(self) -> bool:
-        """Whether the next stage follows by itself."""
-        return self.tags.get(CHAIN_TAG) == "on"
+    def auto_advance(self) -> bool:
+        """Whether the next stage starts automatically after this one."""
+        return self.tags.get(AUTO_ADVANCE_TAG) == "on"
 
     @property
     def spot(self) -> bool:
@@ -112,14 +118,14 @@ class TrainingJob:
         """How the billed seconds are priced.
 
         Spot's saving is in its billed seconds, 1 − BillableTimeInSeconds ÷ TrainingTimeInSeconds
-        (SageMaker developer guide), so they cost what on-demand ones do; a plan is prepaid.
+        (SageMaker developer guide), so they cost the on-demand price; a training plan is prepaid.
         """
         plan = self.description["ResourceConfig"].get("TrainingPlanArn")
         return "training-plan" if plan else "on-demand"
 
     @property
-    def machines(self) -> tuple[str, int]:
-        """Type and number of what is billed: of ordered preferences, what was selected."""
+    def instances(self) -> tuple[str, int]:
+        """Type and number of the billed instances: of ordered preferences, the selected ones."""
         resources = self.description["ResourceConfig"]
         if "SelectedInstanceType" in resources:
             return resources["SelectedInstanceType"], resources["SelectedInstanceCount"]
@@ -129,21 +135,21 @@ class TrainingJob:
         return first["InstanceType"], first.get("InstanceCount", resources.get("InstanceCount", 1))
 
     @property
-    def hosts(self) -> list[str]:
-        """What SageMaker calls its machines."""
-        return [f"algo-{number}" for number in range(1, self.machines[1] + 1)]
+    def nodes(self) -> list[str]:
+        """SageMaker's names of its nodes."""
+        return [f"algo-{number}" for number in range(1, self.instances[1] + 1)]
 
     @property
-    def checkpoints(self) -> str:
+    def checkpoint_uri(self) -> str:
         """The S3 prefix of its stage's checkpoints."""
         return str(self.description["CheckpointConfig"]["S3Uri"])
 
     @property
     def bucket(self) -> str:
-        return self.checkpoints.split("/")[2]
+        return self.checkpoint_uri.split("/")[2]
 
     def billable_seconds(self, now: datetime) -> float:
-        """Billed so far; of a live job those since its start. Waiting is not billed."""
+        """Seconds billed so far; for a live job, those since its start. Pending is not billed."""
         seconds = self.description.get("BillableTimeInSeconds")
         if seconds is not None:
             return float(seconds)
@@ -151,126 +157,131 @@ class TrainingJob:
             return 0.0
         return max(0.0, ((self.ended or now) - self.started).total_seconds())
 
-    def window(self, now: datetime) -> tuple[float, float]:
-        """From when to when it was billed, Unix seconds; spot bills a part of what passed."""
+    def billed_interval(self, now: datetime) -> tuple[float, float]:
+        """When the job was billed, in Unix seconds; spot bills a part of the elapsed time."""
         end = (self.ended or now).timestamp()
         if self.spot and self.started is not None:
             return self.started.timestamp(), end
         return end - self.billable_seconds(now), end
 
 
-def jobs_of_run(session: Any, run: str) -> list[TrainingJob]:
-    """Every job whose tag names ``run``, the oldest first, from whichever of its regions."""
-    found = _everywhere(session, NameContains=f"{run}--")
-    return [job for job in found if job.run == run]
+def jobs_of_run(session: boto3.Session, run: str) -> list[TrainingJob]:
+    """Return all jobs tagged with ``run``, oldest first, from all of its regions."""
+    jobs = _jobs_in_all_regions(session, NameContains=f"{run}--")
+    return [job for job in jobs if job.run == run]
 
 
-def jobs_since(session: Any, moment: datetime) -> list[TrainingJob]:
-    """The jobs of all runs of the session's region that were made since ``moment``, the oldest
-    first; with those that they had in other regions.
+def jobs_since(session: boto3.Session, moment: datetime) -> list[TrainingJob]:
+    """Return the jobs created since ``moment``, oldest first: those of every run that may have
+    jobs in the session's region, including its jobs in other regions.
     """
-    found = _everywhere(session, CreationTimeAfter=moment)
-    here = {job.run for job in found if session.region_name in job.regions}
-    return [job for job in found if job.run in here]
+    jobs = _jobs_in_all_regions(session, CreationTimeAfter=moment)
+    runs = {job.run for job in jobs if session.region_name in job.regions}
+    return [job for job in jobs if job.run in runs]
 
 
-def _everywhere(session: Any, **choice: Any) -> list[TrainingJob]:
-    """Jobs of the session's region and of those that their tags name."""
-    found = list(_tagged(session, **choice))
-    seen = {session.region_name}
-    while others := {region for job in found for region in job.regions} - seen:
-        for region in sorted(others):
-            found += _tagged(for_region(session, region), **choice)
-        seen |= others
-    return sorted(found, key=lambda job: (job.created, job.name))
+def _jobs_in_all_regions(session: boto3.Session, **filters: Any) -> list[TrainingJob]:
+    """List jobs in the session's region, then in every region that the tags of found jobs name."""
+    jobs = list(_list_jobs(session, session.region_name, **filters))
+    listed = {session.region_name}
+    while remaining := {region for job in jobs for region in job.regions} - listed:
+        for region in sorted(remaining):
+            jobs += _list_jobs(session, region, **filters)
+        listed |= remaining
+    return sorted(jobs, key=lambda job: (job.created, job.name))
 
 
-def find_job(session: Any, name: str) -> TrainingJob | None:
-    """The job called ``name``; None where there is none, or it is not of a run."""
-    description = described(session, name)
-    return None if description is None else _with_tags(session, description)
-
-
-def may_be_job(name: str) -> bool:
-    """Whether SageMaker would take ``name`` for a job's."""
-    return len(name) <= 63 and name.replace("-", "").isalnum()
-
-
-def again(session: Any, job: TrainingJob) -> TrainingJob:
-    """The job as it is now."""
-    return find_job(for_region(session, job.region), job.name) or job
-
-
-def is_foreign(session: Any, name: str) -> bool:
-    """Whether a job has that name that is not of a run."""
-    description = described(session, name)
-    return description is not None and _with_tags(session, description) is None
-
-
-def _with_tags(session: Any, description: dict[str, Any]) -> TrainingJob | None:
-    with translate_aws_errors("ListTags"):
-        tags = _tags(session.client("sagemaker"), description["TrainingJobArn"])
-    return _of(description, tags)
-
-
-def described(session: Any, name: str) -> dict[str, Any] | None:
-    """DescribeTrainingJob's answer; None where there is no such job."""
-    from botocore.exceptions import ClientError
-
-    with translate_aws_errors("DescribeTrainingJob"):
-        try:
-            answer: dict[str, Any] = session.client("sagemaker").describe_training_job(
-                TrainingJobName=name
-            )
-        except ClientError as error:
-            if error.response["Error"]["Code"] not in ("ValidationException", "ResourceNotFound"):
-                raise
-            return None
-    return answer
-
-
-def server_time(session: Any) -> datetime:
-    """Now by SageMaker's clock: this machine's may be wrong, and a silence would look too long."""
+def _list_jobs(session: boto3.Session, region: str, **filters: Any) -> Iterator[TrainingJob]:
+    client = session.client("sagemaker", region_name=region)
     with translate_aws_errors("ListTrainingJobs"):
-        answer = session.client("sagemaker").list_training_jobs(MaxResults=1)
-    return parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
-
-
-def stop_job(session: Any, job: TrainingJob, reason: str) -> None:
-    """Ask the job to checkpoint and end, and note ``reason`` so that every watcher knows it."""
-    tag_job(session, job, STOPPED_TAG, reason)
-    with translate_aws_errors("StopTrainingJob"):
-        for_region(session, job.region).client("sagemaker").stop_training_job(
-            TrainingJobName=job.name
-        )
-
-
-def tag_job(session: Any, job: TrainingJob, key: str, value: str) -> None:
-    """Note something about the job where every laptop sees it."""
-    with translate_aws_errors("AddTags"):
-        for_region(session, job.region).client("sagemaker").add_tags(
-            ResourceArn=job.arn, Tags=[{"Key": key, "Value": value}]
-        )
-
-
-def _tagged(session: Any, **choice: Any) -> Iterator[TrainingJob]:
-    client = session.client("sagemaker")
-    with translate_aws_errors("ListTrainingJobs"):
-        pages = client.get_paginator("list_training_jobs").paginate(**choice)
-        for page in pages:
+        for page in client.get_paginator("list_training_jobs").paginate(**filters):
             for summary in page["TrainingJobSummaries"]:
-                # Tags take a call for each job: not for those that cannot be ours.
-                if not _OURS.search(summary["TrainingJobName"]):
+                # Tags cost a call for each job: skip jobs whose name cannot be a run's.
+                if not _RUN_JOB_NAME.search(summary["TrainingJobName"]):
                     continue
                 tags = _tags(client, summary["TrainingJobArn"])
                 if RUN_TAG in tags:
                     name = summary["TrainingJobName"]
-                    found = _of(client.describe_training_job(TrainingJobName=name), tags)
-                    if found is not None:
-                        yield found
+                    job = _parse_job(client.describe_training_job(TrainingJobName=name), tags)
+                    if job is not None:
+                        yield job
 
 
-def _of(description: dict[str, Any], tags: dict[str, str]) -> TrainingJob | None:
+def find_job(session: boto3.Session, name: str, region: str | None = None) -> TrainingJob | None:
+    """Return the job called ``name``; None if it does not exist or belongs to no run.
+
+    ``region`` is the session's unless given.
+    """
+    description = describe_job(session, name, region)
+    return None if description is None else _with_tags(session, description, region)
+
+
+def _with_tags(
+    session: boto3.Session, description: dict[str, Any], region: str | None
+) -> TrainingJob | None:
+    with translate_aws_errors("ListTags"):
+        client = session.client("sagemaker", region_name=region)
+        return _parse_job(description, _tags(client, description["TrainingJobArn"]))
+
+
+def refresh(session: boto3.Session, job: TrainingJob) -> TrainingJob:
+    """Return the job as it is now."""
+    return find_job(session, job.name, job.region) or job
+
+
+def is_foreign(session: boto3.Session, name: str, region: str) -> bool:
+    """Whether a job that belongs to no run has that name in ``region``."""
+    description = describe_job(session, name, region)
+    return description is not None and _with_tags(session, description, region) is None
+
+
+def describe_job(
+    session: boto3.Session, name: str, region: str | None = None
+) -> dict[str, Any] | None:
+    """Return the DescribeTrainingJob response; None if there is no such job.
+
+    ``region`` is the session's unless given.
+    """
+    from botocore.exceptions import ClientError
+
+    with translate_aws_errors("DescribeTrainingJob"):
+        try:
+            client = session.client("sagemaker", region_name=region)
+            return dict(client.describe_training_job(TrainingJobName=name))
+        except ClientError as error:
+            if error.response["Error"]["Code"] not in ("ValidationException", "ResourceNotFound"):
+                raise
+            return None
+
+
+def is_valid_job_name(name: str) -> bool:
+    """Whether SageMaker accepts ``name`` as a job's name."""
+    return len(name) <= 63 and name.replace("-", "").isalnum()
+
+
+def server_time(session: boto3.Session) -> datetime:
+    """Return the time by SageMaker's clock: with a wrong local clock a live job looks stalled."""
+    with translate_aws_errors("ListTrainingJobs"):
+        response = session.client("sagemaker").list_training_jobs(MaxResults=1)
+    return parsedate_to_datetime(response["ResponseMetadata"]["HTTPHeaders"]["date"])
+
+
+def stop_job(session: boto3.Session, job: TrainingJob, reason: str) -> None:
+    """Stop the job after a checkpoint, and record ``reason`` in its tags for every watcher."""
+    tag_job(session, job, STOPPED_TAG, reason)
+    with translate_aws_errors("StopTrainingJob"):
+        client = session.client("sagemaker", region_name=job.region)
+        client.stop_training_job(TrainingJobName=job.name)
+
+
+def tag_job(session: boto3.Session, job: TrainingJob, key: str, value: str) -> None:
+    """Set a tag of the job, where every laptop sees it."""
+    with translate_aws_errors("AddTags"):
+        client = session.client("sagemaker", region_name=job.region)
+        client.add_tags(ResourceArn=job.arn, Tags=[{"Key": key, "Value": value}])
+
+
+def _parse_job(description: Mapping[str, Any], tags: dict[str, str]) -> TrainingJob | None:
     if RUN_TAG not in tags or STAGE_TAG not in tags:
         return None
     return TrainingJob(
@@ -283,6 +294,6 @@ def _of(description: dict[str, Any], tags: dict[str, str]) -> TrainingJob | None
     )
 
 
-def _tags(client: Any, arn: str) -> dict[str, str]:
+def _tags(client: SageMakerClient, arn: str) -> dict[str, str]:
     pages = client.get_paginator("list_tags").paginate(ResourceArn=arn)
     return {tag["Key"]: tag["Value"] for page in pages for tag in page["Tags"]}

@@ -1,9 +1,9 @@
-"""Lays out a stage's folders for the SDK's local containers.
+"""Creates a stage's folders for the SDK's local containers.
 
-The SDK gives every container every channel whole, and no folder for checkpoints. What each host
-should see instead is arranged inside it: a script that bash reads first (``BASH_ENV``; the SDK's
-entrypoint is a bash) links the host's own share of the shards and the shared checkpoints to where
-a job finds them. The training code, the request and the image know nothing of it.
+The SDK mounts every channel in full into every container, and no checkpoint folder. Each container
+corrects that itself: a script that bash reads at its start (``BASH_ENV``; the SDK's entrypoint is a
+bash script) links the container's own shards and the shared checkpoints to the paths that a job
+expects. The training code, the request and the image are unaffected.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from sm_train.toolkit.local.folders import (
     LocalFolders,
     host_names,
     local_shards,
-    share,
+    node_shards,
     shared_channels,
     unpack,
 )
 
 _DATA = PurePosixPath("/opt/ml/input/data")
-_SHARDS, _SHARES = "local_shards", "local_shares"
-PREPARE = str(_DATA / _SHARES / "prepare.sh")
-"""The script, as the containers see it."""
+_SHARDS, _LINKS = "local_shards", "local_shares"
+PREPARE = str(_DATA / _LINKS / "prepare.sh")
+"""Path of the script inside the containers."""
 
 _SCRIPT = f"""\
 # Read by the first bash of a container, before the SDK's own script.
 unset BASH_ENV
 host=$(sed -n 's/.*"current_host": *"\\([^"]*\\)".*/\\1/p' /opt/ml/input/config/resourceconfig.json)
-ln -sfn "{_DATA}/{_SHARES}/$host" {_DATA}/train
-rmdir /opt/ml/checkpoints 2>/dev/null || true  # an image may bring an empty one
+ln -sfn "{_DATA}/{_LINKS}/$host" {_DATA}/train
+rmdir /opt/ml/checkpoints 2>/dev/null || true  # an image may contain an empty one
 ln -sfn {_DATA}/local_checkpoints /opt/ml/checkpoints
-# What root makes here must be the caller's to remove.
+# The caller must be able to remove the files that root creates here.
 chmod a+rwx {_DATA} /opt/ml/model /opt/ml/output /opt/ml/output/data
 umask 0
 """
@@ -47,7 +47,7 @@ umask 0
 
 @dataclass(frozen=True)
 class ContainerFolders:
-    """``local`` as for processes; ``channels`` are the folders that every container mounts."""
+    """The stage's folders, and ``channels``: the folders that every container mounts."""
 
     local: LocalFolders
     channels: dict[str, Path]
@@ -61,10 +61,10 @@ class ContainerFolders:
 def lay_out_for_containers(
     config: RunConfig, stage: StageSection, bundle: Bundle, *, base: Path, nodes: int, output: Path
 ) -> ContainerFolders:
-    """Make the folders; checkpoints of an earlier attempt, of processes too, stay.
+    """Create the folders; checkpoints of an earlier attempt stay, also of local processes.
 
     Raises:
-        UserError: no local shards, too few, or links that would lead nowhere in a container.
+        UserError: no local shards, too few, or links that containers cannot follow.
     """
     folder, shards = local_shards(config, base, nodes)
     channels = shared_channels(config, stage, base, output)
@@ -72,32 +72,32 @@ def lay_out_for_containers(
     sdk = root / "containers"
     trees = tuple(SageMakerPaths(sdk / host) for host in host_names(nodes))
     local = LocalFolders(root, trees, bundle.entry, sdk / "model")
-    shares = root / "shares"
-    for made in (sdk, shares):
-        shutil.rmtree(made, ignore_errors=True)
-        made.mkdir(parents=True, exist_ok=True)
+    links = root / "shares"
+    for recreated in (sdk, links):
+        shutil.rmtree(recreated, ignore_errors=True)
+        recreated.mkdir(parents=True, exist_ok=True)
     local.checkpoints.mkdir(exist_ok=True)
     unpack(bundle, local.bundle)
-    (shares / "prepare.sh").write_text(_SCRIPT, encoding="utf-8")
+    (links / "prepare.sh").write_text(_SCRIPT, encoding="utf-8")
     for rank, host in enumerate(host_names(nodes)):
-        _link_inside(share(shards, rank, nodes), folder, shares / host)
+        _link_for_container(node_shards(shards, rank, nodes), folder, links / host)
     if config.data.index and index_path(folder).exists():
         channels["index"] = root / "index"
         channels["index"].mkdir(exist_ok=True)
         shutil.copy(index_path(folder), channels["index"])
-    channels |= {_SHARDS: folder, _SHARES: shares, "local_checkpoints": local.checkpoints}
+    channels |= {_SHARDS: folder, _LINKS: links, "local_checkpoints": local.checkpoints}
     return ContainerFolders(local, channels)
 
 
-def _link_inside(shards: list[Path], folder: Path, share_of_host: Path) -> None:
-    """Links that lead to the shards where containers see ``folder``."""
+def _link_for_container(shards: list[Path], folder: Path, links: Path) -> None:
+    """Create links to the shards that are valid where containers mount ``folder``."""
     for shard in shards:
         if not shard.resolve().is_relative_to(folder.resolve()):
             raise UserError(
-                f"data.local: {shard}: a link to outside of {folder}, which containers do not see; "
-                "put the shard there, or use --local process"
+                f"data.local: {shard}: links to a file outside of {folder}, which containers do "
+                "not mount; move the shard into the folder, or use --local process"
             )
-        inside = shard.relative_to(folder)
-        link = share_of_host / inside
+        relative = shard.relative_to(folder)
+        link = links / relative
         link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(_DATA / _SHARDS / inside.as_posix())
+        link.symlink_to(_DATA / _SHARDS / relative.as_posix())

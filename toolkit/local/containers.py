@@ -1,4 +1,4 @@
-"""Runs one stage in containers through the SDK's local mode, and leaves none behind."""
+"""Runs one stage in containers through the SDK's local mode, and removes them afterwards."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pathlib import Path
 from sm_train.estimators.bundle.bundle import LAUNCHER, Bundle
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
+from sm_train.estimators.request.launcher import launch_plan
 from sm_train.estimators.request.training import training_request
 from sm_train.estimators.sdk.local_trainer import LocalJob
 from sm_train.toolkit.errors import ExitCode, UserError
@@ -26,13 +27,13 @@ _IMAGE = "sm-train-local"
 
 
 def build_command() -> str:
-    """What makes the command's default image."""
+    """Return the command that builds the default image."""
     dockerfile = files("sm_train.toolkit") / "templates" / "local-image.Dockerfile"
     return f"docker build -t {_IMAGE} -f {dockerfile} {files('sm_train.estimators') / 'data'}"
 
 
 class LocalContainers:
-    """One stage's containers; leaving the context leaves no container and no network behind."""
+    """One stage's containers; leaving the context removes its containers and the network."""
 
     def __init__(
         self,
@@ -46,18 +47,19 @@ class LocalContainers:
     ) -> None:
         self._folders = folders.local
         self._project = _project(folders.local.root)
-        docker.remove_project(self._project)  # of a run that was killed
+        docker.remove_project(self._project)  # left by a run that was killed
         nodes = len(folders.local.nodes)
-        # On this machine's CPU there is nothing for SMDDP, whose request names no entrypoint.
-        plain = config.cluster.model_copy(update={"backend": "nccl"})
+        # SMDDP does not run on this machine's CPU, and its request has no entrypoint.
+        without_smddp = config.cluster.model_copy(update={"backend": "nccl"})
+        local_config = config.model_copy(update={"cluster": without_smddp})
         job = LocalJob(
             request=training_request(
-                config.model_copy(update={"cluster": plain}),
+                local_config,
                 stage,
+                launch_plan(local_config, stage, image),
                 bundle,
                 region=config.region or "local",
-                image=image,
-                staged="s3://nothing/is-staged",
+                staged="s3://not-staged/local",
             ),
             nodes=nodes,
             processes=processes,
@@ -65,7 +67,7 @@ class LocalContainers:
             environment={
                 "BASH_ENV": PREPARE,
                 "ACCELERATE_USE_CPU": "true",
-                # The SDK's local mode names another one, which docker's containers do not have.
+                # The SDK's local mode sets an interface that docker's containers do not have.
                 "GLOO_SOCKET_IFNAME": "eth0",
                 "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // (nodes * processes))),
             },
@@ -75,7 +77,7 @@ class LocalContainers:
         )
         description = folders.local.root / "containers.json"
         job.write(description)
-        self._said: deque[str] = deque(maxlen=LAST_LINES)
+        self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "sm_train.estimators.sdk.local_trainer", str(description)],
             env=os.environ | {"COMPOSE_PROJECT_NAME": self._project, "PYTHONUNBUFFERED": "1"},
@@ -94,30 +96,34 @@ class LocalContainers:
         docker.remove_project(self._project)
         self._process.kill()
         self._process.wait()
-        docker.remove_project(self._project)  # what was just being made
+        docker.remove_project(self._project)  # created while the first call ran
 
     def lines(self) -> Iterator[str]:
-        """Everything the containers print, as it comes, until all of them, or one, have ended."""
+        """Yield the containers' output as it arrives, until all have exited or one has failed."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            self._said.append(line.rstrip("\n"))
+            self._last_lines.append(line.rstrip("\n"))
             yield line
         self._process.wait()
 
     def failure(self) -> NodeFailure | None:
-        """The container that ended badly first; the others lost their peer, or were ended.
+        """Return the container that failed first; the others lost their peer or were stopped.
 
         Raises:
-            UserError: docker compose failed before there was a container.
+            UserError: docker compose failed before it created a container.
         """
         hosts = [node.base.name for node in self._folders.nodes]
-        ended = sorted(docker.containers(self._project), key=lambda one: one.finished)
-        failed = [one for one in ended if one.exit_code and not one.running]
+        containers = sorted(
+            docker.containers(self._project), key=lambda container: container.finished
+        )
+        failed = [
+            container for container in containers if container.exit_code and not container.running
+        ]
         if not failed:
-            if self._process.returncode == 0 or len(ended) == len(hosts):
+            if self._process.returncode == 0 or len(containers) == len(hosts):
                 return None
             raise UserError(
-                "\n  ".join(["docker compose failed:", *self._said]), ExitCode.JOB_FAILED
+                "\n  ".join(["docker compose failed:", *self._last_lines]), ExitCode.JOB_FAILED
             )
         first = failed[0]
         node = hosts.index(first.host)
@@ -129,18 +135,19 @@ class LocalContainers:
         )
 
     def end(self, grace_seconds: float = GRACE_SECONDS) -> None:
-        """Ask every process to checkpoint and leave, then remove what is left."""
-        asked = [
-            docker.terminate(one)
-            for one in docker.containers(self._project)
-            if one.running and docker.first_process_is(one, LAUNCHER)
+        """Send SIGTERM, so that every process checkpoints and exits; then remove all containers."""
+        # Before the launcher is process 1 there is no training to checkpoint.
+        signaled = [
+            docker.terminate(container)
+            for container in docker.containers(self._project)
+            if container.running and docker.first_process_is(container, LAUNCHER)
         ]
-        if any(asked):  # before that there is nothing to keep
+        if any(signaled):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.communicate(timeout=grace_seconds)
         docker.remove_project(self._project)
 
 
 def _project(root: Path) -> str:
-    """Docker compose's name for what belongs together: one for each stage's folder."""
+    """Return the name of the docker compose project of a stage's folder."""
     return f"sm-train-{hashlib.sha256(str(root).encode()).hexdigest()[:12]}"

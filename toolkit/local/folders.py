@@ -1,7 +1,7 @@
-"""Lays out a job's folders on this machine, as SageMaker would on each instance.
+"""Creates a job's folders on this machine, as SageMaker would on each instance.
 
 ``RUN/STAGE/`` holds the unpacked bundle, one ``/opt/ml`` tree for each emulated node, and the
-checkpoints that on SageMaker all instances share through one S3 prefix.
+checkpoints, which on SageMaker all instances share through one S3 prefix.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from sm_train.toolkit.jobs.events import LOG_NAME
 
 @dataclass(frozen=True)
 class LocalFolders:
-    """One stage's folders; ``nodes`` are the emulated instances' base folders, in rank order.
+    """One stage's folders; ``nodes`` are the emulated instances' trees, in rank order.
 
-    ``entry`` is the script of the bundle that is started, ``model`` where the final model is left.
+    ``entry`` is the bundle's script to start, ``model`` the folder of the final model.
     """
 
     root: Path
@@ -53,9 +53,9 @@ class LocalFolders:
 def lay_out(
     config: RunConfig, stage: StageSection, bundle: Bundle, *, base: Path, nodes: int, output: Path
 ) -> LocalFolders:
-    """Make the folders of one stage; checkpoints of an earlier attempt stay and are resumed.
+    """Create the folders of one stage; checkpoints of an earlier attempt stay and are resumed.
 
-    The run file's local folders are relative to ``base``, the folder it lies in.
+    The run file's local folders are relative to ``base``, the run file's folder.
 
     Raises:
         UserError: no local shards, fewer shards than nodes, or local components are missing.
@@ -70,9 +70,9 @@ def lay_out(
     unpack(bundle, folders.bundle)
     shutil.rmtree(root / "nodes", ignore_errors=True)
     for rank, node in enumerate(folders.nodes):
-        _make_node(node, folders.checkpoints)
+        _create_tree(node, folders.checkpoints)
         _write_config(node, names, rank, stage, channels)
-        _link_all(share(shards, rank, nodes), folder, node.channel("train"))
+        _link_all(node_shards(shards, rank, nodes), folder, node.channel("train"))
         if config.data.index and index_path(folder).exists():
             _link_all([index_path(folder)], folder.parent, node.channel("index"))
         for name, source in channels.items():
@@ -81,32 +81,32 @@ def lay_out(
 
 
 def host_names(nodes: int) -> list[str]:
-    """As SageMaker calls a job's instances."""
+    """Return the host names that SageMaker gives a job's instances."""
     return [f"algo-{index + 1}" for index in range(nodes)]
 
 
-def share(shards: list[Path], rank: int, nodes: int) -> list[Path]:
-    """ShardedByS3Key: each instance is dealt its own objects, about 1/n of their number."""
-    return shards[rank::nodes]
+def node_shards(shards: list[Path], node_rank: int, nodes: int) -> list[Path]:
+    """Return a node's shards as ShardedByS3Key assigns them: about 1/n of their number."""
+    return shards[node_rank::nodes]
 
 
 def local_shards(config: RunConfig, base: Path, nodes: int) -> tuple[Path, list[Path]]:
-    """The folder of the run file's local shards and the tars in it, at least one for a node.
+    """Return the folder of the run file's local shards and the shards, at least one per node.
 
     Raises:
-        UserError: there are none, or too few.
+        UserError: there are no shards, or too few.
     """
     if config.data.local is None:
         raise UserError(
             "data.local: not set; a local run reads shards from this machine: "
-            "write local: FOLDER under data"
+            "add local: FOLDER under data"
         )
     folder = base / config.data.local
     if not folder.is_dir():
-        raise UserError(f"data.local: {folder}: no such folder; `sm-train pack` makes shards")
+        raise UserError(f"data.local: {folder}: no such folder; `sm-train pack` creates shards")
     shards = list(find_shards(folder).values())
     if not shards:
-        raise UserError(f"data.local: {folder}: holds no .tar; `sm-train pack` makes shards")
+        raise UserError(f"data.local: {folder}: holds no .tar; `sm-train pack` creates shards")
     if len(shards) < nodes:
         raise UserError(
             f"data.local: {config.data.local} holds {len(shards)} shards for {nodes} nodes; "
@@ -119,21 +119,24 @@ def local_shards(config: RunConfig, base: Path, nodes: int) -> tuple[Path, list[
 def shared_channels(
     config: RunConfig, stage: StageSection, base: Path, output: Path
 ) -> dict[str, Path]:
-    """The channels that every node sees whole.
+    """Return the folders of the channels that every node reads in full, by channel name.
 
     Raises:
-        UserError: a folder that the run file names is missing, or the stage before has not run.
+        UserError: a folder in the run file is missing, or the previous stage has not run.
     """
     channels: dict[str, Path] = {}
-    for name, key, local in (
+    for name, field, local in (
         ("model", "model.local_components", config.model.local_components),
         ("validation", "data.local_validation", config.data.local_validation),
-        *((name, f"channels.{name}.local", own.local) for name, own in config.channels.items()),
+        *(
+            (name, f"channels.{name}.local", channel.local)
+            for name, channel in config.channels.items()
+        ),
     ):
         if local is not None:
             channels[name] = base / local
             if not channels[name].is_dir():
-                raise UserError(f"{key}: {channels[name]}: no such folder")
+                raise UserError(f"{field}: {channels[name]}: no such folder")
     index = config.stages.index(stage)
     if index:
         previous = config.stages[index - 1]
@@ -151,22 +154,22 @@ def shared_channels(
 
 
 def unpack(bundle: Bundle, folder: Path) -> None:
-    """Put the bundle's files in ``folder`` in place of what was there."""
+    """Replace the content of ``folder`` by the bundle's files."""
     shutil.rmtree(folder, ignore_errors=True)
     with tarfile.open(fileobj=io.BytesIO(bundle.archive)) as archive:
         archive.extractall(folder, filter="data")
 
 
-def _make_node(node: SageMakerPaths, checkpoints: Path) -> None:
+def _create_tree(node: SageMakerPaths, checkpoints: Path) -> None:
     for folder in (node.input_config, node.channel("train"), node.model, node.output_data):
         folder.mkdir(parents=True)
     node.checkpoints.symlink_to(checkpoints.absolute())
 
 
-def _link_all(files: list[Path], above: Path, folder: Path) -> None:
-    """Link ``files`` in ``folder`` under their paths below ``above``."""
+def _link_all(files: list[Path], root: Path, folder: Path) -> None:
+    """Create links to ``files`` in ``folder``, under their paths relative to ``root``."""
     for file in files:
-        link = folder / file.relative_to(above)
+        link = folder / file.relative_to(root)
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(file.absolute())
 
@@ -178,9 +181,9 @@ def _write_config(
     stage: StageSection,
     channels: dict[str, Path],
 ) -> None:
-    """The platform's three configuration files."""
+    """Write the platform's three configuration files."""
     sharded = {"TrainingInputMode": "FastFile", "S3DistributionType": "ShardedByS3Key"}
-    whole = {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated"}
+    replicated = {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated"}
     documents = {
         "resourceconfig.json": {
             "current_host": hosts[rank],
@@ -188,7 +191,7 @@ def _write_config(
             "network_interface_name": "lo",
         },
         "hyperparameters.json": {"stage": stage.name},
-        "inputdataconfig.json": {"train": sharded, **dict.fromkeys(channels, whole)},
+        "inputdataconfig.json": {"train": sharded, **dict.fromkeys(channels, replicated)},
     }
     for name, document in documents.items():
         (node.input_config / name).write_text(json.dumps(document, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""A whole local run: every chosen stage in order, with progress, until done, failed or stopped."""
+"""Runs a stage on this machine, with progress, until it is done, failed or stopped."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 
-class _Running(Protocol):
-    """A stage under way, as processes or as containers; leaving the context ends all of it."""
+class _RunningStage(Protocol):
+    """A running stage, as processes or containers; leaving the context ends all of it."""
 
-    def __enter__(self) -> _Running: ...
+    def __enter__(self) -> _RunningStage: ...
     def __exit__(self, *_: object) -> None: ...
     def lines(self) -> Iterator[str]: ...
     def failure(self) -> NodeFailure | None: ...
@@ -34,7 +34,7 @@ class _Running(Protocol):
 
 
 def default_nodes(stage: StageSection) -> int:
-    """As many emulated instances as the stage has, but no more than this machine has cores."""
+    """Return the stage's number of instances, limited to this machine's number of cores."""
     return min(stage.instances, os.cpu_count() or 1)
 
 
@@ -51,31 +51,31 @@ def run_stage(
     image: str | None = None,
     options: tuple[str, ...] = (),
 ) -> LocalFolders:
-    """Train one stage on this machine, in containers of ``image`` if there is one.
+    """Train one stage on this machine, in containers of ``image`` if it is set.
 
-    Returns where its files are.
-
-    ``options`` are the entry script's, where it runs in processes.
+    ``options`` are arguments of the entry script, for processes only. Return the stage's folders.
 
     Raises:
         UserError: it cannot start (exit 2 or 3) or a process failed (exit 6).
-        KeyboardInterrupt: Ctrl-C; every process has checkpointed if it could, and ended.
+        KeyboardInterrupt: Ctrl-C; every process has checkpointed if possible, and exited.
     """
-    # An ended terminal or a service manager must leave no process behind either. Started in the
-    # background, even SIGINT would be ignored.
+    # A closed terminal (SIGHUP) or a service manager (SIGTERM) must not leave processes running
+    # either. A shell starts background commands with SIGINT ignored, so set it explicitly.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
-    folders, started = _start(config, stage, bundle, base, nodes, processes, output, image, options)
-    with started as running:
+    folders, running_stage = _start(
+        config, stage, bundle, base, nodes, processes, output, image, options
+    )
+    with running_stage as running:
         try:
             _follow(running, folders, stage, console)
         except KeyboardInterrupt:
-            console.print("Stopping: each process writes a checkpoint and ends …")
+            console.print("Stopping: each process writes a checkpoint and exits …")
             running.end()
             raise
         failure = running.failure()
     if failure is not None:
-        raise UserError(_describe(failure, folders), ExitCode.JOB_FAILED)
+        raise UserError(_describe_failure(failure, folders), ExitCode.JOB_FAILED)
     return folders
 
 
@@ -89,7 +89,7 @@ def _start(
     output: Path,
     image: str | None,
     options: tuple[str, ...],
-) -> tuple[LocalFolders, _Running]:
+) -> tuple[LocalFolders, _RunningStage]:
     if image is None:
         cpu = _without_gpu()
         folders = lay_out(config, stage, bundle, base=base, nodes=nodes, output=output)
@@ -99,9 +99,11 @@ def _start(
     from sm_train.toolkit.local.container_folders import lay_out_for_containers
     from sm_train.toolkit.local.containers import LocalContainers
 
-    inside = lay_out_for_containers(config, stage, bundle, base=base, nodes=nodes, output=output)
-    return inside.local, LocalContainers(
-        inside, config, stage, bundle, image=image, processes=processes
+    container_folders = lay_out_for_containers(
+        config, stage, bundle, base=base, nodes=nodes, output=output
+    )
+    return container_folders.local, LocalContainers(
+        container_folders, config, stage, bundle, image=image, processes=processes
     )
 
 
@@ -120,22 +122,22 @@ def _without_gpu() -> bool:
 
 
 def _follow(
-    running: _Running, folders: LocalFolders, stage: StageSection, console: Console
+    running: _RunningStage, folders: LocalFolders, stage: StageSection, console: Console
 ) -> None:
-    with folders.log.open("a", encoding="utf-8") as log, _progress(console, stage) as show:
+    with folders.log.open("a", encoding="utf-8") as log, _progress(console, stage) as display:
         for line in running.lines():
             log.write(line)
             log.flush()
             event = parse_event(line)
             if event is not None:
-                show(event)
+                display.show(event)
 
 
 @contextlib.contextmanager
-def _progress(console: Console, stage: StageSection) -> Iterator[_Show]:
-    """A bar on a terminal, a line for each event elsewhere."""
+def _progress(console: Console, stage: StageSection) -> Iterator[_ProgressDisplay]:
+    """Show a progress bar on a terminal, else a line for each event."""
     if not console.is_terminal:
-        yield _Lines(console, stage)
+        yield _ProgressLines(console, stage)
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -148,79 +150,79 @@ def _progress(console: Console, stage: StageSection) -> Iterator[_Show]:
         TimeRemainingColumn(),
         console=console,
     ) as progress:
-        yield _Bar(progress, stage)
+        yield _ProgressBar(progress, stage)
 
 
-class _Show:
-    """Shows one event of the first rank."""
+class _ProgressDisplay:
+    """Shows rank 0's progress, and the warnings and errors of all ranks."""
 
-    def __call__(self, event: Event) -> None:
+    def show(self, event: Event) -> None:
         if event["kind"] in ("warning", "error"):
-            self.say(f"{event['kind']} (rank {event['rank']}): {event['message']}")
+            self._print(f"{event['kind']} (rank {event['rank']}): {event['message']}")
         elif event["kind"] == "doctor":
-            self.say(f"doctor ({event['level']}): {event['sentence']}")
+            self._print(f"doctor ({event['level']}): {event['sentence']}")
         elif event["rank"] == 0:
-            self.event(event)
+            self._show_progress(event)
 
-    def say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         raise NotImplementedError
 
-    def event(self, event: Event) -> None:
+    def _show_progress(self, event: Event) -> None:
         raise NotImplementedError
 
 
-class _Lines(_Show):
+class _ProgressLines(_ProgressDisplay):
     def __init__(self, console: Console, stage: StageSection) -> None:
         self._console, self._stage = console, stage
 
-    def say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self._console.print(text, markup=False)
 
-    def event(self, event: Event) -> None:
+    def _show_progress(self, event: Event) -> None:
         if event["kind"] == "step":
-            left = self._stage.max_steps - event["step"]
+            remaining = self._stage.max_steps - event["step"]
             speed = event["steps_per_second"]
-            eta = f", {left / speed:.0f} s left" if speed else ""
-            self.say(
+            eta = f", {remaining / speed:.0f} s left" if speed else ""
+            self._print(
                 f"{self._stage.name}: step {event['step']}/{self._stage.max_steps}, "
-                f"{_speed(speed)}, {_loss(event['loss'])}{eta}"
+                f"{_format_speed(speed)}, {_format_loss(event['loss'])}{eta}"
             )
         elif event["kind"] == "checkpoint":
-            self.say(f"{self._stage.name}: checkpoint at step {event['step']}")
+            self._print(f"{self._stage.name}: checkpoint at step {event['step']}")
 
 
-class _Bar(_Show):
+class _ProgressBar(_ProgressDisplay):
     def __init__(self, progress: Progress, stage: StageSection) -> None:
         self._progress = progress
         self._task = progress.add_task(stage.name, total=stage.max_steps, speed="starting", loss="")
 
-    def say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self._progress.console.print(text, markup=False)
 
-    def event(self, event: Event) -> None:
+    def _show_progress(self, event: Event) -> None:
         if event["kind"] == "step":
             self._progress.update(
                 self._task,
                 completed=event["step"],
-                speed=_speed(event["steps_per_second"]),
-                loss=_loss(event["loss"]),
+                speed=_format_speed(event["steps_per_second"]),
+                loss=_format_loss(event["loss"]),
             )
 
 
-def _speed(value: float | None) -> str:
+def _format_speed(value: float | None) -> str:
     return "… it/s" if value is None else f"{value:.2f} it/s"
 
 
-def _loss(value: float | None) -> str:
+def _format_loss(value: float | None) -> str:
     return "loss not finite" if value is None else f"loss {value:.4f}"
 
 
-def _describe(failure: NodeFailure, folders: LocalFolders) -> str:
+def _describe_failure(failure: NodeFailure, folders: LocalFolders) -> str:
     name = folders.nodes[failure.node].base.name
     lines = [f"{name} failed (exit {failure.exit_code}); its last lines:"]
     lines += [f"  {line}" for line in failure.last_lines]
     if failure.failure:
         lines += [f"failure file {folders.nodes[failure.node].failure}:"]
         lines += [f"  {line}" for line in failure.failure.splitlines()[:5]]
-    lines.append(f"everything it said: {folders.log}")
+    lines.append(f"full log: {folders.log}")
     return "\n".join(lines)

@@ -1,6 +1,6 @@
 """Runs one stage's processes on this machine through ``accelerate launch``, and ends them all.
 
-Each emulated node gets a launcher of its own, as on SageMaker; the launchers meet on loopback.
+Each emulated node has its own launcher, as on SageMaker; the launchers rendezvous on loopback.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sm_train.toolkit.local.folders import LocalFolders
 
 LAST_LINES = 20
 GRACE_SECONDS = 60.0
-"""After SIGTERM a job checkpoints and leaves; SageMaker grants it 120 seconds."""
+"""Time for a job to checkpoint and exit after SIGTERM; SageMaker allows 120 seconds."""
 
 
 @dataclass
@@ -35,7 +35,7 @@ class _Node:
 
 @dataclass(frozen=True)
 class NodeFailure:
-    """The first node that ended badly; ``failure`` is its failure file, or empty."""
+    """The node that failed first; ``failure`` is the content of its failure file, or empty."""
 
     node: int
     exit_code: int
@@ -44,7 +44,7 @@ class NodeFailure:
 
 
 class LocalProcesses:
-    """The running launchers of one stage; leaving the context leaves no process behind."""
+    """The running launchers of one stage; leaving the context ends all processes."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class LocalProcesses:
         self._lines.put((rank, None))
 
     def lines(self) -> Iterator[str]:
-        """Everything the nodes print, as it comes, until all of them, or one badly, have ended."""
+        """Yield the nodes' output as it arrives, until all have exited or one has failed."""
         running = set(range(len(self._nodes)))
         while running:
             rank, line = self._lines.get()
@@ -95,9 +95,10 @@ class LocalProcesses:
                 return
 
     def failure(self) -> NodeFailure | None:
-        """The node whose own code failed; None if all ended well.
+        """Return the node that failed first; None if all succeeded.
 
-        When a node dies the others lose their peer and fail too: a failure file tells the first.
+        When a node dies the others lose their peer and fail, too. Only the node that failed first
+        has a failure file.
         """
         failed = []
         for rank, node in enumerate(self._nodes):
@@ -109,22 +110,23 @@ class LocalProcesses:
         return next(iter(with_file + failed), None)
 
     def end(self, grace_seconds: float = GRACE_SECONDS) -> None:
-        """Ask every process to checkpoint and leave, then make whatever is left leave."""
-        families = [_family(node.process.pid) for node in self._nodes]
+        """Send SIGTERM, so that every process checkpoints and exits; then kill what remains."""
+        # Collected before the launchers exit: their orphans could not be found any more.
+        trees = [_process_tree(node.process.pid) for node in self._nodes]
         for node in self._nodes:
             if node.process.poll() is None:
                 node.process.send_signal(signal.SIGTERM)
-        everyone = [process for family in families for process in family]
-        _, alive = psutil.wait_procs(everyone, timeout=grace_seconds)
-        # Children that were started since; a launcher that ended cannot start any more.
-        alive += [child for process in alive for child in _family(process.pid)]
+        processes = [process for tree in trees for process in tree]
+        _, alive = psutil.wait_procs(processes, timeout=grace_seconds)
+        # Include children started since then; a launcher that has exited starts no more.
+        alive += [child for process in alive for child in _process_tree(process.pid)]
         for process in alive:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(alive, timeout=10)
 
 
-def _family(pid: int) -> list[psutil.Process]:
+def _process_tree(pid: int) -> list[psutil.Process]:
     try:
         launcher = psutil.Process(pid)
         return [*launcher.children(recursive=True), launcher]
@@ -146,8 +148,8 @@ def _launch(
     world_size = nodes * processes
     command = [sys.executable, "-m", "accelerate.commands.launch"]
     if world_size > 1:
-        # The flag's name notwithstanding, this is the launcher for several processes of any
-        # kind: with --cpu alone accelerate starts one process and leaves the rest to mpirun.
+        # Despite its name the flag selects the launcher for several processes on any device:
+        # with --cpu alone accelerate starts one process and expects mpirun to start the rest.
         command += ["--multi_gpu", "--same_network", "--main_process_ip", "127.0.0.1"]
         command += ["--main_process_port", str(port)]
     elif cpu:
@@ -165,7 +167,7 @@ def _launch(
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        # A terminal's Ctrl-C reaches this process alone, which then asks the children to leave.
+        # A terminal's Ctrl-C must reach only this process, which then terminates the children.
         start_new_session=True,
     )
 

@@ -1,4 +1,4 @@
-"""Makes the index of shards that came without one: a folder's, or an S3 prefix's."""
+"""Creates the index of shards that have none, in a local folder or below an S3 prefix."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sm_train.entrypoints.common.index_location import (
     INDEX_NAME,
@@ -17,130 +17,139 @@ from sm_train.entrypoints.common.index_location import (
     index_path,
     index_uri,
 )
-from sm_train.entrypoints.data.shard_format import ShardError
+from sm_train.entrypoints.data.shard_format import Shard, ShardError
 from sm_train.entrypoints.data.shard_index import (
     IndexHeader,
     RejectedInput,
     ShardIndex,
     write_index,
 )
-from sm_train.entrypoints.packing.describe_shard import DescribedShard, describe_shard
-from sm_train.toolkit.aws.session import open_session, split_uri, translate_aws_errors
+from sm_train.entrypoints.packing.describe_shard import ShardDescription, describe_shard
+from sm_train.toolkit.aws.errors import translate_aws_errors
+from sm_train.toolkit.aws.s3 import split_uri
+from sm_train.toolkit.aws.session import open_session
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.packing.shard_listing import ListedShard, list_folder, list_prefix
 
+if TYPE_CHECKING:
+    from types_boto3_s3 import S3Client
+
 Progress = Callable[[int, int], None]
-"""Bytes of shards that are described, and of all."""
+"""Progress callback ``(bytes_described, bytes_total)``."""
 
 
 @dataclass(frozen=True)
-class Indexed:
-    """The index at ``place``; ``was_there`` where it needed no change."""
+class IndexResult:
+    """The index at ``location``; ``up_to_date`` if it existed and needed no change."""
 
-    place: str
+    location: str
     header: IndexHeader
-    refused: tuple[RejectedInput, ...]
-    was_there: bool
+    damage: tuple[RejectedInput, ...]
+    up_to_date: bool
 
 
-def index_folder(folder: Path, workers: int, progress: Progress) -> Indexed:
-    """Describe every tar below ``folder`` and write the index beside it.
+def index_folder(folder: Path, workers: int, progress: Progress) -> IndexResult:
+    """Describe every tar below ``folder`` and write the index next to the folder.
 
     Raises:
-        UserError: there is no such folder, or no tar in it.
+        UserError: the folder does not exist, or has no tar.
         OSError: something cannot be read or written.
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder of shards")
-    if (folder / SHARDS_FOLDER).is_dir():  # the packed folder itself
+    if (folder / SHARDS_FOLDER).is_dir():  # the folder that contains the shards folder
         folder /= SHARDS_FOLDER
     listed = list_folder(folder)
-    place = index_path(folder)
-    if (done := _up_to_date(place, listed)) is not None:
-        return Indexed(str(place), done.header, tuple(done.refused()), was_there=True)
+    location = index_path(folder)
+    if (current := _load_if_current(location, listed)) is not None:
+        return _up_to_date(str(location), current)
     describe = partial(_describe_in_folder, folder)
-    with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{INDEX_NAME}.") as private:
-        path = Path(private) / INDEX_NAME
-        written = _write(path, str(folder), listed, describe, workers, progress)
-        path.replace(place)
-    return Indexed(str(place), *written, was_there=False)
+    with tempfile.TemporaryDirectory(dir=location.parent, prefix=f".{INDEX_NAME}.") as temporary:
+        path = Path(temporary) / INDEX_NAME
+        result = _write(path, str(folder), listed, describe, workers, progress)
+        path.replace(location)
+    return IndexResult(str(location), *result, up_to_date=False)
 
 
 def index_prefix(
     uri: str, *, profile: str | None, region: str, workers: int, progress: Progress
-) -> Indexed:
-    """The same for shards in S3: each is fetched into a temporary file, described and dropped.
+) -> IndexResult:
+    """Index shards in S3; each is downloaded to a temporary file, described and deleted.
 
     Raises:
-        UserError: no tar below ``uri``, or AWS refuses something.
+        UserError: no tar is below ``uri``, or AWS rejects a request.
     """
+    location = index_uri(uri)
+    if location is None:
+        raise UserError(f"{uri}: the index is written next to the shards; move them to a prefix")
     bucket, prefix = split_uri(uri.rstrip("/") + "/")
-    place = index_uri(uri)
-    if place is None:
-        raise UserError(f"{uri}: a whole bucket leaves no place for the index beside the shards")
-    key = split_uri(place)[1]
+    _, key = split_uri(location)
     s3 = open_session(profile, region).client("s3")
     with translate_aws_errors(uri), tempfile.TemporaryDirectory() as folder:
         listed = list_prefix(s3, f"s3://{bucket}/{prefix}").shards
         path = Path(folder) / INDEX_NAME
-        if _fetched(s3, bucket, key, path) and (done := _up_to_date(path, listed)) is not None:
-            return Indexed(place, done.header, tuple(done.refused()), was_there=True)
+        if _download_if_exists(s3, bucket, key, path):
+            current = _load_if_current(path, listed)
+            if current is not None:
+                return _up_to_date(location, current)
         describe = partial(_describe_in_s3, profile, region, bucket, prefix)
-        written = _write(path, uri, listed, describe, workers, progress)
+        result = _write(path, uri, listed, describe, workers, progress)
         s3.upload_file(str(path), bucket, key)
-    return Indexed(place, *written, was_there=False)
+    return IndexResult(location, *result, up_to_date=False)
 
 
-def _up_to_date(path: Path, listed: Sequence[ListedShard]) -> ShardIndex | None:
+def _load_if_current(path: Path, listed: Sequence[ListedShard]) -> ShardIndex | None:
+    """Return the index at ``path`` if it lists exactly these shards and the image sizes."""
     try:
         index = ShardIndex(path)
-        known = dict(zip(index.names, index.bytes.tolist(), strict=True))
+        indexed = dict(zip(index.names, index.bytes.tolist(), strict=True))
     except (OSError, ShardError):
         return None
-    sized = all(index.image_sizes(number) is not None for number in range(min(1, len(index))))
-    return index if sized and known == {one.name: one.bytes for one in listed} else None
+    has_sizes = len(index) == 0 or index.image_sizes(0) is not None
+    return index if has_sizes and indexed == {shard.name: shard.bytes for shard in listed} else None
+
+
+def _up_to_date(location: str, index: ShardIndex) -> IndexResult:
+    return IndexResult(location, index.header, tuple(index.rejected()), up_to_date=True)
 
 
 def _write(
     path: Path,
-    where: str,
+    source: str,
     listed: Sequence[ListedShard],
-    describe: Callable[[str], DescribedShard],
+    describe: Callable[[str], ShardDescription],
     workers: int,
     progress: Progress,
 ) -> tuple[IndexHeader, tuple[RejectedInput, ...]]:
+    """Describe the shards in parallel and write their index; return its header and the damage."""
     if not listed:
-        raise UserError(f"{where}: holds no .tar; `sm-train pack` makes shards")
-    refused: list[RejectedInput] = []
-    total, done = sum(one.bytes for one in listed), 0
+        raise UserError(f"{source}: no .tar in it; create shards with `sm-train pack`")
+    damage: list[RejectedInput] = []
+    total, done = sum(shard.bytes for shard in listed), 0
 
-    def described() -> Iterator[Any]:
+    def described_shards() -> Iterator[Shard]:
         nonlocal done
         with ProcessPoolExecutor(
             min(workers, len(listed)), mp_context=get_context("spawn")
         ) as pool:
-            for found in pool.map(describe, [one.name for one in listed]):
-                refused.extend(found.refused)
-                done += found.shard.bytes
+            for description in pool.map(describe, [shard.name for shard in listed]):
+                damage.extend(description.rejected)
+                done += description.shard.bytes
                 progress(done, total)
-                yield found.shard
+                yield description.shard
 
-    # The refusals are known when the last shard is.
-    write_index(path, described(), _later(refused))
-    return ShardIndex(path).header, tuple(refused)
-
-
-def _later(refused: list[RejectedInput]) -> Iterator[RejectedInput]:
-    yield from refused
+    # write_index iterates `damage` after the shards, when the list is complete.
+    write_index(path, described_shards(), damage)
+    return ShardIndex(path).header, tuple(damage)
 
 
-def _describe_in_folder(folder: Path, name: str) -> DescribedShard:
+def _describe_in_folder(folder: Path, name: str) -> ShardDescription:
     return describe_shard(folder / name, name)
 
 
 def _describe_in_s3(
     profile: str | None, region: str, bucket: str, prefix: str, name: str
-) -> DescribedShard:
+) -> ShardDescription:
     s3 = open_session(profile, region).client("s3")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "shard.tar"
@@ -148,7 +157,7 @@ def _describe_in_s3(
         return describe_shard(path, name)
 
 
-def _fetched(s3: Any, bucket: str, key: str, path: Path) -> bool:
+def _download_if_exists(s3: S3Client, bucket: str, key: str, path: Path) -> bool:
     from botocore.exceptions import ClientError
 
     try:

@@ -1,4 +1,4 @@
-"""Finds what is to be packed: images in a folder or in S3, captions beside them or in a table."""
+"""Finds the images to pack, in a folder, in S3 or in a table, and their captions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from sm_train.entrypoints.data.shard_index import RejectedInput
 from sm_train.entrypoints.packing.plan import PackInput
 from sm_train.entrypoints.packing.storage import S3Access, s3_client
-from sm_train.toolkit.aws.session import split_uri, translate_aws_errors
+from sm_train.toolkit.aws.errors import translate_aws_errors
+from sm_train.toolkit.aws.s3 import split_uri
 from sm_train.toolkit.errors import UserError
 
 if TYPE_CHECKING:
@@ -26,20 +27,22 @@ IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp"})
 
 Row = dict[str, Any]
 
+_WILDCARDS = "*?["
+
 
 @dataclass(frozen=True)
 class SourceImage:
-    """An image that was found, with what tells whether it has changed.
+    """An image to pack, with the sizes and times that reveal a change.
 
-    ``source`` is its path below the source with forward slashes, or its address. ``caption``
-    comes from a table; otherwise the text at ``caption_address`` is it. ``changed_ns`` is the
-    latest modification of either, Unix nanoseconds.
+    ``source`` is its path below the source folder, with forward slashes, or its URI. Its caption is
+    ``caption`` if it comes from a table, and otherwise the text at ``caption_address``.
+    ``modified_ns`` is the latest modification of image or caption, Unix nanoseconds.
     """
 
     source: str
     address: str
     bytes: int
-    changed_ns: int
+    modified_ns: int
     caption: str | None = None
     caption_address: str | None = None
     caption_bytes: int | None = None
@@ -47,15 +50,15 @@ class SourceImage:
 
 @dataclass(frozen=True)
 class PackInputs:
-    """Everything found, in the order in which it is packed, and rows that name no image."""
+    """All images in packing order, and the rejected rows of a table."""
 
     images: tuple[PackInput, ...]
     caption_bytes: tuple[int, ...]
-    refused: tuple[RejectedInput, ...]
+    rejected: tuple[RejectedInput, ...]
     fingerprint: str
-    """SHA-256 over names, sizes and table captions: cheap, and the same wherever they lie."""
+    """SHA-256 of names, sizes and table captions: cheap, and independent of the location."""
     newest_ns: int
-    """Latest modification of any file, Unix nanoseconds: what the fingerprint cannot see."""
+    """Latest modification of any file, Unix nanoseconds; reveals edits that keep the size."""
 
 
 def find_inputs(
@@ -66,71 +69,75 @@ def find_inputs(
     caption_column: str,
     access: S3Access,
 ) -> PackInputs:
-    """List what ``source`` holds, sorted by path; captions are read only where a table has them.
+    """List the images of ``source``, sorted by path. Only captions in a table are read.
 
-    ``source`` is a folder, searched to the bottom, a pattern (``photos/**/*.jpg``), an S3 prefix,
-    or a table of images and captions whose paths are relative to its own folder or ``s3://``
-    addresses. With ``captions`` the table says which images of the source are packed; an image
-    that it names twice is packed twice.
+    ``source`` is a folder that is searched recursively, a pattern (``photos/**/*.jpg``), an S3
+    prefix, or a table of images and captions with ``s3://`` URIs or paths relative to the table. A
+    ``captions`` table selects the images of the source to pack; an image that it lists twice is
+    packed twice.
 
     Raises:
-        UserError: no such source, no images in it, or a table that cannot be used.
+        UserError: the source does not exist, has no images, or is an invalid table.
     """
     if captions is not None:
         if not source.startswith("s3://") and not Path(source).is_dir():
-            raise UserError(f"{source}: with --captions the source is the images' folder")
-        return _inputs(
-            str(captions), *_rows(captions, source, image_column, caption_column, access)
-        )
+            raise UserError(f"{source}: with --captions, SRC must be the folder of the images")
+        rows = _table_inputs(captions, source, image_column, caption_column, access)
+        return _collect(str(captions), *rows)
     if source.startswith("s3://"):
-        return _inputs(source, objects_below(source, access), [])
-    if any(mark in source for mark in "*?["):
-        return _inputs(source, _matching(source), [])
+        return _collect(source, list_objects(source, access), [])
+    if any(wildcard in source for wildcard in _WILDCARDS):
+        return _collect(source, _glob_images(source), [])
     path = Path(source)
     if not path.exists():
         raise UserError(f"{source}: no such folder or table")
     if path.is_dir():
-        return _inputs(source, _images_below(path), [])
+        return _collect(source, _walk_images(path), [])
     root = str(path.parent)
-    return _inputs(source, *_rows(path, root, image_column, caption_column, access))
+    return _collect(source, *_table_inputs(path, root, image_column, caption_column, access))
 
 
-def _inputs(where: str, images: Iterable[SourceImage], refused: list[RejectedInput]) -> PackInputs:
+def _collect(
+    source: str, images: Iterable[SourceImage], rejected: list[RejectedInput]
+) -> PackInputs:
     ordered = sorted(images, key=lambda image: image.source)
-    if not ordered and not refused:
-        raise UserError(f"{where}: no images in it (jpg, jpeg, png, webp)")
+    if not ordered and not rejected:
+        raise UserError(f"{source}: no images in it (jpg, jpeg, png, webp)")
     digest = hashlib.sha256()
     for image in ordered:
         caption = image.caption_bytes if image.caption is None else image.caption
         digest.update(json.dumps([image.source, image.bytes, caption]).encode())
-    for item in refused:
+    for item in rejected:
         digest.update(json.dumps([item.source, item.reason, item.detail]).encode())
     numbered = tuple(
-        PackInput(number, one.source, one.address, one.bytes, one.caption, one.caption_address)
-        for number, one in enumerate(ordered)
+        PackInput(
+            number, image.source, image.address, image.bytes, image.caption, image.caption_address
+        )
+        for number, image in enumerate(ordered)
     )
-    captions = tuple(
-        len(one.caption.encode("utf-8", "surrogatepass"))
-        if one.caption is not None
-        else one.caption_bytes or 0
-        for one in ordered
+    caption_bytes = tuple(
+        len(image.caption.encode("utf-8", "surrogatepass"))
+        if image.caption is not None
+        else image.caption_bytes or 0
+        for image in ordered
     )
-    newest = max((one.changed_ns for one in ordered), default=0)
-    return PackInputs(numbered, captions, tuple(refused), digest.hexdigest(), newest)
+    newest = max((image.modified_ns for image in ordered), default=0)
+    return PackInputs(numbered, caption_bytes, tuple(rejected), digest.hexdigest(), newest)
 
 
-def _local(source: str, path: Path, caption: str | None = None) -> SourceImage:
-    """An image of this machine; what is not there is refused when it is read."""
-    size, changed = _size_and_time(path)
+def _local_image(source: str, path: Path, caption: str | None = None) -> SourceImage:
+    """Describe a local image. A missing file gets size 0 and is rejected when it is read."""
+    size, modified = _size_and_time(path)
     if caption is not None:
-        return SourceImage(source, str(path), size or 0, changed, caption)
-    beside = path.with_suffix(".txt")
-    caption_bytes, caption_changed = _size_and_time(beside)
-    newest = max(changed, caption_changed)
-    return SourceImage(source, str(path), size or 0, newest, None, str(beside), caption_bytes)
+        return SourceImage(source, str(path), size or 0, modified, caption)
+    caption_path = path.with_suffix(".txt")
+    caption_bytes, caption_modified = _size_and_time(caption_path)
+    newest = max(modified, caption_modified)
+    return SourceImage(source, str(path), size or 0, newest, None, str(caption_path), caption_bytes)
 
 
 def _size_and_time(path: Path) -> tuple[int | None, int]:
+    """Return a file's size and modification time; (None, 0) if it does not exist."""
     try:
         status = path.stat()
     except (OSError, ValueError):  # ValueError: a zero byte in the name
@@ -138,137 +145,143 @@ def _size_and_time(path: Path) -> tuple[int | None, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _images_below(folder: Path) -> Iterator[SourceImage]:
-    """Images by their suffix; links are followed, but into no folder twice."""
-    seen: set[tuple[int, int]] = set()
-    for place, subfolders, names in os.walk(folder, followlinks=True, onerror=_raise):
-        status = Path(place).stat()
-        if (status.st_dev, status.st_ino) in seen:
+def _walk_images(folder: Path) -> Iterator[SourceImage]:
+    """Find images by their extension; follow links, but visit each folder only once."""
+    visited: set[tuple[int, int]] = set()
+    for parent, subfolders, names in os.walk(folder, followlinks=True, onerror=_raise):
+        status = Path(parent).stat()
+        if (status.st_dev, status.st_ino) in visited:
             subfolders.clear()
             continue
-        seen.add((status.st_dev, status.st_ino))
+        visited.add((status.st_dev, status.st_ino))
         subfolders.sort()
         for name in names:
-            path = Path(place, name)
+            path = Path(parent, name)
             if path.suffix.lower() in IMAGE_SUFFIXES:
-                yield _local(path.relative_to(folder).as_posix(), path)
+                yield _local_image(path.relative_to(folder).as_posix(), path)
 
 
-def _matching(pattern: str) -> Iterator[SourceImage]:
-    """Images that a pattern names, by their paths below its fixed part."""
+def _glob_images(pattern: str) -> Iterator[SourceImage]:
+    """Find the images that match a pattern; sources are relative to its part without wildcards."""
     parts = Path(pattern).parts
-    fixed = next(number for number, part in enumerate(parts) if any(one in part for one in "*?["))
+    fixed = next(
+        index
+        for index, part in enumerate(parts)
+        if any(wildcard in part for wildcard in _WILDCARDS)
+    )
     root = Path(*parts[:fixed])
     for path in root.glob(str(Path(*parts[fixed:]))):
         if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file():
-            yield _local(path.relative_to(root).as_posix(), path)
+            yield _local_image(path.relative_to(root).as_posix(), path)
 
 
-def objects_below(uri: str, access: S3Access) -> list[SourceImage]:
-    """Images below an S3 prefix, each with the ``.txt`` object beside it."""
+def list_objects(uri: str, access: S3Access) -> list[SourceImage]:
+    """Find the images below an S3 prefix, each with the ``.txt`` object of the same name."""
     bucket, prefix = split_uri(uri)
     listed: dict[str, ObjectTypeDef] = {}
     with translate_aws_errors(uri):
         pages = s3_client(access).get_paginator("list_objects_v2")
         for page in pages.paginate(Bucket=bucket, Prefix=prefix):
-            listed |= {one["Key"]: one for one in page.get("Contents", [])}
-    above = prefix if prefix.endswith("/") or not prefix else prefix.rpartition("/")[0] + "/"
-    found = []
-    for key, one in listed.items():
+            listed |= {entry["Key"]: entry for entry in page.get("Contents", [])}
+    parent = prefix if prefix.endswith("/") or not prefix else prefix.rpartition("/")[0] + "/"
+    images = []
+    for key, image in listed.items():
         stem, dot, suffix = key.rpartition(".")
         if f"{dot}{suffix}".lower() not in IMAGE_SUFFIXES:
             continue
         caption = listed.get(f"{stem}.txt")
-        both = [one, caption] if caption else [one]
-        found.append(
+        entries = [image, caption] if caption else [image]
+        images.append(
             SourceImage(
-                source=key.removeprefix(above),
+                source=key.removeprefix(parent),
                 address=f"s3://{bucket}/{key}",
-                bytes=one["Size"],
-                changed_ns=max(int(each["LastModified"].timestamp() * 1e9) for each in both),
+                bytes=image["Size"],
+                modified_ns=max(int(entry["LastModified"].timestamp() * 1e9) for entry in entries),
                 caption_address=f"s3://{bucket}/{stem}.txt",
                 caption_bytes=caption["Size"] if caption else None,
             )
         )
-    return found
+    return images
 
 
 def _raise(error: OSError) -> None:
-    """A folder that cannot be listed ends the run: its images would be missed in silence."""
+    """Fail on a folder that cannot be listed: os.walk would silently skip its images."""
     raise error
 
 
-def _rows(
+def _table_inputs(
     table: Path, root: str, image_column: str, caption_column: str, access: S3Access
 ) -> tuple[list[SourceImage], list[RejectedInput]]:
     images: list[SourceImage] = []
     remote: list[tuple[str, str]] = []
-    refused: list[RejectedInput] = []
+    rejected: list[RejectedInput] = []
     for number, row in enumerate(_read_table(table, (image_column, caption_column)), start=1):
         name, caption = row.get(image_column), row.get(caption_column)
-        place = f"{table.name} row {number}"
+        row_name = f"{table.name} row {number}"
         if not isinstance(name, str) or not name:
-            refused.append(RejectedInput(place, "image-missing", "the row names no image"))
+            rejected.append(RejectedInput(row_name, "image-missing", "the row names no image"))
             continue
         source = name
         if not name.startswith("s3://"):
-            source = _below(root, name)
+            source = _relative_path(root, name)
         if source == ".." or source.startswith("../"):
-            refused.append(
-                RejectedInput(name, "outside-source", f"{place} leads out of the folder")
+            rejected.append(
+                RejectedInput(name, "outside-source", f"{row_name} is outside the folder")
             )
         elif caption is None:
-            refused.append(RejectedInput(source, "caption-missing", f"{place} has no caption"))
+            rejected.append(RejectedInput(source, "caption-missing", f"{row_name} has no caption"))
         elif not isinstance(caption, str | int):
-            refused.append(RejectedInput(source, "caption-not-text", f"{place}: {caption!r:.60}"))
+            rejected.append(
+                RejectedInput(source, "caption-not-text", f"{row_name}: {caption!r:.60}")
+            )
         elif source.startswith("s3://"):
             remote.append((source, str(caption)))
         elif root.startswith("s3://"):
             remote.append((f"{root.rstrip('/')}/{source}", str(caption)))
         else:
-            images.append(_local(source, Path(root) / source, str(caption)))
-    if not images and not refused and not remote:
-        raise UserError(f"{table}: a table without rows")
-    return images + _sized(remote, access), refused
+            images.append(_local_image(source, Path(root) / source, str(caption)))
+    if not images and not rejected and not remote:
+        raise UserError(f"{table}: the table has no rows")
+    return images + _head_objects(remote, access), rejected
 
 
-def _below(root: str, name: str) -> str:
-    """The path ``name`` of a table as a path below ``root``; begins with ``..`` if it is not."""
+def _relative_path(root: str, name: str) -> str:
+    """Return a table's path relative to ``root``; it starts with ``..`` if it is outside."""
     if root.startswith("s3://"):
         return posixpath.relpath(posixpath.join("/root", name), "/root")
     return Path(os.path.relpath(Path(root) / name, root)).as_posix()
 
 
-HEADS = 32
-"""Objects that are asked for their sizes at the same time."""
+HEAD_REQUESTS = 32
+"""HEAD requests that are in flight at the same time."""
 
 
-def _sized(remote: list[tuple[str, str]], access: S3Access) -> list[SourceImage]:
-    """Objects of a table with their sizes, which shards are planned by: one HEAD for each."""
+def _head_objects(remote: list[tuple[str, str]], access: S3Access) -> list[SourceImage]:
+    """Get the sizes of a table's objects, which the plan needs: one HEAD request for each."""
     from botocore.exceptions import ClientError
 
     def head(row: tuple[str, str]) -> SourceImage:
         address, caption = row
         bucket, key = split_uri(address)
         try:
-            said = s3_client(access).head_object(Bucket=bucket, Key=key)
+            response = s3_client(access).head_object(Bucket=bucket, Key=key)
         except ClientError as error:
             if error.response["Error"].get("Code") not in ("404", "NoSuchKey"):
                 raise
-            return SourceImage(address, address, 0, 0, caption)  # refused when it is read
-        changed = int(said["LastModified"].timestamp() * 1e9)
-        return SourceImage(address, address, said["ContentLength"], changed, caption)
+            return SourceImage(address, address, 0, 0, caption)  # rejected when it is read
+        modified = int(response["LastModified"].timestamp() * 1e9)
+        return SourceImage(address, address, response["ContentLength"], modified, caption)
 
     if not remote:
         return []
-    with translate_aws_errors(remote[0][0]), ThreadPoolExecutor(HEADS) as pool:
+    with translate_aws_errors(remote[0][0]), ThreadPoolExecutor(HEAD_REQUESTS) as pool:
         return list(pool.map(head, remote))
 
 
 def _read_table(table: Path, columns: tuple[str, str]) -> list[Row]:
-    """All rows of the table, the first row's number being 1.
+    """Return the two columns of all rows of a table.
 
-    Bytes that are not UTF-8 come as lone surrogates, so that they cost one row and not the run.
+    Bytes that are not UTF-8 become lone surrogates, so that they cost one row and not the run.
     """
     readers: dict[str, Callable[[Path, tuple[str, str]], list[Row]]] = {
         ".csv": _read_csv,
@@ -279,7 +292,7 @@ def _read_table(table: Path, columns: tuple[str, str]) -> list[Row]:
         raise UserError(f"{table}: no such table")
     reader = readers.get(table.suffix.lower())
     if reader is None:
-        raise UserError(f"{table}: not a folder of images, nor a table ({', '.join(readers)})")
+        raise UserError(f"{table}: neither a folder of images nor a table ({', '.join(readers)})")
     return reader(table, columns)
 
 
@@ -288,14 +301,14 @@ def _require_columns(table: Path, wanted: Iterable[str], present: Iterable[str])
     missing = [column for column in wanted if column not in present]
     if missing:
         raise UserError(
-            f"{table}: no column {' and none '.join(map(repr, missing))}; it has "
+            f"{table}: no column {' and no column '.join(map(repr, missing))}; it has "
             f"{', '.join(present) or 'none'} (--image-column, --caption-column)"
         )
 
 
 def _read_csv(table: Path, columns: tuple[str, str]) -> list[Row]:
     with table.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        # strict: a quote that is never closed would swallow the rows behind it.
+        # strict: an unclosed quote would swallow all rows after it.
         reader = csv.DictReader(file, strict=True)
         try:
             _require_columns(table, columns, reader.fieldnames or ())
@@ -316,7 +329,7 @@ def _read_jsonl(table: Path, columns: tuple[str, str]) -> list[Row]:
             except ValueError as error:
                 raise UserError(f"{table}:{number}: not JSON: {error}") from None
             if not isinstance(row, dict):
-                raise UserError(f"{table}:{number}: each line is an object of columns")
+                raise UserError(f"{table}:{number}: each line must be a JSON object")
             present.update(dict.fromkeys(row))
             rows.append({column: row.get(column) for column in columns})
     if rows:

@@ -1,4 +1,4 @@
-"""One pack at a time in a folder."""
+"""Locks a local destination, so that only one pack writes to it."""
 
 from __future__ import annotations
 
@@ -7,45 +7,49 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from sm_train.entrypoints.packing.shard_builder import WORK
+from sm_train.entrypoints.packing.shard_builder import PACK_STATE
 from sm_train.entrypoints.packing.storage import LocalFolder, Storage
 from sm_train.toolkit.errors import UserError
 
+_LOCK_NAME = "lock"
+
 
 @contextmanager
-def locked(destination: Storage) -> Iterator[None]:
-    """Keep other packs out of a folder; what was made for it in vain goes again.
+def lock_destination(destination: Storage) -> Iterator[None]:
+    """Hold an exclusive lock on a local folder; on errors, remove folders that stayed empty.
 
-    Two packs of the same inputs into one S3 prefix write the same bytes, so nothing is locked
-    there.
+    An S3 prefix is not locked: concurrent packs of the same inputs write the same bytes.
+
+    Raises:
+        UserError: another pack holds the lock.
     """
     if not isinstance(destination, LocalFolder):
         yield
         return
     folder = destination.path
-    made = [one for one in (folder / WORK, folder, *folder.parents) if not one.exists()]
-    (folder / WORK).mkdir(parents=True, exist_ok=True)
+    state = folder / PACK_STATE
+    created = [path for path in (state, folder, *folder.parents) if not path.exists()]
+    state.mkdir(parents=True, exist_ok=True)
     try:
-        with (folder / WORK / "lock").open("w") as lock:
+        with (state / _LOCK_NAME).open("w") as lock:
             try:
-                # The kernel frees it however this process ends.
+                # The kernel releases the lock however this process ends.
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise UserError(f"{folder}: another sm-train pack is writing to it") from None
             yield
-            _clear(folder)
+            _remove_if_empty(state)
     except BaseException:
-        if not any(one.name != "lock" for one in (folder / WORK).glob("*")):
-            _clear(folder)
-        for one in made:
-            with suppress(OSError):  # not empty: what is finished stays
-                one.rmdir()
+        if not any(path.name != _LOCK_NAME for path in state.glob("*")):
+            _remove_if_empty(state)
+        for path in created:
+            with suppress(OSError):  # not empty: finished shards stay
+                path.rmdir()
         raise
 
 
-def _clear(folder: Path) -> None:
-    """Remove the folder of records, if nothing is left in it but the lock."""
-    work = folder / WORK
+def _remove_if_empty(state: Path) -> None:
+    """Remove the lock, and the state folder if nothing else is in it."""
     with suppress(OSError):
-        (work / "lock").unlink()
-        work.rmdir()
+        (state / _LOCK_NAME).unlink()
+        state.rmdir()

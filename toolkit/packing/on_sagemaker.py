@@ -1,4 +1,4 @@
-"""Packs on SageMaker Processing: plans here, shows the request, asks, and sends it."""
+"""Packs on SageMaker Processing: plans locally, prints the request, confirms and sends it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import click
 from sm_train.cost.prices import PROCESSING, PriceTable
@@ -19,40 +19,42 @@ from sm_train.entrypoints.packing.storage import open_storage
 from sm_train.estimators.bundle.bundle import ARCHIVE_NAME, Bundle, build_bundle
 from sm_train.estimators.config.naming import staging_bucket
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.estimators.request.launcher import FRAMEWORK
+from sm_train.estimators.request.launcher import DEFAULT_PYTORCH
 from sm_train.estimators.request.processing import (
     PackingJob,
     ProcessingRequest,
-    instance_types,
     processing_image,
+    processing_instance_types,
     processing_request,
 )
-from sm_train.toolkit.aws.session import open_session, require_bucket, translate_aws_errors
+from sm_train.toolkit.aws.errors import translate_aws_errors
+from sm_train.toolkit.aws.s3 import require_bucket
+from sm_train.toolkit.aws.session import open_session
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.packing.pack import (
     PackJob,
-    already_packed,
-    begin,
+    find_finished,
     list_inputs,
     plan_pack,
-    require_same,
+    record_start,
+    require_same_plan,
 )
 from sm_train.toolkit.terminal.console import stderr_console
 from sm_train.toolkit.terminal.formatting import format_duration, format_usd
 
 BYTES_PER_VCPU_SECOND = 20e6
-"""Assumed speed. benchmarks/pack.py: 45 MB/s a core with images decoded, out of memory; a vCPU is
-half a core, and S3 is no memory."""
+"""Assumed speed. benchmarks/pack.py measures 45 MB/s per core when it decodes images that are in
+memory. A vCPU is half a core, and S3 is slower than memory."""
 
 START_SECONDS = 300.0
-"""Assumed until the first image: the container's image, and its packages."""
+"""Assumed start-up time: pulling the container image and installing packages."""
 
-_ASSUMED = f"a vCPU packs {BYTES_PER_VCPU_SECOND / 1e6:.0f} MB/s"
+_ASSUMPTION = f"a vCPU packs {BYTES_PER_VCPU_SECOND / 1e6:.0f} MB/s"
 
 
 @dataclass(frozen=True)
-class CloudPack:
-    """A pack that was planned here and is made there."""
+class ProcessingPack:
+    """A pack that was planned locally, and the Processing job that will build it."""
 
     request: ProcessingRequest
     pack: PackPlan
@@ -61,15 +63,15 @@ class CloudPack:
 
     @property
     def instance_type(self) -> str:
-        return str(self._cluster["InstanceType"])
+        return self.request["ProcessingResources"]["ClusterConfig"]["InstanceType"]
 
     @property
-    def machines(self) -> int:
-        return int(self._cluster["InstanceCount"])
+    def instances(self) -> int:
+        return self.request["ProcessingResources"]["ClusterConfig"]["InstanceCount"]
 
     @property
-    def limit_seconds(self) -> int:
-        return int(self.request["StoppingCondition"]["MaxRuntimeInSeconds"])
+    def max_runtime_seconds(self) -> int:
+        return self.request["StoppingCondition"]["MaxRuntimeInSeconds"]
 
     @property
     def images(self) -> int:
@@ -77,122 +79,138 @@ class CloudPack:
 
     @property
     def bytes(self) -> int:
-        """Of the images to pack."""
+        """Total size of the images to pack."""
         return sum(item.bytes for plan in self.pack.plans for item in plan.inputs)
 
     @property
-    def encodes(self) -> bool:
-        """Whether latents are computed, which takes far longer than packing."""
+    def encodes_latents(self) -> bool:
+        """Whether latents are encoded, which takes far longer than packing."""
         return self.pack.plans[0].options.latents is not None
 
-    @property
-    def _cluster(self) -> dict[str, Any]:
-        cluster: dict[str, Any] = self.request["ProcessingResources"]["ClusterConfig"]
-        return cluster
+
+class ProcessingPackDocument(TypedDict):
+    """The output of ``pack --on sagemaker --dry-run``."""
+
+    request: ProcessingRequest
+    images: int
+    shards: int
+    bytes: int
+    cost_usd: float | None
+    cost_limit_usd: float | None
+    seconds: float | None
+    price_per_instance_hour_usd: float | None
+    price_source: str
 
 
 @dataclass(frozen=True)
 class PackCost:
-    """US dollars and seconds of all machines together; None is unknown."""
+    """Estimated and maximum cost of all instances in US dollars; None if unknown.
+
+    ``seconds`` is the estimated duration of the job.
+    """
 
     usd_per_hour: float | None
     seconds: float | None
     usd: float | None
-    limit_usd: float | None
+    max_usd: float | None
     source: str
 
 
-def plan_cloud_pack(
-    job: PackJob, config: RunConfig, *, instance_type: str, machines: int, region: str
-) -> CloudPack:
-    """The request and the plan that goes with it; reads the list of inputs and nothing else.
+def plan_processing(
+    job: PackJob, config: RunConfig, *, instance_type: str, instances: int, region: str
+) -> ProcessingPack:
+    """Plan the pack and build the request, reading only the list of inputs.
 
     Raises:
-        UserError: an address is not in S3, or nothing is to be packed.
+        UserError: an input or the destination is not in S3, there are more instances than shards,
+            or Processing does not offer the instance type.
     """
     started = time.time_ns()
     if not job.destination.startswith("s3://"):
         raise UserError(f"--on: DST {job.destination} must be an S3 prefix, as s3://BUCKET/PREFIX/")
     inputs = list_inputs(job)
-    here = next((one for one in inputs.images if not one.address.startswith("s3://")), None)
-    if here is not None:
-        raise UserError(f"--on: {here.address} is on this machine; SageMaker reads from S3 alone")
+    local = next((image for image in inputs.images if not image.address.startswith("s3://")), None)
+    if local is not None:
+        raise UserError(f"--on: {local.address} is a local file; SageMaker reads only from S3")
     pack = plan_pack(job, inputs)
-    if machines > len(pack.plans):
+    if instances > len(pack.plans):
         raise UserError(
-            f"--instances: {machines} for {len(pack.plans)} shards; the others would idle, billed"
+            f"--instances: {instances} for {len(pack.plans)} shards; the rest would idle but be "
+            "billed"
         )
-    known = instance_types()
+    known = processing_instance_types()
     if instance_type not in known:
-        near = get_close_matches(instance_type, known, n=1)
-        mend = f"; did you mean {near[0]}?" if near else ""
-        raise UserError(f"--instance: {instance_type} is no instance of Processing{mend}")
-    cloud = PackingJob(job.destination, instance_type, machines, job.options.latents is not None)
+        similar = get_close_matches(instance_type, known, n=1)
+        hint = f"; did you mean {similar[0]}?" if similar else ""
+        raise UserError(f"--instance: Processing does not offer {instance_type}{hint}")
+    packing = PackingJob(job.destination, instance_type, instances, job.options.latents is not None)
     try:
         image = processing_image(instance_type, region)
     except ValueError as error:
         raise UserError(f"--instance: {error}") from None
-    request = processing_request(config, cloud, region=region, image=image, now=datetime.now(UTC))
-    return CloudPack(request, pack, inputs.newest_ns, started)
+    request = processing_request(config, packing, region=region, image=image, now=datetime.now(UTC))
+    return ProcessingPack(request, pack, inputs.newest_ns, started)
 
 
-def show(cloud: CloudPack, cost: PackCost) -> None:
-    """The plan for a person."""
+def print_plan(planned: ProcessingPack, cost: PackCost) -> None:
+    """Print the plan and its cost on standard error."""
     for line in (
-        f"{cloud.images:,} images, {cloud.bytes / 1e6:,.1f} MB → {len(cloud.pack.plans):,} shards "
-        f"in {cloud.request['Environment']['SM_TRAIN_DESTINATION']}",
-        f"{cloud.machines} × {cloud.instance_type} for at most "
-        f"{format_duration(cloud.limit_seconds)}; " + _cost_in_words(cost),
+        f"{planned.images:,} images, {planned.bytes / 1e6:,.1f} MB → "
+        f"{len(planned.pack.plans):,} shards in "
+        f"{planned.request['Environment']['SM_TRAIN_DESTINATION']}",
+        f"{planned.instances} × {planned.instance_type} for at most "
+        f"{format_duration(planned.max_runtime_seconds)}; {_format_cost(cost)}",
     ):
         stderr_console().print(line, markup=False, soft_wrap=True)
 
 
-def _cost_in_words(cost: PackCost) -> str:
-    if cost.usd_per_hour is None or cost.limit_usd is None:
+def _format_cost(cost: PackCost) -> str:
+    if cost.usd_per_hour is None or cost.max_usd is None:
         return (
-            f"cost unknown: {cost.source} (`sm-train cost --refresh` asks AWS, and --prices FILE "
-            f"takes rows of kind {PROCESSING})"
+            f"cost unknown: {cost.source} (get it from AWS with `sm-train cost --refresh`, or pass "
+            f"--prices FILE with rows of kind {PROCESSING})"
         )
-    about = ""
+    estimate = ""
     if cost.usd is not None and cost.seconds is not None:
-        about = f"about {format_usd(cost.usd)} for {format_duration(cost.seconds)}, if {_ASSUMED}; "
-    price = f"${cost.usd_per_hour:.4f} an instance-hour, {cost.source}"
-    return f"{about}at most {format_usd(cost.limit_usd)} ({price})"
+        duration = format_duration(cost.seconds)
+        estimate = f"about {format_usd(cost.usd)} for {duration}, if {_ASSUMPTION}; "
+    price = f"${cost.usd_per_hour:.4f} per instance-hour, {cost.source}"
+    return f"{estimate}at most {format_usd(cost.max_usd)} ({price})"
 
 
-def cost_of(cloud: CloudPack, table: PriceTable, region: str) -> PackCost:
-    """What the job costs, at the speed of :data:`BYTES_PER_VCPU_SECOND`, and at its time limit."""
-    price = table.processing_price(cloud.instance_type, region)
+def estimate_cost(planned: ProcessingPack, table: PriceTable, region: str) -> PackCost:
+    """Return the cost at the assumed speed and the cost at the time limit."""
+    price = table.processing_price(planned.instance_type, region)
     hourly = price.usd_per_instance_hour
     if hourly is None:
         return PackCost(None, None, None, None, price.source)
     seconds = None
-    if not cloud.encodes and (vcpus := _vcpus(cloud.instance_type)):
-        speed = BYTES_PER_VCPU_SECOND * vcpus * cloud.machines
-        seconds = min(START_SECONDS + cloud.bytes / speed, cloud.limit_seconds)
-    per_second = float(hourly) * cloud.machines / 3600
+    if not planned.encodes_latents and (vcpus := _vcpus(planned.instance_type)):
+        speed = BYTES_PER_VCPU_SECOND * vcpus * planned.instances
+        seconds = min(START_SECONDS + planned.bytes / speed, planned.max_runtime_seconds)
+    per_second = float(hourly) * planned.instances / 3600
     return PackCost(
         float(hourly),
         seconds,
         None if seconds is None else per_second * seconds,
-        per_second * cloud.limit_seconds,
+        per_second * planned.max_runtime_seconds,
         price.source,
     )
 
 
 def _vcpus(instance_type: str) -> int | None:
-    """By EC2's naming: an xlarge has four, an Nxlarge N times as many."""
+    """Derive the vCPUs from the name: an xlarge has four, an Nxlarge N times as many."""
     match = re.fullmatch(r"ml\.[a-z0-9-]+\.(\d*)xlarge", instance_type)
     return 4 * int(match[1] or 1) if match else None
 
 
 def submit(
-    cloud: CloudPack, job: PackJob, config: RunConfig, *, region: str, yes: bool
+    planned: ProcessingPack, job: PackJob, config: RunConfig, *, region: str, yes: bool
 ) -> str | None:
-    """Ask, then start the job; returns its name, or None where everything is packed already.
+    """Ask for confirmation and start the job; return its name, or None if all is packed already.
 
     Raises:
-        UserError: no role, a bucket is missing, or AWS refuses.
+        UserError: no role is set, a bucket does not exist, or AWS rejects a request.
     """
     if config.role is None:
         raise UserError(
@@ -204,43 +222,43 @@ def submit(
     require_bucket(session, bucket, region, "bucket")
     destination = open_storage(job.destination, job.access)
     with translate_aws_errors(job.destination):
-        if already_packed(job, cloud.pack, cloud.newest_ns, destination) is not None:
+        if find_finished(job, planned.pack, planned.newest_ns, destination) is not None:
             return None
-        require_same(job, cloud.pack, cloud.newest_ns, destination)
+        require_same_plan(job, planned.pack, planned.newest_ns, destination)
     if not yes and not click.confirm("Start the job?", err=True):
         raise UserError("nothing was started", ExitCode.INTERRUPTED)
     with translate_aws_errors(job.destination):
-        begin(cloud.pack, destination, cloud.started_ns)
+        record_start(planned.pack, destination, planned.started_ns)
     files: dict[str, bytes | Path] = {
         f"code/{ARCHIVE_NAME}": _packing_bundle(config).archive,
-        f"plan/{PLAN_FILE}": cloud.pack.to_bytes(),
+        f"plan/{PLAN_FILE}": planned.pack.to_bytes(),
     }
     if job.options.latents is not None:
         model = Path(job.options.latents)
         for path in component_files(model):
             files[f"model/{path.relative_to(model).as_posix()}"] = path
     with translate_aws_errors("CreateProcessingJob"):
-        from sm_train.estimators.sdk.processor import send_processing
+        from sm_train.estimators.sdk.processor import create_processing_job
 
-        return send_processing(cloud.request, files, boto_session=session, bucket=bucket)
+        return create_processing_job(planned.request, files, boto_session=session, bucket=bucket)
 
 
 def _packing_bundle(config: RunConfig) -> Bundle:
-    """The bundle for packing: it trains nothing of one's own, and installs its packages."""
+    """Build the code bundle: no user code, but network access to install packages."""
     cluster = config.cluster.model_copy(update={"network_isolation": False})
     packing = config.model_copy(update={"code": None, "entry": None, "cluster": cluster})
-    return build_bundle(packing, FRAMEWORK)
+    return build_bundle(packing, DEFAULT_PYTORCH)
 
 
-def document(cloud: CloudPack, cost: PackCost) -> dict[str, Any]:
-    """The shape of ``pack --on sagemaker --dry-run --json``."""
+def dry_run_document(planned: ProcessingPack, cost: PackCost) -> ProcessingPackDocument:
+    """Return the document that ``pack --on sagemaker --dry-run`` prints."""
     return {
-        "request": cloud.request,
-        "images": cloud.images,
-        "shards": len(cloud.pack.plans),
-        "bytes": cloud.bytes,
+        "request": planned.request,
+        "images": planned.images,
+        "shards": len(planned.pack.plans),
+        "bytes": planned.bytes,
         "cost_usd": cost.usd,
-        "cost_limit_usd": cost.limit_usd,
+        "cost_limit_usd": cost.max_usd,
         "seconds": cost.seconds,
         "price_per_instance_hour_usd": cost.usd_per_hour,
         "price_source": cost.source,

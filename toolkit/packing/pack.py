@@ -1,9 +1,9 @@
-"""Packs images and captions into shards: planned at first, then made shard by shard.
+"""Packs images and captions into shards: plans all shards first, then builds them one by one.
 
-The plan is a pure function of the list of inputs and the options, and a shard of its inputs: so
-the result is the same whatever the number of processes, and a pack that was broken off goes on
-with the shards that are missing. In memory are the list of inputs (with captions, where a table
-has them) and a few images for each thread, never a shard.
+The plan is a pure function of the list of inputs and the options, and a shard is a pure function of
+its inputs. So the result does not depend on the number of processes, and an interrupted pack
+resumes with the missing shards. Memory holds the list of inputs (with captions if they come from a
+table) and a few images for each thread, but never a whole shard.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from sm_train.entrypoints.common.index_location import INDEX_NAME, SHARDS_FOLDER
 from sm_train.entrypoints.common.signals import raise_on_signals
 from sm_train.entrypoints.data.shard_format import ShardError
 from sm_train.entrypoints.data.shard_index import RejectedInput, ShardIndex
-from sm_train.entrypoints.models.components import latents_of
+from sm_train.entrypoints.models.components import describe_latents
 from sm_train.entrypoints.packing.pack import (
     PLAN_NAME,
     PackPlan,
-    finish,
-    forget,
-    make_shards,
-    refusals,
+    all_rejected,
+    build_shards,
+    finalize,
+    remove_state,
 )
 from sm_train.entrypoints.packing.plan import (
     PackOptions,
@@ -44,9 +44,11 @@ from sm_train.entrypoints.packing.storage import LocalFolder, S3Access, Storage,
 from sm_train.entrypoints.packing.worker_pool import PackProgress, WorkerKilledError, WorkerPlan
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.packing.inputs import PackInputs, find_inputs
-from sm_train.toolkit.packing.lock import locked
+from sm_train.toolkit.packing.lock import lock_destination
 
 MIN_SHARD_BYTES = 1000
+
+_CHOOSE_ANOTHER = "choose another folder or remove it"
 
 _UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4}
 _UNITS |= {f"{letter}I": 1024**power for power, letter in enumerate("KMGT", start=1)}
@@ -54,10 +56,10 @@ _UNITS |= {f"{letter}I": 1024**power for power, letter in enumerate("KMGT", star
 
 @dataclass(frozen=True)
 class PackJob:
-    """What to pack and how; sizes are bytes.
+    """What to pack, where to, and how. Sizes are in bytes.
 
-    ``source`` and ``destination`` are local paths or ``s3://`` addresses. The number of shards is
-    a multiple of ``instances``.
+    ``source`` and ``destination`` are local paths or ``s3://`` URIs. The number of shards is a
+    multiple of ``instances``.
     """
 
     source: str
@@ -73,12 +75,12 @@ class PackJob:
 
 
 @dataclass(frozen=True)
-class Packed:
-    """A finished pack, written now or found done."""
+class PackResult:
+    """A finished pack; ``up_to_date`` if an earlier command had finished it."""
 
     index: ShardIndex
     destination: Storage
-    was_there: bool
+    up_to_date: bool
 
     @property
     def index_path(self) -> str:
@@ -89,16 +91,16 @@ class Packed:
         return self.destination.address(SHARDS_FOLDER)
 
     @property
-    def refused_by_reason(self) -> dict[str, int]:
-        """Reason → count, the most frequent first."""
-        return dict(Counter(item.reason for item in self.index.refused()).most_common())
+    def rejected_by_reason(self) -> dict[str, int]:
+        """Number of rejected inputs for each reason, most frequent first."""
+        return dict(Counter(item.reason for item in self.index.rejected()).most_common())
 
 
 def parse_size(text: str) -> int:
-    """``500MB``, ``2GB``, ``1.5GiB`` or plain bytes, as bytes.
+    """Parse ``500MB``, ``2GB``, ``1.5GiB`` or a plain number, in bytes.
 
     Raises:
-        UserError: anything else, or less than 1 KB.
+        UserError: the text is none of these, or the size is below 1 KB.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?I?)B?", text.strip().upper(), re.ASCII)
     size = int(Fraction(match[1]) * _UNITS.get(match[2], 0)) if match else 0
@@ -109,48 +111,47 @@ def parse_size(text: str) -> int:
     return size
 
 
-def pack(job: PackJob, on_progress: Callable[[PackProgress], None]) -> Packed:
+def pack(job: PackJob, on_progress: Callable[[PackProgress], None]) -> PackResult:
     """Pack ``job.source`` into ``job.destination``.
 
-    Shards get their names when they are whole, and the index comes last. Whatever ends a run
-    before that, the same command goes on with what is missing; the result is the same, byte for
-    byte. Where everything was packed before, nothing is written.
+    Shards are written atomically, and the index comes last. However a run ends before that, the
+    same command resumes it and the result has the same bytes. A finished pack is left unchanged.
 
     Raises:
-        UserError: nothing to pack, or the destination holds something else.
+        UserError: there is nothing to pack, or the destination holds another pack.
         OSError: the destination cannot be written, or the disk is full.
-        KeyboardInterrupt: by Ctrl-C, SIGTERM or SIGHUP.
+        KeyboardInterrupt: on Ctrl-C, SIGTERM or SIGHUP.
     """
-    started = time.time_ns()
+    started_ns = time.time_ns()
     inputs = list_inputs(job)
     destination = open_storage(job.destination, job.access)
     _require_folder(job.destination, destination)
-    planned = plan_pack(job, inputs)
-    if (done := already_packed(job, planned, inputs.newest_ns, destination)) is not None:
-        if destination.size(PLAN_NAME) is not None:  # ended between the index and the last word
-            with raise_on_signals(), locked(destination):
-                _conclude(planned, destination, begin(planned, destination, started))
-        return Packed(done, destination, was_there=True)
-    with raise_on_signals(), locked(destination):
-        require_same(job, planned, inputs.newest_ns, destination)
+    plan = plan_pack(job, inputs)
+    if (index := find_finished(job, plan, inputs.newest_ns, destination)) is not None:
+        if destination.size(PLAN_NAME) is not None:  # interrupted between the index and clean-up
+            with raise_on_signals(), lock_destination(destination):
+                _clean_up(plan, destination, record_start(plan, destination, started_ns))
+        return PackResult(index, destination, up_to_date=True)
+    with raise_on_signals(), lock_destination(destination):
+        require_same_plan(job, plan, inputs.newest_ns, destination)
         try:
-            started = begin(planned, destination, started)
-            make_shards(planned, WorkerPlan(destination, job.access, job.workers), on_progress)
-            made = finish(planned, destination)
+            started_ns = record_start(plan, destination, started_ns)
+            build_shards(plan, WorkerPlan(destination, job.access, job.workers), on_progress)
+            built = finalize(plan, destination)
         except BaseException as error:
-            _stop(destination, planned, error)
+            _handle_interruption(destination, plan, error)
             raise
-        if made is None:
-            raise UserError(f"{job.destination}: a finished shard is gone; pack again")
-        if not any(one.shard for one in made):
-            forget(planned, destination)
-            raise UserError(_all_refused(job.source, list(refusals(planned, made))))
-        _conclude(planned, destination, started)
-    return Packed(_read_index(destination), destination, was_there=False)
+        if built is None:
+            raise UserError(f"{job.destination}: a finished shard was removed; pack again")
+        if not any(record.shard for record in built):
+            remove_state(plan, destination)
+            raise UserError(_nothing_accepted(job.source, list(all_rejected(plan, built))))
+        _clean_up(plan, destination, started_ns)
+    return PackResult(_read_index(destination), destination, up_to_date=False)
 
 
 def list_inputs(job: PackJob) -> PackInputs:
-    """What the job's source names; no image is read."""
+    """Return the inputs that the job's source names; no image is read."""
     return find_inputs(
         job.source,
         job.captions,
@@ -160,22 +161,23 @@ def list_inputs(job: PackJob) -> PackInputs:
     )
 
 
-def _conclude(planned: PackPlan, destination: Storage, started: int) -> None:
-    """Remove what a pack is resumed by, now that the index is there."""
-    # Its time says up to when changes to the inputs are in it.
-    destination.set_modified_ns(INDEX_NAME, started)
-    forget(planned, destination)
+def _clean_up(plan: PackPlan, destination: Storage, started_ns: int) -> None:
+    """Remove the state of a pack whose index is written."""
+    # An input that changed after the start may be packed in its old version: date the index back to
+    # the start, so that the next run notices the change.
+    destination.set_modified_ns(INDEX_NAME, started_ns)
+    remove_state(plan, destination)
 
 
 def _require_folder(address: str, destination: Storage) -> None:
     if isinstance(destination, LocalFolder):
-        for one in (destination.path, *destination.path.parents):
-            if one.exists() and not one.is_dir():
-                raise UserError(f"{address}: {one} is not a folder; choose another")
+        for path in (destination.path, *destination.path.parents):
+            if path.exists() and not path.is_dir():
+                raise UserError(f"{address}: {path} is not a folder; choose another")
 
 
 def plan_pack(job: PackJob, inputs: PackInputs) -> PackPlan:
-    """Which inputs go into which shard.
+    """Assign the inputs to shards.
 
     Raises:
         UserError: there are fewer inputs than instances.
@@ -183,134 +185,142 @@ def plan_pack(job: PackJob, inputs: PackInputs) -> PackPlan:
     if len(inputs.images) < job.instances:
         raise UserError(
             f"{job.source}: {len(inputs.images)} images for {job.instances} instances; each needs "
-            "a shard of its own"
+            "at least one shard"
         )
     sizes = [
         packed_bytes(image.bytes, caption)
         for image, caption in zip(inputs.images, inputs.caption_bytes, strict=True)
     ]
     count = shard_count(sum(sizes), job.shard_bytes, multiple_of=job.instances)
-    most = len(sizes) // job.instances * job.instances
-    edges = plan_shards(sizes, min(count, most)) if sizes else [(0, 0)]
+    max_count = len(sizes) // job.instances * job.instances
+    ranges = plan_shards(sizes, min(count, max_count)) if sizes else [(0, 0)]
     plans = tuple(
-        ShardPlan(number, shard_name(number), inputs.images[first:behind], job.options)
-        for number, (first, behind) in enumerate(edges)
+        ShardPlan(number, shard_name(number), inputs.images[start:stop], job.options)
+        for number, (start, stop) in enumerate(ranges)
     )
     options = index_options(job)
-    return PackPlan(plans, inputs.refused, inputs.fingerprint, job.shard_bytes, options)
+    return PackPlan(plans, inputs.rejected, inputs.fingerprint, job.shard_bytes, options)
 
 
-def _stop(destination: Storage, planned: PackPlan, error: BaseException) -> None:
-    """Keep what is finished, and say so; leave nothing where nothing is.
+def _handle_interruption(destination: Storage, plan: PackPlan, error: BaseException) -> None:
+    """Keep finished shards for the next run; without any, remove the state of the pack.
 
     Raises:
-        UserError: something is kept, and the user interrupted it; or a process was killed.
+        UserError: the user interrupted a pack with finished shards, or a worker was killed.
     """
-    kept = any(destination.size(record_name(plan)) is not None for plan in planned.plans)
+    kept = any(destination.size(record_name(shard)) is not None for shard in plan.plans)
     if not kept:
-        forget(planned, destination)
-    goes_on = "; finished shards stay, and the same command goes on" if kept else ""
+        remove_state(plan, destination)
+    resumable = "; finished shards are kept, run the same command to resume" if kept else ""
     if isinstance(error, WorkerKilledError):
         raise UserError(
-            "a process that packs was killed, perhaps for its memory; try fewer --workers"
-            + goes_on,
+            "a worker process was killed, perhaps because it ran out of memory; try fewer --workers"
+            + resumable,
             ExitCode.UNEXPECTED,
         ) from None
     if isinstance(error, KeyboardInterrupt) and kept:
-        raise UserError(f"interrupted{goes_on}", ExitCode.INTERRUPTED) from None
+        raise UserError(f"interrupted{resumable}", ExitCode.INTERRUPTED) from None
 
 
-def require_same(job: PackJob, planned: PackPlan, newest_ns: int, destination: Storage) -> None:
-    """Refuse an unfinished pack of something else.
+def require_same_plan(job: PackJob, plan: PackPlan, newest_ns: int, destination: Storage) -> None:
+    """Require that an unfinished pack in the destination is one of the same inputs and options.
 
     Raises:
-        UserError: there is one in the destination.
+        UserError: it is not.
     """
     try:
-        before: dict[str, Any] = json.loads(destination.read(PLAN_NAME))
+        unfinished: dict[str, Any] = json.loads(destination.read(PLAN_NAME))
     except FileNotFoundError:
         return
     except ValueError:
-        before = {}
-    mend = "choose another folder or remove it"
-    plan = _plan_document(planned)
-    if {key: before.get(key) for key in plan} != plan:
+        unfinished = {}
+    document = _plan_document(plan)
+    if {key: unfinished.get(key) for key in document} != document:
         raise UserError(
-            f"{job.destination}: holds an unfinished pack of other inputs or options; {mend}"
+            f"{job.destination}: contains an unfinished pack of other inputs or options; "
+            f"{_CHOOSE_ANOTHER}"
         )
-    if newest_ns > before["started_ns"]:
+    if newest_ns > unfinished["started_ns"]:
         raise UserError(
-            f"{job.destination}: {job.source} has changed since this pack was begun; {mend}"
+            f"{job.destination}: {job.source} has changed since this pack was started; "
+            f"{_CHOOSE_ANOTHER}"
         )
 
 
-def begin(planned: PackPlan, destination: Storage, started: int) -> int:
-    """Write down what is packed, if it was not before; returns when it was begun."""
+def record_start(plan: PackPlan, destination: Storage, started_ns: int) -> int:
+    """Store the plan unless it is stored; return when the pack was started, Unix nanoseconds."""
     try:
-        before: int = json.loads(destination.read(PLAN_NAME))["started_ns"]
+        stored: int = json.loads(destination.read(PLAN_NAME))["started_ns"]
     except FileNotFoundError:
+        document = _plan_document(plan) | {"started_ns": started_ns}
         with destination.atomic_writer(PLAN_NAME) as sink:
-            sink.write(json.dumps(_plan_document(planned) | {"started_ns": started}).encode())
-        return started
-    return before
+            sink.write(json.dumps(document).encode())
+        return started_ns
+    return stored
 
 
-def _plan_document(planned: PackPlan) -> dict[str, Any]:
+def _plan_document(plan: PackPlan) -> dict[str, Any]:
+    """Return what identifies the pack: the stored plan of an unfinished pack must equal it."""
     return {
-        "inputs": planned.fingerprint,
-        "shard_bytes": planned.target_bytes,
-        "options": planned.index_options,
+        "inputs": plan.fingerprint,
+        "shard_bytes": plan.target_bytes,
+        "options": plan.index_options,
     }
 
 
 def index_options(job: PackJob) -> dict[str, Any]:
-    """What the index says of how it was packed, defaults left out."""
-    options = job.options.changed() | ({"instances": job.instances} if job.instances > 1 else {})
+    """Return the options that the index records: those that differ from the defaults."""
+    options = job.options.non_defaults() | (
+        {"instances": job.instances} if job.instances > 1 else {}
+    )
     folder, resolution = job.options.latents, options.pop("latents_resolution", None)
     if folder is not None and resolution is not None:
-        options["latents"] = latents_of(Path(folder), resolution)
+        options["latents"] = describe_latents(Path(folder), resolution)
     return options
 
 
-def _all_refused(source: str, refused: list[RejectedInput]) -> str:
-    counts = Counter(item.reason for item in refused).most_common()
+def _nothing_accepted(source: str, rejected: list[RejectedInput]) -> str:
+    counts = Counter(item.reason for item in rejected).most_common()
     reasons = ", ".join(f"{reason} {count}" for reason, count in counts)
-    return f"{source}: nothing to pack, all {len(refused)} inputs are refused: {reasons}"
+    return f"{source}: nothing to pack, all {len(rejected)} inputs were rejected: {reasons}"
 
 
 def _read_index(destination: Storage) -> ShardIndex:
     return open_index(destination.read(INDEX_NAME))
 
 
-def already_packed(
-    job: PackJob, planned: PackPlan, newest_ns: int, destination: Storage
+def find_finished(
+    job: PackJob, plan: PackPlan, newest_ns: int, destination: Storage
 ) -> ShardIndex | None:
-    """The index of a finished pack of these very inputs; None where it is not finished.
+    """Return the index of a finished pack of the same inputs; None if it is not finished.
 
     Raises:
-        UserError: the destination holds another pack, or only parts of one.
+        UserError: the destination contains another pack, or an incomplete one.
     """
-    mend = "choose another folder or remove it"
     try:
         index = _read_index(destination)
     except FileNotFoundError:
         if destination.has_files(SHARDS_FOLDER) and destination.size(PLAN_NAME) is None:
-            shown = destination.address(SHARDS_FOLDER)
-            raise UserError(f"{shown}: exists, without an index beside it; {mend}") from None
+            shards = destination.address(SHARDS_FOLDER)
+            raise UserError(f"{shards}: exists without an index; {_CHOOSE_ANOTHER}") from None
         return None
     except ShardError as error:
-        raise UserError(f"{error}; {mend}") from None
+        raise UserError(f"{error}; {_CHOOSE_ANOTHER}") from None
     header = index.header
     if (header.inputs, header.target_bytes, header.options) != (
-        planned.fingerprint,
-        planned.target_bytes,
-        planned.index_options,
+        plan.fingerprint,
+        plan.target_bytes,
+        plan.index_options,
     ):
-        raise UserError(f"{job.destination}: holds a pack of other inputs or options; {mend}")
+        raise UserError(
+            f"{job.destination}: contains a pack of other inputs or options; {_CHOOSE_ANOTHER}"
+        )
     if newest_ns > destination.modified_ns(INDEX_NAME):
-        raise UserError(f"{job.destination}: {job.source} has changed since it was packed; {mend}")
+        raise UserError(
+            f"{job.destination}: {job.source} has changed since it was packed; {_CHOOSE_ANOTHER}"
+        )
     for name, size in zip(index.names, index.bytes.tolist(), strict=True):
         if destination.size(f"{SHARDS_FOLDER}/{name}") != size:
-            shown = destination.address(f"{SHARDS_FOLDER}/{name}")
-            raise UserError(f"{shown}: is not as {INDEX_NAME} says; {mend}")
+            shard = destination.address(f"{SHARDS_FOLDER}/{name}")
+            raise UserError(f"{shard}: differs from {INDEX_NAME}; {_CHOOSE_ANOTHER}")
     return index

@@ -1,28 +1,61 @@
-"""What a person sees of packing: the bar while it runs, the summary when it is done."""
+"""Shows the progress of a pack, and the results of packing and indexing."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TypedDict
 
 from sm_train.entrypoints.packing.worker_pool import PackProgress
-from sm_train.toolkit.packing.pack import Packed
+from sm_train.toolkit.packing.index import IndexResult
+from sm_train.toolkit.packing.pack import PackResult
 from sm_train.toolkit.terminal.console import stderr_console
 
 FASTFILE_BYTES = 150_000_000
-"""FastFile reads fewer, larger objects best; AWS names 150 MB."""
+"""FastFile reads few large objects best; AWS recommends at least 150 MB."""
 
-_NAMED = 3
-"""Refused inputs that are named for each reason; the index has them all."""
+_MAX_NAMED_INPUTS = 3
+"""Rejected inputs that are named for each reason; the index lists all of them."""
+
+_MAX_NAMED_DAMAGE = 5
+"""Damaged regions that are named; the index lists all of them."""
+
+
+class PackDocument(TypedDict):
+    """The output of ``pack --json``; ``rejected`` is the number of inputs for each reason."""
+
+    shards: int
+    samples: int
+    bytes: int
+    rejected: dict[str, int]
+    index: str
+    shards_path: str
+
+
+class DamageDocument(TypedDict):
+    """One damaged region of a shard."""
+
+    shard: str
+    detail: str
+
+
+class IndexDocument(TypedDict):
+    """The output of ``index --json``."""
+
+    index: str
+    shards: int
+    samples: int
+    bytes: int
+    damaged: list[DamageDocument]
+    up_to_date: bool
 
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[PackProgress], None]]:
-    """A function that shows how far packing is: a bar on a terminal, nothing elsewhere."""
+    """Yield a function that updates a progress bar; it does nothing if stderr is no terminal."""
     if not sys.stderr.isatty():
-        yield lambda tally: None
+        yield lambda progress: None
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -31,67 +64,100 @@ def progress_bar() -> Iterator[Callable[[PackProgress], None]]:
         BarColumn(),
         TextColumn("{task.completed:.0f}/{task.total:.0f}"),
         TextColumn("{task.fields[rate]}"),
-        TextColumn("refused {task.fields[refused]}"),
+        TextColumn("rejected {task.fields[rejected]}"),
         TimeRemainingColumn(),
         console=stderr_console(),
         transient=True,
     )
     with bar:
-        task = bar.add_task("", total=None, start=True, rate="", refused=0, visible=False)
+        task = bar.add_task("", total=None, start=True, rate="", rejected=0, visible=False)
 
-        def show(tally: PackProgress) -> None:
+        def update(progress: PackProgress) -> None:
             seconds = bar.tasks[0].elapsed or 1e-9
-            rate = f"{tally.done / seconds:,.0f} images/s  {tally.bytes / seconds / 1e6:,.0f} MB/s"
+            images, megabytes = progress.done / seconds, progress.bytes / seconds / 1e6
             bar.update(
                 task,
-                completed=tally.done,
-                total=tally.total,
-                rate=rate,
-                refused=tally.refused,
+                completed=progress.done,
+                total=progress.total,
+                rate=f"{images:,.0f} images/s  {megabytes:,.0f} MB/s",
+                rejected=progress.rejected,
                 visible=True,
             )
 
-        yield show
+        yield update
 
 
-def summarize(packed: Packed) -> None:
-    """Say on standard error what was packed, what was refused, and what to do better."""
-    for line in summary(packed):
-        # Paths may hold anything, so nothing in them is markup.
-        stderr_console().print(line, markup=False, soft_wrap=True)
+def print_pack_summary(result: PackResult) -> None:
+    """Print on standard error what was packed and rejected, and advice."""
+    _print_lines(pack_summary(result))
 
 
-def summary(packed: Packed) -> list[str]:
-    """The summary's lines."""
-    index = packed.index
-    verb = "already packed" if packed.was_there else "packed"
+def pack_summary(result: PackResult) -> list[str]:
+    """Return the lines of the summary of a pack."""
+    index = result.index
+    verb = "already packed" if result.up_to_date else "packed"
     lines = [
         f"{verb} {_count(index.header.samples, 'sample')} into {_count(len(index), 'shard')} "
-        f"({index.header.bytes / 1e6:,.1f} MB) in {packed.shards_path}"
+        f"({index.header.bytes / 1e6:,.1f} MB) in {result.shards_path}"
     ]
-    for reason, count in packed.refused_by_reason.items():
-        sources = [item.source for item in index.refused() if item.reason == reason]
-        more = f", … all in {packed.index_path}" if count > _NAMED else ""
-        lines.append(f"refused {count:,}: {reason}: {', '.join(sources[:_NAMED])}{more}")
+    for reason, count in result.rejected_by_reason.items():
+        sources = [item.source for item in index.rejected() if item.reason == reason]
+        more = f", … all in {result.index_path}" if count > _MAX_NAMED_INPUTS else ""
+        named = ", ".join(sources[:_MAX_NAMED_INPUTS])
+        lines.append(f"rejected {count:,}: {reason}: {named}{more}")
     largest = int(index.bytes.max())
     if len(index) > 1 and largest < FASTFILE_BYTES:
         lines.append(
-            f"note: shards of {largest / 1e6:,.1f} MB; FastFile reads few large ones better, "
-            "150 MB and more"
+            f"warning: shards of {largest / 1e6:,.1f} MB are small for FastFile; use a "
+            "--shard-size of 150 MB or more"
         )
     return lines
 
 
-def document(packed: Packed) -> dict[str, Any]:
-    """The shape of ``pack --json``."""
+def pack_document(result: PackResult) -> PackDocument:
+    """Return the document that ``pack --json`` prints."""
     return {
-        "shards": len(packed.index),
-        "samples": packed.index.header.samples,
-        "bytes": packed.index.header.bytes,
-        "refused": packed.refused_by_reason,
-        "index": str(packed.index_path),
-        "shards_path": str(packed.shards_path),
+        "shards": len(result.index),
+        "samples": result.index.header.samples,
+        "bytes": result.index.header.bytes,
+        "rejected": result.rejected_by_reason,
+        "index": result.index_path,
+        "shards_path": result.shards_path,
     }
+
+
+def print_index_summary(result: IndexResult) -> None:
+    """Print on standard error what was indexed and what is damaged."""
+    header = result.header
+    verb = "is up to date" if result.up_to_date else "written"
+    lines = [
+        f"{result.location} {verb}: {header.samples:,} samples in {header.shards:,} shards "
+        f"({header.bytes / 1e6:,.1f} MB)"
+    ]
+    lines += [
+        f"damaged: {item.source}: {item.detail}" for item in result.damage[:_MAX_NAMED_DAMAGE]
+    ]
+    if len(result.damage) > _MAX_NAMED_DAMAGE:
+        lines.append(f"… {len(result.damage):,} damaged regions in total, listed in the index")
+    _print_lines(lines)
+
+
+def index_document(result: IndexResult) -> IndexDocument:
+    """Return the document that ``index --json`` prints."""
+    return {
+        "index": result.location,
+        "shards": result.header.shards,
+        "samples": result.header.samples,
+        "bytes": result.header.bytes,
+        "damaged": [{"shard": item.source, "detail": item.detail} for item in result.damage],
+        "up_to_date": result.up_to_date,
+    }
+
+
+def _print_lines(lines: list[str]) -> None:
+    for line in lines:
+        # Paths may contain brackets, which must not be read as markup.
+        stderr_console().print(line, markup=False, soft_wrap=True)
 
 
 def _count(number: int, noun: str) -> str:

@@ -1,22 +1,22 @@
-"""The shards of a data set as they are listed: in a folder, or below an S3 prefix."""
+"""Lists the shards of a data set in a local folder or below an S3 prefix."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sm_train.entrypoints.data.shard_format import SUFFIX, find_shards
-from sm_train.toolkit.aws.session import split_uri
+from sm_train.toolkit.aws.s3 import split_uri
 
-PAGE_OBJECTS = 1000
-"""S3 lists no more at a time (API reference, ListObjectsV2)."""
+if TYPE_CHECKING:
+    from types_boto3_s3 import S3Client
 
 
 @dataclass(frozen=True)
 class ListedShard:
-    """A shard: its path below the data set's folder or prefix, and its bytes."""
+    """A shard: its path below the data set's folder or prefix, and its size in bytes."""
 
     name: str
     bytes: int
@@ -24,54 +24,56 @@ class ListedShard:
 
 @dataclass(frozen=True)
 class ShardListing:
-    """What is below a prefix; ``others`` are objects that are no shards of it.
+    """The objects below a prefix: ``shards``, and ``others`` that are not shards.
 
-    ``cut`` tells that there is more than was listed.
+    ``truncated`` if the listing ended at its limit.
     """
 
     shards: tuple[ListedShard, ...]
     others: tuple[str, ...]
-    cut: bool
+    truncated: bool
 
 
 def list_folder(folder: Path) -> list[ListedShard]:
-    """Every shard in a folder, by name."""
+    """Return every shard in a folder, sorted by name."""
     return [
         ListedShard(name, path.stat().st_size) for name, path in sorted(find_shards(folder).items())
     ]
 
 
 def list_prefix(
-    s3: Any,
+    s3: S3Client,
     uri: str,
     *,
-    most: int | None = None,
+    limit: int | None = None,
     progress: Callable[[int], None] = lambda count: None,
 ) -> ShardListing:
-    """What a channel of ``uri`` would show, in one call for each 1,000 objects.
+    """List what a data channel of ``uri`` would contain, in one request for each 1,000 objects.
 
-    Like SageMaker's, the prefix is no folder: without a slash at its end ``…/shards`` is the
-    beginning of ``…/shards-old/0.tar`` too. No more than about ``most`` objects are listed;
-    ``progress`` is told how many there are so far.
+    As in SageMaker, a prefix is not a folder: without a slash at its end, ``…/shards`` also matches
+    ``…/shards-old/0.tar``. The listing ends at the first page that reaches ``limit`` objects.
+    ``progress`` is called with the number of objects so far.
 
     Raises:
-        ClientError: S3 refuses.
+        ClientError: S3 rejects a request.
     """
     bucket, prefix = split_uri(uri)
     folder = f"{prefix.rstrip('/')}/" if prefix else ""
     shards: list[ListedShard] = []
     others: list[str] = []
-    count, cut = 0, False
+    count, truncated = 0, False
     for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
-        for one in page.get("Contents", []):
-            key = one["Key"]
+        for entry in page.get("Contents", []):
+            key = entry["Key"]
             if key.startswith(folder) and key.endswith(SUFFIX):
-                shards.append(ListedShard(key.removeprefix(folder), one["Size"]))
-            elif one["Size"] or not key.endswith("/"):  # not the console's mark of a folder
+                shards.append(ListedShard(key.removeprefix(folder), entry["Size"]))
+            elif entry["Size"] or not key.endswith("/"):  # not a folder marker of the S3 console
                 others.append(key)
         count += page.get("KeyCount", 0)
         progress(count)
-        if most is not None and count >= most:
-            cut = page.get("IsTruncated", False)
+        if limit is not None and count >= limit:
+            truncated = page.get("IsTruncated", False)
             break
-    return ShardListing(tuple(sorted(shards, key=lambda one: one.name)), tuple(others), cut)
+    return ShardListing(
+        tuple(sorted(shards, key=lambda shard: shard.name)), tuple(others), truncated
+    )

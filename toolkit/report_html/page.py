@@ -1,4 +1,4 @@
-"""What every page has: the style, and the file that it becomes."""
+"""Templates of HTML pages, and writing them."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from sm_train.toolkit.errors import UserError
 
 
 def template(name: str) -> str:
-    """A file of toolkit/templates."""
+    """Return the content of a file in toolkit/templates."""
     return (files("sm_train.toolkit") / "templates" / name).read_text("utf-8")
 
 
 def write_html(path: Path, page: str) -> None:
-    """Write ``page`` to ``path``, whole or not at all.
+    """Write ``page`` to ``path`` atomically.
 
     Raises:
-        UserError: the folder is not there, or the file cannot be written.
+        UserError: the folder does not exist, or the file cannot be written.
     """
     try:
         write_atomic(path, page.encode())
     except FileNotFoundError:
-        raise UserError(f"--html: {path.parent}: no such folder; make it first") from None
+        raise UserError(f"--html: {path.parent}: no such folder; create it first") from None
     except OSError as error:
         raise UserError(f"--html: {path}: {error.strerror}; name another file") from None

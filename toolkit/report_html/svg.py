@@ -1,7 +1,7 @@
-"""Matplotlib's drawings as SVG inside a page: its colours, its fonts, and ids of their own.
+"""Embeds matplotlib plots as SVG in an HTML page, with the page's colors and fonts.
 
-A drawing is made in inks, which are names of the page's CSS custom properties: what colour they
-have is for the style sheet to say, in light and in dark.
+A plot is drawn in placeholder colors that stand for the page's CSS custom properties: the style
+sheet defines the actual colors for the light and the dark theme.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 LINES = 6
-"""So many curves can be told apart by colour."""
+"""Number of curves with distinguishable colors."""
 
 PARTS = (
     "useful",
@@ -36,31 +36,31 @@ PARTS = (
     "requests",
     "logs",
 )
-"""What time or dollars go into."""
+"""Categories of time and cost."""
 
-INKS = (
+COLORS = (
     "text",
     "muted",
     "rule",
     "bad",
-    *(f"line-{place + 1}" for place in range(LINES)),
+    *(f"line-{index + 1}" for index in range(LINES)),
     *(f"part-{part}" for part in PARTS),
 )
-"""The custom properties of templates/page.css that a drawing may use."""
+"""The custom properties of templates/page.css that a plot may use."""
 
 
-def ink(name: str) -> str:
-    """What matplotlib takes for the colour that the style sheet calls ``--name``."""
-    return f"#{INKS.index(name) + 1:06x}"
+def css_color(name: str) -> str:
+    """Return the placeholder color for the custom property ``--name``."""
+    return f"#{COLORS.index(name) + 1:06x}"
 
 
 def inline_svg(
-    name: str, label: str, inches: tuple[float, float], paint: Callable[[Axes], None]
+    name: str, label: str, inches: tuple[float, float], draw: Callable[[Axes], None]
 ) -> str:
-    """What ``paint`` draws on axes of this size, as an element for a page.
+    """Return the plot that ``draw`` draws on axes of this size as an SVG element.
 
-    ``name`` begins each of its ids and must be the page's only one; ``label`` says what is to be
-    seen to who cannot see it. The same drawing gives the same text.
+    ``name`` prefixes its element IDs and must be unique in the page; ``label`` is the alt text.
+    The same plot always gives the same text.
 
     Raises:
         UserError: matplotlib is not installed.
@@ -70,15 +70,15 @@ def inline_svg(
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
         raise UserError(
-            '--html: needs matplotlib; pip install "sm-train[report]" brings it'
+            '--html: needs matplotlib; install it with pip install "sm-train[report]"'
         ) from None
     text = io.StringIO()
     with mpl.rc_context(_style(name)):
         figure = Figure(figsize=inches, layout="constrained")
-        paint(figure.subplots())
-        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(text, format="svg", metadata=nothing, transparent=True)
-    return _tidy(text.getvalue(), name, label)
+        draw(figure.subplots())
+        no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(text, format="svg", metadata=no_metadata, transparent=True)
+    return _minify(text.getvalue(), name, label)
 
 
 def _style(name: str) -> dict[Any, Any]:
@@ -86,45 +86,47 @@ def _style(name: str) -> dict[Any, Any]:
         # Reproducible identifiers.
         "svg.hashsalt": name,
         "svg.fonttype": "none",
-        # Names come from outside; a dollar sign is a dollar sign.
+        # Names are user input, so dollar signs must not start math text.
         "text.parse_math": False,
-        "text.color": ink("text"),
-        "axes.edgecolor": ink("rule"),
-        "axes.labelcolor": ink("muted"),
+        "text.color": css_color("text"),
+        "axes.edgecolor": css_color("rule"),
+        "axes.labelcolor": css_color("muted"),
         "axes.grid": True,
         "axes.axisbelow": True,
         "axes.spines.top": False,
         "axes.spines.right": False,
         "axes.formatter.useoffset": False,
-        "grid.color": ink("rule"),
+        "grid.color": css_color("rule"),
         "grid.linewidth": 0.6,
-        "xtick.color": ink("rule"),
-        "ytick.color": ink("rule"),
-        "xtick.labelcolor": ink("muted"),
-        "ytick.labelcolor": ink("muted"),
+        "xtick.color": css_color("rule"),
+        "ytick.color": css_color("rule"),
+        "xtick.labelcolor": css_color("muted"),
+        "ytick.labelcolor": css_color("muted"),
         "patch.edgecolor": "none",
         "lines.solid_joinstyle": "round",
     }
 
 
-def _tidy(text: str, name: str, label: str) -> str:
-    """Without what only a file of its own needs: name spaces, style, fonts, digits, white space."""
+def _minify(text: str, name: str, label: str) -> str:
+    """Remove what only a standalone SVG needs: namespaces, style, fonts, digits, white space."""
     text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text[text.index("<svg") :])
     root = ET.fromstring(text.replace("xlink:href=", "href="))
-    for place in [one for one in root.iter("defs") if one.find("style") is not None]:
-        root.remove(place)
-    used = set(re.findall(r"(?:url\(|href=\")#([^\")]+)", text))
+    for definitions in [one for one in root.iter("defs") if one.find("style") is not None]:
+        root.remove(definitions)
+    referenced = set(re.findall(r"(?:url\(|href=\")#([^\")]+)", text))
     for element in root.iter():
         attributes = element.attrib
         element.text = (element.text or "").strip() if element.tag == "text" else None
         element.tail = None
-        if "id" in attributes and not (attributes["id"] in used or attributes["id"][0] == "_"):
-            # Matplotlib's names of its own parts; those that a drawing gives begin with "_".
+        if "id" in attributes and not (
+            attributes["id"] in referenced or attributes["id"][0] == "_"
+        ):
+            # An ID of matplotlib's own parts; those set by a plot begin with "_".
             del attributes["id"]
         for key, value in attributes.items():
             attributes[key] = _attribute(key, value, name)
     root.attrib = {
-        "class": "drawing",
+        "class": "plot",
         "viewBox": root.attrib["viewBox"],
         "role": "img",
         "aria-label": label,
@@ -139,17 +141,18 @@ def _attribute(key: str, value: str, name: str) -> str:
         return " ".join(_rounded(value).split())
     if key == "style":
         value = re.sub(r"font(-size|-family)?: [^;]*(; )?", "", value)
-        value = re.sub(r"#([0-9a-f]{6})\b", _property, value)
+        value = re.sub(r"#([0-9a-f]{6})\b", _css_variable, value)
     if key in ("x", "y", "width", "height", "transform"):
         value = _rounded(value)
     return re.sub(r"^(url\()?#", rf"\1#{name}-", value)
 
 
 def _rounded(coordinates: str) -> str:
-    """To a tenth of a point, which no screen shows."""
-    return re.sub(r"-?\d+\.\d+", lambda found: f"{float(found[0]):.1f}", coordinates)
+    """Round to a tenth of a point, below what a screen resolves."""
+    return re.sub(r"-?\d+\.\d+", lambda match: f"{float(match[0]):.1f}", coordinates)
 
 
-def _property(found: re.Match[str]) -> str:
-    place = int(found[1], 16) - 1
-    return f"var(--{INKS[place]})" if 0 <= place < len(INKS) else found[0]
+def _css_variable(match: re.Match[str]) -> str:
+    """Replace a placeholder color by its custom property."""
+    index = int(match[1], 16) - 1
+    return f"var(--{COLORS[index]})" if 0 <= index < len(COLORS) else match[0]

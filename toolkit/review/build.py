@@ -1,4 +1,4 @@
-"""From targets to a review: which jobs are meant, their facts, and what is said of them."""
+"""Reviews jobs: resolves the targets, collects their facts and derives verdicts and charts."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.aws.session import open_session, resolve_region
 from sm_train.toolkit.costing.price_table import DEFAULT_REGION, price_table
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.jobs.training_job import may_be_job, server_time
-from sm_train.toolkit.review.collect import Gatherer
+from sm_train.toolkit.jobs.training_job import is_valid_job_name, server_time
+from sm_train.toolkit.review.collect import FactsCollector
 from sm_train.toolkit.review.job_facts import JobFacts
 from sm_train.toolkit.review.job_log import Column, finite
-from sm_train.toolkit.review.model import Figures, Review, Reviewed
-from sm_train.toolkit.review.sources import ReviewSource, here, on_sagemaker
+from sm_train.toolkit.review.model import Figures, JobReview, Review
+from sm_train.toolkit.review.sources import ReviewSource, local_sources, sagemaker_sources
 from sm_train.toolkit.review.time_series import charts, marks
 from sm_train.toolkit.review.verdicts import judge
 from sm_train.toolkit.review.verdicts.gpus import utilization, while_training
@@ -28,38 +28,44 @@ from sm_train.toolkit.terminal.console import stderr_console
 def build_review(
     targets: Sequence[str], *, region: str | None, profile: str | None, run_file: Path | None
 ) -> Review:
-    """Review what ``targets`` name: runs and jobs on SageMaker, folders and logs here.
+    """Review all ``targets``: runs and jobs on SageMaker, local folders and logs.
 
-    ``run_file`` gives the estimate of those that lie here.
+    ``run_file`` provides the estimate for local logs.
 
     Raises:
-        UserError: a target is not there, or AWS refuses.
+        UserError: a target does not exist, or AWS rejects a request.
     """
     config = load(run_file) if run_file else None
-    places = [None if _on_sagemaker(target) else Path(target) for target in targets]
-    region = _region(targets, region, profile, config, asks=None in places)
-    session = open_session(profile, region) if None in places else None
+    paths = [None if _on_sagemaker(target) else Path(target) for target in targets]
+    region = _region(targets, region, profile, config, uses_aws=None in paths)
+    session = open_session(profile, region) if None in paths else None
     sources: list[ReviewSource] = []
-    for target, place in zip(targets, places, strict=True):
-        sources += here(place) if place else on_sagemaker(session, target, region)
-    gatherer = Gatherer(region, price_table(), session, config)
+    for target, path in zip(targets, paths, strict=True):
+        if path is not None:
+            sources += local_sources(path)
+        else:
+            assert session is not None
+            sources += sagemaker_sources(session, target, region)
+    collector = FactsCollector(region, price_table(), session, config)
     if session is not None:
-        gatherer.now = server_time(session)
-    jobs = [reviewed(gatherer.gather(source)) for source in _shown(_unique(sources))]
-    return Review(tuple(jobs), tuple(gatherer.notes))
+        collector.now = server_time(session)
+    # A job that two targets name is reviewed once.
+    unique = list({source.name: source for source in sources}.values())
+    jobs = [review_job(collector.collect(source)) for source in _with_progress(unique)]
+    return Review(tuple(jobs), tuple(collector.warnings))
 
 
 def _on_sagemaker(target: str) -> bool:
-    """A run file means its jobs; any other path that is there means itself.
+    """Return whether ``target`` names jobs: a run file or any name that is not a local path.
 
     Raises:
-        UserError: it is neither there nor can it be a name.
+        UserError: it is neither a local path nor a valid name.
     """
     if target.endswith(RUN_FILE_ENDINGS):
         return True
     if Path(target).exists():
         return False
-    if not may_be_job(target):
+    if not is_valid_job_name(target):
         raise UserError(f"{target}: no such file or folder; name a run, a job, a folder or a log")
     return True
 
@@ -70,21 +76,17 @@ def _region(
     profile: str | None,
     config: RunConfig | None,
     *,
-    asks: bool,
+    uses_aws: bool,
 ) -> str:
-    files = [load(Path(one)).region for one in targets if one.endswith(RUN_FILE_ENDINGS)]
-    own = next((one for one in (*files, config.region if config else None) if one), None)
-    if asks:
-        return resolve_region(option, own, profile)
-    return option or own or DEFAULT_REGION
+    """Return the region of the option, else of the first run file, else a default."""
+    regions = [load(Path(target)).region for target in targets if target.endswith(RUN_FILE_ENDINGS)]
+    configured = next((one for one in (*regions, config.region if config else None) if one), None)
+    if uses_aws:
+        return resolve_region(option, configured, profile)
+    return option or configured or DEFAULT_REGION
 
 
-def _unique(sources: Sequence[ReviewSource]) -> list[ReviewSource]:
-    """A job that two targets name is reviewed once."""
-    return list({source.name: source for source in sources}.values())
-
-
-def _shown(sources: Sequence[ReviewSource]) -> Iterator[ReviewSource]:
+def _with_progress(sources: Sequence[ReviewSource]) -> Iterator[ReviewSource]:
     from rich.progress import track
 
     console = stderr_console()
@@ -93,9 +95,9 @@ def _shown(sources: Sequence[ReviewSource]) -> Iterator[ReviewSource]:
     )
 
 
-def reviewed(facts: JobFacts) -> Reviewed:
-    """What is said of one job."""
-    return Reviewed(
+def review_job(facts: JobFacts) -> JobReview:
+    """Derive the review of one job from its facts."""
+    return JobReview(
         name=facts.name,
         run=facts.run,
         stage=facts.stage,
@@ -110,38 +112,41 @@ def reviewed(facts: JobFacts) -> Reviewed:
 
 def _figures(facts: JobFacts) -> Figures:
     start = facts.log.last("start") or {}
-    steps, line, money = facts.log.steps, facts.line, facts.money
-    billed, estimate = money.billed, money.estimate
+    steps, timeline = facts.log.steps, facts.timeline
+    billed, estimate = facts.cost.billed, facts.cost.estimate
     expected = None if estimate is None else usd(estimate.cost)
-    busy = [while_training(facts, *pair) for pair in utilization(facts).values()]
-    evaluated = [one["loss"] for one in facts.log.events["eval"] if one["loss"] is not None]
+    gpu_shares = [while_training(facts, *pair) for pair in utilization(facts).values()]
+    evaluation_losses = [
+        event["loss"] for event in facts.log.events["eval"] if event["loss"] is not None
+    ]
     losses = finite(steps["loss"])
+    instance_type = facts.instance_type.name if facts.instance_type else start.get("instance_type")
     return Figures(
-        status=facts.ending.status if facts.ending else None,
+        status=facts.outcome.status if facts.outcome else None,
         backend=start.get("backend"),
-        instance_type=facts.machine.name if facts.machine else start.get("instance_type"),
+        instance_type=instance_type,
         instances=facts.instances,
         world_size=start.get("world_size"),
         resolution=start.get("resolution"),
         effective_batch_size=start.get("effective_batch_size"),
-        first_step=line.first_step if line else None,
-        last_step=line.last_step if line else None,
+        first_step=timeline.first_step if timeline else None,
+        last_step=timeline.last_step if timeline else None,
         max_steps=start.get("max_steps"),
         steps_per_second=_median(steady_speeds(facts)[1]),
         images_per_second=_median(steps["images_per_second"]),
         loss=float(losses[-1]) if len(losses) else None,
-        evaluation_loss=evaluated[-1] if evaluated else None,
+        evaluation_loss=evaluation_losses[-1] if evaluation_losses else None,
         mfu=_median(steps["mfu"]),
-        gpu_utilization=_mean(np.concatenate(busy)) if busy else None,
+        gpu_utilization=_mean(np.concatenate(gpu_shares)) if gpu_shares else None,
         data_wait_share=_mean(steps["data_wait_share"]),
-        goodput=line.seconds["useful"] / facts.seconds if line else None,
-        restarts=line.restarts if line else None,
-        stalls=len(facts.log.stalls) if line else None,
+        goodput=timeline.seconds["useful"] / facts.seconds if timeline else None,
+        restarts=timeline.restarts if timeline else None,
+        stalls=len(facts.log.stalls) if timeline else None,
         billable_seconds=facts.seconds if facts.billed else None,
         billed_usd=billed,
         estimate_usd=expected,
         difference_usd=None if billed is None or expected is None else billed - expected,
-        seconds=dict(line.seconds) if line else {},
+        seconds=dict(timeline.seconds) if timeline else {},
     )
 
 

@@ -1,4 +1,4 @@
-"""A chart of a review as a drawing and what belongs to it: legend, words, table."""
+"""Renders a chart of a review: its SVG plot, legend, summary and table."""
 
 from __future__ import annotations
 
@@ -8,122 +8,124 @@ from math import isnan, nan
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Literal
 
-from sm_train.toolkit.report_html.svg import LINES, ink, inline_svg
+from sm_train.toolkit.report_html.svg import LINES, css_color, inline_svg
+from sm_train.toolkit.review.document import ChartDocument, CurveDocument, MarkDocument
 from sm_train.toolkit.review.series import (
-    Document,
     Values,
-    apart,
-    drawn,
     extremes,
     in_percent,
     known,
+    lines_with_values,
+    outliers,
     quantity,
+    resample,
     summary,
-    thinned,
 )
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SIZE = (4.6, 2.5)
-"""Inches at 72 points: on a narrow telephone a point is about a pixel."""
+"""Inches at 72 points per inch: on a narrow phone a point is about a pixel."""
 
 _DASHES = ("", "6 3", "2 2", "8 2 2 2")
 _TABLE_ROWS = 40
-_SHAPE_ROWS = 120
+_ENVELOPE_ROWS = 120
 _UNITS = (("days", 86400.0, 3.0), ("hours", 3600.0, 3.0), ("minutes", 60.0, 3.0))
 
 
 @dataclass(frozen=True)
-class Key:
-    """An entry of a legend: how a curve is drawn and what it is."""
+class LegendEntry:
+    """The style and label of a curve; ``color`` is a custom property of page.css."""
 
-    ink: str
+    color: str
     dash: str
     thin: bool
-    words: str
+    label: str
 
 
 @dataclass(frozen=True)
-class _Mark:
-    ink: str
+class _MarkStyle:
+    color: str
     line: Literal["-", "-.", ":"]
 
 
-_MARKS = {
-    "stall": _Mark("part-stalls", "-"),
-    "error": _Mark("bad", "-."),
-    "start": _Mark("part-restarts", ":"),
+_MARK_STYLES = {
+    "stall": _MarkStyle("part-stalls", "-"),
+    "error": _MarkStyle("bad", "-."),
+    "start": _MarkStyle("part-restarts", ":"),
 }
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """A chart as the page shows it. ``svg`` is None where there is nothing to draw."""
+class RenderedChart:
+    """A chart as shown on the page. ``svg`` is None if there are no values."""
 
     name: str
     title: str
     unit: str
     summary: str
     svg: str | None
-    keys: tuple[Key, ...]
-    silent: tuple[str, ...]
-    """Lines without a value."""
+    legend: tuple[LegendEntry, ...]
+    without_values: tuple[str, ...]
+    """The labels of lines without any value."""
     time_unit: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True)
-class Clock:
-    """The time axis of a job: all its charts have the same."""
+class TimeAxis:
+    """The time axis that all charts of a job share; ``length`` is in seconds."""
 
     length: float
     unit: str
-    seconds: float
-    """Of one unit."""
-    axis: str
+    unit_seconds: float
+    label: str
 
     def __call__(self, seconds: float) -> float:
-        return seconds / self.seconds
+        return seconds / self.unit_seconds
 
 
-def clock(length: float) -> Clock:
-    """In the largest unit of which ``length`` (seconds) has a few."""
-    for unit, seconds, several in _UNITS:
-        if length >= several * seconds:
-            return Clock(length, unit, seconds, f"{unit} since the start")
-    return Clock(max(length, 1.0), "seconds", 1.0, "seconds since the start")
+def time_axis(length: float) -> TimeAxis:
+    """Return an axis of ``length`` seconds in the largest unit that fits at least three times."""
+    for unit, seconds, least in _UNITS:
+        if length >= least * seconds:
+            return TimeAxis(length, unit, seconds, f"{unit} since the start")
+    return TimeAxis(max(length, 1.0), "seconds", 1.0, "seconds since the start")
 
 
-PROGRESS = Clock(100.0, "% of each job's time", 1.0, "% of each job's time")
-"""For times that are percent: of jobs that took very different times."""
+PROGRESS = TimeAxis(100.0, "% of each job's time", 1.0, "% of each job's time")
+"""An axis in percent, for jobs of very different durations."""
 
 
-def draw(
-    name: str, chart: Document, time: Clock, marks: Sequence[tuple[Document, str]] = ()
-) -> Drawn:
-    """``marks`` are to be seen on the chart, with the number under which they are explained."""
+def render_chart(
+    name: str,
+    chart: ChartDocument,
+    axis: TimeAxis,
+    marks: Sequence[tuple[MarkDocument, str]] = (),
+) -> RenderedChart:
+    """Render ``chart`` with ``marks``, each with the number under which it is explained, or ""."""
     chart = in_percent(chart)
-    lines = drawn(chart)
-    words = summary(chart)
-    said = f"{chart['title']} over {quantity(time(time.length))} {time.unit}: {words}"
+    lines = lines_with_values(chart)
+    text = summary(chart)
+    alt_text = f"{chart['title']} over {quantity(axis(axis.length))} {axis.unit}: {text}"
     svg = None
     if lines:
-        svg = inline_svg(name, said, SIZE, lambda axes: _paint(axes, chart, lines, time, marks))
+        svg = inline_svg(name, alt_text, SIZE, lambda axes: _plot(axes, chart, lines, axis, marks))
     curves = [(line["times_seconds"], line["values"]) for line in lines]
-    rows = thinned(curves, _TABLE_ROWS) if lines else []
-    return Drawn(
+    rows = resample(curves, _TABLE_ROWS) if lines else []
+    return RenderedChart(
         name=name,
         title=chart["title"],
         unit=chart["unit"],
-        summary=words,
+        summary=text,
         svg=svg,
-        keys=_keys(lines),
-        silent=tuple(line["label"] for line in chart["lines"] if not known(line)),
-        time_unit=time.unit,
+        legend=_legend(lines),
+        without_values=tuple(line["label"] for line in chart["lines"] if not known(line)),
+        time_unit=axis.unit,
         columns=tuple(line["label"] for line in lines),
-        rows=tuple((quantity(time(row.time_seconds)), *map(_cell, row.values)) for row in rows),
+        rows=tuple((quantity(axis(row.time_seconds)), *map(_cell, row.values)) for row in rows),
     )
 
 
@@ -131,155 +133,181 @@ def _cell(value: float | None) -> str:
     return "–" if value is None else quantity(value, 4)
 
 
-def _paint(
+def _plot(
     axes: Axes,
-    chart: Document,
-    lines: Sequence[Document],
-    time: Clock,
-    marks: Sequence[tuple[Document, str]],
+    chart: ChartDocument,
+    lines: Sequence[CurveDocument],
+    axis: TimeAxis,
+    marks: Sequence[tuple[MarkDocument, str]],
 ) -> None:
-    """Marks below, then the full value, then the curves."""
-    axes.set_xlim(0, time(time.length))
+    """Plot marks first, then the maximum, then the curves on top."""
+    axes.set_xlim(0, axis(axis.length))
     axes.set_ylim(*_limits(chart, lines))
     axes.locator_params(nbins=5)
-    axes.set_xlabel(time.axis)
-    _paint_marks(axes, time, marks)
+    axes.set_xlabel(axis.label)
+    _plot_marks(axes, axis, marks)
     if chart["full"] is not None:
-        axes.axhline(chart["full"], color=ink("muted"), linewidth=1, linestyle=(0, (4, 3)))
+        axes.axhline(chart["full"], color=css_color("muted"), linewidth=1, linestyle=(0, (4, 3)))
     if len(lines) > LINES:
-        _paint_crowd(axes, lines, time)
+        _plot_many(axes, lines, axis)
         return
-    for place, line in enumerate(lines):
-        color = ink(f"line-{place + 1}")
-        _paint_band(axes, line["times_seconds"], line["low"], line["high"], time, color)
-        _paint_line(axes, place, line, time, color, 1.4, _dash(place))
+    for index, line in enumerate(lines):
+        color = css_color(f"line-{index + 1}")
+        _plot_band(axes, line["times_seconds"], line["low"], line["high"], axis, color)
+        _plot_line(
+            axes, index, line["times_seconds"], line["values"], axis, color, 1.4, _dash(index)
+        )
 
 
-def _limits(chart: Document, lines: Sequence[Document]) -> tuple[float, float]:
-    """From zero, for a rate that falls by a hundredth is steady; but a loss lives far from zero."""
+def _limits(chart: ChartDocument, lines: Sequence[CurveDocument]) -> tuple[float, float]:
+    """Return the range of the y axis.
+
+    It starts at zero, so that a rate that falls by 1 % looks steady, except for losses.
+    """
     values = [value for line in lines for value in extremes(line)]
     if chart["full"] is not None:
         values.append(chart["full"])
     least, most = min(values), max(values)
     if least >= 0 and "loss" not in chart["code"]:
         least = 0.0
-    room = 0.06 * (most - least) or 0.1 * abs(most) or 1.0
-    return least - (room if least else 0.0), most + room
+    margin = 0.06 * (most - least) or 0.1 * abs(most) or 1.0
+    return least - (margin if least else 0.0), most + margin
 
 
-def _paint_line(
-    axes: Axes, place: int, line: Document, time: Clock, color: str, width: float, dash: str = ""
+def _plot_line(
+    axes: Axes,
+    index: int,
+    times_seconds: Sequence[float],
+    values: Values,
+    axis: TimeAxis,
+    color: str,
+    width: float,
+    dash: str = "",
 ) -> None:
-    """A value between two gaps is no line: it gets a dot."""
-    values = [nan if value is None else value for value in line["values"]]
-    gap = [True, *map(isnan, values), True]
-    alone = [at for at in range(len(values)) if gap[at] and gap[at + 2] and not gap[at + 1]]
+    """Plot a curve; a value between two gaps would be invisible as a line and becomes a dot."""
+    y = [nan if value is None else value for value in values]
+    # gap[i + 1] belongs to y[i]: the ends count as gaps.
+    gap = [True, *map(isnan, y), True]
+    isolated = [i for i in range(len(y)) if gap[i] and gap[i + 2] and not gap[i + 1]]
     axes.plot(
-        [time(seconds) for seconds in line["times_seconds"]],
-        values,
+        [axis(seconds) for seconds in times_seconds],
+        y,
         color=color,
         linewidth=width,
-        gid=f"_line-{place + 1}",
+        gid=f"_line-{index + 1}",
         linestyle=(0, tuple(map(float, dash.split()))) if dash else "-",
-        marker="o" if alone else None,
+        marker="o" if isolated else None,
         markersize=3,
-        markevery=alone or None,
+        markevery=isolated or None,
     )
 
 
-def _paint_band(
+def _plot_band(
     axes: Axes,
     times: Sequence[float],
     low: Values | None,
     high: Values | None,
-    time: Clock,
+    axis: TimeAxis,
     color: str,
 ) -> None:
     if low is None or high is None:
         return
     bottom, top = ([nan if one is None else one for one in side] for side in (low, high))
-    at = [time(one) for one in times]
-    axes.fill_between(at, bottom, top, color=color, alpha=0.2, linewidth=0)
+    x = [axis(seconds) for seconds in times]
+    axes.fill_between(x, bottom, top, color=color, alpha=0.2, linewidth=0)
 
 
-def _paint_crowd(axes: Axes, lines: Sequence[Document], time: Clock) -> None:
-    """Of many curves: their extremes, their median, which lie apart, and faintly the others."""
-    times, low = _shape(lines, "low", min)
-    _, high = _shape(lines, "high", max)
-    _paint_band(axes, times, low, high, time, ink("muted"))
-    named = apart(lines)
-    for place, line in enumerate(lines):
-        if place not in named:
-            seconds, values = _shape([line], "values", fmean)
-            faint = {"times_seconds": seconds, "values": values}
-            _paint_line(axes, place, faint, time, ink("muted"), 0.4)
-    times, middle = _shape(lines, "values", median)
-    gaps = [nan if value is None else value for value in middle]
-    axes.plot([time(one) for one in times], gaps, color=ink("text"), linewidth=1.2)
-    for number, place in enumerate(named):
-        _paint_line(axes, place, lines[place], time, ink(f"line-{number + 1}"), 1.2)
+def _plot_many(axes: Axes, lines: Sequence[CurveDocument], axis: TimeAxis) -> None:
+    """Plot many curves as their envelope and median, with outliers in color and others faint."""
+    times, low = _combine(lines, "low", min)
+    _, high = _combine(lines, "high", max)
+    _plot_band(axes, times, low, high, axis, css_color("muted"))
+    highlighted = outliers(lines)
+    for index, line in enumerate(lines):
+        if index not in highlighted:
+            seconds, values = _combine([line], "values", fmean)
+            _plot_line(axes, index, seconds, values, axis, css_color("muted"), 0.4)
+    times, medians = _combine(lines, "values", median)
+    y = [nan if value is None else value for value in medians]
+    axes.plot([axis(seconds) for seconds in times], y, color=css_color("text"), linewidth=1.2)
+    for number, index in enumerate(highlighted):
+        line, color = lines[index], css_color(f"line-{number + 1}")
+        _plot_line(axes, index, line["times_seconds"], line["values"], axis, color, 1.2)
 
 
-def _shape(
-    lines: Sequence[Document], side: str, of_many: Callable[[Iterable[float]], float]
+def _combine(
+    lines: Sequence[CurveDocument],
+    side: Literal["values", "low", "high"],
+    aggregate: Callable[[Iterable[float]], float],
 ) -> tuple[list[float], list[float | None]]:
-    """One curve of some, from their values at neighbouring times."""
+    """Combine several curves to one: its times in seconds and its values."""
     curves = [(line["times_seconds"], line[side] or line["values"]) for line in lines]
-    rows = thinned(curves, _SHAPE_ROWS, of_many)
-    there = [[value for value in row.values if value is not None] for row in rows]
-    return [row.time_seconds for row in rows], [of_many(some) if some else None for some in there]
+    rows = resample(curves, _ENVELOPE_ROWS, aggregate)
+    values = [[value for value in row.values if value is not None] for row in rows]
+    combined = [aggregate(some) if some else None for some in values]
+    return [row.time_seconds for row in rows], combined
 
 
-def _paint_marks(axes: Axes, time: Clock, marks: Sequence[tuple[Document, str]]) -> None:
-    """What stopped the job across the whole height with its number; the routine at the foot."""
+def _plot_marks(axes: Axes, axis: TimeAxis, marks: Sequence[tuple[MarkDocument, str]]) -> None:
+    """Plot numbered interruptions over the whole height, and routine marks at the bottom."""
+    # x in data coordinates, y from 0 at the bottom to 1 at the top of the axes.
     foot = axes.get_xaxis_transform()
-    routine = [time(mark["time_seconds"]) for mark, number in marks if not number]
+    routine = [axis(mark["time_seconds"]) for mark, number in marks if not number]
     axes.plot(
         routine,
         [0.03] * len(routine),
         transform=foot,
-        color=ink("muted"),
+        color=css_color("muted"),
         linestyle="",
         marker="|",
         markersize=5,
     )
-    for kind, style in _MARKS.items():
-        own = [mark for mark, number in marks if number and mark["kind"] == kind]
-        times = [time(mark["time_seconds"]) for mark in own]
+    for kind, style in _MARK_STYLES.items():
+        of_kind = [mark for mark, number in marks if number and mark["kind"] == kind]
+        times = [axis(mark["time_seconds"]) for mark in of_kind]
         axes.vlines(
-            times, 0, 1, transform=foot, colors=ink(style.ink), linewidth=1, linestyles=style.line
+            times,
+            0,
+            1,
+            transform=foot,
+            colors=css_color(style.color),
+            linewidth=1,
+            linestyles=style.line,
         )
-        for at, mark in zip(times, own, strict=True):
+        for start, mark in zip(times, of_kind, strict=True):
             if mark["seconds"] > 0:
-                until = at + time(mark["seconds"])
-                axes.axvspan(at, until, color=ink(style.ink), alpha=0.25, linewidth=0)
-    labelled = -1.0
+                end = start + axis(mark["seconds"])
+                axes.axvspan(start, end, color=css_color(style.color), alpha=0.25, linewidth=0)
+    last_label = -1.0
     for mark, number in marks:
-        at = time(mark["time_seconds"])
-        if number and at - labelled > 0.04 * time(time.length):
-            axes.text(at, 1.0, number, transform=foot, ha="center", va="bottom", color=ink("muted"))
-            labelled = at
+        x = axis(mark["time_seconds"])
+        # Skip labels that would overlap the previous one.
+        if number and x - last_label > 0.04 * axis(axis.length):
+            axes.text(
+                x, 1.0, number, transform=foot, ha="center", va="bottom", color=css_color("muted")
+            )
+            last_label = x
 
 
-def _keys(lines: Sequence[Document]) -> tuple[Key, ...]:
-    """One line alone is what the chart's title says."""
+def _legend(lines: Sequence[CurveDocument]) -> tuple[LegendEntry, ...]:
+    """Return the legend; a single line needs none besides the chart's title."""
     if len(lines) == 1:
         return ()
     if len(lines) <= LINES:
         return tuple(
-            Key(f"line-{place + 1}", _dash(place), False, line["label"])
-            for place, line in enumerate(lines)
+            LegendEntry(f"line-{index + 1}", _dash(index), False, line["label"])
+            for index, line in enumerate(lines)
         )
-    named = [
-        Key(f"line-{number + 1}", "", False, f"{lines[place]['label']}, the {which} on average")
-        for number, (place, which) in enumerate(apart(lines).items())
+    highlighted = [
+        LegendEntry(f"line-{number + 1}", "", False, f"{lines[index]['label']}, {end} on average")
+        for number, (index, end) in enumerate(outliers(lines).items())
     ]
     return (
-        *named,
-        Key("text", "", False, f"median of all {len(lines)}"),
-        Key("muted", "", True, "the others; shaded: from lowest to highest"),
+        *highlighted,
+        LegendEntry("text", "", False, f"median of all {len(lines)}"),
+        LegendEntry("muted", "", True, "others; shaded: lowest to highest"),
     )
 
 
-def _dash(place: int) -> str:
-    return _DASHES[place % len(_DASHES)]
+def _dash(index: int) -> str:
+    return _DASHES[index % len(_DASHES)]

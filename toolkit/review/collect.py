@@ -1,11 +1,11 @@
-"""From a source to the facts of a job: its lines, its seconds, its metrics and its dollars."""
+"""Collects the facts of a job from its source: log, timeline, metrics and cost."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sm_train.cost.estimate import Estimate, Purchase, hourly_price, money
 from sm_train.cost.instances import InstanceType, instance_types
@@ -13,46 +13,50 @@ from sm_train.cost.prices import PriceTable
 from sm_train.cost.timeline import Timeline, timeline
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.aws.cloudwatch_metrics import Series, instance_metrics
-from sm_train.toolkit.aws.session import for_region
 from sm_train.toolkit.costing.run_price import estimate_steps
 from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.jobs.events import Event
 from sm_train.toolkit.jobs.training_job import STOPPED_TAG, TrainingJob
-from sm_train.toolkit.review.job_facts import JobFacts, JobOutcome, Money
+from sm_train.toolkit.review.job_facts import JobCost, JobFacts, JobOutcome
 from sm_train.toolkit.review.job_log import JobLog
 from sm_train.toolkit.review.log_parser import parse_log
 from sm_train.toolkit.review.sources import ReviewSource
 
+if TYPE_CHECKING:
+    import boto3
+
 
 @dataclass
-class Gatherer:
-    """Of the jobs of one review, the oldest first.
+class FactsCollector:
+    """Collects the facts of a review's jobs; call it for the oldest job first.
 
-    ``session`` is None where nothing is asked of AWS; ``region`` is the run's own; ``config`` is a
-    run file that was named for the estimate, ``now`` is AWS's time.
+    ``session`` is None if no target is on AWS; ``region`` is the run's; ``config`` is the run file
+    of ``--run`` for the estimate; ``now`` is AWS's time.
     """
 
     region: str
     prices: PriceTable
-    session: Any = None
+    session: boto3.Session | None = None
     config: RunConfig | None = None
     now: datetime = datetime.min
-    notes: list[str] = field(default_factory=list)
-    """What could not be read, and what that hides."""
-    _reached: dict[tuple[str, str], int] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    """What could not be read, and what is missing because of it."""
+    _last_steps: dict[tuple[str, str], int] = field(default_factory=dict)
+    """(run, stage) → the last step that an earlier job of the stage reached."""
 
-    def gather(self, source: ReviewSource) -> JobFacts:
-        """Read everything about the source's job.
+    def collect(self, source: ReviewSource) -> JobFacts:
+        """Collect the facts of the source's job.
 
         Raises:
-            UserError: AWS refuses, or a log cannot be read.
+            UserError: AWS rejects a request, or a log cannot be read.
         """
-        told = parse_log(source.blocks())
-        start = told.last("start") or {}
+        log = parse_log(source.blocks())
+        start = log.last("start") or {}
         job = source.job
         run, stage = (job.run, job.stage) if job else (start.get("run"), start.get("stage"))
-        begin, end = job.window(self.now) if job else (told.span or (0.0, 0.0))
-        line = self._account(told, begin, end, job)
-        machine, instances = _machines(job, start)
+        begin, end = job.billed_interval(self.now) if job else (log.span or (0.0, 0.0))
+        job_timeline = self._timeline(log, begin, end, job)
+        instance_type, instances = _cluster(job, start)
         return JobFacts(
             name=source.name,
             run=run,
@@ -60,88 +64,92 @@ class Gatherer:
             begin=begin,
             end=end,
             billed=job is not None,
-            log=told,
-            line=line,
-            ending=_ending(job) if job else None,
-            machine=machine,
+            log=log,
+            timeline=job_timeline,
+            outcome=_outcome(job) if job else None,
+            instance_type=instance_type,
             instances=instances,
             metrics=self._metrics(job, begin, end),
-            money=self._money(source, stage, line, machine, instances, end - begin),
+            cost=self._cost(source, stage, job_timeline, instance_type, instances, end - begin),
         )
 
-    def _account(
-        self, told: JobLog, begin: float, end: float, job: TrainingJob | None
+    def _timeline(
+        self, log: JobLog, begin: float, end: float, job: TrainingJob | None
     ) -> Timeline | None:
-        """What an earlier job of the stage had reached, and this one did again, was lost."""
-        if not told.events["start"] or end <= begin:
+        """Compute the timeline; steps that an earlier job of the stage had done count as lost."""
+        if not log.events["start"] or end <= begin:
             return None
         if job is None:
-            return timeline(told.progress(), begin, end)
+            return timeline(log.progress(), begin, end)
         stage = (job.run, job.stage)
-        line = timeline(told.progress(), begin, end, self._reached.get(stage))
-        self._reached[stage] = max(line.last_step, self._reached.get(stage, 0))
-        return line
+        result = timeline(log.progress(), begin, end, self._last_steps.get(stage))
+        self._last_steps[stage] = max(result.last_step, self._last_steps.get(stage, 0))
+        return result
 
     def _metrics(
         self, job: TrainingJob | None, begin: float, end: float
     ) -> Mapping[tuple[str, str], Series]:
         if job is None or end <= begin:
             return {}
+        assert self.session is not None
         now = self.now.timestamp()
         try:
-            session = for_region(self.session, job.region)
-            found = instance_metrics(session, job.name, job.hosts, begin, end, now=now)
+            metrics = instance_metrics(
+                self.session, job.name, job.nodes, begin, end, now=now, region=job.region
+            )
         except UserError as error:
-            self.notes.append(f"{job.name}: without CloudWatch's metrics: {error}")
+            self.warnings.append(f"{job.name}: CloudWatch metrics are missing: {error}")
             return {}
-        return {key: series for key, series in found.items() if len(series.times)}
+        return {key: series for key, series in metrics.items() if len(series.times)}
 
-    def _money(
+    def _cost(
         self,
         source: ReviewSource,
         stage: str | None,
-        line: Timeline | None,
-        machine: InstanceType | None,
+        job_timeline: Timeline | None,
+        instance_type: InstanceType | None,
         instances: int | None,
-        passed: float,
-    ) -> Money:
+        log_seconds: float,
+    ) -> JobCost:
         job = source.job
-        estimate = _estimate(source.config or self.config, self.region, stage, line)
-        name = job.machines[0] if job else machine.name if machine else None
+        estimate = _estimate(source.config or self.config, self.region, stage, job_timeline)
+        name = job.instances[0] if job else instance_type.name if instance_type else None
         if name is None:
-            return Money(None, estimate, "the machines' price is not known")
+            return JobCost(None, estimate, "the instance type's price is unknown")
         region = job.region if job else self.region
         purchase = Purchase(region, job.capacity if job else "on-demand")
         price = hourly_price(name, purchase, self.prices)
-        # The billed seconds of a spot job are fewer than those that passed.
-        seconds = passed if job is None else job.billable_seconds(self.now)
+        # A spot job is billed for fewer seconds than have passed.
+        seconds = log_seconds if job is None else job.billable_seconds(self.now)
         billed = money(seconds, instances or 1, price.usd_per_instance_hour)
-        what = "billed seconds" if job else "seconds in the log"
-        return Money(
+        kind = "billed seconds" if job else "seconds in the log"
+        return JobCost(
             None if billed is None else float(billed),
             estimate,
-            f"{what} × {instances or 1} × {name} in {region}, {price.source}",
+            f"{kind} × {instances or 1} × {name} in {region}, {price.source}",
         )
 
 
-def _machines(
-    job: TrainingJob | None, start: Mapping[str, Any]
-) -> tuple[InstanceType | None, int | None]:
-    name, count = job.machines if job else (start.get("instance_type"), start.get("nodes"))
+def _cluster(job: TrainingJob | None, start: Event) -> tuple[InstanceType | None, int | None]:
+    """Return the instance type and count, of the job or else of its ``start`` event."""
+    name, count = job.instances if job else (start.get("instance_type"), start.get("nodes"))
     return {one.name: one for one in instance_types()}.get(name or ""), count
 
 
-def _ending(job: TrainingJob) -> JobOutcome:
-    return JobOutcome(job.status, job.secondary, job.failure, job.tags.get(STOPPED_TAG))
+def _outcome(job: TrainingJob) -> JobOutcome:
+    return JobOutcome(
+        job.status, job.secondary_status, job.failure_reason, job.tags.get(STOPPED_TAG)
+    )
 
 
 def _estimate(
-    config: RunConfig | None, region: str, stage: str | None, line: Timeline | None
+    config: RunConfig | None, region: str, stage: str | None, job_timeline: Timeline | None
 ) -> Estimate | None:
-    """Of the iterations that the job did."""
-    if config is None or line is None or line.last_step <= line.first_step:
+    """Estimate the cost of the steps that the job completed."""
+    if config is None or job_timeline is None:
         return None
+    steps = job_timeline.last_step - job_timeline.first_step
     planned = next((one for one in config.stages if one.name == stage), None)
-    if planned is None:
+    if steps <= 0 or planned is None:
         return None
-    return estimate_steps(config, region, planned, line.last_step - line.first_step)
+    return estimate_steps(config, region, planned, steps)

@@ -1,62 +1,63 @@
-"""The figures of jobs side by side: how each is written, who has the best and who the worst."""
+"""Builds the table that compares the figures of several jobs, with the best and worst of each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
-from sm_train.toolkit.review.series import Document, quantity
+from sm_train.toolkit.review.document import JobDocument
+from sm_train.toolkit.review.series import quantity
 from sm_train.toolkit.terminal.formatting import format_duration, format_percent, format_usd
 
 Rank = Literal["best", "worst"]
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A figure of jobs. Jobs are ranked by it where one end is ``better``, and they are ``alike``.
+class ComparedFigure:
+    """A figure by which jobs are compared.
 
-    ``alike`` names the figures in which jobs must agree before they can be held against each other,
-    ``measured`` the one without which this one is only about right.
+    Jobs are ranked by it if one direction is ``better`` and they agree in all ``comparable_if``
+    figures. Without the figure ``exact_if`` it is only approximate.
     """
 
     key: str
     label: str
-    words: Callable[[Any], str]
+    format: Callable[[Any], str]
     better: Literal["more", "less"] | None = None
-    alike: tuple[str, ...] = ()
-    measured: str | None = None
+    comparable_if: tuple[str, ...] = ()
+    exact_if: str | None = None
 
-    def said(self, job: Document) -> str | None:
-        """Of one job; None where it is unknown."""
-        if job[self.key] is None:
+    def text(self, job: JobDocument) -> str | None:
+        """Format the figure of ``job``; return None if it is unknown."""
+        value = _value(job, self.key)
+        if value is None:
             return None
-        about = self.measured is not None and job[self.measured] is None
-        return f"{'about ' if about else ''}{self.words(job[self.key])}"
+        approximate = self.exact_if is not None and _value(job, self.exact_if) is None
+        return f"{'about ' if approximate else ''}{self.format(value)}"
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A job's figure. ``words`` is None where it is unknown."""
+    """The figure of one job. ``text`` is None if it is unknown."""
 
-    words: str | None
+    text: str | None
     rank: Rank | None = None
 
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """A figure of all jobs, in their order."""
+    """One figure of all jobs, in their order."""
 
     label: str
     cells: tuple[Cell, ...]
 
 
-def signed_dollars(amount: float) -> str:
-    """With its direction."""
+def format_signed_usd(amount: float) -> str:
     return f"{'−' if amount < 0 else '+'}{format_usd(abs(amount))}"
 
 
-def _whole(value: float) -> str:
+def _integer(value: float) -> str:
     return f"{value:,.0f}"
 
 
@@ -66,94 +67,101 @@ def _precise(value: float) -> str:
 
 _WORK = ("resolution", "effective_batch_size")
 
-GROUPS: tuple[tuple[str, tuple[Figure, ...]], ...] = (
+GROUPS: tuple[tuple[str, tuple[ComparedFigure, ...]], ...] = (
     (
         "Time",
         (
-            Figure("passed_seconds", "time passed", format_duration),
-            Figure("billable_seconds", "time billed", format_duration),
-            Figure("goodput", "goodput", format_percent, "more"),
-            Figure("restarts", "restarts", _whole, "less"),
-            Figure("stalls", "stalls", _whole, "less"),
+            ComparedFigure("passed_seconds", "elapsed time", format_duration),
+            ComparedFigure("billable_seconds", "billed time", format_duration),
+            ComparedFigure("goodput", "goodput", format_percent, "more"),
+            ComparedFigure("restarts", "restarts", _integer, "less"),
+            ComparedFigure("stalls", "stalls", _integer, "less"),
         ),
     ),
     (
         "Speed",
         (
-            Figure("steps_per_second", "iterations a second", quantity, "more", _WORK),
-            Figure("images_per_second", "images a second", quantity, "more", ("resolution",)),
-            Figure("mfu", "model FLOPs utilization", format_percent, "more"),
-            Figure("gpu_utilization", "GPU utilization", format_percent, "more"),
-            Figure("data_wait_share", "waiting for data", format_percent, "less"),
+            ComparedFigure("steps_per_second", "it/s", quantity, "more", _WORK),
+            ComparedFigure("images_per_second", "images/s", quantity, "more", ("resolution",)),
+            ComparedFigure("mfu", "model FLOPs utilization", format_percent, "more"),
+            ComparedFigure("gpu_utilization", "GPU utilization", format_percent, "more"),
+            ComparedFigure("data_wait_share", "waiting for data", format_percent, "less"),
         ),
     ),
     (
-        "Learning",
+        "Loss and steps",
         (
-            Figure("loss", "loss", _precise, "less", ("resolution",)),
-            Figure("evaluation_loss", "loss in evaluation", _precise, "less", ("resolution",)),
-            Figure("first_step", "first step", _whole),
-            Figure("last_step", "last step", _whole),
-            Figure("max_steps", "iterations planned", _whole),
+            ComparedFigure("loss", "loss", _precise, "less", ("resolution",)),
+            ComparedFigure("evaluation_loss", "evaluation loss", _precise, "less", ("resolution",)),
+            ComparedFigure("first_step", "first step", _integer),
+            ComparedFigure("last_step", "last step", _integer),
+            ComparedFigure("max_steps", "planned steps", _integer),
         ),
     ),
     (
-        "Dollars",
+        "Cost",
         (
-            Figure("billed_usd", "dollars spent", format_usd, measured="billable_seconds"),
-            Figure("estimate_usd", "dollars estimated", format_usd),
-            Figure("difference_usd", "against the estimate", signed_dollars),
+            ComparedFigure("billed_usd", "billed", format_usd, exact_if="billable_seconds"),
+            ComparedFigure("estimate_usd", "estimated", format_usd),
+            ComparedFigure("difference_usd", "difference to the estimate", format_signed_usd),
         ),
     ),
     (
-        "Set-up",
+        "Setup",
         (
-            Figure("status", "status", str),
-            Figure("instance_type", "instance type", str),
-            Figure("instances", "instances", _whole),
-            Figure("world_size", "GPUs", _whole),
-            Figure("backend", "backend", str),
-            Figure("resolution", "resolution", lambda side: f"{side} px"),
-            Figure("effective_batch_size", "effective batch", _whole),
+            ComparedFigure("status", "status", str),
+            ComparedFigure("instance_type", "instance type", str),
+            ComparedFigure("instances", "instances", _integer),
+            ComparedFigure("world_size", "GPUs", _integer),
+            ComparedFigure("backend", "backend", str),
+            ComparedFigure("resolution", "resolution", lambda side: f"{side} px"),
+            ComparedFigure("effective_batch_size", "effective batch size", _integer),
         ),
     ),
 )
 
 
-def table(jobs: Sequence[Document]) -> list[tuple[str, list[ComparisonRow]]]:
-    """Every figure that at least one job has, in groups."""
+def table(jobs: Sequence[JobDocument]) -> list[tuple[str, list[ComparisonRow]]]:
+    """Return all figures that at least one job has, by group."""
     groups = []
     for title, figures in GROUPS:
         rows = [_row(figure, jobs) for figure in figures]
-        seen = [row for row in rows if any(cell.words is not None for cell in row.cells)]
-        if seen:
-            groups.append((title, seen))
+        known = [row for row in rows if any(cell.text is not None for cell in row.cells)]
+        if known:
+            groups.append((title, known))
     return groups
 
 
-def unknown(job: Document) -> list[str]:
-    """What of a job was not measured."""
-    return [figure.label for _, figures in GROUPS for figure in figures if job[figure.key] is None]
+def unknown(job: JobDocument) -> list[str]:
+    """Return the labels of the figures that are unknown for ``job``."""
+    every = [figure for _, figures in GROUPS for figure in figures]
+    return [figure.label for figure in every if _value(job, figure.key) is None]
 
 
-def _row(figure: Figure, jobs: Sequence[Document]) -> ComparisonRow:
-    values = [job[figure.key] for job in jobs]
-    words = [figure.said(job) for job in jobs]
-    best, worst = _ends(figure, jobs)
+def _value(job: JobDocument, key: str) -> Any:
+    """Return a figure by a key that is not a literal, which TypedDict does not allow."""
+    return cast(Mapping[str, Any], job)[key]
+
+
+def _row(figure: ComparedFigure, jobs: Sequence[JobDocument]) -> ComparisonRow:
+    values = [_value(job, figure.key) for job in jobs]
+    texts = [figure.text(job) for job in jobs]
+    best, worst = _best_and_worst(figure, jobs)
     ranks: list[Rank | None] = [
         None if value is None else "best" if value == best else "worst" if value == worst else None
         for value in values
     ]
-    return ComparisonRow(figure.label, tuple(map(Cell, words, ranks)))
+    return ComparisonRow(figure.label, tuple(map(Cell, texts, ranks)))
 
 
-def _ends(figure: Figure, jobs: Sequence[Document]) -> tuple[Any, Any]:
-    """The best and the worst value; None where nothing can be ranked."""
-    ranked = [job for job in jobs if job[figure.key] is not None]
-    conditions = {tuple(job[key] for key in figure.alike) for job in ranked}
+def _best_and_worst(figure: ComparedFigure, jobs: Sequence[JobDocument]) -> tuple[Any, Any]:
+    """Return the best and the worst value; None if the jobs are not comparable."""
+    ranked = [job for job in jobs if _value(job, figure.key) is not None]
+    conditions = {tuple(_value(job, key) for key in figure.comparable_if) for job in ranked}
     if figure.better is None or len(conditions) != 1 or None in next(iter(conditions)):
         return None, None
-    low, high = (of(job[figure.key] for job in ranked) for of in (min, max))
-    if figure.words(low) == figure.words(high):
+    values = [_value(job, figure.key) for job in ranked]
+    low, high = min(values), max(values)
+    if figure.format(low) == figure.format(high):
         return None, None
     return (high, low) if figure.better == "more" else (low, high)

@@ -1,25 +1,118 @@
-"""The document of ``review --json``, from which the page is drawn too."""
+"""The document of ``review --json``, which is also the input of the HTML page."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TypedDict, cast
 
 from sm_train.cost.timeline import PARTS
-from sm_train.toolkit.review.model import Review, Reviewed
+from sm_train.toolkit.review.model import JobReview, Level, MarkKind, Review
 
 
-def as_document(review: Review) -> dict[str, Any]:
-    """Everything that is known, as JSON has it."""
+class VerdictDocument(TypedDict):
+    """A :class:`~sm_train.toolkit.review.model.Verdict`."""
+
+    code: str
+    level: Level
+    question: str
+    sentence: str
+    evidence: Sequence[str]
+    fix: str | None
+
+
+class CurveDocument(TypedDict):
+    """A :class:`~sm_train.toolkit.review.model.Curve`."""
+
+    label: str
+    times_seconds: Sequence[float]
+    values: Sequence[float | None]
+    low: Sequence[float | None] | None
+    high: Sequence[float | None] | None
+
+
+class ChartDocument(TypedDict):
+    """A :class:`~sm_train.toolkit.review.model.Chart`."""
+
+    code: str
+    title: str
+    unit: str
+    lines: Sequence[CurveDocument]
+    full: float | None
+
+
+class MarkDocument(TypedDict):
+    """A :class:`~sm_train.toolkit.review.model.Mark`."""
+
+    kind: MarkKind
+    time_seconds: float
+    seconds: float
+    label: str
+
+
+class FiguresDocument(TypedDict):
+    """:class:`~sm_train.toolkit.review.model.Figures`, with null for empty ``seconds``."""
+
+    status: str | None
+    backend: str | None
+    instance_type: str | None
+    instances: int | None
+    world_size: int | None
+    resolution: int | None
+    effective_batch_size: int | None
+    first_step: int | None
+    last_step: int | None
+    max_steps: int | None
+    steps_per_second: float | None
+    images_per_second: float | None
+    loss: float | None
+    evaluation_loss: float | None
+    mfu: float | None
+    gpu_utilization: float | None
+    data_wait_share: float | None
+    goodput: float | None
+    restarts: int | None
+    stalls: int | None
+    billable_seconds: float | None
+    billed_usd: float | None
+    estimate_usd: float | None
+    difference_usd: float | None
+    seconds: Mapping[str, float] | None
+
+
+class JobDocument(FiguresDocument):
+    """A :class:`~sm_train.toolkit.review.model.JobReview` with its figures as keys."""
+
+    name: str
+    run: str | None
+    stage: str | None
+    level: Level
+    begin: float
+    passed_seconds: float
+    verdicts: Sequence[VerdictDocument]
+    charts: Sequence[ChartDocument]
+    marks: Sequence[MarkDocument]
+
+
+class ReviewDocument(TypedDict):
+    """The document of ``review --json``; ``parts`` are the keys of a job's ``seconds``."""
+
+    jobs: list[JobDocument]
+    parts: list[str]
+    warnings: list[str]
+
+
+def as_document(review: Review) -> ReviewDocument:
+    """Return the review as the document of ``review --json``."""
     return {
         "jobs": [_job(one) for one in review.jobs],
         "parts": ["useful", *PARTS],
-        "notes": list(review.notes),
+        "warnings": list(review.warnings),
     }
 
 
-def _job(job: Reviewed) -> dict[str, Any]:
-    figures = asdict(job.figures)
+def _job(job: JobReview) -> JobDocument:
+    figures = cast(FiguresDocument, asdict(job.figures))
     return {
         "name": job.name,
         "run": job.run,
@@ -29,7 +122,7 @@ def _job(job: Reviewed) -> dict[str, Any]:
         "passed_seconds": job.end - job.begin,
         **figures,
         "seconds": figures["seconds"] or None,
-        "verdicts": [asdict(one) for one in job.verdicts],
-        "charts": [asdict(one) for one in job.charts],
-        "marks": [asdict(one) for one in job.marks],
+        "verdicts": [cast(VerdictDocument, asdict(one)) for one in job.verdicts],
+        "charts": [cast(ChartDocument, asdict(one)) for one in job.charts],
+        "marks": [cast(MarkDocument, asdict(one)) for one in job.marks],
     }

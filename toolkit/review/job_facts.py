@@ -1,4 +1,4 @@
-"""Everything that is known of one job before anything is said of it."""
+"""All facts about one job, from which the verdicts, figures and charts are derived."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from sm_train.toolkit.review.job_log import JobLog
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """How SageMaker says that the job stands or ended."""
+    """The job's status and failure reason in SageMaker."""
 
     status: str
     secondary: str
     failure: str
     stopped_for: str | None
-    """Why it was stopped, as whoever stopped it noted."""
+    """Why the job was stopped, from the tag that the stopping program set."""
 
 
 @dataclass(frozen=True)
-class Money:
-    """Dollars; None is unknown. ``basis`` says what ``billed`` rests on."""
+class JobCost:
+    """Costs in dollars; None is unknown. ``basis`` describes how ``billed`` was calculated."""
 
     billed: float | None
     estimate: Estimate | None
@@ -34,9 +34,10 @@ class Money:
 
 @dataclass(frozen=True)
 class JobFacts:
-    """Times are Unix seconds; ``line`` accounts for the seconds from ``begin`` to ``end``.
+    """Times are Unix seconds; ``timeline`` accounts for the seconds from ``begin`` to ``end``.
 
-    ``billed`` says whether SageMaker billed them; of a log alone they are those it speaks of.
+    ``billed`` means that SageMaker billed these seconds; for a log alone, they are those between
+    its first and last event.
     """
 
     name: str
@@ -46,13 +47,13 @@ class JobFacts:
     end: float
     billed: bool
     log: JobLog
-    line: Timeline | None
-    ending: JobOutcome | None
-    machine: InstanceType | None
+    timeline: Timeline | None
+    outcome: JobOutcome | None
+    instance_type: InstanceType | None
     instances: int | None
     metrics: Mapping[tuple[str, str], Series]
-    """CloudWatch's, by machine (``algo-1``) and name."""
-    money: Money
+    """CloudWatch metrics by instance (``algo-1``) and name."""
+    cost: JobCost
 
     @property
     def seconds(self) -> float:
@@ -68,13 +69,13 @@ class JobFacts:
         return start["backend"] if start else None
 
     @property
-    def trains(self) -> tuple[float, float] | None:
-        """From the first step's line to the last's: start-up and the end are not in it."""
+    def training_span(self) -> tuple[float, float] | None:
+        """The times of the first and last step events: excludes start-up and shut-down."""
         times = self.log.steps["time"]
         return (float(times[0]), float(times[-1])) if len(times) > 1 else None
 
     def usd(self, seconds: float) -> float | None:
-        """What ``seconds`` of the job cost."""
-        if self.money.billed is None or self.seconds <= 0:
+        """Return the cost of ``seconds`` of the job."""
+        if self.cost.billed is None or self.seconds <= 0:
             return None
-        return self.money.billed * seconds / self.seconds
+        return self.cost.billed * seconds / self.seconds

@@ -1,6 +1,6 @@
-"""What a job's own lines tell, as columns: a million lines fit.
+"""The parsed log of a job as columns, so that a million lines fit in memory.
 
-Rows are in order of time. A figure that was not told is NaN.
+Rows are ordered by time. A value that was not logged is NaN.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from sm_train.entrypoints.doctor.nccl_log import NcclLog
 from sm_train.toolkit.jobs.events import Event
 
 Column = npt.NDArray[np.float64]
+"""float64 (num_rows,)"""
 Table = Mapping[str, Column]
 
-OF_THE_JOB = frozenset({"start", "checkpoint", "eval", "end"})
-"""What the job does as a whole: its first process speaks for all."""
+JOB_LEVEL_KINDS = frozenset({"start", "checkpoint", "eval", "end"})
+"""Events that concern the whole job: only those of rank 0 count."""
 
 
 @dataclass(frozen=True)
 class WarningCount:
-    """Warnings of one code: how many, and the first of them."""
+    """The number of warnings with one code, and the first of them."""
 
     count: int
     first: tuple[Event, ...]
@@ -30,54 +31,51 @@ class WarningCount:
 
 @dataclass(frozen=True)
 class JobLog:
-    """Everything that a review makes use of."""
+    """Everything that a review uses of a job's log."""
 
     steps: Table
     nodes: Mapping[int, Table]
-    """By the node's number."""
+    """By node rank."""
     ranks: Mapping[int, Table]
-    """A row for each rank in each ``node`` event, by the node's number."""
+    """One row per rank and ``node`` event, by node rank."""
     gpus: Mapping[int, Table]
+    """One row per GPU and ``node`` event, by node rank."""
     events: Mapping[str, Sequence[Event]]
     """The rare kinds: start, epoch, checkpoint, eval, doctor, error and end."""
     warnings: Mapping[str, WarningCount]
     stalls: Sequence[Event]
     nccl: Mapping[str | None, NcclLog]
-    """What NCCL said on each node, by the name of its log."""
+    """NCCL's messages on each node, by the name of the node's log."""
 
     @property
     def span(self) -> tuple[float, float] | None:
-        """The times of the first and the last event, Unix seconds."""
-        ends = [(table["time"][0], table["time"][-1]) for table in self._tables() if _any(table)]
+        """The times of the first and the last event, in Unix seconds."""
+        ends = [
+            (float(table["time"][0]), float(table["time"][-1]))
+            for table in (self.steps, *self.nodes.values())
+            if len(table["time"])
+        ]
         rare = [float(event["time"]) for events in self.events.values() for event in events]
-        times = [float(one) for pair in ends for one in pair] + rare
+        times = [time for pair in ends for time in pair] + rare
         return (min(times), max(times)) if times else None
 
-    def _tables(self) -> Iterator[Table]:
-        yield self.steps
-        yield from self.nodes.values()
-
     def last(self, kind: str) -> Event | None:
-        """The newest event of a rare kind."""
+        """Return the latest event of a rare kind."""
         return self.events[kind][-1] if self.events[kind] else None
 
     def progress(self) -> Iterator[Event]:
-        """What an account of the seconds is made from (cost.timeline), in no order."""
-        for kind in OF_THE_JOB:
+        """Yield the events from which cost.timeline is computed, in no particular order."""
+        for kind in JOB_LEVEL_KINDS:
             yield from self.events[kind]
-        wanted = ("time", "step", "steps_per_second", "data_wait_share")
-        for row in zip(*(self.steps[name].tolist() for name in wanted), strict=True):
-            yield {"kind": "step", **{n: _known(v) for n, v in zip(wanted, row, strict=True)}}
+        names = ("time", "step", "steps_per_second", "data_wait_share")
+        for row in zip(*(self.steps[name].tolist() for name in names), strict=True):
+            yield {"kind": "step", **{n: _none_if_nan(v) for n, v in zip(names, row, strict=True)}}
 
 
 def finite(values: Column) -> Column:
-    """Those that were told."""
+    """Return the values that are neither NaN nor infinite."""
     return values[np.isfinite(values)]
 
 
-def _known(value: float) -> float | None:
+def _none_if_nan(value: float) -> float | None:
     return None if value != value else value
-
-
-def _any(table: Table) -> bool:
-    return len(table["time"]) > 0

@@ -1,4 +1,4 @@
-"""Reads a job's lines into what a review makes use of, in one pass over them."""
+"""Parses the log lines of a job into a :class:`JobLog`, in one pass."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import numpy as np
 from sm_train.entrypoints.common.events import FIELDS, PREFIX
 from sm_train.entrypoints.doctor.nccl_log import parse_nccl_log
 from sm_train.toolkit.jobs.events import UNREADABLE, Event, parse_event
-from sm_train.toolkit.review.job_log import OF_THE_JOB, Column, JobLog, Table, WarningCount
+from sm_train.toolkit.review.job_log import JOB_LEVEL_KINDS, Column, JobLog, Table, WarningCount
 
-_STEP = (
+_STEP_FIELDS = (
     "time",
     "step",
     "loss",
@@ -28,7 +28,7 @@ _STEP = (
     "data_wait_share",
     "mfu",
 )
-_NODE = (
+_NODE_FIELDS = (
     "time",
     "gpu_utilization_mean",
     "gpu_utilization_min",
@@ -42,141 +42,161 @@ _NODE = (
     "read_bytes_per_second",
     "data_wait_share_max",
 )
-_RANK = ("rank", "p50", "data_wait_share")
-_GPU = ("gpu", "sm_clock")
+_RANK_FIELDS = ("rank", "p50", "data_wait_share")
+_GPU_FIELDS = ("gpu", "sm_clock")
 
-_RARE = frozenset({"start", "epoch", "checkpoint", "eval", "doctor", "error", "end"})
+_RARE_KINDS = frozenset({"start", "epoch", "checkpoint", "eval", "doctor", "error", "end"})
 
-_EXAMPLES = 20
+_EXAMPLES_PER_WARNING = 20
 _NCCL = b"NCCL"
-"""Every line of NCCL's, and of a plugin's, which speaks through it, has this in its prefix."""
-_OF_THE_NETWORK = re.compile(rb"NCCL version|NET/|Using network ", re.IGNORECASE)
-_NCCL_LINES = 2000
+"""In the prefix of every line of NCCL and of its plugins."""
+# "NCCL version 2.21.5+cuda12.4", "NET/OFI Selected provider is efa", "[send] via NET/Libfabric/0",
+# "Using network Socket"
+_NCCL_NETWORK = re.compile(rb"NCCL version|NET/|Using network ", re.IGNORECASE)
+_MAX_NCCL_LINES = 2000
 _EVENT = f"{PREFIX}{{".encode()
-_BLOCK = 1 << 10
-"""So many values are kept as objects before they become an array."""
+_PENDING_VALUES = 1 << 10
+"""Values that a table keeps as Python objects before it converts them to an array."""
 
 
 # ------------------------------------------------------------------ the frequent kinds
 #
-# Only what a review uses of a line becomes objects: half the time of the whole line as a
-# dictionary. Whatever else the contract asks of it has to be there, and is not looked at.
+# Step and node events make up nearly the whole log. msgspec decodes them into structs of the
+# fields that a review uses, in half the time of a dictionary of the whole line. All other fields
+# of the event's contract must be present, too, but their values are skipped.
 
-_Figure = float | None
-_Rank = msgspec.defstruct("_Rank", [(name, _Figure, None) for name in _RANK], gc=False)
-_Gpu = msgspec.defstruct("_Gpu", [(name, _Figure, None) for name in _GPU], gc=False)
+_Value = float | None
+_RankStruct = msgspec.defstruct(
+    "_RankStruct", [(name, _Value, None) for name in _RANK_FIELDS], gc=False
+)
+_GpuStruct = msgspec.defstruct(
+    "_GpuStruct", [(name, _Value, None) for name in _GPU_FIELDS], gc=False
+)
 
 
-def _line(kind: str, figures: Sequence[str], **others: Any) -> type[msgspec.Struct]:
-    """Of one kind: ``figures`` first, then ``others`` by name and type."""
-    wanted = dict.fromkeys(figures, _Figure) | others
-    unused = dict.fromkeys(sorted(FIELDS[kind] - wanted.keys()), Any)
-    fields = list((wanted | unused).items())
+def _event_struct(kind: str, values: Sequence[str], **others: Any) -> type[msgspec.Struct]:
+    """Return a struct type for events of ``kind``.
+
+    It has the fields ``values`` first, then ``others`` by name and type, then all unused fields.
+    """
+    used = dict.fromkeys(values, _Value) | others
+    unused = dict.fromkeys(sorted(FIELDS[kind] - used.keys()), Any)
+    fields = list((used | unused).items())
     return msgspec.defstruct(kind, fields, tag_field="kind", tag=kind, gc=False)
 
 
-_Step = _line("step", _STEP)
-_Node = _line("node", _NODE, node=int, ranks=list[_Rank], gpus=list[_Gpu])  # type: ignore[valid-type]
-_Heartbeat = msgspec.defstruct("heartbeat", [], tag_field="kind", tag="heartbeat")
-_FREQUENT = msgspec.json.Decoder[Any](_Step | _Node | _Heartbeat)
+_StepStruct = _event_struct("step", _STEP_FIELDS)
+_NodeStruct = _event_struct(
+    "node",
+    _NODE_FIELDS,
+    node=int,
+    ranks=list[_RankStruct],  # type: ignore[valid-type]
+    gpus=list[_GpuStruct],  # type: ignore[valid-type]
+)
+_HeartbeatStruct = msgspec.defstruct("heartbeat", [], tag_field="kind", tag="heartbeat")
+_FREQUENT = msgspec.json.Decoder[Any](_StepStruct | _NodeStruct | _HeartbeatStruct)
 
 
-class _Rows:
-    """A table that grows by rows of numbers, kept one after another."""
+class _TableBuilder:
+    """Collects rows of numbers into one flat buffer and returns them as columns."""
 
     def __init__(self, names: Sequence[str], row: Callable[[Any], tuple[Any, ...]]) -> None:
-        """``row`` takes the values of ``names`` from what is added."""
+        """``row`` returns the values of the columns ``names`` for one entry."""
         self._names, self._row = names, row
-        self._waiting: list[float | None] = []
+        self._pending: list[float | None] = []
         self._blocks: list[Column] = []
 
-    def add(self, said: Iterable[Any]) -> None:
-        waiting, row = self._waiting, self._row
-        for one in said:
-            waiting.extend(row(one))
-        if len(waiting) >= _BLOCK:
+    def add(self, entries: Iterable[Any]) -> None:
+        """Append one row per entry."""
+        pending, row = self._pending, self._row
+        for entry in entries:
+            pending.extend(row(entry))
+        if len(pending) >= _PENDING_VALUES:
             self._pack()
 
     def _pack(self) -> None:
-        # numpy makes NaN of None.
-        self._blocks.append(np.fromiter(self._waiting, np.float64, len(self._waiting)))
-        self._waiting.clear()
+        # numpy converts None to NaN.
+        self._blocks.append(np.fromiter(self._pending, np.float64, len(self._pending)))
+        self._pending.clear()
 
     def table(self) -> Table:
-        """All rows, once: by time, where there is one; those of one time stay in their order."""
+        """Return all rows as columns, once; they are sorted by time (stably) if there is one."""
         self._pack()
+        # (num_rows, num_columns)
         values = np.concatenate(self._blocks).reshape(-1, len(self._names))
         self._blocks.clear()
         if "time" in self._names:
             order = np.argsort(values[:, self._names.index("time")], kind="stable")
             values = values[order]
-        return {name: values[:, place] for place, name in enumerate(self._names)}
+        return {name: values[:, column] for column, name in enumerate(self._names)}
 
 
-_steps = partial(_Rows, _STEP, attrgetter(*_STEP))
-_nodes = partial(_Rows, _NODE, attrgetter(*_NODE))
-_ranks = partial(_Rows, _RANK, msgspec.structs.astuple)
-_gpus = partial(_Rows, _GPU, msgspec.structs.astuple)
+_step_table = partial(_TableBuilder, _STEP_FIELDS, attrgetter(*_STEP_FIELDS))
+_node_table = partial(_TableBuilder, _NODE_FIELDS, attrgetter(*_NODE_FIELDS))
+_rank_table = partial(_TableBuilder, _RANK_FIELDS, msgspec.structs.astuple)
+_gpu_table = partial(_TableBuilder, _GPU_FIELDS, msgspec.structs.astuple)
 
 
 @dataclass
 class _LogParser:
-    steps: _Rows = field(default_factory=_steps)
-    nodes: dict[int, _Rows] = field(default_factory=lambda: defaultdict(_nodes))
-    ranks: dict[int, _Rows] = field(default_factory=lambda: defaultdict(_ranks))
-    gpus: dict[int, _Rows] = field(default_factory=lambda: defaultdict(_gpus))
-    events: dict[str, list[Event]] = field(default_factory=lambda: {kind: [] for kind in _RARE})
-    warned: Counter[str] = field(default_factory=Counter)
-    examples: dict[str, list[Event]] = field(default_factory=lambda: defaultdict(list))
+    steps: _TableBuilder = field(default_factory=_step_table)
+    nodes: dict[int, _TableBuilder] = field(default_factory=lambda: defaultdict(_node_table))
+    ranks: dict[int, _TableBuilder] = field(default_factory=lambda: defaultdict(_rank_table))
+    gpus: dict[int, _TableBuilder] = field(default_factory=lambda: defaultdict(_gpu_table))
+    events: dict[str, list[Event]] = field(
+        default_factory=lambda: {kind: [] for kind in _RARE_KINDS}
+    )
+    warning_counts: Counter[str] = field(default_factory=Counter)
+    warning_examples: dict[str, list[Event]] = field(default_factory=lambda: defaultdict(list))
     stalls: list[Event] = field(default_factory=list)
     nccl: dict[str | None, list[str]] = field(default_factory=lambda: defaultdict(list))
 
-    def hear(self, text: memoryview) -> None:
-        """Make something of an event's JSON, if it is a whole one."""
+    def add_event(self, text: memoryview) -> None:
+        """Add an event from its JSON; invalid JSON and unknown kinds are ignored."""
         try:
-            said = _FREQUENT.decode(text)
+            event = _FREQUENT.decode(text)
         except UNREADABLE:
-            self._rare(parse_event(PREFIX + str(text, "utf-8", "replace")))
+            self._add_rare(parse_event(PREFIX + str(text, "utf-8", "replace")))
             return
-        if isinstance(said, _Step):
-            self.steps.add((said,))
-        elif isinstance(said, _Node):
-            self._node(said)
+        if isinstance(event, _StepStruct):
+            self.steps.add((event,))
+        elif isinstance(event, _NodeStruct):
+            self._add_node(event)
 
-    def _node(self, said: Any) -> None:
-        self.nodes[said.node].add((said,))
-        self.ranks[said.node].add(said.ranks)
-        self.gpus[said.node].add(said.gpus)
+    def _add_node(self, event: Any) -> None:
+        self.nodes[event.node].add((event,))
+        self.ranks[event.node].add(event.ranks)
+        self.gpus[event.node].add(event.gpus)
 
-    def _rare(self, event: Event | None) -> None:
+    def _add_rare(self, event: Event | None) -> None:
         if event is None:
             return
         kind = event["kind"]
         if kind == "warning":
-            self._warning(event)
-        elif kind in _RARE and (event["rank"] == 0 or kind not in OF_THE_JOB):
+            self._add_warning(event)
+        elif kind in _RARE_KINDS and (event["rank"] == 0 or kind not in JOB_LEVEL_KINDS):
             self.events[kind].append(event)
 
-    def _warning(self, event: Event) -> None:
+    def _add_warning(self, event: Event) -> None:
         code = str(event["code"])
-        self.warned[code] += 1
-        if len(self.examples[code]) < _EXAMPLES:
-            self.examples[code].append(event)
+        self.warning_counts[code] += 1
+        if len(self.warning_examples[code]) < _EXAMPLES_PER_WARNING:
+            self.warning_examples[code].append(event)
         if code == "stall":
             self.stalls.append(event)
 
-    def overhear(self, node: str | None, lines: bytes) -> None:
-        """Keep the first lines that NCCL says of the network."""
-        said = (
+    def add_nccl_lines(self, node: str | None, lines: bytes) -> None:
+        """Keep the first lines in which NCCL reports its network."""
+        network = (
             line.decode("utf-8", "replace")
             for line in lines.split(b"\n")
-            if _NCCL in line and _OF_THE_NETWORK.search(line)
+            if _NCCL in line and _NCCL_NETWORK.search(line)
         )
-        self.nccl[node] += islice(said, _NCCL_LINES - len(self.nccl[node]))
+        self.nccl[node] += islice(network, _MAX_NCCL_LINES - len(self.nccl[node]))
 
-    def told(self) -> JobLog:
-        def tables(growing: Mapping[int, _Rows]) -> dict[int, Table]:
-            return {node: growing[node].table() for node in sorted(growing)}
+    def job_log(self) -> JobLog:
+        def tables(builders: Mapping[int, _TableBuilder]) -> dict[int, Table]:
+            return {node: builders[node].table() for node in sorted(builders)}
 
         def by_time(events: Iterable[Event]) -> list[Event]:
             return sorted(events, key=lambda event: float(event["time"]))
@@ -188,8 +208,8 @@ class _LogParser:
             gpus=tables(self.gpus),
             events={kind: by_time(events) for kind, events in self.events.items()},
             warnings={
-                code: WarningCount(count, tuple(by_time(self.examples[code])))
-                for code, count in self.warned.most_common()
+                code: WarningCount(count, tuple(by_time(self.warning_examples[code])))
+                for code, count in self.warning_counts.most_common()
             },
             stalls=by_time(self.stalls),
             nccl={node: parse_nccl_log(lines) for node, lines in self.nccl.items() if lines},
@@ -197,17 +217,18 @@ class _LogParser:
 
 
 def parse_log(blocks: Iterable[tuple[str | None, bytes]]) -> JobLog:
-    """Read (name of the node's log, whole lines) in any order.
+    """Parse blocks of (name of the node's log, whole lines), given in any order.
 
-    What is no event and not NCCL's is passed over without being taken apart.
+    Lines that are neither events nor NCCL messages are skipped without splitting the block.
     """
-    listener = _LogParser()
+    parser = _LogParser()
     for node, block in blocks:
         view, done = memoryview(block), 0
         while (start := block.find(_EVENT, done)) >= 0:
+            # An event's line may have a prefix, so text before it ends at the previous newline.
             if block.find(_NCCL, done, start) >= 0:
-                listener.overhear(node, block[done : block.rfind(b"\n", done, start) + 1])
+                parser.add_nccl_lines(node, block[done : block.rfind(b"\n", done, start) + 1])
             done = block.find(b"\n", start) + 1 or len(block)
-            listener.hear(view[start + len(PREFIX) : done])
-        listener.overhear(node, block[done:])
-    return listener.told()
+            parser.add_event(view[start + len(PREFIX) : done])
+        parser.add_nccl_lines(node, block[done:])
+    return parser.job_log()

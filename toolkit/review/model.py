@@ -1,4 +1,4 @@
-"""What a review is made of, from the facts of one job to what is said of it. Unknown is None."""
+"""The result of a review: verdicts, figures and charts of each job. Unknown values are None."""
 
 from __future__ import annotations
 
@@ -7,39 +7,38 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Level = Literal["good", "warning", "bad", "unknown"]
-"""``unknown`` where nothing was measured from which it could be told."""
+"""``unknown`` if no measurement allows a verdict."""
 
 LEVELS: tuple[Level, ...] = ("bad", "warning", "unknown", "good")
-"""The worst first."""
+"""Worst first."""
 
 
-SIGNS: dict[Level, str] = {"good": "✓", "warning": "!", "bad": "✗", "unknown": "?"}
-"""Nothing is said by colour alone."""
+SYMBOLS: dict[Level, str] = {"good": "✓", "warning": "!", "bad": "✗", "unknown": "?"}
+"""Shown with the color, so that no information depends on color alone."""
 
-_PARTS = {
+_PART_LABELS = {
     "useful": "training",
     "start_up": "start-up",
-    "lost_work": "work done again",
+    "lost_work": "repeated work",
     "data_wait": "waiting for data",
     "shut_down": "shut-down",
 }
 
 
 def part_label(part: str) -> str:
-    """What a job's seconds went into (cost.timeline), as people call it."""
-    return _PARTS.get(part, part.replace("_", " "))
+    """Return the display name of a part of cost.timeline."""
+    return _PART_LABELS.get(part, part.replace("_", " "))
 
 
-Kind = Literal["start", "stall", "checkpoint", "evaluation", "error", "end"]
-"""Of a mark on a job's charts."""
+MarkKind = Literal["start", "stall", "checkpoint", "evaluation", "error", "end"]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One question about a job and its answer.
+    """The answer to one question about a job.
 
-    ``sentence`` is the answer, ``evidence`` the figures that it rests on, ``fix`` what to do; None
-    where nothing needs doing.
+    ``sentence`` is the answer, ``evidence`` the figures behind it, ``fix`` the suggested fix; None
+    if there is nothing to do.
     """
 
     code: str
@@ -52,9 +51,9 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Curve:
-    """A curve: seconds since the job began, and values; ``low`` and ``high`` are the extremes.
+    """Values over seconds since the job began; ``low`` and ``high`` are their extremes.
 
-    All of one length; a value that is None is a gap in the curve.
+    All sequences have the same length; a value of None is a gap in the curve.
     """
 
     label: str
@@ -66,9 +65,9 @@ class Curve:
 
 @dataclass(frozen=True)
 class Mark:
-    """Something that happened once, or lasted, at a time of every chart of the job."""
+    """An event that is marked on all charts of the job, with its duration in seconds."""
 
-    kind: Kind
+    kind: MarkKind
     time_seconds: float
     seconds: float
     label: str
@@ -76,7 +75,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Chart:
-    """Some curves of one unit over the job's time. ``full`` is the value that is all there is."""
+    """Curves of one unit over the job's time. ``full`` is the maximum possible value, if any."""
 
     code: str
     title: str
@@ -87,11 +86,11 @@ class Chart:
 
 @dataclass(frozen=True)
 class Figures:
-    """A job in numbers: what a comparison of jobs shows, and a row of the CSV.
+    """The figures of a job, as compared between jobs and written as a CSV row.
 
-    ``seconds`` says what the billed (or, where nothing is billed, the passed) seconds went into:
-    cost.timeline's PARTS and ``useful``; empty where the job's lines cannot tell.
-    ``gpu_utilization``, ``data_wait_share``, ``mfu`` and ``goodput`` are shares of 1.
+    ``seconds`` splits the billed (or, without a bill, the elapsed) seconds into cost.timeline's
+    PARTS and ``useful``; it is empty if the log does not allow it. ``gpu_utilization``,
+    ``data_wait_share``, ``mfu`` and ``goodput`` are shares of 1.
     """
 
     status: str | None = None
@@ -122,8 +121,8 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Reviewed:
-    """One job, or one stage of a local run. Times are Unix seconds."""
+class JobReview:
+    """The review of one job, or of one stage of a local run. Times are Unix seconds."""
 
     name: str
     run: str | None
@@ -132,20 +131,20 @@ class Reviewed:
     end: float
     figures: Figures
     verdicts: tuple[Verdict, ...]
-    """The worst first."""
+    """Worst first."""
     charts: tuple[Chart, ...]
     marks: tuple[Mark, ...]
 
     @property
     def level(self) -> Level:
-        """Of its worst verdict."""
+        """The level of the worst verdict."""
         return min((one.level for one in self.verdicts), key=LEVELS.index, default="unknown")
 
 
 @dataclass(frozen=True)
 class Review:
-    """Some jobs side by side, in the order in which they began."""
+    """The reviews of several jobs, in the order in which the jobs began."""
 
-    jobs: tuple[Reviewed, ...]
-    notes: tuple[str, ...] = ()
-    """What could not be read, and what that hides."""
+    jobs: tuple[JobReview, ...]
+    warnings: tuple[str, ...] = ()
+    """What could not be read, and what is missing because of it."""

@@ -1,12 +1,12 @@
-"""``review --html``: one self-contained page, from the document of ``review --json``.
+"""Renders ``review --html``: a self-contained page, from the document of ``review --json``.
 
-The template escapes whatever it is given: names and log lines come from outside.
+The template escapes all values, as names and log lines are untrusted.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,12 +14,19 @@ from pathlib import Path
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.report_html.page import template, write_html
 from sm_train.toolkit.review import comparison_table, waterfall
-from sm_train.toolkit.review.charts import PROGRESS, Drawn, clock, draw
-from sm_train.toolkit.review.model import LEVELS, SIGNS, Level, part_label
-from sm_train.toolkit.review.series import Document, drawn
+from sm_train.toolkit.review.charts import PROGRESS, RenderedChart, render_chart, time_axis
+from sm_train.toolkit.review.document import (
+    ChartDocument,
+    CurveDocument,
+    JobDocument,
+    MarkDocument,
+    ReviewDocument,
+)
+from sm_train.toolkit.review.model import LEVELS, SYMBOLS, Level, MarkKind, part_label
+from sm_train.toolkit.review.series import lines_with_values
 from sm_train.toolkit.terminal.formatting import format_duration, format_percent, format_usd
 
-_WORDS: dict[Level, str] = {
+_LEVEL_LABELS: dict[Level, str] = {
     "good": "Good",
     "warning": "Warning",
     "bad": "Problem",
@@ -27,47 +34,48 @@ _WORDS: dict[Level, str] = {
 }
 
 _INTERRUPTIONS = ("stall", "error", "start")
-_ROUTINE = ("checkpoint", "evaluation")
-_MOST_EVENTS = 50
-_MUCH_LONGER = 5
+_ROUTINE: tuple[MarkKind, ...] = ("checkpoint", "evaluation")
+_MAX_EVENTS = 50
+_MAX_LENGTH_RATIO = 5
+"""Jobs whose durations differ by more are overlaid by progress instead of time."""
 
 
 @dataclass(frozen=True)
-class _Event:
+class _Interruption:
     number: str
     kind: str
     after: str
-    lasted: str
+    duration: str
     label: str
 
 
 @dataclass(frozen=True)
-class _Job:
-    """A job as the template shows it."""
+class _JobSection:
+    """The values of a job that the template renders."""
 
     anchor: str
-    document: Document
+    document: JobDocument
     began: str
-    place: str
+    run_and_stage: str
     unknown: str
-    steps: list[waterfall.WaterfallBar]
-    charts: list[Drawn]
-    events: list[_Event]
-    more_events: int
+    waterfall: list[waterfall.WaterfallBar]
+    charts: list[RenderedChart]
+    interruptions: list[_Interruption]
+    more_interruptions: int
     routine: str
 
 
-def write_page(path: Path, document: Document) -> None:
-    """Write the page of a ``review --json`` document to ``path``, whole or not at all.
+def write_page(path: Path, document: ReviewDocument) -> None:
+    """Write the page of a ``review --json`` document to ``path`` atomically.
 
     Raises:
-        UserError: matplotlib or Jinja2 is not installed, or the folder is not there.
+        UserError: matplotlib or Jinja2 is not installed, or the folder does not exist.
     """
     write_html(path, page(document))
 
 
-def page(document: Document) -> str:
-    """The HTML. The same document gives the same text.
+def page(document: ReviewDocument) -> str:
+    """Return the HTML, which is deterministic for a document.
 
     Raises:
         UserError: matplotlib or Jinja2 is not installed.
@@ -76,82 +84,81 @@ def page(document: Document) -> str:
         from jinja2 import Environment, StrictUndefined
         from markupsafe import Markup
     except ModuleNotFoundError:
-        raise UserError('--html: needs Jinja2; pip install "sm-train[report]" brings it') from None
+        raise UserError(
+            '--html: needs Jinja2; install it with pip install "sm-train[report]"'
+        ) from None
     jobs = document["jobs"]
-    anchors = [f"job-{place + 1}" for place in range(len(jobs))]
+    anchors = [f"job-{index + 1}" for index in range(len(jobs))]
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     return environment.from_string(template("review.html")).render(
         style=Markup(template("page.css")),
-        drawing=Markup,
-        words={level: (SIGNS[level], word) for level, word in _WORDS.items()},
+        markup=Markup,
+        levels={level: (SYMBOLS[level], label) for level, label in _LEVEL_LABELS.items()},
         title=f"Review of {jobs[0]['name']}" if len(jobs) == 1 else f"Review of {len(jobs)} jobs",
         level=min((job["level"] for job in jobs), key=LEVELS.index, default="unknown"),
         headline=_headline(jobs),
-        notes=document["notes"],
+        warnings=document["warnings"],
         names=[job["name"] for job in jobs],
         questions=_questions(jobs, anchors),
         figures=comparison_table.table(jobs),
         shares=_shares(jobs, document["parts"]) if len(jobs) > 1 else [],
         overlaid=_overlaid(jobs) if len(jobs) > 1 else [],
         jobs=[
-            _job(job, anchor, document["parts"]) for job, anchor in zip(jobs, anchors, strict=True)
+            _job_section(job, anchor, document["parts"])
+            for job, anchor in zip(jobs, anchors, strict=True)
         ],
     )
 
 
-def _headline(jobs: Sequence[Document]) -> str:
-    """What was found, what it cost and how long it took."""
+def _headline(jobs: Sequence[JobDocument]) -> str:
+    """Summarize the number of problems, the cost and the duration of all jobs."""
     counts = Counter(verdict["level"] for job in jobs for verdict in job["verdicts"])
-    found = [
-        _count(counts[level], words)
-        for level, words in (
-            ("bad", "problem"),
-            ("warning", "warning"),
-            ("unknown", "open question"),
-        )
-        if counts[level]
-    ]
-    if not found:
-        found = ["all is well" if counts else "nothing could be judged"]
-    passed = format_duration(sum(job["passed_seconds"] for job in jobs))
-    return f"{_count(len(jobs), 'job')}: {', '.join(found)} · {_spent(jobs)} · {passed}"
+    nouns: dict[Level, str] = {"bad": "problem", "warning": "warning", "unknown": "open question"}
+    problems = [_count(counts[level], noun) for level, noun in nouns.items() if counts[level]]
+    if not problems:
+        problems = ["no problems" if counts else "no verdicts"]
+    elapsed = format_duration(sum(job["passed_seconds"] for job in jobs))
+    return f"{_count(len(jobs), 'job')}: {', '.join(problems)} · {_spent(jobs)} · {elapsed}"
 
 
-def _spent(jobs: Sequence[Document]) -> str:
-    """The dollars of all jobs. Without SageMaker's own figure the seconds are those in the log."""
+def _spent(jobs: Sequence[JobDocument]) -> str:
+    """Describe the cost of all jobs. It is approximate if only the log's seconds are known."""
     paid = [job for job in jobs if job["billed_usd"] is not None]
+    total = sum(job["billed_usd"] or 0.0 for job in paid)
     if not paid:
-        return "dollars unknown"
-    how = "at least " if len(paid) < len(jobs) else ""
-    how += "about " if any(job["billable_seconds"] is None for job in paid) else ""
-    return how + format_usd(sum(job["billed_usd"] for job in paid))
+        return "cost unknown"
+    qualifier = "at least " if len(paid) < len(jobs) else ""
+    qualifier += "about " if any(job["billable_seconds"] is None for job in paid) else ""
+    return qualifier + format_usd(total)
 
 
-def _count(number: int, word: str) -> str:
-    return f"{number:,} {word}{'' if number == 1 else 's'}"
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _questions(
-    jobs: Sequence[Document], anchors: Sequence[str]
+    jobs: Sequence[JobDocument], anchors: Sequence[str]
 ) -> list[tuple[str, list[tuple[Level, str] | None]]]:
-    """Each question with every job's level and the place of its answer, the worst first."""
+    """Return each question with every job's level and the anchor of its verdict, worst first."""
     rows: dict[str, tuple[str, list[tuple[Level, str] | None]]] = {}
     for column, (job, anchor) in enumerate(zip(jobs, anchors, strict=True)):
         for number, verdict in enumerate(job["verdicts"]):
             empty: list[tuple[Level, str] | None] = [None] * len(jobs)
             _, cells = rows.setdefault(verdict["code"], (verdict["question"], empty))
             cells[column] = cells[column] or (verdict["level"], f"{anchor}-verdict-{number + 1}")
-    return sorted(rows.values(), key=_worst)
+    return sorted(rows.values(), key=_worst_level)
 
 
-def _worst(row: tuple[str, list[tuple[Level, str] | None]]) -> int:
+def _worst_level(row: tuple[str, list[tuple[Level, str] | None]]) -> int:
     return min(LEVELS.index(cell[0]) for cell in row[1] if cell)
 
 
-def _shares(jobs: Sequence[Document], parts: Sequence[str]) -> list[comparison_table.ComparisonRow]:
-    """Where the time of each job went, as rows of the table of figures."""
+def _shares(
+    jobs: Sequence[JobDocument], parts: Sequence[str]
+) -> list[comparison_table.ComparisonRow]:
+    """Return the shares of each job's time by part, as rows of the comparison table."""
     rows = []
     for part in parts:
         shares = [_share(job, part) for job in jobs]
@@ -164,94 +171,103 @@ def _shares(jobs: Sequence[Document], parts: Sequence[str]) -> list[comparison_t
     return rows
 
 
-def _share(job: Document, part: str) -> float | None:
-    total = sum((job["seconds"] or {}).values())
-    return job["seconds"].get(part, 0.0) / total if total > 0 else None
+def _share(job: JobDocument, part: str) -> float | None:
+    seconds: Mapping[str, float] = job["seconds"] or {}
+    total = sum(seconds.values())
+    return seconds.get(part, 0.0) / total if total > 0 else None
 
 
-def _overlaid(jobs: Sequence[Document]) -> list[Drawn]:
-    """The charts that several jobs have, in one: of those whose first line stands for the job."""
-    charts: dict[tuple[str, str], list[tuple[Document, Document]]] = {}
+def _overlaid(jobs: Sequence[JobDocument]) -> list[RenderedChart]:
+    """Combine the charts that several jobs have, if their first line represents the whole job."""
+    charts: dict[tuple[str, str], list[tuple[JobDocument, ChartDocument]]] = {}
     for job in jobs:
         for chart in job["charts"]:
-            if 1 <= len(chart["lines"]) <= 2 and drawn(chart):
+            if 1 <= len(chart["lines"]) <= 2 and lines_with_values(chart):
                 charts.setdefault((chart["code"], chart["unit"]), []).append((job, chart))
     return [
-        _together(f"overlaid-{place + 1}", shared)
-        for place, shared in enumerate(one for one in charts.values() if len(one) > 1)
+        _overlay(f"overlaid-{index + 1}", shared)
+        for index, shared in enumerate(one for one in charts.values() if len(one) > 1)
     ]
 
 
-def _together(name: str, shared: Sequence[tuple[Document, Document]]) -> Drawn:
+def _overlay(name: str, shared: Sequence[tuple[JobDocument, ChartDocument]]) -> RenderedChart:
     lengths = [_length(job) for job, _ in shared]
-    time = clock(max(lengths))
-    if max(lengths) > _MUCH_LONGER * min(lengths):
-        time = PROGRESS
-    lines = []
+    axis = time_axis(max(lengths))
+    if max(lengths) > _MAX_LENGTH_RATIO * min(lengths):
+        axis = PROGRESS
+    lines: list[CurveDocument] = []
     for length, (job, chart) in zip(lengths, shared, strict=True):
-        line = {**chart["lines"][0], "label": job["name"], "low": None, "high": None}
-        if time is PROGRESS:
+        line: CurveDocument = {
+            **chart["lines"][0],
+            "label": job["name"],
+            "low": None,
+            "high": None,
+        }
+        if axis is PROGRESS:
             line["times_seconds"] = [100 * one / length for one in line["times_seconds"]]
         lines.append(line)
-    return draw(name, {**shared[0][1], "lines": lines}, time)
+    combined: ChartDocument = {**shared[0][1], "lines": lines}
+    return render_chart(name, combined, axis)
 
 
-def _job(job: Document, anchor: str, parts: Sequence[str]) -> _Job:
-    time = clock(_length(job))
+def _job_section(job: JobDocument, anchor: str, parts: Sequence[str]) -> _JobSection:
+    axis = time_axis(_length(job))
     numbered, more = _numbered(job["marks"])
     charts = [
-        draw(f"{anchor}-chart-{place + 1}", chart, time, numbered)
-        for place, chart in enumerate(job["charts"])
+        render_chart(f"{anchor}-chart-{index + 1}", chart, axis, numbered)
+        for index, chart in enumerate(job["charts"])
     ]
-    where = [f"{key} {job[key]}" for key in ("run", "stage") if job[key] is not None]
-    return _Job(
+    names = (("run", job["run"]), ("stage", job["stage"]))
+    return _JobSection(
         anchor=anchor,
         document=job,
         began=datetime.fromtimestamp(job["begin"], UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        place=", ".join(where),
+        run_and_stage=", ".join(f"{key} {name}" for key, name in names if name is not None),
         unknown=", ".join(comparison_table.unknown(job)),
-        steps=waterfall.waterfall_bars(job, parts),
+        waterfall=waterfall.waterfall_bars(job, parts),
         charts=charts,
-        events=[_event(mark, number) for mark, number in numbered if number],
-        more_events=more,
+        interruptions=[_interruption(mark, number) for mark, number in numbered if number],
+        more_interruptions=more,
         routine=_routine(job["marks"]),
     )
 
 
-def _length(job: Document) -> float:
-    """Seconds of the job, or to the last value of its charts, and never none."""
+def _length(job: JobDocument) -> float:
+    """Return the job's seconds, or those to the last value of its charts; at least 1."""
     lines = (line for chart in job["charts"] for line in chart["lines"])
     times = (float(one) for line in lines for one in line["times_seconds"])
     return max(1.0, float(job["passed_seconds"]), *times)
 
 
-def _numbered(marks: Sequence[Document]) -> tuple[list[tuple[Document, str]], int]:
-    """What charts show, by time, and how many interruptions more there were.
+def _numbered(
+    marks: Sequence[MarkDocument],
+) -> tuple[list[tuple[MarkDocument, str]], int]:
+    """Return the marks to plot, and the number of further interruptions.
 
-    An interruption has a number, by which it is explained. A job's first start is where its charts
-    begin, and its end is where they end.
+    Interruptions get a number, under which the page explains them; routine marks get "". The first
+    start and the end are not plotted, as they coincide with the ends of the time axis.
     """
     ordered = sorted(marks, key=lambda one: one["time_seconds"])
     first = next((mark for mark in ordered if mark["kind"] == "start"), None)
     interrupting = [
         mark for mark in ordered if mark["kind"] in _INTERRUPTIONS and mark is not first
     ]
-    numbered = [(mark, str(place + 1)) for place, mark in enumerate(interrupting[:_MOST_EVENTS])]
+    numbered = [(mark, str(index + 1)) for index, mark in enumerate(interrupting[:_MAX_EVENTS])]
     routine = [(mark, "") for mark in ordered if mark["kind"] in _ROUTINE]
-    return numbered + routine, max(0, len(interrupting) - _MOST_EVENTS)
+    return numbered + routine, max(0, len(interrupting) - _MAX_EVENTS)
 
 
-def _event(mark: Document, number: str) -> _Event:
-    return _Event(
+def _interruption(mark: MarkDocument, number: str) -> _Interruption:
+    return _Interruption(
         number=number,
         kind="restart" if mark["kind"] == "start" else mark["kind"],
         after=format_duration(mark["time_seconds"]),
-        lasted=format_duration(mark["seconds"]) if mark["seconds"] else "",
+        duration=format_duration(mark["seconds"]) if mark["seconds"] else "",
         label=mark["label"],
     )
 
 
-def _routine(marks: Sequence[Document]) -> str:
-    """How often the job did what its charts mark at their foot."""
+def _routine(marks: Sequence[MarkDocument]) -> str:
+    """Describe the number of the marks at the bottom of the charts."""
     counts = Counter(mark["kind"] for mark in marks)
     return " and ".join(_count(counts[kind], kind) for kind in _ROUTINE if counts[kind])

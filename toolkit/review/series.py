@@ -1,113 +1,118 @@
-"""Curves in numbers: fewer points of them, their range, and what is said of a chart in words."""
+"""Computations on the curves of a chart: downsampling, extremes, outliers and text summaries."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import Any
 
-APART = 5.0
+from sm_train.toolkit.review.document import ChartDocument, CurveDocument
 
-Document = dict[str, Any]
+OUTLIER_FACTOR = 5.0
+
 Values = Sequence[float | None]
 
 
 @dataclass(frozen=True)
 class SeriesRow:
-    """Some curves from ``time_seconds`` on; None where a curve says nothing."""
+    """The values of several curves from ``time_seconds`` on; None where a curve has no value."""
 
     time_seconds: float
     values: tuple[float | None, ...]
 
 
-def thinned(
+def resample(
     curves: Sequence[tuple[Sequence[float], Values]],
     rows: int,
-    of_many: Callable[[Iterable[float]], float] = fmean,
+    aggregate: Callable[[Iterable[float]], float] = fmean,
 ) -> list[SeriesRow]:
-    """At most ``rows`` rows, each of neighbouring times, whose values become one by ``of_many``."""
-    times = sorted({time for own, _ in curves for time in own})
+    """Return at most ``rows`` rows; ``aggregate`` combines the values of neighboring times."""
+    times = sorted({time for curve_times, _ in curves for time in curve_times})
     size = max(1, -(-len(times) // rows))
-    group = {time: place // size for place, time in enumerate(times)}
+    group = {time: index // size for index, time in enumerate(times)}
     columns = []
-    for own, values in curves:
-        known: list[list[float]] = [[] for _ in times[::size]]
-        for time, value in zip(own, values, strict=True):
+    for curve_times, values in curves:
+        grouped: list[list[float]] = [[] for _ in times[::size]]
+        for time, value in zip(curve_times, values, strict=True):
             if value is not None:
-                known[group[time]].append(value)
-        columns.append([of_many(some) if some else None for some in known])
+                grouped[group[time]].append(value)
+        columns.append([aggregate(some) if some else None for some in grouped])
     cells = zip(*columns, strict=True)
     return [SeriesRow(time, values) for time, values in zip(times[::size], cells, strict=True)]
 
 
-def in_percent(chart: Document) -> Document:
-    """A chart whose unit is shares of 1 as people read shares; any other as it is."""
+def in_percent(chart: ChartDocument) -> ChartDocument:
+    """Convert a chart of shares of 1 to percent; return any other chart unchanged."""
     if chart["unit"] != "share":
         return chart
-    lines = [
-        line | {side: _hundredfold(line[side]) for side in ("values", "low", "high")}
+    lines: list[CurveDocument] = [
+        {
+            **line,
+            "values": _times_100(line["values"]),
+            "low": None if line["low"] is None else _times_100(line["low"]),
+            "high": None if line["high"] is None else _times_100(line["high"]),
+        }
         for line in chart["lines"]
     ]
     full = None if chart["full"] is None else 100 * chart["full"]
-    return chart | {"unit": "%", "lines": lines, "full": full}
+    return {**chart, "unit": "%", "lines": lines, "full": full}
 
 
-def _hundredfold(values: Values | None) -> Values | None:
-    return None if values is None else [None if one is None else 100 * one for one in values]
+def _times_100(values: Values) -> Values:
+    return [None if value is None else 100 * value for value in values]
 
 
-def known(line: Document) -> list[float]:
-    """The values of a line without its gaps."""
+def known(line: CurveDocument) -> list[float]:
+    """Return the values of a line without its gaps."""
     return [value for value in line["values"] if value is not None]
 
 
-def drawn(chart: Document) -> list[Document]:
-    """The lines of a chart of which there is something to draw."""
+def lines_with_values(chart: ChartDocument) -> list[CurveDocument]:
+    """Return the lines of a chart that have at least one value."""
     return [line for line in chart["lines"] if known(line)]
 
 
-def extremes(line: Document) -> list[float]:
-    """Everything that a line's drawing must have room for."""
+def extremes(line: CurveDocument) -> list[float]:
+    """Return all values that the axis range of a plot must include."""
     sides = (line["values"], line["low"] or (), line["high"] or ())
     return [value for side in sides for value in side if value is not None]
 
 
-def apart(lines: Sequence[Document]) -> dict[int, str]:
-    """Which of the lines is the lowest on average and which the highest, if it lies apart.
+def outliers(lines: Sequence[CurveDocument]) -> dict[int, str]:
+    """Return the indices of the lines with the lowest and the highest mean if they are outliers.
 
-    Apart is farther from the middle than :data:`APART` times as far as half of the lines are, and
-    farther than a hundredth of what is there: the extremes of noise are nobody's fault.
+    The mean of an outlier is farther from the median than :data:`OUTLIER_FACTOR` times the median
+    absolute deviation, and than 1 % of the median, which excludes noise.
     """
-    levels = [fmean(known(line)) for line in lines]
-    middle = median(levels)
-    usual = median(abs(level - middle) for level in levels)
-    least = max(APART * usual, 0.01 * abs(middle))
-    ends = {levels.index(min(levels)): "lowest", levels.index(max(levels)): "highest"}
-    return {place: which for place, which in ends.items() if abs(levels[place] - middle) > least}
+    means = [fmean(known(line)) for line in lines]
+    middle = median(means)
+    deviation = median(abs(mean - middle) for mean in means)
+    threshold = max(OUTLIER_FACTOR * deviation, 0.01 * abs(middle))
+    ends = {means.index(min(means)): "lowest", means.index(max(means)): "highest"}
+    return {index: end for index, end in ends.items() if abs(means[index] - middle) > threshold}
 
 
 def quantity(value: float, digits: int = 3) -> str:
-    """So many digits; whole numbers from a thousand on."""
+    """Format with ``digits`` significant digits; without decimals from 1,000 on."""
     return f"{value:,.0f}" if 1e3 <= abs(value) < 1e9 else f"{value:.{digits}g}"
 
 
-def summary(chart: Document) -> str:
-    """A chart in a sentence without its title."""
-    lines = drawn(chart)
+def summary(chart: ChartDocument) -> str:
+    """Summarize a chart in one sentence, without its title."""
+    lines = lines_with_values(chart)
     if not lines:
-        return "Nothing was measured."
+        return "There are no measurements."
     every = [value for line in lines for value in known(line)]
-    words = (
+    text = (
         f"{quantity(min(every))} to {quantity(max(every))}, median {quantity(median(every))}"
         + (f", last {quantity(known(lines[0])[-1])}" if len(lines) == 1 else "")
         if min(every) < max(every)
         else f"always {quantity(every[0])}"
     ) + _unit(chart)
     if chart["full"] is not None:
-        words += f"; full is {quantity(chart['full'])}"
-    return words + "."
+        text += f"; the maximum is {quantity(chart['full'])}"
+    return text + "."
 
 
-def _unit(chart: Document) -> str:
+def _unit(chart: ChartDocument) -> str:
     return chart["unit"] if chart["unit"] in ("", "%") else f" {chart['unit']}"

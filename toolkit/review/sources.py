@@ -1,15 +1,14 @@
-"""Where a review reads: CloudWatch for a run or a job, a local run's folder, or saved logs."""
+"""Finds the logs to review: CloudWatch for a run or job, a local run's folder, or saved logs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.aws.cloudwatch_logs import search
-from sm_train.toolkit.aws.session import for_region
 from sm_train.toolkit.diagnose.log_files import log_files
 from sm_train.toolkit.diagnose.log_scanner import whole_lines
 from sm_train.toolkit.diagnose.matches import LogStream
@@ -18,64 +17,66 @@ from sm_train.toolkit.jobs.events import LOG_NAME
 from sm_train.toolkit.jobs.training_job import TrainingJob, jobs_of_run
 from sm_train.toolkit.runs.resolve import resolve_run
 
-_PATTERN = '?"SMT " ?"NCCL version" ?"NET/" ?"Using network"'
-"""CloudWatch's filter for the lines that are wanted: of a hundred lines of NCCL's about one is."""
+if TYPE_CHECKING:
+    import boto3
+
+_FILTER_PATTERN = '?"SMT " ?"NCCL version" ?"NET/" ?"Using network"'
+"""CloudWatch's filter for the lines a review uses: events and about 1 % of NCCL's lines."""
+
+LogBlocks = Callable[[], Iterator[tuple[str | None, bytes]]]
+"""Yields (the node's name, whole lines)."""
 
 
 @dataclass(frozen=True)
 class ReviewSource:
     """One job to review, or one stage of a local run.
 
-    ``blocks`` gives (the node's name, whole lines); ``job`` and ``config`` are None for what lies
-    here.
+    ``job`` and ``config`` are None for local logs.
     """
 
     name: str
-    blocks: Callable[[], Iterator[tuple[str | None, bytes]]]
+    blocks: LogBlocks
     job: TrainingJob | None = None
     config: RunConfig | None = None
 
 
-def here(path: Path) -> list[ReviewSource]:
-    """What lies at ``path``: each stage of a local run, or saved logs of one job.
+def local_sources(path: Path) -> list[ReviewSource]:
+    """Return one source for each stage of a local run, or one for the saved logs of a job.
 
     Raises:
-        UserError: nothing is there, or no log.
+        UserError: the path does not exist or contains no log.
     """
     stages = sorted(path.rglob(LOG_NAME), key=lambda log: log.stat().st_mtime)
     if stages:
-        return [ReviewSource(str(log.parent), _reader(log_files([log]))) for log in stages]
-    return [ReviewSource(str(path), _reader(log_files([path])))]
+        return [ReviewSource(str(log.parent), _file_blocks(log_files([log]))) for log in stages]
+    return [ReviewSource(str(path), _file_blocks(log_files([path])))]
 
 
-def on_sagemaker(session: Any, target: str, region: str) -> list[ReviewSource]:
-    """The job ``target``, or all jobs of the run that it names.
+def sagemaker_sources(session: boto3.Session, target: str, region: str) -> list[ReviewSource]:
+    """Return the job ``target``, or all jobs of the run ``target``.
 
     Raises:
-        UserError: there is none, or AWS refuses.
+        UserError: there is no such job, or AWS rejects a request.
     """
     run = resolve_run(session, target, region)
     jobs = jobs_of_run(session, run.name)
     jobs = [job for job in jobs if job.name == target] or jobs
     if not jobs:
-        raise UserError(f"{target}: nothing was submitted yet; `sm-train submit` it first")
+        raise UserError(f"{target}: has no jobs yet; run `sm-train submit` first")
     return [
-        ReviewSource(
-            job.name, _follower(for_region(session, job.region), job.name), job, run.config
-        )
-        for job in jobs
+        ReviewSource(job.name, _cloudwatch_blocks(session, job), job, run.config) for job in jobs
     ]
 
 
-def _follower(session: Any, job: str) -> Callable[[], Iterator[tuple[str | None, bytes]]]:
+def _cloudwatch_blocks(session: boto3.Session, job: TrainingJob) -> LogBlocks:
     def blocks() -> Iterator[tuple[str | None, bytes]]:
-        for said in search(session, f"{job}/", pattern=_PATTERN):
-            yield said.host, said.message.encode("utf-8", "replace")
+        for entry in search(session, f"{job.name}/", region=job.region, pattern=_FILTER_PATTERN):
+            yield entry.node, entry.message.encode("utf-8", "replace")
 
     return blocks
 
 
-def _reader(streams: Iterable[LogStream]) -> Callable[[], Iterator[tuple[str | None, bytes]]]:
+def _file_blocks(streams: Iterable[LogStream]) -> LogBlocks:
     def blocks() -> Iterator[tuple[str | None, bytes]]:
         for stream in streams:
             for block in whole_lines(stream.blocks()):

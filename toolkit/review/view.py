@@ -1,4 +1,4 @@
-"""A review as people read it in a terminal, and as a table for spreadsheets."""
+"""Presents a review in the terminal and as CSV."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from sm_train.cost.timeline import PARTS
-from sm_train.toolkit.review.model import SIGNS, Level, Review, Reviewed, part_label
+from sm_train.toolkit.review.model import SYMBOLS, JobReview, Level, Review, part_label
 from sm_train.toolkit.terminal.formatting import (
     format_duration,
     format_number,
@@ -21,79 +21,79 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _STYLES: dict[Level, str] = {"good": "green", "warning": "yellow", "bad": "red", "unknown": "dim"}
-_BAR = 60
+_BAR_WIDTH = 60
 
 
 def show(review: Review, console: Console) -> None:
-    """Several jobs side by side first, then each with its verdicts."""
+    """Print the comparison of several jobs first, then each job with its verdicts."""
     if len(review.jobs) > 1:
         _compare(review.jobs, console)
     for job in review.jobs:
         _show_job(job, console)
-    for note in review.notes:
-        console.print(f"note: {note}", markup=False)
+    for warning in review.warnings:
+        console.print(f"warning: {warning}", markup=False)
 
 
-def _show_job(job: Reviewed, console: Console) -> None:
+def _show_job(job: JobReview, console: Console) -> None:
     from rich.markup import escape
     from rich.table import Table
 
     figures = job.figures
-    told = [
+    facts = [
         f"{figures.instances} × {figures.instance_type}" if figures.instance_type else "",
         format_duration(job.end - job.begin),
         _cost(job),
         _steps(job),
     ]
-    console.print(f"[bold]{escape(job.name)}[/]  {escape(', '.join(one for one in told if one))}")
+    console.print(f"[bold]{escape(job.name)}[/]  {escape(', '.join(one for one in facts if one))}")
     if figures.seconds:
         _bar(job, console)
     table = Table(box=None, pad_edge=False, show_header=False)
     for verdict in job.verdicts:
-        told = [escape(verdict.sentence)]
+        answer = [escape(verdict.sentence)]
         if verdict.level in ("bad", "warning"):
-            told += [f"[dim]{escape(one)}[/]" for one in verdict.evidence[:3]]
-            told += [f"→ {escape(verdict.fix)}"] if verdict.fix else []
-        table.add_row(_sign(verdict.level), escape(verdict.question), "\n".join(told))
+            answer += [f"[dim]{escape(one)}[/]" for one in verdict.evidence[:3]]
+            answer += [f"→ {escape(verdict.fix)}"] if verdict.fix else []
+        table.add_row(_symbol(verdict.level), escape(verdict.question), "\n".join(answer))
     console.print(table)
     console.print()
 
 
-def _cost(job: Reviewed) -> str:
+def _cost(job: JobReview) -> str:
     if job.figures.billed_usd is None:
         return ""
-    # Without SageMaker's own figure the seconds are those in the log.
+    # Without a bill, the cost is that of the log's seconds.
     about = "about " if job.figures.billable_seconds is None else ""
     return about + format_usd(job.figures.billed_usd)
 
 
-def _sign(level: Level) -> str:
-    return f"[{_STYLES[level]}]{SIGNS[level]}[/]"
+def _symbol(level: Level) -> str:
+    return f"[{_STYLES[level]}]{SYMBOLS[level]}[/]"
 
 
-def _steps(job: Reviewed) -> str:
+def _steps(job: JobReview) -> str:
     figures = job.figures
     if figures.last_step is None:
         return ""
-    of = f" of {figures.max_steps:,}" if figures.max_steps else ""
-    return f"step {figures.first_step or 0:,} to {figures.last_step:,}{of}"
+    planned = f" of {figures.max_steps:,}" if figures.max_steps else ""
+    return f"step {figures.first_step or 0:,} to {figures.last_step:,}{planned}"
 
 
-def _bar(job: Reviewed, console: Console) -> None:
-    """What the seconds went into, as a bar and in words."""
+def _bar(job: JobReview, console: Console) -> None:
+    """Print the parts of the job's seconds as a bar and as text."""
     from rich.text import Text
 
-    colours = ("green", "yellow", "red", "magenta", "red", "cyan", "blue", "yellow", "white")
+    colors = ("green", "yellow", "red", "magenta", "red", "cyan", "blue", "yellow", "white")
     seconds = job.figures.seconds
-    whole = sum(seconds.values()) or 1.0
-    bar, words = Text(), Text()
-    for part, colour in zip(("useful", *PARTS), colours, strict=True):
-        share = seconds[part] / whole
-        bar.append("█" * round(share * _BAR), style=colour)
+    total = sum(seconds.values()) or 1.0
+    bar, labels = Text(), Text()
+    for part, color in zip(("useful", *PARTS), colors, strict=True):
+        share = seconds[part] / total
+        bar.append("█" * round(share * _BAR_WIDTH), style=color)
         if share >= 0.005:
-            words.append(f"{part_label(part)} {format_percent(share)}  ", style=colour)
+            labels.append(f"{part_label(part)} {format_percent(share)}  ", style=color)
     console.print(bar)
-    console.print(words)
+    console.print(labels)
 
 
 _COMPARED = (
@@ -108,7 +108,7 @@ _COMPARED = (
 )
 
 
-def _compare(jobs: Sequence[Reviewed], console: Console) -> None:
+def _compare(jobs: Sequence[JobReview], console: Console) -> None:
     from rich.markup import escape
     from rich.table import Table
 
@@ -118,15 +118,15 @@ def _compare(jobs: Sequence[Reviewed], console: Console) -> None:
     for title, _, _ in _COMPARED:
         table.add_column(title, justify="right")
     for job in jobs:
-        values = [(getattr(job.figures, name), words) for _, name, words in _COMPARED]
-        cells = ["unknown" if value is None else words(value) for value, words in values]
-        table.add_row(_sign(job.level), escape(job.name), *cells)
+        values = [(getattr(job.figures, name), text) for _, name, text in _COMPARED]
+        cells = ["unknown" if value is None else text(value) for value, text in values]
+        table.add_row(_symbol(job.level), escape(job.name), *cells)
     console.print(table)
     console.print()
 
 
 def csv_table(review: Review) -> str:
-    """A row for each job: its figures, the seconds by part, the level of each verdict."""
+    """Return one row per job: its figures, its seconds by part, the level of each verdict."""
     rows = [_row(job) for job in review.jobs]
     names = list(dict.fromkeys(name for row in rows for name in row))
     text = io.StringIO()
@@ -136,7 +136,7 @@ def csv_table(review: Review) -> str:
     return text.getvalue()
 
 
-def _row(job: Reviewed) -> dict[str, object]:
+def _row(job: JobReview) -> dict[str, object]:
     figures = asdict(job.figures)
     seconds = figures.pop("seconds")
     known = {name: "" if value is None else value for name, value in figures.items()}

@@ -1,16 +1,16 @@
-"""What to do about a run: wait, start a job again, stop one, or give up. Pure; it costs money.
+"""Decides what a run needs next: wait, start a job, stop one, or finish. Pure.
 
 SageMaker's RetryStrategy repeats a job after an InternalServerError only (API reference,
-RetryStrategy). What it leaves, lost capacity, hardware, a stall, is started again here, with a
-growing delay and so many times in a row without a newer checkpoint. The program's own errors never
-are: they would happen again and burn the same dollars.
+RetryStrategy). After other transient failures (lost capacity, hardware, a stall) the next job is
+started here, with a growing delay, until a limit of jobs in a row have left no newer checkpoint.
+Failures of the run's own code are never retried: they would repeat and cost the same again.
 
-A run stays at the place where it is, from stage to stage, until machines cannot be had or are taken
-away there: then the next of its fallbacks is tried, after the last one its own place again. It does
-not go back by itself while a place works: each move copies a checkpoint.
+A run stays at its placement, from stage to stage, until instances cannot be had there or are taken
+away. Then the next of its fallbacks is tried, and after the last one the home placement again. It
+does not return home while a fallback works: each relocation copies a checkpoint.
 
-Every decision is a function of what SageMaker and S3 say, so two watchers decide alike, and the
-names of jobs (estimators.request.job_name) keep them from both acting.
+Every decision is a function of what SageMaker and S3 report, so two watchers decide alike; the
+claim on the job's name (jobs.launch_record) keeps both from acting.
 """
 
 from __future__ import annotations
@@ -19,51 +19,74 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.errors import ExitCode
 from sm_train.toolkit.jobs.stage_state import StageState, current
 from sm_train.toolkit.jobs.training_job import FROM_STEP_TAG, STOPPED_TAG, TrainingJob
 
-_LONGEST_DELAY = timedelta(hours=1)
+MAX_BACKOFF = timedelta(hours=1)
 
-_OF_CAPACITY = ("capacity", "max-pending", "max-wait", "spot", "spot-interrupted")
+_CAPACITY_CAUSES = ("capacity", "max-pending", "max-wait", "spot", "spot-interrupted")
 
 STALL, BUDGET, USER = "stall", "budget", "user"
-"""Why a job was stopped; a job's tag says it. A stop in the console has none and is a user's."""
+"""Why a job was stopped, as recorded in its tag. A stop in the console has no tag: the user's."""
 
 
 @dataclass(frozen=True)
 class Cause:
-    """Why a job ended before its stage, and whether another one would do better."""
+    """Why a job ended before its stage was done, and whether another job may succeed."""
 
     code: str
-    words: str
+    message: str
     retryable: bool
 
     @property
-    def moves(self) -> bool:
-        """Whether another place may have what this one has not."""
-        return self.code in _OF_CAPACITY
+    def relocates(self) -> bool:
+        """Whether another placement may have the capacity that this one lacks."""
+        return self.code in _CAPACITY_CAUSES
 
 
 @dataclass(frozen=True)
 class Policy:
-    """The run file's limits: jobs in a row without a newer checkpoint, the first delay, dollars.
+    """The run file's retry limits: jobs in a row without a newer checkpoint, first delay, dollars.
 
-    ``places`` counts the run's own and its fallbacks.
+    ``placements`` counts the home placement and the fallbacks.
     """
 
-    attempts: int
-    delay: timedelta
-    places: int = 1
+    max_attempts: int
+    backoff: timedelta
+    placements: int = 1
     budget_usd: float | None = None
     budget_stops: bool = True
+
+    @classmethod
+    def of(cls, config: RunConfig, submitted: RunConfig) -> Policy:
+        """The limits of ``config``, with the placements that code was staged for at submission."""
+        budget, recovery = config.budget, config.recovery
+        return cls(
+            max_attempts=recovery.max_attempts,
+            backoff=timedelta(seconds=recovery.backoff),
+            placements=1 + len(submitted.recovery.fallbacks),
+            budget_usd=budget.usd if budget else None,
+            budget_stops=budget is None or budget.on_exceed == "stop",
+        )
+
+    def delay(self, fruitless: int, *, relocates: bool) -> timedelta:
+        """Return the delay before the next job after ``fruitless`` jobs without a newer checkpoint.
+
+        It doubles with each job, up to :data:`MAX_BACKOFF`. When relocating, each placement is
+        tried once before it doubles.
+        """
+        doublings = max(0, fruitless - 1) // (self.placements if relocates else 1)
+        # Twelve doublings of the shortest backoff, 1 s, exceed the cap; 40 overflow a timedelta.
+        return min(self.backoff * float(2 ** min(doublings, 12)), MAX_BACKOFF)
 
 
 @dataclass(frozen=True)
 class NoAction:
     """Nothing to do now."""
 
-    words: str
+    message: str
 
 
 @dataclass(frozen=True)
@@ -74,26 +97,26 @@ class StartJob:
     attempt: int
     from_step: int
     cause: str
-    words: str
-    chain: bool
-    place: int = 0
+    message: str
+    auto_advance: bool
+    placement: int = 0
 
 
 @dataclass(frozen=True)
 class StopJob:
-    """Let the live job checkpoint and end."""
+    """Stop the live job after a checkpoint."""
 
     job: TrainingJob
     cause: str
-    words: str
+    message: str
 
 
 @dataclass(frozen=True)
 class Finish:
-    """Nothing more will happen by itself."""
+    """Nothing more will happen without the user."""
 
     exit_code: ExitCode
-    words: str
+    message: str
 
 
 Action = NoAction | StartJob | StopJob | Finish
@@ -107,104 +130,119 @@ def next_action(
     spent_usd: float,
     now: datetime,
 ) -> Action:
-    """What the run needs now. ``cause_of`` is asked of a job that ended badly; ``spent_usd`` is
-    what is known to be.
+    """Return what the run needs now.
+
+    ``cause_of`` diagnoses a failed job; ``spent_usd`` is the known part of the cost so far.
     """
     stage = current(stages)
     if stage is None:
         return Finish(ExitCode.OK, "the run is done")
     job = stage.job
-    over = policy.budget_stops and _over_budget(policy, spent_usd)
+    over_budget = policy.budget_stops and _over_budget(policy, spent_usd)
     if job is not None and job.live:
-        return _live(stage, job, over)
-    if over:
-        words = f"{stage.name} is not done and budget.usd is spent; raise it to go on"
-        return Finish(ExitCode.OVER_BUDGET, words)
+        return _while_live(stage, job, over_budget)
+    if over_budget:
+        message = f"{stage.name} is not done and budget.usd is spent; raise it to continue"
+        return Finish(ExitCode.OVER_BUDGET, message)
     if job is None:
-        return _next_stage(stages, stage, policy)
+        return _start_stage(stages, stage, policy)
     cause = _cause(stage, job, cause_of)
     if not cause.retryable:
         code = ExitCode.OK if cause.code == USER else ExitCode.JOB_FAILED
-        return Finish(code, f"{job.name}: {cause.words}")
-    return _again(stage, job, cause, policy, now)
+        return Finish(code, f"{job.name}: {cause.message}")
+    return _retry(stage, job, cause, policy, now)
 
 
 def _over_budget(policy: Policy, spent_usd: float) -> bool:
     return policy.budget_usd is not None and spent_usd >= policy.budget_usd
 
 
-def _live(stage: StageState, job: TrainingJob, over: bool) -> Action:
+def _while_live(stage: StageState, job: TrainingJob, over_budget: bool) -> Action:
     if stage.state == "stopping":
         return NoAction(f"{job.name} is stopping")
-    if over:
-        return StopJob(job, BUDGET, f"{job.name} has spent the budget: it checkpoints and ends")
+    if over_budget:
+        message = f"{job.name} has spent the budget: stopping it after a checkpoint"
+        return StopJob(job, BUDGET, message)
     if stage.state == "stalled":
-        return StopJob(job, STALL, f"{job.name} is silent since step {stage.step}: it is ended")
+        message = f"{job.name} has made no progress since step {stage.step}: stopping it"
+        return StopJob(job, STALL, message)
     return NoAction(f"{job.name} is {stage.state}")
 
 
-def _next_stage(stages: Sequence[StageState], stage: StageState, policy: Policy) -> Action:
-    before = [one.job for one in stages[: stages.index(stage)]]
-    if not before or before[-1] is None or not before[-1].chain:
+def _start_stage(stages: Sequence[StageState], stage: StageState, policy: Policy) -> Action:
+    """Start the first job of ``stage`` at the placement of the previous stage's job."""
+    previous = [one.job for one in stages[: stages.index(stage)]]
+    if not previous or previous[-1] is None or not previous[-1].auto_advance:
         return Finish(ExitCode.OK, f"paused before {stage.name}: nothing runs, nothing is billed")
-    words = f"{stage.name} is next"
-    place = before[-1].place % policy.places
-    return StartJob(stage.name, 1, stage.resumes_from, "chain", words, chain=True, place=place)
+    return StartJob(
+        stage.name,
+        1,
+        stage.resumes_from,
+        "auto-advance",
+        f"{stage.name} is next",
+        auto_advance=True,
+        placement=previous[-1].placement % policy.placements,
+    )
 
 
 def _cause(stage: StageState, job: TrainingJob, cause_of: Callable[[TrainingJob], Cause]) -> Cause:
-    """By what is stated; ``cause_of`` reads logs, so it is asked last."""
+    """Return why the job ended; ``cause_of`` reads logs, so it comes after tags and statuses."""
     stopped_for = job.tags.get(STOPPED_TAG)
     if stopped_for == USER:
-        return Cause(USER, "was stopped; `sm-train resume` goes on", retryable=False)
+        return Cause(USER, "was stopped; `sm-train resume` continues it", retryable=False)
     if stopped_for == STALL:
-        return Cause(STALL, "was ended after a stall", retryable=True)
-    if job.waited_out:
-        return Cause("max-pending", "found no machines within cluster.max_pending", retryable=True)
+        return Cause(STALL, "was stopped after a stall", retryable=True)
+    if job.pending_timed_out:
+        return Cause("max-pending", "got no instances within cluster.max_pending", retryable=True)
     if job.status == "Failed":
         return cause_of(job)
-    if job.secondary == "MaxRuntimeExceeded":
+    if job.secondary_status == "MaxRuntimeExceeded":
         return Cause("max-runtime", "reached cluster.max_runtime", retryable=True)
-    if job.secondary == "MaxWaitTimeExceeded":
-        return Cause("max-wait", "found no spot capacity within cluster.max_wait", retryable=True)
-    if job.secondary == "Interrupted":
-        return Cause("spot", "lost its spot machines", retryable=True)
+    if job.secondary_status == "MaxWaitTimeExceeded":
+        return Cause("max-wait", "got no spot capacity within cluster.max_wait", retryable=True)
+    if job.secondary_status == "Interrupted":
+        return Cause("spot", "lost its spot instances", retryable=True)
     if job.status == "Completed":
-        words = f"ended at step {stage.resumes_from} of {stage.max_steps}"
-        return Cause("ended-early", words, retryable=True)
+        message = f"ended at step {stage.resumes_from} of {stage.max_steps}"
+        return Cause("ended-early", message, retryable=True)
     if stopped_for == BUDGET:
-        return Cause(USER, "was stopped at the budget; raise it to go on", retryable=False)
-    return Cause(USER, "was stopped; `sm-train resume` goes on", retryable=False)
+        return Cause(USER, "was stopped at the budget; raise it to continue", retryable=False)
+    return Cause(USER, "was stopped; `sm-train resume` continues it", retryable=False)
 
 
-def _again(
+def _retry(
     stage: StageState, job: TrainingJob, cause: Cause, policy: Policy, now: datetime
 ) -> Action:
     fruitless = attempts_without_progress(stage)
-    if fruitless >= policy.attempts:
+    if fruitless >= policy.max_attempts:
         return Finish(
-            ExitCode.CAPACITY if cause.moves else ExitCode.JOB_FAILED,
-            f"{job.name}: {cause.words}; {fruitless} jobs in a row left no newer checkpoint "
-            "(recovery.max_attempts); mend the cause, then `sm-train resume`",
+            ExitCode.CAPACITY if cause.relocates else ExitCode.JOB_FAILED,
+            f"{job.name}: {cause.message}; {fruitless} jobs in a row left no newer checkpoint "
+            "(recovery.max_attempts); fix the cause, then `sm-train resume`",
         )
-    # Each place is tried once before the delay grows.
-    rounds = max(0, fruitless - 1) // (policy.places if cause.moves else 1)
-    delay = min(policy.delay * 2**rounds, _LONGEST_DELAY)
-    due = (job.ended or job.created) + delay
+    due = (job.ended or job.created) + policy.delay(fruitless, relocates=cause.relocates)
     if now < due:
         seconds = (due - now).total_seconds()
-        return NoAction(f"{job.name} {cause.words}; the next job starts in {seconds:.0f} s")
-    place = (job.place + cause.moves) % policy.places
-    words = f"{job.name} {cause.words}" + ("; it moves" if place != job.place else "")
+        return NoAction(f"{job.name} {cause.message}; the next job starts in {seconds:.0f} s")
+    placement = (job.placement + cause.relocates) % policy.placements
+    message = f"{job.name} {cause.message}"
+    if placement != job.placement:
+        message += "; relocating"
     return StartJob(
-        stage.name, job.attempt + 1, stage.resumes_from, cause.code, words, job.chain, place
+        stage.name,
+        job.attempt + 1,
+        stage.resumes_from,
+        cause.code,
+        message,
+        job.auto_advance,
+        placement,
     )
 
 
 def attempts_without_progress(stage: StageState) -> int:
-    """Jobs in a row, up to the newest, that left no checkpoint newer than the one they began with.
+    """Count the newest jobs in a row that left no checkpoint newer than the one they resumed from.
 
-    The tag says what a job began with; the first job of a stage has none and began with nothing.
+    A tag holds the step a job resumed from; the first job of a stage has none and began at 0.
     """
     count = 0
     for job in reversed(stage.jobs):

@@ -1,11 +1,11 @@
-"""A run's state, for scripts and for people."""
+"""Shows a run's state: as a document for scripts and as a table for the terminal."""
 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
-from sm_train.toolkit.jobs.stage_state import StageState
+from sm_train.toolkit.jobs.stage_state import StageState, State
 from sm_train.toolkit.runs.resolve import RunState
 from sm_train.toolkit.terminal.formatting import format_duration, format_number, format_usd
 
@@ -13,98 +13,137 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def as_document(state: RunState) -> dict[str, Any]:
-    """The document of ``status --json``."""
-    now_or_next = state.current
+class JobStatus(TypedDict):
+    name: str
+    region: str
+    status: str
+    secondary_status: str
+    failure_reason: str | None
+    billable_seconds: float
+
+
+class IncompleteCheckpoint(TypedDict):
+    folder: str
+    reason: str
+
+
+class StageStatus(TypedDict):
+    name: str
+    state: State
+    max_steps: int
+    step: int
+    checkpoint_step: int | None
+    steps_per_second: float | None
+    loss: float | None
+    remaining_seconds: float | None
+    seconds_since_activity: float | None
+    jobs: list[JobStatus]
+    job: str | None
+    incomplete_checkpoints: list[IncompleteCheckpoint]
+
+
+class RunStatus(TypedDict):
+    """The document of ``status --json``; null is unknown."""
+
+    run: str
+    region: str
+    state: State
+    stage: str | None
+    spent_usd: float | None
+    projected_usd: float | None
+    next_command: str | None
+    stages: list[StageStatus]
+
+
+def as_document(state: RunState) -> RunStatus:
+    """Return the document of ``status --json``."""
+    stage = state.current
     return {
         "run": state.run.name,
         "region": state.run.region,
-        "state": now_or_next.state if now_or_next else "done",
-        "stage": now_or_next.name if now_or_next else None,
+        "state": stage.state if stage else "done",
+        "stage": stage.name if stage else None,
         "spent_usd": state.spent_usd,
         "projected_usd": state.projected_usd,
         "next_command": next_command(state),
-        "stages": [_stage(stage, state.now) for stage in state.stages],
+        "stages": [_stage_status(one, state.now) for one in state.stages],
     }
 
 
-def _stage(stage: StageState, now: datetime) -> dict[str, Any]:
-    job, words = stage.job, stage.words
+def _stage_status(stage: StageState, now: datetime) -> StageStatus:
+    job, progress = stage.job, stage.progress
     return {
         "name": stage.name,
         "state": stage.state,
         "max_steps": stage.max_steps,
         "step": stage.step,
         "checkpoint_step": stage.stored.step,
-        "steps_per_second": words.steps_per_second,
-        "loss": words.loss,
+        "steps_per_second": progress.steps_per_second,
+        "loss": progress.loss,
         "remaining_seconds": stage.remaining_seconds,
-        "seconds_since_sign": None
-        if words.sign is None
-        else max(0.0, now.timestamp() - words.sign),
+        "seconds_since_activity": None
+        if progress.last_activity is None
+        else max(0.0, now.timestamp() - progress.last_activity),
         "jobs": [
             {
                 "name": one.name,
                 "region": one.region,
                 "status": one.status,
-                "secondary_status": one.secondary,
-                "failure_reason": one.failure or None,
+                "secondary_status": one.secondary_status,
+                "failure_reason": one.failure_reason or None,
                 "billable_seconds": one.billable_seconds(now),
             }
             for one in stage.jobs
         ],
         "job": job.name if job else None,
         "incomplete_checkpoints": [
-            {"folder": folder, "reason": reason} for folder, reason in stage.stored.passed_over
+            {"folder": folder, "reason": reason} for folder, reason in stage.stored.skipped
         ],
     }
 
 
 def show_status(state: RunState, console: Console) -> None:
-    """At most 100 columns: stages, then the newest job's words, dollars, and what to do next."""
+    """Print stages, the newest job, cost and the next command, at most 100 columns wide."""
     from rich.table import Table
 
     console.print(f"[bold]{state.run.name}[/] in {state.run.region}\n")
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("stage", "state", "step", "of", "checkpoint", "it/s", "left", "jobs"):
+    for name in ("stage", "state", "step", "of", "checkpoint", "it/s", "remaining", "jobs"):
         table.add_column(name, justify="left" if name in ("stage", "state") else "right")
     for stage in state.stages:
-        left = stage.remaining_seconds
+        remaining = stage.remaining_seconds
         table.add_row(
             stage.name,
             stage.state,
             f"{stage.step:,}",
             f"{stage.max_steps:,}",
             "" if stage.stored.step is None else f"{stage.stored.step:,}",
-            format_number(stage.words.steps_per_second) if stage.words.step else "",
-            "" if left is None or stage.state == "done" else format_duration(left),
+            format_number(stage.progress.steps_per_second) if stage.progress.step else "",
+            "" if remaining is None or stage.state == "done" else format_duration(remaining),
             str(len(stage.jobs)),
         )
     console.print(table)
     console.print()
-    for line in _words(state):
+    for line in _summary(state):
         console.print(line, markup=False)
 
 
-def _words(state: RunState) -> list[str]:
+def _summary(state: RunState) -> list[str]:
     lines = []
     stage = state.current
     if stage is not None and stage.job is not None:
         job = stage.job
-        where = "" if job.region == state.run.region else f" in {job.region}"
-        doing = f" ({job.secondary})" if job.secondary else ""
-        lines.append(f"{job.name}{where}: {job.status}{doing}")
-        if job.failure:
-            lines.append(f"  {job.failure}")
-        if job.live and stage.words.sign is not None:
-            lines.append(
-                f"  last sign of life {state.now.timestamp() - stage.words.sign:.0f} s ago"
-            )
-        lines += [
-            f"  {folder} is passed over: {reason}" for folder, reason in stage.stored.passed_over
-        ]
+        region = "" if job.region == state.run.region else f" in {job.region}"
+        phase = f" ({job.secondary_status})" if job.secondary_status else ""
+        lines.append(f"{job.name}{region}: {job.status}{phase}")
+        if job.failure_reason:
+            lines.append(f"  {job.failure_reason}")
+        if job.live and stage.progress.last_activity is not None:
+            age = state.now.timestamp() - stage.progress.last_activity
+            lines.append(f"  last activity {age:.0f} s ago")
+        lines += [f"  {folder} is skipped: {reason}" for folder, reason in stage.stored.skipped]
     lines.append(
-        f"spent {format_usd(state.spent_usd)}, in the end about {format_usd(state.projected_usd)}"
+        f"spent {format_usd(state.spent_usd)}, projected {format_usd(state.projected_usd)}"
     )
     if (command := next_command(state)) is not None:
         lines.append(f"next: {command}")
@@ -112,7 +151,7 @@ def _words(state: RunState) -> list[str]:
 
 
 def next_command(state: RunState) -> str | None:
-    """What a person would do now; None when the run is done."""
+    """Return the command the user needs next; None if the run is done."""
     stage, name = state.current, state.run.name
     if stage is None:
         return None

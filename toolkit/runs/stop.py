@@ -1,60 +1,63 @@
-"""Ends a run's live job so that nothing is lost and nobody starts it again by mistake."""
+"""Stops a run: no work is lost, and no watcher restarts it."""
 
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.training_job import (
-    CHAIN_TAG,
+    AUTO_ADVANCE_TAG,
     STOPPED_TAG,
     TrainingJob,
-    again,
     jobs_of_run,
+    refresh,
     stop_job,
     tag_job,
 )
 from sm_train.toolkit.runs.remediation import USER
 from sm_train.toolkit.runs.resolve import Run
 
-_ASK_SECONDS = 5.0
+if TYPE_CHECKING:
+    import boto3
+
+_POLL_SECONDS = 5.0
 
 
-def stop_run(session: Any, run: Run, *, wait: bool) -> TrainingJob:
-    """Stop the run; returns its newest job as it is then.
+def stop_run(session: boto3.Session, run: Run, *, wait: bool) -> TrainingJob:
+    """Stop the run and return its newest job as it is afterwards.
 
-    Where no job is live, because the last one failed or a stage is done, the newest is marked, so
+    If no job is live, because the last one failed or a stage is done, the newest job is tagged, so
     that no watcher starts the next.
 
     Raises:
-        UserError: the run has no job, or AWS refuses.
+        UserError: the run has no job, or AWS returns an error.
     """
     job = newest_job(session, run)
     if not job.live:
         tag_job(session, job, STOPPED_TAG, USER)
-        tag_job(session, job, CHAIN_TAG, "off")
-        # A watcher may have been quicker by a moment.
+        tag_job(session, job, AUTO_ADVANCE_TAG, "off")
+        # A watcher may have started a job just before.
         job = newest_job(session, run)
-    # One that is stopping already keeps its reason.
+    # A job that is stopping already keeps its reason.
     if job.live and job.status != "Stopping":
         stop_job(session, job, USER)
-    after = again(session, job)
-    while wait and after.live:
-        time.sleep(_ASK_SECONDS)
-        after = again(session, job)
-    return after
+    stopped = refresh(session, job)
+    while wait and stopped.live:
+        time.sleep(_POLL_SECONDS)
+        stopped = refresh(session, job)
+    return stopped
 
 
-def pause_after_stage(session: Any, run: Run) -> TrainingJob:
-    """Let no stage follow the one that runs."""
+def pause_after_stage(session: boto3.Session, run: Run) -> TrainingJob:
+    """Turn off auto-advance: no stage follows the current one."""
     job = newest_job(session, run)
-    tag_job(session, job, CHAIN_TAG, "off")
+    tag_job(session, job, AUTO_ADVANCE_TAG, "off")
     return job
 
 
-def newest_job(session: Any, run: Run) -> TrainingJob:
-    """The run's newest job.
+def newest_job(session: boto3.Session, run: Run) -> TrainingJob:
+    """Return the run's newest job.
 
     Raises:
         UserError: it has none.
@@ -62,8 +65,8 @@ def newest_job(session: Any, run: Run) -> TrainingJob:
     return named_job(session, run, None)
 
 
-def named_job(session: Any, run: Run, name: str | None) -> TrainingJob:
-    """The run's job of that name, or its newest.
+def named_job(session: boto3.Session, run: Run, name: str | None) -> TrainingJob:
+    """Return the run's job called ``name``, or its newest.
 
     Raises:
         UserError: it has none.

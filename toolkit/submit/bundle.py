@@ -1,4 +1,4 @@
-"""The bundle of a run file on this machine, with the run's own code and the commit it is at."""
+"""Builds the bundle of a run file, with the user code, and finds its commit."""
 
 from __future__ import annotations
 
@@ -13,25 +13,27 @@ from sm_train.toolkit.errors import UserError
 
 
 def bundle_of(config: RunConfig, base: Path) -> Bundle:
-    """The bundle of a run whose file lies in ``base``.
+    """Build the bundle of a run whose file is in ``base``.
 
     Raises:
-        UserError: the run's own code cannot go along; nothing of a secret is shown.
+        UserError: the user code cannot be bundled; the message shows no part of a secret.
     """
     try:
-        own = read_user_code(base / config.code) if config.code is not None else None
-        return build_bundle(config, pytorch_version(config), own)
+        user_code = read_user_code(base / config.code) if config.code is not None else None
+        return build_bundle(config, pytorch_version(config), user_code)
     except UserCodeError as error:
         raise UserError(str(error)) from None
 
 
 def commit_of(folder: Path) -> str | None:
-    """The commit of the repository around ``folder``, ``-dirty`` where files differ from it."""
+    """Return the commit of the repository of ``folder``, with ``-dirty`` if files differ from it;
+    None outside of a repository.
+    """
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
-        answer = subprocess.run(
+        result = subprocess.run(
             command, cwd=folder, capture_output=True, text=True, check=False, timeout=10
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return answer.stdout.strip() or None
+    return result.stdout.strip() or None

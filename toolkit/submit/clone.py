@@ -1,4 +1,4 @@
-"""Repeats the run of an earlier job: its whole run document and code are in the bundle it got."""
+"""Re-runs an earlier job: its bundle in S3 holds the complete run document and code."""
 
 from __future__ import annotations
 
@@ -6,32 +6,36 @@ import json
 import re
 from collections.abc import Sequence
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sm_train.estimators.bundle.bundle import RUN_FILE, Bundle, rebuild_bundle, unpack
 from sm_train.estimators.config.load import RunFileError, load_document
 from sm_train.estimators.config.naming import staging_bucket
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.launcher import pytorch_version
-from sm_train.estimators.request.training import code_uri
-from sm_train.toolkit.aws.session import split_uri, translate_aws_errors
+from sm_train.estimators.request.training import COMMIT_TAG, code_uri
+from sm_train.toolkit.aws.errors import translate_aws_errors
+from sm_train.toolkit.aws.s3 import split_uri
 from sm_train.toolkit.errors import UserError
+
+if TYPE_CHECKING:
+    import boto3
 
 
 def clone(
-    session: Any, job: str, changes: Sequence[str], region: str
+    session: boto3.Session, job: str, changes: Sequence[str], region: str
 ) -> tuple[RunConfig, Bundle, str | None]:
-    """The run of ``job`` with ``changes``, its code, and the commit it was submitted at.
+    """Return the run of ``job`` with ``changes``, its code, and the commit it was submitted from.
 
-    Unless the changes name it, the run gets a new name: under the old one it would go on from the
-    old checkpoints, that is, end at once.
+    Unless the changes name it, the run gets a new name: under the old one it would resume from
+    the old checkpoints, that is, end at once.
 
     Raises:
-        UserError: no such job, not one of ours, or a change does not fit.
+        UserError: there is no such job, sm-train did not start it, or a change is invalid.
     """
     with translate_aws_errors(f"--clone: {job}"):
         description = session.client("sagemaker").describe_training_job(TrainingJobName=job)
-        uri = code_uri(description)
+        uri = code_uri(dict(description))
         if uri is None:
             raise UserError(f"--clone: {job} was not started by sm-train: it has no bundle")
         bucket, key = split_uri(uri)
@@ -44,11 +48,13 @@ def clone(
         }
     files = unpack(archive)
     if RUN_FILE not in files:
-        raise UserError(f"--clone: the bundle of {job} holds no run document; it is not ours")
+        raise UserError(
+            f"--clone: the bundle of {job} holds no run document; sm-train did not make it"
+        )
     document = json.loads(files[RUN_FILE])
     try:
         config = load_document(document, changes, job)
-        if config.name == document["name"] and not _names(changes):
+        if config.name == document["name"] and not _sets_name(changes):
             name = _free_name(session, config, region)
             config = load_document(document, [*changes, f"name={name}"], job)
     except RunFileError as error:
@@ -56,22 +62,22 @@ def clone(
     version = pytorch_version(config)
     same = version == pytorch_version(load_document(document, (), job))
     bundle = rebuild_bundle(archive, config, version, same_image=same)
-    return config, bundle, tags.get("sm-train:commit")
+    return config, bundle, tags.get(COMMIT_TAG)
 
 
-def _names(changes: Sequence[str]) -> bool:
+def _sets_name(changes: Sequence[str]) -> bool:
     return any(change.startswith("name=") for change in changes)
 
 
-def _free_name(session: Any, config: RunConfig, region: str) -> str:
-    """The first of NAME-r2, NAME-r3 … below which the bucket holds nothing yet."""
+def _free_name(session: boto3.Session, config: RunConfig, region: str) -> str:
+    """Return the first of NAME-r2, NAME-r3 … with no objects in the bucket."""
     bucket = staging_bucket(config, region)
     client = session.client("s3")
     stem = re.sub(r"-r\d+$", "", config.name)
     with translate_aws_errors(f"bucket {bucket}"):
         for number in count(2):
             name = f"{stem}-r{number}"
-            found = client.list_objects_v2(Bucket=bucket, Prefix=f"{name}/", MaxKeys=1)
-            if not found["KeyCount"]:
+            listed = client.list_objects_v2(Bucket=bucket, Prefix=f"{name}/", MaxKeys=1)
+            if not listed["KeyCount"]:
                 return name
     raise AssertionError("there is always another number")

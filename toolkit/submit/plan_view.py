@@ -1,4 +1,4 @@
-"""Shows a submission to a person: what runs, where, how long, for how much, what is unknown."""
+"""Prints a submission's plan: what runs, where, how long, at what cost, and what is unknown."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from sm_train.cost.speed import FIRM
 from sm_train.estimators.bundle.bundle import LARGE_BYTES
 from sm_train.estimators.config.naming import ROLE_NOT_SET
 from sm_train.toolkit.costing.price_table import price_table
+from sm_train.toolkit.submit.relocation import relocation_rows
 from sm_train.toolkit.submit.submission import Submission
 from sm_train.toolkit.terminal.formatting import (
     format_days,
@@ -29,10 +30,11 @@ def show_plan(submission: Submission, console: Console) -> None:
     """Print the plan, at most 100 columns wide on a wide terminal."""
     console.print(f"\n[bold]Plan for {submission.config.name}[/] in {submission.region}\n")
     console.print(_stage_table(submission))
-    for stage, start in zip(submission.stages, submission.launches, strict=True):
-        console.print(f"  {stage.name} starts by {start.route}: {start.reason}")
+    for stage in submission.stages:
+        launch = submission.launches[stage.name]
+        console.print(f"  {stage.name} starts by {launch.route}: {launch.reason}")
     console.print()
-    for label, value in _facts(submission):
+    for label, value in _details(submission):
         console.print(f"  {label:<12} {value}", markup=False)
     for line in warnings(submission):
         console.print(f"\n[bold]Warning[/] {line}")
@@ -89,7 +91,7 @@ def _stage_table(submission: Submission) -> Any:
     return table
 
 
-def _facts(submission: Submission) -> list[tuple[str, str]]:
+def _details(submission: Submission) -> list[tuple[str, str]]:
     config, request = submission.config, submission.requests[0]
     bundle = submission.bundle
     price = as_document(submission.cost)["stages"][0]
@@ -108,13 +110,13 @@ def _facts(submission: Submission) -> list[tuple[str, str]]:
             f"sha256 {bundle.sha256[:12]}…; starts {bundle.entry}",
         ),
         ("price", f"{price['price_source']}, {price['price_date'] or 'undated'}"),
-        *_alternatives(submission),
-        *_fallbacks(submission),
+        *_alternative_rows(submission),
+        *relocation_rows(config, submission.region, submission.stages[0].name),
     ]
 
 
-def _alternatives(submission: Submission) -> list[tuple[str, str]]:
-    """What else may run, at what an hour of it costs: another type has a speed of its own."""
+def _alternative_rows(submission: Submission) -> list[tuple[str, str]]:
+    """Return a row for each type the job may get, with its hourly price: speeds differ by type."""
     config, [first, *_] = submission.config, submission.stages
     if not config.cluster.alternatives:
         return []
@@ -128,44 +130,28 @@ def _alternatives(submission: Submission) -> list[tuple[str, str]]:
     [planned, *others] = hourly.values()
     return [
         ("first choice", f"{planned}; the plan is for it"),
-        *(("or else", f"{other}; the same batch") for other in others),
+        *(("alternative", f"{other}; the same batch") for other in others),
     ]
 
 
-def _fallbacks(submission: Submission) -> list[tuple[str, str]]:
-    """Where the run may go to, and what an hour costs there."""
-    first, rows = submission.stages[0], []
-    for one in submission.elsewhere:
-        place, cluster = one.place, one.place.config.cluster
-        [stage] = [each for each in place.config.stages if each.name == first.name]
-        purchase = Purchase(place.region, cluster.capacity)
-        price = hourly_price(cluster.instance_type, purchase, price_table()).usd_per_instance_hour
-        cost = "price unknown"
-        if price is not None:
-            cost = f"{format_usd(float(price * stage.instances))} an hour"
-        label = f"fallback {place.number}"
-        rows.append((label, f"{place.machines(first.name)}, {cluster.capacity}; {cost}"))
-    return rows
-
-
 def warnings(submission: Submission) -> list[str]:
-    """What is odd about the submission, though it may be meant."""
+    """Return what is unusual about the submission, though it may be intended."""
     size = len(submission.bundle.archive)
     if size <= LARGE_BYTES:
         return []
     largest = max(submission.bundle.files, key=lambda file: file.bytes)
     return [
-        f"the bundle has {size / 1e6:.0f} MB, and every instance fetches it at every start; its "
-        f"largest file is {largest.path} ({largest.bytes / 1e6:.0f} MB): leave out by "
-        ".smtrainignore what the job does not need, or bring data by channels"
+        f"the bundle has {size / 1e6:.0f} MB, and every instance downloads it at every start; its "
+        f"largest file is {largest.path} ({largest.bytes / 1e6:.0f} MB): exclude what the job does "
+        "not need in .smtrainignore, or provide data through channels"
     ]
 
 
 def unknowns(submission: Submission) -> list[str]:
-    """What the plan cannot say, each with how to mend it."""
+    """Return what the plan cannot tell, each with its fix."""
     lines = []
     if submission.requests[0]["RoleArn"] == ROLE_NOT_SET:
-        lines.append("role: not in the run file; submit needs it")
+        lines.append("role: not in the run file; submit requires it")
     for stage in as_document(submission.cost)["stages"]:
         if stage["throughput_basis"] not in FIRM:
             lines.append(

@@ -1,4 +1,4 @@
-# The image of the function in pack-lambda.yaml. In a checkout of sm-train, with AWS's ECR logged in:
+# Image of the function in pack-lambda.yaml. In a checkout of sm-train, logged in to ECR, run:
 #
 #   sm-train template pack-lambda-image > pack-lambda.Dockerfile
 #   docker build --platform linux/amd64 --provenance=false -f pack-lambda.Dockerfile -t IMAGE .

@@ -1,4 +1,4 @@
-# The image of the function in watch-lambda.yaml. In a checkout of sm-train, with AWS's ECR logged in:
+# The image of the function in watch-lambda.yaml. Build it in a checkout of sm-train, logged in to ECR:
 #
 #   sm-train template watch-lambda-image > watch-lambda.Dockerfile
 #   docker build --platform linux/amd64 --provenance=false -f watch-lambda.Dockerfile -t IMAGE .

@@ -1,4 +1,4 @@
-"""Where words go: results for scripts on standard output, the rest on standard error."""
+"""Console output: results go to standard output, everything else to standard error."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ if TYPE_CHECKING:
 
 
 def write_json(document: Any) -> None:
-    """Print one JSON document, and nothing else, on standard output."""
+    """Print one JSON document on standard output."""
     sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
 
 
 def stderr_console() -> Console:
-    """The console for words to people: standard error."""
+    """Return the console for messages: standard error."""
     return _console(stderr=True)
 
 
 def stdout_console() -> Console:
-    """The console for a result that a person reads: standard output."""
+    """Return the console for human-readable results: standard output."""
     return _console(stderr=False)
 
 
 @contextmanager
-def bytes_bar(doing: str) -> Iterator[Callable[[int, int], None]]:
-    """A function that shows how many bytes of all are done: a bar on a terminal, else nothing.
+def bytes_bar(label: str) -> Iterator[Callable[[int, int], None]]:
+    """Yield a progress callback ``(bytes_done, bytes_total)`` that draws a bar on a terminal.
 
-    The bar comes with the first figure: where nothing has to be done, none is drawn.
+    The bar appears with the first call, so without work none is drawn.
     """
     if not sys.stderr.isatty():
         yield lambda done, total: None
@@ -46,7 +46,7 @@ def bytes_bar(doing: str) -> Iterator[Callable[[int, int], None]]:
     )
 
     bar = Progress(
-        TextColumn(doing),
+        TextColumn(label),
         BarColumn(),
         DownloadColumn(),
         TransferSpeedColumn(),
@@ -67,7 +67,7 @@ def bytes_bar(doing: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def _console(*, stderr: bool) -> Console:
-    """Colours only on a terminal without NO_COLOR; elsewhere lines of at most 100 columns."""
+    """Return a console: colors only on a terminal without NO_COLOR, otherwise 100 columns."""
     from rich.console import Console
 
     terminal = (sys.stderr if stderr else sys.stdout).isatty()

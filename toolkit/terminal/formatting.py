@@ -1,12 +1,27 @@
-"""Numbers as a person reads them: rounded here, exact everywhere else."""
+"""Formats numbers for display, rounded; parses durations of options."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from sm_train.cost.durations import duration_seconds
+from sm_train.toolkit.errors import UserError
+
+
+def parse_duration(option: str, text: str) -> float:
+    """Parse ``90s``, ``30m``, ``36h`` or ``5d`` as seconds.
+
+    Raises:
+        UserError: ``text`` is not a duration; the message names ``option``.
+    """
+    seconds = duration_seconds(text)
+    if seconds is None:
+        raise UserError(f"{option}: {text!r} must be a duration such as 90s, 30m, 36h or 14d")
+    return seconds
+
 
 def format_days(seconds: float | None) -> str:
-    """Days with one decimal; hours, minutes or seconds below one."""
+    """Format as days with one decimal; below a day as hours, minutes or seconds with the unit."""
     if seconds is None:
         return "unknown"
     if seconds >= 86400:
@@ -17,36 +32,45 @@ def format_days(seconds: float | None) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """:func:`format_days` with its unit."""
+    """Format like :func:`format_days`, always with the unit."""
     return f"{seconds / 86400:.3g} days" if seconds >= 86400 else format_days(seconds)
 
 
 def format_usd(amount: float | None) -> str:
-    """Whole dollars; cents below 100."""
+    """Format as whole dollars, with cents below 100."""
     if amount is None:
         return "unknown"
     return f"${amount:,.0f}" if amount >= 100 else f"${amount:,.2f}"
 
 
 def format_total_usd(total: dict[str, Any]) -> str:
-    """The total; with an unknown part, the known part and "at least"."""
+    """Format the total; if a part is unknown, the known part with "at least"."""
     if total["cost_usd"] is not None:
         return format_usd(total["cost_usd"])
-    least = total["cost_at_least_usd"]
-    return f"at least {format_usd(least)}" if least else "unknown"
+    minimum = total["cost_at_least_usd"]
+    return f"at least {format_usd(minimum)}" if minimum else "unknown"
 
 
 def format_usd_range(priced: dict[str, Any]) -> str:
-    """Low to high; nothing where either is unknown."""
+    """Format the range from low to high; empty if either is unknown."""
     low, high = priced["cost_low_usd"], priced["cost_high_usd"]
     return "" if low is None or high is None else f"{format_usd(low)}–{format_usd(high)}"
 
 
+def format_quantity(value: float, unit: str) -> str:
+    """Format a measurement in a readable unit: B/s as GB/s, s as µs, others unchanged."""
+    if unit == "B/s":
+        return f"{value / 1e9:.3g} GB/s"
+    if unit == "s":
+        return f"{value * 1e6:.0f} µs"
+    return f"{value:.3g} {unit}"
+
+
 def format_percent(share: float) -> str:
-    """A share of 1."""
+    """Format a share of 1 as percent."""
     return f"{share:.1%}"
 
 
 def format_number(value: float | None) -> str:
-    """Three digits."""
+    """Format with three significant digits."""
     return "unknown" if value is None else f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""Plain tables of at most 100 columns, without a library that takes longer than the sums."""
+"""Plain-text tables of at most 100 columns, without the import time of rich."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ _GAP = "  "
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int) -> list[str]:
-    """The lines of a table whose first ``left`` columns are aligned left, the others right.
+    """Return the lines of a table whose first ``left`` columns are left-aligned, the others right.
 
-    Where the table is too wide the left columns are folded; the right ones, which hold figures,
-    never are.
+    If the table is too wide, the left-aligned columns are wrapped, widest first; the others, which
+    hold numbers, never are.
     """
     widths = [max(1, *(len(row[index]) for row in (header, *rows))) for index in range(len(header))]
     excess = sum(widths) + len(_GAP) * (len(widths) - 1) - WIDTH
     for index in sorted(range(left), key=lambda column: -widths[column]):
-        cut = max(0, min(excess, widths[index] - 8))
-        widths[index] -= cut
-        excess -= cut
+        reduction = max(0, min(excess, widths[index] - 8))
+        widths[index] -= reduction
+        excess -= reduction
     return [line for row in (header, *rows) for line in _lines(row, widths, left)]
 
 

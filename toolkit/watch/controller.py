@@ -1,213 +1,219 @@
-"""Follows a run and does what it needs: the same step for a laptop, a cron job and a function."""
+"""Polls a run and does what it needs: the same step for a laptop, a cron job and a function."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from sm_train.toolkit.alarms.alarms import sync_alarms
-from sm_train.toolkit.aws.session import for_region
+from sm_train.toolkit.aws.session import session_in_region
+from sm_train.toolkit.diagnose.job_logs import diagnose_job
 from sm_train.toolkit.errors import TRANSIENT, ExitCode, UserError
 from sm_train.toolkit.jobs.launch_record import ClaimedError
-from sm_train.toolkit.jobs.training_job import stop_job
+from sm_train.toolkit.jobs.training_job import TrainingJob, stop_job
 from sm_train.toolkit.runs.remediation import (
     STALL,
     Action,
+    Cause,
     Finish,
     NoAction,
+    Policy,
     StartJob,
     StopJob,
     next_action,
 )
-from sm_train.toolkit.runs.resolve import Run, RunState, policy, read_state
-from sm_train.toolkit.submit.replicate import replicate_inputs
-from sm_train.toolkit.submit.start_job import QuotaError, recorded_request, start_next_job
-from sm_train.toolkit.terminal.console import bytes_bar
+from sm_train.toolkit.runs.resolve import Run, RunState, read_state
+from sm_train.toolkit.submit.relocation import start_where_possible
 from sm_train.toolkit.terminal.formatting import format_usd
-from sm_train.toolkit.watch.failure_cause import cause_of_failure
 
-_LONGEST_PAUSE = 900.0
+if TYPE_CHECKING:
+    import boto3
+
+MAX_POLL_SECONDS = 900.0
+"""Longest interval between polls after errors."""
+
+ActionKind = Literal["wait", "start", "stop", "end"]
 
 
 @dataclass(frozen=True)
 class WatchResult:
-    """One look at a run: where it is, what it needed, and what was done about it."""
+    """The result of one poll: the run's state, the action it needs, and what was done."""
 
     state: RunState
     action: Action
     done: str
     warning: str | None
-    """The run will cost more than its budget, at its live speed."""
+    """Set if the run is projected to cost more than its budget."""
 
 
 class WatchView(Protocol):
-    """Shows one look after the other, and spends the time between them."""
+    """Shows the results of polls, and waits between them."""
 
-    def show(self, seen: WatchResult) -> None: ...
+    def show(self, result: WatchResult) -> None: ...
 
-    def refused(self, error: UserError, seconds: float) -> None:
-        """A look was refused; the next one comes in so many seconds."""
+    def poll_failed(self, error: UserError, seconds: float) -> None:
+        """Report a failed poll; the next one is in ``seconds``."""
 
     def wait(self, seconds: float) -> None: ...
 
 
-def reconcile(session: Any, run: Run, *, act: bool) -> WatchResult:
-    """Look once and, if ``act``, do what the run needs.
+def reconcile(session: boto3.Session, run: Run, *, dry_run: bool) -> WatchResult:
+    """Poll the run once and, unless ``dry_run``, do what it needs.
 
     Raises:
-        UserError: AWS refuses.
+        UserError: AWS returns an error.
     """
-    session = for_region(session, run.region)
+    session = session_in_region(session, run.region)
     state = read_state(session, run)
     action = next_action(
         state.stages,
-        policy(run),
-        lambda job: cause_of_failure(for_region(session, job.region), job),
+        Policy.of(run.config, run.submitted_config),
+        lambda job: cause_of_failure(session, job),
         spent_usd=state.known_usd,
         now=state.now,
     )
-    if not act:
-        done = action.words
-    elif not isinstance(action, StartJob):
-        done = _do(session, state, action)
-    elif (started := _start(session, state, action)) is not None:
+    if dry_run:
+        done = action.message
+    elif isinstance(action, StartJob):
+        started = _start(session, state, action)
+        if started is None:
+            return reconcile(session, run, dry_run=dry_run)
         done = started
     else:
-        return reconcile(session, run, act=act)
-    return WatchResult(state, action, done, over_budget(state))
+        done = _stop_or_finish(session, state, action)
+    return WatchResult(state, action, done, budget_warning(state))
 
 
-def over_budget(state: RunState) -> str | None:
-    """What to say of a run that will cost more than the run file allows."""
+def budget_warning(state: RunState) -> str | None:
+    """Return a warning if the run is projected to cost more than the run file allows."""
     budget, projected = state.run.config.budget, state.projected_usd
     if budget is None or projected is None or projected <= budget.usd:
         return None
     return (
-        f"the run will cost {format_usd(projected)} at this speed, more than budget.usd "
+        f"the run is projected to cost {format_usd(projected)}, more than budget.usd "
         f"{format_usd(budget.usd)}"
     )
 
 
-def _brought(session: Any, state: RunState, start: StartJob) -> bool:
-    """Whether something had to be copied before ``start``; it is now."""
-    run = state.run
-    if run.record is None:
-        raise UserError(f"{run.name}: nothing was submitted yet; `sm-train submit` it first")
-    request, region = recorded_request(run.record, start), run.places[start.place].region
-    with bytes_bar(f"copying to {region}") as progress:
-        return replicate_inputs(session, request, region, state.stages, progress)
+def cause_of_failure(session: boto3.Session, job: TrainingJob) -> Cause:
+    """Diagnose a failed job.
 
-
-def _start(session: Any, state: RunState, action: StartJob) -> str | None:
-    """Start the job at its place, or at the next one where the account may have such machines; what
-    was done.
-
-    None where something was copied there first. That may have taken an hour, in which somebody
-    stopped the run: decide anew.
+    The first word of SageMaker's failure reason tells whose error it was. Errors of the algorithm
+    are diagnosed from the job's logs: only a cause known to be transient is worth another job.
     """
-    many, refused = len(state.run.places), None
-    for number in range(many):
-        start = replace(action, place=(action.place + number) % many)
-        if _brought(session, state, start):
-            return None
-        try:
-            return _started(session, state.run, start)
-        except QuotaError as error:
-            refused = refused or error
-    assert refused is not None
-    raise refused
-
-
-def _started(session: Any, run: Run, start: StartJob) -> str:
-    assert run.record is not None  # _brought has looked
+    reason = job.failure_reason or "failed without a reason"
+    error_type = reason.partition(":")[0]
+    if error_type == "CapacityError":
+        return Cause("capacity", f"got no instances ({reason})", retryable=True)
+    if error_type == "InternalServerError":
+        message = f"failed because of an error in SageMaker ({reason})"
+        return Cause("internal-error", message, retryable=True)
     try:
-        name = start_next_job(session, run.bucket, run.record, start)
+        diagnosis = diagnose_job(session_in_region(session, job.region), job.name)
+    except UserError as error:
+        return Cause("unknown", f"failed: {reason} (its log: {error})", retryable=False)
+    retryable = bool(diagnosis.retryable) and diagnosis.confidence in ("high", "medium")
+    return Cause(diagnosis.cause, f"failed: {diagnosis.title} ({reason})", retryable)
+
+
+def _start(session: boto3.Session, state: RunState, action: StartJob) -> str | None:
+    """Start the job and describe it; None if inputs were copied first and the state may be old."""
+    try:
+        started = start_where_possible(session, state.run, state.stages, action)
     except ClaimedError as error:
-        return str(error)  # the next look sees what they started
-    place = run.places[start.place]
-    where = "" if len(run.places) == 1 else f", {place.machines(start.stage)}"
-    return _with_alarms(
-        session, run, f"{start.words}; started {name} from step {start.from_step:,}{where}"
-    )
+        return str(error)  # the next poll sees the other process's job
+    if started is None:
+        return None
+    cluster = "" if started.cluster is None else f", {started.cluster}"
+    message = f"{action.message}; started {started.name} from step {action.from_step:,}{cluster}"
+    return _with_alarms(session, state.run, message)
 
 
-def _do(session: Any, state: RunState, action: NoAction | StopJob | Finish) -> str:
+def _stop_or_finish(
+    session: boto3.Session, state: RunState, action: NoAction | StopJob | Finish
+) -> str:
     if isinstance(action, StopJob):
         stop_job(session, action.job, action.cause)
     if isinstance(action, Finish):
-        return _with_alarms(session, state.run, action.words)
-    return action.words
+        return _with_alarms(session, state.run, action.message)
+    return action.message
 
 
-def _with_alarms(session: Any, run: Run, done: str) -> str:
-    """Keep the run's alarms to the jobs that live; ``done``, and what came of that."""
-    kept = sync_alarms(session, run.config, run.region)
-    return done if kept is None else f"{done}; {kept}"
+def _with_alarms(session: boto3.Session, run: Run, message: str) -> str:
+    """Update the run's alarms to its live jobs, and append the result to ``message``."""
+    result = sync_alarms(session, run.config, run.region)
+    return message if result is None else f"{message}; {result}"
 
 
 def watch(
-    session: Any,
+    session: boto3.Session,
     find: Callable[[], Run],
     *,
-    act: bool,
+    dry_run: bool,
     interval: float,
-    shower: WatchView,
+    view: WatchView,
 ) -> ExitCode:
-    """Look every ``interval`` seconds until nothing more happens by itself; the exit code of that.
+    """Poll every ``interval`` seconds until the run needs nothing more; returns the exit code.
 
-    The run is found anew each time: somebody may have submitted other code for it. A refusal that
-    may pass makes the next look later, never the watch end.
+    The run is resolved again for each poll, since new code may have been submitted. A transient
+    error delays the next poll; it does not end the watch.
 
     Raises:
-        UserError: AWS refuses for good, as when credentials have expired.
+        UserError: AWS returns an error that is not transient, such as expired credentials.
     """
     pause = interval
     while True:
         try:
-            seen = reconcile(session, find(), act=act)
+            result = reconcile(session, find(), dry_run=dry_run)
         except UserError as error:
             if error.exit_code not in TRANSIENT:
                 raise _with_advice(error) from None
-            pause = min(2 * pause, _LONGEST_PAUSE)
-            shower.refused(error, pause)
+            pause = min(2 * pause, MAX_POLL_SECONDS)
+            view.poll_failed(error, pause)
         else:
             pause = interval
-            shower.show(seen)
-            code = exit_code(seen.action, act=act)
+            view.show(result)
+            code = exit_code(result.action, dry_run=dry_run)
             if code is not None:
                 return code
-        shower.wait(pause)
+        view.wait(pause)
 
 
-def exit_code(action: Action, *, act: bool) -> ExitCode | None:
-    """How watching ends with ``action``; None where it goes on.
+def exit_code(action: Action, *, dry_run: bool) -> ExitCode | None:
+    """Return how the watch ends with ``action``; None if it continues.
 
-    Without acting, a stall is for the caller to mend. With it, the job is being ended and the next
-    look starts another.
+    In a dry run a stall is left to the caller. Otherwise the stalled job is stopped and the watch
+    continues: a later poll starts the next job.
     """
     if isinstance(action, Finish):
         return action.exit_code
-    if isinstance(action, StopJob) and action.cause == STALL and not act:
+    if isinstance(action, StopJob) and action.cause == STALL and dry_run:
         return ExitCode.STALLED
     if isinstance(action, StopJob) and action.cause != STALL:
         return ExitCode.OVER_BUDGET
     return None
 
 
-def once_code(action: Action, *, act: bool) -> ExitCode:
-    """The exit code of a single look, for a cron job's mail or a script."""
+def once_exit_code(action: Action, *, dry_run: bool) -> ExitCode:
+    """Return the exit code of a single poll, for cron jobs and scripts."""
     if isinstance(action, StopJob) and action.cause == STALL:
         return ExitCode.STALLED
-    return exit_code(action, act=act) or ExitCode.OK
+    return exit_code(action, dry_run=dry_run) or ExitCode.OK
 
 
 def _with_advice(error: UserError) -> UserError:
     if error.exit_code != ExitCode.PERMISSION:
         return error
-    return UserError(f"{error}; the run itself goes on: watch it again then", error.exit_code)
+    return UserError(
+        f"{error}; the run itself continues: fix this and watch again", error.exit_code
+    )
 
 
-def kind(action: Action) -> str:
-    """The action's name in JSON."""
-    return {NoAction: "wait", StartJob: "start", StopJob: "stop", Finish: "end"}[type(action)]
+def kind(action: Action) -> ActionKind:
+    """Return the action's name in JSON."""
+    if isinstance(action, StartJob):
+        return "start"
+    if isinstance(action, StopJob):
+        return "stop"
+    return "end" if isinstance(action, Finish) else "wait"

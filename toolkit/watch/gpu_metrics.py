@@ -1,55 +1,65 @@
-"""How busy each machine's GPUs are by CloudWatch, for jobs that do not say it themselves."""
+"""Reads each node's GPU utilization from CloudWatch, for jobs that do not log it themselves."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sm_train.cost.instances import UnknownInstanceTypeError, instance_type
-from sm_train.toolkit.aws.session import for_region
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.runs.resolve import RunState
 
+if TYPE_CHECKING:
+    import boto3
+
 _WINDOW_SECONDS = 900.0
-"""CloudWatch may show a minute some minutes late."""
+"""CloudWatch may publish a minute some minutes late."""
 
 
-def gpu_utilization(session: Any, state: RunState) -> dict[str, float]:
-    """The newest minute of each host, in percent of one GPU; hosts that are not there are unknown.
+def gpu_utilization(session: boto3.Session, state: RunState) -> dict[str, float]:
+    """Return the newest minute of each node, in percent of one GPU; missing nodes are unknown.
 
-    Where AWS refuses the metrics nothing is known: a watch does not end of it.
+    An error of AWS gives an empty result, so that it does not end the watch.
     """
     job = state.current.job if state.current else None
     if job is None or not job.live or job.started is None:
         return {}
-    silent = [host for host in hosts_of(state) if not _tells(state, host)]
+    nodes = [node for node in live_nodes(state) if not _logs_utilization(state, node)]
     try:
-        gpus = instance_type(job.machines[0]).accelerators
+        gpus = instance_type(job.instances[0]).accelerators
     except UnknownInstanceTypeError:
         return {}
-    if not silent or not gpus:
+    if not nodes or not gpus:
         return {}
     from sm_train.toolkit.aws.cloudwatch_metrics import instance_metrics
 
-    now, there = state.now.timestamp(), for_region(session, job.region)
-    begin, name = now - _WINDOW_SECONDS, "GPUUtilization"
+    now = state.now.timestamp()
     try:
-        found = instance_metrics(there, job.name, silent, begin, now, now=now, names=[name])
+        metrics = instance_metrics(
+            session,
+            job.name,
+            nodes,
+            now - _WINDOW_SECONDS,
+            now,
+            now=now,
+            region=job.region,
+            names=["GPUUtilization"],
+        )
     except UserError:
         return {}
-    # CloudWatch adds up the GPUs of a machine.
+    # CloudWatch sums the GPUs of an instance.
     return {
-        host: float(series.values[-1]) / gpus
-        for (host, _), series in found.items()
+        node: float(series.values[-1]) / gpus
+        for (node, _), series in metrics.items()
         if series.values.size
     }
 
 
-def hosts_of(state: RunState) -> list[str]:
-    """The names of the live job's machines."""
+def live_nodes(state: RunState) -> list[str]:
+    """Return the names of the live job's nodes."""
     job = state.current.job if state.current else None
-    return job.hosts if job is not None and job.live else []
+    return job.nodes if job is not None and job.live else []
 
 
-def _tells(state: RunState, host: str) -> bool:
-    said = state.live.figures.get(host)
-    return said is not None and said.event["gpu_utilization_mean"] is not None
+def _logs_utilization(state: RunState, node: str) -> bool:
+    logged = state.live.node_metrics.get(node)
+    return logged is not None and logged.event["gpu_utilization_mean"] is not None

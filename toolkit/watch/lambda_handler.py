@@ -1,7 +1,7 @@
-"""``watch --once`` as a scheduled Lambda function: the same look, by the same code.
+"""``watch --once`` as a scheduled Lambda function, by the same code.
 
-``SM_TRAIN_RUNS`` names the runs, with commas between them. One that cannot be looked at does not
-keep the others from being; the function fails in the end, so that its own alarm rings.
+``SM_TRAIN_RUNS`` names the runs, separated by commas. A run that cannot be polled does not keep
+the others from being polled; the function fails at the end, so that its own alarm fires.
 """
 
 from __future__ import annotations
@@ -14,27 +14,26 @@ from sm_train.toolkit.aws.session import open_session
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.runs.resolve import resolve_run
 from sm_train.toolkit.watch.controller import reconcile
-from sm_train.toolkit.watch.output import watch_document
+from sm_train.toolkit.watch.output import WatchDocument, watch_document
 
 
-def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
-    """Look at each run once; what is returned and printed is what `watch --once --json` prints.
+def handler(event: dict[str, Any], context: Any) -> dict[str, WatchDocument]:
+    """Poll each run once; print and return what `watch --once --json` prints, by run.
 
     Raises:
-        RuntimeError: a run could not be looked at; the message names each.
+        RuntimeError: a run could not be polled; the message names each.
     """
     region = os.environ["AWS_REGION"]
     session = open_session(None, region)
-    seen: dict[str, Any] = {}
+    documents: dict[str, WatchDocument] = {}
     failed: list[str] = []
     for name in filter(None, (one.strip() for one in os.environ["SM_TRAIN_RUNS"].split(","))):
         try:
-            seen[name] = watch_document(
-                reconcile(session, resolve_run(session, name, region), act=True)
-            )
+            run = resolve_run(session, name, region)
+            documents[name] = watch_document(reconcile(session, run, dry_run=False))
         except UserError as error:
             failed.append(f"{name}: {error}")
-    print(json.dumps(seen))
+    print(json.dumps(documents))
     if failed:
         raise RuntimeError("; ".join(failed))
-    return seen
+    return documents

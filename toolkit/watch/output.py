@@ -1,4 +1,4 @@
-"""Each look of a watch: a view or a line for a person, an object for a script."""
+"""Prints the result of each poll: a line for the terminal, or a JSON object for a script."""
 
 from __future__ import annotations
 
@@ -7,48 +7,96 @@ import sys
 import time
 from collections.abc import Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.live_state import node_states, notices, stragglers
-from sm_train.toolkit.runs.status_view import as_document
+from sm_train.toolkit.runs.status_view import RunStatus, as_document
 from sm_train.toolkit.terminal.console import stderr_console
 from sm_train.toolkit.terminal.formatting import format_duration, format_number, format_usd
-from sm_train.toolkit.watch.controller import WatchResult, kind
-from sm_train.toolkit.watch.gpu_metrics import gpu_utilization, hosts_of
+from sm_train.toolkit.watch.controller import ActionKind, WatchResult, kind
+from sm_train.toolkit.watch.gpu_metrics import gpu_utilization, live_nodes
 
 if TYPE_CHECKING:
+    import boto3
     from rich.console import Console
 
 RECENT_NOTICES = 20
 """Warnings and errors in a document."""
 
 
-def watch_document(seen: WatchResult, gpus: Mapping[str, float] | None = None) -> dict[str, Any]:
-    """The status with what was done about it; an object of ``watch --json``.
+class NodeDocument(TypedDict):
+    node: str
+    heartbeat_age_seconds: float | None
+    step: int | None
+    gpu_utilization: float | None
+    gpu_utilization_min: float | None
+    gpu_memory_bytes: float | None
+    gpu_temperature: float | None
+    data_wait_share: float | None
+    straggler_ratio: float | None
+    receive_bytes_per_second: float | None
+    send_bytes_per_second: float | None
 
-    ``gpus`` is each host's GPU utilization by CloudWatch, where that was asked.
+
+class StragglerDocument(TypedDict):
+    rank: int
+    node: str
+    step_seconds: float
+    ratio: float
+
+
+class NoticeDocument(TypedDict):
+    time: float
+    level: str
+    node: str
+    code: str
+    message: str
+    count: int
+
+
+class WatchDocument(RunStatus):
+    """One object of ``watch --json`` (docs/watch.md); null is unknown."""
+
+    action: ActionKind
+    message: str
+    warning: str | None
+    budget_usd: float | None
+    remaining_seconds: float | None
+    images_per_second: float | None
+    data_wait_share: float | None
+    mfu: float | None
+    seconds_since_checkpoint: float | None
+    nodes: list[NodeDocument]
+    stragglers: list[StragglerDocument]
+    recent_warnings: list[NoticeDocument]
+
+
+def watch_document(result: WatchResult, gpus: Mapping[str, float] | None = None) -> WatchDocument:
+    """Return the run's status with the action taken, as one object of ``watch --json``.
+
+    ``gpus`` is each node's GPU utilization by CloudWatch, if it was read.
     """
-    state = seen.state
+    state = result.state
     now, live, stage = state.now.timestamp(), state.live, state.current
     budget = state.run.config.budget
     step = live.newest["step"].event if "step" in live.newest else {}
-    saved = live.newest.get("checkpoint")
-    nodes = node_states(live, hosts_of(state), now, gpus or {})
+    checkpoint = live.newest.get("checkpoint")
+    nodes = node_states(live, live_nodes(state), now, gpus or {})
     return {
         **as_document(state),
-        "action": kind(seen.action),
-        "message": seen.done,
-        "warning": seen.warning,
+        "action": kind(result.action),
+        "message": result.done,
+        "warning": result.warning,
         "budget_usd": budget.usd if budget else None,
         "remaining_seconds": stage.remaining_seconds if stage else None,
         "images_per_second": step.get("images_per_second"),
         "data_wait_share": step.get("data_wait_share"),
         "mfu": step.get("mfu"),
-        "seconds_since_checkpoint": None if saved is None else max(0.0, now - saved.time),
+        "seconds_since_checkpoint": None if checkpoint is None else max(0.0, now - checkpoint.time),
         "nodes": [
             {
-                "node": node.host,
+                "node": node.node,
                 "heartbeat_age_seconds": node.heartbeat_age,
                 "step": node.step,
                 "gpu_utilization": node.gpu_utilization,
@@ -65,7 +113,7 @@ def watch_document(seen: WatchResult, gpus: Mapping[str, float] | None = None) -
         "stragglers": [
             {
                 "rank": one.rank,
-                "node": one.host,
+                "node": one.node,
                 "step_seconds": one.step_seconds,
                 "ratio": one.ratio,
             }
@@ -75,7 +123,7 @@ def watch_document(seen: WatchResult, gpus: Mapping[str, float] | None = None) -
             {
                 "time": one.time,
                 "level": one.level,
-                "node": one.host,
+                "node": one.node,
                 "code": one.code,
                 "message": one.message,
                 "count": one.count,
@@ -85,68 +133,70 @@ def watch_document(seen: WatchResult, gpus: Mapping[str, float] | None = None) -
     }
 
 
-def show_json(session: Any, seen: WatchResult) -> None:
-    """The look's object in a line of its own."""
-    document = watch_document(seen, gpu_utilization(session, seen.state))
+def print_json(session: boto3.Session, result: WatchResult) -> None:
+    """Print the result as one line of JSON."""
+    document = watch_document(result, gpu_utilization(session, result.state))
     sys.stdout.write(json.dumps(document, allow_nan=False) + "\n")
     sys.stdout.flush()
 
 
 class JsonWatchView:
-    """An object a line for each look."""
+    """Prints one JSON object for each poll."""
 
-    def __init__(self, session: Any) -> None:
+    def __init__(self, session: boto3.Session) -> None:
         self._session = session
 
-    def show(self, seen: WatchResult) -> None:
-        show_json(self._session, seen)
+    def show(self, result: WatchResult) -> None:
+        print_json(self._session, result)
 
-    def refused(self, error: UserError, seconds: float) -> None:
-        _tell_refusal(stderr_console(), error, seconds)
+    def poll_failed(self, error: UserError, seconds: float) -> None:
+        _print_error(stderr_console(), error, seconds)
 
     def wait(self, seconds: float) -> None:
         time.sleep(seconds)
 
 
 class LineWatchView:
-    """A line for each look, as for a log."""
+    """Prints one line for each poll, as for a log file."""
 
     def __init__(self) -> None:
         self._console = stderr_console()
 
-    def show(self, seen: WatchResult) -> None:
-        self._console.print(_line(seen), markup=False)
-        if seen.warning is not None:
-            self._console.print(f"  warning: {seen.warning}", markup=False)
-        if (said := worth_saying(seen)) is not None:
-            self._console.print(f"  {said}", markup=False)
+    def show(self, result: WatchResult) -> None:
+        self._console.print(_line(result), markup=False)
+        if result.warning is not None:
+            self._console.print(f"  warning: {result.warning}", markup=False)
+        if (message := message_worth_showing(result)) is not None:
+            self._console.print(f"  {message}", markup=False)
 
-    def refused(self, error: UserError, seconds: float) -> None:
-        _tell_refusal(self._console, error, seconds)
+    def poll_failed(self, error: UserError, seconds: float) -> None:
+        _print_error(self._console, error, seconds)
 
     def wait(self, seconds: float) -> None:
         time.sleep(seconds)
 
 
-def worth_saying(seen: WatchResult) -> str | None:
-    """What a look has led to; None where the run just goes on."""
-    return seen.done if kind(seen.action) != "wait" or "next job" in seen.done else None
+def message_worth_showing(result: WatchResult) -> str | None:
+    """Return what was done; None if the run simply continues."""
+    waits = kind(result.action) == "wait" and "next job" not in result.done
+    return None if waits else result.done
 
 
-def _line(seen: WatchResult) -> str:
-    stage = seen.state.current
+def _line(result: WatchResult) -> str:
+    stage = result.state.current
     parts = [f"{datetime.now():%H:%M:%S}"]
     if stage is not None:
         parts += [stage.name, stage.state, f"step {stage.step:,}/{stage.max_steps:,}"]
-        if stage.words.steps_per_second:
-            parts.append(f"{format_number(stage.words.steps_per_second)} it/s")
-        if stage.words.loss is not None:
-            parts.append(f"loss {stage.words.loss:.4f}")
+        if stage.progress.steps_per_second:
+            parts.append(f"{format_number(stage.progress.steps_per_second)} it/s")
+        if stage.progress.loss is not None:
+            parts.append(f"loss {stage.progress.loss:.4f}")
         if stage.remaining_seconds and stage.state == "training":
-            parts.append(f"{format_duration(stage.remaining_seconds)} left")
-    parts.append(f"{format_usd(seen.state.spent_usd)} of {format_usd(seen.state.projected_usd)}")
+            parts.append(f"{format_duration(stage.remaining_seconds)} remaining")
+    state = result.state
+    parts.append(f"{format_usd(state.spent_usd)} of {format_usd(state.projected_usd)}")
     return "  ".join(parts)
 
 
-def _tell_refusal(console: Console, error: UserError, seconds: float) -> None:
-    console.print(f"{error}; looking again in {seconds:.0f} s", markup=False)
+def _print_error(console: Console, error: UserError, seconds: float) -> None:
+    console.print(f"{error}; retrying in {seconds:.0f} s", markup=False)

@@ -17,7 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from sm_train.entrypoints.common.sample_rng import CAPTION, TIMESTEP, SampleRng
+from sm_train.entrypoints.common.sample_rng import Purpose, SampleRng
 from sm_train.entrypoints.data import loader as loader_module
 from sm_train.entrypoints.data.aspect_buckets import aspect_shapes, nearest_shape
 from sm_train.entrypoints.data.bad_samples import BadSampleTracker
@@ -39,7 +39,7 @@ from tests.support.data_channels import (
     write_folder_index,
 )
 
-RNG = SampleRng(0, kinds=2, channels=3, scale=2)
+RNG = SampleRng(0, num_noises=2, channels=3, scale=2)
 BUCKETED = replace(DATA_CONFIG, aspect_buckets=True)
 SHARDS, EACH = 7, 9
 ALL_CAPTIONS = Counter(f"a grey of {number}" for number in range(SHARDS * EACH))
@@ -204,12 +204,16 @@ def test_random_numbers_are_a_function_of_sample_and_epoch(tmp_path: Path) -> No
         epoch = number // 3
         timesteps += batch.timestep_uniform.tolist()
         assert batch.noise.shape == (2, 2, 3, 4, 4)
-        assert np.array_equal(batch.timestep_uniform, RNG.uniform(TIMESTEP, epoch, batch.origins))
-        assert np.array_equal(batch.dropout_uniform, RNG.uniform(CAPTION, epoch, batch.origins))
-        for place, origin in enumerate(batch.origins):
+        assert np.array_equal(
+            batch.timestep_uniform, RNG.uniform(Purpose.TIMESTEP, epoch, batch.origins)
+        )
+        assert np.array_equal(
+            batch.dropout_uniform, RNG.uniform(Purpose.CAPTION_DROPOUT, epoch, batch.origins)
+        )
+        for row, origin in enumerate(batch.origins):
             expected = torch.empty(2, 3, 4, 4)
             RNG.fill_normal(expected, epoch, *origin)
-            assert torch.equal(batch.noise[:, place], expected)
+            assert torch.equal(batch.noise[:, row], expected)
     assert len(set(timesteps[:6]) & set(timesteps[6:])) == 0
 
 

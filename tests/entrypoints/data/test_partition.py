@@ -1,4 +1,4 @@
-"""Who reads what: once an epoch, whatever the world and however often it changes."""
+"""Partitioning: each sample once an epoch, under any topology and any number of changes of it."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ from sm_train.entrypoints.data.partition import REPLICATED, UNASSIGNED, DataTopo
 from sm_train.entrypoints.data.sample_ranges import merge, split_shards
 
 Sample = tuple[int, int]
+"""Shard and sample number."""
 
 
 @st.composite
-def worlds(draw: st.DrawFn, shards: int, unseen: bool = False) -> DataTopology:
-    instances = draw(st.integers(1, 4))
-    owners = [REPLICATED, *range(instances)] + [UNASSIGNED] * unseen
-    owner = draw(st.lists(st.sampled_from(owners), min_size=shards, max_size=shards))
+def topologies(draw: st.DrawFn, num_shards: int, unassigned: bool = False) -> DataTopology:
+    num_nodes = draw(st.integers(1, 4))
+    owners = [REPLICATED, *range(num_nodes)] + [UNASSIGNED] * unassigned
+    owner = draw(st.lists(st.sampled_from(owners), min_size=num_shards, max_size=num_shards))
     return DataTopology(
         np.array(owner, np.int16),
-        instances,
+        num_nodes,
         local_world_size=draw(st.integers(1, 4)),
         batch_size=draw(st.integers(1, 5)),
         shuffle_block_size=draw(st.integers(1, 20)),
@@ -39,151 +40,150 @@ def worlds(draw: st.DrawFn, shards: int, unseen: bool = False) -> DataTopology:
     )
 
 
-def shapes(world: DataTopology, part: RankPartition) -> NDArray[np.int16] | None:
-    """A shape for each sample, some rare; it depends on the sample alone."""
-    if not world.shapes:
+def batch_shapes(topology: DataTopology, partition: RankPartition) -> NDArray[np.int16] | None:
+    """Give each sample a shape that depends on the sample alone; some shapes are rare."""
+    if not topology.shapes:
         return None
-    shard, sample = part.locate(np.arange(part.num_samples))
-    return np.minimum((shard * 7 + sample**2) % 6, len(world.shapes) - 1).astype(np.int16)
+    shard, sample = partition.locate(np.arange(partition.num_samples))
+    return np.minimum((shard * 7 + sample**2) % 6, len(topology.shapes) - 1).astype(np.int16)
 
 
 @st.composite
 def epochs(draw: st.DrawFn) -> Epoch:
-    samples = draw(st.lists(st.integers(0, 30), min_size=1, max_size=12))
+    shard_sizes = draw(st.lists(st.integers(0, 30), min_size=1, max_size=12))
     return Epoch(
-        np.array(samples, np.int64),
+        np.array(shard_sizes, np.int64),
         range_size=draw(st.integers(1, 9)),
         seed=draw(st.integers(0, 2**31)),
         number=draw(st.integers(0, 3)),
     )
 
 
-def all_of(epoch: Epoch) -> Counter[Sample]:
+def all_samples(epoch: Epoch) -> Counter[Sample]:
     return Counter(
-        (shard, sample) for shard, count in enumerate(epoch.shard_sizes) for sample in range(count)
+        (shard, sample) for shard, size in enumerate(epoch.shard_sizes) for sample in range(size)
     )
 
 
 def schedules(epoch: Epoch, segments: list[EpochSegment]) -> list[BatchSchedule]:
-    """Of all processes of the last segment."""
-    *before, now = segments
-    pieces = epoch.remaining(before, shapes)
-    parts = [
-        epoch.node_partition(pieces, now.topology, len(before), instance).rank_partition(
-            process, now.topology
+    """Return the schedules of all ranks in the last segment."""
+    *finished, current = segments
+    topology = current.topology
+    ranges = epoch.remaining(finished, batch_shapes)
+    partitions = [
+        epoch.node_partition(ranges, topology, len(finished), node_rank).rank_partition(
+            local_rank, topology
         )
-        for instance in range(now.topology.num_nodes)
-        for process in range(now.topology.local_world_size)
+        for node_rank in range(topology.num_nodes)
+        for local_rank in range(topology.local_world_size)
     ]
     return [
-        BatchSchedule(part, now.topology.batch_size, shapes(now.topology, part)) for part in parts
+        BatchSchedule(partition, topology.batch_size, batch_shapes(topology, partition))
+        for partition in partitions
     ]
 
 
-def read(epoch: Epoch, segments: list[EpochSegment]) -> Counter[Sample]:
-    """What all processes of the last segment read in its steps, without what fills up."""
-    seen: Counter[Sample] = Counter()
+def samples_read(epoch: Epoch, segments: list[EpochSegment]) -> Counter[Sample]:
+    """Return what all ranks read in the last segment, without padding."""
+    counts: Counter[Sample] = Counter()
     for schedule in schedules(epoch, segments):
         for step in range(min(segments[-1].steps, schedule.num_steps)):
-            slots = schedule.indices(step)
-            assert len(slots) == schedule.batch_size
-            fresh = schedule.partition.locate(slots[: schedule.num_new(step)])
-            seen.update(zip(*map(np.ndarray.tolist, fresh), strict=True))
-    return seen
+            indices = schedule.indices(step)
+            assert len(indices) == schedule.batch_size
+            new = schedule.partition.locate(indices[: schedule.num_new(step)])
+            counts.update(zip(*map(np.ndarray.tolist, new), strict=True))
+    return counts
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_every_sample_is_read_once_however_often_the_world_changes(data: st.DataObject) -> None:
+def test_every_sample_is_read_once_under_changing_topologies(data: st.DataObject) -> None:
     epoch = data.draw(epochs())
-    shards = len(epoch.shard_sizes)
+    num_shards = len(epoch.shard_sizes)
     segments: list[EpochSegment] = []
-    seen: Counter[Sample] = Counter()
+    counts: Counter[Sample] = Counter()
     for _ in range(data.draw(st.integers(0, 3))):
-        world = data.draw(worlds(shards, unseen=True))
-        segments.append(EpochSegment(world, data.draw(st.integers(0, 12))))
-        seen += read(epoch, segments)
-    last = data.draw(worlds(shards))
-    left = epoch.remaining(segments, shapes)
+        topology = data.draw(topologies(num_shards, unassigned=True))
+        segments.append(EpochSegment(topology, data.draw(st.integers(0, 12))))
+        counts += samples_read(epoch, segments)
+    last = data.draw(topologies(num_shards))
+    left = epoch.remaining(segments, batch_shapes)
     segments.append(EpochSegment(last, epoch_size(left, last).steps))
-    seen += read(epoch, segments)
-    assert seen == all_of(epoch)
-    assert epoch.remaining(segments, shapes).num_samples == 0
+    counts += samples_read(epoch, segments)
+    assert counts == all_samples(epoch)
+    assert epoch.remaining(segments, batch_shapes).num_samples == 0
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.data())
-def test_what_is_left_and_what_was_read_are_the_whole(data: st.DataObject) -> None:
+def test_read_and_remaining_samples_are_the_whole_epoch(data: st.DataObject) -> None:
     epoch = data.draw(epochs())
-    world = data.draw(worlds(len(epoch.shard_sizes), unseen=True))
-    segment = EpochSegment(world, data.draw(st.integers(0, 30)))
-    left = epoch.remaining([segment], shapes)
-    rest: Counter[Sample] = Counter()
+    topology = data.draw(topologies(len(epoch.shard_sizes), unassigned=True))
+    segment = EpochSegment(topology, data.draw(st.integers(0, 30)))
+    left = epoch.remaining([segment], batch_shapes)
+    remaining: Counter[Sample] = Counter()
     for shard, start, stop in zip(left.shard, left.start, left.stop, strict=True):
-        rest.update((int(shard), number) for number in range(start, stop))
-    assert read(epoch, [segment]) + rest == all_of(epoch)
+        remaining.update((int(shard), sample) for sample in range(start, stop))
+    assert samples_read(epoch, [segment]) + remaining == all_samples(epoch)
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.data())
-def test_the_balance_counts_what_processes_read_again(data: st.DataObject) -> None:
+def test_epoch_size_counts_repeated_and_unseen_samples(data: st.DataObject) -> None:
     epoch = data.draw(epochs())
-    world = data.draw(worlds(len(epoch.shard_sizes), unseen=True))
-    pieces = epoch.all_ranges(np.arange(len(epoch.shard_sizes)))
-    found = epoch_size(pieces, world)
-    assert found == uninterrupted_epoch_size(epoch.shard_sizes, world)
-    found_schedules = schedules(epoch, [EpochSegment(world, 0)])
-    lengths = [schedule.partition.num_samples for schedule in found_schedules]
-    needed = max(schedule.num_steps for schedule in found_schedules)
-    assert found.samples == sum(lengths)
-    assert needed <= found.steps <= needed + len(world.shapes)
-    assert found.steps == needed or len(world.shapes) > 1
-    assert found.repeated == sum(found.steps * world.batch_size - length for length in lengths)
-    assert found.unseen == int(epoch.shard_sizes[world.owner == UNASSIGNED].sum())
+    topology = data.draw(topologies(len(epoch.shard_sizes), unassigned=True))
+    ranges = epoch.all_ranges(np.arange(len(epoch.shard_sizes)))
+    size = epoch_size(ranges, topology)
+    assert size == uninterrupted_epoch_size(epoch.shard_sizes, topology)
+    rank_schedules = schedules(epoch, [EpochSegment(topology, 0)])
+    lengths = [schedule.partition.num_samples for schedule in rank_schedules]
+    needed = max(schedule.num_steps for schedule in rank_schedules)
+    assert size.samples == sum(lengths)
+    assert needed <= size.steps <= needed + len(topology.shapes)
+    assert size.steps == needed or len(topology.shapes) > 1
+    assert size.repeated == sum(size.steps * topology.batch_size - length for length in lengths)
+    assert size.unseen == int(epoch.shard_sizes[topology.owner == UNASSIGNED].sum())
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_an_instances_processes_share_its_samples_evenly(data: st.DataObject) -> None:
+def test_ranks_of_a_node_share_its_samples_evenly(data: st.DataObject) -> None:
     epoch = data.draw(epochs())
-    world = data.draw(worlds(len(epoch.shard_sizes)))
-    pieces = epoch.all_ranges(np.arange(len(epoch.shard_sizes)))
-    for instance in range(world.num_nodes):
-        line = epoch.node_partition(pieces, world, 0, instance)
+    topology = data.draw(topologies(len(epoch.shard_sizes)))
+    ranges = epoch.all_ranges(np.arange(len(epoch.shard_sizes)))
+    for node_rank in range(topology.num_nodes):
+        node = epoch.node_partition(ranges, topology, 0, node_rank)
         lengths = [
-            line.rank_partition(process, world).num_samples
-            for process in range(world.local_world_size)
+            node.rank_partition(local_rank, topology).num_samples
+            for local_rank in range(topology.local_world_size)
         ]
         assert max(lengths) - min(lengths) <= 1
 
 
-def test_a_chunk_is_read_in_one_go_and_a_window_mixes_many() -> None:
-    """Few, large, sequential reads: a window's samples lie in as few runs as it has chunks."""
+def test_shuffle_block_reads_few_ranges_and_shuffles_many_shards() -> None:
+    """Reads are large and sequential; the order within the block is not."""
     epoch = Epoch(np.full(50, 400), range_size=40, seed=1, number=0)
-    world = DataTopology(
+    topology = DataTopology(
         np.zeros(50, np.int16), 1, local_world_size=2, batch_size=8, shuffle_block_size=800
     )
-    part = epoch.node_partition(epoch.all_ranges(np.arange(50)), world, 0, 0).rank_partition(
-        1, world
-    )
-    shards, samples = part.locate(part.block_indices(3))
-    assert len(part.ranges.slice(3 * 800, 4 * 800).shard) <= 800 // 40 + 1
+    node = epoch.node_partition(epoch.all_ranges(np.arange(50)), topology, 0, 0)
+    partition = node.rank_partition(1, topology)
+    shards, samples = partition.locate(partition.block_indices(3))
+    assert len(partition.ranges.slice(3 * 800, 4 * 800).shard) <= 800 // 40 + 1
     assert len(set(shards.tolist())) > 10
     assert (shards[:-1] == shards[1:]).mean() < 0.2
-    assert sorted(zip(shards.tolist(), samples.tolist(), strict=True)) != list(
-        zip(shards.tolist(), samples.tolist(), strict=True)
-    )
+    order = list(zip(shards.tolist(), samples.tolist(), strict=True))
+    assert sorted(order) != order
 
 
-def test_seed_and_epoch_change_the_order_and_nothing_else_does() -> None:
-    world = DataTopology(np.zeros(6, np.int16), 1, 1, 4, 16)
+def test_order_depends_on_seed_and_epoch_alone() -> None:
+    topology = DataTopology(np.zeros(6, np.int16), 1, 1, 4, 16)
     first = Epoch(np.full(6, 20), range_size=5, seed=0, number=0)
 
     def order(epoch: Epoch) -> list[int]:
-        part = epoch.node_partition(epoch.all_ranges(np.arange(6)), world, 0, 0).rank_partition(
-            0, world
-        )
-        shard, number = part.locate(part.block_indices(0))
+        node = epoch.node_partition(epoch.all_ranges(np.arange(6)), topology, 0, 0)
+        partition = node.rank_partition(0, topology)
+        shard, number = partition.locate(partition.block_indices(0))
         return (shard * 20 + number).tolist()
 
     assert order(first) == order(replace(first))
@@ -193,46 +193,48 @@ def test_seed_and_epoch_change_the_order_and_nothing_else_does() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.data())
-def test_a_batch_has_one_shape_and_comes_as_soon_as_it_is_full(data: st.DataObject) -> None:
+def test_bucketed_batch_has_one_shape_and_is_due_when_full(data: st.DataObject) -> None:
     epoch = data.draw(epochs())
-    world = replace(data.draw(worlds(len(epoch.shard_sizes))), shapes=((8, 8), (8, 9), (9, 8)))
-    for schedule in schedules(epoch, [EpochSegment(world, 0)]):
+    topology = replace(
+        data.draw(topologies(len(epoch.shard_sizes))), shapes=((8, 8), (8, 9), (9, 8))
+    )
+    batch_size = topology.batch_size
+    for schedule in schedules(epoch, [EpochSegment(topology, 0)]):
         assert schedule.shapes is not None
-        full = [
-            step for step in range(schedule.num_steps) if schedule.num_new(step) == world.batch_size
-        ]
-        for step in range(schedule.num_steps):
-            of_batch = schedule.shapes[schedule.indices(step)]
-            assert set(of_batch.tolist()) == {schedule.shape(step)}
+        steps = range(schedule.num_steps)
+        full = [step for step in steps if schedule.num_new(step) == batch_size]
+        for step in steps:
+            shapes = schedule.shapes[schedule.indices(step)]
+            assert set(shapes.tolist()) == {schedule.shape(step)}
         assert full == list(range(len(full)))
         due = [int(schedule.indices(step).max()) for step in full]
         assert due == sorted(due)
-        # No more slots are waiting, ever, than batches of all shapes can hold unfilled.
-        for step, slot in zip(full, due, strict=True):
-            waiting = schedule.pending(step + 1)
-            assert (waiting <= slot).sum() <= len(world.shapes) * (world.batch_size - 1)
+        # Never are more samples waiting than unfilled batches of all shapes can hold.
+        for step, index in zip(full, due, strict=True):
+            pending = schedule.pending(step + 1)
+            assert (pending <= index).sum() <= len(topology.shapes) * (batch_size - 1)
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=9), st.integers(1, 11))
-def test_chunks_cover_the_shards_that_are_cut(samples: list[int], chunk: int) -> None:
-    chosen = np.arange(0, len(samples), 2)
-    pieces = split_shards(np.array(samples), chunk, chosen)
-    assert pieces.num_samples == sum(samples[::2])
-    assert ((pieces.stop - pieces.start) <= chunk).all()
-    assert ((pieces.stop - pieces.start) > 0).all()
-    again = merge([pieces.select(np.arange(len(pieces.shard))[::-1])])
-    assert np.array_equal(again.start, pieces.start)
+def test_ranges_cover_the_split_shards(shard_sizes: list[int], range_size: int) -> None:
+    every_other = np.arange(0, len(shard_sizes), 2)
+    ranges = split_shards(np.array(shard_sizes), range_size, every_other)
+    assert ranges.num_samples == sum(shard_sizes[::2])
+    assert ((ranges.stop - ranges.start) <= range_size).all()
+    assert ((ranges.stop - ranges.start) > 0).all()
+    merged = merge([ranges.select(np.arange(len(ranges.shard))[::-1])])
+    assert np.array_equal(merged.start, ranges.start)
 
 
-def test_orders_are_those_of_every_version_before() -> None:
-    """A checkpoint of today is resumed by tomorrow's code: these figures may never change."""
+def test_random_orders_never_change() -> None:
+    """Future versions resume the checkpoints of this one, so these values must never change."""
     assert seeded_permutation(8, 1, 2, 3).tolist() == [1, 3, 7, 5, 2, 0, 4, 6]
     assert [random_below(1000, 1, 2, number) for number in range(4)] == [900, 719, 910, 814]
 
 
 @pytest.mark.parametrize("below", [1, 2, 7, 2**31])
-def test_draws_stay_below_and_spread(below: int) -> None:
-    drawn = [random_below(below, 5, number) for number in range(2000)]
-    assert min(drawn) >= 0
-    assert max(drawn) < below
-    assert abs(sum(drawn) / 2000 / below - 0.5 * (below - 1) / below) < 0.03
+def test_random_below_is_in_range_and_uniform(below: int) -> None:
+    values = [random_below(below, 5, number) for number in range(2000)]
+    assert min(values) >= 0
+    assert max(values) < below
+    assert abs(sum(values) / 2000 / below - 0.5 * (below - 1) / below) < 0.03

@@ -1,4 +1,4 @@
-"""The index: what is written is what is read, and what is damaged is known."""
+"""The shard index: it reads as it was written, and damage is detected."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sm_train.entrypoints.data.shard_index import (
 DIGEST = "0123456789abcdef" * 4
 
 
-def shard(name: str, lengths: list[int], *, sizes: bool = True) -> Shard:
+def make_shard(name: str, lengths: list[int], *, sizes: bool = True) -> Shard:
     offsets = [0, *np.cumsum(lengths).tolist()]
     keys = tuple(f"{name}/{number:05d}" for number in range(len(lengths)))
     widths = tuple(range(1, len(lengths) + 1)) if sizes else ()
@@ -36,18 +36,18 @@ def shard(name: str, lengths: list[int], *, sizes: bool = True) -> Shard:
 
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
 shards = st.lists(
-    st.builds(shard, names, st.lists(st.integers(0, 2**33), max_size=9), sizes=st.booleans()),
+    st.builds(make_shard, names, st.lists(st.integers(0, 2**33), max_size=9), sizes=st.booleans()),
     max_size=12,
 )
-refusals = st.lists(st.builds(RejectedInput, names, names, names), max_size=5)
+rejections = st.lists(st.builds(RejectedInput, names, names, names), max_size=5)
 
 
 @settings(max_examples=60, deadline=None)
-@given(shards, refusals, st.integers(1, 20), st.integers(1, 5))
-def test_an_index_reads_as_it_was_written(
+@given(shards, rejections, st.integers(1, 20), st.integers(1, 5))
+def test_index_round_trips(
     tmp_path_factory: pytest.TempPathFactory,
     shards: list[Shard],
-    refused: list[RejectedInput],
+    rejected: list[RejectedInput],
     group_samples: int,
     group_rows: int,
 ) -> None:
@@ -55,41 +55,41 @@ def test_an_index_reads_as_it_was_written(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shard_index, "GROUP_SAMPLES", group_samples)
         patch.setattr(shard_index, "GROUP_ROWS", group_rows)
-        write_index(path, shards, refused, target_bytes=8000, inputs="d", options={"quality": 90})
+        write_index(path, shards, rejected, target_bytes=8000, inputs="d", options={"quality": 90})
     index = ShardIndex(path)
     assert [index.shard(number) for number in range(len(index))] == shards
-    assert list(index.refused()) == refused
-    assert index.names == [one.name for one in shards]
-    assert index.samples.tolist() == [one.samples for one in shards]
+    assert list(index.rejected()) == rejected
+    assert index.names == [shard.name for shard in shards]
+    assert index.samples.tolist() == [shard.samples for shard in shards]
     assert index.header == IndexHeader(
         shards=len(shards),
-        samples=sum(one.samples for one in shards),
-        bytes=sum(one.bytes for one in shards),
-        refused=len(refused),
+        samples=sum(shard.samples for shard in shards),
+        bytes=sum(shard.bytes for shard in shards),
+        rejected=len(rejected),
         target_bytes=8000,
         inputs="d",
         options={"quality": 90},
     )
-    again: ShardIndex = pickle.loads(pickle.dumps(index))
-    assert again.names == index.names
+    unpickled: ShardIndex = pickle.loads(pickle.dumps(index))
+    assert unpickled.names == index.names
 
 
-def test_the_same_content_gives_the_same_bytes(tmp_path: Path) -> None:
-    rows = [shard(f"{number:03d}.tar", [512, 1024]) for number in range(50)]
+def test_equal_content_gives_equal_bytes(tmp_path: Path) -> None:
+    rows = [make_shard(f"{number:03d}.tar", [512, 1024]) for number in range(50)]
     for name in ("a", "b"):
         write_index(tmp_path / name, iter(rows), [RejectedInput("x", "y", "z")])
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
-def test_odd_bytes_of_a_name_are_written_out(tmp_path: Path) -> None:
+def test_names_that_are_not_utf8_are_escaped_or_rejected(tmp_path: Path) -> None:
     write_index(tmp_path / "i", [], [RejectedInput("bad \udcff.jpg", "image-corrupt", "truncated")])
-    [refused] = ShardIndex(tmp_path / "i").refused()
-    assert refused.source == r"bad \udcff.jpg"
+    [rejected] = ShardIndex(tmp_path / "i").rejected()
+    assert rejected.source == r"bad \udcff.jpg"
     with pytest.raises(ShardError, match="rename the shard"):
-        write_index(tmp_path / "i", [shard("a\udcff.tar", [512])])
+        write_index(tmp_path / "i", [make_shard("a\udcff.tar", [512])])
 
 
-def foreign(**metadata: str) -> bytes:
+def foreign_parquet(**metadata: str) -> bytes:
     content = io.BytesIO()
     table = pa.table({"name": ["a"]}).replace_schema_metadata(metadata)
     pq.write_table(table, content)
@@ -97,30 +97,30 @@ def foreign(**metadata: str) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "message"),
     [
         (b"", "not a shard index"),
         (b"not parquet", "not a shard index"),
-        (foreign(), "not a shard index"),
-        (foreign(**{"sm-train": "[1]"}), "not a shard index"),
+        (foreign_parquet(), "not a shard index"),
+        (foreign_parquet(**{"sm-train": "[1]"}), "not a shard index"),
         (
-            foreign(**{"sm-train": json.dumps({"format": "sm-train-index", "version": 7})}),
-            "index version 7; this sm-train reads version 2",
+            foreign_parquet(**{"sm-train": json.dumps({"format": "sm-train-index", "version": 7})}),
+            "index version 7; this sm-train reads version 3",
         ),
     ],
 )
-def test_another_file_is_no_index(tmp_path: Path, content: bytes, words: str) -> None:
+def test_other_file_is_not_an_index(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "index.parquet"
     path.write_bytes(content)
     with pytest.raises(ShardError) as error:
         ShardIndex(path)
-    assert str(error.value).startswith(f"{path}: {words}")
+    assert str(error.value).startswith(f"{path}: {message}")
     assert "\n" not in str(error.value)
 
 
-def test_an_index_cut_anywhere_is_known(tmp_path: Path) -> None:
+def test_truncation_is_detected_anywhere(tmp_path: Path) -> None:
     path = tmp_path / "index.parquet"
-    write_index(path, [shard("a", [512] * 4)], [RejectedInput("a", "b", "c")])
+    write_index(path, [make_shard("a", [512] * 4)], [RejectedInput("a", "b", "c")])
     content = path.read_bytes()
     for length in range(0, len(content), 7):
         path.write_bytes(content[:length])
@@ -128,9 +128,9 @@ def test_an_index_cut_anywhere_is_known(tmp_path: Path) -> None:
             ShardIndex(path)
 
 
-def test_a_spoilt_byte_of_the_offsets_is_known(tmp_path: Path) -> None:
+def test_damaged_offsets_are_detected(tmp_path: Path) -> None:
     path = tmp_path / "index.parquet"
-    write_index(path, [shard("a", [512] * 4000)])
+    write_index(path, [make_shard("a", [512] * 4000)])
     column: Any = pq.ParquetFile(path).metadata.row_group(0).column(4)
     content = bytearray(path.read_bytes())
     content[column.data_page_offset + column.total_compressed_size - 9] ^= 0xFF
@@ -140,15 +140,15 @@ def test_a_spoilt_byte_of_the_offsets_is_known(tmp_path: Path) -> None:
         index.offsets(0)
 
 
-def test_an_index_that_was_not_finished_cannot_be_read(tmp_path: Path) -> None:
+def test_unfinished_index_cannot_be_read(tmp_path: Path) -> None:
     path = tmp_path / "index.parquet"
 
-    def interrupted() -> None:
+    def interrupt_writing() -> None:
         with path.open("wb") as file, IndexWriter(file) as writer:
-            writer.add(shard("a", [512]))
+            writer.add(make_shard("a", [512]))
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        interrupted()
+        interrupt_writing()
     with pytest.raises(ShardError, match="not a shard index"):
         ShardIndex(path)

@@ -1,4 +1,4 @@
-"""Samples are found in any tar, and damage costs only what it touches."""
+"""The tar reader: finds samples in any tar, and damage costs only what it touches."""
 
 from __future__ import annotations
 
@@ -22,26 +22,27 @@ Members = list[tuple[str, bytes]]
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 
 
-def write(path: Path, members: Members, kind: int = tarfile.USTAR_FORMAT) -> None:
-    with tarfile.open(path, "w", format=kind) as tar:
+def write_tar(path: Path, members: Members, tar_format: int = tarfile.USTAR_FORMAT) -> None:
+    with tarfile.open(path, "w", format=tar_format) as tar:
         for name, content in members:
             entry = tarfile.TarInfo(name)
             entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content))
 
 
-def read(path: Path) -> list[tuple[str, dict[str, bytes]]]:
-    """Every sample that a walk finds, as the loader reads it."""
+def read_samples(path: Path) -> list[tuple[str, dict[str, bytes]]]:
+    """Return every sample that a scan finds, read as the loader does."""
     content = memoryview(path.read_bytes())
-    found = scan_tar(path)
+    scan = scan_tar(path)
     samples = []
-    for start, stop in zip(found.starts.tolist(), found.stops.tolist(), strict=True):
+    for start, stop in zip(scan.starts.tolist(), scan.stops.tolist(), strict=True):
         key, members = sample_members(content[start:stop])
-        samples.append((key, {name: bytes(part) for name, part in members.items()}))
+        samples.append((key, {name: bytes(data) for name, data in members.items()}))
     return samples
 
 
-def members(count: int, size: int = 700) -> Members:
+def pairs(count: int, size: int = 700) -> Members:
+    """Return the members of ``count`` samples: image and caption."""
     return [
         (f"{number:04d}.{extension}", bytes([number]) * size)
         for number in range(count)
@@ -60,50 +61,51 @@ names = st.text(
 @given(
     keys=st.lists(names, min_size=1, max_size=6),
     folder=st.sampled_from(["", "a/", "../", "/etc/", "x.y/", "deep/" * 40]),
-    kind=st.sampled_from(FORMATS[1:]),
+    tar_format=st.sampled_from(FORMATS[1:]),
     sizes=st.lists(st.integers(0, 1500), min_size=6, max_size=6),
 )
-def test_a_walk_finds_what_tarfile_finds(
+def test_scan_agrees_with_tarfile(
     tmp_path_factory: pytest.TempPathFactory,
     keys: list[str],
     folder: str,
-    kind: int,
+    tar_format: int,
     sizes: list[int],
 ) -> None:
-    """Whatever the names: long ones, with dots, spaces or line ends, twice, or leading outside."""
+    """For long names, names with dots, spaces or line ends, repeated ones, and outside paths."""
     path = tmp_path_factory.mktemp("tar") / "a.tar"
-    write(
+    write_tar(
         path,
         [
             (f"{folder}{key}.{extension}", extension.encode() * size)
             for key, size in zip(keys, sizes, strict=False)
             for extension in ("jpg", "txt")
         ],
-        kind,
+        tar_format,
     )
     with tarfile.open(path) as tar:
-        theirs = [(split_name(one.name), tar.extractfile(one).read()) for one in tar]  # type: ignore[union-attr]
-    samples = read(path)
-    ours = [
+        expected = [(split_name(one.name), tar.extractfile(one).read()) for one in tar]  # type: ignore[union-attr]
+    samples = read_samples(path)
+    members = [
         ((key, extension), content)
-        for key, parts in samples
-        for extension, content in parts.items()
+        for key, sample in samples
+        for extension, content in sample.items()
     ]
-    assert ours == theirs
+    assert members == expected
     assert len(samples) == len(keys)
     assert scan_tar(path).damage == ()
 
 
-def test_a_key_that_comes_twice_is_two_samples(tmp_path: Path) -> None:
-    write(tmp_path / "a.tar", members(1) + members(1) + members(2))
-    assert [key for key, _ in read(tmp_path / "a.tar")] == ["0000", "0000", "0000", "0001"]
+def test_repeated_key_is_another_sample(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", pairs(1) + pairs(1) + pairs(2))
+    keys = [key for key, _ in read_samples(tmp_path / "a.tar")]
+    assert keys == ["0000", "0000", "0000", "0001"]
 
 
-def test_odd_keys_and_paths_that_lead_outside_are_names_and_nothing_more(tmp_path: Path) -> None:
-    odd = ["../../etc/passwd.jpg", "/root/x.jpg", "a.b/c.d.jpg", "./e..jpg", "~.jpg"]
-    write(tmp_path / "a.tar", [(name, b"content") for name in odd])
+def test_outside_paths_are_only_names(tmp_path: Path) -> None:
+    paths = ["../../etc/passwd.jpg", "/root/x.jpg", "a.b/c.d.jpg", "./e..jpg", "~.jpg"]
+    write_tar(tmp_path / "a.tar", [(name, b"content") for name in paths])
     before = sorted(tmp_path.parent.iterdir())
-    assert [(key, list(parts)) for key, parts in read(tmp_path / "a.tar")] == [
+    assert [(key, list(members)) for key, members in read_samples(tmp_path / "a.tar")] == [
         ("../../etc/passwd", ["jpg"]),
         ("/root/x", ["jpg"]),
         ("a.b/c", ["d.jpg"]),
@@ -113,83 +115,85 @@ def test_odd_keys_and_paths_that_lead_outside_are_names_and_nothing_more(tmp_pat
     assert sorted(tmp_path.parent.iterdir()) == before
 
 
-def test_folders_and_links_are_no_samples(tmp_path: Path) -> None:
+def test_folders_and_links_are_not_samples(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
-        for kind in (tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE):
-            entry = tarfile.TarInfo(f"x{kind!r}.jpg")
-            entry.type, entry.linkname = kind, "/etc/passwd"
+        for typeflag in (tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE):
+            entry = tarfile.TarInfo(f"x{typeflag!r}.jpg")
+            entry.type, entry.linkname = typeflag, "/etc/passwd"
             tar.addfile(entry)
-    assert read(tmp_path / "a.tar") == []
+    assert read_samples(tmp_path / "a.tar") == []
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("tar_format", FORMATS)
 @pytest.mark.parametrize("length", range(0, 12_000, 611))
-def test_a_tar_cut_short_keeps_every_whole_sample(tmp_path: Path, length: int, kind: int) -> None:
+def test_truncated_tar_keeps_every_complete_sample(
+    tmp_path: Path, length: int, tar_format: int
+) -> None:
     path = tmp_path / "a.tar"
-    write(path, members(4), kind)
-    whole = read(path)
+    write_tar(path, pairs(4), tar_format)
+    intact = read_samples(path)
     starts, stops = scan_tar(path).starts, scan_tar(path).stops
     path.write_bytes(path.read_bytes()[:length])
-    found = scan_tar(path)
-    kept = [sample for sample, stop in zip(whole, stops, strict=True) if stop <= length]
-    cut = read(path)
-    assert cut[: len(kept)] == kept
-    # At most the image of the sample that the cut goes through is there too.
-    assert len(cut) <= len(kept) + 1
-    ended = length >= stops[-1] + BLOCK
-    assert bool(found.damage) != ended
-    assert "cut short" in "".join(found.damage) or ended
-    assert set(found.starts) <= set(starts)
+    scan = scan_tar(path)
+    complete = [sample for sample, stop in zip(intact, stops, strict=True) if stop <= length]
+    samples = read_samples(path)
+    assert samples[: len(complete)] == complete
+    # At most the image of the sample that was cut is left, too.
+    assert len(samples) <= len(complete) + 1
+    has_end_mark = length >= stops[-1] + BLOCK
+    assert bool(scan.damage) != has_end_mark
+    assert "cut short" in "".join(scan.damage) or has_end_mark
+    assert set(scan.starts) <= set(starts)
 
 
 @pytest.mark.parametrize("sample", [0, 1, 3])
-@pytest.mark.parametrize("part", [0, 1])
-def test_a_wrong_checksum_loses_one_sample(tmp_path: Path, sample: int, part: int) -> None:
+@pytest.mark.parametrize("member", [0, 1])
+def test_wrong_checksum_loses_one_sample(tmp_path: Path, sample: int, member: int) -> None:
     path = tmp_path / "a.tar"
-    write(path, members(4))
-    whole = read(path)
+    write_tar(path, pairs(4))
+    intact = read_samples(path)
     content = bytearray(path.read_bytes())
-    # Three blocks a file: a header and 700 bytes.
-    content[(2 * sample + part) * 3 * BLOCK + 148 : (2 * sample + part) * 3 * BLOCK + 150] = b"77"
+    # A member is three blocks: a header and 700 bytes.
+    checksum = (2 * sample + member) * 3 * BLOCK + 148
+    content[checksum : checksum + 2] = b"77"
     path.write_bytes(content)
-    found = read(path)
-    rest = [one for one in found if len(one[1]) == 2]
-    assert rest == [one for number, one in enumerate(whole) if number != sample]
+    complete = [found for found in read_samples(path) if len(found[1]) == 2]
+    assert complete == [found for number, found in enumerate(intact) if number != sample]
     [damage] = scan_tar(path).damage
     assert "the header is damaged" in damage
 
 
 @pytest.mark.parametrize("content", [b"", bytes(512), bytes(1024), bytes(10240)])
-def test_an_empty_tar_has_no_samples(tmp_path: Path, content: bytes) -> None:
+def test_empty_tar_has_no_samples(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.tar").write_bytes(content)
-    found = scan_tar(tmp_path / "a.tar")
-    assert len(found.starts) == 0
-    assert bool(found.damage) == (not content)
+    scan = scan_tar(tmp_path / "a.tar")
+    assert len(scan.starts) == 0
+    assert bool(scan.damage) == (not content)
 
 
 @settings(max_examples=80, deadline=None)
-@given(noise=st.binary(min_size=1, max_size=600), place=st.floats(0, 1, exclude_max=True))
-def test_no_damage_breaks_a_walk(
-    tmp_path_factory: pytest.TempPathFactory, noise: bytes, place: float
+@given(noise=st.binary(min_size=1, max_size=600), position=st.floats(0, 1, exclude_max=True))
+def test_scan_survives_any_damage(
+    tmp_path_factory: pytest.TempPathFactory, noise: bytes, position: float
 ) -> None:
     path = tmp_path_factory.mktemp("tar") / "a.tar"
-    write(path, members(3))
+    write_tar(path, pairs(3))
     content = bytearray(path.read_bytes())
-    start = int(len(content) * place)
+    start = int(len(content) * position)
     content[start : start + len(noise)] = noise
     path.write_bytes(content)
-    found = scan_tar(path)
-    assert (found.starts < found.stops).all()
-    assert (found.starts[1:] >= found.stops[:-1]).all()
-    for first, last in zip(found.starts.tolist(), found.stops.tolist(), strict=True):
+    scan = scan_tar(path)
+    assert (scan.starts < scan.stops).all()
+    assert (scan.starts[1:] >= scan.stops[:-1]).all()
+    for start, stop in zip(scan.starts.tolist(), scan.stops.tolist(), strict=True):
         try:
-            sample_members(memoryview(content)[first:last])
+            sample_members(memoryview(content)[start:stop])
         except TarError as error:
             assert error.reason in ("tar-damaged", "tar-truncated")  # noqa: PT017
 
 
-def test_files_beyond_eight_gibibytes_have_a_size() -> None:
-    """GNU's base 256; none of our shards, but a header that must not be misread."""
+def test_sizes_above_eight_gibibytes_are_parsed() -> None:
+    """GNU stores them in base 256. Our shards have none, but such a header must not be misread."""
     entry = tarfile.TarInfo("big.jpg")
     entry.size = 9 * 2**30
     header = parse_header(entry.tobuf(tarfile.GNU_FORMAT)[:BLOCK])
@@ -197,9 +201,16 @@ def test_files_beyond_eight_gibibytes_have_a_size() -> None:
     assert header.size == 9 * 2**30
 
 
-def test_a_sample_out_of_its_place_is_refused(tmp_path: Path) -> None:
-    """As with an index of other shards: nothing is taken for a sample that is none."""
-    write(tmp_path / "a.tar", members(2))
+def test_absurd_size_is_truncation(tmp_path: Path) -> None:
+    entry = tarfile.TarInfo("huge.jpg")
+    entry.size = 2**80
+    (tmp_path / "a.tar").write_bytes(entry.tobuf(tarfile.GNU_FORMAT) + bytes(3 * BLOCK))
+    assert scan_tar(tmp_path / "a.tar").damage == ("offset 0: at the start: huge.jpg is cut short",)
+
+
+def test_wrong_offsets_raise(tmp_path: Path) -> None:
+    """With the index of other shards, arbitrary bytes are never mistaken for a sample."""
+    write_tar(tmp_path / "a.tar", pairs(2))
     content = memoryview((tmp_path / "a.tar").read_bytes())
     with pytest.raises(TarError, match="tar-damaged"):
         sample_members(content[7 * BLOCK : 9 * BLOCK])

@@ -1,4 +1,4 @@
-"""Accumulation: four passes of two images are one pass of eight."""
+"""Gradient accumulation: four micro-batches of two samples equal one batch of eight."""
 
 from __future__ import annotations
 
@@ -17,75 +17,119 @@ from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
 from sm_train.entrypoints.common.signals import StopSignal
 from sm_train.entrypoints.data.loader import Loader
 from sm_train.entrypoints.data.shard_catalog import DataRank, build_catalog
-from sm_train.entrypoints.models.builder import build
+from sm_train.entrypoints.models.builder import build_components
 from sm_train.entrypoints.models.objectives import loss
 from sm_train.entrypoints.monitoring.heartbeat import HeartbeatReader, HeartbeatWriter, Phase
 from sm_train.entrypoints.training.trainer import Trainer
+from sm_train.toolkit.jobs.events import parse_event
+from torch import Tensor
 
 from tests.support.cluster.training_jobs import tiny_run, write_shards
 from tests.support.run_documents import write_job_file
 
-PASSES = 4
+MICRO_BATCHES = 4
+RANK = DataRank(("algo-1",), 0, 0, 1)
 
 
 @pytest.fixture
 def accelerator() -> Iterator[Accelerator]:
-    """Accelerate's state and the stop's signal handler are the process's: put both back."""
+    """Restore Accelerate's state and the signal handler, which belong to the process."""
     handler = signal.getsignal(signal.SIGTERM)
     yield Accelerator(cpu=True)
     AcceleratorState._reset_state(True)
     signal.signal(signal.SIGTERM, handler)
 
 
-def one_step(folder: Path) -> JobConfig:
-    """A run of one step without the two things that differ by chance from pass to pass."""
+def single_step_config(folder: Path) -> JobConfig:
+    """Return a run of one step without caption dropout and EMA."""
     config = tiny_run(
         max_steps=1,
         per_device_batch_size=2,
-        gradient_accumulation_steps=PASSES,
+        gradient_accumulation_steps=MICRO_BATCHES,
         caption_dropout=0.0,
         ema_decay=0.0,
     )
     return read_job_config(write_job_file(folder, config), "8px")
 
 
-def test_four_passes_of_two_are_one_of_eight(tmp_path: Path, accelerator: Accelerator) -> None:
-    """The trainer's optimizer step, and the same by hand with one backward pass over all eight."""
-    settings = one_step(tmp_path)
-    directories = SageMakerPaths(tmp_path)
-    write_shards(directories.channel("train"), shards=1, each=20)
-    seat = DataRank(("algo-1",), 0, 0, 1)
-    catalogue = build_catalog(
-        directories.channel("train"), None, seat, lambda said: [said], tmp_path / "walk"
+def single_step_trainer(folder: Path, accelerator: Accelerator) -> Trainer:
+    config = single_step_config(folder)
+    paths = SageMakerPaths(folder)
+    write_shards(paths.channel("train"), shards=1, each=20)
+    catalog = build_catalog(
+        paths.channel("train"), None, RANK, lambda value: [value], folder / "walk"
     )
     torch.manual_seed(0)
-    parts = build(settings.model, 8, components=None, previous=None)
+    components = build_components(config.model, 8, components=None, previous=None)
     events = EventLog(node=0, rank=0)
-    trainer = Trainer(settings, parts, accelerator, directories, events, catalogue, seat)
-    module = copy.deepcopy(trainer.state.module)
+    return Trainer(config, components, accelerator, paths, events, catalog, RANK)
+
+
+def test_accumulated_gradient_equals_that_of_the_whole_batch(
+    tmp_path: Path,
+    accelerator: Accelerator,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Compare the trainer's step with one backward pass over all samples.
+
+    Gradients and the logged norm are compared before clipping and AdamW: both would hide a factor.
+    """
+    trainer = single_step_trainer(tmp_path, accelerator)
+    reference = copy.deepcopy(trainer.state.module)
+    gradients: list[Tensor] = []
+    update = trainer.state.update
+
+    def record_gradients(norm: Tensor) -> Tensor:
+        for parameter in trainer.state.parameters:
+            assert parameter.grad is not None
+            gradients.append(parameter.grad.clone())
+        return update(norm)
+
+    monkeypatch.setattr(trainer.state, "update", record_gradients)
     trainer.run(HeartbeatWriter(tmp_path / "heartbeat-0", rank=0, local_rank=0), StopSignal())
-    sign = HeartbeatReader(tmp_path / "heartbeat-0").sample()
-    assert (sign.phase, sign.step) == (Phase.FINISH, 1)
-    # Data and step of each pass, the checkpoint, the end.
-    assert sign.sequence == 2 * PASSES + 2
 
     loader = Loader(
-        catalogue,
-        seat,
-        settings.data,
+        build_catalog(
+            trainer.paths.channel("train"), None, RANK, lambda value: [value], tmp_path / "walk"
+        ),
+        RANK,
+        trainer.config.data,
         resolution=8,
         batch_size=2,
         seed=0,
         decode_workers=0,
-        rng=parts.draws(0),
-        tokenize=parts.text.tokenize,
+        rng=trainer.components.sample_rng(0),
+        tokenize=trainer.components.text_encoders.tokenize,
     )
     total = torch.zeros(())
-    for batch, _ in zip(loader, range(PASSES), strict=False):
-        task, text = trainer.model_inputs.prepare(batch)
-        total = total + loss(module(task.noisy, task.timesteps, *text), task)
-    (total / PASSES).backward()
-    torch.nn.utils.clip_grad_norm_(module.parameters(), settings.training.max_grad_norm)
-    torch.optim.AdamW(module.parameters(), lr=1e-3, weight_decay=0.01).step()
-    for ours, by_hand in zip(trainer.state.parameters, module.parameters(), strict=True):
-        torch.testing.assert_close(ours, by_hand, rtol=1e-4, atol=1e-6)
+    for batch, _ in zip(loader, range(MICRO_BATCHES), strict=False):
+        target, text = trainer.model_inputs.prepare(batch)
+        total = total + loss(reference(target.noisy, target.timesteps, *text), target)
+    (total / MICRO_BATCHES).backward()
+    for gradient, expected in zip(gradients, reference.parameters(), strict=True):
+        torch.testing.assert_close(gradient, expected.grad, rtol=1e-4, atol=1e-6)
+    norm = torch.nn.utils.clip_grad_norm_(
+        reference.parameters(), trainer.config.training.max_grad_norm
+    )
+    [step] = [
+        event
+        for line in capfd.readouterr().out.splitlines()
+        if (event := parse_event(line)) and event["kind"] == "step"
+    ]
+    assert step["gradient_norm"] == pytest.approx(float(norm), rel=1e-4)
+    assert step["loss"] == pytest.approx(float(total / MICRO_BATCHES), rel=1e-5)
+    torch.optim.AdamW(reference.parameters(), lr=1e-3, weight_decay=0.01).step()
+    for weight, expected in zip(trainer.state.parameters, reference.parameters(), strict=True):
+        torch.testing.assert_close(weight, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_heartbeat_enters_data_and_step_for_each_micro_batch(
+    tmp_path: Path, accelerator: Accelerator
+) -> None:
+    trainer = single_step_trainer(tmp_path, accelerator)
+    trainer.run(HeartbeatWriter(tmp_path / "heartbeat-0", rank=0, local_rank=0), StopSignal())
+    sample = HeartbeatReader(tmp_path / "heartbeat-0").sample()
+    assert (sample.phase, sample.step) == (Phase.FINISH, 1)
+    # Data and step of each micro-batch, the checkpoint, the end.
+    assert sample.sequence == 2 * MICRO_BATCHES + 2

@@ -16,10 +16,12 @@ from sm_train.estimators.config.load import RunFileError, load_run
 from sm_train.estimators.config.placement import fallback_problems, placements, unique_placements
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
-from sm_train.estimators.request.training import request_elsewhere, training_request
+from sm_train.estimators.request.launcher import launch_plan
+from sm_train.estimators.request.training import training_request
+from sm_train.toolkit.submit.relocation import placement_request
 
 from tests.support.run_documents import ECR, PLAN, config, run, runs, stage
-from tests.support.service_model import refusals
+from tests.support.service_model import request_errors
 
 WEST = {"region": "us-west-2", "buckets": {"my-bucket": "west"}}
 BUNDLE = build_bundle(config(), None)
@@ -78,14 +80,12 @@ def test_a_place_that_validates_takes_the_same_step_and_asks_for_what_is_there(
     own, there = placements(here, "us-east-1")
     for before, after in zip(own.config.stages, there.config.stages, strict=True):
         assert batch(here, before) == batch(there.config, after)
-        first, moved = (
-            training_request(
-                one.config, stage, BUNDLE, region=one.region, image=ECR, staged="s3://x/y/input"
-            )
-            for one, stage in ((own, before), (there, after))
+        launch = launch_plan(own.config, before, ECR)
+        first = training_request(
+            own.config, before, launch, BUNDLE, region=own.region, staged="s3://x/y/input"
         )
-        request = request_elsewhere(moved, first, 1)
-        assert refusals(request) == []
+        request = placement_request(first, there)
+        assert request_errors(request) == []
         if there.region != own.region:
             text = str({key: request[key] for key in ("CheckpointConfig", "OutputDataConfig")})
             uris = [
@@ -140,7 +140,7 @@ def test_every_machine_that_a_job_may_be_given_is_a_cluster() -> None:
 @pytest.mark.parametrize(
     ("fallback", "changes", "said"),
     [
-        ({}, {}, "recovery.fallbacks[0]: {}: names nothing that differs"),
+        ({}, {}, "recovery.fallbacks[0]: {}: changes nothing"),
         ({"region": "us-west-2"}, {}, "recovery.fallbacks[0].buckets: lacks my-bucket"),
         (WEST, {"region": None}, "recovery.fallbacks[0].region: needs region in the run file"),
         (
@@ -153,14 +153,14 @@ def test_every_machine_that_a_job_may_be_given_is_a_cluster() -> None:
             {"output_kms_key": "arn:aws:kms:us-east-1:111122223333:key/1"},
             "output_kms_key arn:aws:kms:us-east-1:111122223333:key/1 is a key of one region",
         ),
-        ({"buckets": {"my-bucket": "west"}}, {}, "fallbacks[0].buckets: belongs to another region"),
+        ({"buckets": {"my-bucket": "west"}}, {}, "fallbacks[0].buckets: needs region"),
         ({"instance_type": "ml.p9"}, {}, "recovery.fallbacks[0].instance_type"),
         (
             P5 | {"stages": {"256px": {"instances": 3}}},
             {},
-            "256px learns from 512 images a step, which no accumulation makes of 8 × 24 GPUs",
+            "256px has an effective batch of 512 images, which no accumulation of 8 × 24 GPUs",
         ),
-        ({"stages": {"512px": {}}}, {}, "fallbacks[0].stages.512px: is no stage of the run"),
+        ({"stages": {"512px": {}}}, {}, "fallbacks[0].stages.512px: is not a stage of the run"),
         (
             {"instance_type": "ml.p4de.24xlarge"},
             {"cluster": {"instance_type": "ml.g5.12xlarge"}, "stages": [stage(instances=1)]},

@@ -23,7 +23,7 @@ from sm_train.estimators.request.alarms import (
 from sm_train.estimators.request.metrics import metric_definitions
 
 from tests.support.run_documents import config, monitored_jobs, runs, stage
-from tests.support.service_model import bad_fields
+from tests.support.service_model import field_errors
 
 TOPIC = "arn:aws:sns:us-east-1:111122223333:team"
 
@@ -53,14 +53,14 @@ def test_cloudwatch_accepts_the_alarms_of_any_run(
     alarms = job_alarms(run, monitored_jobs(run), TOPIC)
     assert len({alarm.name for alarm in alarms}) == len(alarms)
     for alarm in alarms:
-        assert bad_fields("cloudwatch", "PutMetricAlarm", alarm.request) == []
+        assert field_errors("cloudwatch", "PutMetricAlarm", alarm.request) == []
         assert alarm.name.startswith(alarm_prefix(run.name))
         assert_documented_rules_hold(alarm)
     rule = failure_rule(run.name, "us-east-1", TOPIC)
-    assert bad_fields("events", "PutRule", rule.request) == []
+    assert field_errors("events", "PutRule", rule.request) == []
     targets = {"Rule": rule_name(run.name), "Targets": rule.targets}
-    assert bad_fields("events", "PutTargets", targets) == []
-    assert bad_fields("sns", "CreateTopic", {"Name": topic_name(run.name)}) == []
+    assert field_errors("events", "PutTargets", targets) == []
+    assert field_errors("sns", "CreateTopic", {"Name": topic_name(run.name)}) == []
 
 
 def assert_documented_rules_hold(alarm: Alarm) -> None:

@@ -21,9 +21,9 @@ import boto3
 import pytest
 from sm_train.estimators.bundle.bundle import Bundle, build_bundle
 from sm_train.estimators.request.images import image_uri
-from sm_train.estimators.request.launcher import framework_version
+from sm_train.estimators.request.launcher import framework_version, launch_plans
 from sm_train.estimators.request.training import TrainingRequest, training_requests
-from sm_train.estimators.sdk.model_trainer import send
+from sm_train.estimators.sdk.model_trainer import create_training_job
 
 from tests.conftest import Aws, clean_environment
 from tests.support.run_documents import ECR, config
@@ -112,14 +112,13 @@ def _sent(aws: Aws, monkeypatch: pytest.MonkeyPatch, **cluster: Any) -> tuple[An
     bundle = build_bundle(run, framework_version(run))
     [request] = training_requests(
         run,
-        run.stages[:1],
+        launch_plans(run, run.stages[:1], image_uri(run, "us-east-1")),
         bundle,
         region="us-east-1",
-        image=image_uri(run, "us-east-1"),
         now=datetime(2026, 11, 20),
     )
     session = boto3.Session(region_name="us-east-1")
-    send(request, bundle, boto_session=session, bucket="my-bucket")
+    create_training_job(request, bundle, boto_session=session, bucket="my-bucket")
     [sent] = aws.bodies("CreateTrainingJob")
     return sent, bundle
 

@@ -1,4 +1,4 @@
-"""Images: from the SDK's table without a network, or the user's own in ECR."""
+"""Images come from the SDK's table without network access, or from the run file."""
 
 from __future__ import annotations
 
@@ -33,26 +33,24 @@ P5 = {"instance_type": "ml.p5.48xlarge"}
         (P5 | {"image": f"{ECR.partition(':')[0]}@sha256:{'0' * 64}"}, "us-east-1", "@sha256:0000"),
     ],
 )
-def test_the_image_of_a_run(cluster: dict[str, Any], region: str, image: str) -> None:
+def test_image_of_a_run(cluster: dict[str, Any], region: str, image: str) -> None:
     run = config(cluster={"instance_type": "ml.p4de.24xlarge"} | cluster)
     assert image in image_uri(run, region)
 
 
 @pytest.mark.parametrize(
-    ("cluster", "region", "complaint"),
+    ("cluster", "region", "message"),
     [
         ({"framework_version": "9.9.0"}, "us-east-1", "cluster.framework_version or region: .*9.9"),
         ({}, "moon-west-1", "cluster.framework_version or region: .*moon-west-1"),
         ({"image": "python:3.12"}, "us-east-1", "cluster.image: python:3.12 is not in Amazon ECR"),
-        ({"instance_type": "ml.trn1.32xlarge"}, "us-east-1", "Trainium1.*take a GPU type"),
+        ({"instance_type": "ml.trn1.32xlarge"}, "us-east-1", "Trainium1.*choose a GPU type"),
         ({"instance_type": "ml.p5.48xlarge", "framework_version": "2.12"}, "moon-west-1", "moon"),
     ],
 )
-def test_an_image_that_a_job_could_not_start_from(
-    cluster: dict[str, Any], region: str, complaint: str
-) -> None:
+def test_unusable_image_is_an_error(cluster: dict[str, Any], region: str, message: str) -> None:
     run = config(cluster={"instance_type": "ml.p5.48xlarge"} | cluster)
-    with pytest.raises(ValueError, match=complaint):
+    with pytest.raises(ValueError, match=message):
         image_uri(run, region)
 
 
@@ -69,13 +67,11 @@ def test_an_image_that_a_job_could_not_start_from(
         ),
     ],
 )
-def test_the_dockerfile_installs_what_jobs_otherwise_install_themselves(
-    cluster: dict[str, Any], base: str, version: str
-) -> None:
+def test_dockerfile_installs_all_packages(cluster: dict[str, Any], base: str, version: str) -> None:
     text = dockerfile(config(cluster=cluster), "us-east-1", ("einops==0.8.1",))
     assert '"einops==0.8.1"' in text
-    [start] = [line for line in text.splitlines() if line.startswith("FROM ")]
-    assert base in start
+    [base_line] = [line for line in text.splitlines() if line.startswith("FROM ")]
+    assert base in base_line
     for line in requirements(version).splitlines():
         if not line.startswith("#"):
             assert f'"{line}"' in text

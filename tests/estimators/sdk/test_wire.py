@@ -1,4 +1,4 @@
-"""The SDK sends, for every choice of the run file, exactly the request of the pure function."""
+"""For every option of the run file, the SDK sends exactly the request that was displayed."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import pytest
 from sm_train.estimators.bundle.bundle import build_bundle
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.images import image_uri
-from sm_train.estimators.request.launcher import framework_version
+from sm_train.estimators.request.launcher import framework_version, launch_plans
 from sm_train.estimators.request.training import TrainingRequest, code_uri, training_requests
-from sm_train.estimators.sdk.model_trainer import comparable, send
+from sm_train.estimators.sdk.model_trainer import create_training_job, without_timestamps
 
 from tests.conftest import Aws
 from tests.support.run_documents import ECR, PLAN, config, stage
-from tests.support.service_model import refusals
+from tests.support.service_model import request_errors
 
 P5 = {"instance_type": "ml.p5.48xlarge"}
-SENT: dict[str, dict[str, Any]] = {
-    "spot in a vpc": {
+RUNS: dict[str, dict[str, Any]] = {
+    "spot-in-vpc": {
         "cluster": P5
         | {
             "capacity": "spot",
@@ -29,20 +29,20 @@ SENT: dict[str, dict[str, Any]] = {
             "vpc": {"subnets": ["subnet-1"], "security_groups": ["sg-1"]},
         }
     },
-    "warm pool, debugged": {
+    "warm-pool-remote-debug": {
         "cluster": P5 | {"capacity": "warm-pool", "keep_alive_period": "1h", "remote_debug": True}
     },
-    "training plan, checked": {
+    "training-plan-infra-check": {
         "cluster": P5
         | {"capacity": "training-plan", "training_plan": f"{PLAN}own", "infra_check": True}
     },
-    "preferences": {
+    "alternatives": {
         "cluster": P5 | {"alternatives": ["ml.p4de.24xlarge"], "max_pending": "2h"},
     },
-    "preferences of other sizes": {
+    "alternatives-with-other-counts": {
         "cluster": {"instance_type": "ml.g6e.48xlarge", "alternatives": ["ml.g6e.12xlarge"]}
     },
-    "enclosed": {
+    "isolated-encrypted": {
         "output_kms_key": "alias/own",
         "cluster": {
             "instance_type": "ml.p6e-gb200.36xlarge",
@@ -52,7 +52,7 @@ SENT: dict[str, dict[str, Any]] = {
             "encrypt_traffic": True,
         },
     },
-    "isolated smddp": {
+    "isolated-smddp": {
         "cluster": {
             "instance_type": "ml.p4de.24xlarge",
             "image": ECR,
@@ -60,7 +60,7 @@ SENT: dict[str, dict[str, Any]] = {
             "backend": "smddp",
         }
     },
-    "every channel": {
+    "every-channel": {
         "cluster": P5,
         "stages": [stage("a"), stage("b", optimizer_state="keep")],
         "data": {"uri": "s3://my-bucket/shards/", "validation": "s3://my-bucket/held-out/"},
@@ -71,7 +71,7 @@ SENT: dict[str, dict[str, Any]] = {
         },
     },
 }
-"""Beside these, on-demand by torchrun and by SMDDP goes through the command line itself:
+"""On-demand jobs with torchrun and SMDDP are tested through the command line, in
 tests/toolkit/submit/test_submit.py."""
 
 
@@ -79,38 +79,37 @@ def _request(run: RunConfig) -> TrainingRequest:
     bundle = build_bundle(run, framework_version(run))
     [request] = training_requests(
         run,
-        run.stages[-1:],
+        launch_plans(run, run.stages[-1:], image_uri(run, "us-east-1")),
         bundle,
         region="us-east-1",
-        image=image_uri(run, "us-east-1"),
         now=datetime(2026, 11, 20),
     )
     return request
 
 
-@pytest.mark.parametrize("choice", SENT)
-def test_the_sdk_sends_what_was_shown(
-    aws: Aws, monkeypatch: pytest.MonkeyPatch, choice: str
+@pytest.mark.parametrize("name", RUNS)
+def test_sdk_sends_the_displayed_request(
+    aws: Aws, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     aws.make_bucket("my-bucket")
-    for name, value in aws.environment.items():
-        monkeypatch.setenv(name, value)
-    run = config(**{"tags": {"team": "imaging"}} | SENT[choice])
+    for variable, value in aws.environment.items():
+        monkeypatch.setenv(variable, value)
+    run = config(**{"tags": {"team": "imaging"}} | RUNS[name])
     request, bundle = _request(run), build_bundle(run, framework_version(run))
     session = boto3.Session(region_name="us-east-1")
-    send(request, bundle, boto_session=session, bucket="my-bucket")
+    create_training_job(request, bundle, boto_session=session, bucket="my-bucket")
     [sent] = aws.bodies("CreateTrainingJob")
-    assert comparable(sent) == comparable(request)
-    assert refusals(sent) == []
-    # The address of the code that the job is given holds the bundle.
+    assert without_timestamps(sent) == without_timestamps(request)
+    assert request_errors(sent) == []
+    # The code URI in the request contains the bundle.
     bucket, _, key = (code_uri(sent) or "").removeprefix("s3://").partition("/")
     stored = aws.client("s3").get_object(Bucket=bucket, Key=key)["Body"].read()
     assert stored == bundle.archive
-    # Later stages start by the very script that the first one staged.
+    # Later stages start with the script that the first one staged.
     [drivers] = [
-        one["DataSource"]["S3DataSource"]["S3Uri"]
-        for one in sent["InputDataConfig"]
-        if one["ChannelName"] == "sm_drivers"
+        channel["DataSource"]["S3DataSource"]["S3Uri"]
+        for channel in sent["InputDataConfig"]
+        if channel["ChannelName"] == "sm_drivers"
     ] or [None]
     if drivers is not None:
         key = f"{drivers.removeprefix('s3://my-bucket/')}/sm_train.sh"

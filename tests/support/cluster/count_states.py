@@ -17,7 +17,7 @@ from accelerate import Accelerator
 from sm_train.entrypoints.common.job_config import read_job_config
 from sm_train.entrypoints.distributed import fsdp
 from sm_train.entrypoints.distributed.local_shard import to_local
-from sm_train.entrypoints.models.builder import build
+from sm_train.entrypoints.models.builder import build_components
 from sm_train.entrypoints.training.model_inputs import ModelInputs
 from sm_train.entrypoints.training.parallelize import ParallelPlan, parallelize
 from sm_train.entrypoints.training.train_state import TrainState
@@ -42,9 +42,11 @@ def main() -> None:
     settings = read_job_config(Path(sys.argv[1]), "8px")
     torch.distributed.init_process_group("gloo")
     accelerator = Accelerator(cpu=True)
-    parts = build(settings.model, 8, components=None, previous=None)
+    parts = build_components(settings.model, 8, components=None, previous=None)
     processes = accelerator.num_processes
-    placing = ParallelPlan.choose(settings, parts.built.part, processes, processes, None)
+    placing = ParallelPlan.choose(
+        settings, parts.network_init.component, processes, processes, None
+    )
     module = parallelize(placing, settings, parts, accelerator, processes)
     model = fsdp.wrap(module, accelerator)
     learner = TrainState(settings, module)

@@ -25,13 +25,11 @@ from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.jobs.events import parse_event
 
 from tests.support.cluster import torch_server
+from tests.support.deadline import DEADLINE
 from tests.support.run_documents import job_document, run
 
 PYTHON = os.environ.get("TRAIN_PYTHON", sys.executable)
 """What trains; `make test-torch-2.3` names one with the PyTorch of the last SMDDP image."""
-
-DEADLINE = 180.0
-"""Seconds until a job that hangs fails its test."""
 
 
 def png(colour: int, side: int = 8) -> bytes:
@@ -248,6 +246,10 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def gradient_norms(events: list[dict[str, Any]]) -> dict[int, float]:
+    return {event["step"]: event["gradient_norm"] for event in events if event["kind"] == "step"}
 
 
 def losses(events: list[dict[str, Any]]) -> dict[int, float]:

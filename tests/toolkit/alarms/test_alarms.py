@@ -178,8 +178,8 @@ def test_errors_are_one_line_and_nothing_is_created(laptop: Laptop) -> None:
     laptop.aws.refusals["PutMetricAlarm"] = "AccessDeniedException"
     error = laptop("alarms", "demo", "--yes", code=4).stderr
     assert error.splitlines()[-1] == (
-        "sm-train: alarm sm-train/demo--256px-0001/heartbeat: AWS answers AccessDeniedException: "
-        "no, and why"
+        "sm-train: alarm sm-train/demo--256px-0001/heartbeat: AWS returned AccessDeniedException: "
+        "refused by the test"
     )
     assert stored_alarms(laptop.aws) == {}
 

@@ -20,10 +20,9 @@ from sm_train.toolkit.aws.cloudwatch_metrics import (
     NAMESPACE,
     TIERS,
     Metric,
-    algorithm_metrics,
     instance_metrics,
-    parts,
-    plan,
+    plan_calls,
+    split_range,
 )
 from sm_train.toolkit.aws.session import unix_seconds
 from sm_train.toolkit.errors import ExitCode, UserError
@@ -45,7 +44,7 @@ def test_every_minute_is_read_once_and_at_a_period_that_is_still_kept(
 ) -> None:
     now = NOW + sub
     begin, end = now - max(one, other), now - min(one, other)
-    found = parts(begin, end, now)
+    found = split_range(begin, end, now)
     for before, after in pairwise(found):
         assert before.end == after.begin
     for part in found:
@@ -68,17 +67,17 @@ def test_no_call_breaks_a_limit_and_every_metric_is_read_of_every_part(
 ) -> None:
     begin, end = NOW - max(one, other), NOW - min(one, other)
     metrics = [Metric(str(number), "Host", "job/algo-1") for number in range(count)]
-    calls = list(plan(metrics, begin, end, NOW))
+    calls = list(plan_calls(metrics, begin, end, NOW))
     assert all(len(call.metrics) <= MAX_QUERIES for call in calls)
-    assert all(len(call.metrics) * call.part.points <= MAX_POINTS for call in calls)
-    for part in parts(begin, end, NOW):
-        asked = [metric for call in calls if call.part == part for metric in call.metrics]
+    assert all(len(call.metrics) * call.window.points <= MAX_POINTS for call in calls)
+    for part in split_range(begin, end, NOW):
+        asked = [metric for call in calls if call.window == part for metric in call.metrics]
         assert asked == metrics
 
 
 def test_two_weeks_of_sixteen_machines_are_sixteen_calls() -> None:
     metrics = [Metric(str(number), "Host", "job/algo-1") for number in range(16 * 5)]
-    assert len(list(plan(metrics, NOW - 14 * DAY, NOW, NOW))) == 16
+    assert len(list(plan_calls(metrics, NOW - 14 * DAY, NOW, NOW))) == 16
 
 
 @pytest.mark.parametrize("text", [1.5e9, "2017-07-14T02:40:00Z", "2017-07-14T02:40:00+00:00"])
@@ -135,20 +134,20 @@ def test_each_machine_has_its_own_points_in_order_of_time(account: Account) -> N
     assert found["algo-2", "CPUUtilization"].times.size == 0
 
 
-def test_what_the_job_said_is_read_by_its_name_with_any_statistic(account: Account) -> None:
-    account.put("sm_train:loss", "TrainingJobName", "demo", {NOW - 50: 3.0, NOW - 40: 1.0})
+def test_each_point_is_read_with_the_requested_statistic(account: Account) -> None:
+    account.put("GPUUtilization", "Host", "demo/algo-1", {NOW - 50: 3.0, NOW - 40: 1.0})
     for statistic, value in (("Average", 2.0), ("Maximum", 3.0)):
-        found = algorithm_metrics(
+        found = instance_metrics(
             account.session,
             "demo",
-            ["sm_train:loss", "sm_train:mfu"],
+            ["algo-1"],
             NOW - 60,
             NOW,
             now=NOW,
+            names=["GPUUtilization"],
             statistic=statistic,
         )
-        assert found["sm_train:loss"].values.tolist() == [value]
-        assert found["sm_train:mfu"].values.tolist() == []
+        assert found["algo-1", "GPUUtilization"].values.tolist() == [value]
 
 
 def test_a_long_window_is_read_at_the_period_that_each_part_still_has(account: Account) -> None:
@@ -191,7 +190,7 @@ def test_more_metrics_than_a_call_may_ask_for(account: Account) -> None:
 def test_a_refusal_is_one_line(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     account.aws.refusals["GetMetricData"] = "AccessDeniedException"
-    with pytest.raises(UserError, match="GetMetricData: AWS answers AccessDenied") as refused:
+    with pytest.raises(UserError, match="GetMetricData: AWS returned AccessDenied") as refused:
         instance_metrics(account.session, "demo", ["algo-1"], NOW - 60, NOW, now=NOW)
     assert refused.value.exit_code == ExitCode.PERMISSION
 
@@ -284,7 +283,7 @@ def test_a_message_of_something_left_out_is_no_success(answering: Answering) -> 
 
 def test_the_same_token_for_ever_ends(answering: Answering) -> None:
     answering(*({"MetricDataResults": [], "NextToken": "a"} for _ in range(9)))
-    with pytest.raises(UserError, match="again and again"):
+    with pytest.raises(UserError, match="repeatedly"):
         read()
 
 

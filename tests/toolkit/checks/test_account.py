@@ -285,9 +285,9 @@ def test_listing_stops_at_its_limit() -> None:
             aws_access_key_id="testing",
             aws_secret_access_key="testing",
         )
-        listing = list_prefix(client, "s3://my-bucket/set/", most=2000)
-        assert (len(listing.shards), listing.cut, len(s3.requests)) == (2000, True, 2)
-        assert not list_prefix(client, "s3://my-bucket/set/", most=3500).cut
+        listing = list_prefix(client, "s3://my-bucket/set/", limit=2000)
+        assert (len(listing.shards), listing.truncated, len(s3.requests)) == (2000, True, 2)
+        assert not list_prefix(client, "s3://my-bucket/set/", limit=3500).truncated
     [found] = listing_findings(config(), listing)
     assert (found.code, found.level) == ("too-many-objects", "warning")
 

@@ -21,14 +21,15 @@ from sm_train.toolkit.checks import finding
 from sm_train.toolkit.checks.finding import LEVELS, Finding
 from sm_train.toolkit.checks.image import ecr_image, image_findings
 from sm_train.toolkit.checks.pages import checks_by_subject, render
-from sm_train.toolkit.checks.preflight import Subject, offline_findings
+from sm_train.toolkit.checks.preflight import offline_findings
 from sm_train.toolkit.checks.quotas import default_runtime_findings
 from sm_train.toolkit.checks.recovery import recovery_findings
 from sm_train.toolkit.checks.report import show
 from sm_train.toolkit.checks.role import may_assume
 from sm_train.toolkit.checks.shards import Shards, shard_findings
+from sm_train.toolkit.checks.subject import Subject
 from sm_train.toolkit.costing.run_price import estimate_run
-from sm_train.toolkit.costing.worst_case import fallback_costs, total, up_to_suffix
+from sm_train.toolkit.costing.worst_case import alternative_costs, total, up_to_suffix
 
 from tests.support.run_documents import config, stage
 
@@ -386,7 +387,7 @@ def test_budget_is_checked_against_the_most_expensive_cluster() -> None:
     run = config(cluster=P5, recovery=TO_P4DE)
     first, [(placement, fallback)] = (
         estimate_run(run, "us-east-1"),
-        fallback_costs(run, "us-east-1"),
+        alternative_costs(run, "us-east-1"),
     )
     between = (total(first)["cost_usd"] + total(fallback)["cost_usd"]) / 2
     found = offline(cluster=P5, recovery=TO_P4DE, budget={"usd": between})

@@ -1,4 +1,4 @@
-"""``iam``: what is recorded of real commands is allowed, and nothing is allowed beyond it."""
+"""``iam``: the recorded calls of real commands are allowed, and nothing beyond them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tests.support.run_files import write_run
 SHARDS = {f"shards/{index}.tar": b"x" for index in range(4)} | {"index.parquet": b"x"}
 ROLE = "arn:aws:iam::111122223333:role/sm-train"
 
-# What no command of this test calls, and why the policy has it all the same.
-OTHERS = {
+# Actions that no command of this test calls, and what needs them.
+NOT_RECORDED = {
     "sagemaker:StopTrainingJob": "stop",
-    "logs:GetLogEvents": "diagnose, which reads stream by stream",
-    "ecr:DescribeImages": "check, of an image that is not AWS's own",
-    "iam:GetRole": "check, by a protocol that is not recorded here",
-    "pricing:GetProducts": "cost --refresh, whose test has a stand-in of its own",
-    "sns:GetTopicAttributes": "alarms, by a protocol that is not recorded here",
+    "logs:GetLogEvents": "diagnose, which reads each stream",
+    "ecr:DescribeImages": "check, for an image that is not AWS's",
+    "iam:GetRole": "check, over a protocol that is not recorded here",
+    "pricing:GetProducts": "cost --refresh, which has its own test",
+    "sns:GetTopicAttributes": "alarms, over a protocol that is not recorded here",
     **dict.fromkeys(
         [
             "sns:CreateTopic",
@@ -36,28 +36,28 @@ OTHERS = {
             "sns:Subscribe",
             "sns:DeleteTopic",
         ],
-        "alarms --email, by the same",
+        "alarms --email, over the same",
     ),
 }
 
 
-def allowed(policy: dict[str, Any], action: str, resource: str) -> str | None:
-    """The statement that allows ``action`` on ``resource``."""
+def allowed(policy: Any, action: str, resource: str) -> str | None:
+    """Return the Sid of the statement that allows ``action`` on ``resource``."""
     for statement in policy["Statement"]:
         if action in statement["Action"] and any(
-            fnmatchcase(resource, one) for one in statement["Resource"]
+            fnmatchcase(resource, pattern) for pattern in statement["Resource"]
         ):
             sid: str = statement["Sid"]
             return sid
     return None
 
 
-_GROUP = "arn:aws:logs:us-east-1:111122223333:log-group:/aws/sagemaker/TrainingJobs:*"
+_LOG_GROUP = "arn:aws:logs:us-east-1:111122223333:log-group:/aws/sagemaker/TrainingJobs:*"
 _ALARM = "arn:aws:cloudwatch:us-east-1:111122223333:alarm:"
-_ELSEWHERE = {
+_OTHER_SERVICES = {
     "ListServiceQuotas": ("servicequotas:ListServiceQuotas", "*"),
-    "DescribeLogStreams": ("logs:DescribeLogStreams", _GROUP),
-    "FilterLogEvents": ("logs:FilterLogEvents", _GROUP),
+    "DescribeLogStreams": ("logs:DescribeLogStreams", _LOG_GROUP),
+    "FilterLogEvents": ("logs:FilterLogEvents", _LOG_GROUP),
     "GetMetricData": ("cloudwatch:GetMetricData", "*"),
     "DescribeAlarms": ("cloudwatch:DescribeAlarms", "*"),
 } | {
@@ -72,16 +72,16 @@ _ELSEWHERE = {
         "DeleteRule",
     )
 }
-"""Operations of other services than SageMaker, as IAM sees them."""
+"""Operations of services other than SageMaker: the action and resource that IAM checks."""
 
 
 def calls(aws: Aws) -> Iterator[tuple[str, str]]:
-    """Every recorded call as the action and the resource that IAM sees."""
+    """Yield the action and the resource that IAM checks for every recorded call."""
     job = "arn:aws:sagemaker:us-east-1:111122223333:training-job/"
     for operation, body in aws.calls:
         name = body.get("TrainingJobName", "").lower()
-        if operation in _ELSEWHERE:
-            action, resource = _ELSEWHERE[operation]
+        if operation in _OTHER_SERVICES:
+            action, resource = _OTHER_SERVICES[operation]
             yield action, resource
             if "Tags" in body:
                 yield "events:TagResource", resource
@@ -97,7 +97,7 @@ def calls(aws: Aws) -> Iterator[tuple[str, str]]:
             yield "iam:PassRole", body["RoleArn"]
     for method, path, query in aws.requests:
         bucket, _, key = path.strip("/").partition("/")
-        if bucket in ("moto-api", ""):  # "" is of IAM and STS
+        if bucket in ("moto-api", ""):  # "": IAM and STS
             continue
         if key:
             action = {"GET": "GetObject", "HEAD": "GetObject"}.get(method, "PutObject")
@@ -107,7 +107,7 @@ def calls(aws: Aws) -> Iterator[tuple[str, str]]:
         yield f"s3:{action}", f"arn:aws:s3:::{path.strip('/')}"
 
 
-def test_the_laptops_policy_is_what_its_commands_call(cli: Cli, aws: Aws, tmp_path: Path) -> None:
+def test_laptop_policy_equals_what_commands_call(cli: Cli, aws: Aws, tmp_path: Path) -> None:
     aws.make_bucket("my-bucket")
     aws.make_bucket("their-bucket", **SHARDS)
     topic = aws.client("sns").create_topic(Name="team")["TopicArn"]
@@ -131,33 +131,33 @@ def test_the_laptops_policy_is_what_its_commands_call(cli: Cli, aws: Aws, tmp_pa
         ["--region", "us-east-1", "submit", "--clone", job, "--set", "name=Demo", "--dry-run"],
     ):
         result = cli(*command, **options)
-        # 3: check finds the account of the stand-in to be another than the role's.
+        # 3: check finds that moto's account is not the role's.
         assert result.returncode in (0, 3), result.stderr
     printed = cli("iam", run, "--json")
     assert printed.returncode == 0, printed.stderr
     documents = json.loads(printed.stdout)
     image = "arn:aws:ecr:us-east-1:763104351884:repository/pytorch-training"
-    assert allowed(documents["job"], "ecr:BatchGetImage", image) == "Image"
+    assert allowed(documents["job"], "ecr:BatchGetImage", image) == "PullImage"
     policy = documents["laptop"]
     recorded = set(calls(aws))
     assert {"sagemaker:CreateTrainingJob", "s3:PutObject"} < {action for action, _ in recorded}
     assert [call for call in sorted(recorded) if allowed(policy, *call) is None] == []
     used = {action for action, _ in recorded}
     granted = {action for statement in policy["Statement"] for action in statement["Action"]}
-    assert granted - used == OTHERS.keys()
+    assert granted - used == NOT_RECORDED.keys()
     statements = {statement["Sid"] for statement in policy["Statement"]}
     assert {allowed(policy, *call) for call in recorded} >= statements - {
         "CheckImage",
         "CheckRole",
-        "LookAtTopic",
-        "AlarmTopic",
+        "ReadTopic",
+        "ManageTopic",
     }
 
 
-def test_another_runs_places_are_not_allowed() -> None:
+def test_other_runs_are_not_allowed() -> None:
     laptop = policies(config(), "us-east-1", ECR)["laptop"]
     jobs = "arn:aws:sagemaker:us-east-1:111122223333:training-job/"
-    assert allowed(laptop, "sagemaker:StopTrainingJob", f"{jobs}demo-256px-1") == "Jobs"
+    assert allowed(laptop, "sagemaker:StopTrainingJob", f"{jobs}demo-256px-1") == "ManageJobs"
     for action, resource in (
         ("sagemaker:StopTrainingJob", f"{jobs}other-256px-1"),
         ("s3:PutObject", "arn:aws:s3:::my-bucket/shards/0.tar"),
@@ -168,7 +168,7 @@ def test_another_runs_places_are_not_allowed() -> None:
         assert allowed(laptop, action, resource) is None, action
 
 
-def test_the_jobs_role_reads_its_channels_and_writes_below_its_run() -> None:
+def test_job_reads_its_channels_and_writes_below_its_run() -> None:
     run = config(
         data={"uri": "s3://data/shards/", "validation": "s3://data/held-out/"},
         model={"preset": "sd2", "components": "s3://models/sd2/"},
@@ -191,11 +191,11 @@ def test_the_jobs_role_reads_its_channels_and_writes_below_its_run() -> None:
     assert allowed(job, "s3:GetObject", "arn:aws:s3:::my-bucket/other/a") is None
     assert allowed(job, "s3:GetObject", "arn:aws:s3:::whole-other/a") is None
     image = "arn:aws:ecr:us-east-1:111122223333:repository/own"
-    assert allowed(job, "ecr:BatchGetImage", image) == "Image"
+    assert allowed(job, "ecr:BatchGetImage", image) == "PullImage"
     assert allowed(job, "ec2:CreateNetworkInterface", "*") is None
 
 
-def test_a_run_with_fallbacks_is_allowed_its_places_there_and_no_more() -> None:
+def test_fallbacks_extend_the_policies_to_their_regions_only() -> None:
     run = config(
         cluster={"instance_type": "ml.p5.48xlarge", "image": ECR},
         alerts={"slack_secret": "slack/webhook"},
@@ -203,20 +203,21 @@ def test_a_run_with_fallbacks_is_allowed_its_places_there_and_no_more() -> None:
     )
     documents = policies(run, "us-east-1", ECR)
     laptop, job = documents["laptop"], documents["job"]
-    there = "arn:aws:sagemaker:us-west-2:111122223333:training-job/demo-256px-1"
-    assert allowed(laptop, "sagemaker:CreateTrainingJob", there) == "Jobs"
-    elsewhere = there.replace("us-west-2", "eu-west-1")
-    assert allowed(laptop, "sagemaker:CreateTrainingJob", elsewhere) is None
+    west_job = "arn:aws:sagemaker:us-west-2:111122223333:training-job/demo-256px-1"
+    assert allowed(laptop, "sagemaker:CreateTrainingJob", west_job) == "ManageJobs"
+    europe_job = west_job.replace("us-west-2", "eu-west-1")
+    assert allowed(laptop, "sagemaker:CreateTrainingJob", europe_job) is None
     for key in ("west/demo/checkpoints/256px/a", "my-bucket/demo/jobs/a"):
         for action in ("s3:GetObject", "s3:PutObject", "s3:AbortMultipartUpload"):
             assert allowed(laptop, action, f"arn:aws:s3:::{key}"), (action, key)
     assert allowed(job, "s3:GetObject", "arn:aws:s3:::west/shards/0.tar") == "Read"
     image = "arn:aws:ecr:us-west-2:111122223333:repository/own"
-    assert allowed(job, "ecr:BatchGetImage", image) == "Image"
+    assert allowed(job, "ecr:BatchGetImage", image) == "PullImage"
     secret = "arn:aws:secretsmanager:us-west-2:111122223333:secret:slack/webhook-??????"
-    assert allowed(job, "secretsmanager:GetSecretValue", secret) == "Secrets"
-    one = policies(config(), "us-east-1", ECR)["laptop"]
-    assert allowed(one, "s3:AbortMultipartUpload", "arn:aws:s3:::my-bucket/demo/x") is None
+    assert allowed(job, "secretsmanager:GetSecretValue", secret) == "ReadSecrets"
+    objects = "arn:aws:s3:::my-bucket/demo/x"
+    without_fallbacks = policies(config(), "us-east-1", ECR)["laptop"]
+    assert allowed(without_fallbacks, "s3:AbortMultipartUpload", objects) is None
 
 
 @pytest.mark.parametrize(
@@ -245,13 +246,13 @@ def test_a_run_with_fallbacks_is_allowed_its_places_there_and_no_more() -> None:
     ],
     ids=["keys", "vpc", "remote-debug", "secret", "parameter", "topic"],
 )
-def test_what_a_run_asks_for_its_role_may_do(
+def test_job_may_use_what_the_run_file_names(
     aws: Aws, changes: dict[str, Any], action: str
 ) -> None:
-    """moto checks each document as IAM's grammar does."""
+    """moto checks that each document is valid IAM grammar."""
     documents = policies(config(**changes), "us-east-1", ECR)
-    granted = [one for statement in documents["job"]["Statement"] for one in statement["Action"]]
-    assert action in granted
+    actions = [name for statement in documents["job"]["Statement"] for name in statement["Action"]]
+    assert action in actions
     iam = aws.client("iam")
     for name in ("laptop", "job"):
         iam.create_policy(PolicyName=name, PolicyDocument=json.dumps(documents[name]))

@@ -1,4 +1,4 @@
-"""``init``, ``schema``, ``completion``, and the way the command line ends."""
+"""``init``, ``schema``, ``completion``, ``image`` and ``--help``."""
 
 from __future__ import annotations
 
@@ -22,17 +22,15 @@ PRESETS = ["default", "bria-2.0", "demo"]
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_is_a_valid_commented_run_file(cli: Cli, tmp_path: Path, preset: str) -> None:
-    assert cli("init", "own.yaml", "--preset", preset).returncode == 0
-    path = tmp_path / "own.yaml"
+    assert cli("init", "new.yaml", "--preset", preset).returncode == 0
+    path = tmp_path / "new.yaml"
     load_run(path)
     assert path.read_text().count("#") > 5
     schema = json.loads(cli("schema").stdout)
     jsonschema.validate(yaml.safe_load(path.read_text()), schema)
 
 
-def test_the_published_stages_multiply_out_to_their_effective_batch(
-    cli: Cli, tmp_path: Path
-) -> None:
+def test_published_stages_have_their_effective_batch_size(cli: Cli, tmp_path: Path) -> None:
     cli("init", "bria.yaml", "--preset", "bria-2.0")
     run = load_run(tmp_path / "bria.yaml")
     gpus = instance_type(run.cluster.instance_type).accelerators
@@ -49,7 +47,7 @@ def test_the_published_stages_multiply_out_to_their_effective_batch(
     assert "512, not 2048" in text
 
 
-def test_init_leaves_a_file_that_is_there_alone(cli: Cli, tmp_path: Path) -> None:
+def test_init_does_not_overwrite_an_existing_file(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("mine")
     result = cli("init")
@@ -60,10 +58,10 @@ def test_init_leaves_a_file_that_is_there_alone(cli: Cli, tmp_path: Path) -> Non
     assert load_run(path)
 
 
-def test_init_into_a_folder_that_is_not_there(cli: Cli) -> None:
-    result = cli("init", "nowhere/run.yaml")
+def test_init_fails_if_the_folder_is_missing(cli: Cli) -> None:
+    result = cli("init", "missing/run.yaml")
     assert result.returncode == 2
-    assert "nowhere" in result.stderr
+    assert "missing" in result.stderr
     assert "Traceback" not in result.stderr
 
 
@@ -115,17 +113,17 @@ def test_help_lists_every_command_and_loads_nothing_heavy() -> None:
     }
 
 
-def test_a_mistyped_command_is_told_the_nearest(cli: Cli) -> None:
+def test_unknown_command_suggests_the_nearest(cli: Cli) -> None:
     result = cli("submitt")
     assert result.returncode == 2
     assert "submit" in result.stderr
 
 
-def test_image_prints_the_address_or_a_dockerfile(cli: Cli, tmp_path: Path) -> None:
+def test_image_prints_the_uri_or_a_dockerfile(cli: Cli, tmp_path: Path) -> None:
     run = write_run(tmp_path, cluster={"instance_type": "ml.p5.48xlarge"})
-    address = cli("image", run)
-    assert address.returncode == 0, address.stderr
-    uri = address.stdout.strip()
+    result = cli("image", run)
+    assert result.returncode == 0, result.stderr
+    uri = result.stdout.strip()
     assert uri.startswith("763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.10.0")
     assert json.loads(cli("image", run, "--json").stdout) == {"image": uri, "region": "us-east-1"}
     assert f"\nFROM {uri}\n" in cli("image", run, "--dockerfile").stdout

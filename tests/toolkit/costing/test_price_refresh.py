@@ -122,7 +122,7 @@ def test_a_refusal_leaves_what_was_kept(cli: Cli, price_list: PriceList, tmp_pat
     refused = cli(*refresh, **options)
     assert refused.returncode == 4
     [line] = refused.stderr.splitlines()
-    assert "GetProducts: AWS answers AccessDeniedException" in line
+    assert "GetProducts: AWS returned AccessDeniedException" in line
     assert kept.read_bytes() == content
     price_list.refusal = None
     unknown = cli("cost", "--refresh", "--region", "xx-nowhere-1", **options)

@@ -1,4 +1,4 @@
-"""``sm-train diagnose``: logs in files and folders, and a job's on a server that answers as AWS."""
+"""Tests of ``sm-train diagnose``: local files and folders, and jobs on a simulated AWS."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def diagnosed(cli: Cli, *arguments: object, **options: Any) -> dict[str, Any]:
     return document
 
 
-def test_json_of_files_one_compressed(cli: Cli, tmp_path: Path) -> None:
+def test_json_for_plain_and_compressed_files(cli: Cli, tmp_path: Path) -> None:
     one = write(tmp_path / "algo-1.log", REMOTE)
     other = write(tmp_path / "algo-2.log.gz", f"2026-11-21T10:00:00.500Z [rank11]: {OOM}")
     document = diagnosed(cli, one, other)
@@ -66,7 +66,7 @@ def test_json_of_files_one_compressed(cli: Cli, tmp_path: Path) -> None:
     assert document["evidence"][1]["line"] == REMOTE
 
 
-def test_a_folder_is_all_its_logs_and_a_local_runs_is_its_newest(cli: Cli, tmp_path: Path) -> None:
+def test_folder_reads_all_logs_and_a_local_run_its_latest_stage(cli: Cli, tmp_path: Path) -> None:
     write(tmp_path / "logs" / "node-1.txt", REMOTE)
     write(tmp_path / "logs" / "deeper" / "node-2.txt", OOM)
     (tmp_path / "logs" / "model.pt").write_bytes(OOM.encode())
@@ -76,18 +76,18 @@ def test_a_folder_is_all_its_logs_and_a_local_runs_is_its_newest(cli: Cli, tmp_p
     assert document["first_failure"]["node"] == "node-2"
     assert len(document["evidence"]) == 2
     write(tmp_path / "run" / "256px" / "events.log", "Loss is nan, stopping training")
-    write(tmp_path / "run" / "256px" / "checkpoints" / "note.txt", OOM)
+    write(tmp_path / "run" / "256px" / "checkpoints" / "other.txt", OOM)
     assert diagnosed(cli, tmp_path / "run")["cause"] == "diverged"
 
 
-def test_a_files_name_says_whose_lines_they_are(cli: Cli, tmp_path: Path) -> None:
+def test_file_name_provides_the_rank(cli: Cli, tmp_path: Path) -> None:
     write(tmp_path / "rank-3.log", OOM)
     write(tmp_path / "rank-4.log", REMOTE)
     first = diagnosed(cli, tmp_path)["first_failure"]
     assert (first["node"], first["rank"]) == (None, 3)
 
 
-def test_unknown_and_no_failure_are_null_where_nothing_is_known(cli: Cli, tmp_path: Path) -> None:
+def test_unknown_and_no_failure_have_null_fields(cli: Cli, tmp_path: Path) -> None:
     nothing = {"node": None, "rank": None, "time": None, "line": None}
     for name, line, cause in (("a", REMOTE, "unknown"), ("b", step(1, 1.0), "no-failure")):
         document = diagnosed(cli, write(tmp_path / f"{name}.log", line))
@@ -97,13 +97,13 @@ def test_unknown_and_no_failure_are_null_where_nothing_is_known(cli: Cli, tmp_pa
         assert bool(document["evidence"]) == (cause == "unknown")
 
 
-def test_a_person_reads_cause_first_failure_retry_and_mend(cli: Cli, tmp_path: Path) -> None:
+def test_terminal_output_shows_cause_first_failure_retry_and_fix(cli: Cli, tmp_path: Path) -> None:
     log = write(tmp_path / "algo-1.log", f"[rank3]: {OOM} [bold]not markup[/bold]")
     result = cli("diagnose", log)
     assert result.returncode == 0, result.stderr
     first, second, third, fourth, *_ = result.stdout.splitlines()
     assert first == "The GPU ran out of memory (gpu-out-of-memory, high confidence)"
-    # The line has no time of its own; the nearest one before it has.
+    # The line has no time; that of the nearest line before it is used.
     assert second == "first failure: algo-1, rank 3, 2026-11-21T10:00:21.512+00:00"
     assert third == "retry: will not help on its own"
     assert fourth.startswith("fix: Lower per_device_batch_size")
@@ -120,7 +120,7 @@ def test_a_person_reads_cause_first_failure_retry_and_mend(cli: Cli, tmp_path: P
         (["empty"], "empty: contains no log"),
     ],
 )
-def test_what_is_not_there_is_one_line_and_exit_2(
+def test_missing_files_are_one_line_and_exit_2(
     cli: Cli, tmp_path: Path, names: list[str], expected: str
 ) -> None:
     write(tmp_path / "algo-1.log")
@@ -131,7 +131,7 @@ def test_what_is_not_there_is_one_line_and_exit_2(
     assert expected in line
 
 
-def test_a_compressed_log_that_was_cut_is_read_as_far_as_it_goes(cli: Cli, tmp_path: Path) -> None:
+def test_truncated_compressed_log_is_read_to_its_end(cli: Cli, tmp_path: Path) -> None:
     log = write(tmp_path / "algo-1.log.gz", *(f"{REMOTE} {number}" for number in range(9000)))
     log.write_bytes(log.read_bytes()[:-20])
     assert diagnosed(cli, log)["cause"] == "unknown"
@@ -152,10 +152,10 @@ def make_job(aws: Aws, status: str, transitions: list[tuple[str, float]], reason
     )
 
     def amend(answer: dict[str, Any]) -> dict[str, Any]:
-        told = [{"Status": name, "StartTime": NOW + at} for name, at in transitions]
+        statuses = [{"Status": name, "StartTime": NOW + at} for name, at in transitions]
         return answer | {
             "TrainingJobStatus": status,
-            "SecondaryStatusTransitions": told,
+            "SecondaryStatusTransitions": statuses,
             "TrainingEndTime": NOW + 100,
             "FailureReason": reason,
         }
@@ -163,8 +163,8 @@ def make_job(aws: Aws, status: str, transitions: list[tuple[str, float]], reason
     aws.amendments["DescribeTrainingJob"] = amend
 
 
-def say(aws: Aws, stream: str, *lines: str, at: float = 0, pages: int = 1) -> None:
-    """Put the lines into a stream of the job, and an empty page between any two pages."""
+def put_lines(aws: Aws, stream: str, *lines: str, at: float = 0) -> None:
+    """Create a log stream with ``lines``."""
     logs = aws.client("logs")
     if not logs.describe_log_groups(logGroupNamePrefix=GROUP)["logGroups"]:
         logs.create_log_group(logGroupName=GROUP)
@@ -176,16 +176,16 @@ def say(aws: Aws, stream: str, *lines: str, at: float = 0, pages: int = 1) -> No
     logs.put_log_events(logGroupName=GROUP, logStreamName=stream, logEvents=events)
 
 
-def of_job(cli: Cli, aws: Aws, *arguments: str) -> dict[str, Any]:
+def diagnosed_job(cli: Cli, aws: Aws, *arguments: str) -> dict[str, Any]:
     return diagnosed(cli, "night-1", *arguments, network="loopback", env=aws.environment | REGION)
 
 
-def test_a_jobs_streams_are_read_to_their_ends(cli: Cli, aws: Aws) -> None:
+def test_job_streams_are_read_to_their_ends(cli: Cli, aws: Aws) -> None:
     reason = f'AlgorithmError: ExecuteUserScriptError:\nExitCode 1\nErrorMessage "{OOM}"'
     make_job(aws, "Failed", [("Starting", 0), ("Training", 1), ("Failed", 90)], reason)
-    say(aws, "night-1/algo-1-1700000000", *HEALTHY, REMOTE)
-    # More events than one page holds.
-    say(aws, "night-1/algo-2-1700000000", *map(str, range(9990)), at=-10)
+    put_lines(aws, "night-1/algo-1-1700000000", *HEALTHY, REMOTE)
+    # More events than fit in one page.
+    put_lines(aws, "night-1/algo-2-1700000000", *map(str, range(9990)), at=-10)
     many = [*map(str, range(9000)), f"[rank9]: {OOM}"]
     aws.client("logs").put_log_events(
         logGroupName=GROUP,
@@ -194,9 +194,9 @@ def test_a_jobs_streams_are_read_to_their_ends(cli: Cli, aws: Aws) -> None:
             {"timestamp": 1000 * NOW + number, "message": line} for number, line in enumerate(many)
         ],
     )
-    # Another job whose name begins with this one's.
-    say(aws, "night-10/algo-1-1700000000", "Loss is nan, stopping training")
-    document = of_job(cli, aws)
+    # Another job whose name starts with this one's.
+    put_lines(aws, "night-10/algo-1-1700000000", "Loss is nan, stopping training")
+    document = diagnosed_job(cli, aws)
     assert document["cause"] == "gpu-out-of-memory"
     assert (document["first_failure"]["node"], document["first_failure"]["rank"]) == ("algo-2", 9)
     assert document["first_failure"]["time"].startswith(
@@ -252,7 +252,7 @@ def test_a_jobs_streams_are_read_to_their_ends(cli: Cli, aws: Aws) -> None:
         ),
         (
             "Failed",
-            [("Training", 0), ("A status of the future", 5)],
+            [("Training", 0), ("A future status", 5)],
             "ClientError: something new",
             "unknown",
         ),
@@ -260,31 +260,33 @@ def test_a_jobs_streams_are_read_to_their_ends(cli: Cli, aws: Aws) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) and "-" in value and " " not in value else "",
 )
-def test_what_only_sagemaker_knows(
+def test_causes_from_the_job_description(
     cli: Cli, aws: Aws, status: str, transitions: list[tuple[str, float]], reason: str, cause: str
 ) -> None:
     make_job(aws, status, transitions, reason)
-    assert of_job(cli, aws)["cause"] == cause
+    assert diagnosed_job(cli, aws)["cause"] == cause
 
 
-def test_of_a_retried_job_the_last_attempt_is_judged(cli: Cli, aws: Aws) -> None:
+def test_last_attempt_of_a_retried_job_is_diagnosed(cli: Cli, aws: Aws) -> None:
     make_job(aws, "Failed", [("Training", 0)])
     for instance in (1, 2):
-        say(aws, f"night-1/algo-{instance}-1700000000", OOM)
-        say(aws, f"night-1/algo-{instance}-170000900{instance}", "Loss is nan, stopping training")
-    document = of_job(cli, aws)
+        put_lines(aws, f"night-1/algo-{instance}-1700000000", OOM)
+        put_lines(
+            aws, f"night-1/algo-{instance}-170000900{instance}", "Loss is nan, stopping training"
+        )
+    document = diagnosed_job(cli, aws)
     assert document["cause"] == "diverged"
     assert document["details"] == ["attempt 1: The GPU ran out of memory (gpu-out-of-memory)"]
 
 
-def test_a_job_that_is_not_there_is_one_line(cli: Cli, aws: Aws) -> None:
+def test_missing_job_is_one_line(cli: Cli, aws: Aws) -> None:
     result = cli("diagnose", "night-2", network="loopback", env=aws.environment | REGION)
     assert result.returncode == 2
     [line] = result.stderr.splitlines()
     assert "night-2: no such file, and no such training job in us-east-1" in line
 
 
-def test_refused_credentials_are_exit_4(cli: Cli, aws: Aws) -> None:
+def test_rejected_credentials_are_exit_4(cli: Cli, aws: Aws) -> None:
     aws.refusals["DescribeTrainingJob"] = "ExpiredTokenException"
     result = cli("diagnose", "night-1", network="loopback", env=aws.environment | REGION)
     assert result.returncode == 4

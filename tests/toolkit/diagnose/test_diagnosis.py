@@ -1,4 +1,4 @@
-"""What the logs of several nodes say together: the cause, and the rank that failed first."""
+"""Tests of the diagnosis of several nodes' logs: the cause, and the rank that failed first."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BEGIN = WRITTEN - 3600
 
 
 def clock(second: float, month_day: str = "1122") -> str:
-    """A time of the day as PyTorch's C++ and Python logs write it."""
+    """Format a time as in PyTorch's C++ and Python logs."""
     minutes, seconds = divmod(second, 60)
     return f"{month_day} {8 + int(minutes) // 60:02}:{int(minutes) % 60:02}:{seconds:09.6f}"
 
@@ -33,7 +33,7 @@ def traceback(error: str, rank: int | None = None) -> list[str]:
 
 
 def echoes(ranks: range, second: float = 100) -> list[str]:
-    """What NCCL and the launcher say when a peer has died."""
+    """Return the messages of NCCL on ``ranks`` after a peer has died."""
     lines = []
     for rank in ranks:
         lines += [
@@ -56,8 +56,8 @@ def timeout(rank: int, number: int = 1580, kind: str = "ALLREDUCE", second: floa
     )
 
 
-def elastic(rank: int, exit_code: int, second: float = 101) -> list[str]:
-    """torchrun's end on the node of ``rank``."""
+def torchrun_report(rank: int, exit_code: int, second: float = 101) -> list[str]:
+    """Return torchrun's error report on the node of ``rank``."""
     minutes, seconds = divmod(int(second), 60)
     return [
         f"W{clock(second)} 88 torch/distributed/elastic/multiprocessing/api.py:900] Sending "
@@ -90,10 +90,10 @@ def training(node: int = 0, until: int = 100) -> list[str]:
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has 39.39 GiB"
 
 
-def test_the_rank_that_ran_out_of_memory_is_found_behind_its_peers_echoes() -> None:
+def test_out_of_memory_rank_is_found_despite_echoes_of_its_peers() -> None:
     found = diagnosed(
         [*training(), *echoes(range(8), second=90)],
-        [*training(1), *traceback(OOM, rank=11), *echoes(range(8, 16)), *elastic(11, 1)],
+        [*training(1), *traceback(OOM, rank=11), *echoes(range(8, 16)), *torchrun_report(11, 1)],
         [*training(2), *echoes(range(16, 24), second=95)],
     )
     assert (found.cause, found.confidence, found.retryable) == ("gpu-out-of-memory", "high", False)
@@ -102,7 +102,7 @@ def test_the_rank_that_ran_out_of_memory_is_found_behind_its_peers_echoes() -> N
     assert found.first.line == OOM
 
 
-def test_a_dead_gpu_explains_what_cuda_says_of_it() -> None:
+def test_xid_explains_the_cuda_error() -> None:
     xid = "NVRM: Xid (PCI:0000:06:00): 79, pid=1203, GPU has fallen off the bus."
     found = diagnosed(
         [*training(), *echoes(range(8))],
@@ -110,7 +110,7 @@ def test_a_dead_gpu_explains_what_cuda_says_of_it() -> None:
             *training(1),
             *traceback("RuntimeError: CUDA error: unspecified launch failure", rank=9),
             xid,
-            *elastic(9, 1),
+            *torchrun_report(9, 1),
         ],
     )
     assert found.cause == "xid-79"
@@ -119,8 +119,8 @@ def test_a_dead_gpu_explains_what_cuda_says_of_it() -> None:
     assert (found.first.node, found.first.rank) == ("algo-2", 9)
 
 
-def test_a_kill_without_the_kernels_word_is_of_low_confidence_and_with_it_is_certain() -> None:
-    killed = [*training(1), *elastic(13, -9)]
+def test_kill_has_low_confidence_without_the_kernels_message() -> None:
+    killed = [*training(1), *torchrun_report(13, -9)]
     found = diagnosed([*training(), *echoes(range(8))], killed)
     assert (found.cause, found.confidence) == ("process-killed", "low")
     assert found.first is not None
@@ -133,13 +133,13 @@ def test_a_kill_without_the_kernels_word_is_of_low_confidence_and_with_it_is_cer
     assert (found.cause, found.confidence) == ("host-out-of-memory", "high")
 
 
-def test_an_exception_without_a_signature_outranks_echoes() -> None:
+def test_exception_without_signature_outranks_echoes() -> None:
     error = (
         "RuntimeError: stack expects each tensor to be equal size, but got [3, 512] and [3, 511]"
     )
     found = diagnosed(
         [*training(), *echoes(range(8))],
-        [*training(1), *traceback(error, rank=12), *elastic(12, 1)],
+        [*training(1), *traceback(error, rank=12), *torchrun_report(12, 1)],
     )
     assert (found.cause, found.retryable) == ("program-error", False)
     assert error in found.title
@@ -147,14 +147,14 @@ def test_an_exception_without_a_signature_outranks_echoes() -> None:
     assert (found.first.node, found.first.rank) == ("algo-2", 12)
 
 
-def test_torchruns_summary_names_the_rank_that_the_traceback_does_not() -> None:
-    found = diagnosed([*training(), *traceback("KeyError: 'caption'"), *elastic(5, 1)])
+def test_torchrun_summary_provides_a_missing_rank() -> None:
+    found = diagnosed([*training(), *traceback("KeyError: 'caption'"), *torchrun_report(5, 1)])
     assert found.cause == "program-error"
     assert found.first is not None
     assert found.first.rank == 5
 
 
-def test_an_exception_that_led_to_another_is_passed_over() -> None:
+def test_chained_exception_is_skipped() -> None:
     chain = [
         *traceback("_queue.Empty"),
         "",
@@ -173,7 +173,7 @@ def test_an_exception_that_led_to_another_is_passed_over() -> None:
 @pytest.mark.parametrize(
     "error", ["ValueError: bad caption", "socket.gaierror: odd", "_queue.Empty2", "KeyError: 'x'"]
 )
-def test_a_traceback_without_indentation_is_one_too(error: str) -> None:
+def test_traceback_without_indentation_is_recognized(error: str) -> None:
     lines = [
         "Traceback (most recent call last):",
         'File "/opt/ml/input/data/code/train.py", line 212, in <module>',
@@ -186,20 +186,20 @@ def test_a_traceback_without_indentation_is_one_too(error: str) -> None:
         'raise RuntimeError("CUDA error: out of memory")',
         error,
     ]
-    found = diagnosed([*training(), *lines, *(one.strip() for one in elastic(4, 1))])
+    found = diagnosed([*training(), *lines, *(one.strip() for one in torchrun_report(4, 1))])
     assert (found.cause, found.first and found.first.line) == ("program-error", error)
     assert found.first is not None
     assert found.first.rank == 4
 
 
-def test_tracebacks_that_end_no_process_are_none() -> None:
+def test_harmless_tracebacks_are_ignored() -> None:
     ignored = [
         "Exception ignored in: <function _MultiProcessingDataLoaderIter.__del__ at 0x7f3e5c0a2d60>",
         *traceback("AssertionError: can only test a child process"),
     ]
     assert diagnosed([*training(), *ignored]).cause == "no-failure"
     logged = [*traceback("OSError: [Errno 28] No space left on device"), *training(until=10)]
-    # So it is when the traceback has lost its end, too.
+    # The same holds for a traceback that was truncated.
     assert (
         diagnosed([*HEALTHY, OOM, *traceback("")[:-1], *training(until=10)]).cause == "no-failure"
     )
@@ -208,30 +208,30 @@ def test_tracebacks_that_end_no_process_are_none() -> None:
     assert found.details == ("seen 1 ×, but training continued: The disk is full",)
 
 
-def test_what_the_program_talked_on_after_is_not_what_ended_it() -> None:
+def test_failure_followed_by_many_lines_was_handled() -> None:
     handled = traceback("ImportError: cannot import name 'fused' from 'apex'")
     found = diagnosed([*handled, *HEALTHY * 4, *traceback(OOM, rank=2)])
     assert found.cause == "gpu-out-of-memory"
 
 
-def test_an_exception_that_was_only_told_of_is_not_the_one_that_ended_the_program() -> None:
-    told = "OSError: [Errno 28] No space left on device: '/root/.cache/tracker'"
-    found = diagnosed([*training(), told, *traceback("KeyError: 'x'")])
+def test_logged_exception_does_not_outrank_an_uncaught_one() -> None:
+    logged = "OSError: [Errno 28] No space left on device: '/root/.cache/tracker'"
+    found = diagnosed([*training(), logged, *traceback("KeyError: 'x'")])
     assert found.title == "The program raised KeyError: 'x'"
-    assert diagnosed([*training(), told]).cause == "disk-full"
+    assert diagnosed([*training(), logged]).cause == "disk-full"
     kernel = "[18026.221140] Out of memory: Killed process 1203 (python3) total-vm:120832kB"
     found = diagnosed([*training(), kernel, *traceback("KeyError: 'x'")])
     assert found.cause == "host-out-of-memory"
 
 
-def test_a_hit_on_a_node_without_steps_is_outlived_by_another_nodes_steps() -> None:
+def test_match_is_superseded_by_later_steps_on_another_node() -> None:
     early = datetime.fromtimestamp(BEGIN + 100, UTC).isoformat()
     xid = f"{early} NVRM: Xid (PCI:0000:10:1c): 63, pid=1896, Row Remapper: New row marked"
     assert diagnosed(training(until=500), [*HEALTHY, xid]).cause == "no-failure"
     assert diagnosed([*HEALTHY], [*HEALTHY, xid]).cause == "xid-row-remap"
 
 
-def test_the_earliest_cause_counts_and_a_draw_of_two_nodes_is_unknown() -> None:
+def test_earliest_cause_counts_and_simultaneous_causes_are_unknown() -> None:
     def at(second: int, text: str) -> str:
         return f"2026-11-22T08:00:{second:02}.000Z {text}"
 
@@ -244,11 +244,11 @@ def test_the_earliest_cause_counts_and_a_draw_of_two_nodes_is_unknown() -> None:
     for one, other in ((at(12, full), at(10, denied)), (full, denied)):
         found = diagnosed([one], [other])
         assert found.cause == "unknown"
-        assert {hit.text for hit in found.evidence} == {full, denied}
+        assert {match.text for match in found.evidence} == {full, denied}
         assert "conflicting causes" in found.details[-1]
 
 
-def test_a_rank_that_waits_elsewhere_is_the_one_behind() -> None:
+def test_rank_in_an_earlier_collective_is_the_lagging_one() -> None:
     found = diagnosed(
         [*training(), *(timeout(rank) for rank in range(8))],
         [*training(1), *(timeout(rank, 1579 if rank == 12 else 1580) for rank in range(8, 16))],
@@ -259,26 +259,26 @@ def test_a_rank_that_waits_elsewhere_is_the_one_behind() -> None:
     assert "rank 12 in ALLREDUCE 1579" in found.details[-1]
 
 
-def test_the_rank_without_a_timeout_is_named() -> None:
+def test_rank_without_a_timeout_is_named() -> None:
     found = diagnosed([*training(), *(timeout(rank) for rank in range(8) if rank != 5)])
     assert found.cause == "nccl-timeout"
     assert found.details == ("no timeout from rank 5: check there first",)
 
 
-def test_echoes_alone_are_unknown_with_ten_lines_to_look_at() -> None:
+def test_echoes_alone_are_unknown_with_up_to_ten_lines_of_evidence() -> None:
     found = diagnosed([*training(), *echoes(range(8))], [*training(1), *echoes(range(8, 16))])
     assert found.cause == "efa-request-error"
     only = [line for line in echoes(range(8)) if not line.startswith("NET/OFI")]
     found = diagnosed([*training(), *only], [*training(1), *only])
     assert (found.cause, found.confidence, found.first) == ("unknown", None, None)
     assert 4 <= len(found.evidence) <= 10
-    left = diagnosed([*training(), *only, *elastic(6, 3)])
-    assert (left.cause, left.first) == ("unknown", None)
-    assert left.details == ("torchrun saw rank 6 fail first, exit code 3",)
-    assert {hit.stream for hit in found.evidence} == {"algo-1.log", "algo-2.log"}
+    with_report = diagnosed([*training(), *only, *torchrun_report(6, 3)])
+    assert (with_report.cause, with_report.first) == ("unknown", None)
+    assert with_report.details == ("torchrun saw rank 6 fail first, exit code 3",)
+    assert {match.stream for match in found.evidence} == {"algo-1.log", "algo-2.log"}
 
 
-def test_an_error_event_gives_node_rank_and_time() -> None:
+def test_error_event_provides_node_rank_and_time() -> None:
     event = format_event(
         "error",
         {"code": "DataError", "message": "DataError: 120 of 4000 samples cannot be used (x 120)"},
@@ -292,7 +292,7 @@ def test_an_error_event_gives_node_rank_and_time() -> None:
     assert (found.first.node, found.first.rank, found.first.time) == ("algo-2", 9, BEGIN + 100.5)
 
 
-def test_a_run_that_succeeded_has_no_failure_whatever_it_said_before() -> None:
+def test_successful_run_has_no_failure_despite_earlier_errors() -> None:
     for end in (
         "2026-11-22 10:00:01,123 sagemaker-training-toolkit INFO     Reporting training SUCCESS",
         'SMT {"kind": "end", "time": 1795300000.0, "node": 0, "rank": 0, "step": 9, "reason": "done", "training_seconds": 1, "images": 1, "steps_per_second": 1}',  # noqa: E501
@@ -302,7 +302,7 @@ def test_a_run_that_succeeded_has_no_failure_whatever_it_said_before() -> None:
         assert "succeeded" in found.title
 
 
-def test_a_stall_is_why_the_runtime_ran_out_and_not_why_memory_did() -> None:
+def test_stall_explains_max_runtime_but_not_out_of_memory() -> None:
     stall = format_event(
         "warning",
         {"code": "stall", "message": "no step for 1804 s"},
@@ -320,15 +320,19 @@ def test_a_stall_is_why_the_runtime_ran_out_and_not_why_memory_did() -> None:
     assert diagnosed(training(), ended).cause == "max-runtime"
 
 
-def test_a_stall_that_the_monitor_ended_is_a_stall_of_the_rank_that_it_blames() -> None:
-    """It says a warning, then an error of the same code, and kills what hangs."""
-    words = "no sign of step for 300 s after step 40: rank 9 keeps the others waiting"
-    said = (
+def test_stall_killed_by_the_watchdog_is_attributed_to_the_blamed_rank() -> None:
+    """The watchdog logs a warning, then an error with the same code, and kills the hung process."""
+    message = "no sign of step for 300 s after step 40: rank 9 keeps the others waiting"
+    event = (
         'SMT {{"kind": "{}", "time": {}, "node": 0, "rank": 0, "code": "stall", '
         '"message": "{}", "blamed_rank": 9, "blamed_node": 1}}'
     )
     found = diagnosed(
-        [step(40, 10.0), said.format("warning", 310.0, words), said.format("error", 310.1, words)],
+        [
+            step(40, 10.0),
+            event.format("warning", 310.0, message),
+            event.format("error", 310.1, message),
+        ],
         [step(40, 10.0, rank=8, node=1), "failed (exitcode: -9) local_rank: 1 (pid: 120)"],
     )
     assert (found.cause, found.retryable) == ("stall", True)
@@ -336,15 +340,17 @@ def test_a_stall_that_the_monitor_ended_is_a_stall_of_the_rank_that_it_blames() 
     assert (found.first.node, found.first.rank) == ("algo-2", 9)
 
 
-def test_a_loss_that_stays_no_number_is_told_and_one_that_recovers_is_not() -> None:
-    lost = [f"step {number} loss nan lr 1.0e-04" for number in range(100, 200)]
-    assert diagnosed([*training(), *lost]).cause == "loss-non-finite"
-    found = [f"step {number} loss 0.3 lr 1.0e-04" for number in range(200, 210)]
-    assert diagnosed([*training(), *lost, *found]).cause == "no-failure"
-    assert diagnosed([*training(), *lost, *traceback("KeyError: 'x'")]).cause == "program-error"
+def test_nonfinite_loss_is_reported_unless_it_recovers() -> None:
+    nonfinite = [f"step {number} loss nan lr 1.0e-04" for number in range(100, 200)]
+    assert diagnosed([*training(), *nonfinite]).cause == "loss-non-finite"
+    finite = [f"step {number} loss 0.3 lr 1.0e-04" for number in range(200, 210)]
+    assert diagnosed([*training(), *nonfinite, *finite]).cause == "no-failure"
+    assert (
+        diagnosed([*training(), *nonfinite, *traceback("KeyError: 'x'")]).cause == "program-error"
+    )
 
 
-def test_a_second_start_in_one_log_is_another_attempt() -> None:
+def test_second_start_in_one_log_is_another_attempt() -> None:
     start = {
         "run": "r",
         "stage": "s",
@@ -366,7 +372,7 @@ def test_a_second_start_in_one_log_is_another_attempt() -> None:
     assert found.cause == "program-error"
 
 
-def test_earlier_attempts_are_mentioned_and_the_last_is_judged() -> None:
+def test_last_attempt_is_diagnosed_and_earlier_ones_are_listed() -> None:
     first = stream([*training(), *traceback(OOM)], "algo-1-1700000000")
     last = stream([*training(), "Loss is nan, stopping training"], "algo-1-1700009000")
     found = diagnose([last], [[first]])
@@ -374,7 +380,7 @@ def test_earlier_attempts_are_mentioned_and_the_last_is_judged() -> None:
     assert found.details[0] == "attempt 1: The GPU ran out of memory (gpu-out-of-memory)"
 
 
-def test_mpirun_names_node_and_rank() -> None:
+def test_mpirun_prefix_provides_node_and_rank() -> None:
     lines = [
         "[1,mpirank:3,algo-1]<stderr>:Traceback (most recent call last):",
         '[1,mpirank:3,algo-1]<stderr>:  File "train.py", line 1, in <module>',
@@ -390,18 +396,18 @@ def test_mpirun_names_node_and_rank() -> None:
     assert (found.first.node, found.first.rank) == ("algo-2", 11)
 
 
-def test_an_error_behind_a_progress_bar_and_returns_is_seen() -> None:
+def test_error_after_a_progress_bar_is_found() -> None:
     bar = "\r  5%|▌         | 72/1398 [1:12:34<24:31:08, 66.57s/it]" * 3
     found = diagnosed([*HEALTHY, bar + OOM])
     assert found.cause == "gpu-out-of-memory"
 
 
 @pytest.mark.parametrize("size", [1, 7, 64, 1 << 20])
-def test_blocks_of_any_size_are_read_the_same(size: int) -> None:
-    lines = [*training(), *traceback(OOM, rank=1), *echoes(range(4)), *elastic(1, 1)]
+def test_block_size_does_not_matter(size: int) -> None:
+    lines = [*training(), *traceback(OOM, rank=1), *echoes(range(4)), *torchrun_report(1, 1)]
     content = "\n".join(lines).encode()
-    blocks = [content[at : at + size] for at in range(0, len(content), size)]
-    whole = scan(stream(lines))
-    found = scan(stream(lines).__class__("algo-1.log", lambda: blocks, "algo-1", WRITTEN))
-    assert (found.matches, found.lines) == (whole.matches, whole.lines)
-    assert whole.lines == len(lines)
+    blocks = [content[start : start + size] for start in range(0, len(content), size)]
+    expected = scan(stream(lines))
+    report = scan(stream(lines).__class__("algo-1.log", lambda: blocks, "algo-1", WRITTEN))
+    assert (report.matches, report.lines) == (expected.matches, expected.lines)
+    assert expected.lines == len(lines)

@@ -1,4 +1,4 @@
-"""One line of a log: what it says of time, node and rank, whatever stands before it."""
+"""Tests of parsing a log line's time, node and rank from its prefixes."""
 
 from __future__ import annotations
 
@@ -59,8 +59,7 @@ def at(*parts: int) -> float:
     ],
 )
 def test_prefixes(line: str, expected: LogLine) -> None:
-    found = parse_line(line, WRITTEN)
-    assert found == expected
+    assert parse_line(line, WRITTEN) == expected
 
 
 PREFIXES = st.lists(
@@ -80,21 +79,19 @@ PREFIXES = st.lists(
 
 
 @given(PREFIXES, st.text(max_size=80).filter(lambda text: "\n" not in text))
-def test_any_line_can_be_read_and_reading_again_takes_no_more(
-    prefixes: list[str], text: str
-) -> None:
-    found = parse_line("".join(prefixes) + text, WRITTEN)
-    again = parse_line(found.text, WRITTEN)
-    assert len(again.text) <= len(found.text)
+def test_any_line_is_parsed_and_parsing_is_idempotent(prefixes: list[str], text: str) -> None:
+    parsed = parse_line("".join(prefixes) + text, WRITTEN)
+    again = parse_line(parsed.text, WRITTEN)
+    assert len(again.text) <= len(parsed.text)
     if "\r" not in text and "#015" not in text and "\x1b" not in text:
-        assert again.text == found.text
-    if "[rank3]: " in prefixes and found.rank is not None:
-        assert found.rank >= 0
+        assert again.text == parsed.text
+    if "[rank3]: " in prefixes and parsed.rank is not None:
+        assert parsed.rank >= 0
 
 
 @given(st.from_regex(r"[a-z][a-z ]{0,60}", fullmatch=True), PREFIXES)
-def test_plain_words_come_through_whole(words: str, prefixes: list[str]) -> None:
-    found = parse_line("".join(prefixes) + words, WRITTEN)
-    assert found.text == words
+def test_plain_text_is_kept(text: str, prefixes: list[str]) -> None:
+    parsed = parse_line("".join(prefixes) + text, WRITTEN)
+    assert parsed.text == text
     ranked = any("rank" in prefix for prefix in prefixes)
-    assert found.rank == (3 if ranked else None)
+    assert parsed.rank == (3 if ranked else None)

@@ -1,4 +1,4 @@
-"""Every signature by its own examples, and by what must not match any."""
+"""Tests of every signature on its examples, and on lines that must not match."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LINES = [
 
 
 @pytest.mark.parametrize(("code", "line"), LINES)
-def test_an_example_is_diagnosed_at_the_end_of_a_healthy_log(code: str, line: str) -> None:
+def test_example_at_the_end_of_a_healthy_log_is_diagnosed(code: str, line: str) -> None:
     found = diagnosed(haystack(line))
     if signatures()[code].role == "echo":
         assert found.cause == UNKNOWN
@@ -25,14 +25,14 @@ def test_an_example_is_diagnosed_at_the_end_of_a_healthy_log(code: str, line: st
         assert found.confidence is None
     elif signatures()[code].role == "warning":
         assert found.cause == "no-failure"
-        assert any(signatures()[code].title in note for note in found.details)
+        assert any(signatures()[code].title in detail for detail in found.details)
     else:
         assert (found.cause, found.confidence) == (code, signatures()[code].confidence)
         assert found.evidence[0].order == len(haystack(line))
 
 
 @pytest.mark.parametrize(("code", "line"), LINES)
-def test_an_example_with_prefixes_is_the_same(code: str, line: str) -> None:
+def test_example_with_prefixes_is_diagnosed_alike(code: str, line: str) -> None:
     if line.startswith("[rank"):
         line = line.split(":", 1)[1].lstrip()
     for prefix in (
@@ -47,28 +47,28 @@ def test_an_example_with_prefixes_is_the_same(code: str, line: str) -> None:
 
 
 @pytest.mark.parametrize(("code", "line"), LINES)
-def test_an_example_after_which_training_goes_on_is_no_failure(code: str, line: str) -> None:
-    on = [step(number, WRITTEN + number) for number in range(50, 60)]
-    assert diagnosed([*haystack(line), *on]).cause == "no-failure"
+def test_example_followed_by_steps_is_no_failure(code: str, line: str) -> None:
+    further_steps = [step(number, WRITTEN + number) for number in range(50, 60)]
+    assert diagnosed([*haystack(line), *further_steps]).cause == "no-failure"
 
 
 @pytest.mark.parametrize("line", HEALTHY)
-def test_a_healthy_line_is_none(line: str) -> None:
+def test_healthy_line_is_no_failure(line: str) -> None:
     assert diagnosed([line]).cause == "no-failure"
 
 
-def test_nothing_explains_itself_however_far_around() -> None:
+def test_explains_has_no_cycles() -> None:
     explains = {code: one.explains for code, one in signatures().items()}
     for code in explains:
         reached: set[str] = set()
-        ahead = set(explains[code])
-        while ahead:
-            reached |= ahead
-            ahead = {far for near in ahead for far in explains[near]} - reached
+        pending = set(explains[code])
+        while pending:
+            reached |= pending
+            pending = {far for near in pending for far in explains[near]} - reached
         assert code not in reached
 
 
-def test_there_are_many_causes_and_each_is_complete() -> None:
+def test_signatures_are_numerous_and_complete() -> None:
     table = signatures()
     assert sum(one.role in ("cause", "symptom") for one in table.values()) >= 40
     for one in table.values():
@@ -77,5 +77,5 @@ def test_there_are_many_causes_and_each_is_complete() -> None:
         assert one.explains <= table.keys()
         assert one.source.startswith(("https://", "this project"))
         assert one.action.endswith((".", ")"))
-        # The prefilter must let every example through.
+        # Lines without a literal are skipped, so every example must contain one.
         assert all(any(text in line for text in one.literals) for line in one.examples)

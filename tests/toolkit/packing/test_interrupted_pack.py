@@ -1,4 +1,4 @@
-"""``sm-train pack`` that does not come to its end: nothing half-done, and it can go on."""
+"""Interrupted ``sm-train pack``: no partial files, and the same command resumes it."""
 
 from __future__ import annotations
 
@@ -17,28 +17,30 @@ import pytest
 from sm_train.entrypoints.data.shard_index import ShardIndex
 from sm_train.entrypoints.data.shard_verification import verify_shard
 from sm_train.entrypoints.packing.plan import PackInput, ShardPlan
-from sm_train.entrypoints.packing.shard_builder import AHEAD, GROUP, build_shard
+from sm_train.entrypoints.packing.shard_builder import GROUP_INPUTS, GROUPS_PER_THREAD, build_shard
 from sm_train.entrypoints.packing.storage import LocalFolder, S3Access
 
 from tests.conftest import Cli, Mount, clean_environment
-from tests.support.image_files import album, picture, tree, write_pair
+from tests.support.image_files import image_bytes, read_tree, write_album, write_pair
 
 PROGRAM = "import sys; from sm_train.toolkit.cli import main; main(sys.argv[1:])"
-# What started the tests (nohup, a shell's background) may ignore these, and ignoring is inherited.
-LISTENING = (
+# The parent of the tests (nohup, a shell) may ignore these signals, and children inherit that.
+PROGRAM_WITH_SIGNALS = (
     "import signal\n"
     "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n" + PROGRAM
 )
 FIRST_RECORD = "out/.packing/shard-000000.tar.parquet"
-GOES_ON = "sm-train: interrupted; finished shards stay, and the same command goes on"
-PATIENCE = 60  # seconds until a wait for a condition is given up
+RESUMABLE = "sm-train: interrupted; finished shards are kept, run the same command to resume"
+TIMEOUT_SECONDS = 60
 
 
 @pytest.fixture
 def long_album(tmp_path: Path) -> Path:
-    """Minutes of work for one process: thousands of names of one large image."""
-    first = write_pair(tmp_path / "in", "0000.png", picture(size=(3000, 2000), kind="PNG"), "one")
+    """Minutes of work for one process: thousands of hard links to one large image."""
+    first = write_pair(
+        tmp_path / "in", "0000.png", image_bytes(size=(3000, 2000), kind="PNG"), "one"
+    )
     for number in range(1, 4000):
         (tmp_path / "in" / f"{number:04}.png").hardlink_to(first)
         (tmp_path / "in" / f"{number:04}.txt").hardlink_to(first.with_suffix(".txt"))
@@ -47,9 +49,9 @@ def long_album(tmp_path: Path) -> Path:
 
 @contextmanager
 def started(
-    folder: Path, *arguments: str, program: str = LISTENING
+    folder: Path, *arguments: str, program: str = PROGRAM_WITH_SIGNALS
 ) -> Iterator[subprocess.Popen[str]]:
-    """``sm-train pack`` in a process group of its own, as a terminal would start it."""
+    """Run ``sm-train pack`` in its own process group, as a terminal does."""
     process = subprocess.Popen(
         [sys.executable, "-c", program, "pack", "in", "out", "--shard-size", "100KB", *arguments],
         cwd=folder,
@@ -66,12 +68,12 @@ def started(
         process.communicate()
 
 
-def until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    """Wait for ``condition`` while ``process`` runs."""
-    deadline = time.monotonic() + PATIENCE
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    """Wait until ``condition`` holds; ``process`` must keep running."""
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while not condition():
         assert process.poll() is None, "the process ended too early"
-        assert time.monotonic() < deadline, "nothing happened"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.01)
 
 
@@ -84,20 +86,20 @@ def group_is_gone(leader: int) -> bool:
 
 
 def wait_for_group(leader: int) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while not group_is_gone(leader):
         assert time.monotonic() < deadline, "a process outlived the command"
         time.sleep(0.01)
 
 
 def interrupt_midway(folder: Path, send: Callable[[int], None], *arguments: str) -> tuple[int, str]:
-    """Start packing, ``send`` something to it after its first shard; exit code and words."""
+    """Pack, call ``send`` after the first shard; return the exit code and standard error."""
     with started(folder, *arguments) as process:
-        until((folder / FIRST_RECORD).exists, process)
+        wait_until((folder / FIRST_RECORD).exists, process)
         send(process.pid)
-        _, words = process.communicate(timeout=PATIENCE)
+        _, stderr = process.communicate(timeout=TIMEOUT_SECONDS)
         wait_for_group(process.pid)
-    return process.returncode, words
+    return process.returncode, stderr
 
 
 SIGNALS = [
@@ -107,10 +109,10 @@ SIGNALS = [
 ]
 
 
-def whole_shards(folder: Path) -> list[str]:
-    """Everything that has a final name is whole; returns the names of the shards."""
-    hidden = [path for path in folder.rglob("*") if path.name.endswith(".part")]
-    assert hidden == []
+def verified_shards(folder: Path) -> list[str]:
+    """Verify that all shards are complete and no partial file is left; return their names."""
+    partial = [path for path in folder.rglob("*") if path.name.endswith(".part")]
+    assert partial == []
     for path in (folder / "shards").iterdir():
         verify_shard(path)
     return sorted(path.name for path in (folder / "shards").iterdir())
@@ -119,54 +121,54 @@ def whole_shards(folder: Path) -> list[str]:
 @pytest.mark.parametrize("workers", ["1", "2"])
 @pytest.mark.parametrize("send", SIGNALS)
 @pytest.mark.usefixtures("long_album")
-def test_a_signal_ends_it_and_keeps_what_is_finished(
+def test_a_signal_stops_the_pack_and_keeps_finished_shards(
     tmp_path: Path, send: Callable[[int], None], workers: str
 ) -> None:
-    code, words = interrupt_midway(tmp_path, send, "--workers", workers)
-    assert (code, words.strip()) == (130, GOES_ON)
-    assert "shard-000000.tar" in whole_shards(tmp_path / "out")
+    code, stderr = interrupt_midway(tmp_path, send, "--workers", workers)
+    assert (code, stderr.strip()) == (130, RESUMABLE)
+    assert "shard-000000.tar" in verified_shards(tmp_path / "out")
     assert not (tmp_path / "out/index.parquet").exists()
 
 
 @pytest.mark.usefixtures("long_album")
-def test_a_signal_before_the_first_shard_leaves_what_was_there(tmp_path: Path) -> None:
+def test_a_signal_before_the_first_shard_leaves_the_destination_unchanged(tmp_path: Path) -> None:
     (tmp_path / "out/shards").mkdir(parents=True)
     (tmp_path / "out/notes.md").write_text("mine")
-    before = tree(tmp_path / "out")
+    before = read_tree(tmp_path / "out")
     with started(tmp_path, "--shard-size", "1GB") as process:
-        until((tmp_path / "out/.packing/plan.json").exists, process)
+        wait_until((tmp_path / "out/.packing/plan.json").exists, process)
         process.terminate()
-        _, words = process.communicate(timeout=PATIENCE)
+        _, stderr = process.communicate(timeout=TIMEOUT_SECONDS)
         wait_for_group(process.pid)
-    assert (process.returncode, words.strip()) == (130, "sm-train: interrupted")
-    assert tree(tmp_path / "out") == before
+    assert (process.returncode, stderr.strip()) == (130, "sm-train: interrupted")
+    assert read_tree(tmp_path / "out") == before
 
 
 @pytest.mark.usefixtures("long_album")
-def test_impatience_does_not_break_off_the_cleaning_up(tmp_path: Path) -> None:
+def test_repeated_signals_do_not_interrupt_the_clean_up(tmp_path: Path) -> None:
     with started(tmp_path, "--workers", "2") as process:
-        until((tmp_path / FIRST_RECORD).exists, process)
+        wait_until((tmp_path / FIRST_RECORD).exists, process)
         while process.poll() is None:
             os.kill(process.pid, signal.SIGINT)
             os.kill(process.pid, signal.SIGTERM)
         wait_for_group(process.pid)
-    assert whole_shards(tmp_path / "out")
+    assert verified_shards(tmp_path / "out")
 
 
 @pytest.mark.parametrize(
     "extra", [(), pytest.param(("--near-duplicates", "3"), marks=pytest.mark.slow)]
 )
-def test_kill_9_at_any_moment_and_the_same_command_make_the_same_bytes(
+def test_a_pack_that_is_killed_and_resumed_has_the_same_bytes(
     cli: Cli, tmp_path: Path, extra: tuple[str, ...]
 ) -> None:
-    """Killed again and again, each time after something more was finished."""
+    """Killed repeatedly, each time after more files were finished."""
     for number in range(24):
         side = (700 + number, 500)
-        image = picture(number % 20, size=side, kind="PNG")
+        image = image_bytes(number % 20, size=side, kind="PNG")
         write_pair(tmp_path / "in", f"{number:02}.png", image, f"picture {number}")
     size = ("--shard-size", "100KB", "--workers", "2", *extra)
-    assert cli("pack", "in", "whole", *size).returncode == 0
-    kills, kept = 0, dict[Path, int]()
+    assert cli("pack", "in", "complete", *size).returncode == 0
+    kills, finished = 0, dict[Path, int]()
     while True:
         done = len(list((tmp_path / "out").rglob("*.tar*")))
         with started(tmp_path, "--workers", "2", *extra) as process:
@@ -176,88 +178,88 @@ def test_kill_9_at_any_moment_and_the_same_command_make_the_same_bytes(
                     os.killpg(process.pid, signal.SIGKILL)
                     break
                 time.sleep(0.001)
-            process.wait(PATIENCE)
+            process.wait(TIMEOUT_SECONDS)
             wait_for_group(process.pid)
         if process.returncode == 0:
             break
         kills += 1
-        for path, written in kept.items():
-            assert path.stat().st_mtime_ns == written, "a finished shard was written again"
-        kept = {
+        for path, modified in finished.items():
+            assert path.stat().st_mtime_ns == modified, "a finished shard was written again"
+        finished = {
             path.parent.parent / "shards" / path.name.removesuffix(".parquet"): 0
             for path in (tmp_path / "out/.packing").glob("*.tar.parquet")
         }
-        kept = {path: path.stat().st_mtime_ns for path in kept}
+        finished = {path: path.stat().st_mtime_ns for path in finished}
     assert kills > 1
-    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+    assert read_tree(tmp_path / "out") == read_tree(tmp_path / "complete")
 
 
-def test_killed_after_the_index_the_same_command_clears_up(cli: Cli, tmp_path: Path) -> None:
-    album(tmp_path / "in", 12)
+def test_a_pack_that_is_killed_after_the_index_is_cleaned_up(cli: Cli, tmp_path: Path) -> None:
+    write_album(tmp_path / "in", 12)
     size = ("--shard-size", "20KB")
-    for name in ("out", "whole"):
+    for name in ("out", "complete"):
         assert cli("pack", "in", name, *size).returncode == 0
-    stopped = (
+    program = (
         "import os\n"
         "from sm_train.entrypoints.packing.storage import LocalFolder\n"
         "LocalFolder.set_modified_ns = lambda *_: os.kill(os.getpid(), 9)\n" + PROGRAM
     )
     shutil.rmtree(tmp_path / "out")
-    with started(tmp_path, *size, program=stopped) as process:
-        assert process.wait(PATIENCE) == -signal.SIGKILL
+    with started(tmp_path, *size, program=program) as process:
+        assert process.wait(TIMEOUT_SECONDS) == -signal.SIGKILL
     assert (tmp_path / "out/index.parquet").exists()
     assert (tmp_path / "out/.packing/plan.json").exists()
     again = cli("pack", "in", "out", *size)
     assert (again.returncode, again.stderr.split(" samples")[0]) == (0, "already packed 12")
-    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+    assert read_tree(tmp_path / "out") == read_tree(tmp_path / "complete")
 
 
 @pytest.mark.usefixtures("long_album")
-def test_an_unfinished_pack_of_other_inputs_is_not_touched(cli: Cli, tmp_path: Path) -> None:
+def test_an_unfinished_pack_of_other_inputs_is_not_changed(cli: Cli, tmp_path: Path) -> None:
     code, _ = interrupt_midway(tmp_path, lambda pid: os.killpg(pid, signal.SIGKILL))
     assert code == -signal.SIGKILL
-    album(tmp_path / "small", 4)
-    before = tree(tmp_path / "out/shards")
+    write_album(tmp_path / "small", 4)
+    before = read_tree(tmp_path / "out/shards")
     run = cli("pack", "small", "out")
     assert run.returncode == 2
-    assert "out: holds an unfinished pack of other inputs or options" in run.stderr
-    assert tree(tmp_path / "out/shards") == before
+    assert "out: contains an unfinished pack of other inputs or options" in run.stderr
+    assert read_tree(tmp_path / "out/shards") == before
 
 
 @pytest.mark.usefixtures("long_album")
-def test_two_runs_do_not_share_a_destination(cli: Cli, tmp_path: Path) -> None:
-    album(tmp_path / "small", 4)
+def test_concurrent_packs_do_not_share_a_destination(cli: Cli, tmp_path: Path) -> None:
+    write_album(tmp_path / "small", 4)
     with started(tmp_path) as process:
-        until((tmp_path / FIRST_RECORD).exists, process)
+        wait_until((tmp_path / FIRST_RECORD).exists, process)
         second = cli("pack", "small", "out")
         process.terminate()
-        process.wait(PATIENCE)
+        process.wait(TIMEOUT_SECONDS)
     assert (second.returncode, second.stderr) == (
         2,
         "sm-train: out: another sm-train pack is writing to it\n",
     )
 
 
-def test_nohup_is_respected(long_album: Path, tmp_path: Path) -> None:
-    """A hang-up that the caller ignores is not for us to notice."""
+def test_an_ignored_hang_up_stays_ignored(long_album: Path, tmp_path: Path) -> None:
+    """As under nohup: a caller that ignores SIGHUP wants the pack to continue."""
     for number in range(40, 4000):
         (long_album / f"{number:04}.png").unlink()
-    ignoring = f"import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); {PROGRAM}"
-    with started(tmp_path, program=ignoring) as process:
-        until((tmp_path / "out/.packing/plan.json").exists, process)
+    program = f"import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); {PROGRAM}"
+    with started(tmp_path, program=program) as process:
+        wait_until((tmp_path / "out/.packing/plan.json").exists, process)
         os.killpg(process.pid, signal.SIGHUP)
-        assert process.wait(PATIENCE) == 0
+        assert process.wait(TIMEOUT_SECONDS) == 0
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_full_disk_is_one_line_and_more_room_is_enough(
+def test_a_pack_on_a_full_disk_resumes_with_more_space(
     cli: Cli, tmp_path: Path, mount: Mount, workers: str
 ) -> None:
     disk = mount("size=1m")
     (disk / "mine.txt").write_text("mine")
     for number in range(60):
-        noise = os.urandom(30_000)  # behind the image's end, where no decoder looks
-        write_pair(tmp_path / "in", f"{number}.jpg", picture(number) + noise, "a caption")
+        noise = os.urandom(30_000)  # after the end of the image, where decoders do not read
+        write_pair(tmp_path / "in", f"{number}.jpg", image_bytes(number) + noise, "a caption")
     size = ("--shard-size", "200KB", "--workers", workers)
     destination = disk / "new" / "deeper"
     run = cli("pack", "in", destination, *size)
@@ -265,18 +267,18 @@ def test_a_full_disk_is_one_line_and_more_room_is_enough(
     assert run.stderr.startswith(f"sm-train: {destination}/")
     assert run.stderr.endswith(f": {os.strerror(errno.ENOSPC)}; free some space\n")
     assert (disk / "mine.txt").read_text() == "mine"
-    assert whole_shards(destination)
+    assert verified_shards(destination)
     subprocess.run(["mount", "-o", "remount,size=9m", disk], check=True)
     assert cli("pack", "in", destination, *size).returncode == 0
-    assert cli("pack", "in", "whole", *size).returncode == 0
-    assert tree(destination) == tree(tmp_path / "whole")
+    assert cli("pack", "in", "complete", *size).returncode == 0
+    assert read_tree(destination) == read_tree(tmp_path / "complete")
 
 
-def test_a_destination_that_cannot_be_written_is_a_matter_of_permission(
+def test_a_read_only_destination_is_a_permission_error(
     cli: Cli, tmp_path: Path, mount: Mount
 ) -> None:
-    """A read-only file system, which stops even root."""
-    album(tmp_path / "in", 2)
+    """A read-only file system also stops root."""
+    write_album(tmp_path / "in", 2)
     disk = mount("size=1m,ro")
     for destination in (disk, disk / "new"):
         run = cli("pack", "in", destination)
@@ -285,8 +287,8 @@ def test_a_destination_that_cannot_be_written_is_a_matter_of_permission(
         assert run.stderr.count("\n") == 1
 
 
-def test_a_destination_below_a_file_is_one_line(cli: Cli, tmp_path: Path) -> None:
-    album(tmp_path / "in", 2)
+def test_a_destination_below_a_file_is_an_error(cli: Cli, tmp_path: Path) -> None:
+    write_album(tmp_path / "in", 2)
     (tmp_path / "file").write_text("mine")
     for destination in ("file", "file/below"):
         run = cli("pack", "in", destination)
@@ -296,12 +298,12 @@ def test_a_destination_below_a_file_is_one_line(cli: Cli, tmp_path: Path) -> Non
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_a_killed_worker_is_one_line_and_keeps_what_is_finished(
+def test_a_killed_worker_is_an_error_and_keeps_finished_shards(
     long_album: Path, tmp_path: Path
 ) -> None:
-    """As when the system runs out of memory."""
+    """As by the kernel's out-of-memory killer."""
     with started(tmp_path, "--workers", "2") as process:
-        until((tmp_path / FIRST_RECORD).exists, process)
+        wait_until((tmp_path / FIRST_RECORD).exists, process)
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         if not children.exists():
             pytest.skip("this kernel does not list a process's children")
@@ -311,47 +313,47 @@ def test_a_killed_worker_is_one_line_and_keeps_what_is_finished(
             if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text()
         ]
         os.kill(workers[0], signal.SIGKILL)
-        _, words = process.communicate(timeout=PATIENCE)
+        _, stderr = process.communicate(timeout=TIMEOUT_SECONDS)
         wait_for_group(process.pid)
     assert process.returncode == 1
-    assert words == (
-        "sm-train: a process that packs was killed, perhaps for its memory; try fewer --workers; "
-        "finished shards stay, and the same command goes on\n"
+    assert stderr == (
+        "sm-train: a worker process was killed, perhaps because it ran out of memory; try fewer "
+        "--workers; finished shards are kept, run the same command to resume\n"
     )
     assert (tmp_path / "out/shards/shard-000000.tar").exists()
 
 
-def test_inputs_do_not_run_ahead_of_the_writer(tmp_path: Path) -> None:
-    """Their results would pile up behind a slow disk."""
-    drawn: list[int] = []
+def test_readers_do_not_run_ahead_of_the_writer(tmp_path: Path) -> None:
+    """Their results would accumulate in memory behind a slow disk."""
+    started_inputs: list[int] = []
 
-    class Watched(tuple[PackInput, ...]):
+    class RecordingInputs(tuple[PackInput, ...]):
         def __iter__(self) -> Iterator[PackInput]:
             for item in super().__iter__():
-                drawn.append(item.number)
+                started_inputs.append(item.number)
                 yield item
 
-    album(tmp_path / "in", 400)
+    write_album(tmp_path / "in", 400)
     paths = sorted((tmp_path / "in").rglob("*.jpg"))
-    inputs = Watched(
+    inputs = RecordingInputs(
         PackInput(number, path.name, str(path), path.stat().st_size, "a caption")
         for number, path in enumerate(paths)
     )
-    written: list[int] = []
+    finished_inputs: list[int] = []
 
-    def tell(done: int, _bytes: int, _refused: int) -> None:
-        assert len(drawn) - len(written) <= 2 * AHEAD * GROUP
-        written.append(done)
+    def on_progress(done: int, _bytes: int, _rejected: int) -> None:
+        assert len(started_inputs) - len(finished_inputs) <= 2 * GROUPS_PER_THREAD * GROUP_INPUTS
+        finished_inputs.append(done)
 
     plan = ShardPlan(0, "shard-000000.tar", inputs)
-    build_shard(plan, LocalFolder(tmp_path / "out"), S3Access(), 2, tell, {})
-    assert len(written) == len(drawn) == 400
+    build_shard(plan, LocalFolder(tmp_path / "out"), S3Access(), 2, on_progress, {})
+    assert len(finished_inputs) == len(started_inputs) == 400
 
 
 def test_memory_does_not_grow_with_the_shard(tmp_path: Path) -> None:
-    """1 GB in one shard, and no process may have more than 500 MB of its own."""
+    """1 GB in one shard, while each process may allocate at most 500 MB."""
     first = write_pair(
-        tmp_path / "in", "000.jpg", picture() + os.urandom(4_000_000), "noise behind its end"
+        tmp_path / "in", "000.jpg", image_bytes() + os.urandom(4_000_000), "noise after its end"
     )
     for number in range(1, 250):
         (tmp_path / "in" / f"{number:03}.jpg").hardlink_to(first)

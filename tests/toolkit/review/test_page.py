@@ -1,4 +1,4 @@
-"""The page of a review as text: well formed, safe, the same twice, and what it says."""
+"""Tests of the review page as text: well formed, safe, deterministic, and its content."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.report_html.page import template
-from sm_train.toolkit.report_html.svg import INKS
+from sm_train.toolkit.report_html.svg import COLORS
 from sm_train.toolkit.review import comparison_table, waterfall
-from sm_train.toolkit.review.charts import clock, draw
+from sm_train.toolkit.review.charts import render_chart, time_axis
 from sm_train.toolkit.review.document import as_document
 from sm_train.toolkit.review.model import (
     LEVELS,
     Chart,
     Curve,
     Figures,
+    JobReview,
     Mark,
     Review,
-    Reviewed,
     Verdict,
 )
 from sm_train.toolkit.review.page import page, write_page
-from sm_train.toolkit.review.series import thinned
+from sm_train.toolkit.review.series import resample
 
 from tests.support.sample_reviews import healthy, offline, stalled, three_jobs
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 PARTS = ["useful", "start_up", "restarts", "stalls", "data_wait"]
 
-words = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), max_size=12)
+texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), max_size=12)
 numbers = st.floats(0, 1e12) | st.floats(-1e30, 1e30)
 maybe = st.none() | numbers
 positive = st.none() | st.floats(0, 1e9)
@@ -51,16 +51,16 @@ def lines(draw: st.DrawFn) -> Curve:
     times = sorted(draw(st.lists(st.floats(0, 1e6), min_size=count, max_size=count)))
     sides = [draw(st.lists(maybe, min_size=count, max_size=count)) for _ in range(3)]
     if draw(st.booleans()):
-        return Curve(draw(words), times, sides[0])
-    return Curve(draw(words), times, *sides)
+        return Curve(draw(texts), times, sides[0])
+    return Curve(draw(texts), times, *sides)
 
 
 charts = st.builds(
-    Chart, words, words, words, st.lists(lines(), max_size=8).map(tuple), st.none() | numbers
+    Chart, texts, texts, texts, st.lists(lines(), max_size=8).map(tuple), st.none() | numbers
 )
 figures = st.builds(
     Figures,
-    status=st.none() | words,
+    status=st.none() | texts,
     instances=st.none() | st.integers(1, 1000),
     resolution=st.none() | st.integers(1, 4096),
     effective_batch_size=st.none() | st.integers(1, 10**6),
@@ -75,26 +75,26 @@ figures = st.builds(
 )
 verdicts = st.builds(
     Verdict,
-    words,
+    texts,
     st.sampled_from(LEVELS),
-    words,
-    words,
-    st.lists(words, max_size=2).map(tuple),
-    st.none() | words,
+    texts,
+    texts,
+    st.lists(texts, max_size=2).map(tuple),
+    st.none() | texts,
 )
 marks = st.builds(
     Mark,
     st.sampled_from(["start", "stall", "checkpoint", "evaluation", "error", "end"]),
     st.floats(0, 1e6),
     st.floats(0, 1e5),
-    words,
+    texts,
 )
 jobs = st.builds(
-    lambda length, **given: Reviewed(begin=1e9, end=1e9 + length, **given),
+    lambda length, **fields: JobReview(begin=1e9, end=1e9 + length, **fields),
     st.floats(0, 1e7),
-    name=words,
-    run=st.none() | words,
-    stage=st.none() | words,
+    name=texts,
+    run=st.none() | texts,
+    stage=st.none() | texts,
     figures=figures,
     verdicts=st.lists(verdicts, max_size=3).map(tuple),
     charts=st.lists(charts, max_size=1).map(tuple),
@@ -103,19 +103,19 @@ jobs = st.builds(
 reviews = st.builds(
     Review,
     st.lists(jobs, min_size=1, max_size=5).map(tuple),
-    st.lists(words, max_size=1).map(tuple),
+    st.lists(texts, max_size=1).map(tuple),
 )
 
 
 class Reader(HTMLParser):
-    """Elements, ids and text of a page in which every element is closed where it should be."""
+    """Collects elements, attributes and text, and checks that all elements are closed in order."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.open: list[str] = []
         self.elements: Counter[str] = Counter()
         self.attributes: list[tuple[str, str]] = []
-        self.said: list[str] = []
+        self.texts: list[str] = []
         self.feed(text)
         self.close()
         assert self.open == []
@@ -135,14 +135,14 @@ class Reader(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        self.said.append(data)
+        self.texts.append(data)
 
     def all(self, key: str) -> list[str]:
         return [value for name, value in self.attributes if name == key]
 
 
 def check(text: str) -> Reader:
-    """What holds of every page."""
+    """Check the properties that all pages share."""
     read = Reader(text)
     assert read.elements["h1"] == read.elements["main"] == 1
     assert not read.elements.keys() & {"script", "img", "iframe", "object", "base", "form"}
@@ -166,17 +166,17 @@ def three() -> str:
 
 @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(reviews)
-def test_any_review_becomes_a_well_formed_page(review: Review) -> None:
+def test_any_review_renders_a_well_formed_page(review: Review) -> None:
     check(page(as_document(review)))
 
 
-def test_the_same_document_gives_the_same_bytes(tmp_path: Path) -> None:
+def test_page_is_deterministic(tmp_path: Path) -> None:
     document = as_document(Review((stalled(),)))
     write_page(tmp_path / "page.html", document)
     assert (tmp_path / "page.html").read_bytes() == page(document).encode()
 
 
-def test_what_comes_from_outside_stays_text() -> None:
+def test_untrusted_text_is_escaped() -> None:
     hostile = (
         "</script></style></title><script>alert(1)</script><img src=x onerror='a()'>\"$x^2$&lt;"
     )
@@ -184,10 +184,10 @@ def test_what_comes_from_outside_stays_text() -> None:
     plain = check(page(as_document(Review((harmless,), ("x",)))))
     read = check(page(as_document(Review((attacked,), (hostile,)))))
     assert read.elements == plain.elements
-    assert "".join(read.said).count(hostile) >= 20
+    assert "".join(read.texts).count(hostile) >= 20
 
 
-def _named(job: Reviewed, name: str) -> Reviewed:
+def _named(job: JobReview, name: str) -> JobReview:
     line = Curve(name, (1.0, 2.0), (1.0, 2.0))
     return replace(
         job,
@@ -201,16 +201,16 @@ def _named(job: Reviewed, name: str) -> Reviewed:
     )
 
 
-def test_the_page_is_one_file_without_a_trace_of_a_network(three: str) -> None:
+def test_page_is_self_contained(three: str) -> None:
     check(three)
     assert not re.search(r"https?:|@import|//[a-z]", three)
     assert len(three) < 1e6
     assert "default-src 'none'" in three
 
 
-def test_a_missing_folder_is_named_and_no_file_is_left(tmp_path: Path) -> None:
+def test_missing_folder_is_reported_and_no_file_is_left(tmp_path: Path) -> None:
     document = as_document(Review((offline(),)))
-    with pytest.raises(UserError, match=r"--html: .*nowhere: no such folder; make it first"):
+    with pytest.raises(UserError, match=r"--html: .*nowhere: no such folder; create it first"):
         write_page(tmp_path / "nowhere" / "page.html", document)
     with pytest.raises(UserError, match="Is a directory; name another file"):
         write_page(tmp_path, document)
@@ -218,7 +218,7 @@ def test_a_missing_folder_is_named_and_no_file_is_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("module", "name"), [("matplotlib", "matplotlib"), ("jinja2", "Jinja2")])
-def test_without_the_extra_it_says_what_to_install(module: str, name: str) -> None:
+def test_missing_extra_names_what_to_install(module: str, name: str) -> None:
     program = (
         f"import sys; sys.modules[{module!r}] = None\n"
         "from sm_train.toolkit.review.page import page\n"
@@ -228,24 +228,26 @@ def test_without_the_extra_it_says_what_to_install(module: str, name: str) -> No
         "try: page(as_document(Review((offline(),))))\n"
         "except UserError as error: print(error)\n"
     )
-    said = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True,
         text=True,
         check=True,
         cwd=Path(__file__).parents[3],
     ).stdout
-    assert said == f'--html: needs {name}; pip install "sm-train[report]" brings it\n'
+    assert output == f'--html: needs {name}; install it with pip install "sm-train[report]"\n'
 
 
-def test_the_headline_says_the_worst_and_only_known_dollars(three: str) -> None:
+def test_headline_counts_problems_and_known_costs(three: str) -> None:
     assert "3 jobs: 3 problems, 4 warnings, 2 open questions" in three
     assert "at least $42,252" in three
-    assert "1 job: all is well · about $5.00 · 2.0 h" in page(as_document(Review((_well(),))))
+    assert "1 job: no problems · about $5.00 · 2.0 h" in page(
+        as_document(Review((_healthy_job(),)))
+    )
 
 
-def _well() -> Reviewed:
-    return Reviewed(
+def _healthy_job() -> JobReview:
+    return JobReview(
         "a",
         None,
         None,
@@ -258,7 +260,7 @@ def _well() -> Reviewed:
     )
 
 
-def test_jobs_are_ranked_only_where_they_did_the_same() -> None:
+def test_jobs_are_ranked_only_where_comparable() -> None:
     documents = as_document(Review((healthy(1), stalled(), offline())))["jobs"]
     ranks = {
         row.label: [cell.rank for cell in row.cells]
@@ -267,41 +269,41 @@ def test_jobs_are_ranked_only_where_they_did_the_same() -> None:
     }
     assert ranks["goodput"] == ["best", "worst", None]
     assert ranks["waiting for data"] == ["best", "worst", None]
-    # Of other resolutions, and the third's is not known.
-    assert ranks["iterations a second"] == [None] * 3
+    # The resolutions differ, and the third job's is unknown.
+    assert ranks["it/s"] == [None] * 3
     for document in documents:
         document |= {"resolution": 256, "effective_batch_size": 2048}
     rows = dict(comparison_table.table(documents))["Speed"]
     assert [cell.rank for cell in rows[0].cells] == [None, "worst", "best"]
     documents[2]["steps_per_second"] = 1.8021
     rows = dict(comparison_table.table(documents[::2]))["Speed"]
-    assert [(cell.words, cell.rank) for cell in rows[0].cells] == [("1.8", None)] * 2
-    alone = comparison_table.table(documents[:1])
-    assert {cell.rank for _, rows in alone for row in rows for cell in row.cells} == {None}
+    assert [(cell.text, cell.rank) for cell in rows[0].cells] == [("1.8", None)] * 2
+    single = comparison_table.table(documents[:1])
+    assert {cell.rank for _, rows in single for row in rows for cell in row.cells} == {None}
     assert "GPU utilization" in comparison_table.unknown(documents[2])
 
 
-def test_the_waterfall_steps_from_all_time_to_what_trained() -> None:
+def test_waterfall_leads_from_all_time_to_training() -> None:
     document = as_document(Review((stalled(),)))
-    found = waterfall.waterfall_bars(document["jobs"][0], document["parts"])
-    assert [step.label for step in found] == [
+    bars = waterfall.waterfall_bars(document["jobs"][0], document["parts"])
+    assert [bar.label for bar in bars] == [
         "billed",
         "start-up",
         "restarts",
-        "work done again",
+        "repeated work",
         "stalls",
         "checkpoints",
         "waiting for data",
         "shut-down",
         "training",
     ]
-    assert (found[0].start, found[0].width, found[0].dollars) == (0, 100, "$1,232")
-    for before, after in pairwise(found[1:]):
+    assert (bars[0].start, bars[0].width, bars[0].dollars) == (0, 100, "$1,232")
+    for before, after in pairwise(bars[1:]):
         assert after.start + after.width == pytest.approx(before.start)
-    assert found[-1].start == 0
-    assert found[4].time == "39 min"
-    assert found[4].share == "6.9%"
-    assert found[4].dollars == "$85.21"
+    assert bars[-1].start == 0
+    assert bars[4].time == "39 min"
+    assert bars[4].share == "6.9%"
+    assert bars[4].dollars == "$85.21"
     assert (
         waterfall.waterfall_bars(as_document(Review((offline(),)))["jobs"][0], document["parts"])
         == []
@@ -312,11 +314,11 @@ values = st.lists(st.none() | st.floats(-1e6, 1e6), min_size=1, max_size=90)
 
 
 @given(st.lists(values, min_size=1, max_size=3), st.integers(1, 50))
-def test_a_thinned_table_keeps_to_what_was_measured(
+def test_resampled_table_stays_within_measured_values(
     curves: list[list[float | None]], most: int
 ) -> None:
-    timed = [([float(place) for place in range(len(one))], one) for one in curves]
-    rows = thinned(timed, most)
+    timed = [([float(index) for index in range(len(one))], one) for one in curves]
+    rows = resample(timed, most)
     assert len(rows) <= most
     longest = max(map(len, curves))
     if longest <= most:
@@ -324,20 +326,20 @@ def test_a_thinned_table_keeps_to_what_was_measured(
         assert [row.values[0] for row in rows][: len(curves[0])] == curves[0]
     for column, curve in enumerate(curves):
         measured = [one for one in curve if one is not None]
-        said = [row.values[column] for row in rows if row.values[column] is not None]
-        assert bool(said) == bool(measured)
-        for one in said:
+        resampled = [row.values[column] for row in rows if row.values[column] is not None]
+        assert bool(resampled) == bool(measured)
+        for one in resampled:
             assert one is not None
             assert min(measured) - 1e-6 <= one <= max(measured) + 1e-6
 
 
-def test_of_many_nodes_the_one_apart_is_named() -> None:
+def test_outlier_among_many_nodes_is_named() -> None:
     chart = as_document(Review((healthy(),)))["jobs"][0]["charts"][2]
-    shown = draw("chart", chart, clock(1e5))
-    assert shown.keys[0].words == "algo-8, the lowest on average"
-    assert [key.words for key in shown.keys[1:]] == [
+    shown = render_chart("chart", chart, time_axis(1e5))
+    assert shown.legend[0].label == "algo-8, lowest on average"
+    assert [entry.label for entry in shown.legend[1:]] == [
         "median of all 16",
-        "the others; shaded: from lowest to highest",
+        "others; shaded: lowest to highest",
     ]
     assert shown.svg is not None
     assert len(re.findall(r'id="chart-line-\d+"', shown.svg)) == 16
@@ -345,7 +347,7 @@ def test_of_many_nodes_the_one_apart_is_named() -> None:
     assert len(shown.rows) == 40
 
 
-def test_a_chart_without_values_says_so_and_a_line_without_is_named() -> None:
+def test_chart_and_line_without_values_are_reported() -> None:
     empty = Curve("gpu 1", (1.0, 2.0), (None, None))
     full = Curve("gpu 0", (1.0, 2.0), (3.0, None))
     review = Review(
@@ -357,31 +359,37 @@ def test_a_chart_without_values_says_so_and_a_line_without_is_named() -> None:
         )
     )
     text = page(as_document(review))
-    assert text.count('class="drawing"') == 1
-    assert "Nothing was measured." in text
-    assert "Without a value: gpu 1." in text
+    assert text.count('class="plot"') == 1
+    assert "There are no measurements." in text
+    assert "No values: gpu 1." in text
 
 
-def test_shares_are_percent_for_people() -> None:
+def test_shares_are_shown_as_percent() -> None:
     line = Curve("node", (1.0, 2.0), (0.5, None), (0.25, None), (0.75, None))
-    shown = draw(
+    shown = render_chart(
         "chart",
         as_document(
             Review(
-                (replace(offline(), charts=(Chart("gpu", "GPUs at work", "share", (line,), 1.0),)),)
+                (
+                    replace(
+                        offline(), charts=(Chart("gpu", "GPU utilization", "share", (line,), 1.0),)
+                    ),
+                )
             )
         )["jobs"][0]["charts"][0],
-        clock(9),
+        time_axis(9),
     )
     assert (shown.unit, shown.rows) == ("%", (("1", "50"), ("2", "–")))
-    assert shown.summary == "always 50%; full is 100."
+    assert shown.summary == "always 50%; the maximum is 100."
 
 
-def test_commands_in_sentences_are_marked_as_such() -> None:
-    said = (
-        replace(_well().verdicts[0], fix="see `sm-train diagnose <a>` first", evidence=("a ` b",)),
+def test_backticks_become_code_elements() -> None:
+    changed = (
+        replace(
+            _healthy_job().verdicts[0], fix="see `sm-train diagnose <a>` first", evidence=("a ` b",)
+        ),
     )
-    text = page(as_document(Review((replace(_well(), verdicts=said),))))
+    text = page(as_document(Review((replace(_healthy_job(), verdicts=changed),))))
     assert "see <code>sm-train diagnose &lt;a&gt;</code> first" in text
     assert "a ` b" in text
 
@@ -390,20 +398,20 @@ def test_interruptions_are_numbered_and_routine_is_counted() -> None:
     text = page(as_document(Review((stalled(),))))
     events = re.findall(r'<tr><th scope="row">(\d)</th><td>(\w+)</td><td>([^<]*)</td>', text)
     assert events == [("1", "stall", "3.1 h"), ("2", "error", "3.8 h"), ("3", "restart", "4.0 h")]
-    assert "Ticks at their foot: 8 checkpoints" in text
+    assert "Ticks at the bottom: 8 checkpoints" in text
     assert "collective 4711 &lt;ALLREDUCE&gt; timed out" in text
 
 
 def themes() -> Iterator[dict[str, str]]:
-    """The custom properties in light and in dark."""
+    """Yield the custom properties of the light and the dark theme."""
     light, dark = template("page.css").split("@media (prefers-color-scheme: dark)")
     for text in (light, light + dark.split("}")[0]):
         yield dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", text))
 
 
 def luminance(color: str) -> float:
-    """WCAG 2.2, relative luminance."""
-    parts = [int(color[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    """Return the relative luminance by WCAG 2.2."""
+    parts = [int(color[start : start + 2], 16) / 255 for start in (1, 3, 5)]
     linear = [one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
@@ -413,14 +421,14 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-def test_words_and_drawings_stand_out_in_both_themes() -> None:
+def test_text_and_plots_have_enough_contrast_in_both_themes() -> None:
     light, dark = themes()
     assert {key for key in light if light[key] == dark[key]} == set()
     for theme in (light, dark):
-        assert set(INKS) <= theme.keys()
+        assert set(COLORS) <= theme.keys()
         for ground in ("page", "card"):
             for text in ("text", "muted", "link", "good", "warning", "bad", "unknown"):
                 assert contrast(theme[text], theme[ground]) >= 4.5, (text, ground)
-            for drawn in (*INKS, "focus"):
-                if drawn != "rule":
-                    assert contrast(theme[drawn], theme[ground]) >= 3, (drawn, ground)
+            for color in (*COLORS, "focus"):
+                if color != "rule":
+                    assert contrast(theme[color], theme[ground]) >= 3, (color, ground)

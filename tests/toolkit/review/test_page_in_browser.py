@@ -1,7 +1,7 @@
-"""The page of a review as its reader has it: opened from a file in headless Chromium.
+"""Tests of the review page in headless Chromium, opened from a file.
 
-Debian's packages chromium and chromium-driver; ``.ci/run`` sets REQUIRE_BROWSER and nothing is
-skipped.
+They need Debian's packages chromium and chromium-driver and are skipped without them, unless
+REQUIRE_BROWSER is set, as by ``.ci/run``.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run "
     "--disable-background-networking --disable-component-update --disable-sync"
 )
-DOCUMENT = as_document(Review((healthy(16), stalled(), offline()), ("one note",)))
+DOCUMENT = as_document(Review((healthy(16), stalled(), offline()), ("one warning",)))
 
-# What a reader can come to by Tab, in the page's order.
+# All elements that Tab reaches, in the page's order.
 STOPS = """
 return [...document.querySelectorAll('a[href], summary, [tabindex="0"]')]
     .filter((one) => one.checkVisibility())
 """
-# The colours of every visible piece of text, behind it whatever ground is nearest.
+# The color of every visible text and of the nearest background behind it.
 TEXTS = """
 const found = new Map(), walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
 while (walker.nextNode()) {
@@ -46,15 +46,15 @@ while (walker.nextNode()) {
     let ground = element;
     while (ground && getComputedStyle(ground).backgroundColor === "rgba(0, 0, 0, 0)")
         ground = ground.parentElement;
-    const drawn = element instanceof SVGElement;
-    const colors = [drawn ? style.fill : style.color,
+    const isSvg = element instanceof SVGElement;
+    const colors = [isSvg ? style.fill : style.color,
         getComputedStyle(ground || document.body).backgroundColor];
     found.set(colors.join(" on "), [...colors, text.slice(0, 40)]);
 }
 return [...found.values()];
 """
-DRAWN = """
-return Object.fromEntries([...document.querySelectorAll("svg.drawing")].map((svg) => [
+LINE_SIZES = """
+return Object.fromEntries([...document.querySelectorAll("svg.plot")].map((svg) => [
     svg.closest("figure").querySelector("h4").id,
     [...svg.querySelectorAll('[id*="-line-"]')].map((line) => {
         const box = line.getBBox();
@@ -73,16 +73,16 @@ return [...document.querySelectorAll("body *")].filter((one) =>
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
     chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if not chromium or not driver:
-        missing("no chromium or no chromedriver here", "REQUIRE_BROWSER")
+        missing("chromium or chromedriver is not installed", "REQUIRE_BROWSER")
     options = webdriver.ChromeOptions()
     options.binary_location = chromium
     for flag in FLAGS.split():
         options.add_argument(flag)
     options.add_argument(f"--user-data-dir={tmp_path_factory.mktemp('profile')}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    found = webdriver.Chrome(options, webdriver.ChromeService(driver))
-    yield found
-    found.quit()
+    chrome = webdriver.Chrome(options, webdriver.ChromeService(driver))
+    yield chrome
+    chrome.quit()
 
 
 @pytest.fixture(scope="module")
@@ -94,19 +94,19 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def opened(browser: webdriver.Chrome, address: str) -> webdriver.Chrome:
-    """The page, freshly loaded on a desk's screen in light."""
-    dressed(browser, width=1200, theme="light")
+    """Load the page on a desktop screen in the light theme."""
+    emulate(browser, width=1200, theme="light")
     for log in ("browser", "performance"):
         browser.get_log(log)
     browser.get(address)
     return browser
 
 
-def dressed(browser: webdriver.Chrome, width: int, theme: str) -> None:
+def emulate(browser: webdriver.Chrome, width: int, theme: str) -> None:
     screen = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 600}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
-    wishes = {"prefers-color-scheme": theme, "prefers-reduced-motion": "reduce"}
-    features = [{"name": name, "value": value} for name, value in wishes.items()]
+    preferences = {"prefers-color-scheme": theme, "prefers-reduced-motion": "reduce"}
+    features = [{"name": name, "value": value} for name, value in preferences.items()]
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
 
 
@@ -123,7 +123,7 @@ def requests(browser: webdriver.Chrome) -> list[str]:
     ]
 
 
-def test_it_opens_without_a_word_on_the_console_and_asks_for_nothing(
+def test_page_opens_without_console_messages_or_requests(
     opened: webdriver.Chrome, address: str
 ) -> None:
     assert opened.title == "Review of 3 jobs"
@@ -134,18 +134,18 @@ def test_it_opens_without_a_word_on_the_console_and_asks_for_nothing(
 
 
 def test_every_line_of_every_chart_is_drawn(opened: webdriver.Chrome) -> None:
-    drawn = opened.execute_script(DRAWN)
+    line_sizes = opened.execute_script(LINE_SIZES)
     for job, reviewed in enumerate(DOCUMENT["jobs"]):
-        for place, chart in enumerate(reviewed["charts"]):
+        for index, chart in enumerate(reviewed["charts"]):
             lines = [one for one in chart["lines"] if any(v is not None for v in one["values"])]
-            sizes = drawn.pop(f"job-{job + 1}-chart-{place + 1}", [])
+            sizes = line_sizes.pop(f"job-{job + 1}-chart-{index + 1}", [])
             assert len(sizes) == len(lines)
             assert min(sizes, default=1) > 0
-    # Speed and loss of two or three jobs, and what else stands for a whole job.
-    assert [len(sizes) for sizes in drawn.values()] == [3, 2, 2]
+    # The overlaid charts: those that represent a whole job, of two or three jobs.
+    assert [len(sizes) for sizes in line_sizes.values()] == [3, 2, 2]
 
 
-def test_tab_comes_to_everything_in_order_and_keys_open_it(opened: webdriver.Chrome) -> None:
+def test_tab_reaches_all_controls_in_order_and_keys_open_details(opened: webdriver.Chrome) -> None:
     stops = opened.execute_script(STOPS)
     assert len(stops) > 30
     for stop in stops:
@@ -167,7 +167,7 @@ def test_tab_comes_to_everything_in_order_and_keys_open_it(opened: webdriver.Chr
         assert opened.execute_script(is_open, details) is state
 
 
-def test_the_first_tab_leads_to_the_verdicts(opened: webdriver.Chrome) -> None:
+def test_first_tab_skips_to_the_verdicts(opened: webdriver.Chrome) -> None:
     press(opened, Keys.TAB)
     skip = opened.switch_to.active_element
     assert skip.text == "Skip to the verdicts"
@@ -178,10 +178,10 @@ def test_the_first_tab_leads_to_the_verdicts(opened: webdriver.Chrome) -> None:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_a_telephone_shows_all_of_it_without_scrolling_sideways(
+def test_phone_shows_the_page_without_horizontal_scrolling(
     opened: webdriver.Chrome, theme: str
 ) -> None:
-    dressed(opened, width=360, theme=theme)
+    emulate(opened, width=360, theme=theme)
     opened.execute_script("document.querySelectorAll('details').forEach((one) => one.open = true)")
     assert opened.execute_script("return document.documentElement.scrollWidth") <= 360
     assert opened.execute_script(TOO_WIDE) == []
@@ -190,7 +190,7 @@ def test_a_telephone_shows_all_of_it_without_scrolling_sideways(
         " parseFloat(getComputedStyle(one).fontSize) * one.getScreenCTM().a))"
     )
     assert smallest >= 9
-    # What is wider moves by the keyboard in a region of its own.
+    # Wider content scrolls by keyboard in its own region.
     wide = opened.execute_script(
         "const one = [...document.querySelectorAll('.scroll')].find((one) =>"
         " one.scrollWidth > one.clientWidth); one.focus(); return one"
@@ -198,12 +198,12 @@ def test_a_telephone_shows_all_of_it_without_scrolling_sideways(
     press(opened, Keys.ARROW_RIGHT)
     opened.execute_async_script(
         "const done = arguments[1], one = arguments[0];"
-        "const look = () => one.scrollLeft > 0 ? done() : requestAnimationFrame(look); look()",
+        "const poll = () => one.scrollLeft > 0 ? done() : requestAnimationFrame(poll); poll()",
         wide,
     )
 
 
-def test_paper_shows_the_evidence(opened: webdriver.Chrome) -> None:
+def test_print_shows_the_evidence(opened: webdriver.Chrome) -> None:
     evidence = opened.find_element("css selector", ".verdicts details li")
     assert not evidence.is_displayed()
     opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
@@ -214,11 +214,11 @@ def test_paper_shows_the_evidence(opened: webdriver.Chrome) -> None:
         opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
 
 
-def test_light_and_dark_differ_and_all_text_stands_out(opened: webdriver.Chrome) -> None:
+def test_themes_differ_and_text_has_enough_contrast(opened: webdriver.Chrome) -> None:
     opened.execute_script("document.querySelectorAll('details').forEach((one) => one.open = true)")
     pages = []
     for theme in ("light", "dark"):
-        dressed(opened, width=1200, theme=theme)
+        emulate(opened, width=1200, theme=theme)
         found = opened.execute_script(TEXTS)
         for front, ground, text in found:
             assert contrast(front, ground) >= 4.5, (theme, text, front, ground)
@@ -229,7 +229,7 @@ def test_light_and_dark_differ_and_all_text_stands_out(opened: webdriver.Chrome)
 
 
 def contrast(*colors: str) -> float:
-    """WCAG 2.2, of two colours as browsers write them."""
+    """Return the WCAG 2.2 contrast of two colors in CSS notation."""
     levels = []
     for color in colors:
         assert color.startswith("rgb("), color
@@ -241,32 +241,34 @@ def contrast(*colors: str) -> float:
     return (max(levels) + 0.05) / (min(levels) + 0.05)
 
 
-def test_the_outline_is_one_that_a_screen_reader_can_walk(opened: webdriver.Chrome) -> None:
-    def ask(script: str) -> Any:
+def test_outline_is_accessible_to_screen_readers(opened: webdriver.Chrome) -> None:
+    def evaluate(script: str) -> Any:
         return opened.execute_script(f"return {script}")
 
-    levels = ask("[...document.querySelectorAll('h1, h2, h3, h4')].map((one) => +one.tagName[1])")
+    levels = evaluate(
+        "[...document.querySelectorAll('h1, h2, h3, h4')].map((one) => +one.tagName[1])"
+    )
     assert levels[0] == 1
     assert levels.count(1) == 1
     for before, after in pairwise(levels):
         assert after <= before + 1
-    assert ask("document.documentElement.lang") == "en"
+    assert evaluate("document.documentElement.lang") == "en"
     for landmark in ("header", "main", "nav"):
-        assert ask(f"document.querySelectorAll('{landmark}').length") == 1
+        assert evaluate(f"document.querySelectorAll('{landmark}').length") == 1
     unnamed = {
         "table": "one.caption && one.caption.textContent",
         "th": "one.scope && (one.textContent.trim() || one.children.length)",
-        "svg.drawing": "one.getAttribute('aria-label').length > 20",
+        "svg.plot": "one.getAttribute('aria-label').length > 20",
         "section, .scroll, nav": "one.ariaLabel || one.ariaLabelledByElements.length",
         "a, summary": "one.textContent.trim()",
-        "svg:not(.drawing)": "one.getAttribute('aria-hidden')",
+        "svg:not(.plot)": "one.getAttribute('aria-hidden')",
     }
     for selector, name in unnamed.items():
         without = f"[...document.querySelectorAll('{selector}')].filter((one) => !({name}))"
-        assert ask(f"{without}.map((one) => one.outerHTML.slice(0, 99))") == []
+        assert evaluate(f"{without}.map((one) => one.outerHTML.slice(0, 99))") == []
 
 
-def test_what_a_log_says_becomes_no_element_and_runs_nothing(
+def test_log_text_creates_no_elements_and_runs_no_script(
     browser: webdriver.Chrome, tmp_path: Path
 ) -> None:
     attack = "</script></style><script>window.caught = 1</script><img src=x onerror='caught = 1'>"

@@ -1,4 +1,4 @@
-"""What a run needs, decided from what AWS says alone: pure, so every history can be tried."""
+"""Deciding what a run needs next: pure, so any history can be tested."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from sm_train.toolkit.runs.remediation import (
 )
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
-POLICY = Policy(attempts=3, delay=timedelta(seconds=60))
-LOST = Cause("capacity", "found no machines", retryable=True)
-OWN = Cause("program", "failed", retryable=False)
+POLICY = Policy(max_attempts=3, backoff=timedelta(seconds=60))
+CAPACITY_LOSS = Cause("capacity", "got no instances", retryable=True)
+USER_CODE_FAILURE = Cause("program", "failed", retryable=False)
 
 
 def job(
@@ -39,98 +39,127 @@ def job(
         "TrainingStartTime": NOW - timedelta(days=1),
         "TrainingEndTime": NOW - timedelta(seconds=ended_ago),
     }
-    named = {f"sm-train:{key.replace('_', '-')}": value for key, value in tags.items()}
-    return TrainingJob(f"demo--a-{attempt:04d}", "demo", "a", status, named, description)
+    job_tags = {f"sm-train:{key.replace('_', '-')}": value for key, value in tags.items()}
+    return TrainingJob(f"demo--a-{attempt:04d}", "demo", "a", status, job_tags, description)
 
 
 def state(
-    *jobs: TrainingJob, step: int | None = None, silent: float = 5.0, name: str = "a"
+    *jobs: TrainingJob, step: int | None = None, inactive: float = 5.0, name: str = "a"
 ) -> StageState:
-    words = Progress(step=step, steps_per_second=1.0, sign=NOW.timestamp() - silent)
+    progress = Progress(step=step, steps_per_second=1.0, last_activity=NOW.timestamp() - inactive)
     return stage_state(
-        name, 1000, jobs, StoredCheckpoint(step, (), final=False), words, now=NOW, stall_after=900
+        name,
+        1000,
+        jobs,
+        StoredCheckpoint(step, (), final=False),
+        progress,
+        now=NOW,
+        stall_after=900,
     )
 
 
-def asked(*stages: StageState, cause: Cause = LOST, **changes: Any) -> Action:
+def decide(*stages: StageState, cause: Cause = CAPACITY_LOSS, **changes: Any) -> Action:
     policy = changes.pop("policy", POLICY)
     return next_action(
         stages, policy, lambda _: cause, spent_usd=changes.pop("spent", 0.0), now=NOW
     )
 
 
-def test_the_delay_doubles_while_jobs_leave_no_checkpoint() -> None:
+def test_delay_doubles_while_jobs_leave_no_checkpoint() -> None:
     failures = [job(number, "Failed", ended_ago=100) for number in (1, 2, 3)]
-    assert isinstance(asked(state(failures[0])), StartJob)
-    assert isinstance(asked(state(*failures[:2])), NoAction)
+    assert isinstance(decide(state(failures[0])), StartJob)
+    assert isinstance(decide(state(*failures[:2])), NoAction)
     waited = job(2, "Failed", ended_ago=130)
-    assert isinstance(asked(state(failures[0], waited)), StartJob)
+    assert isinstance(decide(state(failures[0], waited)), StartJob)
 
 
-def test_so_many_in_a_row_and_a_person_is_needed() -> None:
+@given(st.integers(0, 100), st.integers(1, 3600), st.integers(1, 9), st.booleans())
+def test_delay_grows_up_to_the_cap_and_never_beyond(
+    fruitless: int, backoff: int, placements: int, relocates: bool
+) -> None:
+    policy = Policy(100, timedelta(seconds=backoff), placements)
+    delays = [policy.delay(count, relocates=relocates) for count in range(fruitless + 1)]
+    assert delays[0] == timedelta(seconds=backoff)
+    assert delays == sorted(delays)
+    assert max(delays) <= timedelta(hours=1)
+
+
+def test_delay_is_capped_at_an_hour() -> None:
+    """From the decision's point of view: after many failures the next job starts in an hour."""
+    policy = Policy(max_attempts=100, backoff=timedelta(seconds=60))
+    failures = [job(number, "Failed") for number in range(1, 20)]
+    for ended_ago, expected in ((3599, NoAction), (3601, StartJob)):
+        newest = job(20, "Failed", ended_ago=ended_ago)
+        assert isinstance(decide(state(*failures, newest), policy=policy), expected)
+    # 60 s double to 1920 s after the sixth job; the seventh would reach 3840 s.
+    sixth, seventh = (policy.delay(count, relocates=False) for count in (6, 7))
+    assert (sixth, seventh) == (timedelta(seconds=1920), timedelta(hours=1))
+
+
+def test_finishes_after_max_attempts_without_progress() -> None:
     failures = [job(number, "Failed") for number in (1, 2, 3)]
-    ended = asked(state(*failures))
+    ended = decide(state(*failures))
     assert isinstance(ended, Finish)
     assert ended.exit_code == ExitCode.CAPACITY
-    assert "recovery.max_attempts" in ended.words
+    assert "recovery.max_attempts" in ended.message
 
 
-def test_progress_forgets_failures() -> None:
-    """Each of ten jobs left a newer checkpoint: the eleventh is as welcome as the second."""
+def test_progress_resets_the_failure_count() -> None:
+    """Each of ten jobs left a newer checkpoint, so the eleventh may start."""
     jobs = [job(number, "Failed", from_step=str(100 * (number - 1))) for number in range(1, 11)]
-    action = asked(state(*jobs, step=1000 - 1))
+    action = decide(state(*jobs, step=1000 - 1))
     assert isinstance(action, StartJob)
     assert (action.attempt, action.from_step) == (11, 999)
 
 
-def test_no_attempts_means_never_by_itself() -> None:
-    action = asked(state(job(1, "Failed")), policy=Policy(0, timedelta(seconds=1)))
+def test_zero_max_attempts_never_restarts() -> None:
+    action = decide(state(job(1, "Failed")), policy=Policy(0, timedelta(seconds=1)))
     assert isinstance(action, Finish)
 
 
-def test_the_programs_own_error_and_a_users_stop_are_final() -> None:
-    assert asked(state(job(1, "Failed")), cause=OWN) == Finish(
+def test_user_code_failure_and_user_stop_are_final() -> None:
+    assert decide(state(job(1, "Failed")), cause=USER_CODE_FAILURE) == Finish(
         ExitCode.JOB_FAILED, "demo--a-0001: failed"
     )
     for stopped in (job(1, "Stopped"), job(1, "Failed", stopped_for="user")):
-        ended = asked(state(stopped))
+        ended = decide(state(stopped))
         assert isinstance(ended, Finish)
         assert ended.exit_code == ExitCode.OK
 
 
-def test_a_long_silence_is_a_stall_and_a_shorter_one_is_not() -> None:
+def test_only_inactivity_beyond_the_timeout_is_a_stall() -> None:
     live = job(1, "InProgress")
     limit = 900 + LOG_DELAY_SECONDS
-    assert isinstance(asked(state(live, step=5, silent=limit - 1)), NoAction)
-    stop = asked(state(live, step=5, silent=limit + 1))
+    assert isinstance(decide(state(live, step=5, inactive=limit - 1)), NoAction)
+    stop = decide(state(live, step=5, inactive=limit + 1))
     assert isinstance(stop, StopJob)
     assert stop.cause == "stall"
 
 
-def test_a_job_that_has_said_its_end_is_not_silent() -> None:
-    words = Progress(step=1000, sign=NOW.timestamp() - 7200, ended="done")
+def test_job_that_logged_its_end_is_not_stalled() -> None:
+    progress = Progress(step=1000, last_activity=NOW.timestamp() - 7200, ended="done")
     ending = stage_state(
         "a",
         1000,
         [job(1, "InProgress")],
         StoredCheckpoint(1000, (), final=True),
-        words,
+        progress,
         now=NOW,
         stall_after=900,
     )
     assert ending.state == "training"
 
 
-def test_a_budget_that_only_warns_stops_nothing() -> None:
+def test_budget_stops_a_job_only_with_on_exceed_stop() -> None:
     live = state(job(1, "InProgress"), step=5)
     soft = Policy(3, timedelta(seconds=60), budget_usd=100.0, budget_stops=False)
     hard = Policy(3, timedelta(seconds=60), budget_usd=100.0)
-    assert isinstance(asked(live, policy=soft, spent=500.0), NoAction)
-    assert isinstance(asked(live, policy=hard, spent=99.0), NoAction)
-    assert isinstance(asked(live, policy=hard, spent=100.0), StopJob)
+    assert isinstance(decide(live, policy=soft, spent=500.0), NoAction)
+    assert isinstance(decide(live, policy=hard, spent=99.0), NoAction)
+    assert isinstance(decide(live, policy=hard, spent=100.0), StopJob)
 
 
-_fates = st.tuples(
+_histories = st.tuples(
     st.sampled_from(["Failed", "Stopped", "Completed"]),
     st.sampled_from(["", "MaxRuntimeExceeded", "Interrupted", "MaxWaitTimeExceeded"]),
     st.integers(0, 999),
@@ -139,13 +168,13 @@ _fates = st.tuples(
 
 
 @given(
-    st.lists(_fates, max_size=8),
+    st.lists(_histories, max_size=8),
     st.sampled_from(["InProgress", "Stopping", "Failed", "Stopped", "A status of the future"]),
     st.booleans(),
     st.floats(0, 200),
 )
-def test_whatever_happened_a_stage_with_a_live_job_gets_no_other(
-    fates: list[tuple[str, str, int, str | None]], last: str, retryable: bool, spent: float
+def test_never_starts_a_second_live_job_in_a_stage(
+    history: list[tuple[str, str, int, str | None]], last: str, retryable: bool, spent: float
 ) -> None:
     jobs = [
         job(
@@ -155,18 +184,18 @@ def test_whatever_happened_a_stage_with_a_live_job_gets_no_other(
             from_step=str(step),
             **({"stopped_for": reason} if reason else {}),
         )
-        for number, (status, secondary, step, reason) in enumerate(fates, 1)
+        for number, (status, secondary, step, reason) in enumerate(history, 1)
     ]
     jobs.append(job(len(jobs) + 1, last))
     policy = Policy(3, timedelta(seconds=60), budget_usd=100.0)
-    cause = LOST if retryable else OWN
-    action = asked(state(*jobs, step=500), policy=policy, spent=spent, cause=cause)
+    cause = CAPACITY_LOSS if retryable else USER_CODE_FAILURE
+    action = decide(state(*jobs, step=500), policy=policy, spent=spent, cause=cause)
     if jobs[-1].live:
         assert not isinstance(action, StartJob)
     if isinstance(action, StartJob):
         assert action.attempt == len(jobs) + 1
         assert spent < 100.0
-        assert attempts_without_progress(state(*jobs, step=500)) < policy.attempts
+        assert attempts_without_progress(state(*jobs, step=500)) < policy.max_attempts
 
 
 _ends = st.tuples(
@@ -175,65 +204,67 @@ _ends = st.tuples(
 
 
 @given(st.lists(_ends, max_size=20), st.integers(1, 4), st.integers(1, 6))
-def test_a_run_moves_for_want_of_machines_alone_and_through_all_places_in_order(
-    ends: list[tuple[str, bool]], places: int, attempts: int
+def test_relocates_only_on_capacity_loss_in_fallback_order(
+    ends: list[tuple[str, bool]], placements: int, attempts: int
 ) -> None:
-    """A whole life, each job as the decision before it asked for."""
-    policy = Policy(attempts, timedelta(seconds=1), places)
-    jobs, step, place = [job(1, "Failed", from_step="0")], 0, 0
+    """A whole run: each job starts as the previous decision says."""
+    policy = Policy(attempts, timedelta(seconds=1), placements)
+    jobs, step, placement = [job(1, "Failed", from_step="0")], 0, 0
     for code, progress in ends:
         step += progress
-        action = asked(
+        action = decide(
             state(*jobs, step=step), policy=policy, cause=Cause(code, "", retryable=True)
         )
         if not isinstance(action, StartJob):
             assert isinstance(action, Finish)
             assert attempts_without_progress(state(*jobs, step=step)) >= attempts
             return
-        place = (place + (code in ("capacity", "spot"))) % places
-        assert (action.place, action.attempt) == (place, len(jobs) + 1)
-        jobs.append(job(action.attempt, "Failed", from_step=str(step), place=str(place)))
-        live = job(action.attempt, "InProgress", place=str(place))
-        assert not isinstance(asked(state(*jobs[:-1], live, step=step), policy=policy), StartJob)
+        placement = (placement + (code in ("capacity", "spot"))) % placements
+        assert (action.placement, action.attempt) == (placement, len(jobs) + 1)
+        jobs.append(job(action.attempt, "Failed", from_step=str(step), placement=str(placement)))
+        live = job(action.attempt, "InProgress", placement=str(placement))
+        assert not isinstance(decide(state(*jobs[:-1], live, step=step), policy=policy), StartJob)
 
 
-def test_each_place_is_tried_once_before_the_delay_grows() -> None:
-    failures = [job(number, "Failed", ended_ago=100, place=str(number - 1)) for number in (1, 2)]
-    two = Policy(attempts=9, delay=timedelta(seconds=60), places=2)
-    assert isinstance(asked(state(*failures), policy=two), StartJob)
-    third = job(3, "Failed", ended_ago=100, place="0")
-    assert isinstance(asked(state(*failures, third), policy=two), NoAction)
+def test_each_placement_is_tried_once_before_the_delay_doubles() -> None:
+    failures = [
+        job(number, "Failed", ended_ago=100, placement=str(number - 1)) for number in (1, 2)
+    ]
+    two = Policy(max_attempts=9, backoff=timedelta(seconds=60), placements=2)
+    assert isinstance(decide(state(*failures), policy=two), StartJob)
+    third = job(3, "Failed", ended_ago=100, placement="0")
+    assert isinstance(decide(state(*failures, third), policy=two), NoAction)
     internal = Cause("internal-error", "failed", retryable=True)
-    assert isinstance(asked(state(*failures), policy=two, cause=internal), NoAction)
+    assert isinstance(decide(state(*failures), policy=two, cause=internal), NoAction)
 
 
-def test_the_next_stage_begins_where_the_last_one_ended() -> None:
-    done = job(2, "Completed", place="1", chain="on")
-    three = Policy(attempts=3, delay=timedelta(seconds=60), places=3)
-    action = asked(state(done, step=1000), state(name="b"), policy=three)
+def test_next_stage_starts_at_the_placement_of_the_previous_one() -> None:
+    done = job(2, "Completed", placement="1", auto_advance="on")
+    three = Policy(max_attempts=3, backoff=timedelta(seconds=60), placements=3)
+    action = decide(state(done, step=1000), state(name="b"), policy=three)
     assert isinstance(action, StartJob)
-    assert (action.stage, action.place) == ("b", 1)
+    assert (action.stage, action.placement) == ("b", 1)
 
 
-def test_waiting_longer_than_allowed_is_no_stop_of_a_users() -> None:
-    def ended(waited: float) -> Action:
+def test_pending_timeout_is_a_capacity_loss_not_a_user_stop() -> None:
+    def after_waiting(seconds: float) -> Action:
         description = {
-            "CreationTime": NOW - timedelta(seconds=waited),
+            "CreationTime": NOW - timedelta(seconds=seconds),
             "LastModifiedTime": NOW,
             "StoppingCondition": {"MaxPendingTimeInSeconds": 1800},
         }
         one = TrainingJob("demo--a-0001", "demo", "a", "Stopped", {}, description)
-        return asked(state(one), policy=Policy(3, timedelta(0), places=2))
+        return decide(state(one), policy=Policy(3, timedelta(0), placements=2))
 
-    moved = ended(1801)
-    assert isinstance(moved, StartJob)
-    assert (moved.cause, moved.place) == ("max-pending", 1)
-    assert isinstance(ended(1799), Finish)
+    restart = after_waiting(1801)
+    assert isinstance(restart, StartJob)
+    assert (restart.cause, restart.placement) == ("max-pending", 1)
+    assert isinstance(after_waiting(1799), Finish)
 
 
-def test_an_older_job_that_is_live_after_all_keeps_others_from_starting() -> None:
-    """As where another region was slow to tell of it."""
-    jobs = [job(1, "InProgress"), job(2, "Failed", place="1")]
-    action = asked(state(*jobs, step=5), policy=Policy(3, timedelta(0), places=2))
+def test_live_older_job_prevents_a_start() -> None:
+    """As if another region had listed the job late."""
+    jobs = [job(1, "InProgress"), job(2, "Failed", placement="1")]
+    action = decide(state(*jobs, step=5), policy=Policy(3, timedelta(0), placements=2))
     assert isinstance(action, NoAction)
-    assert "demo--a-0001" in action.words
+    assert "demo--a-0001" in action.message

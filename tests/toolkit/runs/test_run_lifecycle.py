@@ -17,9 +17,12 @@ from moto.backends import get_backend
 from sm_train.estimators.bundle.bundle import build_bundle, run_document
 from sm_train.estimators.config.load import load_run
 from sm_train.estimators.config.naming import staging_uri
+from sm_train.estimators.request.launcher import launch_plan
 from sm_train.estimators.request.training import training_request
 from sm_train.toolkit.jobs.launch_record import LaunchRecord
 from sm_train.toolkit.runs.remediation import StartJob
+from sm_train.toolkit.runs.resolve import Run
+from sm_train.toolkit.submit.relocation import job_launch
 from sm_train.toolkit.submit.start_job import start_next_job
 from sm_train.toolkit.watch.lambda_handler import handler
 
@@ -58,9 +61,9 @@ class Laptop:
             one.name: training_request(
                 config,
                 one,
+                launch_plan(config, one, "own:1"),
                 build_bundle(config, None),
                 region="us-east-1",
-                image="own:1",
                 staged=staged,
             )
             for one in config.stages
@@ -69,8 +72,9 @@ class Laptop:
         session = boto3.Session("testing", "testing", region_name="us-east-1")
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("AWS_ENDPOINT_URL", aws.url)
-            start = StartJob(first.name, 1, 0, "submit", "", chain=False)
-            start_next_job(session, "my-bucket", record, start)
+            start = StartJob(first.name, 1, 0, "submit", "", auto_advance=False)
+            run = Run("demo", "us-east-1", "my-bucket", config, record)
+            start_next_job(session, job_launch(run, start))
 
     def __call__(self, *arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
         done = self.cli(*arguments, network="loopback", env=self.environment)
@@ -173,7 +177,7 @@ def test_what_the_cloud_did_is_followed_by_another_job(
 ) -> None:
     laptop.lives.tell(FIRST, **fate, ended_ago=3600)
     laptop.lives.checkpoint("256px", 300)
-    assert laptop.json("watch", "demo", "--once", "--no-act")["action"] == "start"
+    assert laptop.json("watch", "demo", "--once", "--dry-run")["action"] == "start"
     assert laptop.lives.names() == [FIRST]
     assert laptop.json("watch", "demo", "--once")["action"] == "start"
     assert laptop.lives.names() == [FIRST, SECOND]
@@ -216,7 +220,7 @@ def test_a_silent_job_is_ended_and_followed(laptop: Laptop) -> None:
     """Heartbeats go on while training hangs: the step that they tell of counts."""
     laptop.lives.say(FIRST, "step", ago=4000, step=200, steps_per_second=1.0)
     laptop.lives.say(FIRST, "heartbeat", ago=5, step=200, seconds_since_step=3995.0)
-    assert laptop.json("watch", "demo", "--once", "--no-act", code=8)["state"] == "stalled"
+    assert laptop.json("watch", "demo", "--once", "--dry-run", code=8)["state"] == "stalled"
     assert laptop.aws.bodies("StopTrainingJob") == []
     assert laptop.json("watch", "demo", "--once", code=8)["action"] == "stop"
     assert laptop.lives.tags(FIRST)["sm-train:stopped-for"] == "stall"
@@ -241,7 +245,7 @@ def test_stages_follow_one_another_until_a_pause(cli: Cli, aws: Aws, tmp_path: P
     laptop.lives.tell("demo--a-0001", "Completed")
     paused = laptop.json("watch", "demo", "--once")
     assert "paused before b" in paused["message"]
-    laptop("resume", "demo", "--all", "--yes")
+    laptop("resume", "demo", "--auto-advance", "--yes")
     laptop.lives.tell("demo--b-0001", "Completed")
     # Each is the newest of the run by its time of creation.
     assert laptop.json("watch", "demo", "--once")["action"] == "start"
@@ -360,7 +364,7 @@ def test_expired_credentials_say_how_to_go_on(laptop: Laptop) -> None:
 def test_a_refusal_is_one_line_with_its_code(laptop: Laptop, refusal: str, code: int) -> None:
     laptop.aws.refusals["ListTrainingJobs"] = refusal
     said = laptop("status", "demo", code=code).stderr
-    assert f"ListTrainingJobs: AWS answers {refusal}" in said
+    assert f"ListTrainingJobs: AWS returned {refusal}" in said
     assert ("clock" in said) == (refusal == "RequestTimeTooSkewed")
 
 
@@ -387,7 +391,7 @@ def test_s3_that_asks_for_patience_is_one_line(laptop: Laptop) -> None:
     with serving(lambda request: Answer(503, slow)) as s3:
         laptop.environment["AWS_ENDPOINT_URL_S3"] = s3.url
         said = laptop("status", laptop.run_file, code=5).stderr
-        assert "AWS answers SlowDown" in said
+        assert "AWS returned SlowDown" in said
         assert len(s3.requests) > 1
 
 
@@ -405,7 +409,9 @@ def test_a_wrong_clock_here_makes_no_stall(laptop: Laptop) -> None:
         text=True,
         check=True,
     )
-    assert json.loads(done.stdout)["stages"][0]["seconds_since_sign"] == pytest.approx(60, abs=45)
+    assert json.loads(done.stdout)["stages"][0]["seconds_since_activity"] == pytest.approx(
+        60, abs=45
+    )
 
 
 def test_a_stop_while_the_job_restarts_is_a_stop(laptop: Laptop) -> None:

@@ -18,13 +18,14 @@ from moto.backends import get_backend
 from sm_train.estimators.config.load import load_run
 from sm_train.toolkit.cli import main
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.jobs.launch_record import ClaimedError, claim
+from sm_train.toolkit.jobs.launch_record import ClaimedError, JobNameClaim
 from sm_train.toolkit.jobs.training_job import jobs_of_run
 from sm_train.toolkit.runs.remediation import StartJob
-from sm_train.toolkit.runs.resolve import resolve_run
+from sm_train.toolkit.runs.resolve import Run, resolve_run
 from sm_train.toolkit.runs.stop import stop_run
 from sm_train.toolkit.submit import replicate
 from sm_train.toolkit.submit.bundle import bundle_of
+from sm_train.toolkit.submit.relocation import job_launch
 from sm_train.toolkit.submit.start_job import start_next_job
 from sm_train.toolkit.submit.submission import launch_record, prepare
 from sm_train.toolkit.watch.controller import WatchResult, reconcile
@@ -48,7 +49,7 @@ SESSIONS = {one: boto3.Session("testing", "testing", region_name=one) for one in
 FIRST, SECOND, THIRD, FOURTH = (f"demo--256px-000{number}" for number in (1, 2, 3, 4))
 
 
-class Run:
+class LiveRun:
     """A run whose first job is started; looked at in this process, as a watcher does."""
 
     def __init__(self, aws: Aws, folder: Path, **changes: Any) -> None:
@@ -62,17 +63,22 @@ class Run:
             config, config.stages[0].name, bundle_of(config, folder), EAST, datetime(2026, 11, 20)
         )
         self.record = launch_record(submission, submission.requests[0])
-        self.start(StartJob(config.stages[0].name, 1, 0, "submit", "", chain=False))
+        self.run = Run("demo", EAST, "my-bucket", config, self.record)
+        self.start(StartJob(config.stages[0].name, 1, 0, "submit", "", auto_advance=False))
 
     def session(self, region: str = EAST) -> Any:
         return SESSIONS[region]
 
     def start(self, start: StartJob) -> str:
-        return start_next_job(self.session(), "my-bucket", self.record, start)
+        return start_next_job(self.session(), job_launch(self.run, start))
+
+    def claim(self, job: str, placement: int) -> None:
+        record = replace(self.record, placement=placement)
+        JobNameClaim(self.session(), "my-bucket", job, record).acquire()
 
     def look(self, region: str = EAST) -> WatchResult:
         session = self.session(region)
-        return reconcile(session, resolve_run(session, "demo", region), act=True)
+        return reconcile(session, resolve_run(session, "demo", region), dry_run=False)
 
     def lose(self, name: str, region: str = EAST, **fate: Any) -> None:
         """No machines, an hour ago."""
@@ -105,11 +111,11 @@ def server(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> Aws:
 
 
 @pytest.fixture
-def run(server: Aws, tmp_path: Path) -> Run:
-    return Run(server, tmp_path)
+def run(server: Aws, tmp_path: Path) -> LiveRun:
+    return LiveRun(server, tmp_path)
 
 
-def test_a_run_goes_through_its_places_in_order_and_to_its_own_again(run: Run) -> None:
+def test_a_run_goes_through_its_places_in_order_and_to_its_own_again(run: LiveRun) -> None:
     run.lose(FIRST)
     assert "ml.p5.48xlarge" in run.look().done
     moved = run.described(SECOND)
@@ -151,7 +157,7 @@ def no_quota(*types: str) -> Any:
     return answer
 
 
-def test_a_place_without_quota_is_passed_by(run: Run) -> None:
+def test_a_place_without_quota_is_passed_by(run: LiveRun) -> None:
     run.aws.answers["CreateTrainingJob"] = no_quota("ml.p5.48xlarge")
     run.lives.checkpoint("256px", 300)
     run.lose(FIRST)
@@ -164,18 +170,18 @@ def test_a_place_without_quota_is_passed_by(run: Run) -> None:
 def test_without_quota_anywhere_the_next_look_asks_again_at_once(
     server: Aws, tmp_path: Path
 ) -> None:
-    run = Run(server, tmp_path, recovery={"fallbacks": FALLBACKS[:1]})
+    run = LiveRun(server, tmp_path, recovery={"fallbacks": FALLBACKS[:1]})
     server.answers["CreateTrainingJob"] = no_quota("ml.p5.48xlarge", "ml.p4de.24xlarge")
     run.lose(FIRST)
     for _ in range(2):
-        with pytest.raises(UserError, match="the limit is 0 instances; ask for a higher quota"):
+        with pytest.raises(UserError, match="the limit is 0 instances; request a higher quota"):
             run.look()
     del server.answers["CreateTrainingJob"]
     assert "started" in run.look().done
     assert run.jobs() == {FIRST: EAST, SECOND: EAST}
 
 
-def test_what_another_place_does_not_mend_is_repeated_where_it_was(run: Run) -> None:
+def test_what_another_place_does_not_mend_is_repeated_where_it_was(run: LiveRun) -> None:
     run.lose(FIRST)
     run.look()
     run.lose(SECOND, reason="InternalServerError: x")
@@ -186,7 +192,7 @@ def test_what_another_place_does_not_mend_is_repeated_where_it_was(run: Run) -> 
 def test_a_job_that_waited_longer_than_it_may_is_one_without_machines(
     server: Aws, tmp_path: Path
 ) -> None:
-    run = Run(server, tmp_path, cluster=MACHINES | {"max_pending": "30m"})
+    run = LiveRun(server, tmp_path, cluster=MACHINES | {"max_pending": "30m"})
     run.lose(FIRST, status="Stopped", reason=None)
     job = get_backend("sagemaker")["123456789012"][EAST].training_jobs[FIRST]
     job.training_start_time = None
@@ -199,14 +205,14 @@ def test_the_next_stage_begins_where_the_run_is_with_the_model_of_the_one_before
     server: Aws, tmp_path: Path
 ) -> None:
     stages = [stage("a"), stage("b", optimizer_state="keep")]
-    run = Run(server, tmp_path, stages=stages, recovery={"fallbacks": [ELSEWHERE]})
+    run = LiveRun(server, tmp_path, stages=stages, recovery={"fallbacks": [ELSEWHERE]})
     first, second = "demo--a-0001", "demo--a-0002"
     run.lives.checkpoint("a", 1000)
     run.aws.client("s3").put_object(
         Bucket="my-bucket", Key="demo/checkpoints/a/final/unet/x.safetensors", Body=b"model"
     )
     run.lives.tell(first, "Completed")
-    run.start(StartJob("b", 1, 0, "resume", "", chain=True, place=0))
+    run.start(StartJob("b", 1, 0, "resume", "", auto_advance=True))
     run.lose("demo--b-0001")
     run.look()
     assert run.jobs()["demo--b-0002"] == WEST
@@ -219,7 +225,7 @@ DIES = """
 import os, sys
 from sm_train.toolkit.submit import replicate
 from sm_train.toolkit.cli import main
-replicate._Done.on_progress = lambda *_, **__: os._exit(9)
+replicate._ProgressCounter.on_progress = lambda *_, **__: os._exit(9)
 from sm_train.toolkit.cli import main
 main(sys.argv[1:])
 """
@@ -227,7 +233,7 @@ main(sys.argv[1:])
 
 def test_a_watcher_that_is_killed_in_the_middle_of_a_copy(server: Aws, tmp_path: Path) -> None:
     """The next one goes on: what is there is not copied again, the marker comes last."""
-    run = Run(server, tmp_path, recovery={"fallbacks": [ELSEWHERE]})
+    run = LiveRun(server, tmp_path, recovery={"fallbacks": [ELSEWHERE]})
     run.lives.checkpoint("256px", 300)
     run.lose(FIRST)
     killed = subprocess.run(
@@ -253,23 +259,23 @@ def test_a_watcher_that_is_killed_in_the_middle_of_a_copy(server: Aws, tmp_path:
 def test_a_stop_while_a_checkpoint_is_copied_is_kept(
     server: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = Run(server, tmp_path, recovery={"fallbacks": [ELSEWHERE]})
+    run = LiveRun(server, tmp_path, recovery={"fallbacks": [ELSEWHERE]})
     run.lives.checkpoint("256px", 300)
     run.lose(FIRST)
-    copied = replicate._Done.on_progress
+    copied = replicate._ProgressCounter.on_progress
 
     def stopped_meanwhile(self: Any, **told: Any) -> None:
         found = resolve_run(run.session(), "demo", EAST)
         stop_run(run.session(), found, wait=False)
         copied(self, **told)
 
-    monkeypatch.setattr(replicate._Done, "on_progress", stopped_meanwhile)
+    monkeypatch.setattr(replicate._ProgressCounter, "on_progress", stopped_meanwhile)
     assert "was stopped" in run.look().done
     assert run.jobs() == {FIRST: EAST}
 
 
 def test_a_large_object_is_copied_in_parts_and_a_newer_one_anew(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: LiveRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replicate, "_PART_BYTES", 5 << 20)
     s3, content = run.aws.client("s3"), bytes(12 << 20)
@@ -279,8 +285,8 @@ def test_a_large_object_is_copied_in_parts_and_a_newer_one_anew(
 
     def copy() -> list[tuple[str, str]]:
         run.aws.requests.clear()
-        folder = replicate.FolderCopy("s3://my-bucket/x", EAST, "s3://west/y")
-        replicate._copy(run.session(), run.session(WEST), folder, lambda *one: seen.append(one))
+        folder = replicate.FolderCopy("s3://my-bucket/x", EAST, "s3://west/y", WEST)
+        replicate.copy_folder(run.session(), folder, lambda *one: seen.append(one))
         return [(path, query) for method, path, query in run.aws.requests if method == "PUT"]
 
     parts = copy()
@@ -298,30 +304,36 @@ def test_a_large_object_is_copied_in_parts_and_a_newer_one_anew(
     assert [path for path, _ in copy()] == ["/west/y/complete.json"]
 
 
-STARTS = """
+START_SCRIPT = """
 import json, sys, boto3
-from sm_train.toolkit.submit import start_job
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.jobs.launch_record import LaunchRecord
+from sm_train.toolkit.jobs.launch_record import JobNameClaim, LaunchRecord
 from sm_train.toolkit.runs.remediation import StartJob
-def with_the_others(function):
-    def called(*arguments):
+from sm_train.toolkit.runs.resolve import Run
+from sm_train.toolkit.submit import start_job
+from sm_train.toolkit.submit.relocation import job_launch
+
+def wait_for_the_others(function):
+    def waiting(*arguments):
         print("ready", flush=True)
         sys.stdin.readline()
         return function(*arguments)
-    return called
-setattr(start_job, sys.argv[3], with_the_others(getattr(start_job, sys.argv[3])))
+    return waiting
+
+owner, name = (JobNameClaim, "acquire") if sys.argv[3] == "acquire" else (start_job, sys.argv[3])
+setattr(owner, name, wait_for_the_others(getattr(owner, name)))
 record = LaunchRecord(**json.load(open(sys.argv[1])))
+run = Run("demo", "us-east-1", "my-bucket", record.config, record)
 session = boto3.Session("testing", "testing", region_name="us-east-1")
+start = StartJob("256px", 2, 0, "x", "", False, int(sys.argv[2]))
 try:
-    start = StartJob("256px", 2, 0, "x", "", False, int(sys.argv[2]))
-    start_job.start_next_job(session, "my-bucket", record, start)
+    start_job.start_next_job(session, job_launch(run, start))
 except UserError as error:
     print(error)
 """
 
 
-def start_at_once(run: Run, folder: Path, places: list[int], function: str) -> None:
+def start_at_once(run: LiveRun, folder: Path, places: list[int], function: str) -> None:
     """One process for each of ``places``, which starts attempt 2 there: all have come to
     ``function`` when the first may call it.
     """
@@ -329,7 +341,7 @@ def start_at_once(run: Run, folder: Path, places: list[int], function: str) -> N
     path.write_text(json.dumps(vars(run.record)))
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", STARTS, path, str(place), function],
+            [sys.executable, "-c", START_SCRIPT, path, str(place), function],
             env=clean_environment(folder) | run.aws.environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -349,16 +361,16 @@ def start_at_once(run: Run, folder: Path, places: list[int], function: str) -> N
         assert process.returncode == 0
 
 
-def test_whatever_places_are_wanted_at_once_one_job_comes(run: Run, tmp_path: Path) -> None:
+def test_whatever_places_are_wanted_at_once_one_job_comes(run: LiveRun, tmp_path: Path) -> None:
     """SageMaker takes a name once in each region; the record, once in all."""
     run.lose(FIRST)
-    start_at_once(run, tmp_path, [0, 2, 1], "claim")
+    start_at_once(run, tmp_path, [0, 2, 1], "acquire")
     assert list(run.jobs()) == [FIRST, SECOND]
 
 
-def broken_off(run: Run, place: int) -> None:
+def broken_off(run: LiveRun, place: int) -> None:
     """Somebody claimed attempt 2 for ``place`` an hour ago, and was never heard of again."""
-    claimed = vars(run.record) | {"place": place, "version": 2, "claim": "0"}
+    claimed = vars(run.record) | {"placement": place, "version": 3, "claim": "0"}
     key = f"demo/jobs/{SECOND}.json"
     s3 = run.aws.client("s3")
     s3.put_object(Bucket="my-bucket", Key=key, Body=json.dumps(claimed).encode())
@@ -367,16 +379,16 @@ def broken_off(run: Run, place: int) -> None:
     version.last_modified = datetime.now(UTC).replace(tzinfo=None) - timedelta(hours=1)
 
 
-def test_who_slept_between_look_and_claim_takes_over_at_the_same_place_alone(run: Run) -> None:
+def test_who_slept_between_look_and_claim_takes_over_at_the_same_place_alone(run: LiveRun) -> None:
     broken_off(run, 2)
     with pytest.raises(ClaimedError):
-        claim(run.session(), "my-bucket", SECOND, replace(run.record, place=1))
-    claim(run.session(), "my-bucket", SECOND, replace(run.record, place=2))
+        run.claim(SECOND, placement=1)
+    run.claim(SECOND, placement=2)
 
 
-@pytest.mark.parametrize(("place", "function"), [(0, "claim"), (2, "resolve_job_name")])
+@pytest.mark.parametrize(("place", "function"), [(0, "acquire"), (2, "with_free_name")])
 def test_a_start_that_was_broken_off_is_taken_over_or_given_up_by_one_alone(
-    run: Run, tmp_path: Path, place: int, function: str
+    run: LiveRun, tmp_path: Path, place: int, function: str
 ) -> None:
     """Several want the place that it was claimed for, and several another."""
     run.lose(FIRST)
@@ -386,7 +398,7 @@ def test_a_start_that_was_broken_off_is_taken_over_or_given_up_by_one_alone(
     assert made in ([FIRST, SECOND], [FIRST, THIRD])
 
 
-def test_two_watchers_move_a_run_once(run: Run, tmp_path: Path) -> None:
+def test_two_watchers_move_a_run_once(run: LiveRun, tmp_path: Path) -> None:
     run.lives.checkpoint("256px", 300)
     run.lose(FIRST)
     watchers = [
@@ -482,7 +494,7 @@ def test_every_command_sees_the_run_from_any_of_its_regions(
 
 
 def test_a_run_of_one_region_asks_no_other_and_copies_nothing(server: Aws, tmp_path: Path) -> None:
-    run = Run(server, tmp_path, recovery={"fallbacks": FALLBACKS[:1]})
+    run = LiveRun(server, tmp_path, recovery={"fallbacks": FALLBACKS[:1]})
     run.lives.checkpoint("256px", 300)
     run.lose(FIRST)
     run.aws.requests.clear()

@@ -16,7 +16,7 @@ from rich.console import Console
 from sm_train.entrypoints.common.events import FIELDS
 from sm_train.toolkit.jobs.checkpoints import StoredCheckpoint
 from sm_train.toolkit.jobs.events import Event
-from sm_train.toolkit.jobs.live_events import last_words
+from sm_train.toolkit.jobs.live_events import progress_of
 from sm_train.toolkit.jobs.live_state import LiveState, fold_events
 from sm_train.toolkit.jobs.stage_state import stage_state
 from sm_train.toolkit.jobs.training_job import TrainingJob
@@ -123,17 +123,17 @@ def model(live: LiveState, nodes: int, **changes: Any) -> ScreenState:
         20_000,
         [job],
         StoredCheckpoint(14_000, (), final=False),
-        last_words(live),
+        progress_of(live),
         now=NOW,
         stall_after=900,
     )
     state = RunState(
         Run("demo", "us-east-1", "my-bucket", run, None), (at,), 1204.0, 1204.0, 2610.0, NOW, live
     )
-    warning = "the run will cost $2,610 at this speed, more than budget.usd $2,500"
+    warning = "the run is projected to cost $2,610, more than budget.usd $2,500"
     seen = WatchResult(state, NoAction("training"), "training", warning)
     return replace(
-        ScreenState(seen, live, footer="next look in 43 s; Ctrl-C ends the watch"), **changes
+        ScreenState(seen, live, footer="next poll in 43 s; Ctrl-C ends the watch"), **changes
     )
 
 
@@ -160,9 +160,9 @@ def test_what_is_known_is_said() -> None:
         "72.2 %  14,444 of 20,000",
         "1.2 to 1.8, 60 min",
         "data wait 2.1 %   MFU 41.2 %   3,686 images/s",
-        "left     1.3 h, until ",
-        "saved    step 14,000",
-        "$1,204 spent, $2,610 in the end, budget $2,500",
+        "remaining 1.3 h, until ",
+        "saved     step 14,000",
+        "$1,204 spent, $2,610 projected, budget $2,500",
         "97 %",
         "91 %",
         "71 GiB",
@@ -170,8 +170,8 @@ def test_what_is_known_is_said() -> None:
         "67 °C",
         "31,001",
         "30,000",
-        "slow     algo-3: 1.40 × the median step, 0.7 s; ranks 16, 17, 18",
-        "warning: the run will cost",
+        "straggler algo-3: 1.40 × the median step, 0.7 s; ranks 16, 17, 18",
+        "warning: the run is projected to cost",
         "algo-1 code-2: many words",
     ):
         assert words in text, words
@@ -180,8 +180,8 @@ def test_what_is_known_is_said() -> None:
 def test_a_job_that_has_said_nothing_yet_has_a_view_too() -> None:
     lines = drawn(LiveState(), 2, 100)
     assert "demo  256px  starting  demo--256px-0001 (Training)" in lines[0]
-    assert "it/s     unknown until the first steps" in lines
-    assert "left     unknown" in lines
+    assert "it/s      unknown until the first steps" in lines
+    assert "remaining unknown" in lines
     assert [line.split() for line in lines if line.startswith("algo-")] == [
         [f"algo-{number}", *"–" * 7] for number in (1, 2)
     ]
@@ -194,7 +194,7 @@ def test_a_low_terminal_shows_the_machines_that_matter(
 ) -> None:
     lines = drawn(cluster(nodes, warnings), nodes, 80, height)
     assert len(lines) < height
-    assert "next look" in lines[-1]
+    assert "next poll" in lines[-1]
     if nodes > 3:
         assert any(line.startswith("algo-3 ") for line in lines)
     if nodes == 128:

@@ -139,7 +139,7 @@ def test_a_stall_is_8_and_its_reason_is_in_the_view(laptop: Laptop) -> None:
     laptop.lives.say(FIRST, "step", ago=4000, step=200, loss=None)
     laptop.lives.say(FIRST, "warning", ago=3000, code="stall", message="no sign for 900 s in step")
     laptop.lives.say(FIRST, "heartbeat", ago=2500, step=200, seconds_since_step=1500.0)
-    shown = laptop("watch", "demo", "--once", "--no-act", code=8).stderr
+    shown = laptop("watch", "demo", "--once", "--dry-run", code=8).stderr
     assert "demo  256px  stalled" in shown
     assert "stall: no sign for 900 s in step" in shown
     assert "loss     no number" in shown
@@ -232,12 +232,12 @@ def test_the_view_follows_a_living_job_and_ctrl_c_ends_only_the_watch(laptop: La
     """
     train(laptop, steps=5)
     laptop.aws.answers["FilterLogEvents"] = partial(behind_an_empty_page, laptop)
-    with terminal(laptop, "--interval", "300s", "--no-act", NO_COLOR="1") as screen:
+    with terminal(laptop, "--interval", "300s", "--dry-run", NO_COLOR="1") as screen:
         screen.wait_for("next look in")
         laptop.lives.say(FIRST, "step", ago=0, step=777, **STEP)
         screen.wait_for("777 of 1,000")
         laptop.aws.refusals["FilterLogEvents"] = "ThrottlingException"
-        screen.wait_for("AWS answers ThrottlingException")
+        screen.wait_for("AWS returned ThrottlingException")
         del laptop.aws.refusals["FilterLogEvents"]
         laptop.lives.say(FIRST, "heartbeat", ago=0, node=11, step=778, seconds_since_step=0.1)
         laptop.lives.say(FIRST, "warning", ago=0, node=11, code="checkpoint-failed", message="full")
@@ -271,7 +271,7 @@ def test_expired_credentials_end_the_view_with_their_mend(laptop: Laptop) -> Non
         screen.wait_for("next look")
         laptop.aws.refusals["ListTrainingJobs"] = "ExpiredTokenException"
         assert screen.end() == 4
-    assert "the run itself goes on: watch it again then" in screen.text
+    assert "the run itself continues: fix this and watch again" in screen.text
 
 
 def test_off_a_terminal_there_is_a_line_for_each_look(laptop: Laptop) -> None:
@@ -291,7 +291,7 @@ def test_off_a_terminal_there_is_a_line_for_each_look(laptop: Laptop) -> None:
     laptop.environment["AWS_MAX_ATTEMPTS"] = "1"
     said = laptop("watch", "demo", "--interval", "1s").stderr
     assert "\x1b" not in said
-    assert "AWS answers ThrottlingException" in said
+    assert "AWS returned ThrottlingException" in said
     assert "looking again in 2 s" in said
     assert "the run is done" in said
 
@@ -326,6 +326,6 @@ def test_a_followed_log_outlives_refusals_and_empty_pages(laptop: Laptop) -> Non
     laptop.environment["AWS_MAX_ATTEMPTS"] = "1"
     done = laptop("logs", "demo", "--follow")
     assert done.stdout == "algo-1 | a line\n"
-    assert "AWS answers ThrottlingException" in done.stderr
+    assert "AWS returned ThrottlingException" in done.stderr
     assert "asked again in 5 s" in done.stderr
     assert len(asked) == 3

@@ -1,4 +1,4 @@
-"""The questions that a review answers: a module for each subject."""
+"""The questions that a review answers, one module per subject."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from sm_train.toolkit.review.model import LEVELS, Verdict
 from sm_train.toolkit.review.verdicts import data, goodput, gpus, loss, network, speed, warnings
 
 QUESTIONS = (
-    goodput.time_used,
+    goodput.goodput,
     goodput.cost,
-    goodput.ending,
+    goodput.outcome,
     goodput.stalls,
     speed.speed,
     gpus.gpus,
@@ -22,10 +22,10 @@ QUESTIONS = (
     gpus.health,
     warnings.warnings,
 )
-"""In the order in which answers of one level are shown."""
+"""In the order in which verdicts of the same level are shown."""
 
 
 def judge(facts: JobFacts) -> tuple[Verdict, ...]:
-    """Every answer, the worst first."""
-    found = [answer for question in QUESTIONS if (answer := question(facts)) is not None]
-    return tuple(sorted(found, key=lambda one: LEVELS.index(one.level)))
+    """Return all verdicts, worst first."""
+    verdicts = [verdict for question in QUESTIONS if (verdict := question(facts)) is not None]
+    return tuple(sorted(verdicts, key=lambda verdict: LEVELS.index(verdict.level)))

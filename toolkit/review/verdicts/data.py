@@ -1,4 +1,4 @@
-"""Was data the limit?"""
+"""Judges whether data loading limited the speed."""
 
 from __future__ import annotations
 
@@ -8,42 +8,42 @@ from sm_train.toolkit.review.job_log import finite
 from sm_train.toolkit.review.model import Level, Verdict
 from sm_train.toolkit.terminal.formatting import format_number
 
-LITTLE, MUCH = 0.02, 0.1
-"""Shares of a step spent waiting for its batch."""
+GOOD_SHARE, WARNING_SHARE = 0.02, 0.1
+"""Highest shares of a step spent waiting for its batch for each level."""
 
-_SHOWN = 5
+_MAX_NODES = 5
 
 
 def data(facts: JobFacts) -> Verdict:
-    question = "Was data the limit?"
+    question = "Was data loading the bottleneck?"
     known = finite(facts.log.steps["data_wait_share"])
     if not len(known):
-        return Verdict("data", "unknown", question, "no line tells of a step")
+        return Verdict("data", "unknown", question, "the log contains no steps")
     mean = float(known.mean())
-    level: Level = "good" if mean <= LITTLE else "warning" if mean <= MUCH else "bad"
-    answer = "no" if level == "good" else "in part" if level == "warning" else "yes"
+    level: Level = "good" if mean <= GOOD_SHARE else "warning" if mean <= WARNING_SHARE else "bad"
+    answer = "no" if level == "good" else "partly" if level == "warning" else "yes"
     return Verdict(
         "data",
         level,
         question,
-        f"{answer}: {mean:.1%} of the time went into waiting for batches",
+        f"{answer}: {mean:.1%} of the time was spent waiting for batches",
         (f"slowest tenth of the intervals: {float(np.quantile(known, 0.9)):.1%}", *_by_node(facts)),
         None
         if level == "good"
-        else "more loader processes (training.decode_workers), latents that are "
-        "computed once (`sm-train pack --latents`), or smaller images in the shards",
+        else "use more decoder threads (training.decode_workers), precomputed latents "
+        "(`sm-train pack --latents`), or smaller images in the shards",
     )
 
 
 def _by_node(facts: JobFacts) -> list[str]:
-    """The machines that wait most, and how fast they read."""
-    found = []
+    """Describe the nodes that wait the most, with their read rates."""
+    nodes = []
     for node, table in facts.log.nodes.items():
         waits = finite(table["data_wait_share_max"])
         rate = finite(table["read_bytes_per_second"])
         if len(waits):
-            told = f"node {node}: its most waiting rank {float(waits.mean()):.1%}"
+            text = f"node {node}: its slowest rank waits {float(waits.mean()):.1%}"
             if len(rate):
-                told += f", reading {format_number(float(rate.mean()) / 1e6)} MB/s"
-            found.append((float(waits.mean()), told))
-    return [told for _, told in sorted(found, reverse=True)[:_SHOWN]]
+                text += f", reading {format_number(float(rate.mean()) / 1e6)} MB/s"
+            nodes.append((float(waits.mean()), text))
+    return [text for _, text in sorted(nodes, reverse=True)[:_MAX_NODES]]

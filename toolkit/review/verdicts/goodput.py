@@ -1,4 +1,4 @@
-"""Was the paid time used, did the job stall, how did it end, and did it cost what was said?"""
+"""Judges how well the paid time was used, stalls, the job's outcome, and its cost."""
 
 from __future__ import annotations
 
@@ -8,123 +8,127 @@ from datetime import UTC, datetime
 from sm_train.cost.json_document import usd
 from sm_train.cost.timeline import PARTS
 from sm_train.toolkit.jobs.events import Event
-from sm_train.toolkit.review.job_facts import JobFacts
+from sm_train.toolkit.review.job_facts import JobFacts, JobOutcome
 from sm_train.toolkit.review.model import Level, Verdict, part_label
 from sm_train.toolkit.terminal.formatting import format_duration, format_usd, format_usd_range
 
-WELL_USED, POORLY_USED = 0.9, 0.75
-"""Of the seconds, those of training. Llama 3's pre-training came to more than 90 % (The Llama 3
-Herd of Models, 2024, section 3.3.4)."""
+GOOD_GOODPUT, POOR_GOODPUT = 0.9, 0.75
+"""Shares of the time spent training. Llama 3's pre-training exceeded 90 % (The Llama 3 Herd of
+Models, 2024, section 3.3.4)."""
 
 _SHORT_SECONDS = 3600.0
-_SHOWN = 10
+_MAX_EVENTS = 10
 
-_MENDS = {
-    "start_up": "keep machines between jobs (cluster.capacity: warm-pool), or take a smaller image",
-    "restarts": "see what ended the earlier attempts: `sm-train diagnose {name}`",
+_FIXES = {
+    "start_up": "keep instances between jobs (cluster.capacity: warm-pool), or use a smaller image",
+    "restarts": "find out what ended the earlier attempts: `sm-train diagnose {name}`",
     "lost_work": "save more often: lower checkpoint.every_steps",
-    "stalls": "let stalled jobs be ended and started again: heartbeat.on_stall: kill",
+    "stalls": "have stalled jobs killed and restarted: heartbeat.on_stall: kill",
     "checkpoints": "save less often: raise checkpoint.every_steps",
     "evaluation": "evaluate less often: raise evaluation.every_steps",
-    "data_wait": "more loader processes (training.decode_workers), or latents that are "
-    "computed once "
+    "data_wait": "use more decoder threads (training.decode_workers), or precomputed latents "
     "(`sm-train pack --latents`)",
-    "shut_down": "see what was written after the last step",
+    "shut_down": "check what is written after the last step",
 }
+"""By part of cost.timeline."""
 
 
-def time_used(facts: JobFacts) -> Verdict:
-    """The goodput: the share of the seconds in which new steps were made."""
-    question = "Was the paid time used?" if facts.billed else "Was the time used?"
-    line = facts.line
-    if line is None:
+def goodput(facts: JobFacts) -> Verdict:
+    """Judge the share of the time in which the job made new steps."""
+    question = "Was the paid time well used?" if facts.billed else "Was the time well used?"
+    timeline = facts.timeline
+    if timeline is None:
         return Verdict(
-            "time", "unknown", question, "the job's lines hold no start, so nothing accounts for it"
+            "time",
+            "unknown",
+            question,
+            "the log has no start event, so the time is unaccounted for",
         )
-    share = line.seconds["useful"] / facts.seconds
-    level: Level = "good" if share >= WELL_USED else "warning" if share >= POORLY_USED else "bad"
-    worst = max(PARTS, key=lambda part: line.seconds[part])
-    what = "billed" if facts.billed else "logged"
-    sentence = f"{share:.1%} of {format_duration(facts.seconds)} {what} went into training"
+    share = timeline.seconds["useful"] / facts.seconds
+    level: Level = (
+        "good" if share >= GOOD_GOODPUT else "warning" if share >= POOR_GOODPUT else "bad"
+    )
+    worst = max(PARTS, key=lambda part: timeline.seconds[part])
+    kind = "billed" if facts.billed else "logged"
+    sentence = f"{share:.1%} of {format_duration(facts.seconds)} {kind} was spent training"
     if level != "good":
-        sentence += f"; {format_duration(line.seconds[worst])} into {part_label(worst)}"
+        sentence += f"; {format_duration(timeline.seconds[worst])} on {part_label(worst)}"
         if facts.seconds < _SHORT_SECONDS and worst == "start_up":
-            sentence += ", which weighs much in a short job"
+            sentence += ", a large share in a short job"
     return Verdict(
         "time",
         level,
         question,
         sentence,
         tuple(_parts(facts)),
-        None if level == "good" else _mend(facts, worst),
+        None if level == "good" else _goodput_fix(facts, worst),
     )
 
 
-def _mend(facts: JobFacts, part: str) -> str | None:
+def _goodput_fix(facts: JobFacts, part: str) -> str | None:
     if part == "start_up" and not facts.billed:
         return None
-    return _MENDS[part].format(name=facts.name)
+    return _FIXES[part].format(name=facts.name)
 
 
 def _parts(facts: JobFacts) -> Iterator[str]:
-    assert facts.line is not None
-    parts = facts.line.seconds
-    for part, seconds in sorted(parts.items(), key=lambda one: -one[1]):
+    assert facts.timeline is not None
+    parts = facts.timeline.seconds
+    for part, seconds in sorted(parts.items(), key=lambda item: -item[1]):
         if seconds <= 0:
             continue
         cost = facts.usd(seconds)
-        told = f"{part_label(part)}: {format_duration(seconds)}, {seconds / facts.seconds:.1%}"
-        yield told if cost is None else f"{told}, {format_usd(cost)}"
+        text = f"{part_label(part)}: {format_duration(seconds)}, {seconds / facts.seconds:.1%}"
+        yield text if cost is None else f"{text}, {format_usd(cost)}"
     if not facts.billed:
-        yield "what came before the log's first line and after its last is not in it"
+        yield "time before the first and after the last line of the log is not included"
 
 
 def stalls(facts: JobFacts) -> Verdict:
-    """What its monitor reported, and the silences between its steps."""
+    """Judge the stalls that the watchdog reported, and long gaps between steps."""
     question = "Did it stall?"
     reported = facts.log.stalls
-    silent = facts.line.seconds["stalls"] if facts.line else 0.0
+    silent = facts.timeline.seconds["stalls"] if facts.timeline else 0.0
     if not reported and silent <= 0:
-        if facts.line is None:
-            return Verdict("stalls", "unknown", question, "no line of the job tells")
-        return Verdict("stalls", "good", question, "no: steps came without a long silence")
+        if facts.timeline is None:
+            return Verdict("stalls", "unknown", question, "the log has no start event")
+        return Verdict("stalls", "good", question, "no: there was no long gap between steps")
     cost = facts.usd(silent)
     lost = f", {format_duration(silent)} without progress" if silent else ""
     lost += f", {format_usd(cost)}" if cost else ""
     times = f"{len(reported)} times" if len(reported) != 1 else "once"
     sentence = f"yes, {times}{lost}" if reported else f"yes, unreported{lost}"
-    ended = any(event.get("ends") for event in reported)
-    short = not ended and silent < 0.01 * facts.seconds
+    killed = any(event.get("ends") for event in reported)
+    short = not killed and silent < 0.01 * facts.seconds
     return Verdict(
         "stalls",
         "warning" if short else "bad",
         question,
         sentence,
-        tuple(_stall(event) for event in reported[:_SHOWN]),
-        f"stacks of every process are with the evidence; `sm-train diagnose {facts.name}` reads "
-        "the logs"
+        tuple(_stall(event) for event in reported[:_MAX_EVENTS]),
+        f"the evidence includes the stacks of all processes; `sm-train diagnose {facts.name}` "
+        "analyzes the logs"
         if reported
-        else "heartbeats report a silence as it happens: see heartbeat in the run file",
+        else "enable heartbeats to report stalls as they happen: see heartbeat in the run file",
     )
 
 
 def _stall(event: Event) -> str:
-    told = [f"{clock(event['time'])}: {event['message']}"]
-    if event.get("evidence"):
-        told.append(f"evidence in {event['evidence']}")
-    return "; ".join(told)
+    text = f"{format_utc(event['time'])}: {event['message']}"
+    return f"{text}; evidence in {event['evidence']}" if event.get("evidence") else text
 
 
-def ending(facts: JobFacts) -> Verdict:
-    """How the job stands, by SageMaker and by its own last word."""
+def outcome(facts: JobFacts) -> Verdict:
+    """Judge how the job ended, by SageMaker's status or else by its last event."""
     question = "How did it end?"
     end = facts.log.last("end")
-    said = f"training ended at step {end['step']:,}: {end['reason']}" if end else None
-    evidence = tuple(one for one in (said, *_errors(facts)) if one)
-    if facts.ending is not None:
-        return _by_sagemaker(facts, question, evidence)
+    reason = f"training ended at step {end['step']:,}: {end['reason']}" if end else None
+    errors = (str(event["message"]) for event in facts.log.events["error"][:_MAX_EVENTS])
+    evidence = tuple(text for text in (reason, *errors) if text)
+    if facts.outcome is not None:
+        return _sagemaker_outcome(facts, facts.outcome, question, evidence)
     if end is not None and end["reason"] == "done":
-        return Verdict("end", "good", question, "it did all of its iterations", evidence)
+        return Verdict("end", "good", question, "it completed all steps", evidence)
     if end is not None:
         return Verdict(
             "end", "warning", question, f"early, at step {end['step']:,}: {end['reason']}", evidence
@@ -133,38 +137,38 @@ def ending(facts: JobFacts) -> Verdict:
         "end",
         "warning",
         question,
-        "its log stops without an end",
+        "the log has no end event",
         evidence,
-        f"`sm-train diagnose {facts.name}` says why, if it was no longer running",
+        f"if it is no longer running, `sm-train diagnose {facts.name}` shows why",
     )
 
 
-def _by_sagemaker(facts: JobFacts, question: str, evidence: tuple[str, ...]) -> Verdict:
-    ending = facts.ending
-    assert ending is not None
-    if ending.status == "Failed":
-        reason = f": {ending.failure}" if ending.failure else ""
+def _sagemaker_outcome(
+    facts: JobFacts, job_outcome: JobOutcome, question: str, evidence: tuple[str, ...]
+) -> Verdict:
+    if job_outcome.status == "Failed":
+        reason = f": {job_outcome.failure}" if job_outcome.failure else ""
         return Verdict(
             "end",
             "bad",
             question,
             f"it failed{reason}",
             evidence,
-            f"`sm-train diagnose {facts.name}` names the cause",
+            f"`sm-train diagnose {facts.name}` finds the cause",
         )
-    if ending.secondary in ("MaxRuntimeExceeded", "MaxWaitTimeExceeded"):
+    if job_outcome.secondary in ("MaxRuntimeExceeded", "MaxWaitTimeExceeded"):
         return Verdict(
             "end",
             "bad",
             question,
-            f"SageMaker ended it: {ending.secondary}",
+            f"SageMaker stopped it: {job_outcome.secondary}",
             evidence,
-            "raise cluster.max_runtime, and cluster.max_wait under spot; `sm-train resume` goes on",
+            "raise cluster.max_runtime, or cluster.max_wait for spot; `sm-train resume` continues",
         )
-    if ending.status == "Completed":
+    if job_outcome.status == "Completed":
         return Verdict("end", "good", question, "it completed", evidence)
-    if ending.status == "Stopped":
-        why = f" for {ending.stopped_for}" if ending.stopped_for else ""
+    if job_outcome.status == "Stopped":
+        why = f" for {job_outcome.stopped_for}" if job_outcome.stopped_for else ""
         return Verdict(
             "end",
             "good" if facts.log.last("end") else "warning",
@@ -172,46 +176,43 @@ def _by_sagemaker(facts: JobFacts, question: str, evidence: tuple[str, ...]) -> 
             f"it was stopped{why}",
             evidence,
         )
-    return Verdict("end", "good", question, f"it has not: {ending.status}", evidence)
-
-
-def _errors(facts: JobFacts) -> list[str]:
-    return [str(event["message"]) for event in facts.log.events["error"][:_SHOWN]]
+    return Verdict("end", "good", question, f"not ended yet: {job_outcome.status}", evidence)
 
 
 def cost(facts: JobFacts) -> Verdict:
-    """The estimate of the iterations that were done against what was billed for them."""
+    """Compare the billed cost with the estimate for the steps that were completed."""
     question = "Did it cost what was estimated?"
-    billed, estimate = facts.money.billed, facts.money.estimate
+    billed, estimate = facts.cost.billed, facts.cost.estimate
     expected = None if estimate is None else usd(estimate.cost)
     if billed is None or estimate is None or not expected:
         missing = (
-            "there is no run file with its stage"
+            "no run file contains its stage"
             if estimate is None
-            else ("its price is unknown" if billed is None else "no speed of it was known")
+            else ("its price is unknown" if billed is None else "its speed was unknown")
         )
-        sentence = f"no estimate to hold it against: {missing}"
+        sentence = f"no estimate to compare with: {missing}"
         if billed is not None:
             sentence = f"it cost {format_usd(billed)}; {sentence}"
-        return Verdict("cost", "unknown", question, sentence, (facts.money.basis,))
+        return Verdict("cost", "unknown", question, sentence, (facts.cost.basis,))
     low, high = usd(estimate.low) or expected, usd(estimate.high) or expected
     level: Level = "good" if billed <= high else "warning" if billed <= 1.25 * high else "bad"
     share = billed / expected - 1
     compared = f"{abs(share):.0%} {'more' if share > 0 else 'less'} than"
-    sentence = f"{format_usd(billed)}, {compared if abs(share) >= 0.005 else 'as'} the estimated "
-    span_ = format_usd_range({"cost_low_usd": low, "cost_high_usd": high})
+    sentence = f"{format_usd(billed)}, {compared if abs(share) >= 0.005 else 'equal to'} the "
+    interval = format_usd_range({"cost_low_usd": low, "cost_high_usd": high})
     return Verdict(
         "cost",
         level,
         question,
-        f"{sentence}{format_usd(expected)} for as many iterations",
-        (f"8 of 10 outcomes were expected within {span_}", facts.money.basis),
+        f"{sentence}{format_usd(expected)} estimated for the same number of steps",
+        (f"estimated 80 % interval: {interval}", facts.cost.basis),
         None
         if level == "good"
-        else "let the next estimate learn from it: `sm-train cost RUN "
-        "--actual`, then `sm-train cost RUN --learn`",
+        else "calibrate the next estimate: `sm-train cost RUN --actual`, then "
+        "`sm-train cost RUN --learn`",
     )
 
 
-def clock(moment: float) -> str:
-    return f"{datetime.fromtimestamp(moment, UTC):%Y-%m-%d %H:%M:%S} UTC"
+def format_utc(time: float) -> str:
+    """Format Unix seconds as a date and time in UTC."""
+    return f"{datetime.fromtimestamp(time, UTC):%Y-%m-%d %H:%M:%S} UTC"

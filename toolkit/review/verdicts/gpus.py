@@ -1,4 +1,4 @@
-"""Were the GPUs busy, was one of them slow, and is one ill?"""
+"""Judges GPU utilization, stragglers, and the health of GPUs, disks and memory."""
 
 from __future__ import annotations
 
@@ -6,55 +6,55 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from sm_train.toolkit.jobs.live_state import STRAGGLES
+from sm_train.toolkit.jobs.live_state import STRAGGLER_RATIO
 from sm_train.toolkit.review.job_facts import JobFacts
 from sm_train.toolkit.review.job_log import Column, finite
 from sm_train.toolkit.review.model import Level, Verdict
 from sm_train.toolkit.terminal.formatting import format_number
 
-BUSY, IDLE = 0.9, 0.7
+GOOD_UTILIZATION, POOR_UTILIZATION = 0.9, 0.7
 """Shares of GPU time; BRIA reports over 98 % (AWS Machine Learning Blog, 2024)."""
 
-MUCH_SLOWER = 1.25
-"""A rank's step time against the median of all, as live_state's STRAGGLES."""
+SEVERE_STRAGGLER = 1.25
+"""A rank's step time relative to the median of all ranks, like live_state's STRAGGLER_RATIO."""
 
-WAITS = 0.05
-"""A rank's share of waiting for data above the others' that makes them wait for it."""
+EXTRA_DATA_WAIT = 0.05
+"""Data wait share of a rank above the median at which the other ranks wait for it."""
 
-CLOCK_DROP = 0.9
-"""A GPU's clock against the median of all: below, it is throttled."""
+THROTTLED_CLOCK = 0.9
+"""A GPU whose clock is below this share of the median is throttled."""
 
-FULL = 90.0
-"""Percent of a disk or of a machine's memory."""
+FULL_PERCENT = 90.0
+"""Of a disk or of an instance's memory."""
 
-_SHOWN = 5
+_MAX_SHOWN = 5
 
 
 def utilization(facts: JobFacts) -> dict[str, tuple[Column, Column]]:
-    """Each machine's GPUs: Unix seconds, and shares of 1 over all its GPUs.
+    """Return each instance's GPU utilization: times in Unix seconds, and shares of 1.
 
-    CloudWatch's figure is a sum over the GPUs, up to 800 on 8; else the job's own, a mean.
+    CloudWatch's metric is the sum over all GPUs, up to 800 for 8; the job's own events log a mean.
     """
-    gpus = facts.machine.accelerators if facts.machine else 0
-    found = {
-        host: (series.times, series.values / (100.0 * gpus))
-        for (host, name), series in facts.metrics.items()
+    gpus = facts.instance_type.accelerators if facts.instance_type else 0
+    from_cloudwatch = {
+        instance: (series.times, series.values / (100.0 * gpus))
+        for (instance, name), series in facts.metrics.items()
         if name == "GPUUtilization" and gpus
     }
-    if found:
-        return found
-    told = {
+    if from_cloudwatch:
+        return from_cloudwatch
+    from_events = {
         f"algo-{node + 1}": (table["time"], table["gpu_utilization_mean"] / 100.0)
         for node, table in facts.log.nodes.items()
     }
-    return {host: pair for host, pair in told.items() if np.isfinite(pair[1]).any()}
+    return {name: pair for name, pair in from_events.items() if np.isfinite(pair[1]).any()}
 
 
 def while_training(facts: JobFacts, times: Column, values: Column) -> Column:
-    """The known values between the first step's line and the last's."""
+    """Return the known values between the first and the last step event."""
     known = np.isfinite(values)
-    if facts.trains is not None:
-        begin, end = facts.trains
+    if facts.training_span is not None:
+        begin, end = facts.training_span
         known &= (times >= begin) & (times <= end)
     return values[known]
 
@@ -62,119 +62,124 @@ def while_training(facts: JobFacts, times: Column, values: Column) -> Column:
 def gpus(facts: JobFacts) -> Verdict:
     question = "Were the GPUs busy?"
     means = {
-        host: float(training.mean())
-        for host, (times, shares) in utilization(facts).items()
+        instance: float(training.mean())
+        for instance, (times, shares) in utilization(facts).items()
         if len(training := while_training(facts, times, shares))
     }
     if not means:
-        return Verdict("gpu", "unknown", question, _no_gpus(facts))
+        return Verdict("gpu", "unknown", question, _no_utilization(facts))
     mean = float(np.mean(list(means.values())))
-    level: Level = "good" if mean >= BUSY else "warning" if mean >= IDLE else "bad"
-    evidence = [f"{host}: {share:.1%}" for host, share in sorted(means.items(), key=_by_share)]
+    level: Level = (
+        "good" if mean >= GOOD_UTILIZATION else "warning" if mean >= POOR_UTILIZATION else "bad"
+    )
+    by_share = sorted(means.items(), key=lambda item: item[1])
+    evidence = [f"{instance}: {share:.1%}" for instance, share in by_share]
     return Verdict(
         "gpu",
         level,
         question,
-        f"{mean:.1%} of the time, while it trained",
-        (f"the least busy of {len(means)} machines first", *evidence[:_SHOWN]),
-        None if level == "good" else "see whether data, the network or checkpoints made them wait",
+        f"{mean:.1%} of the time during training",
+        (f"{len(means)} instances, the least busy first", *evidence[:_MAX_SHOWN]),
+        None if level == "good" else "check whether they wait for data, the network or checkpoints",
     )
 
 
-def _by_share(pair: tuple[str, float]) -> float:
-    return pair[1]
-
-
-def _no_gpus(facts: JobFacts) -> str:
+def _no_utilization(facts: JobFacts) -> str:
     if facts.backend == "gloo":
         return "it ran on CPUs"
-    return "neither CloudWatch nor the job's lines tell of them"
+    return "neither CloudWatch nor the log contains GPU metrics"
 
 
 @dataclass(frozen=True)
-class _Rank:
+class _RankTimes:
     node: int
     rank: int
-    p50: float
-    waits: float
+    median_step: float
+    data_wait: float
 
 
-def _ranks(facts: JobFacts) -> list[_Rank]:
-    """Each rank's median step and its share of waiting for data, over the whole job."""
-    found = []
+def _rank_times(facts: JobFacts) -> list[_RankTimes]:
+    """Return each rank's median step time in seconds and its data wait share, over the job."""
+    ranks = []
     for node, table in facts.log.ranks.items():
         for rank in np.unique(table["rank"]).tolist():
             rows = table["rank"] == rank
             steps, waits = finite(table["p50"][rows]), finite(table["data_wait_share"][rows])
             if len(steps):
                 mean = float(waits.mean()) if len(waits) else 0.0
-                found.append(_Rank(node, int(rank), float(np.median(steps)), mean))
-    return found
+                ranks.append(_RankTimes(node, int(rank), float(np.median(steps)), mean))
+    return ranks
 
 
 def stragglers(facts: JobFacts) -> Verdict:
-    """A rank that takes longer, one that waits for data alone, a GPU at a lower clock."""
-    question = "Did one process hold up the others?"
-    ranks = _ranks(facts)
+    """Find ranks with slower steps or longer data waits, and GPUs at a lower clock."""
+    question = "Were there stragglers?"
+    ranks = _rank_times(facts)
     if len(ranks) < 2:
-        reason = "there is only one" if ranks else "the job's lines hold no table of ranks"
+        reason = "there is only one rank" if ranks else "the log has no metrics per rank"
         return Verdict("stragglers", "good" if ranks else "unknown", question, reason)
-    usual, waits = np.median([one.p50 for one in ranks]), np.median([one.waits for one in ranks])
-    slowest = max(ranks, key=lambda one: one.p50)
-    ratio = slowest.p50 / float(usual)
-    late = [one for one in ranks if one.waits > waits + WAITS]
-    slow_clocks = list(_throttled(facts))
+    median_step = float(np.median([one.median_step for one in ranks]))
+    data_wait = float(np.median([one.data_wait for one in ranks]))
+    slowest = max(ranks, key=lambda one: one.median_step)
+    ratio = slowest.median_step / median_step
+    waiting = [one for one in ranks if one.data_wait > data_wait + EXTRA_DATA_WAIT]
+    throttled = list(_throttled(facts))
     evidence = [
-        f"rank {one.rank} on node {one.node}: median step {one.p50:.3g} s, "
-        f"{one.waits:.1%} of it waiting for data"
-        for one in sorted(ranks, key=lambda one: (-one.p50, -one.waits))[:_SHOWN]
+        f"rank {one.rank} on node {one.node}: median step {one.median_step:.3g} s, "
+        f"{one.data_wait:.1%} of it waiting for data"
+        for one in sorted(ranks, key=lambda one: (-one.median_step, -one.data_wait))[:_MAX_SHOWN]
     ]
-    if ratio <= STRAGGLES and not late and not slow_clocks:
+    if ratio <= STRAGGLER_RATIO and not waiting and not throttled:
         return Verdict(
             "stragglers",
             "good",
             question,
-            f"no: the slowest of {len(ranks)} takes {ratio:.2f} × the median",
+            f"no: the slowest of {len(ranks)} ranks takes {ratio:.2f} × the median step time",
             tuple(evidence),
         )
-    told, level = [], "warning"
-    if ratio > STRAGGLES:
-        level = "bad" if ratio > MUCH_SLOWER else "warning"
-        told.append(f"rank {slowest.rank} on node {slowest.node} takes {ratio:.2f} × the median")
-    if late:
-        worst = max(late, key=lambda one: one.waits)
-        told.append(
-            f"rank {worst.rank} on node {worst.node} waits {worst.waits:.0%} of the time for data, "
-            f"the others {waits:.0%}"
+    problems: list[str] = []
+    level: Level = "warning"
+    if ratio > STRAGGLER_RATIO:
+        level = "bad" if ratio > SEVERE_STRAGGLER else "warning"
+        problems.append(
+            f"rank {slowest.rank} on node {slowest.node} takes {ratio:.2f} × the median step time"
         )
-    told += slow_clocks[:_SHOWN]
+    if waiting:
+        worst = max(waiting, key=lambda one: one.data_wait)
+        problems.append(
+            f"rank {worst.rank} on node {worst.node} waits {worst.data_wait:.0%} of the time for "
+            f"data, the others {data_wait:.0%}"
+        )
+    problems += throttled[:_MAX_SHOWN]
     return Verdict(
         "stragglers",
-        "bad" if level == "bad" else "warning",
+        level,
         question,
-        "; ".join(told),
+        "; ".join(problems),
         tuple(evidence),
-        "all others wait for it in every step: `sm-train doctor` examines its machine; stop and "
-        "resume to have other ones",
+        "all other ranks wait for it in every step: `sm-train doctor` tests its instance; stop and "
+        "resume to get other instances",
     )
 
 
 def _throttled(facts: JobFacts) -> Iterator[str]:
+    """Describe GPUs whose median clock is below that of the others."""
     clocks = {
         (node, gpu): value for node, gpu, value in _gpu_medians(facts, "sm_clock") if value > 0
     }
     if len(clocks) < 2:
         return
-    usual = float(np.median(list(clocks.values())))
+    median = float(np.median(list(clocks.values())))
     for (node, gpu), value in sorted(clocks.items(), key=lambda pair: pair[1]):
-        if value < CLOCK_DROP * usual:
+        if value < THROTTLED_CLOCK * median:
             yield (
                 f"GPU {gpu} of node {node} runs at {format_number(value)} MHz, the others at "
-                f"{format_number(usual)}"
+                f"{format_number(median)}"
             )
 
 
 def _gpu_medians(facts: JobFacts, name: str) -> Iterator[tuple[int, int, float]]:
+    """Yield (node rank, GPU, median) of a metric."""
     for node, table in facts.log.gpus.items():
         for gpu in np.unique(table["gpu"]).tolist():
             values = finite(table[name][table["gpu"] == gpu])
@@ -183,40 +188,40 @@ def _gpu_medians(facts: JobFacts, name: str) -> Iterator[tuple[int, int, float]]
 
 
 def health(facts: JobFacts) -> Verdict:
-    """Errors of GPU memory, and disks or memory that fill up."""
-    question = "Were the machines well?"
+    """Find GPU memory errors, and full disks or memory."""
+    question = "Were the instances healthy?"
     nodes = facts.log.nodes
-    ecc = {node: _most(table, "gpu_ecc_uncorrected") for node, table in nodes.items()}
-    told = [
-        f"node {node}: {errors:.0f} uncorrected errors of GPU memory"
+    ecc = {node: _max(table, "gpu_ecc_uncorrected") for node, table in nodes.items()}
+    memory_errors = [
+        f"node {node}: {errors:.0f} uncorrected GPU memory errors"
         for node, errors in ecc.items()
         if errors
     ]
-    filling = [
-        f"{host}: {what} {float(series.values.max()):.0f} % full"
-        for (host, name), series in sorted(facts.metrics.items())
-        if (what := {"DiskUtilization": "disk", "MemoryUtilization": "memory"}.get(name))
-        and float(series.values.max()) >= FULL
+    full = [
+        f"{instance}: {resource} {float(series.values.max()):.0f} % full"
+        for (instance, name), series in sorted(facts.metrics.items())
+        if (resource := {"DiskUtilization": "disk", "MemoryUtilization": "memory"}.get(name))
+        and float(series.values.max()) >= FULL_PERCENT
     ]
-    if told or filling:
+    if memory_errors or full:
         return Verdict(
             "health",
-            "bad" if told else "warning",
+            "bad" if memory_errors else "warning",
             question,
-            "; ".join([*told, *filling][:_SHOWN]),
-            (*told, *filling),
-            "resubmit on other machines: stop, then resume"
-            if told
-            else "a larger cluster.volume_gb, a smaller checkpoint.keep_last, or fewer "
+            "; ".join([*memory_errors, *full][:_MAX_SHOWN]),
+            (*memory_errors, *full),
+            "stop and resume to get other instances"
+            if memory_errors
+            else "use a larger cluster.volume_gb, a smaller checkpoint.keep_last, or fewer "
             "training.decode_workers",
         )
     if not nodes and not facts.metrics:
-        return Verdict("health", "unknown", question, "nothing tells of them")
-    hottest = max((_most(table, "gpu_temperature_max") for table in nodes.values()), default=0.0)
+        return Verdict("health", "unknown", question, "there are no metrics of the instances")
+    hottest = max((_max(table, "gpu_temperature_max") for table in nodes.values()), default=0.0)
     evidence = (f"hottest GPU: {hottest:.0f} °C",) if hottest else ()
-    return Verdict("health", "good", question, "nothing was wrong with them", evidence)
+    return Verdict("health", "good", question, "no problems found", evidence)
 
 
-def _most(table: Mapping[str, Column], name: str) -> float:
+def _max(table: Mapping[str, Column], name: str) -> float:
     values = finite(table[name])
     return float(values.max()) if len(values) else 0.0

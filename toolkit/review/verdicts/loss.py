@@ -1,4 +1,4 @@
-"""Is the loss healthy?"""
+"""Judges the loss: skipped steps, spikes, divergence and growing gradients."""
 
 from __future__ import annotations
 
@@ -10,108 +10,111 @@ from sm_train.toolkit.review.model import Level, Verdict
 from sm_train.toolkit.terminal.formatting import format_number
 
 _BUCKETS = 20
-_ENOUGH = 5 * _BUCKETS
+_MIN_INTERVALS = 5 * _BUCKETS
 _SPIKE = 8.0
-"""Times the usual distance from the neighbours' median: a normal loss is never that far off."""
+"""Multiple of the robust standard deviation; normally distributed losses never reach it."""
 
-_HIGH = 0.2
-"""Less above its neighbours, as a share of them, is not worth a word."""
+_MIN_SPIKE = 0.2
+"""Minimum height of a spike as a share of its neighbors."""
 
-_NEIGHBOURS = 7
-"""Of each side."""
+_NEIGHBORS = 7
+"""Intervals on each side."""
 
 _RISE = 3.0
-"""Times the spread of the medians by which the loss must stand above its best to have turned."""
+"""Multiple of the medians' spread by which a loss that rises again exceeds its best."""
 
-_STEEP = 3.0
-"""Growth of the gradient's norm, from the first fifth to the last."""
+_MAX_GRADIENT_GROWTH = 3.0
+"""Ratio of the gradient norm in the last fifth to that in the first."""
 
 
 def loss(facts: JobFacts) -> Verdict:
-    """Steps left out, spikes, a loss that rises again, a gradient that grows."""
+    """Find skipped steps, spikes, a loss that rises again and a growing gradient norm."""
     question = "Is the loss healthy?"
     steps, losses = facts.log.steps["step"], facts.log.steps["loss"]
     if not len(losses):
-        return Verdict("loss", "unknown", question, "no line tells of a step")
-    broken = int((~np.isfinite(losses)).sum())
+        return Verdict("loss", "unknown", question, "the log contains no steps")
+    nonfinite = int((~np.isfinite(losses)).sum())
     known = np.isfinite(losses)
     steps, losses = steps[known], losses[known]
-    left_out = {
+    skipped = {
         code: facts.log.warnings[code].count
         for code in ("step-skipped", "loss-not-finite", "rolled-back")
         if code in facts.log.warnings
     }
-    evidence = [f"{code}: {count:,} times" for code, count in left_out.items()]
+    evidence = [f"{code}: {count:,} times" for code, count in skipped.items()]
     evidence += _validation(facts)
     if not len(losses):
         return Verdict(
             "loss",
             "bad",
             question,
-            "no: it was never a number",
+            "no: it was never finite",
             tuple(evidence),
-            "lower the learning rate or lengthen the warm-up; look at the samples named in the log",
+            "lower the learning rate or lengthen the warm-up; check the samples named in the log",
         )
     evidence.insert(
-        0, f"{format_number(float(losses[0]))} at first, {format_number(_last(losses))} in the end"
+        0, f"{format_number(float(losses[0]))} at first, {format_number(_last(losses))} at the end"
     )
-    troubles, level = _troubles(facts, steps, losses, broken, left_out)
-    if not troubles:
-        many = len(losses) >= _ENOUGH
+    problems, level = _problems(facts, steps, losses, nonfinite, skipped)
+    if not problems:
+        enough = len(losses) >= _MIN_INTERVALS
         return Verdict(
             "loss",
-            "good" if many else "unknown",
+            "good" if enough else "unknown",
             question,
             "yes: no spikes, no rise"
-            if many
-            else f"nothing wrong so far, in few intervals ({len(losses)})",
+            if enough
+            else f"no problem so far, but only {len(losses)} intervals",
             tuple(evidence),
         )
     return Verdict(
         "loss",
         level,
         question,
-        f"no: {'; '.join(troubles)}",
+        f"no: {'; '.join(problems)}",
         tuple(evidence),
-        "lower the learning rate or lengthen the warm-up; samples of bad losses are named in the "
-        "log (loss-not-finite)",
+        "lower the learning rate or lengthen the warm-up; the log names the samples of non-finite "
+        "losses (loss-not-finite)",
     )
 
 
-def _troubles(
-    facts: JobFacts, steps: Column, losses: Column, broken: int, left_out: dict[str, int]
+def _problems(
+    facts: JobFacts, steps: Column, losses: Column, nonfinite: int, skipped: dict[str, int]
 ) -> tuple[list[str], Level]:
-    found: list[str] = []
+    problems: list[str] = []
     level: Level = "warning"
-    if "rolled-back" in left_out:
+    if "rolled-back" in skipped:
         level = "bad"
-        found.append(f"it went back to a checkpoint {left_out['rolled-back']} times")
-    if broken:
-        found.append(f"no number in {broken:,} intervals")
-    elif "step-skipped" in left_out:
-        found.append("steps without a finite gradient were left out")
-    if len(losses) < _ENOUGH:
-        return found, level
+        problems.append(f"it rolled back to a checkpoint {skipped['rolled-back']} times")
+    if nonfinite:
+        problems.append(f"it was non-finite in {nonfinite:,} intervals")
+    elif "step-skipped" in skipped:
+        problems.append("steps with non-finite gradients were skipped")
+    if len(losses) < _MIN_INTERVALS:
+        return problems, level
     if (rise := _rise(losses)) is not None:
         level = "bad"
-        found.append(f"it rises again, {rise:.0%} above its best")
+        problems.append(f"it rises again, {rise:.0%} above its best")
     if len(spikes := _spikes(losses)):
         at = ", ".join(f"{int(step):,}" for step in steps[spikes][:3])
-        found.append(f"{len(spikes)} spikes, at step {at}{' …' if len(spikes) > 3 else ''}")
-    if (growth := _growth(facts.log.steps["gradient_norm"])) > _STEEP:
-        found.append(f"the gradient's norm grew {growth:.1f} ×")
-    return found, level
+        problems.append(f"{len(spikes)} spikes, at step {at}{' …' if len(spikes) > 3 else ''}")
+    if (growth := _gradient_growth(facts.log.steps["gradient_norm"])) > _MAX_GRADIENT_GROWTH:
+        problems.append(f"the gradient norm grew {growth:.1f} ×")
+    return problems, level
 
 
 def _medians(values: Column) -> Column:
+    """Return the medians of consecutive parts: (_BUCKETS,)."""
     return np.array([np.median(part) for part in np.array_split(values, _BUCKETS)])
 
 
 def _rise(losses: Column) -> float | None:
-    """How far the last fifth stands above the best; None within the spread."""
+    """Return how far the last fifth is above the best, as a share of it; None within the spread."""
     medians = _medians(losses)
     end, best = float(np.median(medians[-_BUCKETS // 5 :])), float(medians.min())
-    # Between neighbours the trend is small: what is left is chance.
+    # Between neighboring medians the trend is small, so their differences measure the noise. The
+    # factor 1.4826 turns a median absolute deviation into a standard deviation; a difference of two
+    # values has √2 times that of one.
     spread = 1.4826 * float(np.median(np.abs(np.diff(medians)))) / np.sqrt(2)
     if best <= 0 or end <= 1.05 * best or end - best <= _RISE * max(spread, 0.01 * best):
         return None
@@ -119,18 +122,22 @@ def _rise(losses: Column) -> float | None:
 
 
 def _spikes(losses: Column) -> npt.NDArray[np.intp]:
-    """The places of losses far above their neighbours on both sides: a slope is none."""
-    medians = np.median(np.lib.stride_tricks.sliding_window_view(losses, _NEIGHBOURS), axis=1)
-    inner = losses[_NEIGHBOURS:-_NEIGHBOURS]
-    before, after = medians[: len(inner)], medians[_NEIGHBOURS + 1 :]
-    above = inner - np.maximum(before, after)
-    usual = 1.4826 * float(np.median(np.abs(inner - (before + after) / 2)))
-    return _NEIGHBOURS + np.flatnonzero(above > np.maximum(_SPIKE * usual, _HIGH * before))
+    """Return the indices of losses far above their neighbors on both sides, unlike on a slope.
+
+    ``losses`` is (num_intervals,).
+    """
+    # (num_intervals - _NEIGHBORS + 1,): medians[i] covers losses[i : i + _NEIGHBORS].
+    medians = np.median(np.lib.stride_tricks.sliding_window_view(losses, _NEIGHBORS), axis=1)
+    inner = losses[_NEIGHBORS:-_NEIGHBORS]
+    before, after = medians[: len(inner)], medians[_NEIGHBORS + 1 :]
+    height = inner - np.maximum(before, after)
+    spread = 1.4826 * float(np.median(np.abs(inner - (before + after) / 2)))
+    return _NEIGHBORS + np.flatnonzero(height > np.maximum(_SPIKE * spread, _MIN_SPIKE * before))
 
 
-def _growth(norms: Column) -> float:
+def _gradient_growth(norms: Column) -> float:
     known = finite(norms)
-    if len(known) < _ENOUGH:
+    if len(known) < _MIN_INTERVALS:
         return 1.0
     fifth = len(known) // 5
     first, last = float(np.median(known[:fifth])), float(np.median(known[-fifth:]))
@@ -142,12 +149,12 @@ def _last(losses: Column) -> float:
 
 
 def _validation(facts: JobFacts) -> list[str]:
-    held_out = [one for one in facts.log.events["eval"] if one["loss"] is not None]
-    if not held_out:
+    evaluations = [one for one in facts.log.events["eval"] if one["loss"] is not None]
+    if not evaluations:
         return []
-    best = min(held_out, key=lambda one: float(one["loss"]))
-    last = held_out[-1]
+    best = min(evaluations, key=lambda one: float(one["loss"]))
+    last = evaluations[-1]
     return [
-        f"held-out loss {format_number(float(last['loss']))} at step {last['step']:,}, "
+        f"validation loss {format_number(float(last['loss']))} at step {last['step']:,}, "
         f"best {format_number(float(best['loss']))} at step {best['step']:,}"
     ]

@@ -1,4 +1,4 @@
-"""Which way did the network take, and what did the examination before training say?"""
+"""Judges the network transport, and the doctor's result before training."""
 
 from __future__ import annotations
 
@@ -7,73 +7,77 @@ from sm_train.toolkit.jobs.events import Event
 from sm_train.toolkit.review.job_facts import JobFacts
 from sm_train.toolkit.review.job_log import finite
 from sm_train.toolkit.review.model import Level, Verdict
+from sm_train.toolkit.terminal.formatting import format_quantity
 
-_WORDS = {
+_TRANSPORT_LABELS = {
     "efa-rdma": "EFA with GPUDirect RDMA",
     "efa": "EFA without GPUDirect RDMA",
     "infiniband": "InfiniBand",
     "sockets": "sockets",
 }
-_DOCTOR: dict[str, Level] = {"ok": "good", "warn": "warning", "fail": "bad"}
+_DOCTOR_LEVELS: dict[str, Level] = {"ok": "good", "warn": "warning", "fail": "bad"}
 
-_MEND = (
-    "an image with aws-ofi-nccl (`sm-train image`), a security group that lets its members reach "
-    "each other both ways, and no NCCL_NET of one's own"
+_FIX = (
+    "use an image with aws-ofi-nccl (`sm-train image`) and a security group that allows all "
+    "traffic between its members, and do not set NCCL_NET"
 )
 
 
 def transport(facts: JobFacts) -> Verdict:
-    """EFA or sockets, by what NCCL wrote."""
-    question = "Which way did gradients travel between machines?"
+    """Judge whether NCCL used EFA or sockets, by its log messages."""
+    question = "Which network transport was used between nodes?"
     if not facts.multi_node and facts.log.last("start"):
-        return Verdict("network", "good", question, "none: it ran on one machine")
+        return Verdict("network", "good", question, "none: it ran on a single node")
     if facts.backend == "gloo":
-        return Verdict("network", "good", question, "Gloo over sockets, as CPUs do")
-    found = {
-        node: said.transport for node, said in facts.log.nccl.items() if said.transport is not None
+        return Verdict("network", "good", question, "Gloo over sockets, as usual on CPUs")
+    transports = {
+        node: log.transport for node, log in facts.log.nccl.items() if log.transport is not None
     }
     traffic = tuple(_traffic(facts))
-    if not found:
+    if not transports:
         return Verdict(
             "network",
             "unknown",
             question,
-            "NCCL's lines do not say",
+            "the log has no NCCL messages about it",
             traffic,
-            "NCCL_DEBUG=INFO, which jobs have unless cluster.environment changes it",
+            "set NCCL_DEBUG=INFO, the default unless cluster.environment changes it",
         )
-    slow = sorted(str(node) for node, one in found.items() if one == "sockets")
+    slow = sorted(str(node) for node, one in transports.items() if one == "sockets")
     evidence = (
-        *(f"{node or 'the log'}: {_WORDS[one]}" for node, one in sorted(found.items(), key=str)),
+        *(
+            f"{node or 'the log'}: {_TRANSPORT_LABELS[one]}"
+            for node, one in sorted(transports.items(), key=str)
+        ),
         *traffic,
     )
-    fast = facts.machine is None or facts.machine.supports_efa
-    if slow and fast:
-        where = "" if len(slow) == len(found) else f" on {', '.join(slow)}"
+    has_efa = facts.instance_type is None or facts.instance_type.supports_efa
+    if slow and has_efa:
+        where = "" if len(slow) == len(transports) else f" on {', '.join(slow)}"
         return Verdict(
             "network",
             "bad",
             question,
-            f"sockets{where}: the fast network is not used",
+            f"sockets{where}: EFA is not used",
             evidence,
-            _MEND,
+            _FIX,
         )
-    if "efa" in found.values():
+    if "efa" in transports.values():
         return Verdict(
             "network",
             "warning",
             question,
-            "EFA, but not straight from the GPUs' memory (no GDRDMA)",
+            "EFA without GPUDirect RDMA (no GDRDMA)",
             evidence,
-            _MEND,
+            _FIX,
         )
-    ways = ", ".join(sorted({_WORDS[one] for one in found.values()}))
-    return Verdict("network", "good", question, ways, evidence)
+    labels = ", ".join(sorted({_TRANSPORT_LABELS[one] for one in transports.values()}))
+    return Verdict("network", "good", question, labels, evidence)
 
 
 def _traffic(facts: JobFacts) -> list[str]:
-    """What came in on each machine, on average."""
-    found = []
+    """Describe the mean receive rate of a node, and dropped packets."""
+    traffic = []
     for label, name in (
         ("EFA", "efa_receive_bytes_per_second"),
         ("other interfaces", "network_receive_bytes_per_second"),
@@ -81,41 +85,39 @@ def _traffic(facts: JobFacts) -> list[str]:
         rates = [table[name] for table in facts.log.nodes.values()]
         known = np.concatenate([finite(one) for one in rates]) if rates else np.array([])
         if len(known):
-            found.append(f"{label}: {float(known.mean()) / 1e9:.3g} GB/s received by a machine")
+            traffic.append(f"{label}: {float(known.mean()) / 1e9:.3g} GB/s received per node")
     drops = sum(float(np.nansum(table["efa_drops"])) for table in facts.log.nodes.values())
     if drops:
-        found.append(f"EFA dropped {drops:,.0f} packets")
-    return found
+        traffic.append(f"EFA dropped {drops:,.0f} packets")
+    return traffic
 
 
 def doctor(facts: JobFacts) -> Verdict | None:
-    """The doctor's verdict on the cluster; None where it was not asked."""
-    said = facts.log.last("doctor")
-    if said is None:
+    """Return the doctor's verdict on the cluster; None if it did not run."""
+    result = facts.log.last("doctor")
+    if result is None:
         return None
-    slowdown = said["slowdown"]
+    slowdown = result["slowdown"]
     return Verdict(
         "doctor",
-        _DOCTOR.get(str(said["level"]), "unknown"),
-        "What did the examination before training find?",
-        str(said["sentence"]),
-        tuple(_examined(facts, said)),
+        _DOCTOR_LEVELS.get(str(result["level"]), "unknown"),
+        "What did the doctor find before training?",
+        str(result["sentence"]),
+        tuple(_doctor_evidence(facts, result)),
         None
-        if said["level"] == "ok"
-        else "each finding has its mend in the log, and in the result beside the checkpoints"
-        + (f"; the run was predicted {slowdown:.1f} × slower" if slowdown else ""),
+        if result["level"] == "ok"
+        else "the log and the result next to the checkpoints suggest a fix for each finding"
+        + (f"; the run was predicted to be {slowdown:.1f} × slower" if slowdown else ""),
     )
 
 
-def _examined(facts: JobFacts, said: Event) -> list[str]:
-    """The parts' figures, and each finding with its mend."""
-    from sm_train.toolkit.doctor.view import amount
-
+def _doctor_evidence(facts: JobFacts, result: Event) -> list[str]:
+    """Describe the measurements of each part, and each finding with its fix."""
     parts = [
-        f"{name}: {amount(measured, unit)}"
-        + (f" of {amount(expected, unit)} expected" if expected else "")
-        for name, (measured, expected, unit) in (said.get("parts") or {}).items()
+        f"{name}: {format_quantity(measured, unit)}"
+        + (f" of {format_quantity(expected, unit)} expected" if expected else "")
+        for name, (measured, expected, unit) in (result.get("parts") or {}).items()
         if measured is not None
     ]
-    found = (facts.log.warnings.get(f"doctor-{code}") for code in said["findings"])
-    return [*parts, *(str(one.first[-1]["message"]) for one in found if one is not None)]
+    warnings = (facts.log.warnings.get(f"doctor-{code}") for code in result["findings"])
+    return [*parts, *(str(one.first[-1]["message"]) for one in warnings if one is not None)]

@@ -1,4 +1,4 @@
-"""Was the speed steady, and how much of the GPUs' arithmetic did it use?"""
+"""Judges whether the speed was steady, and the model FLOPs utilization."""
 
 from __future__ import annotations
 
@@ -8,26 +8,29 @@ import numpy as np
 from sm_train.toolkit.review.job_facts import JobFacts
 from sm_train.toolkit.review.job_log import Column, finite
 from sm_train.toolkit.review.model import Level, Verdict
-from sm_train.toolkit.review.verdicts.goodput import clock
+from sm_train.toolkit.review.verdicts.goodput import format_utc
 from sm_train.toolkit.terminal.formatting import format_number
 
-STEADY, MUCH = 0.05, 0.15
-"""Losses of speed that are worth a word, and much money."""
+STEADY_LOSS, SEVERE_LOSS = 0.05, 0.15
+"""Losses of speed above which it is not steady, and above which much money is lost."""
 
 UNEVEN = 0.2
-"""From the slow to the fast tenth of the intervals, of the median."""
+"""Difference between the 90th and the 10th percentile, as a share of the median."""
 
 _BUCKETS = 24
-_ENOUGH = 2 * _BUCKETS
+_MIN_INTERVALS = 2 * _BUCKETS
 _NOISE = 3.0
-"""A change counts when it is this many times the spread about it."""
+"""A change counts if it is this many times the spread around it."""
 
 GOOD_MFU, POOR_MFU = 0.3, 0.15
 """NVIDIA's Stable Diffusion entry to MLPerf 4.0 reached 31 % on H100s (training_results_v4.0)."""
 
 
 def steady_speeds(facts: JobFacts) -> tuple[Column, Column]:
-    """Times and it/s of the logging intervals but the first of each start, which pays for it."""
+    """Return times and it/s of all logging intervals except the first after each start.
+
+    The first interval includes the warm-up of the start.
+    """
     times, speeds = facts.log.steps["time"], facts.log.steps["steps_per_second"]
     starts = [float(event["time"]) for event in facts.log.events["start"]]
     first = np.searchsorted(times, starts)
@@ -40,37 +43,37 @@ def steady_speeds(facts: JobFacts) -> tuple[Column, Column]:
 
 @dataclass(frozen=True)
 class Trend:
-    """``change`` is of the speed, as a share of its beginning, over the whole time or at once."""
+    """A change in speed: ``change`` is relative to the speed at the beginning."""
 
     change: float
-    at: float | None
-    """When it changed at once, Unix seconds; None of a drift."""
+    time: float | None
+    """When the speed changed abruptly, in Unix seconds; None for a gradual drift."""
 
 
 def trend(times: Column, speeds: Column) -> Trend | None:
-    """The change that explains the speeds best; None where there is none beyond their spread.
+    """Return the change that explains the speeds best; None if it is within their spread.
 
-    A drift is a line by Theil and Sen through medians, which single slow intervals do not bend.
+    A drift is a Theil–Sen line through medians, which is robust against single slow intervals.
     """
-    if len(times) < _ENOUGH:
+    if len(times) < _MIN_INTERVALS:
         return None
     parts = np.array_split(np.arange(len(times)), _BUCKETS)
     x = np.array([times[part].mean() for part in parts])
     y = np.array([np.median(speeds[part]) for part in parts])
-    drift, left_by_drift = _drift(x, y)
-    step, at, left_by_step = _step(x, y)
-    if left_by_step < left_by_drift:
-        found, left, when = step, left_by_step, float(x[at - 1] + x[at]) / 2
+    drift, drift_residual = _drift(x, y)
+    step, index, step_residual = _step(x, y)
+    if step_residual < drift_residual:
+        change, residual, time = step, step_residual, float(x[index - 1] + x[index]) / 2
     else:
-        found, left, when = drift, left_by_drift, None
-    noise = left / float(np.median(y))
-    if abs(found) <= max(STEADY / 2, _NOISE * noise):
+        change, residual, time = drift, drift_residual, None
+    noise = residual / float(np.median(y))
+    if abs(change) <= max(STEADY_LOSS / 2, _NOISE * noise):
         return None
-    return Trend(found, when)
+    return Trend(change, time)
 
 
 def _drift(x: Column, y: Column) -> tuple[float, float]:
-    """The line's change as a share of its beginning, and the spread about it."""
+    """Return the relative change along a Theil–Sen line, and the spread around the line."""
     i, j = np.triu_indices(len(x), 1)
     slope = float(np.median((y[j] - y[i]) / (x[j] - x[i])))
     offset = float(np.median(y - slope * x))
@@ -79,90 +82,95 @@ def _drift(x: Column, y: Column) -> tuple[float, float]:
 
 
 def _step(x: Column, y: Column) -> tuple[float, int, float]:
-    """The change at the best place to cut, that place, and the spread about both sides."""
+    """Return the relative change at the best split, its index, and the spread around it."""
     best = (0.0, 1, float("inf"))
-    for cut in range(2, len(x) - 1):
-        before, after = np.median(y[:cut]), np.median(y[cut:])
-        left = _spread(np.concatenate([y[:cut] - before, y[cut:] - after]))
-        if left < best[2]:
-            best = (float((after - before) / before), cut, left)
+    for split in range(2, len(x) - 1):
+        before, after = np.median(y[:split]), np.median(y[split:])
+        residual = _spread(np.concatenate([y[:split] - before, y[split:] - after]))
+        if residual < best[2]:
+            best = (float((after - before) / before), split, residual)
     return best
 
 
-def _spread(rest: Column) -> float:
-    """The standard deviation of a normal distribution with the same mean distance."""
-    return float(np.sqrt(np.pi / 2) * np.abs(rest).mean())
+def _spread(residuals: Column) -> float:
+    """Return the standard deviation of a normal distribution with the same mean deviation."""
+    return float(np.sqrt(np.pi / 2) * np.abs(residuals).mean())
 
 
 def speed(facts: JobFacts) -> Verdict:
     question = "Was the speed steady?"
     times, speeds = steady_speeds(facts)
     if not len(times):
-        return Verdict("speed", "unknown", question, "no line tells of a step")
+        return Verdict("speed", "unknown", question, "the log contains no steps")
     median = float(np.median(speeds))
-    evidence = [f"median {format_number(median)} it/s of {len(times):,} logging intervals"]
-    if len(times) < _ENOUGH:
+    evidence = [f"median {format_number(median)} it/s over {len(times):,} logging intervals"]
+    if len(times) < _MIN_INTERVALS:
         return Verdict(
             "speed",
             "unknown",
             question,
-            f"{format_number(median)} it/s, in too few intervals to tell ({len(times)})",
+            f"{format_number(median)} it/s, but only {len(times)} intervals",
             tuple(evidence),
         )
     slow, fast = np.quantile(speeds, (0.1, 0.9))
     evidence.append(
-        f"8 of 10 between {format_number(float(slow))} and {format_number(float(fast))} it/s"
+        f"80 % of the intervals between {format_number(float(slow))} and "
+        f"{format_number(float(fast))} it/s"
     )
     change = trend(times, speeds)
-    if change is not None and abs(change.change) > STEADY:
-        return _changed(facts, question, change, tuple(evidence))
+    if change is not None and abs(change.change) > STEADY_LOSS:
+        return _changed_speed(facts, question, change, tuple(evidence))
     if (fast - slow) / median > UNEVEN:
         return Verdict(
             "speed",
             "warning",
             question,
-            f"{format_number(median)} it/s on the whole, but uneven from interval to interval",
+            f"no: median {format_number(median)} it/s, but uneven between intervals",
             tuple(evidence),
-            "see what waits: the data, checkpoints, or a slow machine",
+            "check for waits on data or checkpoints, and for a slow instance",
         )
     return Verdict("speed", "good", question, f"yes, {format_number(median)} it/s", tuple(evidence))
 
 
-def _changed(facts: JobFacts, question: str, change: Trend, evidence: tuple[str, ...]) -> Verdict:
-    level: Level = "good" if change.change > 0 else "warning" if change.change > -MUCH else "bad"
-    way = "rose" if change.change > 0 else "fell"
-    if change.at is None:
-        sentence = f"no: it {way} by {abs(change.change):.0%}, little by little"
-    else:
-        sentence = f"no: it {way} by {abs(change.change):.0%} about {clock(change.at)}"
-        near = facts.seconds / _BUCKETS
-        if any(abs(float(one["time"]) - change.at) < near for one in facts.log.events["start"][1:]):
-            sentence += ", when it was started again: perhaps on other machines"
-    mend = (
-        "compare the machines before and after: clocks and temperature, the data's wait, the "
-        "network; a slow machine is replaced by stopping and resuming"
+def _changed_speed(
+    facts: JobFacts, question: str, change: Trend, evidence: tuple[str, ...]
+) -> Verdict:
+    level: Level = (
+        "good" if change.change > 0 else "warning" if change.change > -SEVERE_LOSS else "bad"
     )
-    return Verdict("speed", level, question, sentence, evidence, mend if level != "good" else None)
+    verb = "rose" if change.change > 0 else "fell"
+    if change.time is None:
+        sentence = f"no: it {verb} by {abs(change.change):.0%}, gradually"
+    else:
+        sentence = f"no: it {verb} by {abs(change.change):.0%} at about {format_utc(change.time)}"
+        near = facts.seconds / _BUCKETS
+        if any(
+            abs(float(one["time"]) - change.time) < near for one in facts.log.events["start"][1:]
+        ):
+            sentence += ", when it was restarted, possibly on other instances"
+    fix = (
+        "compare the instances before and after: clocks, temperature, data wait and network; stop "
+        "and resume to replace a slow instance"
+    )
+    return Verdict("speed", level, question, sentence, evidence, fix if level != "good" else None)
 
 
 def mfu(facts: JobFacts) -> Verdict:
-    """Model FLOP utilization: what the model needs by count over what the GPUs could do."""
-    question = "How much of the GPUs' arithmetic was used?"
+    """Judge model FLOPs utilization: the model's FLOPs relative to the GPUs' peak."""
+    question = "How much of the GPUs' peak FLOPs was used?"
     known = finite(facts.log.steps["mfu"])
     if not len(known):
-        return Verdict(
-            "mfu", "unknown", question, "the device's peak is not known, so there is no MFU"
-        )
+        return Verdict("mfu", "unknown", question, "no MFU: the GPU's peak FLOPs is unknown")
     share = float(np.median(known))
     level: Level = "good" if share >= GOOD_MFU else "warning" if share >= POOR_MFU else "bad"
     return Verdict(
         "mfu",
         level,
         question,
-        f"{share:.0%} of their peak (MFU, median)",
-        ("about 30 % is what well-tuned diffusion training reaches",),
+        f"{share:.0%} (MFU, median)",
+        ("well-tuned diffusion training reaches about 30 %",),
         None
         if level == "good"
-        else "training.compile, a larger per_device_batch_size, latents that are "
-        "computed once (`sm-train pack --latents`)",
+        else "use training.compile, a larger per_device_batch_size, or precomputed latents "
+        "(`sm-train pack --latents`)",
     )

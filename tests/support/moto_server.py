@@ -1,0 +1,160 @@
+"""AWS on loopback: moto behind a real HTTP server that records calls and can change answers."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from typing import Any, cast
+
+BACKENDS = ("s3", "sagemaker", "iam", "sts", "logs", "cloudwatch", "events", "sns")
+"""Loaded when a pytest worker starts its first server, instead of in the middle of a test."""
+
+_POLL_SECONDS = 0.01  # werkzeug's default, 0.5 s, is how long each server would take to stop
+
+
+@dataclass
+class Aws:
+    """A moto server on loopback and the calls that it received."""
+
+    url: str
+    calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    """Operation and body of every call of a JSON protocol."""
+    requests: list[tuple[str, str, str]] = field(default_factory=list)
+    """Method, path and query of every call of another protocol, such as S3's."""
+    refusals: dict[str, str] = field(default_factory=dict)
+    """Operation → the error code to answer with."""
+    amendments: dict[str, Callable[[dict[str, Any]], dict[str, Any] | None]] = field(
+        default_factory=dict
+    )
+    """Operation → a function of moto's answer that returns what the service would answer; None
+    loses the answer after the operation has been carried out."""
+    answers: dict[str, Callable[[dict[str, Any]], tuple[int, dict[str, Any]] | None]] = field(
+        default_factory=dict
+    )
+    """Operation → a function of the call's body, with the region as ``_region``, that returns a
+    status and a body, or None to let moto answer."""
+
+    def bodies(self, operation: str) -> list[dict[str, Any]]:
+        """The bodies of the calls of ``operation``, in order."""
+        return [body for name, body in self.calls if name == operation]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that send a process's AWS calls to this server."""
+        return {
+            "AWS_ENDPOINT_URL": self.url,
+            "AWS_ACCESS_KEY_ID": "testing",
+            "AWS_SECRET_ACCESS_KEY": "testing",
+        }
+
+    def client(self, service: str, region: str = "us-east-1") -> Any:
+        import boto3
+
+        return boto3.client(  # type: ignore[call-overload]
+            service,
+            region_name=region,
+            endpoint_url=self.url,
+            aws_access_key_id="testing",
+            aws_secret_access_key="testing",
+        )
+
+    def make_bucket(self, name: str, region: str = "us-east-1", **objects: bytes) -> None:
+        """Create a bucket with ``objects``: key → content."""
+        s3 = self.client("s3", region)
+        location = (
+            {}
+            if region == "us-east-1"
+            else {"CreateBucketConfiguration": {"LocationConstraint": region}}
+        )
+        s3.create_bucket(Bucket=name, **location)
+        for key, content in objects.items():
+            s3.put_object(Bucket=name, Key=key, Body=content)
+
+
+@contextmanager
+def moto_server() -> Iterator[Aws]:
+    """A server with an empty account."""
+    from werkzeug.serving import make_server
+
+    aws = Aws("")
+    moto = _moto()
+
+    def application(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        return _answer(aws, environ, start_response)
+
+    server = make_server("127.0.0.1", 0, application, threaded=True)
+    aws.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, args=(_POLL_SECONDS,), daemon=True)
+    thread.start()
+    try:
+        _reset(moto)
+        yield aws
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@cache
+def _moto() -> Any:
+    """moto's application: its routes are built once for each pytest worker."""
+    from moto.backends import get_backend
+    from moto.server import DomainDispatcherApplication, create_backend_app
+
+    for name in BACKENDS:
+        get_backend(name)  # type: ignore[call-overload]
+        import_module(f"moto.{name}.urls")
+    return DomainDispatcherApplication(create_backend_app)
+
+
+def _reset(moto: Any) -> None:
+    """Empty every account, as moto's own reset address does."""
+    from werkzeug.test import Client
+
+    response = Client(moto).post("/moto-api/reset", base_url="http://127.0.0.1")
+    assert response.status_code == 200, response.text
+
+
+def _answer(aws: Aws, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+    """Record a call; answer it as the test says, or let moto answer."""
+    from werkzeug.test import run_wsgi_app
+
+    moto = _moto()
+    target = environ.get("HTTP_X_AMZ_TARGET")
+    if not target:
+        query = environ.get("QUERY_STRING", "")
+        aws.requests.append((environ["REQUEST_METHOD"], environ["PATH_INFO"], query))
+        return cast("Iterable[bytes]", moto(environ, start_response))
+    content = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+    environ["wsgi.input"] = io.BytesIO(content)
+    operation, body = target.rsplit(".", 1)[-1], json.loads(content or b"{}")
+    aws.calls.append((operation, body))
+    if operation in aws.refusals:
+        refusal = {"__type": aws.refusals[operation], "message": "refused by the test"}
+        return _respond(start_response, 400, refusal)
+    # The region of a call is only in its signature.
+    region = environ.get("HTTP_AUTHORIZATION", "//").split("/")[2]
+    answer = aws.answers.get(operation, lambda _: None)(body | {"_region": region})
+    if answer is not None:
+        return _respond(start_response, *answer)
+    if operation not in aws.amendments:
+        return cast("Iterable[bytes]", moto(environ, start_response))
+    pages, status, headers = run_wsgi_app(moto, environ)
+    amended = aws.amendments[operation](json.loads(b"".join(pages)))
+    if amended is None:
+        start_response("500 Lost", [])
+        return [b""]
+    headers.remove("Content-Length")
+    start_response(status, headers.to_wsgi_list())
+    return [json.dumps(amended).encode()]
+
+
+def _respond(start_response: Any, status: int, body: dict[str, Any]) -> list[bytes]:
+    start_response(f"{status} ", [("Content-Type", "application/x-amz-json-1.1")])
+    return [json.dumps(body).encode()]

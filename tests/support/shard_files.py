@@ -1,0 +1,26 @@
+"""Writes shards with the product's own writer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sm_train.entrypoints.data.shard_format import Shard
+from sm_train.entrypoints.packing.plan import sample_key
+from sm_train.entrypoints.packing.shard_writer import ShardWriter, sample_parts
+from sm_train.entrypoints.packing.storage import LocalFolder
+
+
+def encoded_sample(
+    number: int, image: bytes, caption: str = "a caption", image_format: str = "jpeg"
+) -> bytes:
+    """Return the tar members of one sample."""
+    parts = sample_parts(sample_key(number), image, caption, image_format, b'{"width": 48}')
+    return b"".join(parts)
+
+
+def write_packed_shard(folder: Path, samples: list[bytes], name: str = "shard-000000.tar") -> Shard:
+    """Write encoded samples as a shard; return what the writer recorded for the index."""
+    with LocalFolder(folder).atomic_writer(name) as sink, ShardWriter(sink, name) as file:
+        for number, content in enumerate(samples):
+            file.append(sample_key(number), content)
+        return file.finish()

@@ -1,0 +1,95 @@
+"""Translates AWS and network errors into one-line messages with the right exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from sm_train.toolkit.errors import ExitCode, UserError
+
+if TYPE_CHECKING:
+    from botocore.exceptions import BotoCoreError, ClientError
+
+_CREDENTIAL_CODES = {
+    "ExpiredToken",
+    "ExpiredTokenException",
+    "RequestExpired",
+    "RequestTimeTooSkewed",
+    "InvalidAccessKeyId",
+    "InvalidClientTokenId",
+    "SignatureDoesNotMatch",
+    "UnrecognizedClientException",
+}
+_PERMISSION_CODES = {
+    "403",
+    "AccessDenied",
+    "AccessDeniedException",
+    "AuthorizationError",
+    *_CREDENTIAL_CODES,
+}
+_INVALID_REQUEST_CODES = {"ValidationError", "ValidationException"}
+_THROTTLING_CODES = {
+    "503",
+    "RequestLimitExceeded",
+    "SlowDown",
+    "Throttling",
+    "ThrottlingException",
+    "TooManyRequestsException",
+}
+_CAPACITY_CODES = {"CapacityError", "ResourceLimitExceeded", *_THROTTLING_CODES}
+_FIXES = {
+    "ExpiredToken": "sign in again",
+    "ExpiredTokenException": "sign in again",
+    "RequestExpired": "set this machine's clock",
+    "RequestTimeTooSkewed": "set this machine's clock",
+    "ResourceLimitExceeded": "request a higher quota, or use fewer instances",
+}
+"""Fixes for error codes whose own message names none."""
+
+
+def is_credential_error(error: ClientError | BotoCoreError) -> bool:
+    """Whether the error is about the credentials, so that every other call would fail with it."""
+    return _error_code(error) in _CREDENTIAL_CODES
+
+
+def is_throttling(error: ClientError | BotoCoreError) -> bool:
+    """Whether the service rejected the call because it is busy."""
+    return _error_code(error) in _THROTTLING_CODES
+
+
+def _error_code(error: ClientError | BotoCoreError) -> str | None:
+    """Return the service's error code; None if there was no response."""
+    response = getattr(error, "response", None) or {}
+    code: str | None = response.get("Error", {}).get("Code")
+    return code
+
+
+@contextmanager
+def translate_aws_errors(operation: str) -> Iterator[None]:
+    """Raise AWS and network errors as a :class:`UserError` that begins with ``operation``."""
+    from botocore.exceptions import (
+        BotoCoreError,
+        ClientError,
+        ConnectionError,
+        HTTPClientError,
+    )
+
+    try:
+        yield
+    except ClientError as error:
+        code = error.response["Error"].get("Code", "")
+        message = error.response["Error"].get("Message", str(error))
+        exit_code = ExitCode.UNEXPECTED
+        if code in _PERMISSION_CODES:
+            exit_code = ExitCode.PERMISSION
+        elif code in _CAPACITY_CODES:
+            exit_code = ExitCode.CAPACITY
+        elif code in _INVALID_REQUEST_CODES:
+            exit_code = ExitCode.PREFLIGHT
+        fix = f"; {_FIXES[code]}" if code in _FIXES else ""
+        raise UserError(f"{operation}: AWS returned {code}: {message}{fix}", exit_code) from None
+    except (ConnectionError, HTTPClientError) as error:
+        raise UserError(f"{operation}: cannot reach AWS: {error}", ExitCode.UNEXPECTED) from None
+    except BotoCoreError as error:
+        raise UserError(f"{operation}: {error}", ExitCode.PERMISSION) from None

@@ -1,0 +1,111 @@
+"""S3 URIs, buckets, and objects as seekable files."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from sm_train.toolkit.aws.errors import translate_aws_errors
+from sm_train.toolkit.errors import ExitCode, UserError
+
+if TYPE_CHECKING:
+    import boto3
+    from types_boto3_s3 import S3Client
+
+
+def split_uri(uri: str) -> tuple[str, str]:
+    """Split ``s3://bucket/key`` into bucket and key."""
+    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    return bucket, key
+
+
+def bucket_region(session: boto3.Session, bucket: str) -> str | None:
+    """Return the region of a bucket; None if S3 does not report it.
+
+    Raises:
+        LookupError: the bucket does not exist.
+        ClientError: S3 denies access.
+    """
+    from botocore.exceptions import ClientError
+
+    try:
+        response: Mapping[str, Any] = session.client("s3").head_bucket(Bucket=bucket)
+        region: str | None = response.get("BucketRegion") or _region_header(response)
+    except ClientError as error:
+        status = error.response["ResponseMetadata"].get("HTTPStatusCode")
+        region = _region_header(error.response)
+        if status == 404:
+            raise LookupError(bucket) from None
+        # S3 answers a request for another region's bucket with a redirect that names its region.
+        if status not in (301, 400) or region in (None, session.region_name):
+            raise
+    return region
+
+
+def _region_header(response: Mapping[str, Any]) -> str | None:
+    headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    region: str | None = headers.get("x-amz-bucket-region")
+    return region
+
+
+def require_bucket(session: boto3.Session, bucket: str, region: str, field: str) -> None:
+    """Reject a bucket that does not exist, denies access, or is not in ``region``.
+
+    Traffic between regions is billed and slow, and SageMaker rejects it for a job's channels.
+
+    Raises:
+        UserError: the bucket cannot be used; the message names ``field``.
+    """
+    with translate_aws_errors(f"{field}: bucket {bucket}"):
+        try:
+            actual = bucket_region(session, bucket)
+        except LookupError:
+            raise UserError(
+                f"{field}: bucket {bucket} does not exist; create it in {region} or name another",
+                ExitCode.PERMISSION,
+            ) from None
+    if actual is not None and actual != region:
+        raise UserError(
+            f"{field}: bucket {bucket} is in {actual} and the job would run in {region}; "
+            "use a bucket in the job's region, or run there",
+            ExitCode.PREFLIGHT,
+        )
+
+
+class S3File(io.RawIOBase):
+    """A read-only, seekable view of an S3 object; each read is one ranged request, nothing is
+    cached. ``read`` raises S3's errors unchanged.
+    """
+
+    def __init__(self, s3: S3Client, bucket: str, key: str, size: int) -> None:
+        self._s3, self._bucket, self._key = s3, bucket, key
+        self._size, self._offset = size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._offset
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._offset = (
+            offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._offset, os.SEEK_END: self._size}[whence]
+        )
+        return self._offset
+
+    def readinto(self, buffer: Any) -> int:
+        last = min(self._offset + len(buffer), self._size) - 1
+        if last < self._offset:
+            return 0
+        response = self._s3.get_object(
+            Bucket=self._bucket, Key=self._key, Range=f"bytes={self._offset}-{last}"
+        )
+        content: bytes = response["Body"].read()
+        buffer[: len(content)] = content
+        self._offset += len(content)
+        return len(content)

@@ -1,0 +1,65 @@
+"""Rejects missing training data at submission, before a job is paid for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sm_train.toolkit.aws.errors import translate_aws_errors
+from sm_train.toolkit.aws.s3 import split_uri
+from sm_train.toolkit.errors import ExitCode, UserError
+
+if TYPE_CHECKING:
+    import boto3
+
+
+def require_shards(session: boto3.Session, uri: str, instances: int) -> None:
+    """Reject a data prefix with fewer objects than instances: the rest would idle, billed.
+
+    Raises:
+        UserError: there are too few objects, ``uri`` is an object, or AWS denies the call.
+    """
+    bucket, prefix = split_uri(uri)
+    with translate_aws_errors(f"data.uri: {uri}"):
+        pages = session.client("s3").get_paginator("list_objects_v2")
+        count = 0
+        for page in pages.paginate(Bucket=bucket, Prefix=prefix):
+            # S3 lists keys in order, so an object named exactly like the prefix comes first.
+            contents = page.get("Contents", [])
+            if prefix and contents and contents[0].get("Key") == prefix.rstrip("/"):
+                raise UserError(
+                    f"data.uri: {uri} is a single object; FastFile with ShardedByS3Key needs the "
+                    "prefix above it",
+                    ExitCode.PREFLIGHT,
+                )
+            count += page.get("KeyCount", 0)
+            if count >= instances:
+                return
+    raise UserError(
+        f"data.uri: {uri} holds {count} objects for {instances} instances; ShardedByS3Key would "
+        f"leave {instances - count} of them idle; pack at least {instances} shards",
+        ExitCode.PREFLIGHT,
+    )
+
+
+def require_index(session: boto3.Session, shards: str, uri: str | None) -> None:
+    """Reject a run whose shard index does not exist: the job would fail after it is paid for.
+
+    Raises:
+        UserError: the index at ``uri`` does not exist, or AWS denies the call.
+    """
+    if uri is None:
+        return
+    from botocore.exceptions import ClientError
+
+    bucket, key = split_uri(uri)
+    with translate_aws_errors(f"data.index: {uri}"):
+        try:
+            session.client("s3").head_object(Bucket=bucket, Key=key)
+        except ClientError as error:
+            if error.response["Error"].get("Code") not in ("404", "NoSuchKey"):
+                raise
+            raise UserError(
+                f"data.index: {uri} does not exist; run `sm-train index {shards}`, or write "
+                "index: false, and every start reads the headers of all shards",
+                ExitCode.PREFLIGHT,
+            ) from None
