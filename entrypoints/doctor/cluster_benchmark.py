@@ -69,7 +69,7 @@ class ClusterBenchmark:
         self._last_budget = 0.0
         self._present: tuple[int, ...] = tuple(range(barrier.size))
         # rank → (node, local_rank)
-        self._placement: dict[int, tuple[int, int]] = {}
+        self._rank_positions: dict[int, tuple[int, int]] = {}
         self._max_bytes = 0
 
     @property
@@ -92,7 +92,7 @@ class ClusterBenchmark:
         )
         self._present = joined.ranks
         facts = [barrier.wait(f"facts/{one}", self._operation_timeout) for one in joined.ranks]
-        self._placement = {one["rank"]: (one["node"], one["local_rank"]) for one in facts}
+        self._rank_positions = {one["rank"]: (one["node"], one["local_rank"]) for one in facts}
         # All ranks use the same sizes: those that the one with the least memory can hold.
         self._max_bytes = min(one["max_bytes"] for one in facts)
         self._last_budget = 30.0  # next, each node measures itself, at its own pace
@@ -126,16 +126,16 @@ class ClusterBenchmark:
     def measure_node(self, measure: Callable[[bool], NodeSpeeds]) -> None:
         """Measure this rank alone; calls ``measure`` with whether it is its node's first rank."""
         rank = self._rank
-        first = min(local for node, local in self._placement.values() if node == rank.node)
+        first = min(local for node, local in self._rank_positions.values() if node == rank.node)
         speeds = measure(rank.local_rank == first)
         self._barrier.put(f"speeds/{rank.rank}", asdict(speeds))
 
     def sweep_all(self) -> None:
         """Sweep collectives over all ranks, then inside nodes and between nodes if these differ."""
-        nodes = {node for node, _ in self._placement.values()}
-        local_ranks = {local for _, local in self._placement.values()}
+        nodes = {node for node, _ in self._rank_positions.values()}
+        local_ranks = {local for _, local in self._rank_positions.values()}
         node, local_rank = self._rank.node, self._rank.local_rank
-        if len(self._placement) > 1:
+        if len(self._rank_positions) > 1:
             self._sweep("world", "all", self._present, WORLD_SHARE)
         if len(nodes) > 1 and len(local_ranks) > 1:
             self._sweep("intra", str(node), self._ranks_at(node=node), INTRA_NODE_SHARE)
@@ -146,8 +146,8 @@ class ClusterBenchmark:
         return tuple(
             rank
             for rank in self._present
-            if node in (None, self._placement[rank][0])
-            and local_rank in (None, self._placement[rank][1])
+            if node in (None, self._rank_positions[rank][0])
+            and local_rank in (None, self._rank_positions[rank][1])
         )
 
     def _sweep(self, part: str, name: str, ranks: tuple[int, ...], share: float) -> None:
@@ -188,7 +188,7 @@ class ClusterBenchmark:
 
         Rank 0 decides after each pass what the next one measures.
         """
-        nodes = sorted({node for node, _ in self._placement.values()})
+        nodes = sorted({node for node, _ in self._rank_positions.values()})
         rounds: list[list[Pair]] = [
             [(nodes[a], nodes[b]) for a, b in pairs] for pairs in schedule(len(nodes)) if pairs
         ]
@@ -232,7 +232,7 @@ class ClusterBenchmark:
     def _results(self, name: str, pairs: Sequence[Pair]) -> dict[Pair, float]:
         if self._barrier.rank != 0:
             return {}
-        local_ranks = sorted({local for _, local in self._placement.values()})
+        local_ranks = sorted({local for _, local in self._rank_positions.values()})
         results: dict[Pair, float] = {}
         for a, b in pairs:
             stored = [self._barrier.get(f"{name}/{a}-{b}/{local}") for local in local_ranks]
@@ -250,7 +250,7 @@ class ClusterBenchmark:
                 failures.setdefault(node, []).append(value <= 0)
         nodes = {node for node, failed in failures.items() if len(failed) > 1 and all(failed)}
         # Rank 0 stays: it runs the barrier.
-        return [rank for rank in self._present if self._placement[rank][0] in nodes and rank]
+        return [rank for rank in self._present if self._rank_positions[rank][0] in nodes and rank]
 
     def _run_pair(self, name: str, number: int, pair: Pair, budget: float) -> None:
         rank = self._rank
@@ -258,7 +258,7 @@ class ClusterBenchmark:
         partner = self._ranks_at(node=other_node, local_rank=rank.local_rank)
         if not partner:
             return
-        ranks = sorted((rank.rank, partner[0]), key=lambda one: self._placement[one][0])
+        ranks = sorted((rank.rank, partner[0]), key=lambda one: self._rank_positions[one][0])
         nodes = f"{pair[0]}-{pair[1]}/{rank.local_rank}"
         try:
             result = call_bounded(

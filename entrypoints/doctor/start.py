@@ -30,7 +30,7 @@ class UnfitClusterError(RuntimeError):
 
 
 def effective_mode(settings: JobConfig, hosts: ResourceConfig) -> Mode:
-    """Return the run file's mode; ``auto`` warns on several instances and is off elsewhere."""
+    """Return the run file's mode; ``auto`` warns on several instances and is otherwise off."""
     mode = settings.doctor.mode
     if mode != "auto":
         return mode

@@ -397,7 +397,7 @@ class _CloseWhenDone:
 def _open_pipe() -> tuple[int, int]:
     """Return the read end and the write end of a pipe."""
     read_end, write_end = os.pipe()
-    if hasattr(fcntl, "F_SETPIPE_SZ"):  # Linux; elsewhere the default of 64 KB serves, slower
+    if hasattr(fcntl, "F_SETPIPE_SZ"):  # Linux only; other systems keep their default, 64 KB
         with suppress(OSError):  # the user's pipes have used up their limit
             fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
     return read_end, write_end

@@ -19,8 +19,8 @@ from sm_train.cost.instances import UnknownInstanceTypeError, instance_type
 from sm_train.estimators.config.cluster import ClusterSection
 from sm_train.estimators.config.consistency import KeyPath, Problem, cross_section_problems
 from sm_train.estimators.config.fields import SECRET_PATTERN, pattern_message
-from sm_train.estimators.config.operations import RecoverySection
 from sm_train.estimators.config.placement import fallback_problems
+from sm_train.estimators.config.recovery import RecoverySection
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.secret_scan import find_secret
 from sm_train.estimators.config.stage import StageSection

@@ -1,4 +1,4 @@
-"""The run file's ``heartbeat``, ``recovery``, ``doctor``, ``alerts`` and ``budget``."""
+"""The run file's ``heartbeat``, ``doctor``, ``alerts`` and ``budget``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from sm_train.entrypoints.common.job_config import (
     HeartbeatConfig,
     StallAction,
 )
-from sm_train.estimators.config.fallback import MOST_FALLBACKS, FallbackSection
 from sm_train.estimators.config.fields import (
     Duration,
     PositiveFloat,
@@ -66,26 +65,6 @@ class HeartbeatSection(Section):
                 f"max_timeout: {self.max_timeout} s is less than min_timeout {self.min_timeout} s"
             )
         return self
-
-
-class RecoverySection(Section):
-    """How `watch` restarts a job that ends before its stage is complete."""
-
-    max_attempts: Annotated[int, BeforeValidator(reject_bool), Field(ge=0, le=100)] = Field(
-        default=5,
-        description="Number of consecutive jobs without a new checkpoint after which `watch` "
-        "gives up; 0 disables restarts.",
-    )
-    backoff: Annotated[Duration, Field(ge=1, le=3600)] = Field(
-        default=60,
-        description="Time to wait before the next job. It doubles with each attempt, up to one "
-        "hour.",
-    )
-    fallbacks: Annotated[list[FallbackSection], Field(max_length=MOST_FALLBACKS)] = Field(
-        default_factory=list,
-        description="Fallback placements to try, in this order, when capacity is unavailable or "
-        "lost. After the last one, the run's own placement is tried again.",
-    )
 
 
 class DoctorSection(Section):

@@ -14,8 +14,8 @@ from typing import Any
 from pydantic import ValidationError
 from sm_train.cost.instances import instance_type
 from sm_train.estimators.config.consistency import Problem
-from sm_train.estimators.config.fallback import FallbackSection, FallbackStageSection
 from sm_train.estimators.config.naming import staging_bucket
+from sm_train.estimators.config.recovery import FallbackSection, FallbackStageSection
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 

@@ -34,8 +34,8 @@ from sm_train.estimators.config.operations import (
     BudgetSection,
     DoctorSection,
     HeartbeatSection,
-    RecoverySection,
 )
+from sm_train.estimators.config.recovery import RecoverySection
 from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.config.training import (
     CheckpointSection,
@@ -120,8 +120,3 @@ class RunConfig(Section):
         if problems:
             raise ValueError("; ".join(problem.message for problem in problems))
         return self
-
-    def regions(self, home: str) -> tuple[str, ...]:
-        """Return the regions that may hold jobs of the run, ``home`` first."""
-        others = {one.region for one in self.recovery.fallbacks} - {None, home}
-        return home, *sorted(filter(None, others))

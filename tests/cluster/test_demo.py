@@ -1,4 +1,4 @@
-"""The demonstration keeps its promise: it learns, and a judge of real digits says so."""
+"""The demonstration learns digits that a classifier of real digits recognizes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from PIL import Image
 
 
 @pytest.mark.slow
-def test_the_demo_draws_digits_that_are_recognised(tmp_path: Path) -> None:
+def test_demo_samples_recognizable_digits(tmp_path: Path) -> None:
     """At least 70 % of 300 samples; chance is 10 %."""
     result = subprocess.run(
         [sys.executable, "-m", "sm_train.toolkit.demo"],
@@ -25,7 +25,7 @@ def test_the_demo_draws_digits_that_are_recognised(tmp_path: Path) -> None:
         check=False,
     )
     assert result.returncode == 0, result.stdout
-    assert "300 drawn digits" in result.stdout
+    assert "300 sampled digits" in result.stdout
     rows = [line.split("│") for line in result.stdout.splitlines() if "│ step " in line]
     assert [row[1].strip() for row in rows] == [f"step {step}" for step in (250, 500, 750, 1000)]
     assert float(rows[-1][2].strip(" %")) >= 70, rows

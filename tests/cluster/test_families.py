@@ -1,4 +1,4 @@
-"""Each family of networks, from training to images, with and without precomputed latents."""
+"""Each model family from training to images, with and without precomputed latents."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ FAMILIES = [
 ]
 
 
-def trained(
+def train(
     folder: Path, preset: str, processes: int = 1, **settings: Any
 ) -> tuple[Job, list[dict[str, Any]]]:
-    own = {"max_steps": 3, "checkpoint_every": 3, "per_device_batch_size": 2}
-    job = Job(folder, tiny_run(**(own | {"preset": preset} | settings)))
+    defaults = {"max_steps": 3, "checkpoint_every": 3, "per_device_batch_size": 2}
+    job = Job(folder, tiny_run(**(defaults | {"preset": preset} | settings)))
     write_shards(job.train_channel, shards=2, each=8)
     code, events, text = job.run(processes)
     assert code == 0, text
@@ -36,11 +36,11 @@ def trained(
 def family(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, Job, list[dict[str, Any]]]:
-    job, events = trained(tmp_path_factory.mktemp("family"), request.param, processes=2)
+    job, events = train(tmp_path_factory.mktemp("family"), request.param, processes=2)
     return request.param, job, events
 
 
-def test_diffusers_alone_draws_with_the_final_model(
+def test_diffusers_samples_from_the_final_model_without_sm_train(
     family: tuple[str, Job, list[dict[str, Any]]],
 ) -> None:
     from diffusers import DiffusionPipeline
@@ -52,30 +52,30 @@ def test_diffusers_alone_draws_with_the_final_model(
 
 
 @pytest.mark.slow
-def test_a_checkpoint_and_the_final_model_draw_the_same(
+def test_checkpoint_and_final_model_sample_the_same_images(
     cli: Cli, tmp_path: Path, family: tuple[str, Job, list[dict[str, Any]]]
 ) -> None:
     (tmp_path / "prompts.txt").write_text("a grey of 1\na grey of 2\n")
-    pictures = []
-    for place in (family[1].base / "model", family[1].checkpoints / "step-00000003"):
-        result = cli("sample", place, "--prompts", "prompts.txt", "--steps", "3", "--out", "g.png")
+    grids = []
+    for model in (family[1].base / "model", family[1].checkpoints / "step-00000003"):
+        result = cli("sample", model, "--prompts", "prompts.txt", "--steps", "3", "--out", "g.png")
         assert result.returncode == 0, result.stderr
-        pictures.append((tmp_path / "g.png").read_bytes())
-    assert pictures[0] == pictures[1]
+        grids.append((tmp_path / "g.png").read_bytes())
+    assert grids[0] == grids[1]
 
 
 @pytest.mark.slow
-def test_precomputed_latents_and_texts_train_the_same(
+def test_precomputed_latents_train_like_images(
     cli: Cli, tmp_path: Path, family: tuple[str, Job, list[dict[str, Any]]]
 ) -> None:
-    """Half precision keeps eleven bits of what training computes itself."""
+    """Latents are stored in half precision, with eleven significant bits."""
     preset, first, _ = family
     for number in range(8):
         write_pair(tmp_path / "in", f"{number:02}.png", png(30 * number), f"a grey of {number}")
-    frame = first.checkpoints / "components"
-    found = {}
+    components = first.checkpoints / "components"
+    losses_of = {}
     for kind, options in (
-        ("precomputed latents", ("--latents", frame, "--resolution", "8")),
+        ("precomputed latents", ("--latents", components, "--resolution", "8")),
         ("images", ()),
     ):
         packed = tmp_path / kind
@@ -83,41 +83,43 @@ def test_precomputed_latents_and_texts_train_the_same(
         assert done.returncode == 0, done.stderr
         latents = ShardIndex(packed / "index.parquet").header.options.get("latents") or {}
         assert ("pooled" in latents) == (bool(options) and preset in ("tiny-sdxl", "tiny-mmdit"))
-        found[kind] = losses(events_of(packed, frame, preset, kind))
-    assert found["images"] == pytest.approx(found["precomputed latents"], rel=2e-3)
+        losses_of[kind] = losses(train_packed(packed, components, preset, kind))
+    assert losses_of["images"] == pytest.approx(losses_of["precomputed latents"], rel=2e-3)
 
 
-def events_of(packed: Path, frame: Path, preset: str, inputs: str) -> list[dict[str, Any]]:
-    """Of a job on packed shards with the frozen parts of ``frame``, which takes ``inputs``."""
+def train_packed(
+    packed: Path, components: Path, preset: str, input_kind: str
+) -> list[dict[str, Any]]:
+    """Train on packed shards with frozen components; return the events of the job."""
     run = tiny_run(preset=preset, max_steps=3, caption_dropout=0.5, per_device_batch_size=4)
     job = Job(packed / "job", run)
     channels = job.base / "input" / "data"
     shutil.copytree(packed / "shards", channels / "train")
     (channels / "index").mkdir()
     shutil.copy(packed / "index.parquet", channels / "index")
-    (channels / "model").symlink_to(frame)
+    (channels / "model").symlink_to(components)
     code, events, text = job.run()
     assert code == 0, text
-    assert next(one for one in events if one["kind"] == "start")["input_kind"] == inputs
+    assert next(event for event in events if event["kind"] == "start")["input_kind"] == input_kind
     return events
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", FAMILIES)
-def test_computing_activations_again_changes_no_loss(tmp_path: Path, preset: str) -> None:
-    found = [
-        losses(trained(tmp_path / str(again), preset, activation_checkpointing=again)[1])
-        for again in (False, True)
+def test_activation_checkpointing_does_not_change_losses(tmp_path: Path, preset: str) -> None:
+    runs = [
+        losses(train(tmp_path / str(enabled), preset, activation_checkpointing=enabled)[1])
+        for enabled in (False, True)
     ]
-    assert found[0] == found[1]
+    assert runs[0] == runs[1]
 
 
 @pytest.mark.slow
-def test_compiled_blocks_train_the_same(tmp_path: Path) -> None:
+def test_compiled_blocks_do_not_change_losses(tmp_path: Path) -> None:
     """Slow: compiling takes three quarters of a minute."""
-    found = [
-        losses(trained(tmp_path / str(compiled), "tiny-mmdit", compile=compiled)[1])
+    runs = [
+        losses(train(tmp_path / str(compiled), "tiny-mmdit", compile=compiled)[1])
         for compiled in (False, True)
     ]
-    # Fused kernels round elsewhere.
-    assert found[1] == pytest.approx(found[0], rel=1e-4)
+    # Fused kernels round differently.
+    assert runs[1] == pytest.approx(runs[0], rel=1e-4)

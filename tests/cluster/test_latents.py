@@ -1,4 +1,4 @@
-"""Latents computed at packing: the same as training would compute, and used by it."""
+"""Latents computed by packing equal those that training computes, and training uses them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def latent_job(folder: Path, **settings: Any) -> Job:
 
 @pytest.fixture(scope="module")
 def components(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The frozen parts that a first run leaves behind."""
+    """The components folder of a first run."""
     job = latent_job(tmp_path_factory.mktemp("first"), max_steps=1, checkpoint_every=1)
     write_shards(job.train_channel, shards=1, each=8)
     code, _, text = job.run()
@@ -43,7 +43,7 @@ def pack(cli: Cli, folder: Path, components: Path, *more: str) -> Any:
     return cli("pack", "in", "out", *arguments, timeout=180)
 
 
-def test_training_takes_the_latents_that_packing_made(
+def test_training_uses_latents_that_packing_computed(
     cli: Cli, tmp_path: Path, components: Path
 ) -> None:
     run = pack(cli, tmp_path, components)
@@ -53,12 +53,12 @@ def test_training_takes_the_latents_that_packing_made(
     [first, *_] = webdataset.WebDataset(
         str(tmp_path / "out/shards/shard-000000.tar"), shardshuffle=False
     )
-    expected = by_hand(components, first["png"], first["txt"].decode())
+    expected = encode_with_diffusers(components, first["png"], first["txt"].decode())
     for name, array in zip(("moments.npy", "text.npy"), expected, strict=True):
-        found = np.load(io.BytesIO(first[name]))
-        assert found.dtype == np.float16
-        # Half precision keeps eleven bits.
-        np.testing.assert_allclose(found, array, rtol=2**-10, atol=1e-3)
+        stored = np.load(io.BytesIO(first[name]))
+        assert stored.dtype == np.float16
+        # Half precision has eleven significant bits.
+        np.testing.assert_allclose(stored, array, rtol=2**-10, atol=1e-3)
 
     job = latent_job(tmp_path / "job", max_steps=3, caption_dropout=0.5)
     latent_channels(job, tmp_path / "out", components)
@@ -69,10 +69,10 @@ def test_training_takes_the_latents_that_packing_made(
 
 
 @pytest.mark.slow
-def test_the_model_goes_along_to_sagemaker(
+def test_packing_on_sagemaker_uses_the_uploaded_components(
     cli: Cli, aws: Aws, tmp_path: Path, components: Path
 ) -> None:
-    """Two machines of a job make there what is made here, with nothing but what was uploaded."""
+    """Two instances of a job produce what a local run produces, from the uploaded files alone."""
     run = write_run(tmp_path, bucket="my-bucket")
     size = ("--shard-size", "10KB")
     assert pack(cli, tmp_path, components, *size, "--for", str(run)).returncode == 0
@@ -103,15 +103,15 @@ def test_the_model_goes_along_to_sagemaker(
     assert sent.returncode == 0, sent.stderr
     assert "ml.g5.2xlarge" in sent.stderr
     [body] = aws.bodies("CreateProcessingJob")
-    both = [start_node(tmp_path, aws, body, rank) for rank in (0, 1)]
-    said = [one.communicate(timeout=300)[0] for one in both]
-    assert [one.returncode for one in both] == [0, 0], said
-    here = {name: content for name, content in read_tree(tmp_path / "out").items() if "." in name}
-    assert read_objects(aws, "packed", "set/") == here
+    nodes = [start_node(tmp_path, aws, body, rank) for rank in (0, 1)]
+    outputs = [node.communicate(timeout=300)[0] for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], outputs
+    local = {name: content for name, content in read_tree(tmp_path / "out").items() if "." in name}
+    assert read_objects(aws, "packed", "set/") == local
 
 
-def by_hand(components: Path, image: bytes, caption: str) -> tuple[Any, Any]:
-    """With diffusers and transformers alone."""
+def encode_with_diffusers(components: Path, image: bytes, caption: str) -> tuple[Any, Any]:
+    """Return moments and text states, computed with diffusers and transformers alone."""
     from diffusers import AutoencoderKL
     from PIL import Image
     from transformers import AutoTokenizer, CLIPTextModel
@@ -130,9 +130,7 @@ def by_hand(components: Path, image: bytes, caption: str) -> tuple[Any, Any]:
 
 
 @pytest.mark.slow
-def test_latents_of_another_model_are_left_alone(
-    cli: Cli, tmp_path: Path, components: Path
-) -> None:
+def test_latents_of_another_model_are_ignored(cli: Cli, tmp_path: Path, components: Path) -> None:
     assert pack(cli, tmp_path, components).returncode == 0
     job = latent_job(tmp_path / "job", max_steps=1)
     channels = job.base / "input" / "data"
@@ -146,13 +144,13 @@ def test_latents_of_another_model_are_left_alone(
     assert start["input_kind"] == "images"
 
 
-def spoil(channel: Path, index: Path, keys: set[str] | None = None) -> None:
-    """Make the moments of some samples NaN, or of all, where they lie in their shards."""
-    described = ShardIndex(index)
-    for number, name in enumerate(described.names):
+def make_nan(channel: Path, index: Path, keys: set[str] | None = None) -> None:
+    """Overwrite the moments of the samples ``keys``, or of all, with NaN in the shards."""
+    shard_index = ShardIndex(index)
+    for number, name in enumerate(shard_index.names):
         content = bytearray((channel / name).read_bytes())
-        offsets = described.offsets(number).tolist()
-        for key, start, stop in zip(described.keys(number), offsets, offsets[1:], strict=False):
+        offsets = shard_index.offsets(number).tolist()
+        for key, start, stop in zip(shard_index.keys(number), offsets, offsets[1:], strict=False):
             if keys is None or key in keys:
                 _, members = sample_members(memoryview(content)[start:stop])
                 np.frombuffer(members["moments.npy"], np.float16, offset=128)[:] = np.nan
@@ -160,7 +158,7 @@ def spoil(channel: Path, index: Path, keys: set[str] | None = None) -> None:
 
 
 def latent_channels(job: Job, packed: Path, components: Path) -> Path:
-    """Put the job's channels where it looks; returns that of the shards."""
+    """Provide the job's channels; return that of the shards."""
     channels = job.base / "input" / "data"
     shutil.copytree(packed / "shards", channels / "train")
     (channels / "index").mkdir()
@@ -169,31 +167,31 @@ def latent_channels(job: Job, packed: Path, components: Path) -> Path:
     return channels / "train"
 
 
-def test_a_loss_that_is_no_number_costs_its_step_and_names_its_samples(
+def test_nonfinite_loss_skips_its_step_and_names_its_samples(
     cli: Cli, tmp_path: Path, components: Path
 ) -> None:
     assert pack(cli, tmp_path, components).returncode == 0
     job = latent_job(tmp_path / "job", max_steps=6, per_device_batch_size=2, checkpoint_every=6)
     channel = latent_channels(job, tmp_path / "out", components)
-    spoil(channel, tmp_path / "out/index.parquet", {"000000007"})
+    make_nan(channel, tmp_path / "out/index.parquet", {"000000007"})
     code, events, text = job.run(processes=2)
     assert code == 0, text
-    # Twelve samples are three steps of two processes: the epoch comes twice.
+    # Twelve samples are three steps of two processes: six steps are two epochs.
     skipped = [event for event in events if event.get("code") == "step-skipped"]
     assert len(skipped) == 2
-    named = [event for event in events if event.get("code") == "loss-not-finite"]
-    assert [event["step"] for event in named] == [event["steps"][0] for event in skipped]
-    assert all("shard-000000.tar 000000007" in event["samples"] for event in named)
-    # One of two processes had the sample; the other left the step out with it.
-    assert all(len(event["samples"]) == 2 for event in named)
-    spoilt = {event["step"] for event in named}
+    reported = [event for event in events if event.get("code") == "loss-not-finite"]
+    assert [event["step"] for event in reported] == [event["steps"][0] for event in skipped]
+    assert all("shard-000000.tar 000000007" in event["samples"] for event in reported)
+    # One of two processes had the sample; both skip the step.
+    assert all(len(event["samples"]) == 2 for event in reported)
+    nonfinite = {event["step"] for event in reported}
     steps = {event["step"]: event["loss"] for event in events if event["kind"] == "step"}
-    assert {step for step, loss in steps.items() if loss is None} == spoilt
+    assert {step for step, loss in steps.items() if loss is None} == nonfinite
     assert len(steps) == 6
 
 
 @pytest.mark.slow
-def test_many_steps_without_a_gradient_go_back_to_the_checkpoint_and_then_stop(
+def test_repeated_nonfinite_gradients_roll_back_and_then_fail(
     cli: Cli, tmp_path: Path, components: Path
 ) -> None:
     assert pack(cli, tmp_path, components).returncode == 0
@@ -207,26 +205,28 @@ def test_many_steps_without_a_gradient_go_back_to_the_checkpoint_and_then_stop(
     channel = latent_channels(job, tmp_path / "out", components)
     with job.start() as running:
         running.wait_for("checkpoint")
-        spoil(channel, tmp_path / "out/index.parquet")
-        back = running.wait_for("warning", code="rolled-back")
+        make_nan(channel, tmp_path / "out/index.parquet")
+        rollback = running.wait_for("warning", code="rolled-back")
         error = running.wait_for("error")
         assert running.process.wait(60) == 1
-    assert back["step"] % 5 == 0
+    assert rollback["step"] % 5 == 0
     assert "steps in a row had no finite gradient" in error["message"]
     assert "shard-000000.tar 0000000" in error["message"]
     [newest, *_] = sorted(job.checkpoints.glob("step-*"), reverse=True)
     assert (newest / "complete.json").exists()
-    assert newest.name == f"step-{back['step']:08d}"
+    assert newest.name == f"step-{rollback['step']:08d}"
 
 
-def test_what_cannot_make_latents_is_one_line(cli: Cli, tmp_path: Path, components: Path) -> None:
+def test_unusable_latent_options_are_one_line_errors(
+    cli: Cli, tmp_path: Path, components: Path
+) -> None:
     (tmp_path / "empty").mkdir()
-    nothing = cli("pack", "in", "out", "--latents", "empty", "--resolution", "8")
-    assert (nothing.returncode, nothing.stderr) == (
+    empty = cli("pack", "in", "out", "--latents", "empty", "--resolution", "8")
+    assert (empty.returncode, empty.stderr) == (
         2,
-        "sm-train: --latents: empty: not a folder of components: no vae/config.json\n",
+        "sm-train: --latents: empty: not a components folder: no readable vae/config.json\n",
     )
     odd = cli("pack", "in", "out", "--latents", components, "--resolution", "9")
-    assert "9 pixels: the autoencoder divides sides by 2" in odd.stderr
+    assert "resolution: 9 must be a multiple of 2" in odd.stderr
     alone = cli("pack", "in", "out", "--latents", components)
     assert "--latents: requires --resolution" in alone.stderr

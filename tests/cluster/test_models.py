@@ -1,4 +1,4 @@
-"""A latent model from training to samples, and what ``sample`` says of things that are no model."""
+"""A latent model from training to samples; errors of ``sample`` for folders without a model."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, list[dict[st
     return job, events
 
 
-def test_random_frozen_parts_are_said_aloud(trained: tuple[Job, list[dict[str, Any]]]) -> None:
+def test_random_frozen_components_are_logged(trained: tuple[Job, list[dict[str, Any]]]) -> None:
     messages = [
         event["message"] for event in trained[1] if event.get("code") == "random-init-component"
     ]
     assert [message.split()[0] for message in messages] == ["text_encoder", "vae"]
 
 
-def test_diffusers_alone_loads_and_runs_the_final_model(
+def test_diffusers_loads_and_runs_the_final_model_without_sm_train(
     trained: tuple[Job, list[dict[str, Any]]],
 ) -> None:
     from diffusers import AutoencoderKL, DiffusionPipeline, UNet2DConditionModel
@@ -47,16 +47,16 @@ def test_diffusers_alone_loads_and_runs_the_final_model(
     assert AutoencoderKL.from_pretrained(folder, subfolder="vae")
 
 
-def test_sample_draws_the_same_grid_from_model_checkpoint_and_run(
+def test_sample_writes_the_same_grid_from_model_checkpoint_and_run(
     cli: Cli, tmp_path: Path, trained: tuple[Job, list[dict[str, Any]]]
 ) -> None:
     (tmp_path / "prompts.txt").write_text("a grey of 1\n\na grey of 2\na grey of 3\n")
     job = trained[0]
-    pictures = []
-    for place in (job.base / "model", job.checkpoints, job.checkpoints / "step-00000002"):
+    grids = []
+    for folder in (job.base / "model", job.checkpoints, job.checkpoints / "step-00000002"):
         result = cli(
             "sample",
-            place,
+            folder,
             "--prompts",
             "prompts.txt",
             "--steps",
@@ -65,19 +65,19 @@ def test_sample_draws_the_same_grid_from_model_checkpoint_and_run(
             "2",
             "--json",
             "--out",
-            f"{place.name}.png",
+            f"{folder.name}.png",
         )
         assert result.returncode == 0, result.stderr
         assert json.loads(result.stdout)["images"] == 3
-        pictures.append((tmp_path / f"{place.name}.png").read_bytes())
-    assert pictures[0] == pictures[1] == pictures[2]
+        grids.append((tmp_path / f"{folder.name}.png").read_bytes())
+    assert grids[0] == grids[1] == grids[2]
     with Image.open(tmp_path / "model.png") as grid:
         assert grid.width > 200
         assert grid.height > 200
 
 
 @pytest.mark.slow
-def test_what_is_no_model_is_told_in_one_line(
+def test_folder_without_a_model_is_a_one_line_error(
     cli: Cli, tmp_path: Path, trained: tuple[Job, list[dict[str, Any]]]
 ) -> None:
     (tmp_path / "prompts.txt").write_text("a grey of 1\n")
@@ -91,7 +91,7 @@ def test_what_is_no_model_is_told_in_one_line(
     shutil.copytree(model, tmp_path / "cut")
     weights = tmp_path / "cut" / "unet" / "diffusion_pytorch_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    for place, prompts, out, expected in [
+    for checkpoint, prompts, out, expected in [
         ("none", "prompts.txt", "a.png", "none: no such folder"),
         ("nothing", "prompts.txt", "a.png", "holds no model and no checkpoint"),
         ("step-00000001", "prompts.txt", "a.png", "incomplete"),
@@ -104,7 +104,7 @@ def test_what_is_no_model_is_told_in_one_line(
         (model, "latin.txt", "a.png", "not UTF-8"),
         (model, "prompts.txt", "none/a.png", "none: no such folder"),
     ]:
-        result = cli("sample", place, "--prompts", prompts, "--out", out)
+        result = cli("sample", checkpoint, "--prompts", prompts, "--out", out)
         assert result.returncode == 2, result.stderr
         [line] = result.stderr.splitlines()
         assert expected in line
@@ -112,7 +112,7 @@ def test_what_is_no_model_is_told_in_one_line(
 
 
 @pytest.mark.slow
-def test_prompts_come_from_a_table_too(
+def test_prompts_are_read_from_a_table(
     cli: Cli, tmp_path: Path, trained: tuple[Job, list[dict[str, Any]]]
 ) -> None:
     """PartiPrompts' own format: tabs, a header, and quotation marks that belong to the prompt."""
@@ -132,47 +132,49 @@ def test_prompts_come_from_a_table_too(
     assert "has no column Prompt, its first line has text, category" in other.stderr
 
 
-def test_a_prompts_image_does_not_depend_on_those_beside_it(
+def test_image_does_not_depend_on_the_other_prompts_of_its_batch(
     tmp_path: Path, trained: tuple[Job, list[dict[str, Any]]]
 ) -> None:
     from sm_train.entrypoints.models import sampling
 
     pipeline = sampling.load_pipeline(sampling.find_source(trained[0].base / "model"))
     prompts = [f"a grey of {number}" for number in range(18)]
-    how = sampling.SamplingOptions(num_inference_steps=2, guidance_scale=2.0, seed=-3)
-    many = [image for some in sampling.generate(pipeline, prompts, how) for image in some]
-    [[alone]] = sampling.generate(pipeline, prompts[:1], how)
+    options = sampling.SamplingOptions(num_inference_steps=2, guidance_scale=2.0, seed=-3)
+    many = [image for batch in sampling.generate(pipeline, prompts, options) for image in batch]
+    [[alone]] = sampling.generate(pipeline, prompts[:1], options)
     difference = np.abs(np.asarray(alone, np.int16) - np.asarray(many[0], np.int16))
-    # A batch of another size is summed in another order.
+    # Batches of different sizes are summed in different orders.
     assert difference.max() <= 1
 
 
-def test_a_comparison_page_holds_both_models_images_in_drawn_order(
+def test_comparison_page_holds_both_models_images_in_random_order(
     cli: Cli, tmp_path: Path, trained: tuple[Job, list[dict[str, Any]]]
 ) -> None:
     prompts = [f"a grey of {number} </script>" for number in range(12)]
     (tmp_path / "prompts.txt").write_text("\n".join(prompts))
     job = trained[0]
-    places = (job.checkpoints / "step-00000001", job.base / "model")
-    done = cli("compare", *places, "--prompts", "prompts.txt", "--steps", "2", "--json")
+    models = (job.checkpoints / "step-00000001", job.base / "model")
+    done = cli("compare", *models, "--prompts", "prompts.txt", "--steps", "2", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {"out": "compare.html", "pairs": 12, "seed": 0}
     page = (tmp_path / "compare.html").read_text()
-    # Whole in one file: nothing is fetched.
+    # Self-contained: the page fetches nothing.
     assert "http" not in page.replace("http-equiv", "")
     [document] = re.findall(r'<script id="document" type="application/json">(.*?)</script>', page)
-    found = json.loads(document)
-    assert found["names"] == [str(place) for place in places]
-    assert [pair["prompt"] for pair in found["pairs"]] == prompts
-    assert {pair["swapped"] for pair in found["pairs"]} == {False, True}
-    # The other way round the same images change their names, not their quality.
-    back = cli("compare", *reversed(places), "--prompts", "prompts.txt", "--steps", "2")
-    assert back.returncode == 0
-    again = (tmp_path / "compare.html").read_text()
-    [document] = re.findall(r'<script id="document" type="application/json">(.*?)</script>', again)
-    for pair, other in zip(found["pairs"], json.loads(document)["pairs"], strict=True):
+    comparison = json.loads(document)
+    assert comparison["names"] == [str(model) for model in models]
+    assert [pair["prompt"] for pair in comparison["pairs"]] == prompts
+    assert {pair["swapped"] for pair in comparison["pairs"]} == {False, True}
+    # In reverse order each model keeps its images, under the other name.
+    reverse = cli("compare", *reversed(models), "--prompts", "prompts.txt", "--steps", "2")
+    assert reverse.returncode == 0
+    reversed_page = (tmp_path / "compare.html").read_text()
+    [document] = re.findall(
+        r'<script id="document" type="application/json">(.*?)</script>', reversed_page
+    )
+    for pair, other in zip(comparison["pairs"], json.loads(document)["pairs"], strict=True):
         assert {pair["left"], pair["right"]} == {other["left"], other["right"]}
         assert pair["left"] == (
             other["left"] if pair["swapped"] != other["swapped"] else other["right"]
         )
-    assert cli("compare", "none", places[1], "--prompts", "prompts.txt").returncode == 2
+    assert cli("compare", "none", models[1], "--prompts", "prompts.txt").returncode == 2

@@ -63,10 +63,12 @@ def test_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_killed_run_with_decode_workers_resumes_bit_for_bit(tmp_path: Path) -> None:
-    uninterrupted = job(tmp_path / "uninterrupted", max_steps=17, checkpoint_every=5, workers=2)
+    uninterrupted = job(
+        tmp_path / "uninterrupted", max_steps=17, checkpoint_every=5, decode_workers=2
+    )
     code, events, text = uninterrupted.run()
     assert code == 0, text
-    killed = job(tmp_path / "killed", max_steps=17, checkpoint_every=5, workers=2)
+    killed = job(tmp_path / "killed", max_steps=17, checkpoint_every=5, decode_workers=2)
     with killed.start() as running:
         running.wait_for("checkpoint", step=5)
         children = psutil.Process(running.process.pid).children(recursive=True)

@@ -62,8 +62,7 @@ class DeletedAlarms:
 def live_jobs(session: boto3.Session, run: str) -> list[MonitoredJob]:
     """Return the run's live jobs in the session's region.
 
-    Alarms and topics belong to one region, so jobs at a fallback placement in another region have
-    none.
+    Alarms and topics belong to one region, so the run's jobs in other regions have none.
     """
     jobs = jobs_of_run(session, run)
     return [monitored_job(job) for job in jobs if job.live and job.region == session.region_name]

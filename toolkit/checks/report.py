@@ -54,7 +54,7 @@ def document(findings: Sequence[Finding]) -> CheckDocument:
 
 
 def show(findings: Sequence[Finding], console: Console) -> None:
-    """Print a table on a terminal, one line per finding elsewhere."""
+    """Print a table on a terminal, otherwise one line per finding."""
     if console.is_terminal:
         if findings:
             console.print(_table(findings))

@@ -1,4 +1,4 @@
-"""``sm-train compare``: two checkpoints side by side, for people to judge without knowing which."""
+"""``sm-train compare``: a page for blind comparison of two checkpoints' images."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sm_train.toolkit.commands._options import sampling_options
     type=click.Path(path_type=Path),
     default="compare.html",
     show_default=True,
-    help="The page, whole in one file.",
+    help="Self-contained HTML file to write.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 def command(
@@ -30,25 +30,28 @@ def command(
     seed: int,
     as_json: bool,
 ) -> None:
-    """Draw every prompt from both, with the same noise, into a page that counts who wins.
+    """Sample every prompt from two checkpoints into a page for blind comparison.
 
-    FIRST and SECOND are what `sm-train sample` takes. The page shows which image is whose only
-    after the last judgement; it needs no network.
+    FIRST and SECOND are what `sm-train sample` takes; both get the same noise. The page counts
+    which model wins and reveals which is which after the last pair. It works offline.
     """
     from sm_train.entrypoints.common.atomic_write import write_atomic
     from sm_train.toolkit.sampling.comparison_page import comparison_page
     from sm_train.toolkit.sampling.prompts import read_prompts
-    from sm_train.toolkit.sampling.sample import draw_images, find_source, require_file_place
+    from sm_train.toolkit.sampling.sample import find_source, require_writable, sample_images
     from sm_train.toolkit.terminal.console import stderr_console, write_json
 
-    lines = read_prompts(prompts)
-    require_file_place(out, "page")
-    sources = [find_source(one) for one in (first, second)]
-    drawn = [
-        draw_images(source, lines, steps=steps, guidance=guidance, seed=seed) for source in sources
-    ]
+    texts = read_prompts(prompts)
+    require_writable(out, "page")
+    # Both are found before the first one is sampled, which takes minutes.
+    sources = [find_source(checkpoint) for checkpoint in (first, second)]
+    first_images, second_images = (
+        sample_images(source, texts, steps=steps, guidance=guidance, seed=seed)
+        for source in sources
+    )
     names = (str(first), str(second))
-    write_atomic(out, comparison_page(names, lines, (drawn[0], drawn[1]), seed).encode())
-    stderr_console().print(f"wrote {len(lines)} pairs to {out}; open it in a browser")
+    page = comparison_page(names, texts, (first_images, second_images), seed)
+    write_atomic(out, page.encode())
+    stderr_console().print(f"wrote {len(texts)} pairs to {out}; open it in a browser")
     if as_json:
-        write_json({"out": str(out), "pairs": len(lines), "seed": seed})
+        write_json({"out": str(out), "pairs": len(texts), "seed": seed})

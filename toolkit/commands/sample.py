@@ -1,4 +1,4 @@
-"""``sm-train sample``: images from a checkpoint into a grid."""
+"""``sm-train sample``: sample images from a checkpoint into a grid."""
 
 from __future__ import annotations
 
@@ -12,9 +12,19 @@ from sm_train.toolkit.commands._options import sampling_options
 @click.argument("checkpoint", type=click.Path(path_type=Path))
 @sampling_options
 @click.option(
-    "--out", type=click.Path(path_type=Path), default="grid.png", show_default=True, help="PNG."
+    "--out",
+    type=click.Path(path_type=Path),
+    default="grid.png",
+    show_default=True,
+    help="PNG file to write.",
 )
-@click.option("--columns", type=click.IntRange(1, 100), default=10, show_default=True)
+@click.option(
+    "--columns",
+    type=click.IntRange(1, 100),
+    default=10,
+    show_default=True,
+    help="Images in a row.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 def command(
     checkpoint: Path,
@@ -26,22 +36,22 @@ def command(
     columns: int,
     as_json: bool,
 ) -> None:
-    """Draw one image for each prompt and write them as one grid.
+    """Sample one image for each prompt and write them as one grid.
 
-    CHECKPOINT is a final model's folder, one checkpoint (step-…), or a run's checkpoints, of
-    which the newest complete one is taken.
+    CHECKPOINT is a final model's folder, a checkpoint (step-…), or the folder of a run's
+    checkpoints, of which the latest complete one is used.
     """
     from sm_train.entrypoints.common.atomic_write import write_atomic
     from sm_train.entrypoints.models.image_grid import draw_grid, png
     from sm_train.toolkit.sampling.prompts import read_prompts
-    from sm_train.toolkit.sampling.sample import draw_images, find_source, require_file_place
+    from sm_train.toolkit.sampling.sample import find_source, require_writable, sample_images
     from sm_train.toolkit.terminal.console import stderr_console, write_json
 
-    lines = read_prompts(prompts)
-    require_file_place(out, "PNG")
+    texts = read_prompts(prompts)
+    require_writable(out, "PNG")
     source = find_source(checkpoint)
-    images = draw_images(source, lines, steps=steps, guidance=guidance, seed=seed)
-    write_atomic(out, png(draw_grid(images, lines, min(columns, len(lines)))))
+    images = sample_images(source, texts, steps=steps, guidance=guidance, seed=seed)
+    write_atomic(out, png(draw_grid(images, texts, min(columns, len(texts)))))
     stderr_console().print(
         f"wrote {len(images)} images from {source.checkpoint or source.model} to {out}"
     )

@@ -143,5 +143,5 @@ def _at_its_speed(
             return stage.at(measured)
     if stage.speed is not None:
         return stage
-    elsewhere = [one for one in known if not one.on_cpu]
-    return stage.at(resolve_speed(stage, elsewhere, rescale_batch=rescale_batch))
+    on_gpus = [one for one in known if not one.on_cpu]
+    return stage.at(resolve_speed(stage, on_gpus, rescale_batch=rescale_batch))

@@ -1,8 +1,8 @@
-"""``make demo``: the whole tool on real data, from raw images to a price, in a few minutes.
+"""``make demo``: the whole workflow on real data, from raw images to a price, in a few minutes.
 
-Every step is the command that a user would type. Scikit-learn's 1,797 handwritten digits are
+Every step is a command that a user would run. Scikit-learn's 1,797 handwritten digits are
 packed, checked, planned, trained on with two processes on two emulated instances, sampled, and
-judged by a classifier that has only ever seen the real digits.
+judged by a classifier that was trained on real digits only.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from sm_train.entrypoints.common.checkpoint_layout import parse_step_folder, ste
 from sm_train.toolkit.demo.digits import (
     NAMES,
     caption,
-    draw_digits,
     frechet_distance,
+    sample_digits,
     train_judge,
     write_digits,
 )
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
 OUTPUT = Path("demo-out")
 _STAGE = OUTPUT / "run" / "digits"
 MODEL = _STAGE / "nodes" / "algo-1" / "model"
-_SAMPLES_EACH = 30
+_SAMPLES_PER_DIGIT = 30
 
 
 def main() -> None:
-    """Run the demonstration in ``demo-out``; a step that fails ends it with that step's code."""
+    """Run the demonstration in ``demo-out``; exit with the code of the first step that fails."""
     started = time.monotonic()
     shutil.rmtree(OUTPUT, ignore_errors=True)
     _title("1 · The data: 1,797 handwritten digits, each with a caption")
     write_digits(OUTPUT / "digits")
     _command("2 · Shards", "pack", "digits", "packed", "--shard-size", "240KB")
     _command("3 · A run file", "init", "run.yaml", "--preset", "demo")
-    _command("4 · What would go wrong", "check", "run.yaml", "--offline")
+    _command("4 · Checks before submitting", "check", "run.yaml", "--offline")
     _command("5 · The plan for SageMaker", "submit", "run.yaml", "--dry-run")
     _command(
         "6 · The same bundle here: 2 emulated instances, 1 process each",
@@ -59,40 +59,42 @@ def main() -> None:
         *["sample", str(MODEL.relative_to(OUTPUT)), "--prompts", "prompts.txt"],
         *["--guidance", "2", "--steps", "25"],
     )
-    verdicts = judge()
-    draw_picture(list(read_events(_STAGE)), OUTPUT / "grid.png", OUTPUT / "demo.png")
+    results = judge()
+    plot_results(list(read_events(_STAGE)), OUTPUT / "grid.png", OUTPUT / "demo.png")
     _command(
         "8 · The measured speed, priced on 4 × p4de (only an illustration)",
         *["cost", "--instance", "ml.p4de.24xlarge", "--instances", "4"],
         *["--measured", "run/digits", "--steps", "100000"],
     )
-    _summary(verdicts, time.monotonic() - started)
+    _summary(results, time.monotonic() - started)
 
 
 @dataclass(frozen=True)
 class JudgeResult:
-    """What the judge says of a checkpoint's drawn digits: the share that it recognises as the
-    prompted ones, and their Fréchet distance from real ones.
+    """The judge's result for a checkpoint's samples.
+
+    ``recognized`` is the share that it classifies as the prompted digit, ``distance`` the samples'
+    Fréchet distance from real digits.
     """
 
     name: str
-    recognised: float
+    recognized: float
     distance: float
 
 
 def judge() -> list[JudgeResult]:
-    """Of every checkpoint, the oldest first, and last of real digits."""
+    """Judge every checkpoint, oldest first, and finally real digits for reference."""
     classifier = train_judge()
-    verdicts = []
+    results = []
     for checkpoint in reversed(step_folders(_STAGE / "checkpoints")):
-        images, digits = draw_digits(checkpoint, _SAMPLES_EACH)
-        share, distance = classifier.recognised(images, digits), classifier.distance(images)
-        verdicts.append(JudgeResult(f"step {parse_step_folder(checkpoint.name)}", share, distance))
-    # As many real digits as are drawn, against the others: what chance alone sets apart.
-    mixed = np.random.default_rng(0).permutation(classifier.real)
-    count = _SAMPLES_EACH * len(NAMES)
-    apart = frechet_distance(mixed[:count], mixed[count:])
-    return [*verdicts, JudgeResult("real digits", classifier.accuracy, apart)]
+        images, digits = sample_digits(checkpoint, _SAMPLES_PER_DIGIT)
+        share, distance = classifier.recognized(images, digits), classifier.distance(images)
+        results.append(JudgeResult(f"step {parse_step_folder(checkpoint.name)}", share, distance))
+    # The distance between two disjoint sets of real digits: what chance alone causes.
+    shuffled = np.random.default_rng(0).permutation(classifier.real)
+    count = _SAMPLES_PER_DIGIT * len(NAMES)
+    distance = frechet_distance(shuffled[:count], shuffled[count:])
+    return [*results, JudgeResult("real digits", classifier.accuracy, distance)]
 
 
 def _prompts() -> str:
@@ -106,7 +108,7 @@ def _title(text: str) -> None:
 def _command(title: str, *arguments: str) -> None:
     _title(title)
     stderr_console().print(f"[dim]$ sm-train {shlex.join(arguments)}[/]", soft_wrap=True)
-    # The dry run's requests are for scripts; a person reads the plan beside them.
+    # The dry run writes requests for scripts to stdout and the plan for users to stderr.
     output = subprocess.DEVNULL if "--dry-run" in arguments else None
     program = [sys.executable, "-c", "from sm_train.toolkit.cli import main; main()"]
     done = subprocess.run([*program, *arguments], cwd=OUTPUT, stdout=output, check=False)
@@ -114,8 +116,8 @@ def _command(title: str, *arguments: str) -> None:
         sys.exit(done.returncode)
 
 
-def draw_picture(events: list[Event], grid: Path, out: Path) -> None:
-    """The loss curve above the sample grid, as one PNG."""
+def plot_results(events: list[Event], grid: Path, out: Path) -> None:
+    """Plot the loss curve above the sample grid, as one PNG."""
     import io
 
     import matplotlib as mpl
@@ -140,14 +142,14 @@ def draw_picture(events: list[Event], grid: Path, out: Path) -> None:
     write_atomic(out, content.getvalue())
 
 
-def _summary(verdicts: list[JudgeResult], seconds: float) -> None:
+def _summary(results: list[JudgeResult], seconds: float) -> None:
     from rich.table import Table
 
     events = list(read_events(_STAGE))
     start = next(event for event in events if event["kind"] == "start")
     end = next(event for event in reversed(events) if event["kind"] == "end")
     last = next(event for event in reversed(events) if event["kind"] == "step")
-    count = _SAMPLES_EACH * len(NAMES)
+    count = _SAMPLES_PER_DIGIT * len(NAMES)
     table = Table(title="The demonstration", show_header=False, title_justify="left")
     for name, value in [
         ("parameters", f"{start['parameters']:,}"),
@@ -155,26 +157,26 @@ def _summary(verdicts: list[JudgeResult], seconds: float) -> None:
         ("steps", f"{end['step']:,} of {start['effective_batch_size']} images"),
         ("speed", f"{end['steps_per_second']:.1f} it/s, {end['training_seconds']:.0f} s"),
         ("last loss", f"{last['loss']:.4f}"),
-        ("everything took", f"{seconds / 60:.1f} minutes"),
+        ("total time", f"{seconds / 60:.1f} minutes"),
         ("picture", str(OUTPUT / "demo.png")),
     ]:
         table.add_row(name, value)
     stderr_console().print()
-    stderr_console().print(_verdict_table(verdicts, count))
+    stderr_console().print(_results_table(results, count))
     stderr_console().print(table)
 
 
-def _verdict_table(verdicts: list[JudgeResult], count: int) -> Table:
+def _results_table(results: list[JudgeResult], count: int) -> Table:
     from rich.table import Table
 
     table = Table(
-        title=f"{count} drawn digits", caption="chance recognises 10 %", title_justify="left"
+        title=f"{count} sampled digits", caption="chance level: 10 %", title_justify="left"
     )
     table.add_column("checkpoint")
-    table.add_column("recognised", justify="right")
+    table.add_column("recognized", justify="right")
     table.add_column("Fréchet distance", justify="right")
-    for one in verdicts:
-        table.add_row(one.name, f"{one.recognised:.1%}", f"{one.distance:.1f}")
+    for result in results:
+        table.add_row(result.name, f"{result.recognized:.1%}", f"{result.distance:.1f}")
     return table
 
 

@@ -1,4 +1,4 @@
-"""The demonstration's data and its judge: scikit-learn's 1,797 handwritten digits."""
+"""The demonstration's data, scikit-learn's 1,797 handwritten digits, and its classifier."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from numpy.typing import NDArray
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 Images = NDArray[np.float32]
-"""(N, 8, 8, 3), from 0 to 1."""
+"""Images (N, 8, 8, 3) in 0 to 1."""
 
 Features = NDArray[np.floating[Any]]
-"""(N, D)."""
+"""Features (N, D)."""
 
 _COMPONENTS = 24
 """Principal components that keep 90 % of the digits' variance."""
 
 
 def caption(digit: int) -> str:
+    """Return the caption of a digit's images."""
     return f"a handwritten {NAMES[digit]}"
 
 
 def write_digits(folder: Path) -> None:
-    """Write each digit as a PNG of 8×8 pixels with its caption beside it."""
+    """Write each digit as a PNG of 8×8 pixels with its caption in a text file next to it."""
     from PIL import Image
     from sklearn.datasets import load_digits
 
@@ -39,10 +40,10 @@ def write_digits(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Judge:
-    """A support-vector classifier that has seen real digits only.
+    """A support-vector classifier that was trained on real digits only.
 
-    ``accuracy`` is its share of right answers on 597 real digits that it was not trained on.
-    ``real`` are the features of all real digits, which ``projection`` makes of greys.
+    ``accuracy`` is measured on 597 real digits that it was not trained on. ``real`` are the
+    features of all real digits; ``projection`` computes features from gray values.
     """
 
     classifier: Any
@@ -50,32 +51,34 @@ class Judge:
     projection: Any
     real: Features
 
-    def recognised(self, images: Images, digits: NDArray[np.int64]) -> float:
-        """The share of ``images`` that are taken for the digits they were asked to be."""
-        return float(np.mean(self.classifier.predict(_greys(images)) == digits))
+    def recognized(self, images: Images, digits: NDArray[np.int64]) -> float:
+        """Return the share of ``images`` that are classified as their prompted digits."""
+        return float(np.mean(self.classifier.predict(_gray_values(images)) == digits))
 
     def distance(self, images: Images) -> float:
-        """The Fréchet distance of ``images`` from real digits; 0 if they are alike.
+        """Return the Fréchet distance of ``images`` from real digits; 0 if they are alike.
 
-        As FID (Heusel et al., arXiv 1706.08500), with principal components for features.
+        Computed like FID (Heusel et al., arXiv 1706.08500), with principal components for features.
         """
-        return frechet_distance(self.projection.transform(_greys(images)), self.real)
+        return frechet_distance(self.projection.transform(_gray_values(images)), self.real)
 
 
-def frechet_distance(one: Features, other: Features) -> float:
-    """Between two normal distributions that have the samples' means and covariances (N, D):
-    |μ₁ − μ₂|² + tr(C₁ + C₂ − 2·(C₁·C₂)^½)."""
-    means = one.mean(axis=0) - other.mean(axis=0)
-    first, second = np.cov(one, rowvar=False), np.cov(other, rowvar=False)
-    # The roots of the product's eigenvalues; rounding may leave them a little below zero.
-    roots = np.sqrt(np.maximum(np.linalg.eigvals(first @ second).real, 0.0))
-    return float(means @ means + np.trace(first) + np.trace(second) - 2 * roots.sum())
+def frechet_distance(first: Features, second: Features) -> float:
+    """Return the Fréchet distance between two sets of features.
+
+    |μ₁ − μ₂|² + tr(C₁ + C₂ − 2·(C₁·C₂)^½), with the means and covariances of the sets.
+    """
+    shift = first.mean(axis=0) - second.mean(axis=0)
+    first_cov, second_cov = np.cov(first, rowvar=False), np.cov(second, rowvar=False)
+    # The trace of the root is the sum of the eigenvalues' roots; rounding may make some negative.
+    roots = np.sqrt(np.maximum(np.linalg.eigvals(first_cov @ second_cov).real, 0.0))
+    return float(shift @ shift + np.trace(first_cov) + np.trace(second_cov) - 2 * roots.sum())
 
 
-def _greys(images: Images) -> Features:
-    """Scikit-learn's own units: 64 greys from 0 to 16."""
-    greys: Features = images.mean(axis=-1).reshape(len(images), 64) * 16
-    return greys
+def _gray_values(images: Images) -> Features:
+    """Return images in scikit-learn's units: (N, 64), gray values from 0 to 16."""
+    grays: Features = images.mean(axis=-1).reshape(len(images), 64) * 16
+    return grays
 
 
 def train_judge() -> Judge:
@@ -86,25 +89,25 @@ def train_judge() -> Judge:
     from sklearn.svm import SVC
 
     digits = load_digits()
-    seen, unseen, seen_digits, unseen_digits = train_test_split(
+    train, test, train_digits, test_digits = train_test_split(
         digits.data, digits.target, train_size=1200, stratify=digits.target, random_state=0
     )
-    classifier = SVC(gamma=0.001, C=10).fit(seen, seen_digits)
+    classifier = SVC(gamma=0.001, C=10).fit(train, train_digits)
     projection = PCA(_COMPONENTS, random_state=0).fit(digits.data)
-    accuracy = float(classifier.score(unseen, unseen_digits))
+    accuracy = float(classifier.score(test, test_digits))
     return Judge(classifier, accuracy, projection, projection.transform(digits.data))
 
 
-def draw_digits(model: Path, each: int, seed: int = 0) -> tuple[Images, NDArray[np.int64]]:
-    """Draw ``each`` images of every digit with a final model or a checkpoint.
+def sample_digits(model: Path, per_digit: int, seed: int = 0) -> tuple[Images, NDArray[np.int64]]:
+    """Sample ``per_digit`` images of every digit from a final model or a checkpoint.
 
-    Returns the images and what was asked.
+    Return the images and their prompted digits.
     """
     import torch
     from sm_train.entrypoints.models.sampling import find_source, load_pipeline
 
     pipeline = load_pipeline(find_source(model))
-    digits = np.tile(np.arange(10), each)
+    digits = np.tile(np.arange(10), per_digit)
     result = pipeline(
         [caption(int(digit)) for digit in digits],
         num_inference_steps=25,

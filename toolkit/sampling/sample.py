@@ -1,4 +1,4 @@
-"""Images from checkpoints for a person who waits: errors in one line, a bar on a terminal."""
+"""Sample images from checkpoints on a terminal: one-line errors and a progress bar."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ if TYPE_CHECKING:
     from sm_train.entrypoints.models.sampling import ModelSource
 
 
-def require_file_place(out: Path, kind: str) -> None:
-    """Refuse a place where no file of that ``kind`` can be written.
+def require_writable(out: Path, kind: str) -> None:
+    """Check that a file of ``kind`` can be written to ``out``.
 
     Raises:
-        UserError: it is a folder, or in none.
+        UserError: it is a folder, or its folder does not exist.
     """
     if out.is_dir():
         raise UserError(f"--out: {out}: is a folder; name the {kind} in it")
     if not out.parent.is_dir():
-        raise UserError(f"--out: {out.parent}: no such folder; make it first")
+        raise UserError(f"--out: {out.parent}: no such folder; create it first")
 
 
 def find_source(checkpoint: Path) -> ModelSource:
-    """What is drawn from.
+    """Find the model or checkpoint to sample from.
 
     Raises:
-        UserError: it is no model and no checkpoint, or what draws is not installed.
+        UserError: there is none, or PyTorch or diffusers is not installed.
     """
     if not checkpoint.is_dir():
         raise UserError(f"{checkpoint}: no such folder; give a model's or a run's checkpoints")
@@ -44,10 +44,10 @@ def find_source(checkpoint: Path) -> ModelSource:
         raise UserError(str(error)) from None
 
 
-def draw_images(
+def sample_images(
     source: ModelSource, prompts: Sequence[str], *, steps: int, guidance: float, seed: int
 ) -> list[Any]:
-    """One PIL image for each prompt.
+    """Sample one PIL image for each prompt.
 
     Raises:
         UserError: the model or its weights cannot be read.
@@ -62,11 +62,11 @@ def draw_images(
     except CheckpointError as error:
         raise UserError(str(error)) from None
     images: list[Any] = []
-    how = sampling.SamplingOptions(steps, guidance, seed)
-    said = f"drawing from {(source.checkpoint or source.model).name}"
+    options = sampling.SamplingOptions(steps, guidance, seed)
+    label = f"sampling from {(source.checkpoint or source.model).name}"
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(said, total=len(prompts))
-        for some in sampling.generate(pipeline, prompts, how):
-            images += some
-            bar.advance(task, len(some))
+        task = bar.add_task(label, total=len(prompts))
+        for batch in sampling.generate(pipeline, prompts, options):
+            images += batch
+            bar.advance(task, len(batch))
     return images

@@ -1,15 +1,23 @@
-"""The run file's ``recovery.fallbacks``: other clusters and regions for missing capacity."""
+"""The run file's ``recovery``: restarts, and fallback clusters and regions without capacity."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from sm_train.cost.instances import UnknownInstanceTypeError, instance_type, instance_types
 from sm_train.estimators.config.cluster import VpcSection
-from sm_train.estimators.config.fields import Bucket, Name, PositiveInt, Region, Section
+from sm_train.estimators.config.fields import (
+    Bucket,
+    Duration,
+    Name,
+    PositiveInt,
+    Region,
+    Section,
+    reject_bool,
+)
 
-MOST_FALLBACKS = 8
+MAX_FALLBACKS = 8
 """The regions of all fallbacks must fit into one tag of 256 characters."""
 
 
@@ -66,3 +74,28 @@ class FallbackSection(Section):
         if not any((self.instance_type, self.capacity, self.stages, self.region)):
             raise ValueError("changes nothing; set instance_type, region or capacity")
         return self
+
+
+class RecoverySection(Section):
+    """How `watch` restarts a job that ends before its stage is complete."""
+
+    max_attempts: Annotated[int, BeforeValidator(reject_bool), Field(ge=0, le=100)] = Field(
+        default=5,
+        description="Number of consecutive jobs without a new checkpoint after which `watch` "
+        "gives up; 0 disables restarts.",
+    )
+    backoff: Annotated[Duration, Field(ge=1, le=3600)] = Field(
+        default=60,
+        description="Time to wait before the next job. It doubles with each attempt, up to one "
+        "hour.",
+    )
+    fallbacks: Annotated[list[FallbackSection], Field(max_length=MAX_FALLBACKS)] = Field(
+        default_factory=list,
+        description="Fallback placements to try, in this order, when capacity is unavailable or "
+        "lost. After the last one, the run's own placement is tried again.",
+    )
+
+    def regions(self, home: str) -> tuple[str, ...]:
+        """Return the regions that may hold jobs of the run, ``home`` first."""
+        others = {one.region for one in self.fallbacks} - {None, home}
+        return home, *sorted(filter(None, others))
