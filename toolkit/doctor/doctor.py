@@ -15,7 +15,7 @@ from sm_train.estimators.config.fields import MAX_JOB_NAME
 from sm_train.estimators.config.naming import checkpoint_uri, staging_bucket
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
-from sm_train.estimators.request.doctor import doctor_name, doctor_request
+from sm_train.estimators.request.doctor import doctor_job_name, doctor_request
 from sm_train.estimators.request.training import TrainingRequest
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.submit.bundle import bundle_of
@@ -99,7 +99,7 @@ def prepare_job(
     Raises:
         UserError: its name is too long, or AWS has no image for the region.
     """
-    name = doctor_name(config, stage.name, now)
+    name = doctor_job_name(config, stage.name, now)
     excess = len(name) - MAX_JOB_NAME
     if excess > 0:
         raise UserError(
