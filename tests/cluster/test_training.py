@@ -62,10 +62,10 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_loader_workers_resume_as_exactly(tmp_path: Path) -> None:
-    whole = job(tmp_path / "whole", max_steps=17, checkpoint_every=5, workers=2)
+    whole = job(tmp_path / "whole", max_steps=17, checkpoint_every=5, decode_workers=2)
     code, events, text = whole.run()
     assert code == 0, text
-    cut = job(tmp_path / "cut", max_steps=17, checkpoint_every=5, workers=2)
+    cut = job(tmp_path / "cut", max_steps=17, checkpoint_every=5, decode_workers=2)
     with cut.start() as running:
         running.wait_for("checkpoint", step=5)
         children = psutil.Process(running.process.pid).children(recursive=True)
