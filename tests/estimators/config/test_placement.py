@@ -1,4 +1,4 @@
-"""Fallbacks as run files of their own: the same step of the same run, by other machines."""
+"""Placements: fallbacks applied to the run file, with the same effective batch."""
 
 from __future__ import annotations
 

@@ -83,9 +83,7 @@ def test_the_next_estimate_learns_from_what_lies_beside_the_run(
     assert after["stages"][0]["throughput_basis"] == "measured"
     start_up = 4 * 31.5641075 / 3600 * 400
     assert after["stages"][0]["breakdown_usd"]["start_up"] == pytest.approx(start_up)
-    assert any(
-        "400 s billed for each stage (measured over 1 job" in x for x in after["assumptions"]
-    )
+    assert any("400 s billed per stage (measured over 1 job" in x for x in after["assumptions"])
     # The same from a file, with no network.
     content = aws.client("s3").get_object(Bucket="my-bucket", Key="demo/cost/history.json")
     (tmp_path / "history.json").write_bytes(content["Body"].read())
