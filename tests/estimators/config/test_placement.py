@@ -68,7 +68,7 @@ def fallbacks(draw: st.DrawFn, document: dict[str, Any]) -> dict[str, Any]:
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_valid_fallback_keeps_the_step_and_uses_its_region(data: st.DataObject) -> None:
+def test_valid_fallback_keeps_the_batch_and_uses_regional_resources(data: st.DataObject) -> None:
     document = data.draw(runs())
     document["recovery"] = {"fallbacks": [data.draw(fallbacks(document))]}
     try:
@@ -99,7 +99,7 @@ def test_valid_fallback_keeps_the_step_and_uses_its_region(data: st.DataObject) 
             assert "my-bucket-west" in text
 
 
-def test_accumulation_adapts_to_the_micro_batch() -> None:
+def test_gradient_accumulation_adapts_to_the_micro_batch() -> None:
     sizes = {"256px": {"instances": 2, "per_device_batch_size": 4}}
     run_config = config(recovery={"fallbacks": [P5 | {"stages": sizes}]})
     moved = placements(run_config, "us-east-1")[1].config.stages[0]
@@ -108,7 +108,7 @@ def test_accumulation_adapts_to_the_micro_batch() -> None:
     assert moved.steps_per_second is None
 
 
-def test_capacity_settings_of_the_home_placement_are_not_copied() -> None:
+def test_settings_of_other_capacities_are_dropped() -> None:
     plan = {"capacity": "training-plan", "training_plan": f"{PLAN}own"}
     run_config = config(cluster=P5 | plan, recovery={"fallbacks": [WEST]})
     cluster = placements(run_config, "us-east-1")[1].config.cluster
@@ -120,7 +120,7 @@ def test_capacity_settings_of_the_home_placement_are_not_copied() -> None:
     assert placements(spot, "us-east-1")[1].config.cluster.max_wait is None
 
 
-def test_unique_placements_include_every_alternative() -> None:
+def test_each_possible_instance_type_is_a_placement() -> None:
     run_config = config(
         cluster={"instance_type": "ml.p4de.24xlarge", "alternatives": ["ml.p4d.24xlarge"]},
         recovery={"fallbacks": [P5, WEST]},
@@ -172,7 +172,7 @@ def test_unique_placements_include_every_alternative() -> None:
         ),
     ],
 )
-def test_unusable_fallback_is_a_run_file_error(
+def test_invalid_fallback_is_an_error_of_the_run_file(
     tmp_path: Path, fallback: dict[str, Any], changes: dict[str, Any], message: str
 ) -> None:
     path = tmp_path / "run.yaml"
