@@ -1,4 +1,4 @@
-"""A bucket behind FUSE that stops answering in the middle of a loader worker's read."""
+"""A bucket behind FUSE that stops responding in the middle of a loader worker's read."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tests.support.capabilities import require_fuse
 from tests.support.s3_mount import Trouble, mounted, store
 
 
-def test_a_worker_in_a_fuse_read_is_found_and_the_job_ends(tmp_path: Path) -> None:
-    """Also SIGKILL leaves such a worker waiting for its file system: the job ends without it."""
+def test_worker_stuck_in_a_fuse_read_is_blamed_and_the_job_ends(tmp_path: Path) -> None:
+    """SIGKILL does not end a worker that waits for its file system: the job ends without it."""
     require_fuse()
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "shard.tar").write_bytes(bytes(2**20))
     (tmp_path / "job").mkdir()
     with store() as bucket:
         bucket.put(tmp_path / "data")
-        # What is unmounted waits for what it has asked.
+        # Unmounting waits for outstanding requests.
         with mounted(bucket.url, tmp_path / "mount") as place, ExitStack() as release:
             bucket.trouble = Trouble(seconds=1000)
             release.callback(bucket.trouble.over.set)
@@ -36,12 +36,12 @@ def test_a_worker_in_a_fuse_read_is_found_and_the_job_ends(tmp_path: Path) -> No
                 assert "read_for_ever" in stacks
                 [worker] = re.findall(r"^Process (\d+): .*spawn_main", stacks, re.MULTILINE)
                 about = watched.report_text(stall, "system.txt").partition(f"process {worker}: ")[2]
-                # In the page cache, or in FUSE's own wait: kernels differ.
+                # Kernels differ: it waits in the page cache or in FUSE.
                 assert re.search("folio_wait|request_wait", about.partition("\n\n")[0])
                 assert watched.wait_for(kind="error")["code"] == "stall"
                 assert watched.processes[0].wait(timeout=30) == -signal.SIGKILL
                 assert "no heartbeat for" in (tmp_path / "job" / "output" / "failure").read_text()
-                # All that without an answer; with it nobody is left to keep the output open.
+                # No response was sent so far. Once it is, the worker exits and closes the output.
                 assert bucket.gets
                 assert all(get.sent == 0 for get in bucket.gets)
                 release.close()

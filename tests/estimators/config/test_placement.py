@@ -1,4 +1,4 @@
-"""Fallbacks as run files of their own: the same step of the same run, by other machines."""
+"""Placements: fallbacks applied to the run file, with the same effective batch."""
 
 from __future__ import annotations
 
@@ -35,20 +35,22 @@ def batch(config: RunConfig, stage: StageSection) -> int:
 
 @st.composite
 def fallbacks(draw: st.DrawFn, document: dict[str, Any]) -> dict[str, Any]:
-    """Mostly ones that the run can go to."""
-    wanted: dict[str, Any] = {}
+    """Generate fallbacks, most of which are valid."""
+    fallback_keys: dict[str, Any] = {}
     if draw(st.booleans()):
-        wanted["instance_type"] = draw(st.sampled_from([one.name for one in instance_types()]))
+        fallback_keys["instance_type"] = draw(
+            st.sampled_from([one.name for one in instance_types()])
+        )
     if draw(st.booleans()):
-        wanted["capacity"] = draw(st.sampled_from(["on-demand", "spot"]))
+        fallback_keys["capacity"] = draw(st.sampled_from(["on-demand", "spot"]))
     if draw(st.booleans()):
         first = document["stages"][0]["name"]
         numbers = {
             "instances": draw(st.integers(1, 64)),
             "per_device_batch_size": draw(st.integers(1, 8)),
         }
-        wanted["stages"] = {first: numbers}
-    if draw(st.booleans()) or not wanted:
+        fallback_keys["stages"] = {first: numbers}
+    if draw(st.booleans()) or not fallback_keys:
         uris = [
             document["data"]["uri"],
             document["data"].get("validation"),
@@ -56,17 +58,17 @@ def fallbacks(draw: st.DrawFn, document: dict[str, Any]) -> dict[str, Any]:
             *(one["uri"] for one in document["channels"].values()),
         ]
         named = {"my-bucket", *(uri.split("/")[2] for uri in uris if uri)}
-        wanted |= {
+        fallback_keys |= {
             "region": "us-west-2",
             "buckets": {name: f"{name}-west" for name in named},
             "vpc": {"subnets": ["subnet-9"], "security_groups": ["sg-9"]},
         }
-    return wanted
+    return fallback_keys
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_a_place_that_validates_takes_the_same_step_and_asks_for_what_is_there(
+def test_valid_fallback_keeps_the_batch_and_uses_regional_resources(
     data: st.DataObject,
 ) -> None:
     document = data.draw(runs())
@@ -97,7 +99,7 @@ def test_a_place_that_validates_takes_the_same_step_and_asks_for_what_is_there(
             assert "my-bucket-west" in text
 
 
-def test_accumulation_follows_what_a_gpu_takes() -> None:
+def test_gradient_accumulation_adapts_to_the_micro_batch() -> None:
     own = {"256px": {"instances": 2, "per_device_batch_size": 4}}
     one = config(recovery={"fallbacks": [P5 | {"stages": own}]})
     there = placements(one, "us-east-1")[1].config.stages[0]
@@ -109,7 +111,7 @@ def test_accumulation_follows_what_a_gpu_takes() -> None:
     assert there.steps_per_second is None
 
 
-def test_a_plan_and_what_belongs_to_other_capacities_stay_where_they_are() -> None:
+def test_settings_of_other_capacities_are_dropped() -> None:
     plan = {"capacity": "training-plan", "training_plan": f"{PLAN}own"}
     one = config(cluster=P5 | plan, recovery={"fallbacks": [WEST]})
     there = placements(one, "us-east-1")[1].config.cluster
@@ -121,7 +123,7 @@ def test_a_plan_and_what_belongs_to_other_capacities_stay_where_they_are() -> No
     assert placements(spot, "us-east-1")[1].config.cluster.max_wait is None
 
 
-def test_every_machine_that_a_job_may_be_given_is_a_cluster() -> None:
+def test_each_possible_instance_type_is_a_placement() -> None:
     one = config(
         cluster={"instance_type": "ml.p4de.24xlarge", "alternatives": ["ml.p4d.24xlarge"]},
         recovery={"fallbacks": [P5, WEST]},
@@ -138,7 +140,7 @@ def test_every_machine_that_a_job_may_be_given_is_a_cluster() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fallback", "changes", "said"),
+    ("fallback", "changes", "message"),
     [
         ({}, {}, "recovery.fallbacks[0]: {}: changes nothing"),
         ({"region": "us-west-2"}, {}, "recovery.fallbacks[0].buckets: lacks my-bucket"),
@@ -173,12 +175,12 @@ def test_every_machine_that_a_job_may_be_given_is_a_cluster() -> None:
         ),
     ],
 )
-def test_a_place_to_which_the_run_cannot_go_is_a_mistake_of_the_run_file(
-    tmp_path: Path, fallback: dict[str, Any], changes: dict[str, Any], said: str
+def test_invalid_fallback_is_an_error_of_the_run_file(
+    tmp_path: Path, fallback: dict[str, Any], changes: dict[str, Any], message: str
 ) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(yaml.safe_dump(run(recovery={"fallbacks": [fallback]}, **changes)))
-    with pytest.raises(RunFileError) as refused:
+    with pytest.raises(RunFileError) as error:
         load_run(path)
-    assert said in str(refused.value)
-    assert str(refused.value).startswith(f"{path}:")
+    assert message in str(error.value)
+    assert str(error.value).startswith(f"{path}:")
