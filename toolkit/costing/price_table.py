@@ -9,11 +9,14 @@ from dataclasses import asdict
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sm_train.cost.prices import PriceError, PriceRow, PriceTable, shipped_prices
 from sm_train.entrypoints.common.atomic_write import write_atomic
 from sm_train.toolkit.errors import UserError
+
+if TYPE_CHECKING:
+    import boto3
 
 DEFAULT_REGION = "us-east-1"
 """Whose prices count where nothing says a region."""
@@ -67,7 +70,7 @@ def kept_prices() -> PriceTable:
         ) from None
 
 
-def refresh(session: Any, region: str, today: date) -> PriceTable:
+def refresh(session: boto3.Session, region: str, today: date) -> PriceTable:
     """Read every training price of ``region`` from AWS's Price List API and keep it.
 
     Raises:
