@@ -81,9 +81,6 @@ def processing_request(
     inputs: list[InputName] = ["code", "plan"]
     if job.with_model:
         inputs.append("model")
-    instance_type: ProcessingInstanceTypeType = cast(
-        "ProcessingInstanceTypeType", job.instance_type
-    )
     request: ProcessingRequest = {
         "ProcessingJobName": name,
         "ProcessingInputs": [_input(input_name, staged) for input_name in inputs],
