@@ -18,7 +18,7 @@ from sm_train.cost.assumptions import Assumptions
 from sm_train.cost.estimate import Purchase, estimate
 from sm_train.cost.prices import shipped_prices
 from sm_train.estimators.config.load import load_run
-from sm_train.toolkit.costing.stages import known_speeds, memory_needs, stages_to_price
+from sm_train.toolkit.costing.stages import memory_needs, stages_to_price, stated_measurements
 
 ROUNDS = 5
 WANTED = 10_000
@@ -46,7 +46,7 @@ def main() -> None:
     question = SearchInputs(
         stages=stages,
         memory=memory_needs(config, stages),
-        measurements=tuple(known_speeds(stages[:1])),
+        measurements=tuple(stated_measurements(stages[:1])),
         region="us-east-1",
         assumed=Assumptions(),
         prices=shipped_prices(),

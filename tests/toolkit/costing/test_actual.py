@@ -61,12 +61,12 @@ def test_a_person_reads_it_within_100_columns(cli: Cli, aws: Aws, finished: Path
     assert result.returncode == 0, result.stderr
     assert max(map(len, result.stdout.splitlines())) <= 100
     for expected in (
-        "where the dollars went",
+        "breakdown",
         "start up",
         "useful",
         "49.0%",
         "goodput",
-        "in the end",
+        "total at completion",
     ):
         assert expected in result.stdout
 
@@ -195,11 +195,11 @@ def test_a_measured_job_prices_another_stage_of_its_kind(
     ("arguments", "code", "expected"),
     [
         (["--actual"], 2, "no training job of run demo in us-east-1"),
-        (["--learn"], 2, f"--learn: {HISTORY} is not there yet"),
+        (["--learn"], 2, f"--learn: {HISTORY} does not exist yet"),
         (
             ["--measured", "nojob"],
             2,
-            "--measured: nojob: no such file here, and as a training job: holds no",
+            "--measured: nojob: not a local file; as a training job: has no",
         ),
         (["--history", "none.json"], 2, "--history: none.json: no such file"),
     ],
