@@ -1,11 +1,11 @@
-"""What being watched costs: a beat, beside another way to give one, and the monitor's own time.
+"""Cost of being watched: a heartbeat, compared with an alternative, and the watchdog's CPU time.
 
-A beat writes integers to mapped memory. Beside it: reading the clock, which is the least a beat
-can do, and a message to a monitor process by a Unix socket that is answered before training goes
-on, as nvidia-resiliency-ext's `RankMonitorClient.send_heartbeat` does it (rank_monitor_client.py,
-2025). Medians of interleaved rounds. Then a real monitor with the run file's defaults watches eight
-processes for over a minute, so that one `node` event is in it; its processor time, all of which is
-counted against one core's training, is printed as a share.
+A heartbeat writes integers to mapped memory. It is compared with reading the clock, the least that
+a heartbeat can do, and with a message to a monitor process over a Unix socket that is answered
+before training continues, as nvidia-resiliency-ext's `RankMonitorClient.send_heartbeat` does it
+(rank_monitor_client.py, 2025). Figures are medians of interleaved rounds. Then a real watchdog with
+the run file's defaults watches eight processes for over a minute, so that this includes one `node`
+event; its CPU time, all of it counted against one core's training, is printed as a share.
 
     python benchmarks/monitor.py
 """
@@ -32,67 +32,67 @@ from sm_train.entrypoints.monitoring.heartbeat import HeartbeatWriter, Phase, he
 from sm_train.estimators.bundle.job_configs import job_configs
 from sm_train.estimators.config.schema import RunConfig
 
-ROUNDS, BEATS = 9, 20_000
+ROUNDS, HEARTBEATS = 9, 20_000
 PROCESSES, SECONDS = 8, 75.0
-STEP_SECONDS, BEATS_PER_STEP = 0.1, 2
+STEP_SECONDS, HEARTBEATS_PER_STEP = 0.1, 2
 BUDGET = 0.005
 
-_ANSWERING = """
+_REPLYING = """
 import pickle, socket, struct
-here = socket.socket(fileno=0)
-while size := here.recv(4, socket.MSG_WAITALL):
-    pickle.loads(here.recv(struct.unpack("!L", size)[0], socket.MSG_WAITALL))
-    here.sendall(b"ok")
+connection = socket.socket(fileno=0)
+while size := connection.recv(4, socket.MSG_WAITALL):
+    pickle.loads(connection.recv(struct.unpack("!L", size)[0], socket.MSG_WAITALL))
+    connection.sendall(b"ok")
 """
 
 
 def main() -> None:
-    """Measure on this machine."""
+    """Measure on this computer."""
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        beat = measure_beats(Path(folder))
-        share = measure_monitor(Path(folder))
-    cost = BEATS_PER_STEP * beat / 1e9 / STEP_SECONDS
+        heartbeat = measure_heartbeat(Path(folder))
+        share = measure_watchdog(Path(folder))
+    cost = HEARTBEATS_PER_STEP * heartbeat / 1e9 / STEP_SECONDS
     total = cost + share
-    print(f"of a {STEP_SECONDS * 1000:.0f} ms step: beats {cost:.4%}, monitor {share:.3%}")
+    print(f"of a {STEP_SECONDS * 1000:.0f} ms step: heartbeats {cost:.4%}, watchdog {share:.3%}")
     print(f"together {total:.3%}; at most {BUDGET:.1%} is allowed")
     sys.exit(total > BUDGET)
 
 
-def measure_beats(folder: Path) -> float:
-    """Nanoseconds of a beat."""
-    pulse = HeartbeatWriter(folder / "pulse", rank=0, local_rank=0)
-    here, there = socket.socketpair()
-    answering = subprocess.Popen([sys.executable, "-c", _ANSWERING], stdin=there)
-    there.close()
+def measure_heartbeat(folder: Path) -> float:
+    """Return the nanoseconds of a heartbeat."""
+    writer = HeartbeatWriter(folder / "writer", rank=0, local_rank=0)
+    own_end, other_end = socket.socketpair()
+    replying = subprocess.Popen([sys.executable, "-c", _REPLYING], stdin=other_end)
+    other_end.close()
 
-    def ask(number: int) -> None:
-        message = pickle.dumps({"rank": 0, "section": "step", "step": number})
-        here.sendall(struct.pack("!L", len(message)) + message)
-        here.recv(64)
+    def request(number: int) -> None:
+        message = pickle.dumps({"rank": 0, "phase": "step", "step": number})
+        own_end.sendall(struct.pack("!L", len(message)) + message)
+        own_end.recv(64)
 
-    ways: dict[str, tuple[Callable[[int], object], int]] = {
-        "reading the clock": (lambda number: time.monotonic_ns(), BEATS),
-        "a beat": (lambda number: pulse.enter(Phase.STEP, number), BEATS),
-        "an answered message": (ask, BEATS // 10),
+    methods: dict[str, tuple[Callable[[int], object], int]] = {
+        "reading the clock": (lambda number: time.monotonic_ns(), HEARTBEATS),
+        "a heartbeat": (lambda number: writer.enter(Phase.STEP, number), HEARTBEATS),
+        "a message with a reply": (request, HEARTBEATS // 10),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    seconds: dict[str, list[float]] = {name: [] for name in methods}
     for _ in range(ROUNDS):
-        for name, (way, times) in ways.items():
+        for name, (call, times) in methods.items():
             started = time.perf_counter()
             for number in range(times):
-                way(number)
+                call(number)
             seconds[name].append((time.perf_counter() - started) / times)
-    here.close()
-    answering.wait()
+    own_end.close()
+    replying.wait()
     medians = {name: statistics.median(found) * 1e9 for name, found in seconds.items()}
     for name, nanoseconds in medians.items():
-        print(f"{name:20} {nanoseconds:8.0f} ns  {nanoseconds / medians['a beat']:6.2f} ×")
-    return medians["a beat"]
+        print(f"{name:20} {nanoseconds:8.0f} ns  {nanoseconds / medians['a heartbeat']:6.2f} ×")
+    return medians["a heartbeat"]
 
 
-def measure_monitor(folder: Path) -> float:
-    """Processor seconds of the monitor in a second of watching, once it has started."""
+def measure_watchdog(folder: Path) -> float:
+    """Return the CPU seconds of the watchdog per second of watching, after it has started."""
     run = {
         "name": "watched",
         "data": {"uri": "s3://my-bucket/shards/"},
@@ -112,48 +112,46 @@ def measure_monitor(folder: Path) -> float:
     document = folder / JOB_FILE
     configs = job_configs(RunConfig.model_validate(run))
     document.write_text(json.dumps({name: asdict(config) for name, config in configs.items()}))
-    pulses = folder / "pulses"
-    beating = [
-        HeartbeatWriter(heartbeat_file(pulses, rank), rank=rank, local_rank=rank)
+    heartbeats = folder / "heartbeats"
+    writers = [
+        HeartbeatWriter(heartbeat_file(heartbeats, rank), rank=rank, local_rank=rank)
         for rank in range(PROCESSES)
     ]
     command = [
         sys.executable,
         "-m",
         "sm_train.entrypoints.monitoring.watchdog",
-        "--document",
-        str(document),
     ]
-    command += ["--document", str(document), "--stage", "one", "--pulses", str(pulses)]
+    command += ["--document", str(document), "--stage", "one", "--heartbeats", str(heartbeats)]
     with subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "SAGEMAKER_BASE_DIR": str(folder), "LOCAL_WORLD_SIZE": str(PROCESSES)},
-    ) as monitor:
-        beat_for(beating, 10.0)
-        process = psutil.Process(monitor.pid)
+    ) as watchdog:
+        send_heartbeats(writers, 10.0)
+        process = psutil.Process(watchdog.pid)
         before, started = process.cpu_times(), time.monotonic()
-        beat_for(beating, SECONDS)
+        send_heartbeats(writers, SECONDS)
         after, seconds = process.cpu_times(), time.monotonic() - started
         memory = process.memory_info().rss
-        said, _ = monitor.communicate()
-    assert b'"kind": "node"' in said, said
+        output, _ = watchdog.communicate()
+    assert b'"kind": "node"' in output, output
     spent = after.user + after.system - before.user - before.system
     print(
-        f"monitor of {PROCESSES} processes: {spent:.2f} s of processor time in {seconds:.0f} s, "
+        f"watchdog of {PROCESSES} processes: {spent:.2f} s of CPU time in {seconds:.0f} s, "
         f"{memory / 2**20:.0f} MiB"
     )
     return spent / seconds
 
 
-def beat_for(beating: list[HeartbeatWriter], seconds: float) -> None:
-    """Steps of all processes, a twentieth of it waiting for data."""
+def send_heartbeats(writers: list[HeartbeatWriter], seconds: float) -> None:
+    """Simulate steps of all processes that wait for data a twentieth of the time."""
     deadline, step = time.monotonic() + seconds, 0
     while time.monotonic() < deadline:
-        for section, share in ((Phase.DATA, 0.05), (Phase.STEP, 0.95)):
-            for pulse in beating:
-                pulse.enter(section, step)
+        for phase, share in ((Phase.DATA, 0.05), (Phase.STEP, 0.95)):
+            for writer in writers:
+                writer.enter(phase, step)
             time.sleep(STEP_SECONDS * share)
         step += 1
 

@@ -185,7 +185,7 @@ def throughput(
         trainer = make_trainer(accelerator, Path(folder), config)
         stream = cycle([synthetic_batch(trainer, resolution, batch, online=online)])
         window = StepMetricsWindow(trainer.device)
-        heartbeat = HeartbeatWriter(Path(folder) / "pulse-0", rank=0, local_rank=0)
+        heartbeat = HeartbeatWriter(Path(folder) / "heartbeat-0", rank=0, local_rank=0)
         steps = STEPS if trainer.device.type == "cuda" else 2
         for number in range(2 * steps):
             if number == steps:
@@ -256,7 +256,7 @@ def make_trainer(
 def ours(trainer: Trainer, batches: list[Any]) -> Step:
     stream = cycle(batches)
     window = StepMetricsWindow(trainer.device)
-    heartbeat = HeartbeatWriter(trainer.paths.base / "pulse-0", rank=0, local_rank=0)
+    heartbeat = HeartbeatWriter(trainer.paths.base / "heartbeat-0", rank=0, local_rank=0)
 
     def steps() -> None:
         for _ in range(STEPS):

@@ -1,4 +1,4 @@
-"""The training program: trains one stage from the run document to the final model.
+"""The training program: trains one stage from the job file to the final model.
 
 torchrun, smddprun and ``accelerate launch`` each start one process per GPU with
 ``train.py --stage NAME`` from the unpacked bundle.

@@ -55,7 +55,7 @@ FIELDS: dict[str, frozenset[str]] = {
     "doctor": frozenset(
         {"level", "sentence", "seconds", "network_bytes_per_second", "slowdown", "findings"}
     ),
-    # Code `stall` adds: step, section, silent_seconds, limit_seconds, blamed_rank, blamed_node,
+    # Code `stall` adds: step, phase, silent_seconds, limit_seconds, blamed_rank, blamed_node,
     # reason, evidence (folder below the checkpoints), files, ends (whether the job is killed);
     # `stall-resolved` adds step and silent_seconds; `rank-died` adds step and rank_died.
     "warning": frozenset({"code", "message"}),

@@ -1,4 +1,4 @@
-"""Writes a job's alerts: what is the same in all of them, and what can be looked up."""
+"""Formats a job's alerts: what they have in common, and what has to be looked up."""
 
 from __future__ import annotations
 
@@ -13,51 +13,51 @@ from sm_train.entrypoints.monitoring.alerts import Alert
 from sm_train.entrypoints.monitoring.stall_detector import Culprit
 from sm_train.entrypoints.monitoring.timeouts import call_with_timeout
 
-_DISK_SECONDS = 5.0
+_DISK_TIMEOUT = 5.0
 
 
 @dataclass(frozen=True)
 class AlertFormatter:
-    """``nodes`` machines cost money together; ``checkpoints`` is the folder of theirs."""
+    """Formats the alerts of a job of ``nodes`` nodes; ``checkpoints`` is its checkpoint folder."""
 
     settings: JobConfig
     nodes: int
     checkpoints: Path
 
-    def stall(self, symptom: str, blamed: Culprit, silent: float) -> Alert:
-        """``silent`` is in seconds."""
-        ends = self.settings.heartbeat.on_stall == "kill"
+    def stall(self, symptom: str, culprit: Culprit, silent: float) -> Alert:
+        """Return the alert for a stall after ``silent`` seconds."""
+        kills = self.settings.heartbeat.on_stall == "kill"
         job = os.environ.get("TRAINING_JOB_NAME")
         return self._alert(
             "stall",
             "training has stalled",
             symptom,
-            level="critical" if ends else "warning",
-            worst=_worst(blamed),
+            level="critical" if kills else "warning",
+            worst=_describe_culprit(culprit),
             silent=silent,
-            command=self._resume if ends else f"sm-train stop {job or self.settings.run}",
+            command=self._resume_command if kills else f"sm-train stop {job or self.settings.run}",
         )
 
-    def goes_on(self, symptom: str, silent: float) -> Alert:
-        """The stall is over."""
-        return self._alert("stall", "training goes on", symptom, silent=silent, resolved=True)
+    def resumed(self, symptom: str, silent: float) -> Alert:
+        """Return the alert that resolves a stall."""
+        return self._alert("stall", "training resumed", symptom, silent=silent, resolved=True)
 
     def failure(self, symptom: str, node: int, rank: int | None) -> Alert:
-        """A process failed or died, and the job with it."""
+        """Return the alert for a process that failed or died, and the job with it."""
         return self._alert(
             "failure",
             "training has failed",
             symptom,
             worst=f"node {node}" if rank is None else f"node {node}, rank {rank}",
-            command=self._resume,
+            command=self._resume_command,
         )
 
     def ended(self, step: int) -> Alert:
-        """The last step was taken, or somebody asked for a stop."""
+        """Return the alert for a job that finished or was stopped."""
         return self._alert("end", "training has ended", f"at step {step}", level="info")
 
     @property
-    def _resume(self) -> str:
+    def _resume_command(self) -> str:
         return f"sm-train resume {self.settings.run}"
 
     def _alert(
@@ -82,15 +82,15 @@ class AlertFormatter:
             time=time.time(),
             worst=worst,
             silent_seconds=silent,
-            burned_usd=self.burned(silent),
-            last_checkpoint=call_with_timeout(_DISK_SECONDS, self._last_checkpoint, None),
+            burned_usd=self.burned_usd(silent),
+            last_checkpoint=call_with_timeout(_DISK_TIMEOUT, self._last_checkpoint, None),
             command=command,
-            console=_console(),
+            console=_console_url(),
             resolved=resolved,
         )
 
-    def burned(self, seconds: float | None) -> float | None:
-        """Dollars of all machines in so much time."""
+    def burned_usd(self, seconds: float | None) -> float | None:
+        """Return what all instances cost in ``seconds``; None if the price is unknown."""
         price = self.settings.expected.usd_per_instance_hour
         if price is None or seconds is None:
             return None
@@ -101,14 +101,14 @@ class AlertFormatter:
         return next((folder.name for folder in folders if (folder / MARKER).exists()), None)
 
 
-def _worst(blamed: Culprit) -> str:
-    names = [f"node {blamed.node}"] if blamed.node is not None else []
-    names += [f"rank {blamed.rank}"] if blamed.rank is not None else []
-    return f"{', '.join(names)}: {blamed.reason}" if names else blamed.reason
+def _describe_culprit(culprit: Culprit) -> str:
+    names = [f"node {culprit.node}"] if culprit.node is not None else []
+    names += [f"rank {culprit.rank}"] if culprit.rank is not None else []
+    return f"{', '.join(names)}: {culprit.reason}" if names else culprit.reason
 
 
-def _console() -> str | None:
-    """The job's page; the platform names job and region to the container."""
+def _console_url() -> str | None:
+    """Return the job's page; the platform sets job and region in the container."""
     job, region = os.environ.get("TRAINING_JOB_NAME"), os.environ.get("AWS_REGION")
     if not job or not region:
         return None

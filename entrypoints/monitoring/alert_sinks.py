@@ -1,7 +1,7 @@
-"""Alerts on their way: Slack, SNS and a webhook of anyone's, tried again until they arrive.
+"""Delivers alerts to Slack, SNS and webhooks, with retries until they arrive.
 
-A thread of its own sends, so that whoever raises an alert never waits. What the secrets hold is
-kept out of every message, exception and representation.
+Each sink has its own thread, so whoever raises an alert never waits. The contents of secrets stay
+out of every message, exception and representation.
 """
 
 from __future__ import annotations
@@ -17,38 +17,41 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import tenacity
 from sm_train.entrypoints.common.job_config import AlertsConfig
 from sm_train.entrypoints.monitoring.alerts import Alert, AlertRateLimiter
 
-SLACK_VARIABLE, WEBHOOK_VARIABLE = "SM_TRAIN_SLACK_WEBHOOK", "SM_TRAIN_WEBHOOK"
-"""Hold the addresses themselves in a local run, where there is no cloud to ask for a secret."""
+if TYPE_CHECKING:
+    from botocore.config import Config
 
-_TIMEOUT, _PATIENCE, _LONGEST_WAIT = 10.0, 6 * 3600.0, 60.0
-_SSM = "ssm:"
+SLACK_VARIABLE, WEBHOOK_VARIABLE = "SM_TRAIN_SLACK_WEBHOOK", "SM_TRAIN_WEBHOOK"
+"""Hold the addresses themselves in a local run, where there are no AWS secrets."""
+
+_TIMEOUT, _RETRY_SECONDS, _MAX_BACKOFF = 10.0, 6 * 3600.0, 60.0
+_SSM_PREFIX = "ssm:"
 _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 
 
 class UndeliveredError(Exception):
-    """One attempt failed; the message names no address. ``after`` is when to try again.
+    """One attempt failed; the message contains no address.
 
-    ``final`` says that trying again is no use.
+    ``retry_after`` are the seconds that the receiver asks for; ``final`` errors are not retried.
     """
 
-    def __init__(self, reason: str, *, after: float = 0.0, final: bool = False) -> None:
+    def __init__(self, reason: str, *, retry_after: float = 0.0, final: bool = False) -> None:
         super().__init__(reason)
-        self.after, self.final = after, final
+        self.retry_after, self.final = retry_after, final
 
 
 class AlertSink(Protocol):
-    """One way to people."""
+    """A receiver of alerts."""
 
     name: str
 
     def send(self, alert: Alert) -> None:
-        """Deliver, once.
+        """Deliver ``alert``, in one attempt.
 
         Raises:
             UndeliveredError: it did not arrive.
@@ -56,7 +59,7 @@ class AlertSink(Protocol):
 
 
 class WebhookSink:
-    """POSTs JSON to an address that is as good as a password, so nothing shows it."""
+    """POSTs JSON to an address that is a secret, so no message, error or repr contains it."""
 
     def __init__(
         self,
@@ -72,7 +75,7 @@ class WebhookSink:
         self._timeout = timeout
 
     def __repr__(self) -> str:
-        return f"Webhook({self.name!r}, ***)"
+        return f"WebhookSink({self.name!r}, ***)"
 
     def send(self, alert: Alert) -> None:
         failure: UndeliveredError
@@ -82,24 +85,24 @@ class WebhookSink:
                 data=self._body(alert),
                 headers={"Content-Type": "application/json", "User-Agent": "sm-train"},
             )
-            with _opener().open(request, timeout=self._timeout) as answer:
-                answer.read(1024)
+            with _opener().open(request, timeout=self._timeout) as response:
+                response.read(1024)
             return
         except urllib.error.HTTPError as error:
-            failure = _refused(error)
+            failure = _http_failure(error)
             error.close()
         except (OSError, http.client.HTTPException, ValueError) as error:
-            # Their texts may hold the address.
+            # Their texts may contain the address.
             reason = getattr(error, "reason", None)
             cause = reason if isinstance(reason, OSError) else error
             no_address = isinstance(error, (ValueError, http.client.InvalidURL))
             failure = UndeliveredError(type(cause).__name__, final=no_address)
-        # Outside the handlers, so that the cause, which knows the address, is not attached.
+        # Outside the handlers, so that the cause, which contains the address, is not attached.
         raise failure
 
 
 def _is_safe(address: str) -> bool:
-    """Whether what is sent there can be read by nobody on the way."""
+    """Return whether the connection is encrypted, or does not leave this node."""
     try:
         parts = urllib.parse.urlsplit(address)
     except ValueError:
@@ -108,7 +111,7 @@ def _is_safe(address: str) -> bool:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Rejects redirects: another host must not receive the message."""
+    """Rejects redirects: the secret path would be sent to another server."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
@@ -118,48 +121,49 @@ def _opener() -> urllib.request.OpenerDirector:
     return urllib.request.build_opener(_NoRedirect)
 
 
-def _refused(error: urllib.error.HTTPError) -> UndeliveredError:
-    """429, 408 and 5xx pass; any other answer stays what it is."""
-    passing = error.code in (408, 429) or error.code >= 500
-    told = error.headers.get("Retry-After", "") if error.code in (429, 503) else ""
-    after = min(float(told), _PATIENCE) if told.isdigit() else 0.0
-    return UndeliveredError(f"HTTP {error.code}", after=after, final=not passing)
+def _http_failure(error: urllib.error.HTTPError) -> UndeliveredError:
+    """Return the failure; 408, 429 and 5xx are transient, any other status is final."""
+    transient = error.code in (408, 429) or error.code >= 500
+    header = error.headers.get("Retry-After", "") if error.code in (429, 503) else ""
+    retry_after = min(float(header), _RETRY_SECONDS) if header.isdigit() else 0.0
+    return UndeliveredError(f"HTTP {error.code}", retry_after=retry_after, final=not transient)
 
 
 class SnsSink:
-    """Publishes to a topic, with the job's own role."""
+    """Publishes to an SNS topic with the job's role."""
 
     def __init__(self, topic: str) -> None:
         self.name, self._topic = "sns", topic
 
     def send(self, alert: Alert) -> None:
         try:
-            _client("sns", self._topic.split(":")[3]).publish(
-                TopicArn=self._topic, **alert.for_sns()
-            )
+            import boto3
+
+            region = self._topic.split(":")[3]
+            sns = boto3.client("sns", region_name=region, config=_client_config())
+            sns.publish(TopicArn=self._topic, **alert.for_sns())
         except Exception as error:
             raise UndeliveredError(_reason(error), final=_is_final(error)) from None
 
 
-def _client(service: Literal["sns", "secretsmanager", "ssm"], region: str | None = None) -> Any:
-    import boto3
+def _client_config() -> Config:
+    """Return the settings of one attempt: the dispatcher retries."""
     from botocore.config import Config
 
-    settings = Config(
+    return Config(
         connect_timeout=_TIMEOUT, read_timeout=_TIMEOUT, retries={"total_max_attempts": 1}
     )
-    return boto3.client(service, region_name=region, config=settings)
 
 
 def _reason(error: Exception) -> str:
-    """AWS's error code, or the exception's name: texts may hold account and secret names only."""
+    """Return AWS's error code or the exception's name: its text may contain more than that."""
     response = getattr(error, "response", None)
     code = response.get("Error", {}).get("Code") if isinstance(response, dict) else None
     return str(code or type(error).__name__)
 
 
 def _is_final(error: Exception) -> bool:
-    """Whether AWS refused what is asked for, rather than failed."""
+    """Return whether AWS rejected the request, which a retry would not change."""
     response = getattr(error, "response", None)
     if not isinstance(response, dict):
         return isinstance(error, ImportError)
@@ -169,20 +173,24 @@ def _is_final(error: Exception) -> bool:
 
 
 def secret(name: str) -> str:
-    """The address in a secret of Secrets Manager, or in the SSM parameter of ``ssm:NAME``.
+    """Return the address in a Secrets Manager secret, or in the SSM parameter of ``ssm:NAME``.
 
-    The secret is the address itself or, as the console makes them, a JSON object with it in.
+    The secret is the address itself or, as the console creates them, a JSON object that holds it.
 
     Raises:
-        UndeliveredError: it cannot be read; the message names the secret only.
+        UndeliveredError: it cannot be read; the message contains only its name.
     """
     region = name.split(":")[3] if name.startswith("arn:") else None
     try:
-        if name.startswith(_SSM):
-            found = _client("ssm").get_parameter(Name=name.removeprefix(_SSM), WithDecryption=True)
-            text = found["Parameter"]["Value"]
+        import boto3
+
+        if name.startswith(_SSM_PREFIX):
+            ssm = boto3.client("ssm", config=_client_config())
+            parameter = name.removeprefix(_SSM_PREFIX)
+            text = ssm.get_parameter(Name=parameter, WithDecryption=True)["Parameter"]["Value"]
         else:
-            text = _client("secretsmanager", region).get_secret_value(SecretId=name)["SecretString"]
+            manager = boto3.client("secretsmanager", region_name=region, config=_client_config())
+            text = manager.get_secret_value(SecretId=name)["SecretString"]
     except Exception as error:
         raise UndeliveredError(f"{name}: {_reason(error)}", final=_is_final(error)) from None
     return _address_in(text)
@@ -201,116 +209,130 @@ def _address_in(text: str) -> str:
 
 @dataclass(frozen=True)
 class SinkFactory:
-    """How a sink is had: at the first use, which may fail and be tried again."""
+    """Creates a sink on first use; creation may fail and is retried."""
 
     name: str
-    make: Callable[[], AlertSink]
+    create: Callable[[], AlertSink]
 
 
 def configured_sinks(alerts: AlertsConfig) -> list[SinkFactory]:
-    """The sinks that the run file or, in a local run, the environment asks for."""
+    """Return the sinks that the run file or, in a local run, the environment configures."""
     environment = os.environ
-    found: list[SinkFactory] = []
+    sinks: list[SinkFactory] = []
     if address := environment.get(SLACK_VARIABLE):
-        found.append(SinkFactory("slack", lambda: WebhookSink("slack", address, Alert.for_slack)))
+        sinks.append(SinkFactory("slack", lambda: WebhookSink("slack", address, Alert.for_slack)))
     elif name := alerts.slack_secret:
-        found.append(
+        sinks.append(
             SinkFactory("slack", lambda: WebhookSink("slack", secret(name), Alert.for_slack))
         )
     if other := environment.get(WEBHOOK_VARIABLE):
-        found.append(
+        sinks.append(
             SinkFactory("webhook", lambda: WebhookSink("webhook", other, Alert.for_webhook))
         )
     elif hook := alerts.webhook_secret:
-        found.append(
+        sinks.append(
             SinkFactory("webhook", lambda: WebhookSink("webhook", secret(hook), Alert.for_webhook))
         )
     if topic := alerts.sns_topic:
-        found.append(SinkFactory("sns", lambda: SnsSink(topic)))
-    return found
+        sinks.append(SinkFactory("sns", lambda: SnsSink(topic)))
+    return sinks
 
 
-Report = Callable[[str, str], None]
-"""Writes a warning event: code, message."""
+Warn = Callable[[str, str], None]
+"""``(code, message)``: logs a warning event."""
 
 
 class AlertDispatcher:
-    """Sends alerts to every sink, each by a thread of its own and in their order."""
+    """Sends alerts to every sink, in order; each sink has its own thread."""
 
     def __init__(
         self,
         alerts: AlertsConfig,
-        say: Report,
+        warn: Warn,
         *,
         clock: Callable[[], float] = time.monotonic,
-        shortest_wait: float = 1.0,
+        min_backoff: float = 1.0,
     ) -> None:
-        self._say, self._shortest_wait = say, shortest_wait
-        self._throttle = AlertRateLimiter(alerts.level, clock)
-        self._lines = [SinkWorker(way, self) for way in configured_sinks(alerts)]
-        self._ended = threading.Event()
-        for line in self._lines:
-            threading.Thread(target=line.run, name=f"alerts-{line.way.name}", daemon=True).start()
+        self._warn = warn
+        self._rate_limiter = AlertRateLimiter(alerts.level, clock)
+        self._finished = threading.Event()
+        self._workers = [
+            SinkWorker(factory, warn, self._finished, min_backoff)
+            for factory in configured_sinks(alerts)
+        ]
+        for worker in self._workers:
+            name = f"alerts-{worker.factory.name}"
+            threading.Thread(target=worker.run, name=name, daemon=True).start()
 
     def send(self, alert: Alert) -> bool:
-        """Put on its way, if it is worth it; returns at once, and never raises."""
-        held_back = self._throttle.admit(alert)
-        if held_back is None:
+        """Queue ``alert`` unless the rate limit drops it; returns whether it will be sent.
+
+        Never blocks and never raises.
+        """
+        suppressed = self._rate_limiter.allow(alert)
+        if suppressed is None:
             return False
-        for line in self._lines:
-            line.waiting.put(replace(alert, held_back=held_back))
-        return bool(self._lines)
+        for worker in self._workers:
+            worker.pending.put(replace(alert, suppressed=suppressed))
+        return bool(self._workers)
 
     def finish(self, seconds: float) -> None:
-        """Wait so long for what is on its way; the rest is given up."""
+        """Wait at most ``seconds`` for queued alerts, then drop the rest."""
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and any(line.busy for line in self._lines):
+        while time.monotonic() < deadline and any(worker.busy for worker in self._workers):
             time.sleep(0.05)
-        self._ended.set()
-        for line in self._lines:
-            if line.busy:
-                self._say("alert-lost", f"an alert did not reach {line.way.name}: {line.trouble}")
+        self._finished.set()
+        for worker in self._workers:
+            if worker.busy:
+                message = f"an alert did not reach {worker.factory.name}: {worker.last_error}"
+                self._warn("alert-lost", message)
 
 
 class SinkWorker:
-    """The alerts of one sink."""
+    """Sends one sink's alerts in order, with retries; :meth:`run` is its thread."""
 
-    def __init__(self, way: SinkFactory, delivery: AlertDispatcher) -> None:
-        self.way, self._delivery = way, delivery
-        self.waiting: queue.Queue[Alert] = queue.Queue()
-        self.trouble = "no answer yet"
+    def __init__(
+        self, factory: SinkFactory, warn: Warn, finished: threading.Event, min_backoff: float
+    ) -> None:
+        self.factory, self._warn = factory, warn
+        self._finished, self._min_backoff = finished, min_backoff
+        self.pending: queue.Queue[Alert] = queue.Queue()
+        self.last_error = "no response yet"
         self._sink: AlertSink | None = None
 
     @property
     def busy(self) -> bool:
-        return self.waiting.unfinished_tasks > 0
+        """Whether an alert is queued or being sent."""
+        return self.pending.unfinished_tasks > 0
 
     def run(self) -> None:
+        """Send queued alerts forever."""
         self._open()
         while True:
-            alert = self.waiting.get()
+            alert = self.pending.get()
             try:
                 self._deliver(alert)
             except UndeliveredError as error:
-                self._delivery._say("alert-failed", f"no alert to {self.way.name}: {error}")
+                self._warn("alert-failed", f"no alert to {self.factory.name}: {error}")
             finally:
-                self.waiting.task_done()
+                self.pending.task_done()
 
     def _open(self) -> None:
-        """A secret that cannot be read is said when the job starts, not when it stalls."""
+        """Create the sink at once: an unreadable secret is reported before the first alert."""
         try:
-            self._sink = self.way.make()
+            self._sink = self.factory.create()
         except UndeliveredError as error:
-            message = f"alerts to {self.way.name} will not arrive: {error}"
-            self._delivery._say("alerts-broken", message)
+            message = f"alerts to {self.factory.name} will not arrive: {error}"
+            self._warn("alerts-misconfigured", message)
 
     def _deliver(self, alert: Alert) -> None:
         attempts = tenacity.Retrying(
-            retry=tenacity.retry_if_exception(_passes),
-            wait=self._wait,
-            stop=tenacity.stop_after_delay(_PATIENCE)
-            | tenacity.stop_when_event_set(self._delivery._ended),
-            sleep=self._sleep,
+            retry=tenacity.retry_if_exception(_is_transient),
+            wait=self._backoff,
+            stop=tenacity.stop_after_delay(_RETRY_SECONDS)
+            | tenacity.stop_when_event_set(self._finished),
+            # Returns early when the dispatcher finishes.
+            sleep=tenacity.sleep_using_event(self._finished),
             reraise=True,
         )
         attempts(self._attempt, alert)
@@ -318,26 +340,23 @@ class SinkWorker:
     def _attempt(self, alert: Alert) -> None:
         try:
             if self._sink is None:
-                self._sink = self.way.make()
+                self._sink = self.factory.create()
             self._sink.send(alert)
         except UndeliveredError as error:
-            self.trouble = str(error)
+            self.last_error = str(error)
             raise
         except Exception as error:
-            # Whatever it is, the thread must live on; its text may hold the address.
+            # Whatever it is, the thread must keep running; its text may contain the address.
             raise UndeliveredError(type(error).__name__, final=True) from None
 
-    def _sleep(self, seconds: float) -> None:
-        self._delivery._ended.wait(seconds)
-
-    def _wait(self, state: tenacity.RetryCallState) -> float:
-        """As long as the other side asks for, else longer each time."""
+    def _backoff(self, state: tenacity.RetryCallState) -> float:
+        """Return the seconds that the receiver asks for, or an exponential backoff with jitter."""
         error = state.outcome.exception() if state.outcome else None
-        least = self._delivery._shortest_wait
-        backing_off = tenacity.wait_exponential(multiplier=least, max=_LONGEST_WAIT)(state)
-        backing_off += tenacity.wait_random(0, least)(state)
-        return max(backing_off, error.after if isinstance(error, UndeliveredError) else 0.0)
+        minimum = self._min_backoff
+        backoff = tenacity.wait_exponential(multiplier=minimum, max=_MAX_BACKOFF)(state)
+        backoff += tenacity.wait_random(0, minimum)(state)
+        return max(backoff, error.retry_after if isinstance(error, UndeliveredError) else 0.0)
 
 
-def _passes(error: BaseException) -> bool:
+def _is_transient(error: BaseException) -> bool:
     return isinstance(error, UndeliveredError) and not error.final

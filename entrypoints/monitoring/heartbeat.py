@@ -1,7 +1,7 @@
-"""Signs of life in shared memory: what every process of a machine is at, for its monitor to read.
+"""Heartbeats in shared memory: the phase of every process of a node, for its watchdog to read.
 
-A beat is a few integers in mapped memory: no lock, no system call, and no thread that would need
-the GIL. The memory outlives the process, so what a dead one was at can still be read.
+A heartbeat is a few integers in mapped memory: no lock, no system call, and no thread that would
+need the GIL. The memory outlives the process, so the last phase of a dead one can still be read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sm_train.entrypoints.common.procfs import state
 
 
 class Phase(IntEnum):
-    """What a process is at. All processes of a job pass through the same sections in one order."""
+    """What a process is doing. All ranks of a job go through the same phases in one order."""
 
     START = 0
     FIRST_STEP = 1
@@ -34,75 +34,96 @@ class Phase(IntEnum):
     FINISH = 7
 
     @property
-    def words(self) -> str:
+    def label(self) -> str:
+        """The phase's name in messages."""
         return self.name.lower().replace("_", " ")
 
 
 class ExitState(IntEnum):
-    """How a process said goodbye, if it did."""
+    """How a process ended; RUNNING if it has not reported an end."""
 
-    RUNS = 0
+    RUNNING = 0
     DONE = 1
     FAILED = 2
 
 
-IGNORED = {
+WARM_UP = {
     Phase.DATA: 5,
     Phase.STEP: 5,
     Phase.CHECKPOINT: 1,
     Phase.EVALUATION: 1,
     Phase.SAMPLES: 1,
 }
-"""So many first durations of a section say nothing of the later ones (caches, connections).
+"""First durations of a phase that are left out: caches and connections make them untypical.
 
 nvidia-resiliency-ext's training-iteration detection leaves out as many iterations (2025).
 """
 
-_FIRST_STEP, _STEP_SECTION = int(Phase.FIRST_STEP), int(Phase.STEP)
-_WHOLE_STEP = len(Phase)
+# The memory is one array of int64 (_TOTAL_WORDS,), in the machine's byte order:
+#   0      sequence number, written first      \
+#   1      phase                                |  _BEAT, one record
+#   2      optimizer step                       |
+#   3      start of the phase, monotonic ns     |
+#   4      sequence number, written last       /
+#   5..8   pid, rank, local rank, exit state
+#   9..    nanoseconds spent in each row (_ROWS,)
+#   then   duration histograms (_ROWS, BUCKETS)
+# A row is a phase; one more row holds whole optimizer steps.
+_BEGIN, _PHASE, _STEP, _SINCE, _END = range(5)
+_BEAT = Struct("=5q")
+_PID, _RANK, _LOCAL_RANK, _EXIT_STATE = range(5, 9)
 _ROWS = len(Phase) + 1
-
-_FINEST, _OCTAVES, _PARTS = 20, 33, 16
-BUCKETS = _OCTAVES * _PARTS
-"""Of a histogram: 16 for each doubling, from 2^20 ns (1 ms) to 2^53 ns (104 days)."""
-
-_BEGUN, _SECTION, _STEP, _SINCE, _DONE = range(5)
-_SIGN = Struct("=5q")
-_PID, _RANK, _LOCAL_RANK, _ENDING = range(5, 9)
+_WHOLE_STEP_ROW = len(Phase)
 _TOTALS = 9
-_COUNTS = _TOTALS + _ROWS
-_SLOTS = _COUNTS + _ROWS * BUCKETS
+
+# Histogram buckets are logarithmic with a linear subdivision, as in HdrHistogram: each doubling
+# (octave) of the duration is split into 16 equal parts, so a bucket is at most 1/16 wide. The
+# octave is the position of the highest bit, the part are the four bits after it: integers only,
+# because a heartbeat must cost less than a microsecond. Durations up to 2^20 ns share bucket 0.
+_FINEST_BITS, _OCTAVES, _PARTS = 20, 33, 16
+BUCKETS = _OCTAVES * _PARTS
+"""Buckets of a histogram, from 2^20 ns (1 ms) to 2^53 ns (104 days)."""
+
+_HISTOGRAMS = _TOTALS + _ROWS
+_TOTAL_WORDS = _HISTOGRAMS + _ROWS * BUCKETS
+_WORD_BYTES = 8
+
+# IntEnum members are several times as slow to compare and index with as plain integers.
+_FIRST_STEP_PHASE, _STEP_PHASE = int(Phase.FIRST_STEP), int(Phase.STEP)
 
 
-def bucket(nanoseconds: int) -> int:
-    """The histogram's bucket of a duration."""
+def bucket_index(nanoseconds: int) -> int:
+    """Return the histogram bucket of a duration."""
     bits = nanoseconds.bit_length()
-    if bits <= _FINEST:
+    if bits <= _FINEST_BITS:
         return 0
-    index = (bits - _FINEST - 1) * _PARTS + (nanoseconds >> (bits - 5))
+    # nanoseconds >> (bits - 5) are the highest five bits: 16 plus the part. So this index begins at
+    # 16 for the first octave above the finest; bucket 0 stands for the octave below.
+    index = (bits - _FINEST_BITS - 1) * _PARTS + (nanoseconds >> (bits - 5))
     return index if index < BUCKETS else BUCKETS - 1
 
 
-def upper_edge(index: int) -> float:
-    """Seconds that no duration in bucket ``index`` exceeds."""
+def bucket_upper_edge(index: int) -> float:
+    """Return the seconds that no duration in bucket ``index`` exceeds."""
     octave, part = divmod(index, _PARTS)
     if not octave:
-        return float(2**_FINEST) / 1e9
-    edge: float = math.ldexp(_PARTS + part + 1, octave + _FINEST - 5)
+        return float(2**_FINEST_BITS) / 1e9
+    edge: float = math.ldexp(_PARTS + part + 1, octave + _FINEST_BITS - 5)
     return edge / 1e9
 
 
 @dataclass(frozen=True)
 class DurationHistogram:
-    """A histogram of seconds: how often each bucket was met."""
+    """A histogram of durations: ``counts`` per bucket (BUCKETS,)."""
 
     counts: tuple[int, ...]
 
     @classmethod
     def of(cls, seconds: Iterable[float]) -> DurationHistogram:
+        """Return the histogram of durations in seconds."""
         counts = [0] * BUCKETS
-        for each in seconds:
-            counts[bucket(round(each * 1e9))] += 1
+        for duration in seconds:
+            counts[bucket_index(round(duration * 1e9))] += 1
         return cls(tuple(counts))
 
     def __len__(self) -> int:
@@ -112,48 +133,49 @@ class DurationHistogram:
         return DurationHistogram(tuple(map(sum, zip(self.counts, other.counts, strict=True))))
 
     def __sub__(self, earlier: DurationHistogram) -> DurationHistogram:
-        """What has come since ``earlier``."""
+        """Return what was added since ``earlier``."""
         pairs = zip(self.counts, earlier.counts, strict=True)
         return DurationHistogram(tuple(now - before for now, before in pairs))
 
     def quantile(self, share: float) -> float | None:
-        """Seconds that ``share`` of the durations do not exceed; None where there are none."""
-        wanted = max(1, math.ceil(share * len(self)))
-        seen = 0
+        """Return the seconds that ``share`` of the durations do not exceed; None if empty."""
+        rank = max(1, math.ceil(share * len(self)))
+        cumulative = 0
         for index, count in enumerate(self.counts):
-            seen += count
-            if seen >= wanted:
-                return upper_edge(index)
+            cumulative += count
+            if cumulative >= rank:
+                return bucket_upper_edge(index)
         return None
 
     @property
     def longest(self) -> float | None:
+        """The longest duration in seconds; None if empty."""
         return self.quantile(1.0)
 
 
-NOTHING = DurationHistogram((0,) * BUCKETS)
+EMPTY_HISTOGRAM = DurationHistogram((0,) * BUCKETS)
 
 
 @dataclass(frozen=True)
 class HeartbeatSample:
-    """What one process was at when it was looked at.
+    """The state of one process when it was read.
 
-    ``marks`` counts the sections that it has entered, ``since`` is when it entered this one
-    (seconds of the machine's monotonic clock).
+    ``sequence`` counts the phases that it has entered; ``since`` is when it entered this one
+    (monotonic seconds).
     """
 
     rank: int
     local_rank: int
     pid: int
-    section: Phase
+    phase: Phase
     step: int
-    marks: int
+    sequence: int
     since: float
-    ending: ExitState
+    exit_state: ExitState
 
 
 class HeartbeatWriter:
-    """This process's own memory; written by one thread."""
+    """Writes this process's heartbeats; only one thread may use it."""
 
     def __init__(
         self,
@@ -165,107 +187,114 @@ class HeartbeatWriter:
     ) -> None:
         self._clock = clock
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        # A file of its own: the memory of an attempt before this one may still be read.
-        fresh = path.with_suffix(f".{os.getpid()}")
-        with fresh.open("wb") as file:
-            # All of it now: where memory has run out, a write to a hole would kill the process.
-            os.posix_fallocate(file.fileno(), 0, _SLOTS * 8)
-        with fresh.open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), _SLOTS * 8)
-        self._view = memoryview(self._map).cast("q")
-        self._section, self._step, self._marks = int(Phase.START), 0, 0
+        # A new file, renamed when it is complete: the memory of an earlier attempt may still be
+        # read, and a reader never sees a partial one.
+        temporary = path.with_suffix(f".{os.getpid()}")
+        with temporary.open("wb") as file:
+            # Allocates every page: a write to a hole in a full file system would raise SIGBUS.
+            os.posix_fallocate(file.fileno(), 0, _TOTAL_WORDS * _WORD_BYTES)
+        with temporary.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), _TOTAL_WORDS * _WORD_BYTES)
+        self._words = memoryview(self._map).cast("q")
+        self._phase, self._step, self._sequence = int(Phase.START), 0, 0
         self._since = self._step_since = clock()
-        self._ignored = [IGNORED.get(section, 0) for section in Phase]
+        self._warm_up = [WARM_UP.get(phase, 0) for phase in Phase]
         self._totals = [0] * len(Phase)
-        self._first = True
-        view = self._view
-        view[_PID], view[_RANK], view[_LOCAL_RANK] = os.getpid(), rank, local_rank
-        view[_SINCE] = self._since
-        fresh.replace(path)
+        self._is_first_step = True
+        words = self._words
+        words[_PID], words[_RANK], words[_LOCAL_RANK] = os.getpid(), rank, local_rank
+        words[_SINCE] = self._since
+        temporary.replace(path)
 
-    def enter(self, section: Phase, step: int) -> None:
-        """Begin ``section`` (anew) after ``step`` optimizer steps."""
+    def enter(self, phase: Phase, step: int) -> None:
+        """Enter ``phase`` (again) after ``step`` optimizer steps."""
         now = self._clock()
-        view, was, spent = self._view, self._section, now - self._since
-        # A member of an enumeration is several times as slow to count with.
-        entered = _FIRST_STEP if section == _STEP_SECTION and self._first else section + 0
-        self._marks = marks = self._marks + 1
-        # In this order: a reader trusts what it finds between two equal numbers.
-        _SIGN.pack_into(self._map, 0, marks, entered, step, now, marks)
-        self._section, self._since = entered, now
-        self._totals[was] += spent
-        view[_TOTALS + was] = self._totals[was]
-        if self._ignored[was]:
-            self._ignored[was] -= 1
+        words, previous, spent = self._words, self._phase, now - self._since
+        entered = _FIRST_STEP_PHASE if phase == _STEP_PHASE and self._is_first_step else phase + 0
+        self._sequence = sequence = self._sequence + 1
+        # A seqlock without a lock: one memcpy writes the record from low to high addresses, with
+        # the sequence number at both ends. A reader that finds the end's number, then the fields,
+        # then the same number at the beginning has read one complete record. This needs stores to
+        # become visible in order, as on x86-64; a torn read is retried.
+        _BEAT.pack_into(self._map, 0, sequence, entered, step, now, sequence)
+        self._phase, self._since = entered, now
+        self._totals[previous] += spent
+        words[_TOTALS + previous] = self._totals[previous]
+        if self._warm_up[previous]:
+            self._warm_up[previous] -= 1
         else:
-            view[_COUNTS + was * BUCKETS + bucket(spent)] += 1
+            words[_HISTOGRAMS + previous * BUCKETS + bucket_index(spent)] += 1
         if step != self._step:
             self._end_step(step, now)
 
     def _end_step(self, step: int, now: int) -> None:
-        if not self._first:
-            self._view[_COUNTS + _WHOLE_STEP * BUCKETS + bucket(now - self._step_since)] += 1
-        self._first = False
+        if not self._is_first_step:
+            duration = now - self._step_since
+            self._words[_HISTOGRAMS + _WHOLE_STEP_ROW * BUCKETS + bucket_index(duration)] += 1
+        self._is_first_step = False
         self._step, self._step_since = step, now
 
-    def end(self, ending: ExitState) -> None:
-        """Say goodbye."""
-        self._view[_ENDING] = ending
+    def end(self, exit_state: ExitState) -> None:
+        """Report how this process ends."""
+        self._words[_EXIT_STATE] = exit_state
 
 
 class HeartbeatReader:
-    """Another process's memory."""
+    """Reads another process's heartbeats."""
 
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
-            self._map = mmap.mmap(file.fileno(), _SLOTS * 8, access=mmap.ACCESS_READ)
-        self._view = memoryview(self._map).cast("q")
+            self._map = mmap.mmap(
+                file.fileno(), _TOTAL_WORDS * _WORD_BYTES, access=mmap.ACCESS_READ
+            )
+        self._words = memoryview(self._map).cast("q")
 
-    def sign(self) -> HeartbeatSample:
-        """What the process is at now."""
-        view = self._view
-        # A process that was stopped in the middle of a beat leaves it unfinished for good.
+    def sample(self) -> HeartbeatSample:
+        """Read the process's present state."""
+        words = self._words
+        # The reader's side of the seqlock: the number written last is read first. A process that
+        # was stopped in the middle of a write leaves it unfinished for good, so give up at last.
         for _ in range(100):
-            done = view[_DONE]
-            section, step, since = view[_SECTION], view[_STEP], view[_SINCE]
-            if view[_BEGUN] == done:
+            sequence = words[_END]
+            phase, step, since = words[_PHASE], words[_STEP], words[_SINCE]
+            if words[_BEGIN] == sequence:
                 break
         return HeartbeatSample(
-            rank=view[_RANK],
-            local_rank=view[_LOCAL_RANK],
-            pid=view[_PID],
-            section=Phase(section),
+            rank=words[_RANK],
+            local_rank=words[_LOCAL_RANK],
+            pid=words[_PID],
+            phase=Phase(phase),
             step=step,
-            marks=done,
+            sequence=sequence,
             since=since / 1e9,
-            ending=ExitState(view[_ENDING]),
+            exit_state=ExitState(words[_EXIT_STATE]),
         )
 
-    def durations(self, section: Phase) -> DurationHistogram:
-        """What the section took each time, without the first ones."""
-        return self._row(section)
+    def durations(self, phase: Phase) -> DurationHistogram:
+        """Return the durations of a phase, without its warm-up."""
+        return self._histogram(phase)
 
-    def steps(self) -> DurationHistogram:
-        """What whole optimizer steps took, without the first."""
-        return self._row(_WHOLE_STEP)
+    def step_durations(self) -> DurationHistogram:
+        """Return the durations of whole optimizer steps, without the first."""
+        return self._histogram(_WHOLE_STEP_ROW)
 
-    def total(self, section: Phase) -> float:
-        """Seconds spent in a section so far, the present stay left out."""
-        return float(self._view[_TOTALS + section]) / 1e9
+    def seconds_in(self, phase: Phase) -> float:
+        """Return the seconds spent in a phase, without the present stay."""
+        return float(self._words[_TOTALS + phase]) / 1e9
 
-    def time(self) -> float:
-        """Seconds spent in all sections so far, the present stay left out."""
-        return sum(self.total(section) for section in Phase)
+    def total_seconds(self) -> float:
+        """Return the seconds spent in all phases, without the present stay."""
+        return sum(self.seconds_in(phase) for phase in Phase)
 
-    def _row(self, row: int) -> DurationHistogram:
-        first = _COUNTS + row * BUCKETS
-        return DurationHistogram(tuple(self._view[first : first + BUCKETS]))
+    def _histogram(self, row: int) -> DurationHistogram:
+        first = _HISTOGRAMS + row * BUCKETS
+        return DurationHistogram(tuple(self._words[first : first + BUCKETS]))
 
 
 def heartbeat_folder() -> Path:
-    """Where the processes that one launcher has started on this machine leave their signs.
+    """Return the folder of the heartbeats of the processes that one launcher started on this node.
 
-    In memory where there is such a place: a page that is on its way to a disk would hold a beat up.
+    It is in memory if possible: writing to a page that is on its way to a disk would block.
     """
     memory = Path("/dev/shm")
     base = memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
@@ -273,35 +302,36 @@ def heartbeat_folder() -> Path:
     job = f"{environment.get('MASTER_PORT', '0')}-{environment.get('GROUP_RANK', '0')}"
     launcher = os.getppid()
     if (namespace := environment.get("PMIX_NAMESPACE")) is not None:
-        # MPI starts each process through one of its own.
+        # Under MPI each process has a launcher of its own.
         job, launcher = re.sub(r"\W", "", namespace), 1
     return base / f"sm-train-{os.getuid()}-{launcher}-{job}"
 
 
 def stale_dirs(folder: Path) -> list[Path]:
-    """Folders like ``folder`` whose launcher is no more: it was killed with all it had started."""
-    ours = re.compile(rf"sm-train-{os.getuid()}-(\d+)-\w+")
-    found = ((path, ours.match(path.name)) for path in folder.parent.glob("sm-train-*"))
-    return [path for path, match in found if match and state(int(match[1])) == "X"]
+    """Return folders like ``folder`` whose launcher is dead: it was killed with its processes."""
+    pattern = re.compile(rf"sm-train-{os.getuid()}-(\d+)-\w+")
+    folders = ((path, pattern.match(path.name)) for path in folder.parent.glob("sm-train-*"))
+    return [path for path, match in folders if match and state(int(match[1])) == "X"]
 
 
 def heartbeat_file(folder: Path, local_rank: int) -> Path:
-    return folder / f"pulse-{local_rank}"
+    """Return the file that holds a process's heartbeats."""
+    return folder / f"heartbeat-{local_rank}"
 
 
 def stacks_file(folder: Path, local_rank: int) -> Path:
-    """Where a process writes its stacks when it is asked to (faulthandler)."""
+    """Return the file to which a process writes its stacks on a signal (faulthandler)."""
     return folder / f"stacks-{local_rank}"
 
 
 def events_file(folder: Path, local_rank: int) -> Path:
-    """Where a process keeps its last events."""
+    """Return the file in which a process keeps its last events."""
     return folder / f"events-{local_rank}"
 
 
-def readers(folder: Path) -> Iterator[HeartbeatReader]:
-    """Of every process that has begun to beat."""
-    for path in sorted(folder.glob("pulse-?")) + sorted(folder.glob("pulse-??")):
+def open_readers(folder: Path) -> Iterator[HeartbeatReader]:
+    """Yield a reader of every process that has a heartbeat, in the order of local ranks."""
+    for path in sorted(folder.glob("heartbeat-?")) + sorted(folder.glob("heartbeat-??")):
         try:
             yield HeartbeatReader(path)
         except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The ``node`` event: a machine's figures and its straggler table, since the event before."""
+"""The ``node`` event: a node's metrics and straggler table since the previous event."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.monitoring import node_metrics
 from sm_train.entrypoints.monitoring.heartbeat import (
-    NOTHING,
+    EMPTY_HISTOGRAM,
     DurationHistogram,
     HeartbeatReader,
     Phase,
@@ -17,22 +17,23 @@ from sm_train.entrypoints.monitoring.heartbeat import (
 
 
 class NodeReport:
-    """Of one machine. The first event comes with the second measurement."""
+    """Measures one node and logs its events, the first one after the second measurement."""
 
     def __init__(
         self,
         events: EventLog,
         node: int,
-        machine: Callable[[], node_metrics.NodeCounters] = node_metrics.NodeCounters.here,
+        open_counters: Callable[[], node_metrics.NodeCounters] = node_metrics.NodeCounters.open,
     ) -> None:
-        self._events, self._node, self._find_machine = events, node, machine
-        self._machine: node_metrics.NodeCounters | None = None
+        self._events, self._node, self._open_counters = events, node, open_counters
+        self._counters: node_metrics.NodeCounters | None = None
         self._reading: node_metrics.Reading | None = None
-        self._table: dict[int, tuple[DurationHistogram, float, float]] = {}
+        # rank → (step durations, data wait seconds, total seconds) at the last event
+        self._previous: dict[int, tuple[DurationHistogram, float, float]] = {}
         self._measuring: threading.Thread | None = None
 
-    def begin(self, readers: Sequence[HeartbeatReader], now: float) -> None:
-        """Measure in a thread, unless the last measurement hangs: a GPU's driver may."""
+    def start_measuring(self, readers: Sequence[HeartbeatReader], now: float) -> None:
+        """Measure in a thread, unless the last measurement still runs: a GPU driver may hang."""
         if self._measuring is None or not self._measuring.is_alive():
             self._measuring = threading.Thread(
                 target=self.measure, args=(list(readers), now), daemon=True
@@ -40,32 +41,34 @@ class NodeReport:
             self._measuring.start()
 
     def measure(self, readers: Sequence[HeartbeatReader], now: float) -> None:
-        """Read everything, and write the event."""
-        self._machine = self._machine or self._find_machine()
-        reading = self._machine.read(now, [reader.sign().pid for reader in readers])
+        """Read all counters and log the event."""
+        self._counters = self._counters or self._open_counters()
+        reading = self._counters.read(now, [reader.sample().pid for reader in readers])
         before, self._reading = self._reading, reading
-        ranks = [self._line(reader) for reader in readers]
+        ranks = [self._straggler_row(reader) for reader in readers]
         if before is None:
             return
         figures = node_metrics.event_fields(before, reading)
         medians = [one["p50"] for one in ranks if one["p50"]]
-        spread = max(medians) / min(medians) if medians else None
+        straggler_ratio = max(medians) / min(medians) if medians else None
         waits = [one["data_wait_share"] for one in ranks if one["data_wait_share"] is not None]
         fields = {
-            "straggler_ratio": spread,
+            "straggler_ratio": straggler_ratio,
             "data_wait_share_max": max(waits, default=None),
             **figures,
             "ranks": ranks,
         }
-        self._events.write("node", _words(self._node, figures, spread), **_short(fields))
+        text = _text(self._node, figures, straggler_ratio)
+        self._events.write("node", text, **_rounded(fields))
 
-    def _line(self, reader: HeartbeatReader) -> dict[str, float | None]:
-        """A line of the straggler table: what steps took since the last event, in seconds."""
-        rank = reader.sign().rank
-        steps, waited, all_ = reader.steps(), reader.total(Phase.DATA), reader.time()
-        before = self._table.get(rank, (NOTHING, 0.0, 0.0))
-        self._table[rank] = (steps, waited, all_)
-        new, seconds = steps - before[0], all_ - before[2]
+    def _straggler_row(self, reader: HeartbeatReader) -> dict[str, float | None]:
+        """Return a row of the straggler table: step durations in seconds since the last event."""
+        rank = reader.sample().rank
+        steps, data_wait = reader.step_durations(), reader.seconds_in(Phase.DATA)
+        total = reader.total_seconds()
+        previous = self._previous.get(rank, (EMPTY_HISTOGRAM, 0.0, 0.0))
+        self._previous[rank] = (steps, data_wait, total)
+        new, seconds = steps - previous[0], total - previous[2]
         return {
             "rank": rank,
             "steps": len(new),
@@ -73,20 +76,20 @@ class NodeReport:
             "p90": new.quantile(0.9),
             "p99": new.quantile(0.99),
             "max": new.longest,
-            "data_wait_share": (waited - before[1]) / seconds if seconds > 0 else None,
+            "data_wait_share": (data_wait - previous[1]) / seconds if seconds > 0 else None,
         }
 
 
-def _short(value: Any) -> Any:
-    """Four digits of every figure: a line over 4 KiB would not be written in one piece."""
+def _rounded(value: Any) -> Any:
+    """Round every figure to four digits: a line over 4 KiB would not be written atomically."""
     if isinstance(value, dict):
-        return {name: _short(one) for name, one in value.items()}
+        return {name: _rounded(one) for name, one in value.items()}
     if isinstance(value, list):
-        return [_short(one) for one in value]
+        return [_rounded(one) for one in value]
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
-def _words(node: int, figures: Mapping[str, Any], spread: float | None) -> str:
+def _text(node: int, figures: Mapping[str, Any], straggler_ratio: float | None) -> str:
     parts = [
         f"{label} {figures[name] / 1e6:.1f} MB/s"
         for label, name in (
@@ -98,6 +101,6 @@ def _words(node: int, figures: Mapping[str, Any], spread: float | None) -> str:
     ]
     if figures["gpu_utilization_mean"] is not None:
         parts.append(f"GPUs at {figures['gpu_utilization_mean']:.0f} %")
-    if spread is not None:
-        parts.append(f"slowest rank {spread:.2f} × the fastest")
+    if straggler_ratio is not None:
+        parts.append(f"slowest rank {straggler_ratio:.2f} × the fastest")
     return f"node {node}: {', '.join(parts)}"

@@ -1,8 +1,8 @@
-"""What the machines of a job tell the first one, so that it can name the worst of all.
+"""Messages between the watchdogs of a job's nodes, so that the first one can name the culprit.
 
-One small datagram a look, to a port beside the rendezvous'. It only names: every machine decides
-on its own processes by itself, so neither a lost nor a forged datagram ends anything. Where
-nothing arrives, each machine sees itself alone.
+Each poll sends one small datagram to a port next to the rendezvous's. Messages only name a culprit:
+every watchdog decides about its own processes alone, so neither a lost nor a forged datagram ends
+anything. If nothing arrives, each node sees only itself.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from sm_train.entrypoints.monitoring.heartbeat import Phase
 from sm_train.entrypoints.monitoring.stall_detector import RankStatus
 
 SILENT_POLLS = 5
-"""A machine that has not been heard of for so many looks is named as silent."""
+"""A node that has sent nothing for this many polls is silent."""
 
-_SEARCH_SECONDS = 10.0
+_RESOLVE_SECONDS = 10.0
+"""Time between attempts to resolve the first node's name."""
 
-_LARGEST = 60_000
+_MAX_DATAGRAM_BYTES = 60_000
 
 KINDS = ("stall", "failure")
-_LONGEST = 1000
-"""Letters of a trouble."""
+_MAX_TEXT_LENGTH = 1000
 
 
 @dataclass(frozen=True)
 class PeerFault:
-    """What a machine has the first one tell people: a stall while it lasts, a failure for good.
+    """What the first node sends alerts about: a stall while it lasts, a failure forever.
 
-    ``seconds`` are those of silence before it was found.
+    ``seconds`` is the silence before a stall was detected.
     """
 
     kind: str
@@ -43,7 +43,7 @@ class PeerFault:
 
 
 class PeerLink:
-    """This machine's end: the first one listens and answers, the others tell it."""
+    """One node's end: the first node listens and replies, the others send it their status."""
 
     def __init__(
         self,
@@ -52,61 +52,63 @@ class PeerLink:
         nodes: int,
         address: tuple[str, int],
         *,
-        look_seconds: float,
+        poll_seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._job, self._node, self._nodes, self._address = job, node, nodes, address
-        self._clock, self._silent_after = clock, SILENT_POLLS * look_seconds
-        self._began = clock()
-        self._heard: dict[int, float] = {}
-        self._told: dict[int, list[RankStatus]] = {}
-        self._troubles: dict[int, PeerFault] = {}
+        self._clock, self._silent_after = clock, SILENT_POLLS * poll_seconds
+        self._started = clock()
+        # The last message of each node: when, its ranks and its fault.
+        self._received_at: dict[int, float] = {}
+        self._statuses: dict[int, list[RankStatus]] = {}
+        self._faults: dict[int, PeerFault] = {}
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
-        self._found: tuple[str, int] | None = None
-        self._next_search = clock()
+        self._resolved: tuple[str, int] | None = None
+        self._next_resolve = clock()
         if node == 0:
             self._socket.bind(("", address[1]))
 
-    def exchange(self, own: Sequence[RankStatus], trouble: PeerFault | None) -> None:
-        """Tell what this machine sees, or hear what the others do."""
-        if self._node and (first := self._first()) is not None:
-            told = None if trouble is None else asdict(trouble)
-            self._send({"seen": [asdict(one) for one in own], "trouble": told}, first)
+    def exchange(self, own: Sequence[RankStatus], fault: PeerFault | None) -> None:
+        """Send this node's ranks and fault to the first node, and receive what has arrived."""
+        if self._node and (first := self._first_node()) is not None:
+            document = None if fault is None else asdict(fault)
+            self._send({"ranks": [asdict(one) for one in own], "fault": document}, first)
         self._receive()
 
-    def _first(self) -> tuple[str, int] | None:
-        """Where the first machine is; a name is looked up once, and not too often until then."""
-        if self._found is None and self._clock() >= self._next_search:
-            self._next_search = self._clock() + _SEARCH_SECONDS
+    def _first_node(self) -> tuple[str, int] | None:
+        """Return the first node's address; retries resolving its name, but not at every poll."""
+        if self._resolved is None and self._clock() >= self._next_resolve:
+            self._next_resolve = self._clock() + _RESOLVE_SECONDS
             with contextlib.suppress(OSError):
-                self._found = (socket.gethostbyname(self._address[0]), self._address[1])
-        return self._found
+                self._resolved = (socket.gethostbyname(self._address[0]), self._address[1])
+        return self._resolved
 
-    def others(self) -> list[RankStatus]:
-        """What the other machines last told of their processes."""
-        return [one for seen in self._told.values() for one in seen]
+    def statuses(self) -> list[RankStatus]:
+        """Return what the other nodes last reported about their ranks."""
+        return [one for ranks in self._statuses.values() for one in ranks]
 
-    def silent(self) -> dict[int, float]:
-        """Machines that are not heard, or no more → seconds since.
+    def silent_nodes(self) -> dict[int, float]:
+        """Return node → seconds since its last message, for those that send nothing any more.
 
-        On the first one: one that was never heard counts where any other was, for datagrams
-        arrive there.
+        On the first node, one that never sent anything counts once any other node has: then
+        datagrams do arrive.
         """
-        now, heard = self._clock(), dict(self._heard)
-        if self._node == 0 and heard:
-            heard = {node: heard.get(node, self._began) for node in range(1, self._nodes)}
-        ages = {node: now - at for node, at in heard.items()}
+        now, received_at = self._clock(), dict(self._received_at)
+        if self._node == 0 and received_at:
+            others = range(1, self._nodes)
+            received_at = {node: received_at.get(node, self._started) for node in others}
+        ages = {node: now - at for node, at in received_at.items()}
         return {node: age for node, age in ages.items() if age > self._silent_after}
 
-    def troubles(self) -> dict[int, PeerFault]:
-        """Machine → what it last said of trouble, where it did."""
-        return dict(self._troubles)
+    def faults(self) -> dict[int, PeerFault]:
+        """Return node → the fault in its last message, if it had one."""
+        return dict(self._faults)
 
     @property
-    def speaks(self) -> bool:
-        """Whether alerts are this machine's to send: the first one's, or of one cut off from it."""
-        return self._node == 0 or 0 not in self._heard or 0 in self.silent()
+    def is_reporter(self) -> bool:
+        """Whether this node sends alerts: the first one does, and one that is cut off from it."""
+        return self._node == 0 or 0 not in self._received_at or 0 in self.silent_nodes()
 
     def _send(self, document: dict[str, object], address: tuple[str, int]) -> None:
         message = json.dumps({"job": self._job, "node": self._node, **document}).encode()
@@ -114,61 +116,61 @@ class PeerLink:
             self._socket.sendto(message, address)
 
     def _receive(self) -> None:
-        answered: set[int] = set()
+        replied: set[int] = set()
         for _ in range(4 * self._nodes):
             try:
-                message, address = self._socket.recvfrom(_LARGEST)
+                message, address = self._socket.recvfrom(_MAX_DATAGRAM_BYTES)
             except OSError:
                 return
-            node = self._take(message)
-            if self._node == 0 and node is not None and node not in answered:
-                answered.add(node)
-                self._send({"seen": [], "trouble": None}, address)
+            node = self._parse(message)
+            if self._node == 0 and node is not None and node not in replied:
+                replied.add(node)
+                self._send({"ranks": [], "fault": None}, address)
 
-    def _take(self, message: bytes) -> int | None:
-        """The machine that a datagram of this job comes from; anything else is left alone."""
+    def _parse(self, message: bytes) -> int | None:
+        """Record a datagram of this job; returns its node, or None for any other datagram."""
         try:
             document = json.loads(message)
             node = document["node"]
-            seen = [_seen(one) for one in document["seen"]]
-            trouble = _trouble(document["trouble"])
-            ours = document["job"] == self._job
+            ranks = [_parse_status(one) for one in document["ranks"]]
+            fault = _parse_fault(document["fault"])
+            is_ours = document["job"] == self._job
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
-        if not ours or not isinstance(node, int) or not 0 <= node < self._nodes:
+        if not is_ours or not isinstance(node, int) or not 0 <= node < self._nodes:
             return None
-        if node == self._node or any(one.node != node for one in seen):
+        if node == self._node or any(one.node != node for one in ranks):
             return None
-        self._heard[node], self._told[node] = self._clock(), seen
-        self._troubles.pop(node, None)
-        if trouble is not None:
-            self._troubles[node] = trouble
+        self._received_at[node], self._statuses[node] = self._clock(), ranks
+        self._faults.pop(node, None)
+        if fault is not None:
+            self._faults[node] = fault
         return node
 
 
-def _trouble(document: dict[str, object] | None) -> PeerFault | None:
+def _parse_fault(document: dict[str, object] | None) -> PeerFault | None:
     if document is None:
         return None
     kind, text, seconds = (document[name] for name in ("kind", "text", "seconds"))
     if kind not in KINDS or not isinstance(text, str) or not isinstance(seconds, float):
         raise ValueError
-    return PeerFault(str(kind), text[:_LONGEST], seconds)
+    return PeerFault(str(kind), text[:_MAX_TEXT_LENGTH], seconds)
 
 
-def _seen(document: dict[str, object]) -> RankStatus:
-    rank, node, step, marks = (document[name] for name in ("rank", "node", "step", "marks"))
-    section, state, waits = (document[name] for name in ("section", "state", "waits"))
-    if not all(isinstance(one, int) for one in (rank, node, step, marks)):
+def _parse_status(document: dict[str, object]) -> RankStatus:
+    rank, node, step, sequence = (document[name] for name in ("rank", "node", "step", "sequence"))
+    phase, state, in_collective = (document[name] for name in ("phase", "state", "in_collective"))
+    if not all(isinstance(one, int) for one in (rank, node, step, sequence)):
         raise ValueError
-    if not (isinstance(state, str) and len(state) == 1 and waits in (None, True, False)):
+    if not (isinstance(state, str) and len(state) == 1 and in_collective in (None, True, False)):
         raise ValueError
-    return RankStatus(rank, node, Phase(section), step, marks, state, waits)  # type: ignore[arg-type]
+    return RankStatus(rank, node, Phase(phase), step, sequence, state, in_collective)  # type: ignore[arg-type]
 
 
 def rendezvous_address() -> tuple[str, int] | None:
-    """The first machine's address, with the port beside that of the rendezvous."""
-    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
-    if not address or not port or not port.isdigit():
+    """Return the first node's address with the port next to the rendezvous's; None if unknown."""
+    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    if not host or not port or not port.isdigit():
         return None
     number = int(port)
-    return address, number + 1 if number < 65535 else number - 1
+    return host, number + 1 if number < 65535 else number - 1

@@ -1,7 +1,7 @@
-"""What a process's threads stand in: by py-spy where it may look, else by the process's own word.
+"""Reads the stacks of another process's threads: with py-spy if possible, else by a signal.
 
-py-spy reads another process's memory, so it also sees one that is stopped. Otherwise a signal
-makes the process write its stacks itself: faulthandler's handler is C and needs no GIL.
+py-spy reads the process's memory, so it also works on a stopped one. Otherwise a signal makes the
+process write its stacks itself: faulthandler's handler is C and needs no GIL.
 """
 
 from __future__ import annotations
@@ -20,50 +20,54 @@ from pathlib import Path
 
 SIGNAL = signal.SIGUSR2
 
-_LOOK_SECONDS, _ANSWER_SECONDS = 10.0, 3.0
-_LOOKS = 3
-"""At a process that goes on meanwhile: what is read of its memory may not fit together."""
+_PY_SPY_SECONDS, _SIGNAL_SECONDS = 10.0, 3.0
+_PY_SPY_ATTEMPTS = 3
+"""py-spy reads a running process's memory without pausing it, which can be inconsistent."""
 
-_PR_SET_PTRACER, _ANYBODY = 0x59616D61, -1
+_PR_SET_PTRACER, _PR_SET_PTRACER_ANY = 0x59616D61, -1
 
-# Frames of a thread, innermost first, as py-spy and as faulthandler write them.
+# A frame of a thread, as py-spy ("    wait (threading.py:327)") and as faulthandler write it
+# ('  File "/usr/lib/python3.11/threading.py", line 327 in wait'); the innermost comes first.
 _PY_SPY = re.compile(r"^ +(?P<function>\S+) \((?P<file>.+?)(?::\d+)?\)$")
 _FAULTHANDLER = re.compile(r'^  File "(?P<file>.+)", line \d+ in (?P<function>\S+)$')
 
-_INNERMOST = 6
+_INNERMOST_FRAMES = 6
 
 
-def answer_signal(path: Path) -> None:
-    """Write all stacks to ``path`` whenever this process gets :data:`SIGNAL`.
+def register_stack_dump(path: Path) -> None:
+    """Write all stacks to ``path`` whenever this process receives :data:`SIGNAL`.
 
-    Also lets others of this user look into it, where Yama allows that to parents only.
+    Also lets the user's other processes read its memory, which Yama otherwise allows only to its
+    ancestors.
     """
     file = path.open("w")
     faulthandler.register(SIGNAL, file=file, all_threads=True, chain=False)
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(_ANYBODY), 0, 0, 0)
+        ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(_PR_SET_PTRACER_ANY), 0, 0, 0)
 
 
-def stacks(pid: int, answer: Path | None, *, seconds: float = _LOOK_SECONDS) -> str:
-    """The process's stacks as text, or why there are none.
+def stacks(pid: int, dump: Path | None, *, seconds: float = _PY_SPY_SECONDS) -> str:
+    """Return the process's stacks as text, or why there are none.
 
-    ``answer`` is where the process writes them itself, for one that called
-    :func:`answer_signal`. Takes no longer than ``seconds`` and three more.
+    ``dump`` is the file of a process that called :func:`register_stack_dump`. Takes at most
+    ``seconds`` and three more.
     """
     text = _py_spy(pid, seconds)
-    if not text and answer is not None:
-        text = _ask(pid, answer)
-    return text or f"no stacks of process {pid}: py-spy may not look, and it does not answer\n"
+    if not text and dump is not None:
+        text = _dump_by_signal(pid, dump)
+    return text or (
+        f"no stacks of process {pid}: py-spy cannot read it, and it does not react to a signal\n"
+    )
 
 
 def _py_spy(pid: int, seconds: float) -> str:
     program = shutil.which("py-spy", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     if program is None:
         return ""
-    # Pausing a process for the look would wait for one that is stopped already.
+    # Without --nonblocking, py-spy would wait forever for a process that is stopped already.
     command = [program, "dump", "--nonblocking", "--pid", str(pid)]
     deadline = time.monotonic() + seconds
-    for _ in range(_LOOKS):
+    for _ in range(_PY_SPY_ATTEMPTS):
         try:
             run = subprocess.run(
                 command,
@@ -79,31 +83,32 @@ def _py_spy(pid: int, seconds: float) -> str:
     return ""
 
 
-def _ask(pid: int, answer: Path) -> str:
+def _dump_by_signal(pid: int, dump: Path) -> str:
     try:
-        before = answer.stat().st_size
+        before = dump.stat().st_size
         os.kill(pid, SIGNAL)
     except OSError:
         return ""
-    size, deadline = before, time.monotonic() + _ANSWER_SECONDS
+    size, deadline = before, time.monotonic() + _SIGNAL_SECONDS
     while time.monotonic() < deadline:
         time.sleep(0.1)
-        now = answer.stat().st_size
+        now = dump.stat().st_size
+        # It is complete once it has grown and stopped growing.
         if now > before and now == size:
             break
         size = now
-    with answer.open(errors="replace") as file:
+    with dump.open(errors="replace") as file:
         file.seek(before)
         return file.read()
 
 
 def waits_in_collective(text: str) -> bool | None:
-    """Whether the main thread of a process with these stacks waits for other processes.
+    """Return whether the main thread in these stacks waits for other ranks; None without frames.
 
-    The innermost frames tell: of ``torch.distributed``, or the backward pass, in which DDP and
-    FSDP sum gradients. None where there are no frames.
+    It does if one of its innermost frames is in ``torch.distributed``, or is the backward pass, in
+    which DDP and FSDP reduce gradients.
     """
-    frames = _main_thread(text)[:_INNERMOST]
+    frames = _main_thread_frames(text)[:_INNERMOST_FRAMES]
     if not frames:
         return None
     return any(
@@ -112,8 +117,11 @@ def waits_in_collective(text: str) -> bool | None:
     )
 
 
-def _main_thread(text: str) -> list[tuple[str, str]]:
-    """(function, file) of the main thread's frames: named so by py-spy, last in faulthandler's."""
+def _main_thread_frames(text: str) -> list[tuple[str, str]]:
+    """Return (function, file) of the main thread's frames.
+
+    py-spy names it "MainThread"; faulthandler prints it last.
+    """
     threads = re.split(r"^(?=(?:Current thread|Thread) )", text, flags=re.MULTILINE)[1:]
     named = [one for one in threads if '"MainThread"' in one.partition("\n")[0]]
     chosen = named[0] if named else threads[-1] if threads else ""

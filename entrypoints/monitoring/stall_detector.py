@@ -1,7 +1,7 @@
-"""When silence is a stall, and who is to blame: decisions, without a clock or an effect of theirs.
+"""Decides when silence is a stall and which rank is the culprit. Pure: no clock, no effects.
 
-Each section has a limit of its own, learned from what its durations were. Before enough of them
-are known, and in sections that come once, it is the longest one that the run file allows.
+Each phase has its own timeout, learned from its durations so far. Until enough of them are known,
+and in phases that happen only once, it is the longest one that the run file allows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sm_train.entrypoints.monitoring.heartbeat import (
 )
 
 TIMEOUT_FACTOR = 5.0
-"""A section may take so many times as long as it ever has (as nvidia-resiliency-ext's, 2025)."""
+"""A phase may take this many times its longest duration (as in nvidia-resiliency-ext, 2025)."""
 
 MIN_OBSERVATIONS = {
     Phase.DATA: 50,
@@ -26,103 +26,105 @@ MIN_OBSERVATIONS = {
     Phase.EVALUATION: 3,
     Phase.SAMPLES: 3,
 }
-"""Durations from which a limit is learned; the other sections come once and have none to learn."""
+"""Durations needed to learn a timeout; the other phases happen once and have none to learn from."""
 
-RARE = frozenset({Phase.CHECKPOINT, Phase.EVALUATION, Phase.SAMPLES})
-"""Few durations teach less, and a disk may hesitate for long: the shortest limit is longer."""
-
-RARE_SHORTEST = 5.0
-"""So many times."""
+RARE_PHASES = frozenset({Phase.CHECKPOINT, Phase.EVALUATION, Phase.SAMPLES})
+RARE_MIN_FACTOR = 5.0
+"""The shortest timeout of a rare phase, as a multiple of other phases': it is learned from few
+durations, and a disk may pause for long."""
 
 
 @dataclass(frozen=True)
 class TimeoutBounds:
-    """Seconds between which limits are learned."""
+    """The shortest and the longest timeout that may be learned, in seconds."""
 
     shortest: float
     longest: float
 
-    def limit(self, section: Phase, durations: DurationHistogram) -> float:
-        """Seconds after which silence in ``section`` is a stall.
+    def timeout(self, phase: Phase, durations: DurationHistogram) -> float:
+        """Return the seconds after which silence in ``phase`` is a stall.
 
-        ``TIMEOUT_FACTOR`` times the longest duration so far, and more where durations vary widely:
-        in a heavy tail the next record exceeds the last by as much as the last exceeded the median.
+        This is ``TIMEOUT_FACTOR`` times the longest duration so far, and more if durations vary
+        widely: in a heavy tail the next record exceeds the last one by about as much as the last
+        one exceeded the median.
         """
         longest, median = durations.longest, durations.quantile(0.5)
-        if len(durations) < MIN_OBSERVATIONS.get(section, len(durations) + 1):
+        if len(durations) < MIN_OBSERVATIONS.get(phase, len(durations) + 1):
             return self.longest
         if not longest or not median:
             return self.longest
         learned = longest * max(TIMEOUT_FACTOR, longest / median)
-        shortest = self.shortest * (RARE_SHORTEST if section in RARE else 1)
+        shortest = self.shortest * (RARE_MIN_FACTOR if phase in RARE_PHASES else 1)
         return min(max(learned, shortest), self.longest)
 
 
 class StallDetector:
-    """How long each process has been silent, and whether that is too long.
+    """Tracks how long each process has been silent, and whether that is too long.
 
-    ``pause`` is a gap between two looks after which the machine itself, and so everything on it,
-    is taken to have stood still: frozen, suspended, or its clock set.
+    If two polls are more than ``max_gap`` seconds apart, the node itself was frozen or suspended,
+    or its clock was set; such gaps do not count as silence.
     """
 
-    def __init__(self, bounds: TimeoutBounds, *, pause: float) -> None:
-        self._bounds, self._pause = bounds, pause
-        self._looked: float | None = None
-        self._forgiven: dict[int, tuple[int, float]] = {}
-        self.limits: dict[Phase, float] = dict.fromkeys(Phase, bounds.longest)
+    def __init__(self, bounds: TimeoutBounds, *, max_gap: float) -> None:
+        self._bounds, self._max_gap = bounds, max_gap
+        self._last_poll: float | None = None
+        # rank → (sequence, seconds of gaps since that heartbeat)
+        self._gaps: dict[int, tuple[int, float]] = {}
+        self.timeouts: dict[Phase, float] = dict.fromkeys(Phase, bounds.longest)
 
     def learn(self, durations: Mapping[Phase, DurationHistogram]) -> None:
-        """Take over what the sections' durations were, over all processes of the machine."""
-        for section, found in durations.items():
-            self.limits[section] = self._bounds.limit(section, found)
+        """Set the timeouts of phases from their durations on all processes of the node."""
+        for phase, histogram in durations.items():
+            self.timeouts[phase] = self._bounds.timeout(phase, histogram)
 
     def resume(self, now: float) -> None:
-        """Go on after a while without a look in which everything else could run."""
-        self._looked = now
+        """Continue after a pause between polls in which other processes could run."""
+        self._last_poll = now
 
-    def silences(self, signs: Iterable[HeartbeatSample], now: float) -> dict[int, float]:
-        """Rank → seconds since its last sign, without those in which nothing here could run."""
-        gap = 0.0 if self._looked is None else now - self._looked
-        self._looked = now
-        lost = gap if gap > self._pause or gap < 0 else 0.0
+    def silences(self, samples: Iterable[HeartbeatSample], now: float) -> dict[int, float]:
+        """Return rank → seconds since its last heartbeat, without gaps."""
+        elapsed = 0.0 if self._last_poll is None else now - self._last_poll
+        self._last_poll = now
+        gap = elapsed if elapsed > self._max_gap or elapsed < 0 else 0.0
         silences = {}
-        for sign in signs:
-            marks, forgiven = self._forgiven.get(sign.rank, (sign.marks, 0.0))
-            forgiven = forgiven + lost if marks == sign.marks else 0.0
-            self._forgiven[sign.rank] = (sign.marks, forgiven)
-            silences[sign.rank] = max(0.0, now - sign.since - forgiven)
+        for sample in samples:
+            sequence, gaps = self._gaps.get(sample.rank, (sample.sequence, 0.0))
+            gaps = gaps + gap if sequence == sample.sequence else 0.0
+            self._gaps[sample.rank] = (sample.sequence, gaps)
+            silences[sample.rank] = max(0.0, now - sample.since - gaps)
         return silences
 
-    def overdue(self, signs: Iterable[HeartbeatSample], now: float) -> list[HeartbeatSample]:
-        """Processes that have been silent for longer than their section's limit."""
-        found = list(signs)
-        silences = self.silences(found, now)
+    def overdue(self, samples: Iterable[HeartbeatSample], now: float) -> list[HeartbeatSample]:
+        """Return running processes that have been silent for longer than their phase's timeout."""
+        samples = list(samples)
+        silences = self.silences(samples, now)
         return [
-            sign
-            for sign in found
-            if sign.ending is ExitState.RUNS and silences[sign.rank] > self.limits[sign.section]
+            sample
+            for sample in samples
+            if sample.exit_state is ExitState.RUNNING
+            and silences[sample.rank] > self.timeouts[sample.phase]
         ]
 
 
 @dataclass(frozen=True)
 class RankStatus:
-    """A process with what its machine says of it: ``state`` as in ``/proc/PID/stat``.
+    """A process as its node sees it: ``state`` as in ``/proc/PID/stat``.
 
-    ``waits`` tells whether its main thread stands in a collective; None where that is not known.
+    ``in_collective`` is whether its main thread waits in a collective; None if unknown.
     """
 
     rank: int
     node: int
-    section: Phase
+    phase: Phase
     step: int
-    marks: int
+    sequence: int
     state: str = "S"
-    waits: bool | None = None
+    in_collective: bool | None = None
 
 
 @dataclass(frozen=True)
 class Culprit:
-    """``rank`` and ``node`` are None where nothing tells one process from the others."""
+    """The cause of a stall; ``rank`` and ``node`` are None if nothing singles one out."""
 
     rank: int | None
     node: int | None
@@ -137,41 +139,43 @@ _STATES = {
 }
 
 
-def find_culprit(seen: Sequence[RankStatus], silent_nodes: Mapping[int, float]) -> Culprit:
-    """Which process keeps the others waiting.
+def find_culprit(ranks: Sequence[RankStatus], silent_nodes: Mapping[int, float]) -> Culprit:
+    """Return the process that the others wait for.
 
-    All pass through the same sections in one order, so the one that has entered the fewest is
-    behind. ``silent_nodes`` are machines of which nothing has been heard for so many seconds.
+    All ranks go through the same phases in one order, so the one that has entered the fewest is
+    behind. ``silent_nodes`` maps nodes that send nothing to their seconds of silence.
     """
-    for one in seen:
+    for one in ranks:
         if one.state in _STATES:
             return Culprit(one.rank, one.node, f"rank {one.rank} {_STATES[one.state]}")
     if silent_nodes:
         node, seconds = max(silent_nodes.items(), key=lambda item: item[1])
-        return Culprit(None, node, f"node {node} has not been heard of for {seconds:.0f} s")
-    fewest = min(one.marks for one in seen)
-    behind = [one for one in seen if one.marks == fewest]
-    if len(behind) < len(seen):
-        first = behind[0]
-        where = f"{first.section.words} after step {first.step}"
-        if len(behind) == 1:
-            ahead = max(one.marks for one in seen) - fewest
-            return Culprit(
-                first.rank, first.node, f"rank {first.rank} is {ahead} sections behind: {where}"
-            )
-        ranks = ", ".join(str(one.rank) for one in behind[:8])
-        together = len({one.node for one in behind}) == 1
-        return Culprit(
-            None, first.node if together else None, f"ranks {ranks} are behind the others: {where}"
-        )
-    busy = [one for one in seen if one.waits is False]
-    waiting = [one for one in seen if one.waits]
-    if len(busy) == 1 and len(waiting) == len(seen) - 1 and waiting:
+        return Culprit(None, node, f"node {node} has sent nothing for {seconds:.0f} s")
+    lowest = min(one.sequence for one in ranks)
+    behind = [one for one in ranks if one.sequence == lowest]
+    if len(behind) < len(ranks):
+        return _lagging(behind, max(one.sequence for one in ranks) - lowest)
+    busy = [one for one in ranks if one.in_collective is False]
+    waiting = [one for one in ranks if one.in_collective]
+    if len(busy) == 1 and len(waiting) == len(ranks) - 1 and waiting:
         reason = f"rank {busy[0].rank} is the only one that does not wait in a collective"
         return Culprit(busy[0].rank, busy[0].node, reason)
-    if len(seen) == 1:
-        return Culprit(seen[0].rank, seen[0].node, f"rank {seen[0].rank} is the only one")
-    one = seen[0]
+    if len(ranks) == 1:
+        return Culprit(ranks[0].rank, ranks[0].node, f"rank {ranks[0].rank} is the only one")
+    one = ranks[0]
     return Culprit(
-        None, None, f"all ranks stand at the same place: {one.section.words} after step {one.step}"
+        None, None, f"all ranks are in the same phase: {one.phase.label} after step {one.step}"
+    )
+
+
+def _lagging(behind: Sequence[RankStatus], distance: int) -> Culprit:
+    first = behind[0]
+    where = f"{first.phase.label} after step {first.step}"
+    if len(behind) == 1:
+        reason = f"rank {first.rank} is {distance} phases behind: {where}"
+        return Culprit(first.rank, first.node, reason)
+    ranks = ", ".join(str(one.rank) for one in behind[:8])
+    on_one_node = len({one.node for one in behind}) == 1
+    return Culprit(
+        None, first.node if on_one_node else None, f"ranks {ranks} are behind the others: {where}"
     )

@@ -1,8 +1,8 @@
-"""A training process under watch: its signs of life, and the monitor of its machine.
+"""Starts a training process's heartbeat and its node's watchdog.
 
-The monitor is a process of its own, so it goes on while a training process hangs in a collective,
-in a read, or in a call that holds the GIL. The first training process of a machine starts it; it
-reads the signs of all of them.
+The watchdog is a process of its own, so it keeps running while a training process hangs in a
+collective, in a read, or in a call that holds the GIL. A node's first training process starts it;
+it reads the heartbeats of all of them.
 """
 
 from __future__ import annotations
@@ -24,73 +24,74 @@ from sm_train.entrypoints.monitoring.heartbeat import (
     stacks_file,
     stale_dirs,
 )
-from sm_train.entrypoints.monitoring.stack_dump import answer_signal
+from sm_train.entrypoints.monitoring.stack_dump import register_stack_dump
 
-_PATIENCE = 30.0
-"""Seconds in which a monitor whose job has ended well sends its last alerts."""
+_EXIT_TIMEOUT = 30.0
+"""Seconds in which the watchdog of a job that ended well sends its last alerts."""
 
 
 @contextlib.contextmanager
 def heartbeat(document: Path, stage: str) -> Iterator[HeartbeatWriter]:
-    """This process's pulse, watched until the block ends.
+    """Write this process's heartbeats, watched by the node's watchdog, until the block ends.
 
-    ``document`` is the run document, which the monitor reads for itself.
+    The watchdog reads the job configuration at ``document`` itself.
     """
     folder, local_rank = heartbeat_folder(), int(os.environ.get("LOCAL_RANK", "0"))
-    for left in stale_dirs(folder):
-        shutil.rmtree(left, ignore_errors=True)
+    for stale in stale_dirs(folder):
+        shutil.rmtree(stale, ignore_errors=True)
     folder.mkdir(mode=0o700, exist_ok=True)
-    # Before the pulse is there to be found: the signal would end this process.
-    answer_signal(stacks_file(folder, local_rank))
+    # Before the heartbeat is visible: without its handler the signal would end this process.
+    register_stack_dump(stacks_file(folder, local_rank))
     rank = int(os.environ.get("RANK", "0"))
-    pulse = HeartbeatWriter(heartbeat_file(folder, local_rank), rank=rank, local_rank=local_rank)
-    monitor = None
+    writer = HeartbeatWriter(heartbeat_file(folder, local_rank), rank=rank, local_rank=local_rank)
+    watchdog = None
     if local_rank == 0:
         try:
-            monitor = _WatchdogProcess(document, stage, folder)
+            watchdog = _WatchdogProcess(document, stage, folder)
         except OSError as error:
-            print(f"warning: nobody watches this machine: {error}", flush=True)
+            print(f"warning: this node has no watchdog: {error}", flush=True)
     try:
-        yield pulse
+        yield writer
     except BaseException:
-        pulse.end(ExitState.FAILED)
+        writer.end(ExitState.FAILED)
         raise
-    pulse.end(ExitState.DONE)
-    if monitor is not None:
-        monitor.finish()
+    writer.end(ExitState.DONE)
+    if watchdog is not None:
+        watchdog.finish()
 
 
 class _WatchdogProcess:
-    """The monitor's process, started again when something kills it.
+    """The watchdog's process, restarted if something kills it.
 
-    Its standard input ends when this process does, however that ends.
+    Its standard input closes when this process ends, however that happens.
     """
 
     def __init__(self, document: Path, stage: str, folder: Path) -> None:
-        # The bundle is found by the folder of the script, which another process does not share.
-        above = str(Path(__file__).resolve().parents[3])
-        paths = [above, *filter(None, [os.environ.get("PYTHONPATH")])]
+        # This process found the bundle by its script's folder; the watchdog needs it in its path.
+        bundle = str(Path(__file__).resolve().parents[3])
+        paths = [bundle, *filter(None, [os.environ.get("PYTHONPATH")])]
         self._environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
         self._command = [sys.executable, "-m", "sm_train.entrypoints.monitoring.watchdog"]
-        self._command += ["--document", str(document), "--stage", stage, "--pulses", str(folder)]
-        self._ended = False
+        self._command += ["--document", str(document), "--stage", stage]
+        self._command += ["--heartbeats", str(folder)]
+        self._finished = False
         self._process = self._start()
-        threading.Thread(target=self._keep, name="monitor", daemon=True).start()
+        threading.Thread(target=self._restart_if_killed, name="watchdog", daemon=True).start()
 
     def _start(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(self._command, stdin=subprocess.PIPE, env=self._environment)
 
-    def _keep(self) -> None:
-        while self._process.wait() < 0 and not self._ended:
-            print("warning: the monitor was killed; it is started again", flush=True)
+    def _restart_if_killed(self) -> None:
+        while self._process.wait() < 0 and not self._finished:
+            print("warning: the watchdog was killed; restarting it", flush=True)
             self._process = self._start()
 
     def finish(self) -> None:
-        """It leaves by itself; a job that has ended well does not wait for one that cannot."""
-        self._ended = True
+        """Let the watchdog end; kill it if it hangs, because the job has ended well."""
+        self._finished = True
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
-            self._process.wait(_PATIENCE)
+            self._process.wait(_EXIT_TIMEOUT)
         except subprocess.TimeoutExpired:
             self._process.kill()

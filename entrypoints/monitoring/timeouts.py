@@ -1,4 +1,4 @@
-"""For a process that must never hang: calls and output that may."""
+"""Calls and output that cannot block their caller, for a process that must never hang."""
 
 from __future__ import annotations
 
@@ -12,60 +12,56 @@ from typing import TextIO, TypeVar
 T = TypeVar("T")
 
 
-def call_with_timeout(seconds: float, call: Callable[[], T], otherwise: T) -> T:
-    """What ``call`` returns, or ``otherwise`` where it raises or takes longer.
+def call_with_timeout(seconds: float, call: Callable[[], T], default: T) -> T:
+    """Return what ``call`` returns, or ``default`` if it raises or takes longer.
 
-    A call that hangs keeps its thread; what hangs a job may hang its disk and its driver, too.
+    A call that hangs keeps its thread: what hangs a job may hang its disk and its driver, too.
     """
-    found: list[T] = []
+    results: list[T] = []
 
-    def run() -> None:
-        found.append(call())
-
-    thread = threading.Thread(target=_quietly(run), daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return found[0] if found else otherwise
-
-
-def _quietly(call: Callable[[], None]) -> Callable[[], None]:
     def run() -> None:
         try:
-            call()
+            results.append(call())
         except Exception as error:
             print(f"warning: {type(error).__name__}: {error}", file=sys.stderr)
 
-    return run
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return results[0] if results else default
 
 
 class NonBlockingStdout:
-    """Standard output for events, written by a thread: who reads it may have stopped to."""
+    """Writes events to stdout from a thread, so that a reader who stopped reading the pipe cannot
+    block the caller.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._waiting: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=self._run, name="voice", daemon=True).start()
+        self._pending: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=self._run, name="stdout", daemon=True).start()
 
     def write(self, text: str) -> int:
-        self._waiting.put(text)
+        """Queue ``text``; returns its length, as a text stream does."""
+        self._pending.put(text)
         return len(text)
 
     def flush(self) -> None:
-        """Nothing: the thread flushes."""
+        """Do nothing: the thread flushes."""
 
     def finish(self, seconds: float) -> None:
-        """Wait so long until everything is out."""
+        """Wait until everything is written, but at most ``seconds``."""
         deadline = time.monotonic() + seconds
-        while self._waiting.unfinished_tasks and time.monotonic() < deadline:
+        while self._pending.unfinished_tasks and time.monotonic() < deadline:
             time.sleep(0.01)
 
     def _run(self) -> None:
         while True:
-            text = self._waiting.get()
+            text = self._pending.get()
             try:
                 self._stream.write(text)
                 self._stream.flush()
-            except OSError:  # nobody reads any more
+            except OSError:  # the reader has closed the pipe
                 pass
             finally:
-                self._waiting.task_done()
+                self._pending.task_done()

@@ -1,7 +1,7 @@
-"""The process that watches a machine's training procfs, and speaks when they cannot.
+"""The process that watches a node's training processes and reports when they cannot.
 
-It imports no PyTorch, takes part in no collective and holds no lock of theirs. It looks once a
-second, ends with the process that started it, and ends the job only where the run file says so.
+It imports no PyTorch, takes part in no collective and holds no lock of theirs. It polls once a
+second, ends with the process that started it, and kills the job only if the run file says so.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from sm_train.entrypoints.monitoring.alert_messages import AlertFormatter
 from sm_train.entrypoints.monitoring.alert_sinks import AlertDispatcher
 from sm_train.entrypoints.monitoring.alerts import Alert
 from sm_train.entrypoints.monitoring.heartbeat import (
-    NOTHING,
+    EMPTY_HISTOGRAM,
     DurationHistogram,
     ExitState,
     HeartbeatReader,
     HeartbeatSample,
     Phase,
-    readers,
+    open_readers,
 )
 from sm_train.entrypoints.monitoring.node_event import NodeReport
 from sm_train.entrypoints.monitoring.peers import PeerFault, PeerLink, rendezvous_address
@@ -49,22 +49,22 @@ from sm_train.entrypoints.monitoring.stall_detector import (
 )
 from sm_train.entrypoints.monitoring.timeouts import NonBlockingStdout, call_with_timeout
 
-LOOK_SECONDS, LEARN_SECONDS = 1.0, 10.0
-EVIDENCE_SECONDS = 40.0
-"""Longest wait for evidence."""
+POLL_SECONDS, LEARN_SECONDS = 1.0, 10.0
+REPORT_TIMEOUT = 40.0
+"""Longest wait for a stall report, in seconds."""
 
-LAST_ALERT_SECONDS = 20.0
-"""Longest wait for an alert to arrive before the job is ended."""
+LAST_ALERT_TIMEOUT = 20.0
+"""Longest wait for alerts to arrive before the job is killed, in seconds."""
 
-OTHERS_SECONDS = 10.0
-"""Before it ends its own procfs, a machine leaves the others so long to see them hang."""
+PEER_DETECTION_SECONDS = 10.0
+"""Before a node kills its own processes, the others get this long to detect the stall as well."""
 
-_DISK_SECONDS = 5.0
+_DISK_TIMEOUT = 5.0
 
 
 @dataclass(frozen=True)
 class NodeInfo:
-    """Which machine of the job this is, and how many processes it runs."""
+    """This node's number, the job's number of nodes, and the processes on this node."""
 
     node: int
     nodes: int
@@ -73,374 +73,393 @@ class NodeInfo:
 
 @dataclass(frozen=True)
 class StallState:
-    """One that lasts: ``since`` when (monotonic), and where each rank stood. ``alert`` is None
-    where another machine sends it.
+    """A stall that lasts: ``since`` (monotonic seconds), and each rank's sequence number then.
+
+    ``alert`` is None if another node sends it.
     """
 
     since: float
-    marks: Mapping[int, int]
+    sequences: Mapping[int, int]
     alert: Alert | None = None
 
 
 class Watchdog:
-    """Watches one machine; :meth:`look` is called again and again."""
+    """Watches one node; call :meth:`poll` at regular intervals."""
 
     def __init__(
         self,
         settings: JobConfig,
-        directories: SageMakerPaths,
-        place: NodeInfo,
-        pulses: Path,
+        paths: SageMakerPaths,
+        info: NodeInfo,
+        heartbeats: Path,
         *,
         events: EventLog,
-        delivery: AlertDispatcher,
-        neighbours: PeerLink | None,
+        dispatcher: AlertDispatcher,
+        peers: PeerLink | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        beat = settings.heartbeat
-        self._beat, self._directories, self._place = beat, directories, place
-        self._pulses, self._events, self._delivery = pulses, events, delivery
-        self._neighbours, self._clock = neighbours, clock
-        self._author = AlertFormatter(settings, place.nodes, directories.checkpoints)
-        self._report = NodeReport(events, place.node)
-        pause = max(5.0, 5 * look_seconds(settings))
-        self._patience = StallDetector(
-            TimeoutBounds(beat.min_timeout, beat.max_timeout), pause=pause
-        )
+        config = settings.heartbeat
+        self._config, self._paths, self._info = config, paths, info
+        self._heartbeats, self._events, self._dispatcher = heartbeats, events, dispatcher
+        self._peers, self._clock = peers, clock
+        self._formatter = AlertFormatter(settings, info.nodes, paths.checkpoints)
+        self._report = NodeReport(events, info.node)
+        max_gap = max(5.0, 5 * poll_seconds(settings))
+        bounds = TimeoutBounds(config.min_timeout, config.max_timeout)
+        self._detector = StallDetector(bounds, max_gap=max_gap)
         self._readers: list[HeartbeatReader] = []
         now = clock()
-        self._due = {"learn": now, "beat": now + beat.interval, "measure": now, "remind": now}
+        # When each periodic task runs next.
+        self._due = {
+            "learn": now,
+            "heartbeat": now + config.interval,
+            "measure": now,
+            "remind": now,
+        }
         self._stall: StallState | None = None
-        self._trouble: PeerFault | None = None
-        self._others_stall: float | None = None
-        self._told: set[int] = set()
+        self._fault: PeerFault | None = None
+        self._peer_stall_since: float | None = None
+        self._reported_ranks: set[int] = set()
         self._failed_nodes: set[int] = set()
         self._killed = False
 
-    # ------------------------------------------------------------------ one look
+    # ------------------------------------------------------------------ one poll
 
-    def look(self) -> None:
-        """Look at every process once, and do what is due."""
+    def poll(self) -> None:
+        """Read every process's heartbeat once and run the tasks that are due."""
         now = self._clock()
-        signs = self._signs()
-        if not signs:
+        samples = self._samples()
+        if not samples:
             return
-        if self._is_due("learn", now, min(LEARN_SECONDS, self._beat.min_timeout)):
-            self._patience.learn(
-                {section: self._durations(section) for section in MIN_OBSERVATIONS}
-            )
-        overdue = self._patience.overdue(signs, now)
-        if self._neighbours is not None:
-            self._neighbours.exchange(self._seen(signs), self._trouble)
-            self._heed_neighbours(signs, self._neighbours, now)
-        self._heed_deaths(signs)
+        if self._is_due("learn", now, min(LEARN_SECONDS, self._config.min_timeout)):
+            self._detector.learn({phase: self._durations(phase) for phase in MIN_OBSERVATIONS})
+        overdue = self._detector.overdue(samples, now)
+        if self._peers is not None:
+            self._peers.exchange(self._statuses(samples), self._fault)
+            self._report_peer_faults(samples, self._peers, now)
+        self._check_exits(samples)
         if self._stall is None:
             if overdue:
-                self._begin_stall(signs, overdue[0], now)
-        elif not overdue and self._moved(signs, self._stall):
-            self._end_stall(signs, self._stall, now)
+                self._begin_stall(samples, overdue[0], now)
+        elif not overdue and self._has_progressed(samples, self._stall):
+            self._end_stall(samples, self._stall, now)
         elif self._stall.alert is not None and self._is_due("remind", now, LEARN_SECONDS):
-            # The delivery lets it pass when enough time has gone by.
+            # The dispatcher's rate limit decides whether it is time for another alert.
             silent = now - self._stall.since
-            burned = self._author.burned(silent)
-            again = replace(self._stall.alert, silent_seconds=silent, burned_usd=burned)
-            self._delivery.send(again)
-        if self._is_due("beat", now, self._beat.interval):
-            self._tell_beat(signs, now)
-        if self._is_due("measure", now, self._beat.metrics_interval):
-            self._report.begin(self._readers, now)
+            burned = self._formatter.burned_usd(silent)
+            self._dispatcher.send(
+                replace(self._stall.alert, silent_seconds=silent, burned_usd=burned)
+            )
+        if self._is_due("heartbeat", now, self._config.interval):
+            self._log_heartbeat(samples, now)
+        if self._is_due("measure", now, self._config.metrics_interval):
+            self._report.start_measuring(self._readers, now)
 
-    def _signs(self) -> list[HeartbeatSample]:
-        if len(self._readers) < self._place.processes:
-            self._readers = list(readers(self._pulses))
-        return [reader.sign() for reader in self._readers]
+    def _samples(self) -> list[HeartbeatSample]:
+        if len(self._readers) < self._info.processes:
+            self._readers = list(open_readers(self._heartbeats))
+        return [reader.sample() for reader in self._readers]
 
-    def _is_due(self, what: str, now: float, every: float) -> bool:
-        if now < self._due[what]:
+    def _is_due(self, task: str, now: float, interval: float) -> bool:
+        if now < self._due[task]:
             return False
-        self._due[what] = now + every
+        self._due[task] = now + interval
         return True
 
-    def _durations(self, section: Phase) -> DurationHistogram:
-        """Sections take alike on all processes: together they teach sooner."""
-        return sum((one.durations(section) for one in self._readers), NOTHING)
+    def _durations(self, phase: Phase) -> DurationHistogram:
+        """Return a phase's durations on all ranks of this node.
 
-    def _seen(
-        self, signs: Sequence[HeartbeatSample], waits: Mapping[int, bool | None] | None = None
+        Phases take about equally long on all ranks, so pooling their durations sets the timeouts
+        sooner.
+        """
+        return sum((reader.durations(phase) for reader in self._readers), EMPTY_HISTOGRAM)
+
+    def _statuses(
+        self,
+        samples: Sequence[HeartbeatSample],
+        in_collective: Mapping[int, bool | None] | None = None,
     ) -> list[RankStatus]:
         return [
             RankStatus(
                 one.rank,
-                self._place.node,
-                one.section,
+                self._info.node,
+                one.phase,
                 one.step,
-                one.marks,
-                # One that ended as it should is no longer looked for.
-                procfs.state(one.pid) if one.ending is ExitState.RUNS else "S",
-                (waits or {}).get(one.rank),
+                one.sequence,
+                # The kernel's state of a process that has reported its end no longer matters.
+                procfs.state(one.pid) if one.exit_state is ExitState.RUNNING else "S",
+                (in_collective or {}).get(one.rank),
             )
-            for one in signs
+            for one in samples
         ]
 
-    def _tell_beat(self, signs: Sequence[HeartbeatSample], now: float) -> None:
-        silences = self._patience.silences(signs, now)
-        running = [one for one in signs if one.ending is ExitState.RUNS] or signs
+    def _log_heartbeat(self, samples: Sequence[HeartbeatSample], now: float) -> None:
+        silences = self._detector.silences(samples, now)
+        running = [one for one in samples if one.exit_state is ExitState.RUNNING] or samples
         worst = max(running, key=lambda one: silences[one.rank])
-        step = min(one.step for one in signs)
+        step = min(one.step for one in samples)
         self._events.write(
             "heartbeat",
             f"alive at step {step}",
             step=step,
             seconds_since_step=round(silences[worst.rank], 1),
-            section=worst.section.name.lower(),
-            limit_seconds=round(self._patience.limits[worst.section], 1),
+            phase=worst.phase.name.lower(),
+            limit_seconds=round(self._detector.timeouts[worst.phase], 1),
             worst_rank=worst.rank,
-            processes=len(signs),
+            processes=len(samples),
         )
 
     # ------------------------------------------------------------------ stalls
 
     def _begin_stall(
-        self, signs: Sequence[HeartbeatSample], first: HeartbeatSample, now: float
+        self, samples: Sequence[HeartbeatSample], first: HeartbeatSample, now: float
     ) -> None:
-        """Keep the stall_report, tell people, and end the job if that is wanted."""
-        limit, silent = self._patience.limits[first.section], now - first.since
+        """Write a stall report, send an alert, and kill the job if the run file says so."""
+        timeout, silent = self._detector.timeouts[first.phase], now - first.since
         symptom = (
-            f"no sign for {silent:.3g} s in {first.section.words} after step {first.step} "
-            f"(limit {limit:.3g} s, {self._usual(first.section)})"
+            f"no heartbeat for {silent:.3g} s in {first.phase.label} after step {first.step} "
+            f"(timeout {timeout:.3g} s, {self._usual_duration(first.phase)})"
         )
-        if (missing := self._place.processes - len(signs)) > 0:
-            symptom += f"; {missing} of {self._place.processes} processes have not even begun"
-        self._stall = StallState(first.since, {one.rank: one.marks for one in signs})
-        self._trouble = PeerFault("stall", symptom, silent)
-        found = call_with_timeout(EVIDENCE_SECONDS, lambda: self._gather(signs, symptom), None)
-        self._patience.resume(self._clock())
-        blamed = self._blame(signs, found.waits if found else {})
-        if self._speaks:
-            alert = self._author.stall(symptom, blamed, silent)
+        if (missing := self._info.processes - len(samples)) > 0:
+            symptom += f"; {missing} of {self._info.processes} processes have not started"
+        self._stall = StallState(first.since, {one.rank: one.sequence for one in samples})
+        self._fault = PeerFault("stall", symptom, silent)
+        report = call_with_timeout(
+            REPORT_TIMEOUT, lambda: self._write_report(samples, symptom), None
+        )
+        # Writing the report took a while in which the training processes could run.
+        self._detector.resume(self._clock())
+        culprit = self._find_culprit(samples, report.in_collective if report else {})
+        if self._is_reporter:
+            alert = self._formatter.stall(symptom, culprit, silent)
             self._stall = replace(self._stall, alert=alert)
-            self._delivery.send(alert)
-        ends = self._beat.on_stall == "kill"
+            self._dispatcher.send(alert)
+        kill = self._config.on_stall == "kill"
         self._events.warn(
             "stall",
-            f"{symptom}; {blamed.reason}",
+            f"{symptom}; {culprit.reason}",
             step=first.step,
-            section=first.section.name.lower(),
+            phase=first.phase.name.lower(),
             silent_seconds=round(silent, 1),
-            limit_seconds=round(limit, 1),
-            blamed_rank=blamed.rank,
-            blamed_node=blamed.node,
-            reason=blamed.reason,
-            evidence=found and found.folder.relative_to(self._directories.checkpoints).as_posix(),
-            files=list(found.files) if found else [],
-            ends=ends,
+            limit_seconds=round(timeout, 1),
+            blamed_rank=culprit.rank,
+            blamed_node=culprit.node,
+            reason=culprit.reason,
+            evidence=report and report.folder.relative_to(self._paths.checkpoints).as_posix(),
+            files=list(report.files) if report else [],
+            ends=kill,
         )
-        if ends:
-            self._end_job(signs, f"stall: {symptom}; {blamed.reason}")
+        if kill:
+            self._kill_job(samples, f"stall: {symptom}; {culprit.reason}")
 
     @property
-    def _speaks(self) -> bool:
-        if self._neighbours is not None:
-            return self._neighbours.speaks
-        return self._place.node == 0
+    def _is_reporter(self) -> bool:
+        if self._peers is not None:
+            return self._peers.is_reporter
+        return self._info.node == 0
 
-    def _heed_neighbours(
-        self, signs: Sequence[HeartbeatSample], neighbours: PeerLink, now: float
+    def _report_peer_faults(
+        self, samples: Sequence[HeartbeatSample], peers: PeerLink, now: float
     ) -> None:
-        """Tell people what the other machines say; a stall of all is told once."""
-        if self._place.node:
+        """Send alerts for the other nodes' faults; a stall of several nodes is one alert."""
+        if self._info.node:
             return
-        stalled: PeerFault | None = None
-        for node, trouble in neighbours.troubles().items():
-            text = f"node {node}: {trouble.text}"
-            if trouble.kind == "stall":
-                stalled = replace(trouble, text=text)
+        stall: PeerFault | None = None
+        for node, fault in peers.faults().items():
+            text = f"node {node}: {fault.text}"
+            if fault.kind == "stall":
+                stall = replace(fault, text=text)
             elif node not in self._failed_nodes:
                 self._failed_nodes.add(node)
-                self._delivery.send(self._author.failure(text, node, None))
-        if stalled is not None and self._others_stall is None and self._stall is None:
-            self._others_stall = now - stalled.seconds
-            blamed = self._blame(signs, {})
-            self._delivery.send(self._author.stall(stalled.text, blamed, stalled.seconds))
-        elif stalled is None and self._others_stall is not None and self._stall is None:
-            silent, self._others_stall = now - self._others_stall, None
-            self._delivery.send(self._author.goes_on("the other machines go on", silent))
+                self._dispatcher.send(self._formatter.failure(text, node, None))
+        if stall is not None and self._peer_stall_since is None and self._stall is None:
+            self._peer_stall_since = now - stall.seconds
+            culprit = self._find_culprit(samples, {})
+            self._dispatcher.send(self._formatter.stall(stall.text, culprit, stall.seconds))
+        elif stall is None and self._peer_stall_since is not None and self._stall is None:
+            silent, self._peer_stall_since = now - self._peer_stall_since, None
+            self._dispatcher.send(self._formatter.resumed("the other nodes resumed", silent))
 
-    def _usual(self, section: Phase) -> str:
-        """The section's baseline, in words."""
-        durations = self._durations(section) if section in MIN_OBSERVATIONS else NOTHING
+    def _usual_duration(self, phase: Phase) -> str:
+        durations = self._durations(phase) if phase in MIN_OBSERVATIONS else EMPTY_HISTOGRAM
         median, longest = durations.quantile(0.5), durations.longest
         if median is None or longest is None:
-            return "none seen before"
+            return "no earlier durations"
         return f"usually {median:.3g} s, at most {longest:.3g} s"
 
-    def _gather(
-        self, signs: Sequence[HeartbeatSample], story: str
-    ) -> stall_report.StallReport | None:
+    def _write_report(
+        self, samples: Sequence[HeartbeatSample], symptom: str
+    ) -> stall_report.StallReport:
         return stall_report.collect(
-            self._directories.checkpoints,
-            signs,
-            node=self._place.node,
-            pulses=self._pulses,
-            stamp=datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ"),
-            story=f"{story}\n",
+            self._paths.checkpoints,
+            samples,
+            node=self._info.node,
+            heartbeats=self._heartbeats,
+            timestamp=datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ"),
+            summary=f"{symptom}\n",
         )
 
-    def _blame(self, signs: Sequence[HeartbeatSample], waits: Mapping[int, bool | None]) -> Culprit:
-        seen, silent = self._seen(signs, waits), dict[int, float]()
-        if self._neighbours is not None:
-            self._neighbours.exchange(seen, self._trouble)
-            seen, silent = seen + self._neighbours.others(), self._neighbours.silent()
-        return find_culprit(seen, silent)
+    def _find_culprit(
+        self, samples: Sequence[HeartbeatSample], in_collective: Mapping[int, bool | None]
+    ) -> Culprit:
+        ranks, silent = self._statuses(samples, in_collective), dict[int, float]()
+        if self._peers is not None:
+            self._peers.exchange(ranks, self._fault)
+            ranks, silent = ranks + self._peers.statuses(), self._peers.silent_nodes()
+        return find_culprit(ranks, silent)
 
-    def _moved(self, signs: Sequence[HeartbeatSample], stall: StallState) -> bool:
+    def _has_progressed(self, samples: Sequence[HeartbeatSample], stall: StallState) -> bool:
         return all(
-            one.marks != stall.marks.get(one.rank) or one.ending is not ExitState.RUNS
-            for one in signs
+            one.sequence != stall.sequences.get(one.rank) or one.exit_state is not ExitState.RUNNING
+            for one in samples
         )
 
-    def _end_stall(self, signs: Sequence[HeartbeatSample], stall: StallState, now: float) -> None:
-        self._stall = self._trouble = None
-        silent, step = now - stall.since, max(one.step for one in signs)
-        message = f"training goes on at step {step} after {silent:.3g} s of silence"
-        self._delivery.send(self._author.goes_on(message, silent))
+    def _end_stall(self, samples: Sequence[HeartbeatSample], stall: StallState, now: float) -> None:
+        self._stall = self._fault = None
+        silent, step = now - stall.since, max(one.step for one in samples)
+        message = f"training resumed at step {step} after {silent:.3g} s of silence"
+        self._dispatcher.send(self._formatter.resumed(message, silent))
         self._events.warn("stall-resolved", message, step=step, silent_seconds=round(silent, 1))
 
-    def _end_job(self, signs: Sequence[HeartbeatSample], cause: str) -> None:
-        """Kill this machine's processes; the launcher then fails the job, which can be resumed.
+    def _kill_job(self, samples: Sequence[HeartbeatSample], cause: str) -> None:
+        """Kill this node's processes; the launcher then fails the job, which can be resumed.
 
-        Nothing milder is sure to work: a process that hangs runs no handler of Python's.
+        SIGKILL, because a process that hangs runs no Python signal handler.
         """
-        self._events.write("error", f"the job is ended: {cause}", code="stall", message=cause)
-        call_with_timeout(_DISK_SECONDS, lambda: self._write_failure(cause), None)
-        if self._place.nodes > 1:
-            time.sleep(OTHERS_SECONDS)
-        self._delivery.finish(LAST_ALERT_SECONDS)
+        self._events.write("error", f"killing the job: {cause}", code="stall", message=cause)
+        call_with_timeout(_DISK_TIMEOUT, lambda: self._write_failure(cause), None)
+        if self._info.nodes > 1:
+            time.sleep(PEER_DETECTION_SECONDS)
+        self._dispatcher.finish(LAST_ALERT_TIMEOUT)
         self._killed = True
-        for one in signs:
-            if one.ending is ExitState.RUNS:
+        for one in samples:
+            if one.exit_state is ExitState.RUNNING:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(one.pid, signal.SIGKILL)
 
     def _write_failure(self, cause: str) -> None:
-        """SageMaker's FailureReason; whoever fails first writes it."""
-        failure = self._directories.failure
+        """Write SageMaker's FailureReason, unless another process already has."""
+        failure = self._paths.failure
         failure.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError), failure.open("x") as file:
             file.write(f"{cause}\n")
 
-    # ------------------------------------------------------------------ ends
+    # ------------------------------------------------------------------ exits
 
-    def _heed_deaths(self, signs: Sequence[HeartbeatSample]) -> None:
-        """Say once of each process that it failed, or died without a word."""
-        for one, reader in zip(signs, self._readers, strict=False):
-            if self._killed or one.rank in self._told:
+    def _check_exits(self, samples: Sequence[HeartbeatSample]) -> None:
+        """Report each process once that failed, or died without reporting an end."""
+        for one, reader in zip(samples, self._readers, strict=False):
+            if self._killed or one.rank in self._reported_ranks:
                 continue
-            dead = one.ending is ExitState.RUNS and procfs.state(one.pid) in "ZX"
-            where = f"in {one.section.words} after step {one.step}"
-            # It may have said goodbye since.
-            if dead and reader.sign().ending is ExitState.RUNS:
-                reason = f"rank {one.rank} died without a word {where}: killed, or out of memory"
+            dead = one.exit_state is ExitState.RUNNING and procfs.state(one.pid) in "ZX"
+            where = f"in {one.phase.label} after step {one.step}"
+            # It may have reported its end between the two reads.
+            if dead and reader.sample().exit_state is ExitState.RUNNING:
+                reason = f"rank {one.rank} died without an error {where}: killed, or out of memory"
                 self._events.warn("rank-died", reason, step=one.step, rank_died=one.rank)
-            elif one.ending is ExitState.FAILED:
-                text = call_with_timeout(_DISK_SECONDS, self._failure_text, "")
+            elif one.exit_state is ExitState.FAILED:
+                text = call_with_timeout(_DISK_TIMEOUT, self._failure_text, "")
                 reason = f"{text or f'rank {one.rank} failed'}, {where}"
             else:
                 continue
-            self._told.add(one.rank)
-            self._trouble = PeerFault("failure", reason)
-            if self._speaks:
-                self._delivery.send(self._author.failure(reason, self._place.node, one.rank))
+            self._reported_ranks.add(one.rank)
+            self._fault = PeerFault("failure", reason)
+            if self._is_reporter:
+                self._dispatcher.send(self._formatter.failure(reason, self._info.node, one.rank))
 
     def _failure_text(self) -> str:
-        """The failure file's first line, which the process writes a moment after it says so."""
+        """Return the failure file's first line; a process writes it just after its exit state."""
         deadline = time.monotonic() + 1.0
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError):
-                if text := self._directories.failure.read_text(errors="replace").strip():
+                if text := self._paths.failure.read_text(errors="replace").strip():
                     return text.splitlines()[0][:500]
             time.sleep(0.05)
         return ""
 
     def finish(self) -> None:
-        """The process that started this one has ended: last words, within bounded time."""
-        # It may have ended before this one had looked at all.
-        signs = self._signs()
-        self._heed_deaths(signs[:1])
-        if self._place.node == 0 and signs and signs[0].ending is ExitState.DONE:
-            self._delivery.send(self._author.ended(signs[0].step))
-        if self._neighbours is not None:
-            self._neighbours.exchange(self._seen(signs), self._trouble)
-            self._heed_neighbours(signs, self._neighbours, self._clock())
-        self._delivery.finish(LAST_ALERT_SECONDS)
+        """Send the last alerts, within bounded time: the process that started this one ended."""
+        # The training process may have ended before the first poll.
+        samples = self._samples()
+        self._check_exits(samples[:1])
+        if self._info.node == 0 and samples and samples[0].exit_state is ExitState.DONE:
+            self._dispatcher.send(self._formatter.ended(samples[0].step))
+        if self._peers is not None:
+            self._peers.exchange(self._statuses(samples), self._fault)
+            self._report_peer_faults(samples, self._peers, self._clock())
+        self._dispatcher.finish(LAST_ALERT_TIMEOUT)
 
 
-def look_seconds(settings: JobConfig) -> float:
-    """Between two looks."""
-    return min(LOOK_SECONDS, settings.heartbeat.min_timeout / 8)
+def poll_seconds(settings: JobConfig) -> float:
+    """Return the seconds between two polls."""
+    return min(POLL_SECONDS, settings.heartbeat.min_timeout / 8)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Watch until standard input ends."""
+    """Watch until standard input closes."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--document", type=Path, required=True)
     parser.add_argument("--stage", required=True)
-    parser.add_argument("--pulses", type=Path, required=True)
+    parser.add_argument("--heartbeats", type=Path, required=True)
     options = parser.parse_args(arguments)
-    # A stop is the training processes' to answer; this one still watches them write a checkpoint.
+    # The training processes handle a stop; this one keeps watching them write a checkpoint.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    voice = NonBlockingStdout(sys.stdout)
+    stdout = NonBlockingStdout(sys.stdout)
     try:
-        _watch(read_job_config(options.document, options.stage), options.pulses, voice)
+        _watch(read_job_config(options.document, options.stage), options.heartbeats, stdout)
     except Exception:
         traceback.print_exc()
-    shutil.rmtree(options.pulses, ignore_errors=True)
-    voice.finish(_DISK_SECONDS)
+    shutil.rmtree(options.heartbeats, ignore_errors=True)
+    stdout.finish(_DISK_TIMEOUT)
     # Threads may hang in what hung the job.
     os._exit(0)
 
 
-def _watch(settings: JobConfig, pulses: Path, voice: NonBlockingStdout) -> None:
-    directories = SageMakerPaths.from_environment()
-    hosts = ResourceConfig.read(directories)
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    place = NodeInfo(hosts.node_rank, len(hosts.hosts), local)
-    events = EventLog(node=hosts.node_rank, rank=int(os.environ.get("RANK", "0")), stream=voice)
-    monitor = Watchdog(
+def _watch(settings: JobConfig, heartbeats: Path, stdout: NonBlockingStdout) -> None:
+    paths = SageMakerPaths.from_environment()
+    resources = ResourceConfig.read(paths)
+    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    info = NodeInfo(resources.node_rank, len(resources.hosts), local_world_size)
+    rank = int(os.environ.get("RANK", "0"))
+    events = EventLog(node=resources.node_rank, rank=rank, stream=stdout)
+    watchdog = Watchdog(
         settings,
-        directories,
-        place,
-        pulses,
+        paths,
+        info,
+        heartbeats,
         events=events,
-        delivery=AlertDispatcher(settings.alerts, events.warn),
-        neighbours=_meet(settings, place, events),
+        dispatcher=AlertDispatcher(settings.alerts, events.warn),
+        peers=_open_peer_link(settings, info, events),
     )
     parent = os.getppid()
-    while not _ended(parent, look_seconds(settings)):
+    while not _parent_ended(parent, poll_seconds(settings)):
         try:
-            monitor.look()
+            watchdog.poll()
         except Exception as error:
-            # Whatever it is, watching goes on.
-            events.warn("monitor", f"a look failed: {type(error).__name__}: {error}")
-            time.sleep(LOOK_SECONDS)
-    monitor.finish()
+            # Whatever it is, watching continues.
+            events.warn("monitor", f"a poll failed: {type(error).__name__}: {error}")
+            time.sleep(POLL_SECONDS)
+    watchdog.finish()
 
 
-def _meet(settings: JobConfig, place: NodeInfo, events: EventLog) -> PeerLink | None:
+def _open_peer_link(settings: JobConfig, info: NodeInfo, events: EventLog) -> PeerLink | None:
     address = rendezvous_address()
-    if place.nodes == 1 or address is None:
+    if info.nodes == 1 or address is None:
         return None
-    job, seconds = f"{settings.run}/{settings.stage.name}", look_seconds(settings)
+    job, seconds = f"{settings.run}/{settings.stage.name}", poll_seconds(settings)
     try:
-        return PeerLink(job, place.node, place.nodes, address, look_seconds=seconds)
+        return PeerLink(job, info.node, info.nodes, address, poll_seconds=seconds)
     except OSError as error:
-        events.warn("no-neighbours", f"this machine watches itself alone: {error}")
+        message = (
+            f"this node's watchdog cannot reach the other nodes' and sees only itself: {error}"
+        )
+        events.warn("peer-link-unavailable", message)
         return None
 
 
-def _ended(parent: int, seconds: float) -> bool:
-    """Wait so long for the end of the process that started this one."""
+def _parent_ended(parent: int, seconds: float) -> bool:
+    """Wait ``seconds``; returns whether the process that started this one has ended."""
     readable, _, _ = select.select([sys.stdin], [], [], seconds)
     return bool(readable) or os.getppid() != parent
 

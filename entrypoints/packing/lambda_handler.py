@@ -17,7 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 from urllib.parse import unquote_plus
 
 from botocore.exceptions import BotoCoreError, ClientError
@@ -42,6 +42,13 @@ class LambdaContext(Protocol):
     def get_remaining_time_in_millis(self) -> int: ...
 
 
+class SqsMessage(TypedDict):
+    """The keys of an SQS message that are used here."""
+
+    messageId: str
+    body: str
+
+
 class _InvalidMessageError(Exception):
     """A message, or one of its records, is not an S3 event."""
 
@@ -56,7 +63,7 @@ def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
             "sealed": sealed,
             "uploads_aborted": packer.abort_abandoned_uploads(datetime.now(UTC)),
         }
-    messages = event.get("Records", [])
+    messages: list[SqsMessage] = event.get("Records", [])
     with ThreadPoolExecutor(S3_REQUESTS) as pool:
         succeeded = list(pool.map(partial(_pack_message, packer), messages))
     try:
@@ -85,9 +92,9 @@ def _has_time_left(context: LambdaContext) -> bool:
     return context.get_remaining_time_in_millis() / 1000 > MIN_REMAINING_SECONDS
 
 
-def _pack_message(packer: StreamingPacker, message: dict[str, Any]) -> bool:
+def _pack_message(packer: StreamingPacker, message: SqsMessage) -> bool:
     """Pack the images of a message; return False if it should be delivered again."""
-    message_id: str = message["messageId"]
+    message_id = message["messageId"]
     try:
         records = _parse_records(message["body"])
     except _InvalidMessageError as error:

@@ -52,7 +52,7 @@ class ValidationSet:
 
 
 class _StoppedError(Exception):
-    """A stop was requested: SageMaker waits two minutes at most, so the evaluation is cut short."""
+    """A stop was requested; the evaluation ends early, as SageMaker waits two minutes at most."""
 
 
 class Evaluator:

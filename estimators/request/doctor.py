@@ -1,4 +1,4 @@
-"""A stage's request turned into that of a short job that only examines its cluster."""
+"""Turn a stage's request into that of a short job that only checks its cluster."""
 
 from __future__ import annotations
 
@@ -8,30 +8,37 @@ from datetime import datetime
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.training import STAGE_TAG, TrainingRequest
 
-START_SECONDS = 1200
-"""For the image and the packages, at most."""
+MAX_STARTUP_SECONDS = 1200
+"""Time for the image and the packages, at most."""
 
-_NEEDED = ("train", "code", "sm_drivers")
+_NEEDED_CHANNELS = ("train", "code", "sm_drivers")
 
 
-def doctor_name(config: RunConfig, stage: str, now: datetime) -> str:
-    """The name of a job that only examines, to the second."""
+def doctor_job_name(config: RunConfig, stage: str, now: datetime) -> str:
+    """Return the name of a doctor job, unique to the second."""
     return f"{config.name}--{stage}-doctor-{now:%Y%m%d%H%M%S}"
 
 
 def doctor_request(request: TrainingRequest, config: RunConfig, name: str) -> TrainingRequest:
-    """The examination of the cluster of ``request``, as the job ``name``.
+    """Return the request of the job ``name``, which checks the cluster of ``request``.
 
-    Its result lies beside the checkpoints of the stage. It reads the shards, no model. It is of the
-    run, and none of the stage's own jobs.
+    It reads the shards but no model, and writes its result next to the stage's checkpoints. It has
+    the run's tag but not the stage's, so that it is not taken for one of the stage's jobs.
     """
-    asked = deepcopy(request) | {"TrainingJobName": name}
-    asked["HyperParameters"]["doctor-only"] = "true"
-    asked["InputDataConfig"] = [
-        channel for channel in asked["InputDataConfig"] if channel["ChannelName"] in _NEEDED
+    job = deepcopy(request)
+    job["TrainingJobName"] = name
+    job["HyperParameters"] = {**request["HyperParameters"], "doctor-only": "true"}
+    job["InputDataConfig"] = [
+        channel
+        for channel in request["InputDataConfig"]
+        if channel["ChannelName"] in _NEEDED_CHANNELS
     ]
-    asked["StoppingCondition"]["MaxRuntimeInSeconds"] = START_SECONDS + 2 * config.doctor.timeout
-    asked.pop("RetryStrategy", None)
-    asked["Tags"] = [tag for tag in asked["Tags"] if tag["Key"] != STAGE_TAG]
-    asked["Tags"].append({"Key": "sm-train:doctor", "Value": "true"})
-    return asked
+    job["StoppingCondition"]["MaxRuntimeInSeconds"] = (
+        MAX_STARTUP_SECONDS + 2 * config.doctor.timeout
+    )
+    job.pop("RetryStrategy", None)
+    job["Tags"] = [
+        *(tag for tag in request["Tags"] if tag["Key"] != STAGE_TAG),
+        {"Key": "sm-train:doctor", "Value": "true"},
+    ]
+    return job

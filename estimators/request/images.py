@@ -11,7 +11,7 @@ from sm_train.estimators.bundle.user_code import merge_requirements
 from sm_train.estimators.config.cluster import major_minor
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.image_table import training_image
-from sm_train.estimators.request.launcher import FRAMEWORK, framework_version, pytorch_version
+from sm_train.estimators.request.launcher import DEFAULT_PYTORCH, framework_version, pytorch_version
 
 _ECR = re.compile(r"^\d{12}\.dkr\.ecr(-fips)?\.[a-z0-9-]+\.(amazonaws\.com|on\.aws)(\.cn)?/")
 
@@ -82,7 +82,7 @@ def dockerfile(config: RunConfig, region: str, packages: tuple[str, ...] = ()) -
     Raises:
         ValueError: AWS has no base image.
     """
-    version = pytorch_version(config) or FRAMEWORK
+    version = pytorch_version(config) or DEFAULT_PYTORCH
     base = aws_image(version, config.cluster.instance_type, region)
     pinned = [
         line

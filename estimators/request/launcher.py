@@ -1,8 +1,8 @@
-"""How a job's processes are started and by which library they sum gradients.
+"""Choose how a job's processes start, and which library reduces their gradients.
 
-Two routes exist. ``torchrun``: the bundle's launcher starts ``train.py`` on every node.
-``smddp``: the container's own toolkit starts it through ``smddprun``; the SDK has no driver that
-does (sagemaker 3.27), so the request carries the hyperparameters which that toolkit reads.
+There are two routes. ``torchrun``: the bundle's launcher starts ``train.py`` on every node.
+``smddp``: the toolkit in AWS's container starts it through ``smddprun``; the SDK has no driver for
+that (sagemaker 3.27), so the request contains the hyperparameters that the toolkit reads.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from sm_train.estimators.config.cluster import SMDDP_PYTORCH, major_minor
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 
-# The newest of AWS's PyTorch training images that sagemaker 3.27's image table knows.
-FRAMEWORK = "2.10.0"
+DEFAULT_PYTORCH = "2.10.0"
+"""PyTorch of the newest AWS training image in the image table of sagemaker 3.27."""
 
 
 Route = Literal["torchrun", "smddp"]
@@ -37,18 +37,21 @@ class LaunchPlan:
 
 
 def framework_version(config: RunConfig) -> str | None:
-    """PyTorch of the run's image, one for all stages; None where the image is the user's own."""
+    """Return the PyTorch version of AWS's image, one for all stages; None for a user's image."""
     cluster = config.cluster
     if cluster.image is not None:
         return None
     if cluster.framework_version is not None:
         return cluster.framework_version
     wants_smddp = any(_smddp_helps(config, stage) for stage in config.stages)
-    return SMDDP_PYTORCH if wants_smddp else FRAMEWORK
+    return SMDDP_PYTORCH if wants_smddp else DEFAULT_PYTORCH
 
 
 def pytorch_version(config: RunConfig) -> str | None:
-    """PyTorch of the image; of the user's own, what the run file says or SMDDP asks for."""
+    """Return the PyTorch version of the image.
+
+    For a user's image, it is what the run file states or SMDDP requires, else None.
+    """
     cluster = config.cluster
     if cluster.image is None or cluster.framework_version is not None:
         return cluster.framework_version or framework_version(config)
@@ -68,8 +71,9 @@ def launch_plans(
 
 
 def route_conflict(config: RunConfig, other: RunConfig) -> str | None:
-    """Return why a job cannot resume a stage of ``config`` with the settings of ``other``: all
-    jobs of a stage start by one route, with one PyTorch. None if every stage can.
+    """Return why a job cannot resume a stage of ``config`` with the settings of ``other``.
+
+    All jobs of a stage must use one route and one PyTorch. None if every stage can be resumed.
     """
     for stage, other_stage in zip(config.stages, other.stages, strict=True):
         route, _ = choose_route(config, stage)
@@ -92,15 +96,16 @@ def choose_route(config: RunConfig, stage: StageSection) -> tuple[Route, str]:
         if instance_type(cluster.instance_type).supports_efa:
             reason += " over EFA"
         if cluster.backend == "nccl":
-            reason += ", as the run file asks"
-        elif without := _without_smddp(config):
-            reason += "" if cluster.instance_type in without else f"; {without[0]} has no SMDDP"
-        elif any(one.sharding != "none" for one in config.stages):
+            reason += ", as set in the run file"
+        elif unsupported := _types_without_smddp(config):
+            if cluster.instance_type not in unsupported:
+                reason += f"; {unsupported[0]} has no SMDDP"
+        elif any(other.sharding != "none" for other in config.stages):
             reason += "; sharding needs a newer PyTorch than SMDDP's"
         return "torchrun", reason
     version = framework_version(config)
     if version is None and cluster.backend == "auto":
-        return "torchrun", "own image: NCCL; write backend: smddp if the image carries SMDDP"
+        return "torchrun", "user image: NCCL; write backend: smddp if it carries SMDDP"
     if version is not None and major_minor(version) != major_minor(SMDDP_PYTORCH):
         return "torchrun", f"PyTorch {version}: NCCL; the last image with SMDDP is 2.3.0"
     return "smddp", f"{cluster.instance_type} × {stage.instances}: SMDDP all-reduce"
@@ -110,15 +115,15 @@ def _smddp_helps(config: RunConfig, stage: StageSection) -> bool:
     cluster = config.cluster
     return (
         cluster.backend != "nccl"
-        # One image for all stages: FSDP2 needs a newer PyTorch than the last one with SMDDP.
-        and all(one.sharding == "none" for one in config.stages)
+        # All stages share one image, and FSDP2 needs a newer PyTorch than SMDDP's.
+        and all(other.sharding == "none" for other in config.stages)
         and stage.instances > 1
-        and not _without_smddp(config)
+        and not _types_without_smddp(config)
     )
 
 
-def _without_smddp(config: RunConfig) -> list[str]:
-    """The types among the run's on which SMDDP does not run: one image serves them all."""
+def _types_without_smddp(config: RunConfig) -> list[str]:
+    """Return the run's instance types without SMDDP support: one image serves all types."""
     return [
         name for name in config.cluster.instance_types if not instance_type(name).supports_smddp
     ]

@@ -13,7 +13,7 @@ from sm_train.estimators.bundle.bundle import ARCHIVE_NAME
 from sm_train.estimators.config.naming import ROLE_NOT_SET, staging_bucket
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.images import aws_image
-from sm_train.estimators.request.launcher import FRAMEWORK
+from sm_train.estimators.request.launcher import DEFAULT_PYTORCH
 
 if TYPE_CHECKING:
     from types_boto3_sagemaker.literals import ProcessingInstanceTypeType
@@ -69,7 +69,7 @@ def processing_image(instance_type: str, region: str) -> str:
     Raises:
         ValueError: AWS has no such image in the region.
     """
-    return aws_image(FRAMEWORK, instance_type, region)
+    return aws_image(DEFAULT_PYTORCH, instance_type, region)
 
 
 def processing_request(

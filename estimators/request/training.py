@@ -1,13 +1,14 @@
-"""A run file → the CreateTrainingJob request of each stage, as boto3 takes it: a pure function.
+"""Turn a run file into the CreateTrainingJob request of each stage, as boto3 takes it.
 
-What the SDK sends is held against this on the wire (tests, and at every submission).
+These are pure functions. What the SDK sends is compared with the request on the wire, in tests and
+at every submission.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast
 
 from sm_train.entrypoints.common.checkpoint_layout import FINAL_MODEL, step_folder_name
 from sm_train.estimators.bundle.bundle import ARCHIVE_NAME
@@ -24,19 +25,32 @@ from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.request.launcher import LaunchPlan
 from sm_train.estimators.request.metrics import metric_definitions
 
-TrainingRequest = dict[str, Any]
-"""The keyword arguments of boto3's ``create_training_job``."""
+if TYPE_CHECKING:
+    from types_boto3_sagemaker.literals import TrainingInstanceTypeType
+    from types_boto3_sagemaker.type_defs import (
+        AlgorithmSpecificationTypeDef,
+        ChannelTypeDef,
+        CreateTrainingJobRequestTypeDef,
+        OutputDataConfigTypeDef,
+        ResourceConfigTypeDef,
+        StoppingConditionTypeDef,
+        TagTypeDef,
+    )
+
+    TrainingRequest: TypeAlias = CreateTrainingJobRequestTypeDef
+    """The keyword arguments of boto3's ``create_training_job``."""
+else:
+    TrainingRequest = dict
 
 CHECKPOINT_PATH = "/opt/ml/checkpoints"
 
 RUN_TAG, STAGE_TAG = "sm-train:run", "sm-train:stage"
 BUNDLE_TAG, COMMIT_TAG = "sm-train:bundle", "sm-train:commit"
-"""A job's tags by which any laptop knows what it belongs to."""
+"""Tags of a job, by which it is found from any machine."""
 
 REGIONS_TAG = "sm-train:regions"
 """A job's tag: the regions that may hold jobs of the run, its home region first. Runs of a single
 region have none."""
-
 
 # The SDK's start script, staged in the channel sm_drivers (sagemaker 3.27, training.constants).
 _CHANNELS = "/opt/ml/input/data"
@@ -62,10 +76,10 @@ def training_requests(
     now: datetime,
     commit: str | None = None,
 ) -> list[TrainingRequest]:
-    """Return the request of the first job of each stage named in ``launches``; the folder of its
-    code is named after ``now``.
+    """Return the request of the first job of each stage named in ``launches``.
 
-    ``commit`` is that of the run file's repository.
+    The folder of its staged code is named after ``now``. ``commit`` is that of the run file's
+    repository.
     """
     return [
         training_request(
@@ -94,7 +108,7 @@ def training_request(
 ) -> TrainingRequest:
     """Return the request of a stage's first job, whose code is in the folder ``staged``."""
     bucket = staging_bucket(config, region)
-    return {
+    request: TrainingRequest = {
         "TrainingJobName": job_name(config.name, stage.name, 1),
         "AlgorithmSpecification": _algorithm(launch),
         "RoleArn": config.role or ROLE_NOT_SET,
@@ -106,16 +120,17 @@ def training_request(
             "LocalPath": CHECKPOINT_PATH,
         },
         "ResourceConfig": _resources(config, stage),
-        "StoppingCondition": _stopping(config),
+        "StoppingCondition": _stopping_condition(config),
         "Environment": {
-            "NCCL_DEBUG": "INFO",  # the transport that NCCL really chose shows in the log
+            "NCCL_DEBUG": "INFO",  # logs the transport that NCCL actually selects
             "NCCL_DEBUG_SUBSYS": "INIT,NET",
             "PYTHONUNBUFFERED": "1",
-            # torchrun kills 30 s after SIGTERM otherwise; SageMaker grants a job 120 (its developer
-            # guide, StopTrainingJob).
+            # By default, torchrun kills its processes 30 s after SIGTERM; SageMaker grants a job
+            # 120 s (its developer guide, StopTrainingJob).
             "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "110",
-            # A stall's evidence: the last collectives, dumped at a word from outside. These names
-            # PyTorch 2.3 knows and later versions still do (ProcessGroupNCCL.hpp).
+            # NCCL's flight recorder keeps the last collectives and dumps them when the watchdog
+            # writes to the pipe. PyTorch 2.3 introduced these names, and later versions still
+            # support them (ProcessGroupNCCL.hpp).
             "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
             "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
             "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/tmp/sm-train-nccl-",
@@ -123,52 +138,52 @@ def training_request(
             **config.cluster.environment,
         },
         "Tags": _tags(config, stage, bundle, region, commit),
-        **_asked_for(config.cluster),
     }
+    _set_optional_fields(request, config.cluster)
+    return request
 
 
-def _asked_for(cluster: ClusterSection) -> dict[str, Any]:
-    """The fields that a request has only where the run file asks for them."""
-    fields: dict[str, Any] = {}
+def _set_optional_fields(request: TrainingRequest, cluster: ClusterSection) -> None:
+    """Set the fields that a request has only if the run file enables them."""
     if cluster.retries:
-        fields["RetryStrategy"] = {"MaximumRetryAttempts": cluster.retries}
+        request["RetryStrategy"] = {"MaximumRetryAttempts": cluster.retries}
     if cluster.vpc:
-        fields["VpcConfig"] = {
+        request["VpcConfig"] = {
             "SecurityGroupIds": cluster.vpc.security_groups,
             "Subnets": cluster.vpc.subnets,
         }
     if cluster.capacity == "spot":
-        fields["EnableManagedSpotTraining"] = True
+        request["EnableManagedSpotTraining"] = True
     if cluster.network_isolation:
-        fields["EnableNetworkIsolation"] = True
+        request["EnableNetworkIsolation"] = True
     if cluster.encrypt_traffic:
-        fields["EnableInterContainerTrafficEncryption"] = True
+        request["EnableInterContainerTrafficEncryption"] = True
     if cluster.remote_debug:
-        fields["RemoteDebugConfig"] = {"EnableRemoteDebug": True}
+        request["RemoteDebugConfig"] = {"EnableRemoteDebug": True}
     if cluster.infra_check:
-        fields["InfraCheckConfig"] = {"EnableInfraCheck": True}
-    return fields
+        request["InfraCheckConfig"] = {"EnableInfraCheck": True}
 
 
-def _algorithm(launch: LaunchPlan) -> dict[str, Any]:
-    algorithm: dict[str, Any] = {
+def _algorithm(launch: LaunchPlan) -> AlgorithmSpecificationTypeDef:
+    algorithm: AlgorithmSpecificationTypeDef = {
         "TrainingImage": launch.image,
         "TrainingInputMode": "FastFile",
         "MetricDefinitions": metric_definitions(),
     }
     if launch.route == "torchrun":
         algorithm["ContainerEntrypoint"] = ["/bin/bash"]
-        algorithm["ContainerArguments"] = start_arguments(replaced=True)
+        algorithm["ContainerArguments"] = start_arguments(use_exec=True)
     return algorithm
 
 
-def start_arguments(*, replaced: bool) -> list[str]:
-    """What the shell is told: to run the start script, or (``replaced``) to become it.
+def start_arguments(*, use_exec: bool) -> list[str]:
+    """Return the shell arguments that run the SDK's start script.
 
-    The SDK writes the former (sagemaker 3.27). The shells of some images, before 5.1, then stay the
-    container's first process, which alone gets SageMaker's SIGTERM and would ignore it.
+    The SDK (sagemaker 3.27) does not use ``exec``. In some images, whose bash is older than 5.1,
+    the shell then stays the container's first process, which alone gets SageMaker's SIGTERM and
+    would ignore it.
     """
-    return ["-c", f"chmod +x {_START} && {'exec ' if replaced else ''}{_START}"]
+    return ["-c", f"chmod +x {_START} && {'exec ' if use_exec else ''}{_START}"]
 
 
 def _hyperparameters(
@@ -179,12 +194,12 @@ def _hyperparameters(
     staged: str,
     region: str,
 ) -> dict[str, str]:
-    """``--stage NAME`` for the script and, for smddp, what the container's toolkit reads."""
+    """Return ``--stage NAME`` for the script and, for smddp, the settings of AWS's toolkit."""
     parameters = {"stage": stage.name}
     if launch.route == "smddp":
         archive = f"{staged}/code/{ARCHIVE_NAME}"
         if config.cluster.network_isolation:
-            # The toolkit could not fetch it; SageMaker itself lays a channel there.
+            # The toolkit has no network to download it; SageMaker mounts it as a channel.
             archive = f"{_CHANNELS}/code/{ARCHIVE_NAME}"
         parameters |= {
             "sagemaker_program": bundle.entry,
@@ -200,10 +215,11 @@ def _hyperparameters(
 
 def _channels(
     config: RunConfig, stage: StageSection, launch: LaunchPlan, staged: str, bucket: str
-) -> list[dict[str, Any]]:
+) -> list[ChannelTypeDef]:
+    # Every instance gets its share of the training shards, and all of every other channel.
     channels = [_channel("train", config.data.uri, "FastFile", sharded=True)]
     if config.data.index_uri:
-        # Only what is looked up in it is fetched.
+        # FastFile downloads only the byte ranges that are read.
         channels.append(_channel("index", config.data.index_uri, "FastFile"))
     if config.data.validation:
         channels.append(_channel("validation", config.data.validation, "FastFile"))
@@ -215,8 +231,8 @@ def _channels(
         if needs_state(stage):
             last = f"{checkpoints}/{step_folder_name(previous.max_steps)}/"
             channels.append(_channel("previous_state", last, "File"))
-    for name, own in config.channels.items():
-        channels.append(_channel(name, own.uri, own.mode, sharded=own.sharded))
+    for name, channel in config.channels.items():
+        channels.append(_channel(name, channel.uri, channel.mode, sharded=channel.sharded))
     if launch.route == "torchrun" or config.cluster.network_isolation:
         channels.append(_channel("code", f"{staged}/code/{ARCHIVE_NAME}", "File"))
     if launch.route == "torchrun":
@@ -224,8 +240,8 @@ def _channels(
     return channels
 
 
-def code_uri(request: TrainingRequest) -> str | None:
-    """The archive of a request, or of a described job; None for another's job."""
+def code_uri(request: Mapping[str, Any]) -> str | None:
+    """Return the archive of a request or of a described job; None for a job of other software."""
     for channel in request.get("InputDataConfig", []):
         if channel["ChannelName"] == "code":
             uri: str = channel["DataSource"]["S3DataSource"]["S3Uri"]
@@ -234,23 +250,25 @@ def code_uri(request: TrainingRequest) -> str | None:
     return directory
 
 
-def staged_uri(request: TrainingRequest) -> str:
-    """The folder of a request's code (:func:`staging_uri`)."""
+def staged_uri(request: Mapping[str, Any]) -> str:
+    """Return the folder of a request's code (:func:`staging_uri`)."""
     return (code_uri(request) or "").removesuffix(f"/code/{ARCHIVE_NAME}")
 
 
 def previous_stage(config: RunConfig, stage: StageSection) -> StageSection | None:
-    """The stage whose final model ``stage`` starts from."""
+    """Return the stage whose final model ``stage`` starts from."""
     index = config.stages.index(stage)
     return config.stages[index - 1] if index else None
 
 
 def needs_state(stage: StageSection) -> bool:
-    """Whether ``stage`` takes more from the one before than its final model."""
+    """Return whether ``stage`` needs the previous one's last checkpoint, not only its model."""
     return stage.init_from == "raw" or stage.optimizer_state == "keep"
 
 
-def _channel(name: str, uri: str, mode: str, *, sharded: bool = False) -> dict[str, Any]:
+def _channel(
+    name: str, uri: str, mode: Literal["File", "FastFile"], *, sharded: bool = False
+) -> ChannelTypeDef:
     return {
         "ChannelName": name,
         "DataSource": {
@@ -264,8 +282,8 @@ def _channel(name: str, uri: str, mode: str, *, sharded: bool = False) -> dict[s
     }
 
 
-def _output(config: RunConfig, bucket: str) -> dict[str, Any]:
-    output = {
+def _output(config: RunConfig, bucket: str) -> OutputDataConfigTypeDef:
+    output: OutputDataConfigTypeDef = {
         "S3OutputPath": f"s3://{bucket}/{config.name}/output",
         "CompressionType": "GZIP",
     }
@@ -274,51 +292,62 @@ def _output(config: RunConfig, bucket: str) -> dict[str, Any]:
     return output
 
 
-def _resources(config: RunConfig, stage: StageSection) -> dict[str, Any]:
+def _resources(config: RunConfig, stage: StageSection) -> ResourceConfigTypeDef:
     cluster = config.cluster
-    resources = _machines(cluster, stage.instances)
+    resources = _instances(cluster, stage.instances)
     resources["VolumeSizeInGB"] = cluster.volume_gb
     if cluster.volume_kms_key is not None:
         resources["VolumeKmsKeyId"] = cluster.volume_kms_key
-    if cluster.capacity == "warm-pool":
+    if cluster.keep_alive_period is not None:
         resources["KeepAlivePeriodInSeconds"] = cluster.keep_alive_period
-    if cluster.capacity == "training-plan":
+    if cluster.training_plan is not None:
         resources["TrainingPlanArn"] = cluster.training_plan
     return resources
 
 
-def _machines(cluster: ClusterSection, instances: int) -> dict[str, Any]:
-    """One type, or several in order of preference; a count is for all of them or beside each."""
+def _instances(cluster: ClusterSection, instances: int) -> ResourceConfigTypeDef:
+    """Return one instance type, or several in order of preference.
+
+    The service takes either one count for all types or one for each.
+    """
     if not cluster.alternatives:
-        return {"InstanceType": cluster.instance_type, "InstanceCount": instances}
+        return {
+            "InstanceType": _instance_type(cluster.instance_type),
+            "InstanceCount": instances,
+        }
     counts = {
         name: cluster.equivalent_instances(name, instances) for name in cluster.instance_types
     }
     if set(counts.values()) == {instances}:
         return {
-            "InstancePreferences": [{"InstanceType": name} for name in counts],
+            "InstancePreferences": [{"InstanceType": _instance_type(name)} for name in counts],
             "InstanceCount": instances,
         }
     return {
         "InstancePreferences": [
-            {"InstanceType": name, "InstanceCount": count} for name, count in counts.items()
+            {"InstanceType": _instance_type(name), "InstanceCount": count}
+            for name, count in counts.items()
         ]
     }
 
 
-def _stopping(config: RunConfig) -> dict[str, int]:
+def _instance_type(name: str) -> TrainingInstanceTypeType:
+    return cast("TrainingInstanceTypeType", name)
+
+
+def _stopping_condition(config: RunConfig) -> StoppingConditionTypeDef:
     cluster = config.cluster
-    stopping = {"MaxRuntimeInSeconds": cluster.max_runtime}
+    condition: StoppingConditionTypeDef = {"MaxRuntimeInSeconds": cluster.max_runtime}
     if cluster.capacity == "spot":
-        stopping["MaxWaitTimeInSeconds"] = cluster.max_wait or cluster.max_runtime
+        condition["MaxWaitTimeInSeconds"] = cluster.max_wait or cluster.max_runtime
     if cluster.max_pending is not None:
-        stopping["MaxPendingTimeInSeconds"] = cluster.max_pending
-    return stopping
+        condition["MaxPendingTimeInSeconds"] = cluster.max_pending
+    return condition
 
 
 def _tags(
     config: RunConfig, stage: StageSection, bundle: SourceBundle, region: str, commit: str | None
-) -> list[dict[str, str]]:
+) -> list[TagTypeDef]:
     regions = config.recovery.regions(region)
     tags = {
         **config.tags,

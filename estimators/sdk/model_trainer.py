@@ -212,8 +212,8 @@ def pinned_trainer_class(request: TrainingRequest) -> Any:
             arguments: dict[str, Any] = super()._create_training_job_args(*args, **kwargs)
             arguments["training_job_name"] = request["TrainingJobName"]
             algorithm = arguments["algorithm_specification"]
-            if algorithm.container_arguments == start_arguments(replaced=False):
-                algorithm.container_arguments = start_arguments(replaced=True)
+            if algorithm.container_arguments == start_arguments(use_exec=False):
+                algorithm.container_arguments = start_arguments(use_exec=True)
             return arguments
 
     return PinnedTrainer

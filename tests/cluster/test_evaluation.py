@@ -1,4 +1,4 @@
-"""Evaluation while a job trains: held-out loss and images, which leave the training as it is."""
+"""Evaluation during training: validation loss and images, without effect on the training."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import pytest
 from PIL import Image
 from sm_train.toolkit.jobs.events import parse_event
 
-from tests.support.cluster.training_jobs import Job, losses, tiny_run, weights, write_shards
+from tests.support.cluster.training_jobs import Job, losses, shard_digests, tiny_run, write_shards
 
 PROMPTS = ["a grey of 1", "a grey of 2", "a grey of 3"]
 EVALUATION = {"every_steps": 2, "prompts": PROMPTS, "num_inference_steps": 2, "guidance_scale": 2.0}
 
 
-def job(folder: Path, *, held_out: bool = True, **settings: Any) -> Job:
-    made = Job(
+def job(folder: Path, *, validation: bool = True, **settings: Any) -> Job:
+    prepared = Job(
         folder,
         tiny_run(
             **({"max_steps": 5, "checkpoint_every": 5, "per_device_batch_size": 2} | settings)
         ),
     )
-    write_shards(made.train_channel, shards=2, each=8)
-    if held_out:
-        # An odd number: some processes read a sample twice, which counts once.
-        write_shards(made.base / "input" / "data" / "validation", shards=1, each=7)
-    return made
+    write_shards(prepared.train_channel, shards=2, each=8)
+    if validation:
+        # An odd number: some processes read a sample twice, which must count once.
+        write_shards(prepared.base / "input" / "data" / "validation", shards=1, each=7)
+    return prepared
 
 
 def run(made: Job, processes: int = 1) -> list[dict[str, Any]]:
@@ -42,46 +42,46 @@ def evaluations(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, list[dict[str, Any]]]:
-    made = job(tmp_path_factory.mktemp("plain"), held_out=False)
+    made = job(tmp_path_factory.mktemp("plain"), validation=False)
     return made, run(made)
 
 
-def test_an_evaluation_says_loss_and_images_and_changes_nothing(
+def test_evaluation_logs_loss_and_images_and_changes_no_weights(
     tmp_path: Path, plain: tuple[Job, list[dict[str, Any]]]
 ) -> None:
     made = job(tmp_path, evaluation=EVALUATION)
     events = run(made)
-    found = evaluations(events)
-    assert [event["step"] for event in found] == [2, 4, 5]
-    for event in found:
+    logged = evaluations(events)
+    assert [event["step"] for event in logged] == [2, 4, 5]
+    for event in logged:
         assert event["seconds"] > 0
         assert event["loss"] == pytest.approx(sum(event["losses"].values()) / 4)
         for folder in (made.checkpoints, made.base / "output" / "data"):
             with Image.open(folder / event["images"]) as grid:
                 assert grid.width > 3 * 128
     assert losses(events) == losses(plain[1])
-    assert weights(made, 5) == weights(plain[0], 5)
+    assert shard_digests(made, 5) == shard_digests(plain[0], 5)
 
 
-def test_without_anything_to_evaluate_there_is_none(
+def test_no_evaluation_without_validation_set_or_prompts(
     plain: tuple[Job, list[dict[str, Any]]],
 ) -> None:
     assert not evaluations(plain[1])
 
 
 @pytest.mark.slow
-def test_held_out_loss_falls_as_training_loss_does(tmp_path: Path) -> None:
+def test_validation_loss_falls_during_training(tmp_path: Path) -> None:
     events = run(job(tmp_path, max_steps=60, learning_rate=3e-3, evaluation={"every_steps": 20}))
-    found = [event["loss"] for event in evaluations(events)]
-    assert found[2] < found[0] * 0.9
+    validation_losses = [event["loss"] for event in evaluations(events)]
+    assert validation_losses[2] < validation_losses[0] * 0.9
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sharding", [pytest.param("none", marks=pytest.mark.slow), "full_shard"])
-def test_the_held_out_loss_and_the_images_do_not_depend_on_the_processes(
+def test_validation_loss_and_images_do_not_depend_on_the_world_size(
     tmp_path: Path, sharding: str
 ) -> None:
-    """Before any training the weights are the same, so all else is, too."""
+    """The learning rate is too small to change a weight, so all results must be equal."""
     results = []
     for processes in (1, 2):
         made = job(
@@ -98,8 +98,8 @@ def test_the_held_out_loss_and_the_images_do_not_depend_on_the_processes(
     assert results[0][1] == results[1][1]
 
 
-def test_images_that_cannot_be_written_cost_a_warning(tmp_path: Path) -> None:
-    made = job(tmp_path, evaluation=EVALUATION, held_out=False, max_steps=2)
+def test_unwritable_images_are_a_warning(tmp_path: Path) -> None:
+    made = job(tmp_path, evaluation=EVALUATION, validation=False, max_steps=2)
     made.checkpoints.mkdir()
     (made.checkpoints / "samples").write_text("in the way")
     events = run(made)
@@ -107,8 +107,8 @@ def test_images_that_cannot_be_written_cost_a_warning(tmp_path: Path) -> None:
     assert evaluations(events)[0]["images"] is None
 
 
-def test_a_stop_does_not_wait_for_the_evaluation(tmp_path: Path) -> None:
-    """One image of a thousand sampling steps would take longer than SageMaker's grace."""
+def test_sigterm_interrupts_the_evaluation(tmp_path: Path) -> None:
+    """All 64 images would take longer than SageMaker's grace period."""
     prompts = [f"a grey of {number}" for number in range(64)]
     made = job(
         tmp_path,

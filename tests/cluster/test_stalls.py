@@ -1,4 +1,4 @@
-"""Stalls and deaths of real processes: found in time, explained, told, and ended."""
+"""Stalls and deaths of real processes: detected in time, explained, reported and killed."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ from sm_train.entrypoints.monitoring.alert_sinks import SLACK_VARIABLE
 from sm_train.toolkit.jobs.events import parse_event
 
 from tests.support.cluster.training_jobs import free_port, priced_document
-from tests.support.webhook_server import webhook
+from tests.support.webhook_server import webhook_server
 
-LIMIT = 1
+STALL_TIMEOUT = 1
+"""Seconds."""
+
 DEADLINE = 60.0
 
 
-def heartbeat(on_stall: str, *, limit: int = LIMIT) -> dict[str, Any]:
+def heartbeat_config(on_stall: str) -> dict[str, Any]:
     return {
-        "min_timeout": limit,
+        "min_timeout": STALL_TIMEOUT,
         "max_timeout": 30,
         "on_stall": on_stall,
         "interval": 1,
@@ -37,7 +39,7 @@ def heartbeat(on_stall: str, *, limit: int = LIMIT) -> dict[str, Any]:
 
 
 def fill(pipe: int) -> None:
-    """So that the next one to write waits until somebody reads."""
+    """Fill a pipe, so that the next write blocks until something is read."""
     os.set_blocking(pipe, False)
     with contextlib.suppress(BlockingIOError):
         while True:
@@ -47,15 +49,15 @@ def fill(pipe: int) -> None:
 
 @dataclass(frozen=True)
 class Host:
-    """Where one process runs: ``command`` goes before its own."""
+    """Where one process runs; ``command`` is put in front of its own."""
 
     base: Path
     command: tuple[str, ...] = ()
     variables: dict[str, str] = field(default_factory=dict)
 
 
-class Watched:
-    """Processes that train nothing, and everything they say; of one machine unless told."""
+class WatchedJob:
+    """Processes that train nothing, and their output; all on one node unless ``hosts`` is given."""
 
     def __init__(
         self,
@@ -65,19 +67,19 @@ class Watched:
         variables: dict[str, str] | None = None,
         hosts: list[Host] | None = None,
         *,
-        full: bool = False,
+        full_output: bool = False,
     ) -> None:
         self.base = base
         document = priced_document()
-        document["8px"]["heartbeat"] = heartbeat(on_stall)
+        document["8px"]["heartbeat"] = heartbeat_config(on_stall)
         (base / "job.json").write_text(json.dumps(document))
         (base / "checkpoints" / "step-00000040").mkdir(parents=True)
         (base / "checkpoints" / "step-00000040" / "complete.json").touch()
         read, write = os.pipe()
-        if full:
+        if full_output:
             fill(write)
         port = str(free_port())
-        self.pulses = Path(f"/dev/shm/sm-train-{os.getuid()}-{os.getpid()}-{port}-0")
+        self.heartbeats = Path(f"/dev/shm/sm-train-{os.getuid()}-{os.getpid()}-{port}-0")
         self.processes = []
         for rank, fault in enumerate(faults):
             host = hosts[rank] if hosts else Host(base)
@@ -105,7 +107,7 @@ class Watched:
         self._watchdog = threading.Timer(DEADLINE, self._end)
         self._watchdog.start()
 
-    def __enter__(self) -> Watched:
+    def __enter__(self) -> WatchedJob:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -134,147 +136,147 @@ class Watched:
         raise AssertionError(f"no {fields} in:\n{self.text}")
 
     def wait_until_learned(self, nodes: int = 1) -> None:
-        """Until every machine's monitor knows what a step takes."""
-        known = set()
+        """Wait until every node's watchdog has learned the timeout of a step."""
+        learned = set()
         for line in self.lines():
             event = parse_event(line)
-            if event and event["kind"] == "heartbeat" and event["limit_seconds"] <= LIMIT:
-                known.add(event["node"])
-            if len(known) == nodes:
+            if event and event["kind"] == "heartbeat" and event["limit_seconds"] <= STALL_TIMEOUT:
+                learned.add(event["node"])
+            if len(learned) == nodes:
                 return
 
-    def evidence(self, event: dict[str, Any], ending: str) -> str:
-        """What the event's files with this ending hold."""
+    def report_text(self, event: dict[str, Any], suffix: str) -> str:
+        """Return the contents of the event's files with this suffix."""
         folder = self.base / "checkpoints" / event["evidence"]
         return "\n".join(
-            (folder / name).read_text() for name in event["files"] if name.endswith(ending)
+            (folder / name).read_text() for name in event["files"] if name.endswith(suffix)
         )
 
 
 @pytest.mark.parametrize(
-    ("fault", "section", "seen"),
-    [("gil", "step", ("stacks.txt", "fail")), ("read", "data", ("workers.txt", "read_for_ever"))],
+    ("fault", "phase", "frame"),
+    [("gil", "step", ("stacks.txt", "fail")), ("read", "data", ("workers.txt", "read_forever"))],
 )
-def test_a_process_that_cannot_speak_is_found_explained_and_ended(
-    tmp_path: Path, fault: str, section: str, seen: tuple[str, str]
+def test_stalled_process_is_detected_explained_and_killed(
+    tmp_path: Path, fault: str, phase: str, frame: tuple[str, str]
 ) -> None:
-    """A main thread that holds the GIL; a loader worker in a read that never returns."""
+    """Hold the GIL in the main thread, or hang a loader worker in a read."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     # Open for writing, so that the worker's open returns and its read hangs.
     hold = os.open(fifo, os.O_RDWR)
-    with Watched(tmp_path, [fault], "end", {"READ": str(fifo)}) as watched:
-        workers = psutil.Process(watched.processes[0].pid)
-        stall = watched.wait_for(code="stall", kind="warning")
-        family = workers.children(recursive=True)
-        assert stall["section"] == section
-        assert stall["limit_seconds"] == LIMIT
-        assert LIMIT <= stall["silent_seconds"] < 5 * LIMIT
+    with WatchedJob(tmp_path, [fault], "kill", {"READ": str(fifo)}) as job:
+        process = psutil.Process(job.processes[0].pid)
+        stall = job.wait_for(code="stall", kind="warning")
+        children = process.children(recursive=True)
+        assert stall["phase"] == phase
+        assert stall["limit_seconds"] == STALL_TIMEOUT
+        assert STALL_TIMEOUT <= stall["silent_seconds"] < 5 * STALL_TIMEOUT
         assert stall["blamed_rank"] == 0
-        ending, function = seen
-        assert function in watched.evidence(stall, ending)
-        assert "State:" in watched.evidence(stall, "machine.txt")
-        assert watched.wait_for(kind="error")["code"] == "stall"
-        assert watched.processes[0].wait(timeout=30) == -signal.SIGKILL
-        assert "no sign for" in (tmp_path / "output" / "failure").read_text()
-        # Nobody outlives it: not the monitor, whose output would end the loop, nor a worker.
-        list(watched.lines())
-        assert psutil.wait_procs(family, timeout=30)[1] == []
+        suffix, function = frame
+        assert function in job.report_text(stall, suffix)
+        assert "State:" in job.report_text(stall, "system.txt")
+        assert job.wait_for(kind="error")["code"] == "stall"
+        assert job.processes[0].wait(timeout=30) == -signal.SIGKILL
+        assert "no heartbeat for" in (tmp_path / "output" / "failure").read_text()
+        # No child outlives it: not the watchdog, which would keep the output open, nor a worker.
+        list(job.lines())
+        assert psutil.wait_procs(children, timeout=30)[1] == []
     os.close(hold)
 
 
-def test_output_that_nobody_reads_hangs_the_job_but_not_its_monitor(tmp_path: Path) -> None:
-    with webhook() as hook:
-        variables = {SLACK_VARIABLE: hook.address}
-        with Watched(tmp_path, ["go-on"], "end", variables, full=True) as watched:
-            assert watched.processes[0].wait(timeout=DEADLINE) == -signal.SIGKILL
-            [alert] = hook.wait_for(1)
-            assert "no sign for" in alert["attachments"][0]["text"]
+def test_unread_output_blocks_training_but_not_the_watchdog(tmp_path: Path) -> None:
+    with webhook_server() as server:
+        variables = {SLACK_VARIABLE: server.address}
+        with WatchedJob(tmp_path, ["go-on"], "kill", variables, full_output=True) as job:
+            assert job.processes[0].wait(timeout=DEADLINE) == -signal.SIGKILL
+            [alert] = server.wait_for(1)
+            assert "no heartbeat for" in alert["attachments"][0]["text"]
             assert "sm-train resume tiny" in alert["attachments"][0]["text"]
 
 
-def test_slack_is_down_for_the_whole_stall_and_then_up(tmp_path: Path) -> None:
-    with webhook() as down:
+def test_alerts_of_a_stall_arrive_once_slack_is_back(tmp_path: Path) -> None:
+    with webhook_server() as down:
         pass
-    with Watched(tmp_path, ["go-on"], "report", {SLACK_VARIABLE: down.address}) as watched:
-        watched.wait_until_learned()
-        # Whatever kills the monitor, there is another one, which knows as much.
-        [monitor] = psutil.Process(watched.processes[0].pid).children()
-        monitor.kill()
-        assert any("it is started again" in line for line in watched.lines())
-        watched.wait_until_learned()
-        os.kill(watched.processes[0].pid, signal.SIGSTOP)
-        stall = watched.wait_for(code="stall")
+    with WatchedJob(tmp_path, ["go-on"], "warn", {SLACK_VARIABLE: down.address}) as job:
+        job.wait_until_learned()
+        # A killed watchdog is replaced by one that reads the same durations.
+        [watchdog] = psutil.Process(job.processes[0].pid).children()
+        watchdog.kill()
+        assert any("restarting it" in line for line in job.lines())
+        job.wait_until_learned()
+        os.kill(job.processes[0].pid, signal.SIGSTOP)
+        stall = job.wait_for(code="stall")
         assert stall["reason"] == "rank 0 is stopped (SIGSTOP)"
         assert not stall["ends"]
-        os.kill(watched.processes[0].pid, signal.SIGCONT)
-        watched.wait_for(code="stall-resolved")
-        with webhook(down.port) as up:
+        os.kill(job.processes[0].pid, signal.SIGCONT)
+        job.wait_for(code="stall-resolved")
+        with webhook_server(down.port) as up:
             first, second = up.wait_for(2)
         assert "training has stalled" in first["text"]
-        told = first["attachments"][0]["text"]
-        assert "no sign for" in told
-        assert "node 0, rank 0" in told
-        assert "burned since: $0.0" in told
-        assert "last checkpoint: step-00000040" in told
-        assert "sm-train stop" in told
+        text = first["attachments"][0]["text"]
+        assert "no heartbeat for" in text
+        assert "node 0, rank 0" in text
+        assert "burned since: $0.0" in text
+        assert "last checkpoint: step-00000040" in text
+        assert "sm-train stop" in text
         assert second["text"].startswith("[resolved]")
-        assert down.address not in watched.text
+        assert down.address not in job.text
 
 
-def test_a_killed_process_is_told_at_once(tmp_path: Path) -> None:
-    with webhook() as hook:
-        variables = {SLACK_VARIABLE: hook.address}
-        with Watched(tmp_path, ["go-on", "go-on"], "end", variables) as watched:
-            watched.wait_until_learned()
-            os.kill(watched.processes[1].pid, signal.SIGKILL)
-            died = watched.wait_for(code="rank-died")
+def test_killed_process_is_reported_at_once(tmp_path: Path) -> None:
+    with webhook_server() as server:
+        variables = {SLACK_VARIABLE: server.address}
+        with WatchedJob(tmp_path, ["go-on", "go-on"], "kill", variables) as job:
+            job.wait_until_learned()
+            os.kill(job.processes[1].pid, signal.SIGKILL)
+            died = job.wait_for(code="rank-died")
             assert died["rank_died"] == 1
-            [alert] = hook.wait_for(1)
-            assert "rank 1 died without a word" in alert["attachments"][0]["text"]
+            [alert] = server.wait_for(1)
+            assert "rank 1 died without an error" in alert["attachments"][0]["text"]
 
 
-def test_a_failed_process_is_told_even_when_it_fails_at_once(tmp_path: Path) -> None:
-    with webhook() as hook:
-        with Watched(tmp_path, ["raise"], "end", {SLACK_VARIABLE: hook.address}) as watched:
-            list(watched.lines())
-        [alert] = hook.wait_for(1)
+def test_process_that_fails_at_once_is_reported(tmp_path: Path) -> None:
+    with webhook_server() as server:
+        with WatchedJob(tmp_path, ["raise"], "kill", {SLACK_VARIABLE: server.address}) as job:
+            list(job.lines())
+        [alert] = server.wait_for(1)
         assert "rank 0 failed" in alert["attachments"][0]["text"]
 
 
-def test_a_run_that_ends_well_leaves_nothing_behind(tmp_path: Path) -> None:
-    with Watched(tmp_path, ["none", "none"], "end") as watched:
-        lines = watched.lines()
+def test_successful_run_leaves_nothing_behind(tmp_path: Path) -> None:
+    with WatchedJob(tmp_path, ["none", "none"], "kill") as job:
+        lines = job.lines()
         text = next(lines)
-        assert watched.pulses.exists()
+        assert job.heartbeats.exists()
         text += "".join(lines)
-        assert [process.wait() for process in watched.processes] == [0, 0]
+        assert [process.wait() for process in job.processes] == [0, 0]
     assert text.count("healthy") == 2
     assert "stall" not in text
     assert "died" not in text
-    assert not watched.pulses.exists()
+    assert not job.heartbeats.exists()
 
 
-def test_a_stopped_rank_is_blamed_and_training_goes_on(tmp_path: Path) -> None:
-    """SIGSTOP one of two: the other hangs in the all-reduce, of which it is not to blame."""
-    with Watched(tmp_path, ["reduce", "reduce"], "report") as watched:
-        watched.wait_until_learned()
-        stopped = watched.processes[1]
+def test_stopped_rank_is_the_culprit_and_training_resumes(tmp_path: Path) -> None:
+    """SIGSTOP one of two: the other hangs in the all-reduce, but is not the culprit."""
+    with WatchedJob(tmp_path, ["reduce", "reduce"], "warn") as job:
+        job.wait_until_learned()
+        stopped = job.processes[1]
         stopped.send_signal(signal.SIGSTOP)
-        stall = watched.wait_for(code="stall")
+        stall = job.wait_for(code="stall")
         stopped.send_signal(signal.SIGCONT)
         assert (stall["blamed_rank"], stall["blamed_node"]) == (1, 0)
-        assert stall["limit_seconds"] == LIMIT
+        assert stall["limit_seconds"] == STALL_TIMEOUT
         names = [name.partition("rank-")[2] for name in stall["files"] if "stacks" in name]
         assert names == ["00000-stacks.txt", "00001-stacks.txt"]
-        assert "all_reduce" in watched.evidence(stall, "rank-00000-stacks.txt")
-        assert "reduce" in watched.evidence(stall, "rank-00001-stacks.txt")
-        assert watched.wait_for(code="stall-resolved")["step"] > stall["step"]
+        assert "all_reduce" in job.report_text(stall, "rank-00000-stacks.txt")
+        assert "reduce" in job.report_text(stall, "rank-00001-stacks.txt")
+        assert job.wait_for(code="stall-resolved")["step"] > stall["step"]
 
 
 @pytest.fixture
-def machines(tmp_path: Path) -> Iterator[list[Host]]:
-    """Two network namespaces with a cable between them; skips where that is not allowed."""
+def hosts(tmp_path: Path) -> Iterator[list[Host]]:
+    """Create two network namespaces joined by a cable; skip if that is not allowed."""
     spaces = [f"sm-train-{os.getpid()}-{number}" for number in range(2)]
     try:
         try:
@@ -298,7 +300,7 @@ def machines(tmp_path: Path) -> Iterator[list[Host]]:
                 ip("-n", space, "link", "set", "lo", "up")
         except (OSError, subprocess.CalledProcessError) as error:
             pytest.skip(f"no network namespaces here: {getattr(error, 'stderr', error)}")
-        yield [host(tmp_path, number, space) for number, space in enumerate(spaces)]
+        yield [make_host(tmp_path, number, space) for number, space in enumerate(spaces)]
     finally:
         for space in spaces:
             with contextlib.suppress(OSError, subprocess.CalledProcessError):
@@ -309,7 +311,7 @@ def ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
 
 
-def host(base: Path, number: int, space: str) -> Host:
+def make_host(base: Path, number: int, space: str) -> Host:
     config = base / f"algo-{number + 1}" / "input" / "config"
     config.mkdir(parents=True)
     document = {"current_host": f"algo-{number + 1}", "hosts": ["algo-1", "algo-2"]}
@@ -322,16 +324,16 @@ def host(base: Path, number: int, space: str) -> Host:
     return Host(base / f"algo-{number + 1}", ("ip", "netns", "exec", space), variables)
 
 
-def test_a_cut_cable_is_named_from_both_ends_and_mended(
-    tmp_path: Path, machines: list[Host]
+def test_cut_cable_is_reported_from_both_ends_and_resolved(
+    tmp_path: Path, hosts: list[Host]
 ) -> None:
-    with Watched(tmp_path, ["reduce", "reduce"], "report", hosts=machines) as watched:
-        watched.wait_until_learned(nodes=2)
-        cable = ("-n", machines[0].command[-1], "link", "set", "cable")
+    with WatchedJob(tmp_path, ["reduce", "reduce"], "warn", hosts=hosts) as job:
+        job.wait_until_learned(nodes=2)
+        cable = ("-n", hosts[0].command[-1], "link", "set", "cable")
         ip(*cable, "down")
-        stalls = [watched.wait_for(code="stall") for _ in machines]
+        stalls = [job.wait_for(code="stall") for _ in hosts]
         assert {stall["node"]: stall["blamed_node"] for stall in stalls} == {0: 1, 1: 0}
-        assert all("has not been heard of" in stall["reason"] for stall in stalls)
+        assert all("has sent nothing for" in stall["reason"] for stall in stalls)
         ip(*cable, "up")
-        goes_on = {watched.wait_for(code="stall-resolved")["node"] for _ in machines}
-        assert goes_on == {0, 1}
+        resumed = {job.wait_for(code="stall-resolved")["node"] for _ in hosts}
+        assert resumed == {0, 1}

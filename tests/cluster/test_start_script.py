@@ -1,4 +1,4 @@
-"""A job from the container's first process on: the SDK's own start script, staged by the SDK."""
+"""A job from the container's first process on: the SDK's start script, staged by the SDK."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from tests.conftest import Aws, clean_environment
 from tests.support.cluster.training_jobs import DEADLINE, tiny_run, write_shards
 
 PLATFORM = Path("/opt/ml")
-"""Where SageMaker's files are in a container; the start script knows no other place."""
+"""SageMaker's folder in a container; its path is fixed in the start script."""
 
 
 @pytest.fixture
 def platform() -> Iterator[None]:
-    """The folder exists for as long as the test, to mount the job's own over it."""
+    """Create the folder during the test, as a mount point for the job's folder."""
     if os.geteuid() != 0:
-        pytest.skip("a container's first process takes a PID namespace, which takes root")
+        pytest.skip("a container's first process needs a PID namespace, which needs root")
     made = not PLATFORM.exists()
     PLATFORM.mkdir(parents=True, exist_ok=True)
     yield
@@ -45,7 +45,7 @@ def platform() -> Iterator[None]:
 
 
 def without_requirements(bundle: Bundle) -> Bundle:
-    """The packages are there already; installing others would change this environment."""
+    """Empty the requirements: installing packages would change this environment."""
     packed = io.BytesIO()
     with (
         tarfile.open(fileobj=io.BytesIO(bundle.archive)) as before,
@@ -61,7 +61,7 @@ def without_requirements(bundle: Bundle) -> Bundle:
 
 
 def stage_job(aws: Aws, config: RunConfig, base: Path) -> TrainingRequest:
-    """Submit through the SDK, and lay out what it uploaded as SageMaker would."""
+    """Submit through the SDK, and download what it uploaded as SageMaker would."""
     aws.make_bucket("my-bucket")
     [stage] = config.stages
     bundle = without_requirements(build_bundle(config, None))
@@ -142,13 +142,13 @@ def test_sigterm_to_the_first_process_ends_with_a_checkpoint(
         stderr=subprocess.STDOUT,
         text=True,
     )
-    said: list[str] = []
+    output: list[str] = []
     try:
         assert process.stdout is not None
         for line in process.stdout:
-            said.append(line)
+            output.append(line)
             event = parse_event(line)
-            # More than once: a second one must not cut the checkpoint short.
+            # At every step: a second SIGTERM must not interrupt the checkpoint.
             if event and event["kind"] == "step":
                 [first] = psutil.Process(process.pid).children()
                 first.terminate()
@@ -156,22 +156,22 @@ def test_sigterm_to_the_first_process_ends_with_a_checkpoint(
     finally:
         process.kill()
         process.wait()
-    text = "".join(said)
-    end = [event for line in said if (event := parse_event(line)) and event["kind"] == "end"]
+    text = "".join(output)
+    end = [event for line in output if (event := parse_event(line)) and event["kind"] == "end"]
     assert [event["reason"] for event in end] == ["sigterm"], text
     assert (base / "checkpoints" / f"step-{end[0]['step']:08d}" / "complete.json").is_file()
     assert code == 0, text
 
 
-def test_every_machine_starts_as_many_processes_as_it_has_gpus() -> None:
-    said = {
+def test_each_node_starts_one_process_per_gpu() -> None:
+    environment = {
         "SM_NUM_GPUS": "8",
         "SM_HOST_COUNT": "4",
         "SM_CURRENT_HOST_RANK": "2",
         "SM_MASTER_ADDR": "algo-1",
         "SM_MASTER_PORT": "7777",
     }
-    command = torchrun(said, ["train.py", "--stage", "a"])
+    command = torchrun(environment, ["train.py", "--stage", "a"])
     assert command[-3:] == ["train.py", "--stage", "a"]
     assert {
         "--nproc_per_node=8",
@@ -182,13 +182,13 @@ def test_every_machine_starts_as_many_processes_as_it_has_gpus() -> None:
     } <= set(command)
 
 
-def test_a_machine_alone_needs_no_address() -> None:
+def test_single_node_starts_standalone() -> None:
     command = torchrun({"SM_NUM_GPUS": "0", "SM_HOST_COUNT": "1"}, ["train.py"])
     assert command[-3:] == ["--nproc_per_node=1", "--standalone", "train.py"]
 
 
-def test_the_script_is_told_the_hyperparameters_as_they_are(tmp_path: Path) -> None:
-    """A stage may be called 007 or 1e3: the SDK's own reading would make numbers of them."""
-    told = tmp_path / "hyperparameters.json"
-    told.write_text(json.dumps({"stage": "1e3", "doctor-only": "true"}))
-    assert hyperparameters(told) == ["--stage", "1e3", "--doctor-only", "true"]
+def test_hyperparameters_are_passed_unchanged(tmp_path: Path) -> None:
+    """A stage may be called 007 or 1e3, which the SDK's parser would turn into numbers."""
+    path = tmp_path / "hyperparameters.json"
+    path.write_text(json.dumps({"stage": "1e3", "doctor-only": "true"}))
+    assert hyperparameters(path) == ["--stage", "1e3", "--doctor-only", "true"]

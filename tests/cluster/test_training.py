@@ -1,4 +1,4 @@
-"""Real training processes: what they do with faults, stops and restarts."""
+"""Real training processes under faults, stops and restarts."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.support.cluster.training_jobs import (
     Job,
     losses,
     sample,
+    shard_digests,
     tiny_run,
-    weights,
     write_shard,
     write_shards,
 )
@@ -29,51 +29,54 @@ from tests.support.image_files import read_tree
 
 
 def job(folder: Path, **settings: object) -> Job:
-    made = Job(folder, tiny_run(**settings))  # type: ignore[arg-type]
-    write_shards(made.train_channel, shards=3, each=20)
-    return made
+    prepared = Job(folder, tiny_run(**settings))  # type: ignore[arg-type]
+    write_shards(prepared.train_channel, shards=3, each=20)
+    return prepared
 
 
-def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
+def test_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
     """SIGKILL one of three processes after a checkpoint; the restart repeats the same numbers.
 
-    A sum over two is the same in any order, over three it is not: so two would prove less.
+    A sum of two numbers is the same in any order, of three it is not: two processes would prove
+    less.
     """
-    whole = job(tmp_path / "whole", max_steps=40, checkpoint_every=10)
-    code, events, text = whole.run(processes=3)
+    uninterrupted = job(tmp_path / "uninterrupted", max_steps=40, checkpoint_every=10)
+    code, events, text = uninterrupted.run(processes=3)
     assert code == 0, text
-    cut = job(tmp_path / "cut", max_steps=40, checkpoint_every=10)
-    with cut.start(processes=3) as running:
-        # The next one is begun by then.
+    killed = job(tmp_path / "killed", max_steps=40, checkpoint_every=10)
+    with killed.start(processes=3) as running:
+        # The next checkpoint may have started by then.
         running.wait_for("checkpoint", step=10)
         os.kill(running.workers()[1], signal.SIGKILL)
         list(running.lines())
         assert running.process.wait(timeout=60) != 0
-    shutil.rmtree(cut.base / "output", ignore_errors=True)
-    code, resumed, text = cut.run(processes=3)
+    shutil.rmtree(killed.base / "output", ignore_errors=True)
+    code, resumed, text = killed.run(processes=3)
     assert code == 0, text
     start = next(event for event in resumed if event["kind"] == "start")
     resumed_from = start["resumed_from_step"]
     assert resumed_from >= 10
     expected = {step: loss for step, loss in losses(events).items() if step > resumed_from}
     assert losses(resumed) == expected
-    assert weights(cut, 40) == weights(whole, 40)
+    assert shard_digests(killed, 40) == shard_digests(uninterrupted, 40)
 
 
 @pytest.mark.slow
-def test_loader_workers_resume_as_exactly(tmp_path: Path) -> None:
-    whole = job(tmp_path / "whole", max_steps=17, checkpoint_every=5, workers=2)
-    code, events, text = whole.run()
+def test_killed_run_with_decode_workers_resumes_bit_for_bit(tmp_path: Path) -> None:
+    uninterrupted = job(
+        tmp_path / "uninterrupted", max_steps=17, checkpoint_every=5, decode_workers=2
+    )
+    code, events, text = uninterrupted.run()
     assert code == 0, text
-    cut = job(tmp_path / "cut", max_steps=17, checkpoint_every=5, workers=2)
-    with cut.start() as running:
+    killed = job(tmp_path / "killed", max_steps=17, checkpoint_every=5, decode_workers=2)
+    with killed.start() as running:
         running.wait_for("checkpoint", step=5)
         children = psutil.Process(running.process.pid).children(recursive=True)
         running.process.kill()
         running.process.wait()
-        # They look after their parent every few seconds; none may outlive it for long.
+        # Workers check for their parent every few seconds and must not outlive it for long.
         assert psutil.wait_procs(children, timeout=60)[1] == []
-    code, resumed, text = cut.run()
+    code, resumed, text = killed.run()
     assert code == 0, text
     start = next(event for event in resumed if event["kind"] == "start")
     resumed_from = start["resumed_from_step"]
@@ -82,7 +85,7 @@ def test_loader_workers_resume_as_exactly(tmp_path: Path) -> None:
     assert losses(resumed) == expected
 
 
-def test_a_stop_checkpoints_on_the_same_step_and_ends_well(tmp_path: Path) -> None:
+def test_sigterm_writes_a_checkpoint_and_exits_with_success(tmp_path: Path) -> None:
     stopped = job(tmp_path, max_steps=100000)
     with stopped.start(processes=2) as running:
         running.wait_for("step", step=3)
@@ -94,7 +97,7 @@ def test_a_stop_checkpoints_on_the_same_step_and_ends_well(tmp_path: Path) -> No
     assert (Path(checkpoint["path"]) / "complete.json").exists()
 
 
-def test_a_damaged_newest_checkpoint_is_passed_over_and_named(tmp_path: Path) -> None:
+def test_damaged_latest_checkpoint_is_skipped_with_warning(tmp_path: Path) -> None:
     damaged = job(tmp_path, max_steps=6, checkpoint_every=2)
     assert damaged.run()[0] == 0
     with (damaged.checkpoints / "step-00000006" / "tensors-00000.safetensors").open("r+b") as file:
@@ -109,8 +112,8 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_named(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_full_disk_costs_a_checkpoint_and_nothing_else(tmp_path: Path, mount: Mount) -> None:
-    """Said at once; training goes on, the checkpoint before stays, and the next one is tried."""
+def test_full_disk_loses_one_checkpoint_and_nothing_else(tmp_path: Path, mount: Mount) -> None:
+    """A warning is logged, training continues, and the previous and next checkpoints are kept."""
     made = job(tmp_path, max_steps=100_000, checkpoint_every=150)
     disk = mount("size=64m")
     made.checkpoints.symlink_to(disk)
@@ -125,8 +128,7 @@ def test_a_full_disk_costs_a_checkpoint_and_nothing_else(tmp_path: Path, mount: 
         assert failed["step"] > first["step"]
         assert not list(disk.glob(f"step-{failed['step']:08d}"))
         assert running.wait_for("step")["step"] > failed["step"]
-        whole = [path.parent.name for path in disk.glob("step-*/complete.json")]
-        assert whole
+        assert list(disk.glob("step-*/complete.json"))
         ballast.unlink()
         assert running.wait_for("checkpoint")["step"] > failed["step"]
         running.process.send_signal(signal.SIGTERM)
@@ -135,8 +137,8 @@ def test_a_full_disk_costs_a_checkpoint_and_nothing_else(tmp_path: Path, mount: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 3])
-def test_any_number_of_processes_takes_over_the_weights(tmp_path: Path, processes: int) -> None:
-    """What two have shared out comes together again, bit for bit."""
+def test_checkpoint_of_two_processes_loads_into_any_number(tmp_path: Path, processes: int) -> None:
+    """The final model is the same, bit for bit."""
     made = job(tmp_path, max_steps=6)
     assert made.run(processes=2)[0] == 0
     final = read_tree(made.base / "model")
@@ -149,7 +151,7 @@ def test_any_number_of_processes_takes_over_the_weights(tmp_path: Path, processe
 
 
 @pytest.mark.slow
-def test_a_changed_learning_rate_counts_from_the_resume_on(tmp_path: Path) -> None:
+def test_changed_learning_rate_applies_after_resuming(tmp_path: Path) -> None:
     made = job(tmp_path, max_steps=4, learning_rate=1e-3, warmup_steps=9)
     assert made.run()[0] == 0
     document = made.bundle / "job.json"
@@ -159,43 +161,43 @@ def test_a_changed_learning_rate_counts_from_the_resume_on(tmp_path: Path) -> No
     code, events, text = made.run()
     assert code == 0, text
     rates = [event["learning_rate"] for event in events if event["kind"] == "step"]
-    # What step 5 of a warm-up of 9 leaves to the next one.
+    # Steps 6 and 7 of a warm-up of 9 steps.
     assert rates == pytest.approx([2e-3 * 6 / 10, 2e-3 * 7 / 10])
 
 
-def test_a_checkpoint_of_another_model_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_checkpoint_of_another_model_is_rejected_and_kept(tmp_path: Path) -> None:
     first = job(tmp_path, max_steps=2, checkpoint_every=2)
     assert first.run()[0] == 0
-    before = weights(first, 2)
+    before = shard_digests(first, 2)
     preset = first.bundle / "sm_train" / "entrypoints" / "models" / "presets" / "digits.json"
     preset.write_text(preset.read_text().replace('"layers_per_block": 1', '"layers_per_block": 2'))
     code, events, text = first.run()
     assert code == 1, text
     assert "is of another model" in first.failure
     assert [event["kind"] for event in events][-1] == "error"
-    assert weights(first, 2) == before
+    assert shard_digests(first, 2) == before
 
 
-def test_a_run_that_diverges_fails_and_saves_nothing_spoilt(tmp_path: Path) -> None:
-    lost = job(tmp_path, max_steps=50, checkpoint_every=3, learning_rate=1e30, log_every=50)
-    code, events, text = lost.run()
+def test_diverged_run_fails_and_saves_no_nonfinite_weights(tmp_path: Path) -> None:
+    diverged = job(tmp_path, max_steps=50, checkpoint_every=3, learning_rate=1e30, log_every=50)
+    code, events, text = diverged.run()
     assert code == 1, text
-    assert "steps in a row had no finite gradient, up to step 12" in lost.failure
-    assert "non-finite loss in step 12: shard-00" in lost.failure
+    assert "steps in a row had no finite gradient, up to step 12" in diverged.failure
+    assert "non-finite loss in step 12: shard-00" in diverged.failure
     assert events[-1]["kind"] == "error"
-    assert not list(lost.checkpoints.glob("step-*"))
-    assert not (lost.base / "model").exists()
+    assert not list(diverged.checkpoints.glob("step-*"))
+    assert not (diverged.base / "model").exists()
 
 
 @pytest.mark.slow
-def test_old_checkpoints_go_and_the_newest_stay(tmp_path: Path) -> None:
-    many = job(tmp_path, max_steps=10, checkpoint_every=2)
-    assert many.run()[0] == 0
-    kept = sorted(folder.name for folder in many.checkpoints.glob("step-*"))
+def test_only_newest_checkpoints_are_kept(tmp_path: Path) -> None:
+    finished = job(tmp_path, max_steps=10, checkpoint_every=2)
+    assert finished.run()[0] == 0
+    kept = sorted(folder.name for folder in finished.checkpoints.glob("step-*"))
     assert kept == ["step-00000006", "step-00000008", "step-00000010"]
 
 
-def test_a_few_bad_samples_are_skipped_counted_and_named(tmp_path: Path) -> None:
+def test_few_bad_samples_are_skipped_and_named(tmp_path: Path) -> None:
     made = Job(tmp_path, tiny_run(max_steps=20))
     made.train_channel.mkdir(parents=True)
     samples = {f"{number:04d}": sample(number) for number in range(70)}
@@ -209,20 +211,20 @@ def test_a_few_bad_samples_are_skipped_counted_and_named(tmp_path: Path) -> None
     assert any("a.tar 0009" in message for message in bad)
 
 
-def test_a_shard_cut_short_loses_its_rest_alone(tmp_path: Path) -> None:
+def test_truncated_shard_loses_only_its_rest(tmp_path: Path) -> None:
     made = Job(tmp_path, tiny_run(max_steps=10))
     write_shards(made.train_channel, shards=2, each=20)
-    cut = made.train_channel / "shard-001.tar"
-    cut.write_bytes(cut.read_bytes()[:15000])
+    shard = made.train_channel / "shard-001.tar"
+    shard.write_bytes(shard.read_bytes()[:15000])
     code, events, text = made.run()
     assert code == 0, text
     messages = [event["message"] for event in events if event.get("code") == "shard-damaged"]
     assert any("shard-001.tar" in message for message in messages), messages
-    read = next(event for event in events if event["kind"] == "epoch")
-    assert 20 < read["samples"] < 40
+    epoch = next(event for event in events if event["kind"] == "epoch")
+    assert 20 < epoch["samples"] < 40
 
 
-def test_too_many_bad_samples_stop_the_job_and_name_the_shards(tmp_path: Path) -> None:
+def test_too_many_bad_samples_fail_the_job_and_name_the_shard(tmp_path: Path) -> None:
     made = Job(tmp_path, tiny_run(max_steps=1000))
     made.train_channel.mkdir(parents=True)
     samples = {f"{number:04d}": sample(number) for number in range(40)}
@@ -235,7 +237,7 @@ def test_too_many_bad_samples_stop_the_job_and_name_the_shards(tmp_path: Path) -
     assert events[-1]["kind"] == "error"
 
 
-def test_an_instance_without_shards_stops_every_process_at_once(tmp_path: Path) -> None:
+def test_instance_without_shards_fails_all_processes(tmp_path: Path) -> None:
     made = Job(tmp_path, tiny_run(max_steps=10))
     code, _, text = made.run(processes=2)
     assert code != 0, text
@@ -243,7 +245,7 @@ def test_an_instance_without_shards_stops_every_process_at_once(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_the_events_tell_the_run_as_it_is(tmp_path: Path, processes: int) -> None:
+def test_events_describe_the_actual_run(tmp_path: Path, processes: int) -> None:
     code, events, text = job(tmp_path, max_steps=3, gradient_accumulation_steps=2).run(
         processes=processes
     )
@@ -259,7 +261,7 @@ def test_the_events_tell_the_run_as_it_is(tmp_path: Path, processes: int) -> Non
     assert end["images"] == 3 * start["effective_batch_size"]
 
 
-def test_a_stage_starts_from_the_weights_of_the_one_before(tmp_path: Path) -> None:
+def test_stage_starts_from_the_previous_stages_weights(tmp_path: Path) -> None:
     first = job(tmp_path / "first", max_steps=8, learning_rate=3e-3)
     code, events, text = first.run()
     assert code == 0, text
@@ -268,7 +270,7 @@ def test_a_stage_starts_from_the_weights_of_the_one_before(tmp_path: Path) -> No
     shutil.copytree(first.checkpoints / "final", previous)
     code, later, text = second.run()
     assert code == 0, text
-    # On the same samples with the same noise: both are a first step's.
+    # Both are losses of a first step, on the same samples with the same noise.
     assert losses(later)[1] < losses(events)[1] * 0.95
 
 
@@ -282,10 +284,10 @@ def test_a_stage_starts_from_the_weights_of_the_one_before(tmp_path: Path) -> No
         ),
     ],
 )
-def test_a_stage_takes_what_its_run_file_says_of_the_one_before(
+def test_stage_keeps_weights_and_optimizer_as_configured(
     tmp_path: Path, start: str, optimizer: str
 ) -> None:
-    """The second stage's first loss by itself tells its weights; its second one, the optimizer."""
+    """A second stage with a tiny learning rate saves the weights that it started from."""
     first = job(tmp_path / "first", max_steps=6, learning_rate=3e-3, checkpoint_every=6)
     assert first.run()[0] == 0
     last = first.checkpoints / "step-00000006"
@@ -303,15 +305,15 @@ def test_a_stage_takes_what_its_run_file_says_of_the_one_before(
         shutil.copytree(last, channels / "previous_state")
     code, _, text = second.run()
     assert code == 0, text
-    begun = shard_files(second.checkpoints / "step-00000001")
-    for name, weight in load_full(begun, "model.").items():
+    saved = shard_files(second.checkpoints / "step-00000001")
+    for name, weight in load_full(saved, "model.").items():
         torch.testing.assert_close(weight, stored[name], rtol=0, atol=1e-7)
-    # AdamW counts on, and its moments are those of six gradients and one more.
-    steps = load_full(begun, "optimizer.steps")[""]
+    # AdamW keeps counting, and its moments are those of six gradients and one more.
+    steps = load_full(saved, "optimizer.steps")[""]
     assert set(steps.tolist()) == {7.0 if optimizer == "keep" else 1.0}
     moments = [
-        load_full(shard_files(one), "exp_avg.")["network.conv_in.weight"]
-        for one in (last, second.checkpoints / "step-00000001")
+        load_full(shard_files(folder), "exp_avg.")["network.conv_in.weight"]
+        for folder in (last, second.checkpoints / "step-00000001")
     ]
-    along = torch.nn.functional.cosine_similarity(*(one.flatten() for one in moments), dim=0)
-    assert (float(along) > 0.8) == (optimizer == "keep")
+    similarity = torch.nn.functional.cosine_similarity(*(one.flatten() for one in moments), dim=0)
+    assert (float(similarity) > 0.8) == (optimizer == "keep")

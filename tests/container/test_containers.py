@@ -1,6 +1,6 @@
-"""The demonstration in two real containers, through the SDK's local mode: killed, stopped, resumed.
+"""The demo in two real containers, through the SDK's local mode: killed, stopped, resumed.
 
-``engine.sh`` brings up what is needed; ``.ci/run`` sets REQUIRE_CONTAINERS, and nothing is skipped.
+``engine.sh`` starts the engine; ``.ci/run`` sets REQUIRE_CONTAINERS, so that nothing is skipped.
 """
 
 from __future__ import annotations
@@ -16,6 +16,11 @@ from pathlib import Path
 
 import pytest
 import sm_train.toolkit
+from sm_train.entrypoints.common.checkpoint_layout import (
+    MARKER,
+    parse_step_folder,
+    step_folders,
+)
 from sm_train.toolkit.demo.digits import write_digits
 from sm_train.toolkit.jobs.events import Event, read_events
 
@@ -28,8 +33,8 @@ HOSTS = ("algo-1", "algo-2")
 
 
 def docker(*arguments: str) -> str:
-    done = subprocess.run(["docker", *arguments], capture_output=True, text=True, check=True)
-    return done.stdout
+    result = subprocess.run(["docker", *arguments], capture_output=True, text=True, check=True)
+    return result.stdout
 
 
 @pytest.fixture
@@ -42,7 +47,7 @@ def engine() -> None:
 
 @contextmanager
 def submitted(folder: Path, nodes: int) -> Iterator[subprocess.Popen[str]]:
-    """``submit --local container`` under way; a test that fails leaves no process behind."""
+    """Run ``submit --local container``; a failing test leaves no process running."""
     program = "import sys\nfrom sm_train.toolkit.cli import main\nmain(sys.argv[1:])"
     arguments = ["submit", "run.yaml", "--local", "container", "--output", "run"]
     running = subprocess.Popen(
@@ -63,53 +68,57 @@ def submitted(folder: Path, nodes: int) -> Iterator[subprocess.Popen[str]]:
 
 def wait_for(running: subprocess.Popen[str], pattern: str) -> None:
     assert running.stderr is not None
-    said = []
+    output = []
     for line in running.stderr:
-        said.append(line)
+        output.append(line)
         if re.search(pattern, line):
             return
-    raise AssertionError(f"{pattern!r} was never said:\n{''.join(said[-40:])}")
+    raise AssertionError(f"{pattern!r} is not in the output:\n{''.join(output[-40:])}")
 
 
-def ended(running: subprocess.Popen[str]) -> tuple[int, str]:
-    """Its exit code and what it said last; nothing of it is left."""
-    said = running.communicate(timeout=600)[1]
+def wait_for_exit(running: subprocess.Popen[str]) -> tuple[int, str]:
+    """Return exit code and remaining output; no container or network may be left."""
+    output = running.communicate(timeout=600)[1]
     assert docker("ps", "-aq") == ""
     assert "sagemaker-local" not in docker("network", "ls")
-    return running.returncode, said
+    return running.returncode, output
 
 
 def attempts(log: Path) -> list[list[Event]]:
-    """A log's events, apart for each start."""
-    found: list[list[Event]] = []
+    """Return a log's events, one list for each start."""
+    started: list[list[Event]] = []
     for event in read_events(log):
         if event["kind"] == "start":
-            found.append([])
-        if found:
-            found[-1].append(event)
-    return found
+            started.append([])
+        if started:
+            started[-1].append(event)
+    return started
 
 
 def losses(events: list[Event]) -> dict[int, float]:
     return {event["step"]: event["loss"] for event in events if event["kind"] == "step"}
 
 
-def newest(stage: Path) -> int:
-    """The step of the newest complete checkpoint."""
-    markers = (stage / "checkpoints").glob("step-*/complete.json")
-    return max(int(marker.parent.name.removeprefix("step-")) for marker in markers)
+def latest_step(stage: Path) -> int:
+    """Return the step of the latest complete checkpoint."""
+    [latest, *_] = [
+        folder for folder in step_folders(stage / "checkpoints") if (folder / MARKER).exists()
+    ]
+    step = parse_step_folder(latest.name)
+    assert step is not None
+    return step
 
 
 @pytest.mark.parametrize("stopped", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_two_containers_train_the_demo_and_go_on_exactly(
+def test_two_containers_train_the_demo_and_resume_exactly(
     cli: Cli, tmp_path: Path, engine: None, stopped: bool
 ) -> None:
-    """Killed, then gone on with; or stopped once more, and ended by one container alone."""
+    """Killed, then resumed to the end; or stopped once more, and finished by one container."""
     write_digits(tmp_path / "digits")
     assert cli("pack", "digits", "packed", "--shard-size", "240KB").returncode == 0
     preset = Path(sm_train.toolkit.__file__).parent / "presets" / "demo.yaml"
     text = preset.read_text()
-    for long, short in [
+    for default, replacement in [
         ("max_steps: 1000", "max_steps: 40"),
         ("warmup_steps: 50", "warmup_steps: 2"),
         ("per_device_batch_size: 32", "per_device_batch_size: 16"),
@@ -117,13 +126,13 @@ def test_two_containers_train_the_demo_and_go_on_exactly(
         ("log_every: 20", "log_every: 1"),
         ("every_steps: 250", "every_steps: 10"),
     ]:
-        assert long in text
-        text = text.replace(long, short)
+        assert default in text
+        text = text.replace(default, replacement)
     (tmp_path / "run.yaml").write_text(text)
     stage = tmp_path / "run" / "digits"
 
-    (tmp_path / "elsewhere.tar").write_bytes(b"")
-    (tmp_path / "packed" / "shards" / "z.tar").symlink_to(tmp_path / "elsewhere.tar")
+    (tmp_path / "outside.tar").write_bytes(b"")
+    (tmp_path / "packed" / "shards" / "z.tar").symlink_to(tmp_path / "outside.tar")
     linked = cli("submit", "run.yaml", "--local", "container")
     assert linked.returncode == 2
     assert "z.tar: links to a file outside of" in linked.stderr
@@ -133,19 +142,19 @@ def test_two_containers_train_the_demo_and_go_on_exactly(
         wait_for(running, "checkpoint at step 10$")
         wait_for(running, r"step \d+/40")
         docker("kill", docker("ps", "-q", "--filter", "name=algo-2").strip())
-        code, said = ended(running)
+        code, output = wait_for_exit(running)
     assert code == 6
-    assert "algo-2 failed (exit 137)" in said
-    killed_behind = newest(stage)
+    assert "algo-2 failed (exit 137)" in output
+    saved_step = latest_step(stage)
 
     with submitted(tmp_path, nodes=2) as running:
         wait_for(running, r"step \d+/40")
         wait_for(running, r"step \d+/40")
         if stopped:
             running.send_signal(signal.SIGINT)
-        code, said = ended(running)
-    assert code == (130 if stopped else 0), said
-    stopped_at = newest(stage)
+        code, output = wait_for_exit(running)
+    assert code == (130 if stopped else 0), output
+    stopped_at = latest_step(stage)
 
     shards = {path.name for path in (tmp_path / "packed" / "shards").glob("*.tar")}
     shares = [{path.name for path in (stage / "shares" / host).iterdir()} for host in HOSTS]
@@ -154,19 +163,19 @@ def test_two_containers_train_the_demo_and_go_on_exactly(
 
     if stopped:
         with submitted(tmp_path, nodes=1) as running:
-            code, said = ended(running)
-        assert code == 0, said
+            code, output = wait_for_exit(running)
+        assert code == 0, output
 
     first, second, *third = attempts(stage)
     start = second[0]
     assert (start["world_size"], start["nodes"], start["backend"]) == (2, 2, "gloo")
-    assert start["resumed_from_step"] == killed_behind
-    again = losses(first).keys() & losses(second).keys()
-    assert again, "the killed run went on behind its checkpoint"
-    for step in again:
+    assert start["resumed_from_step"] == saved_step
+    repeated = losses(first).keys() & losses(second).keys()
+    assert repeated, "the run was killed before it trained past its checkpoint"
+    for step in repeated:
         assert losses(second)[step] == pytest.approx(losses(first)[step], rel=1e-3)
     if stopped:
-        # The stop left a checkpoint of its own, at whatever step that was.
+        # The stop wrote a checkpoint at the step that it interrupted.
         assert stopped_at >= max(losses(second))
         assert min(losses(third[0])) == stopped_at + 1
     assert max(losses((second, *third)[-1])) == 40
@@ -174,19 +183,19 @@ def test_two_containers_train_the_demo_and_go_on_exactly(
     assert (stage / "checkpoints" / "final" / "model_index.json").exists()
 
 
-def test_what_is_missing_is_said_in_a_line(cli: Cli, tmp_path: Path, engine: None) -> None:
+def test_missing_docker_parts_are_one_line_errors(cli: Cli, tmp_path: Path, engine: None) -> None:
     write_shards(tmp_path / "shards", shards=2, each=4)
     run = write_tiny(tmp_path, max_steps=1)
     command = ["submit", run, "--local", "container"]
-    away = cli(*command, env={"DOCKER_HOST": f"unix://{tmp_path}/none.sock"})
-    assert away.returncode == 3
-    assert away.stderr.strip() == (
+    no_engine = cli(*command, env={"DOCKER_HOST": f"unix://{tmp_path}/none.sock"})
+    assert no_engine.returncode == 3
+    assert no_engine.stderr.strip() == (
         "sm-train: docker: the engine does not respond; start it, or use --local process"
     )
     bare = tmp_path / "bin"
     bare.mkdir()
-    without = cli(*command, env={"PATH": str(bare)})
-    assert "docker: not installed; install it, or use --local process" in without.stderr
+    no_docker = cli(*command, env={"PATH": str(bare)})
+    assert "docker: not installed; install it, or use --local process" in no_docker.stderr
     (bare / "docker").symlink_to(shutil.which("docker") or "")
     plugins = {"PATH": str(bare), "DOCKER_CONFIG": str(bare)}
     assert "docker compose: not installed" in cli(*command, env=plugins).stderr

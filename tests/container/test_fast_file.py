@@ -1,5 +1,5 @@
-"""A bucket behind FUSE as the data channel, which is what FastFile is: what is asked of S3, and
-what comes of a store that is slow or breaks off.
+"""A bucket behind FUSE as the data channel, as FastFile is: the requests to S3, and the effect of
+slow responses and broken connections.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STEPS = SHARDS * EACH // BATCH
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Shards of 10 MB, each larger than what is read at once, with their index."""
+    """Shards of 10 MB, each larger than one read range, with their index."""
     folder = tmp_path_factory.mktemp("packed")
     (folder / "shards").mkdir()
     noise = np.random.default_rng(0).integers(0, 256, (SHARDS, EACH, SIDE, SIDE, 3), np.uint8)
@@ -58,8 +58,8 @@ def bucket(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
 
 
 @pytest.fixture
-def calm(bucket: tuple[Store, Path]) -> Iterator[tuple[Store, Path]]:
-    """The bucket without the last test's troubles."""
+def healthy_bucket(bucket: tuple[Store, Path]) -> Iterator[tuple[Store, Path]]:
+    """The bucket without the faults of the previous test."""
     one, place = bucket
     one.gets.clear()
     one.trouble = Trouble()
@@ -68,17 +68,17 @@ def calm(bucket: tuple[Store, Path]) -> Iterator[tuple[Store, Path]]:
 
 
 def epoch(folder: Path, packed: Path, notes: Path) -> list[Batch]:
-    """One epoch of the shards in ``folder``."""
+    """Return one epoch of the shards in ``folder``."""
     place = index_path(packed / "shards")
     [loader] = Cluster([folder / "shards"], 1, notes, place).loaders(batch_size=BATCH)
     return rest_of_epoch(loader)
 
 
-def count(batches: list[Batch]) -> None:
-    """As the trainer does."""
-    counted = BadSampleTracker(0.01)
+def track_bad_samples(batches: list[Batch]) -> None:
+    """Count bad samples as the trainer does."""
+    tracker = BadSampleTracker(0.01)
     for batch in batches:
-        counted.add(batch)
+        tracker.add(batch)
 
 
 def read_ranges(gets: list[Get], name: str) -> list[Get]:
@@ -86,9 +86,9 @@ def read_ranges(gets: list[Get], name: str) -> list[Get]:
 
 
 def test_training_reads_each_byte_once_and_in_order(
-    cli: Cli, tmp_path: Path, packed: Path, calm: tuple[Store, Path]
+    cli: Cli, tmp_path: Path, packed: Path, healthy_bucket: tuple[Store, Path]
 ) -> None:
-    seen, place = calm
+    seen, place = healthy_bucket
     document = tiny_run(max_steps=STEPS, per_device_batch_size=BATCH).model_dump(mode="json")
     document["data"]["local"] = str(place / "shards")
     run = tmp_path / "run.yaml"
@@ -99,8 +99,8 @@ def test_training_reads_each_byte_once_and_in_order(
     [read] = [event for event in events if event["kind"] == "epoch"]
     assert (read["samples"], read["repeated"], read["unseen"]) == (SHARDS * EACH, 0, 0)
 
-    # All of it fits into a window, and while one window is trained on the next is read: that of
-    # the second epoch is read as well.
+    # All samples fit into one shuffle block. The next block is prefetched while one is in use, so
+    # that of the second epoch is read as well.
     passes = 2
     stored = 0
     for shard in sorted((packed / "shards").iterdir()):
@@ -110,19 +110,19 @@ def test_training_reads_each_byte_once_and_in_order(
         for get in read_ranges(seen.gets, shard.name):
             jumps += get.start not in ends
             ends.add(get.start + get.sent)
-        # In order within each chunk, several of which are read at once.
+        # In order within each read range; several ranges are read concurrently.
         assert jumps <= passes * -(-size // READ_BYTES), [vars(get) for get in seen.gets]
     sent = sum(get.sent for get in seen.gets if get.key.endswith(".tar"))
     assert stored < SHUFFLE_BLOCK_BYTES
     assert 0.99 <= sent / (passes * stored) <= 1.05
 
 
-def test_slow_answers_and_cut_ones_are_waited_for_and_change_nothing(
-    tmp_path: Path, packed: Path, calm: tuple[Store, Path]
+def test_slow_and_truncated_responses_change_nothing(
+    tmp_path: Path, packed: Path, healthy_bucket: tuple[Store, Path]
 ) -> None:
-    seen, place = calm
+    seen, place = healthy_bucket
     plain = epoch(packed, packed, tmp_path / "plain")
-    # Every tenth answer ends early, as if the connection broke; the mount asks for the rest.
+    # Every tenth response ends early, as if the connection broke; the mount requests the rest.
     seen.trouble = Trouble(0.05, lambda get: 1000 if len(seen.gets) % 10 == 0 else None)
     troubled = epoch(place, packed, tmp_path / "troubled")
     assert any(get.sent == 1000 for get in seen.gets)
@@ -132,22 +132,22 @@ def test_slow_answers_and_cut_ones_are_waited_for_and_change_nothing(
         assert not batch.bad_samples
 
 
-def test_what_stays_unreadable_is_reported_and_nothing_else_is_lost(
-    tmp_path: Path, packed: Path, calm: tuple[Store, Path]
+def test_unreadable_bytes_lose_only_their_samples(
+    tmp_path: Path, packed: Path, healthy_bucket: tuple[Store, Path]
 ) -> None:
-    seen, place = calm
+    seen, place = healthy_bucket
 
-    def broken(get: Get) -> int | None:
-        behind = get.key == "shards/shard-1.tar" and get.start + 2**18 > READ_BYTES
-        return 1000 if behind else None
+    def truncate(get: Get) -> int | None:
+        affected = get.key == "shards/shard-1.tar" and get.start + 2**18 > READ_BYTES
+        return 1000 if affected else None
 
-    seen.trouble = Trouble(cut=broken)
+    seen.trouble = Trouble(cut=truncate)
     batches = epoch(place, packed, tmp_path / "notes")
     bad = [one for batch in batches for one in batch.bad_samples]
     assert {(one.shard, one.reason) for one in bad} == {("shard-1.tar", "read-error")}
     assert 10 < len(bad) < EACH / 2
     captions = {caption for batch in batches for caption in batch.captions}
     assert len(captions) == SHARDS * EACH - len(bad)
-    with pytest.raises(DataError, match=r"read-error \d+\), in shard-1.tar; ") as said:
-        count(batches)
-    assert "\n" not in str(said.value)
+    with pytest.raises(DataError, match=r"read-error \d+\), in shard-1.tar; ") as error:
+        track_bad_samples(batches)
+    assert "\n" not in str(error.value)

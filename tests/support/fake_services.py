@@ -1,4 +1,4 @@
-"""Services on loopback that moto lacks, or whose answers would be too large for it."""
+"""Fake services on loopback: those moto lacks, or whose responses would be too large for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from xml.sax.saxutils import escape
 
 
 @dataclass(frozen=True)
-class Request:
+class FakeRequest:
     method: str
     path: str
     query: dict[str, str]
@@ -24,24 +24,24 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Answer:
+class FakeResponse:
     status: int = 200
     content: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
-class StandIn:
-    """A server and what was asked of it."""
+class FakeServer:
+    """A server's URL and the requests it has received."""
 
     url: str
-    requests: list[Request] = field(default_factory=list)
+    requests: list[FakeRequest] = field(default_factory=list)
 
 
 @contextmanager
-def serving(answer: Callable[[Request], Answer]) -> Iterator[StandIn]:
-    """An HTTP server on loopback that answers by a function."""
-    stand_in = StandIn("")
+def fake_server(respond: Callable[[FakeRequest], FakeResponse]) -> Iterator[FakeServer]:
+    """Run an HTTP server on loopback that responds by a function."""
+    fake = FakeServer("")
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -50,90 +50,91 @@ def serving(answer: Callable[[Request], Answer]) -> Iterator[StandIn]:
             parts = urlsplit(self.path)
             query = {key: values[0] for key, values in parse_qs(parts.query).items()}
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            request = Request(self.command, unquote(parts.path), query, self.headers, body)
-            stand_in.requests.append(request)
-            answered = answer(request)
-            self.send_response(answered.status)
+            request = FakeRequest(self.command, unquote(parts.path), query, self.headers, body)
+            fake.requests.append(request)
+            response = respond(request)
+            self.send_response(response.status)
             for key, value in (
-                {"Content-Length": str(len(answered.content))} | answered.headers
+                {"Content-Length": str(len(response.content))} | response.headers
             ).items():
                 self.send_header(key, value)
             self.end_headers()
             if self.command != "HEAD":
-                self.wfile.write(answered.content)
+                self.wfile.write(response.content)
 
         do_GET = do_HEAD = do_POST = handle_any  # noqa: N815
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Nothing: a test's output is its failures."""
+            """Log nothing: a test's output is its failures."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    stand_in.url = f"http://127.0.0.1:{server.server_port}"
+    fake.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield stand_in
+        yield fake
     finally:
         server.shutdown()
         server.server_close()
         thread.join()
 
 
-def service_quotas(values: Mapping[str, float]) -> Callable[[Request], Answer]:
-    """ListServiceQuotas over ``values`` by name, 100 to a page as the service has them."""
+def fake_service_quotas(values: Mapping[str, float]) -> Callable[[FakeRequest], FakeResponse]:
+    """Return ListServiceQuotas over ``values`` by name, with 100 to a page like the service."""
     quotas = [
         {"QuotaName": name, "QuotaCode": f"L-{number:08X}", "Value": value}
         for number, (name, value) in enumerate(values.items())
     ]
 
-    def answer(request: Request) -> Answer:
-        asked = json.loads(request.body)
-        first, size = int(asked.get("NextToken", 0)), asked.get("MaxResults", 100)
+    def respond(request: FakeRequest) -> FakeResponse:
+        parameters = json.loads(request.body)
+        first = int(parameters.get("NextToken", 0))
+        size = parameters.get("MaxResults", 100)
         page: dict[str, Any] = {"Quotas": quotas[first : first + size]}
         if first + size < len(quotas):
             page["NextToken"] = str(first + size)
-        return Answer(content=json.dumps(page).encode())
+        return FakeResponse(content=json.dumps(page).encode())
 
-    return answer
+    return respond
 
 
-def bucket_of(
+def fake_bucket(
     sizes: Mapping[str, int], contents: Mapping[str, bytes], region: str = "us-east-1"
-) -> Callable[[Request], Answer]:
-    """One bucket: objects of any size to be listed, 1,000 to a page, and some to be read."""
+) -> Callable[[FakeRequest], FakeResponse]:
+    """Return a bucket: objects of any size that can be listed, some of which can be read."""
     keys = sorted({**sizes, **{key: len(value) for key, value in contents.items()}}.items())
 
-    def answer(request: Request) -> Answer:
+    def respond(request: FakeRequest) -> FakeResponse:
         _, _, key = request.path.lstrip("/").partition("/")
         if key:
-            return _object(contents.get(key), request)
+            return _get_object(contents.get(key), request)
         if request.method == "HEAD":
-            return Answer(headers={"x-amz-bucket-region": region})
-        return _listed(keys, request.query)
+            return FakeResponse(headers={"x-amz-bucket-region": region})
+        return _list_objects(keys, request.query)
 
-    return answer
+    return respond
 
 
-def _object(content: bytes | None, request: Request) -> Answer:
+def _get_object(content: bytes | None, request: FakeRequest) -> FakeResponse:
     if content is None:
-        return Answer(404)
+        return FakeResponse(404)
     if request.method == "HEAD":
-        return Answer(headers={"Content-Length": str(len(content))})
+        return FakeResponse(headers={"Content-Length": str(len(content))})
     first, _, last = request.headers["Range"].removeprefix("bytes=").partition("-")
-    return Answer(206, content[int(first) : int(last) + 1])
+    return FakeResponse(206, content[int(first) : int(last) + 1])
 
 
-def _listed(keys: list[tuple[str, int]], query: dict[str, str]) -> Answer:
+def _list_objects(keys: list[tuple[str, int]], query: dict[str, str]) -> FakeResponse:
     prefix, after = query.get("prefix", ""), query.get("continuation-token", "")
-    most = int(query.get("max-keys", 1000))
-    below = [(key, size) for key, size in keys if key.startswith(prefix) and key > after]
-    page = below[:most]
-    more = len(below) > most
+    page_size = int(query.get("max-keys", 1000))
+    matching = [(key, size) for key, size in keys if key.startswith(prefix) and key > after]
+    page = matching[:page_size]
+    more = len(matching) > page_size
     entries = "".join(
         f"<Contents><Key>{escape(key)}</Key><Size>{size}</Size></Contents>" for key, size in page
     )
     token = f"<NextContinuationToken>{escape(page[-1][0])}</NextContinuationToken>" if more else ""
-    return Answer(
+    return FakeResponse(
         content=(
             '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
             f"<KeyCount>{len(page)}</KeyCount><IsTruncated>{str(more).lower()}</IsTruncated>"
@@ -142,9 +143,9 @@ def _listed(keys: list[tuple[str, int]], query: dict[str, str]) -> Answer:
     )
 
 
-def refusing(code: str) -> Callable[[Request], Answer]:
-    """A service of the query protocol, such as IAM, that refuses whatever is asked."""
+def deny_all(code: str) -> Callable[[FakeRequest], FakeResponse]:
+    """Return a service of the query protocol, such as IAM, that rejects every request."""
     content = (
         f"<ErrorResponse><Error><Code>{code}</Code><Message>no</Message></Error></ErrorResponse>"
     )
-    return lambda request: Answer(403, content.encode())
+    return lambda request: FakeResponse(403, content.encode())

@@ -1,9 +1,10 @@
-"""Jobs that have ended: what they said, and what SageMaker says of them."""
+"""Training jobs that have ended: their log events and their description."""
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +12,20 @@ from sm_train.entrypoints.common.events import FIELDS, format_event
 
 from tests.conftest import Aws, Cli
 
-GROUP = "/aws/sagemaker/TrainingJobs"
+LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 BEGIN = round(time.time()) - 86400.0
-"""CloudWatch takes no lines older than 14 days."""
+"""Start of the jobs in Unix seconds: CloudWatch accepts no lines older than 14 days."""
 
 
-def event(kind: str, at: float, rank: int = 0, **fields: Any) -> dict[str, Any]:
+def log_event(kind: str, seconds: float, rank: int = 0, **fields: Any) -> dict[str, Any]:
+    """Return a CloudWatch log event, ``seconds`` after the job's start."""
     content = dict.fromkeys(FIELDS[kind], 1) | fields
-    message = format_event(kind, content, time=BEGIN + at, node=0, rank=rank)
-    return {"timestamp": round((BEGIN + at) * 1000), "message": message}
+    message = format_event(kind, content, time=BEGIN + seconds, node=0, rank=rank)
+    return {"timestamp": round((BEGIN + seconds) * 1000), "message": message}
 
 
-def life(its: float = 1.0) -> list[dict[str, Any]]:
-    """400 s of start-up, then 500 steps at ``its``, a checkpoint of 30 s, 70 s of shutting down."""
+def training_events(steps_per_second: float = 1.0) -> list[dict[str, Any]]:
+    """Return 400 s of start-up, 500 steps, and a checkpoint of 30 s."""
     start = {
         "resumed_from_step": None,
         "world_size": 32,
@@ -32,37 +34,46 @@ def life(its: float = 1.0) -> list[dict[str, Any]]:
         "backend": "nccl",
         "stage": "256px",
     }
-    found = [event("start", 400, **start), event("start", 401, rank=1, **start)]
-    clock = 400.0
-    for number in range(100, 600, 100):
-        clock += 100 / its
-        found.append(event("step", clock, step=number, steps_per_second=its, data_wait_share=0.02))
-    found += [event("checkpoint", clock + 30, seconds=30.0, step=500), event("end", clock + 30)]
-    return found
+    events = [log_event("start", 400, **start), log_event("start", 401, rank=1, **start)]
+    seconds = 400.0
+    for step in range(100, 600, 100):
+        seconds += 100 / steps_per_second
+        fields = {"steps_per_second": steps_per_second, "data_wait_share": 0.02}
+        events.append(log_event("step", seconds, step=step, **fields))
+    end = seconds + 30
+    return [*events, log_event("checkpoint", end, seconds=30.0, step=500), log_event("end", end)]
 
 
-def submit(cli: Cli, aws: Aws, run: Path) -> str:
+def submit_run(cli: Cli, aws: Aws, run: Path) -> str:
+    """Submit the run file and return the job's name."""
     result = cli("submit", run, "--yes", "--json", network="loopback", env=aws.environment)
     assert result.returncode == 0, result.stderr
     name: str = json.loads(result.stdout)["training_job_name"]
     return name
 
 
-def say(aws: Aws, job: str, events: list[dict[str, Any]], stream: str = "algo-1-1") -> None:
+def put_log_events(
+    aws: Aws, job: str, events: list[dict[str, Any]], stream: str = "algo-1-1"
+) -> None:
+    """Write the events to a log stream of the job."""
     logs = aws.client("logs")
-    if not logs.describe_log_groups(logGroupNamePrefix=GROUP)["logGroups"]:
-        logs.create_log_group(logGroupName=GROUP)
-    logs.create_log_stream(logGroupName=GROUP, logStreamName=f"{job}/{stream}")
+    if not logs.describe_log_groups(logGroupNamePrefix=LOG_GROUP)["logGroups"]:
+        logs.create_log_group(logGroupName=LOG_GROUP)
+    logs.create_log_stream(logGroupName=LOG_GROUP, logStreamName=f"{job}/{stream}")
     logs.put_log_events(
-        logGroupName=GROUP,
+        logGroupName=LOG_GROUP,
         logStreamName=f"{job}/{stream}",
         logEvents=sorted(events, key=lambda one: one["timestamp"]),
     )
 
 
-def billed(seconds: float, status: str = "Completed") -> Any:
-    def amend(answer: dict[str, Any]) -> dict[str, Any]:
-        return answer | {
+def job_ended(
+    seconds: float, status: str = "Completed"
+) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Return an amendment of DescribeTrainingJob: the job was billed for ``seconds``."""
+
+    def amend(response: dict[str, Any]) -> dict[str, Any]:
+        return response | {
             "TrainingJobStatus": status,
             "TrainingStartTime": BEGIN,
             "TrainingEndTime": BEGIN + seconds,

@@ -1,7 +1,7 @@
-"""Training jobs that live, fail and stop: what SageMaker does and moto does not.
+"""Simulates the lifecycle of training jobs, which moto does not.
 
-moto completes every job at once, takes a name twice and cannot stop. The jobs here are moto's own,
-seen through its HTTP server; only their fate is told.
+moto completes every job at once, accepts duplicate names and cannot stop jobs. The jobs here are
+moto's own, used through its HTTP server; only their status is set.
 """
 
 from __future__ import annotations
@@ -16,34 +16,35 @@ from sm_train.entrypoints.common.events import FIELDS, format_event
 
 from tests.conftest import Aws
 
-GROUP = "/aws/sagemaker/TrainingJobs"
+LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 
 
-class Lives:
-    """The jobs on ``aws``; from now on they stay ``InProgress`` until they are told otherwise."""
+class FakeSageMaker:
+    """The jobs on ``aws``: new jobs stay ``InProgress`` until their status is set."""
 
     def __init__(self, aws: Aws) -> None:
         self._aws = aws
-        aws.answers["CreateTrainingJob"] = self._refuse_twice
-        aws.amendments["CreateTrainingJob"] = self._begin
+        aws.answers["CreateTrainingJob"] = self._reject_duplicate
+        aws.amendments["CreateTrainingJob"] = self._start
         aws.answers["StopTrainingJob"] = self._stop
 
-    def _refuse_twice(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]] | None:
+    def _reject_duplicate(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]] | None:
         if body["TrainingJobName"] in self._jobs(body.get("_region", "us-east-1")):
             return 400, {"__type": "ResourceInUse", "message": "Training job names must be unique"}
         return None
 
-    def _begin(self, answer: dict[str, Any]) -> dict[str, Any]:
-        name = answer["TrainingJobArn"].rsplit("/", 1)[1]
-        self.tell(name, "InProgress", "Training", region=answer["TrainingJobArn"].split(":")[3])
-        return answer
+    def _start(self, response: dict[str, Any]) -> dict[str, Any]:
+        arn = response["TrainingJobArn"]
+        name, region = arn.rsplit("/", 1)[1], arn.split(":")[3]
+        self.set_status(name, "InProgress", "Training", region=region)
+        return response
 
     def _jobs(self, region: str) -> dict[str, Any]:
         jobs: dict[str, Any] = get_backend("sagemaker")["123456789012"][region].training_jobs
         return jobs
 
     def _stop(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        self.tell(body["TrainingJobName"], "Stopping", "Stopping", region=body["_region"])
+        self.set_status(body["TrainingJobName"], "Stopping", "Stopping", region=body["_region"])
         return 200, {}
 
     def names(self, region: str = "us-east-1") -> list[str]:
@@ -52,7 +53,7 @@ class Lives:
     def tags(self, name: str, region: str = "us-east-1") -> dict[str, str]:
         return {tag["Key"]: tag["Value"] for tag in self._jobs(region)[name].tags}
 
-    def tell(
+    def set_status(
         self,
         name: str,
         status: str,
@@ -63,7 +64,7 @@ class Lives:
         ended_ago: float = 0.0,
         region: str = "us-east-1",
     ) -> None:
-        """The job's fate: billed for ``seconds``, up to now or to ``ended_ago`` seconds ago."""
+        """Set the status of a job, billed for ``seconds`` until ``ended_ago`` seconds ago."""
         job = self._jobs(region)[name]
         end = datetime.now(UTC) - timedelta(seconds=ended_ago)
         job.training_job_status, job.secondary_status = status, secondary or status
@@ -75,7 +76,7 @@ class Lives:
             job.training_end_time = end.isoformat()
             job.billable_time_in_seconds = int(seconds)
 
-    def say(
+    def log_event(
         self,
         job: str,
         kind: str,
@@ -85,21 +86,21 @@ class Lives:
         region: str = "us-east-1",
         **fields: Any,
     ) -> None:
-        """One event line of a machine's first rank, ``ago`` seconds ago."""
+        """Log an event of a node's first rank, ``ago`` seconds ago."""
         logs = self._aws.client("logs", region)
-        if not logs.describe_log_groups(logGroupNamePrefix=GROUP)["logGroups"]:
-            logs.create_log_group(logGroupName=GROUP)
+        if not logs.describe_log_groups(logGroupNamePrefix=LOG_GROUP)["logGroups"]:
+            logs.create_log_group(logGroupName=LOG_GROUP)
         stream = f"{job}/algo-{node + 1}-1"
-        if not logs.describe_log_streams(logGroupName=GROUP, logStreamNamePrefix=stream)[
+        if not logs.describe_log_streams(logGroupName=LOG_GROUP, logStreamNamePrefix=stream)[
             "logStreams"
         ]:
-            logs.create_log_stream(logGroupName=GROUP, logStreamName=stream)
+            logs.create_log_stream(logGroupName=LOG_GROUP, logStreamName=stream)
         at = time.time() - ago
         message = format_event(
             kind, dict.fromkeys(FIELDS[kind], 1) | fields, time=at, node=node, rank=8 * node
         )
         logs.put_log_events(
-            logGroupName=GROUP,
+            logGroupName=LOG_GROUP,
             logStreamName=stream,
             logEvents=[{"timestamp": int(at * 1000), "message": message}],
         )
@@ -110,16 +111,16 @@ class Lives:
         step: int,
         *,
         run: str = "demo",
-        whole: bool = True,
+        complete: bool = True,
         bucket: str = "my-bucket",
     ) -> None:
-        """What SageMaker has copied of a checkpoint: all, or all but a file."""
+        """Store a checkpoint as SageMaker uploads it: complete, or without one of its files."""
         s3 = self._aws.client("s3")
         folder = f"{run}/checkpoints/{stage}/step-{step:08d}"
         files = [{"name": name, "bytes": 4, "blake3": "0"} for name in ("a.safetensors", "b.npz")]
         marker = {"format": 2, "step": step, "world_size": 1, "fingerprint": "0", "files": files}
         s3.put_object(Bucket=bucket, Key=f"{folder}/a.safetensors", Body=b"1234")
-        if whole:
+        if complete:
             s3.put_object(Bucket=bucket, Key=f"{folder}/b.npz", Body=b"1234")
         s3.put_object(
             Bucket=bucket, Key=f"{folder}/complete.json", Body=json.dumps(marker).encode()

@@ -1,4 +1,4 @@
-"""Run files on disk for tests of the command line."""
+"""Writes run files for tests of the command line."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from tests.support.run_documents import run
 
 
 def write_run(folder: Path, **changes: Any) -> Path:
+    """Write ``folder/run.yaml`` and return its path."""
     path = folder / "run.yaml"
     path.write_text(yaml.safe_dump(run(**changes)))
     return path

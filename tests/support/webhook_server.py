@@ -1,4 +1,4 @@
-"""A real HTTP server on loopback that stands for Slack, and answers as it is told to."""
+"""A real HTTP server on loopback in place of Slack, with configurable responses."""
 
 from __future__ import annotations
 
@@ -15,44 +15,45 @@ SECRET = "T00000000/B00000000/XXXXXXXXXXXXXXXXXXXXXXXX"
 
 
 @dataclass
-class Hook:
-    """``answers`` are used up first, as (status, headers); then everything is taken.
+class WebhookServer:
+    """``responses`` (status, headers) are used up first; after them every request gets a 200.
 
-    ``hang`` are seconds before an answer.
+    ``delay`` are the seconds before a response. ``received`` are the bodies that got a 200.
     """
 
     port: int = 0
-    answers: list[tuple[int, dict[str, str]]] = field(default_factory=list)
-    hang: float = 0.0
-    taken: list[dict[str, Any]] = field(default_factory=list)
+    responses: list[tuple[int, dict[str, str]]] = field(default_factory=list)
+    delay: float = 0.0
+    received: list[dict[str, Any]] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
-    come: threading.Condition = field(default_factory=threading.Condition)
+    changed: threading.Condition = field(default_factory=threading.Condition)
 
     @property
     def address(self) -> str:
         return f"http://127.0.0.1:{self.port}/services/{SECRET}"
 
     def wait_for(self, count: int, seconds: float = 30) -> list[dict[str, Any]]:
-        """What was taken, once so many have arrived."""
-        with self.come:
-            assert self.come.wait_for(lambda: len(self.taken) >= count, seconds), self.taken
-        return self.taken
+        """Wait until ``count`` bodies were received; returns them."""
+        with self.changed:
+            complete = self.changed.wait_for(lambda: len(self.received) >= count, seconds)
+            assert complete, self.received
+        return self.received
 
 
 @contextmanager
-def webhook(port: int = 0) -> Iterator[Hook]:
-    hook = Hook()
+def webhook_server(port: int = 0) -> Iterator[WebhookServer]:
+    state = WebhookServer()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
-            time.sleep(hook.hang)
-            with hook.come:
-                hook.times.append(time.monotonic())
-                status, headers = hook.answers.pop(0) if hook.answers else (200, {})
+            time.sleep(state.delay)
+            with state.changed:
+                state.times.append(time.monotonic())
+                status, headers = state.responses.pop(0) if state.responses else (200, {})
                 if status == 200:
-                    hook.taken.append(json.loads(body))
-                hook.come.notify_all()
+                    state.received.append(json.loads(body))
+                state.changed.notify_all()
             self.send_response(status)
             for name, value in headers.items():
                 self.send_header(name, value)
@@ -65,11 +66,11 @@ def webhook(port: int = 0) -> Iterator[Hook]:
 
     server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     server.daemon_threads = True
-    hook.port = server.server_port
+    state.port = server.server_port
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     try:
-        yield hook
+        yield state
     finally:
         server.shutdown()
         server.server_close()

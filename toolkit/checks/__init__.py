@@ -1,1 +1,1 @@
-"""What ``sm-train check`` looks at: a module for each subject, each with its findings' pages."""
+"""The checks of ``sm-train check``: one module per subject, with the pages of its findings."""

@@ -155,7 +155,7 @@ def _expected_bytes(config: RunConfig, stage: StageSection) -> int | None:
 
 
 def latest_checkpoint(s3: S3Client, uri: str) -> CheckpointSummary | None:
-    """Return the latest complete checkpoint under ``uri``; only the newest few are checked.
+    """Return the latest complete checkpoint under ``uri``; only the latest few are checked.
 
     Raises:
         ClientError: S3 rejects a request.

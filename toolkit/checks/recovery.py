@@ -19,7 +19,7 @@ NO_RETRIES = Check(
     "no-retries",
     ("warning",),
     means="`cluster.retries` is 0 and the job runs on several instances, or for longer than a day.",
-    impact="A SageMaker InternalServerError then ends the job. Training stops until somebody "
+    impact="A SageMaker InternalServerError then ends the job. Training stops until a user "
     "notices, and the new job has to wait for capacity again.",
     fix="Set `retries: 3` or more. Retries cost nothing unless they are used, and share "
     "`max_runtime`.",

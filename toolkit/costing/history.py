@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sm_train.cost.assumptions import Observed
 from sm_train.cost.throughput import Measurement
@@ -17,6 +17,9 @@ from sm_train.estimators.config.naming import staging_bucket
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.costing.throughput import StageMeasurement
 from sm_train.toolkit.errors import UserError
+
+if TYPE_CHECKING:
+    import boto3
 
 _VERSION = 1
 
@@ -38,7 +41,7 @@ def history_uri(config: RunConfig, region: str) -> str:
     return f"s3://{staging_bucket(config, region)}/{config.name}/cost/history.json"
 
 
-def write_history(session: Any, uri: str, history: History) -> None:
+def write_history(session: boto3.Session, uri: str, history: History) -> None:
     """Store ``history`` at ``uri``. A PUT to S3 is atomic."""
     from sm_train.toolkit.aws.errors import translate_aws_errors
 
@@ -57,7 +60,7 @@ def write_history(session: Any, uri: str, history: History) -> None:
         )
 
 
-def read_history(session: Any, uri: str) -> History | None:
+def read_history(session: boto3.Session, uri: str) -> History | None:
     """Read the history at ``uri``; None if there is none yet.
 
     Raises:

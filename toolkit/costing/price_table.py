@@ -9,11 +9,14 @@ from dataclasses import asdict
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sm_train.cost.prices import PriceError, PriceRow, PriceTable, shipped_prices
 from sm_train.entrypoints.common.atomic_write import write_atomic
 from sm_train.toolkit.errors import UserError
+
+if TYPE_CHECKING:
+    import boto3
 
 DEFAULT_REGION = "us-east-1"
 """Region of the prices if none is given."""
@@ -66,7 +69,7 @@ def cached_prices() -> PriceTable:
         ) from None
 
 
-def fetch_prices(session: Any, region: str, today: date) -> PriceTable:
+def fetch_prices(session: boto3.Session, region: str, today: date) -> PriceTable:
     """Fetch all training prices of ``region`` from the AWS Price List API and cache them.
 
     Raises:

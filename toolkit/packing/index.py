@@ -106,7 +106,7 @@ def _load_if_current(path: Path, listed: Sequence[ListedShard]) -> ShardIndex | 
     except (OSError, ShardError):
         return None
     has_sizes = len(index) == 0 or index.image_sizes(0) is not None
-    return index if has_sizes and indexed == {one.name: one.bytes for one in listed} else None
+    return index if has_sizes and indexed == {shard.name: shard.bytes for shard in listed} else None
 
 
 def _up_to_date(location: str, index: ShardIndex) -> IndexResult:
@@ -125,14 +125,14 @@ def _write(
     if not listed:
         raise UserError(f"{source}: no .tar in it; create shards with `sm-train pack`")
     damage: list[RejectedInput] = []
-    total, done = sum(one.bytes for one in listed), 0
+    total, done = sum(shard.bytes for shard in listed), 0
 
     def described_shards() -> Iterator[Shard]:
         nonlocal done
         with ProcessPoolExecutor(
             min(workers, len(listed)), mp_context=get_context("spawn")
         ) as pool:
-            for description in pool.map(describe, [one.name for one in listed]):
+            for description in pool.map(describe, [shard.name for shard in listed]):
                 damage.extend(description.rejected)
                 done += description.shard.bytes
                 progress(done, total)

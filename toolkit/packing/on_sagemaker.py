@@ -19,7 +19,7 @@ from sm_train.entrypoints.packing.storage import open_storage
 from sm_train.estimators.bundle.bundle import ARCHIVE_NAME, Bundle, build_bundle
 from sm_train.estimators.config.naming import staging_bucket
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.estimators.request.launcher import FRAMEWORK
+from sm_train.estimators.request.launcher import DEFAULT_PYTORCH
 from sm_train.estimators.request.processing import (
     PackingJob,
     ProcessingRequest,
@@ -247,7 +247,7 @@ def _packing_bundle(config: RunConfig) -> Bundle:
     """Build the code bundle: no user code, but network access to install packages."""
     cluster = config.cluster.model_copy(update={"network_isolation": False})
     packing = config.model_copy(update={"code": None, "entry": None, "cluster": cluster})
-    return build_bundle(packing, FRAMEWORK)
+    return build_bundle(packing, DEFAULT_PYTORCH)
 
 
 def dry_run_document(planned: ProcessingPack, cost: PackCost) -> ProcessingPackDocument:

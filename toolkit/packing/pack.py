@@ -122,7 +122,7 @@ def pack(job: PackJob, on_progress: Callable[[PackProgress], None]) -> PackResul
         OSError: the destination cannot be written, or the disk is full.
         KeyboardInterrupt: on Ctrl-C, SIGTERM or SIGHUP.
     """
-    started = time.time_ns()
+    started_ns = time.time_ns()
     inputs = list_inputs(job)
     destination = open_storage(job.destination, job.access)
     _require_folder(job.destination, destination)
@@ -130,12 +130,12 @@ def pack(job: PackJob, on_progress: Callable[[PackProgress], None]) -> PackResul
     if (index := find_finished(job, plan, inputs.newest_ns, destination)) is not None:
         if destination.size(PLAN_NAME) is not None:  # interrupted between the index and clean-up
             with raise_on_signals(), lock_destination(destination):
-                _clean_up(plan, destination, record_start(plan, destination, started))
+                _clean_up(plan, destination, record_start(plan, destination, started_ns))
         return PackResult(index, destination, up_to_date=True)
     with raise_on_signals(), lock_destination(destination):
         require_same_plan(job, plan, inputs.newest_ns, destination)
         try:
-            started = record_start(plan, destination, started)
+            started_ns = record_start(plan, destination, started_ns)
             build_shards(plan, WorkerPlan(destination, job.access, job.workers), on_progress)
             built = finalize(plan, destination)
         except BaseException as error:
@@ -146,7 +146,7 @@ def pack(job: PackJob, on_progress: Callable[[PackProgress], None]) -> PackResul
         if not any(record.shard for record in built):
             remove_state(plan, destination)
             raise UserError(_nothing_accepted(job.source, list(all_rejected(plan, built))))
-        _clean_up(plan, destination, started)
+        _clean_up(plan, destination, started_ns)
     return PackResult(_read_index(destination), destination, up_to_date=False)
 
 
@@ -260,6 +260,7 @@ def record_start(plan: PackPlan, destination: Storage, started_ns: int) -> int:
 
 
 def _plan_document(plan: PackPlan) -> dict[str, Any]:
+    """Return what identifies the pack: the stored plan of an unfinished pack must equal it."""
     return {
         "inputs": plan.fingerprint,
         "shard_bytes": plan.target_bytes,

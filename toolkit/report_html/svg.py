@@ -126,7 +126,7 @@ def _minify(text: str, name: str, label: str) -> str:
         for key, value in attributes.items():
             attributes[key] = _attribute(key, value, name)
     root.attrib = {
-        "class": "drawing",
+        "class": "plot",
         "viewBox": root.attrib["viewBox"],
         "role": "img",
         "aria-label": label,

@@ -1,1 +1,1 @@
-"""``sm-train review``: was the time well used, by a job's own lines and CloudWatch's metrics."""
+"""``sm-train review``: judges a job's use of time by its log and CloudWatch metrics."""

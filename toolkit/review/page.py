@@ -94,7 +94,7 @@ def page(document: ReviewDocument) -> str:
     )
     return environment.from_string(template("review.html")).render(
         style=Markup(template("page.css")),
-        drawing=Markup,
+        markup=Markup,
         levels={level: (SYMBOLS[level], label) for level, label in _LEVEL_LABELS.items()},
         title=f"Review of {jobs[0]['name']}" if len(jobs) == 1 else f"Review of {len(jobs)} jobs",
         level=min((job["level"] for job in jobs), key=LEVELS.index, default="unknown"),

@@ -79,9 +79,10 @@ def with_attempt(request: TrainingRequest, run: str, start: StartJob) -> Trainin
     if start.auto_advance:
         tags[AUTO_ADVANCE_TAG] = "on"
     kept = [tag for tag in request["Tags"] if tag["Key"] not in (*tags, AUTO_ADVANCE_TAG)]
-    added = [{"Key": key, "Value": value} for key, value in tags.items()]
-    name = job_name(run, start.stage, start.attempt)
-    return deepcopy(request) | {"TrainingJobName": name, "Tags": kept + added}
+    numbered = deepcopy(request)
+    numbered["TrainingJobName"] = job_name(run, start.stage, start.attempt)
+    numbered["Tags"] = kept + [{"Key": key, "Value": value} for key, value in tags.items()]
+    return numbered
 
 
 def create_job(session: boto3.Session, request: TrainingRequest, region: str) -> None:

@@ -1,4 +1,4 @@
-"""Alerts: what they say, how often, and that they arrive, against real servers on loopback."""
+"""Alerts: content, rate limit and delivery, against real servers on loopback."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sm_train.entrypoints.monitoring.alerts import (
 )
 
 from tests.conftest import Aws
-from tests.support.webhook_server import SECRET, Hook, webhook
+from tests.support.webhook_server import SECRET, WebhookServer, webhook_server
 
 STALL = Alert(
     key="stall",
@@ -35,7 +35,7 @@ STALL = Alert(
     title="training has stalled",
     run="my-model",
     stage="256px",
-    symptom="no sign for 190 s in step after step 70 (limit 120 s, usually 0.52 s)",
+    symptom="no heartbeat for 190 s in step after step 70 (limit 120 s, usually 0.52 s)",
     time=1.8e9,
     worst="node 3, rank 27: rank 27 is stopped",
     silent_seconds=190.0,
@@ -44,35 +44,35 @@ STALL = Alert(
     command="sm-train resume my-model",
     console="https://us-east-1.console.aws.amazon.com/sagemaker/home?region=us-east-1#/jobs/j",
 )
-NOBODY = AlertsConfig(None, None, None, "warning")
+NO_SINKS = AlertsConfig(None, None, None, "warning")
 
 
 @pytest.fixture
-def hook() -> Iterator[Hook]:
-    with webhook() as one:
-        yield one
+def server() -> Iterator[WebhookServer]:
+    with webhook_server() as running:
+        yield running
 
 
 @pytest.fixture
-def said() -> list[tuple[str, str]]:
+def warnings() -> list[tuple[str, str]]:
     return []
 
 
-def deliver(
-    hook: Hook, said: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+def slack_dispatcher(
+    server: WebhookServer, warnings: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> AlertDispatcher:
-    monkeypatch.setenv(SLACK_VARIABLE, hook.address)
-    return AlertDispatcher(NOBODY, lambda *words: said.append(words), shortest_wait=0.05)
+    monkeypatch.setenv(SLACK_VARIABLE, server.address)
+    return AlertDispatcher(NO_SINKS, lambda *warning: warnings.append(warning), min_backoff=0.05)
 
 
-# ---------------------------------------------------------------------- what they say
+# ---------------------------------------------------------------------- content
 
 
-def test_an_alert_says_everything_that_is_known_of_it() -> None:
+def test_alert_text_has_everything_that_is_known() -> None:
     text = STALL.text()
     for part in (
         "[critical] my-model/256px: training has stalled",
-        "no sign for 190 s",
+        "no heartbeat for 190 s",
         "worst: node 3, rank 27",
         "burned since: $12.50",
         "last checkpoint: step-00000060",
@@ -87,19 +87,19 @@ def test_an_alert_says_everything_that_is_known_of_it() -> None:
     assert replace(STALL, resolved=True).text().startswith("[resolved]")
 
 
-def test_slacks_control_letters_are_escaped() -> None:
+def test_slack_control_characters_are_escaped() -> None:
     body = json.loads(replace(STALL, symptom="<!channel> & co").for_slack())
     assert "&lt;!channel&gt; &amp; co" in body["attachments"][0]["text"]
     assert body["attachments"][0]["color"] == "danger"
 
 
-def test_an_sns_subject_is_short_and_ascii() -> None:
+def test_sns_subject_is_short_and_ascii() -> None:
     subject = replace(STALL, title="é" * 200).for_sns()["Subject"]
     assert len(subject) <= 100
     assert subject.isascii()
 
 
-# ---------------------------------------------------------------------- how often
+# ---------------------------------------------------------------------- rate limit
 
 
 class Clock:
@@ -109,107 +109,110 @@ class Clock:
         return self.now
 
 
-def test_an_alert_is_sent_once_until_it_is_resolved() -> None:
+def test_alert_is_sent_once_until_it_is_resolved() -> None:
     clock = Clock()
-    throttle = AlertRateLimiter("warning", clock)
-    assert throttle.admit(STALL) == 0
+    limiter = AlertRateLimiter("warning", clock)
+    assert limiter.allow(STALL) == 0
     clock.now = REPEAT_SECONDS - 1
-    assert throttle.admit(STALL) is None
+    assert limiter.allow(STALL) is None
     clock.now = REPEAT_SECONDS
-    assert throttle.admit(STALL) == 0
-    assert throttle.admit(replace(STALL, resolved=True)) == 0
-    assert throttle.admit(replace(STALL, resolved=True)) is None
-    assert throttle.admit(STALL) == 0
+    assert limiter.allow(STALL) == 0
+    assert limiter.allow(replace(STALL, resolved=True)) == 0
+    assert limiter.allow(replace(STALL, resolved=True)) is None
+    assert limiter.allow(STALL) == 0
 
 
-def test_what_was_not_sent_is_not_resolved_and_levels_count() -> None:
-    throttle = AlertRateLimiter("critical", Clock())
-    assert throttle.admit(replace(STALL, level="warning")) is None
-    assert throttle.admit(replace(STALL, resolved=True)) is None
+def test_alert_below_the_level_is_neither_sent_nor_resolved() -> None:
+    limiter = AlertRateLimiter("critical", Clock())
+    assert limiter.allow(replace(STALL, level="warning")) is None
+    assert limiter.allow(replace(STALL, resolved=True)) is None
 
 
-def test_a_burst_is_cut_off_and_said_later() -> None:
+def test_burst_is_suppressed_and_counted_later() -> None:
     clock = Clock()
-    throttle = AlertRateLimiter("info", clock)
-    admitted = [throttle.admit(replace(STALL, key=str(number))) for number in range(BURST + 3)]
+    limiter = AlertRateLimiter("info", clock)
+    admitted = [limiter.allow(replace(STALL, key=str(number))) for number in range(BURST + 3)]
     assert admitted == [0] * BURST + [None] * 3
     clock.now = BURST_SECONDS
-    assert throttle.admit(replace(STALL, key="later")) == 3
+    assert limiter.allow(replace(STALL, key="later")) == 3
 
 
-# ---------------------------------------------------------------------- that they arrive
+# ---------------------------------------------------------------------- delivery
 
 
-def test_it_is_tried_again_after_500_and_429(
-    hook: Hook, said: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+def test_delivery_is_retried_after_500_and_429(
+    server: WebhookServer, warnings: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hook.answers = [(500, {}), (503, {}), (429, {"Retry-After": "1"})]
-    delivery = deliver(hook, said, monkeypatch)
-    delivery.send(STALL)
-    [body] = hook.wait_for(1)
+    server.responses = [(500, {}), (503, {}), (429, {"Retry-After": "1"})]
+    dispatcher = slack_dispatcher(server, warnings, monkeypatch)
+    dispatcher.send(STALL)
+    [body] = server.wait_for(1)
     assert "training has stalled" in body["text"]
-    # As long as Slack asks for, not as long as backing off would take.
-    assert hook.times[3] - hook.times[2] >= 1.0
-    delivery.finish(5)
-    assert said == []
+    # Slack's Retry-After counts, not the shorter backoff.
+    assert server.times[3] - server.times[2] >= 1.0
+    dispatcher.finish(5)
+    assert warnings == []
 
 
-def test_slack_is_down_and_comes_back_and_the_order_stays(
-    said: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+def test_alerts_arrive_in_order_once_slack_is_back(
+    warnings: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with webhook() as down:
+    with webhook_server() as down:
         port = down.port
     down.port = port  # refused from now on
-    delivery = deliver(down, said, monkeypatch)
-    assert delivery.send(STALL)
-    assert delivery.send(replace(STALL, resolved=True))
-    with webhook(port) as up:
+    dispatcher = slack_dispatcher(down, warnings, monkeypatch)
+    assert dispatcher.send(STALL)
+    assert dispatcher.send(replace(STALL, resolved=True))
+    with webhook_server(port) as up:
         first, second = up.wait_for(2)
     assert first["text"].startswith("[critical]")
     assert second["text"].startswith("[resolved]")
 
 
-def test_an_alert_that_never_arrives_harms_nobody_and_is_said(
-    said: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+def test_undelivered_alert_is_logged(
+    warnings: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with webhook() as down:
+    with webhook_server() as down:
         pass
-    delivery = deliver(down, said, monkeypatch)
-    delivery.send(STALL)
-    delivery.finish(0.3)
-    [(code, message)] = said
+    dispatcher = slack_dispatcher(down, warnings, monkeypatch)
+    dispatcher.send(STALL)
+    dispatcher.finish(0.3)
+    [(code, message)] = warnings
     assert code == "alert-lost"
-    assert "ConnectionRefusedError" in message or "no answer" in message
+    assert "ConnectionRefusedError" in message or "no response" in message
 
 
 @pytest.mark.parametrize("status", [404, 403, 400])
-def test_a_refusal_is_not_tried_again(
-    status: int, hook: Hook, said: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+def test_rejected_alert_is_not_retried(
+    status: int,
+    server: WebhookServer,
+    warnings: list[tuple[str, str]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    hook.answers = [(status, {})] * 3
-    delivery = deliver(hook, said, monkeypatch)
-    delivery.send(STALL)
-    delivery.finish(20)
-    assert said == [("alert-failed", f"no alert to slack: HTTP {status}")]
-    assert len(hook.times) == 1
+    server.responses = [(status, {})] * 3
+    dispatcher = slack_dispatcher(server, warnings, monkeypatch)
+    dispatcher.send(STALL)
+    dispatcher.finish(20)
+    assert warnings == [("alert-failed", f"no alert to slack: HTTP {status}")]
+    assert len(server.times) == 1
 
 
-def test_a_time_out_and_a_redirect_are_no_delivery(hook: Hook) -> None:
-    hook.hang = 1.0
+def test_timeout_and_redirect_are_failures(server: WebhookServer) -> None:
+    server.delay = 1.0
     with pytest.raises(UndeliveredError, match="TimeoutError") as slow:
-        WebhookSink("slack", hook.address, Alert.for_slack, timeout=0.1).send(STALL)
+        WebhookSink("slack", server.address, Alert.for_slack, timeout=0.1).send(STALL)
     assert not slow.value.final
-    hook.hang, hook.answers = 0.0, [(302, {"Location": hook.address})]
+    server.delay, server.responses = 0.0, [(302, {"Location": server.address})]
     with pytest.raises(UndeliveredError, match="HTTP 302"):
-        WebhookSink("slack", hook.address, Alert.for_slack).send(STALL)
+        WebhookSink("slack", server.address, Alert.for_slack).send(STALL)
 
 
-def test_any_webhook_gets_every_field(
-    hook: Hook, said: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+def test_generic_webhook_gets_every_field(
+    server: WebhookServer, warnings: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(WEBHOOK_VARIABLE, hook.address)
-    AlertDispatcher(NOBODY, lambda *words: said.append(words)).send(STALL)
-    [body] = hook.wait_for(1)
+    monkeypatch.setenv(WEBHOOK_VARIABLE, server.address)
+    AlertDispatcher(NO_SINKS, lambda *warning: warnings.append(warning)).send(STALL)
+    [body] = server.wait_for(1)
     assert body["burned_usd"] == 12.5
     assert body["key"] == "stall"
 
@@ -229,11 +232,11 @@ def test_any_webhook_gets_every_field(
         "{secret}",
     ],
 )
-def test_an_address_shows_nowhere(address: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_secret_address_appears_nowhere(address: str, capfd: pytest.CaptureFixture[str]) -> None:
     try:
-        hook = WebhookSink("slack", address.format(secret=SECRET), Alert.for_slack)
-        assert SECRET not in repr(hook)
-        hook.send(STALL)
+        sink = WebhookSink("slack", address.format(secret=SECRET), Alert.for_slack)
+        assert SECRET not in repr(sink)
+        sink.send(STALL)
     except UndeliveredError as error:
         shown = "".join(traceback.format_exception(error)) + repr(error)
     assert SECRET not in shown
@@ -241,13 +244,13 @@ def test_an_address_shows_nowhere(address: str, capfd: pytest.CaptureFixture[str
     assert SECRET not in "".join(capfd.readouterr())
 
 
-def enter_cloud(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
+def use_fake_aws(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (aws.environment | {"AWS_DEFAULT_REGION": "us-east-1"}).items():
         monkeypatch.setenv(name, value)
 
 
 def test_secrets_are_read_by_name(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
-    enter_cloud(aws, monkeypatch)
+    use_fake_aws(aws, monkeypatch)
     address = f"https://hooks.slack.com/services/{SECRET}"
     manager = aws.client("secretsmanager")
     manager.create_secret(Name="plain", SecretString=address)
@@ -259,21 +262,21 @@ def test_secrets_are_read_by_name(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> 
     assert missing.value.final
 
 
-def test_a_secret_that_cannot_be_read_is_said_at_the_start(
-    aws: Aws, said: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+def test_unreadable_secret_is_logged_at_the_start(
+    aws: Aws, warnings: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    enter_cloud(aws, monkeypatch)
+    use_fake_aws(aws, monkeypatch)
     aws.client("secretsmanager").create_secret(Name="empty", SecretString="{}")
     alerts = AlertsConfig("empty", "absent", None, "warning")
-    delivery = AlertDispatcher(alerts, lambda *words: said.append(words))
-    delivery.send(STALL)
-    delivery.finish(20)
-    codes = sorted(code for code, _ in said)
-    assert codes == ["alert-failed", "alert-failed", "alerts-broken", "alerts-broken"]
+    dispatcher = AlertDispatcher(alerts, lambda *warning: warnings.append(warning))
+    dispatcher.send(STALL)
+    dispatcher.finish(20)
+    codes = sorted(code for code, _ in warnings)
+    assert codes == ["alert-failed", "alert-failed", "alerts-misconfigured", "alerts-misconfigured"]
 
 
 def test_sns_publishes(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
-    enter_cloud(aws, monkeypatch)
+    use_fake_aws(aws, monkeypatch)
     sns, sqs = aws.client("sns"), aws.client("sqs")
     topic = sns.create_topic(Name="alerts")["TopicArn"]
     queue = sqs.create_queue(QueueName="alerts")["QueueUrl"]

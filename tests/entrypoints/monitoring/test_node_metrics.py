@@ -1,4 +1,4 @@
-"""A machine's counters, read from a made-up ``/proc`` and ``/sys`` and from a driver's stand-in."""
+"""A node's counters, read from a fake ``/proc`` and ``/sys`` and a fake GPU driver."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ Inter-|   Receive                                                |  Transmit
 """
 
 
-def write_machine(root: Path, scale: int) -> None:
-    """Counters after ``scale`` units of work."""
+def write_counters(root: Path, scale: int) -> None:
+    """Write the counters after ``scale`` units of work."""
     files = {
         "proc/net/dev": NET.format(lo=scale * 999, received=scale * 1000, sent=scale * 500),
         "proc/diskstats": f" 259 0 nvme0n1 1 0 {scale * 8} 0 1 0 {scale * 4} 0 0 0 0\n"
@@ -36,7 +36,7 @@ def write_machine(root: Path, scale: int) -> None:
         counters = f"sys/class/infiniband/{device}/ports/1/hw_counters"
         files[f"{counters}/rx_bytes"] = f"{scale * 100}\n"
         files[f"{counters}/rx_drops"] = f"{scale}\n"
-        files[f"{counters}/lifespan"] = "none of a counter\n"
+        files[f"{counters}/lifespan"] = "not a counter\n"
     for name, content in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(content)
@@ -54,17 +54,18 @@ class NVMLError(Exception):
     pass
 
 
-def driver(scale: int, *, ecc: bool) -> Any:
-    """As pynvml, of two GPUs; one without ECC raises what the driver says."""
+def fake_nvml(scale: int, *, ecc: bool) -> Any:
+    """Return a stand-in for pynvml; without ECC it raises the driver's error."""
 
     def errors(handle: int, kind: int, counter: int) -> int:
         if not ecc:
             raise NVMLError("Not Supported")
         return 3 if kind else 0
 
-    def fields(handle: int, wanted: list[tuple[int, int]]) -> list[Any]:
+    def fields(handle: int, field_ids: list[tuple[int, int]]) -> list[Any]:
         return [
-            SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(ullVal=scale * 10)) for _ in wanted
+            SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(ullVal=scale * 10))
+            for _ in field_ids
         ]
 
     return SimpleNamespace(
@@ -88,19 +89,19 @@ def driver(scale: int, *, ecc: bool) -> Any:
 
 
 @pytest.mark.parametrize("ecc", [True, False])
-def test_rates_and_extremes_of_a_machine(tmp_path: Path, ecc: bool) -> None:
+def test_event_has_rates_and_gpu_extremes(tmp_path: Path, ecc: bool) -> None:
     readings = []
     for scale, now in ((1, 100.0), (5, 102.0)):
-        write_machine(tmp_path, scale)
-        machine = NodeCounters(tmp_path, driver(scale, ecc=ecc), [0, 1])
-        readings.append(machine.read(now, []))
+        write_counters(tmp_path, scale)
+        counters = NodeCounters(tmp_path, fake_nvml(scale, ecc=ecc), [0, 1])
+        readings.append(counters.read(now, []))
     fields = event_fields(*readings)
     assert fields["network_receive_bytes_per_second"] == 2000
     assert fields["network_send_bytes_per_second"] == 1000
     assert fields["efa_receive_bytes_per_second"] == 400
     assert fields["efa_drops"] == 8
     assert fields["efa_retransmits"] is None
-    # Of whole devices only: a partition's sectors are its device's, too.
+    # Whole devices only: a partition's sectors count for its device, too.
     assert fields["disk_read_bytes_per_second"] == 512 * 8 * 2
     assert fields["disk_write_bytes_per_second"] == 512 * 4 * 2
     # Two GPUs, two directions, in KiB.
@@ -114,7 +115,7 @@ def test_rates_and_extremes_of_a_machine(tmp_path: Path, ecc: bool) -> None:
     assert [gpu["gpu"] for gpu in fields["gpus"]] == [0, 1]
 
 
-def test_a_machine_without_gpu_and_efa_says_unknown(tmp_path: Path) -> None:
+def test_figures_are_none_without_gpu_and_efa(tmp_path: Path) -> None:
     readings = [NodeCounters(tmp_path).read(now, [os.getpid()]) for now in (0.0, 1.0)]
     fields = event_fields(*readings)
     assert fields["efa_receive_bytes_per_second"] is None
@@ -122,28 +123,28 @@ def test_a_machine_without_gpu_and_efa_says_unknown(tmp_path: Path) -> None:
     assert fields["gpus"] == []
 
 
-def test_the_straggler_table_names_the_slow_rank_in_one_piece(tmp_path: Path) -> None:
-    """Eight ranks and eight GPUs: longer lines than a pipe takes at once would be torn."""
-    clock, pulses, stream = Clock(), [], io.StringIO()
+def test_straggler_table_shows_the_slow_rank_in_one_atomic_line(tmp_path: Path) -> None:
+    """With eight ranks and eight GPUs: a pipe splits lines of more than 4 KiB."""
+    clock, ranks, stream = Clock(), [], io.StringIO()
     for rank in range(8):
-        path = tmp_path / f"pulse-{rank}"
-        pulses.append(
+        path = tmp_path / f"heartbeat-{rank}"
+        ranks.append(
             (HeartbeatWriter(path, rank=rank, local_rank=rank, clock=clock), HeartbeatReader(path))
         )
-    machine = NodeCounters(tmp_path, driver(1, ecc=True), list(range(8)))
-    report = NodeReport(EventLog(node=15, rank=120, stream=stream), 15, lambda: machine)
+    counters = NodeCounters(tmp_path, fake_nvml(1, ecc=True), list(range(8)))
+    report = NodeReport(EventLog(node=15, rank=120, stream=stream), 15, lambda: counters)
     for round_ in range(2):
-        write_machine(tmp_path, 10**9 + round_ * 10**9)
-        for rank, (pulse, _) in enumerate(pulses):
-            began = clock.now
+        write_counters(tmp_path, 10**9 + round_ * 10**9)
+        for rank, (writer, _) in enumerate(ranks):
+            started = clock.now
             for step in range(100):
-                pulse.enter(Phase.DATA, round_ * 100 + step)
+                writer.enter(Phase.DATA, round_ * 100 + step)
                 clock.now += 10**8
-                pulse.enter(Phase.STEP, round_ * 100 + step)
+                writer.enter(Phase.STEP, round_ * 100 + step)
                 clock.now += 3 * 10**8 if rank == 5 else 10**8
-            clock.now = began
+            clock.now = started
         clock.now += 4 * 10**10
-        report.measure([reader for _, reader in pulses], clock.now / 1e9)
+        report.measure([reader for _, reader in ranks], clock.now / 1e9)
     [event] = [one for line in stream.getvalue().splitlines() if (one := parse_event(line))]
     assert len(stream.getvalue().encode()) < 4096
     assert event["ranks"][5]["p50"] == pytest.approx(0.4, rel=0.07)
@@ -154,15 +155,15 @@ def test_the_straggler_table_names_the_slow_rank_in_one_piece(tmp_path: Path) ->
     assert len(event["gpus"]) == 8
 
 
-def test_a_counter_that_was_set_back_has_no_rate() -> None:
+def test_reset_counter_has_no_rate() -> None:
     before, now = Reading(0, {"a": 5, "b": 5}), Reading(1, {"a": 4, "b": 7, "new": 1})
     assert rates(before, now) == {"b": 2}
     assert rates(now, now) == {}
 
 
-def test_this_machine_can_be_read() -> None:
-    """Whatever it is: the kernel's real files."""
-    reading = NodeCounters.here().read(0.0, [os.getpid()])
+def test_counters_of_this_computer_can_be_read() -> None:
+    """Read the kernel's real files, whatever the hardware is."""
+    reading = NodeCounters.open().read(0.0, [os.getpid()])
     assert reading.counters["files_read"] > 0
     assert {"network_receive", "disk_read"} <= reading.counters.keys()
     assert state(os.getpid()) == "R"

@@ -1,4 +1,4 @@
-"""What machines tell each other, over real datagrams on loopback."""
+"""Messages between watchdogs, as real datagrams on loopback."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sm_train.entrypoints.monitoring.peers import (
 )
 from sm_train.entrypoints.monitoring.stall_detector import RankStatus
 
-SEEN = RankStatus(8, 1, Phase.STEP, 5, 11)
+STATUS = RankStatus(8, 1, Phase.STEP, 5, 11)
 
 
 class Clock:
@@ -36,67 +36,67 @@ def free_port() -> int:
         return port
 
 
-def pair(clock: Clock, jobs: tuple[str, str] = ("run", "run")) -> tuple[PeerLink, PeerLink]:
+def linked_pair(clock: Clock, jobs: tuple[str, str] = ("run", "run")) -> tuple[PeerLink, PeerLink]:
     address = ("127.0.0.1", free_port())
     first, second = (
-        PeerLink(job, node, 2, address, look_seconds=1, clock=clock)
+        PeerLink(job, node, 2, address, poll_seconds=1, clock=clock)
         for node, job in enumerate(jobs)
     )
     return first, second
 
 
-def until(condition: Callable[[], bool], *looks: Callable[[], None]) -> None:
-    """Look again and again; loopback delivers in its own time, and drops nothing."""
+def poll_until(condition: Callable[[], bool], *polls: Callable[[], None]) -> None:
+    """Poll repeatedly: loopback delivers with a delay, and drops nothing."""
     for _ in range(1000):
-        for look in looks:
-            look()
+        for poll in polls:
+            poll()
         if condition():
             return
     raise AssertionError("nothing arrived")
 
 
-def test_the_first_machine_hears_the_others_and_they_hear_that_it_does() -> None:
+def test_first_node_receives_statuses_and_the_others_receive_its_reply() -> None:
     clock = Clock()
-    first, second = pair(clock)
-    assert first.speaks
-    assert second.speaks  # nobody has answered yet
-    until(
-        lambda: bool(first.others()) and not second.speaks,
-        lambda: second.exchange([SEEN], PeerFault("stall", "no sign")),
+    first, second = linked_pair(clock)
+    assert first.is_reporter
+    assert second.is_reporter  # there is no reply yet
+    poll_until(
+        lambda: bool(first.statuses()) and not second.is_reporter,
+        lambda: second.exchange([STATUS], PeerFault("stall", "no heartbeat")),
         lambda: first.exchange([], None),
     )
-    assert first.others() == [SEEN]
-    assert first.troubles() == {1: PeerFault("stall", "no sign")}
+    assert first.statuses() == [STATUS]
+    assert first.faults() == {1: PeerFault("stall", "no heartbeat")}
     clock.now = SILENT_POLLS
-    assert first.silent() == {}
+    assert first.silent_nodes() == {}
     clock.now = SILENT_POLLS + 1
-    assert first.silent() == {1: SILENT_POLLS + 1}
-    # Cut off from the first, the second speaks for itself.
-    assert second.speaks
+    assert first.silent_nodes() == {1: SILENT_POLLS + 1}
+    # Cut off from the first node, the second one reports itself.
+    assert second.is_reporter
 
 
-def test_a_machine_that_never_came_is_named_where_others_did() -> None:
+def test_node_that_never_sent_anything_is_silent_once_others_have() -> None:
     clock, address = Clock(), ("127.0.0.1", free_port())
     first, second = (
-        PeerLink("run", node, 3, address, look_seconds=1, clock=clock) for node in (0, 1)
+        PeerLink("run", node, 3, address, poll_seconds=1, clock=clock) for node in (0, 1)
     )
     clock.now = 60.0
-    assert first.silent() == {}
-    until(
-        lambda: bool(first.silent()),
-        lambda: second.exchange([SEEN], None),
+    assert first.silent_nodes() == {}
+    poll_until(
+        lambda: bool(first.silent_nodes()),
+        lambda: second.exchange([STATUS], None),
         lambda: first.exchange([], None),
     )
-    assert first.silent() == {2: 60.0}
+    assert first.silent_nodes() == {2: 60.0}
 
 
-def test_another_job_is_not_listened_to() -> None:
-    first, second = pair(Clock(), ("run", "other"))
+def test_datagrams_of_another_job_are_ignored() -> None:
+    first, second = linked_pair(Clock(), ("run", "other"))
     for _ in range(100):
-        second.exchange([SEEN], None)
+        second.exchange([STATUS], None)
         first.exchange([], None)
-    assert first.others() == []
-    assert second.speaks
+    assert first.statuses() == []
+    assert second.is_reporter
 
 
 @settings(max_examples=40)
@@ -108,16 +108,16 @@ def test_another_job_is_not_listened_to() -> None:
             lambda inner: (
                 st.lists(inner, max_size=3)
                 | st.dictionaries(
-                    st.sampled_from(["job", "node", "seen", "trouble", "rank", "section"]), inner
+                    st.sampled_from(["job", "node", "ranks", "fault", "rank", "phase"]), inner
                 )
             ),
         ).map(lambda document: json.dumps(document).encode()),
     )
 )
-def test_no_datagram_does_harm(message: bytes) -> None:
-    first = PeerLink("run", 0, 2, ("127.0.0.1", 0), look_seconds=1)
-    assert first._take(message) is None
-    assert first.others() == []
+def test_malformed_datagrams_are_ignored(message: bytes) -> None:
+    first = PeerLink("run", 0, 2, ("127.0.0.1", 0), poll_seconds=1)
+    assert first._parse(message) is None
+    assert first.statuses() == []
 
 
 @pytest.mark.parametrize(
@@ -125,25 +125,27 @@ def test_no_datagram_does_harm(message: bytes) -> None:
     [
         {"node": 0},
         {"rank": "8"},
-        {"section": 99},
+        {"phase": 99},
         {"state": "SS"},
-        {"waits": "no"},
-        {"marks": None},
+        {"in_collective": "no"},
+        {"sequence": None},
     ],
 )
-def test_a_machine_speaks_for_itself_and_in_order(change: dict[str, object]) -> None:
-    first = PeerLink("run", 0, 2, ("127.0.0.1", 0), look_seconds=1)
-    whole = {"job": "run", "node": 1, "trouble": None, "seen": [asdict(SEEN)]}
-    assert first._take(json.dumps(whole).encode()) == 1
-    whole["seen"] = [asdict(SEEN) | change]
-    assert first._take(json.dumps(whole).encode()) is None
-    assert first.others() == [SEEN]
+def test_foreign_and_invalid_statuses_are_rejected(
+    change: dict[str, object],
+) -> None:
+    first = PeerLink("run", 0, 2, ("127.0.0.1", 0), poll_seconds=1)
+    document = {"job": "run", "node": 1, "fault": None, "ranks": [asdict(STATUS)]}
+    assert first._parse(json.dumps(document).encode()) == 1
+    document["ranks"] = [asdict(STATUS) | change]
+    assert first._parse(json.dumps(document).encode()) is None
+    assert first.statuses() == [STATUS]
 
 
-def test_the_meeting_point_is_beside_the_rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peer_port_is_next_to_the_rendezvous_port(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     assert rendezvous_address() is None
     monkeypatch.setenv("MASTER_ADDR", "algo-1")
-    for port, beside in (("7777", 7778), ("65535", 65534)):
+    for port, peer_port in (("7777", 7778), ("65535", 65534)):
         monkeypatch.setenv("MASTER_PORT", port)
-        assert rendezvous_address() == ("algo-1", beside)
+        assert rendezvous_address() == ("algo-1", peer_port)

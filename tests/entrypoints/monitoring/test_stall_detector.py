@@ -1,4 +1,4 @@
-"""Signs of life, learned limits and blame: simulated, with the clock handed in."""
+"""Heartbeats, learned timeouts and culprits, simulated with a clock of the test's own."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sm_train.entrypoints.monitoring.heartbeat import (
-    IGNORED,
+    WARM_UP,
     DurationHistogram,
     ExitState,
     HeartbeatReader,
     HeartbeatSample,
     HeartbeatWriter,
     Phase,
-    bucket,
+    bucket_index,
+    bucket_upper_edge,
     heartbeat_folder,
     stale_dirs,
-    upper_edge,
 )
 from sm_train.entrypoints.monitoring.stack_dump import waits_in_collective
 from sm_train.entrypoints.monitoring.stall_detector import (
-    Culprit,
     RankStatus,
     StallDetector,
     TimeoutBounds,
@@ -38,7 +37,7 @@ BOUNDS = TimeoutBounds(shortest=120, longest=1200)
 
 
 class Clock:
-    """Nanoseconds, moved by hand."""
+    """Nanoseconds, advanced by the test."""
 
     def __init__(self) -> None:
         self.now = 10**12
@@ -46,61 +45,61 @@ class Clock:
     def __call__(self) -> int:
         return self.now
 
-    def pass_(self, seconds: float) -> None:
+    def advance(self, seconds: float) -> None:
         self.now += round(seconds * 1e9)
 
 
-def sign(
-    since: float, *, marks: int = 0, section: Phase = Phase.STEP, rank: int = 0
+def sample(
+    since: float, *, sequence: int = 0, phase: Phase = Phase.STEP, rank: int = 0
 ) -> HeartbeatSample:
-    return HeartbeatSample(rank, rank, 1, section, marks, marks, since, ExitState.RUNS)
+    return HeartbeatSample(rank, rank, 1, phase, sequence, sequence, since, ExitState.RUNNING)
 
 
-# ---------------------------------------------------------------------- the pulse
+# ---------------------------------------------------------------------- the writer
 
 
 @given(st.floats(0.0011, 1e6))
-def test_a_bucket_holds_what_it_says(seconds: float) -> None:
-    edge = upper_edge(bucket(round(seconds * 1e9)))
+def test_bucket_edge_exceeds_a_duration_by_at_most_a_sixteenth(seconds: float) -> None:
+    edge = bucket_upper_edge(bucket_index(round(seconds * 1e9)))
     assert seconds <= edge * (1 + 1e-9)
     assert edge <= seconds * 1.0651
 
 
-def test_a_reader_sees_sections_and_their_durations(tmp_path: Path) -> None:
+def test_reader_sees_phases_and_their_durations(tmp_path: Path) -> None:
     clock = Clock()
-    pulse = HeartbeatWriter(tmp_path / "pulse-0", rank=9, local_rank=1, clock=clock)
-    reader = HeartbeatReader(tmp_path / "pulse-0")
+    writer = HeartbeatWriter(tmp_path / "heartbeat-0", rank=9, local_rank=1, clock=clock)
+    reader = HeartbeatReader(tmp_path / "heartbeat-0")
     steps = 20
     for step in range(steps):
-        for section, seconds in ((Phase.DATA, 0.1), (Phase.STEP, 0.4)):
-            pulse.enter(section, step)
-            clock.pass_(seconds)
-    pulse.enter(Phase.FINISH, steps)
-    seen = reader.sign()
-    assert (seen.rank, seen.local_rank, seen.section) == (9, 1, Phase.FINISH)
-    assert (seen.step, seen.marks) == (steps, 2 * steps + 1)
-    assert seen.since == clock.now / 1e9
-    # The first step is a section of its own, and the next ones say nothing yet.
-    assert len(reader.durations(Phase.STEP)) == steps - 1 - IGNORED[Phase.STEP]
+        for phase, seconds in ((Phase.DATA, 0.1), (Phase.STEP, 0.4)):
+            writer.enter(phase, step)
+            clock.advance(seconds)
+    writer.enter(Phase.FINISH, steps)
+    last = reader.sample()
+    assert (last.rank, last.local_rank, last.phase) == (9, 1, Phase.FINISH)
+    assert (last.step, last.sequence) == (steps, 2 * steps + 1)
+    assert last.since == clock.now / 1e9
+    # The first step is a phase of its own, and the next ones are warm-up.
+    assert len(reader.durations(Phase.STEP)) == steps - 1 - WARM_UP[Phase.STEP]
     assert reader.durations(Phase.STEP).quantile(0.5) == pytest.approx(0.4, rel=0.07)
     assert reader.durations(Phase.DATA).longest == pytest.approx(0.1, rel=0.07)
-    assert len(reader.steps()) == steps - 1
-    assert reader.steps().quantile(0.5) == pytest.approx(0.5, rel=0.07)
-    assert reader.total(Phase.DATA) == pytest.approx(0.1 * steps)
-    pulse.end(ExitState.DONE)
-    assert reader.sign().ending is ExitState.DONE
+    assert len(reader.step_durations()) == steps - 1
+    assert reader.step_durations().quantile(0.5) == pytest.approx(0.5, rel=0.07)
+    assert reader.seconds_in(Phase.DATA) == pytest.approx(0.1 * steps)
+    writer.end(ExitState.DONE)
+    assert reader.sample().exit_state is ExitState.DONE
 
 
-def test_another_attempts_memory_stays_readable(tmp_path: Path) -> None:
-    first = HeartbeatWriter(tmp_path / "pulse-0", rank=0, local_rank=0)
-    reader = HeartbeatReader(tmp_path / "pulse-0")
+def test_memory_of_an_earlier_attempt_stays_readable(tmp_path: Path) -> None:
+    first = HeartbeatWriter(tmp_path / "heartbeat-0", rank=0, local_rank=0)
+    reader = HeartbeatReader(tmp_path / "heartbeat-0")
     first.enter(Phase.DATA, 7)
-    HeartbeatWriter(tmp_path / "pulse-0", rank=0, local_rank=0)
-    assert reader.sign().step == 7
-    assert HeartbeatReader(tmp_path / "pulse-0").sign().step == 0
+    HeartbeatWriter(tmp_path / "heartbeat-0", rank=0, local_rank=0)
+    assert reader.sample().step == 7
+    assert HeartbeatReader(tmp_path / "heartbeat-0").sample().step == 0
 
 
-def test_processes_of_one_launcher_meet_and_what_a_dead_one_left_is_found(
+def test_folder_is_per_launcher_and_those_of_dead_launchers_are_stale(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MASTER_PORT", "7777")
@@ -116,11 +115,11 @@ def test_processes_of_one_launcher_meet_and_what_a_dead_one_left_is_found(
     assert stale_dirs(tmp_path / own.name) == [tmp_path / dead]
 
 
-# ---------------------------------------------------------------------- limits
+# ---------------------------------------------------------------------- timeouts
 
 
 def heavy_tailed(rng: random.Random) -> Callable[[], float]:
-    """Step times of a healthy run, in seconds: of many sizes, with tails of three kinds."""
+    """Return a sampler of a healthy run's step seconds: any median, and one of three tails."""
     median = 10 ** rng.uniform(-1.3, 1.3)
     kind = rng.randrange(3)
     if kind == 0:
@@ -129,123 +128,140 @@ def heavy_tailed(rng: random.Random) -> Callable[[], float]:
     if kind == 1:
         exponent = rng.uniform(2, 6)
         return lambda: median * rng.paretovariate(exponent)
-    # A read that is tried again now and then.
-    often, long = rng.uniform(0.001, 0.05), rng.uniform(1, 20)
-    return lambda: median + (rng.expovariate(1 / long) if rng.random() < often else 0)
+    # A read that is retried now and then.
+    share, retry = rng.uniform(0.001, 0.05), rng.uniform(1, 20)
+    return lambda: median + (rng.expovariate(1 / retry) if rng.random() < share else 0)
 
 
-def live(patience: StallDetector, draw: Callable[[], float], steps: int) -> tuple[float, int]:
-    """Live through steps, looked at just before each ends: the time then, and the false alarms.
+def simulate(
+    detector: StallDetector, step_seconds: Callable[[], float], steps: int
+) -> tuple[float, int]:
+    """Simulate steps with a poll just before each ends; returns the time and the false alarms.
 
-    A step beyond the longest limit is a stall by the run file's own word.
+    A step beyond the longest timeout is a stall by definition of the run file.
     """
-    now, alarms, seen = 0.0, 0, list[float]()
+    now, alarms, durations = 0.0, 0, list[float]()
     for number in range(steps):
         since = now
-        taken = min(draw(), BOUNDS.longest)
-        now += taken
-        patience.resume(now)
-        alarms += bool(patience.overdue([sign(since, marks=number)], now))
-        if number >= IGNORED[Phase.STEP]:
-            seen.append(taken)
+        duration = min(step_seconds(), BOUNDS.longest)
+        now += duration
+        detector.resume(now)
+        alarms += bool(detector.overdue([sample(since, sequence=number)], now))
+        if number >= WARM_UP[Phase.STEP]:
+            durations.append(duration)
         if number % 40 == 0:
-            patience.learn({Phase.STEP: DurationHistogram.of(seen)})
+            detector.learn({Phase.STEP: DurationHistogram.of(durations)})
     return now, alarms
 
 
-def test_a_thousand_healthy_runs_raise_no_alarm_and_stalls_are_found_in_time() -> None:
-    found = 0
+def test_a_thousand_healthy_runs_raise_no_alarm_and_stalls_are_detected_in_time() -> None:
+    detected_in_time = 0
     for seed in range(1000):
         rng = random.Random(seed)
-        patience = StallDetector(BOUNDS, pause=5)
-        now, alarms = live(patience, heavy_tailed(rng), steps=rng.randrange(60, 400))
+        detector = StallDetector(BOUNDS, max_gap=5)
+        now, alarms = simulate(detector, heavy_tailed(rng), steps=rng.randrange(60, 400))
         assert alarms == 0, seed
-        limit = patience.limits[Phase.STEP]
-        hangs, looked = sign(now, marks=10**6), now
-        while not patience.overdue([hangs], looked):
-            looked += rng.uniform(0.5, 1.5)
-        assert looked - now > limit
-        found += looked - now <= 2 * limit
-    assert found >= 990
+        timeout = detector.timeouts[Phase.STEP]
+        hung, polled = sample(now, sequence=10**6), now
+        while not detector.overdue([hung], polled):
+            polled += rng.uniform(0.5, 1.5)
+        assert polled - now > timeout
+        detected_in_time += polled - now <= 2 * timeout
+    assert detected_in_time >= 990
 
 
-def test_limits_are_learned_within_bounds() -> None:
-    assert BOUNDS.limit(Phase.STEP, DurationHistogram.of([1.0] * 10)) == 1200
-    assert BOUNDS.limit(Phase.STEP, DurationHistogram.of([1.0] * 60)) == 120
-    assert BOUNDS.limit(Phase.STEP, DurationHistogram.of([60.0] * 60)) == pytest.approx(
+def test_timeouts_are_learned_within_bounds() -> None:
+    assert BOUNDS.timeout(Phase.STEP, DurationHistogram.of([1.0] * 10)) == 1200
+    assert BOUNDS.timeout(Phase.STEP, DurationHistogram.of([1.0] * 60)) == 120
+    assert BOUNDS.timeout(Phase.STEP, DurationHistogram.of([60.0] * 60)) == pytest.approx(
         300, rel=0.07
     )
-    assert BOUNDS.limit(Phase.STEP, DurationHistogram.of([900.0] * 60)) == 1200
-    assert BOUNDS.limit(Phase.START, DurationHistogram.of([1.0] * 60)) == 1200
+    assert BOUNDS.timeout(Phase.STEP, DurationHistogram.of([900.0] * 60)) == 1200
+    assert BOUNDS.timeout(Phase.START, DurationHistogram.of([1.0] * 60)) == 1200
 
 
-def test_a_slow_checkpoint_is_no_stall_until_its_own_limit() -> None:
-    patience = StallDetector(TimeoutBounds(1, 1200), pause=5)
-    patience.learn({Phase.STEP: DurationHistogram.of([0.1] * 99)})
-    slow = sign(0, section=Phase.CHECKPOINT)
-    # Nothing is known of checkpoints yet, then three of 2 s: five times as long is the limit.
-    assert not patience.overdue([slow], 1)
-    patience.learn({Phase.CHECKPOINT: DurationHistogram.of([2.0] * 3)})
-    patience.resume(9)
-    assert not patience.overdue([slow], 9)
-    assert patience.overdue([slow], 11)
-    assert patience.limits[Phase.STEP] == 1
+def test_rare_phases_have_a_five_times_longer_shortest_timeout() -> None:
+    quick = DurationHistogram.of([0.01] * 60)
+    assert BOUNDS.timeout(Phase.STEP, quick) == 120
+    assert BOUNDS.timeout(Phase.DATA, quick) == 120
+    for phase in (Phase.CHECKPOINT, Phase.EVALUATION, Phase.SAMPLES):
+        assert BOUNDS.timeout(phase, quick) == 600
+    assert TimeoutBounds(120, 300).timeout(Phase.CHECKPOINT, quick) == 300
 
 
-def test_a_clock_that_jumps_and_a_frozen_machine_raise_no_alarm() -> None:
-    patience = StallDetector(TimeoutBounds(10, 10), pause=5)
-    hung = sign(0.0)
-    assert not patience.overdue([hung], 1)
+def test_slow_checkpoint_is_no_stall_before_its_own_timeout() -> None:
+    detector = StallDetector(TimeoutBounds(1, 1200), max_gap=5)
+    detector.learn({Phase.STEP: DurationHistogram.of([0.1] * 99)})
+    slow = sample(0, phase=Phase.CHECKPOINT)
+    # No checkpoint is known yet, then three of 2 s: the timeout is five times as long.
+    assert not detector.overdue([slow], 1)
+    detector.learn({Phase.CHECKPOINT: DurationHistogram.of([2.0] * 3)})
+    detector.resume(9)
+    assert not detector.overdue([slow], 9)
+    assert detector.overdue([slow], 11)
+    assert detector.timeouts[Phase.STEP] == 1
+
+
+def test_clock_jump_and_frozen_node_raise_no_alarm() -> None:
+    detector = StallDetector(TimeoutBounds(10, 10), max_gap=5)
+    hung = sample(0.0)
+    assert not detector.overdue([hung], 1)
     for jump in (10_000.0, 500.0, 500.5):
-        assert not patience.overdue([hung], jump)
-    # What goes on being silent is found all the same.
+        assert not detector.overdue([hung], jump)
+    # A process that stays silent is detected all the same.
     now = 500.5
-    while not patience.overdue([hung], now):
+    while not detector.overdue([hung], now):
         now += 1
         assert now < 520
-    # A new sign forgives and forgets.
-    fresh = sign(now, marks=1)
-    assert patience.silences([fresh], now + 1) == {0: 1}
+    # A new heartbeat resets the gaps.
+    resumed = sample(now, sequence=1)
+    assert detector.silences([resumed], now + 1) == {0: 1}
 
 
-def test_what_has_ended_is_not_silent() -> None:
-    patience = StallDetector(TimeoutBounds(10, 10), pause=5000)
-    ended = replace(sign(0), ending=ExitState.DONE)
-    assert not patience.overdue([ended], 1000)
-    assert patience.overdue([sign(0)], 1001)
+def test_ended_process_is_not_overdue() -> None:
+    detector = StallDetector(TimeoutBounds(10, 10), max_gap=5000)
+    ended = replace(sample(0), exit_state=ExitState.DONE)
+    assert not detector.overdue([ended], 1000)
+    assert detector.overdue([sample(0)], 1001)
 
 
-# ---------------------------------------------------------------------- blame
+# ---------------------------------------------------------------------- culprits
 
-WAITS = RankStatus(0, 0, Phase.STEP, 7, 20, waits=True)
+WAITING = RankStatus(0, 0, Phase.STEP, 7, 20, in_collective=True)
 
 
 @pytest.mark.parametrize(
     ("others", "silent", "expected"),
     [
-        ([replace(WAITS, rank=1, state="T")], {}, (1, 0, "stopped")),
-        ([replace(WAITS, rank=9, node=1, state="Z")], {}, (9, 1, "dead")),
-        ([replace(WAITS, rank=1, section=Phase.DATA, marks=19)], {}, (1, 0, "data after step 7")),
-        ([replace(WAITS, rank=1)], {3: 60.0, 2: 9.0}, (None, 3, "node 3 has not been heard of")),
+        ([replace(WAITING, rank=1, state="T")], {}, (1, 0, "stopped")),
+        ([replace(WAITING, rank=9, node=1, state="Z")], {}, (9, 1, "dead")),
         (
-            [replace(WAITS, rank=8, node=1, marks=19), replace(WAITS, rank=9, node=1, marks=19)],
+            [replace(WAITING, rank=1, phase=Phase.DATA, sequence=19)],
+            {},
+            (1, 0, "data after step 7"),
+        ),
+        ([replace(WAITING, rank=1)], {3: 60.0, 2: 9.0}, (None, 3, "node 3 has sent nothing for")),
+        (
+            [
+                replace(WAITING, rank=8, node=1, sequence=19),
+                replace(WAITING, rank=9, node=1, sequence=19),
+            ],
             {},
             (None, 1, "ranks 8, 9"),
         ),
-        ([replace(WAITS, rank=1, waits=False)], {}, (1, 0, "does not wait")),
-        ([replace(WAITS, rank=1)], {}, (None, None, "same place")),
-        ([replace(WAITS, rank=1, waits=None)], {}, (None, None, "same place")),
+        ([replace(WAITING, rank=1, in_collective=False)], {}, (1, 0, "does not wait")),
+        ([replace(WAITING, rank=1)], {}, (None, None, "same phase")),
+        ([replace(WAITING, rank=1, in_collective=None)], {}, (None, None, "same phase")),
         ([], {}, (0, 0, "only one")),
     ],
 )
-def test_who_is_to_blame(
+def test_culprit_is_found(
     others: list[RankStatus], silent: dict[int, float], expected: tuple[int | None, int | None, str]
 ) -> None:
     rank, node, reason = expected
-    found = find_culprit([WAITS, *others], silent)
-    assert (found.rank, found.node) == (rank, node)
-    assert reason in found.reason
-    assert isinstance(found, Culprit)
+    culprit = find_culprit([WAITING, *others], silent)
+    assert (culprit.rank, culprit.node) == (rank, node)
+    assert reason in culprit.reason
 
 
 PY_SPY = """\
@@ -269,7 +285,7 @@ Current thread 0x00007e (most recent call first):
 """
 
 
-def test_stacks_tell_who_waits_for_others() -> None:
+def test_innermost_frames_show_who_waits_in_a_collective() -> None:
     reduces = "all_reduce (torch/distributed/distributed_c10d.py:2806)"
     assert waits_in_collective(PY_SPY.format(innermost=reduces)) is True
     backward = "_engine_run_backward (torch/autograd/graph.py:979)"

@@ -1,4 +1,4 @@
-"""What is kept of a stall, from this very process and from stand-ins for PyTorch's recorder."""
+"""Stall reports of this very process, with a fake of PyTorch's flight recorder."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from sm_train.entrypoints.monitoring.timeouts import NonBlockingStdout, call_wit
 SLEEPER = """
 import sys, time
 from pathlib import Path
-from sm_train.entrypoints.monitoring.stack_dump import answer_signal
+from sm_train.entrypoints.monitoring.stack_dump import register_stack_dump
 def sleep_like_a_log():
     print("asleep", flush=True)
     time.sleep(1000)
-answer_signal(Path(sys.argv[1]))
+register_stack_dump(Path(sys.argv[1]))
 sleep_like_a_log()
 """
 
 
 @pytest.fixture
 def sleeper(tmp_path: Path) -> Iterator[int]:
-    """A process that answers the signal, into ``answer``."""
-    command = [sys.executable, "-c", SLEEPER, str(tmp_path / "answer")]
+    """Start a process that dumps its stacks to ``dump`` on the signal; yields its pid."""
+    command = [sys.executable, "-c", SLEEPER, str(tmp_path / "dump")]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -47,24 +47,24 @@ def sleeper(tmp_path: Path) -> Iterator[int]:
         process.kill()
 
 
-def test_stacks_come_from_outside_or_else_from_within(
+def test_stacks_come_from_py_spy_or_else_from_a_signal(
     tmp_path: Path, sleeper: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer = tmp_path / "answer"
+    dump = tmp_path / "dump"
     os.kill(sleeper, signal.SIGSTOP)
-    assert "sleep_like_a_log" in stacks(sleeper, answer)
-    assert answer.read_text() == ""
+    assert "sleep_like_a_log" in stacks(sleeper, dump)
+    assert dump.read_text() == ""
     os.kill(sleeper, signal.SIGCONT)
-    # Where py-spy is not there, the process is asked.
+    # Without py-spy, the process dumps its stacks itself.
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "in sleep_like_a_log" in stacks(sleeper, answer)
+    assert "in sleep_like_a_log" in stacks(sleeper, dump)
     assert "no stacks" in stacks(sleeper, None)
-    assert "no stacks" in stacks(2**22 + 1, answer)
+    assert "no stacks" in stacks(2**22 + 1, dump)
 
 
 class Recorder(threading.Thread):
-    """Waits at a pipe, as PyTorch does, and dumps in two parts."""
+    """Waits at a pipe, as PyTorch does, and writes its dump in two parts."""
 
     def __init__(self, prefix: Path, rank: int) -> None:
         super().__init__(daemon=True)
@@ -84,37 +84,43 @@ class Recorder(threading.Thread):
         os.close(self._pipe)
 
 
-def test_everything_is_kept_under_names_of_its_own(
+def test_reports_are_written_under_unique_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pulses, prefix = tmp_path / "pulses", tmp_path / "nccl-"
-    HeartbeatWriter(heartbeat_file(pulses, 0), rank=11, local_rank=0)
-    events_file(pulses, 0).write_text("SMT {}\n")
-    sign = HeartbeatReader(heartbeat_file(pulses, 0)).sign()
+    heartbeats, prefix = tmp_path / "heartbeats", tmp_path / "nccl-"
+    HeartbeatWriter(heartbeat_file(heartbeats, 0), rank=11, local_rank=0)
+    events_file(heartbeats, 0).write_text("SMT {}\n")
+    sample = HeartbeatReader(heartbeat_file(heartbeats, 0)).sample()
     Recorder(prefix, 11)
     for name in ("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
         monkeypatch.setenv(name, str(prefix))
-    kept = {}
-    for stamp in ("early", "late"):
-        found = collect(
-            tmp_path / "checkpoints", [sign], node=2, pulses=pulses, stamp=stamp, story="why\n"
+    reports = {}
+    for timestamp in ("early", "late"):
+        report = collect(
+            tmp_path / "checkpoints",
+            [sample],
+            node=2,
+            heartbeats=heartbeats,
+            timestamp=timestamp,
+            summary="why\n",
         )
-        kept[stamp] = {name.removeprefix(f"{stamp}-node-002-"): name for name in found.files}
-    assert found.folder == tmp_path / "checkpoints" / "stalls" / "step-00000000"
-    early, late = kept["early"], kept["late"]
-    assert {"what.txt", "machine.txt", "events-0.log", "rank-00011-stacks.txt"} <= set(early)
-    this = "test_everything_is_kept_under_names_of_its_own"
-    assert this in (found.folder / early["rank-00011-stacks.txt"]).read_text()
-    assert (found.folder / early["rank-00011-nccl"]).read_text() == "first second"
-    # The recorder has gone; nothing is overwritten.
+        prefix_length = len(f"{timestamp}-node-002-")
+        reports[timestamp] = {name[prefix_length:]: name for name in report.files}
+    assert report.folder == tmp_path / "checkpoints" / "stalls" / "step-00000000"
+    early, late = reports["early"], reports["late"]
+    assert {"summary.txt", "system.txt", "events-0.log", "rank-00011-stacks.txt"} <= set(early)
+    own_frame = "test_reports_are_written_under_unique_names"
+    assert own_frame in (report.folder / early["rank-00011-stacks.txt"]).read_text()
+    assert (report.folder / early["rank-00011-nccl"]).read_text() == "first second"
+    # The recorder has ended; nothing is overwritten.
     assert "rank-00011-nccl" not in late
-    assert len(list(found.folder.iterdir())) == len(early) + len(late)
+    assert len(list(report.folder.iterdir())) == len(early) + len(late)
 
 
-def test_what_nvidias_tools_say_is_kept_also_where_they_fail_or_hang(
+def test_output_of_nvidia_tools_is_kept_even_if_they_fail_or_hang(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With stand-ins: a lost GPU, a finding, and a command that does not answer."""
+    """Fake a lost GPU, a health finding, and a command that hangs."""
     tools = tmp_path / "bin"
     tools.mkdir()
     for name, script in {
@@ -125,20 +131,25 @@ def test_what_nvidias_tools_say_is_kept_also_where_they_fail_or_hang(
         (tools / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
     monkeypatch.setattr("sm_train.entrypoints.monitoring.stall_report._COMMAND_SECONDS", 1.0)
-    HeartbeatWriter(heartbeat_file(tmp_path / "pulses", 0), rank=0, local_rank=0)
-    sign = HeartbeatReader(heartbeat_file(tmp_path / "pulses", 0)).sign()
-    found = collect(
-        tmp_path, [sign], node=0, pulses=tmp_path / "pulses", stamp="now", story="why\n"
+    HeartbeatWriter(heartbeat_file(tmp_path / "heartbeats", 0), rank=0, local_rank=0)
+    sample = HeartbeatReader(heartbeat_file(tmp_path / "heartbeats", 0)).sample()
+    report = collect(
+        tmp_path,
+        [sample],
+        node=0,
+        heartbeats=tmp_path / "heartbeats",
+        timestamp="now",
+        summary="why\n",
     )
-    told = (found.folder / "now-node-000-machine.txt").read_text()
-    assert "$ nvidia-smi (exit 15)\nUnable to determine the device handle: GPU is lost" in told
-    assert "$ dcgmi health --check\nOverall Health | health --check: Failure" in told
+    text = (report.folder / "now-node-000-system.txt").read_text()
+    assert "$ nvidia-smi (exit 15)\nUnable to determine the device handle: GPU is lost" in text
+    assert "$ dcgmi health --check\nOverall Health | health --check: Failure" in text
     dmon = "$ dcgmi dmon --field-id 150,155,202,203,230,311,395 --count 1"
-    assert f"{dmon}\nTimeoutExpired" in told
-    assert "State:" in told
+    assert f"{dmon}\nTimeoutExpired" in text
+    assert "State:" in text
 
 
-def test_what_hangs_or_fails_is_given_up(capfd: pytest.CaptureFixture[str]) -> None:
+def test_call_that_hangs_or_fails_returns_the_default(capfd: pytest.CaptureFixture[str]) -> None:
     never = threading.Event()
     assert call_with_timeout(0.05, lambda: never.wait() and 1, 2) == 2
     assert call_with_timeout(5, lambda: 1 // 0, 2) == 2
@@ -146,16 +157,16 @@ def test_what_hangs_or_fails_is_given_up(capfd: pytest.CaptureFixture[str]) -> N
     assert call_with_timeout(5, lambda: 1, 2) == 1
 
 
-def test_a_voice_never_waits_for_its_reader() -> None:
+def test_stdout_never_waits_for_its_reader() -> None:
     read, write = os.pipe()
-    voice = NonBlockingStdout(os.fdopen(write, "w"))
+    stdout = NonBlockingStdout(os.fdopen(write, "w"))
     for _ in range(100):
-        voice.write("x" * 4096)
-    voice.finish(0.05)
+        stdout.write("x" * 4096)
+    stdout.finish(0.05)
     with os.fdopen(read) as reader:
         assert len(reader.read(100 * 4096)) == 100 * 4096
-    spoken = io.StringIO()
-    voice = NonBlockingStdout(spoken)
-    voice.write("word")
-    voice.finish(5)
-    assert spoken.getvalue() == "word"
+    stream = io.StringIO()
+    stdout = NonBlockingStdout(stream)
+    stdout.write("word")
+    stdout.finish(5)
+    assert stream.getvalue() == "word"

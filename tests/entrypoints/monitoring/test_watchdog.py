@@ -1,4 +1,4 @@
-"""The monitor's decisions over several machines, looked at by hand: real datagrams and webhook."""
+"""Decisions of several nodes' watchdogs, polled by the test: real datagrams and a real webhook."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sm_train.toolkit.jobs.events import parse_event
 
 from tests.entrypoints.monitoring.test_peers import free_port
 from tests.support.cluster.training_jobs import priced_document
-from tests.support.webhook_server import Hook, webhook
+from tests.support.webhook_server import WebhookServer, webhook_server
 
 NODES = 2
 
@@ -41,8 +41,8 @@ class Clock:
         return round(self.now * 1e9)
 
 
-class Cluster:
-    """Machines with one process each, all with one clock; the first is at number 0."""
+class WatchedCluster:
+    """Nodes with one process each, all with the same clock."""
 
     def __init__(self, base: Path, **heartbeat: Any) -> None:
         document = priced_document()
@@ -55,37 +55,39 @@ class Cluster:
         self.settings = read_job_config(base / "job.json", "8px")
         self.clock, self.streams = Clock(), [io.StringIO() for _ in range(NODES)]
         address = ("127.0.0.1", free_port())
-        self.pulses, self.monitors, self.deliveries = [], [], []
+        self.writers: list[HeartbeatWriter] = []
+        self.watchdogs: list[Watchdog] = []
+        self.dispatchers: list[AlertDispatcher] = []
         for node, stream in enumerate(self.streams):
-            folder = base / f"pulses-{node}"
+            folder = base / f"heartbeats-{node}"
             path = heartbeat_file(folder, 0)
-            self.pulses.append(
+            self.writers.append(
                 HeartbeatWriter(path, rank=node, local_rank=0, clock=self.clock.nanoseconds)
             )
             events = EventLog(node=node, rank=node, stream=stream)
-            delivery = AlertDispatcher(self.settings.alerts, events.warn, clock=self.clock)
-            neighbours = PeerLink("run", node, NODES, address, look_seconds=10**9, clock=self.clock)
-            monitor = Watchdog(
+            dispatcher = AlertDispatcher(self.settings.alerts, events.warn, clock=self.clock)
+            peers = PeerLink("run", node, NODES, address, poll_seconds=10**9, clock=self.clock)
+            watchdog = Watchdog(
                 self.settings,
                 SageMakerPaths(base / f"algo-{node + 1}"),
                 NodeInfo(node, NODES, 1),
                 folder,
                 events=events,
-                delivery=delivery,
-                neighbours=neighbours,
+                dispatcher=dispatcher,
+                peers=peers,
                 clock=self.clock,
             )
-            self.deliveries.append(delivery)
-            self.monitors.append(monitor)
+            self.dispatchers.append(dispatcher)
+            self.watchdogs.append(watchdog)
 
-    def look(self, seconds: float, *moving: int) -> None:
-        """Time passes; the processes of ``moving`` machines beat, and every monitor looks."""
+    def run(self, seconds: float, *running: int) -> None:
+        """Advance the clock; the processes of ``running`` nodes beat, and every watchdog polls."""
         for _ in range(round(seconds)):
             self.clock.now += 1
-            for node in moving:
-                self.pulses[node].enter(Phase.STEP, 5)
-            for monitor in reversed(self.monitors):
-                monitor.look()
+            for node in running:
+                self.writers[node].enter(Phase.STEP, 5)
+            for watchdog in reversed(self.watchdogs):
+                watchdog.poll()
 
     def events(self, node: int, code: str) -> list[dict[str, Any]]:
         lines = self.streams[node].getvalue().splitlines()
@@ -93,87 +95,91 @@ class Cluster:
 
 
 @pytest.fixture
-def hook() -> Iterator[Hook]:
-    with webhook() as one:
-        yield one
+def server() -> Iterator[WebhookServer]:
+    with webhook_server() as running:
+        yield running
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, hook: Hook, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cluster]:
-    monkeypatch.setenv(SLACK_VARIABLE, hook.address)
+def start_cluster(
+    tmp_path: Path, server: WebhookServer, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., WatchedCluster]:
+    monkeypatch.setenv(SLACK_VARIABLE, server.address)
     monkeypatch.setenv("TRAINING_JOB_NAME", "tiny-8px-1")
     monkeypatch.setenv("AWS_REGION", "eu-west-1")
 
-    def make(**heartbeat: Any) -> Cluster:
-        made = Cluster(tmp_path, **heartbeat)
-        made.look(5, 0, 1)
-        return made
+    def start(**heartbeat: Any) -> WatchedCluster:
+        cluster = WatchedCluster(tmp_path, **heartbeat)
+        cluster.run(5, 0, 1)
+        return cluster
 
-    return make
+    return start
 
 
-def test_a_stall_of_all_machines_is_told_once_and_by_the_first(
-    cluster: Callable[..., Cluster], hook: Hook
+def test_stall_of_all_nodes_is_one_alert_from_the_first_node(
+    start_cluster: Callable[..., WatchedCluster], server: WebhookServer
 ) -> None:
-    job = cluster()
-    job.look(10, 0)  # the second falls silent first, and is behind
-    job.look(105)
-    [alert] = hook.wait_for(1)
-    assert alert["attachments"][0]["text"].count("no sign for") == 1
+    cluster = start_cluster()
+    cluster.run(10, 0)  # the second node falls silent first, and is behind
+    cluster.run(105)
+    [alert] = server.wait_for(1)
+    assert alert["attachments"][0]["text"].count("no heartbeat for") == 1
     for node in range(NODES):
-        [stall] = job.events(node, "stall")
+        [stall] = cluster.events(node, "stall")
         assert stall["node"] == node
-    [seen] = job.events(0, "stall")
-    assert (seen["blamed_rank"], seen["blamed_node"]) == (1, 1)
-    job.look(5, 0, 1)
-    _, resolved = hook.wait_for(2)
+    [stall] = cluster.events(0, "stall")
+    assert (stall["blamed_rank"], stall["blamed_node"]) == (1, 1)
+    cluster.run(5, 0, 1)
+    _, resolved = server.wait_for(2)
     assert resolved["text"].startswith("[resolved]")
-    for delivery in job.deliveries:
-        delivery.finish(1)
-    assert len(hook.taken) == 2
+    for dispatcher in cluster.dispatchers:
+        dispatcher.finish(1)
+    assert len(server.received) == 2
 
 
-def test_the_first_machine_speaks_for_another_that_stalls_alone(
-    cluster: Callable[..., Cluster], hook: Hook
+def test_first_node_reports_the_stall_of_another(
+    start_cluster: Callable[..., WatchedCluster], server: WebhookServer
 ) -> None:
-    job = cluster()
-    job.look(110, 0)
-    [alert] = hook.wait_for(1)
+    cluster = start_cluster()
+    cluster.run(110, 0)
+    [alert] = server.wait_for(1)
     text = alert["attachments"][0]["text"]
-    assert text.startswith("node 1: no sign for")
+    assert text.startswith("node 1: no heartbeat for")
     assert "#/jobs/tiny-8px-1" in text
     assert "eu-west-1" in text
-    # Two machines at $36 an hour for the 100 seconds of its limit.
+    # Two instances at $36 an hour for the 100 seconds of the timeout.
     assert "burned since: $2.0" in text
-    job.look(3, 0, 1)
-    assert hook.wait_for(2)[1]["text"].startswith("[resolved]")
+    cluster.run(3, 0, 1)
+    assert server.wait_for(2)[1]["text"].startswith("[resolved]")
 
 
-def test_a_failure_elsewhere_is_told_once(cluster: Callable[..., Cluster], hook: Hook) -> None:
-    job = cluster()
-    job.pulses[1].end(ExitState.FAILED)
-    job.look(3, 0)
-    job.pulses[0].end(ExitState.FAILED)
-    job.look(3)
-    for monitor in job.monitors:
-        monitor.finish()
-    [alert] = hook.wait_for(1)
+def test_failure_on_another_node_is_reported_once(
+    start_cluster: Callable[..., WatchedCluster], server: WebhookServer
+) -> None:
+    cluster = start_cluster()
+    cluster.writers[1].end(ExitState.FAILED)
+    cluster.run(3, 0)
+    cluster.writers[0].end(ExitState.FAILED)
+    cluster.run(3)
+    for watchdog in cluster.watchdogs:
+        watchdog.finish()
+    [alert] = server.wait_for(1)
     text = alert["attachments"][0]["text"]
     assert "node 1: rank 1 failed" in text
     assert "next: sm-train resume tiny" in text
     assert "burned" not in text
 
 
-def test_a_long_stall_is_told_again_with_what_it_has_cost(
-    cluster: Callable[..., Cluster], hook: Hook
+def test_long_stall_is_reported_again_with_its_cost(
+    start_cluster: Callable[..., WatchedCluster], server: WebhookServer
 ) -> None:
-    job = cluster()
-    job.look(110)
-    hook.wait_for(1)
-    job.clock.now += 1800
-    job.look(15)
-    _, again = hook.wait_for(2)
-    # Two machines at $36 an hour for half an hour and more.
-    burned = float(again["attachments"][0]["text"].split("burned since: $")[1].split("\n")[0])
+    cluster = start_cluster()
+    cluster.run(110)
+    server.wait_for(1)
+    cluster.clock.now += 1800
+    cluster.run(15)
+    _, reminder = server.wait_for(2)
+    # Two instances at $36 an hour for half an hour and more.
+    burned = float(reminder["attachments"][0]["text"].split("burned since: $")[1].split("\n")[0])
     assert 36 <= burned <= 40
-    assert os.environ[SLACK_VARIABLE] not in "".join(one.getvalue() for one in job.streams)
+    assert os.environ[SLACK_VARIABLE] not in "".join(one.getvalue() for one in cluster.streams)

@@ -87,7 +87,7 @@ def test_accumulated_gradient_equals_that_of_the_whole_batch(
         return update(norm)
 
     monkeypatch.setattr(trainer.state, "update", record_gradients)
-    trainer.run(HeartbeatWriter(tmp_path / "pulse-0", rank=0, local_rank=0), StopSignal())
+    trainer.run(HeartbeatWriter(tmp_path / "heartbeat-0", rank=0, local_rank=0), StopSignal())
 
     loader = Loader(
         build_catalog(
@@ -128,8 +128,8 @@ def test_heartbeat_enters_data_and_step_for_each_micro_batch(
     tmp_path: Path, accelerator: Accelerator
 ) -> None:
     trainer = single_step_trainer(tmp_path, accelerator)
-    trainer.run(HeartbeatWriter(tmp_path / "pulse-0", rank=0, local_rank=0), StopSignal())
-    sample = HeartbeatReader(tmp_path / "pulse-0").sign()
-    assert (sample.section, sample.step) == (Phase.FINISH, 1)
+    trainer.run(HeartbeatWriter(tmp_path / "heartbeat-0", rank=0, local_rank=0), StopSignal())
+    sample = HeartbeatReader(tmp_path / "heartbeat-0").sample()
+    assert (sample.phase, sample.step) == (Phase.FINISH, 1)
     # Data and step of each micro-batch, the checkpoint, the end.
-    assert sample.marks == 2 * MICRO_BATCHES + 2
+    assert sample.sequence == 2 * MICRO_BATCHES + 2

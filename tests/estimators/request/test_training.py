@@ -1,4 +1,4 @@
-"""The request: every choice of the run file is in it, and botocore's own model accepts it."""
+"""A request contains every setting of the run file, and botocore's service model accepts it."""
 
 from __future__ import annotations
 
@@ -42,39 +42,41 @@ def channels(request: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(runs())
-def test_any_run_file_that_validates_gives_requests_that_aws_accepts(good: dict[str, Any]) -> None:
-    for request in requests(RunConfig.model_validate(good), ANY_BUNDLE):
+def test_aws_accepts_the_requests_of_any_valid_run_file(document: dict[str, Any]) -> None:
+    for request in requests(RunConfig.model_validate(document), ANY_BUNDLE):
         assert request_errors(request) == []
 
 
-def _replaced(good: dict[str, Any], path: tuple[str | int, ...], value: Any) -> dict[str, Any]:
-    changed = copy.deepcopy(good)
-    place: Any = changed
-    for step in path[:-1]:
-        place = place[step]
-    place[path[-1]] = value
+def _with_value(
+    document: dict[str, Any], path: tuple[str | int, ...], value: Any
+) -> dict[str, Any]:
+    changed = copy.deepcopy(document)
+    parent: Any = changed
+    for key in path[:-1]:
+        parent = parent[key]
+    parent[path[-1]] = value
     return changed
 
 
-_PLACES: list[tuple[str | int, ...]] = [
+_PATHS: list[tuple[str | int, ...]] = [
     *[(key,) for key in ("name", "region", "role", "bucket", "output_kms_key", "tags", "channels")],
     *[("data", key) for key in ("uri", "validation", "index")],
     *[("model", "components"), ("stages", 0, "name"), ("stages", 0, "instances")],
     *[("cluster", key) for key in ClusterSection.model_fields],
 ]
-# Around every bound that the service model has.
+# Below and above every bound of the service model.
 _LENGTHS = (0, 1, 13, 32, 33, 63, 64, 65, 128, 129, 255, 256, 257, 512, 513, 990, 1000, 1024, 2100)
 _TEXTS = [
     *("a" * length for length in _LENGTHS),
-    *(f"s3://own/{'a' * length}/" for length in _LENGTHS),
+    *(f"s3://user/{'a' * length}/" for length in _LENGTHS),
     *(f"arn:aws:iam::111122223333:role/{'a' * length}" for length in _LENGTHS),
-    *(f"s3://own/{'a' * length}/b/" for length in _LENGTHS),
+    *(f"s3://user/{'a' * length}/b/" for length in _LENGTHS),
     *(f"{PLAN}{'a' * length}" for length in _LENGTHS),
     "arn:aws:sagemaker:r:111122223333:training-plan/a",
     *(f"arn:aws:iam::{digits}:role/{name}" for digits in ("1" * 11, "١" * 12) for name in "aé"),
     *("a b", "a/b", "a:b", "a_b", "-a", "a-", "..", "é", "a\n", "a\tb", "a'b", "\x00", "aws:a"),
     *("sg-1", "2.3.0", "٢.٣", "us-east-1", "us-east-٢", "alias/own", "train", "arn:aws:kms:a.b"),
-    *(machine.name for machine in instance_types()),
+    *(instance.name for instance in instance_types()),
 ]
 _NUMBERS = [-1, 0, 1, 30, 31, 60, 1799, 1800, 16385, 21600, 21601, 2419200, 2419201, 10**12, "2d"]
 _SIZES = (1, 4, 5, 6, 12, 13, 16, 17, 40, 41, 96, 97, 101)
@@ -86,47 +88,81 @@ def _values() -> Iterator[Any]:
         yield [text]
         yield {text: "a"}
         yield {"a": text}
-        yield {text: {"uri": "s3://own/a/"}}
-        yield {"own": {"uri": text}}
+        yield {text: {"uri": "s3://user/a/"}}
+        yield {"user": {"uri": text}}
         yield {"subnets": [text], "security_groups": ["sg-1"]}
         yield {"subnets": ["subnet-1"], "security_groups": [text]}
     for size in _SIZES:
-        many = [f"own{index}" for index in range(size)]
-        yield from (many, dict.fromkeys(many, "a"), {key: {"uri": "s3://own/a/"} for key in many})
-        yield {"subnets": many, "security_groups": ["sg-1"]}
-        yield {"subnets": ["subnet-1"], "security_groups": many}
+        items = [f"user{index}" for index in range(size)]
+        yield from (items, dict.fromkeys(items, "a"))
+        yield {key: {"uri": "s3://user/a/"} for key in items}
+        yield {"subnets": items, "security_groups": ["sg-1"]}
+        yield {"subnets": ["subnet-1"], "security_groups": items}
 
 
-@pytest.mark.parametrize("place", _PLACES, ids=lambda place: ".".join(map(str, place)))
-def test_a_run_file_whose_request_aws_would_refuse_does_not_validate(
-    place: tuple[str | int, ...],
-) -> None:
-    """Whatever stands in one place: either it is refused at once, or AWS takes the request."""
+@pytest.mark.parametrize("path", _PATHS, ids=lambda path: ".".join(map(str, path)))
+def test_invalid_requests_are_rejected_in_the_run_file(path: tuple[str | int, ...]) -> None:
+    """For any value of one key, either the run file is invalid or AWS accepts the request."""
     base = run(
         stages=[stage("a"), stage("b", optimizer_state="keep")],
         cluster={"instance_type": "ml.p6e-gb200.36xlarge", "image": ECR},
     )
     for value in _values():
         try:
-            changed = RunConfig.model_validate(_replaced(base, place, value))
+            changed = RunConfig.model_validate(_with_value(base, path, value))
         except ValidationError:
             continue
         for request in requests(changed, ANY_BUNDLE):
             assert request_errors(request) == [], value
 
 
-def test_data_streams_and_is_dealt_out_between_instances() -> None:
-    train = channels(requests(config())[0])["train"]
-    assert train["InputMode"] == "FastFile"
-    source = train["DataSource"]["S3DataSource"]
-    assert source == {
-        "S3DataType": "S3Prefix",
-        "S3Uri": "s3://my-bucket/shards/",
-        "S3DataDistributionType": "ShardedByS3Key",
+SHARDED, REPLICATED = "ShardedByS3Key", "FullyReplicated"
+
+
+def channel_modes(request: dict[str, Any]) -> dict[str, tuple[str, str, str]]:
+    """URI, distribution over the instances, and input mode of each channel."""
+    return {
+        name: (
+            channel["DataSource"]["S3DataSource"]["S3Uri"],
+            channel["DataSource"]["S3DataSource"]["S3DataDistributionType"],
+            channel["InputMode"],
+        )
+        for name, channel in channels(request).items()
     }
 
 
-def test_a_run_survives_internal_errors_and_restarts() -> None:
+def test_each_channel_has_its_distribution_and_input_mode() -> None:
+    """Only the training shards are split: an instance needs all of everything else."""
+    run = config(
+        stages=[stage("a", max_steps=300), stage("b", optimizer_state="keep")],
+        data={"uri": "s3://my-bucket/shards/", "validation": "s3://my-bucket/held-out/"},
+        model={"preset": "sd2", "components": "s3://my-bucket/components/"},
+        cluster={"instance_type": "ml.p5.48xlarge"},
+        channels={
+            "masks": {"uri": "s3://my-bucket/masks/", "mode": "File", "sharded": True},
+            "labels": {"uri": "s3://my-bucket/labels/"},
+        },
+    )
+    staged = "s3://my-bucket/demo/code/b-20261120120000/input"
+    checkpoints = "s3://my-bucket/demo/checkpoints/a"
+    _, request = requests(run)
+    assert channel_modes(request) == {
+        "train": ("s3://my-bucket/shards/", SHARDED, "FastFile"),
+        "index": ("s3://my-bucket/index.parquet", REPLICATED, "FastFile"),
+        "validation": ("s3://my-bucket/held-out/", REPLICATED, "FastFile"),
+        "model": ("s3://my-bucket/components/", REPLICATED, "File"),
+        "previous": (f"{checkpoints}/final/", REPLICATED, "File"),
+        "previous_state": (f"{checkpoints}/step-00000300/", REPLICATED, "File"),
+        "masks": ("s3://my-bucket/masks/", SHARDED, "File"),
+        "labels": ("s3://my-bucket/labels/", REPLICATED, "FastFile"),
+        "code": (f"{staged}/code/sourcedir.tar.gz", REPLICATED, "File"),
+        "sm_drivers": (f"{staged}/sm_drivers", REPLICATED, "File"),
+    }
+    sources = [channel["DataSource"]["S3DataSource"] for channel in channels(request).values()]
+    assert {source["S3DataType"] for source in sources} == {"S3Prefix"}
+
+
+def test_job_has_retries_and_a_checkpoint_location() -> None:
     [request] = requests(config(cluster={"instance_type": "ml.p5.48xlarge", "retries": 7}))
     assert request["RetryStrategy"] == {"MaximumRetryAttempts": 7}
     assert request["CheckpointConfig"] == {
@@ -136,12 +172,12 @@ def test_a_run_survives_internal_errors_and_restarts() -> None:
     assert request["StoppingCondition"] == {"MaxRuntimeInSeconds": 5 * 86400}
 
 
-def test_no_retries_leaves_the_field_out() -> None:
+def test_zero_retries_omits_the_field() -> None:
     [request] = requests(config(cluster={"instance_type": "ml.p5.48xlarge", "retries": 0}))
     assert "RetryStrategy" not in request
 
 
-def test_a_later_stage_starts_from_the_final_model_of_the_one_before() -> None:
+def test_later_stage_starts_from_the_previous_final_model() -> None:
     first, second = requests(config(stages=[stage("a"), stage("b")]))
     assert "previous" not in channels(first)
     source = channels(second)["previous"]["DataSource"]["S3DataSource"]
@@ -150,16 +186,16 @@ def test_a_later_stage_starts_from_the_final_model_of_the_one_before() -> None:
     assert "previous_state" not in channels(second)
 
 
-@pytest.mark.parametrize("takes", [{"init_from": "raw"}, {"optimizer_state": "keep"}])
-def test_a_stage_that_takes_more_gets_the_last_checkpoint(takes: dict[str, str]) -> None:
-    stages = [stage("a", max_steps=300), stage("b", **takes)]
+@pytest.mark.parametrize("settings", [{"init_from": "raw"}, {"optimizer_state": "keep"}])
+def test_stage_that_needs_state_gets_the_last_checkpoint(settings: dict[str, str]) -> None:
+    stages = [stage("a", max_steps=300), stage("b", **settings)]
     _, second = requests(config(stages=stages))
     source = channels(second)["previous_state"]["DataSource"]["S3DataSource"]
     assert source["S3Uri"] == "s3://my-bucket/demo/checkpoints/a/step-00000300/"
 
 
-def test_every_channel_can_be_in_the_name_of_a_shell_variable() -> None:
-    """The SDK's start script exports SM_CHANNEL_NAME, and ends where that is none."""
+def test_channel_names_are_valid_shell_variables() -> None:
+    """The SDK's start script exports SM_CHANNEL_NAME and fails if that is not valid."""
     _, second = requests(config(stages=[stage("a"), stage("b", init_from="raw")]))
     assert {"train", "previous", "previous_state"} < channels(second).keys()
     assert all(name.isidentifier() for name in channels(second))
@@ -220,21 +256,23 @@ def test_every_channel_can_be_in_the_name_of_a_shell_variable() -> None:
         ({"infra_check": True}, "InfraCheckConfig", {"EnableInfraCheck": True}),
     ],
 )
-def test_each_choice_sets_its_own_field_and_no_other(
+def test_each_setting_changes_only_its_field(
     cluster: dict[str, Any], field: str, expected: object
 ) -> None:
-    [plain] = requests(config(cluster={"instance_type": "ml.p5.48xlarge", "image": ECR}))
+    [default] = requests(config(cluster={"instance_type": "ml.p5.48xlarge", "image": ECR}))
     [request] = requests(
         config(cluster={"instance_type": "ml.p5.48xlarge", "image": ECR} | cluster)
     )
     assert request[field] == expected
-    changed = {key for key in request.keys() | plain.keys() if request.get(key) != plain.get(key)}
+    changed = {
+        key for key in request.keys() | default.keys() if request.get(key) != default.get(key)
+    }
     spot = {"StoppingCondition", "EnableManagedSpotTraining"} if "spot" in cluster.values() else {}
-    # The run document is in the bundle, whose digest is a tag.
+    # The run file is in the bundle, whose digest is a tag.
     assert changed <= {field, "Tags", *spot}
 
 
-def test_alternatives_of_as_many_gpus_share_one_count() -> None:
+def test_alternatives_with_equal_gpus_share_one_count() -> None:
     cluster = {"instance_type": "ml.p4de.24xlarge", "alternatives": ["ml.p5.48xlarge"]}
     [request] = requests(config(cluster=cluster))
     assert request["ResourceConfig"] == {
@@ -245,11 +283,11 @@ def test_alternatives_of_as_many_gpus_share_one_count() -> None:
         "InstanceCount": 4,
         "VolumeSizeInGB": 30,
     }
-    # One image and one way to start for all of them: NCCL.
+    # One image and one route for all types: NCCL.
     assert "ContainerEntrypoint" in request["AlgorithmSpecification"]
 
 
-def test_alternatives_with_fewer_gpus_come_in_a_number_that_keeps_the_batch() -> None:
+def test_alternatives_with_fewer_gpus_have_higher_counts() -> None:
     cluster = {"instance_type": "ml.g6e.48xlarge", "alternatives": ["ml.g6e.12xlarge"]}
     [request] = requests(config(cluster=cluster))
     assert request["ResourceConfig"] == {
@@ -261,47 +299,31 @@ def test_alternatives_with_fewer_gpus_come_in_a_number_that_keeps_the_batch() ->
     }
 
 
-def test_further_channels_come_after_ours() -> None:
-    own = {"masks": {"uri": "s3://my-bucket/masks/", "mode": "File", "sharded": True}}
-    [request] = requests(config(channels=own))
-    assert channels(request)["masks"] == {
-        "ChannelName": "masks",
-        "DataSource": {
-            "S3DataSource": {
-                "S3DataType": "S3Prefix",
-                "S3Uri": "s3://my-bucket/masks/",
-                "S3DataDistributionType": "ShardedByS3Key",
-            }
-        },
-        "InputMode": "File",
-    }
-
-
-def test_the_models_key_is_the_outputs() -> None:
+def test_output_kms_key_is_set() -> None:
     [request] = requests(config(output_kms_key="alias/own"))
     assert request["OutputDataConfig"]["KmsKeyId"] == "alias/own"
 
 
-def test_isolated_smddp_takes_its_code_from_a_channel() -> None:
-    """The container's toolkit would fetch it from S3 otherwise, which it cannot reach."""
+def test_isolated_smddp_reads_its_code_from_a_channel() -> None:
+    """The container's toolkit cannot download it from S3 without network access."""
     cluster = {"instance_type": "ml.p4de.24xlarge", "backend": "smddp"}
     [request] = requests(config(cluster=cluster | {"image": ECR, "network_isolation": True}))
-    place = "/opt/ml/input/data/code/sourcedir.tar.gz"
-    assert request["HyperParameters"]["sagemaker_submit_directory"] == place
+    archive = "/opt/ml/input/data/code/sourcedir.tar.gz"
+    assert request["HyperParameters"]["sagemaker_submit_directory"] == archive
     assert "sm_drivers" not in channels(request)
     assert code_uri(request) == (
         "s3://my-bucket/demo/code/256px-20261120120000/input/code/sourcedir.tar.gz"
     )
 
 
-def test_a_sharded_stage_takes_a_newer_pytorch_and_nccl_for_the_whole_run() -> None:
+def test_sharded_stage_selects_nccl_and_newer_pytorch_for_all_stages() -> None:
     stages = [stage("a"), stage("b", sharding="full_shard")]
     for request in requests(config(stages=stages)):
         assert "sagemaker_distributed_dataparallel_enabled" not in request["HyperParameters"]
         assert "2.3.0" not in request["AlgorithmSpecification"]["TrainingImage"]
 
 
-def test_p4de_clusters_start_through_the_containers_own_smddp_launcher() -> None:
+def test_p4de_clusters_start_with_smddp() -> None:
     [request] = requests(config())
     parameters = request["HyperParameters"]
     assert parameters["sagemaker_distributed_dataparallel_enabled"] == "true"
@@ -320,7 +342,7 @@ def test_p4de_clusters_start_through_the_containers_own_smddp_launcher() -> None
         {"instance_type": "ml.p4de.24xlarge", "image": ECR},
     ],
 )
-def test_everything_else_starts_by_torchrun_from_the_code_channel(cluster: dict[str, Any]) -> None:
+def test_other_clusters_start_with_torchrun(cluster: dict[str, Any]) -> None:
     [request] = requests(config(cluster=cluster))
     assert request["HyperParameters"] == {"stage": "256px"}
     assert request["AlgorithmSpecification"]["ContainerEntrypoint"] == ["/bin/bash"]
@@ -337,26 +359,24 @@ def test_everything_else_starts_by_torchrun_from_the_code_channel(cluster: dict[
         ({"image": ECR, "backend": "smddp"}, "2.3.0"),
     ],
 )
-def test_packages_are_those_for_the_images_pytorch(
-    cluster: dict[str, Any], version: str | None
-) -> None:
+def test_pytorch_version_follows_the_image(cluster: dict[str, Any], version: str | None) -> None:
     run = config(cluster={"instance_type": "ml.p4de.24xlarge"} | cluster)
     assert pytorch_version(run) == version
 
 
-def test_one_p4de_uses_torchrun() -> None:
+def test_single_p4de_starts_with_torchrun() -> None:
     [request] = requests(config(stages=[stage(instances=1)]))
     assert request["HyperParameters"] == {"stage": "256px"}
 
 
-def test_the_users_environment_wins_over_ours() -> None:
+def test_user_environment_overrides_defaults() -> None:
     [request] = requests(
         config(cluster={"instance_type": "ml.p5.48xlarge", "environment": {"NCCL_DEBUG": "WARN"}})
     )
     assert request["Environment"]["NCCL_DEBUG"] == "WARN"
 
 
-def test_tags_tell_run_stage_and_bundle() -> None:
+def test_tags_name_run_stage_and_bundle() -> None:
     run = config(tags={"team": "imaging"})
     [request] = requests(run)
     tags = {tag["Key"]: tag["Value"] for tag in request["Tags"]}
@@ -378,7 +398,7 @@ def test_tags_tell_run_stage_and_bundle() -> None:
     assert {"Key": "sm-train:commit", "Value": "0123abc-dirty"} in request["Tags"]
 
 
-def test_every_metric_reads_its_number_from_a_real_event_line() -> None:
+def test_every_metric_matches_a_real_event_line() -> None:
     lines = [
         format_event(kind, dict.fromkeys(sorted(fields), 0.25), time=1.0, node=0, rank=0)
         for kind, fields in FIELDS.items()
@@ -386,15 +406,15 @@ def test_every_metric_reads_its_number_from_a_real_event_line() -> None:
     definitions = metric_definitions()
     assert len(definitions) <= 40
     for definition in definitions:
-        found = [match[1] for line in lines if (match := re.search(definition["Regex"], line))]
-        assert found == ["0.25"], definition
+        values = [match[1] for line in lines if (match := re.search(definition["Regex"], line))]
+        assert values == ["0.25"], definition
 
 
 @pytest.mark.parametrize("value", [1e-4, 12, -0.5, 1.5e20])
-def test_metrics_read_numbers_as_json_writes_them(value: float) -> None:
+def test_metrics_parse_numbers_as_json_writes_them(value: float) -> None:
     fields = dict.fromkeys(FIELDS["step"], value)
     line = format_event("step", fields, time=1.0, node=0, rank=0)
-    loss = next(one for one in metric_definitions() if one["Name"] == "sm_train:loss")
+    loss = next(metric for metric in metric_definitions() if metric["Name"] == "sm_train:loss")
     match = re.search(loss["Regex"], line)
     assert match is not None
     assert float(match[1]) == value

@@ -1,5 +1,5 @@
-"""A process of a tiny model's training: writes down the bytes of its states after a step, and how
-often processes exchange something while three micro-batches accumulate.
+"""Trains a tiny model for one step; writes the bytes of its state, and the number of collectives
+in an accumulation of three micro-batches.
 
 torchrun count_states.py JOB-FILE FOLDER
 """
@@ -24,8 +24,8 @@ from sm_train.entrypoints.training.train_state import TrainState
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
-class Exchanges(TorchDispatchMode):
-    """Counts the collectives that are begun inside, by name."""
+class CollectiveCounter(TorchDispatchMode):
+    """Counts the collectives that are started inside the context, by name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,58 +38,62 @@ class Exchanges(TorchDispatchMode):
 
 
 def main() -> None:
-    """Of this process: one step on noise, then what is allocated for weights and the rest."""
-    settings = read_job_config(Path(sys.argv[1]), "8px")
+    """Measure this rank and write its results to ``FOLDER/rank-N.json``."""
+    config = read_job_config(Path(sys.argv[1]), "8px")
     torch.distributed.init_process_group("gloo")
     accelerator = Accelerator(cpu=True)
-    parts = build_components(settings.model, 8, components=None, previous=None)
-    processes = accelerator.num_processes
-    placing = ParallelPlan.choose(
-        settings, parts.network_init.component, processes, processes, None
+    components = build_components(config.model, 8, components=None, previous=None)
+    world_size = accelerator.num_processes
+    plan = ParallelPlan.choose(
+        config, components.network_init.component, world_size, world_size, None
     )
-    module = parallelize(placing, settings, parts, accelerator, processes)
+    module = parallelize(plan, config, components, accelerator, world_size)
     model = fsdp.wrap(module, accelerator)
-    learner = TrainState(settings, module)
-    config = parts.network.config
-    noisy = torch.randn(1, config.in_channels, config.sample_size, config.sample_size)
-    text = ModelInputs(parts, accelerator.device, 0.0).no_text()
+    state = TrainState(config, module)
+    network = components.network.config
+    noisy = torch.randn(1, network.in_channels, network.sample_size, network.sample_size)
+    text = ModelInputs(components, accelerator.device, caption_dropout=0.0).no_text()
 
     def backward() -> None:
         accelerator.backward(model(noisy, torch.ones(1), *text).mean())
 
     backward()
-    gradients = [to_local(one.grad) for one in learner.parameters if one.grad is not None]
-    found: dict[str, float] = {
-        "gradients": sum(one.numel() * one.element_size() for one in gradients)
+    gradients = [to_local(weight.grad) for weight in state.parameters if weight.grad is not None]
+    results: dict[str, float] = {
+        "gradients": sum(gradient.numel() * gradient.element_size() for gradient in gradients)
     }
-    learner.update(fsdp.gradient_norm(learner.parameters))
-    tensors = {box.name: own.tensor for box, own in learner.tensors().items()}
-    for state, prefixes in {
+    state.update(fsdp.gradient_norm(state.parameters))
+    tensors = {spec.name: shard.tensor for spec, shard in state.tensors().items()}
+    for part, prefixes in {
         "weights": ("model.",),
         "adamw": ("exp_avg.", "exp_avg_sq."),
         "ema": ("ema.",),
     }.items():
-        found[state] = sum(
-            one.untyped_storage().nbytes()
-            for name, one in tensors.items()
+        results[part] = sum(
+            tensor.untyped_storage().nbytes()
+            for name, tensor in tensors.items()
             if name.startswith(prefixes) and "pos_embed.pos_embed" not in name
         )
     if fsdp.is_sharded(module):
-        for whole in (True, False):
-            keeps = placing.sharding == "shard_grad_op"
-            learner.zero_grad()
-            with Exchanges() as exchanges:
+        unsharded_weights = plan.sharding == "shard_grad_op"
+        for unsharded_grads in (True, False):
+            state.zero_grad()
+            with CollectiveCounter() as collectives:
                 for _ in range(2):
                     with fsdp.no_sync(
-                        model, accelerator, unsharded_grads=whole, unsharded_weights=keeps
+                        model,
+                        accelerator,
+                        unsharded_grads=unsharded_grads,
+                        unsharded_weights=unsharded_weights,
                     ):
                         backward()
                 backward()
-            found[f"norm, whole: {whole}"] = float(fsdp.gradient_norm(learner.parameters))
-            for operation, count in exchanges.counts.items():
-                found[f"{operation}, whole: {whole}"] = count
+            suffix = f", unsharded_grads: {unsharded_grads}"
+            results[f"norm{suffix}"] = float(fsdp.gradient_norm(state.parameters))
+            for name, count in collectives.counts.items():
+                results[f"{name}{suffix}"] = count
     path = Path(sys.argv[2]) / f"rank-{accelerator.process_index}.json"
-    path.write_text(json.dumps(found))
+    path.write_text(json.dumps(results))
     torch.distributed.destroy_process_group()
 
 

@@ -1,6 +1,6 @@
-"""A training process without a model: it beats, and then does what hangs real ones.
+"""A training process without a model: it sends heartbeats, then fails as real ones do.
 
-Started as ``watched.py DOCUMENT FAULT``; it speaks on standard output.
+Run as ``python -m tests.support.cluster.faulty_process DOCUMENT FAULT``.
 """
 
 from __future__ import annotations
@@ -17,61 +17,61 @@ from sm_train.entrypoints.monitoring.heartbeat import HeartbeatWriter, Phase
 from sm_train.entrypoints.monitoring.start import heartbeat
 
 HEALTHY = 70
-"""Steps before the fault: limits are learned by then."""
+"""Steps before the fault: enough to learn timeouts."""
 
 
-def read_for_ever(path: str) -> None:
-    """A loader worker on a file system that does not answer."""
+def read_forever(path: str) -> None:
+    """Read like a loader worker on a file system that does not respond."""
     exit_with_parent()
     with open(path, "rb") as file:  # noqa: PTH123
         file.read()
 
 
-def train(pulse: HeartbeatWriter, steps: range) -> None:
+def train(writer: HeartbeatWriter, steps: range) -> None:
     for step in steps:
-        pulse.enter(Phase.DATA, step)
+        writer.enter(Phase.DATA, step)
         time.sleep(0.001)
-        pulse.enter(Phase.STEP, step)
+        writer.enter(Phase.STEP, step)
         time.sleep(0.01)
 
 
-def fail(fault: str, pulse: HeartbeatWriter) -> None:
+def fail(fault: str, writer: HeartbeatWriter) -> None:
     if fault == "gil":
         # A call through PyDLL keeps the GIL: no other Python thread of this process runs.
         ctypes.PyDLL(None).sleep(1000)
     if fault == "read":
-        pulse.enter(Phase.DATA, HEALTHY)
+        writer.enter(Phase.DATA, HEALTHY)
         worker = multiprocessing.get_context("spawn").Process(
-            target=read_for_ever, args=(os.environ["READ"],), daemon=True
+            target=read_forever, args=(os.environ["READ"],), daemon=True
         )
         worker.start()
         worker.join()
     if fault == "raise":
         raise RuntimeError("the loss went through the roof")
-    train(pulse, range(HEALTHY, 10**9))
+    train(writer, range(HEALTHY, 10**9))
 
 
-def reduce_for_ever(pulse: HeartbeatWriter) -> None:
-    """Steps that end with a sum over all processes, as in training."""
+def reduce_forever(writer: HeartbeatWriter) -> None:
+    """Run steps that end with an all-reduce, as in training."""
     import torch
     import torch.distributed as dist
 
     dist.init_process_group("gloo")
     for step in range(10**9):
-        pulse.enter(Phase.DATA, step)
+        writer.enter(Phase.DATA, step)
         time.sleep(0.01)
-        pulse.enter(Phase.STEP, step)
+        writer.enter(Phase.STEP, step)
         dist.all_reduce(torch.zeros(1))
 
 
 def main(document: str, fault: str) -> None:
-    with heartbeat(Path(document), "8px") as pulse:
+    with heartbeat(Path(document), "8px") as writer:
         if fault == "reduce":
-            reduce_for_ever(pulse)
-        train(pulse, range(HEALTHY))
+            reduce_forever(writer)
+        train(writer, range(HEALTHY))
         print("healthy", flush=True)
         if fault != "none":
-            fail(fault, pulse)
+            fail(fault, writer)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import array
 import json
+import multiprocessing.process
 import os
 import runpy
 import signal
@@ -211,6 +212,8 @@ def _become(
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
+    # multiprocessing resolves the script's path against the folder that it was imported in.
+    multiprocessing.process.ORIGINAL_DIR = cwd  # type: ignore[attr-defined]
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)

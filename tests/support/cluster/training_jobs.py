@@ -1,4 +1,4 @@
-"""Real training jobs of a tiny model for tests: shards, a run, a job's folders, real processes."""
+"""Real training jobs of a tiny model: shards, a run, a job's folders and processes."""
 
 from __future__ import annotations
 
@@ -20,6 +20,12 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
+from sm_train.entrypoints.common.checkpoint_layout import (
+    MARKER,
+    CheckpointMarker,
+    is_shard_file,
+    step_folder_name,
+)
 from sm_train.estimators.bundle.bundle import build_bundle
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.jobs.events import parse_event
@@ -29,7 +35,7 @@ from tests.support.deadline import DEADLINE
 from tests.support.run_documents import job_document, run
 
 PYTHON = os.environ.get("TRAIN_PYTHON", sys.executable)
-"""What trains; `make test-torch-2.3` names one with the PyTorch of the last SMDDP image."""
+"""The Python that trains; `make test-torch-2.3` sets one with the last SMDDP image's PyTorch."""
 
 
 def png(colour: int, side: int = 8) -> bytes:
@@ -40,7 +46,7 @@ def png(colour: int, side: int = 8) -> bytes:
 
 
 def write_shard(path: Path, samples: dict[str, dict[str, bytes]]) -> None:
-    """A tar of samples: key → extension → content."""
+    """Write a tar of samples: key → extension → content."""
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
         for key, members in samples.items():
             for extension, content in members.items():
@@ -62,7 +68,7 @@ def write_shards(folder: Path, shards: int, each: int) -> None:
 
 
 def tiny_run(*, max_steps: int, **training: Any) -> RunConfig:
-    """A run of the digits model small enough for two CPU cores."""
+    """Return a run of the digits model that is small enough for two CPU cores."""
     stage_keys = {
         "per_device_batch_size",
         "gradient_accumulation_steps",
@@ -112,7 +118,7 @@ def priced_document() -> dict[str, Any]:
 
 @dataclass
 class Job:
-    """One node's folders with the unpacked bundle; several processes may run in it."""
+    """One node's folders with the unpacked bundle, for one or more processes."""
 
     base: Path
     config: RunConfig
@@ -136,11 +142,11 @@ class Job:
         return path.read_text() if path.exists() else ""
 
     def start(self, processes: int = 1, launch: Sequence[str] = ()) -> Processes:
-        """``launch`` are torchrun's options where the job has more nodes than this one."""
+        """Start the job; ``launch`` are torchrun's options for a job of several nodes."""
         return Processes(self, processes, launch)
 
     def run(self, processes: int = 1) -> tuple[int, list[dict[str, Any]], str]:
-        """Run to the end: exit code, events, everything printed."""
+        """Run to the end; return exit code, events and output."""
         with self.start(processes) as running:
             text = "".join(running.lines())
             code = running.process.wait(timeout=DEADLINE)
@@ -148,7 +154,7 @@ class Job:
 
 
 class Processes:
-    """A job's processes under the real torchrun; none outlives the test."""
+    """A job's processes under torchrun; leaving the context kills them."""
 
     def __init__(self, job: Job, processes: int, launch: Sequence[str]) -> None:
         command = ["train.py"]
@@ -181,18 +187,18 @@ class Processes:
     def lines(self) -> Iterator[str]:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            assert time.monotonic() < self._deadline, "the job hangs"
+            assert time.monotonic() < self._deadline, "the job takes too long"
             yield line
 
     def wait_for(self, kind: str, **fields: Any) -> dict[str, Any]:
-        """Read on until an event of this kind with these fields comes."""
-        seen = []
+        """Read the output until an event of this kind with these fields."""
+        output = []
         for line in self.lines():
-            seen.append(line)
+            output.append(line)
             event = parse_event(line)
             if event and event["kind"] == kind and fields.items() <= event.items():
                 return event
-        raise AssertionError(f"no {kind} {fields} in:\n{''.join(seen[-40:])}")
+        raise AssertionError(f"no {kind} {fields} in:\n{''.join(output[-40:])}")
 
     def workers(self) -> list[int]:
         """The training processes' ids: the children of torchrun's agent."""
@@ -221,7 +227,7 @@ def start_python(
 
 
 def run_nodes(jobs: list[Job], processes: int) -> list[dict[str, Any]]:
-    """Run one job on several nodes, each with its own folders; the first node's events."""
+    """Run one job on several nodes, each with its own folders; return the first node's events."""
     hosts = [f"algo-{number}" for number in range(1, len(jobs) + 1)]
     port = str(free_port())
     with contextlib.ExitStack() as stack:
@@ -235,8 +241,8 @@ def run_nodes(jobs: list[Job], processes: int) -> list[dict[str, Any]]:
             launch += ["--master_addr", "127.0.0.1", "--master_port", port]
             running.append(stack.enter_context(job.start(processes, launch)))
         with ThreadPoolExecutor(len(jobs)) as pool:
-            texts = list(pool.map(lambda one: "".join(one.lines()), running))
-        codes = [one.process.wait(timeout=DEADLINE) for one in running]
+            texts = list(pool.map(lambda node: "".join(node.lines()), running))
+        codes = [node.process.wait(timeout=DEADLINE) for node in running]
     assert codes == [0] * len(jobs), texts[0]
     return [event for line in texts[0].splitlines() if (event := parse_event(line))]
 
@@ -256,8 +262,11 @@ def losses(events: list[dict[str, Any]]) -> dict[int, float]:
     return {event["step"]: event["loss"] for event in events if event["kind"] == "step"}
 
 
-def weights(job: Job, step: int) -> dict[str, bytes]:
-    """Digests of a checkpoint's shared files, as its marker lists them."""
-    marker = job.checkpoints / f"step-{step:08d}" / "complete.json"
-    files = json.loads(marker.read_text())["files"]
-    return {file["name"]: file["blake3"] for file in files if file["name"].endswith("tensors")}
+def shard_digests(job: Job, step: int) -> dict[str, str]:
+    """Return the digest of each tensor file of a checkpoint, by its name."""
+    marker = CheckpointMarker.parse(
+        (job.checkpoints / step_folder_name(step) / MARKER).read_bytes()
+    )
+    digests = {file.name: file.blake3 for file in marker.files if is_shard_file(file.name)}
+    assert digests
+    return digests

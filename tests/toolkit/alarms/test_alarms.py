@@ -84,12 +84,12 @@ def test_alarms_are_created_follow_the_jobs_and_are_deleted(laptop: Laptop) -> N
     assert again["alarms"] == created["alarms"]
     assert stored_alarms(aws).keys() == stored.keys()
 
-    laptop.lives.tell(FIRST, "Failed", reason="InternalServerError: x", ended_ago=3600)
+    laptop.sagemaker.set_status(FIRST, "Failed", reason="InternalServerError: x", ended_ago=3600)
     followed = laptop.json("watch", "demo", "--once")
     assert followed["message"].endswith("alarms: 4 created, 4 of ended jobs deleted")
     assert sorted(stored_alarms(aws)) == alarm_names(SECOND)
 
-    laptop.lives.tell(SECOND, "Completed")
+    laptop.sagemaker.set_status(SECOND, "Completed")
     laptop("watch", "demo", "--once")
     assert stored_alarms(aws) == {}
     ended = laptop("alarms", "demo", "--yes").stderr
@@ -107,13 +107,13 @@ def test_alarms_are_created_follow_the_jobs_and_are_deleted(laptop: Laptop) -> N
 
 def test_resume_syncs_alarms_and_starts_even_if_that_fails(laptop: Laptop) -> None:
     laptop("alarms", "demo", "--yes")
-    laptop.lives.tell(FIRST, "Stopped")
+    laptop.sagemaker.set_status(FIRST, "Stopped")
     laptop.aws.refusals["PutRule"] = "AccessDeniedException"
     output = laptop("resume", "demo", "--yes").stderr
     assert f"Started {SECOND}" in output
     assert "alarms were not updated: rule sm-train-demo: AWS" in output
     del laptop.aws.refusals["PutRule"]
-    laptop.lives.tell(SECOND, "Stopped")
+    laptop.sagemaker.set_status(SECOND, "Stopped")
     output = laptop("resume", "demo", "--yes").stderr
     assert "alarms: 4 created, 4 of ended jobs deleted" in output
     third = "demo--256px-0003"

@@ -1,4 +1,4 @@
-"""A job's metrics from CloudWatch: the planning of calls, and moto's server behind HTTP."""
+"""Reading CloudWatch metrics: planning of calls, and calls to moto's server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sm_train.toolkit.aws.session import unix_seconds
 from sm_train.toolkit.errors import ExitCode, UserError
 
 from tests.conftest import Aws
-from tests.support.fake_services import Answer, Request, StandIn, serving
+from tests.support.fake_services import FakeRequest, FakeResponse, FakeServer, fake_server
 
 NOW = 1795260000.0
 DAY, MINUTE = 86400, 60
@@ -39,7 +39,7 @@ _ago = st.floats(0, 500 * DAY)
 
 
 @given(_ago, _ago, st.floats(0, 7200))
-def test_every_minute_is_read_once_and_at_a_period_that_is_still_kept(
+def test_each_minute_is_read_once_at_a_period_still_kept(
     one: float, other: float, sub: float
 ) -> None:
     now = NOW + sub
@@ -47,12 +47,12 @@ def test_every_minute_is_read_once_and_at_a_period_that_is_still_kept(
     found = split_range(begin, end, now)
     for before, after in pairwise(found):
         assert before.end == after.begin
-    for part in found:
-        assert part.begin % part.period == part.end % part.period == 0 < part.points
-        assert part.begin > now - dict(TIERS)[part.period]
-        finer = [kept for period, kept in TIERS if period < part.period]
-        # An hour for the margin, another for the whole hours at which parts meet.
-        assert all(part.end <= now - kept + 7200 for kept in finer)
+    for window in found:
+        assert window.begin % window.period == window.end % window.period == 0 < window.points
+        assert window.begin > now - dict(TIERS)[window.period]
+        finer = [kept for period, kept in TIERS if period < window.period]
+        # An hour for the margin, another for the whole hours at which windows meet.
+        assert all(window.end <= now - kept + 7200 for kept in finer)
     kept_at_all = now - TIERS[-1][1] + 7200
     if begin < end and end > kept_at_all:
         assert found[0].begin <= max(begin, kept_at_all)
@@ -62,7 +62,7 @@ def test_every_minute_is_read_once_and_at_a_period_that_is_still_kept(
 
 
 @given(_ago, _ago, st.integers(1, 2500))
-def test_no_call_breaks_a_limit_and_every_metric_is_read_of_every_part(
+def test_calls_respect_limits_and_read_each_metric_of_each_window(
     one: float, other: float, count: int
 ) -> None:
     begin, end = NOW - max(one, other), NOW - min(one, other)
@@ -70,18 +70,18 @@ def test_no_call_breaks_a_limit_and_every_metric_is_read_of_every_part(
     calls = list(plan_calls(metrics, begin, end, NOW))
     assert all(len(call.metrics) <= MAX_QUERIES for call in calls)
     assert all(len(call.metrics) * call.window.points <= MAX_POINTS for call in calls)
-    for part in split_range(begin, end, NOW):
-        asked = [metric for call in calls if call.window == part for metric in call.metrics]
-        assert asked == metrics
+    for window in split_range(begin, end, NOW):
+        read = [metric for call in calls if call.window == window for metric in call.metrics]
+        assert read == metrics
 
 
-def test_two_weeks_of_sixteen_machines_are_sixteen_calls() -> None:
+def test_two_weeks_of_sixteen_nodes_take_sixteen_calls() -> None:
     metrics = [Metric(str(number), "Host", "job/algo-1") for number in range(16 * 5)]
     assert len(list(plan_calls(metrics, NOW - 14 * DAY, NOW, NOW))) == 16
 
 
 @pytest.mark.parametrize("text", [1.5e9, "2017-07-14T02:40:00Z", "2017-07-14T02:40:00+00:00"])
-def test_a_time_of_every_protocol_is_unix_seconds(text: float | str) -> None:
+def test_timestamps_of_all_protocols_are_parsed(text: float | str) -> None:
     assert unix_seconds(text) == 1.5e9
 
 
@@ -89,7 +89,7 @@ def test_a_time_of_every_protocol_is_unix_seconds(text: float | str) -> None:
 
 
 class Account:
-    """moto's CloudWatch, read as a command would."""
+    """moto's CloudWatch, read as by a command."""
 
     def __init__(self, aws: Aws) -> None:
         self.aws = aws
@@ -115,7 +115,7 @@ def account(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> Account:
     return Account(aws)
 
 
-def test_each_machine_has_its_own_points_in_order_of_time(account: Account) -> None:
+def test_each_node_has_its_own_points_in_order_of_time(account: Account) -> None:
     minutes = {NOW - MINUTE * ago: 700.0 - ago for ago in range(1, 6)}
     account.put("GPUUtilization", "Host", "demo/algo-1", minutes)
     account.put("GPUUtilization", "Host", "demo/algo-2", {NOW - MINUTE: 12.5})
@@ -124,7 +124,7 @@ def test_each_machine_has_its_own_points_in_order_of_time(account: Account) -> N
         account.session, "demo", ["algo-1", "algo-2"], NOW - 3600, NOW, now=NOW
     )
     assert set(found) == {
-        (host, name) for host in ("algo-1", "algo-2") for name in INSTANCE_METRICS
+        (node, name) for node in ("algo-1", "algo-2") for name in INSTANCE_METRICS
     }
     first = found["algo-1", "GPUUtilization"]
     assert first.times.tolist() == sorted(minutes)
@@ -150,8 +150,8 @@ def test_each_point_is_read_with_the_requested_statistic(account: Account) -> No
         assert found["algo-1", "GPUUtilization"].values.tolist() == [value]
 
 
-def test_a_long_window_is_read_at_the_period_that_each_part_still_has(account: Account) -> None:
-    """70 days, of which moto keeps all: the calls say what the real service would be asked."""
+def test_long_range_is_read_at_the_period_kept_for_each_part(account: Account) -> None:
+    """moto keeps all of the 70 days, so the requests are checked."""
     points = {NOW - ago * DAY: float(ago) for ago in (69, 50, 30, 16, 3, 1)}
     account.put("GPUUtilization", "Host", "demo/algo-1", points)
     found = instance_metrics(
@@ -159,15 +159,15 @@ def test_a_long_window_is_read_at_the_period_that_each_part_still_has(account: A
     )
     series = found["algo-1", "GPUUtilization"]
     assert series.values.tolist() == [69, 50, 30, 16, 3, 1]
-    asked = {
+    requested = {
         body["MetricDataQueries"][0]["MetricStat"]["Period"]: NOW - body["StartTime"]
         for body in account.aws.bodies("GetMetricData")
     }
-    assert set(asked) == {60, 300, 3600}
-    assert asked[60] < 15 * DAY < asked[300] < 63 * DAY < asked[3600]
+    assert set(requested) == {60, 300, 3600}
+    assert requested[60] < 15 * DAY < requested[300] < 63 * DAY < requested[3600]
 
 
-def test_a_job_of_a_month_ago_is_not_empty(account: Account) -> None:
+def test_month_old_job_has_metrics(account: Account) -> None:
     account.put("GPUUtilization", "Host", "demo/algo-1", {NOW - 30 * DAY: 5.0})
     found = instance_metrics(
         account.session, "demo", ["algo-1"], NOW - 30.5 * DAY, NOW - 29.5 * DAY, now=NOW
@@ -177,45 +177,45 @@ def test_a_job_of_a_month_ago_is_not_empty(account: Account) -> None:
     assert {one["MetricStat"]["Period"] for one in body["MetricDataQueries"]} == {300}
 
 
-def test_more_metrics_than_a_call_may_ask_for(account: Account) -> None:
-    hosts = [f"algo-{number}" for number in range(1, 129)]
+def test_more_metrics_than_fit_into_a_call(account: Account) -> None:
+    nodes = [f"algo-{number}" for number in range(1, 129)]
     account.put("DiskUtilization", "Host", "demo/algo-128", {NOW - 60: 7.0})
-    found = instance_metrics(account.session, "demo", hosts, NOW - 600, NOW, now=NOW)
+    found = instance_metrics(account.session, "demo", nodes, NOW - 600, NOW, now=NOW)
     assert len(found) == 640
     assert found["algo-128", "DiskUtilization"].values.tolist() == [7.0]
-    asked = [len(body["MetricDataQueries"]) for body in account.aws.bodies("GetMetricData")]
-    assert sorted(asked) == [140, 500]
+    sizes = [len(body["MetricDataQueries"]) for body in account.aws.bodies("GetMetricData")]
+    assert sorted(sizes) == [140, 500]
 
 
-def test_a_refusal_is_one_line(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_aws_error_is_one_line(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     account.aws.refusals["GetMetricData"] = "AccessDeniedException"
-    with pytest.raises(UserError, match="GetMetricData: AWS returned AccessDenied") as refused:
+    with pytest.raises(UserError, match="GetMetricData: AWS returned AccessDenied") as error:
         instance_metrics(account.session, "demo", ["algo-1"], NOW - 60, NOW, now=NOW)
-    assert refused.value.exit_code == ExitCode.PERMISSION
+    assert error.value.exit_code == ExitCode.PERMISSION
 
 
 # ------------------------------------------------------------------ what moto never answers
 
 
 @pytest.fixture
-def answering(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., StandIn]]:
-    """A CloudWatch that gives these pages, one after the other, whatever is asked."""
+def answering(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., FakeServer]]:
+    """Start a CloudWatch that responds with the given pages, whatever is requested."""
     open_servers = []
 
-    def start(*pages: dict[str, Any]) -> StandIn:
+    def start(*pages: dict[str, Any]) -> FakeServer:
         left = list(pages)
 
-        def answer(request: Request) -> Answer:
+        def respond(request: FakeRequest) -> FakeResponse:
             page = left.pop(0)
             status = page.pop("status", 200)
-            return Answer(status, json.dumps(page).encode())
+            return FakeResponse(status, json.dumps(page).encode())
 
-        server = serving(answer)
+        server = fake_server(respond)
         open_servers.append(server)
-        stand_in = server.__enter__()
-        monkeypatch.setenv("AWS_ENDPOINT_URL", stand_in.url)
-        return stand_in
+        fake = server.__enter__()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", fake.url)
+        return fake
 
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "4")
     yield start
@@ -243,21 +243,21 @@ def read() -> list[tuple[float, float]]:
     return list(zip(series.times.tolist(), series.values.tolist(), strict=True))
 
 
-Answering = Callable[..., StandIn]
+Answering = Callable[..., FakeServer]
 
 
-def test_pages_are_followed_and_an_empty_one_is_not_the_end(answering: Answering) -> None:
+def test_empty_page_is_not_the_end(answering: Answering) -> None:
     server = answering(
         page((NOW - 300, 1.0), token="b", state="PartialData"),
         {"MetricDataResults": [], "NextToken": "c"},
-        # A point that had been given before, and numbers as JSON may write them.
+        # A repeated point, and an integer.
         page((NOW - 300, 1.0), (NOW - 240, 2)),
     )
     assert read() == [(NOW - 300, 1.0), (NOW - 240, 2.0)]
     assert [json.loads(one.body).get("NextToken") for one in server.requests] == [None, "b", "c"]
 
 
-def test_a_metric_that_was_not_given_wholly_is_asked_for_again(
+def test_incomplete_metric_is_read_again(
     answering: Answering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(time, "sleep", lambda _: None)
@@ -270,24 +270,24 @@ def test_a_metric_that_was_not_given_wholly_is_asked_for_again(
 
 def test_forbidden_metrics_name_the_permission(answering: Answering) -> None:
     answering(page(state="Forbidden"))
-    with pytest.raises(UserError, match="allow cloudwatch:GetMetricData") as refused:
+    with pytest.raises(UserError, match="allow cloudwatch:GetMetricData") as error:
         read()
-    assert refused.value.exit_code == ExitCode.PERMISSION
+    assert error.value.exit_code == ExitCode.PERMISSION
 
 
-def test_a_message_of_something_left_out_is_no_success(answering: Answering) -> None:
+def test_message_of_incomplete_results_is_an_error(answering: Answering) -> None:
     answering(page() | {"Messages": [{"Code": "MaxMetricsExceeded", "Value": "too many"}]})
     with pytest.raises(UserError, match="MaxMetricsExceeded"):
         read()
 
 
-def test_the_same_token_for_ever_ends(answering: Answering) -> None:
+def test_repeated_token_is_an_error(answering: Answering) -> None:
     answering(*({"MetricDataResults": [], "NextToken": "a"} for _ in range(9)))
     with pytest.raises(UserError, match="repeatedly"):
         read()
 
 
-def test_throttling_is_waited_for(answering: Answering) -> None:
+def test_throttled_call_is_retried(answering: Answering) -> None:
     busy = {"status": 400, "__type": "ThrottlingException", "message": "Rate exceeded"}
     server = answering(busy, dict(busy), page((NOW - 300, 1.0)))
     assert read() == [(NOW - 300, 1.0)]

@@ -21,7 +21,13 @@ from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.packing.shard_listing import list_prefix
 
 from tests.conftest import Aws, Cli
-from tests.support.fake_services import StandIn, bucket_of, refusing, service_quotas, serving
+from tests.support.fake_services import (
+    FakeServer,
+    deny_all,
+    fake_bucket,
+    fake_server,
+    fake_service_quotas,
+)
 from tests.support.run_documents import config, stage
 from tests.support.run_files import write_run
 
@@ -71,13 +77,13 @@ def index_of(sizes: dict[str, int], folder: Path, samples: int = 200) -> bytes:
 
 
 @pytest.fixture
-def quotas() -> Iterator[StandIn]:
-    with serving(service_quotas(QUOTAS)) as stand_in:
+def quotas() -> Iterator[FakeServer]:
+    with fake_server(fake_service_quotas(QUOTAS)) as stand_in:
         yield stand_in
 
 
 @pytest.fixture
-def check(aws: Aws, quotas: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Check:
+def check(aws: Aws, quotas: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Check:
     """Return a function that checks a run in an account without problems."""
     for name, value in aws.environment.items():
         monkeypatch.setenv(name, value)
@@ -118,7 +124,7 @@ def test_unusable_roles_are_reported(check: Check, aws: Aws) -> None:
     assert check(role=None)["role-unset"].level == "warning"
 
 
-def test_instance_quotas_are_checked(check: Check, quotas: StandIn) -> None:
+def test_instance_quotas_are_checked(check: Check, quotas: FakeServer) -> None:
     found = check(stages=[stage(instances=5), stage("b", instances=2)])["instance-quota"]
     assert found.level == "error"
     assert f"5 instances exceed the account's quota of 4 ({INSTANCE_TYPE}" in found.message
@@ -165,7 +171,7 @@ def test_rejected_call_costs_only_one_check(
     }
     assert "the quotas: could not be checked" in found["unchecked"].message
     assert "servicequotas:ListServiceQuotas" in found["unchecked"].fix
-    with serving(refusing("AccessDenied")) as iam:
+    with fake_server(deny_all("AccessDenied")) as iam:
         monkeypatch.setenv("AWS_ENDPOINT_URL_SERVICE_QUOTAS", aws.url)
         monkeypatch.setenv("AWS_ENDPOINT_URL_IAM", iam.url)
         aws.refusals["ListServiceQuotas"] = "ThrottlingException"
@@ -186,7 +192,7 @@ def test_rejected_call_costs_only_one_check(
 def test_expired_credentials_raise_instead_of_a_finding(
     check: Check, monkeypatch: pytest.MonkeyPatch, service: str
 ) -> None:
-    with serving(refusing("ExpiredToken")) as stand_in:
+    with fake_server(deny_all("ExpiredToken")) as stand_in:
         monkeypatch.setenv(f"AWS_ENDPOINT_URL_{service}", stand_in.url)
         with pytest.raises(UserError, match="ExpiredToken") as failure:
             check()
@@ -259,8 +265,8 @@ def test_thirty_thousand_shards_need_thirty_calls_and_a_few(
     sizes = {f"{number:06d}.tar": 3 * 10**9 for number in range(30_000)}
     contents = {"set/index.parquet": index_of(sizes, tmp_path, samples=5)}
     counts: list[int] = []
-    with serving(
-        bucket_of({f"set/shards/{name}": size for name, size in sizes.items()}, contents)
+    with fake_server(
+        fake_bucket({f"set/shards/{name}": size for name, size in sizes.items()}, contents)
     ) as s3:
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3.url)
         run = config(role=ROLE, data={"uri": "s3://my-bucket/set/shards/"})
@@ -277,7 +283,7 @@ def test_thirty_thousand_shards_need_thirty_calls_and_a_few(
 
 def test_listing_stops_at_its_limit() -> None:
     sizes = {f"set/{number:05d}.tar": 1 for number in range(3500)}
-    with serving(bucket_of(sizes, {})) as s3:
+    with fake_server(fake_bucket(sizes, {})) as s3:
         client = boto3.client(
             "s3",
             "us-east-1",
@@ -334,7 +340,7 @@ def test_fallback_bucket_must_be_in_the_fallback_region(check: Check, aws: Aws) 
     assert "is in us-east-1, but the job would run in us-west-2" in found["bucket-region"].message
 
 
-def test_fallback_quotas_are_checked(check: Check, quotas: StandIn) -> None:
+def test_fallback_quotas_are_checked(check: Check, quotas: FakeServer) -> None:
     other_type = {"fallbacks": [{"instance_type": "ml.p4d.24xlarge"}]}
     found = check(recovery=other_type, cluster={"backend": "nccl", "instance_type": INSTANCE_TYPE})
     assert "ml.p4d.24xlarge for training job usage" in found["quota-unknown"].message
@@ -457,7 +463,7 @@ def severities(found: Sequence[dict[str, str]]) -> list[int]:
 
 
 def test_command_queries_aws_and_sorts_by_severity(
-    cli: Cli, check: Check, aws: Aws, quotas: StandIn, tmp_path: Path
+    cli: Cli, check: Check, aws: Aws, quotas: FakeServer, tmp_path: Path
 ) -> None:
     stages = [stage(instances=8, steps_per_second=None)]
     run = write_run(tmp_path, role=f"{ROLE}-not", stages=stages)

@@ -407,14 +407,14 @@ def test_fallback_without_a_price_is_reported() -> None:
 def test_fallback_with_another_start_method_is_an_error() -> None:
     to_p5 = {"fallbacks": [{"instance_type": "ml.p5.48xlarge"}]}
     found = offline(recovery=to_p5)["fallback-start", "recovery.fallbacks[0]"]
-    assert (found.level, found.fix) == ("error", "write cluster.backend: nccl, which both can")
+    assert (found.level, found.fix) == ("error", "write cluster.backend: nccl, which both support")
 
 
 def test_long_spot_wait_before_a_fallback_is_reported() -> None:
     spot = P5 | {"capacity": "spot", "max_wait": "6d"}
     later = {"fallbacks": [{"capacity": "on-demand"}]}
     found = offline(cluster=spot, recovery=later)["fallback-late", "cluster.max_pending"]
-    assert "as long as 6 days" in found.message
+    assert "waits up to 6 days" in found.message
     found = offline(cluster=spot | {"max_pending": "30m"}, recovery=later)
     assert "fallback-late" not in {code for code, _ in found}
     assert "fallback-late" not in {code for code, _ in offline(cluster=spot)}

@@ -12,7 +12,7 @@ import pytest
 from sm_train.estimators.request.iam import policies
 
 from tests.conftest import Aws, Cli
-from tests.support.job_lifecycle import Lives
+from tests.support.job_lifecycle import FakeSageMaker
 from tests.support.run_documents import ECR, config
 from tests.support.run_files import write_run
 
@@ -120,7 +120,7 @@ def test_laptop_policy_equals_what_commands_call(cli: Cli, aws: Aws, tmp_path: P
     submitted = cli("submit", run, "--yes", "--json", **options)
     assert submitted.returncode == 0, submitted.stderr
     job = json.loads(submitted.stdout)["training_job_name"]
-    Lives(aws).tell(job, "InProgress")
+    FakeSageMaker(aws).set_status(job, "InProgress")
     for command in (
         ["alarms", run, "--topic", topic, "--yes"],
         ["alarms", run, "--remove"],

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Aws, Cli
-from tests.support.finished_jobs import billed, life, say, submit
+from tests.support.finished_jobs import job_ended, put_log_events, submit_run, training_events
 from tests.support.run_documents import stage
 from tests.support.run_files import write_run
 
@@ -22,8 +22,8 @@ def finished(cli: Cli, aws: Aws, tmp_path: Path) -> Path:
     shards = {f"shards/{number}.tar": b"x" for number in range(8)}
     aws.make_bucket("my-bucket", **shards, **{"index.parquet": b"x"})
     run = write_run(tmp_path)
-    say(aws, submit(cli, aws, run), life())
-    aws.amendments["DescribeTrainingJob"] = billed(1000)
+    put_log_events(aws, submit_run(cli, aws, run), training_events())
+    aws.amendments["DescribeTrainingJob"] = job_ended(1000)
     return run
 
 
@@ -83,9 +83,7 @@ def test_the_next_estimate_learns_from_what_lies_beside_the_run(
     assert after["stages"][0]["throughput_basis"] == "measured"
     start_up = 4 * 31.5641075 / 3600 * 400
     assert after["stages"][0]["breakdown_usd"]["start_up"] == pytest.approx(start_up)
-    assert any(
-        "400 s billed for each stage (measured over 1 job" in x for x in after["assumptions"]
-    )
+    assert any("400 s billed per stage (measured over 1 job" in x for x in after["assumptions"])
     # The same from a file, with no network.
     content = aws.client("s3").get_object(Bucket="my-bucket", Key="demo/cost/history.json")
     (tmp_path / "history.json").write_bytes(content["Body"].read())
@@ -94,7 +92,7 @@ def test_the_next_estimate_learns_from_what_lies_beside_the_run(
 
 
 def test_a_failed_job_is_a_failure_in_the_history(cli: Cli, aws: Aws, finished: Path) -> None:
-    aws.amendments["DescribeTrainingJob"] = billed(1000, "Failed")
+    aws.amendments["DescribeTrainingJob"] = job_ended(1000, "Failed")
     document = actual(cli, aws, finished)
     assert [job["status"] for job in document["jobs"]] == ["Failed"]
     history = aws.client("s3").get_object(Bucket="my-bucket", Key="demo/cost/history.json")
@@ -107,11 +105,11 @@ def test_a_job_of_the_same_name_belongs_to_the_run_that_tagged_it(
     shards = {f"shards/{number}.tar": b"x" for number in range(8)}
     aws.make_bucket("my-bucket", **shards, **{"index.parquet": b"x"})
     run = write_run(tmp_path, stages=[stage("x-256px"), stage("256px")])
-    submit(cli, aws, run)
+    submit_run(cli, aws, run)
     # demo, x-256px and demo-x, 256px: with one hyphen between them their jobs had one name.
     (tmp_path / "other").mkdir()
     other = write_run(tmp_path / "other", name="demo-x")
-    submit(cli, aws, other)
+    submit_run(cli, aws, other)
     assert names(aws) == ["demo--x-256px-0001", "demo-x--256px-0001"]
     assert [job["stage"] for job in actual(cli, aws, run)["jobs"]] == ["x-256px"]
     assert [job["stage"] for job in actual(cli, aws, other)["jobs"]] == ["256px"]
@@ -127,8 +125,8 @@ def test_a_job_without_lines_is_billed_and_the_rest_is_unknown(
     shards = {f"shards/{number}.tar": b"x" for number in range(8)}
     aws.make_bucket("my-bucket", **shards, **{"index.parquet": b"x"})
     run = write_run(tmp_path)
-    submit(cli, aws, run)
-    aws.amendments["DescribeTrainingJob"] = billed(3600, "A status of the future")
+    submit_run(cli, aws, run)
+    aws.amendments["DescribeTrainingJob"] = job_ended(3600, "A status of the future")
     document = actual(cli, aws, run)
     assert document["total"]["billed_usd"] == pytest.approx(4 * 31.5641075)
     assert document["total"]["goodput"] is None
@@ -137,7 +135,7 @@ def test_a_job_without_lines_is_billed_and_the_rest_is_unknown(
 
 def test_spots_saving_is_in_its_billed_seconds(cli: Cli, aws: Aws, finished: Path) -> None:
     aws.amendments["DescribeTrainingJob"] = lambda answer: (
-        billed(1000)(answer) | {"EnableManagedSpotTraining": True, "BillableTimeInSeconds": 300}
+        job_ended(1000)(answer) | {"EnableManagedSpotTraining": True, "BillableTimeInSeconds": 300}
     )
     total = actual(cli, aws, finished)["total"]
     second = 4 * 31.5641075 / 3600
@@ -158,7 +156,7 @@ def test_the_selected_one_of_ordered_preferences_is_billed(
         "SelectedInstanceCount": 8,
     }
     aws.amendments["DescribeTrainingJob"] = lambda answer: (
-        billed(1000)(answer) | {"ResourceConfig": resources}
+        job_ended(1000)(answer) | {"ResourceConfig": resources}
     )
     [found] = actual(cli, aws, finished)["jobs"]
     assert (found["instance_type"], found["instances"]) == ("ml.p4d.24xlarge", 8)
@@ -243,7 +241,7 @@ def test_a_damaged_history_is_named(cli: Cli, tmp_path: Path) -> None:
 def test_a_later_submission_is_estimated_with_what_was_seen(
     cli: Cli, aws: Aws, finished: Path
 ) -> None:
-    aws.amendments["DescribeTrainingJob"] = billed(1000, "Stopped")
+    aws.amendments["DescribeTrainingJob"] = job_ended(1000, "Stopped")
     options = {"network": "loopback", "env": aws.environment}
     first = cli("submit", finished, "--yes", **options)
     assert "1.8" in first.stderr

@@ -88,7 +88,7 @@ def price_list() -> Iterator[PriceList]:
 
 def test_prices_are_asked_once_and_used_offline_afterwards(cli: Cli, price_list: PriceList) -> None:
     before = json.loads(cli(*PLAN).stdout)
-    assert "stands in for eu-north-1" in before["stages"][0]["price_source"]
+    assert "used for eu-north-1" in before["stages"][0]["price_source"]
     asked = cli(
         "cost",
         "--refresh",

@@ -1,4 +1,4 @@
-"""``submit --local``: the bundle trains here as it would in a job, and leaves nothing running."""
+"""``submit --local`` trains the bundle as a job would, and leaves no process running."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def write_tiny(folder: Path, **settings: object) -> Path:
 
 
 def processes_of(folder: Path) -> list[psutil.Process]:
-    """Whatever still runs below ``folder``."""
-    found = []
+    """Return the processes that still run below ``folder``."""
+    running = []
     for process in psutil.process_iter(["cwd", "cmdline"]):
         if str(folder) in str(process.info["cwd"]) and process.pid != os.getpid():
-            found.append(process)
-    return found
+            running.append(process)
+    return running
 
 
-def test_code_of_ones_own_is_started_in_place_of_ours(cli: Cli, tmp_path: Path) -> None:
+def test_user_code_runs_instead_of_ours(cli: Cli, tmp_path: Path) -> None:
     write_shards(tmp_path / "shards", shards=2, each=2)
     (tmp_path / "masks").mkdir()
     (tmp_path / "masks" / "a.png").write_bytes(b"")
@@ -63,7 +63,7 @@ def test_code_of_ones_own_is_started_in_place_of_ours(cli: Cli, tmp_path: Path) 
     assert seen.read_text() == "helped ['--stage', '8px'] ['a.png']"
 
 
-def test_two_emulated_nodes_train_on_their_own_shards(cli: Cli, tmp_path: Path) -> None:
+def test_two_emulated_nodes_train_on_disjoint_shards(cli: Cli, tmp_path: Path) -> None:
     write_shards(tmp_path / "shards", shards=5, each=20)
     run = write_tiny(tmp_path, max_steps=4)
     result = cli(
@@ -80,15 +80,15 @@ def test_two_emulated_nodes_train_on_their_own_shards(cli: Cli, tmp_path: Path) 
     )
     assert result.returncode == 0, result.stderr
     root = tmp_path / "out" / "8px"
-    [told] = json.loads(result.stdout)["stages"]
-    assert (Path(told["model"]) / "model_index.json").exists()
-    dealt = [
+    [stage] = json.loads(result.stdout)["stages"]
+    assert (Path(stage["model"]) / "model_index.json").exists()
+    assigned = [
         {shard.name for shard in (node / "input/data/train").iterdir()}
         for node in sorted((root / "nodes").iterdir())
     ]
-    assert [len(shards) for shards in dealt] == [3, 2]
-    assert not dealt[0] & dealt[1]
-    assert len(dealt[0] | dealt[1]) == 5
+    assert [len(shards) for shards in assigned] == [3, 2]
+    assert not assigned[0] & assigned[1]
+    assert len(assigned[0] | assigned[1]) == 5
     start = next(event for event in read_events(root) if event["kind"] == "start")
     assert (start["world_size"], start["nodes"], start["backend"]) == (2, 2, "gloo")
     assert "step 4/4" in result.stderr
@@ -100,7 +100,7 @@ def test_two_emulated_nodes_train_on_their_own_shards(cli: Cli, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_stages_follow_one_another_from_weights_to_weights(cli: Cli, tmp_path: Path) -> None:
+def test_stage_starts_from_the_previous_stages_model(cli: Cli, tmp_path: Path) -> None:
     write_shards(tmp_path / "shards", shards=1, each=20)
     run = write_tiny(tmp_path, max_steps=3)
     document = yaml.safe_load(run.read_text())
@@ -119,7 +119,7 @@ def test_stages_follow_one_another_from_weights_to_weights(cli: Cli, tmp_path: P
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
 )
-def test_ctrl_c_ends_every_process_after_a_checkpoint(tmp_path: Path, number: int) -> None:
+def test_interrupt_ends_all_processes_after_a_checkpoint(tmp_path: Path, number: int) -> None:
     write_shards(tmp_path / "shards", shards=2, each=20)
     run = write_tiny(tmp_path, max_steps=100000)
     program = "import sys\nfrom sm_train.toolkit.cli import main\nmain(sys.argv[1:])"
@@ -144,7 +144,7 @@ def test_ctrl_c_ends_every_process_after_a_checkpoint(tmp_path: Path, number: in
     assert [*checkpoints.glob("step-*/complete.json")]
 
 
-def test_a_failing_job_shows_its_last_lines_and_failure_file(cli: Cli, tmp_path: Path) -> None:
+def test_failed_job_prints_its_last_lines_and_failure_file(cli: Cli, tmp_path: Path) -> None:
     folder = tmp_path / "shards"
     folder.mkdir()
     for number in range(2):
@@ -158,7 +158,7 @@ def test_a_failing_job_shows_its_last_lines_and_failure_file(cli: Cli, tmp_path:
     assert processes_of(tmp_path) == []
 
 
-def test_a_local_run_needs_local_shards(cli: Cli, tmp_path: Path) -> None:
+def test_local_run_needs_local_shards(cli: Cli, tmp_path: Path) -> None:
     run = write_tiny(tmp_path, max_steps=5)
     assert "no such folder" in cli("submit", run, "--local").stderr
     (tmp_path / "shards").mkdir()
@@ -175,11 +175,11 @@ def test_a_local_run_needs_local_shards(cli: Cli, tmp_path: Path) -> None:
     assert "data.local: not set" in unset.stderr
 
 
-def test_event_lines_are_found_among_anything_else() -> None:
-    whole = 'rank 3: SMT {"kind": "heartbeat", "time": 1, "node": 0, "rank": 0, "step": 5, '
-    whole += '"seconds_since_step": 0.5}'
-    event = parse_event(whole)
+def test_event_lines_are_parsed_among_other_output() -> None:
+    line = 'rank 3: SMT {"kind": "heartbeat", "time": 1, "node": 0, "rank": 0, "step": 5, '
+    line += '"seconds_since_step": 0.5}'
+    event = parse_event(line)
     assert event is not None
     assert event["step"] == 5
-    for text in ("", "SMT", "SMT {", whole[:-9], 'SMT {"kind": "news"}', 'SMT {"kind": "step"}'):
+    for text in ("", "SMT", "SMT {", line[:-9], 'SMT {"kind": "news"}', 'SMT {"kind": "step"}'):
         assert parse_event(text) is None

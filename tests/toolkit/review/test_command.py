@@ -14,7 +14,14 @@ from typing import Any
 import pytest
 
 from tests.conftest import Aws, Cli
-from tests.support.finished_jobs import BEGIN, billed, event, life, say, submit
+from tests.support.finished_jobs import (
+    BEGIN,
+    job_ended,
+    log_event,
+    put_log_events,
+    submit_run,
+    training_events,
+)
 from tests.support.job_log_lines import SimulatedJob, line
 from tests.support.run_files import write_run
 
@@ -143,9 +150,9 @@ def finished(cli: Cli, aws: Aws, tmp_path: Path) -> str:
     """Create a job of a run that was billed 1,000 s on 4 × ml.p4de.24xlarge; return its name."""
     shards = {f"shards/{number}.tar": b"x" for number in range(8)}
     aws.make_bucket("my-bucket", **shards, **{"index.parquet": b"x"})
-    job = submit(cli, aws, write_run(tmp_path))
-    say(aws, job, life())
-    aws.amendments["DescribeTrainingJob"] = billed(1000)
+    job = submit_run(cli, aws, write_run(tmp_path))
+    put_log_events(aws, job, training_events())
+    aws.amendments["DescribeTrainingJob"] = job_ended(1000)
     return job
 
 
@@ -184,7 +191,7 @@ def test_job_is_read_from_cloudwatch(cli: Cli, aws: Aws, finished: str) -> None:
 
 def test_run_reviews_all_its_jobs_with_repeated_work(cli: Cli, aws: Aws, finished: str) -> None:
     """The second attempt resumes from step 300 of the 500 that the first reached."""
-    aws.amendments["DescribeTrainingJob"] = billed(1000, "Stopped")
+    aws.amendments["DescribeTrainingJob"] = job_ended(1000, "Stopped")
     result = cli("resume", "demo", "--yes", "--json", **aws_options(aws))
     assert result.returncode == 0, result.stderr
     second = json.loads(result.stdout)["training_job_name"]
@@ -196,15 +203,15 @@ def test_run_reviews_all_its_jobs_with_repeated_work(cli: Cli, aws: Aws, finishe
         "backend": "nccl",
         "stage": "256px",
     }
-    say(
+    put_log_events(
         aws,
         second,
         [
-            event("start", 100, **start),
-            event("step", 200, step=400, steps_per_second=1.0, data_wait_share=0.0),
-            event("step", 300, step=500, steps_per_second=1.0, data_wait_share=0.0),
-            event("step", 400, step=600, steps_per_second=1.0, data_wait_share=0.0),
-            event("end", 400),
+            log_event("start", 100, **start),
+            log_event("step", 200, step=400, steps_per_second=1.0, data_wait_share=0.0),
+            log_event("step", 300, step=500, steps_per_second=1.0, data_wait_share=0.0),
+            log_event("step", 400, step=600, steps_per_second=1.0, data_wait_share=0.0),
+            log_event("end", 400),
         ],
     )
     options = aws_options(aws)

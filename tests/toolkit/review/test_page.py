@@ -39,7 +39,7 @@ from tests.support.sample_reviews import healthy, offline, stalled, three_jobs
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 PARTS = ["useful", "start_up", "restarts", "stalls", "data_wait"]
 
-words = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), max_size=12)
+texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), max_size=12)
 numbers = st.floats(0, 1e12) | st.floats(-1e30, 1e30)
 maybe = st.none() | numbers
 positive = st.none() | st.floats(0, 1e9)
@@ -51,16 +51,16 @@ def lines(draw: st.DrawFn) -> Curve:
     times = sorted(draw(st.lists(st.floats(0, 1e6), min_size=count, max_size=count)))
     sides = [draw(st.lists(maybe, min_size=count, max_size=count)) for _ in range(3)]
     if draw(st.booleans()):
-        return Curve(draw(words), times, sides[0])
-    return Curve(draw(words), times, *sides)
+        return Curve(draw(texts), times, sides[0])
+    return Curve(draw(texts), times, *sides)
 
 
 charts = st.builds(
-    Chart, words, words, words, st.lists(lines(), max_size=8).map(tuple), st.none() | numbers
+    Chart, texts, texts, texts, st.lists(lines(), max_size=8).map(tuple), st.none() | numbers
 )
 figures = st.builds(
     Figures,
-    status=st.none() | words,
+    status=st.none() | texts,
     instances=st.none() | st.integers(1, 1000),
     resolution=st.none() | st.integers(1, 4096),
     effective_batch_size=st.none() | st.integers(1, 10**6),
@@ -75,26 +75,26 @@ figures = st.builds(
 )
 verdicts = st.builds(
     Verdict,
-    words,
+    texts,
     st.sampled_from(LEVELS),
-    words,
-    words,
-    st.lists(words, max_size=2).map(tuple),
-    st.none() | words,
+    texts,
+    texts,
+    st.lists(texts, max_size=2).map(tuple),
+    st.none() | texts,
 )
 marks = st.builds(
     Mark,
     st.sampled_from(["start", "stall", "checkpoint", "evaluation", "error", "end"]),
     st.floats(0, 1e6),
     st.floats(0, 1e5),
-    words,
+    texts,
 )
 jobs = st.builds(
     lambda length, **fields: JobReview(begin=1e9, end=1e9 + length, **fields),
     st.floats(0, 1e7),
-    name=words,
-    run=st.none() | words,
-    stage=st.none() | words,
+    name=texts,
+    run=st.none() | texts,
+    stage=st.none() | texts,
     figures=figures,
     verdicts=st.lists(verdicts, max_size=3).map(tuple),
     charts=st.lists(charts, max_size=1).map(tuple),
@@ -103,7 +103,7 @@ jobs = st.builds(
 reviews = st.builds(
     Review,
     st.lists(jobs, min_size=1, max_size=5).map(tuple),
-    st.lists(words, max_size=1).map(tuple),
+    st.lists(texts, max_size=1).map(tuple),
 )
 
 
@@ -297,13 +297,13 @@ def test_waterfall_leads_from_all_time_to_training() -> None:
         "shut-down",
         "training",
     ]
-    assert (bars[0].start, bars[0].width, bars[0].dollars) == (0, 100, "$1,232")
+    assert (bars[0].start, bars[0].width, bars[0].cost) == (0, 100, "$1,232")
     for before, after in pairwise(bars[1:]):
         assert after.start + after.width == pytest.approx(before.start)
     assert bars[-1].start == 0
     assert bars[4].time == "39 min"
     assert bars[4].share == "6.9%"
-    assert bars[4].dollars == "$85.21"
+    assert bars[4].cost == "$85.21"
     assert (
         waterfall.waterfall_bars(as_document(Review((offline(),)))["jobs"][0], document["parts"])
         == []
@@ -359,7 +359,7 @@ def test_chart_and_line_without_values_are_reported() -> None:
         )
     )
     text = page(as_document(review))
-    assert text.count('class="drawing"') == 1
+    assert text.count('class="plot"') == 1
     assert "There are no measurements." in text
     assert "No values: gpu 1." in text
 
@@ -429,6 +429,6 @@ def test_text_and_plots_have_enough_contrast_in_both_themes() -> None:
         for ground in ("page", "card"):
             for text in ("text", "muted", "link", "good", "warning", "bad", "unknown"):
                 assert contrast(theme[text], theme[ground]) >= 4.5, (text, ground)
-            for drawn in (*COLORS, "focus"):
-                if drawn != "rule":
-                    assert contrast(theme[drawn], theme[ground]) >= 3, (drawn, ground)
+            for color in (*COLORS, "focus"):
+                if color != "rule":
+                    assert contrast(theme[color], theme[ground]) >= 3, (color, ground)

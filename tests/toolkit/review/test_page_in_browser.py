@@ -46,15 +46,15 @@ while (walker.nextNode()) {
     let ground = element;
     while (ground && getComputedStyle(ground).backgroundColor === "rgba(0, 0, 0, 0)")
         ground = ground.parentElement;
-    const drawn = element instanceof SVGElement;
-    const colors = [drawn ? style.fill : style.color,
+    const isSvg = element instanceof SVGElement;
+    const colors = [isSvg ? style.fill : style.color,
         getComputedStyle(ground || document.body).backgroundColor];
     found.set(colors.join(" on "), [...colors, text.slice(0, 40)]);
 }
 return [...found.values()];
 """
-DRAWN = """
-return Object.fromEntries([...document.querySelectorAll("svg.drawing")].map((svg) => [
+LINE_SIZES = """
+return Object.fromEntries([...document.querySelectorAll("svg.plot")].map((svg) => [
     svg.closest("figure").querySelector("h4").id,
     [...svg.querySelectorAll('[id*="-line-"]')].map((line) => {
         const box = line.getBBox();
@@ -134,15 +134,15 @@ def test_page_opens_without_console_messages_or_requests(
 
 
 def test_every_line_of_every_chart_is_drawn(opened: webdriver.Chrome) -> None:
-    drawn = opened.execute_script(DRAWN)
+    line_sizes = opened.execute_script(LINE_SIZES)
     for job, reviewed in enumerate(DOCUMENT["jobs"]):
         for index, chart in enumerate(reviewed["charts"]):
             lines = [one for one in chart["lines"] if any(v is not None for v in one["values"])]
-            sizes = drawn.pop(f"job-{job + 1}-chart-{index + 1}", [])
+            sizes = line_sizes.pop(f"job-{job + 1}-chart-{index + 1}", [])
             assert len(sizes) == len(lines)
             assert min(sizes, default=1) > 0
     # The overlaid charts: those that represent a whole job, of two or three jobs.
-    assert [len(sizes) for sizes in drawn.values()] == [3, 2, 2]
+    assert [len(sizes) for sizes in line_sizes.values()] == [3, 2, 2]
 
 
 def test_tab_reaches_all_controls_in_order_and_keys_open_details(opened: webdriver.Chrome) -> None:
@@ -258,10 +258,10 @@ def test_outline_is_accessible_to_screen_readers(opened: webdriver.Chrome) -> No
     unnamed = {
         "table": "one.caption && one.caption.textContent",
         "th": "one.scope && (one.textContent.trim() || one.children.length)",
-        "svg.drawing": "one.getAttribute('aria-label').length > 20",
+        "svg.plot": "one.getAttribute('aria-label').length > 20",
         "section, .scroll, nav": "one.ariaLabel || one.ariaLabelledByElements.length",
         "a, summary": "one.textContent.trim()",
-        "svg:not(.drawing)": "one.getAttribute('aria-hidden')",
+        "svg:not(.plot)": "one.getAttribute('aria-hidden')",
     }
     for selector, name in unnamed.items():
         without = f"[...document.querySelectorAll('{selector}')].filter((one) => !({name}))"

@@ -27,14 +27,14 @@ from sm_train.toolkit.submit.start_job import start_next_job
 from sm_train.toolkit.watch.lambda_handler import handler
 
 from tests.conftest import Aws, Cli, clean_environment
-from tests.support.fake_services import Answer, serving
-from tests.support.job_lifecycle import Lives
+from tests.support.fake_services import FakeResponse, fake_server
+from tests.support.job_lifecycle import FakeSageMaker
 from tests.support.restricted_imports import ONLY
 from tests.support.run_documents import stage
 from tests.support.run_files import write_run
 
 SHARDS = {f"shards/{index}.tar": b"x" for index in range(4)} | {"index.parquet": b"x"}
-FUNCTION = """
+LAMBDA_CALL = """
 from sm_train.toolkit.watch.lambda_handler import handler
 handler({}, None)
 """
@@ -42,7 +42,7 @@ FIRST, SECOND = "demo--256px-0001", "demo--256px-0002"
 
 
 class Laptop:
-    """A laptop with a run file, whose first job is started as `submit` leaves it."""
+    """A laptop with a run file whose first job was started as by `submit`."""
 
     def __init__(self, cli: Cli, aws: Aws, folder: Path, **changes: Any) -> None:
         self.cli, self.aws, self.folder = cli, aws, folder
@@ -51,7 +51,7 @@ class Laptop:
             "AWS_DEFAULT_REGION": "us-east-1",
             "AWS_MAX_ATTEMPTS": "2",
         }
-        self.lives = Lives(aws)
+        self.sagemaker = FakeSageMaker(aws)
         aws.make_bucket("my-bucket", **SHARDS)
         self.run_file = write_run(folder, **changes)
         config = load_run(self.run_file)
@@ -92,60 +92,61 @@ def laptop(cli: Cli, aws: Aws, tmp_path: Path) -> Laptop:
     return Laptop(cli, aws, tmp_path)
 
 
-def test_another_laptop_sees_where_the_run_is(laptop: Laptop) -> None:
-    """By the run's name alone: there is no file, and nothing is kept on a laptop."""
-    laptop.lives.say(FIRST, "start", ago=400)
-    laptop.lives.say(FIRST, "step", step=400, steps_per_second=2.0, loss=0.5)
-    laptop.lives.checkpoint("256px", 300)
+def test_status_needs_only_the_runs_name(laptop: Laptop) -> None:
+    """No file is given, and no state is kept on a laptop."""
+    laptop.sagemaker.log_event(FIRST, "start", ago=400)
+    laptop.sagemaker.log_event(FIRST, "step", step=400, steps_per_second=2.0, loss=0.5)
+    laptop.sagemaker.checkpoint("256px", 300)
     document = laptop.json("status", "demo")
-    [seen] = document["stages"]
+    [stage_status] = document["stages"]
     assert (document["state"], document["stage"]) == ("training", "256px")
-    assert (seen["step"], seen["checkpoint_step"], seen["max_steps"]) == (400, 300, 1000)
-    assert seen["remaining_seconds"] == pytest.approx(300)
+    assert (stage_status["step"], stage_status["checkpoint_step"]) == (400, 300)
+    assert stage_status["max_steps"] == 1000
+    assert stage_status["remaining_seconds"] == pytest.approx(300)
     rate = 4 * 31.5641075 / 3600
     assert document["spent_usd"] == pytest.approx(600 * rate, rel=0.02)
     assert document["projected_usd"] == pytest.approx(900 * rate, rel=0.02)
-    shown = laptop("status", FIRST).stdout
-    assert "training" in shown
-    assert "sm-train watch demo" in shown
-    assert max(map(len, shown.splitlines())) <= 100
+    table = laptop("status", FIRST).stdout
+    assert "training" in table
+    assert "sm-train watch demo" in table
+    assert max(map(len, table.splitlines())) <= 100
     [listed] = laptop.json("list")["runs"]
     assert (listed["run"], listed["job"], listed["jobs"]) == ("demo", FIRST, 1)
 
 
-def test_a_stage_has_one_job_at_a_time(laptop: Laptop) -> None:
-    refused = laptop("submit", laptop.run_file, "--yes", code=2)
-    assert f"{FIRST} is InProgress" in refused.stderr
-    assert laptop.lives.names() == [FIRST]
-    laptop.lives.tell(FIRST, "Completed")
+def test_submit_rejects_a_stage_that_is_live_or_done(laptop: Laptop) -> None:
+    rejected = laptop("submit", laptop.run_file, "--yes", code=2)
+    assert f"{FIRST} is InProgress" in rejected.stderr
+    assert laptop.sagemaker.names() == [FIRST]
+    laptop.sagemaker.set_status(FIRST, "Completed")
     assert "is done" in laptop("submit", laptop.run_file, "--yes", code=2).stderr
 
 
-def test_stop_then_resume_goes_on_from_the_checkpoint_with_the_same_code(laptop: Laptop) -> None:
+def test_resume_after_stop_uses_the_checkpoint_and_the_same_code(laptop: Laptop) -> None:
     assert "resume demo" in laptop("stop", "demo").stderr
-    assert laptop.lives.tags(FIRST)["sm-train:stopped-for"] == "user"
-    laptop.lives.tell(FIRST, "Stopped")
-    laptop.lives.checkpoint("256px", 300)
-    laptop.lives.checkpoint("256px", 400, whole=False)
+    assert laptop.sagemaker.tags(FIRST)["sm-train:stopped-for"] == "user"
+    laptop.sagemaker.set_status(FIRST, "Stopped")
+    laptop.sagemaker.checkpoint("256px", 300)
+    laptop.sagemaker.checkpoint("256px", 400, complete=False)
     watched = laptop.json("watch", "demo", "--once")
     assert watched["action"] == "end"
-    [seen] = laptop.json("status", "demo")["stages"]
-    assert seen["checkpoint_step"] == 300
-    assert seen["incomplete_checkpoints"] == [
+    [stage_status] = laptop.json("status", "demo")["stages"]
+    assert stage_status["checkpoint_step"] == 300
+    assert stage_status["incomplete_checkpoints"] == [
         {"folder": "step-00000400", "reason": "b.npz is missing"}
     ]
     laptop("resume", "demo", "--yes")
     first, second = laptop.aws.bodies("CreateTrainingJob")
     assert second["TrainingJobName"] == SECOND
-    assert laptop.lives.tags(SECOND)["sm-train:from-step"] == "300"
-    left_out = ("TrainingJobName", "Tags")
-    assert {key: value for key, value in first.items() if key not in left_out} == {
-        key: value for key, value in second.items() if key not in left_out
+    assert laptop.sagemaker.tags(SECOND)["sm-train:from-step"] == "300"
+    changing = ("TrainingJobName", "Tags")
+    assert {key: value for key, value in first.items() if key not in changing} == {
+        key: value for key, value in second.items() if key not in changing
     }
 
 
-def test_resume_by_the_file_takes_its_new_settings(laptop: Laptop) -> None:
-    laptop.lives.tell(FIRST, "Stopped")
+def test_resume_with_the_run_file_uses_its_new_settings(laptop: Laptop) -> None:
+    laptop.sagemaker.set_status(FIRST, "Stopped")
     run = write_run(laptop.folder, stages=[stage(max_steps=2000)])
     laptop("resume", run, "--yes")
     _, second = laptop.aws.bodies("CreateTrainingJob")
@@ -153,16 +154,16 @@ def test_resume_by_the_file_takes_its_new_settings(laptop: Laptop) -> None:
     assert laptop.json("status", "demo")["stages"][0]["max_steps"] == 2000
 
 
-def test_resume_asks_with_the_dollars_of_what_is_left(laptop: Laptop) -> None:
-    laptop.lives.tell(FIRST, "Stopped")
-    laptop.lives.checkpoint("256px", 900)
-    asked = laptop("resume", "demo", code=2).stderr
-    assert "at step 900 of 1,000 for $" in asked
-    assert laptop.lives.names() == [FIRST]
+def test_resume_asks_with_the_cost_of_the_remaining_steps(laptop: Laptop) -> None:
+    laptop.sagemaker.set_status(FIRST, "Stopped")
+    laptop.sagemaker.checkpoint("256px", 900)
+    question = laptop("resume", "demo", code=2).stderr
+    assert "at step 900 of 1,000 for $" in question
+    assert laptop.sagemaker.names() == [FIRST]
 
 
 @pytest.mark.parametrize(
-    "fate",
+    "status",
     [
         {"status": "Failed", "reason": "InternalServerError: We encountered an internal error."},
         {"status": "Failed", "reason": "CapacityError: Unable to provision requested ML compute."},
@@ -170,37 +171,35 @@ def test_resume_asks_with_the_dollars_of_what_is_left(laptop: Laptop) -> None:
         {"status": "Stopped", "secondary": "MaxWaitTimeExceeded"},
         {"status": "Stopped", "secondary": "Interrupted"},
     ],
-    ids=lambda fate: fate.get("secondary") or fate["reason"].split(":")[0],
+    ids=lambda status: status.get("secondary") or status["reason"].split(":")[0],
 )
-def test_what_the_cloud_did_is_followed_by_another_job(
-    laptop: Laptop, fate: dict[str, Any]
-) -> None:
-    laptop.lives.tell(FIRST, **fate, ended_ago=3600)
-    laptop.lives.checkpoint("256px", 300)
+def test_infrastructure_failures_are_restarted(laptop: Laptop, status: dict[str, Any]) -> None:
+    laptop.sagemaker.set_status(FIRST, **status, ended_ago=3600)
+    laptop.sagemaker.checkpoint("256px", 300)
     assert laptop.json("watch", "demo", "--once", "--dry-run")["action"] == "start"
-    assert laptop.lives.names() == [FIRST]
+    assert laptop.sagemaker.names() == [FIRST]
     assert laptop.json("watch", "demo", "--once")["action"] == "start"
-    assert laptop.lives.names() == [FIRST, SECOND]
+    assert laptop.sagemaker.names() == [FIRST, SECOND]
     assert laptop.json("watch", "demo", "--once")["action"] == "wait"
 
 
-def test_the_programs_own_error_is_not_repeated(laptop: Laptop) -> None:
+def test_user_code_failure_is_not_restarted(laptop: Laptop) -> None:
     reason = "AlgorithmError: rank 3: OutOfMemoryError: CUDA out of memory."
-    laptop.lives.tell(FIRST, "Failed", reason=reason, ended_ago=3600)
-    seen = laptop.json("watch", "demo", "--once", code=6)
-    assert reason in seen["message"]
+    laptop.sagemaker.set_status(FIRST, "Failed", reason=reason, ended_ago=3600)
+    document = laptop.json("watch", "demo", "--once", code=6)
+    assert reason in document["message"]
     assert laptop.json("status", "demo")["next_command"] == f"sm-train diagnose {FIRST}"
-    assert laptop.lives.names() == [FIRST]
+    assert laptop.sagemaker.names() == [FIRST]
 
 
-def test_what_the_log_says_of_broken_hardware_is_followed_by_another_job(
+def test_hardware_failure_found_in_the_log_is_restarted(
     laptop: Laptop,
 ) -> None:
-    """SageMaker calls it the program's error, since the program ended; its log knows better."""
-    laptop.lives.tell(
+    """SageMaker reports an AlgorithmError, since the process exited; the log shows the cause."""
+    laptop.sagemaker.set_status(
         FIRST, "Failed", reason="AlgorithmError: ExecuteUserScriptError: ExitCode 1", ended_ago=3600
     )
-    laptop.lives.say(FIRST, "step", ago=3700, step=10)
+    laptop.sagemaker.log_event(FIRST, "step", ago=3700, step=10)
     laptop.aws.client("logs").put_log_events(
         logGroupName="/aws/sagemaker/TrainingJobs",
         logStreamName=f"{FIRST}/algo-1-1",
@@ -211,61 +210,62 @@ def test_what_the_log_says_of_broken_hardware_is_followed_by_another_job(
             }
         ],
     )
-    seen = laptop.json("watch", "demo", "--once")
-    assert seen["action"] == "start"
-    assert laptop.lives.tags(SECOND)["sm-train:cause"] == "gpu-ecc"
+    document = laptop.json("watch", "demo", "--once")
+    assert document["action"] == "start"
+    assert laptop.sagemaker.tags(SECOND)["sm-train:cause"] == "gpu-ecc"
 
 
-def test_a_silent_job_is_ended_and_followed(laptop: Laptop) -> None:
-    """Heartbeats go on while training hangs: the step that they tell of counts."""
-    laptop.lives.say(FIRST, "step", ago=4000, step=200, steps_per_second=1.0)
-    laptop.lives.say(FIRST, "heartbeat", ago=5, step=200, seconds_since_step=3995.0)
+def test_stalled_job_is_stopped_and_restarted(laptop: Laptop) -> None:
+    """Heartbeats continue while training hangs: the step they report counts."""
+    laptop.sagemaker.log_event(FIRST, "step", ago=4000, step=200, steps_per_second=1.0)
+    laptop.sagemaker.log_event(FIRST, "heartbeat", ago=5, step=200, seconds_since_step=3995.0)
     assert laptop.json("watch", "demo", "--once", "--dry-run", code=8)["state"] == "stalled"
     assert laptop.aws.bodies("StopTrainingJob") == []
     assert laptop.json("watch", "demo", "--once", code=8)["action"] == "stop"
-    assert laptop.lives.tags(FIRST)["sm-train:stopped-for"] == "stall"
-    laptop.lives.tell(FIRST, "Stopped", ended_ago=3600)
+    assert laptop.sagemaker.tags(FIRST)["sm-train:stopped-for"] == "stall"
+    laptop.sagemaker.set_status(FIRST, "Stopped", ended_ago=3600)
     assert laptop.json("watch", "demo", "--once")["action"] == "start"
 
 
-def test_a_spent_budget_ends_the_job_with_a_checkpoint(cli: Cli, aws: Aws, tmp_path: Path) -> None:
+def test_spent_budget_stops_the_job(cli: Cli, aws: Aws, tmp_path: Path) -> None:
     laptop = Laptop(cli, aws, tmp_path, budget={"usd": 100})
-    laptop.lives.tell(FIRST, "InProgress", "Training", seconds=100 / (4 * 31.5641075) * 3600 + 60)
-    laptop.lives.say(FIRST, "step", step=200, steps_per_second=1.0)
+    seconds = 100 / (4 * 31.5641075) * 3600 + 60
+    laptop.sagemaker.set_status(FIRST, "InProgress", "Training", seconds=seconds)
+    laptop.sagemaker.log_event(FIRST, "step", step=200, steps_per_second=1.0)
     assert laptop.json("watch", "demo", "--once", code=7)["action"] == "stop"
     assert len(aws.bodies("StopTrainingJob")) == 1
-    laptop.lives.tell(FIRST, "Stopped", seconds=100 / (4 * 31.5641075) * 3600 + 60)
+    laptop.sagemaker.set_status(FIRST, "Stopped", seconds=seconds)
     assert "budget" in laptop.json("watch", "demo", "--once", code=7)["message"]
-    assert laptop.lives.names() == [FIRST]
+    assert laptop.sagemaker.names() == [FIRST]
 
 
-def test_stages_follow_one_another_until_a_pause(cli: Cli, aws: Aws, tmp_path: Path) -> None:
+def test_auto_advance_starts_later_stages_until_a_pause(cli: Cli, aws: Aws, tmp_path: Path) -> None:
     stages = [stage("a"), stage("b"), stage("c")]
     laptop = Laptop(cli, aws, tmp_path, stages=stages)
-    laptop.lives.tell("demo--a-0001", "Completed")
+    laptop.sagemaker.set_status("demo--a-0001", "Completed")
     paused = laptop.json("watch", "demo", "--once")
     assert "paused before b" in paused["message"]
     laptop("resume", "demo", "--auto-advance", "--yes")
-    laptop.lives.tell("demo--b-0001", "Completed")
-    # Each is the newest of the run by its time of creation.
+    laptop.sagemaker.set_status("demo--b-0001", "Completed")
+    # The newest job is the one created last.
     assert laptop.json("watch", "demo", "--once")["action"] == "start"
-    assert laptop.lives.names() == ["demo--a-0001", "demo--b-0001", "demo--c-0001"]
+    assert laptop.sagemaker.names() == ["demo--a-0001", "demo--b-0001", "demo--c-0001"]
     laptop("stop", "demo", "--after-stage")
-    laptop.lives.tell("demo--c-0001", "Completed")
+    laptop.sagemaker.set_status("demo--c-0001", "Completed")
     assert laptop.json("status", "demo")["state"] == "done"
     assert laptop.json("watch", "demo", "--once")["message"] == "the run is done"
 
 
-def test_a_stop_between_a_failure_and_the_next_job_is_kept(laptop: Laptop) -> None:
-    laptop.lives.tell(FIRST, "Failed", reason="CapacityError: none", ended_ago=3600)
+def test_stop_between_a_failure_and_the_next_job_prevents_a_restart(laptop: Laptop) -> None:
+    laptop.sagemaker.set_status(FIRST, "Failed", reason="CapacityError: none", ended_ago=3600)
     laptop("stop", "demo")
     assert laptop.json("watch", "demo", "--once")["action"] == "end"
-    assert laptop.lives.names() == [FIRST]
+    assert laptop.sagemaker.names() == [FIRST]
 
 
-def test_two_watchers_make_one_job(laptop: Laptop) -> None:
+def test_concurrent_watchers_start_one_job(laptop: Laptop) -> None:
     """Real processes at the same time, on the same server."""
-    laptop.lives.tell(FIRST, "Failed", reason="InternalServerError: x", ended_ago=3600)
+    laptop.sagemaker.set_status(FIRST, "Failed", reason="InternalServerError: x", ended_ago=3600)
     env = clean_environment(laptop.folder) | laptop.aws.environment
     watchers = [
         subprocess.Popen(
@@ -285,44 +285,46 @@ def test_two_watchers_make_one_job(laptop: Laptop) -> None:
         )
         for _ in range(3)
     ]
-    said = [watcher.communicate(timeout=120)[1] for watcher in watchers]
-    assert [watcher.returncode for watcher in watchers] == [0, 0, 0], said
-    assert laptop.lives.names() == [FIRST, SECOND], said
-    assert len(laptop.aws.bodies("CreateTrainingJob")) == 2, said
+    output = [watcher.communicate(timeout=120)[1] for watcher in watchers]
+    assert [watcher.returncode for watcher in watchers] == [0, 0, 0], output
+    assert laptop.sagemaker.names() == [FIRST, SECOND], output
+    assert len(laptop.aws.bodies("CreateTrainingJob")) == 2, output
 
 
-def test_an_accepted_job_whose_answer_was_lost_is_the_one_that_runs(laptop: Laptop) -> None:
-    """The job was made, the answer failed, the client asks again: the name is taken by itself."""
-    laptop.lives.tell(FIRST, "Stopped")
+def test_job_whose_response_was_lost_counts_as_started(laptop: Laptop) -> None:
+    """The job was created, the response failed, the client retries: its own job has the name."""
+    laptop.sagemaker.set_status(FIRST, "Stopped")
     lost = []
 
-    def lose_once(body: dict[str, Any]) -> tuple[int, dict[str, Any]] | None:
+    def reject_retry(body: dict[str, Any]) -> tuple[int, dict[str, Any]] | None:
         if body["TrainingJobName"] == SECOND and lost:
-            return laptop.lives._refuse_twice(body)
+            return laptop.sagemaker._reject_duplicate(body)
         return None
 
-    def eat(answer: dict[str, Any]) -> dict[str, Any] | None:
-        laptop.lives._begin(answer)
-        if answer["TrainingJobArn"].endswith(SECOND) and not lost:
-            lost.append(answer)
+    def drop_response(response: dict[str, Any]) -> dict[str, Any] | None:
+        laptop.sagemaker._start(response)
+        if response["TrainingJobArn"].endswith(SECOND) and not lost:
+            lost.append(response)
             return None
-        return answer
+        return response
 
-    laptop.aws.answers["CreateTrainingJob"] = lose_once
-    laptop.aws.amendments["CreateTrainingJob"] = eat
-    by_file = write_run(laptop.folder)
-    assert f"Started {SECOND}" in laptop("resume", by_file, "--yes").stderr
+    laptop.aws.answers["CreateTrainingJob"] = reject_retry
+    laptop.aws.amendments["CreateTrainingJob"] = drop_response
+    run_file = write_run(laptop.folder)
+    assert f"Started {SECOND}" in laptop("resume", run_file, "--yes").stderr
     assert lost
-    assert laptop.lives.names() == [FIRST, SECOND]
+    assert laptop.sagemaker.names() == [FIRST, SECOND]
 
 
-def test_a_laptop_killed_before_the_job_leaves_the_way_free(laptop: Laptop) -> None:
-    """Its claim is in the bucket, the job is not there: others wait, and then go on."""
-    laptop.lives.tell(FIRST, "Stopped")
+def test_claim_of_a_killed_process_expires(laptop: Laptop) -> None:
+    """Its claim is in the bucket, but there is no job: others wait until the claim expires."""
+    laptop.sagemaker.set_status(FIRST, "Stopped")
     s3 = laptop.aws.client("s3")
     claimed = s3.get_object(Bucket="my-bucket", Key=f"demo/jobs/{FIRST}.json")["Body"].read()
     s3.put_object(Bucket="my-bucket", Key=f"demo/jobs/{SECOND}.json", Body=claimed)
-    assert "somebody else is starting it" in laptop("resume", "demo", "--yes", code=2).stderr
+    assert (
+        "another process has been starting it" in laptop("resume", "demo", "--yes", code=2).stderr
+    )
     [key] = [
         version
         for name, version in get_backend("s3")["123456789012"]["aws"]
@@ -332,72 +334,71 @@ def test_a_laptop_killed_before_the_job_leaves_the_way_free(laptop: Laptop) -> N
     ]
     key.last_modified = datetime.now(UTC).replace(tzinfo=None) - timedelta(hours=1)
     laptop("resume", "demo", "--yes")
-    assert laptop.lives.names() == [FIRST, SECOND]
+    assert laptop.sagemaker.names() == [FIRST, SECOND]
 
 
-def test_a_name_that_somebody_else_has_is_passed_over(laptop: Laptop) -> None:
-    laptop.lives.tell(FIRST, "Stopped")
+def test_job_name_of_a_foreign_job_is_skipped(laptop: Laptop) -> None:
+    laptop.sagemaker.set_status(FIRST, "Stopped")
     body = laptop.aws.bodies("CreateTrainingJob")[0]
     plain = {key: value for key, value in body.items() if key != "Tags"}
     laptop.aws.client("sagemaker").create_training_job(**plain | {"TrainingJobName": SECOND})
     laptop("resume", "demo", "--yes")
-    assert laptop.lives.names()[-1] == "demo--256px-0003"
+    assert laptop.sagemaker.names()[-1] == "demo--256px-0003"
 
 
-def test_an_unknown_status_is_taken_for_a_job_that_may_cost_money(laptop: Laptop) -> None:
-    laptop.lives.tell(FIRST, "Contemplating", "Deeply")
+def test_unknown_status_counts_as_live(laptop: Laptop) -> None:
+    laptop.sagemaker.set_status(FIRST, "Contemplating", "Deeply")
     assert "Contemplating" in laptop("submit", laptop.run_file, "--yes", code=2).stderr
     assert laptop.json("watch", "demo", "--once")["action"] == "wait"
     assert "Contemplating (Deeply)" in laptop("status", "demo").stdout
 
 
-def test_expired_credentials_say_how_to_go_on(laptop: Laptop) -> None:
+def test_expired_credentials_name_the_fix(laptop: Laptop) -> None:
     laptop.aws.refusals["ListTrainingJobs"] = "ExpiredTokenException"
-    said = laptop("watch", "demo", code=4).stderr
-    assert "sign in again" in said
+    assert "sign in again" in laptop("watch", "demo", code=4).stderr
 
 
 @pytest.mark.parametrize(
-    ("refusal", "code"),
+    ("error_code", "exit_code"),
     [("AccessDeniedException", 4), ("ThrottlingException", 5), ("RequestTimeTooSkewed", 4)],
 )
-def test_a_refusal_is_one_line_with_its_code(laptop: Laptop, refusal: str, code: int) -> None:
-    laptop.aws.refusals["ListTrainingJobs"] = refusal
-    said = laptop("status", "demo", code=code).stderr
-    assert f"ListTrainingJobs: AWS returned {refusal}" in said
-    assert ("clock" in said) == (refusal == "RequestTimeTooSkewed")
+def test_aws_error_is_one_line_with_its_exit_code(
+    laptop: Laptop, error_code: str, exit_code: int
+) -> None:
+    laptop.aws.refusals["ListTrainingJobs"] = error_code
+    message = laptop("status", "demo", code=exit_code).stderr
+    assert f"ListTrainingJobs: AWS returned {error_code}" in message
+    assert ("clock" in message) == (error_code == "RequestTimeTooSkewed")
 
 
-def test_throttling_of_every_call_makes_a_watch_slower_and_no_more(laptop: Laptop) -> None:
-    """It comes to itself when AWS does."""
-    laptop.lives.say(FIRST, "step", step=1000)
-    asked = []
+def test_throttling_delays_a_watch_without_ending_it(laptop: Laptop) -> None:
+    laptop.sagemaker.log_event(FIRST, "step", step=1000)
+    calls = []
 
     def throttle(body: dict[str, Any]) -> tuple[int, dict[str, Any]] | None:
-        asked.append(body)
-        if len(asked) < 6:
+        calls.append(body)
+        if len(calls) < 6:
             return 400, {"__type": "ThrottlingException", "message": "Rate exceeded"}
-        laptop.lives.tell(FIRST, "Completed")
+        laptop.sagemaker.set_status(FIRST, "Completed")
         return None
 
     laptop.aws.answers["DescribeTrainingJob"] = throttle
     assert "the run is done" in laptop("watch", "demo", "--interval", "1s").stderr
 
 
-def test_s3_that_asks_for_patience_is_one_line(laptop: Laptop) -> None:
-    slow = (
+def test_s3_throttling_is_one_line(laptop: Laptop) -> None:
+    slow_down = (
         b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
     )
-    with serving(lambda request: Answer(503, slow)) as s3:
+    with fake_server(lambda request: FakeResponse(503, slow_down)) as s3:
         laptop.environment["AWS_ENDPOINT_URL_S3"] = s3.url
-        said = laptop("status", laptop.run_file, code=5).stderr
-        assert "AWS returned SlowDown" in said
+        assert "AWS returned SlowDown" in laptop("status", laptop.run_file, code=5).stderr
         assert len(s3.requests) > 1
 
 
-def test_a_wrong_clock_here_makes_no_stall(laptop: Laptop) -> None:
-    """The job's words are as old as AWS's clock says, whatever this laptop's says."""
-    laptop.lives.say(FIRST, "step", step=400, ago=60, steps_per_second=1.0)
+def test_wrong_local_clock_causes_no_stall(laptop: Laptop) -> None:
+    """The age of events is measured by AWS's clock."""
+    laptop.sagemaker.log_event(FIRST, "step", step=400, ago=60, steps_per_second=1.0)
     program = (
         "import sys, time; import sm_train.toolkit.cli as c; real = time.time\n"
         "time.time = lambda: real() + 7200\nc.main(sys.argv[1:])"
@@ -414,45 +415,47 @@ def test_a_wrong_clock_here_makes_no_stall(laptop: Laptop) -> None:
     )
 
 
-def test_a_stop_while_the_job_restarts_is_a_stop(laptop: Laptop) -> None:
-    laptop.lives.tell(FIRST, "InProgress", "Restarting")
+def test_stop_works_while_the_job_restarts(laptop: Laptop) -> None:
+    laptop.sagemaker.set_status(FIRST, "InProgress", "Restarting")
     laptop("stop", "demo")
     assert len(laptop.aws.bodies("StopTrainingJob")) == 1
     laptop("stop", "demo")
     assert len(laptop.aws.bodies("StopTrainingJob")) == 1
 
 
-def test_with_incomplete_checkpoints_alone_a_run_begins_anew_and_says_why(laptop: Laptop) -> None:
-    laptop.lives.tell(FIRST, "Stopped")
-    laptop.lives.checkpoint("256px", 100, whole=False)
-    laptop.lives.checkpoint("256px", 200, whole=False)
-    shown = laptop("status", "demo").stdout
-    assert shown.count("b.npz is missing") == 2
+def test_resume_with_only_incomplete_checkpoints_starts_at_step_0(laptop: Laptop) -> None:
+    laptop.sagemaker.set_status(FIRST, "Stopped")
+    laptop.sagemaker.checkpoint("256px", 100, complete=False)
+    laptop.sagemaker.checkpoint("256px", 200, complete=False)
+    table = laptop("status", "demo").stdout
+    assert table.count("b.npz is missing") == 2
     laptop("resume", "demo", "--yes")
-    assert laptop.lives.tags(SECOND)["sm-train:from-step"] == "0"
+    assert laptop.sagemaker.tags(SECOND)["sm-train:from-step"] == "0"
 
 
-def test_the_function_does_what_watch_does(laptop: Laptop, monkeypatch: pytest.MonkeyPatch) -> None:
-    laptop.lives.tell(FIRST, "Failed", reason="CapacityError: none", ended_ago=3600)
+def test_lambda_function_does_what_watch_does(
+    laptop: Laptop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    laptop.sagemaker.set_status(FIRST, "Failed", reason="CapacityError: none", ended_ago=3600)
     for name, value in laptop.aws.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_REGION", "us-east-1")
     monkeypatch.setenv("SM_TRAIN_RUNS", "demo, nonsense")
     with pytest.raises(RuntimeError, match="nonsense"):
         handler({}, None)
-    assert laptop.lives.names() == [FIRST, SECOND]
+    assert laptop.sagemaker.names() == [FIRST, SECOND]
     monkeypatch.setenv("SM_TRAIN_RUNS", "demo")
     assert handler({}, None)["demo"]["action"] == "wait"
 
 
-def test_the_functions_image_holds_all_that_it_needs(laptop: Laptop) -> None:
-    """With the packages of its Dockerfile alone; no other distribution can be imported."""
-    recipe = laptop("template", "watch-lambda-image").stdout
-    [line] = re.findall(r"pip install[^\n]*\\\n(.*?)\n[A-Z]", recipe, re.DOTALL)
+def test_lambda_image_installs_all_imported_packages(laptop: Laptop) -> None:
+    """Only the packages of its Dockerfile can be imported here."""
+    dockerfile = laptop("template", "watch-lambda-image").stdout
+    [line] = re.findall(r"pip install[^\n]*\\\n(.*?)\n[A-Z]", dockerfile, re.DOTALL)
     packages = re.findall(r'"([A-Za-z0-9-]+)>=', line)
     env = {"AWS_REGION": "us-east-1", "SM_TRAIN_RUNS": "demo"}
     done = subprocess.run(
-        [sys.executable, "-c", ONLY + FUNCTION, " ".join(packages)],
+        [sys.executable, "-c", ONLY + LAMBDA_CALL, " ".join(packages)],
         env=clean_environment(laptop.folder) | laptop.aws.environment | env,
         capture_output=True,
         text=True,
@@ -462,7 +465,7 @@ def test_the_functions_image_holds_all_that_it_needs(laptop: Laptop) -> None:
     assert json.loads(done.stdout)["demo"]["action"] == "wait"
 
 
-def test_the_functions_template_passes_cfn_lint(laptop: Laptop) -> None:
+def test_lambda_template_passes_cfn_lint(laptop: Laptop) -> None:
     template = laptop.folder / "template.yaml"
     template.write_text(laptop("template", "watch-lambda").stdout)
     linted = subprocess.run(
@@ -474,15 +477,15 @@ def test_the_functions_template_passes_cfn_lint(laptop: Laptop) -> None:
     assert linted.returncode == 0, linted.stdout
 
 
-def test_a_run_that_is_not_there(laptop: Laptop) -> None:
-    said = laptop("status", "nonsense", code=2).stderr
-    assert "nonsense: neither a run file here nor a run or job" in said
+def test_unknown_run_is_an_error(laptop: Laptop) -> None:
+    message = laptop("status", "nonsense", code=2).stderr
+    assert "nonsense: neither a run file here nor a run or job" in message
 
 
-def test_logs_of_all_machines_in_order_and_without_the_machine_readable_lines(
+def test_logs_merge_all_nodes_by_time_and_hide_event_lines(
     laptop: Laptop,
 ) -> None:
-    laptop.lives.say(FIRST, "step", step=1)
+    laptop.sagemaker.log_event(FIRST, "step", step=1)
     logs = laptop.aws.client("logs")
     group = "/aws/sagemaker/TrainingJobs"
     logs.create_log_stream(logGroupName=group, logStreamName=f"{FIRST}/algo-2-1")
@@ -496,5 +499,5 @@ def test_logs_of_all_machines_in_order_and_without_the_machine_readable_lines(
     assert laptop("logs", "demo").stdout.splitlines() == ["algo-2 | first", "algo-1 | second"]
     assert laptop("logs", FIRST, "--node", "2").stdout == "algo-2 | first\n"
     assert "SMT {" in laptop("logs", "demo", "--raw").stdout
-    laptop.lives.tell(FIRST, "Completed")
+    laptop.sagemaker.set_status(FIRST, "Completed")
     assert laptop("logs", "demo", "--follow").stdout.count("first") == 1

@@ -1,4 +1,4 @@
-"""``submit`` against AWS's stand-in: what is shown is what is sent, and refusals are one line."""
+"""``submit`` against a fake AWS: what is shown is sent, and errors are one line."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def dry_run(cli: Cli, run: Path, *more: str) -> dict[str, Any]:
     return document
 
 
-def test_a_dry_run_touches_no_network_and_needs_no_credentials(cli: Cli, tmp_path: Path) -> None:
-    """The ``cli`` fixture makes every use of a socket fail and clears all credentials."""
+def test_dry_run_needs_neither_network_nor_credentials(cli: Cli, tmp_path: Path) -> None:
+    """The ``cli`` fixture blocks sockets and clears all credentials."""
     run = write_run(tmp_path, stages=[stage("a"), stage("b")])
     document = dry_run(cli, run)
     assert [request["HyperParameters"]["stage"] for request in document["requests"]] == ["a", "b"]
@@ -40,13 +40,13 @@ def test_a_dry_run_touches_no_network_and_needs_no_credentials(cli: Cli, tmp_pat
     assert len(document["bundle"]["sha256"]) == 64
 
 
-def test_a_dry_run_of_every_preset_works_as_it_is_written(cli: Cli, tmp_path: Path) -> None:
+def test_dry_run_of_each_preset_works_unchanged(cli: Cli, tmp_path: Path) -> None:
     for preset in ("default", "bria-2.0", "demo"):
         assert cli("init", f"{preset}.yaml", "--preset", preset).returncode == 0
         assert dry_run(cli, tmp_path / f"{preset}.yaml")["requests"]
 
 
-def test_the_plan_for_people_says_what_runs_where_for_how_much(cli: Cli, tmp_path: Path) -> None:
+def test_plan_shows_cluster_launch_and_cost(cli: Cli, tmp_path: Path) -> None:
     stages = [stage(), stage("512px", resolution=512, steps_per_second=None)]
     result = cli("submit", write_run(tmp_path, stages=stages), "--dry-run")
     assert result.returncode == 0, result.stderr
@@ -56,13 +56,13 @@ def test_the_plan_for_people_says_what_runs_where_for_how_much(cli: Cli, tmp_pat
     assert max(map(len, result.stderr.splitlines())) <= 100
 
 
-@pytest.mark.parametrize("machine", ["ml.p4de.24xlarge", "ml.p5.48xlarge"])
-def test_what_goes_over_the_wire_is_what_the_dry_run_shows(
-    cli: Cli, aws: Aws, tmp_path: Path, machine: str
+@pytest.mark.parametrize("instance_type", ["ml.p4de.24xlarge", "ml.p5.48xlarge"])
+def test_sent_request_equals_the_dry_run(
+    cli: Cli, aws: Aws, tmp_path: Path, instance_type: str
 ) -> None:
-    """For every other choice of the run file: tests/estimators/sdk/test_wire.py."""
+    """Other settings of the run file: tests/estimators/sdk/test_wire.py."""
     aws.make_bucket("my-bucket", **SHARDS)
-    run = write_run(tmp_path, cluster={"instance_type": machine}, tags={"team": "imaging"})
+    run = write_run(tmp_path, cluster={"instance_type": instance_type}, tags={"team": "imaging"})
     [shown] = dry_run(cli, run)["requests"]
     result = cli("submit", run, "--yes", "--json", network="loopback", env=aws.environment)
     assert result.returncode == 0, result.stderr
@@ -71,28 +71,28 @@ def test_what_goes_over_the_wire_is_what_the_dry_run_shows(
     assert json.loads(result.stdout)["training_job_name"] == sent["TrainingJobName"]
 
 
-@pytest.mark.parametrize("machine", ["ml.p4de.24xlarge", "ml.p5.48xlarge"])
-def test_the_bundle_in_the_bucket_holds_the_listed_files_and_runs(
-    cli: Cli, aws: Aws, tmp_path: Path, machine: str
+@pytest.mark.parametrize("instance_type", ["ml.p4de.24xlarge", "ml.p5.48xlarge"])
+def test_staged_bundle_holds_the_listed_files_and_runs(
+    cli: Cli, aws: Aws, tmp_path: Path, instance_type: str
 ) -> None:
     aws.make_bucket("my-bucket", **SHARDS)
-    run = write_run(tmp_path, cluster={"instance_type": machine})
+    run = write_run(tmp_path, cluster={"instance_type": instance_type})
     listed = dry_run(cli, run)["bundle"]
     result = cli("submit", run, "--yes", network="loopback", env=aws.environment)
     assert result.returncode == 0, result.stderr
     [sent] = aws.bodies("CreateTrainingJob")
-    archive = aws.client("s3").get_object(**_bundle_place(sent))["Body"].read()
+    archive = aws.client("s3").get_object(**_bundle_location(sent))["Body"].read()
     assert len(archive) == listed["bytes"]
     folder = tmp_path / "code"
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         tar.extractall(folder, filter="data")
     files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     assert files == {file["path"] for file in listed["files"]}
-    # Alerts can say what a stall costs.
+    # The job knows its hourly price, for the cost of a stall in alerts.
     document = json.loads((folder / "job.json").read_text())
     price = dry_run(cli, run)["cost"]["stages"][0]["price_per_instance_hour_usd"]
     assert document["256px"]["expected"]["usd_per_instance_hour"] == pytest.approx(price)
-    # It runs: an unknown stage is refused by the training code itself.
+    # It runs: the training code itself rejects an unknown stage.
     ran = subprocess.run(
         [sys.executable, "train.py", "--stage", "nonsense"],
         cwd=folder,
@@ -106,7 +106,7 @@ def test_the_bundle_in_the_bucket_holds_the_listed_files_and_runs(
     assert "256px" in ran.stdout + ran.stderr
 
 
-def _bundle_place(request: dict[str, Any]) -> dict[str, str]:
+def _bundle_location(request: dict[str, Any]) -> dict[str, str]:
     uris = [
         channel["DataSource"]["S3DataSource"]["S3Uri"]
         for channel in request["InputDataConfig"]
@@ -117,7 +117,7 @@ def _bundle_place(request: dict[str, Any]) -> dict[str, str]:
     return {"Bucket": bucket, "Key": key}
 
 
-def test_only_the_first_stage_starts_and_the_next_command_is_told(
+def test_submit_starts_the_first_stage_and_prints_the_next_command(
     cli: Cli, aws: Aws, tmp_path: Path
 ) -> None:
     aws.make_bucket("my-bucket", **SHARDS)
@@ -129,7 +129,7 @@ def test_only_the_first_stage_starts_and_the_next_command_is_told(
     assert "--stage b" in result.stderr
 
 
-def test_a_clone_repeats_a_jobs_run_and_code_under_a_name_of_its_own(
+def test_clone_reruns_a_jobs_run_and_code_under_a_new_name(
     cli: Cli, aws: Aws, tmp_path: Path
 ) -> None:
     aws.make_bucket("my-bucket", **SHARDS)
@@ -146,7 +146,7 @@ def test_a_clone_repeats_a_jobs_run_and_code_under_a_name_of_its_own(
     job = json.loads(first.stdout)["training_job_name"]
     run.unlink()
     (code / "own.py").write_text("changed since")
-    again = cli(
+    clone = cli(
         "--region",
         "us-east-1",
         "submit",
@@ -158,12 +158,12 @@ def test_a_clone_repeats_a_jobs_run_and_code_under_a_name_of_its_own(
         "--json",
         **options,
     )
-    assert again.returncode == 0, again.stderr
+    assert clone.returncode == 0, clone.stderr
     earlier, sent = aws.bodies("CreateTrainingJob")
     assert sent["TrainingJobName"] == "demo-r2--256px-0001"
     assert sent["CheckpointConfig"]["S3Uri"] == "s3://my-bucket/demo-r2/checkpoints/256px"
     bundles = [
-        unpack(aws.client("s3").get_object(**_bundle_place(one))["Body"].read())
+        unpack(aws.client("s3").get_object(**_bundle_location(one))["Body"].read())
         for one in (earlier, sent)
     ]
     changed = {name for name in bundles[0] if bundles[0][name] != bundles[1][name]}
@@ -178,13 +178,11 @@ def test_a_clone_repeats_a_jobs_run_and_code_under_a_name_of_its_own(
     assert re.fullmatch("[0-9a-f]{40}", commits[0][0])
 
 
-def test_a_clone_of_what_is_not_there_or_not_ours_is_one_line(
-    cli: Cli, aws: Aws, tmp_path: Path
-) -> None:
+def test_clone_of_an_unknown_or_foreign_job_is_one_line(cli: Cli, aws: Aws, tmp_path: Path) -> None:
     options = {"network": "loopback", "env": aws.environment | {"AWS_REGION": "us-east-1"}}
-    nowhere = cli("submit", "--clone", "nothing", **options)
-    assert nowhere.returncode != 0
-    assert "--clone: nothing: AWS returned" in one_line(nowhere.stderr)
+    unknown = cli("submit", "--clone", "nothing", **options)
+    assert unknown.returncode != 0
+    assert "--clone: nothing: AWS returned" in one_line(unknown.stderr)
     aws.client("sagemaker").create_training_job(
         TrainingJobName="theirs",
         AlgorithmSpecification={"TrainingImage": "a", "TrainingInputMode": "File"},
@@ -193,25 +191,25 @@ def test_a_clone_of_what_is_not_there_or_not_ours_is_one_line(
         ResourceConfig={"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 1},
         StoppingCondition={"MaxRuntimeInSeconds": 60},
     )
-    theirs = cli("submit", "--clone", "theirs", **options)
-    assert theirs.returncode == 2
-    assert "theirs was not started by sm-train" in one_line(theirs.stderr)
+    foreign = cli("submit", "--clone", "theirs", **options)
+    assert foreign.returncode == 2
+    assert "theirs was not started by sm-train" in one_line(foreign.stderr)
     for arguments in ([], [tmp_path / "run.yaml", "--clone", "theirs"]):
-        neither = cli("submit", *arguments)
-        assert neither.returncode == 2
-        assert "give a run file, or --clone JOB" in one_line(neither.stderr)
+        invalid = cli("submit", *arguments)
+        assert invalid.returncode == 2
+        assert "give a run file, or --clone JOB" in one_line(invalid.stderr)
 
 
-def test_the_plan_says_what_is_odd_and_what_else_may_run(cli: Cli, tmp_path: Path) -> None:
+def test_plan_shows_warnings_and_alternatives(cli: Cli, tmp_path: Path) -> None:
     code = tmp_path / "code"
     code.mkdir()
     (code / "own.py").write_text("")
     (code / "weights.bin").write_bytes(os.urandom(50_100_000))
     cluster = {"instance_type": "ml.g6e.48xlarge", "alternatives": ["ml.g6e.12xlarge"]}
     run = write_run(tmp_path, cluster=cluster, code="code", entry="own.py")
-    shown = cli("submit", run, "--dry-run")
-    assert shown.returncode == 0, shown.stderr
-    plan = " ".join(shown.stderr.split())
+    result = cli("submit", run, "--dry-run")
+    assert result.returncode == 0, result.stderr
+    plan = " ".join(result.stderr.split())
     assert "8 × ml.g6e.12xlarge, $105 an hour; the same batch" in plan
     assert "starts own.py" in plan
     assert "the bundle has 50 MB" in plan
@@ -220,7 +218,7 @@ def test_the_plan_says_what_is_odd_and_what_else_may_run(cli: Cli, tmp_path: Pat
     assert "Warning" not in cli("submit", run, "--dry-run").stderr
 
 
-def test_a_secret_in_own_code_stops_a_submission(cli: Cli, tmp_path: Path) -> None:
+def test_secret_in_user_code_stops_the_submission(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("\ntoken = 'hf_" + "a" * 34 + "'\n")
     result = cli("submit", write_run(tmp_path, code="."), "--dry-run")
     assert result.returncode == 2
@@ -229,15 +227,15 @@ def test_a_secret_in_own_code_stops_a_submission(cli: Cli, tmp_path: Path) -> No
     assert "aaaa" not in line
 
 
-def test_without_a_yes_nothing_is_sent(cli: Cli, aws: Aws, tmp_path: Path) -> None:
+def test_nothing_is_sent_without_confirmation(cli: Cli, aws: Aws, tmp_path: Path) -> None:
     aws.make_bucket("my-bucket", **SHARDS)
     run = write_run(tmp_path)
     declined = cli("submit", run, network="loopback", env=aws.environment, stdin="n\n")
-    silent = cli("submit", run, network="loopback", env=aws.environment, stdin="")
+    no_input = cli("submit", run, network="loopback", env=aws.environment, stdin="")
     assert declined.returncode == 130
     assert "$" in declined.stderr
-    assert silent.returncode == 2
-    assert "--yes" in silent.stderr
+    assert no_input.returncode == 2
+    assert "--yes" in no_input.stderr
     assert aws.bodies("CreateTrainingJob") == []
     agreed = cli("submit", run, network="loopback", env=aws.environment, stdin="y\n")
     assert agreed.returncode == 0
@@ -250,13 +248,13 @@ def one_line(text: str) -> str:
     return line
 
 
-def test_no_credentials_is_exit_4(cli: Cli, tmp_path: Path) -> None:
+def test_missing_credentials_exit_with_4(cli: Cli, tmp_path: Path) -> None:
     result = cli("submit", write_run(tmp_path), "--yes")
     assert result.returncode == 4
     assert "credentials" in one_line(result.stderr)
 
 
-def test_no_role_is_exit_4_but_a_dry_run_says_so_and_goes_on(cli: Cli, tmp_path: Path) -> None:
+def test_missing_role_exits_with_4_except_in_a_dry_run(cli: Cli, tmp_path: Path) -> None:
     run = write_run(tmp_path, role=None)
     result = cli("submit", run, "--yes")
     assert result.returncode == 4
@@ -266,7 +264,7 @@ def test_no_role_is_exit_4_but_a_dry_run_says_so_and_goes_on(cli: Cli, tmp_path:
     assert "role: not in the run file" in shown.stderr
 
 
-def test_no_region_is_exit_4(cli: Cli, tmp_path: Path) -> None:
+def test_missing_region_exits_with_4(cli: Cli, tmp_path: Path) -> None:
     run = write_run(tmp_path, region=None)
     assert cli("submit", run, "--dry-run").returncode == 4
     named = cli("--region", "us-west-2", "submit", run, "--dry-run", "--json")
@@ -277,13 +275,13 @@ def test_no_region_is_exit_4(cli: Cli, tmp_path: Path) -> None:
     )
 
 
-def test_a_missing_bucket_is_exit_4(cli: Cli, aws: Aws, tmp_path: Path) -> None:
+def test_missing_bucket_exits_with_4(cli: Cli, aws: Aws, tmp_path: Path) -> None:
     result = cli("submit", write_run(tmp_path), "--yes", network="loopback", env=aws.environment)
     assert result.returncode == 4
     assert "bucket my-bucket does not exist" in one_line(result.stderr)
 
 
-def test_a_bucket_in_another_region_is_exit_3(cli: Cli, aws: Aws, tmp_path: Path) -> None:
+def test_bucket_in_another_region_exits_with_3(cli: Cli, aws: Aws, tmp_path: Path) -> None:
     aws.make_bucket("my-bucket", **SHARDS)
     aws.make_bucket("far-away", "eu-west-1")
     run = write_run(tmp_path, data={"uri": "s3://far-away/shards/"})
@@ -293,14 +291,14 @@ def test_a_bucket_in_another_region_is_exit_3(cli: Cli, aws: Aws, tmp_path: Path
     assert aws.bodies("CreateTrainingJob") == []
 
 
-def test_fewer_shards_than_instances_is_exit_3(cli: Cli, aws: Aws, tmp_path: Path) -> None:
+def test_fewer_shards_than_instances_exit_with_3(cli: Cli, aws: Aws, tmp_path: Path) -> None:
     aws.make_bucket("my-bucket", **{"shards/0.tar": b"x"})
     result = cli("submit", write_run(tmp_path), "--yes", network="loopback", env=aws.environment)
     assert result.returncode == 3
     assert "1 objects for 4 instances" in one_line(result.stderr)
 
 
-def test_alternatives_of_more_instances_need_more_shards(
+def test_alternatives_with_more_instances_need_more_shards(
     cli: Cli, aws: Aws, tmp_path: Path
 ) -> None:
     aws.make_bucket("my-bucket", **SHARDS)
@@ -311,7 +309,7 @@ def test_alternatives_of_more_instances_need_more_shards(
     assert "4 objects for 8 instances" in one_line(result.stderr)
 
 
-def test_a_single_object_is_exit_3_whatever_its_name(cli: Cli, aws: Aws, tmp_path: Path) -> None:
+def test_data_uri_of_a_single_object_exits_with_3(cli: Cli, aws: Aws, tmp_path: Path) -> None:
     aws.make_bucket("my-bucket", **{"shards": b"x", **SHARDS})
     run = write_run(tmp_path, data={"uri": "s3://my-bucket/shards"})
     result = cli("submit", run, "--yes", network="loopback", env=aws.environment)
@@ -328,7 +326,7 @@ def test_a_single_object_is_exit_3_whatever_its_name(cli: Cli, aws: Aws, tmp_pat
         ("ValidationException", 3),
     ],
 )
-def test_what_aws_refuses_is_one_line_with_its_own_code(
+def test_aws_error_is_one_line_with_its_exit_code(
     cli: Cli, aws: Aws, tmp_path: Path, code: str, expected: int
 ) -> None:
     aws.make_bucket("my-bucket", **SHARDS)
@@ -338,10 +336,8 @@ def test_what_aws_refuses_is_one_line_with_its_own_code(
     assert f"AWS returned {code}: refused by the test" in one_line(result.stderr)
 
 
-def test_what_was_refused_may_be_submitted_again_at_once(
-    cli: Cli, aws: Aws, tmp_path: Path
-) -> None:
-    """The name that was claimed for the job is free again."""
+def test_rejected_job_can_be_submitted_again_at_once(cli: Cli, aws: Aws, tmp_path: Path) -> None:
+    """The claim on the job's name is released."""
     aws.make_bucket("my-bucket", **SHARDS)
     aws.refusals["CreateTrainingJob"] = "ResourceLimitExceeded"
     run, options = write_run(tmp_path), {"network": "loopback", "env": aws.environment}
@@ -352,21 +348,21 @@ def test_what_was_refused_may_be_submitted_again_at_once(
     assert json.loads(result.stdout)["training_job_name"] == "demo--256px-0001"
 
 
-def test_over_budget_is_exit_7_before_anything_is_sent(cli: Cli, aws: Aws, tmp_path: Path) -> None:
+def test_over_budget_exits_with_7_and_sends_nothing(cli: Cli, aws: Aws, tmp_path: Path) -> None:
     aws.make_bucket("my-bucket", **SHARDS)
     run = write_run(tmp_path, budget={"usd": 1})
     assert cli("submit", run, "--dry-run").returncode == 7
     result = cli("submit", run, "--yes", network="loopback", env=aws.environment)
     assert result.returncode == 7
     assert aws.bodies("CreateTrainingJob") == []
-    warned = write_run(tmp_path, budget={"usd": 1, "on_exceed": "warn"})
-    result = cli("submit", warned, "--yes", network="loopback", env=aws.environment)
+    warning_run = write_run(tmp_path, budget={"usd": 1, "on_exceed": "warn"})
+    result = cli("submit", warning_run, "--yes", network="loopback", env=aws.environment)
     assert result.returncode == 0, result.stderr
     assert "warning: budget.usd" in result.stderr
 
 
-def test_a_bad_run_file_is_exit_2_with_every_mistake(cli: Cli, tmp_path: Path) -> None:
-    run = write_run(tmp_path, colour="red", region="moon")
+def test_invalid_run_file_exits_with_2_and_reports_all_errors(cli: Cli, tmp_path: Path) -> None:
+    run = write_run(tmp_path, color="red", region="moon")
     result = cli("submit", run, "--dry-run")
     assert result.returncode == 2
     assert result.stdout == ""
@@ -375,7 +371,7 @@ def test_a_bad_run_file_is_exit_2_with_every_mistake(cli: Cli, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("command", [["submit", "--dry-run"], ["check", "--offline"], ["cost"]])
-def test_figures_nobody_could_mean_are_one_line(
+def test_absurd_values_are_reported_in_one_line(
     cli: Cli, tmp_path: Path, command: list[str]
 ) -> None:
     run = write_run(tmp_path, stages=[stage(steps_per_second=1e-300)])
@@ -384,13 +380,13 @@ def test_figures_nobody_could_mean_are_one_line(
     assert "steps_per_second" in one_line(result.stderr)
 
 
-def test_an_unknown_stage_names_the_stages(cli: Cli, tmp_path: Path) -> None:
+def test_unknown_stage_error_lists_the_stages(cli: Cli, tmp_path: Path) -> None:
     result = cli("submit", write_run(tmp_path), "--dry-run", "--stage", "512px")
     assert result.returncode == 2
     assert "it has 256px" in one_line(result.stderr)
 
 
-def test_a_region_without_the_image_is_one_line(cli: Cli, tmp_path: Path) -> None:
+def test_region_without_an_image_is_one_line(cli: Cli, tmp_path: Path) -> None:
     result = cli("--region", "moon-west-1", "submit", write_run(tmp_path), "--dry-run")
     assert result.returncode == 2
     assert "moon-west-1" in one_line(result.stderr)

@@ -1,4 +1,4 @@
-"""The view of a watch at every size of a terminal: pure, from a cluster that is made up."""
+"""The view of ``watch`` on terminals of any size, for a made-up cluster."""
 
 from __future__ import annotations
 
@@ -34,43 +34,41 @@ NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
     st.lists(st.tuples(st.integers(0, 3600), st.floats(-1e6, 1e6)), min_size=1, max_size=200),
     st.integers(1, 80),
 )
-def test_a_sparkline_fits_and_reaches_from_the_first_point_to_the_last(
-    points: list[tuple[float, float]], width: int
-) -> None:
-    drawn = sparkline(sorted(points), width, 0.0)
-    assert 1 <= len(drawn) <= width
-    assert set(drawn) <= set(" ▁▂▃▄▅▆▇█")
-    assert " " not in (drawn[0], drawn[-1])
+def test_sparkline_fits_and_spans_all_points(points: list[tuple[float, float]], width: int) -> None:
+    line = sparkline(sorted(points), width, 0.0)
+    assert 1 <= len(line) <= width
+    assert set(line) <= set(" ▁▂▃▄▅▆▇█")
+    assert " " not in (line[0], line[-1])
 
 
-def test_a_sparkline_has_a_gap_where_nothing_was_said_and_noise_is_flat() -> None:
+def test_sparkline_has_gaps_without_points_and_keeps_noise_flat() -> None:
     busy = [(float(at), 1.0 + at % 2 / 1000) for at in range(100)]
     later = [(at + 900.0, value) for at, value in busy]
-    drawn = sparkline(busy + later, 10, 0.1)
-    assert drawn[1:9].strip() == ""
-    assert set(drawn) - {" "} <= set("▇█")
+    line = sparkline(busy + later, 10, 0.1)
+    assert line[1:9].strip() == ""
+    assert set(line) - {" "} <= set("▇█")
     assert sparkline([(0.0, 1.0), (1.0, 2.0), (2.0, 3.0)], 30, 0.1) == "▁▅█"
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"), [(-1, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h")]
+    ("seconds", "expected"), [(-1, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h")]
 )
-def test_ages_in_words(seconds: float, words: str) -> None:
-    assert brief(seconds) == words
+def test_ages_are_formatted_briefly(seconds: float, expected: str) -> None:
+    assert brief(seconds) == expected
 
 
 # ------------------------------------------------------------------ a cluster
 
 
-def said(kind: str, ago: float, host: str = "algo-1", **fields: Any) -> tuple[str, Event]:
-    about = {"kind": kind, "time": NOW.timestamp() - ago}
-    return host, about | dict.fromkeys(FIELDS[kind]) | fields
+def logged(kind: str, ago: float, node: str = "algo-1", **fields: Any) -> tuple[str, Event]:
+    header = {"kind": kind, "time": NOW.timestamp() - ago}
+    return node, header | dict.fromkeys(FIELDS[kind]) | fields
 
 
 def cluster(nodes: int, warnings: int = 3) -> LiveState:
-    """An hour of a run that became slower; the third machine is silent and slow."""
+    """Return an hour of a run that slows down; the third node is slow, its heartbeat late."""
     lines = [
-        said(
+        logged(
             "step",
             3600 - 20 * number,
             step=8000 + 36 * number,
@@ -82,15 +80,19 @@ def cluster(nodes: int, warnings: int = 3) -> LiveState:
         )
         for number in range(180)
     ]
-    for node in range(1, nodes + 1):
-        host = f"algo-{node}"
-        ranks = [{"rank": 8 * node - 8 + gpu, "p50": 0.7 if node == 3 else 0.5} for gpu in range(8)]
+    for number in range(1, nodes + 1):
+        node = f"algo-{number}"
+        ranks = [
+            {"rank": 8 * number - 8 + gpu, "p50": 0.7 if number == 3 else 0.5} for gpu in range(8)
+        ]
         lines += [
-            said("heartbeat", 400 if node == 3 else 12, host, step=14440, seconds_since_step=0.4),
-            said(
+            logged(
+                "heartbeat", 400 if number == 3 else 12, node, step=14440, seconds_since_step=0.4
+            ),
+            logged(
                 "node",
                 30,
-                host,
+                node,
                 ranks=ranks,
                 gpu_utilization_mean=97.0,
                 gpu_utilization_min=91.0,
@@ -103,7 +105,7 @@ def cluster(nodes: int, warnings: int = 3) -> LiveState:
             ),
         ]
     lines += [
-        said("warning", 300 - number, code=f"code-{number}", message="many words " * 20)
+        logged("warning", 300 - number, code=f"code-{number}", message="a long message " * 20)
         for number in range(warnings)
     ]
     return fold_events(lines)
@@ -131,13 +133,13 @@ def model(live: LiveState, nodes: int, **changes: Any) -> ScreenState:
         Run("demo", "us-east-1", "my-bucket", run, None), (at,), 1204.0, 1204.0, 2610.0, NOW, live
     )
     warning = "the run is projected to cost $2,610, more than budget.usd $2,500"
-    seen = WatchResult(state, NoAction("training"), "training", warning)
+    result = WatchResult(state, NoAction("training"), "training", warning)
     return replace(
-        ScreenState(seen, live, footer="next poll in 43 s; Ctrl-C ends the watch"), **changes
+        ScreenState(result, live, footer="next poll in 43 s; Ctrl-C ends the watch"), **changes
     )
 
 
-def drawn(live: LiveState, nodes: int, width: int, height: int | None = None) -> list[str]:
+def rendered(live: LiveState, nodes: int, width: int, height: int | None = None) -> list[str]:
     console = Console(width=width, file=io.StringIO(), force_terminal=True, no_color=True)
     with console.capture() as capture:
         console.print(screen(model(live, nodes), NOW.timestamp(), width, height))
@@ -145,17 +147,17 @@ def drawn(live: LiveState, nodes: int, width: int, height: int | None = None) ->
 
 
 @pytest.mark.parametrize(("width", "titles"), [(36, 3), (50, 4), (80, 7), (100, 8), (120, 10)])
-def test_every_width_has_the_columns_that_fit(width: int, titles: int) -> None:
-    lines = drawn(cluster(4), 4, width)
+def test_each_width_shows_the_columns_that_fit(width: int, titles: int) -> None:
+    lines = rendered(cluster(4), 4, width)
     assert max(map(len, lines)) <= width
     [header] = [line for line in lines if line.startswith("node ")]
     assert len(re.split(r"\s{2,}", header.strip())) == titles, header
     assert any(line.startswith("algo-3") and "7 min" in line for line in lines)
 
 
-def test_what_is_known_is_said() -> None:
-    text = "\n".join(drawn(cluster(4), 4, 120))
-    for words in (
+def test_view_shows_all_known_values() -> None:
+    text = "\n".join(rendered(cluster(4), 4, 120))
+    for expected in (
         "demo  256px  training  demo--256px-0001",
         "72.2 %  14,444 of 20,000",
         "1.2 to 1.8, 60 min",
@@ -172,13 +174,13 @@ def test_what_is_known_is_said() -> None:
         "30,000",
         "straggler algo-3: 1.40 × the median step, 0.7 s; ranks 16, 17, 18",
         "warning: the run is projected to cost",
-        "algo-1 code-2: many words",
+        "algo-1 code-2: a long message",
     ):
-        assert words in text, words
+        assert expected in text, expected
 
 
-def test_a_job_that_has_said_nothing_yet_has_a_view_too() -> None:
-    lines = drawn(LiveState(), 2, 100)
+def test_job_without_events_has_a_view() -> None:
+    lines = rendered(LiveState(), 2, 100)
     assert "demo  256px  starting  demo--256px-0001 (Training)" in lines[0]
     assert "it/s      unknown until the first steps" in lines
     assert "remaining unknown" in lines
@@ -189,10 +191,8 @@ def test_a_job_that_has_said_nothing_yet_has_a_view_too() -> None:
 
 @pytest.mark.parametrize(("nodes", "warnings"), [(1, 0), (128, 0), (128, 9), (16, 2)])
 @pytest.mark.parametrize("height", [24, 30, 50])
-def test_a_low_terminal_shows_the_machines_that_matter(
-    nodes: int, warnings: int, height: int
-) -> None:
-    lines = drawn(cluster(nodes, warnings), nodes, 80, height)
+def test_low_terminal_shows_the_worst_nodes(nodes: int, warnings: int, height: int) -> None:
+    lines = rendered(cluster(nodes, warnings), nodes, 80, height)
     assert len(lines) < height
     assert "next poll" in lines[-1]
     if nodes > 3:
@@ -205,8 +205,6 @@ def test_a_low_terminal_shows_the_machines_that_matter(
 
 @settings(max_examples=30)
 @given(st.integers(20, 200), st.integers(20, 80), st.integers(0, 40), st.integers(0, 6))
-def test_no_size_and_no_cluster_breaks_the_view(
-    width: int, height: int, nodes: int, warnings: int
-) -> None:
-    lines = drawn(cluster(nodes, warnings), max(1, nodes), width, height)
+def test_view_fits_any_size_and_cluster(width: int, height: int, nodes: int, warnings: int) -> None:
+    lines = rendered(cluster(nodes, warnings), max(1, nodes), width, height)
     assert max(map(len, lines)) <= width

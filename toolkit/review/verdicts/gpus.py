@@ -112,7 +112,7 @@ def _rank_times(facts: JobFacts) -> list[_RankTimes]:
 
 
 def stragglers(facts: JobFacts) -> Verdict:
-    """Look for ranks with slower steps or longer data waits, and for GPUs at a lower clock."""
+    """Find ranks with slower steps or longer data waits, and GPUs at a lower clock."""
     question = "Were there stragglers?"
     ranks = _rank_times(facts)
     if len(ranks) < 2:
@@ -155,7 +155,7 @@ def stragglers(facts: JobFacts) -> Verdict:
         "stragglers",
         level,
         question,
-        "; ".join(problems),
+        f"yes: {'; '.join(problems)}",
         tuple(evidence),
         "all other ranks wait for it in every step: `sm-train doctor` tests its instance; stop and "
         "resume to get other instances",
@@ -188,7 +188,7 @@ def _gpu_medians(facts: JobFacts, name: str) -> Iterator[tuple[int, int, float]]
 
 
 def health(facts: JobFacts) -> Verdict:
-    """Look for GPU memory errors, and for full disks or memory."""
+    """Find GPU memory errors, and full disks or memory."""
     question = "Were the instances healthy?"
     nodes = facts.log.nodes
     ecc = {node: _max(table, "gpu_ecc_uncorrected") for node, table in nodes.items()}

@@ -28,7 +28,7 @@ _MAX_GRADIENT_GROWTH = 3.0
 
 
 def loss(facts: JobFacts) -> Verdict:
-    """Look for skipped steps, spikes, a loss that rises again and a growing gradient norm."""
+    """Find skipped steps, spikes, a loss that rises again and a growing gradient norm."""
     question = "Is the loss healthy?"
     steps, losses = facts.log.steps["step"], facts.log.steps["loss"]
     if not len(losses):

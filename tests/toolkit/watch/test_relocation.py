@@ -1,4 +1,4 @@
-"""A run that finds no machines goes on elsewhere: real processes, two regions of one server."""
+"""Relocation of runs without capacity: real processes, two regions of one fake AWS."""
 
 from __future__ import annotations
 
@@ -31,32 +31,32 @@ from sm_train.toolkit.submit.submission import launch_record, prepare
 from sm_train.toolkit.watch.controller import WatchResult, reconcile
 
 from tests.conftest import Aws, clean_environment
-from tests.support.job_lifecycle import Lives
+from tests.support.job_lifecycle import FakeSageMaker
 from tests.support.run_documents import ECR, stage
 from tests.support.run_files import write_run
 
 EAST, WEST = "us-east-1", "us-west-2"
 SHARDS = {f"shards/{index}.tar": b"x" for index in range(8)} | {"index.parquet": b"x"}
-MACHINES = {"instance_type": "ml.p4de.24xlarge", "backend": "nccl", "image": ECR}
-ELSEWHERE = {"region": WEST, "buckets": {"my-bucket": "west"}}
+CLUSTER = {"instance_type": "ml.p4de.24xlarge", "backend": "nccl", "image": ECR}
+OTHER_REGION = {"region": WEST, "buckets": {"my-bucket": "west"}}
 FALLBACKS = [
     {"instance_type": "ml.p5.48xlarge", "stages": {"256px": {"instances": 2}}},
-    ELSEWHERE,
+    OTHER_REGION,
 ]
 SESSIONS = {one: boto3.Session("testing", "testing", region_name=one) for one in (EAST, WEST)}
-"""For all tests: they keep botocore's models of the services, not endpoints."""
+"""Shared by all tests: sessions cache botocore's service models, not endpoints."""
 
 FIRST, SECOND, THIRD, FOURTH = (f"demo--256px-000{number}" for number in (1, 2, 3, 4))
 
 
 class LiveRun:
-    """A run whose first job is started; looked at in this process, as a watcher does."""
+    """A run whose first job was started; a watcher in this process polls it."""
 
     def __init__(self, aws: Aws, folder: Path, **changes: Any) -> None:
-        self.aws, self.lives = aws, Lives(aws)
+        self.aws, self.sagemaker = aws, FakeSageMaker(aws)
         aws.make_bucket("my-bucket", **SHARDS)
         aws.make_bucket("west", WEST, **SHARDS)
-        changes = {"cluster": MACHINES, "recovery": {"fallbacks": FALLBACKS}} | changes
+        changes = {"cluster": CLUSTER, "recovery": {"fallbacks": FALLBACKS}} | changes
         self.file = write_run(folder, **changes)
         config = load_run(self.file)
         submission = prepare(
@@ -76,17 +76,17 @@ class LiveRun:
         record = replace(self.record, placement=placement)
         JobNameClaim(self.session(), "my-bucket", job, record).acquire()
 
-    def look(self, region: str = EAST) -> WatchResult:
+    def poll(self, region: str = EAST) -> WatchResult:
         session = self.session(region)
         return reconcile(session, resolve_run(session, "demo", region), dry_run=False)
 
-    def lose(self, name: str, region: str = EAST, **fate: Any) -> None:
-        """No machines, an hour ago."""
-        given = {"status": "Failed", "reason": "CapacityError: Unable to provision."} | fate
-        self.lives.tell(name, **given, ended_ago=3600, region=region)
+    def lose(self, name: str, region: str = EAST, **status: Any) -> None:
+        """End the job an hour ago for lack of capacity."""
+        defaults = {"status": "Failed", "reason": "CapacityError: Unable to provision."}
+        self.sagemaker.set_status(name, **defaults | status, ended_ago=3600, region=region)
 
     def jobs(self) -> dict[str, str]:
-        """Every job, with its region, the oldest first."""
+        """Return every job with its region, oldest first."""
         found = jobs_of_run(self.session(), "demo")
         assert len({job.name for job in found}) == len(found), "a name in two regions"
         return {job.name: job.region for job in found}
@@ -115,15 +115,15 @@ def run(server: Aws, tmp_path: Path) -> LiveRun:
     return LiveRun(server, tmp_path)
 
 
-def test_a_run_goes_through_its_places_in_order_and_to_its_own_again(run: LiveRun) -> None:
+def test_relocates_in_fallback_order_and_then_home(run: LiveRun) -> None:
     run.lose(FIRST)
-    assert "ml.p5.48xlarge" in run.look().done
-    moved = run.described(SECOND)
-    resources = moved["ResourceConfig"]
+    assert "ml.p5.48xlarge" in run.poll().done
+    relocated = run.described(SECOND)
+    resources = relocated["ResourceConfig"]
     assert (resources["InstanceType"], resources["InstanceCount"]) == ("ml.p5.48xlarge", 2)
-    run.lives.checkpoint("256px", 300)
+    run.sagemaker.checkpoint("256px", 300)
     run.lose(SECOND, status="Stopped", secondary="Interrupted", reason=None)
-    assert f"4 × ml.p4de.24xlarge in {WEST}" in run.look().done
+    assert f"4 × ml.p4de.24xlarge in {WEST}" in run.poll().done
     there = run.described(THIRD, WEST)
     assert there["CheckpointConfig"]["S3Uri"] == "s3://west/demo/checkpoints/256px"
     assert there["OutputDataConfig"]["S3OutputPath"] == "s3://west/demo/output"
@@ -136,92 +136,86 @@ def test_a_run_goes_through_its_places_in_order_and_to_its_own_again(run: LiveRu
         "b.npz",
         "complete.json",
     ]
-    assert run.lives.tags(THIRD, WEST)["sm-train:from-step"] == "300"
-    # There it comes on, and its own place gets what it has learned since.
-    run.lives.checkpoint("256px", 700, bucket="west")
+    assert run.sagemaker.tags(THIRD, WEST)["sm-train:from-step"] == "300"
+    # It makes progress there; the home bucket then gets the newer checkpoint.
+    run.sagemaker.checkpoint("256px", 700, bucket="west")
     run.lose(THIRD, WEST)
-    run.look()
+    run.poll()
     assert run.jobs() == {FIRST: EAST, SECOND: EAST, THIRD: WEST, FOURTH: EAST}
-    assert run.lives.tags(FOURTH)["sm-train:from-step"] == "700"
+    assert run.sagemaker.tags(FOURTH)["sm-train:from-step"] == "700"
     assert "complete.json" in run.keys("my-bucket", "demo/checkpoints/256px/step-00000700/")
 
 
 def no_quota(*types: str) -> Any:
-    """An account that may not have machines of these types in the first region."""
+    """Reject jobs on these instance types in the first region for lack of quota."""
 
-    def answer(body: dict[str, Any]) -> tuple[int, dict[str, Any]] | None:
+    def respond(body: dict[str, Any]) -> tuple[int, dict[str, Any]] | None:
         if body["_region"] != EAST or body["ResourceConfig"]["InstanceType"] not in types:
             return None
         return 400, {"__type": "ResourceLimitExceeded", "message": "the limit is 0 instances"}
 
-    return answer
+    return respond
 
 
-def test_a_place_without_quota_is_passed_by(run: LiveRun) -> None:
+def test_placement_without_quota_is_skipped(run: LiveRun) -> None:
     run.aws.answers["CreateTrainingJob"] = no_quota("ml.p5.48xlarge")
-    run.lives.checkpoint("256px", 300)
+    run.sagemaker.checkpoint("256px", 300)
     run.lose(FIRST)
-    assert WEST in run.look().done
-    # The name that was refused at one place is taken at the next.
+    assert WEST in run.poll().done
+    # The name that was rejected at one placement is used at the next.
     assert run.jobs() == {FIRST: EAST, SECOND: WEST}
-    assert run.lives.tags(SECOND, WEST)["sm-train:from-step"] == "300"
+    assert run.sagemaker.tags(SECOND, WEST)["sm-train:from-step"] == "300"
 
 
-def test_without_quota_anywhere_the_next_look_asks_again_at_once(
-    server: Aws, tmp_path: Path
-) -> None:
+def test_without_any_quota_the_next_poll_retries_at_once(server: Aws, tmp_path: Path) -> None:
     run = LiveRun(server, tmp_path, recovery={"fallbacks": FALLBACKS[:1]})
     server.answers["CreateTrainingJob"] = no_quota("ml.p5.48xlarge", "ml.p4de.24xlarge")
     run.lose(FIRST)
     for _ in range(2):
         with pytest.raises(UserError, match="the limit is 0 instances; request a higher quota"):
-            run.look()
+            run.poll()
     del server.answers["CreateTrainingJob"]
-    assert "started" in run.look().done
+    assert "started" in run.poll().done
     assert run.jobs() == {FIRST: EAST, SECOND: EAST}
 
 
-def test_what_another_place_does_not_mend_is_repeated_where_it_was(run: LiveRun) -> None:
+def test_failure_unrelated_to_capacity_does_not_relocate(run: LiveRun) -> None:
     run.lose(FIRST)
-    run.look()
+    run.poll()
     run.lose(SECOND, reason="InternalServerError: x")
-    run.look()
+    run.poll()
     assert run.described(THIRD)["ResourceConfig"]["InstanceType"] == "ml.p5.48xlarge"
 
 
-def test_a_job_that_waited_longer_than_it_may_is_one_without_machines(
-    server: Aws, tmp_path: Path
-) -> None:
-    run = LiveRun(server, tmp_path, cluster=MACHINES | {"max_pending": "30m"})
+def test_pending_timeout_relocates(server: Aws, tmp_path: Path) -> None:
+    run = LiveRun(server, tmp_path, cluster=CLUSTER | {"max_pending": "30m"})
     run.lose(FIRST, status="Stopped", reason=None)
     job = get_backend("sagemaker")["123456789012"][EAST].training_jobs[FIRST]
     job.training_start_time = None
     job.creation_time = (datetime.now(UTC) - timedelta(hours=2)).isoformat()
-    run.look()
+    run.poll()
     assert run.described(SECOND)["ResourceConfig"]["InstanceType"] == "ml.p5.48xlarge"
 
 
-def test_the_next_stage_begins_where_the_run_is_with_the_model_of_the_one_before(
-    server: Aws, tmp_path: Path
-) -> None:
+def test_relocated_next_stage_gets_the_previous_stages_model(server: Aws, tmp_path: Path) -> None:
     stages = [stage("a"), stage("b", optimizer_state="keep")]
-    run = LiveRun(server, tmp_path, stages=stages, recovery={"fallbacks": [ELSEWHERE]})
+    run = LiveRun(server, tmp_path, stages=stages, recovery={"fallbacks": [OTHER_REGION]})
     first, second = "demo--a-0001", "demo--a-0002"
-    run.lives.checkpoint("a", 1000)
+    run.sagemaker.checkpoint("a", 1000)
     run.aws.client("s3").put_object(
         Bucket="my-bucket", Key="demo/checkpoints/a/final/unet/x.safetensors", Body=b"model"
     )
-    run.lives.tell(first, "Completed")
+    run.sagemaker.set_status(first, "Completed")
     run.start(StartJob("b", 1, 0, "resume", "", auto_advance=True))
     run.lose("demo--b-0001")
-    run.look()
+    run.poll()
     assert run.jobs()["demo--b-0002"] == WEST
     assert second not in run.jobs()
     assert run.keys("west", "demo/checkpoints/a/final/") == ["unet/x.safetensors"]
     assert "complete.json" in run.keys("west", "demo/checkpoints/a/step-00001000/")
 
 
-DIES = """
+KILLED_IN_COPY = """
 import os, sys
 from sm_train.toolkit.submit import replicate
 from sm_train.toolkit.cli import main
@@ -231,69 +225,69 @@ main(sys.argv[1:])
 """
 
 
-def test_a_watcher_that_is_killed_in_the_middle_of_a_copy(server: Aws, tmp_path: Path) -> None:
-    """The next one goes on: what is there is not copied again, the marker comes last."""
-    run = LiveRun(server, tmp_path, recovery={"fallbacks": [ELSEWHERE]})
-    run.lives.checkpoint("256px", 300)
+def test_copy_interrupted_by_a_kill_is_resumed(server: Aws, tmp_path: Path) -> None:
+    """Copied objects are not copied again, and the marker is copied last."""
+    run = LiveRun(server, tmp_path, recovery={"fallbacks": [OTHER_REGION]})
+    run.sagemaker.checkpoint("256px", 300)
     run.lose(FIRST)
     killed = subprocess.run(
-        [sys.executable, "-c", DIES, "--region", EAST, "watch", "demo", "--once"],
+        [sys.executable, "-c", KILLED_IN_COPY, "--region", EAST, "watch", "demo", "--once"],
         env=clean_environment(tmp_path) | run.aws.environment,
         check=False,
         timeout=120,
     )
     assert killed.returncode == 9
     folder = "demo/checkpoints/256px/step-00000300/"
-    partly = run.keys("west", folder)
-    assert partly
-    assert "complete.json" not in partly
+    copied = run.keys("west", folder)
+    assert copied
+    assert "complete.json" not in copied
     assert run.jobs() == {FIRST: EAST}
     run.aws.requests.clear()
-    run.look()
+    run.poll()
     assert run.jobs() == {FIRST: EAST, SECOND: WEST}
     assert len(run.keys("west", folder)) == 3
     again = [path for method, path, _ in run.aws.requests if method == "PUT" and "west" in path]
-    assert not {path.rpartition("/")[2] for path in again} & set(partly)
+    assert not {path.rpartition("/")[2] for path in again} & set(copied)
 
 
-def test_a_stop_while_a_checkpoint_is_copied_is_kept(
+def test_stop_during_a_copy_prevents_the_start(
     server: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = LiveRun(server, tmp_path, recovery={"fallbacks": [ELSEWHERE]})
-    run.lives.checkpoint("256px", 300)
+    run = LiveRun(server, tmp_path, recovery={"fallbacks": [OTHER_REGION]})
+    run.sagemaker.checkpoint("256px", 300)
     run.lose(FIRST)
-    copied = replicate._ProgressCounter.on_progress
+    on_progress = replicate._ProgressCounter.on_progress
 
-    def stopped_meanwhile(self: Any, **told: Any) -> None:
+    def stop_and_continue(self: Any, **progress: Any) -> None:
         found = resolve_run(run.session(), "demo", EAST)
         stop_run(run.session(), found, wait=False)
-        copied(self, **told)
+        on_progress(self, **progress)
 
-    monkeypatch.setattr(replicate._ProgressCounter, "on_progress", stopped_meanwhile)
-    assert "was stopped" in run.look().done
+    monkeypatch.setattr(replicate._ProgressCounter, "on_progress", stop_and_continue)
+    assert "was stopped" in run.poll().done
     assert run.jobs() == {FIRST: EAST}
 
 
-def test_a_large_object_is_copied_in_parts_and_a_newer_one_anew(
+def test_large_objects_are_copied_in_parts_and_newer_ones_again(
     run: LiveRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replicate, "_PART_BYTES", 5 << 20)
     s3, content = run.aws.client("s3"), bytes(12 << 20)
     s3.put_object(Bucket="my-bucket", Key="x/large", Body=content)
     s3.put_object(Bucket="my-bucket", Key="x/complete.json", Body=b"{}")
-    seen: list[tuple[int, int]] = []
+    progress: list[tuple[int, int]] = []
 
     def copy() -> list[tuple[str, str]]:
         run.aws.requests.clear()
         folder = replicate.FolderCopy("s3://my-bucket/x", EAST, "s3://west/y", WEST)
-        replicate.copy_folder(run.session(), folder, lambda *one: seen.append(one))
+        replicate.copy_folder(run.session(), folder, lambda *call: progress.append(call))
         return [(path, query) for method, path, query in run.aws.requests if method == "PUT"]
 
     parts = copy()
     assert sum("partNumber" in query for _, query in parts) == 3
     assert parts[-1][0] == "/west/y/complete.json"
     assert s3.get_object(Bucket="west", Key="y/large")["Body"].read() == content
-    assert seen[-1] == (len(content) + 2, len(content) + 2)
+    assert progress[-1] == (len(content) + 2, len(content) + 2)
     assert copy() == []
     [old] = [
         version
@@ -333,25 +327,23 @@ except UserError as error:
 """
 
 
-def start_at_once(run: LiveRun, folder: Path, places: list[int], function: str) -> None:
-    """One process for each of ``places``, which starts attempt 2 there: all have come to
-    ``function`` when the first may call it.
-    """
+def start_concurrently(run: LiveRun, folder: Path, placements: list[int], function: str) -> None:
+    """Start attempt 2 in one process for each of ``placements``; all wait at ``function``."""
     path = folder / "record.json"
     path.write_text(json.dumps(vars(run.record)))
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", START_SCRIPT, path, str(place), function],
+            [sys.executable, "-c", START_SCRIPT, path, str(placement), function],
             env=clean_environment(folder) | run.aws.environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        for place in places
+        for placement in placements
     ]
     for process in processes:
         assert process.stdout is not None
-        assert process.stdout.readline()  # ready, or why it goes no further
+        assert process.stdout.readline()  # "ready", or an error
     for process in processes:
         assert process.stdin is not None
         process.stdin.write("\n")
@@ -361,16 +353,18 @@ def start_at_once(run: LiveRun, folder: Path, places: list[int], function: str) 
         assert process.returncode == 0
 
 
-def test_whatever_places_are_wanted_at_once_one_job_comes(run: LiveRun, tmp_path: Path) -> None:
-    """SageMaker takes a name once in each region; the record, once in all."""
+def test_concurrent_starts_at_different_placements_create_one_job(
+    run: LiveRun, tmp_path: Path
+) -> None:
+    """SageMaker rejects duplicate names within a region; the claim, across all regions."""
     run.lose(FIRST)
-    start_at_once(run, tmp_path, [0, 2, 1], "acquire")
+    start_concurrently(run, tmp_path, [0, 2, 1], "acquire")
     assert list(run.jobs()) == [FIRST, SECOND]
 
 
-def broken_off(run: LiveRun, place: int) -> None:
-    """Somebody claimed attempt 2 for ``place`` an hour ago, and was never heard of again."""
-    claimed = vars(run.record) | {"placement": place, "version": 3, "claim": "0"}
+def leave_expired_claim(run: LiveRun, placement: int) -> None:
+    """Claim attempt 2 for ``placement`` an hour ago, without starting the job."""
+    claimed = vars(run.record) | {"placement": placement, "version": 3, "claim": "0"}
     key = f"demo/jobs/{SECOND}.json"
     s3 = run.aws.client("s3")
     s3.put_object(Bucket="my-bucket", Key=key, Body=json.dumps(claimed).encode())
@@ -379,27 +373,27 @@ def broken_off(run: LiveRun, place: int) -> None:
     version.last_modified = datetime.now(UTC).replace(tzinfo=None) - timedelta(hours=1)
 
 
-def test_who_slept_between_look_and_claim_takes_over_at_the_same_place_alone(run: LiveRun) -> None:
-    broken_off(run, 2)
+def test_expired_claim_can_be_taken_over_only_for_its_placement(run: LiveRun) -> None:
+    leave_expired_claim(run, 2)
     with pytest.raises(ClaimedError):
         run.claim(SECOND, placement=1)
     run.claim(SECOND, placement=2)
 
 
-@pytest.mark.parametrize(("place", "function"), [(0, "acquire"), (2, "with_free_name")])
-def test_a_start_that_was_broken_off_is_taken_over_or_given_up_by_one_alone(
-    run: LiveRun, tmp_path: Path, place: int, function: str
+@pytest.mark.parametrize(("placement", "function"), [(0, "acquire"), (2, "with_free_name")])
+def test_expired_claim_is_taken_over_or_abandoned_by_one_process(
+    run: LiveRun, tmp_path: Path, placement: int, function: str
 ) -> None:
-    """Several want the place that it was claimed for, and several another."""
+    """Several processes want the claimed placement, several another."""
     run.lose(FIRST)
-    broken_off(run, place)
-    start_at_once(run, tmp_path, [0, 2, 2], function)
-    made = list(run.jobs())
-    assert made in ([FIRST, SECOND], [FIRST, THIRD])
+    leave_expired_claim(run, placement)
+    start_concurrently(run, tmp_path, [0, 2, 2], function)
+    jobs = list(run.jobs())
+    assert jobs in ([FIRST, SECOND], [FIRST, THIRD])
 
 
-def test_two_watchers_move_a_run_once(run: LiveRun, tmp_path: Path) -> None:
-    run.lives.checkpoint("256px", 300)
+def test_concurrent_watchers_relocate_a_run_once(run: LiveRun, tmp_path: Path) -> None:
+    run.sagemaker.checkpoint("256px", 300)
     run.lose(FIRST)
     watchers = [
         subprocess.Popen(
@@ -419,34 +413,34 @@ def test_two_watchers_move_a_run_once(run: LiveRun, tmp_path: Path) -> None:
         )
         for region in (EAST, EAST)
     ]
-    said = [watcher.communicate(timeout=120)[1] for watcher in watchers]
-    assert [watcher.returncode for watcher in watchers] == [0, 0], said
+    output = [watcher.communicate(timeout=120)[1] for watcher in watchers]
+    assert [watcher.returncode for watcher in watchers] == [0, 0], output
     assert list(run.jobs()) == [FIRST, SECOND]
 
 
-def test_every_command_sees_the_run_from_any_of_its_regions(
+def test_commands_work_from_each_of_a_runs_regions(
     server: Aws,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Submitted for real, moved, looked at from both sides, stopped, and resumed on both."""
+    """Submit, relocate, inspect from both regions, stop, and resume in both."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    aws, lives = server, Lives(server)
+    aws, sagemaker = server, FakeSageMaker(server)
     aws.make_bucket("my-bucket", **SHARDS)
     aws.make_bucket("west", WEST, **SHARDS)
-    machines = {"instance_type": "ml.p4de.24xlarge", "backend": "nccl"}
-    file = write_run(tmp_path, recovery={"fallbacks": [ELSEWHERE]}, cluster=machines)
+    cluster = {"instance_type": "ml.p4de.24xlarge", "backend": "nccl"}
+    file = write_run(tmp_path, recovery={"fallbacks": [OTHER_REGION]}, cluster=cluster)
 
-    def sm_train(*words: str | Path, region: str = EAST, code: int = 0) -> Any:
+    def sm_train(*arguments: str | Path, region: str = EAST, code: int = 0) -> Any:
         with pytest.raises(SystemExit) as ended:
-            main(["--region", region, *map(str, words)])
-        said = capsys.readouterr()
-        assert ended.value.code == code, said.err
-        return json.loads(said.out) if "--json" in words else said
+            main(["--region", region, *map(str, arguments)])
+        output = capsys.readouterr()
+        assert ended.value.code == code, output.err
+        return json.loads(output.out) if "--json" in arguments else output
 
-    asked = sm_train("submit", file, "--yes").err
-    assert f"4 × ml.p4de.24xlarge in {WEST}, on-demand; $" in asked
+    plan = sm_train("submit", file, "--yes").err
+    assert f"4 × ml.p4de.24xlarge in {WEST}, on-demand; $" in plan
     s3 = aws.client("s3")
     [staged] = [
         one["Key"]
@@ -462,44 +456,44 @@ def test_every_command_sees_the_run_from_any_of_its_regions(
     drivers = staged.replace("code/sourcedir.tar.gz", "sm_drivers/sm_train.sh")
     assert "launch train.py" in s3.get_object(Bucket="west", Key=drivers)["Body"].read().decode()
 
-    lives.checkpoint("256px", 300)
-    lives.tell(FIRST, "Failed", reason="CapacityError: none", seconds=0, ended_ago=3600)
+    sagemaker.checkpoint("256px", 300)
+    sagemaker.set_status(FIRST, "Failed", reason="CapacityError: none", seconds=0, ended_ago=3600)
     assert sm_train("watch", "demo", "--once", "--json")["action"] == "start"
-    lives.say(SECOND, "step", region=WEST, step=400, steps_per_second=2.0)
+    sagemaker.log_event(SECOND, "step", region=WEST, step=400, steps_per_second=2.0)
     for region in (EAST, WEST):
-        seen = sm_train("status", "demo", "--json", region=region)
-        assert seen["region"] == EAST
-        assert seen["stages"][0]["step"] == 400
-        assert [job["region"] for job in seen["stages"][0]["jobs"]] == [EAST, WEST]
-    assert seen["spent_usd"] == pytest.approx(600 * 4 * 31.5641075 / 3600, rel=0.02)
+        status = sm_train("status", "demo", "--json", region=region)
+        assert status["region"] == EAST
+        assert status["stages"][0]["step"] == 400
+        assert [job["region"] for job in status["stages"][0]["jobs"]] == [EAST, WEST]
+    assert status["spent_usd"] == pytest.approx(600 * 4 * 31.5641075 / 3600, rel=0.02)
     [listed] = sm_train("list", "--json")["runs"]
     assert (listed["job"], listed["region"], listed["jobs"]) == (SECOND, WEST, 2)
     assert '"kind":"step"' in sm_train("logs", SECOND, "--raw").out.replace(" ", "")
     assert "neither a run file" in sm_train("logs", "demo--256px-0009", code=2).err
     actual = sm_train("cost", file, "--actual", "--json")
-    assert actual["total"]["billed_usd"] == pytest.approx(seen["spent_usd"], rel=0.02)
+    assert actual["total"]["billed_usd"] == pytest.approx(status["spent_usd"], rel=0.02)
 
     sm_train("stop", "demo")
-    assert lives.tags(SECOND, WEST)["sm-train:stopped-for"] == "user"
-    lives.checkpoint("256px", 500, bucket="west")
-    lives.tell(SECOND, "Stopped", region=WEST)
+    assert sagemaker.tags(SECOND, WEST)["sm-train:stopped-for"] == "user"
+    sagemaker.checkpoint("256px", 500, bucket="west")
+    sagemaker.set_status(SECOND, "Stopped", region=WEST)
     assert f"home?region={WEST}" in sm_train("resume", "demo", "--yes").err
-    assert lives.names(WEST) == [SECOND, THIRD]
-    lives.tell(THIRD, "Stopped", region=WEST)
+    assert sagemaker.names(WEST) == [SECOND, THIRD]
+    sagemaker.set_status(THIRD, "Stopped", region=WEST)
     sm_train("resume", file, "--yes")
-    assert lives.names() == [FIRST, FOURTH]
-    assert lives.tags(FOURTH)["sm-train:from-step"] == "500"
+    assert sagemaker.names() == [FIRST, FOURTH]
+    assert sagemaker.tags(FOURTH)["sm-train:from-step"] == "500"
     copied = s3.list_objects_v2(Bucket="my-bucket", Prefix="demo/checkpoints/256px/step-00000500/")
     assert copied["KeyCount"] == 3
 
 
-def test_a_run_of_one_region_asks_no_other_and_copies_nothing(server: Aws, tmp_path: Path) -> None:
+def test_run_in_one_region_calls_no_other_and_copies_nothing(server: Aws, tmp_path: Path) -> None:
     run = LiveRun(server, tmp_path, recovery={"fallbacks": FALLBACKS[:1]})
-    run.lives.checkpoint("256px", 300)
+    run.sagemaker.checkpoint("256px", 300)
     run.lose(FIRST)
     run.aws.requests.clear()
-    run.look()
-    assert "sm-train:regions" not in run.lives.tags(FIRST)
+    run.poll()
+    assert "sm-train:regions" not in run.sagemaker.tags(FIRST)
     assert not [path for _, path, _ in run.aws.requests if path.startswith("/west")]
     puts = [path for method, path, _ in run.aws.requests if method == "PUT"]
     assert puts == [f"/my-bucket/demo/jobs/{SECOND}.json"]
