@@ -327,14 +327,14 @@ MISTAKES = {
         "both give the it/s",
     ),
     "two clusters": (["run.yaml", "--instances", "5"], "both name the cluster"),
-    "one speed for two stages": (["run.yaml", "--its", "1"], "name it with --stage"),
+    "one speed for two stages": (["run.yaml", "--its", "1"], "select it with --stage"),
     "no such stage": (["run.yaml", "--stage", "x"], "it has a, b"),
     "no such run": (["none.yaml"], "none.yaml: no such file"),
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_one_line_and_exit_2(cli: Cli, tmp_path: Path, mistake: str) -> None:
+def test_mistake_is_one_line_and_exit_code_2(cli: Cli, tmp_path: Path, mistake: str) -> None:
     write_run(tmp_path, stages=[stage("a"), stage("b")])
     arguments, expected = MISTAKES[mistake]
     result = cli("cost", *arguments)
