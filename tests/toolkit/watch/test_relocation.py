@@ -380,7 +380,7 @@ def test_expired_claim_can_be_taken_over_only_for_its_placement(run: LiveRun) ->
     run.claim(SECOND, placement=2)
 
 
-@pytest.mark.parametrize(("placement", "function"), [(0, "acquire"), (2, "with_free_name")])
+@pytest.mark.parametrize(("placement", "function"), [(0, "acquire"), (2, "resolve_job_name")])
 def test_expired_claim_is_taken_over_or_abandoned_by_one_process(
     run: LiveRun, tmp_path: Path, placement: int, function: str
 ) -> None:
