@@ -26,6 +26,7 @@ from sm_train.estimators.request.training import TrainingRequest, training_reque
 from sm_train.estimators.sdk.model_trainer import create_training_job
 
 from tests.conftest import Aws, clean_environment
+from tests.support.deadline import DEADLINE
 from tests.support.run_documents import ECR, config
 
 pytest.importorskip("sagemaker_pytorch_container", reason="make test installs it, given gcc")
@@ -95,7 +96,7 @@ def _start(base: Path, aws: Aws) -> dict[str, Any]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=DEADLINE,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr

@@ -36,7 +36,6 @@ def test_emulated_nodes_are_examined_beside_the_run(cli: Cli, tmp_path: Path) ->
         "out",
         "--json",
         network="loopback",
-        timeout=300,
     )
     assert result.returncode == 0, result.stderr
     told = json.loads(result.stdout)
