@@ -36,6 +36,7 @@ lint: $(VENV)/.installed
 # The pages of what `sm-train check` finds; a test holds the file to the code.
 docs: $(VENV)/.installed
 	$(BIN)/python -m sm_train.toolkit.checks.pages > docs/checks.md
+	$(BIN)/python docs/images/plan.py
 
 # FLOPs and memory of the model presets, counted by PyTorch; tests hold the files to the presets.
 plans: $(VENV)/.installed

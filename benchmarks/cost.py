@@ -1,7 +1,7 @@
-"""How long the sums take: 10,000 alternatives of a run of three stages, and one estimate.
+"""Time of pricing 10,000 alternatives of a run with three stages, and of one estimate.
 
-There is no peer that prices training runs; the limit is the one that a person waits: 1 s.
-Prints medians of rounds on this machine.
+No other tool prices training runs, so the limit is what a user waits for: 1 s. Prints medians of
+rounds on this machine.
 """
 
 from __future__ import annotations
@@ -18,51 +18,51 @@ from sm_train.cost.assumptions import Assumptions
 from sm_train.cost.estimate import Purchase, estimate
 from sm_train.cost.prices import shipped_prices
 from sm_train.estimators.config.load import load_run
-from sm_train.toolkit.costing.stages import known_speeds, memory_needs, stages_to_price
+from sm_train.toolkit.costing.stages import memory_needs, stages_to_price, stated_measurements
 
 ROUNDS = 5
-WANTED = 10_000
+ALTERNATIVES = 10_000
 LIMIT_SECONDS = 1.0
 PRESET = Path(__file__).parent.parent / "toolkit" / "presets" / "bria-2.0.yaml"
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Median of the rounds."""
-    taken = []
+    """Return the median time of ``work``."""
+    times = []
     for _ in range(ROUNDS):
         started = time.perf_counter()
         work()
-        taken.append(time.perf_counter() - started)
-    return statistics.median(taken)
+        times.append(time.perf_counter() - started)
+    return statistics.median(times)
 
 
 def main() -> None:
-    """Price the published run on so many cluster sizes that 10,000 clusters can run it."""
+    """Price the published run on enough cluster sizes for 10,000 alternatives."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run.yaml"
         run.write_bytes(PRESET.read_bytes())
         config = load_run(run)
     stages = tuple(stages_to_price(config))
-    question = SearchInputs(
+    search = SearchInputs(
         stages=stages,
         memory=memory_needs(config, stages),
-        measurements=tuple(known_speeds(stages[:1])),
+        measurements=tuple(stated_measurements(stages[:1])),
         region="us-east-1",
         assumed=Assumptions(),
         prices=shipped_prices(),
     )
-    once = len(alternatives(question))
-    # A cluster is considered as often as its number of instances is asked for.
-    counts = [*range(1, 65)] * -(-WANTED // once)
-    found = len(alternatives(question, counts))
-    taken = seconds(lambda: alternatives(question, counts)) * WANTED / found
+    per_size_range = len(alternatives(search))
+    # A cluster is priced once for each repetition of its number of instances.
+    counts = [*range(1, 65)] * -(-ALTERNATIVES // per_size_range)
+    priced = len(alternatives(search, counts))
+    search_time = seconds(lambda: alternatives(search, counts)) * ALTERNATIVES / priced
     print(f"{ROUNDS} rounds, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     print(
-        f"{WANTED:,} alternatives, 3 stages each: {taken:.2f} s, "
-        f"{taken / LIMIT_SECONDS:.2f} × the limit"
+        f"{ALTERNATIVES:,} alternatives, 3 stages each: {search_time:.2f} s, "
+        f"{search_time / LIMIT_SECONDS:.2f} × the limit"
     )
-    one = seconds(lambda: estimate(stages, Purchase("us-east-1")))
-    print(f"one estimate with its range (2,000 draws): {1000 * one:.0f} ms")
+    estimate_time = seconds(lambda: estimate(stages, Purchase("us-east-1")))
+    print(f"one estimate with its range (2,000 draws): {1000 * estimate_time:.0f} ms")
 
 
 if __name__ == "__main__":

@@ -68,17 +68,17 @@ def rendezvous(environment: Mapping[str, str], paths: SageMakerPaths) -> None:
     Raises:
         MissingNodeError: a node is missing; the log and the job's failure reason name it.
     """
-    hosts = ResourceConfig.read(paths)
-    if len(hosts.hosts) == 1:
+    resources = ResourceConfig.read(paths)
+    if len(resources.hosts) == 1:
         return
     # torchrun itself uses the port afterwards.
     first = RendezvousAddress(environment["SM_MASTER_ADDR"], int(environment["SM_MASTER_PORT"]) + 1)
-    events = EventLog(node=hosts.node_rank, rank=0)
+    events = EventLog(node=resources.node_rank, rank=0)
     try:
-        if hosts.node_rank == 0:
-            wait_for_nodes(hosts.hosts, first.port, lambda text: events.warn("node-late", text))
+        if resources.node_rank == 0:
+            wait_for_nodes(resources.hosts, first.port, lambda text: events.warn("node-late", text))
         else:
-            join(hosts.current_host, first)
+            join(resources.current_host, first)
     except MissingNodeError as error:
         events.write("error", str(error), code="node-missing", message=str(error))
         paths.failure.parent.mkdir(parents=True, exist_ok=True)

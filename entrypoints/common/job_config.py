@@ -8,14 +8,11 @@ Sizes are in pixels or images, times in seconds.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_type_hints
+from typing import Any, Literal, TypeVar, get_type_hints
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-T = TypeVar("T", bound="DataclassInstance")
+T = TypeVar("T")
 
 JOB_FILE = "job.json"
 """Name of the file in the bundle that holds the configuration of every stage."""
@@ -206,13 +203,12 @@ def _parse(kind: type[T], document: dict[str, Any]) -> T:
     Other keys are ignored: ``submit --clone`` ships an earlier bundle's code with a configuration
     that a newer version wrote.
     """
-    types = get_type_hints(kind)
     values: dict[str, Any] = {}
-    for field in fields(kind):
-        value = document[field.name]
-        if is_dataclass(types[field.name]):
-            value = _parse(types[field.name], value)
+    for name, field_type in get_type_hints(kind).items():
+        value = document[name]
+        if isinstance(field_type, type) and is_dataclass(field_type):
+            value = _parse(field_type, value)
         elif isinstance(value, list):
             value = tuple(value)
-        values[field.name] = value
+        values[name] = value
     return kind(**values)

@@ -147,16 +147,16 @@ def _slowest_sweeps(groups: Iterable[GroupMeasurement]) -> Sweeps | None:
 
 
 def workload(
-    settings: JobConfig,
+    config: JobConfig,
     cluster: ClusterMeasurements,
     expected: ExpectedPerformance | None,
     fabric: Fabric | None,
 ) -> tuple[Workload, str] | None:
     """Return the run's step and the basis of its compute time; None for models without a plan."""
-    stage, bf16 = settings.stage, settings.training.precision == "bf16"
+    stage, bf16 = config.stage, config.training.precision == "bf16"
     try:
         plan = plan_preset(
-            settings.model.preset, stage.resolution, precision=settings.training.precision
+            config.model.preset, stage.resolution, precision=config.training.precision
         )
     except UnplannedModelError:
         return None
@@ -169,7 +169,7 @@ def workload(
         sharding=stage.sharding,
         shard_ranks=local_ranks,
         unsharded_gradients=keeps_unsharded_gradients(
-            settings, len(cluster.ranks), local_ranks, _min_gpu_memory(cluster)
+            config, len(cluster.ranks), local_ranks, _min_gpu_memory(cluster)
         ),
     )
     if expected is not None and expected.steps_per_second and fabric is not None:

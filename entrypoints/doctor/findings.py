@@ -221,7 +221,7 @@ def _transport(
 
 
 def slow_links(cluster: ClusterMeasurements) -> SlowLinks | None:
-    """Return slow nodes and links; pairs of a node that left say nothing about the network."""
+    """Return slow nodes and links; leaves out pairs of lost nodes."""
     lost = {one.node for one in cluster.ranks if one.rank in cluster.lost_ranks}
     return find_slow_links(
         [
@@ -280,7 +280,7 @@ def _lost_nodes(cluster: ClusterMeasurements) -> Iterator[ClusterFinding]:
                 "fail",
                 f"{cluster.name(one.node)} was lost before {cluster.lost_ranks[one.rank]}: rank "
                 f"{one.rank} ended or hangs",
-                f"see the node's own log; if it does not say why, {REPLACE}",
+                f"see the node's own log; if it shows no cause, {REPLACE}",
                 (one.node,),
             )
 

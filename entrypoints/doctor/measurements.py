@@ -60,7 +60,7 @@ class GroupMeasurement:
 
 @dataclass(frozen=True)
 class PairResult:
-    """Measurement between two nodes' ranks of one local rank; ``error`` says why there is none.
+    """Measurement between two nodes' ranks of one local rank; ``error`` is set if it failed.
 
     ``bandwidth`` is in each direction, both at once, the best of all passes. ``passes`` holds each
     pass's: the round robin first, then the retests; None where the pair was not measured.

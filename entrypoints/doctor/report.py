@@ -21,15 +21,15 @@ from sm_train.entrypoints.doctor.verdict import DoctorVerdict, judge
 
 
 def conclude(
-    settings: JobConfig,
+    config: JobConfig,
     cluster: ClusterMeasurements,
     paths: SageMakerPaths,
     events: EventLog,
 ) -> dict[str, Any]:
     """Judge, store and log the result; returns the part of the verdict that every rank needs."""
     folders = [paths.checkpoints / FOLDER, paths.channel("previous") / FOLDER]
-    verdict = judge(settings, cluster, parse_results(read_results(folders)))
-    document = result_document(settings, cluster, verdict)
+    verdict = judge(config, cluster, parse_results(read_results(folders)))
+    document = result_document(config, cluster, verdict)
     try:
         path: str | None = str(write_result(folders[0], document))
     except OSError as error:
@@ -58,14 +58,14 @@ def conclude(
 
 
 def result_document(
-    settings: JobConfig, cluster: ClusterMeasurements, verdict: DoctorVerdict
+    config: JobConfig, cluster: ClusterMeasurements, verdict: DoctorVerdict
 ) -> dict[str, Any]:
     """Return what is stored of one examination."""
     return {
         "version": VERSION,
         "time": timestamp(),
-        "run": settings.run,
-        "stage": settings.stage.name,
+        "run": config.run,
+        "stage": config.stage.name,
         "network": verdict.network,
         "flagged_nodes": flagged_nodes(cluster, verdict.findings),
         "verdict": verdict.as_document(cluster),

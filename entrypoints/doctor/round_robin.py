@@ -191,7 +191,7 @@ def _sample(suspects: Collection[Pair], first: Pass) -> list[Pair]:
     slow_nodes = _slow_nodes(first, {*suspects, *failed})
     chosen: list[Pair] = [pair for pair in suspects if not set(pair) & set(slow_nodes)]
     for node in slow_nodes:
-        # Links to healthy nodes first: a link between two slow nodes cannot tell which one it is.
+        # Links to healthy nodes first: a link between two slow nodes does not show which is slow.
         links = sorted(
             (pair for pair in suspects if node in pair),
             key=lambda pair: (set(pair) <= set(slow_nodes), pair),
@@ -232,7 +232,7 @@ def _slowest_node(pairs: Iterable[Pair], slow: Collection[Pair]) -> int | None:
         for node in pair:
             links[node] = links.get(node, 0) + 1
             slow_links[node] = slow_links.get(node, 0) + (pair in slow)
-    # One slow link says nothing about which of its two ends is slow.
+    # One slow link does not show which of its two ends is slow.
     slow_nodes = [
         (count, -node)
         for node, count in slow_links.items()

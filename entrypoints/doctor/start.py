@@ -1,7 +1,7 @@
 """Examines the cluster before training: runs the doctor's process next to this one and waits.
 
 Each training process starts one, before it creates its own process group;
-:mod:`sm_train.entrypoints.doctor.worker` says why it is separate. Its time is bounded, whatever
+:mod:`sm_train.entrypoints.doctor.worker` explains why it is separate. Its time is bounded, whatever
 happens in it.
 """
 
@@ -29,26 +29,26 @@ class UnfitClusterError(RuntimeError):
     """The run file forbids training on such a cluster; the message is one line."""
 
 
-def effective_mode(settings: JobConfig, hosts: ResourceConfig) -> Mode:
+def effective_mode(config: JobConfig, resources: ResourceConfig) -> Mode:
     """Return the run file's mode; ``auto`` warns on several instances and is otherwise off."""
-    mode = settings.doctor.mode
+    mode = config.doctor.mode
     if mode != "auto":
         return mode
-    on_instances = hosts.instance_type is not None
-    return "warn" if on_instances and len(hosts.hosts) > 1 else "off"
+    on_instances = resources.instance_type is not None
+    return "warn" if on_instances and len(resources.hosts) > 1 else "off"
 
 
-def examine(settings: JobConfig, document: Path, *, fail: bool) -> str:
+def examine(config: JobConfig, document: Path, *, fail: bool) -> str:
     """Run the doctor until it ends; returns its sentence.
 
     Raises:
         UnfitClusterError: ``fail`` is set, and the verdict is bad or there is none.
     """
-    timeout = settings.doctor.timeout + GRACE_SECONDS
+    timeout = config.doctor.timeout + GRACE_SECONDS
     with tempfile.TemporaryDirectory(prefix="doctor-") as folder:
         path = Path(folder) / "verdict.json"
         command = [sys.executable, "-m", "sm_train.entrypoints.doctor.worker"]
-        command += ["--stage", settings.stage.name, "--document", str(document.absolute())]
+        command += ["--stage", config.stage.name, "--document", str(document.absolute())]
         command += ["--verdict", str(path)]
         # The child imports the same modules as this process, wherever they were found.
         python_path = os.pathsep.join(one or str(Path.cwd()) for one in sys.path)

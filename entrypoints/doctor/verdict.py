@@ -86,22 +86,22 @@ class DoctorVerdict:
 
 
 def judge(
-    settings: JobConfig, cluster: ClusterMeasurements, earlier: Sequence[EarlierResult] = ()
+    config: JobConfig, cluster: ClusterMeasurements, earlier: Sequence[EarlierResult] = ()
 ) -> DoctorVerdict:
     """Judge the cluster, and this run on it, from its measurements and ``earlier`` results."""
     expected = None
     # The figures of a local run are of another instance type.
-    if settings.expected.instance_type == cluster.instance_type:
-        expected = settings.expected
+    if config.expected.instance_type == cluster.instance_type:
+        expected = config.expected
     reference = reference_bandwidths(cluster, expected)
     figures = tuple(_figures(cluster, expected, reference))
-    prediction = _predict(settings, cluster, expected, reference)
+    prediction = _predict(config, cluster, expected, reference)
     network = cluster.world.best_busbw() if cluster.world else None
     found = [
         *findings(cluster, expected),
         *_low_figures(figures),
-        *_too_slow(settings, prediction, binding=reference.binding),
-        *_slow_loaders(settings, cluster, prediction),
+        *_too_slow(config, prediction, binding=reference.binding),
+        *_slow_loaders(config, cluster, prediction),
         *compare(cluster, network, earlier),
     ]
     return DoctorVerdict(
@@ -187,14 +187,14 @@ def _low_figures(figures: Sequence[MeasuredFigure]) -> Iterator[ClusterFinding]:
 
 
 def _predict(
-    settings: JobConfig,
+    config: JobConfig,
     cluster: ClusterMeasurements,
     expected: ExpectedPerformance | None,
     reference: Reference,
 ) -> Prediction | None:
     ideal = expected_fabric(cluster, reference)
     real = measured_fabric(cluster)
-    estimate = workload(settings, cluster, expected, ideal)
+    estimate = workload(config, cluster, expected, ideal)
     if estimate is None or (real is None and cluster.world_size > 1):
         return None
     work, basis = estimate
@@ -202,7 +202,7 @@ def _predict(
     if real:
         step = predict_step(slowed, real)
     else:
-        accumulation = settings.stage.gradient_accumulation_steps
+        accumulation = config.stage.gradient_accumulation_steps
         step = StepTime(slowed.compute_seconds * accumulation, 0.0, 0.0)
     ideal_step = predict_step(work, ideal) if ideal else None
     if step is None:
@@ -214,8 +214,8 @@ def _predict(
         predicted_steps_per_second=1 / seconds,
         exposed_share=step.exposed_seconds / step.seconds,
         slowdown=slowdown,
-        expected_usd=_usd(settings, cluster, expected, ideal_step.seconds) if ideal_step else None,
-        predicted_usd=_usd(settings, cluster, expected, seconds),
+        expected_usd=_usd(config, cluster, expected, ideal_step.seconds) if ideal_step else None,
+        predicted_usd=_usd(config, cluster, expected, seconds),
         basis=basis,
     )
 
@@ -229,21 +229,21 @@ def _slowest_device_factor(cluster: ClusterMeasurements) -> float:
 
 
 def _usd(
-    settings: JobConfig,
+    config: JobConfig,
     cluster: ClusterMeasurements,
     expected: ExpectedPerformance | None,
     step_seconds: float,
 ) -> float | None:
     if expected is None or expected.usd_per_instance_hour is None:
         return None
-    hours = settings.stage.max_steps * step_seconds / 3600
+    hours = config.stage.max_steps * step_seconds / 3600
     return hours * len(cluster.node_names) * expected.usd_per_instance_hour
 
 
 def _too_slow(
-    settings: JobConfig, prediction: Prediction | None, *, binding: bool
+    config: JobConfig, prediction: Prediction | None, *, binding: bool
 ) -> Iterator[ClusterFinding]:
-    limit = settings.doctor.max_slowdown
+    limit = config.doctor.max_slowdown
     if prediction and prediction.slowdown and prediction.slowdown > limit:
         yield ClusterFinding(
             "too-slow",
@@ -255,13 +255,13 @@ def _too_slow(
 
 
 def _slow_loaders(
-    settings: JobConfig, cluster: ClusterMeasurements, prediction: Prediction | None
+    config: JobConfig, cluster: ClusterMeasurements, prediction: Prediction | None
 ) -> Iterator[ClusterFinding]:
     """Find nodes whose loader cannot keep up with the step at its expected speed."""
     if prediction is None:
         return
     speed = prediction.expected_steps_per_second or prediction.predicted_steps_per_second
-    stage = settings.stage
+    stage = config.stage
     for one in cluster.ranks:
         rate = cluster.speeds[one.rank].decoded_images if one.rank in cluster.speeds else None
         processes = sum(other.node == one.node for other in cluster.ranks)

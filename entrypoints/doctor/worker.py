@@ -81,14 +81,14 @@ class RankInfo:
     node: int
 
     @classmethod
-    def read(cls, hosts: ResourceConfig) -> RankInfo:
+    def read(cls, resources: ResourceConfig) -> RankInfo:
         """Read it from the environment; a cluster emulated on one host has consecutive nodes."""
 
         def number(name: str, default: int) -> int:
             return int(os.environ.get(name, default))
 
         rank, local_world_size = number("RANK", 0), number("LOCAL_WORLD_SIZE", 1)
-        node = hosts.node_rank if len(hosts.hosts) > 1 else rank // local_world_size
+        node = resources.node_rank if len(resources.hosts) > 1 else rank // local_world_size
         return cls(rank, number("WORLD_SIZE", 1), number("LOCAL_RANK", 0), local_world_size, node)
 
 
@@ -100,9 +100,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--verdict", type=Path, required=True)
     options = parser.parse_args(arguments)
     exit_with_launcher()
-    settings = read_job_config(options.document, options.stage)
+    config = read_job_config(options.document, options.stage)
     paths = SageMakerPaths.from_environment()
-    process = _Process(settings, paths, options.verdict.parent / "nccl.log")
+    process = _Process(config, paths, options.verdict.parent / "nccl.log")
     try:
         verdict = process.run()
         write_atomic(options.verdict, json.dumps(verdict).encode())
@@ -117,15 +117,17 @@ def main(arguments: list[str] | None = None) -> None:
 class _Process:
     """One rank's doctor process; NCCL writes its log to ``nccl_log``."""
 
-    def __init__(self, settings: JobConfig, paths: SageMakerPaths, nccl_log: Path) -> None:
-        hosts = ResourceConfig.read(paths)
-        self._settings, self._paths, self._hosts = settings, paths, hosts
+    def __init__(self, config: JobConfig, paths: SageMakerPaths, nccl_log: Path) -> None:
+        resources = ResourceConfig.read(paths)
+        self._config, self._paths, self._resources = config, paths, resources
         self._started = time.monotonic()
-        self._deadline = self._started + settings.doctor.timeout
-        self._join_timeout = JOIN_SHARE * settings.doctor.timeout
-        self._info = RankInfo.read(hosts)
+        self._deadline = self._started + config.doctor.timeout
+        self._join_timeout = JOIN_SHARE * config.doctor.timeout
+        self._info = RankInfo.read(resources)
         self._events = EventLog(node=self._info.node, rank=self._info.rank)
-        choice = decide(nodes=len(hosts.hosts), backend="nccl", instance_type=hosts.instance_type)
+        choice = decide(
+            nodes=len(resources.hosts), backend="nccl", instance_type=resources.instance_type
+        )
         self._backend = choice.backend
         for name, value in choice.environment.items():
             os.environ.setdefault(name, value)
@@ -167,7 +169,7 @@ class _Process:
 
     def _find_store(self) -> RendezvousAddress:
         """Return the store's address; rank 0 serves it at a port that all ranks can know."""
-        host = os.environ.get("MASTER_ADDR", self._hosts.hosts[0])
+        host = os.environ.get("MASTER_ADDR", self._resources.hosts[0])
         port = int(os.environ.get("MASTER_PORT", PORT - 1))
         is_server = self._info.rank == 0
         if self._info.world_size == 1:
@@ -199,8 +201,8 @@ class _Process:
     def _store_unreachable(self, error: str) -> dict[str, Any]:
         """Log that rank 0's store cannot be reached; returns the verdict of this rank alone."""
         message = (
-            f"{self._hosts.current_host} did not reach {self._hosts.hosts[0]} for the doctor's "
-            f"rendezvous within {self._join_timeout:.0f} s: {error}; {SECURITY_GROUP_HINT}"
+            f"{self._resources.current_host} did not reach {self._resources.hosts[0]} for the "
+            f"doctor's rendezvous within {self._join_timeout:.0f} s: {error}; {SECURITY_GROUP_HINT}"
         )
         if self._info.local_rank == 0:
             self._events.warn("rendezvous-failed", message)
@@ -227,7 +229,7 @@ class _Process:
             barrier,
             self._rank_facts(),
             self._device,
-            timeout=self._settings.doctor.timeout,
+            timeout=self._config.doctor.timeout,
             deadline=self._deadline,
         )
         benchmark.join(self._join_timeout, self._max_bytes())
@@ -267,7 +269,7 @@ class _Process:
         if not first_on_node:
             return speeds
         shards = sorted(self._paths.channel("train").rglob("*.tar"))
-        data, stage = self._settings.data, self._settings.stage
+        data, stage = self._config.data, self._config.stage
         return replace(
             speeds,
             disk=node_benchmarks.disk_bytes_per_second(Path(tempfile.gettempdir())),
@@ -284,14 +286,14 @@ class _Process:
         """
         if per_worker is None:
             return None
-        workers = max(1, self._settings.training.decode_workers) * self._info.local_world_size
+        workers = max(1, self._config.training.decode_workers) * self._info.local_world_size
         return per_worker * min(workers, node_facts.cores())
 
     # ------------------------------------------------------------------ the verdict
 
     def _judge(self, barrier: StoreBarrier, *, timed_out: bool) -> dict[str, Any]:
         cluster = self._collect(barrier, timed_out=timed_out)
-        verdict = conclude(self._settings, cluster, self._paths, self._events)
+        verdict = conclude(self._config, cluster, self._paths, self._events)
         barrier.put("verdict", verdict)
         readers = {one.rank for one in cluster.ranks} - {0} - cluster.lost_ranks.keys()
         wait_for_keys(barrier.store, [f"verdict-read/{rank}" for rank in readers], FAREWELL_SECONDS)
@@ -327,7 +329,7 @@ class _Process:
         world = barrier.get("world/sweeps/all")
         return ClusterMeasurements(
             node_names=self._node_names(nodes),
-            instance_type=self._hosts.instance_type,
+            instance_type=self._resources.instance_type,
             world_size=barrier.size,
             backend=self._backend,
             join_timeout=self._join_timeout,
@@ -348,8 +350,8 @@ class _Process:
 
     def _node_names(self, nodes: Sequence[int]) -> tuple[str, ...]:
         """Return the platform's names; emulated nodes share one host and get numbered names."""
-        if len(self._hosts.hosts) > 1 or len(nodes) < 2:
-            return self._hosts.hosts
+        if len(self._resources.hosts) > 1 or len(nodes) < 2:
+            return self._resources.hosts
         return tuple(f"node-{node + 1}" for node in range(nodes[-1] + 1))
 
 

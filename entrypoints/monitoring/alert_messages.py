@@ -20,13 +20,13 @@ _DISK_TIMEOUT = 5.0
 class AlertFormatter:
     """Formats the alerts of a job of ``nodes`` nodes; ``checkpoints`` is its checkpoint folder."""
 
-    settings: JobConfig
+    config: JobConfig
     nodes: int
     checkpoints: Path
 
     def stall(self, symptom: str, culprit: Culprit, silent: float) -> Alert:
         """Return the alert for a stall after ``silent`` seconds."""
-        kills = self.settings.heartbeat.on_stall == "kill"
+        kills = self.config.heartbeat.on_stall == "kill"
         job = os.environ.get("TRAINING_JOB_NAME")
         return self._alert(
             "stall",
@@ -35,7 +35,7 @@ class AlertFormatter:
             level="critical" if kills else "warning",
             worst=_describe_culprit(culprit),
             silent=silent,
-            command=self._resume_command if kills else f"sm-train stop {job or self.settings.run}",
+            command=self._resume_command if kills else f"sm-train stop {job or self.config.run}",
         )
 
     def resumed(self, symptom: str, silent: float) -> Alert:
@@ -58,7 +58,7 @@ class AlertFormatter:
 
     @property
     def _resume_command(self) -> str:
-        return f"sm-train resume {self.settings.run}"
+        return f"sm-train resume {self.config.run}"
 
     def _alert(
         self,
@@ -76,8 +76,8 @@ class AlertFormatter:
             key=key,
             level=level,
             title=title,
-            run=self.settings.run,
-            stage=self.settings.stage.name,
+            run=self.config.run,
+            stage=self.config.stage.name,
             symptom=symptom,
             time=time.time(),
             worst=worst,
@@ -91,7 +91,7 @@ class AlertFormatter:
 
     def burned_usd(self, seconds: float | None) -> float | None:
         """Return what all instances cost in ``seconds``; None if the price is unknown."""
-        price = self.settings.expected.usd_per_instance_hour
+        price = self.config.expected.usd_per_instance_hour
         if price is None or seconds is None:
             return None
         return price * self.nodes * seconds / 3600

@@ -1,6 +1,6 @@
 """Delivers alerts to Slack, SNS and webhooks, with retries until they arrive.
 
-Each sink has its own thread, so whoever raises an alert never waits. The contents of secrets stay
+Each sink has its own thread, so sending an alert never blocks. The contents of secrets stay
 out of every message, exception and representation.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from botocore.config import Config
 
 SLACK_VARIABLE, WEBHOOK_VARIABLE = "SM_TRAIN_SLACK_WEBHOOK", "SM_TRAIN_WEBHOOK"
-"""Hold the addresses themselves in a local run, where there are no AWS secrets."""
+"""Variables that hold the addresses themselves, for local runs without AWS secrets."""
 
 _TIMEOUT, _RETRY_SECONDS, _MAX_BACKOFF = 10.0, 6 * 3600.0, 60.0
 _SSM_PREFIX = "ssm:"

@@ -59,7 +59,7 @@ WARM_UP = {
 nvidia-resiliency-ext's training-iteration detection leaves out as many iterations (2025).
 """
 
-# The memory is one array of int64 (_TOTAL_WORDS,), in the machine's byte order:
+# The memory is one array of int64 (_TOTAL_WORDS,), in native byte order:
 #   0      sequence number, written first      \
 #   1      phase                                |  _BEAT, one record
 #   2      optimizer step                       |

@@ -32,7 +32,7 @@ def call_with_timeout(seconds: float, call: Callable[[], T], default: T) -> T:
 
 
 class NonBlockingStdout:
-    """Writes events to stdout from a thread, so that a reader who stopped reading the pipe cannot
+    """Writes events to stdout from a thread, so that a reader that stopped reading the pipe cannot
     block the caller.
     """
 

@@ -1,7 +1,8 @@
 """The process that watches a node's training processes and reports when they cannot.
 
 It imports no PyTorch, takes part in no collective and holds no lock of theirs. It polls once a
-second, ends with the process that started it, and kills the job only if the run file says so.
+second, ends with the process that started it, and kills the job only if ``heartbeat.on_stall`` is
+``kill``.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class Watchdog:
 
     def __init__(
         self,
-        settings: JobConfig,
+        config: JobConfig,
         paths: SageMakerPaths,
         info: NodeInfo,
         heartbeats: Path,
@@ -98,21 +99,21 @@ class Watchdog:
         peers: PeerLink | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        config = settings.heartbeat
-        self._config, self._paths, self._info = config, paths, info
+        heartbeat = config.heartbeat
+        self._heartbeat_config, self._paths, self._info = heartbeat, paths, info
         self._heartbeats, self._events, self._dispatcher = heartbeats, events, dispatcher
         self._peers, self._clock = peers, clock
-        self._formatter = AlertFormatter(settings, info.nodes, paths.checkpoints)
+        self._formatter = AlertFormatter(config, info.nodes, paths.checkpoints)
         self._report = NodeReport(events, info.node)
-        max_gap = max(5.0, 5 * poll_seconds(settings))
-        bounds = TimeoutBounds(config.min_timeout, config.max_timeout)
+        max_gap = max(5.0, 5 * poll_seconds(config))
+        bounds = TimeoutBounds(heartbeat.min_timeout, heartbeat.max_timeout)
         self._detector = StallDetector(bounds, max_gap=max_gap)
         self._readers: list[HeartbeatReader] = []
         now = clock()
         # When each periodic task runs next.
         self._due = {
             "learn": now,
-            "heartbeat": now + config.interval,
+            "heartbeat": now + heartbeat.interval,
             "measure": now,
             "remind": now,
         }
@@ -131,7 +132,7 @@ class Watchdog:
         samples = self._samples()
         if not samples:
             return
-        if self._is_due("learn", now, min(LEARN_SECONDS, self._config.min_timeout)):
+        if self._is_due("learn", now, min(LEARN_SECONDS, self._heartbeat_config.min_timeout)):
             self._detector.learn({phase: self._durations(phase) for phase in MIN_OBSERVATIONS})
         overdue = self._detector.overdue(samples, now)
         if self._peers is not None:
@@ -150,9 +151,9 @@ class Watchdog:
             self._dispatcher.send(
                 replace(self._stall.alert, silent_seconds=silent, burned_usd=burned)
             )
-        if self._is_due("heartbeat", now, self._config.interval):
+        if self._is_due("heartbeat", now, self._heartbeat_config.interval):
             self._log_heartbeat(samples, now)
-        if self._is_due("measure", now, self._config.metrics_interval):
+        if self._is_due("measure", now, self._heartbeat_config.metrics_interval):
             self._report.start_measuring(self._readers, now)
 
     def _samples(self) -> list[HeartbeatSample]:
@@ -214,7 +215,7 @@ class Watchdog:
     def _begin_stall(
         self, samples: Sequence[HeartbeatSample], first: HeartbeatSample, now: float
     ) -> None:
-        """Write a stall report, send an alert, and kill the job if the run file says so."""
+        """Write a stall report, send an alert, and kill the job if configured."""
         timeout, silent = self._detector.timeouts[first.phase], now - first.since
         symptom = (
             f"no heartbeat for {silent:.3g} s in {first.phase.label} after step {first.step} "
@@ -234,7 +235,7 @@ class Watchdog:
             alert = self._formatter.stall(symptom, culprit, silent)
             self._stall = replace(self._stall, alert=alert)
             self._dispatcher.send(alert)
-        kill = self._config.on_stall == "kill"
+        kill = self._heartbeat_config.on_stall == "kill"
         self._events.warn(
             "stall",
             f"{symptom}; {culprit.reason}",
@@ -390,9 +391,9 @@ class Watchdog:
         self._dispatcher.finish(LAST_ALERT_TIMEOUT)
 
 
-def poll_seconds(settings: JobConfig) -> float:
+def poll_seconds(config: JobConfig) -> float:
     """Return the seconds between two polls."""
-    return min(POLL_SECONDS, settings.heartbeat.min_timeout / 8)
+    return min(POLL_SECONDS, config.heartbeat.min_timeout / 8)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -416,7 +417,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os._exit(0)
 
 
-def _watch(settings: JobConfig, heartbeats: Path, stdout: NonBlockingStdout) -> None:
+def _watch(config: JobConfig, heartbeats: Path, stdout: NonBlockingStdout) -> None:
     paths = SageMakerPaths.from_environment()
     resources = ResourceConfig.read(paths)
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -424,16 +425,16 @@ def _watch(settings: JobConfig, heartbeats: Path, stdout: NonBlockingStdout) -> 
     rank = int(os.environ.get("RANK", "0"))
     events = EventLog(node=resources.node_rank, rank=rank, stream=stdout)
     watchdog = Watchdog(
-        settings,
+        config,
         paths,
         info,
         heartbeats,
         events=events,
-        dispatcher=AlertDispatcher(settings.alerts, events.warn),
-        peers=_open_peer_link(settings, info, events),
+        dispatcher=AlertDispatcher(config.alerts, events.warn),
+        peers=_open_peer_link(config, info, events),
     )
     parent = os.getppid()
-    while not _parent_ended(parent, poll_seconds(settings)):
+    while not _parent_ended(parent, poll_seconds(config)):
         try:
             watchdog.poll()
         except Exception as error:
@@ -443,11 +444,11 @@ def _watch(settings: JobConfig, heartbeats: Path, stdout: NonBlockingStdout) -> 
     watchdog.finish()
 
 
-def _open_peer_link(settings: JobConfig, info: NodeInfo, events: EventLog) -> PeerLink | None:
+def _open_peer_link(config: JobConfig, info: NodeInfo, events: EventLog) -> PeerLink | None:
     address = rendezvous_address()
     if info.nodes == 1 or address is None:
         return None
-    job, seconds = f"{settings.run}/{settings.stage.name}", poll_seconds(settings)
+    job, seconds = f"{config.run}/{config.stage.name}", poll_seconds(config)
     try:
         return PeerLink(job, info.node, info.nodes, address, poll_seconds=seconds)
     except OSError as error:

@@ -103,7 +103,9 @@ class RunConfig(Section):
     recovery: RecoverySection = RecoverySection()
     doctor: DoctorSection = DoctorSection()
     alerts: AlertsSection = AlertsSection()
-    budget: BudgetSection | None = None
+    budget: BudgetSection | None = Field(
+        default=None, description="The maximum cost of the whole run. None sets no limit."
+    )
 
     @field_validator("entry")
     @classmethod

@@ -86,7 +86,7 @@ def processing_request(
         "ProcessingInputs": [_input(input_name, staged) for input_name in inputs],
         "ProcessingResources": {
             "ClusterConfig": {
-                "InstanceType": cast("ProcessingInstanceTypeType", job.instance_type),
+                "InstanceType": _instance_type(job.instance_type),
                 "InstanceCount": job.instances,
                 "VolumeSizeInGB": job.volume_gb,
             }
@@ -116,6 +116,10 @@ def processing_request(
             },
         }
     return request
+
+
+def _instance_type(name: str) -> ProcessingInstanceTypeType:
+    return cast("ProcessingInstanceTypeType", name)
 
 
 def _input(name: InputName, staged: str) -> ProcessingInputTypeDef:

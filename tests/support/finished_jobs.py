@@ -17,11 +17,11 @@ BEGIN = round(time.time()) - 86400.0
 """Start of the jobs in Unix seconds: CloudWatch accepts no lines older than 14 days."""
 
 
-def log_event(kind: str, seconds: float, rank: int = 0, **fields: Any) -> dict[str, Any]:
-    """Return a CloudWatch log event, ``seconds`` after the job's start."""
+def log_event(kind: str, offset: float, rank: int = 0, **fields: Any) -> dict[str, Any]:
+    """Return a CloudWatch log event, ``offset`` seconds after the job's start."""
     content = dict.fromkeys(FIELDS[kind], 1) | fields
-    message = format_event(kind, content, time=BEGIN + seconds, node=0, rank=rank)
-    return {"timestamp": round((BEGIN + seconds) * 1000), "message": message}
+    message = format_event(kind, content, time=BEGIN + offset, node=0, rank=rank)
+    return {"timestamp": round((BEGIN + offset) * 1000), "message": message}
 
 
 def training_events(steps_per_second: float = 1.0) -> list[dict[str, Any]]:

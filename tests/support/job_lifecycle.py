@@ -1,7 +1,7 @@
 """Simulates the lifecycle of training jobs, which moto does not.
 
 moto completes every job at once, accepts duplicate names and cannot stop jobs. The jobs here are
-moto's own, seen through its HTTP server; only their status is set.
+moto's own, used through its HTTP server; only their status is set.
 """
 
 from __future__ import annotations

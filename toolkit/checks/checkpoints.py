@@ -20,7 +20,7 @@ from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.request.training import RUN_TAG
 from sm_train.toolkit.aws.s3 import split_uri
 from sm_train.toolkit.checks.finding import Check, Finding
-from sm_train.toolkit.costing.memory_fit import plan_of
+from sm_train.toolkit.costing.memory_fit import plan_for
 
 if TYPE_CHECKING:
     import boto3
@@ -149,7 +149,7 @@ _SIZE_RATIO = 1.38
 
 
 def _expected_bytes(config: RunConfig, stage: StageSection) -> int | None:
-    plan = plan_of(config, stage.resolution)
+    plan = plan_for(config, stage.resolution)
     bytes_per_parameter = 16 if config.training.ema_decay else 12
     return None if plan is None else plan.parameters * bytes_per_parameter
 

@@ -8,7 +8,7 @@ from sm_train.cost.alternatives import USABLE_MEMORY
 from sm_train.cost.instances import instance_type
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.checks.finding import Check, Finding
-from sm_train.toolkit.costing.memory_fit import changes, fit, unplanned
+from sm_train.toolkit.costing.memory_fit import candidate_changes, memory_fit, unplanned
 
 _IMPACT = (
     "A job that runs out of memory fails in its first steps, after instances, image and data were "
@@ -62,14 +62,14 @@ def memory_findings(config: RunConfig) -> Iterator[Finding]:
     instance = instance_type(config.cluster.instance_type)
     available = instance.accelerator_memory_gib
     for index, stage in enumerate(config.stages):
-        need = fit(config, stage)
+        need = memory_fit(config, stage)
         if need is None or available is None or need.gib <= USABLE_MEMORY * available:
             continue
         change = next(
             (
                 change
-                for change in changes(stage, instance)
-                if (changed := fit(config, stage, **change))
+                for change in candidate_changes(stage, instance)
+                if (changed := memory_fit(config, stage, **change))
                 and changed.gib <= USABLE_MEMORY * available
             ),
             None,

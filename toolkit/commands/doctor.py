@@ -1,4 +1,4 @@
-"""``sm-train doctor``: examines a cluster: GPUs, network, files, and what they do to the run."""
+"""``sm-train doctor``: examine a cluster's GPUs, network and files, and their effect on the run."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--stage", metavar="S", help="The stage's cluster; the run file's first otherwise.")
-@click.option("--local", is_flag=True, help="Examine this machine, with emulated instances.")
+@click.option("--stage", metavar="S", help="Stage whose cluster is examined (default: the first).")
+@click.option("--local", is_flag=True, help="Examine this computer, with emulated instances.")
 @local_options
 @click.option(
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
-    help="--local: the local run's folder, in which the result is kept (local-runs/NAME).",
+    help="--local: folder of the local run, where the result is stored (local-runs/NAME).",
 )
-@click.option("--dry-run", is_flag=True, help="Print the job's request; touch no network.")
-@click.option("--yes", "-y", is_flag=True, help="Start without asking.")
+@click.option("--dry-run", is_flag=True, help="Print the job's request and exit; use no network.")
+@click.option("--yes", "-y", is_flag=True, help="Start without confirmation.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 @click.pass_obj
 def command(
@@ -42,10 +42,10 @@ def command(
     yes: bool,
     as_json: bool,
 ) -> None:
-    """Examine the cluster of RUN: here with --local, else by a short job that does nothing else.
+    """Examine the cluster of RUN, locally with --local, otherwise in a short job of its own.
 
-    Training jobs on several instances examine their cluster by themselves (doctor.mode in the run
-    file). Exit code 3 says that the cluster is unfit.
+    Training jobs on several instances examine their cluster automatically (doctor.mode in the run
+    file). Exit code 3: the cluster is unfit.
     """
     from sm_train.toolkit.aws.session import resolve_region
     from sm_train.toolkit.doctor.doctor import prepare_job
@@ -54,19 +54,19 @@ def command(
     from sm_train.toolkit.submit.submission import choose_stages
 
     config = load(run)
-    chosen = choose_stages(config, stage)[0]
+    selected = choose_stages(config, stage)[0]
     if local:
-        _examine_here(config, chosen, run.parent, nodes, processes, output, as_json)
+        _examine_local(config, selected, run.parent, nodes, processes, output, as_json)
         return
     region = resolve_region(options["region"], config.region, options["profile"])
-    job = prepare_job(config, chosen, bundle_of(config, run.parent), region, datetime.now())
+    job = prepare_job(config, selected, bundle_of(config, run.parent), region, datetime.now())
     if dry_run:
-        _show(job, as_json)
+        _print_request(job, as_json)
         return
-    _send(config, job, options["profile"], yes=yes, as_json=as_json)
+    _submit(config, job, options["profile"], yes=yes, as_json=as_json)
 
 
-def _examine_here(
+def _examine_local(
     config: RunConfig,
     stage: StageSection,
     base: Path,
@@ -75,13 +75,13 @@ def _examine_here(
     output: Path | None,
     as_json: bool,
 ) -> None:
-    from sm_train.toolkit.doctor.doctor import examine_here
+    from sm_train.toolkit.doctor.doctor import examine_local
     from sm_train.toolkit.doctor.view import show_result
     from sm_train.toolkit.local.launcher import default_nodes
     from sm_train.toolkit.terminal.console import stderr_console, write_json
 
     count = nodes or default_nodes(stage)
-    document = examine_here(
+    document = examine_local(
         config,
         stage,
         base=base,
@@ -97,25 +97,25 @@ def _examine_here(
         raise UserError("the cluster is unfit: see the findings", ExitCode.PREFLIGHT)
 
 
-def _show(job: DoctorJob, as_json: bool) -> None:
+def _print_request(job: DoctorJob, as_json: bool) -> None:
     from sm_train.toolkit.terminal.console import write_json
 
     write_json(job.as_dict() if as_json else job.request)
-    click.echo(_price(job), err=True)
+    click.echo(_price_line(job), err=True)
 
 
-def _price(job: DoctorJob) -> str:
+def _price_line(job: DoctorJob) -> str:
     from sm_train.toolkit.terminal.formatting import format_duration, format_usd
 
     stage = job.submission.stages[0]
     return (
         f"{stage.instances} × {job.submission.config.cluster.instance_type} for about "
         f"{format_duration(job.seconds)}: {format_usd(job.cost_usd)}; "
-        f"the result goes to {job.results_uri}"
+        f"the result is stored in {job.results_uri}"
     )
 
 
-def _send(
+def _submit(
     config: RunConfig, job: DoctorJob, profile: str | None, *, yes: bool, as_json: bool
 ) -> None:
     from sm_train.estimators.sdk.model_trainer import create_training_job
@@ -127,7 +127,7 @@ def _send(
     region, stage = job.submission.region, job.submission.stages[0]
     session, bucket = session_for_jobs(config, profile, region)
     require_shards(session, config.data.uri, stage.instances)
-    click.echo(_price(job), err=True)
+    click.echo(_price_line(job), err=True)
     if not yes:
         ask("Start it?")
     with translate_aws_errors("CreateTrainingJob"):

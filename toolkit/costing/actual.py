@@ -1,4 +1,4 @@
-"""What a run's jobs really cost, held against the estimate, and kept for the next one."""
+"""The actual cost of a run's jobs compared with the estimate, and stored for later estimates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sm_train.cost.estimate import Estimate, estimate
 from sm_train.cost.stage import CostStage
 from sm_train.cost.timeline import Timeline
 from sm_train.toolkit.aws.session import open_session
-from sm_train.toolkit.costing.command import Costing
+from sm_train.toolkit.costing.command import EstimateInputs
 from sm_train.toolkit.costing.history import History, history_uri, write_history
 from sm_train.toolkit.costing.stages import stages_to_price
 from sm_train.toolkit.errors import UserError
@@ -20,61 +20,65 @@ from sm_train.toolkit.jobs.job_events import read_jobs
 from sm_train.toolkit.jobs.training_job import jobs_of_run
 
 
-def actual_cost(question: Costing, profile: str | None) -> dict[str, Any]:
-    """The document of ``cost --actual``; keeps what the jobs teach beside the run in S3.
+def actual_cost(inputs: EstimateInputs, profile: str | None) -> dict[str, Any]:
+    """Return the document of ``cost --actual``, and store what the jobs showed in S3.
 
     Raises:
-        UserError: the run has no job yet, or AWS refuses.
+        UserError: the run has no job yet, or AWS refuses a request.
     """
-    config, region = question.config, question.purchase.region
+    config, region = inputs.config, inputs.purchase.region
     assert config is not None
     session = open_session(profile, region)
-    found = jobs_of_run(session, config.name)
-    if not found:
+    training_jobs = jobs_of_run(session, config.name)
+    if not training_jobs:
         raise UserError(f"--actual: no training job of run {config.name} in {region}; submit one")
-    jobs = read_jobs(session, found, question.prices, datetime.now(UTC))
+    jobs = read_jobs(session, training_jobs, inputs.prices, datetime.now(UTC))
     history = History(observed(jobs), tuple(measurements(jobs)))
     uri = history_uri(config, region)
-    document = as_document(jobs, _expected(question, jobs), _remaining(question, jobs, history))
+    document = as_document(jobs, _expected(inputs, jobs), _remaining(inputs, jobs, history))
     try:
         write_history(session, uri, history)
     except UserError as error:
-        # What was asked for is known all the same.
-        return document | {"history": None, "warnings": [f"not kept for later estimates: {error}"]}
+        # The comparison itself does not depend on the upload.
+        warning = f"not stored for later estimates: {error}"
+        return document | {"history": None, "warnings": [warning]}
     return document | {"history": uri, "warnings": []}
 
 
-def _remaining(question: Costing, jobs: list[FinishedJob], history: History) -> dict[str, Estimate]:
-    """The estimate of what each stage has still to do, at the speed that its jobs showed."""
-    assert question.config is not None
-    assumed = learned(question.assumed, history.observed)
-    names = {stage.name for stage in question.stages}
-    found = {}
-    for stage in stages_to_price(question.config, history.measured(), rescale_batch=True):
-        left = stage.max_steps - max((line.last_step for line in _lines(jobs, stage)), default=0)
+def _remaining(
+    inputs: EstimateInputs, jobs: list[FinishedJob], history: History
+) -> dict[str, Estimate]:
+    """Estimate the remaining steps of each stage at the speed that its jobs showed."""
+    assert inputs.config is not None
+    assumptions = learned(inputs.assumptions, history.observed)
+    names = {stage.name for stage in inputs.stages}
+    estimates = {}
+    for stage in stages_to_price(inputs.config, history.stage_measurements(), rescale_batch=True):
+        last_steps = (timeline.last_step for timeline in _timelines(jobs, stage))
+        left = stage.max_steps - max(last_steps, default=0)
         if left > 0 and stage.name in names:
-            found[stage.name] = _estimate(question, stage, left, assumed)
-    return found
+            estimates[stage.name] = _estimate(inputs, stage, left, assumptions)
+    return estimates
 
 
-def _expected(question: Costing, jobs: list[FinishedJob]) -> dict[str, Estimate]:
-    """Each stage's estimate for the iterations that its jobs did."""
-    found = {}
-    for stage in question.stages:
-        lines = _lines(jobs, stage)
-        done = max((line.last_step for line in lines), default=0)
-        done -= min((line.first_step for line in lines), default=0)
+def _expected(inputs: EstimateInputs, jobs: list[FinishedJob]) -> dict[str, Estimate]:
+    """Estimate each stage for the steps that its jobs ran."""
+    estimates = {}
+    for stage in inputs.stages:
+        timelines = _timelines(jobs, stage)
+        done = max((timeline.last_step for timeline in timelines), default=0)
+        done -= min((timeline.first_step for timeline in timelines), default=0)
         if done > 0:
-            found[stage.name] = _estimate(question, stage, done, question.assumed)
-    return found
+            estimates[stage.name] = _estimate(inputs, stage, done, inputs.assumptions)
+    return estimates
 
 
-def _lines(jobs: list[FinishedJob], stage: CostStage) -> list[Timeline]:
+def _timelines(jobs: list[FinishedJob], stage: CostStage) -> list[Timeline]:
     return [job.timeline for job in jobs if job.stage == stage.name and job.timeline]
 
 
 def _estimate(
-    question: Costing, stage: CostStage, max_steps: int, assumed: Assumptions
+    inputs: EstimateInputs, stage: CostStage, max_steps: int, assumptions: Assumptions
 ) -> Estimate:
-    part = replace(stage, max_steps=max_steps)
-    return estimate([part], question.purchase, assumed=assumed, prices=question.prices)
+    shortened = replace(stage, max_steps=max_steps)
+    return estimate([shortened], inputs.purchase, assumed=assumptions, prices=inputs.prices)

@@ -1,4 +1,4 @@
-"""From what a person asks of ``cost`` to what the model prices: stages, purchase, assumptions."""
+"""Resolve the options of ``cost`` to the inputs of an estimate: stages, purchase, assumptions."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from sm_train.toolkit.errors import UserError
 if TYPE_CHECKING:
     from sm_train.estimators.config.schema import RunConfig
     from sm_train.toolkit.costing.history import History
-    from sm_train.toolkit.costing.throughput import Measured
+    from sm_train.toolkit.costing.throughput import StageMeasurement
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The options of ``cost`` that say what is priced, and how."""
+class CostOptions:
+    """The options of ``cost`` that select what is priced, and how."""
 
     run: Path | None = None
     stage: str | None = None
@@ -47,78 +47,83 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Costing:
-    """Everything that an estimate is made of; ``config`` is None without a run file."""
+class EstimateInputs:
+    """All inputs of an estimate.
+
+    ``config`` is None without a run file. ``defaults_used`` are sentences about options that were
+    not given.
+    """
 
     config: RunConfig | None
     stages: tuple[CostStage, ...]
-    measured: tuple[Measured, ...]
+    measured: tuple[StageMeasurement, ...]
     purchase: Purchase
-    assumed: Assumptions
+    assumptions: Assumptions
     prices: PriceTable
     samples: int | None
-    notes: tuple[str, ...]
+    defaults_used: tuple[str, ...]
 
     def estimate(self) -> Estimate:
-        return estimate(self.stages, self.purchase, assumed=self.assumed, prices=self.prices)
+        """Price the stages."""
+        return estimate(self.stages, self.purchase, assumed=self.assumptions, prices=self.prices)
 
     def document(self, priced: Estimate) -> dict[str, Any]:
-        """The document of ``cost --json`` of this estimate, with what is to be warned of."""
+        """Return the ``cost --json`` document of this estimate, with its warnings."""
         document = as_document(priced)
-        document["assumptions"] = [*self.notes, *document["assumptions"]]
+        document["assumptions"] = [*self.defaults_used, *document["assumptions"]]
         document["warnings"] = self.warnings(priced)
         return document
 
     def warnings(self, priced: Estimate) -> list[str]:
-        """Old prices, and stages that do not see every sample once."""
+        """Return warnings: old prices, a model without a plan, stages of less than an epoch."""
         from sm_train.toolkit.costing.memory_fit import unplanned
 
-        found = [staleness(one.price, _today()) for one in priced.stages]
-        prices = [line for line in found if line and self.purchase.capacity != "training-plan"]
+        stale = [staleness(one.price, _today()) for one in priced.stages]
+        prices = [line for line in stale if line and self.purchase.capacity != "training-plan"]
         plan = [problem] if self.config and (problem := unplanned(self.config)) else []
         return list(dict.fromkeys((*prices, *plan, *_short_epochs(self.stages, self.samples))))
 
 
-def costing(asked: Asked) -> Costing:
-    """What ``asked`` means.
+def resolve_inputs(options: CostOptions) -> EstimateInputs:
+    """Resolve the options of ``cost``.
 
     Raises:
         UserError: an option or a file cannot be used.
-        ValueError: a figure that nobody could mean.
+        ValueError: a figure is implausible.
     """
-    _check_options(asked)
-    assumed = _assumptions(asked.assume)
-    if asked.run is None:
-        return _of_options(asked, assumed)
-    return _of_run(asked, asked.run, assumed)
+    _check_options(options)
+    assumptions = _parse_assumptions(options.assume)
+    if options.run is None:
+        return _from_options(options, assumptions)
+    return _from_run_file(options, options.run, assumptions)
 
 
-def _check_options(asked: Asked) -> None:
-    for name, value in (("--instance", asked.instance), ("--instances", asked.instances)):
-        if asked.run is not None and value is not None:
+def _check_options(options: CostOptions) -> None:
+    for name, value in (("--instance", options.instance), ("--instances", options.instances)):
+        if options.run is not None and value is not None:
             raise UserError(f"{name}: {value} and RUN both name the cluster; give one")
-    for name, given in (
-        ("--stage", asked.stage is not None),
-        ("--history", asked.history is not None),
-        ("--learn", asked.learn),
+    for name, is_given in (
+        ("--stage", options.stage is not None),
+        ("--history", options.history is not None),
+        ("--learn", options.learn),
     ):
-        if asked.run is None and given:
-            raise UserError(f"{name}: belongs to a run file; give RUN too")
-    if asked.its is not None and asked.measured:
+        if options.run is None and is_given:
+            raise UserError(f"{name}: requires a run file; give RUN too")
+    if options.its is not None and options.measured:
         raise UserError("--its: and --measured both give the it/s; give one")
     for name, number in (
-        ("--its", asked.its),
-        ("--instances", asked.instances),
-        ("--steps", asked.max_steps),
-        ("--samples", asked.samples),
+        ("--its", options.its),
+        ("--instances", options.instances),
+        ("--steps", options.max_steps),
+        ("--samples", options.samples),
     ):
         if number is not None and not 0 < number < float("inf"):
             raise UserError(f"{name}: {number} must be a positive number")
 
 
-def _assumptions(given: Iterable[str]) -> Assumptions:
+def _parse_assumptions(texts: Iterable[str]) -> Assumptions:
     figures: dict[str, float] = {}
-    for text in given:
+    for text in texts:
         name, equals, value = text.partition("=")
         if not equals or name not in parameter_names():
             known = ", ".join(parameter_names())
@@ -133,126 +138,131 @@ def _assumptions(given: Iterable[str]) -> Assumptions:
         raise UserError(f"--assume: {error}") from None
 
 
-def _of_options(asked: Asked, assumed: Assumptions) -> Costing:
-    if asked.instance is None:
+def _from_options(options: CostOptions, assumptions: Assumptions) -> EstimateInputs:
+    if options.instance is None:
         raise UserError("RUN or --instance: give a run file, or an instance type and its figures")
-    if asked.instances is None:
+    if options.instances is None:
         raise UserError("--instances: is missing; give the number of instances")
-    if asked.max_steps is None:
+    if options.max_steps is None:
         raise UserError("--steps: is missing; give the number of optimizer steps")
-    measured = read_measurements(asked, asked.region or DEFAULT_REGION)
-    if asked.its is None and not measured:
+    measured = read_measurements(options, options.region or DEFAULT_REGION)
+    if options.its is None and not measured:
         raise UserError("--its: is missing; give optimizer steps a second, or --measured FILE")
     stage = CostStage(
         name="run",
         resolution=measured[-1].measurement.resolution if measured else None,
-        instance_type=asked.instance,
-        instances=asked.instances,
+        instance_type=options.instance,
+        instances=options.instances,
         per_device_batch_size=None,
         gradient_accumulation_steps=1,
-        max_steps=asked.max_steps,
+        max_steps=options.max_steps,
     )
     speed = (
-        stated_speed(asked.its, "given by --its")
-        if asked.its
+        stated_speed(options.its, "given by --its")
+        if options.its
         else resolve_speed(stage, [one.measurement for one in measured])
     )
-    notes = [] if asked.region else [f"region: {DEFAULT_REGION}, as none was given (--region)"]
-    return Costing(
+    defaults_used = (
+        () if options.region else (f"region: {DEFAULT_REGION}, the default (set --region)",)
+    )
+    return EstimateInputs(
         config=None,
         stages=(stage.at(speed),),
         measured=tuple(measured),
-        purchase=Purchase(asked.region or DEFAULT_REGION, kind=asked.purchase),
-        assumed=assumed,
-        prices=price_table(asked.prices),
+        purchase=Purchase(options.region or DEFAULT_REGION, kind=options.purchase),
+        assumptions=assumptions,
+        prices=price_table(options.prices),
         samples=None,
-        notes=tuple(notes),
+        defaults_used=defaults_used,
     )
 
 
-def region_of(asked: Asked) -> str:
-    """The region of the prices: the options', the run file's or the environment's."""
+def region_of(options: CostOptions) -> str:
+    """Return the region of the prices: that of the options, the run file or the environment."""
     from sm_train.estimators.config.load import load_run
     from sm_train.toolkit.aws.session import resolve_region
 
-    config = load_run(asked.run) if asked.run else None
-    if config is None and asked.region is None:
+    config = load_run(options.run) if options.run else None
+    if config is None and options.region is None:
         return DEFAULT_REGION
-    return resolve_region(asked.region, config.region if config else None, asked.profile)
+    return resolve_region(options.region, config.region if config else None, options.profile)
 
 
-def _of_run(asked: Asked, run: Path, assumed: Assumptions) -> Costing:
+def _from_run_file(options: CostOptions, run: Path, assumptions: Assumptions) -> EstimateInputs:
     from sm_train.estimators.config.load import load_run
     from sm_train.toolkit.aws.session import resolve_region
     from sm_train.toolkit.costing.stages import stages_to_price
 
     config = load_run(run)
-    region = resolve_region(asked.region, config.region, asked.profile)
-    history = _history(asked, config, region)
-    before = history.measured() if history else []
-    measured = [*before, *read_measurements(asked, region)]
-    stages = stages_to_price(config, measured, rescale_batch=asked.rescale_batch)
-    chosen = [stage for stage in stages if asked.stage in (None, stage.name)]
+    region = resolve_region(options.region, config.region, options.profile)
+    history = _history(options, config, region)
+    from_history = history.stage_measurements() if history else []
+    measured = [*from_history, *read_measurements(options, region)]
+    stages = stages_to_price(config, measured, rescale_batch=options.rescale_batch)
+    chosen = [stage for stage in stages if options.stage in (None, stage.name)]
     if not chosen:
         names = ", ".join(stage.name for stage in stages)
-        raise UserError(f"--stage: {asked.stage!r} is not in {run}; it has {names}")
-    return Costing(
+        raise UserError(f"--stage: {options.stage!r} is not in {run}; it has {names}")
+    return EstimateInputs(
         config=config,
-        stages=tuple(_with_options(chosen, asked)),
+        stages=tuple(_override(chosen, options)),
         measured=tuple(measured),
-        purchase=Purchase(region, config.cluster.capacity, asked.purchase),
-        assumed=learned(assumed, history.observed) if history else assumed,
-        prices=price_table(asked.prices),
-        samples=asked.samples or config.data.samples or _local_samples(config, run.parent),
-        notes=(),
+        purchase=Purchase(region, config.cluster.capacity, options.purchase),
+        assumptions=learned(assumptions, history.observed) if history else assumptions,
+        prices=price_table(options.prices),
+        samples=options.samples or config.data.samples or _local_samples(config, run.parent),
+        defaults_used=(),
     )
 
 
-def _with_options(stages: Sequence[CostStage], asked: Asked) -> list[CostStage]:
-    """The options' figures in place of the run file's: each belongs to one stage."""
-    for option, value in (("--its", asked.its), ("--steps", asked.max_steps)):
+def _override(stages: Sequence[CostStage], options: CostOptions) -> list[CostStage]:
+    """Replace the run file's figures by those of --its and --steps, which apply to one stage."""
+    for option, value in (("--its", options.its), ("--steps", options.max_steps)):
         if value is not None and len(stages) > 1:
-            raise UserError(f"{option}: {value} belongs to one stage; name it with --stage")
+            raise UserError(f"{option}: {value} applies to one stage; select it with --stage")
     changed = list(stages)
-    if asked.max_steps is not None:
-        changed = [replace(changed[0], max_steps=asked.max_steps)]
-    if asked.its is not None:
-        changed = [changed[0].at(stated_speed(asked.its, "given by --its"))]
+    if options.max_steps is not None:
+        changed = [replace(changed[0], max_steps=options.max_steps)]
+    if options.its is not None:
+        changed = [changed[0].at(stated_speed(options.its, "given by --its"))]
     return changed
 
 
-def read_measurements(asked: Asked, region: str) -> list[Measured]:
-    """What ``--measured`` names: logs, folders of local runs, or training jobs."""
+def read_measurements(options: CostOptions, region: str) -> list[StageMeasurement]:
+    """Read the measurements of ``--measured``: logs, folders of local runs, or training jobs."""
     from sm_train.toolkit.costing.throughput import read_measured, read_measured_job
 
-    found = []
-    for place in asked.measured:
-        # A job's name has neither a dot nor a slash; what is on the disk comes first.
-        if Path(place).exists() or "." in place or os.sep in place:
-            found.append(read_measured(Path(place)))
+    measurements = []
+    for name in options.measured:
+        # A local file takes precedence; names of training jobs have neither dots nor slashes.
+        if Path(name).exists() or "." in name or os.sep in name:
+            measurements.append(read_measured(Path(name)))
         else:
-            found.append(read_measured_job(place, region, asked.profile))
-    return found
+            measurements.append(read_measured_job(name, region, options.profile))
+    return measurements
 
 
-def _history(asked: Asked, config: RunConfig, region: str) -> History | None:
-    if asked.history is not None:
+def _history(options: CostOptions, config: RunConfig, region: str) -> History | None:
+    if options.history is not None:
         from sm_train.toolkit.costing.history import read_history_file
 
-        return read_history_file(asked.history)
-    if not asked.learn:
+        return read_history_file(options.history)
+    if not options.learn:
         return None
     from sm_train.toolkit.aws.session import open_session
     from sm_train.toolkit.costing.history import history_uri, read_history
 
     uri = history_uri(config, region)
-    history = read_history(open_session(asked.profile, region), uri)
+    history = read_history(open_session(options.profile, region), uri)
     if history is None:
-        raise UserError(f"--learn: {uri} is not there yet; `sm-train cost --actual RUN` writes it")
+        raise UserError(
+            f"--learn: {uri} does not exist yet; `sm-train cost --actual RUN` writes it"
+        )
     return history
 
 
 def _local_samples(config: RunConfig, base: Path) -> int | None:
+    """Return the number of samples in the index of ``data.local``; None if there is none."""
     if config.data.local is None:
         return None
     from sm_train.entrypoints.common.index_location import index_path
@@ -266,9 +276,10 @@ def _local_samples(config: RunConfig, base: Path) -> int | None:
 
 
 def _short_epochs(stages: Sequence[CostStage], samples: int | None) -> list[str]:
+    """Return a warning for each stage that trains on less than one epoch."""
     return [
-        f"max_steps: {stage.max_steps:,} of {stage.name} see {stage.images:,} images, "
-        f"{stage.images / samples:.0%} of the {samples:,} in the shards: not one epoch"
+        f"max_steps: {stage.max_steps:,} of {stage.name} process {stage.images:,} images, "
+        f"{stage.images / samples:.0%} of the {samples:,} in the shards: less than one epoch"
         for stage in stages
         if samples and stage.images is not None and stage.images < samples
     ]

@@ -1,7 +1,7 @@
-"""What a run's finished jobs teach the next estimate, kept beside the run in S3.
+"""The history of a run's finished jobs, which improves later estimates.
 
-One small JSON object, ``s3://BUCKET/RUN/cost/history.json``: any laptop that may read the run's
-bucket estimates with it, and none has to keep anything.
+Stored in S3 as ``s3://BUCKET/RUN/cost/history.json``, so that every laptop with access to the run's
+bucket can use it.
 """
 
 from __future__ import annotations
@@ -9,44 +9,47 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sm_train.cost.assumptions import Observed
 from sm_train.cost.throughput import Measurement
 from sm_train.estimators.config.naming import staging_bucket
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.toolkit.costing.throughput import Measured
+from sm_train.toolkit.costing.throughput import StageMeasurement
 from sm_train.toolkit.errors import UserError
+
+if TYPE_CHECKING:
+    import boto3
 
 _VERSION = 1
 
 
 @dataclass(frozen=True)
 class History:
-    """What was observed, and the speeds that were measured, the newest last."""
+    """Observed figures, and measured speeds with the newest last."""
 
     observed: Observed
     measurements: tuple[Measurement, ...]
 
-    def measured(self) -> list[Measured]:
-        """The speeds, which belong to whatever stage they fit."""
-        return [Measured("", one) for one in self.measurements]
+    def stage_measurements(self) -> list[StageMeasurement]:
+        """Return the speeds without a stage: they apply to every stage that they match."""
+        return [StageMeasurement("", measurement) for measurement in self.measurements]
 
 
 def history_uri(config: RunConfig, region: str) -> str:
-    """Where the history of a run is kept."""
+    """Return the URI of a run's history."""
     return f"s3://{staging_bucket(config, region)}/{config.name}/cost/history.json"
 
 
-def write_history(session: Any, uri: str, history: History) -> None:
-    """Keep ``history`` at ``uri``, whole or not at all."""
+def write_history(session: boto3.Session, uri: str, history: History) -> None:
+    """Store ``history`` at ``uri``. A PUT to S3 is atomic."""
     from sm_train.toolkit.aws.errors import translate_aws_errors
 
     bucket, key = uri.removeprefix("s3://").split("/", 1)
     document = {
         "version": _VERSION,
         "observed": asdict(history.observed),
-        "measurements": [asdict(one) for one in history.measurements],
+        "measurements": [asdict(measurement) for measurement in history.measurements],
     }
     with translate_aws_errors(f"history: {uri}"):
         session.client("s3").put_object(
@@ -57,11 +60,11 @@ def write_history(session: Any, uri: str, history: History) -> None:
         )
 
 
-def read_history(session: Any, uri: str) -> History | None:
-    """The history at ``uri``; None where none was kept yet.
+def read_history(session: boto3.Session, uri: str) -> History | None:
+    """Read the history at ``uri``; None if there is none yet.
 
     Raises:
-        UserError: AWS refuses, or the object is damaged.
+        UserError: AWS refuses the request, or the object is damaged.
     """
     from botocore.exceptions import ClientError
     from sm_train.toolkit.aws.errors import translate_aws_errors
@@ -78,10 +81,10 @@ def read_history(session: Any, uri: str) -> History | None:
 
 
 def read_history_file(path: Path) -> History:
-    """A history that was downloaded.
+    """Read a downloaded history.
 
     Raises:
-        UserError: no such file, or a damaged one.
+        UserError: the file does not exist or is damaged.
     """
     try:
         return _parse(path.read_bytes(), str(path))
@@ -89,16 +92,16 @@ def read_history_file(path: Path) -> History:
         raise UserError(f"--history: {path}: no such file") from None
 
 
-def _parse(content: bytes, place: str) -> History:
+def _parse(content: bytes, source: str) -> History:
     try:
         document = json.loads(content)
         if document["version"] != _VERSION:
             raise ValueError(f"version {document['version']}, this sm-train reads {_VERSION}")
         return History(
             Observed(**document["observed"]),
-            tuple(Measurement(**one) for one in document["measurements"]),
+            tuple(Measurement(**fields) for fields in document["measurements"]),
         )
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"--history: {place}: damaged ({error}); `sm-train cost --actual RUN` writes it anew"
+            f"--history: {source}: damaged ({error}); `sm-train cost --actual RUN` rewrites it"
         ) from None

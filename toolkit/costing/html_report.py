@@ -1,4 +1,4 @@
-"""``cost --html``: one self-contained page with the dollars, their range and what they rest on."""
+"""``cost --html``: a self-contained page with costs, ranges and assumptions."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ $warnings
 </html>
 """)
 
-_PARTS = (
+_BREAKDOWN = (
     "training",
     "start_up",
     "checkpoints",
@@ -61,19 +61,19 @@ _PARTS = (
 
 
 def write_report(path: Path, name: str, document: Document, region: str) -> None:
-    """Write the page of a ``cost --json`` document to ``path``, whole or not at all.
+    """Write the page of a ``cost --json`` document to ``path``, atomically.
 
     Raises:
-        UserError: matplotlib is not installed, or the folder is not there.
+        UserError: matplotlib is not installed, or the folder does not exist.
     """
     total = document["total"]
-    span = format_usd_range(total)
+    cost_range = format_usd_range(total)
     page = _PAGE.substitute(
         style=template("page.css"),
         name=html.escape(name),
         region=html.escape(region),
         total=format_total_usd(total),
-        range=f"(8 of 10 outcomes: {span})" if span else "",
+        range=f"(8 of 10 outcomes: {cost_range})" if cost_range else "",
         days=f"{format_days(total['wall_seconds'])}"
         + (" days" if (total["wall_seconds"] or 0) >= 86400 else ""),
         warnings=_warnings(document["warnings"]),
@@ -119,37 +119,38 @@ def _table(document: Document) -> str:
 
 
 def _chart(stages: list[Document]) -> str:
-    """A stacked bar for each stage, its range as a line across the end; SVG."""
+    """Return an SVG with a stacked bar for each stage and its range as a line across the end."""
     size = (9, 1.4 + 0.7 * len(stages))
-    return inline_svg("stages", "Dollars by stage", size, lambda axes: _paint(axes, stages))
+    return inline_svg("stages", "Dollars by stage", size, lambda axes: _plot(axes, stages))
 
 
-def _paint(axes: Axes, stages: list[Document]) -> None:
+def _plot(axes: Axes, stages: list[Document]) -> None:
     from matplotlib.ticker import FuncFormatter
 
     names = [stage["name"] for stage in stages]
-    start = [0.0] * len(stages)
-    for part in _PARTS:
+    # The left edge of the next part in each stage's bar.
+    left = [0.0] * len(stages)
+    for part in _BREAKDOWN:
         widths = [stage["breakdown_usd"].get(part) or 0.0 for stage in stages]
         if any(width > 0 for width in widths):
             label = part.replace("_", " ")
-            axes.barh(names, widths, left=start, color=css_color(f"part-{part}"), label=label)
-            start = [one + width for one, width in zip(start, widths, strict=True)]
-    for place, stage in enumerate(stages):
+            axes.barh(names, widths, left=left, color=css_color(f"part-{part}"), label=label)
+            left = [edge + width for edge, width in zip(left, widths, strict=True)]
+    for row, stage in enumerate(stages):
         if stage["cost_low_usd"] is not None and stage["cost_high_usd"] is not None:
             axes.plot(
                 [stage["cost_low_usd"], stage["cost_high_usd"]],
-                [place, place],
+                [row, row],
                 color=css_color("text"),
                 marker="|",
                 markersize=14,
                 linewidth=2,
-                label="P10 to P90" if place == 0 else None,
+                label="P10 to P90" if row == 0 else None,
             )
     axes.invert_yaxis()
     axes.set_xlim(left=0)
     axes.grid(visible=False, axis="y")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda amount, _: f"${amount:,.0f}"))
     axes.set_xlabel("dollars")
-    if start and max(start) > 0:
+    if left and max(left) > 0:
         axes.figure.legend(loc="outside lower center", ncols=5, frameon=False)

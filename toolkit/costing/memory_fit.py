@@ -1,4 +1,4 @@
-"""Whether a stage fits on its GPUs, and the smallest change with which it does."""
+"""Whether a stage fits in GPU memory, and the smallest change with which it does."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 _GIB = 2**30
 
 _STRATEGIES = ("none", "shard_grad_op", "hybrid_shard", "full_shard")
-"""From what talks least to what talks most."""
+"""Sharding strategies by the amount of communication, least first."""
 
-Change = dict[str, Any]
-"""Keys of a stage and what they would have to be."""
+StageChange = dict[str, Any]
+"""Keys of a stage and their new values."""
 
 
 @dataclass(frozen=True)
-class Fit:
-    """Bytes on one GPU: ``states`` whatever the batch, ``activations`` of ``images`` of them."""
+class MemoryFit:
+    """Bytes on one GPU: ``states`` for any batch, ``activations`` for ``images`` per pass."""
 
     states: float
     activations: float
@@ -44,7 +44,7 @@ class Fit:
         return (self.states + self.activations) / _GIB
 
 
-def plan_of(config: RunConfig, resolution: int | None) -> ModelPlan | None:
+def plan_for(config: RunConfig, resolution: int | None) -> ModelPlan | None:
     """Return the plan of the run's model; None if it has none (:func:`unplanned`)."""
     if unplanned(config):
         return None
@@ -84,7 +84,7 @@ def _plan_problem(preset: str) -> str | None:
 def fixed_bytes(
     plan: ModelPlan, config: RunConfig, strategy: str, world_size: int, per_node: int
 ) -> float:
-    """What a GPU of the run holds before the first image."""
+    """Return the bytes that a GPU of the run holds before the first image."""
     return plan.fixed_bytes(
         ema=config.training.ema_decay > 0,
         strategy=strategy,
@@ -93,52 +93,53 @@ def fixed_bytes(
     )
 
 
-def fit(config: RunConfig, stage: Any, **change: Any) -> Fit | None:
-    """A stage of the run, with some keys changed; None where the model is not counted."""
-    plan = plan_of(config, stage.resolution)
+def memory_fit(config: RunConfig, stage: Any, **change: Any) -> MemoryFit | None:
+    """Return the memory of a stage with some keys changed; None if the model has no plan."""
+    plan = plan_for(config, stage.resolution)
     if plan is None:
         return None
-    machine = instance_type(config.cluster.instance_type)
+    instance = instance_type(config.cluster.instance_type)
     keys = {
         key: change.get(key, getattr(stage, key))
         for key in ("sharding", "activation_checkpointing", "per_device_batch_size")
     }
-    world_size = stage.instances * machine.accelerators
+    world_size = stage.instances * instance.accelerators
     images = keys["per_device_batch_size"]
-    return Fit(
-        fixed_bytes(plan, config, keys["sharding"], world_size, machine.accelerators),
+    return MemoryFit(
+        fixed_bytes(plan, config, keys["sharding"], world_size, instance.accelerators),
         plan.activation_bytes(images, checkpointing=keys["activation_checkpointing"]),
         images,
     )
 
 
-def changes(stage: Any, machine: InstanceType) -> list[Change]:
-    """What may be tried, by about how much speed it costs; the batch of a step stays what it is.
+def candidate_changes(stage: Any, instance: InstanceType) -> list[StageChange]:
+    """List changes that save memory, by their estimated slowdown; the effective batch stays.
 
-    Computing activations again takes a third more; what splitting and small batches take is
-    assumed.
+    Activation checkpointing takes a third more time; the slowdowns of sharding and of smaller
+    batches are assumed.
     """
     strategies = _STRATEGIES[_STRATEGIES.index(stage.sharding) :]
-    if stage.instances * machine.accelerators == 1:
+    if stage.instances * instance.accelerators == 1:
         strategies = (stage.sharding,)
-    whole = stage.per_device_batch_size
-    batches = [size for size in range(whole, 0, -1) if whole % size == 0]
-    again = sorted({stage.activation_checkpointing, True})
-    tried = sorted(
-        product(strategies, batches, again),
-        key=lambda one: (
-            0.05 * _STRATEGIES.index(one[0]) + 0.15 * math.log2(whole / one[1]) + one[2] / 3
-        ),
-    )
-    return [_change(stage, *one) for one in tried]
+    batch_size = stage.per_device_batch_size
+    batch_sizes = [size for size in range(batch_size, 0, -1) if batch_size % size == 0]
+    checkpointing = sorted({stage.activation_checkpointing, True})
+
+    def slowdown(candidate: tuple[str, int, bool]) -> float:
+        strategy, size, recompute = candidate
+        communication = 0.05 * _STRATEGIES.index(strategy)
+        return communication + 0.15 * math.log2(batch_size / size) + recompute / 3
+
+    candidates = sorted(product(strategies, batch_sizes, checkpointing), key=slowdown)
+    return [_change(stage, *candidate) for candidate in candidates]
 
 
-def _change(stage: Any, sharding: str, size: int, checkpointing: bool) -> Change:
-    wanted = {
+def _change(stage: Any, sharding: str, size: int, checkpointing: bool) -> StageChange:
+    keys = {
         "sharding": sharding,
         "per_device_batch_size": size,
         "gradient_accumulation_steps": stage.gradient_accumulation_steps
         * (stage.per_device_batch_size // size),
         "activation_checkpointing": checkpointing,
     }
-    return {key: value for key, value in wanted.items() if value != getattr(stage, key)}
+    return {key: value for key, value in keys.items() if value != getattr(stage, key)}

@@ -1,4 +1,4 @@
-"""The prices that estimates use: shipped, read from AWS and kept here, or from one's own file."""
+"""The price table of estimates: shipped prices, cached AWS prices, and the user's own file."""
 
 from __future__ import annotations
 
@@ -9,48 +9,51 @@ from dataclasses import asdict
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sm_train.cost.prices import PriceError, PriceRow, PriceTable, shipped_prices
 from sm_train.entrypoints.common.atomic_write import write_atomic
 from sm_train.toolkit.errors import UserError
 
+if TYPE_CHECKING:
+    import boto3
+
 DEFAULT_REGION = "us-east-1"
-"""Whose prices count where nothing says a region."""
+"""Region of the prices if none is given."""
 
 _VERSION = 1
 
 
-def price_table(own: Path | None = None) -> PriceTable:
-    """The shipped prices, under those kept from AWS, under those of the file ``own``.
+def price_table(user_file: Path | None = None) -> PriceTable:
+    """Merge prices: ``user_file`` overrides cached AWS prices, which override shipped ones.
 
     Raises:
-        UserError: a file cannot be used; the message names the place and the mend.
+        UserError: a file cannot be read.
     """
-    table = kept_prices().over(shipped_prices())
-    if own is None:
+    table = cached_prices().over(shipped_prices())
+    if user_file is None:
         return table
     from sm_train.cost.price_file import read_price_file
 
     try:
-        return read_price_file(own).over(table)
+        return read_price_file(user_file).over(table)
     except PriceError as error:
         raise UserError(f"--prices: {error}") from None
     except FileNotFoundError:
-        raise UserError(f"--prices: {own}: no such file") from None
+        raise UserError(f"--prices: {user_file}: no such file") from None
 
 
 def cache_path() -> Path:
-    """Where prices that were read from AWS are kept."""
+    """Return the file of cached AWS prices."""
     base = os.environ.get("XDG_CACHE_HOME")  # XDG Base Directory specification
     return (Path(base) if base else Path.home() / ".cache") / "sm-train" / "prices.json"
 
 
-def kept_prices() -> PriceTable:
-    """What was read from AWS before; empty without any.
+def cached_prices() -> PriceTable:
+    """Return the cached AWS prices; an empty table if there are none.
 
     Raises:
-        UserError: the file is damaged.
+        UserError: the cache is damaged.
     """
     path = cache_path()
     try:
@@ -62,39 +65,38 @@ def kept_prices() -> PriceTable:
         return PriceTable.of([])
     except (ValueError, KeyError, TypeError, ArithmeticError) as error:
         raise UserError(
-            f"{path}: damaged price cache ({error}); delete it, and `sm-train cost --refresh` "
-            "writes it anew"
+            f"{path}: damaged price cache ({error}); delete it and run `sm-train cost --refresh`"
         ) from None
 
 
-def refresh(session: Any, region: str, today: date) -> PriceTable:
-    """Read every training price of ``region`` from AWS's Price List API and keep it.
+def fetch_prices(session: boto3.Session, region: str, today: date) -> PriceTable:
+    """Fetch all training prices of ``region`` from the AWS Price List API and cache them.
 
     Raises:
-        UserError: AWS refuses, or its answer holds no training prices for the region.
+        UserError: AWS refuses the request, or lists no training price for the region.
     """
     from sm_train.toolkit.aws.errors import translate_aws_errors
 
     rows: list[PriceRow] = []
     with translate_aws_errors("GetProducts"):
-        # The Price List API answers in few regions; this one is always among them.
+        # The Price List API has endpoints in a few regions only; us-east-1 is one.
         pages = session.client("pricing", region_name="us-east-1").get_paginator("get_products")
         for page in pages.paginate(
             ServiceCode="AmazonSageMaker",
             Filters=[{"Type": "TERM_MATCH", "Field": "regionCode", "Value": region}],
         ):
-            rows += _parsed(page, "GetProducts")
+            rows += _parse(page, "GetProducts")
     if not rows:
         raise UserError(f"region: AWS's price list has no training price for {region}; check it")
-    # Asked today: the list's own date is when its last figure changed.
-    return _keep([_dated(row, today) for row in rows], {region: today.isoformat()})
+    # Dated today: the list's own date is that of its last change.
+    return _store([_with_date(row, today) for row in rows], {region: today.isoformat()})
 
 
 def import_price_lists(paths: Iterable[Path]) -> PriceTable:
-    """Keep the prices of downloaded price lists, whichever of AWS's shapes they have.
+    """Cache the prices of downloaded price lists, in any of AWS's formats.
 
     Raises:
-        UserError: a file is no price list or holds no training price.
+        UserError: a file is not a price list, or has no training price.
     """
     rows: list[PriceRow] = []
     for path in paths:
@@ -104,29 +106,29 @@ def import_price_lists(paths: Iterable[Path]) -> PriceTable:
             raise UserError(f"--price-list: {path}: no such file") from None
         except ValueError:
             raise UserError(f"--price-list: {path}: not JSON; give the .json offer file") from None
-        found = _parsed(document, f"--price-list: {path}")
-        if not found:
-            raise UserError(f"--price-list: {path}: holds no price of SageMaker training")
-        rows += found
-    return _keep(rows, {})
+        listed = _parse(document, f"--price-list: {path}")
+        if not listed:
+            raise UserError(f"--price-list: {path}: has no price of SageMaker training")
+        rows += listed
+    return _store(rows, {})
 
 
-def _parsed(document: Any, place: str) -> list[PriceRow]:
+def _parse(document: Any, source: str) -> list[PriceRow]:
     from sm_train.cost.price_list import parse_price_list
 
     try:
         return parse_price_list(document)
     except PriceError as error:
-        raise UserError(f"{place}: {error}") from None
+        raise UserError(f"{source}: {error}") from None
 
 
-def _dated(row: PriceRow, today: date) -> PriceRow:
+def _with_date(row: PriceRow, today: date) -> PriceRow:
     return PriceRow(**{**asdict(row), "date": today.isoformat()})
 
 
-def _keep(rows: list[PriceRow], listed: dict[str, str]) -> PriceTable:
-    """Lay ``rows`` over what is kept; the table of all that is kept now."""
-    table = PriceTable.of(rows, listed=listed).over(kept_prices())
+def _store(rows: list[PriceRow], listed: dict[str, str]) -> PriceTable:
+    """Add ``rows`` to the cache, replacing older prices; return the merged table."""
+    table = PriceTable.of(rows, listed=listed).over(cached_prices())
     document = {
         "version": _VERSION,
         "listed": dict(table.listed),

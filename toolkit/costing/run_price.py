@@ -1,4 +1,4 @@
-"""The estimate of a run, a stage or a number of steps, from the run file and its history."""
+"""Estimate a run, a stage or a number of steps from the run file and the run's history."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.cost_stages import cost_stages
 from sm_train.toolkit.costing.history import History
 from sm_train.toolkit.costing.price_table import price_table
-from sm_train.toolkit.costing.stages import known_speeds, stages_to_price, with_model
-from sm_train.toolkit.costing.throughput import Measured
+from sm_train.toolkit.costing.stages import stages_to_price, stated_measurements, with_model_figures
+from sm_train.toolkit.costing.throughput import StageMeasurement
 from sm_train.toolkit.errors import UserError
 
 
@@ -21,24 +21,26 @@ def estimate_run(
     history: History | None = None,
     stated: RunConfig | None = None,
 ) -> Estimate:
-    """The estimate of ``stages``, or of the whole run, with what its finished jobs showed.
+    """Estimate ``stages``, or the whole run, using the ``history`` of its finished jobs.
 
-    ``stated`` is the run at its own place, where ``config`` is as it is at another: the speeds that
-    it states are carried over.
+    For the configuration of a fallback placement, ``stated`` is the run file's own one, whose
+    stated speeds are carried over.
 
     Raises:
-        UserError: a figure of the run file that nobody could mean, such as a thousand years.
+        UserError: a figure of the run file is implausible, such as a thousand years of training.
     """
     names = {stage.name for stage in stages or config.stages}
     try:
-        measured = history.measured() if history else []
+        measured = history.stage_measurements() if history else []
         if stated is not None and stated is not config:
-            speeds = known_speeds(with_model(one, stated) for one in cost_stages(stated))
-            measured += [Measured("", speed) for speed in speeds]
-        chosen = [one for one in stages_to_price(config, measured) if one.name in names]
-        assumed = learned(Assumptions(), history.observed) if history else None
+            speeds = stated_measurements(
+                with_model_figures(stage, stated) for stage in cost_stages(stated)
+            )
+            measured += [StageMeasurement("", speed) for speed in speeds]
+        chosen = [stage for stage in stages_to_price(config, measured) if stage.name in names]
+        assumptions = learned(Assumptions(), history.observed) if history else None
         purchase = Purchase(region, config.cluster.capacity)
-        return estimate(chosen, purchase, assumed=assumed, prices=price_table())
+        return estimate(chosen, purchase, assumed=assumptions, prices=price_table())
     except ValueError as error:
         raise UserError(str(error)) from None
 
@@ -51,7 +53,7 @@ def estimate_remaining(
     history: History | None = None,
     stated: RunConfig | None = None,
 ) -> Estimate:
-    """The estimate of what ``stage`` has still to do (:func:`estimate_run`)."""
+    """Estimate the steps of ``stage`` after ``from_step`` (:func:`estimate_run`)."""
     left = max(1, stage.max_steps - from_step)
     return estimate_steps(config, region, stage, left, history, stated)
 
@@ -64,9 +66,9 @@ def estimate_steps(
     history: History | None = None,
     stated: RunConfig | None = None,
 ) -> Estimate:
-    """The estimate of so many iterations of ``stage``, with a start-up of their own."""
-    part = stage.model_copy(update={"max_steps": max_steps})
-    stages = [part if one is stage else one for one in config.stages]
+    """Estimate ``max_steps`` of ``stage``, including a start-up (:func:`estimate_run`)."""
+    shortened = stage.model_copy(update={"max_steps": max_steps})
+    stages = [shortened if other is stage else other for other in config.stages]
     return estimate_run(
-        config.model_copy(update={"stages": stages}), region, (part,), history, stated
+        config.model_copy(update={"stages": stages}), region, (shortened,), history, stated
     )

@@ -1,4 +1,4 @@
-"""What a run's event lines say of its speed."""
+"""Measure a run's speed from its event lines."""
 
 from __future__ import annotations
 
@@ -13,72 +13,74 @@ from sm_train.cost.throughput import Measurement
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.events import Event, read_events
 
-_ENOUGH = 10
-"""Intervals from which deciles mean something."""
+_MIN_INTERVALS = 10
+"""Minimum number of intervals for deciles."""
 
 
 @dataclass(frozen=True)
-class Measured:
-    """A measured speed and the name of the stage that it was measured on."""
+class StageMeasurement:
+    """A measured speed and the name of its stage."""
 
     stage: str
     measurement: Measurement
 
 
-def read_measured(path: Path) -> Measured:
-    """The steady speed in the event lines of ``path``, a log or a local run's folder.
+def read_measured(path: Path) -> StageMeasurement:
+    """Measure the steady speed from the event lines of a log or a local run's folder.
 
     Raises:
-        UserError: no such file, or no step in it.
+        UserError: the file does not exist or has no step event.
     """
     try:
-        return measured_in(read_events(path), str(path))
+        return measure_speed(read_events(path), str(path))
     except FileNotFoundError:
-        raise UserError(f"--measured: {path}: no event lines there") from None
+        raise UserError(
+            f"--measured: {path}: no event lines; give a job's log or the folder of a local run"
+        ) from None
 
 
-def read_measured_job(name: str, region: str, profile: str | None) -> Measured:
-    """The steady speed in the event lines of the training job ``name``, from CloudWatch.
+def read_measured_job(name: str, region: str, profile: str | None) -> StageMeasurement:
+    """Measure the steady speed of the training job ``name`` from its events in CloudWatch.
 
     Raises:
-        UserError: AWS refuses, or the job has said nothing yet.
+        UserError: AWS refuses a request, or the job has no step event yet.
     """
     from sm_train.toolkit.aws.session import open_session
     from sm_train.toolkit.jobs.job_events import job_events
 
     try:
-        return measured_in(job_events(open_session(profile, region), name), name)
+        return measure_speed(job_events(open_session(profile, region), name), name)
     except UserError as error:
         reason = str(error).removeprefix("--measured: ").removeprefix(f"{name}: ")
         raise UserError(
-            f"--measured: {name}: no such file here, and as a training job: {reason}",
+            f"--measured: {name}: not a local file; as a training job: {reason}",
             error.exit_code,
         ) from None
 
 
-def measured_in(events: Iterable[Event], place: str) -> Measured:
-    """The steady speed of the last start among ``events``.
+def measure_speed(events: Iterable[Event], source: str) -> StageMeasurement:
+    """Measure the steady speed since the last start among ``events``.
 
-    The first interval pays for start-up and is left out where there are others.
+    The first interval includes start-up and is excluded if there are others.
 
     Raises:
-        UserError: no step among them.
+        UserError: there is no step event.
     """
     start: Event | None = None
     speeds: list[float] = []
     for event in events:
-        if event["kind"] == "start" and (start is None or not _goes_on(start, event)):
+        if event["kind"] == "start" and (start is None or not _is_restart(start, event)):
             start, speeds = event, []
         elif event["kind"] == "step" and event["steps_per_second"]:
             speeds.append(float(event["steps_per_second"]))
     if start is None or not speeds:
         raise UserError(
-            f"--measured: {place}: holds no start and step events; give a job's log or the folder "
+            f"--measured: {source}: has no start and step events; give a job's log or the folder "
             "of a local run's stage"
         )
     steady = speeds[1:] or speeds
-    deciles = quantiles(steady, n=10, method="inclusive") if len(steady) >= _ENOUGH else None
-    return Measured(
+    deciles = quantiles(steady, n=10, method="inclusive") if len(steady) >= _MIN_INTERVALS else None
+    return StageMeasurement(
         start["stage"],
         Measurement(
             label=(
@@ -90,7 +92,7 @@ def measured_in(events: Iterable[Event], place: str) -> Measured:
             world_size=start["world_size"],
             resolution=start["resolution"],
             effective_batch_size=start["effective_batch_size"],
-            instance_type=_known_type(start.get("instance_type")),
+            instance_type=_known_instance_type(start.get("instance_type")),
             low=deciles[0] if deciles else None,
             high=deciles[-1] if deciles else None,
             on_cpu=start["backend"] == "gloo",
@@ -98,12 +100,12 @@ def measured_in(events: Iterable[Event], place: str) -> Measured:
     )
 
 
-def _known_type(name: Any) -> str | None:
-    """The instance type that the lines name; those of a type without figures name none."""
-    return name if name in {machine.name for machine in instance_types()} else None
+def _known_instance_type(name: Any) -> str | None:
+    """Return the events' instance type if its figures are known, else None."""
+    return name if name in {instance.name for instance in instance_types()} else None
 
 
-def _goes_on(before: Event, start: Event) -> bool:
-    """Whether ``start`` is a restart of the same work, whose intervals belong together."""
-    same = ("stage", "world_size", "effective_batch_size", "resolution", "backend")
-    return all(before[key] == start[key] for key in same)
+def _is_restart(previous: Event, start: Event) -> bool:
+    """Whether ``start`` restarts the same work, so that both have the same speed."""
+    keys = ("stage", "world_size", "effective_batch_size", "resolution", "backend")
+    return all(previous[key] == start[key] for key in keys)

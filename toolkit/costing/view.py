@@ -1,4 +1,4 @@
-"""Shows an estimate to a person, within 100 columns."""
+"""Print estimates on the terminal, within 100 columns."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def show_cost(document: Document, region: str) -> None:
     click.echo(click.style(total, bold=True))
     _print(stages)
     click.echo()
-    for sentence in dict.fromkeys(_price(stage, region) for stage in document["stages"]):
+    for sentence in dict.fromkeys(_price_sentence(stage, region) for stage in document["stages"]):
         _echo(sentence)
     _list("Warnings", document["warnings"])
     _list("Assumptions", document["assumptions"])
 
 
 def show_terms(terms: Iterable[Term]) -> None:
-    """Print each number with its formula, its inputs and their source."""
+    """Print each number with its formula, inputs and source."""
     stage = None
     for term in terms:
         if term.stage != stage:
@@ -64,7 +64,7 @@ def show_terms(terms: Iterable[Term]) -> None:
 
 
 def show_comparison(document: Document) -> None:
-    """Print what changes between two estimates, and what it does to the dollars."""
+    """Print the differences between two estimates and their effect on the cost."""
     rows = []
     for stage in document["stages"]:
         rows.append(
@@ -73,38 +73,38 @@ def show_comparison(document: Document) -> None:
                 stage["change"],
                 format_usd(stage["before_usd"]),
                 format_usd(stage["after_usd"]),
-                signed(stage["difference_usd"]),
+                format_signed_usd(stage["difference_usd"]),
             )
         )
     total = document["total"]
-    first = (
+    total_row = (
         "total",
         "",
         format_usd(total["before_usd"]),
         format_usd(total["after_usd"]),
-        signed(total["difference_usd"]),
+        format_signed_usd(total["difference_usd"]),
     )
-    _print(text_table(("stage", "", "before", "after", "difference"), [first, *rows], left=2))
+    _print(text_table(("stage", "", "before", "after", "difference"), [total_row, *rows], left=2))
     for stage in document["stages"]:
         for field in stage["fields"]:
             _echo(f"{stage['name']}: {field['field']}: {field['before']} → {field['after']}", "  ")
 
 
 def show_actual(document: Document) -> None:
-    """Print what the jobs cost, where the dollars went, and what had been estimated."""
+    """Print the jobs' actual cost, its breakdown, and the estimate."""
     total = document["total"]
     rows = [
         _actual_row("total", total),
-        *(_actual_row(one["name"], one) for one in document["stages"]),
+        *(_actual_row(stage["name"], stage) for stage in document["stages"]),
     ]
     header = ("stage", "billed", "estimate", "difference", "goodput", "images", "$/M images")
     _print(text_table(header, rows, left=1))
     click.echo()
-    _print(text_table(("where the dollars went", "$", "share"), list(_waterfall(total)), left=1))
+    _print(text_table(("breakdown", "$", "share"), list(_breakdown_rows(total)), left=1))
     if total["remaining_usd"]:
         _echo(
-            f"still to come: {format_usd(total['remaining_usd'])} at the speed measured so far; "
-            f"{format_usd(total['projected_usd'])} in the end"
+            f"remaining: {format_usd(total['remaining_usd'])} at the speed measured so far; "
+            f"total at completion: {format_usd(total['projected_usd'])}"
         )
     for job in document["jobs"]:
         _echo(
@@ -114,8 +114,8 @@ def show_actual(document: Document) -> None:
     _list("Warnings", document["warnings"])
 
 
-def show_alternatives(rows: Sequence[Document], left_out: int, question: str) -> None:
-    """Print clusters that would do, the cheapest first; ``*`` marks Pareto-optimal ones."""
+def show_alternatives(rows: Sequence[Document], omitted: int, summary: str) -> None:
+    """Print alternative clusters, the cheapest first; ``*`` marks Pareto-optimal ones."""
     table = [
         (
             "*" if row["pareto"] else "",
@@ -125,25 +125,26 @@ def show_alternatives(rows: Sequence[Document], left_out: int, question: str) ->
             ("≤ " if row["capacity"] == "spot" else "") + format_usd(row["cost_usd"]),
             format_usd_range(row),
             {True: "fits", None: "unknown"}[row["fits_memory"]],
-            _loosest(row["throughput_basis"]),
+            _least_reliable(row["throughput_basis"]),
         )
         for row in rows
     ]
     header = ("", "cluster", "bought", "days", "cost", "P10 to P90", "memory", "it/s by")
     _print(text_table(header, table, left=3))
     click.echo()
-    _echo(question)
-    if left_out:
-        click.echo(f"{left_out:,} more; --rows shows them, --json prints all")
+    _echo(summary)
+    if omitted:
+        click.echo(f"{omitted:,} more; --rows shows them, --json prints all")
 
 
-def _loosest(bases: Sequence[str]) -> str:
+def _least_reliable(bases: Sequence[str]) -> str:
+    """Return the least reliable of the stages' throughput bases."""
     order = ("predicted", "other hardware", "other resolution", "scaled", "scaling fit")
     return next((basis for basis in order if basis in bases), bases[0])
 
 
 def as_csv(document: Document) -> str:
-    """The stages and, last, the total as CSV; unknown is empty."""
+    """Return the stages and, last, the total as CSV; unknown values are empty."""
     text = io.StringIO()
     writer = csv.DictWriter(text, _STAGE_COLUMNS, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
@@ -152,8 +153,8 @@ def as_csv(document: Document) -> str:
     return text.getvalue()
 
 
-def signed(amount: float | None) -> str:
-    """A difference in dollars with its sign."""
+def format_signed_usd(amount: float | None) -> str:
+    """Format a difference in dollars with its sign."""
     if amount is None:
         return "unknown"
     return signed_dollars(amount)
@@ -185,23 +186,23 @@ def _stage_row(stage: Document) -> tuple[str, ...]:
     )
 
 
-def _actual_row(name: str, group: Document) -> tuple[str, ...]:
-    goodput, images = group["goodput"], group["images"]
-    billed = group["billed_usd"]
+def _actual_row(name: str, figures: Document) -> tuple[str, ...]:
+    goodput, images = figures["goodput"], figures["images"]
+    billed = figures["billed_usd"]
     return (
         name,
         format_usd(billed)
         if billed is not None
-        else f"≥ {format_usd(group['billed_at_least_usd'])}",
-        format_usd(group["estimate_usd"]),
-        signed(group["difference_usd"]),
+        else f"≥ {format_usd(figures['billed_at_least_usd'])}",
+        format_usd(figures["estimate_usd"]),
+        format_signed_usd(figures["difference_usd"]),
         "unknown" if goodput is None else format_percent(goodput),
         "unknown" if images is None else f"{images:,}",
-        format_usd(group["per_million_images_usd"]),
+        format_usd(figures["per_million_images_usd"]),
     )
 
 
-def _waterfall(total: Document) -> Iterable[tuple[str, str, str]]:
+def _breakdown_rows(total: Document) -> Iterable[tuple[str, str, str]]:
     billed = total["billed_usd"]
     yield "billed", format_usd(billed), "100.0%" if billed else ""
     for part, amount in total["waterfall_usd"].items():
@@ -209,12 +210,12 @@ def _waterfall(total: Document) -> Iterable[tuple[str, str, str]]:
         yield f"  {part.replace('_', ' ')}", format_usd(amount), share
 
 
-def _price(stage: Document, region: str) -> str:
+def _price_sentence(stage: Document, region: str) -> str:
     price, name = stage["price_per_instance_hour_usd"], stage["instance_type"]
     if price is None:
         return f"{name}: price unknown in {region}; {stage['price_source']}"
     return (
-        f"{name}: ${price:,.4f} an instance-hour in {region}; {stage['price_source']}, "
+        f"{name}: ${price:,.4f} per instance-hour in {region}; {stage['price_source']}, "
         f"{stage['price_date'] or 'undated'}"
     )
 

@@ -1,4 +1,4 @@
-"""Examines a cluster by itself: emulated nodes on this machine, or a short job on SageMaker."""
+"""Runs the doctor alone: on emulated nodes on this computer, or as a short job on SageMaker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def examine_here(
+def examine_local(
     config: RunConfig,
     stage: StageSection,
     *,
@@ -35,16 +35,16 @@ def examine_here(
     output: Path,
     console: Console,
 ) -> dict[str, Any]:
-    """Run the doctor on emulated nodes; returns the result that it left beside the run.
+    """Run the doctor on emulated nodes; returns the result that it stored in the run's folder.
 
-    The run's own folder is only added to: training may be going on in it.
+    Only the result is added to that folder: training may be running in it.
 
     Raises:
-        UserError: it cannot start, or a process failed.
+        UserError: the doctor cannot start, or stored no result.
     """
     from sm_train.toolkit.local.launcher import run_stage
 
-    alone = config.model_copy(update={"stages": [stage]})  # nothing of an earlier stage is needed
+    single_stage = config.model_copy(update={"stages": [stage]})  # needs no earlier stage
     checkpoints = output / stage.name / "checkpoints"
     checkpoints.mkdir(parents=True, exist_ok=True)
     before = len(read_results([checkpoints / FOLDER]))
@@ -53,9 +53,9 @@ def examine_here(
         root.mkdir()
         (root / "checkpoints").symlink_to(checkpoints.absolute())
         run_stage(
-            alone,
+            single_stage,
             stage,
-            bundle_of(alone, base),
+            bundle_of(single_stage, base),
             base=base,
             nodes=nodes,
             processes=processes,
@@ -63,18 +63,18 @@ def examine_here(
             console=console,
             options=("--doctor-only", "true"),
         )
-    kept = read_results([checkpoints / FOLDER])
-    if len(kept) == before:
+    stored = read_results([checkpoints / FOLDER])
+    if len(stored) == before:
         raise UserError(
-            f"--local: the doctor left no result in {checkpoints / FOLDER}; its lines are above",
+            f"--local: the doctor stored no result in {checkpoints / FOLDER}; see its output above",
             ExitCode.JOB_FAILED,
         )
-    return kept[-1]
+    return stored[-1]
 
 
 @dataclass(frozen=True)
 class DoctorJob:
-    """A job that only examines; ``seconds`` are what it is billed for at most likely."""
+    """A job that only runs the doctor; ``seconds`` is its estimated billable time."""
 
     submission: Submission
     request: TrainingRequest
@@ -83,6 +83,7 @@ class DoctorJob:
     results_uri: str
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the JSON document of ``--dry-run --json``."""
         return {
             "request": self.request,
             "billable_seconds": self.seconds,
@@ -94,10 +95,10 @@ class DoctorJob:
 def prepare_job(
     config: RunConfig, stage: StageSection, bundle: Bundle, region: str, now: datetime
 ) -> DoctorJob:
-    """The job that examines the cluster of ``stage``; touches no network.
+    """Build the job that examines the cluster of ``stage``; uses no network.
 
     Raises:
-        UserError: its name is too long, or AWS has no image for the region.
+        UserError: the job's name is too long, or AWS has no image for the region.
     """
     name = doctor_job_name(config, stage.name, now)
     excess = len(name) - MAX_JOB_NAME

@@ -1,4 +1,4 @@
-"""A result of the doctor as people read it."""
+"""Prints a result of the doctor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 def show_result(document: dict[str, Any], console: Console) -> None:
-    """Parts, pairs of nodes, findings with their mend, and the sentence."""
+    """Print figures, bandwidths between nodes, findings with their advice, and the sentence."""
     from rich.markup import escape
     from rich.table import Table
 
@@ -40,17 +40,17 @@ def show_result(document: dict[str, Any], console: Console) -> None:
     prediction = verdict["prediction"]
     if prediction:
         speed = prediction["predicted_steps_per_second"]
-        told = f"predicted: {speed:.3g} it/s"
+        text = f"predicted: {speed:.3g} it/s"
         if prediction["expected_steps_per_second"]:
-            told += f" (expected {prediction['expected_steps_per_second']:.3g})"
+            text += f" (expected {prediction['expected_steps_per_second']:.3g})"
         if prediction["predicted_usd"] is not None:
-            told += f", {format_usd(prediction['predicted_usd'])} for the stage's training"
-        console.print(f"{told}; from {prediction['basis']}", markup=False)
+            text += f", {format_usd(prediction['predicted_usd'])} for the stage's training"
+        console.print(f"{text}; from {prediction['basis']}", markup=False)
     console.print(verdict["sentence"], style=_STYLES[verdict["level"]], markup=False)
 
 
 def _matrix(cluster: dict[str, Any]) -> Any:
-    """GB/s between nodes, in each direction."""
+    """Return a table of GB/s between nodes, in each direction."""
     from rich.table import Table
 
     sums: dict[tuple[int, int], float] = {}

@@ -18,7 +18,7 @@ class WaterfallBar:
     label: str
     time: str
     share: str
-    dollars: str | None
+    cost: str | None
     """None if the job's cost is unknown."""
     color: str
     """The name of a custom property in page.css."""

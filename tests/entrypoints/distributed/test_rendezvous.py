@@ -55,7 +55,7 @@ def test_missing_node_is_named_on_every_node(capsys: pytest.CaptureFixture[str])
     assert len(errors) == 3
     for error in errors.values():
         assert isinstance(error, MissingNodeError)
-        assert str(error).startswith("algo-3 did not come")
+        assert str(error).startswith("algo-3 did not join")
         assert "security group" in str(error)
         assert "algo-2" not in str(error)
     assert "waiting for algo-3" in capsys.readouterr().out
@@ -153,7 +153,7 @@ def launch(tmp_path: Path, nodes: int) -> subprocess.CompletedProcess[str]:
 def test_missing_node_becomes_the_failure_reason(tmp_path: Path) -> None:
     done = launch(tmp_path, nodes=2)
     assert done.returncode == 1, done.stderr
-    assert (tmp_path / "output" / "failure").read_text().startswith("algo-2 did not come")
+    assert (tmp_path / "output" / "failure").read_text().startswith("algo-2 did not join")
     events = [event for line in done.stdout.splitlines() if (event := parse_event(line))]
     assert [event["code"] for event in events] == ["node-missing"]
     assert "Traceback" not in done.stderr

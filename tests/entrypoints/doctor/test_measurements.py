@@ -1,4 +1,4 @@
-"""The doctor's parts by simulation and by what other programs print: no process is started."""
+"""The doctor's measurements, simulated, and its parsers of other programs' output."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ LIMIT = 120.0
 
 
 class Simulated(BenchmarkGroup):
-    """A group on a fabric of so many bytes a second, with a clock of its own."""
+    """A group on a fabric with ``rate`` bytes per second, with a simulated clock."""
 
     def __init__(self, size: int, rate: float, latency: float) -> None:
         self.size, self.group_rank = size, 0
         self.rate, self.latency, self.clock, self.calls = rate, latency, 0.0, 0
 
-    def measure(self, collective: Collective, size: int, times: int) -> float:
+    def measure(self, collective: Collective, size: int, repeats: int) -> float:
         seconds = self.latency + size * bus_factor(collective, self.size) / self.rate
-        self.clock += times * seconds + self.latency
-        self.calls += times
+        self.clock += repeats * seconds + self.latency
+        self.calls += repeats
         return seconds
 
     def exchange(self, value: float) -> list[float]:
@@ -66,15 +66,15 @@ class Simulated(BenchmarkGroup):
 
 @pytest.mark.parametrize("rate", [1e5, 12.5e6, 6e9, 50e9, 400e9])
 def test_16_nodes_of_8_take_less_than_120_seconds(rate: float) -> None:
-    """Every part's steps on one clock, with the two seconds that NCCL may take for a group."""
-    latency, start = 5e-5, 2.0
-    clock = 30.0  # Python, roll call, matrix products, files: bounded by their own slices
+    """Simulate every part on one clock, with two seconds for NCCL to create a group."""
+    latency, group_creation = 5e-5, 2.0
+    clock = 30.0  # Python, join, matrix products, files: bounded by their own limits
     for ranks, share in ((128, WORLD_SHARE), (8, INTRA_NODE_SHARE), (16, INTER_NODE_SHARE)):
         group = Simulated(ranks, rate, latency)
-        found = list(sweeps(group.measure, budget=share * LIMIT, max_bytes=2**30))
-        assert {one for one, _ in found} == set(COLLECTIVES)
+        points = list(sweeps(group.measure, budget=share * LIMIT, max_bytes=2**30))
+        assert {collective for collective, _ in points} == set(COLLECTIVES)
         assert group.clock <= 1.05 * share * LIMIT
-        clock += start + group.clock
+        clock += group_creation + group.clock
     rounds = schedule(16)
     assert len(rounds) == 15
     measured = 0
@@ -85,7 +85,7 @@ def test_16_nodes_of_8_take_less_than_120_seconds(rate: float) -> None:
             if budget > 0:
                 pair = Simulated(2, rate / 8, latency)
                 measure_pair(pair, (0, 1), 0, budget, 2**30, repeats)
-                clock += start + pair.clock
+                clock += group_creation + pair.clock
                 measured += 1
     assert clock < LIMIT
     assert measured >= len(rounds) or rate < 1e6
@@ -108,22 +108,22 @@ def test_a_late_process_does_not_make_a_short_transfer_count() -> None:
     assert result.bandwidth == pytest.approx(10e6 / 2, rel=0.1)
 
 
-def test_a_good_network_is_swept_up_to_1_gib_and_a_slow_one_as_far_as_time_allows() -> None:
+def test_sweep_reaches_1_gib_on_a_fast_network_and_stops_early_on_a_slow_one() -> None:
     fast, slow = Simulated(16, 40e9, 3e-5), Simulated(16, 1e6, 3e-5)
-    whole = list(sweep("all_reduce", fast.measure, budget=4, max_bytes=2**30))
-    part = list(sweep("all_reduce", slow.measure, budget=4, max_bytes=2**30))
-    assert [one.bytes for one in whole] == list(SIZES)
+    complete = list(sweep("all_reduce", fast.measure, budget=4, max_bytes=2**30))
+    partial = list(sweep("all_reduce", slow.measure, budget=4, max_bytes=2**30))
+    assert [one.bytes for one in complete] == list(SIZES)
     assert (SIZES[0], SIZES[-1]) == (2**10, 2**30)
-    assert 2 <= len(part) < len(whole)
-    little = list(sweep("all_gather", fast.measure, budget=4, max_bytes=2**20))
-    assert little[-1].bytes <= 2**20
+    assert 2 <= len(partial) < len(complete)
+    limited = list(sweep("all_gather", fast.measure, budget=4, max_bytes=2**20))
+    assert limited[-1].bytes <= 2**20
 
 
-# ------------------------------------------------------------------ the roll
+# ------------------------------------------------------------------ barriers
 
 
-class Store:
-    """What torch's store does, between threads."""
+class FakeStore:
+    """torch's store for threads."""
 
     def __init__(self) -> None:
         self.values: dict[str, str] = {}
@@ -138,30 +138,30 @@ class Store:
         return self.values[key]
 
 
-def test_who_does_not_come_is_left_out_and_who_comes_late_is_told() -> None:
-    store = Store()
-    answers: dict[int, Any] = {}
+def test_missing_rank_is_left_out_and_late_rank_gets_an_error() -> None:
+    store = FakeStore()
+    results: dict[int, Any] = {}
 
-    def come(rank: int) -> None:
-        answers[rank] = StoreBarrier(store, rank, 4).meet("a", 0.3, lambda: 7.0, result_timeout=5.0)
+    def meet(rank: int) -> None:
+        results[rank] = StoreBarrier(store, rank, 4).meet("a", 0.3, lambda: 7.0, result_timeout=5.0)
 
-    threads = [threading.Thread(target=come, args=(rank,)) for rank in (0, 1, 3)]
+    threads = [threading.Thread(target=meet, args=(rank,)) for rank in (0, 1, 3)]
     for one in threads:
         one.start()
     for one in threads:
         one.join()
-    assert {one.ranks for one in answers.values()} == {(0, 1, 3)}
-    assert {one.budget for one in answers.values()} == {7.0}
+    assert {one.ranks for one in results.values()} == {(0, 1, 3)}
+    assert {one.budget for one in results.values()} == {7.0}
     with pytest.raises(MissingNodeError, match="came too late"):
         StoreBarrier(store, 2, 4).meet("a", 0.3, lambda: 7.0, result_timeout=5.0)
     with pytest.raises(MissingNodeError, match="rank 0 did not set a/result"):
-        StoreBarrier(Store(), 2, 4).meet("a", 0.3, lambda: 7.0, result_timeout=0.1)
+        StoreBarrier(FakeStore(), 2, 4).meet("a", 0.3, lambda: 7.0, result_timeout=0.1)
 
 
-# ------------------------------------------------------------------ a node by itself
+# ------------------------------------------------------------------ one node
 
 
-def test_a_node_is_measured_within_its_slices(tmp_path: Path) -> None:
+def test_node_benchmarks_return_none_if_there_is_nothing_to_measure(tmp_path: Path) -> None:
     cpu = torch.device("cpu")
     assert node_benchmarks.matmul_tflops(cpu) > 0
     assert node_benchmarks.host_to_device_bytes_per_second(cpu) is None
@@ -175,7 +175,7 @@ def test_a_node_is_measured_within_its_slices(tmp_path: Path) -> None:
     assert (node_benchmarks.read_bytes_per_second([small, large, tmp_path / "missing"]) or 0) > 1e6
 
 
-def test_the_loaders_rate_is_of_images_that_training_would_decode(tmp_path: Path) -> None:
+def test_decode_rate_counts_only_images_that_training_would_decode(tmp_path: Path) -> None:
     samples = {f"{number:03d}": sample(number) for number in range(8)}
     write_shard(tmp_path / "images.tar", samples)
     latents = {key: members | {"moments.npy": b"x"} for key, members in samples.items()}
@@ -187,7 +187,7 @@ def test_the_loaders_rate_is_of_images_that_training_would_decode(tmp_path: Path
     assert node_benchmarks.decoded_per_second([], "png", 8) is None
 
 
-# ------------------------------------------------------------------ what others print
+# ------------------------------------------------------------------ parsers
 
 EFA_LOG = """\
 ip-10-0-1-5:101:140 [0] NCCL INFO NET/OFI Initializing aws-ofi-nccl 1.13.2-aws
@@ -211,7 +211,7 @@ host:1:2 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/Socket/0
 """
 
 
-def test_the_transport_is_read_from_nccls_log() -> None:
+def test_transport_is_parsed_from_the_nccl_log() -> None:
     efa = parse_nccl_log(EFA_LOG.splitlines())
     assert (efa.transport, efa.channels, efa.rdma_channels) == ("efa-rdma", 2, 2)
     assert (efa.nccl, efa.plugin, efa.libfabric) == ("2.23.4", "1.13.2-aws", "1.22")
@@ -226,7 +226,7 @@ def test_the_transport_is_read_from_nccls_log() -> None:
 
 
 @given(st.text(), st.integers(0, len(EFA_LOG)))
-def test_a_damaged_log_is_read_as_far_as_it_goes(noise: str, cut: int) -> None:
+def test_damaged_nccl_log_never_raises(noise: str, cut: int) -> None:
     parse_nccl_log((EFA_LOG[:cut] + noise).splitlines())
 
 
@@ -246,7 +246,7 @@ GPU 2: NVIDIA A10G (UUID: GPU-3)
 """
 
 
-def test_the_inventory_is_what_nvidia_smi_says() -> None:
+def test_inventory_is_parsed_from_nvidia_smi() -> None:
     good, bad, small = with_links(parse_gpus(SMI), LINKS)
     assert (good.memory_mib, good.clock_mhz, good.clock_limit_mhz) == (81920, 1155, 1410)
     assert (good.ecc, good.ecc_errors, good.slowdown, good.links) == (True, 0, False, 2)
@@ -257,11 +257,11 @@ def test_the_inventory_is_what_nvidia_smi_says() -> None:
 
 
 @given(st.text(), st.text())
-def test_no_answer_of_nvidia_smi_is_an_error(query: str, links: str) -> None:
+def test_no_output_of_nvidia_smi_raises(query: str, links: str) -> None:
     with_links(parse_gpus(query), links)
 
 
-def test_versions_are_read_from_the_efa_installers_list() -> None:
+def test_versions_are_parsed_from_the_efa_installers_list() -> None:
     debian = "libfabric-aws-bin_1.22.0amzn4.0_amd64 libfabric1-aws_1.22.0amzn4.0_amd64 "
     debian += "libnccl-ofi-ngc_1.14.0-1_amd64"
     fedora = "libfabric-aws-1.17.0-1.el8.x86_64 openmpi40-aws-4.1.5-1.x86_64"
@@ -272,14 +272,14 @@ def test_versions_are_read_from_the_efa_installers_list() -> None:
 
 @settings(max_examples=50)
 @given(st.dictionaries(st.integers(0, 9), st.sampled_from(["a", "b"]), min_size=1))
-def test_the_odd_ones_are_the_minority(values: dict[int, str]) -> None:
-    odd = minority_values({node: {"torch": value} for node, value in values.items()})
-    minority = [node for nodes in odd.values() for node in nodes]
+def test_minority_is_at_most_half_of_the_nodes(values: dict[int, str]) -> None:
+    minorities = minority_values({node: {"torch": value} for node, value in values.items()})
+    minority = [node for nodes in minorities.values() for node in nodes]
     assert 2 * len(minority) <= len(values)
-    assert bool(odd) == (len(set(values.values())) > 1)
+    assert bool(minorities) == (len(set(values.values())) > 1)
 
 
-def test_a_group_of_one_measures_without_a_network() -> None:
+def test_group_of_one_measures_without_a_network() -> None:
     store = torch.distributed.HashStore()
     group = BenchmarkGroup(store, "alone", [4], 4, torch.device("cpu"), 5.0)
     for collective in ("all_reduce", "all_gather", "reduce_scatter"):

@@ -1,4 +1,4 @@
-"""Schedule of pairwise measurements, and which nodes and links noisy measurements accuse."""
+"""Schedule of pairwise measurements, and detection of slow nodes and links under noise."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_packed_rounds_hold_no_node_twice(pairs: list[Pair]) -> None:
     disturbed=st.integers(0, RETESTS),
     worst=st.floats(0.1, 0.9),
 )
-def test_noise_on_random_pairs_of_one_pass_never_accuses(
+def test_noise_on_random_pairs_of_one_pass_reports_nothing(
     num_nodes: int, seed: int, disturbed: int, worst: float
 ) -> None:
     bandwidths = dict.fromkeys(all_pairs(num_nodes), 100.0)
@@ -105,7 +105,7 @@ def test_noise_on_random_pairs_of_one_pass_never_accuses(
 
 @settings(deadline=None)
 @given(st.integers(3, 12), st.integers(0, 2**32))
-def test_noise_down_to_60_percent_in_every_pass_never_accuses(num_nodes: int, seed: int) -> None:
+def test_noise_down_to_60_percent_in_every_pass_reports_nothing(num_nodes: int, seed: int) -> None:
     def noise(number: int, pair: Pair) -> float:
         return random.Random(f"{seed} {number} {pair}").uniform(0.6, 1.0)
 
@@ -147,20 +147,20 @@ def test_a_slow_node_is_found_despite_noise_in_one_pass(
     assert (found.nodes, found.links) == ((node,), ())
 
 
-def test_suspects_are_not_accused_if_the_control_pairs_are_slow_as_well() -> None:
+def test_suspects_are_not_reported_as_slow_if_the_control_pairs_are_slow_as_well() -> None:
     bandwidths = dict.fromkeys(all_pairs(4), 100.0) | {(1, 3): 20.0}
     found = found_in(bandwidths, lambda number, pair: 1.0 if number == 0 else 0.5)
     assert (found.nodes, found.links, found.unconfirmed) == ((), (), ((1, 3),))
 
 
-def test_suspects_without_a_retest_are_not_accused() -> None:
+def test_suspects_without_a_retest_are_unconfirmed() -> None:
     first = dict.fromkeys(all_pairs(4), 100.0) | {(1, 3): 20.0}
     found = find_slow_links([first])
     assert found is not None
     assert (found.nodes, found.links, found.unconfirmed) == ((), (), ((1, 3),))
 
 
-def test_a_pair_at_60_percent_is_measured_again_but_not_accused() -> None:
+def test_a_pair_at_60_percent_is_measured_again_but_not_slow() -> None:
     bandwidths = dict.fromkeys(all_pairs(4), 100.0) | {(1, 3): 60.0}
     passes = measure(bandwidths)
     assert len(passes) == 1 + RETESTS
@@ -204,7 +204,7 @@ def test_only_a_sample_of_a_slow_nodes_links_is_measured_again() -> None:
     assert sum(7 in pair for pair in pairs) == RETESTS_PER_NODE
 
 
-def test_failed_pairs_are_accused_without_a_retest() -> None:
+def test_failed_pairs_are_reported_without_a_retest() -> None:
     first = dict.fromkeys(all_pairs(4), 100.0) | {(1, 3): 0.0}
     assert retest_rounds([first]) == []
     found = find_slow_links([first])
@@ -221,9 +221,9 @@ def test_a_slow_node_and_a_slow_link_are_distinguished() -> None:
     assert (found.nodes, found.links) == ((2,), ((0, 5),))
 
 
-def test_one_slow_link_never_accuses_a_node() -> None:
-    # With two nodes, or after an accused node's links are left out, one link is all that a node
-    # has: more than half of its links are slow, but nothing says which end is at fault.
+def test_one_slow_link_never_makes_a_node_slow() -> None:
+    # With two nodes, or after a slow node's links are left out, one link is all that a node
+    # has: more than half of its links are slow, but nothing shows which end is slow.
     found = find_slow_links([{(0, 1): 0.0}])
     assert found is not None
     assert (found.nodes, found.links) == ((), ((0, 1),))
@@ -233,7 +233,7 @@ def test_one_slow_link_never_accuses_a_node() -> None:
     assert (found.nodes, found.links) == ((0,), ((2, 3),))
 
 
-def test_a_node_with_exactly_half_of_its_links_slow_is_not_accused() -> None:
+def test_a_node_with_exactly_half_of_its_links_slow_is_not_slow() -> None:
     first = dict.fromkeys(all_pairs(5), 100.0) | {(0, 1): 0.0, (0, 2): 0.0}
     found = find_slow_links([first])
     assert found is not None

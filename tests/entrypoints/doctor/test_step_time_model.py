@@ -1,4 +1,4 @@
-"""Bandwidths by nccl-tests' definitions, and what sweeps say of an optimizer step."""
+"""Bandwidths by nccl-tests' definitions, and the model of an optimizer step's time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the doctor says of clusters that are measured on paper: one fault each, and its price."""
+"""Verdicts on simulated clusters: one fault each, and its effect on the run."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ GPU = {
     "links_inactive": 0,
 }
 LOG = {"transport": "efa-rdma", "channels": 8, "rdma_channels": 8}
-USUAL = 30e9
+TYPICAL = 30e9
 
 
-def settings_of(**doctor: Any) -> JobConfig:
+def job_config(**doctor: Any) -> JobConfig:
     return JobConfig(
         run="r",
         backend="auto",
@@ -77,9 +77,9 @@ def settings_of(**doctor: Any) -> JobConfig:
     )
 
 
-def cluster_of(nodes: int = 4, rate: float = USUAL, **changes: Any) -> ClusterMeasurements:
-    """A cluster of p4d in order; ``rate`` is its bus bandwidth between nodes."""
-    members = tuple(
+def cluster_of(nodes: int = 4, rate: float = TYPICAL, **changes: Any) -> ClusterMeasurements:
+    """Return a healthy p4d cluster; ``rate`` is its bus bandwidth between nodes."""
+    ranks = tuple(
         RankFacts(
             rank, rank // 8, rank % 8, nodes * 8, 8, f"i-0000000{rank // 8}", {"torch": "2.6"}
         )
@@ -89,7 +89,7 @@ def cluster_of(nodes: int = 4, rate: float = USUAL, **changes: Any) -> ClusterMe
         one.rank: NodeSpeeds(220, 25e9, 2e9, 1e9, 1000, (GPU,) * 8)
         if one.local_rank == 0
         else NodeSpeeds(220, 25e9)
-        for one in members
+        for one in ranks
     }
     pairs = tuple(
         PairResult((a, b), local_rank, rate / 8, 20e-6, 0.0, 1e-4, passes=(rate / 8, rate / 8))
@@ -103,13 +103,13 @@ def cluster_of(nodes: int = 4, rate: float = USUAL, **changes: Any) -> ClusterMe
             ranks, {one: expected_sweep(one, ranks, busbw, 30e-6) for one in COLLECTIVES}
         )
 
-    whole = ClusterMeasurements(
+    healthy = ClusterMeasurements(
         node_names=tuple(f"algo-{node + 1}" for node in range(nodes)),
         instance_type="ml.p4d.24xlarge",
         world_size=nodes * 8,
         backend="nccl",
         join_timeout=40,
-        ranks=members,
+        ranks=ranks,
         speeds=speeds,
         world=timed(nodes * 8, rate),
         intra_node={node: timed(8, 225e9) for node in range(nodes)},
@@ -118,7 +118,7 @@ def cluster_of(nodes: int = 4, rate: float = USUAL, **changes: Any) -> ClusterMe
         nccl_logs=dict.fromkeys(range(nodes), LOG),
         seconds=40.0,
     )
-    return replace(whole, **changes)
+    return replace(healthy, **changes)
 
 
 def codes(verdict: DoctorVerdict) -> set[str]:
@@ -126,12 +126,12 @@ def codes(verdict: DoctorVerdict) -> set[str]:
 
 
 def changed(cluster: ClusterMeasurements, node: int, **fields: Any) -> ClusterMeasurements:
-    members = tuple(replace(one, **fields) if one.node == node else one for one in cluster.ranks)
-    return replace(cluster, ranks=members)
+    ranks = tuple(replace(one, **fields) if one.node == node else one for one in cluster.ranks)
+    return replace(cluster, ranks=ranks)
 
 
-def test_a_cluster_in_order_is_ok_and_costs_what_was_planned() -> None:
-    verdict = judge(settings_of(), cluster_of())
+def test_healthy_cluster_is_ok_and_costs_what_was_planned() -> None:
+    verdict = judge(job_config(), cluster_of())
     assert (verdict.level, codes(verdict)) == ("ok", set())
     assert verdict.prediction is not None
     assert verdict.prediction.expected_steps_per_second == pytest.approx(1.8, rel=1e-3)
@@ -140,8 +140,8 @@ def test_a_cluster_in_order_is_ok_and_costs_what_was_planned() -> None:
     assert verdict.sentence == "network at 100% of expected → no slower than expected → $185"
 
 
-def test_a_slow_network_is_a_sentence_with_its_dollars() -> None:
-    verdict = judge(settings_of(), cluster_of(rate=0.04 * USUAL))
+def test_slow_network_gives_a_sentence_with_its_cost() -> None:
+    verdict = judge(job_config(), cluster_of(rate=0.04 * TYPICAL))
     prediction = verdict.prediction
     assert prediction is not None
     assert prediction.slowdown is not None
@@ -156,30 +156,28 @@ def test_a_slow_network_is_a_sentence_with_its_dollars() -> None:
     assert verdict.sentence.startswith("network at 4% of expected → ")
     assert "× slower → $" in verdict.sentence
     assert " instead of $185" in verdict.sentence
-    patient = judge(settings_of(max_slowdown=100.0), cluster_of(rate=0.04 * USUAL))
-    assert patient.level == "warn"
+    tolerant = judge(job_config(max_slowdown=100.0), cluster_of(rate=0.04 * TYPICAL))
+    assert tolerant.level == "warn"
 
 
-def test_a_machine_of_another_type_is_not_held_against_these_figures() -> None:
-    verdict = judge(settings_of(), cluster_of(rate=0.04 * USUAL, instance_type=None))
+def test_figures_of_another_instance_type_are_not_used() -> None:
+    verdict = judge(job_config(), cluster_of(rate=0.04 * TYPICAL, instance_type=None))
     assert "too-slow" not in codes(verdict)
     assert verdict.prediction is None or verdict.prediction.expected_usd is None
 
 
-def test_a_node_that_never_joins_is_named_with_the_mend() -> None:
-    whole = cluster_of()
-    members = tuple(one for one in whole.ranks if one.node != 2)
-    verdict = judge(
-        settings_of(), replace(whole, ranks=members, missing_ranks=tuple(range(16, 24)))
-    )
+def test_missing_node_is_named_with_advice() -> None:
+    healthy = cluster_of()
+    ranks = tuple(one for one in healthy.ranks if one.node != 2)
+    verdict = judge(job_config(), replace(healthy, ranks=ranks, missing_ranks=tuple(range(16, 24))))
     [finding] = [one for one in verdict.findings if one.code == "node-missing"]
     assert finding.level == "fail"
     assert finding.message.startswith("algo-3 never joined: ranks 16–23 ")
     assert "within 40 s" in finding.message
     assert "security group" in finding.advice
     assert "algo-3 never joined" in verdict.sentence
-    late = replace(whole, ranks=members, missing_ranks=tuple(range(16, 24)), late_ranks=(16,))
-    assert "algo-3 came too late" in judge(settings_of(), late).sentence
+    late = replace(healthy, ranks=ranks, missing_ranks=tuple(range(16, 24)), late_ranks=(16,))
+    assert "algo-3 came too late" in judge(job_config(), late).sentence
 
 
 @pytest.mark.parametrize(
@@ -191,24 +189,24 @@ def test_a_node_that_never_joins_is_named_with_the_mend() -> None:
         ("versions-differ", "warn", {"versions": {"torch": "2.5"}}),
     ],
 )
-def test_one_node_unlike_the_others_is_named(code: str, level: str, fields: dict[str, Any]) -> None:
-    verdict = judge(settings_of(), changed(cluster_of(), 1, **fields))
+def test_node_that_differs_is_named(code: str, level: str, fields: dict[str, Any]) -> None:
+    verdict = judge(job_config(), changed(cluster_of(), 1, **fields))
     [finding] = verdict.findings
     assert (finding.code, finding.level, finding.nodes) == (code, level, (1,))
     assert "algo-2 (i-00000001)" in finding.message
 
 
-def test_a_wrong_world_size_for_the_machines_is_said() -> None:
-    whole = cluster_of()
-    few = tuple(replace(one, world_size=28) for one in whole.ranks if one.local_rank != 7)
-    verdict = judge(settings_of(), replace(whole, ranks=few, world_size=28))
+def test_world_size_that_does_not_match_the_gpus_is_a_finding() -> None:
+    healthy = cluster_of()
+    fewer = tuple(replace(one, world_size=28) for one in healthy.ranks if one.local_rank != 7)
+    verdict = judge(job_config(), replace(healthy, ranks=fewer, world_size=28))
     assert "world-size" in codes(verdict)
 
 
-def test_a_host_without_a_process_is_named() -> None:
-    whole = cluster_of()
-    few = tuple(replace(one, world_size=24) for one in whole.ranks if one.node != 3)
-    verdict = judge(settings_of(), replace(whole, ranks=few, world_size=24))
+def test_node_without_a_process_is_named() -> None:
+    healthy = cluster_of()
+    fewer = tuple(replace(one, world_size=24) for one in healthy.ranks if one.node != 3)
+    verdict = judge(job_config(), replace(healthy, ranks=fewer, world_size=24))
     [idle] = [one for one in verdict.findings if one.code == "world-size" and one.nodes]
     assert idle.message.startswith("algo-4: without a process of the 24")
 
@@ -223,19 +221,19 @@ def test_a_host_without_a_process_is_named() -> None:
         ("gpu-differs", "warn", {"memory_mib": 40000}),
     ],
 )
-def test_a_bad_gpu_is_named(code: str, level: str, gpu: dict[str, Any]) -> None:
-    whole = cluster_of()
-    bad = replace(whole.speeds[8], gpus=(*(GPU,) * 5, GPU | gpu, GPU, GPU))
-    verdict = judge(settings_of(), replace(whole, speeds={**whole.speeds, 8: bad}))
+def test_faulty_gpu_is_named(code: str, level: str, gpu: dict[str, Any]) -> None:
+    healthy = cluster_of()
+    bad = replace(healthy.speeds[8], gpus=(*(GPU,) * 5, GPU | gpu, GPU, GPU))
+    verdict = judge(job_config(), replace(healthy, speeds={**healthy.speeds, 8: bad}))
     [finding] = verdict.findings
     assert (finding.code, finding.level) == (code, level)
     assert "algo-2 (i-00000001), GPU 5" in finding.message
 
 
-def test_a_slow_gpu_slows_everybody() -> None:
-    whole = cluster_of()
-    slow = replace(whole.speeds[9], matmul_tflops=110.0)
-    verdict = judge(settings_of(), replace(whole, speeds={**whole.speeds, 9: slow}))
+def test_slow_gpu_slows_the_whole_run() -> None:
+    healthy = cluster_of()
+    slow = replace(healthy.speeds[9], matmul_tflops=110.0)
+    verdict = judge(job_config(), replace(healthy, speeds={**healthy.speeds, 9: slow}))
     assert "gpu-slow" in codes(verdict)
     assert verdict.prediction is not None
     assert verdict.prediction.slowdown is not None
@@ -250,8 +248,8 @@ def test_a_slow_gpu_slows_everybody() -> None:
         ({"transport": "efa", "rdma_channels": 0}, "transport-no-rdma"),
     ],
 )
-def test_the_wrong_transport_is_named(log: dict[str, Any], code: str) -> None:
-    verdict = judge(settings_of(), cluster_of(nccl_logs={0: LOG, 1: LOG | log, 2: LOG, 3: LOG}))
+def test_wrong_transport_is_named(log: dict[str, Any], code: str) -> None:
+    verdict = judge(job_config(), cluster_of(nccl_logs={0: LOG, 1: LOG | log, 2: LOG, 3: LOG}))
     [finding] = verdict.findings
     assert (finding.code, finding.nodes) == (code, (1,))
 
@@ -268,49 +266,49 @@ def pair_changed(
     return replace(cluster, pairs=pairs)
 
 
-def test_slow_and_cut_links_and_nodes_are_told_apart() -> None:
-    whole = cluster_of()
+def test_slow_and_cut_links_and_nodes_are_distinguished() -> None:
+    healthy = cluster_of()
     for nodes, fields, code in (
-        ({1, 3}, {"bandwidth": USUAL / 80}, "link-slow"),
-        ({2}, {"bandwidth": USUAL / 80}, "node-slow"),
+        ({1, 3}, {"bandwidth": TYPICAL / 80}, "link-slow"),
+        ({2}, {"bandwidth": TYPICAL / 80}, "node-slow"),
         ({1, 3}, {"bandwidth": 0.0, "error": "timed out"}, "link-cut"),
         ({2}, {"bandwidth": 0.0, "error": "timed out"}, "node-unreachable"),
     ):
-        verdict = judge(settings_of(), pair_changed(whole, nodes, **fields))
+        verdict = judge(job_config(), pair_changed(healthy, nodes, **fields))
         [finding] = verdict.findings
         assert (finding.code, set(finding.nodes)) == (code, nodes)
         assert "exclude" in finding.advice
 
 
-def test_a_node_that_left_is_named_and_not_its_links() -> None:
-    whole = pair_changed(cluster_of(), {1, 3}, bandwidth=0.0, error="timed out")
-    verdict = judge(settings_of(), replace(whole, lost_ranks={24: "pairs-1"}))
+def test_lost_node_is_named_and_not_its_links() -> None:
+    cut = pair_changed(cluster_of(), {1, 3}, bandwidth=0.0, error="timed out")
+    verdict = judge(job_config(), replace(cut, lost_ranks={24: "pairs-1"}))
     [finding] = verdict.findings
     assert (finding.code, finding.nodes) == ("node-lost", (3,))
 
 
-def test_a_clock_that_runs_ahead_is_named() -> None:
+def test_clock_that_is_ahead_is_named() -> None:
     skewed = pair_changed(cluster_of(), {0, 2}, clock_offset=4.2)
-    [finding] = judge(settings_of(), skewed).findings
+    [finding] = judge(job_config(), skewed).findings
     assert (finding.code, finding.nodes) == ("clock-skew", (2,))
     assert "4.2 s ahead" in finding.message
 
 
-def test_a_loader_that_cannot_keep_up_is_named() -> None:
-    whole = cluster_of()
-    slow = replace(whole.speeds[0], decoded_images=100.0)
-    verdict = judge(settings_of(), replace(whole, speeds={**whole.speeds, 0: slow}))
+def test_loader_that_cannot_keep_up_is_named() -> None:
+    healthy = cluster_of()
+    slow = replace(healthy.speeds[0], decoded_images=100.0)
+    verdict = judge(job_config(), replace(healthy, speeds={**healthy.speeds, 0: slow}))
     [finding] = verdict.findings
     assert finding.code == "loader-slow"
     # 1.8 it/s × 32 × 2 × 8 processes
     assert "100 images/s and training needs 922" in finding.message
 
 
-def test_what_did_not_end_is_told_and_the_rest_is_kept() -> None:
+def test_unfinished_parts_are_findings_and_the_rest_is_kept() -> None:
     cut = cluster_of(
         world=None, timed_out=True, errors={"world": "rank 3: timed out"}, lost_ranks={3: "pairs-2"}
     )
-    verdict = judge(settings_of(), cut)
+    verdict = judge(job_config(), cut)
     assert {"part-failed", "timed-out", "node-lost"} <= codes(verdict)
     assert "algo-1 (i-00000000) was lost before pairs-2: rank 3" in verdict.sentence
     assert verdict.level == "fail"
@@ -318,25 +316,25 @@ def test_what_did_not_end_is_told_and_the_rest_is_kept() -> None:
     assert any(part.name == "matrix products" for part in verdict.figures)
 
 
-def test_one_node_is_judged_by_its_own_links() -> None:
+def test_single_node_is_judged_by_its_own_links() -> None:
     alone = cluster_of(nodes=1)
     world = GroupMeasurement(8, {one: expected_sweep(one, 8, 50e9, 1e-5) for one in COLLECTIVES})
     verdict = judge(
-        settings_of(), replace(alone, world=world, intra_node={}, inter_node={}, pairs=())
+        job_config(), replace(alone, world=world, intra_node={}, inter_node={}, pairs=())
     )
     assert "within-nodes-slow" in codes(verdict)
     assert verdict.sentence.startswith("within nodes at 22% of expected")
 
 
-def test_a_later_job_is_compared_and_accused_nodes_are_remembered(
+def test_later_result_is_compared_and_flagged_nodes_are_remembered(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = settings_of()
-    directories = SageMakerPaths(tmp_path)
+    settings = job_config()
+    paths = SageMakerPaths(tmp_path)
     (tmp_path / "checkpoints").mkdir()
-    bad = pair_changed(cluster_of(), {2}, bandwidth=USUAL / 80)
-    conclude(settings, bad, directories, EventLog(node=0, rank=0))
-    conclude(settings, cluster_of(rate=0.69 * USUAL), directories, EventLog(node=0, rank=0))
+    bad = pair_changed(cluster_of(), {2}, bandwidth=TYPICAL / 80)
+    conclude(settings, bad, paths, EventLog(node=0, rank=0))
+    conclude(settings, cluster_of(rate=0.69 * TYPICAL), paths, EventLog(node=0, rank=0))
     printed = capsys.readouterr().out
     assert "31% slower than in the last result" in printed
     assert "algo-3 (i-00000002) was flagged before: node-slow" in printed
@@ -349,21 +347,20 @@ def test_a_later_job_is_compared_and_accused_nodes_are_remembered(
     assert point["busbw"] == pytest.approx(point["algbw"] * 2 * 31 / 32)
 
 
-def test_other_clusters_and_damaged_results_are_not_compared_with(tmp_path: Path) -> None:
-    document = result_document(settings_of(), cluster_of(), judge(settings_of(), cluster_of()))
+def test_results_of_other_clusters_and_damaged_ones_are_ignored(tmp_path: Path) -> None:
+    document = result_document(job_config(), cluster_of(), judge(job_config(), cluster_of()))
     write_result(tmp_path, document)
     (tmp_path / "damaged.json").write_text("{")
     (tmp_path / "other.json").write_text('{"version": 99}')
     known = parse_results(read_results([tmp_path, tmp_path / "missing"]))
     assert [one.nodes for one in known] == [4]
     other = EarlierResult(**asdict(known[0]) | {"nodes": 8, "flagged": ()})
-    assert codes(judge(settings_of(), cluster_of(rate=0.5 * USUAL), [other])) == {
-        "network-slow"
-    } - {"network-slow"} | codes(judge(settings_of(), cluster_of(rate=0.5 * USUAL)))
+    slow = cluster_of(rate=0.5 * TYPICAL)
+    assert codes(judge(job_config(), slow, [other])) == codes(judge(job_config(), slow))
 
 
 @pytest.mark.parametrize(
-    ("said", "hosts", "machine", "result"),
+    ("mode", "hosts", "instance_type", "effective"),
     [
         ("auto", 4, "ml.p4d.24xlarge", "warn"),
         ("auto", 1, "ml.p4d.24xlarge", "off"),
@@ -372,10 +369,9 @@ def test_other_clusters_and_damaged_results_are_not_compared_with(tmp_path: Path
         ("off", 4, "ml.p4d.24xlarge", "off"),
     ],
 )
-def test_several_real_machines_are_examined_by_default(
-    said: str, hosts: int, machine: str | None, result: str
+def test_auto_mode_warns_on_several_instances(
+    mode: str, hosts: int, instance_type: str | None, effective: str
 ) -> None:
     names = tuple(f"algo-{number + 1}" for number in range(hosts))
-    assert (
-        effective_mode(settings_of(mode=said), ResourceConfig(names[0], names, machine)) == result
-    )
+    resources = ResourceConfig(names[0], names, instance_type)
+    assert effective_mode(job_config(mode=mode), resources) == effective

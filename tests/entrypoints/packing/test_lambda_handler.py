@@ -430,7 +430,7 @@ HANDLER = "sm_train.entrypoints.packing.lambda_handler.handler"
 FUNCTION = """
 from sm_train.entrypoints.packing.lambda_handler import handler
 import json
-class Context:
+class FakeContext:
     def get_remaining_time_in_millis(self): return 800_000
 print(handler(json.loads(sys.argv[2]), FakeContext()))
 print(handler({"flush": True}, FakeContext()))

@@ -1,4 +1,4 @@
-"""Fallbacks as run files of their own: the same step of the same run, by other machines."""
+"""A fallback placement keeps the effective batch size and names only resources of its region."""
 
 from __future__ import annotations
 
@@ -28,94 +28,91 @@ BUNDLE = build_bundle(config(), None)
 P5 = {"instance_type": "ml.p5.48xlarge"}
 
 
-def batch(config: RunConfig, stage: StageSection) -> int:
+def effective_batch_size(config: RunConfig, stage: StageSection) -> int:
     gpus = stage.instances * instance_type(config.cluster.instance_type).accelerators
     return stage.per_device_batch_size * stage.gradient_accumulation_steps * gpus
 
 
 @st.composite
 def fallbacks(draw: st.DrawFn, document: dict[str, Any]) -> dict[str, Any]:
-    """Generate fallbacks, most of which are valid."""
-    fallback_keys: dict[str, Any] = {}
+    """Fallbacks that are mostly valid for ``document``."""
+    fallback: dict[str, Any] = {}
     if draw(st.booleans()):
-        fallback_keys["instance_type"] = draw(
-            st.sampled_from([one.name for one in instance_types()])
+        fallback["instance_type"] = draw(
+            st.sampled_from([instance.name for instance in instance_types()])
         )
     if draw(st.booleans()):
-        fallback_keys["capacity"] = draw(st.sampled_from(["on-demand", "spot"]))
+        fallback["capacity"] = draw(st.sampled_from(["on-demand", "spot"]))
     if draw(st.booleans()):
         first = document["stages"][0]["name"]
-        numbers = {
+        sizes = {
             "instances": draw(st.integers(1, 64)),
             "per_device_batch_size": draw(st.integers(1, 8)),
         }
-        fallback_keys["stages"] = {first: numbers}
-    if draw(st.booleans()) or not fallback_keys:
+        fallback["stages"] = {first: sizes}
+    if draw(st.booleans()) or not fallback:
         uris = [
             document["data"]["uri"],
             document["data"].get("validation"),
             document["model"].get("components"),
-            *(one["uri"] for one in document["channels"].values()),
+            *(channel["uri"] for channel in document["channels"].values()),
         ]
-        named = {"my-bucket", *(uri.split("/")[2] for uri in uris if uri)}
-        fallback_keys |= {
+        buckets = {"my-bucket", *(uri.split("/")[2] for uri in uris if uri)}
+        fallback |= {
             "region": "us-west-2",
-            "buckets": {name: f"{name}-west" for name in named},
+            "buckets": {name: f"{name}-west" for name in buckets},
             "vpc": {"subnets": ["subnet-9"], "security_groups": ["sg-9"]},
         }
-    return fallback_keys
+    return fallback
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_valid_fallback_keeps_the_batch_and_uses_regional_resources(
-    data: st.DataObject,
-) -> None:
+def test_valid_fallback_keeps_the_batch_and_uses_regional_resources(data: st.DataObject) -> None:
     document = data.draw(runs())
     document["recovery"] = {"fallbacks": [data.draw(fallbacks(document))]}
     try:
-        here = RunConfig.model_validate(document)
+        run_config = RunConfig.model_validate(document)
     except ValidationError:
         return
-    if fallback_problems(here):
+    if fallback_problems(run_config):
         return
-    own, there = placements(here, "us-east-1")
-    for before, after in zip(own.config.stages, there.config.stages, strict=True):
-        assert batch(here, before) == batch(there.config, after)
-        launch = launch_plan(own.config, before, ECR)
-        first = training_request(
-            own.config, before, launch, BUNDLE, region=own.region, staged="s3://x/y/input"
+    home, fallback = placements(run_config, "us-east-1")
+    for before, after in zip(home.config.stages, fallback.config.stages, strict=True):
+        assert effective_batch_size(run_config, before) == effective_batch_size(
+            fallback.config, after
         )
-        request = placement_request(first, there)
+        launch = launch_plan(home.config, before, ECR)
+        first = training_request(
+            home.config, before, launch, BUNDLE, region=home.region, staged="s3://x/y/input"
+        )
+        request = placement_request(first, fallback)
         assert request_errors(request) == []
-        if there.region != own.region:
+        if fallback.region != home.region:
             text = str({key: request[key] for key in ("CheckpointConfig", "OutputDataConfig")})
             uris = [
-                one["DataSource"]["S3DataSource"]["S3Uri"]
-                for one in request["InputDataConfig"]
-                if one["ChannelName"] not in ("code", "sm_drivers")
+                channel["DataSource"]["S3DataSource"]["S3Uri"]
+                for channel in request["InputDataConfig"]
+                if channel["ChannelName"] not in ("code", "sm_drivers")
             ]
             assert all(uri.split("/")[2].endswith("-west") for uri in uris)
             assert "my-bucket-west" in text
 
 
 def test_gradient_accumulation_adapts_to_the_micro_batch() -> None:
-    own = {"256px": {"instances": 2, "per_device_batch_size": 4}}
-    one = config(recovery={"fallbacks": [P5 | {"stages": own}]})
-    there = placements(one, "us-east-1")[1].config.stages[0]
-    assert (there.instances, there.per_device_batch_size, there.gradient_accumulation_steps) == (
-        2,
-        4,
-        8,
-    )
-    assert there.steps_per_second is None
+    sizes = {"256px": {"instances": 2, "per_device_batch_size": 4}}
+    run_config = config(recovery={"fallbacks": [P5 | {"stages": sizes}]})
+    moved = placements(run_config, "us-east-1")[1].config.stages[0]
+    assert (moved.instances, moved.per_device_batch_size) == (2, 4)
+    assert moved.gradient_accumulation_steps == 8
+    assert moved.steps_per_second is None
 
 
 def test_settings_of_other_capacities_are_dropped() -> None:
     plan = {"capacity": "training-plan", "training_plan": f"{PLAN}own"}
-    one = config(cluster=P5 | plan, recovery={"fallbacks": [WEST]})
-    there = placements(one, "us-east-1")[1].config.cluster
-    assert (there.capacity, there.training_plan) == ("on-demand", None)
+    run_config = config(cluster=P5 | plan, recovery={"fallbacks": [WEST]})
+    cluster = placements(run_config, "us-east-1")[1].config.cluster
+    assert (cluster.capacity, cluster.training_plan) == ("on-demand", None)
     spot = config(
         cluster=P5 | {"capacity": "spot", "max_wait": "6d"},
         recovery={"fallbacks": [{"capacity": "on-demand"}]},
@@ -124,19 +121,19 @@ def test_settings_of_other_capacities_are_dropped() -> None:
 
 
 def test_each_possible_instance_type_is_a_placement() -> None:
-    one = config(
+    run_config = config(
         cluster={"instance_type": "ml.p4de.24xlarge", "alternatives": ["ml.p4d.24xlarge"]},
         recovery={"fallbacks": [P5, WEST]},
     )
-    found = unique_placements(one, "us-east-1")
-    assert [(each.config.cluster.instance_type, each.region) for each in found] == [
+    unique = unique_placements(run_config, "us-east-1")
+    assert [(one.config.cluster.instance_type, one.region) for one in unique] == [
         ("ml.p4de.24xlarge", "us-east-1"),
         ("ml.p4d.24xlarge", "us-east-1"),
         ("ml.p5.48xlarge", "us-east-1"),
         ("ml.p4de.24xlarge", "us-west-2"),
         ("ml.p4d.24xlarge", "us-west-2"),
     ]
-    assert {each.config.cluster.alternatives == [] for each in found} == {True}
+    assert all(one.config.cluster.alternatives == [] for one in unique)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +177,7 @@ def test_invalid_fallback_is_an_error_of_the_run_file(
 ) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(yaml.safe_dump(run(recovery={"fallbacks": [fallback]}, **changes)))
-    with pytest.raises(RunFileError) as error:
+    with pytest.raises(RunFileError) as caught:
         load_run(path)
-    assert message in str(error.value)
-    assert str(error.value).startswith(f"{path}:")
+    assert message in str(caught.value)
+    assert str(caught.value).startswith(f"{path}:")

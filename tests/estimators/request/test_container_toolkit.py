@@ -1,9 +1,9 @@
-"""Our request as the input of AWS's own container toolkit, which starts ``smddprun`` through MPI.
+"""AWS's container toolkit turns a request into the expected ``smddprun`` command.
 
 The toolkit is that of AWS's PyTorch images (PyPI: sagemaker-training, sagemaker-pytorch-training;
 ``make test`` installs them; the 2.3 image carries an older release). It reads the configuration
-files that SageMaker makes of a request, fetches the bundle from S3, chooses its runner and puts the
-command together. What only AWS can prove: that the image has mpirun, smddprun and mpi4py, that the
+files that SageMaker writes for a request, downloads the bundle from S3, selects its runner and
+builds the command. Only AWS can prove that the image has mpirun, smddprun and mpi4py, that the
 hosts reach each other by ssh, and that the all-reduce then runs over EFA.
 """
 
@@ -22,60 +22,63 @@ import pytest
 from sm_train.estimators.bundle.bundle import Bundle, build_bundle
 from sm_train.estimators.request.images import image_uri
 from sm_train.estimators.request.launcher import framework_version, launch_plans
-from sm_train.estimators.request.training import TrainingRequest, training_requests
+from sm_train.estimators.request.training import training_requests
 from sm_train.estimators.sdk.model_trainer import create_training_job
 
 from tests.conftest import Aws, clean_environment
 from tests.support.deadline import DEADLINE
 from tests.support.run_documents import ECR, config
 
-pytest.importorskip("sagemaker_pytorch_container", reason="make test installs it, given gcc")
+pytest.importorskip(
+    "sagemaker_pytorch_container", reason="make test installs it if gcc is available"
+)
 
-# The toolkit's own main function up to the point where it would start sshd and mpirun.
+# The toolkit's main function, up to the point where it would start sshd and mpirun.
 PROGRAM = """
 import json, sys
 import sagemaker_pytorch_container.training as container
 from sagemaker_training import environment, files, runner, smdataparallel
 
-def show(uri, user_entry_point, args, env_vars, capture_error, runner_type):
+def print_command(uri, user_entry_point, args, env_vars, capture_error, runner_type):
     files.download_and_extract(uri, environment.code_dir)
-    one = runner.get(runner_type, user_entry_point, args, env_vars)
+    selected = runner.get(runner_type, user_entry_point, args, env_vars)
     command = []
-    if isinstance(one, smdataparallel.SMDataParallelRunner):
-        script = super(smdataparallel.SMDataParallelRunner, one)._create_command()
-        command = one._create_command() + script
-    print(json.dumps({"runner": type(one).__name__, "command": command}), file=sys.stderr)
+    if isinstance(selected, smdataparallel.SMDataParallelRunner):
+        script = super(smdataparallel.SMDataParallelRunner, selected)._create_command()
+        command = selected._create_command() + script
+    print(json.dumps({"runner": type(selected).__name__, "command": command}), file=sys.stderr)
 
-container.entry_point.run = show
+container.entry_point.run = print_command
 container.main()
 """
 HOSTS = ["127.0.0.1", "127.0.0.2"]
 
 
-def _write(path: Path, document: Any) -> None:
+def write_json(path: Path, document: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document))
 
 
-def _platform(base: Path, request: TrainingRequest, host: str) -> None:
-    """What SageMaker lays out in the container for a request."""
-    settings = base / "input" / "config"
-    _write(settings / "hyperparameters.json", request["HyperParameters"])
+def write_platform_files(base: Path, request: Any, host: str) -> None:
+    """Write the configuration files that SageMaker creates in the container for a request."""
+    config_folder = base / "input" / "config"
+    write_json(config_folder / "hyperparameters.json", request["HyperParameters"])
     resources = {
         "current_host": host,
         "hosts": HOSTS,
         "network_interface_name": "eth0",
         "current_instance_type": request["ResourceConfig"]["InstanceType"],
     }
-    _write(settings / "resourceconfig.json", resources)
+    write_json(config_folder / "resourceconfig.json", resources)
     channels = {
         channel["ChannelName"]: {"TrainingInputMode": channel["InputMode"]}
         for channel in request["InputDataConfig"]
     }
-    _write(settings / "inputdataconfig.json", channels)
+    write_json(config_folder / "inputdataconfig.json", channels)
 
 
-def _start(base: Path, aws: Aws) -> dict[str, Any]:
+def toolkit_command(base: Path, aws: Aws) -> dict[str, Any]:
+    """Run the toolkit with fake tools; return its runner and command."""
     tools = base / "bin"
     tools.mkdir()
     for name, text in (
@@ -91,7 +94,7 @@ def _start(base: Path, aws: Aws) -> dict[str, Any]:
         "PATH": f"{tools}:{os.environ['PATH']}",
         "AWS_DEFAULT_REGION": "us-east-1",
     }
-    ran = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         env=environment,
         capture_output=True,
@@ -99,13 +102,13 @@ def _start(base: Path, aws: Aws) -> dict[str, Any]:
         timeout=DEADLINE,
         check=False,
     )
-    assert ran.returncode == 0, ran.stderr
-    answer: dict[str, Any] = json.loads(ran.stderr.splitlines()[-1])
-    return answer
+    assert result.returncode == 0, result.stderr
+    started: dict[str, Any] = json.loads(result.stderr.splitlines()[-1])
+    return started
 
 
-def _sent(aws: Aws, monkeypatch: pytest.MonkeyPatch, **cluster: Any) -> tuple[Any, Bundle]:
-    """The request that went over the wire, the bundle staged as it says."""
+def send_request(aws: Aws, monkeypatch: pytest.MonkeyPatch, **cluster: Any) -> tuple[Any, Bundle]:
+    """Submit a job; return the request as it was sent, and the bundle that it stages."""
     aws.make_bucket("my-bucket")
     for name, value in aws.environment.items():
         monkeypatch.setenv(name, value)
@@ -124,12 +127,10 @@ def _sent(aws: Aws, monkeypatch: pytest.MonkeyPatch, **cluster: Any) -> tuple[An
     return sent, bundle
 
 
-def test_the_toolkit_makes_smddprun_of_our_request(
-    aws: Aws, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    sent, bundle = _sent(aws, monkeypatch)
-    _platform(tmp_path, sent, HOSTS[0])
-    started = _start(tmp_path, aws)
+def test_toolkit_starts_smddprun(aws: Aws, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    sent, bundle = send_request(aws, monkeypatch)
+    write_platform_files(tmp_path, sent, HOSTS[0])
+    started = toolkit_command(tmp_path, aws)
     assert started["runner"] == "SMDataParallelRunner"
     command = started["command"]
     assert command[:5] == ["mpirun", "--host", "127.0.0.1:8,127.0.0.2:8", "-np", "16"]
@@ -144,27 +145,30 @@ def test_the_toolkit_makes_smddprun_of_our_request(
         assert command[command.index(variable) - 1] == "-x"
     script = command[command.index("smddprun") + 1 :]
     assert script[1:] == ["-m", "mpi4py", "train.py", "--stage", "256px"]
-    # The training code lies where the script is started.
+    # The script starts in the folder of the training code.
     code = tmp_path / "code"
-    there = {path.relative_to(code).as_posix() for path in code.rglob("*") if path.is_file()}
-    assert there == {file.path for file in bundle.files}
+    extracted = {path.relative_to(code).as_posix() for path in code.rglob("*") if path.is_file()}
+    assert extracted == {file.path for file in bundle.files}
     # The other hosts wait for the first.
     other = tmp_path / "other"
     other.mkdir()
-    _platform(other, sent, HOSTS[1])
-    assert _start(other, aws)["runner"] == "WorkerRunner"
+    write_platform_files(other, sent, HOSTS[1])
+    assert toolkit_command(other, aws)["runner"] == "WorkerRunner"
 
 
-def test_isolated_the_toolkit_unpacks_the_code_channel(
+def test_isolated_toolkit_unpacks_the_code_channel(
     aws: Aws, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Only the folder differs here: /opt/ml is the container's own."""
-    sent, bundle = _sent(aws, monkeypatch, backend="smddp", image=ECR, network_isolation=True)
-    place = Path(sent["HyperParameters"]["sagemaker_submit_directory"]).relative_to("/opt/ml")
-    (tmp_path / place).parent.mkdir(parents=True)
-    (tmp_path / place).write_bytes(bundle.archive)
-    sent["HyperParameters"]["sagemaker_submit_directory"] = str(tmp_path / place)
-    _platform(tmp_path, sent, HOSTS[0])
-    started = _start(tmp_path, aws)
+    """Only the base folder differs from the container's, which is /opt/ml."""
+    sent, bundle = send_request(
+        aws, monkeypatch, backend="smddp", image=ECR, network_isolation=True
+    )
+    parameters = sent["HyperParameters"]
+    archive = tmp_path / Path(parameters["sagemaker_submit_directory"]).relative_to("/opt/ml")
+    archive.parent.mkdir(parents=True)
+    archive.write_bytes(bundle.archive)
+    parameters["sagemaker_submit_directory"] = str(archive)
+    write_platform_files(tmp_path, sent, HOSTS[0])
+    started = toolkit_command(tmp_path, aws)
     assert started["command"][-2:] == ["--stage", "256px"]
     assert not (tmp_path / "code" / "requirements.txt").exists()

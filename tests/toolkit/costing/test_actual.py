@@ -1,4 +1,4 @@
-"""After the run: what its jobs cost, on a server that answers as AWS, and what that teaches."""
+"""``cost --actual`` and the history it stores, on a server that emulates AWS."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def actual(cli: Cli, aws: Aws, run: Path) -> dict[str, Any]:
     return document
 
 
-def test_billed_dollars_and_where_they_went(cli: Cli, aws: Aws, finished: Path) -> None:
+def test_billed_cost_and_its_breakdown(cli: Cli, aws: Aws, finished: Path) -> None:
     document = actual(cli, aws, finished)
     total = document["total"]
     assert total["billed_usd"] == pytest.approx(1000 / 3600 * 4 * 31.5641075)
@@ -46,32 +46,32 @@ def test_billed_dollars_and_where_they_went(cli: Cli, aws: Aws, finished: Path) 
     assert sum(total["waterfall_usd"].values()) == pytest.approx(total["billed_usd"])
     assert total["goodput"] == pytest.approx(0.49)
     assert total["images"] == 500 * 512
-    # 500 of 1,000 steps are left: another start-up, and 1 it/s as measured.
+    # 500 of 1,000 steps remain: another start-up, and 1 it/s as measured.
     assert total["remaining_usd"] == pytest.approx((400 + 30 + 500) * second, rel=0.01)
     assert total["projected_usd"] == pytest.approx(total["billed_usd"] + total["remaining_usd"])
-    [one] = document["stages"]
-    # The estimate is of the 500 steps that were done, by what the run file states, and of one
-    # checkpoint: 16 bytes of each of 866 M parameters at 0.51 GB/s.
-    assert one["estimate_usd"] == pytest.approx((600 + 27.2 + 500 / 1.8) * second, rel=0.01)
-    assert one["difference_usd"] == pytest.approx(one["billed_usd"] - one["estimate_usd"])
+    [first] = document["stages"]
+    # The estimate covers the 500 steps that ran, at the stated speed, and one checkpoint: 16 bytes
+    # for each of 866 M parameters at 0.51 GB/s.
+    assert first["estimate_usd"] == pytest.approx((600 + 27.2 + 500 / 1.8) * second, rel=0.01)
+    assert first["difference_usd"] == pytest.approx(first["billed_usd"] - first["estimate_usd"])
 
 
-def test_a_person_reads_it_within_100_columns(cli: Cli, aws: Aws, finished: Path) -> None:
+def test_actual_cost_is_printed_within_100_columns(cli: Cli, aws: Aws, finished: Path) -> None:
     result = cli("cost", finished, "--actual", network="loopback", env=aws.environment)
     assert result.returncode == 0, result.stderr
     assert max(map(len, result.stdout.splitlines())) <= 100
     for expected in (
-        "where the dollars went",
+        "breakdown",
         "start up",
         "useful",
         "49.0%",
         "goodput",
-        "in the end",
+        "total at completion",
     ):
         assert expected in result.stdout
 
 
-def test_the_next_estimate_learns_from_what_lies_beside_the_run(
+def test_next_estimate_uses_the_stored_history(
     cli: Cli, aws: Aws, finished: Path, tmp_path: Path
 ) -> None:
     assert actual(cli, aws, finished)["history"] == HISTORY
@@ -91,7 +91,7 @@ def test_the_next_estimate_learns_from_what_lies_beside_the_run(
     assert offline["total"] == after["total"]
 
 
-def test_a_failed_job_is_a_failure_in_the_history(cli: Cli, aws: Aws, finished: Path) -> None:
+def test_failed_job_is_a_failure_in_the_history(cli: Cli, aws: Aws, finished: Path) -> None:
     aws.response_filters["DescribeTrainingJob"] = job_ended(1000, "Failed")
     document = actual(cli, aws, finished)
     assert [job["status"] for job in document["jobs"]] == ["Failed"]
@@ -99,7 +99,7 @@ def test_a_failed_job_is_a_failure_in_the_history(cli: Cli, aws: Aws, finished: 
     assert json.loads(history["Body"].read())["observed"]["failures"] == 1
 
 
-def test_a_job_of_the_same_name_belongs_to_the_run_that_tagged_it(
+def test_jobs_with_ambiguous_names_belong_to_the_run_that_tagged_them(
     cli: Cli, aws: Aws, tmp_path: Path
 ) -> None:
     shards = {f"shards/{number}.tar": b"x" for number in range(8)}
@@ -119,7 +119,7 @@ def names(aws: Aws) -> list[str]:
     return [body["TrainingJobName"] for body in aws.bodies("CreateTrainingJob")]
 
 
-def test_a_job_without_lines_is_billed_and_the_rest_is_unknown(
+def test_job_without_events_is_billed_with_unknown_breakdown(
     cli: Cli, aws: Aws, tmp_path: Path
 ) -> None:
     shards = {f"shards/{number}.tar": b"x" for number in range(8)}
@@ -133,7 +133,7 @@ def test_a_job_without_lines_is_billed_and_the_rest_is_unknown(
     assert set(document["total"]["waterfall_usd"].values()) == {None}
 
 
-def test_spots_saving_is_in_its_billed_seconds(cli: Cli, aws: Aws, finished: Path) -> None:
+def test_spot_saving_is_in_the_billed_seconds(cli: Cli, aws: Aws, finished: Path) -> None:
     aws.response_filters["DescribeTrainingJob"] = lambda answer: (
         job_ended(1000)(answer) | {"EnableManagedSpotTraining": True, "BillableTimeInSeconds": 300}
     )
@@ -144,9 +144,7 @@ def test_spots_saving_is_in_its_billed_seconds(cli: Cli, aws: Aws, finished: Pat
     assert total["goodput"] == pytest.approx(0.49)
 
 
-def test_the_selected_one_of_ordered_preferences_is_billed(
-    cli: Cli, aws: Aws, finished: Path
-) -> None:
+def test_selected_instance_preference_is_billed(cli: Cli, aws: Aws, finished: Path) -> None:
     resources = {
         "InstancePreferences": [
             {"InstanceType": "ml.p5.48xlarge"},
@@ -158,12 +156,12 @@ def test_the_selected_one_of_ordered_preferences_is_billed(
     aws.response_filters["DescribeTrainingJob"] = lambda answer: (
         job_ended(1000)(answer) | {"ResourceConfig": resources}
     )
-    [found] = actual(cli, aws, finished)["jobs"]
-    assert (found["instance_type"], found["instances"]) == ("ml.p4d.24xlarge", 8)
-    assert found["billed_usd"] == pytest.approx(1000 / 3600 * 8 * 25.251286)
+    [job] = actual(cli, aws, finished)["jobs"]
+    assert (job["instance_type"], job["instances"]) == ("ml.p4d.24xlarge", 8)
+    assert job["billed_usd"] == pytest.approx(1000 / 3600 * 8 * 25.251286)
 
 
-def test_a_measured_job_prices_another_stage_of_its_kind(
+def test_measured_job_sets_the_speed_of_another_stage(
     cli: Cli, aws: Aws, finished: Path, tmp_path: Path
 ) -> None:
     job = actual(cli, aws, finished)["jobs"][0]["name"]
@@ -184,26 +182,26 @@ def test_a_measured_job_prices_another_stage_of_its_kind(
         env=aws.environment,
     )
     assert result.returncode == 0, result.stderr
-    [one] = json.loads(result.stdout)["stages"]
-    assert one["throughput_basis"] == "scaled"
-    assert 1.7 < one["steps_per_second"] < 2.0
+    [scaled] = json.loads(result.stdout)["stages"]
+    assert scaled["throughput_basis"] == "scaled"
+    assert 1.7 < scaled["steps_per_second"] < 2.0
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "expected"),
     [
         (["--actual"], 2, "no training job of run demo in us-east-1"),
-        (["--learn"], 2, f"--learn: {HISTORY} is not there yet"),
+        (["--learn"], 2, f"--learn: {HISTORY} does not exist yet"),
         (
             ["--measured", "nojob"],
             2,
-            "--measured: nojob: no such file here, and as a training job: holds no",
+            "--measured: nojob: not a local file; as a training job: has no",
         ),
         (["--history", "none.json"], 2, "--history: none.json: no such file"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_what_is_not_there_is_one_line(
+def test_missing_job_or_history_is_a_one_line_error(
     cli: Cli, aws: Aws, tmp_path: Path, arguments: list[str], code: int, expected: str
 ) -> None:
     aws.make_bucket("my-bucket")
@@ -214,7 +212,7 @@ def test_what_is_not_there_is_one_line(
     assert expected in line
 
 
-def test_refused_credentials_are_exit_4(cli: Cli, aws: Aws, tmp_path: Path) -> None:
+def test_refused_credentials_exit_with_code_4(cli: Cli, aws: Aws, tmp_path: Path) -> None:
     aws.error_codes["ListTrainingJobs"] = "ExpiredTokenException"
     result = cli("cost", write_run(tmp_path), "--actual", network="loopback", env=aws.environment)
     assert result.returncode == 4
@@ -222,7 +220,7 @@ def test_refused_credentials_are_exit_4(cli: Cli, aws: Aws, tmp_path: Path) -> N
     assert "ExpiredTokenException" in line
 
 
-def test_a_damaged_history_is_named(cli: Cli, tmp_path: Path) -> None:
+def test_damaged_history_is_named(cli: Cli, tmp_path: Path) -> None:
     run = write_run(tmp_path)
     for content in (
         "",
@@ -238,9 +236,7 @@ def test_a_damaged_history_is_named(cli: Cli, tmp_path: Path) -> None:
         assert "history.json: damaged" in line
 
 
-def test_a_later_submission_is_estimated_with_what_was_seen(
-    cli: Cli, aws: Aws, finished: Path
-) -> None:
+def test_later_submission_is_estimated_with_the_history(cli: Cli, aws: Aws, finished: Path) -> None:
     aws.response_filters["DescribeTrainingJob"] = job_ended(1000, "Stopped")
     options = {"network": "loopback", "env": aws.environment}
     first = cli("submit", finished, "--yes", **options)
@@ -248,6 +244,6 @@ def test_a_later_submission_is_estimated_with_what_was_seen(
     actual(cli, aws, finished)
     second = cli("submit", finished, "--yes", **options)
     assert second.returncode == 0, second.stderr
-    [line] = [one for one in second.stderr.splitlines() if one.startswith("256px ")]
+    [line] = [row for row in second.stderr.splitlines() if row.startswith("256px ")]
     assert " 1 " in line
     assert " 1.8 " not in line

@@ -1,4 +1,4 @@
-"""``cost``: what a person and a script get, and what a mistake is told."""
+"""``cost``: tables, JSON, CSV and HTML, and one-line errors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def write_events(folder: Path, speeds: list[float], **changes: object) -> Path:
     return path
 
 
-def test_a_cluster_is_priced_offline(cli: Cli) -> None:
+def test_cluster_is_priced_offline(cli: Cli) -> None:
     result = cli("cost", *CLUSTER, "--its", "1.8", "--steps", "550000", "--json")
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
@@ -50,15 +50,13 @@ def test_a_cluster_is_priced_offline(cli: Cli) -> None:
     assert document["stages"][0]["price_source"]
 
 
-def test_the_table_fits_100_columns_and_says_price_and_assumptions(
-    cli: Cli, tmp_path: Path
-) -> None:
+def test_table_fits_100_columns_with_prices_and_assumptions(cli: Cli, tmp_path: Path) -> None:
     cli("init", "bria.yaml", "--preset", "bria-2.0")
     result = cli("cost", "bria.yaml")
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
     assert max(map(len, lines)) <= 100
-    # The total comes first; a speed that was not measured there carries a mark.
+    # The total comes first; a converted speed is marked with ~.
     assert lines[1].startswith("total")
     assert "~" not in lines[2]
     assert "~" in lines[3]
@@ -72,7 +70,7 @@ def test_the_table_fits_100_columns_and_says_price_and_assumptions(
         assert expected in result.stdout
 
 
-def test_every_stage_says_what_its_speed_rests_on(cli: Cli, tmp_path: Path) -> None:
+def test_every_stage_names_the_basis_of_its_speed(cli: Cli, tmp_path: Path) -> None:
     stages = [
         stage("a", max_steps=200_000),
         stage("b", max_steps=200_000, steps_per_second=None, resolution=512),
@@ -89,12 +87,10 @@ def test_every_stage_says_what_its_speed_rests_on(cli: Cli, tmp_path: Path) -> N
     assert faster["stages"][0]["steps_per_second"] == 2
 
 
-def test_a_measured_speed_is_the_median_without_the_first_interval(
-    cli: Cli, tmp_path: Path
-) -> None:
+def test_measured_speed_is_the_median_without_the_first_interval(cli: Cli, tmp_path: Path) -> None:
     write_events(tmp_path, [0.1, 2.0, 3.0, 4.0])
-    for place in ("events.log", "."):
-        result = cli("cost", *CLUSTER, "--measured", place, "--steps", "10", "--json")
+    for source in ("events.log", "."):
+        result = cli("cost", *CLUSTER, "--measured", source, "--steps", "10", "--json")
         document = json.loads(result.stdout)
         assert document["stages"][0]["steps_per_second"] == 3.0
         assert any("illustration only" in line for line in document["assumptions"])
@@ -116,7 +112,7 @@ SAME = {"backend": "nccl", "world_size": 32, "effective_batch_size": 512}
     ],
     ids=str,
 )
-def test_a_measurement_of_the_very_stage_counts_before_what_the_run_file_states(
+def test_measurement_of_the_same_stage_overrides_the_stated_speed(
     cli: Cli, tmp_path: Path, changes: dict[str, object], basis: str
 ) -> None:
     write_events(tmp_path, [1.0, 2.0], **SAME | changes)
@@ -126,7 +122,7 @@ def test_a_measurement_of_the_very_stage_counts_before_what_the_run_file_states(
     assert document["stages"][0]["steps_per_second"] == (1.8 if basis == "stated" else 2.0)
 
 
-def test_two_measurements_at_other_cluster_sizes_are_fitted(cli: Cli, tmp_path: Path) -> None:
+def test_measurements_at_two_cluster_sizes_are_fitted(cli: Cli, tmp_path: Path) -> None:
     measured = []
     for gpus, speed in ((8, 0.5), (16, 0.98)):
         folder = tmp_path / str(gpus)
@@ -134,13 +130,13 @@ def test_two_measurements_at_other_cluster_sizes_are_fitted(cli: Cli, tmp_path: 
         write_events(folder, [speed, speed], **SAME | {"world_size": gpus})
         measured += ["--measured", f"{gpus}/events.log"]
     run = write_run(tmp_path, stages=[stage(steps_per_second=None)])
-    [found] = json.loads(cli("cost", run, *measured, "--json").stdout)["stages"]
-    assert found["throughput_basis"] == "scaling fit"
-    assert 1.7 < found["steps_per_second"] < 2.0
-    assert "8/16 GPUs" in found["throughput_source"]
+    [fitted] = json.loads(cli("cost", run, *measured, "--json").stdout)["stages"]
+    assert fitted["throughput_basis"] == "scaling fit"
+    assert 1.7 < fitted["steps_per_second"] < 2.0
+    assert "8/16 GPUs" in fitted["throughput_source"]
 
 
-def test_an_its_of_another_batch_is_refused_unless_it_is_rescaled(cli: Cli, tmp_path: Path) -> None:
+def test_speed_of_another_batch_size_is_refused_without_rescaling(cli: Cli, tmp_path: Path) -> None:
     write_events(tmp_path, [1.0, 2.0], **SAME | {"effective_batch_size": 256})
     run = write_run(tmp_path)
     refused = cli("cost", run, "--measured", "events.log")
@@ -151,7 +147,7 @@ def test_an_its_of_another_batch_is_refused_unless_it_is_rescaled(cli: Cli, tmp_
     assert json.loads(rescaled.stdout)["stages"][0]["steps_per_second"] == 1.0
 
 
-def test_a_speed_above_the_hardwares_peak_is_refused_with_its_arithmetic(
+def test_speed_above_the_hardware_peak_is_refused_with_the_arithmetic(
     cli: Cli, tmp_path: Path
 ) -> None:
     run = write_run(tmp_path, stages=[stage(steps_per_second=500)])
@@ -162,14 +158,14 @@ def test_a_speed_above_the_hardwares_peak_is_refused_with_its_arithmetic(
         assert "500 it/s × 512 images × 0.543 TFLOP" in line
 
 
-def test_less_than_an_epoch_is_warned_of(cli: Cli, tmp_path: Path) -> None:
-    run = write_run(tmp_path)  # 1,000 iterations of 512 images
+def test_less_than_an_epoch_is_a_warning(cli: Cli, tmp_path: Path) -> None:
+    run = write_run(tmp_path)  # 1,000 steps of 512 images
     few = json.loads(cli("cost", run, "--samples", "1024000", "--json").stdout)
     assert any("50% of the 1,024,000" in line for line in few["warnings"])
     in_file = write_run(tmp_path, data={"uri": "s3://b-1/shards/", "samples": 512_000})
     enough = json.loads(cli("cost", in_file, "--json").stdout)
     assert not any("epoch" in line for line in enough["warnings"])
-    # The index of a local copy knows, too.
+    # The index of a local copy has the number, too.
     (tmp_path / "shards").mkdir()
     shards = (Shard(str(n), 1, "00" * 32, ("k",) * 2048, tuple(range(2049))) for n in range(1000))
     write_index(tmp_path / "index.parquet", shards)
@@ -178,7 +174,7 @@ def test_less_than_an_epoch_is_warned_of(cli: Cli, tmp_path: Path) -> None:
     assert any("25% of the 2,048,000" in line for line in indexed["warnings"])
 
 
-def test_an_assumption_can_be_given_and_says_so(cli: Cli) -> None:
+def test_given_assumption_is_used_and_listed(cli: Cli) -> None:
     plain = ["cost", *CLUSTER, "--its", "1", "--steps", "1000", "--json"]
     before = json.loads(cli(*plain).stdout)
     after = json.loads(cli(*plain, "--assume", "start_up_seconds=4200").stdout)
@@ -188,7 +184,7 @@ def test_an_assumption_can_be_given_and_says_so(cli: Cli) -> None:
     assert any("4200 s billed per stage (given)" in line for line in after["assumptions"])
 
 
-def test_prices_of_ones_own_count(cli: Cli, tmp_path: Path) -> None:
+def test_user_prices_override_shipped_ones(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "own.csv").write_text(
         "instance_type,usd_per_hour,date\nml.p4de.24xlarge,10,2020-01-01\n"
     )
@@ -198,14 +194,14 @@ def test_prices_of_ones_own_count(cli: Cli, tmp_path: Path) -> None:
     assert any("days old" in line for line in document["warnings"])
 
 
-def test_alternatives_keep_to_the_deadline_and_the_budget(cli: Cli, tmp_path: Path) -> None:
+def test_alternatives_meet_the_deadline_and_the_budget(cli: Cli, tmp_path: Path) -> None:
     run = write_run(tmp_path, stages=[stage(max_steps=200_000)])
     result = cli("cost", run, "--deadline", "36h", "--budget", "9000", "--json")
     assert result.returncode == 0, result.stderr
-    found = json.loads(result.stdout)["alternatives"]
-    assert found
-    assert all(one["wall_seconds"] <= 36 * 3600 for one in found)
-    assert all(one["cost_usd"] <= 9000 for one in found)
+    alternatives = json.loads(result.stdout)["alternatives"]
+    assert alternatives
+    assert all(cluster["wall_seconds"] <= 36 * 3600 for cluster in alternatives)
+    assert all(cluster["cost_usd"] <= 9000 for cluster in alternatives)
     table = cli("cost", run, "--alternatives", "--rows", "5")
     assert max(map(len, table.stdout.splitlines())) <= 100
     assert "Pareto-optimal" in table.stdout
@@ -213,7 +209,7 @@ def test_alternatives_keep_to_the_deadline_and_the_budget(cli: Cli, tmp_path: Pa
     assert cli("cost", run, "--budget", "1").returncode == 7
 
 
-def test_a_comparison_shows_what_a_change_costs(cli: Cli, tmp_path: Path) -> None:
+def test_comparison_shows_the_cost_of_a_change(cli: Cli, tmp_path: Path) -> None:
     run = write_run(tmp_path).rename(tmp_path / "before.yaml")
     other = write_run(tmp_path, stages=[stage(max_steps=2000)])
     document = json.loads(cli("cost", run, "--compare", other, "--json").stdout)
@@ -226,7 +222,7 @@ def test_a_comparison_shows_what_a_change_costs(cli: Cli, tmp_path: Path) -> Non
     assert "+$" in shown.stdout
 
 
-def test_every_number_of_the_table_is_traced(cli: Cli, tmp_path: Path) -> None:
+def test_explain_shows_every_number_of_the_table(cli: Cli, tmp_path: Path) -> None:
     run = write_run(tmp_path)
     result = cli("cost", run, "--explain")
     assert result.returncode == 0, result.stderr
@@ -248,7 +244,7 @@ def test_every_number_of_the_table_is_traced(cli: Cli, tmp_path: Path) -> None:
     assert "  if it/s −10 % = +$" in result.stdout
 
 
-def test_csv_and_html_say_what_json_says(cli: Cli, tmp_path: Path) -> None:
+def test_csv_and_html_have_the_figures_of_json(cli: Cli, tmp_path: Path) -> None:
     run = write_run(tmp_path)
     document = json.loads(cli("cost", run, "--json").stdout)
     rows = list(csv.DictReader(cli("cost", run, "--csv").stdout.splitlines()))
@@ -267,16 +263,16 @@ def test_csv_and_html_say_what_json_says(cli: Cli, tmp_path: Path) -> None:
     assert (tmp_path / "report.html").read_text() == page
 
 
-def test_a_region_is_taken_in_both_places_and_said_where_it_is_assumed(cli: Cli) -> None:
+def test_region_is_accepted_before_and_after_the_command_and_its_default_listed(cli: Cli) -> None:
     cost = ["cost", *CLUSTER, "--its", "1", "--steps", "5", "--json"]
     for arguments in (["--region", "eu-west-1", *cost], [*cost, "--region", "eu-west-1"]):
         document = json.loads(cli(*arguments).stdout)
         assert "used for eu-west-1" in document["stages"][0]["price_source"]
     assumed = json.loads(cli(*cost).stdout)
-    assert "region: us-east-1, as none was given (--region)" in assumed["assumptions"]
+    assert "region: us-east-1, the default (set --region)" in assumed["assumptions"]
 
 
-def test_the_widest_table_fits_100_columns_and_loses_no_digit(cli: Cli, tmp_path: Path) -> None:
+def test_widest_table_fits_100_columns_without_truncation(cli: Cli, tmp_path: Path) -> None:
     run = write_run(
         tmp_path,
         stages=[stage("a-stage-of-a-long-name", instances=512, steps_per_second=1e-4)],
@@ -292,16 +288,16 @@ def test_the_widest_table_fits_100_columns_and_loses_no_digit(cli: Cli, tmp_path
 MISTAKES = {
     "nothing": ([], "RUN or --instance"),
     "no speed": ([*CLUSTER, "--steps", "5"], "--its: is missing"),
-    "no iterations": ([*CLUSTER, "--its", "5"], "--steps: is missing"),
+    "no steps": ([*CLUSTER, "--its", "5"], "--steps: is missing"),
     "no instances": (["--instance", "ml.p5.48xlarge", "--its", "5"], "--instances: is missing"),
     "zero": ([*CLUSTER, "--its", "0", "--steps", "5"], "--its: 0.0 must be a positive"),
     "nan": ([*CLUSTER, "--its", "nan", "--steps", "5"], "--its: nan must be a positive"),
     "infinite": ([*CLUSTER, "--its", "inf", "--steps", "5"], "--its: inf must be"),
     "negative": ([*CLUSTER, "--its", "1", "--steps", "-5"], "--steps: -5 must be"),
-    "for ever": ([*CLUSTER, "--its", "1e-300", "--steps", "5"], "take over 100 years"),
+    "too long": ([*CLUSTER, "--its", "1e-300", "--steps", "5"], "take over 100 years"),
     "images a second": ([*CLUSTER, "--its", "3686", "--steps", "5"], "not images"),
     "endless": ([*CLUSTER, "--its", "1", "--steps", "9" * 400], "must be a positive number"),
-    "a stage of nothing": ([*CLUSTER, "--stage", "a"], "--stage: belongs to a run file"),
+    "stage without a run": ([*CLUSTER, "--stage", "a"], "--stage: requires a run file"),
     "no such type": (
         ["--instance", "ml.p6", "--instances", "1", "--its", "1", "--steps", "5"],
         "'ml.p6' is not a known training instance type",
@@ -321,24 +317,24 @@ MISTAKES = {
     "no time": (["run.yaml", "--deadline", "soon"], "--deadline: 'soon' must be a duration"),
     "no dollars": (["run.yaml", "--budget", "nan"], "--budget: nan must be a positive"),
     "two outputs": (["run.yaml", "--json", "--csv"], "--csv: and --json both print"),
-    "two questions": (["run.yaml", "--actual", "--alternatives"], "ask for different things"),
-    "actual of nothing": ([*CLUSTER, "--actual"], "--actual: belongs to a run file"),
+    "two modes": (["run.yaml", "--actual", "--alternatives"], "cannot be combined with"),
+    "actual without a run": ([*CLUSTER, "--actual"], "--actual: requires a run file"),
     "no such second run": (["run.yaml", "--compare", "no.yaml"], "no.yaml: no such file"),
     "no such price list": (["run.yaml", "--price-list", "no.json"], "--price-list: no.json"),
-    "no events": ([*CLUSTER, "--measured", "run.yaml", "--steps", "5"], "holds no start"),
+    "no events": ([*CLUSTER, "--measured", "run.yaml", "--steps", "5"], "has no start"),
     "two speeds": (
         [*CLUSTER, "--measured", "run.yaml", "--its", "1", "--steps", "5"],
         "both give the it/s",
     ),
     "two clusters": (["run.yaml", "--instances", "5"], "both name the cluster"),
-    "one speed for two stages": (["run.yaml", "--its", "1"], "name it with --stage"),
+    "one speed for two stages": (["run.yaml", "--its", "1"], "select it with --stage"),
     "no such stage": (["run.yaml", "--stage", "x"], "it has a, b"),
     "no such run": (["none.yaml"], "none.yaml: no such file"),
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_one_line_and_exit_2(cli: Cli, tmp_path: Path, mistake: str) -> None:
+def test_mistake_is_one_line_and_exit_code_2(cli: Cli, tmp_path: Path, mistake: str) -> None:
     write_run(tmp_path, stages=[stage("a"), stage("b")])
     arguments, expected = MISTAKES[mistake]
     result = cli("cost", *arguments)
@@ -374,12 +370,12 @@ def test_pricing_loads_nothing_heavy(
     assert not unwanted & set(result.stdout.split("LOADED ")[1].split())
 
 
-def test_a_broken_run_file_is_one_line_before_prices_are_asked_for(
+def test_broken_run_file_is_a_one_line_error_before_prices_are_fetched(
     cli: Cli, tmp_path: Path
 ) -> None:
     broken = tmp_path / "run.yaml"
     broken.write_text("name: [")
-    found = cli("cost", str(broken), "--refresh")
-    assert found.returncode == 2
-    assert "run.yaml" in found.stderr
-    assert "Traceback" not in found.stderr
+    result = cli("cost", str(broken), "--refresh")
+    assert result.returncode == 2
+    assert "run.yaml" in result.stderr
+    assert "Traceback" not in result.stderr

@@ -1,4 +1,4 @@
-"""Prices from AWS: asked once over HTTP, kept with their date, used offline afterwards."""
+"""Prices from AWS: fetched once over HTTP, cached with their date, used offline afterwards."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ PLAN += ["--steps", "3600", "--region", "eu-north-1"]
 
 
 class PriceList(ThreadingHTTPServer):
-    """GetProducts of the Price List API, in pages of one, as its service model has it."""
+    """GetProducts of the Price List API, in pages of one item, as in its service model."""
 
     def __init__(self, items: list[dict[str, Any]]) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.items = items
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
         self.refusal: str | None = None
 
     @property
@@ -41,7 +41,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.asked.append(body)
+        self.server.requests.append(body)
         status, answer = 200, self._page(body)
         if self.server.refusal:
             status, answer = 400, {"__type": self.server.refusal, "message": "no"}
@@ -53,20 +53,22 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def _page(self, body: dict[str, Any]) -> dict[str, Any]:
-        [region] = [one["Value"] for one in body["Filters"] if one["Field"] == "regionCode"]
-        items = [
-            one
-            for one in self.server.items
-            if one["product"]["attributes"].get("regionCode") == region
+        [region] = [
+            filter_["Value"] for filter_ in body["Filters"] if filter_["Field"] == "regionCode"
         ]
-        place = int(body.get("NextToken") or 0)
-        answer = get_products(*items[place : place + 1])
-        if place + 1 < len(items):
-            answer["NextToken"] = str(place + 1)
-        return answer
+        items = [
+            item
+            for item in self.server.items
+            if item["product"]["attributes"].get("regionCode") == region
+        ]
+        start = int(body.get("NextToken") or 0)
+        page = get_products(*items[start : start + 1])
+        if start + 1 < len(items):
+            page["NextToken"] = str(start + 1)
+        return page
 
     def log_message(self, *_: Any) -> None:
-        """Quiet."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -86,10 +88,12 @@ def price_list() -> Iterator[PriceList]:
     server.server_close()
 
 
-def test_prices_are_asked_once_and_used_offline_afterwards(cli: Cli, price_list: PriceList) -> None:
+def test_prices_are_fetched_once_and_used_offline_afterwards(
+    cli: Cli, price_list: PriceList
+) -> None:
     before = json.loads(cli(*PLAN).stdout)
     assert "used for eu-north-1" in before["stages"][0]["price_source"]
-    asked = cli(
+    fetched = cli(
         "cost",
         "--refresh",
         "--region",
@@ -97,33 +101,35 @@ def test_prices_are_asked_once_and_used_offline_afterwards(cli: Cli, price_list:
         network="loopback",
         env=price_list.environment,
     )
-    assert asked.returncode == 0, asked.stderr
-    assert len(price_list.asked) == 3
+    assert fetched.returncode == 0, fetched.stderr
+    assert len(price_list.requests) == 3
     after = json.loads(cli(*PLAN).stdout)
     assert after["stages"][0]["price_per_instance_hour_usd"] == 71.25
     assert after["stages"][0]["price_status"] == "verified"
     assert after["warnings"] == []
-    # Everything else that is known stays known; what the list lacks is not offered there.
-    elsewhere = json.loads(cli(*PLAN[:-1], "us-east-1").stdout)
-    assert elsewhere["stages"][0]["price_per_instance_hour_usd"] == 63.296
+    # Prices of other regions stay; types that the list lacks are not offered in the region.
+    other_region = json.loads(cli(*PLAN[:-1], "us-east-1").stdout)
+    assert other_region["stages"][0]["price_per_instance_hour_usd"] == 63.296
     missing = cli(*PLAN[:2], "ml.p4de.24xlarge", *PLAN[3:])
     [stage] = json.loads(missing.stdout)["stages"]
     assert stage["price_per_instance_hour_usd"] is None
     assert "not offered" in stage["price_source"]
 
 
-def test_a_refusal_leaves_what_was_kept(cli: Cli, price_list: PriceList, tmp_path: Path) -> None:
+def test_refused_request_leaves_the_cache_unchanged(
+    cli: Cli, price_list: PriceList, tmp_path: Path
+) -> None:
     options = {"network": "loopback", "env": price_list.environment}
     refresh = ["cost", "--refresh", "--region", "eu-north-1"]
     assert cli(*refresh, **options).returncode == 0
-    kept = tmp_path / ".cache" / "sm-train" / "prices.json"
-    content = kept.read_bytes()
+    cache = tmp_path / ".cache" / "sm-train" / "prices.json"
+    content = cache.read_bytes()
     price_list.refusal = "AccessDeniedException"
     refused = cli(*refresh, **options)
     assert refused.returncode == 4
     [line] = refused.stderr.splitlines()
     assert "GetProducts: AWS returned AccessDeniedException" in line
-    assert kept.read_bytes() == content
+    assert cache.read_bytes() == content
     price_list.refusal = None
     unknown = cli("cost", "--refresh", "--region", "xx-nowhere-1", **options)
     assert unknown.returncode == 2
@@ -139,7 +145,7 @@ def test_a_refusal_leaves_what_was_kept(cli: Cli, price_list: PriceList, tmp_pat
     ],
     ids=["bulk", "GetProducts", "Savings Plan"],
 )
-def test_a_downloaded_list_is_taken_without_the_network(
+def test_downloaded_price_list_is_imported_offline(
     cli: Cli, tmp_path: Path, document: dict[str, Any], purchase: str, price: float
 ) -> None:
     (tmp_path / "list.json").write_text(json.dumps(document))
@@ -147,12 +153,12 @@ def test_a_downloaded_list_is_taken_without_the_network(
     assert result.returncode == 0, result.stderr
     [stage] = json.loads(result.stdout)["stages"]
     assert stage["price_per_instance_hour_usd"] == price
-    again = json.loads(cli(*PLAN, "--purchase", purchase).stdout)
-    assert again["stages"][0]["price_per_instance_hour_usd"] == price
+    cached = json.loads(cli(*PLAN, "--purchase", purchase).stdout)
+    assert cached["stages"][0]["price_per_instance_hour_usd"] == price
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"PriceList": ["x"]}', '{"PriceList": []}'])
-def test_what_is_no_price_list_is_refused_and_nothing_is_kept(
+def test_invalid_price_list_is_refused_and_not_cached(
     cli: Cli, tmp_path: Path, content: str
 ) -> None:
     (tmp_path / "list.json").write_text(content)
@@ -163,13 +169,13 @@ def test_what_is_no_price_list_is_refused_and_nothing_is_kept(
     assert not (tmp_path / ".cache").exists()
 
 
-def test_a_damaged_cache_is_named_with_its_mend(cli: Cli, tmp_path: Path) -> None:
-    kept = tmp_path / ".cache" / "sm-train" / "prices.json"
-    kept.parent.mkdir(parents=True)
+def test_damaged_cache_is_named_with_a_fix(cli: Cli, tmp_path: Path) -> None:
+    cache = tmp_path / ".cache" / "sm-train" / "prices.json"
+    cache.parent.mkdir(parents=True)
     for content in ("", "{}", '{"version": 2}', '{"version": 1, "rows": [{}], "listed": {}}'):
-        kept.write_text(content)
+        cache.write_text(content)
         result = cli(*PLAN)
         assert result.returncode == 2
         [line] = result.stderr.splitlines()
-        assert f"{kept}: damaged price cache" in line
+        assert f"{cache}: damaged price cache" in line
         assert "--refresh" in line

@@ -1,4 +1,4 @@
-"""``sm-train doctor``: alone, here and as a job that does nothing else."""
+"""``sm-train doctor``: on emulated nodes, and as a job of its own."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.support.cluster.training_jobs import write_shards
 from tests.toolkit.local.test_submit_local import processes_of, write_tiny
 
 
-def test_emulated_nodes_are_examined_beside_the_run(cli: Cli, tmp_path: Path) -> None:
+def test_emulated_nodes_are_examined_in_the_runs_folder(cli: Cli, tmp_path: Path) -> None:
     write_shards(tmp_path / "shards", shards=2, each=20)
     run = write_tiny(tmp_path, max_steps=4)
-    document = yaml.safe_load(run.read_text())
-    document["doctor"] = {"timeout": 30}
-    run.write_text(yaml.safe_dump(document))
+    run_document = yaml.safe_load(run.read_text())
+    run_document["doctor"] = {"timeout": 30}
+    run.write_text(yaml.safe_dump(run_document))
     training = tmp_path / "out" / "8px" / "nodes"
     training.mkdir(parents=True)
     result = cli(
@@ -38,23 +38,23 @@ def test_emulated_nodes_are_examined_beside_the_run(cli: Cli, tmp_path: Path) ->
         network="loopback",
     )
     assert result.returncode == 0, result.stderr
-    told = json.loads(result.stdout)
-    assert told["measurements"]["nodes"] == ["algo-1", "algo-2"]
-    assert told["measurements"]["world"]["ranks"] == 2
-    [kept] = (tmp_path / "out" / "8px" / "checkpoints" / "doctor").glob("*.json")
-    assert json.loads(kept.read_text()) == told
+    document = json.loads(result.stdout)
+    assert document["measurements"]["nodes"] == ["algo-1", "algo-2"]
+    assert document["measurements"]["world"]["ranks"] == 2
+    [stored] = (tmp_path / "out" / "8px" / "checkpoints" / "doctor").glob("*.json")
+    assert json.loads(stored.read_text()) == document
     assert "matrix products" in result.stderr
     assert "it/s" in result.stderr
-    assert training.is_dir(), "a run that goes on in the same folder is left alone"
+    assert training.is_dir(), "training in the same folder is left alone"
     assert processes_of(tmp_path) == []
 
 
-def test_a_dry_run_shows_a_job_that_only_examines(cli: Cli, tmp_path: Path) -> None:
+def test_dry_run_prints_a_job_that_only_runs_the_doctor(cli: Cli, tmp_path: Path) -> None:
     cli("init", "run.yaml", "--preset", "bria-2.0")
     result = cli("doctor", "run.yaml", "--stage", "512px", "--dry-run", "--json")
     assert result.returncode == 0, result.stderr
-    told = json.loads(result.stdout)
-    request = told["request"]
+    document = json.loads(result.stdout)
+    request = document["request"]
     assert request["TrainingJobName"].startswith("bria-2-0--512px-doctor-")
     assert request["HyperParameters"]["doctor-only"] == "true"
     assert request["HyperParameters"]["stage"] == "512px"
@@ -62,12 +62,12 @@ def test_a_dry_run_shows_a_job_that_only_examines(cli: Cli, tmp_path: Path) -> N
     assert [one["ChannelName"] for one in request["InputDataConfig"]] == ["train"]
     assert request["StoppingCondition"]["MaxRuntimeInSeconds"] <= 1800
     assert "RetryStrategy" not in request
-    assert told["results"] == "s3://my-bucket/bria-2-0/checkpoints/512px/doctor/"
-    assert told["cost_usd"] > 0
+    assert document["results"] == "s3://my-bucket/bria-2-0/checkpoints/512px/doctor/"
+    assert document["cost_usd"] > 0
     assert "8 × ml.p4de.24xlarge for about 12 min: $" in result.stderr
 
 
-def test_the_job_is_sent_as_it_was_shown(cli: Cli, tmp_path: Path, aws: Aws) -> None:
+def test_job_is_submitted_as_it_was_shown(cli: Cli, tmp_path: Path, aws: Aws) -> None:
     aws.make_bucket("my-bucket", **{"shards/a.tar": b"x", "shards/b.tar": b"x"})
     run = write_tiny(tmp_path, max_steps=4)
     document = yaml.safe_load(run.read_text())
@@ -75,19 +75,19 @@ def test_the_job_is_sent_as_it_was_shown(cli: Cli, tmp_path: Path, aws: Aws) -> 
     document["data"]["uri"] = "s3://my-bucket/shards/"
     document["region"] = "us-east-1"
     run.write_text(yaml.safe_dump(document))
-    refused = cli("doctor", run, network="loopback", env=aws.environment)
-    assert refused.returncode == 2
-    assert "not confirmed" in refused.stderr
+    rejected = cli("doctor", run, network="loopback", env=aws.environment)
+    assert rejected.returncode == 2
+    assert "not confirmed" in rejected.stderr
     assert aws.bodies("CreateTrainingJob") == []
-    sent = cli("doctor", run, "--yes", "--json", network="loopback", env=aws.environment)
-    assert sent.returncode == 0, sent.stderr
+    submitted = cli("doctor", run, "--yes", "--json", network="loopback", env=aws.environment)
+    assert submitted.returncode == 0, submitted.stderr
     [body] = aws.bodies("CreateTrainingJob")
-    assert body["TrainingJobName"] == json.loads(sent.stdout)["training_job_name"]
+    assert body["TrainingJobName"] == json.loads(submitted.stdout)["training_job_name"]
     assert body["TrainingJobName"].startswith("tiny--8px-doctor-")
     assert body["HyperParameters"]["doctor-only"] == "true"
 
 
-def test_a_name_without_room_for_the_doctor_is_told(cli: Cli, tmp_path: Path) -> None:
+def test_run_name_too_long_for_the_doctors_job_is_an_error(cli: Cli, tmp_path: Path) -> None:
     run = write_tiny(tmp_path, max_steps=4)
     document = yaml.safe_load(run.read_text()) | {"name": "n" * 41, "region": "us-east-1"}
     run.write_text(yaml.safe_dump(document))
@@ -96,7 +96,7 @@ def test_a_name_without_room_for_the_doctor_is_told(cli: Cli, tmp_path: Path) ->
     assert "has 68 characters and SageMaker allows 63" in result.stderr
 
 
-def test_the_bundle_says_what_to_expect(tmp_path: Path, cli: Cli) -> None:
+def test_bundle_holds_the_expected_performance(tmp_path: Path, cli: Cli) -> None:
     cli("init", "run.yaml", "--preset", "bria-2.0")
     config = load_run(tmp_path / "run.yaml")
     bundle = build_bundle(config, None)
@@ -110,12 +110,12 @@ def test_the_bundle_says_what_to_expect(tmp_path: Path, cli: Cli) -> None:
         "the run file states it",
     )
     assert expected.usd_per_instance_hour is not None
-    unstated = read_job_config(tmp_path / "job.json", "512px").expected
-    assert unstated is not None
-    assert unstated.steps_per_second is None
+    unmeasured = read_job_config(tmp_path / "job.json", "512px").expected
+    assert unmeasured is not None
+    assert unmeasured.steps_per_second is None
 
 
-def test_off_may_be_written_as_yaml_reads_it(tmp_path: Path) -> None:
+def test_mode_off_may_be_written_as_yaml_reads_it(tmp_path: Path) -> None:
     run = write_tiny(tmp_path, max_steps=4)
     run.write_text(run.read_text().replace("mode: auto", "mode: off"))
     assert "mode: off" in run.read_text()
@@ -123,18 +123,18 @@ def test_off_may_be_written_as_yaml_reads_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("doctor", "said"),
+    ("doctor", "key"),
     [
         ({"mode": "sometimes"}, "doctor.mode"),
         ({"timeout": "10s"}, "doctor.timeout"),
         ({"max_slowdown": 0.5}, "doctor.max_slowdown"),
     ],
 )
-def test_mistakes_in_the_section_are_named(
-    cli: Cli, tmp_path: Path, doctor: dict[str, object], said: str
+def test_invalid_keys_of_the_section_are_named(
+    cli: Cli, tmp_path: Path, doctor: dict[str, object], key: str
 ) -> None:
     run = write_tiny(tmp_path, max_steps=4)
     run.write_text(yaml.safe_dump(yaml.safe_load(run.read_text()) | {"doctor": doctor}))
     result = cli("doctor", run, "--dry-run")
     assert result.returncode == 2
-    assert said in result.stderr
+    assert key in result.stderr

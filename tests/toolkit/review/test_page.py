@@ -297,13 +297,13 @@ def test_waterfall_leads_from_all_time_to_training() -> None:
         "shut-down",
         "training",
     ]
-    assert (bars[0].start, bars[0].width, bars[0].dollars) == (0, 100, "$1,232")
+    assert (bars[0].start, bars[0].width, bars[0].cost) == (0, 100, "$1,232")
     for before, after in pairwise(bars[1:]):
         assert after.start + after.width == pytest.approx(before.start)
     assert bars[-1].start == 0
     assert bars[4].time == "39 min"
     assert bars[4].share == "6.9%"
-    assert bars[4].dollars == "$85.21"
+    assert bars[4].cost == "$85.21"
     assert (
         waterfall.waterfall_bars(as_document(Review((offline(),)))["jobs"][0], document["parts"])
         == []

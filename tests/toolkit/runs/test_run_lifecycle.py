@@ -131,9 +131,9 @@ def test_resume_after_stop_uses_the_checkpoint_and_the_same_code(laptop: Laptop)
     laptop.sagemaker.checkpoint("256px", 400, complete=False)
     watched = laptop.json("watch", "demo", "--once")
     assert watched["action"] == "end"
-    [seen] = laptop.json("status", "demo")["stages"]
-    assert seen["checkpoint_step"] == 300
-    assert seen["incomplete_checkpoints"] == [
+    [stage_status] = laptop.json("status", "demo")["stages"]
+    assert stage_status["checkpoint_step"] == 300
+    assert stage_status["incomplete_checkpoints"] == [
         {"folder": "step-00000400", "reason": "b.npz is missing"}
     ]
     laptop("resume", "demo", "--yes")
@@ -187,8 +187,8 @@ def test_infrastructure_failures_are_restarted(laptop: Laptop, status: dict[str,
 def test_user_code_failure_is_not_restarted(laptop: Laptop) -> None:
     reason = "AlgorithmError: rank 3: OutOfMemoryError: CUDA out of memory."
     laptop.sagemaker.set_status(FIRST, "Failed", reason=reason, ended_ago=3600)
-    seen = laptop.json("watch", "demo", "--once", code=6)
-    assert reason in seen["message"]
+    document = laptop.json("watch", "demo", "--once", code=6)
+    assert reason in document["message"]
     assert laptop.json("status", "demo")["next_command"] == f"sm-train diagnose {FIRST}"
     assert laptop.sagemaker.names() == [FIRST]
 
@@ -211,8 +211,8 @@ def test_hardware_failure_found_in_the_log_is_restarted(
             }
         ],
     )
-    seen = laptop.json("watch", "demo", "--once")
-    assert seen["action"] == "start"
+    document = laptop.json("watch", "demo", "--once")
+    assert document["action"] == "start"
     assert laptop.sagemaker.tags(SECOND)["sm-train:cause"] == "gpu-ecc"
 
 

@@ -56,11 +56,13 @@ def test_plan_shows_cluster_launch_and_cost(cli: Cli, tmp_path: Path) -> None:
     assert max(map(len, result.stderr.splitlines())) <= 100
 
 
-@pytest.mark.parametrize("machine", ["ml.p4de.24xlarge", "ml.p5.48xlarge"])
-def test_sent_request_equals_the_dry_run(cli: Cli, aws: Aws, tmp_path: Path, machine: str) -> None:
+@pytest.mark.parametrize("instance_type", ["ml.p4de.24xlarge", "ml.p5.48xlarge"])
+def test_sent_request_equals_the_dry_run(
+    cli: Cli, aws: Aws, tmp_path: Path, instance_type: str
+) -> None:
     """Other settings of the run file: tests/estimators/sdk/test_wire.py."""
     aws.make_bucket("my-bucket", **SHARDS)
-    run = write_run(tmp_path, cluster={"instance_type": machine}, tags={"team": "imaging"})
+    run = write_run(tmp_path, cluster={"instance_type": instance_type}, tags={"team": "imaging"})
     [shown] = dry_run(cli, run)["requests"]
     result = cli("submit", run, "--yes", "--json", network="loopback", env=aws.environment)
     assert result.returncode == 0, result.stderr
@@ -69,12 +71,12 @@ def test_sent_request_equals_the_dry_run(cli: Cli, aws: Aws, tmp_path: Path, mac
     assert json.loads(result.stdout)["training_job_name"] == sent["TrainingJobName"]
 
 
-@pytest.mark.parametrize("machine", ["ml.p4de.24xlarge", "ml.p5.48xlarge"])
+@pytest.mark.parametrize("instance_type", ["ml.p4de.24xlarge", "ml.p5.48xlarge"])
 def test_staged_bundle_holds_the_listed_files_and_runs(
-    cli: Cli, aws: Aws, tmp_path: Path, machine: str
+    cli: Cli, aws: Aws, tmp_path: Path, instance_type: str
 ) -> None:
     aws.make_bucket("my-bucket", **SHARDS)
-    run = write_run(tmp_path, cluster={"instance_type": machine})
+    run = write_run(tmp_path, cluster={"instance_type": instance_type})
     listed = dry_run(cli, run)["bundle"]
     result = cli("submit", run, "--yes", network="loopback", env=aws.environment)
     assert result.returncode == 0, result.stderr
@@ -86,7 +88,7 @@ def test_staged_bundle_holds_the_listed_files_and_runs(
         tar.extractall(folder, filter="data")
     files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     assert files == {file["path"] for file in listed["files"]}
-    # Alerts can say what a stall costs.
+    # The job knows its hourly price, for the cost of a stall in alerts.
     document = json.loads((folder / "job.json").read_text())
     price = dry_run(cli, run)["cost"]["stages"][0]["price_per_instance_hour_usd"]
     assert document["256px"]["expected"]["usd_per_instance_hour"] == pytest.approx(price)

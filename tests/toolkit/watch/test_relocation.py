@@ -276,19 +276,19 @@ def test_large_objects_are_copied_in_parts_and_newer_ones_again(
     s3, content = run.aws.client("s3"), bytes(12 << 20)
     s3.put_object(Bucket="my-bucket", Key="x/large", Body=content)
     s3.put_object(Bucket="my-bucket", Key="x/complete.json", Body=b"{}")
-    seen: list[tuple[int, int]] = []
+    progress: list[tuple[int, int]] = []
 
     def copy() -> list[tuple[str, str]]:
         run.aws.requests.clear()
         folder = replicate.FolderCopy("s3://my-bucket/x", EAST, "s3://west/y", WEST)
-        replicate.copy_folder(run.session(), folder, lambda *one: seen.append(one))
+        replicate.copy_folder(run.session(), folder, lambda *call: progress.append(call))
         return [(path, query) for method, path, query in run.aws.requests if method == "PUT"]
 
     parts = copy()
     assert sum("partNumber" in query for _, query in parts) == 3
     assert parts[-1][0] == "/west/y/complete.json"
     assert s3.get_object(Bucket="west", Key="y/large")["Body"].read() == content
-    assert seen[-1] == (len(content) + 2, len(content) + 2)
+    assert progress[-1] == (len(content) + 2, len(content) + 2)
     assert copy() == []
     [old] = [
         version
@@ -381,7 +381,7 @@ def test_expired_claim_can_be_taken_over_only_for_its_placement(run: LiveRun) ->
     run.claim(SECOND, placement=2)
 
 
-@pytest.mark.parametrize(("placement", "function"), [(0, "acquire"), (2, "with_free_name")])
+@pytest.mark.parametrize(("placement", "function"), [(0, "acquire"), (2, "resolve_job_name")])
 def test_expired_claim_is_taken_over_or_abandoned_by_one_process(
     run: LiveRun, tmp_path: Path, placement: int, function: str
 ) -> None:
@@ -462,17 +462,17 @@ def test_commands_work_from_each_of_a_runs_regions(
     assert sm_train("watch", "demo", "--once", "--json")["action"] == "start"
     sagemaker.log_event(SECOND, "step", region=WEST, step=400, steps_per_second=2.0)
     for region in (EAST, WEST):
-        seen = sm_train("status", "demo", "--json", region=region)
-        assert seen["region"] == EAST
-        assert seen["stages"][0]["step"] == 400
-        assert [job["region"] for job in seen["stages"][0]["jobs"]] == [EAST, WEST]
-    assert seen["spent_usd"] == pytest.approx(600 * 4 * 31.5641075 / 3600, rel=0.02)
+        status = sm_train("status", "demo", "--json", region=region)
+        assert status["region"] == EAST
+        assert status["stages"][0]["step"] == 400
+        assert [job["region"] for job in status["stages"][0]["jobs"]] == [EAST, WEST]
+    assert status["spent_usd"] == pytest.approx(600 * 4 * 31.5641075 / 3600, rel=0.02)
     [listed] = sm_train("list", "--json")["runs"]
     assert (listed["job"], listed["region"], listed["jobs"]) == (SECOND, WEST, 2)
     assert '"kind":"step"' in sm_train("logs", SECOND, "--raw").out.replace(" ", "")
     assert "neither a run file" in sm_train("logs", "demo--256px-0009", code=2).err
     actual = sm_train("cost", file, "--actual", "--json")
-    assert actual["total"]["billed_usd"] == pytest.approx(seen["spent_usd"], rel=0.02)
+    assert actual["total"]["billed_usd"] == pytest.approx(status["spent_usd"], rel=0.02)
 
     sm_train("stop", "demo")
     assert sagemaker.tags(SECOND, WEST)["sm-train:stopped-for"] == "user"

@@ -105,7 +105,7 @@ def cluster(nodes: int, warnings: int = 3) -> LiveState:
             ),
         ]
     lines += [
-        logged("warning", 300 - number, code=f"code-{number}", message="many words " * 20)
+        logged("warning", 300 - number, code=f"code-{number}", message="a long message " * 20)
         for number in range(warnings)
     ]
     return fold_events(lines)
@@ -174,7 +174,7 @@ def test_view_shows_all_known_values() -> None:
         "30,000",
         "straggler algo-3: 1.40 × the median step, 0.7 s; ranks 16, 17, 18",
         "warning: the run is projected to cost",
-        "algo-1 code-2: many words",
+        "algo-1 code-2: a long message",
     ):
         assert expected in text, expected
 

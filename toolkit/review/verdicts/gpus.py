@@ -155,7 +155,7 @@ def stragglers(facts: JobFacts) -> Verdict:
         "stragglers",
         level,
         question,
-        "; ".join(problems),
+        f"yes: {'; '.join(problems)}",
         tuple(evidence),
         "all other ranks wait for it in every step: `sm-train doctor` tests its instance; stop and "
         "resume to get other instances",
