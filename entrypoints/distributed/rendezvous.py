@@ -147,7 +147,7 @@ def wait_for_nodes(
     acknowledged = [_acknowledged_key(by_key[key]) for key in joined]
     wait_for_keys(store, acknowledged, _ACKNOWLEDGE_SECONDS)
     if missing:
-        raise MissingNodeError(f"{missing} did not come within {timeout:.0f} s: {_HINT}")
+        raise MissingNodeError(f"{missing} did not join within {timeout:.0f} s: {_HINT}")
 
 
 def join(name: str, first: RendezvousAddress, *, timeout: float = TIMEOUT_SECONDS) -> None:
@@ -170,7 +170,7 @@ def join(name: str, first: RendezvousAddress, *, timeout: float = TIMEOUT_SECOND
                 ) from None
             time.sleep(_RETRY_SECONDS)
     if missing:
-        raise MissingNodeError(f"{missing} did not come: {_HINT}")
+        raise MissingNodeError(f"{missing} did not join: {_HINT}")
 
 
 def _join_once(name: str, first: RendezvousAddress, deadline: float) -> str:

@@ -19,13 +19,18 @@ import pytest
 from sm_train.entrypoints.monitoring.alert_sinks import SLACK_VARIABLE
 from sm_train.toolkit.jobs.events import parse_event
 
+from tests.support.cluster.network_namespaces import (
+    INTERFACE,
+    NetworkNamespaces,
+    network_namespaces,
+    unavailable_reason,
+)
 from tests.support.cluster.training_jobs import free_port, priced_document
+from tests.support.deadline import DEADLINE
 from tests.support.webhook_server import webhook_server
 
 STALL_TIMEOUT = 1
 """Seconds."""
-
-DEADLINE = 60.0
 
 
 def heartbeat_config(on_stall: str) -> dict[str, Any]:
@@ -177,11 +182,11 @@ def test_stalled_process_is_detected_explained_and_killed(
         assert function in job.report_text(stall, suffix)
         assert "State:" in job.report_text(stall, "system.txt")
         assert job.wait_for(kind="error")["code"] == "stall"
-        assert job.processes[0].wait(timeout=30) == -signal.SIGKILL
+        assert job.processes[0].wait(timeout=DEADLINE) == -signal.SIGKILL
         assert "no heartbeat for" in (tmp_path / "output" / "failure").read_text()
         # No child outlives it: not the watchdog, which would keep the output open, nor a worker.
         list(job.lines())
-        assert psutil.wait_procs(children, timeout=30)[1] == []
+        assert psutil.wait_procs(children, timeout=DEADLINE)[1] == []
     os.close(hold)
 
 
@@ -274,66 +279,31 @@ def test_stopped_rank_is_the_culprit_and_training_resumes(tmp_path: Path) -> Non
         assert job.wait_for(code="stall-resolved")["step"] > stall["step"]
 
 
-@pytest.fixture
-def hosts(tmp_path: Path) -> Iterator[list[Host]]:
-    """Create two network namespaces joined by a cable; skip if that is not allowed."""
-    spaces = [f"sm-train-{os.getpid()}-{number}" for number in range(2)]
-    try:
-        try:
-            for space in spaces:
-                ip("netns", "add", space)
-            ends = (
-                "cable",
-                "netns",
-                spaces[0],
-                "type",
-                "veth",
-                "peer",
-                "cable",
-                "netns",
-                spaces[1],
-            )
-            ip("link", "add", *ends)
-            for number, space in enumerate(spaces):
-                ip("-n", space, "addr", "add", f"10.77.0.{number + 1}/24", "dev", "cable")
-                ip("-n", space, "link", "set", "cable", "up")
-                ip("-n", space, "link", "set", "lo", "up")
-        except (OSError, subprocess.CalledProcessError) as error:
-            pytest.skip(f"no network namespaces here: {getattr(error, 'stderr', error)}")
-        yield [make_host(tmp_path, number, space) for number, space in enumerate(spaces)]
-    finally:
-        for space in spaces:
-            with contextlib.suppress(OSError, subprocess.CalledProcessError):
-                ip("netns", "del", space)
-
-
-def ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
-
-
-def make_host(base: Path, number: int, space: str) -> Host:
-    config = base / f"algo-{number + 1}" / "input" / "config"
-    config.mkdir(parents=True)
-    document = {"current_host": f"algo-{number + 1}", "hosts": ["algo-1", "algo-2"]}
-    (config / "resourceconfig.json").write_text(json.dumps(document))
+def host_in(namespaces: NetworkNamespaces, base: Path, node: int) -> Host:
+    """Return the host of ``node``, with its own folder, in its network namespace."""
+    folder = base / f"algo-{node + 1}"
+    (folder / "input" / "config").mkdir(parents=True)
+    document = {"current_host": f"algo-{node + 1}", "hosts": ["algo-1", "algo-2"]}
+    (folder / "input" / "config" / "resourceconfig.json").write_text(json.dumps(document))
     variables = {
-        "MASTER_ADDR": "10.77.0.1",
-        "GLOO_SOCKET_IFNAME": "cable",
-        "GROUP_RANK": str(number),
+        "MASTER_ADDR": namespaces.address(0),
+        "GLOO_SOCKET_IFNAME": INTERFACE,
+        "GROUP_RANK": str(node),
     }
-    return Host(base / f"algo-{number + 1}", ("ip", "netns", "exec", space), variables)
+    return Host(folder, namespaces.prefix(node), variables)
 
 
-def test_cut_cable_is_reported_from_both_ends_and_resolved(
-    tmp_path: Path, hosts: list[Host]
-) -> None:
-    with WatchedJob(tmp_path, ["reduce", "reduce"], "warn", hosts=hosts) as job:
-        job.wait_until_learned(nodes=2)
-        cable = ("-n", hosts[0].command[-1], "link", "set", "cable")
-        ip(*cable, "down")
-        stalls = [job.wait_for(code="stall") for _ in hosts]
-        assert {stall["node"]: stall["blamed_node"] for stall in stalls} == {0: 1, 1: 0}
-        assert all("has sent nothing for" in stall["reason"] for stall in stalls)
-        ip(*cable, "up")
-        resumed = {job.wait_for(code="stall-resolved")["node"] for _ in hosts}
-        assert resumed == {0, 1}
+def test_cut_cable_is_reported_from_both_ends_and_resolved(tmp_path: Path) -> None:
+    if reason := unavailable_reason():
+        pytest.skip(reason)
+    with network_namespaces(2) as namespaces:
+        hosts = [host_in(namespaces, tmp_path, node) for node in range(2)]
+        with WatchedJob(tmp_path, ["reduce", "reduce"], "warn", hosts=hosts) as job:
+            job.wait_until_learned(nodes=2)
+            namespaces.set_up(0, up=False)
+            stalls = [job.wait_for(code="stall") for _ in hosts]
+            assert {stall["node"]: stall["blamed_node"] for stall in stalls} == {0: 1, 1: 0}
+            assert all("has sent nothing for" in stall["reason"] for stall in stalls)
+            namespaces.set_up(0, up=True)
+            resumed = {job.wait_for(code="stall-resolved")["node"] for _ in hosts}
+            assert resumed == {0, 1}

@@ -11,7 +11,7 @@ from sm_train.toolkit.jobs.stage_state import current
 from sm_train.toolkit.runs.resolve import Run, stages_without_logs
 from sm_train.toolkit.submit.relocation import launch_where_last
 from sm_train.toolkit.submit.replicate import replicate_inputs
-from sm_train.toolkit.submit.start_job import start_next_job, with_free_name
+from sm_train.toolkit.submit.start_job import resolve_job_name, start_next_job
 from sm_train.toolkit.submit.submission import choose_stages
 from sm_train.toolkit.submit.submit import (
     check_budget,
@@ -58,7 +58,7 @@ def resume_recorded(
     [chosen] = choose_stages(run.config, stage)
     stages = stages_without_logs(session, run)
     start = next_start(run.name, stages, chosen, cause="resume", auto_advance=auto_advance)
-    launch = with_free_name(session, launch_where_last(run, stages, start))
+    launch = resolve_job_name(session, launch_where_last(run, stages, start))
     check_budget(run.config, run.region)
     if not yes:
         [relocated] = choose_stages(launch.config, stage)

@@ -51,7 +51,7 @@ def start_next_job(session: boto3.Session, launch: JobLaunch) -> str:
         QuotaError: the account's quota does not allow these instances there.
         UserError: another process is starting the job, or AWS returns an error.
     """
-    launch = with_free_name(session, launch)
+    launch = resolve_job_name(session, launch)
     request = with_attempt(launch.request, launch.run, launch.start)
     name: str = request["TrainingJobName"]
     with JobNameClaim(session, launch.bucket, name, launch.record):
@@ -59,8 +59,8 @@ def start_next_job(session: boto3.Session, launch: JobLaunch) -> str:
     return name
 
 
-def with_free_name(session: boto3.Session, launch: JobLaunch) -> JobLaunch:
-    """Return ``launch`` with the first attempt whose job name is free.
+def resolve_job_name(session: boto3.Session, launch: JobLaunch) -> JobLaunch:
+    """Return ``launch`` with the next attempt whose job name is free.
 
     Raises:
         ClaimedError: another process started the job with another cluster or region, or is

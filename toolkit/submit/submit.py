@@ -40,7 +40,7 @@ from sm_train.toolkit.submit.relocation import (
     stage_relocated_code,
 )
 from sm_train.toolkit.submit.replicate import replicate_inputs
-from sm_train.toolkit.submit.start_job import with_attempt, with_free_name
+from sm_train.toolkit.submit.start_job import resolve_job_name, with_attempt
 from sm_train.toolkit.submit.submission import Submission, launch_record
 from sm_train.toolkit.terminal.console import bytes_bar, stderr_console, write_json
 from sm_train.toolkit.terminal.formatting import format_total_usd, format_usd
@@ -74,7 +74,7 @@ def submit(
     )
     stages = stages_without_logs(session, run)
     start = next_start(run.name, stages, stage, cause=cause, auto_advance=auto_advance)
-    start = with_free_name(session, job_launch(run, start)).start
+    start = resolve_job_name(session, job_launch(run, start)).start
     history = _history(session, config, region)
     cost = estimate_remaining(config, region, stage, start.from_step, history)
     show_plan(replace(submission, cost=cost), stderr_console())

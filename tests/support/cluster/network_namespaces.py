@@ -75,6 +75,10 @@ class NetworkNamespaces:
         """Drop everything that ``host`` sends over the link made by :meth:`limit_link`."""
         _call(*self.prefix(other), "ip", "link", "set", f"to{host}", "down")
 
+    def set_up(self, host: int, *, up: bool) -> None:
+        """Plug or unplug the cable between ``host`` and the switch."""
+        _call(*self.prefix(host), "ip", "link", "set", INTERFACE, "up" if up else "down")
+
     def sent_bytes(self, host: int, interface: str) -> int:
         """Return the bytes that ``host`` has sent on an interface."""
         command = [*self.prefix(host), "cat", f"/sys/class/net/{interface}/statistics/tx_bytes"]

@@ -322,7 +322,7 @@ def test_stall_explains_max_runtime_but_not_out_of_memory() -> None:
 
 def test_stall_killed_by_the_watchdog_is_attributed_to_the_blamed_rank() -> None:
     """The watchdog logs a warning, then an error with the same code, and kills the hung process."""
-    message = "no sign of step for 300 s after step 40: rank 9 keeps the others waiting"
+    message = "no heartbeat for 300 s in step after step 40; rank 9 keeps the others waiting"
     event = (
         'SMT {{"kind": "{}", "time": {}, "node": 0, "rank": 0, "code": "stall", '
         '"message": "{}", "blamed_rank": 9, "blamed_node": 1}}'

@@ -108,9 +108,9 @@ def test_submit_rejects_a_run_without_its_index(cli: Cli, aws: Aws, tmp_path: Pa
     submitted = cli("submit", run, "--yes", network="loopback", env=aws.environment)
     assert submitted.returncode == 3
     assert submitted.stderr.strip().splitlines()[-1] == (
-        "sm-train: data.index: s3://my-bucket/set/index.parquet is not there; run `sm-train index "
-        "s3://my-bucket/set/shards/`, or write index: false, and every start reads the headers of "
-        "all shards"
+        "sm-train: data.index: s3://my-bucket/set/index.parquet does not exist; run `sm-train "
+        "index s3://my-bucket/set/shards/`, or write index: false, and every start reads the "
+        "headers of all shards"
     )
     assert aws.bodies("CreateTrainingJob") == []
     checked = cli("check", run, "--json", network="loopback", env=aws.environment)

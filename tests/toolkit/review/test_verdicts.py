@@ -76,7 +76,7 @@ def test_stall_names_the_rank_the_watchdog_blamed() -> None:
         code="stall",
         message="rank 3 on algo-1 is silent in step",
         step=90,
-        section="step",
+        phase="step",
         silent_seconds=900,
         blamed_rank=3,
         ends=True,
