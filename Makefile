@@ -1,7 +1,7 @@
-# Everything happens in a virtual environment of this folder's own; nothing global is touched.
+# Everything is installed into a virtual environment in this folder.
 PYTHON ?= python3
 VENV ?= .venv
-# A build for the CPU is found on most machines. With a GPU: make TORCH=torch demo
+# To use another build of PyTorch, for example with a GPU: make TORCH=torch demo
 TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 
@@ -16,7 +16,7 @@ test: $(VENV)/.installed $(VENV)/.container-toolkit
 test-slow: $(VENV)/.installed
 	$(BIN)/pytest -m slow
 
-# The trainer under the PyTorch of the last SMDDP image, in an environment of its own (6 GB).
+# Tests the trainer with the PyTorch of the last SMDDP image, in a separate environment (6 GB).
 test-torch-2.3: $(VENV)/.installed
 	$(PYTHON) -m venv $(VENV)-torch-2.3
 	$(VENV)-torch-2.3/bin/pip install --quiet "torch==2.3.1" psutil \
@@ -24,7 +24,8 @@ test-torch-2.3: $(VENV)/.installed
 	TRAIN_PYTHON=$(CURDIR)/$(VENV)-torch-2.3/bin/python $(BIN)/pytest tests/cluster/test_training.py \
 		tests/cluster/test_families.py tests/cluster/test_doctor.py
 
-# mypy does not follow an editable install's package map, so it gets one of links.
+# mypy does not follow the package_dir map of an editable install, so it reads a folder of links.
+# vulture reads the product alone, so that it also reports code that only tests use.
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -32,13 +33,15 @@ lint: $(VENV)/.installed
 	for folder in toolkit estimators cost entrypoints; do \
 		ln -sfn $(CURDIR)/$$folder build/types/sm_train/$$folder; done
 	MYPYPATH=build/types $(BIN)/mypy
+	$(BIN)/vulture
 
-# The pages of what `sm-train check` finds; a test holds the file to the code.
+# Generates the pages of the findings of `sm-train check`; a test compares the file with the code.
 docs: $(VENV)/.installed
 	$(BIN)/python -m sm_train.toolkit.checks.pages > docs/checks.md
 	$(BIN)/python docs/images/plan.py
 
-# FLOPs and memory of the model presets, counted by PyTorch; tests hold the files to the presets.
+# Counts the FLOPs and memory of the model presets with PyTorch; tests compare the files with the
+# presets.
 plans: $(VENV)/.installed
 	$(BIN)/python -m sm_train.entrypoints.planning.measure
 
@@ -58,15 +61,16 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/review.py
 	$(BIN)/python benchmarks/cloudwatch_metrics.py
 
-# With the very packages that jobs get.
+# Installs the same package versions as jobs do.
 $(VENV)/.installed: setup.cfg pyproject.toml Makefile estimators/data/requirements.txt
-	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'Python 3.11 or newer is needed; make PYTHON=python3.11')"
+	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'Python 3.11 or newer is required: make PYTHON=python3.11')"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet $(TORCH)
 	$(BIN)/pip install --quiet -c estimators/data/requirements.txt -e ".[train,report,demo,dev]"
 	touch $@
 
-# What AWS's PyTorch images start a training script with; without a C compiler its test is skipped.
+# The toolkit with which AWS's PyTorch images start a training script. It needs a C compiler; its
+# test is skipped if the installation fails.
 $(VENV)/.container-toolkit: $(VENV)/.installed
 	-$(BIN)/pip install --quiet --no-deps "sagemaker-training==5.1.4" \
 		"sagemaker-pytorch-training==3.0.0" "retrying==1.4.2" "inotify_simple==1.2.1"

@@ -14,19 +14,19 @@ from tests.support import cli_server
 from tests.support.deadline import DEADLINE
 from tests.support.moto_server import Aws, moto_server
 
-# A deadline for an example would measure the load of the machine.
+# Deadlines per example would fail on a loaded CPU.
 settings.register_profile("no-deadline", deadline=None)
 settings.load_profile("no-deadline")
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 Mount = Callable[[str], Path]
 
-# A forbidden call exits at once: the program could catch an exception.
+# A forbidden call exits the process at once, because the program could catch an exception.
 _NO_NETWORK = """
 import os, sys
 def refuse(event, arguments):
     if event in ("socket.connect", "socket.getaddrinfo", "socket.sendto"):
-        os.write(2, f"touched the network: {event} {arguments[1:]}".encode())
+        os.write(2, f"used the network: {event} {arguments[1:]}".encode())
         os._exit(97)
 sys.addaudithook(refuse)
 """
@@ -37,7 +37,7 @@ def refuse(event, arguments):
     if event == "socket.getaddrinfo":
         host = arguments[0]
     if host not in ("", "127.0.0.1", "localhost", "::1", None):
-        os.write(2, f"left this machine: {event} {host}".encode())
+        os.write(2, f"connected beyond loopback: {event} {host}".encode())
         os._exit(97)
 sys.addaudithook(refuse)
 """
@@ -46,10 +46,10 @@ _PRELUDES = {"none": _NO_NETWORK, "loopback": _LOOPBACK_ONLY}
 
 @pytest.fixture
 def cli(tmp_path: Path) -> Cli:
-    """Run ``sm-train`` in its own process, without credentials, home or configuration.
+    """Run ``sm-train`` in a separate process, without credentials, home folder or configuration.
 
-    With ``network="none"`` any use of a socket fails the command, with ``"loopback"`` any
-    connection that leaves the machine.
+    ``network="none"`` fails the command on any use of a socket, ``"loopback"`` on any connection
+    to another address than loopback.
     """
 
     def run(
@@ -62,7 +62,7 @@ def cli(tmp_path: Path) -> Cli:
     ) -> subprocess.CompletedProcess[str]:
         return cli_server.run(
             _PRELUDES[network],
-            [str(one) for one in arguments],
+            [str(argument) for argument in arguments],
             env=clean_environment(tmp_path) | (env or {}),
             cwd=cwd,
             stdin=stdin or "",
@@ -73,21 +73,21 @@ def cli(tmp_path: Path) -> Cli:
 
 
 def clean_environment(home: Path) -> dict[str, str]:
-    """This process's environment without anything that AWS's libraries would read."""
+    """Return this process's environment without the variables that AWS's libraries read."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
     return kept | {"HOME": str(home), "AWS_EC2_METADATA_DISABLED": "true", "COLUMNS": "100"}
 
 
 @pytest.fixture
 def aws() -> Iterator[Aws]:
-    """An empty AWS account on loopback that records every call."""
+    """Serve an empty AWS account on loopback that records every call."""
     with moto_server() as server:
         yield server
 
 
 @pytest.fixture
 def mount(tmp_path: Path) -> Iterator[Mount]:
-    """Mount a small file system with the given options; skip where that is not allowed."""
+    """Return a function that mounts a tmpfs with the given options; skip without permission."""
     mounted: list[Path] = []
 
     def mount_tmpfs(options: str) -> Path:

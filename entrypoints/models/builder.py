@@ -150,7 +150,7 @@ def build_components(
     ``previous`` is the final model of the previous stage; its trained components take precedence.
 
     Raises:
-        SettingsError: there is no such preset, or a folder holds another model.
+        JobConfigError: there is no such preset, or a folder holds another model.
     """
     from diffusers import AutoencoderKL
 
@@ -204,7 +204,7 @@ def load_text_encoders(
     components next to checkpoints lack those of a trained encoder, which each checkpoint holds.
 
     Raises:
-        SettingsError: an encoder is of an unknown class.
+        JobConfigError: an encoder is of an unknown class.
     """
     import transformers
     from transformers import AutoTokenizer

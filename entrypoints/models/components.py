@@ -48,7 +48,7 @@ def read_preset(name: str) -> dict[str, Any]:
     """Return the preset called ``name``, with shared component configurations filled in.
 
     Raises:
-        SettingsError: there is no such preset.
+        JobConfigError: there is no such preset.
     """
     path = PRESETS / f"{name}.json"
     if not path.is_file():

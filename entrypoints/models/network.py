@@ -95,7 +95,7 @@ class Network:
         Each rank writes its own rows; the values do not depend on the sharding.
 
         Raises:
-            SettingsError: the folder's weights do not match this network.
+            JobConfigError: the folder's weights do not match this network.
         """
         self.allocate(device)
         if self._folder is None:

@@ -57,7 +57,7 @@ def build_objective(preset: Mapping[str, Any], model: ModelConfig, resolution: i
     """Build the objective of ``preset`` at ``resolution`` pixels with the run file's options.
 
     Raises:
-        SettingsError: the preset cannot be trained with the options.
+        JobConfigError: the preset cannot be trained with the options.
     """
     prediction = model.prediction_type or preset["prediction_type"]
     if (prediction == "flow") != (preset["prediction_type"] == "flow"):

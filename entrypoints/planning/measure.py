@@ -255,7 +255,7 @@ def measure_preset(name: str) -> dict[str, Any]:
     """Return the document of a preset's plan.
 
     Raises:
-        SettingsError: there is no such preset.
+        JobConfigError: there is no such preset.
         UnplannedModelError: a figure is not a quadratic in the image's area.
     """
     preset = read_preset(name)

@@ -148,7 +148,7 @@ def plan_preset(name: str, resolution: int, *, precision: str) -> ModelPlan:
     """Return the plan of the preset ``name`` for images of ``resolution`` pixels a side.
 
     Raises:
-        SettingsError: there is no such preset.
+        JobConfigError: there is no such preset.
         UnplannedModelError: it was not measured, or has changed since.
     """
     preset = read_preset(name)

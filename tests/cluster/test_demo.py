@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from tests.support.deadline import DEADLINE
+
 
 @pytest.mark.slow
 def test_demo_samples_recognizable_digits(tmp_path: Path) -> None:
@@ -21,7 +23,7 @@ def test_demo_samples_recognizable_digits(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=1500,
+        timeout=5 * DEADLINE,
         check=False,
     )
     assert result.returncode == 0, result.stdout

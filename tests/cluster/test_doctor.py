@@ -18,6 +18,7 @@ from tests.support.cluster.network_namespaces import (
     unavailable_reason,
 )
 from tests.support.cluster.training_jobs import Job, tiny_run, write_shards
+from tests.support.deadline import DEADLINE
 
 
 def tiny_job(folder: Path, timeout: int = 60, mode: str = "auto") -> Job:
@@ -85,7 +86,7 @@ def test_a_link_cut_during_a_sweep_ends_with_partial_results(tmp_path: Path) -> 
         cutter = threading.Thread(target=cut_when_busy)
         cutter.start()
         try:
-            result, _ = cluster_on(tmp_path, hosts, timeout=45).run(timeout=120)
+            result, _ = cluster_on(tmp_path, hosts, timeout=45).run(timeout=DEADLINE)
         finally:
             finished.set()
             cutter.join()
@@ -127,7 +128,7 @@ def test_without_the_first_node_the_others_end_and_report_it(tmp_path: Path) -> 
     cluster = DoctorCluster(
         tmp_path / "cluster", tiny_job(tmp_path / "job", timeout=30), 2, missing_nodes=[0]
     )
-    output = cluster.start(1).communicate(timeout=90)[0]
+    output = cluster.start(1).communicate(timeout=DEADLINE)[0]
     verdict = json.loads(cluster.verdict(1).read_text())
     assert verdict["level"] == "fail"
     assert "algo-2 did not reach algo-1" in verdict["sentence"]

@@ -11,6 +11,7 @@ from PIL import Image
 from sm_train.toolkit.jobs.events import parse_event
 
 from tests.support.cluster.training_jobs import Job, losses, shard_digests, tiny_run, write_shards
+from tests.support.deadline import DEADLINE
 
 PROMPTS = ["a grey of 1", "a grey of 2", "a grey of 3"]
 EVALUATION = {"every_steps": 2, "prompts": PROMPTS, "num_inference_steps": 2, "guidance_scale": 2.0}
@@ -119,7 +120,7 @@ def test_sigterm_interrupts_the_evaluation(tmp_path: Path) -> None:
         running.wait_for("step", step=2)
         running.process.send_signal(signal.SIGTERM)
         events = [event for line in running.lines() if (event := parse_event(line))]
-        assert running.process.wait(timeout=60) is not None
+        assert running.process.wait(timeout=DEADLINE) is not None
     assert not evaluations(events)
     [end] = [event for event in events if event["kind"] == "end"]
     assert (end["step"], end["reason"]) == (3, "sigterm")

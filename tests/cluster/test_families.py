@@ -11,6 +11,7 @@ from sm_train.entrypoints.data.shard_index import ShardIndex
 
 from tests.conftest import Cli
 from tests.support.cluster.training_jobs import Job, losses, png, tiny_run, write_shards
+from tests.support.deadline import DEADLINE
 from tests.support.image_files import write_pair
 
 FAMILIES = [
@@ -79,7 +80,7 @@ def test_precomputed_latents_train_like_images(
         ("images", ()),
     ):
         packed = tmp_path / kind
-        done = cli("pack", "in", packed, *options, timeout=180)
+        done = cli("pack", "in", packed, *options, timeout=DEADLINE)
         assert done.returncode == 0, done.stderr
         latents = ShardIndex(packed / "index.parquet").header.options.get("latents") or {}
         assert ("pooled" in latents) == (bool(options) and preset in ("tiny-sdxl", "tiny-mmdit"))

@@ -16,6 +16,7 @@ from sm_train.entrypoints.data.tar_reader import sample_members
 
 from tests.conftest import Aws, Cli
 from tests.support.cluster.training_jobs import Job, png, tiny_run, write_shards
+from tests.support.deadline import DEADLINE
 from tests.support.image_files import read_tree, write_pair
 from tests.support.run_files import write_run
 from tests.toolkit.packing.test_on_sagemaker import start_node
@@ -40,7 +41,7 @@ def pack(cli: Cli, folder: Path, components: Path, *more: str) -> Any:
     for number in range(12):
         write_pair(folder / "in", f"{number:02}.png", png(20 * number), f"a grey of {number}")
     arguments = ("--latents", components, "--resolution", "8", *more)
-    return cli("pack", "in", "out", *arguments, timeout=180)
+    return cli("pack", "in", "out", *arguments, timeout=DEADLINE)
 
 
 def test_training_uses_latents_that_packing_computed(
@@ -104,7 +105,7 @@ def test_packing_on_sagemaker_uses_the_uploaded_components(
     assert "ml.g5.2xlarge" in sent.stderr
     [body] = aws.bodies("CreateProcessingJob")
     nodes = [start_node(tmp_path, aws, body, rank) for rank in (0, 1)]
-    outputs = [node.communicate(timeout=300)[0] for node in nodes]
+    outputs = [node.communicate(timeout=DEADLINE)[0] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], outputs
     local = {name: content for name, content in read_tree(tmp_path / "out").items() if "." in name}
     assert read_objects(aws, "packed", "set/") == local
@@ -208,7 +209,7 @@ def test_repeated_nonfinite_gradients_roll_back_and_then_fail(
         make_nan(channel, tmp_path / "out/index.parquet")
         rollback = running.wait_for("warning", code="rolled-back")
         error = running.wait_for("error")
-        assert running.process.wait(60) == 1
+        assert running.process.wait(DEADLINE) == 1
     assert rollback["step"] % 5 == 0
     assert "steps in a row had no finite gradient" in error["message"]
     assert "shard-000000.tar 0000000" in error["message"]

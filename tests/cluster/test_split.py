@@ -23,6 +23,7 @@ from tests.support.cluster.training_jobs import (
     tiny_run,
     write_shards,
 )
+from tests.support.deadline import DEADLINE
 
 STEPS = 50
 BATCH = 8
@@ -184,7 +185,7 @@ def test_killed_sharded_run_resumes_bit_for_bit(tmp_path: Path, sharding: str) -
         running.wait_for("checkpoint", step=5)
         os.kill(running.workers()[1], signal.SIGKILL)
         list(running.lines())
-        assert running.process.wait(timeout=60) != 0
+        assert running.process.wait(timeout=DEADLINE) != 0
     code, events, text = killed.run(3)
     assert code == 0, text
     resumed, expected = losses(events), losses(uninterrupted)

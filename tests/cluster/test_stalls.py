@@ -26,12 +26,11 @@ from tests.support.cluster.network_namespaces import (
     unavailable_reason,
 )
 from tests.support.cluster.training_jobs import free_port, priced_document
+from tests.support.deadline import DEADLINE
 from tests.support.webhook_server import webhook_server
 
 STALL_TIMEOUT = 1
 """Seconds."""
-
-DEADLINE = 60.0
 
 
 def heartbeat_config(on_stall: str) -> dict[str, Any]:
@@ -183,11 +182,11 @@ def test_stalled_process_is_detected_explained_and_killed(
         assert function in job.report_text(stall, suffix)
         assert "State:" in job.report_text(stall, "system.txt")
         assert job.wait_for(kind="error")["code"] == "stall"
-        assert job.processes[0].wait(timeout=30) == -signal.SIGKILL
+        assert job.processes[0].wait(timeout=DEADLINE) == -signal.SIGKILL
         assert "no heartbeat for" in (tmp_path / "output" / "failure").read_text()
         # No child outlives it: not the watchdog, which would keep the output open, nor a worker.
         list(job.lines())
-        assert psutil.wait_procs(children, timeout=30)[1] == []
+        assert psutil.wait_procs(children, timeout=DEADLINE)[1] == []
     os.close(hold)
 
 

@@ -25,6 +25,7 @@ from tests.support.cluster.training_jobs import (
     write_shard,
     write_shards,
 )
+from tests.support.deadline import DEADLINE
 from tests.support.image_files import read_tree
 
 
@@ -49,7 +50,7 @@ def test_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
         running.wait_for("checkpoint", step=10)
         os.kill(running.workers()[1], signal.SIGKILL)
         list(running.lines())
-        assert running.process.wait(timeout=60) != 0
+        assert running.process.wait(timeout=DEADLINE) != 0
     shutil.rmtree(killed.base / "output", ignore_errors=True)
     code, resumed, text = killed.run(processes=3)
     assert code == 0, text
@@ -75,7 +76,7 @@ def test_killed_run_with_decode_workers_resumes_bit_for_bit(tmp_path: Path) -> N
         running.process.kill()
         running.process.wait()
         # Workers check for their parent every few seconds and must not outlive it for long.
-        assert psutil.wait_procs(children, timeout=60)[1] == []
+        assert psutil.wait_procs(children, timeout=DEADLINE)[1] == []
     code, resumed, text = killed.run()
     assert code == 0, text
     start = next(event for event in resumed if event["kind"] == "start")

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# A container engine of the tests' own, and the image of `submit --local container`, on a plain
-# Debian 12 machine as root, from Debian's packages alone:
+# Starts a container engine for the tests and builds the image of `submit --local container`. Needs
+# root on Debian 12; installs Debian packages only.
 #
-#   engine.sh up FOLDER             packages, engine, base system; needs no Python environment yet
-#   engine.sh image FOLDER PYTHON   the image, with the packages that PYTHON's environment has
-#   engine.sh down FOLDER           ends what it started and removes FOLDER
+#   engine.sh up FOLDER             install the packages, start the engine, create the base system
+#   engine.sh image FOLDER PYTHON   build the image with the packages of PYTHON's environment
+#   engine.sh down FOLDER           stop the engine and remove FOLDER
 #
-# The engine listens on FOLDER/docker.sock: export DOCKER_HOST=unix://FOLDER/docker.sock.
+# `up` needs no Python environment. The engine listens on FOLDER/docker.sock:
+# export DOCKER_HOST=unix://FOLDER/docker.sock
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 project=$(cd "$here/../.." && pwd)
@@ -21,8 +22,8 @@ up() {
             cgroupfs-mount docker.io docker-compose fuse3 iptables mmdebstrap rclone >/dev/null
     fi
     mountpoint -q /sys/fs/cgroup || cgroupfs-mount
-    # No bridge, routes or rules of its own: containers see each other, nothing else, and the
-    # machine is afterwards as it was.
+    # Without a bridge, routes or firewall rules, containers reach only each other, and nothing has
+    # to be undone afterwards.
     dockerd --data-root "$folder/data" --exec-root "$folder/exec" -H "$DOCKER_HOST" \
         -p "$folder/pid" --bridge none --iptables=false --ip-forward=false --ip-masq=false \
         >"$folder/dockerd.log" 2>&1 </dev/null &
@@ -36,7 +37,8 @@ up() {
     return 1
 }
 
-# Copied, not installed again: Debian's Python and the environment's are both 3.11.
+# Copies the environment's packages instead of installing them again. This works because Debian's
+# Python and the environment's are both 3.11.
 image() {
     local python=$1 site bin=usr/local/bin
     site=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
@@ -53,7 +55,7 @@ image() {
     tar -rf "$folder/image.tar" -C "$folder" "$bin/pip3"
     docker import -c 'ENV PIP_BREAK_SYSTEM_PACKAGES=1' "$folder/image.tar" sm-train-base >/dev/null
     rm "$folder/image.tar"
-    # Without a network: everything that it installs is there.
+    # The base image already has every package, so the build needs no network.
     docker build -q --network none --build-arg BASE=sm-train-base -t sm-train-local \
         -f "$project/toolkit/templates/local-image.Dockerfile" "$project/estimators/data"
 }

@@ -25,8 +25,9 @@ from sm_train.toolkit.demo.digits import write_digits
 from sm_train.toolkit.jobs.events import Event, read_events
 
 from tests.conftest import Cli, clean_environment
-from tests.support.capabilities import missing
+from tests.support.capabilities import skip_or_fail
 from tests.support.cluster.training_jobs import write_shards
+from tests.support.deadline import DEADLINE
 from tests.toolkit.local.test_submit_local import write_tiny
 
 HOSTS = ("algo-1", "algo-2")
@@ -42,7 +43,7 @@ def engine() -> None:
     try:
         docker("image", "inspect", "sm-train-local")
     except (OSError, subprocess.CalledProcessError) as error:
-        missing(f"no container engine with the image sm-train-local; see engine.sh ({error})")
+        skip_or_fail(f"no container engine with the image sm-train-local; see engine.sh ({error})")
 
 
 @contextmanager
@@ -63,7 +64,7 @@ def submitted(folder: Path, nodes: int) -> Iterator[subprocess.Popen[str]]:
     finally:
         if running.poll() is None:
             running.terminate()
-        running.communicate(timeout=120)
+        running.communicate(timeout=DEADLINE)
 
 
 def wait_for(running: subprocess.Popen[str], pattern: str) -> None:
@@ -78,7 +79,7 @@ def wait_for(running: subprocess.Popen[str], pattern: str) -> None:
 
 def wait_for_exit(running: subprocess.Popen[str]) -> tuple[int, str]:
     """Return exit code and remaining output; no container or network may be left."""
-    output = running.communicate(timeout=600)[1]
+    output = running.communicate(timeout=2 * DEADLINE)[1]
     assert docker("ps", "-aq") == ""
     assert "sagemaker-local" not in docker("network", "ls")
     return running.returncode, output

@@ -24,7 +24,8 @@ from tests.conftest import Cli
 from tests.support.capabilities import require_fuse
 from tests.support.cluster.training_jobs import tiny_run, write_shard
 from tests.support.data_channels import Cluster, rest_of_epoch, write_folder_index
-from tests.support.s3_mount import Get, Store, Trouble, mounted, store
+from tests.support.deadline import DEADLINE
+from tests.support.s3_mount import Bucket, Fault, Get, mount_bucket, serve_bucket
 
 SHARDS, EACH, SIDE, BATCH = 2, 130, 160, 26
 STEPS = SHARDS * EACH // BATCH
@@ -49,28 +50,28 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def bucket(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Store, Path]]:
+def bucket(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Bucket, Path]]:
     require_fuse()
-    with store() as one:
-        one.put(packed)
-        with mounted(one.url, tmp_path_factory.mktemp("fuse") / "mount") as place:
-            yield one, place
+    with serve_bucket() as bucket:
+        bucket.upload(packed)
+        with mount_bucket(bucket.url, tmp_path_factory.mktemp("fuse") / "mount") as mount:
+            yield bucket, mount
 
 
 @pytest.fixture
-def healthy_bucket(bucket: tuple[Store, Path]) -> Iterator[tuple[Store, Path]]:
+def healthy_bucket(bucket: tuple[Bucket, Path]) -> Iterator[tuple[Bucket, Path]]:
     """The bucket without the faults of the previous test."""
-    one, place = bucket
-    one.gets.clear()
-    one.trouble = Trouble()
-    yield one, place
-    one.trouble = Trouble()
+    server, mount = bucket
+    server.gets.clear()
+    server.fault = Fault()
+    yield server, mount
+    server.fault = Fault()
 
 
-def epoch(folder: Path, packed: Path, notes: Path) -> list[Batch]:
+def epoch(folder: Path, packed: Path, warnings: Path) -> list[Batch]:
     """Return one epoch of the shards in ``folder``."""
-    place = index_path(packed / "shards")
-    [loader] = Cluster([folder / "shards"], 1, notes, place).loaders(batch_size=BATCH)
+    index = index_path(packed / "shards")
+    [loader] = Cluster([folder / "shards"], 1, warnings, index).loaders(batch_size=BATCH)
     return rest_of_epoch(loader)
 
 
@@ -86,14 +87,14 @@ def read_ranges(gets: list[Get], name: str) -> list[Get]:
 
 
 def test_training_reads_each_byte_once_and_in_order(
-    cli: Cli, tmp_path: Path, packed: Path, healthy_bucket: tuple[Store, Path]
+    cli: Cli, tmp_path: Path, packed: Path, healthy_bucket: tuple[Bucket, Path]
 ) -> None:
-    seen, place = healthy_bucket
+    bucket, mount = healthy_bucket
     document = tiny_run(max_steps=STEPS, per_device_batch_size=BATCH).model_dump(mode="json")
-    document["data"]["local"] = str(place / "shards")
+    document["data"]["local"] = str(mount / "shards")
     run = tmp_path / "run.yaml"
     run.write_text(yaml.safe_dump(document))
-    result = cli("submit", run, "--local", "--nodes", "1", network="loopback", timeout=300)
+    result = cli("submit", run, "--local", "--nodes", "1", network="loopback", timeout=DEADLINE)
     assert result.returncode == 0, result.stderr
     events = list(read_events(tmp_path / "local-runs" / "tiny" / "8px"))
     [read] = [event for event in events if event["kind"] == "epoch"]
@@ -107,42 +108,42 @@ def test_training_reads_each_byte_once_and_in_order(
         size = shard.stat().st_size
         stored += size
         jumps, ends = 0, set[int]()
-        for get in read_ranges(seen.gets, shard.name):
+        for get in read_ranges(bucket.gets, shard.name):
             jumps += get.start not in ends
             ends.add(get.start + get.sent)
         # In order within each read range; several ranges are read concurrently.
-        assert jumps <= passes * -(-size // READ_BYTES), [vars(get) for get in seen.gets]
-    sent = sum(get.sent for get in seen.gets if get.key.endswith(".tar"))
+        assert jumps <= passes * -(-size // READ_BYTES), [vars(get) for get in bucket.gets]
+    sent = sum(get.sent for get in bucket.gets if get.key.endswith(".tar"))
     assert stored < SHUFFLE_BLOCK_BYTES
     assert 0.99 <= sent / (passes * stored) <= 1.05
 
 
 def test_slow_and_truncated_responses_change_nothing(
-    tmp_path: Path, packed: Path, healthy_bucket: tuple[Store, Path]
+    tmp_path: Path, packed: Path, healthy_bucket: tuple[Bucket, Path]
 ) -> None:
-    seen, place = healthy_bucket
+    bucket, mount = healthy_bucket
     plain = epoch(packed, packed, tmp_path / "plain")
     # Every tenth response ends early, as if the connection broke; the mount requests the rest.
-    seen.trouble = Trouble(0.05, lambda get: 1000 if len(seen.gets) % 10 == 0 else None)
-    troubled = epoch(place, packed, tmp_path / "troubled")
-    assert any(get.sent == 1000 for get in seen.gets)
-    assert [batch.captions for batch in troubled] == [batch.captions for batch in plain]
-    for batch, other in zip(troubled, plain, strict=True):
+    bucket.fault = Fault(0.05, lambda get: 1000 if len(bucket.gets) % 10 == 0 else None)
+    faulty = epoch(mount, packed, tmp_path / "faulty")
+    assert any(get.sent == 1000 for get in bucket.gets)
+    assert [batch.captions for batch in faulty] == [batch.captions for batch in plain]
+    for batch, other in zip(faulty, plain, strict=True):
         assert torch.equal(batch.pixels, other.pixels)
         assert not batch.bad_samples
 
 
 def test_unreadable_bytes_lose_only_their_samples(
-    tmp_path: Path, packed: Path, healthy_bucket: tuple[Store, Path]
+    tmp_path: Path, packed: Path, healthy_bucket: tuple[Bucket, Path]
 ) -> None:
-    seen, place = healthy_bucket
+    bucket, mount = healthy_bucket
 
     def truncate(get: Get) -> int | None:
         affected = get.key == "shards/shard-1.tar" and get.start + 2**18 > READ_BYTES
         return 1000 if affected else None
 
-    seen.trouble = Trouble(cut=truncate)
-    batches = epoch(place, packed, tmp_path / "notes")
+    bucket.fault = Fault(truncate_to=truncate)
+    batches = epoch(mount, packed, tmp_path / "warnings")
     bad = [one for batch in batches for one in batch.bad_samples]
     assert {(one.shard, one.reason) for one in bad} == {("shard-1.tar", "read-error")}
     assert 10 < len(bad) < EACH / 2

@@ -11,7 +11,8 @@ import psutil
 
 from tests.cluster.test_stalls import STALL_TIMEOUT, WatchedJob
 from tests.support.capabilities import require_fuse
-from tests.support.s3_mount import Trouble, mounted, store
+from tests.support.deadline import DEADLINE
+from tests.support.s3_mount import Fault, mount_bucket, serve_bucket
 
 
 def test_worker_stuck_in_a_fuse_read_is_blamed_and_the_job_ends(tmp_path: Path) -> None:
@@ -20,13 +21,13 @@ def test_worker_stuck_in_a_fuse_read_is_blamed_and_the_job_ends(tmp_path: Path) 
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "shard.tar").write_bytes(bytes(2**20))
     (tmp_path / "job").mkdir()
-    with store() as bucket:
-        bucket.put(tmp_path / "data")
+    with serve_bucket() as bucket:
+        bucket.upload(tmp_path / "data")
         # Unmounting waits for outstanding requests.
-        with mounted(bucket.url, tmp_path / "mount") as place, ExitStack() as release:
-            bucket.trouble = Trouble(seconds=1000)
-            release.callback(bucket.trouble.over.set)
-            path = str(place / "shard.tar")
+        with mount_bucket(bucket.url, tmp_path / "mount") as folder, ExitStack() as release:
+            bucket.fault = Fault(seconds=1000)
+            release.callback(bucket.fault.released.set)
+            path = str(folder / "shard.tar")
             with WatchedJob(tmp_path / "job", ["read"], "kill", {"READ": path}) as watched:
                 stall = watched.wait_for(code="stall", kind="warning")
                 assert stall["phase"] == "data"
@@ -35,11 +36,13 @@ def test_worker_stuck_in_a_fuse_read_is_blamed_and_the_job_ends(tmp_path: Path) 
                 stacks = watched.report_text(stall, "workers.txt")
                 assert "read_for_ever" in stacks
                 [worker] = re.findall(r"^Process (\d+): .*spawn_main", stacks, re.MULTILINE)
-                about = watched.report_text(stall, "system.txt").partition(f"process {worker}: ")[2]
+                worker_state = watched.report_text(stall, "system.txt").partition(
+                    f"process {worker}: "
+                )[2]
                 # Kernels differ: it waits in the page cache or in FUSE.
-                assert re.search("folio_wait|request_wait", about.partition("\n\n")[0])
+                assert re.search("folio_wait|request_wait", worker_state.partition("\n\n")[0])
                 assert watched.wait_for(kind="error")["code"] == "stall"
-                assert watched.processes[0].wait(timeout=30) == -signal.SIGKILL
+                assert watched.processes[0].wait(timeout=DEADLINE) == -signal.SIGKILL
                 assert "no heartbeat for" in (tmp_path / "job" / "output" / "failure").read_text()
                 # No response was sent so far. Once it is, the worker exits and closes the output.
                 assert bucket.gets
@@ -47,4 +50,4 @@ def test_worker_stuck_in_a_fuse_read_is_blamed_and_the_job_ends(tmp_path: Path) 
                 release.close()
                 list(watched.lines())
                 with suppress(psutil.NoSuchProcess):
-                    psutil.Process(int(worker)).wait(timeout=30)
+                    psutil.Process(int(worker)).wait(timeout=DEADLINE)

@@ -1,4 +1,4 @@
-"""What a machine may lack: a reason to skip a test, or in CI, which brings it, a failure."""
+"""Skips tests whose tools are not installed; in CI, which installs them, fails them instead."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import NoReturn
 import pytest
 
 
-def missing(what: str, required: str = "REQUIRE_CONTAINERS") -> NoReturn:
-    """Skip the test; fail it where this variable says that everything should be there."""
+def skip_or_fail(reason: str, required: str = "REQUIRE_CONTAINERS") -> NoReturn:
+    """Skip the test, or fail it if the environment variable ``required`` is set."""
     if os.environ.get(required):
-        pytest.fail(what)
-    pytest.skip(what)
+        pytest.fail(reason)
+    pytest.skip(reason)
 
 
 def require_fuse() -> None:
-    """What mounting a bucket takes."""
+    """Skip or fail the test if a bucket cannot be mounted."""
     for program in ("rclone", "fusermount3"):
         if not shutil.which(program):
-            missing(f"{program} is not installed; see engine.sh")
+            skip_or_fail(f"{program} is not installed; see engine.sh")
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        missing("/dev/fuse cannot be opened here")
+        skip_or_fail("/dev/fuse cannot be opened")

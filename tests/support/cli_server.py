@@ -1,7 +1,8 @@
-"""Runs ``sm-train`` in a process of its own that need not import everything anew.
+"""Runs each ``sm-train`` command in its own process without repeating the imports.
 
-A server of each test process has imported what the commands use (the SageMaker SDK alone takes
-seconds) and forks for each command. That commands import little is tested with fresh interpreters.
+Each test process has one fork server that has imported what the commands use (the SageMaker SDK
+alone takes seconds) and forks for each command. The tests of lazy imports start a new interpreter
+instead.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ PRELOADED = (
     "sagemaker.train.model_trainer",
 )
 
-_STARTING = threading.Lock()
+_START_LOCK = threading.Lock()
 
 
 def run(
@@ -47,13 +48,13 @@ def run(
     stdin: str,
     timeout: float,
 ) -> subprocess.CompletedProcess[str]:
-    """What :func:`subprocess.run` of ``sm-train arguments`` gives, after ``prelude``'s code."""
+    """Execute ``prelude`` and ``sm-train arguments``; return the same as :func:`subprocess.run`."""
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / name for name in ("stdin", "stdout", "stderr")]
         files[0].write_text(stdin, encoding="utf-8")
-        with _STARTING:
+        with _START_LOCK:
             process = _context().Process(
-                target=_command, args=(prelude, list(arguments), dict(env), cwd, files)
+                target=_become_command, args=(prelude, list(arguments), dict(env), cwd, files)
             )
             process.start()
         process.join(timeout)
@@ -67,7 +68,7 @@ def run(
 
 @cache
 def _context() -> multiprocessing.context.ForkServerContext:
-    """With the server running, started once; it has no credentials and nobody's home."""
+    """Start the fork server once, without AWS credentials or a home folder; return its context."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED))
     with pytest.MonkeyPatch.context() as patch:
@@ -78,18 +79,23 @@ def _context() -> multiprocessing.context.ForkServerContext:
     return context
 
 
-def _command(
+def _become_command(
     prelude: str, arguments: list[str], env: dict[str, str], cwd: Path, files: list[Path]
 ) -> None:
-    """In the forked process: become the command."""
-    for number, path in enumerate(files):
-        file = os.open(path, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT)
-        os.dup2(file, number)
+    """Run the command in the forked process, with its streams, environment and folder.
+
+    ``files`` are the paths for standard input, output and error.
+    """
+    for descriptor, path in enumerate(files):
+        file = os.open(path, os.O_RDONLY if descriptor == 0 else os.O_WRONLY | os.O_CREAT)
+        os.dup2(file, descriptor)
         os.close(file)
+    # The fork inherits Python's stream objects of the server: replace them by new ones on the
+    # command's descriptors.
     sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)))
     sys.stdout, sys.stderr = (
-        io.TextIOWrapper(io.BufferedWriter(io.FileIO(number, "w", closefd=False)), "utf-8")
-        for number in (1, 2)
+        io.TextIOWrapper(io.BufferedWriter(io.FileIO(descriptor, "w", closefd=False)), "utf-8")
+        for descriptor in (1, 2)
     )
     os.environ.clear()
     os.environ.update(env)
@@ -101,10 +107,11 @@ def _command(
         exec(prelude, {})
         import_module("sm_train.toolkit.cli").main(arguments)
         code = 0
-    except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException:
         traceback.print_exc()
+    # os._exit skips exit handlers and flushing; a normal exit would run pytest's as well.
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(BrokenPipeError):

@@ -1,9 +1,9 @@
-"""How long tests wait."""
+"""The timeout of tests for processes, threads and events."""
 
 from __future__ import annotations
 
-DEADLINE = 180.0
-"""Seconds until a test gives up waiting for a process or an event.
+DEADLINE = 300.0
+"""Seconds that a test waits for a process, thread or event before it fails.
 
-Long, so that it holds on a busy machine; only a test that fails waits for it.
+Long enough for a loaded machine; only a failing test waits that long.
 """

@@ -1,6 +1,6 @@
-"""Lists the files of installed packages and of what they need, as paths below ``lib``.
+"""Lists the files of installed packages and of their dependencies, as paths relative to ``lib``.
 
-The argument is a requirements file; PyTorch and what it takes to run the file stand beside it.
+The argument is a requirements file; :data:`_BASE_PACKAGES` are listed in addition.
 """
 
 from __future__ import annotations
@@ -12,31 +12,33 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-_ALSO = ["torch", "numpy", "pillow", "pip"]
+_BASE_PACKAGES = ["torch", "numpy", "pillow", "pip"]
 
 
 def closure(names: list[str]) -> set[str]:
-    """``names`` and everything that they depend on here."""
+    """Return ``names`` and all their dependencies in this environment."""
     found: set[str] = set()
-    left = list(names)
-    while left:
-        name = canonicalize_name(left.pop())
+    pending = list(names)
+    while pending:
+        name = canonicalize_name(pending.pop())
         if name in found:
             continue
         found.add(name)
-        needs = [Requirement(line) for line in distribution(name).requires or ()]
-        left += [
-            need.name for need in needs if not need.marker or need.marker.evaluate({"extra": ""})
+        requirements = [Requirement(line) for line in distribution(name).requires or ()]
+        pending += [
+            requirement.name
+            for requirement in requirements
+            if not requirement.marker or requirement.marker.evaluate({"extra": ""})
         ]
     return found
 
 
 def main() -> None:
     lines = Path(sys.argv[1]).read_text().splitlines()
-    wanted = [Requirement(line).name for line in lines if line and not line.startswith("#")]
-    for name in sorted(closure(wanted + _ALSO)):
+    required = [Requirement(line).name for line in lines if line and not line.startswith("#")]
+    for name in sorted(closure(required + _BASE_PACKAGES)):
         for file in distribution(name).files or ():
-            # Scripts name the environment's own interpreter.
+            # Skip scripts: their first line names this environment's interpreter.
             if ".." not in file.parts and Path(str(file.locate())).is_file():
                 print(f"python3.11/site-packages/{file}")
 

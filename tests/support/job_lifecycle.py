@@ -24,9 +24,9 @@ class FakeSageMaker:
 
     def __init__(self, aws: Aws) -> None:
         self._aws = aws
-        aws.answers["CreateTrainingJob"] = self._reject_duplicate
-        aws.amendments["CreateTrainingJob"] = self._start
-        aws.answers["StopTrainingJob"] = self._stop
+        aws.responses["CreateTrainingJob"] = self._reject_duplicate
+        aws.response_filters["CreateTrainingJob"] = self._start
+        aws.responses["StopTrainingJob"] = self._stop
 
     def _reject_duplicate(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]] | None:
         if body["TrainingJobName"] in self._jobs(body.get("_region", "us-east-1")):

@@ -27,26 +27,26 @@ class Aws:
     """Operation and body of every call of a JSON protocol."""
     requests: list[tuple[str, str, str]] = field(default_factory=list)
     """Method, path and query of every call of another protocol, such as S3's."""
-    refusals: dict[str, str] = field(default_factory=dict)
-    """Operation → the error code to answer with."""
-    amendments: dict[str, Callable[[dict[str, Any]], dict[str, Any] | None]] = field(
+    error_codes: dict[str, str] = field(default_factory=dict)
+    """Operation → the error code that the server returns."""
+    response_filters: dict[str, Callable[[dict[str, Any]], dict[str, Any] | None]] = field(
         default_factory=dict
     )
-    """Operation → a function of moto's answer that returns what the service would answer; None
-    loses the answer after the operation has been carried out."""
-    answers: dict[str, Callable[[dict[str, Any]], tuple[int, dict[str, Any]] | None]] = field(
+    """Operation → a function that maps moto's response to the one to send; None drops the response
+    after moto has carried out the operation."""
+    responses: dict[str, Callable[[dict[str, Any]], tuple[int, dict[str, Any]] | None]] = field(
         default_factory=dict
     )
     """Operation → a function of the call's body, with the region as ``_region``, that returns a
-    status and a body, or None to let moto answer."""
+    status and a body, or None to let moto respond."""
 
     def bodies(self, operation: str) -> list[dict[str, Any]]:
-        """The bodies of the calls of ``operation``, in order."""
+        """Return the bodies of the calls of ``operation``, in order."""
         return [body for name, body in self.calls if name == operation]
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables that send a process's AWS calls to this server."""
+        """Return the variables that direct a process's AWS calls to this server."""
         return {
             "AWS_ENDPOINT_URL": self.url,
             "AWS_ACCESS_KEY_ID": "testing",
@@ -54,6 +54,7 @@ class Aws:
         }
 
     def client(self, service: str, region: str = "us-east-1") -> Any:
+        """Return a boto3 client of this server."""
         import boto3
 
         return boto3.client(  # type: ignore[call-overload]
@@ -79,14 +80,14 @@ class Aws:
 
 @contextmanager
 def moto_server() -> Iterator[Aws]:
-    """A server with an empty account."""
+    """Serve an empty AWS account on loopback until the context ends."""
     from werkzeug.serving import make_server
 
     aws = Aws("")
     moto = _moto()
 
     def application(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        return _answer(aws, environ, start_response)
+        return _handle_request(aws, environ, start_response)
 
     server = make_server("127.0.0.1", 0, application, threaded=True)
     aws.url = f"http://127.0.0.1:{server.server_port}"
@@ -103,7 +104,7 @@ def moto_server() -> Iterator[Aws]:
 
 @cache
 def _moto() -> Any:
-    """moto's application: its routes are built once for each pytest worker."""
+    """Return moto's application; its routes are built once for each pytest worker."""
     from moto.backends import get_backend
     from moto.server import DomainDispatcherApplication, create_backend_app
 
@@ -114,15 +115,15 @@ def _moto() -> Any:
 
 
 def _reset(moto: Any) -> None:
-    """Empty every account, as moto's own reset address does."""
+    """Empty every account through moto's reset endpoint."""
     from werkzeug.test import Client
 
     response = Client(moto).post("/moto-api/reset", base_url="http://127.0.0.1")
     assert response.status_code == 200, response.text
 
 
-def _answer(aws: Aws, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-    """Record a call; answer it as the test says, or let moto answer."""
+def _handle_request(aws: Aws, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+    """Record a call; return the response that the test configured, or moto's."""
     from werkzeug.test import run_wsgi_app
 
     moto = _moto()
@@ -135,24 +136,24 @@ def _answer(aws: Aws, environ: dict[str, Any], start_response: Any) -> Iterable[
     environ["wsgi.input"] = io.BytesIO(content)
     operation, body = target.rsplit(".", 1)[-1], json.loads(content or b"{}")
     aws.calls.append((operation, body))
-    if operation in aws.refusals:
-        refusal = {"__type": aws.refusals[operation], "message": "refused by the test"}
-        return _respond(start_response, 400, refusal)
-    # The region of a call is only in its signature.
+    if operation in aws.error_codes:
+        error = {"__type": aws.error_codes[operation], "message": "rejected by the test"}
+        return _respond(start_response, 400, error)
+    # Only the signature of a call names its region.
     region = environ.get("HTTP_AUTHORIZATION", "//").split("/")[2]
-    answer = aws.answers.get(operation, lambda _: None)(body | {"_region": region})
-    if answer is not None:
-        return _respond(start_response, *answer)
-    if operation not in aws.amendments:
+    response = aws.responses.get(operation, lambda _: None)(body | {"_region": region})
+    if response is not None:
+        return _respond(start_response, *response)
+    if operation not in aws.response_filters:
         return cast("Iterable[bytes]", moto(environ, start_response))
     pages, status, headers = run_wsgi_app(moto, environ)
-    amended = aws.amendments[operation](json.loads(b"".join(pages)))
-    if amended is None:
+    filtered = aws.response_filters[operation](json.loads(b"".join(pages)))
+    if filtered is None:
         start_response("500 Lost", [])
         return [b""]
     headers.remove("Content-Length")
     start_response(status, headers.to_wsgi_list())
-    return [json.dumps(amended).encode()]
+    return [json.dumps(filtered).encode()]
 
 
 def _respond(start_response: Any, status: int, body: dict[str, Any]) -> list[bytes]:

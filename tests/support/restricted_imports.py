@@ -1,21 +1,21 @@
-"""What an image without the rest of this environment would do."""
+"""Simulates an image that lacks some of this environment's packages."""
 
-ONLY = """
+RESTRICT_IMPORTS = """
 import sys
 from importlib import metadata
 from importlib.abc import MetaPathFinder
 from packaging.requirements import Requirement
 
-def plain(name):
+def normalized(name):
     return name.lower().replace("_", "-")
 
 def closure(name, found):
-    if plain(name) not in found:
-        found.add(plain(name))
+    if normalized(name) not in found:
+        found.add(normalized(name))
         for line in metadata.requires(name) or ():
-            one = Requirement(line)
-            if one.marker is None or one.marker.evaluate({"extra": ""}):
-                closure(one.name, found)
+            requirement = Requirement(line)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                closure(requirement.name, found)
     return found
 
 allowed = set()
@@ -23,16 +23,16 @@ for name in sys.argv[1].split():
     closure(name, allowed)
 owners = metadata.packages_distributions()
 
-class Refuse(MetaPathFinder):
+class RestrictedFinder(MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         top = name.partition(".")[0]
-        if top in owners and top != "sm_train" and not allowed & set(map(plain, owners[top])):
+        if top in owners and top != "sm_train" and not allowed & set(map(normalized, owners[top])):
             raise ImportError(f"{name} is not in the image")
 
 for name in [n for n in sys.modules if n.partition(".")[0] in owners]:
     del sys.modules[name]
-sys.meta_path.insert(0, Refuse())
+sys.meta_path.insert(0, RestrictedFinder())
 """
-"""The beginning of a program: only the distributions named in its first argument, and what they
-require, can be imported.
+"""Prelude of a program that lets it import only the distributions named in its first argument and
+their dependencies.
 """

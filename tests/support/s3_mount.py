@@ -1,4 +1,4 @@
-"""A bucket of moto's behind FUSE, as FastFile shows a channel, and what was asked of it."""
+"""Mounts a moto bucket through FUSE, as FastFile mounts a channel, and records its requests."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support.deadline import DEADLINE
+
 BUCKET = "data"
-_PIECE = 2**16
+_BLOCK_BYTES = 2**16
 
 
 @dataclass
 class Get:
-    """One read of an object: the first byte asked for, and how many were sent."""
+    """A GET request of an object: the first byte requested and the number of bytes sent."""
 
     key: str
     start: int
@@ -27,24 +29,28 @@ class Get:
 
 
 @dataclass
-class Trouble:
-    """``seconds`` before each answer, or until it is ``over``; ``cut`` ends the answer to a GET
-    after so many bytes, or with None lets it be.
+class Fault:
+    """A fault of the server: delays each response by ``seconds``, or until ``released`` is set.
+
+    ``truncate_to`` returns the number of bytes after which the response to a GET ends, or None for
+    the complete response.
     """
 
     seconds: float = 0.0
-    cut: Callable[[Get], int | None] = lambda get: None
-    over: threading.Event = field(default_factory=threading.Event)
+    truncate_to: Callable[[Get], int | None] = lambda get: None
+    released: threading.Event = field(default_factory=threading.Event)
 
 
 @dataclass
-class Store:
+class Bucket:
+    """The bucket :data:`BUCKET` of a server at ``url``, and the GET requests it received."""
+
     url: str = ""
     gets: list[Get] = field(default_factory=list)
-    trouble: Trouble = field(default_factory=Trouble)
+    fault: Fault = field(default_factory=Fault)
 
-    def put(self, folder: Path) -> None:
-        """Upload everything below ``folder`` under its path."""
+    def upload(self, folder: Path) -> None:
+        """Create the bucket and upload all files in ``folder``; a key is the relative path."""
         import boto3
 
         s3 = boto3.client(
@@ -61,56 +67,57 @@ class Store:
 
 
 @contextmanager
-def store() -> Iterator[Store]:
-    """A server of its own on loopback."""
+def serve_bucket() -> Iterator[Bucket]:
+    """Serve a bucket on loopback until the context ends."""
     from moto.server import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import make_server
     from werkzeug.test import run_wsgi_app
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    inner = DomainDispatcherApplication(create_backend_app)
-    seen = Store()
+    moto = DomainDispatcherApplication(create_backend_app)
+    bucket = Bucket()
 
-    def recording(environ: dict[str, Any], start_response: Any) -> Any:
+    def application(environ: dict[str, Any], start_response: Any) -> Any:
         path = environ["PATH_INFO"].removeprefix(f"/{BUCKET}").strip("/")
         if environ["REQUEST_METHOD"] != "GET" or not path:
-            return inner(environ, start_response)
-        asked = environ.get("HTTP_RANGE", "bytes=0-").removeprefix("bytes=").partition("-")
-        get = Get(path, int(asked[0]))
-        seen.gets.append(get)
-        seen.trouble.over.wait(seen.trouble.seconds)
-        pages, status, headers = run_wsgi_app(inner, environ)
+            return moto(environ, start_response)
+        requested = environ.get("HTTP_RANGE", "bytes=0-").removeprefix("bytes=").partition("-")
+        get = Get(path, int(requested[0]))
+        bucket.gets.append(get)
+        bucket.fault.released.wait(bucket.fault.seconds)
+        pages, status, headers = run_wsgi_app(moto, environ)
         content = b"".join(pages)
         start_response(status, headers.to_wsgi_list())
-        return _sent(get, content[: seen.trouble.cut(get)])
+        return _send(get, content[: bucket.fault.truncate_to(get)])
 
-    server = make_server("127.0.0.1", 0, recording, threaded=True)
-    seen.url = f"http://127.0.0.1:{server.server_port}"
+    server = make_server("127.0.0.1", 0, application, threaded=True)
+    bucket.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield seen
+        yield bucket
     finally:
         server.shutdown()
         thread.join()
 
 
-def _sent(get: Get, content: bytes) -> Iterator[bytes]:
-    for place in range(0, len(content), _PIECE):
-        piece = content[place : place + _PIECE]
-        yield piece
-        get.sent += len(piece)
+def _send(get: Get, content: bytes) -> Iterator[bytes]:
+    """Yield ``content`` in blocks; count in ``get`` those that the client took."""
+    for start in range(0, len(content), _BLOCK_BYTES):
+        block = content[start : start + _BLOCK_BYTES]
+        yield block
+        get.sent += len(block)
 
 
 @contextmanager
-def mounted(url: str, place: Path) -> Iterator[Path]:
-    """The bucket at ``place``, read-only and without a cache, as rclone mounts it."""
-    place.mkdir()
+def mount_bucket(url: str, folder: Path) -> Iterator[Path]:
+    """Mount the bucket at ``folder`` with rclone, read-only and without a cache."""
+    folder.mkdir()
     command = [
         "rclone",
         "mount",
         f":s3:{BUCKET}",
-        str(place),
+        str(folder),
         "--config",
         "/dev/null",
         "--s3-provider",
@@ -128,8 +135,8 @@ def mounted(url: str, place: Path) -> Iterator[Path]:
         "off",
         "--no-modtime",
         "--no-checksum",
-        # As much is asked for as is read: no buffer of rclone's own ahead of the reader, and
-        # requests so short that little of the last one goes to waste.
+        # Request only what is read: no read-ahead buffer in rclone, and requests short enough
+        # that little of the last one is wasted.
         "--buffer-size",
         "0",
         "--vfs-read-chunk-size",
@@ -143,20 +150,20 @@ def mounted(url: str, place: Path) -> Iterator[Path]:
         "--retries",
         "1",
     ]
-    # Debian's rclone 1.60 fails on the machine's own bundle of certificates; here is no TLS.
+    # Debian's rclone 1.60 fails on some certificate bundles, and the loopback server has no TLS.
     environment = {key: value for key, value in os.environ.items() if key != "AWS_CA_BUNDLE"}
-    # What it says goes to a file: a pipe that nobody reads fills up, and rclone stands still.
-    log = place.with_suffix(".log")
-    with log.open("w") as said:
-        mounting = subprocess.Popen(command, env=environment, stderr=said)
+    # Log to a file: a pipe that nobody reads fills up and blocks rclone.
+    log = folder.with_suffix(".log")
+    with log.open("w") as stderr:
+        rclone = subprocess.Popen(command, env=environment, stderr=stderr)
     try:
-        deadline = time.monotonic() + 30
-        while not place.is_mount():
-            assert mounting.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, "rclone mounts nothing"
+        deadline = time.monotonic() + DEADLINE
+        while not folder.is_mount():
+            assert rclone.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, "rclone did not mount the bucket"
             time.sleep(0.05)
-        yield place
+        yield folder
     finally:
-        subprocess.run(["fusermount3", "-uz", place], check=False)
-        mounting.terminate()
-        mounting.wait(timeout=30)
+        subprocess.run(["fusermount3", "-uz", folder], check=False)
+        rclone.terminate()
+        rclone.wait(timeout=DEADLINE)

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from tests.support.deadline import DEADLINE
+
 SECRET = "T00000000/B00000000/XXXXXXXXXXXXXXXXXXXXXXXX"
 
 
@@ -32,7 +34,7 @@ class WebhookServer:
     def address(self) -> str:
         return f"http://127.0.0.1:{self.port}/services/{SECRET}"
 
-    def wait_for(self, count: int, seconds: float = 30) -> list[dict[str, Any]]:
+    def wait_for(self, count: int, seconds: float = DEADLINE) -> list[dict[str, Any]]:
         """Wait until ``count`` bodies were received; returns them."""
         with self.changed:
             complete = self.changed.wait_for(lambda: len(self.received) >= count, seconds)

@@ -139,11 +139,14 @@ def _matches(stage: CostStage, measurement: Measurement) -> bool:
 
 
 def _with_speed(
-    stage: CostStage, own: Sequence[Measurement], known: Sequence[Measurement], rescale_batch: bool
+    stage: CostStage,
+    matching: Sequence[Measurement],
+    known: Sequence[Measurement],
+    rescale_batch: bool,
 ) -> CostStage:
-    """Set the stage's speed: measured (``own``), stated, or converted from ``known`` ones."""
-    if own:
-        measured = resolve_speed(stage, own, rescale_batch=rescale_batch)
+    """Set the stage's speed: measured (``matching``), stated, or converted from ``known`` ones."""
+    if matching:
+        measured = resolve_speed(stage, matching, rescale_batch=rescale_batch)
         if measured is not None and measured.basis in ("measured", "illustration"):
             return stage.at(measured)
     if stage.speed is not None:

@@ -1,9 +1,9 @@
-# The image of `sm-train submit --local container`: Python, PyTorch for the CPU or not, and the very
-# packages that a job installs, so that starting a container installs nothing. In a checkout:
+# Image of `sm-train submit --local container`: Python, PyTorch (the build argument TORCH) and the
+# packages that a job installs, so that a container starts without installing anything. In a checkout:
 #
 #   docker build -t sm-train-local -f toolkit/templates/local-image.Dockerfile estimators/data
 #
-# For SageMaker itself this is too slim: its images bring CUDA, NCCL and EFA.
+# Not for use on SageMaker: it lacks the CUDA, NCCL and EFA of AWS's images.
 ARG BASE=python:3.11-slim-bookworm
 FROM ${BASE}
 ARG TORCH=torch==2.13.0

@@ -21,6 +21,8 @@ from sm_train.entrypoints.distributed.rendezvous import (
 )
 from sm_train.toolkit.jobs.events import parse_event
 
+from tests.support.deadline import DEADLINE
+
 NODES = ("algo-1", "algo-2", "algo-3", "algo-4")
 
 
@@ -68,25 +70,25 @@ def test_unreachable_first_node_is_named_with_its_port() -> None:
 def test_node_may_start_before_the_first_one() -> None:
     address = RendezvousAddress("127.0.0.1", free_port())
     with ThreadPoolExecutor(1) as nodes:
-        joined = nodes.submit(join, "algo-2", address, timeout=60.0)
+        joined = nodes.submit(join, "algo-2", address, timeout=DEADLINE)
         time.sleep(1.5)
-        wait_for_nodes(NODES[:2], address.port, print, timeout=60.0)
-        assert joined.exception(timeout=30) is None
+        wait_for_nodes(NODES[:2], address.port, print, timeout=DEADLINE)
+        assert joined.exception(timeout=DEADLINE) is None
 
 
 def test_port_is_free_again_after_the_rendezvous() -> None:
     address = RendezvousAddress("127.0.0.1", free_port())
     with ThreadPoolExecutor(1) as nodes:
         for _ in range(2):
-            joined = nodes.submit(join, "algo-2", address, timeout=60.0)
-            wait_for_nodes(NODES[:2], address.port, print, timeout=60.0)
-            assert joined.exception(timeout=30) is None
+            joined = nodes.submit(join, "algo-2", address, timeout=DEADLINE)
+            wait_for_nodes(NODES[:2], address.port, print, timeout=DEADLINE)
+            assert joined.exception(timeout=DEADLINE) is None
 
 
 def test_foreign_connections_are_not_counted() -> None:
     address = RendezvousAddress("127.0.0.1", free_port())
     with ThreadPoolExecutor(1) as nodes:
-        first = nodes.submit(wait_for_nodes, NODES[:2], address.port, print, timeout=60.0)
+        first = nodes.submit(wait_for_nodes, NODES[:2], address.port, print, timeout=DEADLINE)
         for data in (b"", b"\xff\xfe\n", b"GET / HTTP/1.1\r\n", b"x" * 100_000):
             connection = connect_when_listening(address.port)
             try:
@@ -96,8 +98,8 @@ def test_foreign_connections_are_not_counted() -> None:
             finally:
                 connection.close()
         assert not first.done()
-        join("algo-2", address, timeout=30.0)
-        assert first.exception(timeout=30) is None
+        join("algo-2", address, timeout=DEADLINE)
+        assert first.exception(timeout=DEADLINE) is None
 
 
 def connect_when_listening(port: int) -> socket.socket:
@@ -143,7 +145,7 @@ def launch(tmp_path: Path, nodes: int) -> subprocess.CompletedProcess[str]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=DEADLINE,
         check=False,
     )
 

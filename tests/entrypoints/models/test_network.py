@@ -41,7 +41,7 @@ def network(preset: str, side: int = 8, folder: Path | None = None, seed: int = 
 @pytest.mark.parametrize(
     ("preset", "millions", "tolerance"),
     [
-        # The sizes that the models' papers and cards state; 20 billion is our own scale.
+        # The sizes that the models' papers and cards state; mmdit-20b is not published.
         ("sd2", 865.9, 0.0001),
         ("sdxl", 2567, 0.001),
         ("dit-xl", 611, 0.001),

@@ -27,8 +27,9 @@ from sm_train.entrypoints.packing.storage import S3Access, S3Prefix, s3_client
 from sm_train.entrypoints.packing.streaming import STREAM_STATE, StreamingPacker
 
 from tests.conftest import Aws, Cli
+from tests.support.deadline import DEADLINE
 from tests.support.image_files import image_bytes
-from tests.support.restricted_imports import ONLY
+from tests.support.restricted_imports import RESTRICT_IMPORTS
 
 
 class FakeContext:
@@ -411,7 +412,7 @@ def test_the_handler_runs_in_the_lambda_runtime(deployment: Deployment, tmp_path
         env=os.environ | {"AWS_LAMBDA_RUNTIME_API": f"127.0.0.1:{server.server_port}"},
     )
     try:
-        assert server.idle.wait(60)
+        assert server.idle.wait(DEADLINE)
     finally:
         process.kill()
         process.wait()
@@ -445,7 +446,7 @@ def test_the_container_image_has_all_required_packages(
     deployment.arrive("a.jpg", image_bytes(1))
     event = json.dumps({"Records": deployment.receive()})
     run = subprocess.run(
-        [sys.executable, "-c", ONLY + FUNCTION, " ".join(packages), event],
+        [sys.executable, "-c", RESTRICT_IMPORTS + FUNCTION, " ".join(packages), event],
         capture_output=True,
         text=True,
         check=False,

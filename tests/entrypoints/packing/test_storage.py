@@ -29,6 +29,7 @@ from sm_train.entrypoints.packing.storage import (
 )
 
 from tests.conftest import Aws
+from tests.support.deadline import DEADLINE
 
 MEGABYTE = 2**20
 
@@ -86,7 +87,7 @@ def test_large_objects_are_downloaded_in_parallel(
 
     def wait_for_others() -> None:
         if next(reads) > 0:  # the first request learns the size
-            together.wait(30)
+            together.wait(DEADLINE)
 
     before_request("GetObject", wait_for_others)
     assert prefix.read("a") == content
@@ -167,7 +168,7 @@ def test_a_missing_bucket_is_the_error_of_the_write(prefix: S3Prefix, size: int)
 def test_a_failed_upload_stops_its_producer(prefix: S3Prefix) -> None:
     """A shard is not packed to its end for an upload that failed at its first part."""
     nowhere = S3Prefix("nowhere", "", S3Access())
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + DEADLINE
 
     def produce(sink: ShardSink) -> None:
         while time.monotonic() < deadline:
@@ -218,7 +219,7 @@ def test_parts_are_sent_in_parallel_and_the_producer_waits_for_them(prefix: S3Pr
 
     def hold_part() -> None:
         in_flight.release()
-        assert release.wait(60)
+        assert release.wait(DEADLINE)
 
     before_request("UploadPart", hold_part)
     written = 0
@@ -233,7 +234,7 @@ def test_parts_are_sent_in_parallel_and_the_producer_waits_for_them(prefix: S3Pr
     with ThreadPoolExecutor(1) as pool:
         produced = pool.submit(produce)
         for _ in range(UPLOAD_PARTS):
-            assert in_flight.acquire(timeout=60)
+            assert in_flight.acquire(timeout=DEADLINE)
         time.sleep(0.5)  # the producer gets as far as it can
         reached = written
         release.set()

@@ -8,11 +8,13 @@ from pathlib import Path
 
 from sm_train.entrypoints.packing.worker_pool import run_tasks
 
+from tests.support.deadline import DEADLINE
+
 
 def write_visible_gpus(path: Path, _: object) -> None:
     """Write which GPUs this process sees, and wait until the other process has done so."""
     path.write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + DEADLINE
     while len(list(path.parent.iterdir())) < 2:
         assert time.monotonic() < limit
         time.sleep(0.01)

@@ -26,6 +26,7 @@ from sm_train.estimators.request.training import training_requests
 from sm_train.estimators.sdk.model_trainer import create_training_job
 
 from tests.conftest import Aws, clean_environment
+from tests.support.deadline import DEADLINE
 from tests.support.run_documents import ECR, config
 
 pytest.importorskip(
@@ -98,7 +99,7 @@ def toolkit_command(base: Path, aws: Aws) -> dict[str, Any]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=DEADLINE,
         check=False,
     )
     assert result.returncode == 0, result.stderr

@@ -14,6 +14,7 @@ from typing import Any
 from sm_train.entrypoints.doctor.history import FOLDER, read_results
 
 from tests.support.cluster.training_jobs import PYTHON, Job, free_port, write_shards
+from tests.support.deadline import DEADLINE
 
 
 @dataclass
@@ -95,7 +96,7 @@ class DoctorCluster:
     def verdict(self, node: int) -> Path:
         return self.folder(node) / "verdict.json"
 
-    def run(self, timeout: float = 150) -> tuple[dict[str, Any], str]:
+    def run(self, timeout: float = DEADLINE) -> tuple[dict[str, Any], str]:
         """Run all nodes; returns the stored result and the first node's output."""
         started = time.monotonic()
         processes = [

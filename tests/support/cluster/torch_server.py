@@ -1,13 +1,14 @@
-"""Starts Python programs by forking a process that has imported PyTorch and its companions.
+"""Starts Python programs by forking a process that has imported PyTorch and related libraries.
 
 Importing torch, accelerate, diffusers and transformers takes five seconds of CPU time, more than
 the few training steps of most tests. One server process for each pytest worker imports them once;
-every training process, and every torchrun agent, is a fork of it that then runs its script as
-``__main__``, with its own environment, folder, session and standard streams. The server imports
-third-party code only: ``sm_train`` is imported in the fork, from the bundle under test.
+every training process and every torchrun agent is a fork of it that runs its script as
+``__main__``, with a separate environment, working directory, session and standard streams. The
+server imports third-party code only: ``sm_train`` is imported in the fork, from the bundle under
+test.
 
-Processes of an image's own Python (``TRAIN_PYTHON``), the SDK's start script, ``accelerate launch``
-and the containers do not use the server: those tests start a new interpreter.
+Tests of another Python environment (``TRAIN_PYTHON``), the SDK's start script, ``accelerate
+launch`` and containers start a new interpreter instead.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ IMPORT_TIME_ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
 }
-"""Variables that the libraries read while they are imported: every fork has these values."""
+"""Variables that the libraries read when they are imported; every fork has these values."""
 
 PRELOADED = """
 numpy pyarrow.parquet blake3 simplejpeg PIL.Image psutil safetensors.torch tenacity
@@ -49,11 +50,15 @@ diffusers.schedulers.scheduling_ddpm diffusers.schedulers.scheduling_ddim
 diffusers.schedulers.scheduling_flow_match_euler_discrete diffusers.pipelines.pipeline_utils
 """.split()
 
-_HEADER = 8  # bytes: the length of the request that follows
+_HEADER_BYTES = 8
+"""Size of the length field before each request; the server returns the PID in the same format."""
 
 
 class ForkedProcess:
-    """A program that the server started: the part of :class:`subprocess.Popen` that tests use."""
+    """A program started by the server; has the methods of :class:`subprocess.Popen` that tests use.
+
+    ``exit_status`` is the connection on which the server sends the exit code.
+    """
 
     def __init__(self, pid: int, stdout: IO[str], exit_status: socket.socket) -> None:
         self.pid, self.stdout = pid, stdout
@@ -61,10 +66,10 @@ class ForkedProcess:
         self._exit_status = exit_status
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit code; negative for the signal that killed it.
+        """Return the exit code, or the negative number of the signal that killed the process.
 
         Raises:
-            subprocess.TimeoutExpired: it still runs.
+            subprocess.TimeoutExpired: The process is still running.
         """
         if self.returncode is None:
             self._exit_status.settimeout(timeout)
@@ -72,6 +77,7 @@ class ForkedProcess:
                 status = self._exit_status.recv(16)
             except TimeoutError:
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0) from None
+            # Without a status the server itself was killed, and its forks with it.
             self.returncode = int(status) if status else -signal.SIGKILL
             self._exit_status.close()
         return self.returncode
@@ -93,7 +99,7 @@ class ForkedProcess:
 def start(arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> ForkedProcess:
     """Run ``python ARGUMENTS``: a script and its arguments, or ``-m torch.distributed.run …``.
 
-    Standard output and standard error are one pipe, standard input is empty.
+    Standard output and standard error share one pipe; standard input is empty.
     """
     client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     client.connect(_server())
@@ -102,17 +108,17 @@ def start(arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> For
         {"arguments": list(arguments), "cwd": str(cwd), "env": {**env, **IMPORT_TIME_ENVIRONMENT}}
     ).encode()
     client.sendmsg(
-        [len(request).to_bytes(_HEADER, "big") + request],
+        [len(request).to_bytes(_HEADER_BYTES, "big") + request],
         [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [write]))],
     )
     os.close(write)
-    pid = int.from_bytes(_receive(client, _HEADER), "big")
+    pid = int.from_bytes(_receive(client, _HEADER_BYTES), "big")
     return ForkedProcess(pid, os.fdopen(read, encoding="utf-8", errors="replace"), client)
 
 
 @cache
 def _server() -> str:
-    """The address of this process's server, started at the first use; it ends with this process."""
+    """Start this process's server on first use; return the path of its socket."""
     address = str(Path(tempfile.mkdtemp(prefix="torch-server-")) / "socket")
     process = subprocess.Popen(
         [sys.executable, "-m", __name__, address],
@@ -127,41 +133,41 @@ def _server() -> str:
 
 
 _server_process: list[subprocess.Popen[bytes]] = []
-"""Keeps the pipe to the server's standard input open: its end is what ends the server."""
+"""Keeps the pipe to the server's standard input open: the server exits when the pipe closes."""
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:
     received = b""
     while len(received) < size:
-        part = connection.recv(size - len(received))
-        if not part:
-            raise ConnectionError("the server of forked processes has ended")
-        received += part
+        data = connection.recv(size - len(received))
+        if not data:
+            raise ConnectionError("the server of forked processes closed the connection")
+        received += data
     return received
 
 
 def _serve(address: str) -> None:
-    """In the server: fork for each request, and send each client its process's exit code."""
+    """Run the server: fork for each request and send each client the exit code of its process."""
     from importlib import import_module
 
     for name in PRELOADED:
         import_module(name)
-    assert threading.active_count() == 1, "a fork would lack the other threads"
+    assert threading.active_count() == 1, "an import started threads, which a fork would lack"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(address)
     listener.listen()
     threading.Thread(target=_exit_with_client, daemon=True).start()
     print("ready", flush=True)
     clients: dict[int, socket.socket] = {}
-    listener.settimeout(0.02)
+    listener.settimeout(0.02)  # accept and reap in turns, without a second thread
     while True:
         with suppress(TimeoutError):
             connection, _ = listener.accept()
             connection.setblocking(True)
             pid = _fork(connection, listener, clients)
             clients[pid] = connection
-            connection.sendall(pid.to_bytes(_HEADER, "big"))
-        while True:
+            connection.sendall(pid.to_bytes(_HEADER_BYTES, "big"))
+        while True:  # reap every process that has exited
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
@@ -173,6 +179,7 @@ def _serve(address: str) -> None:
 
 
 def _exit_with_client() -> None:
+    """Exit when the process that started the server exits and so closes the server's stdin."""
     sys.stdin.buffer.read()
     os._exit(0)
 
@@ -180,31 +187,33 @@ def _exit_with_client() -> None:
 def _fork(
     connection: socket.socket, listener: socket.socket, clients: Mapping[int, socket.socket]
 ) -> int:
-    data, descriptors, _, _ = socket.recv_fds(connection, _HEADER, 1)
-    while len(data) < _HEADER:
-        data += _receive(connection, _HEADER - len(data))
+    """Fork for the request on ``connection``; return the PID of the fork."""
+    data, descriptors, _, _ = socket.recv_fds(connection, _HEADER_BYTES, 1)
+    while len(data) < _HEADER_BYTES:
+        data += _receive(connection, _HEADER_BYTES - len(data))
     request = json.loads(_receive(connection, int.from_bytes(data, "big")))
     [output] = descriptors
     pid = os.fork()
     if pid == 0:
-        for one in (connection, listener, *clients.values()):
-            one.detach()
-        _become(request["arguments"], request["cwd"], request["env"], output)
+        # _become_python closes the descriptors; detached sockets do not close them once more.
+        for inherited in (connection, listener, *clients.values()):
+            inherited.detach()
+        _become_python(request["arguments"], request["cwd"], request["env"], output)
     os.close(output)
     return pid
 
 
-def _become(
+def _become_python(
     arguments: Sequence[str], cwd: str, env: Mapping[str, str], output: int | None
 ) -> NoReturn:
-    """In the fork: become ``python ARGUMENTS``, and exit as it does.
+    """Run ``python ARGUMENTS`` in this fork and exit with its exit code.
 
-    ``output`` replaces the standard streams; without it they stay what they are. Every other
-    descriptor is closed, as by an exec.
+    ``output`` replaces standard output and error, and standard input is emptied; with None the
+    streams stay as they are. Every other descriptor is closed, as by an exec.
     """
     if output is not None:
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, 0)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
         os.dup2(output, 1)
         os.dup2(output, 2)
     os.closerange(3, 1 << 16)
@@ -214,12 +223,13 @@ def _become(
     os.chdir(cwd)
     # multiprocessing resolves the script's path against the folder that it was imported in.
     multiprocessing.process.ORIGINAL_DIR = cwd  # type: ignore[attr-defined]
+    # An exec resets signal handlers and the wakeup descriptor; a fork inherits them.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.set_wakeup_fd(-1)
     sys.stdin = os.fdopen(os.dup(0), encoding="utf-8")
-    # As with PYTHONUNBUFFERED.
+    # Unbuffered, as with PYTHONUNBUFFERED.
     sys.stdout = os.fdopen(1, "w", encoding="utf-8", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", encoding="utf-8", buffering=1, closefd=False)
     sys.stdout.reconfigure(write_through=True)
@@ -235,10 +245,10 @@ def _become(
             sys.path[0] = str(Path(arguments[0]).resolve().parent)
             runpy.run_path(arguments[0], run_name="__main__")
         code = 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
-        if isinstance(end.code, str):
-            print(end.code, file=sys.stderr)
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
     except BaseException:
         traceback.print_exc()
     for stream in (sys.stdout, sys.stderr):
@@ -248,13 +258,18 @@ def _become(
 
 
 class _ForkedWorker:
-    """What torchrun's agent uses of the :class:`subprocess.Popen` of a worker."""
+    """A forked worker; offers the part of :class:`subprocess.Popen` that torchrun's agent uses."""
 
     def __init__(self, arguments: Sequence[str], env: Mapping[str, str]) -> None:
         self.args, self.returncode = arguments, None
         self.pid = os.fork()
         if self.pid == 0:
-            _become([one for one in arguments[1:] if one != "-u"], str(Path.cwd()), env, None)
+            _become_python(
+                [argument for argument in arguments[1:] if argument != "-u"],
+                str(Path.cwd()),
+                env,
+                None,
+            )
 
     returncode: int | None
 
@@ -276,10 +291,10 @@ class _ForkedWorker:
 
 
 def _fork_workers() -> None:
-    """Let torchrun's agent, which this process becomes, fork its workers instead of exec'ing."""
+    """Make torchrun's agent, which will run in this process, fork its workers instead of exec."""
     from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
-    # Redirected output is not supported: no test redirects it.
+    # Ignores the paths for redirected output: no test redirects it.
     def popen(_: object, args: tuple[str, ...], env: dict[str, str]) -> Any:
         return _ForkedWorker(args, env)
 

@@ -108,11 +108,11 @@ def test_alarms_are_created_follow_the_jobs_and_are_deleted(laptop: Laptop) -> N
 def test_resume_syncs_alarms_and_starts_even_if_that_fails(laptop: Laptop) -> None:
     laptop("alarms", "demo", "--yes")
     laptop.sagemaker.set_status(FIRST, "Stopped")
-    laptop.aws.refusals["PutRule"] = "AccessDeniedException"
+    laptop.aws.error_codes["PutRule"] = "AccessDeniedException"
     output = laptop("resume", "demo", "--yes").stderr
     assert f"Started {SECOND}" in output
     assert "alarms were not updated: rule sm-train-demo: AWS" in output
-    del laptop.aws.refusals["PutRule"]
+    del laptop.aws.error_codes["PutRule"]
     laptop.sagemaker.set_status(SECOND, "Stopped")
     output = laptop("resume", "demo", "--yes").stderr
     assert "alarms: 4 created, 4 of ended jobs deleted" in output
@@ -175,11 +175,11 @@ def test_errors_are_one_line_and_nothing_is_created(laptop: Laptop) -> None:
         assert "was not created by `sm-train alarms`" in error
     assert rule_names(laptop.aws) == ["sm-train-demo"]
     events.delete_rule(Name="sm-train-demo")
-    laptop.aws.refusals["PutMetricAlarm"] = "AccessDeniedException"
+    laptop.aws.error_codes["PutMetricAlarm"] = "AccessDeniedException"
     error = laptop("alarms", "demo", "--yes", code=4).stderr
     assert error.splitlines()[-1] == (
         "sm-train: alarm sm-train/demo--256px-0001/heartbeat: AWS returned AccessDeniedException: "
-        "refused by the test"
+        "rejected by the test"
     )
     assert stored_alarms(laptop.aws) == {}
 

@@ -189,7 +189,7 @@ def test_more_metrics_than_fit_into_a_call(account: Account) -> None:
 
 def test_aws_error_is_one_line(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    account.aws.refusals["GetMetricData"] = "AccessDeniedException"
+    account.aws.error_codes["GetMetricData"] = "AccessDeniedException"
     with pytest.raises(UserError, match="GetMetricData: AWS returned AccessDenied") as error:
         instance_metrics(account.session, "demo", ["algo-1"], NOW - 60, NOW, now=NOW)
     assert error.value.exit_code == ExitCode.PERMISSION

@@ -160,7 +160,7 @@ def test_unlisted_quota_is_reported(check: Check) -> None:
 def test_rejected_call_costs_only_one_check(
     check: Check, aws: Aws, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    aws.refusals["ListServiceQuotas"] = "AccessDeniedException"
+    aws.error_codes["ListServiceQuotas"] = "AccessDeniedException"
     monkeypatch.setenv("AWS_ENDPOINT_URL_SERVICE_QUOTAS", aws.url)
     long = {"instance_type": INSTANCE_TYPE, "max_runtime": "10d"}
     found = check(role=f"{ROLE}-not", cluster=long)
@@ -174,7 +174,7 @@ def test_rejected_call_costs_only_one_check(
     with fake_server(deny_all("AccessDenied")) as iam:
         monkeypatch.setenv("AWS_ENDPOINT_URL_SERVICE_QUOTAS", aws.url)
         monkeypatch.setenv("AWS_ENDPOINT_URL_IAM", iam.url)
-        aws.refusals["ListServiceQuotas"] = "ThrottlingException"
+        aws.error_codes["ListServiceQuotas"] = "ThrottlingException"
         run = config(role=ROLE)
         subject = Subject(run, "us-east-1", estimate_run(run, "us-east-1"), Path())
         unchecked = [
@@ -363,7 +363,7 @@ def test_image_missing_from_the_registry_is_an_error(check: Check, aws: Aws) -> 
     assert check(**with_image("custom:1"))["image-absent"].where == "cluster.image"
     ecr.put_image(repositoryName="custom", imageManifest=MANIFEST, imageTag="1")
     assert check(**with_image("custom:1")) == {}
-    aws.refusals["DescribeImages"] = "AccessDeniedException"
+    aws.error_codes["DescribeImages"] = "AccessDeniedException"
     assert "ecr:DescribeImages" in check(**with_image("custom:1"))["unchecked"].fix
 
 

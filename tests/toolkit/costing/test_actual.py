@@ -23,7 +23,7 @@ def finished(cli: Cli, aws: Aws, tmp_path: Path) -> Path:
     aws.make_bucket("my-bucket", **shards, **{"index.parquet": b"x"})
     run = write_run(tmp_path)
     put_log_events(aws, submit_run(cli, aws, run), training_events())
-    aws.amendments["DescribeTrainingJob"] = job_ended(1000)
+    aws.response_filters["DescribeTrainingJob"] = job_ended(1000)
     return run
 
 
@@ -92,7 +92,7 @@ def test_next_estimate_uses_the_stored_history(
 
 
 def test_failed_job_is_a_failure_in_the_history(cli: Cli, aws: Aws, finished: Path) -> None:
-    aws.amendments["DescribeTrainingJob"] = job_ended(1000, "Failed")
+    aws.response_filters["DescribeTrainingJob"] = job_ended(1000, "Failed")
     document = actual(cli, aws, finished)
     assert [job["status"] for job in document["jobs"]] == ["Failed"]
     history = aws.client("s3").get_object(Bucket="my-bucket", Key="demo/cost/history.json")
@@ -126,7 +126,7 @@ def test_job_without_events_is_billed_with_unknown_breakdown(
     aws.make_bucket("my-bucket", **shards, **{"index.parquet": b"x"})
     run = write_run(tmp_path)
     submit_run(cli, aws, run)
-    aws.amendments["DescribeTrainingJob"] = job_ended(3600, "A status of the future")
+    aws.response_filters["DescribeTrainingJob"] = job_ended(3600, "A status of the future")
     document = actual(cli, aws, run)
     assert document["total"]["billed_usd"] == pytest.approx(4 * 31.5641075)
     assert document["total"]["goodput"] is None
@@ -134,7 +134,7 @@ def test_job_without_events_is_billed_with_unknown_breakdown(
 
 
 def test_spot_saving_is_in_the_billed_seconds(cli: Cli, aws: Aws, finished: Path) -> None:
-    aws.amendments["DescribeTrainingJob"] = lambda answer: (
+    aws.response_filters["DescribeTrainingJob"] = lambda answer: (
         job_ended(1000)(answer) | {"EnableManagedSpotTraining": True, "BillableTimeInSeconds": 300}
     )
     total = actual(cli, aws, finished)["total"]
@@ -153,7 +153,7 @@ def test_selected_instance_preference_is_billed(cli: Cli, aws: Aws, finished: Pa
         "SelectedInstanceType": "ml.p4d.24xlarge",
         "SelectedInstanceCount": 8,
     }
-    aws.amendments["DescribeTrainingJob"] = lambda answer: (
+    aws.response_filters["DescribeTrainingJob"] = lambda answer: (
         job_ended(1000)(answer) | {"ResourceConfig": resources}
     )
     [job] = actual(cli, aws, finished)["jobs"]
@@ -213,7 +213,7 @@ def test_missing_job_or_history_is_a_one_line_error(
 
 
 def test_refused_credentials_exit_with_code_4(cli: Cli, aws: Aws, tmp_path: Path) -> None:
-    aws.refusals["ListTrainingJobs"] = "ExpiredTokenException"
+    aws.error_codes["ListTrainingJobs"] = "ExpiredTokenException"
     result = cli("cost", write_run(tmp_path), "--actual", network="loopback", env=aws.environment)
     assert result.returncode == 4
     [line] = result.stderr.splitlines()
@@ -237,7 +237,7 @@ def test_damaged_history_is_named(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_later_submission_is_estimated_with_the_history(cli: Cli, aws: Aws, finished: Path) -> None:
-    aws.amendments["DescribeTrainingJob"] = job_ended(1000, "Stopped")
+    aws.response_filters["DescribeTrainingJob"] = job_ended(1000, "Stopped")
     options = {"network": "loopback", "env": aws.environment}
     first = cli("submit", finished, "--yes", **options)
     assert "1.8" in first.stderr

@@ -1,4 +1,4 @@
-"""Models without a plan: measured where PyTorch is installed, reported elsewhere."""
+"""Models without a plan: measured where PyTorch is installed, reported otherwise."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
-def with_own_preset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the package with a preset of one's own, ``own``."""
+def with_custom_preset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the package with a custom preset, ``custom``."""
     folder = tmp_path_factory.mktemp("installed")
     for name in ("cost", "entrypoints", "estimators", "toolkit"):
         shutil.copytree(
@@ -29,7 +29,7 @@ def with_own_preset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     presets = folder / "sm_train" / "entrypoints" / "models" / "presets"
     preset = json.loads((presets / "tiny-dit.json").read_text())
     preset["network"]["num_layers"] = 3
-    (presets / "own.json").write_text(json.dumps(preset))
+    (presets / "custom.json").write_text(json.dumps(preset))
     return folder
 
 
@@ -55,26 +55,26 @@ def sm_train(folder: Path, *arguments: str | Path, torch: bool) -> subprocess.Co
 
 
 def test_preset_without_a_plan_is_reported_and_measured_with_pytorch(
-    with_own_preset: Path, tmp_path: Path
+    with_custom_preset: Path, tmp_path: Path
 ) -> None:
-    run = write_run(tmp_path, model={"preset": "own"})
-    command = "run python -m sm_train.entrypoints.planning.measure own"
-    checked = sm_train(with_own_preset, "check", run, "--offline", "--json", torch=False)
+    run = write_run(tmp_path, model={"preset": "custom"})
+    command = "run python -m sm_train.entrypoints.planning.measure custom"
+    checked = sm_train(with_custom_preset, "check", run, "--offline", "--json", torch=False)
     [unplanned] = [
         finding
         for finding in json.loads(checked.stdout)["findings"]
         if finding["code"] == "memory-unplanned"
     ]
     assert (unplanned["level"], unplanned["where"]) == ("warning", "model.preset")
-    assert unplanned["message"] == "preset own: not planned"
+    assert unplanned["message"] == "preset custom: not planned"
     assert unplanned["fix"] == command
-    priced = sm_train(with_own_preset, "cost", run, "--json", torch=False)
-    assert f"preset own: not planned; {command}" in json.loads(priced.stdout)["warnings"]
-    plan = with_own_preset / "sm_train" / "entrypoints" / "planning" / "plans" / "own.json"
+    priced = sm_train(with_custom_preset, "cost", run, "--json", torch=False)
+    assert f"preset custom: not planned; {command}" in json.loads(priced.stdout)["warnings"]
+    plan = with_custom_preset / "sm_train" / "entrypoints" / "planning" / "plans" / "custom.json"
     assert not plan.exists()
 
-    checked = sm_train(with_own_preset, "check", run, "--offline", "--json", torch=True)
+    checked = sm_train(with_custom_preset, "check", run, "--offline", "--json", torch=True)
     assert "memory-unplanned" not in checked.stdout
     assert json.loads(plan.read_text())["fsdp_block_parameters"] == [16992] * 3
-    priced = sm_train(with_own_preset, "cost", run, "--json", torch=False)
+    priced = sm_train(with_custom_preset, "cost", run, "--json", torch=False)
     assert "not planned" not in priced.stdout

@@ -160,7 +160,7 @@ def make_job(aws: Aws, status: str, transitions: list[tuple[str, float]], reason
             "FailureReason": reason,
         }
 
-    aws.amendments["DescribeTrainingJob"] = amend
+    aws.response_filters["DescribeTrainingJob"] = amend
 
 
 def put_lines(aws: Aws, stream: str, *lines: str, at: float = 0) -> None:
@@ -287,6 +287,6 @@ def test_missing_job_is_one_line(cli: Cli, aws: Aws) -> None:
 
 
 def test_rejected_credentials_are_exit_4(cli: Cli, aws: Aws) -> None:
-    aws.refusals["DescribeTrainingJob"] = "ExpiredTokenException"
+    aws.error_codes["DescribeTrainingJob"] = "ExpiredTokenException"
     result = cli("diagnose", "night-1", network="loopback", env=aws.environment | REGION)
     assert result.returncode == 4

@@ -36,7 +36,6 @@ def test_emulated_nodes_are_examined_in_the_runs_folder(cli: Cli, tmp_path: Path
         "out",
         "--json",
         network="loopback",
-        timeout=300,
     )
     assert result.returncode == 0, result.stderr
     document = json.loads(result.stdout)

@@ -16,6 +16,7 @@ from sm_train.toolkit.jobs.events import parse_event, read_events
 
 from tests.conftest import Cli, clean_environment
 from tests.support.cluster.training_jobs import tiny_run, write_shards
+from tests.support.deadline import DEADLINE
 
 
 def write_tiny(folder: Path, **settings: object) -> Path:
@@ -57,7 +58,7 @@ def test_user_code_runs_instead_of_ours(cli: Cli, tmp_path: Path) -> None:
         "channels": {"masks": {"uri": "s3://own/masks/", "local": "masks"}},
     }
     run.write_text(yaml.safe_dump(document))
-    result = cli("submit", run, "--local", "--nodes", "1", network="loopback", timeout=300)
+    result = cli("submit", run, "--local", "--nodes", "1", network="loopback")
     assert result.returncode == 0, result.stderr
     seen = tmp_path / "local-runs" / document["name"] / "8px" / "checkpoints" / "seen"
     assert seen.read_text() == "helped ['--stage', '8px'] ['a.png']"
@@ -76,7 +77,6 @@ def test_two_emulated_nodes_train_on_disjoint_shards(cli: Cli, tmp_path: Path) -
         "out",
         "--json",
         network="loopback",
-        timeout=300,
     )
     assert result.returncode == 0, result.stderr
     root = tmp_path / "out" / "8px"
@@ -109,7 +109,7 @@ def test_stage_starts_from_the_previous_stages_model(cli: Cli, tmp_path: Path) -
     early = cli("submit", run, "--local", "--stage", "second", "--nodes", "1")
     assert early.returncode == 3
     assert "run that stage first" in early.stderr
-    result = cli("submit", run, "--local", "--nodes", "1", network="loopback", timeout=300)
+    result = cli("submit", run, "--local", "--nodes", "1", network="loopback")
     assert result.returncode == 0, result.stderr
     second = tmp_path / "local-runs" / "tiny" / "second"
     previous = second / "nodes" / "algo-1" / "input" / "data" / "previous"
@@ -137,7 +137,7 @@ def test_interrupt_ends_all_processes_after_a_checkpoint(tmp_path: Path, number:
             break
     running.send_signal(number)
     rest = running.stderr.read()
-    assert running.wait(timeout=120) == 130, rest
+    assert running.wait(timeout=DEADLINE) == 130, rest
     assert "interrupted" in rest
     assert processes_of(tmp_path) == []
     checkpoints = tmp_path / "local-runs" / "tiny" / "8px" / "checkpoints"
@@ -150,7 +150,7 @@ def test_failed_job_prints_its_last_lines_and_failure_file(cli: Cli, tmp_path: P
     for number in range(2):
         (folder / f"{number}.tar").write_bytes(b"this is no tar" * 100)
     run = write_tiny(tmp_path, max_steps=5)
-    result = cli("submit", run, "--local", "--nodes", "2", network="loopback", timeout=300)
+    result = cli("submit", run, "--local", "--nodes", "2", network="loopback")
     assert result.returncode == 6
     assert "failed (exit 1); its last lines:" in result.stderr
     assert "failure file" in result.stderr

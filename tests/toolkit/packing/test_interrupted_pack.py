@@ -21,6 +21,7 @@ from sm_train.entrypoints.packing.shard_builder import GROUP_INPUTS, GROUPS_PER_
 from sm_train.entrypoints.packing.storage import LocalFolder, S3Access
 
 from tests.conftest import Cli, Mount, clean_environment
+from tests.support.deadline import DEADLINE
 from tests.support.image_files import image_bytes, read_tree, write_album, write_pair
 
 PROGRAM = "import sys; from sm_train.toolkit.cli import main; main(sys.argv[1:])"
@@ -32,7 +33,6 @@ PROGRAM_WITH_SIGNALS = (
 )
 FIRST_RECORD = "out/.packing/shard-000000.tar.parquet"
 RESUMABLE = "sm-train: interrupted; finished shards are kept, run the same command to resume"
-TIMEOUT_SECONDS = 60
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def started(
 
 def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
     """Wait until ``condition`` holds; ``process`` must keep running."""
-    deadline = time.monotonic() + TIMEOUT_SECONDS
+    deadline = time.monotonic() + DEADLINE
     while not condition():
         assert process.poll() is None, "the process ended too early"
         assert time.monotonic() < deadline, "timed out"
@@ -86,7 +86,7 @@ def group_is_gone(leader: int) -> bool:
 
 
 def wait_for_group(leader: int) -> None:
-    deadline = time.monotonic() + TIMEOUT_SECONDS
+    deadline = time.monotonic() + DEADLINE
     while not group_is_gone(leader):
         assert time.monotonic() < deadline, "a process outlived the command"
         time.sleep(0.01)
@@ -97,7 +97,7 @@ def interrupt_midway(folder: Path, send: Callable[[int], None], *arguments: str)
     with started(folder, *arguments) as process:
         wait_until((folder / FIRST_RECORD).exists, process)
         send(process.pid)
-        _, stderr = process.communicate(timeout=TIMEOUT_SECONDS)
+        _, stderr = process.communicate(timeout=DEADLINE)
         wait_for_group(process.pid)
     return process.returncode, stderr
 
@@ -138,7 +138,7 @@ def test_a_signal_before_the_first_shard_leaves_the_destination_unchanged(tmp_pa
     with started(tmp_path, "--shard-size", "1GB") as process:
         wait_until((tmp_path / "out/.packing/plan.json").exists, process)
         process.terminate()
-        _, stderr = process.communicate(timeout=TIMEOUT_SECONDS)
+        _, stderr = process.communicate(timeout=DEADLINE)
         wait_for_group(process.pid)
     assert (process.returncode, stderr.strip()) == (130, "sm-train: interrupted")
     assert read_tree(tmp_path / "out") == before
@@ -178,7 +178,7 @@ def test_a_pack_that_is_killed_and_resumed_has_the_same_bytes(
                     os.killpg(process.pid, signal.SIGKILL)
                     break
                 time.sleep(0.001)
-            process.wait(TIMEOUT_SECONDS)
+            process.wait(DEADLINE)
             wait_for_group(process.pid)
         if process.returncode == 0:
             break
@@ -206,7 +206,7 @@ def test_a_pack_that_is_killed_after_the_index_is_cleaned_up(cli: Cli, tmp_path:
     )
     shutil.rmtree(tmp_path / "out")
     with started(tmp_path, *size, program=program) as process:
-        assert process.wait(TIMEOUT_SECONDS) == -signal.SIGKILL
+        assert process.wait(DEADLINE) == -signal.SIGKILL
     assert (tmp_path / "out/index.parquet").exists()
     assert (tmp_path / "out/.packing/plan.json").exists()
     again = cli("pack", "in", "out", *size)
@@ -233,7 +233,7 @@ def test_concurrent_packs_do_not_share_a_destination(cli: Cli, tmp_path: Path) -
         wait_until((tmp_path / FIRST_RECORD).exists, process)
         second = cli("pack", "small", "out")
         process.terminate()
-        process.wait(TIMEOUT_SECONDS)
+        process.wait(DEADLINE)
     assert (second.returncode, second.stderr) == (
         2,
         "sm-train: out: another sm-train pack is writing to it\n",
@@ -248,7 +248,7 @@ def test_an_ignored_hang_up_stays_ignored(long_album: Path, tmp_path: Path) -> N
     with started(tmp_path, program=program) as process:
         wait_until((tmp_path / "out/.packing/plan.json").exists, process)
         os.killpg(process.pid, signal.SIGHUP)
-        assert process.wait(TIMEOUT_SECONDS) == 0
+        assert process.wait(DEADLINE) == 0
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
@@ -313,7 +313,7 @@ def test_a_killed_worker_is_an_error_and_keeps_finished_shards(
             if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text()
         ]
         os.kill(workers[0], signal.SIGKILL)
-        _, stderr = process.communicate(timeout=TIMEOUT_SECONDS)
+        _, stderr = process.communicate(timeout=DEADLINE)
         wait_for_group(process.pid)
     assert process.returncode == 1
     assert stderr == (

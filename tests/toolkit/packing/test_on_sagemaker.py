@@ -17,6 +17,7 @@ from botocore.validate import ParamValidator
 from sm_train.estimators.sdk.model_trainer import without_timestamps
 
 from tests.conftest import Aws, Cli, clean_environment
+from tests.support.deadline import DEADLINE
 from tests.support.image_files import image_bytes, read_tree, write_album, write_pair
 from tests.support.run_files import write_run
 from tests.toolkit.packing.test_pack_options import read_objects, upload_folder
@@ -158,7 +159,7 @@ def test_two_nodes_build_the_same_pack_as_one(
     assert sent.returncode == 0, sent.stderr
     [body] = aws.bodies("CreateProcessingJob")
     nodes = [start_node(tmp_path, aws, body, rank) for rank in (0, 1)]
-    logs = [node.communicate(timeout=120)[0] for node in nodes]
+    logs = [node.communicate(timeout=DEADLINE)[0] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], logs
     assert cli("pack", "in", "out", *SIZE, *extra, "--for", run).returncode == 0
     local = {name: content for name, content in read_tree(tmp_path / "out").items() if "." in name}

@@ -19,6 +19,7 @@ from sm_train.entrypoints.data.shard_index import ShardIndex
 from sm_train.entrypoints.data.shard_verification import verify_shard
 
 from tests.conftest import Aws, Cli, clean_environment
+from tests.support.deadline import DEADLINE
 from tests.support.image_files import image_bytes, read_tree, write_album, write_pair
 from tests.support.run_documents import stage
 from tests.support.run_files import write_run
@@ -262,7 +263,7 @@ def test_an_interrupted_pack_to_s3_is_resumed(
         env=clean_environment(tmp_path) | aws.environment,
         start_new_session=True,
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + DEADLINE
     while not any(".parquet" in name for name in read_objects(aws, "packed", "set/.packing/")):
         assert process.poll() is None
         assert time.monotonic() < deadline

@@ -152,7 +152,7 @@ def finished(cli: Cli, aws: Aws, tmp_path: Path) -> str:
     aws.make_bucket("my-bucket", **shards, **{"index.parquet": b"x"})
     job = submit_run(cli, aws, write_run(tmp_path))
     put_log_events(aws, job, training_events())
-    aws.amendments["DescribeTrainingJob"] = job_ended(1000)
+    aws.response_filters["DescribeTrainingJob"] = job_ended(1000)
     return job
 
 
@@ -191,7 +191,7 @@ def test_job_is_read_from_cloudwatch(cli: Cli, aws: Aws, finished: str) -> None:
 
 def test_run_reviews_all_its_jobs_with_repeated_work(cli: Cli, aws: Aws, finished: str) -> None:
     """The second attempt resumes from step 300 of the 500 that the first reached."""
-    aws.amendments["DescribeTrainingJob"] = job_ended(1000, "Stopped")
+    aws.response_filters["DescribeTrainingJob"] = job_ended(1000, "Stopped")
     result = cli("resume", "demo", "--yes", "--json", **aws_options(aws))
     assert result.returncode == 0, result.stderr
     second = json.loads(result.stdout)["training_job_name"]
@@ -222,7 +222,7 @@ def test_run_reviews_all_its_jobs_with_repeated_work(cli: Cli, aws: Aws, finishe
 
 
 def test_rejected_metrics_leave_the_rest_of_the_review(cli: Cli, aws: Aws, finished: str) -> None:
-    aws.answers["GetMetricData"] = lambda body: (403, {"__type": "AccessDenied", "message": "no"})
+    aws.responses["GetMetricData"] = lambda body: (403, {"__type": "AccessDenied", "message": "no"})
     document = review(cli, finished, **aws_options(aws))
     assert "CloudWatch" in document["warnings"][0]
     assert levels(document["jobs"][0])["gpu"] == "unknown"

@@ -22,7 +22,7 @@ from sm_train.toolkit.review.document import as_document
 from sm_train.toolkit.review.model import Review
 from sm_train.toolkit.review.page import write_page
 
-from tests.support.capabilities import missing
+from tests.support.capabilities import skip_or_fail
 from tests.support.sample_reviews import healthy, offline, stalled
 
 FLAGS = (
@@ -73,7 +73,7 @@ return [...document.querySelectorAll("body *")].filter((one) =>
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
     chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if not chromium or not driver:
-        missing("chromium or chromedriver is not installed", "REQUIRE_BROWSER")
+        skip_or_fail("chromium or chromedriver is not installed", "REQUIRE_BROWSER")
     options = webdriver.ChromeOptions()
     options.binary_location = chromium
     for flag in FLAGS.split():

@@ -27,9 +27,10 @@ from sm_train.toolkit.submit.start_job import start_next_job
 from sm_train.toolkit.watch.lambda_handler import handler
 
 from tests.conftest import Aws, Cli, clean_environment
+from tests.support.deadline import DEADLINE
 from tests.support.fake_services import FakeResponse, fake_server
 from tests.support.job_lifecycle import FakeSageMaker
-from tests.support.restricted_imports import ONLY
+from tests.support.restricted_imports import RESTRICT_IMPORTS
 from tests.support.run_documents import stage
 from tests.support.run_files import write_run
 
@@ -285,7 +286,7 @@ def test_concurrent_watchers_start_one_job(laptop: Laptop) -> None:
         )
         for _ in range(3)
     ]
-    output = [watcher.communicate(timeout=120)[1] for watcher in watchers]
+    output = [watcher.communicate(timeout=DEADLINE)[1] for watcher in watchers]
     assert [watcher.returncode for watcher in watchers] == [0, 0, 0], output
     assert laptop.sagemaker.names() == [FIRST, SECOND], output
     assert len(laptop.aws.bodies("CreateTrainingJob")) == 2, output
@@ -308,8 +309,8 @@ def test_job_whose_response_was_lost_counts_as_started(laptop: Laptop) -> None:
             return None
         return response
 
-    laptop.aws.answers["CreateTrainingJob"] = reject_retry
-    laptop.aws.amendments["CreateTrainingJob"] = drop_response
+    laptop.aws.responses["CreateTrainingJob"] = reject_retry
+    laptop.aws.response_filters["CreateTrainingJob"] = drop_response
     run_file = write_run(laptop.folder)
     assert f"Started {SECOND}" in laptop("resume", run_file, "--yes").stderr
     assert lost
@@ -354,7 +355,7 @@ def test_unknown_status_counts_as_live(laptop: Laptop) -> None:
 
 
 def test_expired_credentials_name_the_fix(laptop: Laptop) -> None:
-    laptop.aws.refusals["ListTrainingJobs"] = "ExpiredTokenException"
+    laptop.aws.error_codes["ListTrainingJobs"] = "ExpiredTokenException"
     assert "sign in again" in laptop("watch", "demo", code=4).stderr
 
 
@@ -365,7 +366,7 @@ def test_expired_credentials_name_the_fix(laptop: Laptop) -> None:
 def test_aws_error_is_one_line_with_its_exit_code(
     laptop: Laptop, error_code: str, exit_code: int
 ) -> None:
-    laptop.aws.refusals["ListTrainingJobs"] = error_code
+    laptop.aws.error_codes["ListTrainingJobs"] = error_code
     message = laptop("status", "demo", code=exit_code).stderr
     assert f"ListTrainingJobs: AWS returned {error_code}" in message
     assert ("clock" in message) == (error_code == "RequestTimeTooSkewed")
@@ -382,7 +383,7 @@ def test_throttling_delays_a_watch_without_ending_it(laptop: Laptop) -> None:
         laptop.sagemaker.set_status(FIRST, "Completed")
         return None
 
-    laptop.aws.answers["DescribeTrainingJob"] = throttle
+    laptop.aws.responses["DescribeTrainingJob"] = throttle
     assert "the run is done" in laptop("watch", "demo", "--interval", "1s").stderr
 
 
@@ -455,7 +456,7 @@ def test_lambda_image_installs_all_imported_packages(laptop: Laptop) -> None:
     packages = re.findall(r'"([A-Za-z0-9-]+)>=', line)
     env = {"AWS_REGION": "us-east-1", "SM_TRAIN_RUNS": "demo"}
     done = subprocess.run(
-        [sys.executable, "-c", ONLY + LAMBDA_CALL, " ".join(packages)],
+        [sys.executable, "-c", RESTRICT_IMPORTS + LAMBDA_CALL, " ".join(packages)],
         env=clean_environment(laptop.folder) | laptop.aws.environment | env,
         capture_output=True,
         text=True,

@@ -330,19 +330,19 @@ def test_aws_error_is_one_line_with_its_exit_code(
     cli: Cli, aws: Aws, tmp_path: Path, code: str, expected: int
 ) -> None:
     aws.make_bucket("my-bucket", **SHARDS)
-    aws.refusals["CreateTrainingJob"] = code
+    aws.error_codes["CreateTrainingJob"] = code
     result = cli("submit", write_run(tmp_path), "--yes", network="loopback", env=aws.environment)
     assert result.returncode == expected, result.stderr
-    assert f"AWS returned {code}: refused by the test" in one_line(result.stderr)
+    assert f"AWS returned {code}: rejected by the test" in one_line(result.stderr)
 
 
 def test_rejected_job_can_be_submitted_again_at_once(cli: Cli, aws: Aws, tmp_path: Path) -> None:
     """The claim on the job's name is released."""
     aws.make_bucket("my-bucket", **SHARDS)
-    aws.refusals["CreateTrainingJob"] = "ResourceLimitExceeded"
+    aws.error_codes["CreateTrainingJob"] = "ResourceLimitExceeded"
     run, options = write_run(tmp_path), {"network": "loopback", "env": aws.environment}
     assert cli("submit", run, "--yes", **options).returncode == 5
-    aws.refusals.clear()
+    aws.error_codes.clear()
     result = cli("submit", run, "--yes", "--json", **options)
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["training_job_name"] == "demo--256px-0001"

@@ -31,6 +31,7 @@ from sm_train.toolkit.submit.submission import launch_record, prepare
 from sm_train.toolkit.watch.controller import WatchResult, reconcile
 
 from tests.conftest import Aws, clean_environment
+from tests.support.deadline import DEADLINE
 from tests.support.job_lifecycle import FakeSageMaker
 from tests.support.run_documents import ECR, stage
 from tests.support.run_files import write_run
@@ -158,7 +159,7 @@ def no_quota(*types: str) -> Any:
 
 
 def test_placement_without_quota_is_skipped(run: LiveRun) -> None:
-    run.aws.answers["CreateTrainingJob"] = no_quota("ml.p5.48xlarge")
+    run.aws.responses["CreateTrainingJob"] = no_quota("ml.p5.48xlarge")
     run.sagemaker.checkpoint("256px", 300)
     run.lose(FIRST)
     assert WEST in run.poll().done
@@ -169,12 +170,12 @@ def test_placement_without_quota_is_skipped(run: LiveRun) -> None:
 
 def test_without_any_quota_the_next_poll_retries_at_once(server: Aws, tmp_path: Path) -> None:
     run = LiveRun(server, tmp_path, recovery={"fallbacks": FALLBACKS[:1]})
-    server.answers["CreateTrainingJob"] = no_quota("ml.p5.48xlarge", "ml.p4de.24xlarge")
+    server.responses["CreateTrainingJob"] = no_quota("ml.p5.48xlarge", "ml.p4de.24xlarge")
     run.lose(FIRST)
     for _ in range(2):
         with pytest.raises(UserError, match="the limit is 0 instances; request a higher quota"):
             run.poll()
-    del server.answers["CreateTrainingJob"]
+    del server.responses["CreateTrainingJob"]
     assert "started" in run.poll().done
     assert run.jobs() == {FIRST: EAST, SECOND: EAST}
 
@@ -234,7 +235,7 @@ def test_copy_interrupted_by_a_kill_is_resumed(server: Aws, tmp_path: Path) -> N
         [sys.executable, "-c", KILLED_IN_COPY, "--region", EAST, "watch", "demo", "--once"],
         env=clean_environment(tmp_path) | run.aws.environment,
         check=False,
-        timeout=120,
+        timeout=DEADLINE,
     )
     assert killed.returncode == 9
     folder = "demo/checkpoints/256px/step-00000300/"
@@ -349,7 +350,7 @@ def start_concurrently(run: LiveRun, folder: Path, placements: list[int], functi
         process.stdin.write("\n")
         process.stdin.flush()
     for process in processes:
-        process.communicate(timeout=60)
+        process.communicate(timeout=DEADLINE)
         assert process.returncode == 0
 
 
@@ -413,7 +414,7 @@ def test_concurrent_watchers_relocate_a_run_once(run: LiveRun, tmp_path: Path) -
         )
         for region in (EAST, EAST)
     ]
-    output = [watcher.communicate(timeout=120)[1] for watcher in watchers]
+    output = [watcher.communicate(timeout=DEADLINE)[1] for watcher in watchers]
     assert [watcher.returncode for watcher in watchers] == [0, 0], output
     assert list(run.jobs()) == [FIRST, SECOND]
 

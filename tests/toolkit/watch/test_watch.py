@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Aws, Cli, clean_environment
+from tests.support.deadline import DEADLINE
 from tests.support.job_lifecycle import LOG_GROUP
 from tests.toolkit.runs.test_run_lifecycle import FIRST, SECOND, Laptop
 
@@ -130,7 +131,7 @@ def test_unlogged_gpu_utilization_comes_from_cloudwatch(laptop: Laptop) -> None:
     )
     nodes = laptop.json("watch", "demo", "--once")["nodes"]
     assert [node["gpu_utilization"] for node in nodes] == [None, 90.0, None, None]
-    laptop.aws.refusals["GetMetricData"] = "AccessDeniedException"
+    laptop.aws.error_codes["GetMetricData"] = "AccessDeniedException"
     assert laptop.json("watch", "demo", "--once")["nodes"][1]["gpu_utilization"] is None
 
 
@@ -160,7 +161,7 @@ class Terminal:
     raw: bytes = b""
     position: int = field(default=0)
 
-    def wait_for(self, expected: str, seconds: float = 60) -> str:
+    def wait_for(self, expected: str, seconds: float = DEADLINE) -> str:
         """Read until ``expected`` appears after the previously expected text."""
         deadline = time.monotonic() + seconds
         while expected not in self.text[self.position :]:
@@ -190,7 +191,7 @@ class Terminal:
     def end(self) -> int:
         while self._read():
             pass
-        return self.process.wait(60)
+        return self.process.wait(DEADLINE)
 
 
 @contextmanager
@@ -231,14 +232,14 @@ def behind_an_empty_page(laptop: Laptop, body: dict[str, Any]) -> tuple[int, dic
 def test_live_view_follows_the_log_and_ctrl_c_ends_only_the_watch(laptop: Laptop) -> None:
     """Between two polls: new steps, a new node's stream, empty pages and a throttled call."""
     train(laptop, steps=5)
-    laptop.aws.answers["FilterLogEvents"] = partial(behind_an_empty_page, laptop)
+    laptop.aws.responses["FilterLogEvents"] = partial(behind_an_empty_page, laptop)
     with terminal(laptop, "--interval", "300s", "--dry-run", NO_COLOR="1") as screen:
         screen.wait_for("next poll in")
         laptop.sagemaker.log_event(FIRST, "step", ago=0, step=777, **STEP)
         screen.wait_for("777 of 1,000")
-        laptop.aws.refusals["FilterLogEvents"] = "ThrottlingException"
+        laptop.aws.error_codes["FilterLogEvents"] = "ThrottlingException"
         screen.wait_for("AWS returned ThrottlingException")
-        del laptop.aws.refusals["FilterLogEvents"]
+        del laptop.aws.error_codes["FilterLogEvents"]
         laptop.sagemaker.log_event(
             FIRST, "heartbeat", ago=0, node=11, step=778, seconds_since_step=0.1
         )
@@ -272,7 +273,7 @@ def test_expired_credentials_end_the_watch_with_the_fix(laptop: Laptop) -> None:
     train(laptop, steps=5)
     with terminal(laptop, "--interval", "1s") as screen:
         screen.wait_for("next poll")
-        laptop.aws.refusals["ListTrainingJobs"] = "ExpiredTokenException"
+        laptop.aws.error_codes["ListTrainingJobs"] = "ExpiredTokenException"
         assert screen.end() == 4
     assert "the run itself continues: fix this and watch again" in screen.text
 
@@ -290,7 +291,7 @@ def test_without_a_terminal_each_poll_prints_a_line(laptop: Laptop) -> None:
             return 400, {"__type": "ThrottlingException", "message": "Rate exceeded"}
         return None
 
-    laptop.aws.answers["ListTrainingJobs"] = throttle_twice
+    laptop.aws.responses["ListTrainingJobs"] = throttle_twice
     laptop.environment["AWS_MAX_ATTEMPTS"] = "1"
     lines = laptop("watch", "demo", "--interval", "1s").stderr
     assert "\x1b" not in lines
@@ -325,7 +326,7 @@ def test_followed_log_survives_errors_and_empty_pages(laptop: Laptop) -> None:
             return 400, {"__type": "ThrottlingException", "message": "Rate exceeded"}
         return None
 
-    laptop.aws.answers["FilterLogEvents"] = respond
+    laptop.aws.responses["FilterLogEvents"] = respond
     laptop.environment["AWS_MAX_ATTEMPTS"] = "1"
     done = laptop("logs", "demo", "--follow")
     assert done.stdout == "algo-1 | a line\n"
