@@ -208,7 +208,7 @@ def price_stage(
 def stage_cost(
     stage: CostStage, price: Price, purchase: Purchase, assumed: Assumptions
 ) -> tuple[float | None, Decimal | None]:
-    """Return the billable seconds and dollars of a stage: :func:`price_stage` without the breakdown."""
+    """Return a stage's billable seconds and dollars: :func:`price_stage` without the breakdown."""
     seconds, _ = stage_seconds(stage, purchase, assumed)
     billable = seconds.billable
     instance_seconds = None if billable is None else billable + seconds.warm_pool

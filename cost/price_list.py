@@ -140,7 +140,7 @@ def _savings_plans(document: Mapping[str, Any]) -> Iterator[PriceRow]:
 
 
 def _plan_kind(plan: Mapping[str, Any]) -> str:
-    """Convert ``1 year … SageMaker Savings Plan`` to a kind: ``savings-plan-1y-partial-upfront``."""
+    """Convert ``1 year Partial Upfront …`` to a kind: ``savings-plan-1y-partial-upfront``."""
     years = plan["leaseContractLength"]["duration"]
     match = re.search(r"\b(no|partial|all) upfront\b", plan["description"], re.IGNORECASE)
     kind = f"savings-plan-{years}y-{match[1].lower()}-upfront" if match else ""

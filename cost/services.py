@@ -60,7 +60,7 @@ def blocking_seconds(stage: CostStage, assumed: Assumptions) -> float | None:
 
 
 def checkpoint_storage(stage: CostStage, billable_seconds: float) -> Decimal | None:
-    """Return the storage cost: checkpoints kept × bytes × months of the stage × price per GB-month."""
+    """Return the storage cost: checkpoints kept × bytes × stage months × price per GB-month."""
     size = checkpoint_bytes(stage)
     if size is None:
         return None

@@ -300,7 +300,7 @@ def _fit(preset: Mapping[str, Any], step: int, precision: str) -> dict[str, Any]
 
 
 def _quadratic(values: Mapping[int, int]) -> list[int]:
-    """Return the coefficients ``[c0, c1, c2]`` of ``c0 + c1·area + c2·area²`` through all ``values``.
+    """Return ``[c0, c1, c2]`` so that ``c0 + c1·area + c2·area²`` passes through all ``values``.
 
     Newton's divided differences of the first three points, in exact arithmetic.
     """
