@@ -34,15 +34,15 @@ def commands(run: str) -> dict[str, list[str]]:
     }
 
 
-def answers(name: str, command: list[str]) -> bool:
-    """Whether ``command`` works here; this first run also warms the disk's cache."""
+def is_available(name: str, command: list[str]) -> bool:
+    """Return whether ``command`` runs; this first run also fills the page cache."""
     if not Path(command[0]).exists():
         print(f"skipped: {name}: {command[0]} is not installed")
         return False
     first = subprocess.run(command, capture_output=True, text=True, check=False)
     if first.returncode:
-        said = first.stderr.strip().splitlines() or ["it said nothing"]
-        print(f"skipped: {name}: exit {first.returncode}: {said[-1]}")
+        messages = first.stderr.strip().splitlines() or ["no error message"]
+        print(f"skipped: {name}: exit {first.returncode}: {messages[-1]}")
     return first.returncode == 0
 
 
@@ -53,7 +53,9 @@ def main() -> None:
         subprocess.run(
             [BIN / "sm-train", "init", run, "--preset", "bria-2.0"], check=True, capture_output=True
         )
-        timed = {name: command for name, command in commands(run).items() if answers(name, command)}
+        timed = {
+            name: command for name, command in commands(run).items() if is_available(name, command)
+        }
         seconds: dict[str, list[float]] = {name: [] for name in timed}
         for _ in range(ROUNDS):
             for name, command in timed.items():

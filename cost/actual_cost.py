@@ -75,7 +75,7 @@ def as_document(
     expected: Mapping[str, Estimate],
     remaining: Mapping[str, Estimate] | None = None,
 ) -> dict[str, Any]:
-    """The document of ``cost --actual --json``.
+    """Return the document of ``cost --actual --json``.
 
     ``expected`` maps a stage to the estimate of the steps that its jobs have done, ``remaining``
     maps a stage to the estimate of the steps that remain.
@@ -164,7 +164,7 @@ def _group(jobs: Sequence[FinishedJob]) -> dict[str, Any]:
 
 
 def images_trained(jobs: Sequence[FinishedJob]) -> int | None:
-    """Images that the weights were trained on; recomputed work counts once. None is unknown."""
+    """Return the images the weights were trained on; recomputed work counts once."""
     images = 0
     for stage in dict.fromkeys(job.stage for job in jobs):
         lines = [job.timeline for job in jobs if job.stage == stage and job.billable_seconds != 0]
@@ -181,7 +181,7 @@ def images_trained(jobs: Sequence[FinishedJob]) -> int | None:
 
 
 def observed(jobs: Sequence[FinishedJob]) -> Observed:
-    """Observations of the jobs for the next estimate.
+    """Return the observations of the jobs for the next estimate.
 
     A failure is a restart within a job, or a job with status Failed. Start-up, restart and
     checkpoint seconds are medians.
@@ -198,8 +198,8 @@ def observed(jobs: Sequence[FinishedJob]) -> Observed:
 
 
 def measurements(jobs: Sequence[FinishedJob]) -> list[Measurement]:
-    """Measured speeds of the jobs; the last job of a stage and cluster size counts."""
-    found = {
+    """Return the measured speeds of the jobs; the last job of a stage and cluster size counts."""
+    latest = {
         (job.stage, job.instances): Measurement(
             label=job.name,
             steps_per_second=job.timeline.steps_per_second,
@@ -212,7 +212,7 @@ def measurements(jobs: Sequence[FinishedJob]) -> list[Measurement]:
         for job in jobs
         if job.timeline and job.timeline.steps_per_second
     }
-    return list(found.values())
+    return list(latest.values())
 
 
 def _median(values: Sequence[float | None]) -> float | None:

@@ -37,7 +37,7 @@ class MemoryNeed:
     activations: Callable[[int], float]
 
     def largest_batch(self, memory_gib: float, world_size: int, per_node: int) -> int:
-        """Largest micro-batch that fits on a GPU; 0 if not even one image fits."""
+        """Return the largest micro-batch that fits on a GPU; 0 if not even one image fits."""
         free = memory_gib * _GIB * USABLE_MEMORY - self.fixed(world_size, per_node)
         return bisect_right(range(1, _LARGEST_BATCH + 1), free, key=self.activations)
 
@@ -85,7 +85,7 @@ class Limits:
     budget_usd: Decimal | None = None
 
     def hold(self, one: Alternative) -> bool:
-        """Whether ``one`` is within the limits; an unknown cost is within no budget."""
+        """Return whether ``one`` is within the limits; an unknown cost is within no budget."""
         if self.deadline_seconds is not None and one.seconds > self.deadline_seconds:
             return False
         return self.budget_usd is None or (one.cost is not None and one.cost <= self.budget_usd)
@@ -104,29 +104,29 @@ class SearchInputs:
 
 
 def alternatives(inputs: SearchInputs, counts: Sequence[int] = ()) -> list[Alternative]:
-    """Every GPU instance type × instance count × purchase option that can run all stages.
+    """Return every GPU instance type × instance count × purchase option that can run all stages.
 
     One cluster runs every stage. Types without a measured or predicted speed are skipped, and so
     are types on which a stage's model does not fit.
     """
-    found: list[Alternative] = []
+    candidates: list[Alternative] = []
     for candidate in instance_types():
         # Trainium needs a PyTorch build that the training code does not support.
         if candidate.accelerator.startswith("Trainium"):
             continue
         options = list(_purchase_options(candidate, inputs))
         for instances in counts or range(1, MOST_INSTANCES + 1):
-            found += _on_cluster(candidate, instances, options, inputs)
-    return found
+            candidates += _on_cluster(candidate, instances, options, inputs)
+    return candidates
 
 
-def choose(found: Iterable[Alternative], limits: Limits) -> list[Alternative]:
-    """The alternatives within ``limits``, cheapest first, with Pareto-optimal ones marked.
+def choose(candidates: Iterable[Alternative], limits: Limits) -> list[Alternative]:
+    """Return the alternatives within ``limits``, cheapest first, with Pareto-optimal ones marked.
 
     An alternative is Pareto-optimal if no other is both cheaper (or as cheap) and faster.
     """
     kept = sorted(
-        (one for one in found if limits.hold(one)),
+        (one for one in candidates if limits.hold(one)),
         key=lambda one: (one.cost is None, one.cost or 0, one.seconds),
     )
     chosen, fastest = [], float("inf")
@@ -138,7 +138,7 @@ def choose(found: Iterable[Alternative], limits: Limits) -> list[Alternative]:
 
 
 def with_range(one: Alternative, inputs: SearchInputs) -> tuple[Decimal | None, Decimal | None]:
-    """P10 and P90 of an alternative's dollars."""
+    """Return P10 and P90 of an alternative's dollars."""
     purchase = Purchase(inputs.region, one.capacity, one.kind)
     priced = estimate(one.stages, purchase, assumed=inputs.assumed, prices=inputs.prices)
     return priced.low, priced.high
@@ -147,7 +147,7 @@ def with_range(one: Alternative, inputs: SearchInputs) -> tuple[Decimal | None, 
 def _purchase_options(
     candidate: InstanceType, inputs: SearchInputs
 ) -> Iterator[tuple[Purchase, Price]]:
-    """Purchase options of a type: on-demand, spot, and each Savings Plan with a known price."""
+    """Return a type's purchase options: on-demand, spot and Savings Plans of known price."""
     for capacity, kind in (
         ("on-demand", ON_DEMAND),
         ("spot", ON_DEMAND),
@@ -191,7 +191,7 @@ def _on_cluster(
 def _on_instances(
     stage: CostStage, candidate: InstanceType, instances: int, inputs: SearchInputs
 ) -> CostStage | None:
-    """``stage`` on another cluster at nearly its effective batch size; None if it cannot run."""
+    """Return ``stage`` on another cluster at about the same batch size; None if it cannot run."""
     world = instances * candidate.accelerators
     wanted = stage.effective_batch_size
     if wanted is None or world > wanted:

@@ -59,12 +59,12 @@ class Assumptions:
                 raise ValueError(f"{name}: {value} must be a number of at least {least}")
 
     def assuming(self, **values: float) -> Assumptions:
-        """A copy with other values, which are marked as given by the user."""
+        """Return a copy with other values, which are marked as given by the user."""
         sources = {**self.sources, **dict.fromkeys(values, "given")}
         return replace(self, **values, sources=sources)
 
     def source(self, name: str) -> str:
-        """The source of the parameter ``name``, as shown in parentheses."""
+        """Return the source of the parameter ``name``, as shown in parentheses."""
         default = "The Llama 3 Herd of Models, 2024" if name == "failures_per_gpu_hour" else None
         return self.sources.get(name, default or "assumed")
 
@@ -75,7 +75,7 @@ _AT_LEAST_ONE = (
 
 
 def parameter_names() -> tuple[str, ...]:
-    """Names of the parameters that `--assume` accepts."""
+    """Return the names of the parameters that `--assume` accepts."""
     return tuple(one.name for one in fields(Assumptions) if one.name != "sources")
 
 
@@ -92,7 +92,7 @@ class Observed:
 
 
 def learned(assumed: Assumptions, observed: Observed) -> Assumptions:
-    """``assumed`` updated with what was observed.
+    """Return ``assumed`` updated with what was observed.
 
     The failure rate is updated by :func:`~sm_train.cost.failures.observed_rate`; parameters given
     by the user stay.

@@ -14,7 +14,7 @@ Document = Mapping[str, Any]
 
 
 def compare(before: Document, after: Document) -> dict[str, Any]:
-    """The difference of two ``cost --json`` documents; stages are matched by name.
+    """Return the difference of two ``cost --json`` documents; stages are matched by name.
 
     A stage that exists in only one document has None as the other cost and counts as 0 in the
     difference. A difference with an unknown cost is unknown.

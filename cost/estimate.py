@@ -155,7 +155,7 @@ def estimate(
 
 
 def hourly_price(instance_type: str, purchase: Purchase, table: PriceTable) -> Price:
-    """The price of an instance-hour of ``instance_type``, bought as ``purchase``."""
+    """Return the price of an instance-hour of ``instance_type``, bought as ``purchase``."""
     if purchase.capacity == "training-plan":
         source = "training plan: prepaid, so running costs nothing more"
         return Price(instance_type, purchase.region, Decimal(0), "inferred", source, None)
@@ -164,7 +164,7 @@ def hourly_price(instance_type: str, purchase: Purchase, table: PriceTable) -> P
 
 
 def failure_rate(stage: CostStage, purchase: Purchase, assumed: Assumptions) -> float:
-    """Interruptions per GPU-hour: hardware failures, and with spot also reclaimed instances."""
+    """Return interruptions per GPU-hour: hardware failures and, on spot, reclaimed instances."""
     rate = assumed.failures_per_gpu_hour
     if purchase.capacity == "spot":
         rate += SPOT_RATE_PER_INSTANCE_HOUR / stage.instance.accelerators
@@ -172,12 +172,12 @@ def failure_rate(stage: CostStage, purchase: Purchase, assumed: Assumptions) -> 
 
 
 def failures_per_second(stage: CostStage, purchase: Purchase, assumed: Assumptions) -> float:
-    """Interruptions per second of the whole cluster."""
+    """Return the interruptions per second of the whole cluster."""
     return failure_rate(stage, purchase, assumed) * stage.world_size / SECONDS_PER_HOUR
 
 
 def checkpoint_steps(stage: CostStage, assumed: Assumptions) -> float:
-    """Steps between checkpoints; a failure never loses more than the whole stage."""
+    """Return the steps between checkpoints; a failure never loses more than the whole stage."""
     return min(stage.checkpoint_every or assumed.checkpoint_every, stage.max_steps)
 
 
@@ -208,7 +208,7 @@ def price_stage(
 def stage_cost(
     stage: CostStage, price: Price, purchase: Purchase, assumed: Assumptions
 ) -> tuple[float | None, Decimal | None]:
-    """Billable seconds and dollars of a stage: :func:`price_stage` without the breakdown."""
+    """Return a stage's billable seconds and dollars: :func:`price_stage` without the breakdown."""
     seconds, _ = stage_seconds(stage, purchase, assumed)
     billable = seconds.billable
     instance_seconds = None if billable is None else billable + seconds.warm_pool
@@ -248,7 +248,7 @@ def stage_seconds(
 def _service_parts(
     stage: CostStage, seconds: Seconds, assumed: Assumptions
 ) -> dict[str, Decimal | None]:
-    """Cost of S3 and CloudWatch; parts that need an unknown model are left out."""
+    """Return the cost of S3 and CloudWatch; parts that need an unknown model are left out."""
     parts: dict[str, Decimal | None] = {}
     billable = seconds.billable
     if stage.parameters is not None:
@@ -297,8 +297,8 @@ def _with_ranges(priced: list[StageEstimate], purchase: Purchase, assumed: Assum
     pairs = [(one, risk) for one, risk in zip(priced, risks, strict=True) if risk is not None]
     high = [_dollars_per_second(one, one.price.usd_per_instance_hour) for one, _ in pairs]
     low = [_dollars_per_second(one, one.price.least) for one, _ in pairs]
-    found = ranges(known, low, high)
-    seconds = iter(found.stages)
+    total_range = ranges(known, low, high)
+    seconds = iter(total_range.stages)
     ranged = tuple(
         one if risk is None else _ranged(one, next(seconds))
         for one, risk in zip(priced, risks, strict=True)
@@ -310,9 +310,9 @@ def _with_ranges(priced: list[StageEstimate], purchase: Purchase, assumed: Assum
         ranged,
         purchase,
         assumed,
-        found.seconds,
-        Decimal(found.low) + fixed,
-        Decimal(found.high) + fixed,
+        total_range.seconds,
+        Decimal(total_range.low) + fixed,
+        Decimal(total_range.high) + fixed,
     )
 
 
@@ -371,12 +371,12 @@ def money(
 
 
 def total(parts: Sequence[float | None]) -> float | None:
-    """The sum, or None if a part is unknown."""
+    """Return the sum, or None if a part is unknown."""
     known = [part for part in parts if part is not None]
     return sum(known) if len(known) == len(parts) else None
 
 
 def total_money(parts: Sequence[Decimal | None]) -> Decimal | None:
-    """The sum, or None if a part is unknown."""
+    """Return the sum, or None if a part is unknown."""
     known = [part for part in parts if part is not None]
     return sum(known, Decimal(0)) if len(known) == len(parts) else None

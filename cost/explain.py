@@ -40,7 +40,7 @@ class Term:
 
 
 def explain(priced: Estimate) -> list[Term]:
-    """Every number that an estimate shows, in the order of derivation, then sensitivities."""
+    """Return every number of an estimate in the order of derivation, then the sensitivities."""
     terms = [term for one in priced.stages for term in _stage_terms(one, priced)]
     return [*terms, *_total_terms(priced), *_sensitivity_terms(priced)]
 
@@ -310,7 +310,7 @@ class Sensitivity:
 
 
 def sensitivities(priced: Estimate) -> list[Sensitivity]:
-    """The changes of the total, the largest first; none if the total is unknown."""
+    """Return the changes of the total, the largest first; none if the total is unknown."""
     before = priced.cost
     if before is None:
         return []
@@ -323,7 +323,7 @@ def sensitivities(priced: Estimate) -> list[Sensitivity]:
 
 
 def signed_dollars(amount: Decimal | float) -> str:
-    """``+$4,210``; cents below 100."""
+    """Format dollars with their sign, as ``+$4,210``; cents below 100."""
     sign = "+" if amount >= 0 else "−"
     size = abs(float(amount))
     return f"{sign}${size:,.0f}" if size >= 100 else f"{sign}${size:,.2f}"

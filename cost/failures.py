@@ -10,12 +10,12 @@ _HOPELESS = 20.0
 
 
 def expected_failures(failures_per_gpu_hour: float, gpus: int, seconds: float) -> float:
-    """Expected interruptions in ``seconds``: independent failures at a constant rate."""
+    """Return the expected interruptions in ``seconds``: independent failures at a constant rate."""
     return failures_per_gpu_hour * gpus * seconds / _HOUR
 
 
 def lost_per_failure(restart: float, interval: float, failures_per_second: float) -> float:
-    """Expected seconds that one failure costs: a restart and half a checkpoint interval.
+    """Return the expected seconds that one failure costs: a restart and half a checkpoint interval.
 
     To first order restart + interval ÷ 2. Recomputed work can be interrupted again: exactly, for a
     rate r, a restart R and an interval τ, it is R·(e^x − 1)/x + τ·(e^x − 1 − x)/x² with x = r·τ
@@ -37,12 +37,12 @@ def lost_per_failure(restart: float, interval: float, failures_per_second: float
 
 
 def young_interval(blocking: float, between_failures: float) -> float:
-    """Best seconds between checkpoints, first order: √(2 · blocking · MTBF) (Young, 1974)."""
+    """Return the best seconds between checkpoints: √(2 · blocking · MTBF) (Young, 1974)."""
     return math.sqrt(2 * blocking * between_failures)
 
 
 def daly_interval(blocking: float, between_failures: float) -> float:
-    """Best seconds between checkpoints, higher order (Daly, 2006, equation 37).
+    """Return the best seconds between checkpoints, higher order (Daly, 2006, equation 37).
 
     √(2δM)·[1 + ⅓·√(δ/2M) + ⅑·(δ/2M)] − δ for δ < 2M, else M, for a blocking time δ and a mean
     time M between failures.
@@ -55,7 +55,7 @@ def daly_interval(blocking: float, between_failures: float) -> float:
 
 
 def observed_rate(failures: int, gpu_hours: float, prior_per_gpu_hour: float) -> float:
-    """Failures per GPU-hour after ``failures`` in ``gpu_hours``, from a prior rate.
+    """Return failures per GPU-hour after ``failures`` in ``gpu_hours``, from a prior rate.
 
     The posterior mean of a Poisson rate under a gamma prior with the weight of one failure:
     (k + 1) ÷ (t + 1/prior). Without observations it is the prior; with many it approaches k ÷ t.

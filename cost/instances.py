@@ -48,12 +48,12 @@ class InstanceType:
 
 
 def instance_types() -> tuple[InstanceType, ...]:
-    """Every instance type, in the order of the table."""
+    """Return every instance type, in the order of the table."""
     return tuple(_by_name().values())
 
 
 def instance_type(name: str) -> InstanceType:
-    """The instance type ``name``.
+    """Return the instance type ``name``.
 
     Raises:
         UnknownInstanceTypeError: the table has no such type.

@@ -23,7 +23,7 @@ _MILLION = 10**6
 
 
 def as_document(priced: Estimate) -> dict[str, Any]:
-    """Stages, total, assumptions and the sensitivity of the total to them."""
+    """Return stages, total, assumptions and the sensitivity of the total to them."""
     stages = priced.stages
     seconds = total([one.seconds.billable for one in stages])
     return {
@@ -135,7 +135,7 @@ def usd(amount: Decimal | None) -> float | None:
 
 
 def _sentences(priced: Estimate) -> list[str]:
-    """Everything the total rests on; unknown inputs first."""
+    """Return everything the total rests on; unknown inputs first."""
     sentences = [
         *_unknown(priced),
         *_speeds(priced.stages),
@@ -157,7 +157,7 @@ def _speeds(stages: Sequence[StageEstimate]) -> list[str]:
 
 
 def _figures(priced: Estimate) -> list[str]:
-    """The cost model's own parameters."""
+    """Return the cost model's own parameters."""
     assumed = priced.assumed
     per_1000 = assumed.failures_per_gpu_hour * 24 * 1000
     interval = ""
@@ -199,12 +199,12 @@ def _blocking(priced: Estimate) -> str:
 
 
 def _checkpoint_intervals(priced: Estimate) -> list[str]:
-    found = [(one.stage.name, _best_interval(one, priced)) for one in priced.stages]
+    intervals = [(one.stage.name, _best_interval(one, priced)) for one in priced.stages]
     return [
         f"checkpoint interval of {name}: {interval.seconds:,.0f} s configured; "
         f"{interval.best_seconds:,.0f} s ({interval.best_steps:,} steps) would cost "
         f"${interval.extra:,.0f} less (Daly, 2006)"
-        for name, interval in found
+        for name, interval in intervals
         if interval and interval.extra is not None and interval.extra >= 1
     ]
 
@@ -234,7 +234,7 @@ def _prices(priced: Estimate) -> list[str]:
 
 
 def _unknown(priced: Estimate) -> list[str]:
-    """Why the total is only a lower bound: one sentence for each unknown input."""
+    """Return why the total is only a lower bound: one sentence for each unknown input."""
     known = priced.known_cost
     least = f"at least ${known:,.2f}" if known >= 1 else "total unknown"
     speeds = [

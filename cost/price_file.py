@@ -30,7 +30,7 @@ _AMOUNTS = ("usd_per_hour", "discount_percent")
 
 
 def read_price_file(path: Path) -> PriceTable:
-    """The prices and discounts of the CSV file ``path``.
+    """Return the prices and discounts of the CSV file ``path``.
 
     Raises:
         PriceError: a column is missing or unknown, or a row's value is invalid; the message

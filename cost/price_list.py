@@ -51,7 +51,7 @@ _REGIONS = {
 
 
 def parse_price_list(document: Any) -> list[PriceRow]:
-    """The training and Processing prices in ``document``, in any of AWS's formats.
+    """Return the training and Processing prices in ``document``, in any of AWS's formats.
 
     Prices are exact, in US dollars per instance-hour. Other products and prices that are not per
     hour are skipped.
@@ -82,7 +82,7 @@ def _offers(items: Iterable[Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _offer(offer: Mapping[str, Any]) -> Iterator[PriceRow]:
-    """One item of GetProducts: a product with its terms."""
+    """Return one item of GetProducts: a product with its terms."""
     terms = offer.get("terms", {}).get("OnDemand", {})
     yield from _product(offer["product"], terms.values(), str(offer["publicationDate"]))
 
@@ -140,7 +140,7 @@ def _savings_plans(document: Mapping[str, Any]) -> Iterator[PriceRow]:
 
 
 def _plan_kind(plan: Mapping[str, Any]) -> str:
-    """``1 year Partial Upfront SageMaker Savings Plan`` as ``savings-plan-1y-partial-upfront``."""
+    """Convert ``1 year Partial Upfront …`` to a kind: ``savings-plan-1y-partial-upfront``."""
     years = plan["leaseContractLength"]["duration"]
     match = re.search(r"\b(no|partial|all) upfront\b", plan["description"], re.IGNORECASE)
     kind = f"savings-plan-{years}y-{match[1].lower()}-upfront" if match else ""

@@ -111,12 +111,12 @@ class PriceTable:
         discounts: Iterable[Discount] = (),
         listed: Mapping[str, str] | None = None,
     ) -> PriceTable:
-        """A table of ``rows``; the last row for a type, region and kind counts."""
+        """Return a table of ``rows``; the last row for a type, region and kind counts."""
         by_key = {(row.instance_type, row.region, row.kind): row for row in rows}
         return cls(by_key, tuple(discounts), listed or {})
 
     def over(self, below: PriceTable) -> PriceTable:
-        """This table with ``below`` as the default for what it does not price.
+        """Return this table with ``below`` as the default for what it does not price.
 
         A price for every region hides the single regions of ``below``, and a region whose
         complete list was read hides all of its prices in ``below``.
@@ -134,7 +134,7 @@ class PriceTable:
         )
 
     def price(self, name: str, region: str, kind: str = ON_DEMAND) -> Price:
-        """The price of instance type ``name`` in ``region``, bought as ``kind``.
+        """Return the price of instance type ``name`` in ``region``, bought as ``kind``.
 
         Prices differ between regions. If the table has none for ``region``, the price of another
         region is used, unless AWS's complete list for ``region`` was read. Such a price, and one
@@ -148,20 +148,20 @@ class PriceTable:
         if kind not in KINDS:
             raise ValueError(f"purchase: {kind!r} is not one of {', '.join(KINDS)}")
         instance_type(name)
-        found = self._listed_price(name, region, kind)
-        if found.usd_per_instance_hour is None and kind == SPOT:
-            found = self._spot_range(name, region)
-        return self._less_discounts(found, kind)
+        listed = self._listed_price(name, region, kind)
+        if listed.usd_per_instance_hour is None and kind == SPOT:
+            listed = self._spot_range(name, region)
+        return self._less_discounts(listed, kind)
 
     def processing_price(self, name: str, region: str) -> Price:
-        """The price of a Processing instance, whose type need not be in the instance table."""
+        """Return the price of a Processing instance, also of a type that does not train."""
         return self._less_discounts(self._listed_price(name, region, PROCESSING), PROCESSING)
 
-    def _less_discounts(self, found: Price, kind: str) -> Price:
+    def _less_discounts(self, price: Price, kind: str) -> Price:
         for discount in self.discounts:
-            if _covers(discount, found.instance_type, found.region, kind):
-                found = _discounted(found, discount)
-        return found
+            if _covers(discount, price.instance_type, price.region, kind):
+                price = _discounted(price, discount)
+        return price
 
     def _listed_price(self, name: str, region: str, kind: str) -> Price:
         row = self.rows.get((name, region, kind)) or self.rows.get((name, ANY, kind))
@@ -221,7 +221,7 @@ def _discounted(price: Price, discount: Discount) -> Price:
 
 
 def staleness(price: Price, today: date) -> str | None:
-    """Why ``price`` may be out of date on ``today``; None if it is younger than 90 days."""
+    """Return why ``price`` may be out of date on ``today``; None if it is younger than 90 days."""
     if price.usd_per_instance_hour is None:
         return None
     where = f"price of {price.instance_type}"
@@ -235,7 +235,7 @@ def staleness(price: Price, today: date) -> str | None:
 
 @cache
 def shipped_prices() -> PriceTable:
-    """The dated table that ships with sm-train."""
+    """Return the dated table that ships with sm-train."""
     with _TABLE.open(encoding="utf-8", newline="") as file:
         return PriceTable.of(
             PriceRow(

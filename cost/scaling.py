@@ -58,7 +58,7 @@ class ScalingFit:
     residual: float | None
 
     def predict(self, gpus: int) -> Throughput:
-        """Images per second on ``gpus`` GPUs."""
+        """Return images per second on ``gpus`` GPUs."""
         contended = gpus / (self.serial + self.contention * gpus)
         power = self.factor * gpus**self.exponent
         spread = math.exp(self._deviations() * self._spread())
@@ -113,7 +113,7 @@ def scale_one(gpus: int, images_per_second: float, to_gpus: int) -> Throughput:
 
 
 def _ratio(xs: Sequence[float], ys: Sequence[float], weights: Sequence[float]) -> float:
-    """Slope of the weighted least-squares line through the origin."""
+    """Return the slope of the weighted least-squares line through the origin."""
     across = sum(w * x * y for w, x, y in zip(weights, xs, ys, strict=True))
     return across / sum(w * x * x for w, x in zip(weights, xs, strict=True))
 
@@ -121,7 +121,7 @@ def _ratio(xs: Sequence[float], ys: Sequence[float], weights: Sequence[float]) -
 def _line(
     xs: Sequence[float], ys: Sequence[float], weights: Sequence[float]
 ) -> tuple[float, float]:
-    """Intercept and slope of the weighted least-squares line."""
+    """Return the intercept and slope of the weighted least-squares line."""
     total = sum(weights)
     mean_x = sum(w * x for w, x in zip(weights, xs, strict=True)) / total
     mean_y = sum(w * y for w, y in zip(weights, ys, strict=True)) / total

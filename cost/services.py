@@ -34,7 +34,7 @@ class ServicePrice:
 
 @cache
 def service_prices() -> dict[str, ServicePrice]:
-    """The shipped table: ``s3_get``, ``s3_put``, ``s3_storage``, ``logs_ingestion``,
+    """Return the shipped table: ``s3_get``, ``s3_put``, ``s3_storage``, ``logs_ingestion``,
     ``alarm_metric``.
     """
     with _TABLE.open(encoding="utf-8", newline="") as file:
@@ -47,7 +47,7 @@ def service_prices() -> dict[str, ServicePrice]:
 
 
 def checkpoint_bytes(stage: CostStage) -> int | None:
-    """Bytes of one checkpoint: 16 per parameter; None if the model is unknown."""
+    """Return the bytes of one checkpoint: 16 per parameter; None if the model is unknown."""
     return None if stage.parameters is None else stage.parameters * BYTES_PER_PARAMETER
 
 
@@ -60,7 +60,7 @@ def blocking_seconds(stage: CostStage, assumed: Assumptions) -> float | None:
 
 
 def checkpoint_storage(stage: CostStage, billable_seconds: float) -> Decimal | None:
-    """Checkpoints kept × bytes × months of the stage × price per GB-month."""
+    """Return the storage cost: checkpoints kept × bytes × stage months × price per GB-month."""
     size = checkpoint_bytes(stage)
     if size is None:
         return None
@@ -69,7 +69,7 @@ def checkpoint_storage(stage: CostStage, billable_seconds: float) -> Decimal | N
 
 
 def data_requests(stage: CostStage, assumed: Assumptions) -> Decimal | None:
-    """Cost of the GET requests that stream every image once per use."""
+    """Return the cost of the GET requests that stream every image once per use."""
     if stage.images is None:
         return None
     requests = math.ceil(stage.images * assumed.bytes_per_image / assumed.bytes_per_request)
@@ -77,6 +77,6 @@ def data_requests(stage: CostStage, assumed: Assumptions) -> Decimal | None:
 
 
 def logs(stage: CostStage, assumed: Assumptions) -> Decimal:
-    """Cost of ingesting the log lines of all steps into CloudWatch."""
+    """Return the cost of ingesting the log lines of all steps into CloudWatch."""
     gigabytes = stage.max_steps * assumed.log_bytes_per_step / _GB
     return Decimal(gigabytes) * service_prices()["logs_ingestion"].usd

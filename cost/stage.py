@@ -77,7 +77,7 @@ class CostStage:
         )
 
     def at(self, speed: Speed | None) -> CostStage:
-        """The same stage at another speed."""
+        """Return the same stage at another speed."""
         return replace(self, speed=speed)
 
     @cached_property

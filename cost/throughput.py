@@ -57,7 +57,7 @@ second by mistake, or FLOPs alone predicting a tiny model."""
 
 
 def stated_speed(steps_per_second: float, why: str) -> Speed:
-    """The speed that the user states for this stage.
+    """Return the speed that the user states for this stage.
 
     Raises:
         ValueError: it is not positive, or more than any training loop reaches.
@@ -80,25 +80,25 @@ def stated_speed(steps_per_second: float, why: str) -> Speed:
 def resolve_speed(
     stage: CostStage, measurements: Sequence[Measurement], *, rescale_batch: bool = False
 ) -> Speed | None:
-    """The speed of ``stage`` by the most reliable rule that applies; None if none does.
+    """Return the speed of ``stage`` by the most reliable rule that applies; None if none does.
 
     A measurement at another effective batch size counts only with ``rescale_batch``, which
     converts it by images per second.
     """
     usable = [one for one in measurements if rescale_batch or same_batch(one, stage)]
-    here = [one for one in usable if not one.on_cpu]
-    same_hardware = [one for one in here if _same_hardware(one, stage)]
+    gpu_measurements = [one for one in usable if not one.on_cpu]
+    same_hardware = [one for one in gpu_measurements if _same_hardware(one, stage)]
     return (
         _at_this_resolution(stage, same_hardware)
         or _from_other_resolutions(stage, same_hardware)
-        or _from_other_hardware(stage, here)
+        or _from_other_hardware(stage, gpu_measurements)
         or _illustration(stage, [one for one in usable if one.on_cpu])
         or predicted_speed(stage)
     )
 
 
 def predicted_speed(stage: CostStage) -> Speed | None:
-    """it/s = MFU × peak × GPUs ÷ (FLOP per image × batch), for a published range of MFU."""
+    """Predict it/s = MFU × peak × GPUs ÷ (FLOP per image × batch) from a published MFU range."""
     peak, batch = stage.instance.bf16_tflops, stage.effective_batch_size
     if stage.flops_per_image is None or peak is None or batch is None:
         return None
@@ -112,7 +112,7 @@ def predicted_speed(stage: CostStage) -> Speed | None:
 
 
 def same_batch(one: Measurement, stage: CostStage) -> bool:
-    """Whether ``one`` has the stage's effective batch size, as far as both are known."""
+    """Return whether ``one`` has the stage's effective batch size, as far as both are known."""
     known = one.effective_batch_size is not None and stage.effective_batch_size is not None
     return not known or one.effective_batch_size == stage.effective_batch_size
 
@@ -124,7 +124,7 @@ def _same_hardware(one: Measurement, stage: CostStage) -> bool:
 
 
 def _images_per_second(one: Measurement, stage: CostStage) -> float:
-    """Images/s of a measurement, or its it/s if no batch is known: only ratios are used."""
+    """Return images/s of a measurement, or its it/s if no batch is known: only ratios are used."""
     return one.steps_per_second * (_batch(one, stage) or 1)
 
 
@@ -160,7 +160,7 @@ def _own(stage: CostStage, one: Measurement) -> Speed:
 
 
 def _scaled(stage: CostStage, measured: Sequence[Measurement]) -> tuple[Throughput, Basis, str]:
-    """Throughput of the stage's cluster from measurements at other cluster sizes."""
+    """Return the throughput of the stage's cluster from measurements at other cluster sizes."""
     points = [(one.world_size, _images_per_second(one, stage)) for one in measured]
     labels = ", ".join(dict.fromkeys(one.label for one in measured))
     if len({gpus for gpus, _ in points}) == 1:
@@ -206,22 +206,28 @@ def _from_other_resolutions(stage: CostStage, measured: Sequence[Measurement]) -
 
 def _from_other_hardware(stage: CostStage, measured: Sequence[Measurement]) -> Speed | None:
     """Extrapolate by the ratio of peak FLOP/s and a published range of the MFU reached."""
-    ours = stage.instance
+    target_instance = stage.instance
     for one in reversed(measured):
-        theirs = instance_type(one.instance_type) if one.instance_type else None
-        if theirs is None or theirs.bf16_tflops is None or ours.bf16_tflops is None:
+        measured_instance = instance_type(one.instance_type) if one.instance_type else None
+        if (
+            measured_instance is None
+            or measured_instance.bf16_tflops is None
+            or target_instance.bf16_tflops is None
+        ):
             continue
-        there = _at_this_resolution(stage, [one]) or _from_other_resolutions(stage, [one])
-        if there is None:
+        measured_speed = _at_this_resolution(stage, [one]) or _from_other_resolutions(stage, [one])
+        if measured_speed is None:
             continue
-        ratio = ours.bf16_tflops / theirs.bf16_tflops
+        ratio = target_instance.bf16_tflops / measured_instance.bf16_tflops
         low, middle, high = (ratio * share for share in HARDWARE_CARRY)
         why = (
-            f"{there.why}; and from {theirs.accelerator} to {ours.accelerator} at 60–100 % of the "
-            "peaks' ratio (published)"
+            f"{measured_speed.why}; and from {measured_instance.accelerator} to "
+            f"{target_instance.accelerator} at 60–100 % of the peaks' ratio (published)"
         )
-        value = there.steps_per_second * middle
-        return Speed(value, there.low * low, there.high * high, "other hardware", why)
+        value = measured_speed.steps_per_second * middle
+        return Speed(
+            value, measured_speed.low * low, measured_speed.high * high, "other hardware", why
+        )
     return None
 
 

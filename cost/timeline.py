@@ -150,7 +150,7 @@ def _step(account: _Account, event: Event, usual: float) -> None:
 
 
 def _is_stall(silence: float, interval: float) -> bool:
-    """Whether time without progress exceeds normal variation and a line that is not due yet."""
+    """Return whether ``silence`` exceeds normal variation and the time until the next line."""
     return silence > max(STALL_SECONDS, STALL_FACTOR * interval)
 
 
@@ -161,7 +161,7 @@ def _blocked(account: _Account, kind: str, seconds: float) -> None:
 
 
 def _usual_seconds_per_step(events: Iterable[Event]) -> float:
-    """Median over logging intervals, without the first after each start if there are others."""
+    """Return the median over logging intervals, without the first after each start if possible."""
     first: list[float] = []
     later: list[float] = []
     fresh = True

@@ -77,7 +77,7 @@ def ranges(
     draws: int = DRAWS,
     seed: int = 0,
 ) -> CostRanges:
-    """P10 and P90 of the billable seconds and of their dollars.
+    """Return P10 and P90 of the billable seconds and of their dollars.
 
     ``low_rates`` and ``high_rates`` are the lowest and highest dollars per second of each stage;
     they differ if only a range of the price is known. The same arguments give the same result.

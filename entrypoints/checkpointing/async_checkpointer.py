@@ -90,7 +90,7 @@ def _timing_event() -> torch.cuda.Event:
 
 @dataclass(frozen=True)
 class CheckpointRank:
-    """This process's place among the writers; one rank of each node is its ``local_main``."""
+    """This process's rank among the writers; ``local_main`` is true on one rank of each node."""
 
     rank: int
     world_size: int

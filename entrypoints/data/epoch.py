@@ -32,7 +32,7 @@ None in a topology whose batches all have the same shape.
 
 
 def single_batch_shape(_topology: DataTopology, _partition: RankPartition) -> None:
-    """:data:`BatchShapes` of a topology whose batches all have the same shape."""
+    """Return :data:`BatchShapes` of a topology whose batches all have the same shape."""
 
 
 @dataclass(frozen=True, eq=False)

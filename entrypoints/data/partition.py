@@ -73,7 +73,7 @@ class DataTopology:
 class RankPartition:
     """One rank's samples, in the order in which it reads them.
 
-    A sample's place in that order is its *index*. Block ``b`` covers the indices
+    A sample's position in that order is its *index*. Block ``b`` covers the indices
     ``b * shuffle_block_size`` to ``(b + 1) * shuffle_block_size - 1`` and the same positions of
     ``ranges``, permuted; the last block may be shorter.
     """

@@ -58,7 +58,7 @@ class SampleRanges:
         return self.shard[which], self.stop[which] - (self.ends[which] - positions)
 
     def take(self, positions: Ints) -> SampleRanges:
-        """Return the samples at ascending ``positions``, with neighbours joined into ranges."""
+        """Return the samples at ascending ``positions``, with adjacent ones merged into ranges."""
         shard, sample = self.locate(positions)
         begins = np.ones(len(shard), np.bool_)
         begins[1:] = (shard[1:] != shard[:-1]) | (sample[1:] != sample[:-1] + 1)

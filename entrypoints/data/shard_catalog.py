@@ -349,7 +349,7 @@ def _merge_scans(
 
 
 def _unknown_shapes(topology: DataTopology, _partition: RankPartition) -> None:
-    """:data:`BatchShapes` without an index: scanning reads headers, not images."""
+    """Return :data:`BatchShapes` without an index: scanning reads headers, not images."""
     if topology.shapes:
         raise DataError(
             "data.aspect_buckets: needs the sizes of all images; run `sm-train index` and set "

@@ -39,7 +39,7 @@ SampleBytes = memoryview | BadSample
 class _ReadRange:
     """Consecutive samples of one shard, which are read at once.
 
-    ``starts`` and ``stops`` are their byte offsets and ``request_rows`` where they stand in the
+    ``starts`` and ``stops`` are their byte offsets and ``request_rows`` their rows in the
     request; all are int64 (num_samples,).
     """
 
@@ -108,7 +108,7 @@ class ShardReader:
         except OSError as error:
             if len(read_range.request_rows) == 1:
                 return [self._unreadable(read_range.shard, error)]
-            # A bad sector or a failed request should not cost its neighbours: read one by one.
+            # A bad sector or a failed request should not lose the other samples: read one by one.
             return [self._read(single)[0] for single in _single_samples(read_range)]
         samples: list[SampleBytes] = []
         for start, stop in zip(

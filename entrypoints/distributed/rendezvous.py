@@ -98,7 +98,8 @@ def wait_for_keys(
     """Wait until all ``keys`` are set; returns key → seconds until it was set, for those that were.
 
     ``on_poll`` is called with the missing keys and the seconds waited. This polls instead of
-    calling the store's own blocking ``wait``, which reports neither who came nor who is missing.
+    calling the store's blocking ``wait``, which reports neither the nodes that joined nor those
+    that are missing.
     """
     started = time.monotonic()
     arrived: dict[str, float] = {}

@@ -1,8 +1,8 @@
 """Barriers of the doctor's ranks in a store, each with a timeout and a time budget.
 
-Before each part of the benchmark the ranks meet at a barrier. Rank 0 decides who takes part: a rank
-that does not arrive in time is left out and reported, so no rank waits forever. Values that later
-decide the verdict are put into the same store as soon as they are known.
+Before each part of the benchmark the ranks meet at a barrier. Rank 0 decides which ranks take part:
+a rank that does not arrive in time is left out and reported, so no rank waits forever. Values that
+later decide the verdict are put into the same store as soon as they are known.
 """
 
 from __future__ import annotations

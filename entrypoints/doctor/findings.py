@@ -232,12 +232,12 @@ def slow_links(cluster: ClusterMeasurements) -> SlowLinks | None:
 
 
 def _links(cluster: ClusterMeasurements) -> Iterator[ClusterFinding]:
-    found = slow_links(cluster)
-    if found is None:
+    links = slow_links(cluster)
+    if links is None:
         return
     bandwidths = cluster.node_bandwidths()
-    typical = f"{found.typical / 1e9:.3g} GB/s is typical here" if found.typical else "no pair does"
-    for node in found.nodes:
+    typical = f"{links.typical / 1e9:.3g} GB/s is typical here" if links.typical else "no pair does"
+    for node in links.nodes:
         name = cluster.name(node)
         values = [value for pair, value in bandwidths.items() if node in pair]
         unreachable = max(values) <= 0
@@ -250,7 +250,7 @@ def _links(cluster: ClusterMeasurements) -> Iterator[ClusterFinding]:
             f"exclude {name}: {REPLACE}",
             (node,),
         )
-    for pair in found.links:
+    for pair in links.links:
         names = " and ".join(map(cluster.name, pair))
         cut = bandwidths[pair] <= 0
         yield ClusterFinding(
@@ -262,8 +262,8 @@ def _links(cluster: ClusterMeasurements) -> Iterator[ClusterFinding]:
             f"exclude either: {REPLACE}",
             pair,
         )
-    if found.unconfirmed:
-        names = "; ".join(" and ".join(map(cluster.name, pair)) for pair in found.unconfirmed)
+    if links.unconfirmed:
+        names = "; ".join(" and ".join(map(cluster.name, pair)) for pair in links.unconfirmed)
         yield ClusterFinding(
             "pairs-unconfirmed",
             "warn",

@@ -57,7 +57,7 @@ def installed_by_efa(text: str) -> dict[str, str]:
 
 
 def _libfabric_from_fi_info() -> dict[str, str]:
-    """Ask libfabric's own tool, for images that were built without the EFA installer."""
+    """Return versions from libfabric's ``fi_info``, for images without the EFA installer."""
     try:
         text = subprocess.run(
             ["fi_info", "--version"], capture_output=True, text=True, timeout=10, check=True

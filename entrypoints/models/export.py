@@ -45,7 +45,7 @@ def save_components(parts: ModelComponents, folder: Path) -> None:
 
 
 def is_components_folder(folder: Path) -> bool:
-    """Whether :func:`save_components` wrote ``folder``."""
+    """Return whether :func:`save_components` wrote ``folder``."""
     return (folder / _MANIFEST).is_file()
 
 

@@ -86,8 +86,8 @@ class DiffusionObjective:
         """Build the objective from a preset's noise schedule.
 
         Zero terminal SNR rescales the schedule so that its last timestep is pure noise (Lin et
-        al., arXiv 2305.08891). It needs the velocity: at pure noise, predicting the noise says
-        nothing about the image.
+        al., arXiv 2305.08891). It needs the velocity: at pure noise, predicting the noise gives
+        no information about the image.
         """
         from diffusers import DDPMScheduler
 

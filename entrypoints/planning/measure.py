@@ -109,7 +109,7 @@ class _GpuNumerics(TorchFunctionMode):
 
 
 def _fused_attention(query: Tensor, key: Tensor, value: Tensor, **_: Any) -> Tensor:
-    """FlashAttention: autograd keeps its inputs, its output and a log-sum-exp for each query."""
+    """Emulate FlashAttention: autograd keeps inputs, output and a log-sum-exp for each query."""
     result: Tensor = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value)[0]
     return result
 
@@ -131,7 +131,7 @@ class _Storages:
         self._by_address[storage._cdata] = storage
 
     def bytes_without(self, *others: _Storages) -> int:
-        """The size of the storages that are in none of ``others``."""
+        """Return the size of the storages that are in none of ``others``."""
         excluded = {address for other in others for address in other._by_address}
         return sum(
             storage.nbytes()
@@ -146,7 +146,7 @@ class _Storages:
 
 
 def _saved_to(storages: _Storages) -> torch.autograd.graph.saved_tensors_hooks:
-    """A context that adds what autograd saves for the backward pass to ``storages``."""
+    """Return a context that adds what autograd saves for the backward pass to ``storages``."""
 
     def pack(tensor: Tensor) -> Tensor:
         storages.add(tensor)
@@ -180,7 +180,7 @@ class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ign
 
 
 def resolution_step(preset: Mapping[str, Any]) -> int:
-    """Pixels by which an image's side may grow so that no layer's input is rounded."""
+    """Return the pixels by which an image's side may grow so that no layer's input is rounded."""
     network = preset["network"]
     if "block_out_channels" in network:
         divisor = 2 ** (len(network["block_out_channels"]) - 1)
@@ -226,7 +226,7 @@ def measure_pass(preset: Mapping[str, Any], resolution: int, precision: str) -> 
 
 
 def network_inputs(config: Mapping[str, Any], side: int, tokens: int) -> tuple[Tensor, Text]:
-    """One noisy image (1, C, H, W) and one encoded caption for a network's configuration."""
+    """Return one noisy image (1, C, H, W) and one encoded caption for a network's configuration."""
     width = config.get("caption_channels", config.get("joint_attention_dim"))
     pooled = config.get("pooled_projection_dim")
     if config.get("addition_embed_type"):
@@ -300,7 +300,7 @@ def _fit(preset: Mapping[str, Any], step: int, precision: str) -> dict[str, Any]
 
 
 def _quadratic(values: Mapping[int, int]) -> list[int]:
-    """Coefficients ``[c0, c1, c2]`` of ``c0 + c1·area + c2·area²`` through all ``values``.
+    """Return ``[c0, c1, c2]`` so that ``c0 + c1·area + c2·area²`` passes through all ``values``.
 
     Newton's divided differences of the first three points, in exact arithmetic.
     """
@@ -316,7 +316,7 @@ def _quadratic(values: Mapping[int, int]) -> list[int]:
 
 
 def _largest(candidates: Sequence[list[int]]) -> list[list[int]]:
-    """The quadratics that can be the largest one at some size, without repetition."""
+    """Return the quadratics that can be the largest one at some size, without repetition."""
     distinct = sorted({tuple(one) for one in candidates}, reverse=True)
     return [
         list(one)

@@ -51,7 +51,7 @@ def mfu_meter(settings: JobConfig, device: torch.device) -> MfuMeter | None:
 
 
 def mfu_meter_of(settings: JobConfig, device_name: str) -> MfuMeter | None:
-    """:func:`mfu_meter` by the device's name."""
+    """Create :func:`mfu_meter` from the device's name."""
     training = settings.training
     peak = next((flops for part, flops in PEAK_FLOPS.items() if part in device_name), None)
     if peak is None or training.precision != "bf16":

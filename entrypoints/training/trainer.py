@@ -48,11 +48,11 @@ from torch import Tensor, nn
 STOP_CHECK_SECONDS = 5.0
 """Interval at which ranks exchange whether any received SIGTERM, which takes a collective.
 
-SageMaker kills 120 seconds after SIGTERM, torchrun 30 seconds after its own.
+SageMaker kills 120 seconds after SIGTERM, torchrun 30 seconds after its SIGTERM.
 """
 
 WRITTEN_CHECK_SECONDS = 1.0
-"""The same interval while a checkpoint is being written: the exchange also tells who is done."""
+"""The same while a checkpoint is being written: the exchange also reports which ranks are done."""
 
 
 class Trainer:

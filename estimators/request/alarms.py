@@ -300,12 +300,12 @@ def _expression(expression: str, label: str) -> MetricDataQueryTypeDef:
 
 
 def _node_dimension(job: MonitoredJob, node: int) -> list[DimensionTypeDef]:
-    """SageMaker's metrics of one instance; ``node`` counts from 1."""
+    """Return SageMaker's metrics of one instance; ``node`` counts from 1."""
     return [{"Name": "Host", "Value": f"{job.name}/algo-{node}"}]
 
 
 def _job_dimension(job: MonitoredJob) -> list[DimensionTypeDef]:
-    """Metrics that SageMaker extracts from the job's log."""
+    """Return metrics that SageMaker extracts from the job's log."""
     return [{"Name": "TrainingJobName", "Value": job.name}]
 
 

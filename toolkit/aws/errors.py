@@ -49,12 +49,12 @@ _FIXES = {
 
 
 def is_credential_error(error: ClientError | BotoCoreError) -> bool:
-    """Whether the error is about the credentials, so that every other call would fail with it."""
+    """Return whether the credentials are invalid, so that every other call would fail too."""
     return _error_code(error) in _CREDENTIAL_CODES
 
 
 def is_throttling(error: ClientError | BotoCoreError) -> bool:
-    """Whether the service rejected the call because it is busy."""
+    """Return whether the service rejected the call because it is busy."""
     return _error_code(error) in _THROTTLING_CODES
 
 

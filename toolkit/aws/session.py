@@ -77,7 +77,7 @@ def session_in_region(session: boto3.Session, region: str) -> boto3.Session:
     from botocore.credentials import CredentialProvider, CredentialResolver
 
     class SharedCredentials(CredentialProvider):
-        """Provides the credentials of ``session``: none are resolved, or asked for, twice."""
+        """Provides the credentials of ``session``, so that they are resolved only once."""
 
         METHOD = "shared"
 

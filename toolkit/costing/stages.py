@@ -132,7 +132,7 @@ def _measurements_of(
 
 
 def _matches(stage: CostStage, measurement: Measurement) -> bool:
-    """Whether a measurement has the stage's cluster and resolution."""
+    """Return whether a measurement has the stage's cluster and resolution."""
     same_type = measurement.instance_type in (None, stage.instance_type)
     cluster = (stage.world_size, stage.resolution)
     return same_type and cluster == (measurement.world_size, measurement.resolution)

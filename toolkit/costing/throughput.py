@@ -106,6 +106,6 @@ def _known_instance_type(name: Any) -> str | None:
 
 
 def _is_restart(previous: Event, start: Event) -> bool:
-    """Whether ``start`` restarts the same work, so that both have the same speed."""
+    """Return whether ``start`` restarts the same work, so that both have the same speed."""
     keys = ("stage", "world_size", "effective_batch_size", "resolution", "backend")
     return all(previous[key] == start[key] for key in keys)

@@ -223,9 +223,9 @@ class _StreamScanner:
             if not self.matches:
                 return
 
-    def _count_step(self, found: _BytesMatch) -> None:
+    def _count_step(self, step_match: _BytesMatch) -> None:
         """Count a step once, however many ranks log it, and remove matches that it outlived."""
-        step = next(group for group in found.groups() if group is not None)
+        step = next(group for group in step_match.groups() if group is not None)
         if step in self.recent_steps:
             return
         self.recent_steps.append(step)
@@ -247,8 +247,8 @@ class _StreamScanner:
         """Store the approximate time of the last step, for matches on nodes that log no steps."""
         start = self.block.rfind(b"\n", 0, max(0, len(self.block) - _LOOK_BACK_BYTES)) + 1
         last = None
-        for found in _step_pattern().finditer(self.block, start):
-            last = found
+        for step_match in _step_pattern().finditer(self.block, start):
+            last = step_match
         if last is not None:
             begin = self.block.rfind(b"\n", 0, last.start()) + 1
             line = self._parse(self.block[begin : self.block.find(b"\n", begin)])

@@ -57,13 +57,13 @@ def _matrix(cluster: dict[str, Any]) -> Any:
     for pair in cluster["pairs"]:
         nodes = (pair["nodes"][0], pair["nodes"][1])
         sums[nodes] = sums.get(nodes, 0.0) + pair["bandwidth"]
-    hosts = cluster["nodes"]
+    node_names = cluster["nodes"]
     table = Table(box=None, pad_edge=False, title="GB/s between nodes", title_justify="left")
-    for name in ("", *hosts):
+    for name in ("", *node_names):
         table.add_column(name, justify="right")
-    for row, name in enumerate(hosts):
+    for row, name in enumerate(node_names):
         cells = []
-        for column in range(len(hosts)):
+        for column in range(len(node_names)):
             value = sums.get((min(row, column), max(row, column)))
             cells.append("" if value is None else f"{value / 1e9:.3g}")
         table.add_row(name, *cells)

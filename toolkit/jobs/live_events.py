@@ -64,7 +64,7 @@ def progress_of(live: LiveState) -> Progress:
         step = int(event["step"])
         speed, loss = event["steps_per_second"], event["loss"]
     elif live.heartbeats:
-        # A hanging job may have logged no step within the window, but its heartbeats go on.
+        # A hanging job may have logged no step within the window, but its heartbeats continue.
         step = max(int(heartbeat.event["step"]) for heartbeat in live.heartbeats.values())
     if "end" in live.newest:
         event = live.newest["end"].event

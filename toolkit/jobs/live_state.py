@@ -31,7 +31,7 @@ class LoggedEvent:
     time: float
     node: str
     text: str
-    """The event as JSON: tells apart events of the same time, and makes repetitions equal."""
+    """The event as JSON: distinguishes events of the same time, and makes duplicates equal."""
     event: Event = field(compare=False)
 
 
@@ -222,12 +222,12 @@ def _ranks(event: Event) -> list[dict[str, Any]]:
 
 def notices(live: LiveState) -> list[Notice]:
     """Return warnings and errors, newest last; those a node repeats are counted as one."""
-    found: dict[tuple[str, str, str], Notice] = {}
+    merged: dict[tuple[str, str, str], Notice] = {}
     for logged in live.notices:
         level, code = logged.event["kind"], str(logged.event["code"])
         key = (logged.node, level, code)
         # Popping moves a repeated notice to the end.
-        count = found.pop(key).count + 1 if key in found else 1
+        count = merged.pop(key).count + 1 if key in merged else 1
         message = " ".join(str(logged.event["message"]).split())
-        found[key] = Notice(logged.time, level, logged.node, code, message, count)
-    return list(found.values())
+        merged[key] = Notice(logged.time, level, logged.node, code, message, count)
+    return list(merged.values())

@@ -114,7 +114,7 @@ def follow_log(
 
 
 def _is_live(session: boto3.Session, job: TrainingJob) -> bool:
-    """Whether the job may still write lines."""
+    """Return whether the job may still write lines."""
     try:
         newest = find_job(session, job.name, job.region)
     except UserError as error:

@@ -158,7 +158,7 @@ class TrainingJob:
         return max(0.0, ((self.ended or now) - self.started).total_seconds())
 
     def billed_interval(self, now: datetime) -> tuple[float, float]:
-        """When the job was billed, in Unix seconds; spot bills a part of the elapsed time."""
+        """Return when the job was billed (Unix seconds); spot bills part of the elapsed time."""
         end = (self.ended or now).timestamp()
         if self.spot and self.started is not None:
             return self.started.timestamp(), end
@@ -230,7 +230,7 @@ def refresh(session: boto3.Session, job: TrainingJob) -> TrainingJob:
 
 
 def is_foreign(session: boto3.Session, name: str, region: str) -> bool:
-    """Whether a job that belongs to no run has that name in ``region``."""
+    """Return whether a job that belongs to no run has that name in ``region``."""
     description = describe_job(session, name, region)
     return description is not None and _with_tags(session, description, region) is None
 
@@ -255,7 +255,7 @@ def describe_job(
 
 
 def is_valid_job_name(name: str) -> bool:
-    """Whether SageMaker accepts ``name`` as a job's name."""
+    """Return whether SageMaker accepts ``name`` as a job's name."""
     return len(name) <= 63 and name.replace("-", "").isalnum()
 
 

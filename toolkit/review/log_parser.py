@@ -101,7 +101,7 @@ class _TableBuilder:
     """Collects rows of numbers into one flat buffer and returns them as columns."""
 
     def __init__(self, names: Sequence[str], row: Callable[[Any], tuple[Any, ...]]) -> None:
-        """``row`` returns the values of the columns ``names`` for one entry."""
+        """Create an empty table; ``row`` maps an entry to the values of the columns ``names``."""
         self._names, self._row = names, row
         self._pending: list[float | None] = []
         self._blocks: list[Column] = []

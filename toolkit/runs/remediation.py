@@ -61,7 +61,7 @@ class Policy:
 
     @classmethod
     def of(cls, config: RunConfig, submitted: RunConfig) -> Policy:
-        """The limits of ``config``, with the placements that code was staged for at submission."""
+        """Return the limits of ``config``, with the placements for which code was staged."""
         budget, recovery = config.budget, config.recovery
         return cls(
             max_attempts=recovery.max_attempts,

@@ -148,7 +148,7 @@ def warnings(submission: Submission) -> list[str]:
 
 
 def unknowns(submission: Submission) -> list[str]:
-    """Return what the plan cannot tell, each with its fix."""
+    """Return the values that the plan does not know, each with its fix."""
     lines = []
     if submission.requests[0]["RoleArn"] == ROLE_NOT_SET:
         lines.append("role: not in the run file; submit requires it")

@@ -128,7 +128,7 @@ def copy_folder(session: boto3.Session, folder: FolderCopy, progress: ProgressCa
 
 
 def _is_copy(copied: _Object, original: _Object) -> bool:
-    """Whether ``copied`` is not older by S3's clock: a step trained again has the same sizes."""
+    """Return whether ``copied`` is not older in S3: a step trained again has the same sizes."""
     return copied.bytes == original.bytes and copied.written >= original.written
 
 

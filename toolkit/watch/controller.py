@@ -99,7 +99,7 @@ def budget_warning(state: RunState) -> str | None:
 def cause_of_failure(session: boto3.Session, job: TrainingJob) -> Cause:
     """Diagnose a failed job.
 
-    The first word of SageMaker's failure reason tells whose error it was. Errors of the algorithm
+    The first word of SageMaker's failure reason is the type of the error. Errors of the algorithm
     are diagnosed from the job's logs: only a cause known to be transient is worth another job.
     """
     reason = job.failure_reason or "failed without a reason"

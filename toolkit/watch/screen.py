@@ -263,8 +263,8 @@ def _cluster(model: ScreenState, now: float, width: int, lines: int | None) -> l
     rows = len(nodes) if lines is None else max(2, lines - len(slow))
     parts: list[RenderableType] = ["", _table(_worst(nodes, rows), width)]
     if rows < len(nodes):
-        note = f"and {len(nodes) - rows} more with recent heartbeats and busier GPUs"
-        parts.append(_text(note, "dim"))
+        remainder = f"and {len(nodes) - rows} more with recent heartbeats and busier GPUs"
+        parts.append(_text(remainder, "dim"))
     return parts + [_row("straggler", (line, "yellow not bold")) for line in slow]
 
 

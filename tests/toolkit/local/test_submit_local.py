@@ -47,9 +47,9 @@ def test_user_code_runs_instead_of_ours(cli: Cli, tmp_path: Path) -> None:
         "import sys\n"
         "from helper import WORD\n"
         "from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths\n"
-        "place = SageMakerPaths.from_environment()\n"
-        "masks = [path.name for path in place.channel('masks').iterdir()]\n"
-        "(place.checkpoints / 'seen').write_text(f'{WORD} {sys.argv[1:]} {masks}')\n"
+        "paths = SageMakerPaths.from_environment()\n"
+        "masks = [path.name for path in paths.channel('masks').iterdir()]\n"
+        "(paths.checkpoints / 'seen').write_text(f'{WORD} {sys.argv[1:]} {masks}')\n"
     )
     run = write_tiny(tmp_path, max_steps=1)
     document = yaml.safe_load(run.read_text()) | {
