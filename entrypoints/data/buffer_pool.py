@@ -114,7 +114,7 @@ class LocalBufferPool:
 
 @dataclass(frozen=True)
 class BufferHandle:
-    """Tells the trainer which buffer a batch is in, and the tensors in it.
+    """Identifies the buffer that a batch is in, and its tensors, for the trainer.
 
     ``memory`` is the shared buffer itself, uint8 (buffer_bytes,), the first time that it is used;
     None later. PyTorch then sends a file descriptor instead of the content, and the trainer maps
