@@ -23,8 +23,8 @@ def estimate_run(
 ) -> Estimate:
     """Estimate ``stages``, or the whole run, using the ``history`` of its finished jobs.
 
-    For the configuration of a fallback placement, ``stated`` is the run file's own one, whose
-    stated speeds are carried over.
+    If ``config`` has been changed for another cluster or region, ``stated`` is the original one,
+    whose stated speeds are carried over.
 
     Raises:
         UserError: a figure of the run file is implausible, such as a thousand years of training.

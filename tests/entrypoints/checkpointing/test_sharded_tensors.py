@@ -97,3 +97,17 @@ def test_each_shard_is_assigned_once_and_loads_are_balanced(
     assert sorted(names) == sorted(spec.name for spec in sizes)
     loads = [sum(sizes[spec] for spec in specs) for specs in assigned]
     assert max(loads) - min(loads) <= max(sizes.values(), default=0)
+
+
+@given(st.lists(st.integers(1, 10**9), min_size=1, max_size=40), st.integers(1, 8))
+def test_partition_by_size_is_balanced(sizes: list[int], ranks: int) -> None:
+    """A rank exceeds the least loaded one by at most its smallest shard."""
+    shards = {ShardSpec(str(number)): size for number, size in enumerate(sizes)}
+    assigned = partition_by_size(shards, ranks)
+    assert sorted(spec.name for specs in assigned for spec in specs) == sorted(
+        spec.name for spec in shards
+    )
+    loads = [sum(shards[spec] for spec in specs) for specs in assigned]
+    for specs, load in zip(assigned, loads, strict=True):
+        if specs:
+            assert load - min(loads) <= min(shards[spec] for spec in specs)
