@@ -121,7 +121,7 @@ def test_reads_savings_plan_rates() -> None:
 @pytest.mark.parametrize(
     "document", [{}, [], None, {"terms": {}}, {"PriceList": ["{"]}, {"PriceList": [{}]}], ids=str
 )
-def test_rejects_what_is_not_a_price_list(document: Any) -> None:
+def test_rejects_invalid_price_lists(document: Any) -> None:
     with pytest.raises(PriceError):
         parse_price_list(document)
 

@@ -14,9 +14,8 @@ from sm_train.entrypoints.training.train_state import TrainState
 from torch import nn
 
 from tests.support.cluster.training_jobs import tiny_run
+from tests.support.deadline import DEADLINE
 from tests.support.run_documents import write_job_file
-
-TIMEOUT_SECONDS = 30.0
 
 
 def train_state(folder: Path) -> TrainState:
@@ -48,18 +47,18 @@ def test_weights_change_only_after_background_reads(
 
     def copy() -> None:
         started.set()
-        assert may_copy.wait(TIMEOUT_SECONDS)
+        assert may_copy.wait(DEADLINE)
         copied.extend(parameter.detach().clone() for parameter in state.parameters)
 
     before = [parameter.detach().clone() for parameter in state.parameters]
     state.background.run(copy)
     changing = threading.Thread(target=change, args=(state,))
     changing.start()
-    assert started.wait(TIMEOUT_SECONDS)
+    assert started.wait(DEADLINE)
     assert changing.is_alive()
     assert all(map(torch.equal, before, state.parameters))
     may_copy.set()
-    changing.join(TIMEOUT_SECONDS)
+    changing.join(DEADLINE)
     assert not changing.is_alive()
     assert all(map(torch.equal, before, copied))
     assert state.background.blocked_seconds > 0

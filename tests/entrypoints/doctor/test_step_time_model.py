@@ -109,8 +109,10 @@ def test_no_overlap_means_all_of_it_shows() -> None:
 
 
 @pytest.mark.parametrize(("unsharded_gradients", "sums"), [(True, 1), (False, 3)])
-def test_what_is_split_travels_as_often_as_it_must(*, unsharded_gradients: bool, sums: int) -> None:
-    """Three passes: weights that stay whole come once, gradients and replicas' sums as they do."""
+def test_sharding_sets_the_number_of_gathers_and_reductions(
+    *, unsharded_gradients: bool, sums: int
+) -> None:
+    """With three micro-batches; ``sums`` is the number of gradient reductions."""
     slow = fabric(4, 50e6)
     seconds = {}
     for sharding in ("shard_grad_op", "full_shard", "hybrid_shard"):

@@ -285,7 +285,7 @@ Current thread 0x00007e (most recent call first):
 """
 
 
-def test_innermost_frames_show_who_waits_in_a_collective() -> None:
+def test_innermost_frames_show_ranks_waiting_in_a_collective() -> None:
     reduces = "all_reduce (torch/distributed/distributed_c10d.py:2806)"
     assert waits_in_collective(PY_SPY.format(innermost=reduces)) is True
     backward = "_engine_run_backward (torch/autograd/graph.py:979)"

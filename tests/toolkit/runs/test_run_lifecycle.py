@@ -434,9 +434,7 @@ def test_resume_with_only_incomplete_checkpoints_starts_at_step_0(laptop: Laptop
     assert laptop.sagemaker.tags(SECOND)["sm-train:from-step"] == "0"
 
 
-def test_lambda_function_does_what_watch_does(
-    laptop: Laptop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lambda_handler_polls_like_watch(laptop: Laptop, monkeypatch: pytest.MonkeyPatch) -> None:
     laptop.sagemaker.set_status(FIRST, "Failed", reason="CapacityError: none", ended_ago=3600)
     for name, value in laptop.aws.environment.items():
         monkeypatch.setenv(name, value)
