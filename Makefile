@@ -11,7 +11,7 @@ demo: $(VENV)/.installed
 	$(BIN)/python -m sm_train.toolkit.demo
 
 test: $(VENV)/.installed $(VENV)/.container-toolkit
-	$(BIN)/pytest -n 3 --dist worksteal -m "not slow"
+	$(BIN)/pytest -n 4 --dist worksteal -m "not slow"
 
 test-slow: $(VENV)/.installed
 	$(BIN)/pytest -m slow

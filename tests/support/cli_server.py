@@ -27,6 +27,7 @@ import pytest
 
 PRELOADED = (
     "tests.support.cli_server",
+    "tests.support.cli_preload",
     "boto3",
     "jinja2",
     "sagemaker.core.helper.session_helper",
