@@ -107,12 +107,12 @@ def test_training_reads_each_byte_once_and_in_order(
     for shard in sorted((packed / "shards").iterdir()):
         size = shard.stat().st_size
         stored += size
-        jumps, ends = 0, set[int]()
-        for get in read_ranges(bucket.gets, shard.name):
-            jumps += get.start not in ends
-            ends.add(get.start + get.sent)
-        # In order within each read range; several ranges are read concurrently.
-        assert jumps <= passes * -(-size // READ_BYTES), [vars(get) for get in bucket.gets]
+        gets = read_ranges(bucket.gets, shard.name)
+        # A request that continues no other one starts a new read. The order in which requests
+        # arrive is not compared: the kernel reads ahead, and a busy machine reorders its requests.
+        ends = {get.start + get.sent for get in gets}
+        new_reads = sum(get.start not in ends for get in gets)
+        assert new_reads <= passes * -(-size // READ_BYTES), [vars(get) for get in bucket.gets]
     sent = sum(get.sent for get in bucket.gets if get.key.endswith(".tar"))
     assert stored < SHUFFLE_BLOCK_BYTES
     assert 0.99 <= sent / (passes * stored) <= 1.05

@@ -34,7 +34,7 @@ def test_worker_stuck_in_a_fuse_read_is_blamed_and_the_job_ends(tmp_path: Path) 
                 assert STALL_TIMEOUT <= stall["silent_seconds"] < 5 * STALL_TIMEOUT
                 assert (stall["blamed_rank"], stall["blamed_node"]) == (0, 0)
                 stacks = watched.report_text(stall, "workers.txt")
-                assert "read_for_ever" in stacks
+                assert "read_forever" in stacks
                 [worker] = re.findall(r"^Process (\d+): .*spawn_main", stacks, re.MULTILINE)
                 worker_state = watched.report_text(stall, "system.txt").partition(
                     f"process {worker}: "
