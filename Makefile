@@ -63,7 +63,7 @@ bench: $(VENV)/.installed
 
 # Installs the same package versions as jobs do.
 $(VENV)/.installed: setup.cfg pyproject.toml Makefile estimators/data/requirements.txt
-	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'Python 3.11 or newer is required: make PYTHON=python3.11')"
+	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11, 4) and 'Python 3.11.4 or newer is required: make PYTHON=python3.11')"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet $(TORCH)
 	$(BIN)/pip install --quiet -c estimators/data/requirements.txt -e ".[train,report,demo,dev]"
