@@ -1,4 +1,4 @@
-"""An epoch of the whole data set, and what is left of it after a change of the topology.
+"""An epoch of the whole data set, and the samples that remain after a change of the topology.
 
 A restarted job may have another number of nodes, or other shards on them. The steps taken until
 then form an :class:`EpochSegment`; the ranges that are left after all segments are partitioned

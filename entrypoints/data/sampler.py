@@ -301,6 +301,6 @@ class Sampler:
 
     @cached_property
     def _resharded_ranges(self) -> SampleRanges:
-        """What is left of the state's epoch after its finished segments, on all nodes."""
+        """The ranges of the state's epoch that its finished segments leave, on all nodes."""
         epoch = self._epoch(self.state.position.epoch)
         return epoch.remaining(self.state.finished_segments, self.shapes)

@@ -32,7 +32,7 @@ def all_gather(obj: object) -> list[object]:
 
 
 def main(base: Path, state_file: Path, max_steps: int, batch_size: int) -> None:
-    """Read ``max_steps`` batches, or what is left of the epoch if that is less."""
+    """Read ``max_steps`` batches, or the rest of the epoch if that is shorter."""
     dist.init_process_group("gloo")
     paths = SageMakerPaths(base)
     resources = ResourceConfig.read(paths)
