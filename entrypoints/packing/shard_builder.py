@@ -23,7 +23,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sm_train.entrypoints.common.index_location import SHARDS_FOLDER
+from sm_train.entrypoints.common.index_location import INDEX_NAME, SHARDS_FOLDER
 from sm_train.entrypoints.data.aspect_buckets import aspect_shapes, nearest_shape
 from sm_train.entrypoints.data.buffer_pool import ReadBufferPool
 from sm_train.entrypoints.data.image_header import DecodeError
@@ -128,7 +128,7 @@ def open_index(content: bytes) -> ShardIndex:
         ShardError: it is not an index.
     """
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "index.parquet"
+        path = Path(folder) / INDEX_NAME
         path.write_bytes(content)
         return ShardIndex(path)
 
