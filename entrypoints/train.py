@@ -144,7 +144,8 @@ def _train(config: JobConfig, paths: SageMakerPaths, writer: HeartbeatWriter) ->
     )
     writer.enter(Phase.START, 0)
     if accelerator.is_main_process:
-        save_components(components, paths.checkpoints / COMPONENTS_FOLDER)
+        source = _existing(paths.channel("model"))
+        save_components(components, source, paths.checkpoints / COMPONENTS_FOLDER)
     trainer = Trainer(
         config, components, accelerator, paths, events, catalog, data_rank, validation
     )
@@ -277,7 +278,7 @@ def _save_final_model(trainer: Trainer, *, is_main: bool) -> None:
     SageMaker packs the model folder under a key that contains the job's name. The next stage reads
     the copy below the checkpoints' prefix, which is known before the job has a name.
     """
-    from sm_train.entrypoints.models.export import save_model
+    from sm_train.entrypoints.models.export import save_model, share_model
     from sm_train.entrypoints.models.sampling import COMPONENTS_FOLDER
 
     paths, weights = trainer.paths, trainer.final_weights()
@@ -286,9 +287,10 @@ def _save_final_model(trainer: Trainer, *, is_main: bool) -> None:
         for _ in weights:
             pass
         return
-    save_model(paths.checkpoints / COMPONENTS_FOLDER, trainer.components, weights, paths.model)
+    components = paths.checkpoints / COMPONENTS_FOLDER
+    save_model(components, trainer.components, weights, paths.model)
     final = paths.checkpoints / FINAL_MODEL
-    shutil.copytree(paths.model, final, dirs_exist_ok=True)
+    share_model(components, paths.model, final)
     if (doctor_results := paths.checkpoints / "doctor").is_dir():
         # The next stage's doctor compares with the results on these instances.
         shutil.copytree(doctor_results, final / "doctor", dirs_exist_ok=True)
