@@ -22,7 +22,7 @@ from sm_train.estimators.config.fields import SECRET_PATTERN, pattern_message
 from sm_train.estimators.config.placement import fallback_problems
 from sm_train.estimators.config.recovery import RecoverySection
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.estimators.config.secret_scan import find_secret
+from sm_train.estimators.config.secret_scan import find_secret, find_secret_in_setting
 from sm_train.estimators.config.stage import StageSection
 
 # libyaml's parser, if PyYAML was built with it: several times as fast, with the same line numbers.
@@ -206,13 +206,22 @@ def _find_secrets(value: Any, path: KeyPath) -> Iterator[Problem]:
     elif isinstance(value, list):
         for index, item in enumerate(value):
             yield from _find_secrets(item, (*path, index))
-    elif isinstance(value, str) and (kind := find_secret(value)):
+    elif isinstance(value, str) and (kind := _find_secret(path, value)):
         yield Problem(
             path,
             None,
             f"looks like {kind}, visible to everyone who may describe the job; store it in "
             "Secrets Manager and fetch it in the job",
         )
+
+
+def _find_secret(path: KeyPath, value: str) -> str | None:
+    """Find a credential; in mappings with the user's own keys, the key counts as well."""
+    if path[0] == "tags" or "environment" in path[:-1]:
+        return find_secret_in_setting(str(path[-1]), value)
+    if str(path[-1]).endswith("_secret"):
+        return None  # the name of a secret; the schema rejects anything else
+    return find_secret(value)
 
 
 def _validation_errors(model: type[BaseModel], raw: Any) -> list[ErrorDetails]:

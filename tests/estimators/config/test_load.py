@@ -342,9 +342,9 @@ SECRETS = {
     "gitlab_token": ("a GitLab token", "glpat-" + "a" * 20),
     "hugging_face_token": ("a Hugging Face token", "hf_" + "a" * 34),
     "private_key": ("a private key", "-----BEGIN " + "RSA PRIVATE KEY-----"),
-    "anthropic_key": ("an OpenAI or Anthropic key", "sk-ant-" + "a" * 40),
+    "anthropic_key": ("an OpenAI, Anthropic or OpenRouter key", "sk-ant-" + "a" * 40),
     "google_api_key": ("a Google API key", "AIza" + "a" * 35),
-    "password_in_url": ("a password in an address", "https://me:secret" + "@example.com/simple"),
+    "password_in_url": ("a password in a URL", "https://me:secret" + "@example.com/simple"),
 }
 
 
