@@ -19,7 +19,7 @@ from sm_train.entrypoints.data.image_decoder import DecodeSpec
 from sm_train.entrypoints.data.image_header import DecodeError, image_size
 from sm_train.entrypoints.packing.image_metadata import read_image_metadata
 
-from tests.support.lossless_jpeg import lossless_jpeg
+from tests.support.images.lossless_jpeg import lossless_jpeg
 
 
 def photo(height: int, width: int, seed: int = 0) -> Image.Image:
