@@ -87,6 +87,9 @@ def _console_class() -> type[Console]:
     from rich.text import Text
 
     class PrintableConsole(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # the command line exits with 0, rich with 1
+
         def render_str(self, text: str, **options: Any) -> Text:
             # Before rich: it removes the end of an escape sequence and leaves the rest.
             return super().render_str(printable(text), **options)
