@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.terminal.printable import printable
 
 # Name → the line in `sm-train --help`. Kept here so that help imports no command.
 COMMANDS = {
@@ -107,7 +108,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _fail(message: str, code: ExitCode) -> ExitCode:
-    for line in message.splitlines():
+    for line in printable(message).splitlines():
         sys.stderr.write(f"sm-train: {line}\n")
     return code
 
