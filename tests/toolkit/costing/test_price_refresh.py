@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 from tests.conftest import Cli
 from tests.cost.test_prices import SAVINGS, bulk, get_products, product
+from tests.support.background_server import serve_in_background
 
 PLAN = ["cost", "--instance", "ml.p5.48xlarge", "--instances", "1", "--its", "1", "--json"]
 PLAN += ["--steps", "3600", "--region", "eu-north-1"]
@@ -81,11 +81,8 @@ def price_list() -> Iterator[PriceList]:
             product("EUN1-TrSpt:ml.p5.48xlarge", "30", **region),
         ]
     )
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
+    with serve_in_background(server):
+        yield server
 
 
 def test_prices_are_fetched_once_and_used_offline_afterwards(
