@@ -30,6 +30,7 @@ from sm_train.entrypoints.monitoring.heartbeat import (
     heartbeat_folder,
 )
 from sm_train.entrypoints.monitoring.start import heartbeat, watchdog
+from sm_train.entrypoints.training.gpu_settings import set_allocator
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -55,6 +56,7 @@ def main(arguments: list[str] | None = None) -> None:
             options = _parse_options(arguments)
             config = read_job_config(options.document, options.stage)
             adopt_mpi_variables()
+            set_allocator()
             _run_doctor(config, paths, options)
             if not options.doctor_only:
                 watched.enter_context(watchdog(options.document, options.stage))
@@ -103,12 +105,14 @@ def _run_doctor(config: JobConfig, paths: SageMakerPaths, options: argparse.Name
 
 def _train(config: JobConfig, paths: SageMakerPaths, writer: HeartbeatWriter) -> None:
     from accelerate import Accelerator
-    from accelerate.utils import DistributedDataParallelKwargs, set_seed
+    from accelerate.utils import set_seed
     from sm_train.entrypoints.common.signals import StopSignal
     from sm_train.entrypoints.distributed.backend import decide, join
+    from sm_train.entrypoints.distributed.fsdp import ddp_options
     from sm_train.entrypoints.models.builder import build_components
     from sm_train.entrypoints.models.export import save_components
     from sm_train.entrypoints.models.sampling import COMPONENTS_FOLDER
+    from sm_train.entrypoints.training.gpu_settings import configure_kernels
     from sm_train.entrypoints.training.trainer import Trainer
 
     resources = ResourceConfig.read(paths)
@@ -118,13 +122,11 @@ def _train(config: JobConfig, paths: SageMakerPaths, writer: HeartbeatWriter) ->
         instance_type=resources.instance_type,
     )
     join(backend)
+    configure_kernels(config)
     stop = StopSignal()
     accelerator = Accelerator(
         mixed_precision="bf16" if config.training.precision == "bf16" else "no",
-        # Every step runs the same graph with all trained parameters, whatever the batch.
-        kwargs_handlers=[
-            DistributedDataParallelKwargs(gradient_as_bucket_view=True, static_graph=True)
-        ],
+        kwargs_handlers=[ddp_options()],
     )
     recent_events = events_file(heartbeat_folder(), accelerator.local_process_index)
     events = EventLog(

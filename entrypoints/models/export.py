@@ -179,12 +179,13 @@ def _stored_precision(frozen: Mapping[str, Any], source: Path | None) -> Iterato
         name: component for name, component in frozen.items() if isinstance(component, nn.Module)
     }
     for name, module in modules.items():
-        module.to(torch.float32 if source is None else _weights_dtype(source / name))
+        # Not the method of diffusers' models, which warns of any conversion.
+        nn.Module.to(module, torch.float32 if source is None else _weights_dtype(source / name))
     try:
         yield
     finally:
         for module in modules.values():
-            module.float()
+            nn.Module.to(module, torch.float32)
 
 
 def _weights_dtype(folder: Path) -> torch.dtype:

@@ -87,7 +87,9 @@ class Trainer:
         move_frozen(self.plan, components, self.device)
         module = parallelize(self.plan, config, components, accelerator, data_rank.local_world_size)
         # DDP/FSDP wrapping may reallocate parameters, so create the optimizer afterwards.
-        self.model: nn.Module = fsdp.wrap(module, accelerator)
+        self.model: nn.Module = fsdp.wrap(
+            module, accelerator, reduce_bf16=config.training.reduce_dtype == "bf16"
+        )
         self.state = TrainState(config, module)
         checkpoint = self._broadcast_latest_checkpoint()
         previous_stage = paths.channel("previous_state")

@@ -1,7 +1,7 @@
 """Training steps on a GPU that does not exist, in a separate process.
 
-The process loads a CUDA device without memory or kernels (:mod:`.device`) and runs the product's
-training loop on fake tensors, which have shapes, types and devices but no content (:mod:`.program`).
+The process loads a CUDA device without memory or kernels (:mod:`.device`). It runs the product's
+training loop (:mod:`.program`) on fake tensors: with shapes, types and devices, without content.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class FakeReport:
-    """What happened in the steps, without the preparation before the first one.
+    """What happened in a run's steps, without the preparation before the first one.
 
     ``peak_bytes`` are by kind of memory, as PyTorch's tracker names it, and "Total".
     """
@@ -75,7 +75,15 @@ class FakeReport:
     peak_bytes: dict[str, int]
 
 
-def run_on_fake_gpu(runs: Sequence[FakeRun]) -> list[FakeReport]:
+@dataclass(frozen=True)
+class FakeGpuResult:
+    """``probes`` is what the recorder reports for known operations, ``reports`` one per run."""
+
+    probes: dict[str, str]
+    reports: list[FakeReport]
+
+
+def run_on_fake_gpu(runs: Sequence[FakeRun], timeout: float = DEADLINE) -> FakeGpuResult:
     """Run the product's training loop on a fake GPU; skip the test without a C++ compiler."""
     if shutil.which("g++") is None:
         pytest.skip("a fake CUDA device needs g++")
@@ -87,15 +95,17 @@ def run_on_fake_gpu(runs: Sequence[FakeRun]) -> list[FakeReport]:
         capture_output=True,
         text=True,
         env=environment,
-        timeout=DEADLINE,
+        timeout=timeout,
         check=False,
     )
     assert finished.returncode == 0, finished.stderr[-4000:]
-    return [
+    result = json.loads(finished.stdout.splitlines()[-1])
+    reports = [
         FakeReport(
             [HostSync(**one) for one in report["syncs"]],
             [Collective(**one) for one in report["collectives"]],
             report["peak_bytes"],
         )
-        for report in json.loads(finished.stdout.splitlines()[-1])
+        for report in result["reports"]
     ]
+    return FakeGpuResult(result["probes"], reports)

@@ -25,7 +25,8 @@ def load() -> None:
     """Compile and load the fake CUDA device; call it before the first import of PyTorch."""
     assert "torch" not in sys.modules, "PyTorch has looked for CUDA already"
     spec = importlib.util.find_spec("torch")
-    assert spec is not None and spec.origin is not None
+    assert spec is not None
+    assert spec.origin is not None
     torch = Path(spec.origin).parent
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "fake_cuda.so"
@@ -77,7 +78,9 @@ def install(on_sync: Any) -> None:
         def __exit__(self, *_: object) -> None: ...
 
     stream = Stream()
-    properties = SimpleNamespace(total_memory=MEMORY, name="NVIDIA H100 80GB HBM3", major=9, minor=0)
+    properties = SimpleNamespace(
+        total_memory=MEMORY, name="NVIDIA H100 80GB HBM3", major=9, minor=0
+    )
     replacements: dict[str, Any] = {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
@@ -136,7 +139,10 @@ def _fused_attention(
 
 
 def _apply(module: Any, convert: Any, recurse: bool = True) -> Any:
-    """Replace parameters: PyTorch swaps the contents of fake ones, which weak references prevent."""
+    """Replace a module's parameters; PyTorch's own function cannot swap those with weak references.
+
+    Modules that share a parameter share the new one.
+    """
     import torch
 
     converted: dict[Any, Any] = {}
@@ -146,7 +152,10 @@ def _apply(module: Any, convert: Any, recurse: bool = True) -> Any:
                 continue
             if parameter not in converted:
                 moved = convert(parameter.detach())
-                converted[parameter] = parameter if _same(moved, parameter) else torch.nn.Parameter(moved, parameter.requires_grad)
+                if _layout(moved) == _layout(parameter):
+                    converted[parameter] = parameter
+                else:
+                    converted[parameter] = torch.nn.Parameter(moved, parameter.requires_grad)
             one._parameters[name] = converted[parameter]
         for name, buffer in one._buffers.items():
             if buffer is not None:
@@ -154,5 +163,5 @@ def _apply(module: Any, convert: Any, recurse: bool = True) -> Any:
     return module
 
 
-def _same(moved: Any, parameter: Any) -> bool:
-    return bool(moved.device == parameter.device and moved.dtype == parameter.dtype and moved.stride() == parameter.stride())
+def _layout(tensor: Any) -> tuple[Any, ...]:
+    return tensor.device, tensor.dtype, tensor.stride()

@@ -11,7 +11,7 @@ import json  # noqa: E402
 import os  # noqa: E402
 import sys  # noqa: E402
 import tempfile  # noqa: E402
-from collections.abc import Iterator  # noqa: E402
+from collections.abc import Callable, Iterator  # noqa: E402
 from dataclasses import replace  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
@@ -91,10 +91,50 @@ def main() -> None:
     recorder = Recorder("entrypoints", SCALARS)
     device.install(recorder.record_sync)
     _emulate_what_fake_tensors_cannot()
+    probes = _probe(recorder)
     reports = [_run(run, recorder) for run in runs]
-    print("\n" + json.dumps(reports), flush=True)
+    print("\n" + json.dumps({"probes": probes, "reports": reports}), flush=True)
     # The checkpoint's thread still holds a file that cannot be written.
     os._exit(0)
+
+
+def _probe(recorder: Recorder) -> dict[str, str]:
+    """Return what the recorder reports for operations that block, or need a tensor's content."""
+    pageable, pinned = torch.ones(4), torch.ones(4).pin_memory()
+    with FakeTensorMode(allow_non_fake_inputs=True), recorder:
+        value = torch.ones(4, device="cuda")
+        operations: dict[str, Callable[[], Any]] = {
+            "item": value.sum().item,
+            "bool": lambda: bool(value.sum() > 0),
+            "tolist": value.tolist,
+            "equal": lambda: torch.equal(value, value),
+            "cpu": value.cpu,
+            "to the host, pageable": lambda: value.to("cpu", non_blocking=True),
+            "to the host, pinned": lambda: torch.empty(4, pin_memory=True).copy_(
+                value, non_blocking=True
+            ),
+            "tensor": lambda: torch.tensor([1.0, 2.0], device="cuda"),
+            "new_tensor": lambda: value.new_tensor([1.0, 2.0]),
+            "full": lambda: torch.full((4,), 2.0, device="cuda"),
+            "from pageable": lambda: pageable.to("cuda", non_blocking=True),
+            "from pinned": lambda: pinned.to("cuda", non_blocking=True),
+            "from pinned, blocking": lambda: pinned.to("cuda"),
+            "from pin_memory": lambda: pageable.pin_memory().to("cuda", non_blocking=True),
+            "synchronize": torch.cuda.synchronize,
+            "event": torch.cuda.Event().synchronize,
+            "nonzero": value.nonzero,
+            "mask": lambda: value[value > 0],
+        }
+        return {name: _outcome(operation, recorder) for name, operation in operations.items()}
+
+
+def _outcome(operation: Callable[[], Any], recorder: Recorder) -> str:
+    recorder.clear()
+    try:
+        operation()
+    except Exception as error:
+        return type(error).__name__
+    return ", ".join(sorted({cause for cause, _ in recorder.syncs})) or "asynchronous"
 
 
 def _run(run: FakeRun, recorder: Recorder) -> dict[str, Any]:
@@ -152,10 +192,10 @@ def _process_group(world_size: int) -> Iterator[None]:
 def _trainer(run: FakeRun, folder: Path) -> Any:
     """Build the product's trainer as ``train.py`` does."""
     from accelerate import Accelerator
-    from accelerate.utils import DistributedDataParallelKwargs
     from sm_train.entrypoints.common.events import EventLog
     from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
     from sm_train.entrypoints.data.shard_catalog import DataRank, build_catalog
+    from sm_train.entrypoints.distributed.fsdp import ddp_options
     from sm_train.entrypoints.models.builder import build_components
     from sm_train.entrypoints.training.trainer import Trainer
 
@@ -179,7 +219,7 @@ def _trainer(run: FakeRun, folder: Path) -> Any:
         accelerator = Accelerator(
             mixed_precision="bf16",
             # A static graph needs the addresses of tensors in its first pass.
-            kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
+            kwargs_handlers=[replace(ddp_options(), static_graph=False)],
         )
     components = build_components(config.model, run.resolution, components=None, previous=None)
     events = EventLog(node=0, rank=0)
