@@ -1,4 +1,9 @@
-"""Finds the last lines of Python tracebacks among the interleaved lines of many processes."""
+"""Finds the last lines of Python tracebacks among the interleaved lines of many processes.
+
+The line that opens a traceback also shows the prefix which a launcher, a logger or a log viewer puts
+before every line: whatever stands before it. The pattern of that prefix is learned, unless the next
+lines of the traceback come without it, as after a progress bar.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from sm_train.toolkit.diagnose.log_lines import LogLine
+from sm_train.toolkit.diagnose.log_lines import LogLine, Source, prefix_pattern
 
 BEGIN = "Traceback (most recent call last)"
 CHAINED = (
@@ -26,6 +31,13 @@ _FRAME = re.compile(r"^(?:\s|$|[│|+❱╭╰])|^[\^~ ]+$")
 _STRIPPED_FRAME = re.compile(r'^File "[^"]+", line \d+')
 # "torch.OutOfMemoryError: CUDA out of memory", "KeyError: 'x'", "_queue.Empty", "socket.error:"
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*|\w*error)(?:: |:?$)")
+# The first frame of a traceback, with or without indentation, or of a rich one.
+_FRAME_START = re.compile(r'^\s*(?:File "|│)')
+# "Original Traceback", "  + Exception Group Traceback", "Scheduler hit an exception: Traceback",
+# "  0% 0/3000 [00:00<?, ?it/s]Traceback"
+_NO_PREFIX = re.compile(r"(?:Original|Group) $|it/s[^\]]*\]\s*$")
+_MAX_PREFIX = 200
+_MAX_PREFIXES = 64
 _MAX_LINES = 2000
 """A traceback that has not ended after this many lines is taken as truncated."""
 _MAX_SOURCE_LINES = 8
@@ -55,9 +67,31 @@ class _Open:
 class Tracebacks:
     """The open tracebacks by source, a node and rank; processes may share a source."""
 
-    open: dict[tuple[str | None, int | None], _Open] = field(default_factory=dict)
-    _ignored_at: dict[tuple[str | None, int | None], int] = field(default_factory=dict)
+    open: dict[Source, _Open] = field(default_factory=dict)
+    _ignored_at: dict[Source, int] = field(default_factory=dict)
     """The line number at which a source announced that its next traceback is ignored."""
+    prefixes: list[re.Pattern[str]] = field(default_factory=list)
+    """The learned prefixes, for parsing further lines."""
+    _assumed: dict[Source, tuple[Source, re.Pattern[str]]] = field(default_factory=dict)
+    """A source without a learned prefix → the source and the pattern assumed for its traceback."""
+
+    def learn_prefix(self, line: LogLine) -> bool:
+        """Learn the prefix that precedes the start of a traceback; False if there is none to learn."""
+        before = line.text[: line.text.find(BEGIN)]
+        # A rich traceback's box, the word of a nested or grouped one, and text that ends a sentence
+        # are no prefix.
+        before = before.partition("╭")[0]
+        if not before.strip() or _NO_PREFIX.search(before) or len(before) > _MAX_PREFIX:
+            return False
+        pattern = prefix_pattern(before)
+        if pattern in self.prefixes or len(self.prefixes) == _MAX_PREFIXES:
+            return False
+        self.prefixes.append(pattern)
+        return True
+
+    def assume(self, bare: LogLine, prefixed: LogLine) -> None:
+        """Note that the traceback of ``bare``'s source may continue without the learned prefix."""
+        self._assumed[bare.source] = prefixed.source, self.prefixes[-1]
 
     def feed(self, line: LogLine, number: int) -> TracebackPart:
         """Classify the next line of the log, ``number``."""
@@ -72,8 +106,20 @@ class Tracebacks:
             key for key, one in self.open.items() if number - one.first_line > _MAX_LINES
         ]:
             del self.open[source]
-        state = self.open.get(line.source)
+        state = self.open.get(line.source) or self._without_prefix(line)
         return "other" if state is None else self._inside(state, line)
+
+    def _without_prefix(self, line: LogLine) -> _Open | None:
+        """Return the traceback that ``line`` continues without the prefix assumed for it."""
+        if line.source not in self._assumed or not _FRAME_START.match(line.text):
+            return None
+        source, pattern = self._assumed.pop(line.source)
+        if source not in self.open:
+            return None
+        if pattern in self.prefixes:
+            self.prefixes.remove(pattern)
+        state = self.open[line.source] = self.open.pop(source)
+        return state
 
     def _inside(self, state: _Open, line: LogLine) -> TracebackPart:
         if _STRIPPED_FRAME.match(line.text):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Aws, Cli
-from tests.support.log_lines import HEALTHY, step
+from tests.support.log_lines import DONE, HEALTHY
 
 REGION = {"AWS_DEFAULT_REGION": "us-east-1"}
 GROUP = "/aws/sagemaker/TrainingJobs"
@@ -89,7 +89,7 @@ def test_file_name_provides_the_rank(cli: Cli, tmp_path: Path) -> None:
 
 def test_unknown_and_no_failure_have_null_fields(cli: Cli, tmp_path: Path) -> None:
     nothing = {"node": None, "rank": None, "time": None, "line": None}
-    for name, line, cause in (("a", REMOTE, "unknown"), ("b", step(1, 1.0), "no-failure")):
+    for name, line, cause in (("a", REMOTE, "unknown"), ("b", DONE, "no-failure")):
         document = diagnosed(cli, write(tmp_path / f"{name}.log", line))
         assert document["cause"] == cause
         assert document["first_failure"] == nothing
