@@ -1,7 +1,8 @@
 """Accuracy of `diagnose` on the corpus of real logs: precision and recall, tuned and held out.
 
-Precision is the share of confident answers (any but ``unknown``) that are right; recall is the share
-of logs which show a cause whose cause is found. Failures of the held-out part are only counted.
+Precision is the share of confident answers (any but ``unknown``) that are right; recall is the
+share of logs which show a cause whose cause is found. Failures of the held-out part are only
+counted.
 
     python benchmarks/diagnose_accuracy.py
 """
@@ -12,7 +13,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from tests.support.log_corpus import corpus, parts, score
+from tests.toolkit.diagnose.log_corpus import corpus, parts, score
 
 
 def main() -> None:

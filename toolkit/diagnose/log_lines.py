@@ -107,7 +107,7 @@ _ALGO = re.compile(r"algo-\d+")
 _RANK_IN_PREFIX = re.compile(r"(?<![A-Za-z_])rank[ _:=-]{0,2}(\d+)", re.IGNORECASE)
 # "train-worker-1 pytorch ": a machine's or pod's name in a prefix
 _HOST_IN_PREFIX = re.compile(r"\b([a-z][\w.]*-[\w.-]*\d[\w.-]*)")
-_LEVEL = re.compile(r"\b(?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL)\b")
+_LEVEL = re.compile(r"(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)")
 # "10:00:00.250", "1700000000": differs from line to line, unlike "pod-3" or "3:"
 _CHANGES = re.compile(r"\d+(?:[:.,]\d+)+|\d{9,}")
 
@@ -133,7 +133,9 @@ class LogLine:
     @property
     def source(self) -> Source:
         """Lines of one source belong together even if others are between."""
-        return self.node, self.rank, self.host, self.local_rank, self.task, self.label
+        # A label that was learned contains the host.
+        host = None if self.label else self.host
+        return self.node, self.rank, host, self.local_rank, self.task, self.label
 
 
 Source = tuple[str | None, int | None, str | None, int | None, int | None, str]
@@ -145,10 +147,12 @@ def prefix_pattern(prefix: str) -> re.Pattern[str]:
     parts = []
     position = 0
     body = prefix.rstrip(" ")
-    for token in re.finditer(rf"{_LEVEL.pattern}\s*|\d+| +", body):
+    for token in re.finditer(rf"{_LEVEL.pattern} *|\d+| +", body):
         parts.append(re.escape(body[position : token.start()]))
         text = token[0]
-        parts.append(r"\d+" if text.isdigit() else " +" if text.isspace() else r"[A-Z]+\s*")
+        # Levels are often padded with spaces.
+        level = _LEVEL.pattern + (" +" if text.endswith(" ") else "")
+        parts.append(r"\d+" if text.isdigit() else " +" if text.isspace() else level)
         position = token.end()
     parts.append(re.escape(body[position:]))
     # The message's indentation follows, so that the prefix' own spaces are exact.

@@ -26,7 +26,13 @@ from sm_train.toolkit.diagnose.matches import (
     TorchrunFailure,
 )
 from sm_train.toolkit.diagnose.signatures import AUTOMATON_BYTES, literals, matching
-from sm_train.toolkit.diagnose.tracebacks import BEGIN, CHAINED, IGNORED, Tracebacks
+from sm_train.toolkit.diagnose.tracebacks import (
+    BEGIN,
+    CHAINED,
+    IGNORED,
+    Tracebacks,
+    quoted_traceback,
+)
 from sm_train.toolkit.jobs.events import Event, parse_event
 
 READ_BYTES = 1 << 22
@@ -58,10 +64,6 @@ _SUCCESS = (
     "'train_runtime': ",
 )
 _EVENTS = ('"kind": "error"', '"kind": "end"', '"kind": "start"', '"code": "stall-resolved"')
-
-# Line ends and quotes in JSON, which may itself be quoted.
-_ESCAPED_LINE_END = re.compile(r"\\+n")
-_ESCAPED_QUOTE = re.compile(r'\\+"')
 
 # A completed training step; one group holds text that is the same for all ranks of a step:
 #   SMT {"kind": "step", "time": 1795300000.0, …, "step": 120, …       this project's event
@@ -300,19 +302,14 @@ class _StreamScanner:
             self._count_step(step)
         line = self._parse(self.block[start:stop])
         if BEGIN in line.text:
-            if _ESCAPED_LINE_END.search(line.text):
-                self._scan_embedded(line)
+            if quoted := quoted_traceback(line.text):
+                for text in quoted:
+                    self._classify(replace(line, text=text, label="quoted"))
                 return
             if self.tracebacks.learn_prefix(line):
                 bare, line = line, self._parse(self.block[start:stop])
                 self.tracebacks.assume(bare, line)
         self._classify(line)
-
-    def _scan_embedded(self, line: LogLine) -> None:
-        r"""Scan a traceback that is quoted in one line, as in JSON: ``"Traceback …\n  File …"``."""
-        quoted = _ESCAPED_QUOTE.sub('"', line.text[line.text.index(BEGIN) :])
-        for text in _ESCAPED_LINE_END.split(quoted):
-            self._classify(replace(line, text=text.rstrip('",}] '), label="embedded"))
 
     def _classify(self, line: LogLine) -> None:
         """Dispatch a parsed line to what it is part of."""

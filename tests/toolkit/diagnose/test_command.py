@@ -131,6 +131,18 @@ def test_missing_files_are_one_line_and_exit_2(
     assert expected in line
 
 
+def test_run_file_and_binary_file_are_refused(cli: Cli, tmp_path: Path) -> None:
+    run_file = tmp_path / "run.yaml"
+    run_file.write_text("name: night\nmodel:\n  preset: sd2\ndata:\n  uri: s3://b/p\nstages: []\n")
+    binary = tmp_path / "model.pt"
+    binary.write_bytes(b"PK\x03\x04\0\0" + OOM.encode())
+    for path, expected in ((run_file, "is a run file, not a log"), (binary, "is not a text file")):
+        result = cli("diagnose", path)
+        assert result.returncode == 2
+        [line] = result.stderr.splitlines()
+        assert f"{path}: {expected}" in line
+
+
 def test_truncated_compressed_log_is_read_to_its_end(cli: Cli, tmp_path: Path) -> None:
     log = write(tmp_path / "algo-1.log.gz", *(f"{REMOTE} {number}" for number in range(9000)))
     log.write_bytes(log.read_bytes()[:-20])

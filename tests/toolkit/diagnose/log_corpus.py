@@ -1,7 +1,7 @@
-"""Real logs with known causes (``tests/toolkit/diagnose/corpus``), and the score of `diagnose` on them.
+"""Real logs with known causes (tests/toolkit/diagnose/corpus), and the score of `diagnose` on them.
 
-Every third log, chosen by a hash of its name, is held out: signatures are written without looking at
-it, so that its score says how well they generalize.
+Every third log, chosen by a hash of its name, is held out: signatures are written without looking
+at it, so that its score says how well they generalize.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from sm_train.toolkit.diagnose.diagnosis import NO_FAILURE, UNKNOWN, Diagnosis, diagnose
 from sm_train.toolkit.diagnose.log_files import log_files
 
-CORPUS = Path(__file__).parents[1] / "toolkit" / "diagnose" / "corpus"
+CORPUS = Path(__file__).parent / "corpus"
 
 
 @dataclass(frozen=True)
