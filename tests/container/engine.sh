@@ -46,7 +46,7 @@ image() {
         echo "engine.sh: $site: Debian 12 has Python 3.11; make PYTHON=python3.11" >&2
         return 1 ;;
     esac
-    "$python" "$project/tests/support/installed_packages.py" "$project/estimators/data/requirements.txt" |
+    "$python" "$here/installed_packages.py" "$project/estimators/data/requirements.txt" |
         tar -rf "$folder/image.tar" -C "${site%/python3.11/*}" -T - \
             --transform 's,^python3.11/site-packages,usr/local/lib/python3.11/dist-packages,'
     mkdir -p "$folder/$bin"

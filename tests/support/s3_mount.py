@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support.background_server import serve_in_background
 from tests.support.deadline import DEADLINE
+from tests.support.moto_server import moto_application
 
 BUCKET = "data"
 _BLOCK_BYTES = 2**16
@@ -69,12 +71,11 @@ class Bucket:
 @contextmanager
 def serve_bucket() -> Iterator[Bucket]:
     """Serve a bucket on loopback until the context ends."""
-    from moto.server import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import make_server
     from werkzeug.test import run_wsgi_app
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    moto = DomainDispatcherApplication(create_backend_app)
+    moto = moto_application()
     bucket = Bucket()
 
     def application(environ: dict[str, Any], start_response: Any) -> Any:
@@ -92,13 +93,8 @@ def serve_bucket() -> Iterator[Bucket]:
 
     server = make_server("127.0.0.1", 0, application, threaded=True)
     bucket.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with serve_in_background(server):
         yield bucket
-    finally:
-        server.shutdown()
-        thread.join()
 
 
 def _send(get: Get, content: bytes) -> Iterator[bytes]:
