@@ -68,6 +68,10 @@ class MarkerError(ValueError):
     """The marker is damaged or of another format; the message is one line."""
 
 
+class FormatError(MarkerError):
+    """The marker is of another format, so another version of this toolkit wrote it."""
+
+
 @dataclass(frozen=True)
 class CheckpointFile:
     """One file of a checkpoint: its name, size in bytes and BLAKE3 digest."""
@@ -97,7 +101,8 @@ class CheckpointMarker:
         """Parse the content of a marker file.
 
         Raises:
-            MarkerError: it is damaged or of another format.
+            MarkerError: it is damaged.
+            FormatError: it is of another format.
         """
         try:
             document = json.loads(content)
@@ -111,7 +116,7 @@ class CheckpointMarker:
                 )
         except (ValueError, KeyError, TypeError):
             raise MarkerError(f"{MARKER} is damaged") from None
-        raise MarkerError(f"format {version}, this version reads {FORMAT_VERSION}")
+        raise FormatError(f"format {version}, this version reads {FORMAT_VERSION}")
 
 
 def shard_bytes(files: Sequence[CheckpointFile]) -> int:
