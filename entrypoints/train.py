@@ -272,7 +272,7 @@ def _run(trainer: Trainer, writer: HeartbeatWriter, stop: StopSignal) -> None:
 
 
 def _save_final_model(trainer: Trainer, *, is_main: bool) -> None:
-    """Save the model twice: for SageMaker's model.tar.gz, and for the next stage.
+    """Save the model twice: for SageMaker's model output, and for the next stage.
 
     SageMaker packs the model folder under a key that contains the job's name. The next stage reads
     the copy below the checkpoints' prefix, which is known before the job has a name.

@@ -84,8 +84,8 @@ def lay_out(
 
 
 def host_names(nodes: int) -> list[str]:
-    """Return the host names that SageMaker gives a job's instances."""
-    return [f"algo-{index + 1}" for index in range(nodes)]
+    """Return the host names that SageMaker gives a job's instances, in rank order."""
+    return sorted(f"algo-{index + 1}" for index in range(nodes))
 
 
 def node_shards(shards: list[Path], node_rank: int, nodes: int) -> list[Path]:

@@ -223,11 +223,12 @@ def test_objects_other_than_shards_are_reported(check: Check, aws: Aws) -> None:
     s3.put_object(Bucket="my-bucket", Key="shards/", Body=b"")  # the console's folder object
     assert check() == {}
     s3.put_object(Bucket="my-bucket", Key="shards-old/0.tar", Body=b"x")
-    assert check() == {}
+    assert check(data={"uri": "s3://my-bucket/shards"}) == {}
+    s3.put_object(Bucket="my-bucket", Key="shards/readme.txt", Body=b"x")
     found = check(data={"uri": "s3://my-bucket/shards"})["not-shards"]
     assert found.level == "warning"
-    assert "1 objects under s3://my-bucket/shards are not shards" in found.message
-    assert "shards-old/0.tar" in found.message
+    assert "1 objects under s3://my-bucket/shards/ are not shards" in found.message
+    assert "shards/readme.txt" in found.message
     s3.put_object(Bucket="my-bucket", Key="one", Body=b"x")
     single = check(data={"uri": "s3://my-bucket/one"})
     assert single["single-object"].level == "error"
