@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sm_train.entrypoints.common.atomic_write import NOT_UPLOADED_SUFFIX
 from sm_train.entrypoints.common.checkpoint_layout import (
     MARKER,
     CheckpointFile,
@@ -34,10 +35,6 @@ from sm_train.entrypoints.common.checkpoint_layout import (
 )
 from sm_train.entrypoints.common.file_digest import file_digest
 from torch import Tensor
-
-NOT_UPLOADED_SUFFIX = ".sagemaker-ignore"
-"""SageMaker does not upload files with this suffix (aws/sagemaker-xgboost-container writes its
-checkpoints under such names first; checkpointing.py, read 2026-11)."""
 
 MODEL, EMA = "model.", "ema."
 """Prefixes of the names of tensors: weights and buffers, and the averaged weights."""

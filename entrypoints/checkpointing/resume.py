@@ -36,7 +36,7 @@ BROADCAST_BYTES = 2**26
 class Nodes:
     """This process among those of all nodes, and how they exchange objects and files.
 
-    ``all_gather`` concatenates a list of every rank. ``device`` is where collectives take tensors.
+    ``device`` is where collectives take tensors.
     """
 
     rank: CheckpointRank
@@ -109,7 +109,7 @@ def remove_later(checkpoints: Path, step: int | None) -> None:
 def _step_names(checkpoints: Path, nodes: Nodes) -> list[str]:
     """Return the names of the step folders that any node has, newest first."""
     own = [parse_step_folder(folder.name) or 0 for folder in step_folders(checkpoints)]
-    steps = set(nodes.all_gather(own if nodes.rank.local_main else []))
+    steps = {step for of_rank in nodes.all_gather(own) for step in of_rank}
     return [step_folder_name(step) for step in sorted(steps, reverse=True)]
 
 
@@ -129,7 +129,7 @@ def _survey(folder: Path, nodes: Nodes) -> _Copies:
             problems[file.name] = str(error)
     if rank.local_main and _read(folder / MARKER) != content:
         problems[MARKER] = f"{folder}: {MARKER} is missing or differs"
-    surveyed = nodes.all_gather([(rank.node_rank, problems)])
+    surveyed = nodes.all_gather((rank.node_rank, problems))
     every_node = {node for node, _ in surveyed}
     holders = {name: set(every_node) for name in [*(file.name for file in marker.files), MARKER]}
     reasons: dict[str, str] = {}
@@ -147,7 +147,7 @@ def _agree_on_marker(folder: Path, nodes: Nodes) -> tuple[CheckpointMarker, byte
         CheckpointError: there is none.
         FormatError: it is of another format.
     """
-    own = [_read(folder / MARKER)] if nodes.rank.local_main else []
+    own = _read(folder / MARKER) if nodes.rank.local_main else None
     reason = f"{folder}: incomplete (no {MARKER})"
     for content in nodes.all_gather(own):
         if content is None:
@@ -178,7 +178,8 @@ def _copy_between_nodes(folder: Path, copies: _Copies, nodes: Nodes) -> None:
         CheckpointError: a file changed meanwhile.
     """
     rank = nodes.rank
-    main_ranks = dict(nodes.all_gather([(rank.node_rank, rank.rank)] if rank.local_main else []))
+    node_ranks = nodes.all_gather(rank.node_rank)
+    main_ranks = {node: node_ranks.index(node) for node in node_ranks}
     problem = ""
     for file in copies.marker.files:
         holders = copies.holders[file.name]
@@ -197,7 +198,7 @@ def _copy_between_nodes(folder: Path, copies: _Copies, nodes: Nodes) -> None:
     if rank.local_main and rank.node_rank not in copies.holders[MARKER] and not problem:
         manifest.write_file(folder, MARKER, manifest.save_bytes(copies.content))
     # The other ranks of this node read the files next: the exchange is also a barrier.
-    problems = [one for one in nodes.all_gather([problem]) if one]
+    problems = [one for one in nodes.all_gather(problem) if one]
     if problems:
         raise CheckpointError(problems[0])
 

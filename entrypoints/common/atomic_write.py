@@ -6,6 +6,11 @@ import os
 import tempfile
 from pathlib import Path
 
+NOT_UPLOADED_SUFFIX = ".sagemaker-ignore"
+"""SageMaker does not upload files with this suffix from a checkpoint folder (AWS's own
+aws/sagemaker-xgboost-container writes its checkpoints under such names first; checkpointing.py,
+read 2026-11)."""
+
 
 def write_atomic(path: Path, content: bytes) -> None:
     """Write ``content`` to a temporary file in the same folder, then rename it.
@@ -13,7 +18,9 @@ def write_atomic(path: Path, content: bytes) -> None:
     After any failure ``path`` holds either its previous content or all of ``content``.
     """
     try:
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        descriptor, temporary = tempfile.mkstemp(
+            dir=path.parent, prefix=f".{path.name}.", suffix=NOT_UPLOADED_SUFFIX
+        )
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
     try:

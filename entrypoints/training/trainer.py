@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -139,7 +140,7 @@ class Trainer:
             fingerprint=self.state.fingerprint,
             keep=self.config.checkpoint.keep_last,
             events=self.events,
-            all_gather=gather_object,
+            all_gather=_all_gather,
             background=self.state.background,
         )
 
@@ -334,8 +335,13 @@ class Trainer:
         def warn(code: str, message: str) -> None:
             self.events.warn(code, message)
 
-        nodes = Nodes(self._checkpointer.rank, gather_object, self.device)
+        nodes = Nodes(self._checkpointer.rank, _all_gather, self.device)
         return find_latest(self.paths.checkpoints, nodes, warn)
+
+
+def _all_gather(value: Any) -> list[Any]:
+    gathered: list[Any] = gather_object([value])
+    return gathered
 
 
 class DivergedError(RuntimeError):

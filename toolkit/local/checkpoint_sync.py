@@ -41,10 +41,8 @@ _Version = tuple[int, int, int]
 class CheckpointSync:
     """Uploads from the nodes' checkpoint ``folders`` to ``prefix``, each in a thread of its own.
 
-    The folders are created with the content of ``prefix`` at once. Entering the context starts the
-    uploads; leaving it uploads what is left, as at the end of a job, also of one that failed.
-    ``bytes_per_second`` slows down each node's uploads until then. A failed upload is repeated;
-    ``error`` is set if it still fails at the end.
+    The folders are created at once, with the content of ``prefix``. ``bytes_per_second`` slows down
+    each node's uploads. A failed upload is repeated; ``error`` is set if it fails at the end, too.
     """
 
     def __init__(
@@ -55,39 +53,39 @@ class CheckpointSync:
         seed: int | None = None,
         bytes_per_second: float | None = None,
     ) -> None:
-        prefix.mkdir(parents=True, exist_ok=True)
-        self._ending, self._lost = threading.Event(), threading.Event()
         self.error: OSError | None = None
-        lock = threading.Lock()
-        randomness = random.Random(seed)
-        self.nodes = [
+        self._bytes_per_second = bytes_per_second
+        self._ending, self._lost = threading.Event(), threading.Event()
+        lock, randomness = threading.Lock(), random.Random(seed)
+        nodes = [
             NodeUploads(prefix, folder, lock, random.Random(randomness.random()))
             for folder in folders
         ]
         self._threads = [
-            threading.Thread(target=self._run, args=(node, bytes_per_second), daemon=True)
-            for node in self.nodes
+            threading.Thread(target=self._run, args=(node,), daemon=True) for node in nodes
         ]
 
-    def __enter__(self) -> CheckpointSync:
+    def start(self) -> None:
+        """Start to upload; a second call has no effect."""
         for thread in self._threads:
-            thread.start()
-        return self
+            if thread.ident is None:
+                thread.start()
 
-    def __exit__(self, *_: object) -> None:
+    def finish(self) -> None:
+        """Upload what is left, at full speed: SageMaker does so when a job ends, or fails."""
         self._ending.set()
         for thread in self._threads:
             thread.join()
 
     def lose_instances(self) -> None:
-        """Stop at once, as when all instances fail; uploads under way are lost."""
+        """Stop at once, as when the instances fail: uploads under way are lost."""
         self._lost.set()
-        self.__exit__()
+        self.finish()
 
-    def _run(self, node: NodeUploads, bytes_per_second: float | None) -> None:
+    def _run(self, node: NodeUploads) -> None:
         def between_blocks(size: int) -> bool:
-            if bytes_per_second is not None and not self._ending.is_set():
-                self._ending.wait(size / bytes_per_second)
+            if self._bytes_per_second is not None:
+                self._ending.wait(size / self._bytes_per_second)
             return not self._lost.is_set()
 
         while not self._lost.is_set():
@@ -121,6 +119,7 @@ class NodeUploads:
     ) -> None:
         self._prefix, self._folder = prefix, folder
         self._lock, self._random = lock, randomness
+        prefix.mkdir(parents=True, exist_ok=True)
         shutil.copytree(prefix, folder, dirs_exist_ok=True)
         self._uploaded = dict(self._files())
 

@@ -2,7 +2,8 @@
 
 The SDK mounts every channel in full into every container, and no checkpoint folder. Each container
 corrects that itself: a script that bash reads at its start (``BASH_ENV``; the SDK's entrypoint is a
-bash script) links the container's own shards and checkpoint folder to the paths that a job expects. The training code, the request and the image are unaffected.
+bash script) links the container's own shards and checkpoint folder to the paths that a job expects.
+The training code, the request and the image are unaffected.
 """
 
 from __future__ import annotations

@@ -111,8 +111,11 @@ def _prepare(
 def _synced_checkpoints(folders: LocalFolders) -> Iterator[None]:
     """Give each node its own copy of the checkpoints, and collect what the nodes write."""
     sync = CheckpointSync(folders.checkpoints, folders.node_checkpoints)
-    with sync:
+    sync.start()
+    try:
         yield
+    finally:
+        sync.finish()
     if sync.error is not None:
         raise UserError(f"{folders.checkpoints}: checkpoints are missing: {sync.error}")
 
