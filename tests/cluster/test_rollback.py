@@ -283,7 +283,7 @@ def test_lost_instances_resume_from_what_was_uploaded(
     sync = sync_nodes(nodes, seed=seed, bytes_per_second=1e6)
     with start_nodes(nodes, layout.processes, sync=sync) as running:
         running[0].wait_for("checkpoint", step=DIVERGED)
-        sync.lose_instances()
+        sync.finish(instances_lost=True)
     events = run_nodes(nodes, layout.processes)
     [start] = [event for event in events if event["kind"] == "start"]
     resumed = losses(events)

@@ -71,16 +71,16 @@ class CheckpointSync:
             if thread.ident is None:
                 thread.start()
 
-    def finish(self) -> None:
-        """Upload what is left, at full speed: SageMaker does so when a job ends, or fails."""
+    def finish(self, *, instances_lost: bool = False) -> None:
+        """Upload what is left, at full speed: SageMaker does so when a job ends, or fails.
+
+        If the instances are lost, stop at once: uploads under way are lost as well.
+        """
+        if instances_lost:
+            self._lost.set()
         self._ending.set()
         for thread in self._threads:
             thread.join()
-
-    def lose_instances(self) -> None:
-        """Stop at once, as when the instances fail: uploads under way are lost."""
-        self._lost.set()
-        self.finish()
 
     def _run(self, node: NodeUploads) -> None:
         def between_blocks(size: int) -> bool:

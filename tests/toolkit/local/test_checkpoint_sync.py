@@ -75,7 +75,7 @@ def test_lost_instances_leave_no_partial_object(tmp_path: Path) -> None:
     sync = CheckpointSync(s3, [node], bytes_per_second=1.0)
     write(node, "large", "x" * 2**21)
     sync.start()
-    sync.lose_instances()
+    sync.finish(instances_lost=True)
     assert read_files(s3) == {}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["node", "s3"]
 
