@@ -26,8 +26,8 @@ from sm_train.estimators.sdk.model_trainer import create_training_job
 from sm_train.toolkit.jobs.events import parse_event
 
 from tests.conftest import Aws, clean_environment
+from tests.support.cluster.s3_channel import channel_files
 from tests.support.cluster.training_jobs import DEADLINE, tiny_run, write_shards
-from tests.support.s3_channel import channel_files
 
 PLATFORM = Path("/opt/ml")
 """SageMaker's folder in a container; its path is fixed in the start script."""

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.background_server import serve_in_background
+from tests.support.cluster.s3_channel import channel_files, node_share
 from tests.support.deadline import DEADLINE
 from tests.support.moto_server import moto_application
-from tests.support.s3_channel import channel_files, node_share
 
 BUCKET = "data"
 LATENCY_SECONDS = 0.02
