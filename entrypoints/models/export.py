@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from sm_train.entrypoints.common.atomic_write import write_atomic
+from sm_train.entrypoints.common.checkpoint_layout import UPLOAD_NOTES
 from sm_train.entrypoints.models import pipeline as pipeline_module
 from sm_train.entrypoints.models.builder import ModelComponents, load_text_encoders
 from sm_train.entrypoints.models.components import components_digest
@@ -100,7 +101,8 @@ def save_model(
     is written last: a folder without it is incomplete.
     """
     document = _read_manifest(components_folder)
-    shutil.copytree(components_folder, folder, ignore=lambda *_: [_MANIFEST], dirs_exist_ok=True)
+    ignore = shutil.ignore_patterns(_MANIFEST, UPLOAD_NOTES)
+    shutil.copytree(components_folder, folder, ignore=ignore, dirs_exist_ok=True)
     target = folder / parts.network_init.component
     target.mkdir(exist_ok=True)
     _write_json(document["network"], target / "config.json")
@@ -162,10 +164,11 @@ def _save_frozen(
         target = folder / path.relative_to(staging)
         if path.is_dir():
             target.mkdir(parents=True, exist_ok=True)
-        else:
+        elif not path.match(UPLOAD_NOTES):
             path.replace(target)
             files[target.relative_to(folder).as_posix()] = target.stat().st_size
-    shutil.rmtree(staging)
+    # SageMaker may be adding a note on an upload.
+    shutil.rmtree(staging, ignore_errors=True)
     return index, files
 
 
