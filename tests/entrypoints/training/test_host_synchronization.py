@@ -39,7 +39,7 @@ PRESETS = {
 
 @pytest.fixture(scope="module")
 def small_runs() -> FakeGpuResult:
-    return run_on_fake_gpu([*SMALL.values()])
+    return run_on_fake_gpu([*SMALL.values()], timeout=4 * DEADLINE)
 
 
 def report(result: FakeGpuResult, name: str) -> FakeReport:
