@@ -33,9 +33,10 @@ def planned_bytes(run: FakeRun) -> int:
 @pytest.mark.parametrize(
     "run",
     [
-        FakeRun("sd2", 256, 32),
-        FakeRun("sd2", 512, 16),
-        FakeRun("sdxl", 1024, 4, activation_checkpointing=True),
+        # The second micro-batch's activations and the gradients of the first exist at once.
+        FakeRun("sd2", 256, 32, gradient_accumulation_steps=2),
+        FakeRun("sd2", 512, 16, gradient_accumulation_steps=2),
+        FakeRun("sdxl", 1024, 4, gradient_accumulation_steps=2, activation_checkpointing=True),
         FakeRun("mmdit-8b", 512, 4, sharding="full_shard", world_size=128),
         FakeRun(
             "mmdit-20b",
