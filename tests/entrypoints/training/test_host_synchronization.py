@@ -14,7 +14,7 @@ import pytest
 from tests.support.deadline import DEADLINE
 from tests.support.fake_gpu import FakeGpuResult, FakeReport, FakeRun, run_on_fake_gpu
 
-STEPS, LOG_EVERY = 4, 2
+STEPS, LOG_EVERY = 2, 2
 SMALL = {
     "a trained text encoder": FakeRun("digits", 28, 2, steps=STEPS),
     "a U-Net": FakeRun("tiny-sd2", 64, 2, 2, steps=STEPS),
