@@ -160,6 +160,8 @@ def facts(job: SimulatedJob, **changes: Any) -> JobFacts:
         "instances": job.nodes,
         "metrics": {},
         "cost": JobCost(100.0, None, "billed seconds"),
+        "settings": {},
+        "samples": (),
     }
     return JobFacts(**(defaults | changes))
 
