@@ -12,7 +12,7 @@ white. The EXIF orientation is applied.
 from __future__ import annotations
 
 import threading
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageFile
 from sm_train.entrypoints.common.rng import random_below
+from sm_train.entrypoints.data.decoder_pool import Decoders
 from sm_train.entrypoints.data.image_header import (
     DecodeError,
     ImageHeader,
@@ -38,7 +39,7 @@ MAX_PIXELS = 2**27
 """134 megapixels: a larger image is rejected before anything of it is decoded."""
 
 LARGE_PIXELS = 2**24
-"""A process decodes images with more pixels than this one at a time, to bound its memory."""
+"""A rank decodes images with more pixels than this one at a time, to bound its memory."""
 
 _MAX_KEPT_BUFFER_BYTES = 3 * LARGE_PIXELS
 
@@ -83,6 +84,27 @@ class DecodeSpec:
         return random_below(2**32, self.seed, *key) / (2**32 - 1)
 
 
+_large_image_lock = threading.Lock()
+
+
+def decode_with(
+    decoders: Decoders, spec: DecodeSpec, content: bytes | memoryview, out: Tensor, *key: int
+) -> None:
+    """Decode ``content`` into ``out`` like :meth:`DecodeSpec.decode`, in one of ``decoders``.
+
+    Raises:
+        DecodeError: the image cannot be used.
+    """
+    header = read_header(content)
+    is_large = header.height * header.width > LARGE_PIXELS
+    with _large_image_lock if is_large else nullcontext():
+        decoders.fill(_decode_into, content, out.numpy(), spec, *key)
+
+
+def _decode_into(content: bytes | memoryview, out: Pixels, spec: DecodeSpec, *key: int) -> None:
+    spec.decode(content, torch.from_numpy(out).view(spec.height, spec.width, 3), *key)
+
+
 def _decode(content: bytes | memoryview, spec: DecodeSpec) -> tuple[Pixels, int]:
     """Return pixels (H, W, 3) as stored, and the EXIF orientation that is left to apply."""
     header = read_header(content)
@@ -110,14 +132,13 @@ def _decode_jpeg(content: bytes | memoryview, header: ImageHeader, spec: DecodeS
     while factor > 1 and not _covers(-(-height // factor), -(-width // factor), *needed):
         factor //= 2
     scaled_height, scaled_width = -(-height // factor), -(-width // factor)
-    with _one_at_a_time_if_large(height * width):
-        pixels: Pixels = simplejpeg.decode_jpeg(
-            content,
-            min_height=scaled_height,
-            min_width=scaled_width,
-            min_factor=factor,
-            buffer=_buffer(3 * scaled_height * scaled_width),
-        )
+    pixels: Pixels = simplejpeg.decode_jpeg(
+        content,
+        min_height=scaled_height,
+        min_width=scaled_width,
+        min_factor=factor,
+        buffer=_buffer(3 * scaled_height * scaled_width),
+    )
     return pixels
 
 
@@ -135,12 +156,6 @@ _SCALE_INTO = {
     "bilinear": torch.ops.aten._upsample_bilinear2d_aa.out,
     "bicubic": torch.ops.aten._upsample_bicubic2d_aa.out,
 }
-
-_large_image_lock = threading.Lock()
-
-
-def _one_at_a_time_if_large(pixels: int) -> AbstractContextManager[object]:
-    return _large_image_lock if pixels > LARGE_PIXELS else nullcontext()
 
 
 class _Buffers(threading.local):
@@ -164,7 +179,7 @@ def _buffer(size: int) -> NDArray[np.uint8] | None:
 def _decode_with_pillow(content: bytes | memoryview) -> Pixels:
     """Decode an image of any format: RGB pixels (H, W, 3) as stored."""
     ImageFile.LOAD_TRUNCATED_IMAGES = False  # other code in the process may have set it
-    with open_image(content) as image, _one_at_a_time_if_large(image.width * image.height):
+    with open_image(content) as image:
         _check_pixel_count(image.height, image.width)
         try:
             return np.array(_to_rgb(image))
