@@ -188,6 +188,16 @@ def _jpeg_segments(content: Content) -> Iterator[tuple[int, int, int]]:
         offset += 2 + length
 
 
+def jpeg_icc_profile(content: Content) -> bytes | None:
+    """Return a JPEG's ICC profile, which may be split into several segments; None without one."""
+    parts: dict[int, bytes] = {}
+    for marker, start, stop in _jpeg_segments(content):
+        block = bytes(content[start:stop]) if marker == 0xE2 else b""
+        if block.startswith(b"ICC_PROFILE\0") and len(block) > 14:
+            parts[block[12]] = block[14:]
+    return b"".join(parts[number] for number in sorted(parts)) or None
+
+
 # ------------------------------------------------------------------------------------ PNG, WebP
 
 

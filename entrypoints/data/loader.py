@@ -215,7 +215,15 @@ class Loader:
         )
         self.position = start.position
         decode_specs = tuple(
-            DecodeSpec(height, width, config.crop, config.interpolation, seed)
+            DecodeSpec(
+                height,
+                width,
+                config.crop,
+                config.interpolation,
+                seed,
+                config.decode,
+                config.icc_profile,
+            )
             for height, width in shapes or ((resolution, resolution),)
         )
         self._pipeline = BatchPipeline(

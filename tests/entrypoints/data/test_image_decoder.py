@@ -6,7 +6,7 @@ import io
 import struct
 import zlib
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -78,24 +78,56 @@ def test_scaling_agrees_with_pillow(
 
 
 @pytest.mark.parametrize("factor", [2, 4, 8])
-def test_reduced_decode_is_close_to_full_decode(factor: int) -> None:
+def test_fast_mode_reduces_a_jpeg_that_covers_twice_the_target(factor: int) -> None:
     """libjpeg averages blocks, Pillow weighs neighbors: they differ by a level on average."""
     content = encode(photo(64 * factor, 64 * factor), "JPEG", quality=90)
-    pixels = decode(content, DecodeSpec(64, 64, mode="bilinear"))
+    pixels = decode(content, DecodeSpec(32, 32, mode="bilinear", decode_mode="fast"))
     with Image.open(io.BytesIO(content)) as image:
         image.draft("RGB", (64, 64))
-        assert difference(pixels, np.asarray(image.convert("RGB")))[0] <= 1
-    assert difference(pixels, decode_with_pillow(content, 64, "bilinear"))[1] < 2
+        reduced = image.convert("RGB").resize((32, 32), Image.Resampling.BILINEAR)
+    assert difference(pixels, np.asarray(reduced))[0] <= 1
+    expected = decode_with_pillow(content, 32, "bilinear")
+    assert difference(pixels, expected)[1] < 2
+    exact = decode(content, DecodeSpec(32, 32, mode="bilinear"))
+    assert difference(exact, expected)[0] <= 2
 
 
-def test_jpeg_is_decoded_no_larger_than_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A buffer for exactly an eighth of the image is large enough."""
-    content = encode(photo(1600, 2400), "JPEG")
-    buffer = np.empty(3 * 200 * 300, np.uint8)
-    monkeypatch.setattr(image_decoder, "_buffer", lambda size: buffer[:size])
-    assert decode(content, DecodeSpec(200, 200)).std() > 1
-    with pytest.raises(DecodeError):
-        decode(content[: len(content) // 2], DecodeSpec(200, 200))
+def test_fast_mode_does_not_reduce_a_jpeg_that_covers_less() -> None:
+    content = encode(photo(127, 127), "JPEG")
+    fast, exact = (
+        decode(content, DecodeSpec(64, 64, decode_mode=mode)) for mode in ("fast", "exact")
+    )
+    assert np.array_equal(fast, exact)
+
+
+@pytest.mark.parametrize(("height", "width"), [(150, 401), (401, 150), (333, 211), (97, 98)])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exact_mode_agrees_with_pillow_on_upright_images_of_odd_sides(
+    height: int, width: int, orientation: int
+) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    content = encode(photo(height, width), "JPEG", exif=exif, quality=90)
+    for side, mode in ((96, "bicubic"), (33, "bilinear")):
+        pixels = decode(content, DecodeSpec(side, side, mode=cast(Any, mode)))
+        assert difference(pixels, decode_with_pillow(content, side, mode))[0] <= 2
+
+
+@pytest.mark.parametrize("left", [0, 1, 3, 5])
+@pytest.mark.parametrize("orientation", [1, 3, 6])
+def test_fast_mode_crops_at_the_same_place_as_exact_mode(left: int, orientation: int) -> None:
+    """A disc in the middle stays in the middle: rounding to reduced pixels would move it."""
+    height, width = 800, 1000 + 2 * left
+    y, x = np.mgrid[:height, :width]
+    disc = np.hypot(y - (height - 1) / 2, x - (width - 1) / 2) < 200
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    pixels = np.repeat(disc[..., None], 3, axis=2).astype(np.uint8) * 255
+    content = encode(Image.fromarray(pixels), "JPEG", exif=exif, quality=95)
+    spec = DecodeSpec(100, 100, mode="bilinear", decode_mode="fast")
+    shown = decode(content, spec)[..., 0].astype(float)
+    centers = [(shown.sum(1 - axis) * np.arange(100)).sum() / shown.sum() for axis in (0, 1)]
+    assert centers == pytest.approx([49.5, 49.5], abs=0.02)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -257,17 +289,54 @@ def test_decompression_bomb_is_rejected_by_its_header(side: int) -> None:
 def test_hundred_megapixels_are_decoded_at_an_eighth() -> None:
     """The buffer takes 4.7 MB instead of 300: memory for a large image is bounded."""
     content = encode(Image.new("RGB", (10_000, 10_000), (10, 200, 90)), "JPEG")
-    pixels = decode(content, DecodeSpec(512, 512))
+    pixels = decode(content, DecodeSpec(512, 512, decode_mode="fast"))
     assert np.abs(pixels.reshape(-1, 3).astype(int) - [10, 200, 90]).max() <= 2
     buffer = image_decoder._buffers.content
     assert buffer is None or buffer.nbytes <= 3 * image_decoder.LARGE_PIXELS
 
 
-def test_color_profile_is_ignored() -> None:
-    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
-    content = encode(photo(40, 40), "JPEG", icc_profile=profile)
-    pixels = decode(content, DecodeSpec(40, 40))
-    assert difference(pixels, decode_with_pillow(content, 40, "bicubic"))[0] <= 1
+def wide_gamut_profile() -> bytes:
+    """Return an ICC profile like Display P3: an sRGB profile whose red and green are exchanged."""
+    profile = bytearray(ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes())
+    tags = {bytes(profile[at : at + 4]): at for at in range(132, 132 + 12 * profile[131], 12)}
+    red, green = (profile[tags[name] + 4 : tags[name] + 8] for name in (b"rXYZ", b"gXYZ"))
+    profile[tags[b"rXYZ"] + 4 : tags[b"rXYZ"] + 8] = green
+    profile[tags[b"gXYZ"] + 4 : tags[b"gXYZ"] + 8] = red
+    return bytes(profile)
+
+
+@pytest.mark.parametrize("image_format", ["JPEG", "PNG", "WEBP"])
+def test_color_profile_is_ignored_unless_srgb_is_requested(image_format: str) -> None:
+    image = photo(40, 40)
+    options = {"lossless": True} if image_format == "WEBP" else {}
+    content = encode(image, image_format, icc_profile=wide_gamut_profile(), **options)
+    ignored = decode(content, DecodeSpec(40, 40))
+    assert difference(ignored, decode_with_pillow(content, 40, "bicubic"))[0] <= 1
+    converted = decode(content, DecodeSpec(40, 40, icc_profile="srgb"))
+    assert difference(converted, ignored[..., [1, 0, 2]])[0] <= 2
+    assert difference(converted, ignored)[0] > 20
+
+
+def test_gray_and_transparent_images_keep_their_tones_with_an_srgb_profile() -> None:
+    """A profile of another color space than the pixels is ignored, as is an sRGB profile."""
+    srgb = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    image = photo(40, 40)
+    transparent = image.copy()
+    transparent.putalpha(image.getchannel("R"))
+    for source in (image, image.convert("L"), image.convert("P"), transparent):
+        content = encode(source, "PNG", icc_profile=srgb)
+        converted = decode(content, DecodeSpec(40, 40, icc_profile="srgb"))
+        assert difference(converted, decode(content, DecodeSpec(40, 40)))[0] <= 1
+    content = encode(image.convert("L"), "JPEG", icc_profile=b"no profile")
+    assert decode(content, DecodeSpec(40, 40, icc_profile="srgb")).std() > 1
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "P"])
+def test_profile_of_a_transparent_image_is_applied_to_its_colors(mode: str) -> None:
+    image = Image.new("RGBA", (16, 16), (200, 30, 0, 255))
+    content = encode(image.convert(mode), "PNG", icc_profile=wide_gamut_profile())
+    pixels = decode(content, DecodeSpec(16, 16, icc_profile="srgb"))
+    assert np.abs(pixels.reshape(-1, 3).astype(int) - [30, 200, 0]).max() <= 3
 
 
 @settings(max_examples=30, deadline=None)
