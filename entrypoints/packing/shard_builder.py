@@ -30,8 +30,9 @@ from sm_train.entrypoints.data.decoder_pool import Decoders, InProcessDecoders
 from sm_train.entrypoints.data.image_header import DecodeError
 from sm_train.entrypoints.data.shard_format import MOMENTS, POOLED, TEXT, Shard, ShardError
 from sm_train.entrypoints.data.shard_index import IndexWriter, RejectedInput, ShardIndex
-from sm_train.entrypoints.packing.image_metadata import ImageMetadata, read_image_metadata, reencode
+from sm_train.entrypoints.packing.image_metadata import ImageMetadata, read_image_metadata
 from sm_train.entrypoints.packing.plan import PackInput, PackOptions, ShardPlan, sample_key
+from sm_train.entrypoints.packing.reencode import DEFAULT_QUALITY, is_convertible, measure, reencode
 from sm_train.entrypoints.packing.shard_writer import ShardWriter, sample_parts
 from sm_train.entrypoints.packing.storage import BytesLike, S3Access, Storage, read_uri
 
@@ -286,22 +287,40 @@ def read_metadata(
         DecodeError: it is missing, corrupt, or filtered out.
     """
     content = _read("image", item.address, item.bytes, reader.access)
+    if options.convert and is_convertible(content):
+        return _convert(content, options, reader.decoders)
     decoders = reader.decoders if options.pixels else InProcessDecoders()  # headers need no decoder
     check = partial(read_image_metadata, pixels=options.pixels)
     metadata = decoders.call(check, content)
-    _apply_filters(metadata, options)
+    _apply_filters(metadata.height, metadata.width, options)
     if options.quality is None and (
         options.max_side is None or max(metadata.width, metadata.height) <= options.max_side
     ):
         return content, metadata
-    encode = partial(reencode, max_side=options.max_side, quality=options.quality or 95)
-    content = reader.decoders.call(encode, content)
-    return content, decoders.call(check, content)
+    return _reencode(content, options, reader.decoders)
 
 
-def _apply_filters(metadata: ImageMetadata, options: PackOptions) -> None:
-    short, long = sorted((metadata.width, metadata.height))
-    size = f"{metadata.width} × {metadata.height} pixels"
+def _convert(
+    content: BytesLike, options: PackOptions, decoders: Decoders
+) -> tuple[BytesLike, ImageMetadata]:
+    """Return an image of another format as JPEG, at its full size unless it is filtered out."""
+    full_size = decoders.call(measure, content)
+    _apply_filters(*full_size, options)
+    return _reencode(content, options, decoders)
+
+
+def _reencode(
+    content: BytesLike, options: PackOptions, decoders: Decoders
+) -> tuple[BytesLike, ImageMetadata]:
+    quality = options.quality or DEFAULT_QUALITY
+    encode = partial(reencode, max_side=options.max_side, quality=quality)
+    encoded = decoders.call(encode, content)
+    return encoded, decoders.call(partial(read_image_metadata, pixels=options.pixels), encoded)
+
+
+def _apply_filters(height: int, width: int, options: PackOptions) -> None:
+    short, long = sorted((width, height))
+    size = f"{width} × {height} pixels"
     if options.min_side is not None and short < options.min_side:
         raise DecodeError("image-small", size)
     if options.max_aspect is not None and long > options.max_aspect * short:

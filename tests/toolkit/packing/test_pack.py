@@ -306,9 +306,7 @@ def test_small_shards_are_warned_about(tmp_path: Path, sizes: list[float], warne
         Shard(f"{n}.tar", int(size), "00" * 32, ("0",), (0, 1)) for n, size in enumerate(sizes)
     ]
     write_index(tmp_path / "index.parquet", shards)
-    result = PackResult(
-        ShardIndex(tmp_path / "index.parquet"), LocalFolder(Path("out")), up_to_date=False
-    )
+    result = PackResult(ShardIndex(tmp_path / "index.parquet"), LocalFolder(Path("out")), False, {})
     assert ("FastFile" in "\n".join(pack_summary(result))) is warned
 
 
