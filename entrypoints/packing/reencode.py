@@ -19,6 +19,9 @@ from sm_train.entrypoints.packing.storage import BytesLike
 DEFAULT_QUALITY = 95
 """JPEG's highest useful quality: above it files grow without a visible difference."""
 
+_MAX_JPEG_SIDE = 65_500
+"""libjpeg's JPEG_MAX_DIMENSION."""
+
 _CONVERTED = {
     "AVIF": "AVIF",
     "BMP": "BMP",
@@ -85,9 +88,15 @@ def reencode(content: BytesLike, max_side: int | None, quality: int) -> bytes:
         result = result.transpose(_TURNS[orientation])
     if max_side is not None and max(result.size) > max_side:
         result.thumbnail((max_side, max_side), Image.Resampling.LANCZOS)
+    if max(result.size) > _MAX_JPEG_SIDE:
+        size = f"{result.width} × {result.height} pixels"
+        raise DecodeError("image-large", f"{size}; a side of a JPEG has at most {_MAX_JPEG_SIDE:,}")
     encoded = io.BytesIO()
     kept = profile if keeps_profile else None
-    result.save(encoded, "JPEG", quality=quality, subsampling=0, icc_profile=kept)
+    try:
+        result.save(encoded, "JPEG", quality=quality, subsampling=0, icc_profile=kept)
+    except (OSError, ValueError) as error:  # such as a profile of more than 16 MB
+        raise corrupt_image_error(error) from None
     return encoded.getvalue()
 
 

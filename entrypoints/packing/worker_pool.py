@@ -11,6 +11,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import resource_tracker
 from typing import Any, TypeVar
 
 from sm_train.entrypoints.common.parent_death import exit_with_parent
@@ -138,6 +139,7 @@ def run_tasks(
     if not items:
         return
     context = multiprocessing.get_context("spawn")  # a fork would copy locks that threads hold
+    resource_tracker.ensure_running()  # when it starts later, it unblocks the signals
     # A signal that ends this process while a child starts would make the child print a traceback.
     with record_signals() as raise_recorded:
         with _block_terminal_signals():

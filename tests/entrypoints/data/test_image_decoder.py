@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageCms, ImageOps
 from sm_train.entrypoints.data import image_decoder
 from sm_train.entrypoints.data.image_decoder import DecodeSpec
-from sm_train.entrypoints.data.image_header import DecodeError, image_size
+from sm_train.entrypoints.data.image_header import DecodeError, exif_orientation, image_size
 from sm_train.entrypoints.packing.image_metadata import read_image_metadata
 
 from tests.support.images.lossless_jpeg import lossless_jpeg
@@ -159,6 +159,42 @@ def test_every_exif_orientation_is_applied(orientation: int, image_format: str) 
     content = encode(photo(80, 80, seed=3), image_format, exif=exif)
     pixels = decode(content, DecodeSpec(64, 64))
     assert difference(pixels, decode_with_pillow(content, 64, "bicubic"))[0] <= 3
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize(("kind", "form"), [(3, "HH"), (4, "I"), (1, "BBH"), (2, "4s"), (3, "hH")])
+def test_orientation_of_any_integer_type_is_read(order: str, kind: int, form: str) -> None:
+    value = (b"6\0\0\0",) if form == "4s" else (6, 0, 0)[: len(form)]
+    entry = struct.pack(order + "HHI" + form, 0x0112, kind, 1, *value)
+    head = {"<": b"II*\0", ">": b"MM\0*"}[order] + struct.pack(order + "I", 8)
+    block = head + struct.pack(order + "H", 1) + entry
+    expected = 1 if form == "4s" else 6
+    assert exif_orientation(block) == expected
+    assert exif_orientation(b"Exif\0\0" + block) == expected
+
+
+@given(block=st.binary(max_size=60), prefix=st.sampled_from([b"", b"II*\0", b"MM\0*", b"Exif\0\0"]))
+def test_any_exif_block_has_an_orientation(block: bytes, prefix: bytes) -> None:
+    assert exif_orientation(prefix + block) in range(1, 9)
+
+
+@pytest.mark.parametrize("after_pixels", [False, True])
+def test_png_orientation_counts_wherever_it_is(after_pixels: bool) -> None:
+    """Packing and loading agree, and a damaged block is no orientation."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    plain = encode(photo(40, 60), "PNG")
+    for block, size in ((exif.tobytes()[6:], (60, 40)), (b"garbage", (40, 60))):
+        at = len(plain) - 12 if after_pixels else 33
+        content = plain[:at] + png_chunk(b"eXIf", block) + plain[at:]
+        assert image_size(content) == size
+        metadata = read_image_metadata(content)
+        assert (metadata.height, metadata.width) == size
+        pixels = decode(content, DecodeSpec(*size))
+        upright = (
+            photo(40, 60) if size[0] == 40 else photo(40, 60).transpose(Image.Transpose.ROTATE_270)
+        )
+        assert difference(pixels, np.asarray(upright)) == (0, 0)
 
 
 def test_rotated_image_is_cropped_upright() -> None:

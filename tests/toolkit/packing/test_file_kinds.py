@@ -1,4 +1,4 @@
-"""Files that ``pack`` skips are counted and named by kind; ``--convert`` packs images among them."""
+"""Files that ``pack`` skips are counted by kind; ``--convert`` packs images among them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ import pillow_heif
 import pytest
 import webdataset
 from PIL import Image
-from sm_train.entrypoints.packing.storage import S3Access
-from sm_train.toolkit.packing.file_kinds import FileSelection
-from sm_train.toolkit.packing.inputs import list_objects
 
 from tests.conftest import Cli
 from tests.support.image_files import image_bytes, write_album, write_pair
@@ -89,12 +86,20 @@ def test_a_misnamed_file_is_converted_by_its_content(cli: Cli, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("convert", [False, True])
-def test_objects_in_s3_are_selected_like_files(aws: Aws, convert: bool) -> None:
+def test_objects_in_s3_are_selected_like_files(cli: Cli, aws: Aws, convert: bool) -> None:
     client = aws.client("s3")
     client.create_bucket(Bucket="raw")
-    for key in ("p/a.jpg", "p/a.txt", "p/b.heic", "p/b.txt", "p/c.csv", "p/folder/"):
-        client.put_object(Bucket="raw", Key=key, Body=b"x")
-    selection = FileSelection(convert=convert)
-    images = list_objects("s3://raw/p/", S3Access(None, "us-east-1"), selection)
-    assert [image.source for image in images] == (["a.jpg", "b.heic"] if convert else ["a.jpg"])
-    assert list(selection.skipped) == (["csv"] if convert else ["csv", "heic"])
+    contents = {
+        "a.jpg": image_bytes(), "a.txt": b"a JPEG", "b.heic": image_bytes(kind="HEIF"),
+        "b.txt": b"a HEIC", "c.csv": b"a table", "folder/": b"",
+    }  # fmt: skip
+    for key, content in contents.items():
+        client.put_object(Bucket="raw", Key=f"p/{key}", Body=content)
+    run = cli(
+        "--region", "us-east-1", "pack", "s3://raw/p/", "out", "--json",
+        *(["--convert"] if convert else []), network="loopback", env=aws.environment,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    document = json.loads(run.stdout)
+    assert document["samples"] == (2 if convert else 1)
+    assert list(document["skipped"]) == (["csv"] if convert else ["csv", "heic"])
