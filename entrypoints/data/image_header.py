@@ -166,7 +166,9 @@ def _jpeg_header(content: Content) -> ImageHeader:
                 raise _damaged(f"{width} × {height} pixels")
             is_scalable = marker in _SCALABLE_FRAMES
             return ImageHeader("jpeg", height, width, orientation, components, is_scalable)
-    raise _damaged("no frame header")
+    # Bytes between the segments: Pillow, whose parser is Python as well, skips some of them.
+    with open_image(content) as image:
+        return ImageHeader("jpeg", image.height, image.width, orientation)
 
 
 def _jpeg_segments(content: Content) -> Iterator[tuple[int, int, int]]:

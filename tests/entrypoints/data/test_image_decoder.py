@@ -197,6 +197,26 @@ def test_png_orientation_counts_wherever_it_is(after_pixels: bool) -> None:
         assert difference(pixels, np.asarray(upright)) == (0, 0)
 
 
+def test_unusual_jpegs_are_read_as_pillow_reads_them() -> None:
+    """Bytes between segments, fill bytes, and chroma at a quarter of the width (4:1:0)."""
+    plain = encode(photo(64, 96), "JPEG")
+    expected = decode(plain, DecodeSpec(64, 96))
+    frame = plain.index(b"\xff\xc0")
+    for between in (b"\xff\xff", bytes(3), b"abc"):
+        content = plain[:frame] + between + plain[frame:]
+        assert np.array_equal(decode(content, DecodeSpec(64, 96)), expected)
+        assert read_image_metadata(content).width == 96
+    sampled = bytearray(encode(photo(64, 96), "JPEG", subsampling=2))
+    frame = sampled.index(b"\xff\xc0")
+    assert sampled[frame + 11] == 0x22
+    sampled[frame + 11] = 0x42  # luminance four times as wide as chrominance, and twice as high
+    content = bytes(sampled)
+    with Image.open(io.BytesIO(content)) as image:
+        reference = np.asarray(image.convert("RGB"))
+    assert difference(decode(content, DecodeSpec(64, 96)), reference)[0] <= 2
+    assert read_image_metadata(content).width == 96
+
+
 def test_rotated_image_is_cropped_upright() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
