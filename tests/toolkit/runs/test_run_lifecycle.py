@@ -11,7 +11,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 from moto.backends import get_backend
 from sm_train.estimators.bundle.bundle import build_bundle, run_document
@@ -30,6 +29,7 @@ from tests.conftest import Aws, Cli, clean_environment
 from tests.support.deadline import DEADLINE
 from tests.support.fake_services import FakeResponse, fake_server
 from tests.support.job_lifecycle import FakeSageMaker
+from tests.support.moto_server import aws_session
 from tests.support.restricted_imports import RESTRICT_IMPORTS
 from tests.support.run_documents import stage
 from tests.support.run_files import write_run
@@ -70,7 +70,7 @@ class Laptop:
             for one in config.stages
         }
         record = LaunchRecord(run_document(config), requests)
-        session = boto3.Session("testing", "testing", region_name="us-east-1")
+        session = aws_session()
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("AWS_ENDPOINT_URL", aws.url)
             start = StartJob(first.name, 1, 0, "submit", "", auto_advance=False)
