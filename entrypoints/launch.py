@@ -30,6 +30,7 @@ from sm_train.entrypoints.distributed.rendezvous import (
     join,
     wait_for_nodes,
 )
+from sm_train.entrypoints.monitoring.start import wait_for_watchdog
 
 _HYPERPARAMETERS = Path("/opt/ml/input/config/hyperparameters.json")
 """Where SageMaker writes the request's hyperparameters; all values are strings."""
@@ -99,7 +100,9 @@ def main(arguments: list[str]) -> int:
         return 1
     process = subprocess.Popen(torchrun(os.environ, [*arguments, *hyperparameters()]))
     signal.signal(signal.SIGTERM, lambda *_: terminate_workers(process.pid))
-    return process.wait()
+    code = process.wait()
+    wait_for_watchdog(process.pid)
+    return code
 
 
 def terminate_workers(torchrun_pid: int) -> None:

@@ -11,6 +11,7 @@ import contextlib
 import os
 import shutil
 import sys
+import time
 import traceback
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,13 +22,14 @@ from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.job_config import JOB_FILE, JobConfig, read_job_config
 from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig, SageMakerPaths
 from sm_train.entrypoints.distributed.backend import adopt_mpi_variables
+from sm_train.entrypoints.monitoring.failures import SETTLE_SECONDS, is_disconnection
 from sm_train.entrypoints.monitoring.heartbeat import (
     HeartbeatWriter,
     Phase,
     events_file,
     heartbeat_folder,
 )
-from sm_train.entrypoints.monitoring.start import heartbeat
+from sm_train.entrypoints.monitoring.start import heartbeat, watchdog
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
     from sm_train.entrypoints.training.evaluator import ValidationSet
     from sm_train.entrypoints.training.trainer import Trainer
 
+CAUSE_TIMEOUT = 3 * SETTLE_SECONDS
+"""Seconds in which the watchdog finds out why a peer is gone."""
+
 
 def main(arguments: list[str] | None = None) -> None:
     """Train the stage; exit with 0 when done or stopped, else with 1.
@@ -44,21 +49,24 @@ def main(arguments: list[str] | None = None) -> None:
     A failure writes its cause to SageMaker's failure file and logs it as an event.
     """
     paths = SageMakerPaths.from_environment()
-    try:
-        options = _parse_options(arguments)
-        config = read_job_config(options.document, options.stage)
-        adopt_mpi_variables()
-        _run_doctor(config, paths, options)
-        if not options.doctor_only:
-            with heartbeat(options.document, options.stage) as writer:
-                _train(config, paths, writer)
-    except Exception as error:
-        _report_failure(error, paths)
-        # Peers may wait in a collective forever: exit without a clean shutdown.
-        _exit_now(1)
-    # Destroying Gloo's process group can deadlock: it holds the GIL while it waits for its own
+    exit_code = 0
+    with contextlib.ExitStack() as watched:
+        try:
+            options = _parse_options(arguments)
+            config = read_job_config(options.document, options.stage)
+            adopt_mpi_variables()
+            _run_doctor(config, paths, options)
+            if not options.doctor_only:
+                watched.enter_context(watchdog(options.document, options.stage))
+                with heartbeat() as writer:
+                    _train(config, paths, writer)
+        except Exception as error:
+            _report_failure(error, paths)
+            exit_code = 1
+    # Exit without a clean shutdown: after a failure peers may wait in a collective forever, and
+    # destroying Gloo's process group can deadlock. It holds the GIL while it waits for its own
     # thread, which may wait for the GIL to release the last barrier (seen with PyTorch 2.13).
-    _exit_now(0)
+    _exit_now(exit_code)
 
 
 def _exit_now(code: int) -> NoReturn:
@@ -295,7 +303,10 @@ def _save_final_model(trainer: Trainer, *, is_main: bool) -> None:
 
 
 def _report_failure(error: Exception, paths: SageMakerPaths) -> None:
-    """Log the cause as an event; the first rank to fail also writes the failure file."""
+    """Log the cause as an event; the first rank to fail also writes the failure file.
+
+    A rank whose peer is gone waits for the watchdog to write it: the peer is the cause.
+    """
     cause = f"{type(error).__name__}: {error}"
     resources = ResourceConfig.read(paths)
     rank = int(os.environ.get("RANK", "0"))
@@ -303,6 +314,11 @@ def _report_failure(error: Exception, paths: SageMakerPaths) -> None:
         "error", f"rank {rank} failed: {cause}", code=type(error).__name__, message=cause
     )
     traceback.print_exc()
+    sys.stderr.flush()
+    if is_disconnection(cause):
+        deadline = time.monotonic() + CAUSE_TIMEOUT
+        while not paths.failure.exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
     paths.failure.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError), paths.failure.open("x") as file:
         file.write(f"rank {rank}: {cause}\n\n{traceback.format_exc()}")

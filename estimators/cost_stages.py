@@ -24,6 +24,10 @@ def cost_stages(config: RunConfig) -> list[CostStage]:
             max_steps=stage.max_steps,
             checkpoint_every=config.checkpoint.every_steps,
             checkpoints_kept=config.checkpoint.keep_last,
+            precision=config.training.precision,
+            sharding=stage.sharding,
+            activation_checkpointing=stage.activation_checkpointing,
+            compiled=config.training.compile,
             keep_alive_seconds=config.cluster.keep_alive_period or 0,
             speed=stated_speed(stage.steps_per_second, "the run file states it")
             if stage.steps_per_second

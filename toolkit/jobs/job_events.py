@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from sm_train.cost.actual_cost import FinishedJob
-from sm_train.cost.estimate import Purchase, hourly_price
+from sm_train.cost.estimate import billed_price
 from sm_train.cost.prices import PriceTable
 from sm_train.cost.timeline import Timeline, timeline
 from sm_train.toolkit.aws.cloudwatch_logs import search
@@ -38,7 +38,7 @@ def read_jobs(
                 instance_type=instance_type,
                 instances=count,
                 billable_seconds=job.billable_seconds(now),
-                price=hourly_price(instance_type, Purchase(job.region, job.capacity), prices),
+                price=billed_price(instance_type, job.region, job.capacity, prices),
                 timeline=line,
             )
         )
