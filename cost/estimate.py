@@ -34,7 +34,7 @@ CAPACITIES = ("on-demand", "spot", "warm-pool", "training-plan")
 SECONDS_PER_HOUR = 3600
 
 INSTANCE_PARTS = ("training", "start_up", "checkpoints", "evaluation", "restarts", "warm_pool")
-SERVICE_PARTS = ("storage", "requests", "logs")
+SERVICE_PARTS = ("storage", "uploads", "requests", "logs")
 
 
 @dataclass(frozen=True)
@@ -288,6 +288,8 @@ def _service_parts(
     if stage.parameters is not None:
         stored = None if billable is None else services.checkpoint_storage(stage, billable)
         parts["storage"] = stored
+        uploads = services.upload_cost(stage, assumed) or Decimal(0)
+        parts["uploads"] = uploads * int(stage.max_steps // checkpoint_steps(stage, assumed))
     if stage.images is not None:
         parts["requests"] = services.data_requests(stage, assumed)
     parts["logs"] = services.logs(stage, assumed)
@@ -299,25 +301,32 @@ def checkpoint_interval(
 ) -> CheckpointInterval | None:
     """Compare the configured checkpoint interval with the best one.
 
-    Both are judged by their waste: training × (blocking ÷ τ + failures per second × τ ÷ 2) for an
-    interval τ. None without failures, blocking or a known speed.
+    Both are judged by their waste: training × (c ÷ τ + failures per second × τ ÷ 2) for an interval
+    τ and the seconds c that a checkpoint costs: its blocking, and what its upload costs in S3 as
+    seconds of the cluster. The best one lasts until a checkpoint is complete, at least, and as long
+    as the stage, at most. None without failures, blocking or a known speed.
     """
     stage, training = one.stage, one.seconds.training
     rate = failures_per_second(stage, purchase, assumed)
     blocking = services.blocking_seconds(stage, assumed)
     if training is None or not rate or not blocking:
         return None
+    cluster = _dollars_per_second(one, one.price.usd_per_instance_hour)
+    upload = float(services.upload_cost(stage, assumed) or 0)
+    cost = blocking + (upload / cluster if cluster else 0.0)
 
     def waste(interval: float) -> float:
-        return training * (blocking / interval + rate * interval / 2)
+        return training * (cost / interval + rate * interval / 2)
 
     configured = interval_seconds(stage, assumed, training)
-    best = min(daly_interval(blocking, 1 / rate), training)
+    least = services.background_seconds(stage, assumed)
+    best = min(max(daly_interval(cost, 1 / rate), least), training)
+    steps = min(stage.max_steps, max(1, round(best / training * stage.max_steps)))
     extra = max(0.0, waste(configured) - waste(best))
     return CheckpointInterval(
         seconds=configured,
         best_seconds=best,
-        best_steps=max(1, round(best / training * stage.max_steps)),
+        best_steps=steps,
         extra=_dollars(extra, stage, one.price),
     )
 

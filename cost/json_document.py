@@ -196,8 +196,12 @@ def _blocking(priced: Estimate) -> str:
     source = assumed.source("checkpoint_blocking_seconds")
     if assumed.checkpoint_blocking_seconds is None:
         rate = assumed.checkpoint_bytes_per_second
-        source = f"16 bytes per parameter at {rate / 1e9:.2g} GB/s, measured with Accelerate"
-    return f"checkpoints: each pauses training for {' or '.join(known)} s ({source})"
+        source = (
+            "each GPU copies its share of 16 bytes per parameter to host memory at "
+            f"{rate / 1e9:.2g} GB/s ({assumed.source('checkpoint_bytes_per_second')}), overlapped "
+            "with the next step; the overlap is measured by benchmarks/checkpoint.py"
+        )
+    return f"checkpoints: each delays training by {' or '.join(known)} s ({source})"
 
 
 def _checkpoint_intervals(priced: Estimate) -> list[str]:

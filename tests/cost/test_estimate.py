@@ -14,6 +14,7 @@ from sm_train.cost.estimate import Purchase, estimate
 from sm_train.cost.instances import UnknownInstanceTypeError, instance_type, instance_types
 from sm_train.cost.json_document import as_document
 from sm_train.cost.prices import SAVINGS_PLANS, PriceRow, PriceTable, shipped_prices
+from sm_train.cost.services import blocking_seconds
 from sm_train.cost.stage import CostStage
 from sm_train.cost.throughput import stated_speed
 
@@ -107,11 +108,16 @@ def test_warm_pool_and_evaluation_are_billed() -> None:
 def test_checkpoint_blocking_follows_bytes_or_the_stated_seconds() -> None:
     known = replace(BRIA, parameters=10**9)
     hour = 4 * 31.5641075
-    # 550 checkpoints of 16 GB at 0.51 GB/s; three of them are kept while the stage runs.
+    # 550 checkpoints: 32 GPUs copy 0.5 GB each in 50 ms, overlapped with a step of 556 ms.
     part = document(known)["stages"][0]["breakdown_usd"]
-    assert part["checkpoints"] == pytest.approx(550 * 16 / 0.51 / 3600 * hour)
+    assert part["checkpoints"] == pytest.approx(550 * (0.005 + 0.17 * 0.05) / 3600 * hour)
     months = document(known)["stages"][0]["billable_seconds"] / (365 * 86400 / 12)
     assert part["storage"] == pytest.approx(3 * 16 * months * 0.023)
+    # 60 parts of 8 MiB for each rank, begun and completed; manifest and marker.
+    assert part["uploads"] == pytest.approx(550 * (32 * 62 + 2) * 0.000005)
+    # 8 GPUs copy 2 GB each in 0.2 s, of which a step at 20 it/s hides 50 ms.
+    slow = replace(known, instances=1, speed=stated_speed(20, "given"))
+    assert blocking_seconds(slow, Assumptions()) == pytest.approx(0.005 + 0.17 * 0.05 + 0.15)
     stage_document = document(known, assumed=Assumptions(checkpoint_blocking_seconds=2))["stages"][
         0
     ]
@@ -120,6 +126,37 @@ def test_checkpoint_blocking_follows_bytes_or_the_stated_seconds() -> None:
     assert interval["configured_seconds"] == pytest.approx(1000 / 1.8)
     assert interval["best_seconds"] > interval["configured_seconds"]
     assert interval["configured_extra_usd"] > 0
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.integers(1, 10**6),
+    st.integers(1, 2 * 10**6),
+    st.floats(0.05, 50),
+    st.integers(10**6, 2 * 10**10),
+    st.sampled_from([1e-9, 1e-5, 1e-2]),
+)
+def test_recommended_interval_lies_within_the_stage(
+    max_steps: int, every: int, its: float, parameters: int, rate: float
+) -> None:
+    stage = replace(
+        BRIA,
+        max_steps=max_steps,
+        checkpoint_every=every,
+        parameters=parameters,
+        flops_per_image=None,
+        speed=stated_speed(its, "given"),
+    )
+    assumed = Assumptions(failures_per_gpu_hour=rate)
+    try:
+        found = document(stage, assumed=assumed)["stages"][0]["checkpoint_interval"]
+    except ValueError:  # no progress between failures
+        return
+    assert 1 <= found["best_steps"] <= max_steps
+    assert found["best_seconds"] <= max_steps / its * (1 + 1e-9)
+    # A shorter interval would start a checkpoint before the last one is in S3.
+    least = min(16 * parameters / 4 / 0.5e9, max_steps / its)
+    assert found["best_seconds"] >= least * (1 - 1e-9)
 
 
 def test_requests_per_image_and_logs_per_step() -> None:

@@ -56,6 +56,7 @@ _BREAKDOWN = (
     "restarts",
     "warm_pool",
     "storage",
+    "uploads",
     "requests",
     "logs",
 )

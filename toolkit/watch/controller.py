@@ -127,6 +127,15 @@ def cause_of_failure(session: boto3.Session, job: TrainingJob) -> Cause:
     return Cause(diagnosis.cause, f"failed: {diagnosis.title} ({reason})", retryable)
 
 
+def failed_on_infrastructure(session: boto3.Session, job: TrainingJob) -> bool:
+    """Return whether hardware or AWS failed the job: another job may succeed without a change.
+
+    A job that got no instances has not run on any.
+    """
+    cause = cause_of_failure(session, job)
+    return cause.retryable and cause.code != "capacity"
+
+
 def _start(session: boto3.Session, state: RunState, action: StartJob) -> str | None:
     """Start the job and describe it; None if inputs were copied first and the state may be old."""
     try:

@@ -278,6 +278,23 @@ def test_jobs_are_ranked_only_where_comparable() -> None:
     documents[2]["steps_per_second"] = 1.8021
     rows = dict(comparison_table.table(documents[::2]))["Speed"]
     assert [(cell.text, cell.rank) for cell in rows[0].cells] == [("1.8", None)] * 2
+
+
+def test_values_that_look_the_same_get_the_same_badge() -> None:
+    documents = as_document(Review((healthy(1), healthy(2), stalled())))["jobs"]
+    for document, goodput in zip(documents, (0.9701, 0.9699, 0.8), strict=True):
+        document["goodput"] = goodput
+    [row] = [
+        row
+        for _, rows in comparison_table.table(documents)
+        for row in rows
+        if row.label == "goodput"
+    ]
+    assert [(cell.text, cell.rank) for cell in row.cells] == [
+        ("97.0%", "best"),
+        ("97.0%", "best"),
+        ("80.0%", "worst"),
+    ]
     single = comparison_table.table(documents[:1])
     assert {cell.rank for _, rows in single for row in rows for cell in row.cells} == {None}
     assert "GPU utilization" in comparison_table.unknown(documents[2])
