@@ -26,7 +26,7 @@ README_STATEMENTS = {
     "images and captions →": "Packing on Processing builds the same shards",
     "index existing WebDataset shards": "Every S3 request expects the bucket's owner",
     "CloudWatch alarms for a run": "Alarms report lost heartbeats and full disks",
-    "least-privilege IAM policies": "The laptop's policy allows what the commands call, and no more",
+    "least-privilege IAM": "The laptop's policy allows what the commands call, and no more",
     "templates for packing and watching": "Packing in Lambda packs each image once",
     "What works on AWS itself": "The canary's report states what worked",
     "what only AWS can prove": "The canary's report states what worked",

@@ -111,14 +111,16 @@ def _cheapest(
     priced = []
     for one in instance_types():
         price = _hourly_usd(one.name, region)
-        if price is not None and one.supports_efa == with_efa:
+        # bf16 came with Ampere: the newest images no longer support all older GPUs.
+        usable = one.trains and one.bf16_tflops is not None
+        if price is not None and usable and one.supports_efa == with_efa:
             priced.append((price, one.name))
     for _, one_name in [*sorted(priced), (0.0, config.cluster.instance_type)]:
         try:
             candidate = _canary_config(config, stage, name, one_name)
             [launch] = _launches(candidate, candidate.stages, region)
         except (ValidationError, UserError):
-            continue  # such as a Trainium type, or an image without its drivers
+            continue  # such as hybrid_shard on a single GPU
         if (launch.route, launch.image) == (wanted.route, wanted.image):
             return candidate, launch
     raise UserError(f"{stage.name}: no instance type starts by {wanted.route} in {region}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sm_train.cost.instances import instance_type
 from sm_train.estimators.config.load import load_run
 from sm_train.toolkit.doctor.canary_report import FACT_CODES
 from sm_train.toolkit.doctor.canary_run import derive_canary
@@ -196,7 +198,7 @@ def test_price_is_shown_and_confirmed_first(cli: Cli, training: Training, tmp_pa
     options = {"network": "loopback", "env": training.aws.environment}
     declined = cli("doctor", run, "--canary", stdin="n\n", **options)
     assert declined.returncode == 130
-    assert "two jobs on 2 × ml.g5.12xlarge in us-east-1, by torchrun" in declined.stderr
+    assert re.search(r"two jobs on 2 × ml\.g\S+ in us-east-1, by torchrun", declined.stderr)
     assert training.aws.bodies("CreateTrainingJob") == []
     dry = cli("doctor", run, "--canary", "--dry-run")
     assert dry.returncode == 0, dry.stderr
@@ -239,19 +241,21 @@ def derive(tmp_path: Path, instance: str | None = None, **changes: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("cluster", "expected"),
+    ("cluster", "efa", "max_usd"),
     [
-        ({"instance_type": "ml.p5.48xlarge"}, "ml.g5.12xlarge"),  # the cheapest with EFA
-        ({"instance_type": "ml.g5.2xlarge"}, "ml.g5.xlarge"),  # without
-        ({"instance_type": "ml.p4de.24xlarge", "backend": "smddp"}, "ml.p4d.24xlarge"),
+        ({"instance_type": "ml.p5.48xlarge"}, True, 8),
+        ({"instance_type": "ml.g5.2xlarge"}, False, 2),
+        ({"instance_type": "ml.p4de.24xlarge", "backend": "smddp"}, True, 30),
     ],
 )
-def test_canary_runs_on_the_cheapest_instances_of_the_route(
-    tmp_path: Path, cluster: dict[str, Any], expected: str
+def test_canary_runs_on_cheap_instances_of_the_same_route_and_network(
+    tmp_path: Path, cluster: dict[str, Any], efa: bool, max_usd: float
 ) -> None:
     derived = derive(tmp_path, cluster=cluster)
-    assert derived.config.cluster.instance_type == expected
+    assert instance_type(derived.config.cluster.instance_type).supports_efa == efa
+    assert derived.cost_usd < max_usd
     assert derived.stage.instances == 2
+    assert derived.launch.route == ("smddp" if "backend" in cluster else "torchrun")
 
 
 @pytest.mark.parametrize("sharding", ["full_shard", "hybrid_shard"])
@@ -273,7 +277,7 @@ def test_canary_of_every_preset_is_a_valid_run(tmp_path: Path, preset: str, shar
 
 
 def test_instance_type_of_another_route_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"ml\.g5\.xlarge starts by torchrun, but 256px by smddp"):
+    with pytest.raises(UserError, match=r"--instance-type: backend: smddp does not run on ml\.g5"):
         derive(
             tmp_path,
             "ml.g5.xlarge",
