@@ -105,8 +105,8 @@ def test_status_needs_only_the_runs_name(laptop: Laptop) -> None:
     assert stage_status["max_steps"] == 1000
     assert stage_status["remaining_seconds"] == pytest.approx(300)
     rate = 4 * 31.5641075 / 3600
-    assert document["spent_usd"] == pytest.approx(600 * rate, rel=0.02)
-    assert document["projected_usd"] == pytest.approx(900 * rate, rel=0.02)
+    assert document["spent_usd"] == pytest.approx(600 * rate, rel=0.1)
+    assert document["projected_usd"] == pytest.approx(900 * rate, rel=0.1)
     table = laptop("status", FIRST).stdout
     assert "training" in table
     assert "sm-train watch demo" in table
