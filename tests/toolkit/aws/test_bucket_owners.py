@@ -28,6 +28,8 @@ def test_bucket_of_another_account_is_rejected_with_one_line(
     assert "account 123456789012 does not own the bucket" in line
     assert "bucket_owners" in line
     assert aws.bodies("CreateTrainingJob") == []
+    checked = cli("check", tmp_path / "run.yaml", network="loopback", env=aws.environment)
+    assert "if it is not account 123456789012" in " ".join(checked.stderr.split())
     stored = aws.client("s3").list_objects_v2(Bucket="my-bucket")["Contents"]
     assert {entry["Key"] for entry in stored} == SHARDS.keys(), "nothing was uploaded"
 
