@@ -38,8 +38,8 @@ from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.distributed.local_shard import LocalShard
 from torch import Tensor
 
-AllGatherObject = Callable[[list[Any]], list[Any]]
-"""Concatenates a list of every rank; the result is the same on all."""
+AllGatherObject = Callable[[Any], list[Any]]
+"""Returns the value of every rank, in rank order."""
 
 
 class HostStaging:
@@ -194,7 +194,7 @@ class AsyncCheckpointer:
         error = pending.files.exception()
         # Each rank contributes the list of its files or, as a string, the reason of its failure.
         outcome = pending.files.result() if error is None else _describe(error)
-        outcomes = self._all_gather([outcome])
+        outcomes = self._all_gather(outcome)
         failures = [outcome for outcome in outcomes if isinstance(outcome, str)]
         all_files = [file for files in outcomes if isinstance(files, list) for file in files]
         if not failures and self._rank.local_main:

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list, gather_object
 from sm_train.entrypoints.checkpointing import manifest
 from sm_train.entrypoints.checkpointing.async_checkpointer import AsyncCheckpointer, CheckpointRank
 from sm_train.entrypoints.common.checkpoint_layout import SAMPLER_FILE
@@ -25,6 +24,7 @@ from sm_train.entrypoints.data.loader import Loader
 from sm_train.entrypoints.data.shard_catalog import DataRank, ShardCatalog
 from sm_train.entrypoints.distributed import fsdp
 from sm_train.entrypoints.distributed.local_shard import full_tensor
+from sm_train.entrypoints.distributed.object_exchange import all_gather
 from sm_train.entrypoints.models.builder import ModelComponents
 from sm_train.entrypoints.models.objectives import loss
 from sm_train.entrypoints.monitoring.heartbeat import HeartbeatWriter, Phase
@@ -131,7 +131,7 @@ class Trainer:
             fingerprint=self.state.fingerprint,
             keep=self.config.checkpoint.keep_last,
             events=self.events,
-            all_gather=gather_object,
+            all_gather=all_gather,
             background=self.state.background,
         )
 
@@ -300,7 +300,7 @@ class Trainer:
         checkpoint = self._broadcast_latest_checkpoint() if allowed else None
         if checkpoint is None:
             nonfinite = self.metrics.last_nonfinite_loss
-            samples = gather_object([nonfinite] if nonfinite else [])
+            samples = [sample for sample in all_gather(nonfinite) if sample]
             listed = "; ".join(samples[:MAX_LISTED])
             raise DivergedError(
                 f"{skipped} steps in a row had no finite gradient, up to step {step}"
@@ -324,12 +324,10 @@ class Trainer:
         def log_skip(folder: Path, reason: str) -> None:
             self.events.warn("checkpoint-skipped", f"{folder.name} is skipped: {reason}")
 
-        choice: list[manifest.CheckpointInfo | None] = [None]
+        checkpoint: manifest.CheckpointInfo | None = None
         if self.accelerator.is_main_process:
-            choice[0] = manifest.latest_complete(self.paths.checkpoints, log_skip)
-        if self.accelerator.num_processes > 1:
-            broadcast_object_list(choice)
-        checkpoint = choice[0]
+            checkpoint = manifest.latest_complete(self.paths.checkpoints, log_skip)
+        checkpoint = all_gather(checkpoint)[0]
         if checkpoint is None:
             return None
         # Each node has its own copy of the shared prefix, below its own path.
