@@ -27,6 +27,7 @@ from sm_train.entrypoints.distributed.rendezvous import (
     join,
     wait_for_nodes,
 )
+from sm_train.entrypoints.monitoring.start import wait_for_watchdog
 
 _HYPERPARAMETERS = Path("/opt/ml/input/config/hyperparameters.json")
 """Where SageMaker writes the request's hyperparameters; all values are strings."""
@@ -98,7 +99,10 @@ def main(arguments: list[str]) -> int:
         os.environ.update(compat.environment)
         node = ResourceConfig.read(SageMakerPaths.from_environment()).node_rank
         EventLog(node=node, rank=0).warn("cuda-compat", compat.message)
-    return subprocess.call(torchrun(os.environ, [*arguments, *hyperparameters()]))
+    process = subprocess.Popen(torchrun(os.environ, [*arguments, *hyperparameters()]))
+    code = process.wait()
+    wait_for_watchdog(process.pid)
+    return code
 
 
 if __name__ == "__main__":

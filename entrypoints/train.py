@@ -11,17 +11,19 @@ import contextlib
 import os
 import shutil
 import sys
+import time
 import traceback
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from sm_train.entrypoints.common.checkpoint_layout import FINAL_MODEL
+from sm_train.entrypoints.common.checkpoint_layout import FINAL_MODEL, UPLOAD_NOTES
 from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.job_config import JOB_FILE, JobConfig, read_job_config
 from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig, SageMakerPaths
 from sm_train.entrypoints.distributed.backend import adopt_mpi_variables
+from sm_train.entrypoints.monitoring.failures import SETTLE_SECONDS, is_disconnection
 from sm_train.entrypoints.monitoring.heartbeat import (
     ExitState,
     HeartbeatWriter,
@@ -29,7 +31,7 @@ from sm_train.entrypoints.monitoring.heartbeat import (
     events_file,
     heartbeat_folder,
 )
-from sm_train.entrypoints.monitoring.start import heartbeat
+from sm_train.entrypoints.monitoring.start import heartbeat, watchdog
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -39,6 +41,9 @@ if TYPE_CHECKING:
     from sm_train.entrypoints.training.evaluator import ValidationSet
     from sm_train.entrypoints.training.trainer import Trainer
 
+CAUSE_TIMEOUT = 3 * SETTLE_SECONDS
+"""Seconds in which the watchdog finds out why a peer is gone."""
+
 
 def main(arguments: list[str] | None = None) -> None:
     """Train the stage; exit with 0 when done or stopped, else with 1.
@@ -46,21 +51,24 @@ def main(arguments: list[str] | None = None) -> None:
     A failure writes its cause to SageMaker's failure file and logs it as an event.
     """
     paths = SageMakerPaths.from_environment()
-    try:
-        options = _parse_options(arguments)
-        config = read_job_config(options.document, options.stage)
-        adopt_mpi_variables()
-        _run_doctor(config, paths, options)
-        if not options.doctor_only:
-            with heartbeat(options.document, options.stage) as writer:
-                _train(config, paths, writer)
-    except Exception as error:
-        _report_failure(error, paths)
-        # Peers may wait in a collective forever: exit without a clean shutdown.
-        _exit_now(1)
-    # Destroying Gloo's process group can deadlock: it holds the GIL while it waits for its own
+    exit_code = 0
+    with contextlib.ExitStack() as watched:
+        try:
+            options = _parse_options(arguments)
+            config = read_job_config(options.document, options.stage)
+            adopt_mpi_variables()
+            _run_doctor(config, paths, options)
+            if not options.doctor_only:
+                watched.enter_context(watchdog(options.document, options.stage))
+                with heartbeat() as writer:
+                    _train(config, paths, writer)
+        except Exception as error:
+            _report_failure(error, paths)
+            exit_code = 1
+    # Exit without a clean shutdown: after a failure peers may wait in a collective forever, and
+    # destroying Gloo's process group can deadlock. It holds the GIL while it waits for its own
     # thread, which may wait for the GIL to release the last barrier (seen with PyTorch 2.13).
-    _exit_now(0)
+    _exit_now(exit_code)
 
 
 def _end_hanging_job(paths: SageMakerPaths, writer: HeartbeatWriter, message: str) -> None:
@@ -283,7 +291,7 @@ def _run(trainer: Trainer, writer: HeartbeatWriter, stop: StopSignal) -> None:
 
 
 def _save_final_model(trainer: Trainer, *, is_main: bool) -> None:
-    """Save the model twice: for SageMaker's model.tar.gz, and for the next stage.
+    """Save the model twice: for SageMaker's model output, and for the next stage.
 
     SageMaker packs the model folder under a key that contains the job's name. The next stage reads
     the copy below the checkpoints' prefix, which is known before the job has a name.
@@ -302,11 +310,15 @@ def _save_final_model(trainer: Trainer, *, is_main: bool) -> None:
     shutil.copytree(paths.model, final, dirs_exist_ok=True)
     if (doctor_results := paths.checkpoints / "doctor").is_dir():
         # The next stage's doctor compares with the results on these instances.
-        shutil.copytree(doctor_results, final / "doctor", dirs_exist_ok=True)
+        ignore = shutil.ignore_patterns(UPLOAD_NOTES)
+        shutil.copytree(doctor_results, final / "doctor", ignore=ignore, dirs_exist_ok=True)
 
 
 def _report_failure(error: Exception, paths: SageMakerPaths) -> None:
-    """Log the cause as an event; the first rank to fail also writes the failure file."""
+    """Log the cause as an event; the first rank to fail also writes the failure file.
+
+    A rank whose peer is gone waits for the watchdog to write it: the peer is the cause.
+    """
     cause = f"{type(error).__name__}: {error}"
     resources = ResourceConfig.read(paths)
     rank = int(os.environ.get("RANK", "0"))
@@ -314,6 +326,11 @@ def _report_failure(error: Exception, paths: SageMakerPaths) -> None:
         "error", f"rank {rank} failed: {cause}", code=type(error).__name__, message=cause
     )
     traceback.print_exception(error)
+    sys.stderr.flush()
+    if is_disconnection(cause):
+        deadline = time.monotonic() + CAUSE_TIMEOUT
+        while not paths.failure.exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
     paths.failure.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError), paths.failure.open("x") as file:
         file.write(f"rank {rank}: {cause}\n\n{''.join(traceback.format_exception(error))}")

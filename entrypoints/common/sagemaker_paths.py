@@ -40,7 +40,7 @@ class SageMakerPaths:
 
     @property
     def model(self) -> Path:
-        """Packed into model.tar.gz when the job succeeds."""
+        """Uploaded to S3 when the job succeeds."""
         return self.base / "model"
 
     @property
@@ -78,7 +78,8 @@ class ResourceConfig:
         document = json.loads(path.read_text(encoding="utf-8"))
         return cls(
             document["current_host"],
-            tuple(document["hosts"]),
+            # AWS sorts them, and its own launchers sort them again: every node must agree on ranks.
+            tuple(sorted(document["hosts"])),
             document.get("current_instance_type"),
         )
 

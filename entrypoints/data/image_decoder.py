@@ -12,7 +12,7 @@ white. The EXIF orientation is applied.
 from __future__ import annotations
 
 import threading
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,14 +20,14 @@ import numpy as np
 import simplejpeg
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageFile, ImageOps
+from PIL import Image, ImageFile
 from sm_train.entrypoints.common.rng import random_below
 from sm_train.entrypoints.data.image_header import (
     DecodeError,
+    ImageHeader,
     corrupt_image_error,
-    is_jpeg,
-    jpeg_orientation,
     open_image,
+    read_header,
 )
 from torch import Tensor
 
@@ -85,31 +85,26 @@ class DecodeSpec:
 
 def _decode(content: bytes | memoryview, spec: DecodeSpec) -> tuple[Pixels, int]:
     """Return pixels (H, W, 3) as stored, and the EXIF orientation that is left to apply."""
-    if is_jpeg(content):
-        orientation = jpeg_orientation(content)
-        try:
-            pixels = _decode_jpeg(content, spec, is_transposed=orientation >= 5)
-        except (ValueError, KeyError):
-            # Damaged, or merely unusual: Pillow can distinguish the two.
-            pixels = None
-        if pixels is not None:
-            return pixels, orientation
-    return _decode_with_pillow(content), 1
+    header = read_header(content)
+    _check_pixel_count(header.height, header.width)
+    pixels = None
+    if header.is_scalable and header.components != 4:  # four are CMYK, which needs a conversion
+        # An error of libjpeg-turbo: damaged, or merely unusual. Pillow can distinguish the two.
+        with suppress(ValueError, KeyError):
+            pixels = _decode_jpeg(content, header, spec)
+    if pixels is None:
+        pixels = _decode_with_pillow(content)
+    return pixels, header.orientation
 
 
-def _decode_jpeg(
-    content: bytes | memoryview, spec: DecodeSpec, *, is_transposed: bool
-) -> Pixels | None:
-    """Decode a JPEG as small as ``spec`` allows; None for a color space without RGB conversion.
+def _decode_jpeg(content: bytes | memoryview, header: ImageHeader, spec: DecodeSpec) -> Pixels:
+    """Decode a JPEG as small as ``spec`` allows.
 
     Raises:
         ValueError: libjpeg-turbo rejects the image.
-        DecodeError: it has too many pixels.
     """
-    height, width, color_space, _ = simplejpeg.decode_jpeg_header(content)
-    _check_pixel_count(height, width)
-    if color_space in ("CMYK", "YCCK"):
-        return None
+    height, width = header.height, header.width
+    is_transposed = header.orientation >= 5
     needed = (spec.width, spec.height) if is_transposed else (spec.height, spec.width)
     factor = 8
     while factor > 1 and not _covers(-(-height // factor), -(-width // factor), *needed):
@@ -167,12 +162,12 @@ def _buffer(size: int) -> NDArray[np.uint8] | None:
 
 
 def _decode_with_pillow(content: bytes | memoryview) -> Pixels:
-    """Decode an image of any format: RGB pixels (H, W, 3), upright."""
+    """Decode an image of any format: RGB pixels (H, W, 3) as stored."""
     ImageFile.LOAD_TRUNCATED_IMAGES = False  # other code in the process may have set it
     with open_image(content) as image, _one_at_a_time_if_large(image.width * image.height):
         _check_pixel_count(image.height, image.width)
         try:
-            return np.array(_to_rgb(ImageOps.exif_transpose(image)))
+            return np.array(_to_rgb(image))
         except (MemoryError, DecodeError):
             raise
         except Exception as error:  # Pillow raises almost anything: SyntaxError, struct.error …

@@ -1,14 +1,66 @@
-"""Reads format, size and orientation of an image file without decoding it."""
+"""Reads format, size and orientation of an image file without decoding it.
+
+JPEG, PNG and WebP headers are parsed here, in Python: a damaged file then cannot crash the
+process, and packing and loading always agree on an image's size and orientation.
+"""
 
 from __future__ import annotations
 
 import io
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
 
-import simplejpeg
 from PIL import Image, UnidentifiedImageError
+
+Content = bytes | memoryview
 
 _ORIENTATION_TAG = 0x0112
 """EXIF's tag of the orientation."""
+
+_FRAME_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+"""JPEG's start-of-frame markers; the three others define tables or are reserved (T.81, B.1.1.3)."""
+
+_SCALABLE_FRAMES = frozenset({0xC0, 0xC1, 0xC2, 0xC9, 0xCA})
+"""Frames of DCT blocks, sequential or progressive, which a decoder can reconstruct at a smaller
+size. A lossless frame (SOF3) has no blocks: libjpeg-turbo before 3.1.4.1 writes it unscaled, beyond
+the end of a buffer for the scaled image (its change log, 3.1.4.1, item 1)."""
+
+_EXIF_PREFIX = b"Exif\0\0"
+_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+_FILE_KINDS: tuple[tuple[int, bytes, str], ...] = (
+    (0, b"GIF8", "GIF"),
+    (0, b"BM", "BMP"),
+    (0, b"II*\0", "TIFF"),
+    (0, b"MM\0*", "TIFF"),
+    (0, b"II+\0", "TIFF"),
+    (0, b"MM\0+", "TIFF"),
+    (0, b"\0\0\0\x0cjP  \r\n\x87\n", "JPEG 2000"),
+    (0, b"\xff\x4f\xff\x51", "JPEG 2000"),
+    (0, b"\0\0\0\x0cJXL \r\n\x87\n", "JPEG XL"),
+    (0, b"\xff\x0a", "JPEG XL"),
+    (4, b"ftypavif", "AVIF"),
+    (4, b"ftypavis", "AVIF"),
+    (4, b"ftyphei", "HEIC"),
+    (4, b"ftyphev", "HEIC"),
+    (4, b"ftypmif1", "HEIC"),
+    (4, b"ftypmsf1", "HEIC"),
+    (4, b"ftyp", "MP4"),
+    (0, b"8BPS", "PSD"),
+    (0, b"%PDF", "PDF"),
+    (0, b"\0\0\1\0", "ICO"),
+    (0, b"qoif", "QOI"),
+    (0, b"<svg", "SVG"),
+    (0, b"<?xml", "SVG or other XML"),
+    (0, b"<!DOCTYPE", "HTML"),
+    (0, b"<!doctype", "HTML"),
+    (0, b"<html", "HTML"),
+    (0, b"PK\3\4", "ZIP"),
+    (0, b"\x1f\x8b", "gzip"),
+)
+"""Offset, content and name of the signatures of other file formats; the first match counts."""
 
 
 class DecodeError(ValueError):
@@ -17,53 +69,186 @@ class DecodeError(ValueError):
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
         self.reason = reason
+        self.detail = detail
+
+    def __reduce__(self) -> tuple[type[DecodeError], tuple[str, str]]:
+        return type(self), (self.reason, self.detail)
 
 
-def image_size(content: bytes | memoryview) -> tuple[int, int]:
+@dataclass(frozen=True)
+class ImageHeader:
+    """An image's format and its size in pixels as stored, before EXIF rotation.
+
+    ``orientation`` is EXIF's, 1 to 8; 1 if there is none that can be read. ``components`` are a
+    JPEG's channels. ``is_scalable`` is true for a JPEG that can be decoded at a smaller size.
+    """
+
+    format: Literal["jpeg", "png", "webp"]
+    height: int
+    width: int
+    orientation: int
+    components: int = 0
+    is_scalable: bool = False
+
+    @property
+    def displayed_size(self) -> tuple[int, int]:
+        """Height and width with the orientation applied: 5 to 8 swap the sides."""
+        if self.orientation >= 5:
+            return self.width, self.height
+        return self.height, self.width
+
+
+def read_header(content: Content) -> ImageHeader:
+    """Return an image's header.
+
+    A PNG may carry its orientation after the pixels; ``content`` that ends before it has none.
+
+    Raises:
+        DecodeError: the content is not a JPEG, PNG or WebP, or its header is damaged.
+    """
+    if bytes(content[:3]) == b"\xff\xd8\xff":
+        return _jpeg_header(content)
+    if is_png(content):
+        return _png_header(content)
+    if bytes(content[:4]) == b"RIFF" and bytes(content[8:12]) == b"WEBP":
+        return _webp_header(content)
+    kind = file_kind(content)
+    if kind is not None:
+        raise DecodeError("image-kind", f"{kind}; not JPEG, PNG or WebP")
+    raise DecodeError("image-corrupt", "not a JPEG, PNG or WebP")
+
+
+def image_size(content: Content) -> tuple[int, int]:
     """Return height and width in pixels after EXIF rotation, from the header alone.
 
     Raises:
-        DecodeError: the content is not a JPEG, PNG or WebP.
+        DecodeError: the content is not a JPEG, PNG or WebP, or its header is damaged.
     """
-    if is_jpeg(content):
-        height, width = jpeg_size(content)
-        return (width, height) if jpeg_orientation(content) >= 5 else (height, width)
-    with open_image(content) as image:
-        is_transposed = exif_orientation(image.info.get("exif", b"")) >= 5
-        return (image.width, image.height) if is_transposed else (image.height, image.width)
+    return read_header(content).displayed_size
 
 
-def is_jpeg(content: bytes | memoryview) -> bool:
-    """Return whether the content starts like a JPEG."""
-    return bytes(content[:3]) == b"\xff\xd8\xff"
+def is_png(content: Content) -> bool:
+    """Return whether the content starts like a PNG."""
+    return bytes(content[:8]) == _PNG_SIGNATURE
 
 
-def jpeg_size(content: bytes | memoryview) -> tuple[int, int]:
-    """Return height and width of a JPEG as stored, before EXIF rotation.
+def file_kind(content: Content) -> str | None:
+    """Return the name of another file format that the content starts like; None if unknown."""
+    head = bytes(content[:32]).lstrip() if bytes(content[:1]).isspace() else bytes(content[:32])
+    for offset, signature, kind in _FILE_KINDS:
+        if head[offset : offset + len(signature)] == signature:
+            return kind
+    return None
 
-    Raises:
-        DecodeError: the header is damaged.
+
+def _damaged(detail: str) -> DecodeError:
+    return DecodeError("image-corrupt", detail)
+
+
+# ------------------------------------------------------------------------------------ JPEG
+
+
+def _jpeg_header(content: Content) -> ImageHeader:
+    orientation = 1
+    for marker, start, stop in _jpeg_segments(content):
+        if marker == 0xE1 and orientation == 1:
+            block = bytes(content[start:stop])
+            if block.startswith(_EXIF_PREFIX):
+                orientation = exif_orientation(block)
+        if marker in _FRAME_MARKERS:
+            if stop - start < 6 or stop > len(content):
+                raise _damaged("the frame header is cut short")
+            height, width, components = struct.unpack(">HHB", content[start + 1 : start + 6])
+            if not height or not width:
+                raise _damaged(f"{width} × {height} pixels")
+            is_scalable = marker in _SCALABLE_FRAMES
+            return ImageHeader("jpeg", height, width, orientation, components, is_scalable)
+    raise _damaged("no frame header")
+
+
+def _jpeg_segments(content: Content) -> Iterator[tuple[int, int, int]]:
+    """Yield marker, start and stop of the segments' contents, up to the first scan.
+
+    A segment is 0xFF, its marker, and a big-endian length of two bytes, which counts itself. Any
+    number of 0xFF may precede a marker. Other bytes between segments are damage: a tolerant decoder
+    might see other segments behind them than these, so nothing after them counts.
     """
-    try:
-        height, width, _, _ = simplejpeg.decode_jpeg_header(content, strict=False)
-    except ValueError as error:
-        raise corrupt_image_error(error) from None
-    except KeyError:  # simplejpeg looks up a color space that a truncated header does not have
-        raise DecodeError("image-corrupt", "the header is cut short") from None
-    return height, width
-
-
-def jpeg_orientation(content: bytes | memoryview) -> int:
-    """Return the EXIF orientation of a JPEG, 1 to 8; 1 if it has none."""
     offset = 2  # after the start-of-image marker
-    # A segment is 0xFF, its marker, and two bytes of length, big-endian, which count themselves.
-    # Markers from 0xE0 on are application segments, which come first; EXIF is in 0xE1 (APP1).
-    while len(content) >= offset + 10 and content[offset] == 0xFF and content[offset + 1] >= 0xE0:
-        end = offset + 2 + content[offset + 2] * 256 + content[offset + 3]
-        if content[offset + 1] == 0xE1 and content[offset + 4 : offset + 10] == b"Exif\0\0":
-            return exif_orientation(bytes(content[offset + 4 : end]))
-        offset = end
-    return 1
+    while offset + 4 <= len(content) and content[offset] == 0xFF:
+        marker = content[offset + 1]
+        if marker == 0xFF:
+            offset += 1
+            continue
+        if marker < 0xC0 or 0xD0 <= marker <= 0xDA:  # no length, or a scan before any frame
+            return
+        length = content[offset + 2] << 8 | content[offset + 3]
+        if length < 2:
+            return
+        yield marker, offset + 4, offset + 2 + length
+        offset += 2 + length
+
+
+# ------------------------------------------------------------------------------------ PNG, WebP
+
+
+def _png_header(content: Content) -> ImageHeader:
+    # A chunk is a big-endian length, four letters, the content and a checksum of four bytes.
+    if len(content) < 33 or bytes(content[12:16]) != b"IHDR":
+        raise _damaged("the header is cut short")
+    width, height = struct.unpack(">II", content[16:24])
+    if not height or not width:
+        raise _damaged(f"{width} × {height} pixels")
+    orientation, offset = 1, 33
+    while offset + 8 <= len(content):
+        (length,) = struct.unpack(">I", content[offset : offset + 4])
+        kind = bytes(content[offset + 4 : offset + 8])
+        if kind == b"eXIf":
+            orientation = exif_orientation(bytes(content[offset + 8 : offset + 8 + length]))
+        if kind in (b"eXIf", b"IEND"):
+            break
+        offset += 12 + length
+    return ImageHeader("png", height, width, orientation)
+
+
+def _webp_header(content: Content) -> ImageHeader:
+    # A chunk is four letters, a little-endian length and the content, padded to an even length.
+    # https://developers.google.com/speed/webp/docs/riff_container, read November 2026.
+    size, orientation, offset = None, 1, 12
+    while offset + 8 <= len(content):
+        kind = bytes(content[offset : offset + 4])
+        (length,) = struct.unpack("<I", content[offset + 4 : offset + 8])
+        head = bytes(content[offset + 8 : offset + 18])
+        if size is None:
+            size = _webp_size(kind, head)
+            if kind != b"VP8X":  # only the extended format carries EXIF
+                break
+        if kind == b"EXIF":
+            stop = offset + 8 + length
+            orientation = exif_orientation(bytes(content[offset + 8 : stop]))
+            break
+        offset += 8 + length + length % 2
+    if size is None:
+        raise _damaged("the header is cut short")
+    return ImageHeader("webp", *size, orientation)
+
+
+def _webp_size(kind: bytes, head: bytes) -> tuple[int, int]:
+    """Return height and width from the first ten bytes of the first chunk."""
+    if len(head) == 10:
+        if kind == b"VP8X":  # 24 bits each, less one, after four bytes of flags
+            width = int.from_bytes(head[4:7], "little") + 1
+            return int.from_bytes(head[7:10], "little") + 1, width
+        if kind == b"VP8 " and head[3:6] == b"\x9d\x01\x2a":  # 14 bits each, after a start code
+            width, height = struct.unpack("<HH", head[6:10])
+            if width & 0x3FFF and height & 0x3FFF:
+                return height & 0x3FFF, width & 0x3FFF
+        if kind == b"VP8L" and head[0] == 0x2F:  # 14 bits each, less one, after a signature
+            bits = int.from_bytes(head[1:5], "little")
+            return (bits >> 14 & 0x3FFF) + 1, (bits & 0x3FFF) + 1
+    raise _damaged("the header is damaged")
+
+
+# ------------------------------------------------------------------------------------ EXIF, Pillow
 
 
 def exif_orientation(block: bytes) -> int:
@@ -77,7 +262,7 @@ def exif_orientation(block: bytes) -> int:
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 
 
-def open_image(content: bytes | memoryview) -> Image.Image:
+def open_image(content: Content) -> Image.Image:
     """Open an image with Pillow, without decoding it.
 
     Raises:

@@ -314,6 +314,12 @@ def stale_dirs(folder: Path) -> list[Path]:
     return [path for path, match in folders if match and state(int(match[1])) == "X"]
 
 
+def launched_folders(launcher: int) -> list[Path]:
+    """Return the heartbeat folders of the processes that ``launcher`` has started."""
+    folder = heartbeat_folder()
+    return list(folder.parent.glob(f"sm-train-{os.getuid()}-{launcher}-*"))
+
+
 def heartbeat_file(folder: Path, local_rank: int) -> Path:
     """Return the file that holds a process's heartbeats."""
     return folder / f"heartbeat-{local_rank}"
@@ -322,6 +328,11 @@ def heartbeat_file(folder: Path, local_rank: int) -> Path:
 def stacks_file(folder: Path, local_rank: int) -> Path:
     """Return the file to which a process writes its stacks on a signal (faulthandler)."""
     return folder / f"stacks-{local_rank}"
+
+
+def error_file(folder: Path, local_rank: int) -> Path:
+    """Return the file to which a process writes the exception that it ends with."""
+    return folder / f"error-{local_rank}"
 
 
 def events_file(folder: Path, local_rank: int) -> Path:

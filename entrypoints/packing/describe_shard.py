@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sm_train.entrypoints.common.file_digest import file_digest
-from sm_train.entrypoints.data.image_header import DecodeError, image_size
+from sm_train.entrypoints.data.image_header import DecodeError, image_size, is_png
 from sm_train.entrypoints.data.shard_format import Shard
 from sm_train.entrypoints.data.shard_index import RejectedInput
 from sm_train.entrypoints.data.tar_reader import TarScan, scan_tar
@@ -63,9 +63,13 @@ def _offsets(scan: TarScan) -> tuple[int, ...]:
 
 def _image_size(descriptor: int, start: int, stop: int) -> tuple[int, int]:
     """Return an image's height and width; (0, 0) if its header is unreadable."""
-    for size in (min(_HEAD_BYTES, stop - start), stop - start):
-        try:
-            return image_size(os.pread(descriptor, size, start))
-        except DecodeError:
-            continue
-    return 0, 0
+    head = os.pread(descriptor, min(_HEAD_BYTES, stop - start), start)
+    try:
+        if not is_png(head):  # a PNG may carry its orientation after the pixels
+            return image_size(head)
+    except DecodeError:
+        pass
+    try:
+        return image_size(os.pread(descriptor, stop - start, start))
+    except DecodeError:
+        return 0, 0

@@ -10,15 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
-from PIL import Image, ImageFile, ImageOps
+from PIL import Image, ImageFile
 from sm_train.entrypoints.data.image_header import (
     DecodeError,
+    ImageHeader,
     corrupt_image_error,
-    exif_orientation,
-    is_jpeg,
-    jpeg_orientation,
-    jpeg_size,
     open_image,
+    read_header,
 )
 from sm_train.entrypoints.packing.perceptual_hash import SIDE, perceptual_hash, shrink
 from sm_train.entrypoints.packing.storage import BytesLike
@@ -27,9 +25,6 @@ Grey = NDArray[np.uint8]
 
 MAX_PIXELS = 2**27
 """134 megapixels: the data loader rejects larger images, so packing does, too."""
-
-_FORMATS = {"JPEG": "jpeg", "MPO": "jpeg", "PNG": "png", "WEBP": "webp"}
-"""Pillow's name → ours. An MPO (written by phones) is a JPEG followed by more images."""
 
 _PNG_END = b"IEND\xaeB`\x82"
 _MIN_REDUCED_SIDE = 64
@@ -60,29 +55,20 @@ def read_image_metadata(content: BytesLike, *, pixels: bool = True) -> ImageMeta
     """
     if not content:
         raise DecodeError("image-empty", "zero bytes")
-    image_format, width, height, orientation = _read_header(content)
-    if width * height > MAX_PIXELS:
-        raise DecodeError("image-bomb", f"{width} × {height} pixels; {MAX_PIXELS:,} at most")
-    phash = _hash(content, image_format, height, width) if pixels else None
-    if orientation >= 5:
-        width, height = height, width
+    header = read_header(content)
+    if header.width * header.height > MAX_PIXELS:
+        pixels_found = f"{header.width} × {header.height} pixels"
+        raise DecodeError("image-bomb", f"{pixels_found}; {MAX_PIXELS:,} at most")
+    phash = _hash(content, header) if pixels else None
+    height, width = header.displayed_size
     digest = hashlib.sha256(content).hexdigest()
-    return ImageMetadata(image_format, width, height, orientation, digest, phash)
+    return ImageMetadata(header.format, width, height, header.orientation, digest, phash)
 
 
-def _read_header(content: BytesLike) -> tuple[str, int, int, int]:
-    """Return the format, the width and height as stored, and the orientation."""
-    if is_jpeg(content):
-        height, width = jpeg_size(content)
-        return "jpeg", width, height, jpeg_orientation(content)
-    with open_image(content) as image:
-        orientation = exif_orientation(image.info.get("exif", b""))
-        return _FORMATS[image.format or ""], image.width, image.height, orientation
-
-
-def _hash(content: BytesLike, image_format: str, height: int, width: int) -> int:
+def _hash(content: BytesLike, header: ImageHeader) -> int:
     """Return the perceptual hash, which decodes every bit of the image."""
-    if image_format == "jpeg":
+    height, width = header.height, header.width
+    if header.is_scalable:
         # Decode at up to an eighth of the size: the decoder still reads everything, but its
         # inverse DCT computes fewer pixels.
         factor = 8
@@ -101,7 +87,7 @@ def _hash(content: BytesLike, image_format: str, height: int, width: int) -> int
         else:
             return perceptual_hash(shrink(grey[..., 0], height / factor, width / factor))
     small = _shrink_any(content)
-    if image_format == "png" and _PNG_END not in bytes(content):
+    if header.format == "png" and _PNG_END not in bytes(content):
         # Pillow stops reading after the last pixel; stricter decoders do not.
         raise DecodeError("image-corrupt", "the end of the PNG is missing")
     return perceptual_hash(small)
@@ -133,7 +119,7 @@ def reencode(content: BytesLike, max_side: int | None, quality: int) -> bytes:
     with open_image(content) as image:
         try:
             profile = image.info.get("icc_profile")
-            upright = ImageOps.exif_transpose(image)
+            upright = _turn_upright(image, read_header(content).orientation)
             if upright.has_transparency_data:
                 transparent = upright.convert("RGBA")
                 background = Image.new("RGBA", transparent.size, "white")
@@ -148,3 +134,19 @@ def reencode(content: BytesLike, max_side: int | None, quality: int) -> bytes:
     encoded = io.BytesIO()
     result.save(encoded, "JPEG", quality=quality, subsampling=0, icc_profile=profile)
     return encoded.getvalue()
+
+
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What displays an image of each EXIF orientation upright."""
+
+
+def _turn_upright(image: Image.Image, orientation: int) -> Image.Image:
+    return image.transpose(_TURNS[orientation]) if orientation in _TURNS else image

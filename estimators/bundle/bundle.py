@@ -100,7 +100,7 @@ def build_bundle(
         contents[REQUIREMENTS] = packages.encode()
     secrets = list(find_secrets(contents))
     if secrets:
-        raise UserCodeError("\n".join(f"{secret}; remove it from the file" for secret in secrets))
+        raise UserCodeError("\n".join(map(str, secrets)))
     if config.entry is None:
         contents[ENTRY_SCRIPT] = _ENTRY_SCRIPT_CODE.encode()
     return pack(contents | _training_code(), config.entry or ENTRY_SCRIPT)

@@ -8,13 +8,19 @@ from typing import Literal
 from pydantic import Field, model_validator
 from sm_train.entrypoints.common.index_location import index_uri
 from sm_train.entrypoints.common.job_config import Crop, DataConfig, Interpolation
-from sm_train.estimators.config.fields import PlainText, PositiveInt, S3Uri, Section
+from sm_train.estimators.config.fields import (
+    PlainText,
+    PositiveInt,
+    S3Folder,
+    S3FolderOrObject,
+    Section,
+)
 
 
 class DataSection(Section):
     """The training set: WebDataset tars, and which files of a sample are read."""
 
-    uri: S3Uri = Field(
+    uri: S3Folder = Field(
         description="S3 prefix of the training shards. It must contain nothing else: each object "
         "below it is assigned to one instance (FastFile, ShardedByS3Key)."
     )
@@ -23,7 +29,7 @@ class DataSection(Section):
         description="Folder of the same shards on this machine, relative to the run file. "
         "Required by `submit --local`.",
     )
-    validation: S3Uri | None = Field(
+    validation: S3Folder | None = Field(
         default=None,
         description="S3 prefix of held-out shards for the validation loss. None computes no "
         "validation loss.",
@@ -86,11 +92,12 @@ class DataSection(Section):
 
     @model_validator(mode="after")
     def _check_uri_is_prefix(self) -> DataSection:
-        last = self.uri.rsplit("/", 1)[-1]
+        uri = self.uri.rstrip("/")
+        last = uri.rsplit("/", 1)[-1]
         if re.search(r"\.(tar|tar\.gz|tgz|zip|parquet|csv|jsonl?)$", last):
             raise ValueError(
-                f"uri: {self.uri} is a single object; write the prefix above it: "
-                f"{self.uri.removesuffix(last)}"
+                f"uri: {uri} is a single object; write the prefix above it: "
+                f"{uri.removesuffix(last)}"
             )
         return self
 
@@ -98,7 +105,10 @@ class DataSection(Section):
 class ChannelSection(Section):
     """An additional input of the job, for user code."""
 
-    uri: S3Uri = Field(description="S3 prefix of the input.")
+    uri: S3FolderOrObject = Field(
+        description="S3 URI of the input: an object if it ends with a file extension, as in "
+        "words.txt; otherwise a folder."
+    )
     mode: Literal["File", "FastFile"] = Field(
         default="FastFile",
         description="File downloads the input before the job starts; FastFile streams it on read.",

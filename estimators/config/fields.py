@@ -5,6 +5,7 @@ Every pattern is at least as narrow as botocore's pattern for the request field 
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from typing import Annotated, TypeVar
 
@@ -135,11 +136,25 @@ def _check_channel_name(value: str) -> str:
     return value
 
 
+def _end_with_slash(uri: str) -> str:
+    return uri if uri.endswith("/") else f"{uri}/"
+
+
+def _end_folder_with_slash(uri: str) -> str:
+    is_object = re.search(r"//[^/]+/(.*/)?[^/]+\.[a-zA-Z][a-zA-Z0-9]*$", uri)
+    return uri if is_object else _end_with_slash(uri)
+
+
 PlainText = Annotated[str, Field(pattern=_PLAIN, max_length=256)]
 Name = Annotated[str, Field(pattern=_NAME, max_length=MAX_JOB_NAME)]
 PromptText = Annotated[str, Field(min_length=1, max_length=1000)]
 # The service takes 1,024; the file name of the index is appended to the prefix.
-S3Uri = Annotated[str, Field(pattern=_S3_URI, max_length=1000)]
+S3Folder = Annotated[str, Field(pattern=_S3_URI, max_length=1000), AfterValidator(_end_with_slash)]
+"""An S3 prefix of SageMaker is a string: without the slash, ``data`` also matches ``data-old/``."""
+S3FolderOrObject = Annotated[
+    str, Field(pattern=_S3_URI, max_length=1000), AfterValidator(_end_folder_with_slash)
+]
+"""An object if its last part has a file extension, otherwise a folder."""
 Region = Annotated[str, Field(pattern=_REGION, max_length=32)]
 Role = Annotated[str, Field(pattern=_ROLE, max_length=2048)]
 Bucket = Annotated[str, Field(pattern=_BUCKET)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 from sm_train.entrypoints.common.job_config import ModelConfig, PredictionType
-from sm_train.estimators.config.fields import PositiveFloat, S3Uri, Section
+from sm_train.estimators.config.fields import PositiveFloat, S3Folder, Section
 from sm_train.estimators.config.presets import preset_names, preset_prediction_type
 
 
@@ -15,7 +15,7 @@ class ModelSection(Section):
         description="Name of a model configuration that ships with sm-train.",
         json_schema_extra=lambda schema: schema.update(enum=list(preset_names())),
     )
-    components: S3Uri | None = Field(
+    components: S3Folder | None = Field(
         default=None,
         description="S3 prefix of pretrained components in diffusers' folder layout: vae, "
         "text_encoder and tokenizer, which stay frozen, and optionally the network to start from. "

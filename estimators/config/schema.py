@@ -67,7 +67,7 @@ class RunConfig(Section):
         "bucket, sagemaker-REGION-ACCOUNT.",
     )
     output_kms_key: KmsKey | None = Field(
-        default=None, description="KMS key that encrypts the job's output (model.tar.gz)."
+        default=None, description="KMS key that encrypts the job's output."
     )
     tags: dict[TagKey, TagValue] = Field(
         default_factory=dict,

@@ -114,10 +114,13 @@ def training_request(
         "InputDataConfig": _channels(config, stage, launch, staged, bucket),
         "OutputDataConfig": _output(config, bucket),
         "CheckpointConfig": {
-            "S3Uri": checkpoint_uri(config, stage, bucket),
+            # With the slash: SageMaker restores every key that starts with this string, so 64px
+            # would also restore 64px-long (syne-tune/syne-tune pull request 363, 2022-09-28).
+            "S3Uri": f"{checkpoint_uri(config, stage, bucket)}/",
             "LocalPath": CHECKPOINT_PATH,
         },
         "ResourceConfig": _resources(config, stage),
+        "ProfilerConfig": {"DisableProfiler": True},
         "StoppingCondition": _stopping_condition(config),
         "Environment": {
             "NCCL_DEBUG": "INFO",  # logs the transport that NCCL actually selects
@@ -223,8 +226,8 @@ def _channels(
     # Every instance gets its share of the training shards, and all of every other channel.
     channels = [_channel("train", config.data.uri, "FastFile", sharded=True)]
     if config.data.index_uri:
-        # FastFile downloads only the byte ranges that are read.
-        channels.append(_channel("index", config.data.index_uri, "FastFile"))
+        # AWS documents FastFile for prefixes only, and this is a single object.
+        channels.append(_channel("index", config.data.index_uri, "File"))
     if config.data.validation:
         channels.append(_channel("validation", config.data.validation, "FastFile"))
     if config.model.components:
@@ -240,7 +243,7 @@ def _channels(
     if launch.route == "torchrun" or config.cluster.network_isolation:
         channels.append(_channel("code", f"{staged}/code/{ARCHIVE_NAME}", "File"))
     if launch.route == "torchrun":
-        channels.append(_channel("sm_drivers", f"{staged}/sm_drivers", "File"))
+        channels.append(_channel("sm_drivers", f"{staged}/sm_drivers/", "File"))
     return channels
 
 
@@ -288,7 +291,7 @@ def _channel(
 def _output(config: RunConfig, bucket: str) -> OutputDataConfigTypeDef:
     output: OutputDataConfigTypeDef = {
         "S3OutputPath": f"s3://{bucket}/{config.name}/output",
-        "CompressionType": "GZIP",
+        "CompressionType": "NONE",  # packing tens of gigabytes would be billed
     }
     if config.output_kms_key is not None:
         output["KmsKeyId"] = config.output_kms_key

@@ -206,11 +206,14 @@ def launch_command(entry: str) -> str:
 
 def pinned_trainer_class(request: TrainingRequest) -> Any:
     """Return a subclass of the SDK's trainer that does not change bucket, name and arguments."""
+    from sagemaker.core.shapes import ProfilerConfig
     from sagemaker.train import ModelTrainer
     from sagemaker.train.model_trainer import Mode
 
     class PinnedTrainer(ModelTrainer):  # type: ignore[misc, unused-ignore]
-        """Stages in the request's bucket without an IAM call, and keeps the request's job name."""
+        """Stages in the request's bucket without an IAM call, and sends the fields of the request
+        that the SDK derives otherwise or has no setting for.
+        """
 
         def _resolve_staging_bucket(self) -> tuple[str, None]:
             return self.sagemaker_session.default_bucket(), None
@@ -218,6 +221,10 @@ def pinned_trainer_class(request: TrainingRequest) -> Any:
         def _create_training_job_args(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
             arguments: dict[str, Any] = super()._create_training_job_args(*args, **kwargs)
             arguments["training_job_name"] = request["TrainingJobName"]
+            arguments["profiler_config"] = ProfilerConfig(**_snake_case(request["ProfilerConfig"]))
+            for channel in arguments["input_data_config"] or ():
+                if channel.channel_name == "sm_drivers":
+                    channel.data_source.s3_data_source.s3_uri += "/"
             algorithm = arguments["algorithm_specification"]
             if algorithm.container_arguments in (None, SDK_ARGUMENTS):
                 expected = request["AlgorithmSpecification"]

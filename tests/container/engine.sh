@@ -73,7 +73,7 @@ image() {
 packages() {
     local python=$1
     shift
-    "$python" "$project/tests/support/installed_packages.py" "$@"
+    "$python" "$here/installed_packages.py" "$@"
 }
 
 down() {

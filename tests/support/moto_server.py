@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,10 +11,10 @@ from functools import cache
 from importlib import import_module
 from typing import Any, cast
 
+from tests.support.background_server import serve_in_background
+
 BACKENDS = ("s3", "sagemaker", "iam", "sts", "logs", "cloudwatch", "events", "sns")
 """Loaded when a pytest worker starts its first server, instead of in the middle of a test."""
-
-_POLL_SECONDS = 0.01  # werkzeug's default, 0.5 s, is how long each server would take to stop
 
 
 @dataclass
@@ -84,26 +83,20 @@ def moto_server() -> Iterator[Aws]:
     from werkzeug.serving import make_server
 
     aws = Aws("")
-    moto = _moto()
+    moto = moto_application()
 
     def application(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         return _handle_request(aws, environ, start_response)
 
     server = make_server("127.0.0.1", 0, application, threaded=True)
     aws.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, args=(_POLL_SECONDS,), daemon=True)
-    thread.start()
-    try:
+    with serve_in_background(server):
         _reset(moto)
         yield aws
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 @cache
-def _moto() -> Any:
+def moto_application() -> Any:
     """Return moto's application; its routes are built once for each pytest worker."""
     from moto.backends import get_backend
     from moto.server import DomainDispatcherApplication, create_backend_app
@@ -126,7 +119,7 @@ def _handle_request(aws: Aws, environ: dict[str, Any], start_response: Any) -> I
     """Record a call; return the response that the test configured, or moto's."""
     from werkzeug.test import run_wsgi_app
 
-    moto = _moto()
+    moto = moto_application()
     target = environ.get("HTTP_X_AMZ_TARGET")
     if not target:
         query = environ.get("QUERY_STRING", "")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from tests.support.background_server import serve_in_background
 from tests.support.deadline import DEADLINE
 
 SECRET = "T00000000/B00000000/XXXXXXXXXXXXXXXXXXXXXXXX"
@@ -69,11 +70,5 @@ def webhook_server(port: int = 0) -> Iterator[WebhookServer]:
     server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     server.daemon_threads = True
     state.port = server.server_port
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    try:
+    with serve_in_background(server):
         yield state
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

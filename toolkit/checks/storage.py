@@ -53,17 +53,15 @@ SINGLE_OBJECT = Check(
     ("error",),
     means="`data.uri` is a single object instead of a prefix with shards.",
     impact="One instance receives the object and the others nothing; the job fails at start-up.",
-    fix="Set the prefix that contains the object, with a trailing slash.",
+    fix="Set the prefix that contains the object.",
 )
 NOT_SHARDS = Check(
     "not-shards",
     ("warning",),
-    means="There are objects other than shards under `data.uri`. Without a trailing slash, the URI "
-    "also matches objects outside the folder whose keys start with it.",
+    means="There are objects other than shards under `data.uri`.",
     impact="ShardedByS3Key distributes every object: an instance that receives one of these gets "
     "one shard less.",
-    fix="Move the shards to a separate prefix and end `data.uri` with a slash. The index belongs "
-    "one level above the shards.",
+    fix="Move the shards to a separate prefix. The index belongs one level above the shards.",
     source="SageMaker API reference, S3DataSource (2026-11)",
 )
 TOO_MANY_OBJECTS = Check(
@@ -183,7 +181,7 @@ def listing_findings(config: RunConfig, listing: ShardListing) -> Iterator[Findi
             "data.uri",
             f"{len(listing.others):,} objects under {uri} are not shards, such as "
             f"{listing.others[0]}; each is assigned to an instance instead of a shard",
-            "move them away, and end the URI with a slash",
+            "move them away",
         )
     if not listing.shards:
         yield NO_SHARDS.found(

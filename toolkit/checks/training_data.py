@@ -20,20 +20,20 @@ def require_shards(session: boto3.Session, uri: str, instances: int) -> None:
     """
     bucket, prefix = split_uri(uri)
     with translate_aws_errors(f"data.uri: {uri}"):
-        pages = session.client("s3").get_paginator("list_objects_v2")
-        count = 0
-        for page in pages.paginate(Bucket=bucket, Prefix=prefix):
-            # S3 lists keys in order, so an object named exactly like the prefix comes first.
-            contents = page.get("Contents", [])
-            if prefix and contents and contents[0].get("Key") == prefix.rstrip("/"):
-                raise UserError(
-                    f"data.uri: {uri} is a single object; FastFile with ShardedByS3Key needs the "
-                    "prefix above it",
-                    ExitCode.PREFLIGHT,
-                )
+        s3, count = session.client("s3"), 0
+        for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
             count += page.get("KeyCount", 0)
             if count >= instances:
                 return
+        # S3 lists keys in order, so an object named exactly like the folder comes first.
+        key = prefix.rstrip("/")
+        listed = s3.list_objects_v2(Bucket=bucket, Prefix=key, MaxKeys=1).get("Contents", [])
+    if key and [entry["Key"] for entry in listed] == [key]:
+        raise UserError(
+            f"data.uri: {uri} is a single object; FastFile with ShardedByS3Key needs the prefix "
+            "above it",
+            ExitCode.PREFLIGHT,
+        )
     raise UserError(
         f"data.uri: {uri} holds {count} objects for {instances} instances; ShardedByS3Key would "
         f"leave {instances - count} of them idle; pack at least {instances} shards",

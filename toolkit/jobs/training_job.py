@@ -141,8 +141,8 @@ class TrainingJob:
 
     @property
     def checkpoint_uri(self) -> str:
-        """The S3 prefix of its stage's checkpoints."""
-        return str(self.description["CheckpointConfig"]["S3Uri"])
+        """The S3 prefix of its stage's checkpoints, without a slash at its end."""
+        return str(self.description["CheckpointConfig"]["S3Uri"]).rstrip("/")
 
     @property
     def bucket(self) -> str:

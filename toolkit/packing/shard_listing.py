@@ -48,25 +48,25 @@ def list_prefix(
     limit: int | None = None,
     progress: Callable[[int], None] = lambda count: None,
 ) -> ShardListing:
-    """List what a data channel of ``uri`` would contain, in one request for each 1,000 objects.
+    """List what a data channel of the folder ``uri``, with its slash, would contain, in one request
+    for each 1,000 objects.
 
-    As in SageMaker, a prefix is not a folder: without a slash at its end, ``…/shards`` also matches
-    ``…/shards-old/0.tar``. The listing ends at the first page that reaches ``limit`` objects.
-    ``progress`` is called with the number of objects so far.
+    If the prefix is the key of an object, and no folder, that object is listed. The listing ends at
+    the first page that reaches ``limit`` objects. ``progress`` is called with the number of objects
+    so far.
 
     Raises:
         ClientError: S3 rejects a request.
     """
     bucket, prefix = split_uri(uri)
-    folder = f"{prefix.rstrip('/')}/" if prefix else ""
     shards: list[ListedShard] = []
     others: list[str] = []
     count, truncated = 0, False
     for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
         for entry in page.get("Contents", []):
             key = entry["Key"]
-            if key.startswith(folder) and key.endswith(SUFFIX):
-                shards.append(ListedShard(key.removeprefix(folder), entry["Size"]))
+            if key.endswith(SUFFIX):
+                shards.append(ListedShard(key.removeprefix(prefix), entry["Size"]))
             elif entry["Size"] or not key.endswith("/"):  # not a folder marker of the S3 console
                 others.append(key)
         count += page.get("KeyCount", 0)
@@ -74,6 +74,11 @@ def list_prefix(
         if limit is not None and count >= limit:
             truncated = page.get("IsTruncated", False)
             break
+    if not count and prefix:
+        # S3 lists keys in order, so an object named exactly like the prefix comes first.
+        key = prefix.rstrip("/")
+        page = s3.list_objects_v2(Bucket=bucket, Prefix=key, MaxKeys=1)
+        others += [entry["Key"] for entry in page.get("Contents", []) if entry["Key"] == key]
     return ShardListing(
         tuple(sorted(shards, key=lambda shard: shard.name)), tuple(others), truncated
     )

@@ -77,7 +77,7 @@ def required_copies(
     """
     names = [stage.name for stage in stages]
     index = names.index(stage_name(request))
-    stored, target = stages[index].stored, request["CheckpointConfig"]["S3Uri"]
+    stored, target = stages[index].stored, request["CheckpointConfig"]["S3Uri"].rstrip("/")
     copies = []
     if stored.step is not None and stored.uri != target:
         name = step_folder_name(stored.step)

@@ -15,8 +15,9 @@ def test_resource_config_names_instances_and_a_laptop_is_one(tmp_path: Path) -> 
     document = {
         "current_host": "algo-2",
         "current_instance_type": "ml.p5.48xlarge",
-        "hosts": ["algo-1", "algo-2"],
+        "hosts": ["algo-2", "algo-10", "algo-1"],
     }
     (paths.input_config / "resourceconfig.json").write_text(json.dumps(document))
     resources = ResourceConfig.read(paths)
-    assert (resources.node_rank, resources.instance_type) == (1, "ml.p5.48xlarge")
+    assert resources.hosts == ("algo-1", "algo-10", "algo-2"), "sorted as AWS's own launchers do"
+    assert (resources.node_rank, resources.instance_type) == (2, "ml.p5.48xlarge")

@@ -17,6 +17,9 @@ from PIL import Image, ImageCms, ImageOps
 from sm_train.entrypoints.data import image_decoder
 from sm_train.entrypoints.data.image_decoder import DecodeSpec
 from sm_train.entrypoints.data.image_header import DecodeError, image_size
+from sm_train.entrypoints.packing.image_metadata import read_image_metadata
+
+from tests.support.images.lossless_jpeg import lossless_jpeg
 
 
 def photo(height: int, width: int, seed: int = 0) -> Image.Image:
@@ -93,6 +96,27 @@ def test_jpeg_is_decoded_no_larger_than_needed(monkeypatch: pytest.MonkeyPatch) 
     assert decode(content, DecodeSpec(200, 200)).std() > 1
     with pytest.raises(DecodeError):
         decode(content[: len(content) // 2], DecodeSpec(200, 200))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_lossless_jpeg_is_decoded_at_its_full_size(channels: int) -> None:
+    """libjpeg-turbo 3.1.2 would write all of it into a buffer for an eighth of its size."""
+    pixels = np.asarray(photo(640, 640))[..., :channels].squeeze()
+    content = lossless_jpeg(np.ascontiguousarray(pixels))
+    expected = Image.fromarray(pixels).convert("RGB")
+    assert difference(decode(content, DecodeSpec(640, 640)), np.asarray(expected)) == (0, 0)
+    small = expected.resize((64, 64), Image.Resampling.BICUBIC)
+    assert difference(decode(content, DecodeSpec(64, 64)), np.asarray(small))[0] <= 2
+
+
+def test_lossless_jpeg_has_metadata() -> None:
+    pixels = np.asarray(photo(640, 700).convert("L"))
+    metadata = read_image_metadata(lossless_jpeg(pixels))
+    reference = read_image_metadata(encode(Image.fromarray(pixels), "PNG"))
+    assert (metadata.format, metadata.height, metadata.width) == ("jpeg", 640, 700)
+    assert metadata.phash is not None
+    assert reference.phash is not None
+    assert (metadata.phash ^ reference.phash).bit_count() <= 2
 
 
 @pytest.mark.parametrize("image_format", ["JPEG", "PNG"])

@@ -27,6 +27,7 @@ from sm_train.entrypoints.packing.storage import S3Access, S3Prefix, s3_client
 from sm_train.entrypoints.packing.streaming import STREAM_STATE, StreamingPacker
 
 from tests.conftest import Aws, Cli
+from tests.support.background_server import serve_in_background
 from tests.support.deadline import DEADLINE
 from tests.support.image_files import image_bytes
 from tests.support.restricted_imports import RESTRICT_IMPORTS
@@ -401,23 +402,17 @@ def test_the_handler_runs_in_the_lambda_runtime(deployment: Deployment, tmp_path
     for number in range(3):
         deployment.arrive(f"{number}.jpg", image_bytes(number))
     server = RuntimeServer([{"Records": deployment.receive()}, {"flush": True}])
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "awslambdaric",
-            HANDLER,
-        ],
-        env=os.environ | {"AWS_LAMBDA_RUNTIME_API": f"127.0.0.1:{server.server_port}"},
-    )
-    try:
-        assert server.idle.wait(DEADLINE)
-    finally:
-        process.kill()
-        process.wait()
-        server.stopped.set()
-        server.shutdown()
+    with serve_in_background(server):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "awslambdaric", HANDLER],
+            env=os.environ | {"AWS_LAMBDA_RUNTIME_API": f"127.0.0.1:{server.server_port}"},
+        )
+        try:
+            assert server.idle.wait(DEADLINE)
+        finally:
+            process.kill()
+            process.wait()
+            server.stopped.set()
     assert server.responses == [
         ("response", {"batchItemFailures": []}),
         ("response", {"sealed": 1, "uploads_aborted": 0}),

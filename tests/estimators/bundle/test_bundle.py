@@ -156,6 +156,24 @@ def test_user_code_is_bundled_without_ignored_files(
     assert bundle.entry == "train.py"
 
 
+def test_link_to_a_file_outside_the_code_is_an_error_unless_ignored(tmp_path: Path) -> None:
+    code = tmp_path / "code"
+    write_files(code, {"own.py": "x = 1"})
+    (tmp_path / "private.txt").write_text("of another project")
+    (code / "inside.py").symlink_to("own.py")
+    (code / "notes.txt").symlink_to("../private.txt")
+    with pytest.raises(UserCodeError, match=r"notes.txt is a link to .*private.txt, outside the f"):
+        read_user_code(code)
+    write_files(code, {".smtrainignore": "notes.txt\n"})
+    assert read_user_code(code).files == {"inside.py": b"x = 1", "own.py": b"x = 1"}
+
+
+def test_code_may_be_a_link_to_a_folder(tmp_path: Path) -> None:
+    write_files(tmp_path / "project", {"own.py": "x = 1"})
+    (tmp_path / "code").symlink_to("project")
+    assert read_user_code(tmp_path / "code").files == {"own.py": b"x = 1"}
+
+
 def test_linked_folder_is_an_error_unless_ignored(tmp_path: Path) -> None:
     code = write_files(tmp_path / "code", {"a.py": ""})
     write_files(tmp_path / "other", {"b.py": ""})

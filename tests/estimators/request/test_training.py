@@ -154,7 +154,7 @@ def test_each_channel_has_its_distribution_and_input_mode() -> None:
     _, request = requests(run)
     assert channel_modes(request) == {
         "train": ("s3://my-bucket/shards/", SHARDED, "FastFile"),
-        "index": ("s3://my-bucket/index.parquet", REPLICATED, "FastFile"),
+        "index": ("s3://my-bucket/index.parquet", REPLICATED, "File"),
         "validation": ("s3://my-bucket/held-out/", REPLICATED, "FastFile"),
         "model": ("s3://my-bucket/components/", REPLICATED, "File"),
         "previous": (f"{checkpoints}/final/", REPLICATED, "File"),
@@ -162,7 +162,7 @@ def test_each_channel_has_its_distribution_and_input_mode() -> None:
         "masks": ("s3://my-bucket/masks/", SHARDED, "File"),
         "labels": ("s3://my-bucket/labels/", REPLICATED, "FastFile"),
         "code": (f"{staged}/code/sourcedir.tar.gz", REPLICATED, "File"),
-        "sm_drivers": (f"{staged}/sm_drivers", REPLICATED, "File"),
+        "sm_drivers": (f"{staged}/sm_drivers/", REPLICATED, "File"),
     }
     sources = [channel["DataSource"]["S3DataSource"] for channel in channels(request).values()]
     assert {source["S3DataType"] for source in sources} == {"S3Prefix"}
@@ -172,10 +172,41 @@ def test_job_has_retries_and_a_checkpoint_location() -> None:
     [request] = requests(config(cluster={"instance_type": "ml.p5.48xlarge", "retries": 7}))
     assert request["RetryStrategy"] == {"MaximumRetryAttempts": 7}
     assert request["CheckpointConfig"] == {
-        "S3Uri": "s3://my-bucket/demo/checkpoints/256px",
+        "S3Uri": "s3://my-bucket/demo/checkpoints/256px/",
         "LocalPath": "/opt/ml/checkpoints",
     }
     assert request["StoppingCondition"] == {"MaxRuntimeInSeconds": 5 * 86400}
+
+
+@pytest.mark.parametrize("slash", ["", "/"])
+def test_folders_end_with_a_slash_and_objects_do_not(slash: str) -> None:
+    """SageMaker matches keys by string prefix: ``shards`` is also the beginning of
+    ``shards-old/``.
+    """
+    run = config(
+        stages=[stage("a"), stage("b", optimizer_state="keep")],
+        data={"uri": f"s3://my-bucket/shards{slash}", "validation": f"s3://my-bucket/v1.5{slash}"},
+        model={"preset": "sd2", "components": f"s3://my-bucket{slash}"},
+        cluster={"instance_type": "ml.p5.48xlarge"},
+        channels={
+            "masks": {"uri": f"s3://my-bucket/masks{slash}"},
+            "words": {"uri": "s3://my-bucket/words.v2/words.txt"},
+            "bucket": {"uri": f"s3://own.images.org{slash}"},
+        },
+    )
+    _, request = requests(run)
+    uris = {name: uri for name, (uri, _, _) in channel_modes(request).items()}
+    objects = {"index", "words", "code"}
+    assert {name for name, uri in uris.items() if not uri.endswith("/")} == objects
+    assert uris["words"] == "s3://my-bucket/words.v2/words.txt"
+    assert not any(uri.endswith("//") for uri in uris.values())
+    assert request["CheckpointConfig"]["S3Uri"].endswith("/checkpoints/b/")
+
+
+def test_profiler_and_compression_are_off() -> None:
+    [request] = requests(config())
+    assert request["ProfilerConfig"] == {"DisableProfiler": True}
+    assert request["OutputDataConfig"]["CompressionType"] == "NONE"
 
 
 def test_zero_retries_omits_the_field() -> None:

@@ -63,7 +63,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "every-channel": {
         "cluster": P5,
         "stages": [stage("a"), stage("b", optimizer_state="keep")],
-        "data": {"uri": "s3://my-bucket/shards/", "validation": "s3://my-bucket/held-out/"},
+        "data": {"uri": "s3://my-bucket/shards", "validation": "s3://my-bucket/held-out/"},
         "model": {"preset": "sd2", "components": "s3://my-bucket/components/"},
         "channels": {
             "masks": {"uri": "s3://my-bucket/masks/", "sharded": True},
@@ -112,6 +112,6 @@ def test_sdk_sends_the_displayed_request(
         if channel["ChannelName"] == "sm_drivers"
     ] or [None]
     if drivers is not None:
-        key = f"{drivers.removeprefix('s3://my-bucket/')}/sm_train.sh"
+        key = f"{drivers.removeprefix('s3://my-bucket/')}sm_train.sh"
         script = aws.client("s3").get_object(Bucket="my-bucket", Key=key)["Body"].read().decode()
         assert "entrypoints.launch train.py\n" in script

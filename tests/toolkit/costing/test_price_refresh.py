@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 from tests.conftest import Cli
 from tests.cost.test_prices import SAVINGS, bulk, get_products, product
+from tests.support.background_server import serve_in_background
 
 PLAN = ["cost", "--instance", "ml.p5.48xlarge", "--instances", "1", "--its", "1", "--json"]
 PLAN += ["--steps", "3600", "--region", "eu-north-1"]
@@ -81,18 +81,15 @@ def price_list() -> Iterator[PriceList]:
             product("EUN1-TrSpt:ml.p5.48xlarge", "30", **region),
         ]
     )
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
+    with serve_in_background(server):
+        yield server
 
 
 def test_prices_are_fetched_once_and_used_offline_afterwards(
     cli: Cli, price_list: PriceList
 ) -> None:
     before = json.loads(cli(*PLAN).stdout)
-    assert "used for eu-north-1" in before["stages"][0]["price_source"]
+    assert "derived: the price in us-east-1 × 1.07" in before["stages"][0]["price_source"]
     fetched = cli(
         "cost",
         "--refresh",
@@ -141,7 +138,7 @@ def test_refused_request_leaves_the_cache_unchanged(
     [
         (bulk(product("EUN1-Train:ml.p5.48xlarge", "70")), "on-demand", 70),
         (get_products(product("EUN1-Train:ml.p5.48xlarge", "69")), "on-demand", 69),
-        (SAVINGS, "savings-plan-1y-partial-upfront", 40.5),
+        (SAVINGS, "savings-plan-1y-partial-upfront", 43.335),  # us-east-1 × 1.07
     ],
     ids=["bulk", "GetProducts", "Savings Plan"],
 )

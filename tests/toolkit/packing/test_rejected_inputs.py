@@ -98,8 +98,8 @@ BAD_INPUTS = [
     (_truncated("WEBP"), "image-corrupt"),
     (_png_without_end, "image-corrupt"),
     (_zero_bytes, "image-empty"),
-    (_text, "image-corrupt"),
-    (_other_format, "image-corrupt"),
+    (_text, "image-kind"),
+    (_other_format, "image-kind"),
     (_bomb, "image-bomb"),
     (_huge_file, "image-too-large"),
     (_pipe, "image-unreadable"),
@@ -149,7 +149,7 @@ def test_other_formats_are_rejected_with_the_supported_ones(
     write_input(tmp_path / "in")
     assert cli("pack", "in", "out").returncode == 0
     [rejection] = ShardIndex(tmp_path / "out/index.parquet").rejected()
-    assert rejection.detail == "not a JPEG, PNG or WebP"
+    assert rejection.detail in ("HTML; not JPEG, PNG or WebP", "TIFF; not JPEG, PNG or WebP")
 
 
 def test_the_summary_names_only_a_few_rejected_inputs(cli: Cli, tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ def test_clone_reruns_a_jobs_run_and_code_under_a_new_name(
     assert clone.returncode == 0, clone.stderr
     earlier, sent = aws.bodies("CreateTrainingJob")
     assert sent["TrainingJobName"] == "demo-r2--256px-0001"
-    assert sent["CheckpointConfig"]["S3Uri"] == "s3://my-bucket/demo-r2/checkpoints/256px"
+    assert sent["CheckpointConfig"]["S3Uri"] == "s3://my-bucket/demo-r2/checkpoints/256px/"
     bundles = [
         unpack(aws.client("s3").get_object(**_bundle_location(one))["Body"].read())
         for one in (earlier, sent)
@@ -315,8 +315,8 @@ def test_alternatives_with_more_instances_need_more_shards(
 
 
 def test_data_uri_of_a_single_object_exits_with_3(cli: Cli, aws: Aws, tmp_path: Path) -> None:
-    aws.make_bucket("my-bucket", **{"shards": b"x", **SHARDS})
-    run = write_run(tmp_path, data={"uri": "s3://my-bucket/shards"})
+    aws.make_bucket("my-bucket", **{"one": b"x", **SHARDS})
+    run = write_run(tmp_path, data={"uri": "s3://my-bucket/one"})
     result = cli("submit", run, "--yes", network="loopback", env=aws.environment)
     assert result.returncode == 3
     assert "is a single object" in one_line(result.stderr)

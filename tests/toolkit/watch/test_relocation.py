@@ -126,7 +126,7 @@ def test_relocates_in_fallback_order_and_then_home(run: LiveRun) -> None:
     run.lose(SECOND, status="Stopped", secondary="Interrupted", reason=None)
     assert f"4 × ml.p4de.24xlarge in {WEST}" in run.poll().done
     there = run.described(THIRD, WEST)
-    assert there["CheckpointConfig"]["S3Uri"] == "s3://west/demo/checkpoints/256px"
+    assert there["CheckpointConfig"]["S3Uri"] == "s3://west/demo/checkpoints/256px/"
     assert there["OutputDataConfig"]["S3OutputPath"] == "s3://west/demo/output"
     image = there["AlgorithmSpecification"]["TrainingImage"]
     assert image == ECR.replace(EAST, WEST)

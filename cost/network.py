@@ -1,0 +1,222 @@
+"""The collectives of an optimizer step, and the part of their time that compute cannot hide.
+
+A third of a pass is forward, two thirds are backward (one and two FLOP per weight: Kaplan et al.
+2020, section 2.1).
+
+- ``none`` (DDP) all-reduces the gradients once per step, in buckets, during the last backward pass
+  (Li et al. 2020, "PyTorch Distributed", sections 3.2 and 4.2).
+- ``shard_grad_op`` gathers the weights once per step, ``full_shard`` before each forward and each
+  backward pass. Both reduce-scatter the gradients, once per step if unsharded gradients fit into
+  memory until then, else during each backward pass (Zhao et al. 2023, "PyTorch FSDP", section 3.2).
+- ``hybrid_shard`` does what full_shard does inside each node, and all-reduces each rank's shard of
+  the gradients between the nodes during the last backward pass.
+
+A collective of n ranks takes ⌈log₂ n⌉ latencies and bytes × bus factor ÷ bus bandwidth
+(nccl-tests, doc/PERFORMANCE.md). The doctor applies the same rules to bandwidths that it measures
+in the job (``entrypoints/doctor/step_time_model.py``), where this package is not available.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["all_reduce", "all_gather", "reduce_scatter"]
+Scope = Literal["world", "node", "between nodes"]
+Phase = Literal["forward", "backward"]
+
+FORWARD_SHARE, BACKWARD_SHARE = 1 / 3, 2 / 3
+"""Shares of one pass's compute."""
+
+BUCKET_BYTES = 25 * 2**20
+"""DistributedDataParallel's ``bucket_cap_mb`` by default."""
+
+FIRST_BUCKET_BYTES = 2**20
+"""DDP's first bucket (``dist._DEFAULT_FIRST_BUCKET_BYTES``)."""
+
+UNITS = 16
+"""Blocks in which a sharded model's weights are gathered (the presets have 8 to 60)."""
+
+GRADIENT_BYTES = 4
+"""Bytes of a gradient: they are reduced in fp32."""
+
+NETWORK_SHARE = 0.6
+"""Bus bandwidth of a node ÷ its network's: all_reduce_perf on 2, 3 and 4 p4d.24xlarge reaches 57,
+32 and 30 of 50 GB/s (github.com/NVIDIA/nccl issue 527, 2022; taken for all types)."""
+
+LINK_SHARE = 0.75
+"""Bus bandwidth inside a node ÷ that of a GPU's links: all_reduce_perf inside one p4d.24xlarge
+reaches 231 of 300 GB/s (github.com/NVIDIA/nccl issue 527, 2022; taken for all types)."""
+
+PCIE_BYTES_PER_SECOND = 20e9
+"""Bus bandwidth between GPUs without NVLink: PCIe 4.0 ×16 transfers 32 GB/s (assumed share)."""
+
+NETWORK_LATENCY, NODE_LATENCY = 30e-6, 10e-6
+"""Seconds of a small message between nodes over EFA, and inside a node (assumed)."""
+
+
+@dataclass(frozen=True)
+class GpuNetwork:
+    """``nodes`` with ``per_node`` GPUs each; bus bandwidths in bytes per second."""
+
+    nodes: int
+    per_node: int
+    between_nodes: float
+    inside_node: float
+
+    @property
+    def gpus(self) -> int:
+        return self.nodes * self.per_node
+
+    def ranks(self, scope: Scope) -> int:
+        """Return the ranks of one group."""
+        return {"world": self.gpus, "node": self.per_node, "between nodes": self.nodes}[scope]
+
+    def bus_bandwidth(self, scope: Scope) -> float:
+        """Return the bus bandwidth of one group; the ranks of a node share its network."""
+        if scope == "between nodes":
+            return self.between_nodes / self.per_node
+        crosses = scope == "world" and self.nodes > 1
+        return min(self.between_nodes, self.inside_node) if crosses else self.inside_node
+
+    def latency(self, scope: Scope) -> float:
+        """Return the seconds of a small message in one group."""
+        inside = math.ceil(math.log2(self.per_node)) if scope != "between nodes" else 0
+        outside = math.ceil(math.log2(self.nodes)) if scope != "node" else 0
+        return NODE_LATENCY * inside + NETWORK_LATENCY * outside
+
+
+@dataclass(frozen=True)
+class CollectiveCalls:
+    """``count`` calls in each of ``passes`` passes of a step; ``bytes`` is the full vector's."""
+
+    kind: Kind
+    scope: Scope
+    bytes: float
+    count: int
+    phase: Phase
+    passes: int = 1
+
+
+@dataclass(frozen=True)
+class CommunicationTime:
+    """Seconds of a step's collectives, and the part that does not overlap with compute."""
+
+    seconds: float
+    exposed: float
+
+
+def gpu_network(
+    nodes: int, per_node: int, network_gbps: float | None, link_gbytes: float | None
+) -> GpuNetwork:
+    """Return the network of a cluster from an instance type's nominal figures.
+
+    ``link_gbytes`` is NVLink's GB/s of one GPU in one direction, None without NVLink.
+    """
+    inside = link_gbytes * 1e9 * LINK_SHARE if link_gbytes else PCIE_BYTES_PER_SECOND
+    between = (network_gbps or 25.0) / 8 * 1e9 * NETWORK_SHARE
+    return GpuNetwork(nodes, per_node, between, inside)
+
+
+def bus_factor(kind: Kind, ranks: int) -> float:
+    """Return bus bandwidth ÷ algorithm bandwidth on ``ranks`` ranks; 0 for one rank."""
+    share = (ranks - 1) / ranks
+    return 2 * share if kind == "all_reduce" else share
+
+
+def step_collectives(
+    sharding: str,
+    parameters: int,
+    network: GpuNetwork,
+    *,
+    weight_bytes: int = 2,
+    passes: int = 1,
+    unsharded_gradients: bool = True,
+) -> tuple[CollectiveCalls, ...]:
+    """Return the collectives of one step with ``passes`` micro-batches.
+
+    ``weight_bytes`` is the size of a gathered weight: 2 for bf16, 4 for fp32.
+    """
+    if network.gpus == 1:
+        return ()
+    if sharding == "none":
+        return tuple(_buckets(parameters * GRADIENT_BYTES, "world"))
+    scope: Scope = "node" if sharding == "hybrid_shard" else "world"
+    weights = parameters * weight_bytes / UNITS
+    gradients = parameters * GRADIENT_BYTES / UNITS
+    gathers = 1 if sharding == "shard_grad_op" else passes
+    calls = [CollectiveCalls("all_gather", scope, weights, UNITS, "forward", gathers)]
+    if sharding != "shard_grad_op":
+        calls.append(CollectiveCalls("all_gather", scope, weights, UNITS, "backward", passes))
+    scatters = 1 if unsharded_gradients else passes
+    calls.append(CollectiveCalls("reduce_scatter", scope, gradients, UNITS, "backward", scatters))
+    if sharding == "hybrid_shard" and network.nodes > 1:
+        shard = parameters * GRADIENT_BYTES / network.per_node
+        calls += _buckets(shard, "between nodes")
+    return tuple(calls)
+
+
+def _buckets(gradient_bytes: float, scope: Scope) -> Iterator[CollectiveCalls]:
+    first = min(FIRST_BUCKET_BYTES, gradient_bytes)
+    yield CollectiveCalls("all_reduce", scope, first, 1, "backward")
+    full, rest = divmod(gradient_bytes - first, BUCKET_BYTES)
+    if full:
+        yield CollectiveCalls("all_reduce", scope, BUCKET_BYTES, int(full), "backward")
+    if rest:
+        yield CollectiveCalls("all_reduce", scope, rest, 1, "backward")
+
+
+def call_seconds(call: CollectiveCalls, network: GpuNetwork) -> float:
+    """Return the seconds of one call."""
+    ranks = network.ranks(call.scope)
+    if ranks == 1:
+        return 0.0
+    transfer = call.bytes * bus_factor(call.kind, ranks) / network.bus_bandwidth(call.scope)
+    return network.latency(call.scope) + transfer
+
+
+def communication(
+    calls: tuple[CollectiveCalls, ...], network: GpuNetwork, pass_seconds: float
+) -> CommunicationTime:
+    """Return the time of a step's ``calls``; each pass computes for ``pass_seconds``.
+
+    What exceeds the compute of its phase is exposed, and at least the last bucket's or one unit's
+    call.
+    """
+    bucketed = [call for call in calls if call.kind == "all_reduce"]
+    sharded = [call for call in calls if call.kind != "all_reduce"]
+    total = sum(call.count * call.passes * call_seconds(call, network) for call in calls)
+    exposed = _exposed_buckets(bucketed, network, BACKWARD_SHARE * pass_seconds)
+    # One unit's compute remains when the last weights arrive or the last gradients are ready.
+    hidden = pass_seconds * (1 - 1 / UNITS)
+    for number in range(max((call.passes for call in sharded), default=0)):
+        for phase, share in (("forward", FORWARD_SHARE), ("backward", BACKWARD_SHARE)):
+            unit = sum(
+                call_seconds(call, network)
+                for call in sharded
+                if call.phase == phase and call.passes > number
+            )
+            exposed += max(unit, UNITS * unit - share * hidden)
+    return CommunicationTime(total, exposed)
+
+
+def _exposed_buckets(
+    calls: list[CollectiveCalls], network: GpuNetwork, backward_seconds: float
+) -> float:
+    """Return the seconds of all-reduces after the backward pass.
+
+    After k/B of the bytes, k/B of the pass is over. Each bucket waits until it is ready and the
+    network is free.
+    """
+    size = sum(call.bytes * call.count for call in calls)
+    ready = done = 0.0
+    for call in calls:
+        seconds = call_seconds(call, network)
+        each = call.bytes / size * backward_seconds
+        # Equal buckets: either the network is always busy, or it waits for each one.
+        busy = max(done, ready + each) + call.count * seconds
+        ready += call.count * each
+        done = max(busy, ready + seconds)
+    return max(0.0, done - backward_seconds)
