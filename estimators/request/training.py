@@ -54,6 +54,9 @@ REGIONS_TAG = "sm-train:regions"
 """A job's tag: the regions that may hold jobs of the run, its home region first. Runs of a single
 region have none."""
 
+BUCKET_OWNER_TAG = "sm-train:bucket-owner"
+"""A job's tag: the account that owns the bucket of its checkpoints, if the run file names it."""
+
 
 class SourceBundle(Protocol):
     """What a request contains of its bundle: the archive's digest and the script to start."""
@@ -363,6 +366,8 @@ def _tags(
     }
     if commit is not None:
         tags[COMMIT_TAG] = commit
+    if owner := config.bucket_owners.get(staging_bucket(config, region)):
+        tags[BUCKET_OWNER_TAG] = owner
     if len(regions) > 1:
         tags[REGIONS_TAG] = " ".join(regions)
     return [{"Key": key, "Value": value} for key, value in tags.items()]
