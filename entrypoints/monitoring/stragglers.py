@@ -4,9 +4,9 @@ Whole steps take equally long on all ranks of a synchronous job. A rank's busy t
 its steps outside collectives. It is compared without the part in which other programs used the CPU
 cores: on a loaded node that is large, and random.
 
-One slow step proves nothing, and one pause changes the mean of many. So the busy times per step are
-compared in windows of :data:`WINDOW_SECONDS`, and a rank is a straggler only if the lower confidence
-bound of its ratio to the others, over the latest windows, is above :data:`STRAGGLER_RATIO`.
+One slow step proves nothing, and one pause changes the mean of many. So busy times per step are
+compared in windows of :data:`WINDOW_SECONDS`, and a rank is a straggler only if the lower bound of
+its ratio to the others, over the latest windows, is above :data:`STRAGGLER_RATIO`.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 import torch
-from sm_train.entrypoints.distributed.fsdp import blocks, is_sharded
+from sm_train.entrypoints.distributed.fsdp import sharded_modules
 from torch import Tensor, nn
 
 FIRST_BUCKET_BYTES = 2**20
@@ -155,6 +155,7 @@ def attach(timer: BusyTimer, model: nn.Module, module: nn.Module, *, compiled: b
     ``model`` is ``module``, wrapped by DDP or sharded. The blocks of a ``compiled`` model take no
     hooks without breaking their graphs: there, the whole forward pass counts as a wait.
     """
+    sharded = sharded_modules(module)
 
     def begin_wait(*_: Any) -> None:
         timer.begin_wait()
@@ -162,18 +163,17 @@ def attach(timer: BusyTimer, model: nn.Module, module: nn.Module, *, compiled: b
     def end_wait(*_: Any) -> None:
         timer.end_wait()
 
-    if not is_sharded(module):
+    if not sharded:
         # DDP broadcasts buffers before the module's own forward pass.
         model.register_forward_pre_hook(begin_wait, prepend=True)
         module.register_forward_pre_hook(end_wait)
         return
-    for child in module.children():
-        sharded = [child] if compiled else [child, *blocks(child)]
-        for one in sharded:
-            # FSDP's own hook in between waits for the weights.
-            one.register_forward_pre_hook(begin_wait, prepend=True)
-            if not compiled:
-                one.register_forward_pre_hook(end_wait)
+    roots = [one for one in module.children() if one in sharded]
+    for one in roots if compiled else sharded:
+        # FSDP's own hook in between waits for the weights.
+        one.register_forward_pre_hook(begin_wait, prepend=True)
+        if not compiled:
+            one.register_forward_pre_hook(end_wait)
 
 
 def end_of_first_bucket(order: Sequence[Tensor]) -> Tensor:

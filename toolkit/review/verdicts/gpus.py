@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from sm_train.toolkit.jobs.live_state import STRAGGLER_RATIO
+from sm_train.entrypoints.monitoring.stragglers import STRAGGLER_RATIO
 from sm_train.toolkit.review.job_facts import JobFacts
 from sm_train.toolkit.review.job_log import Column, finite
 from sm_train.toolkit.review.model import Level, Verdict
@@ -16,7 +16,7 @@ GOOD_UTILIZATION, POOR_UTILIZATION = 0.9, 0.7
 """Shares of GPU time; BRIA reports over 98 % (AWS Machine Learning Blog, 2024)."""
 
 SEVERE_STRAGGLER = 1.25
-"""A rank's step time relative to the median of all ranks, like live_state's STRAGGLER_RATIO."""
+"""A rank's step time relative to the median of all ranks, like STRAGGLER_RATIO."""
 
 EXTRA_DATA_WAIT = 0.05
 """Data wait share of a rank above the median at which the other ranks wait for it."""
