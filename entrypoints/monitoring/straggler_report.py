@@ -13,7 +13,7 @@ from sm_train.entrypoints.monitoring.stragglers import BusyTotals, Straggler, St
 REPEAT_SECONDS = 1800.0
 """Minimum time between two events about the same straggler."""
 
-_MAX_LISTED = 8
+_MAX_LISTED = 4
 """Stragglers and nodes in one event, whose line must stay below 4 KiB."""
 
 

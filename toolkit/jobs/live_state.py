@@ -205,7 +205,7 @@ def stragglers(live: LiveState) -> list[NamedStraggler] | None:
     return [
         NamedStraggler(
             one.get("rank"),
-            names.get(one["node"], f"node {one['node']}"),
+            names.get(one["node"], f"algo-{one['node'] + 1}"),
             float(one["busy_seconds"]),
             float(one["ratio"]),
         )

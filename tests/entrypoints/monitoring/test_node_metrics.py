@@ -135,7 +135,7 @@ def test_node_event_holds_the_times_of_every_rank_in_one_atomic_line(tmp_path: P
     report = NodeReport(EventLog(node=15, rank=120, stream=stream), 15, lambda: counters)
     row = {"rank": 120, "node": 15, "busy_seconds": 0.123456, "ratio": 1.23456}
     skew = {"node": 15, "seconds": 0.123456}
-    job = {"straggler_ratio": 1.23456, "stragglers": 8 * [row], "arrival_skew": 8 * [skew]}
+    job = {"straggler_ratio": 1.23456, "stragglers": 4 * [row], "arrival_skew": 4 * [skew]}
     for round_ in range(2):
         write_counters(tmp_path, 10**9 + round_ * 10**9)
         for rank, (writer, _) in enumerate(ranks):
@@ -155,7 +155,7 @@ def test_node_event_holds_the_times_of_every_rank_in_one_atomic_line(tmp_path: P
     assert event["ranks"][5]["busy_seconds"] == pytest.approx(0.205)
     assert event["ranks"][5]["cpu_wait_seconds"] == pytest.approx(0.01)
     assert event["straggler_ratio"] == pytest.approx(1.235)
-    assert event["stragglers"][7]["ratio"] == pytest.approx(1.235)
+    assert event["stragglers"][3]["ratio"] == pytest.approx(1.235)
     assert event["ranks"][5]["data_wait_share"] == pytest.approx(0.25, rel=0.02)
     assert event["data_wait_share_max"] == pytest.approx(0.25, rel=0.02)
     assert event["gpu_utilization_mean"] == 93.5

@@ -149,7 +149,7 @@ def test_stragglers_are_those_that_the_first_node_has_found() -> None:
     assert found is not None
     assert [(one.rank, one.node, one.ratio) for one in found] == [
         (8, "algo-2", 1.6),
-        (None, "node 7", 1.4),
+        (None, "algo-8", 1.4),
     ]
 
 
