@@ -17,7 +17,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from sm_train.entrypoints.common.checkpoint_layout import FINAL_MODEL
+from sm_train.entrypoints.common.checkpoint_layout import FINAL_MODEL, UPLOAD_NOTES
 from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.job_config import JOB_FILE, JobConfig, read_job_config
 from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig, SageMakerPaths
@@ -299,7 +299,8 @@ def _save_final_model(trainer: Trainer, *, is_main: bool) -> None:
     shutil.copytree(paths.model, final, dirs_exist_ok=True)
     if (doctor_results := paths.checkpoints / "doctor").is_dir():
         # The next stage's doctor compares with the results on these instances.
-        shutil.copytree(doctor_results, final / "doctor", dirs_exist_ok=True)
+        ignore = shutil.ignore_patterns(UPLOAD_NOTES)
+        shutil.copytree(doctor_results, final / "doctor", ignore=ignore, dirs_exist_ok=True)
 
 
 def _report_failure(error: Exception, paths: SageMakerPaths) -> None:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import gather_object
 from sm_train.entrypoints.checkpointing import manifest
 from sm_train.entrypoints.checkpointing.async_checkpointer import AsyncCheckpointer, CheckpointRank
-from sm_train.entrypoints.common.checkpoint_layout import SAMPLER_FILE
+from sm_train.entrypoints.checkpointing.resume import Nodes, find_latest, remove_later
+from sm_train.entrypoints.common.checkpoint_layout import PROGRESS_FILE, SAMPLER_FILE
 from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.job_config import JobConfig
 from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
@@ -95,12 +98,18 @@ class Trainer:
         # DDP/FSDP wrapping may reallocate parameters, so create the optimizer afterwards.
         self.model: nn.Module = fsdp.wrap(module, accelerator)
         self.state = TrainState(config, module)
-        checkpoint = self._broadcast_latest_checkpoint()
+        self._checkpointer = self._create_checkpointer(data_rank)
+        checkpoint = self._find_latest_checkpoint()
         previous_stage = paths.channel("previous_state")
         if checkpoint is not None:
             self.state.restore(checkpoint)
+            # A rollback before this job's first checkpoint returns here.
+            snapshot = self._checkpointer.snapshot
+            snapshot.take(self.state.step, self.state.tensors(), self.state.progress())
         elif previous_stage.is_dir():
             self.state.load_from_stage(previous_stage, config.stage)
+        if data_rank.local_rank == 0:
+            remove_later(paths.checkpoints, checkpoint.step if checkpoint else None)
         self.resumed_from = self.state.step
         self.model_inputs = ModelInputs(components, self.device, config.training.caption_dropout)
         self._end_of_first_bucket: Tensor | None = None
@@ -123,22 +132,22 @@ class Trainer:
         self.evaluator = Evaluator(
             config, components, self.state, accelerator, paths, events, validation
         )
-        self._checkpointer = self._create_checkpointer()
         self._rollbacks = 0
 
-    def _create_checkpointer(self) -> AsyncCheckpointer:
-        accelerator = self.accelerator
+    def _create_checkpointer(self, data_rank: DataRank) -> AsyncCheckpointer:
         return AsyncCheckpointer(
             self.paths.checkpoints,
             CheckpointRank(
-                accelerator.process_index,
-                accelerator.num_processes,
-                accelerator.is_local_main_process,
+                self.accelerator.process_index,
+                self.accelerator.num_processes,
+                data_rank.node_rank,
+                data_rank.local_rank,
+                data_rank.local_world_size,
             ),
             fingerprint=self.state.fingerprint,
             keep=self.config.checkpoint.keep_last,
             events=self.events,
-            all_gather=gather_object,
+            all_gather=_all_gather,
             background=self.state.background,
         )
 
@@ -310,11 +319,14 @@ class Trainer:
     def _start_checkpoint(self) -> None:
         """Start to save the current step, after finishing the previous checkpoint."""
         self._finish_checkpoint()
+        progress = self.state.progress()
         files: dict[str, Callable[[Path], None]] = {}
         if self.accelerator.is_main_process:
-            files = self.state.shared_files()
-            files[SAMPLER_FILE] = manifest.save_bytes(self.loader.state_bytes())
-        self._checkpointer.save_async(self.state.step, self.state.tensors(), files)
+            files = {
+                PROGRESS_FILE: manifest.save_bytes(json.dumps(progress).encode()),
+                SAMPLER_FILE: manifest.save_bytes(self.loader.state_bytes()),
+            }
+        self._checkpointer.save_async(self.state.step, self.state.tensors(), progress, files)
 
     def _finish_checkpoint(self) -> None:
         if self._checkpointer.step is not None:
@@ -322,16 +334,15 @@ class Trainer:
             self._checkpointer.commit()
 
     def _roll_back(self) -> None:
-        """Restore the latest checkpoint; the data continue, so that other samples follow.
+        """Restore the last snapshot; the data continue, so that other samples follow.
 
         Raises:
-            DivergedError: there is no checkpoint, or the run file allows no more rollbacks.
+            DivergedError: there is no snapshot, or the run file allows no more rollbacks.
         """
         self._finish_checkpoint()
         step, skipped = self.state.step, self.metrics.consecutive_skips
-        allowed = self._rollbacks < self.config.training.max_rollbacks
-        checkpoint = self._broadcast_latest_checkpoint() if allowed else None
-        if checkpoint is None:
+        snapshot = self._checkpointer.snapshot
+        if snapshot.step is None or self._rollbacks >= self.config.training.max_rollbacks:
             nonfinite = self.metrics.last_nonfinite_loss
             samples = gather_object([nonfinite] if nonfinite else [])
             listed = "; ".join(samples[:MAX_LISTED])
@@ -340,33 +351,30 @@ class Trainer:
                 f"{f'; non-finite loss in {listed}' if samples else ''}"
                 "; lower the learning rate or lengthen the warm-up; earlier checkpoints are intact"
             )
-        self.state.restore(checkpoint)
+        self.state.roll_back(snapshot)
         self._rollbacks += 1
         self.metrics.consecutive_skips = 0
         if self.accelerator.is_main_process:
             self.events.warn(
                 "rolled-back",
                 f"{skipped} steps in a row had no finite gradient: rolled back from step {step} to "
-                f"the checkpoint of step {checkpoint.step}; training continues with the next data",
-                step=checkpoint.step,
+                f"the state of step {snapshot.step}; training continues with the next data",
+                step=snapshot.step,
             )
 
-    def _broadcast_latest_checkpoint(self) -> manifest.CheckpointInfo | None:
-        """Let rank 0 choose and verify the latest checkpoint, so that all ranks use the same."""
+    def _find_latest_checkpoint(self) -> manifest.CheckpointInfo | None:
+        """Return the checkpoint to resume from; the same on all nodes, and whole on each."""
 
-        def log_skip(folder: Path, reason: str) -> None:
-            self.events.warn("checkpoint-skipped", f"{folder.name} is skipped: {reason}")
+        def warn(code: str, message: str) -> None:
+            self.events.warn(code, message)
 
-        choice: list[manifest.CheckpointInfo | None] = [None]
-        if self.accelerator.is_main_process:
-            choice[0] = manifest.latest_complete(self.paths.checkpoints, log_skip)
-        if self.accelerator.num_processes > 1:
-            broadcast_object_list(choice)
-        checkpoint = choice[0]
-        if checkpoint is None:
-            return None
-        # Each node has its own copy of the shared prefix, below its own path.
-        return replace(checkpoint, folder=self.paths.checkpoints / checkpoint.folder.name)
+        nodes = Nodes(self._checkpointer.rank, _all_gather, self.device)
+        return find_latest(self.paths.checkpoints, nodes, warn)
+
+
+def _all_gather(value: Any) -> list[Any]:
+    gathered: list[Any] = gather_object([value])
+    return gathered
 
 
 class DivergedError(RuntimeError):

@@ -52,6 +52,9 @@ REGIONS_TAG = "sm-train:regions"
 """A job's tag: the regions that may hold jobs of the run, its home region first. Runs of a single
 region have none."""
 
+BUCKET_OWNER_TAG = "sm-train:bucket-owner"
+"""A job's tag: the account that owns the bucket of its checkpoints, if the run file names it."""
+
 # The SDK's start script, staged in the channel sm_drivers (sagemaker 3.27, training.constants).
 _CHANNELS = "/opt/ml/input/data"
 _START = f"{_CHANNELS}/sm_drivers/sm_train.sh"
@@ -360,6 +363,8 @@ def _tags(
     }
     if commit is not None:
         tags[COMMIT_TAG] = commit
+    if owner := config.bucket_owners.get(staging_bucket(config, region)):
+        tags[BUCKET_OWNER_TAG] = owner
     if len(regions) > 1:
         tags[REGIONS_TAG] = " ".join(regions)
     return [{"Key": key, "Value": value} for key, value in tags.items()]

@@ -169,6 +169,12 @@ def check_budget(config: RunConfig, region: str, history: History | None = None)
         return
     expected = total(estimate_run(config, region, history=history))
     if expected["cost_at_least_usd"] <= config.budget.usd:
+        if expected["cost_usd"] is None:
+            click.echo(
+                f"warning: budget.usd: {format_usd(config.budget.usd)} cannot be enforced: a price "
+                f"or a speed is unknown; the run costs {format_total_usd(expected)}",
+                err=True,
+            )
         _warn_worst_case(config, config.budget.usd, region, history)
         return
     message = (

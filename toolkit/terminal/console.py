@@ -84,8 +84,16 @@ def _console_class() -> type[Console]:
     """Return a console that removes control from the text it prints, but not its own control."""
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
+    from rich.text import Text
 
     class PrintableConsole(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # the command line exits with 0, rich with 1
+
+        def render_str(self, text: str, **options: Any) -> Text:
+            # Before rich: it removes the end of an escape sequence and leaves the rest.
+            return super().render_str(printable(text), **options)
+
         def render(
             self, renderable: RenderableType, options: ConsoleOptions | None = None
         ) -> Iterator[Segment]:

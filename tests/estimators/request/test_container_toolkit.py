@@ -17,7 +17,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 from sm_train.estimators.bundle.bundle import Bundle, build_bundle
 from sm_train.estimators.request.images import image_uri
@@ -27,6 +26,7 @@ from sm_train.estimators.sdk.model_trainer import create_training_job
 
 from tests.conftest import Aws, clean_environment
 from tests.support.deadline import DEADLINE
+from tests.support.moto_server import aws_session
 from tests.support.run_documents import ECR, config
 
 pytest.importorskip(
@@ -121,7 +121,7 @@ def send_request(aws: Aws, monkeypatch: pytest.MonkeyPatch, **cluster: Any) -> t
         region="us-east-1",
         now=datetime(2026, 11, 20),
     )
-    session = boto3.Session(region_name="us-east-1")
+    session = aws_session()
     create_training_job(request, bundle, boto_session=session, bucket="my-bucket")
     [sent] = aws.bodies("CreateTrainingJob")
     return sent, bundle

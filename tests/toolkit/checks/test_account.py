@@ -28,6 +28,7 @@ from tests.support.fake_services import (
     fake_server,
     fake_service_quotas,
 )
+from tests.support.moto_server import aws_session
 from tests.support.run_documents import config, stage
 from tests.support.run_files import write_run
 
@@ -62,7 +63,7 @@ MANIFEST = json.dumps(
     {"schemaVersion": 2, "mediaType": "application/vnd.docker.distribution.manifest.v2+json"}
 )
 
-SESSION = boto3.Session(region_name="us-east-1")
+SESSION = aws_session()
 """Shared by all tests: it caches botocore's service models, not endpoints or credentials."""
 
 Check = Callable[..., dict[str, Finding]]

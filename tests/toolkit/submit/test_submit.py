@@ -18,7 +18,7 @@ from sm_train.estimators.sdk.model_trainer import without_timestamps
 
 from tests.conftest import Aws, Cli, clean_environment
 from tests.support.run_documents import stage
-from tests.support.run_files import write_run
+from tests.support.run_files import one_line, write_run
 
 SHARDS = {f"shards/{index}.tar": b"x" for index in range(4)} | {"index.parquet": b"x"}
 
@@ -240,12 +240,6 @@ def test_nothing_is_sent_without_confirmation(cli: Cli, aws: Aws, tmp_path: Path
     agreed = cli("submit", run, network="loopback", env=aws.environment, stdin="y\n")
     assert agreed.returncode == 0
     assert len(aws.bodies("CreateTrainingJob")) == 1
-
-
-def one_line(text: str) -> str:
-    [line] = [line for line in text.splitlines() if line.startswith("sm-train: ")]
-    assert "Traceback" not in text
-    return line
 
 
 def test_missing_credentials_exit_with_4(cli: Cli, tmp_path: Path) -> None:

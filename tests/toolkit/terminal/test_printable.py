@@ -68,7 +68,10 @@ def test_text_without_control_is_unchanged(text: str) -> None:
 def test_commands_print_no_control_from_logs_and_file_names(cli: Cli, tmp_path: Path) -> None:
     name = "photo\x1b]0;title\x07\u202egpj"
     log = tmp_path / "algo-1.log"
-    log.write_text(f"Traceback (most recent call last):\nValueError: {name} \x9b31m is bad\n")
+    log.write_text(
+        'Traceback (most recent call last):\n  File "own.py", line 3, in <module>\n'
+        f"ValueError: {name} \x9b31m is bad\n"
+    )
     for result in (cli("diagnose", log.name), cli("check", f"{name}.yaml", "--offline")):
         output = result.stdout + result.stderr
         assert "photogpj" in output
