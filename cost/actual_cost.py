@@ -28,7 +28,8 @@ class FinishedJob:
     """One training job of a run.
 
     ``billable_seconds`` is None if unknown; ``timeline`` is None if the job's event lines are not
-    available.
+    available. ``infrastructure_failure`` is whether it failed because of hardware or AWS, and not
+    of its own code or configuration.
     """
 
     name: str
@@ -39,6 +40,7 @@ class FinishedJob:
     billable_seconds: float | None
     price: Price
     timeline: Timeline | None
+    infrastructure_failure: bool = False
 
     @property
     def billed(self) -> Decimal | None:
@@ -183,14 +185,16 @@ def images_trained(jobs: Sequence[FinishedJob]) -> int | None:
 def observed(jobs: Sequence[FinishedJob]) -> Observed:
     """Return the observations of the jobs for the next estimate.
 
-    A failure is a restart within a job, or a job with status Failed. Start-up, restart and
-    checkpoint seconds are medians.
+    A failure is a restart within a job, which SageMaker makes after its own errors only, or a job
+    that the infrastructure failed: a mistake in the code says nothing about the machines. Start-up,
+    restart and checkpoint seconds are medians.
     """
     lines = [job.timeline for job in jobs if job.timeline]
     return Observed(
         jobs=len(jobs),
         gpu_hours=sum(job.gpu_hours for job in jobs),
-        failures=sum(line.restarts for line in lines) + sum(job.status == "Failed" for job in jobs),
+        failures=sum(line.restarts for line in lines)
+        + sum(job.infrastructure_failure for job in jobs),
         start_up_seconds=_median([line.seconds["start_up"] for line in lines if line.last_step]),
         restart_seconds=_median([line.restart_seconds for line in lines]),
         checkpoint_blocking_seconds=_median([line.checkpoint_seconds for line in lines]),
@@ -198,9 +202,9 @@ def observed(jobs: Sequence[FinishedJob]) -> Observed:
 
 
 def measurements(jobs: Sequence[FinishedJob]) -> list[Measurement]:
-    """Return the measured speeds of the jobs; the last job of a stage and cluster size counts."""
+    """Return the measured speeds of the jobs; the last job of a stage and cluster counts."""
     latest = {
-        (job.stage, job.instances): Measurement(
+        (job.stage, job.instance_type, job.instances): Measurement(
             label=job.name,
             steps_per_second=job.timeline.steps_per_second,
             world_size=job.timeline.world_size

@@ -111,8 +111,7 @@ def alternatives(inputs: SearchInputs, counts: Sequence[int] = ()) -> list[Alter
     """
     candidates: list[Alternative] = []
     for candidate in instance_types():
-        # Trainium needs a PyTorch build that the training code does not support.
-        if candidate.accelerator.startswith("Trainium"):
+        if not candidate.trains:
             continue
         options = list(_purchase_options(candidate, inputs))
         for instances in counts or range(1, MOST_INSTANCES + 1):
@@ -155,7 +154,7 @@ def _purchase_options(
     ):
         purchase = Purchase(inputs.region, capacity, kind)
         price = hourly_price(candidate.name, purchase, inputs.prices)
-        if kind == ON_DEMAND or price.usd_per_instance_hour is not None:
+        if (capacity, kind) == ("on-demand", ON_DEMAND) or price.usd_per_instance_hour is not None:
             yield purchase, price
 
 

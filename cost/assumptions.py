@@ -31,9 +31,15 @@ class Assumptions:
     restart_seconds: float = 900.0
     """Detecting a failure, replacing an instance and restarting: billed, without progress."""
     checkpoint_blocking_seconds: float | None = None
-    """Seconds that each checkpoint pauses training; None derives them from the next parameter."""
-    checkpoint_bytes_per_second: float = 0.51e9
-    """Accelerate's save_state wrote 2.6 GB to a local disk in 5.1 s (measured, 2026-11)."""
+    """Seconds that each checkpoint pauses training; None derives them from the model's state."""
+    checkpoint_bytes_per_second: float = 10e9
+    """Each GPU's copy of its share of the state to host memory: 10 of PCIe 4.0's 32 GB/s
+    (assumed)."""
+    checkpoint_background_bytes_per_second: float = 0.5e9
+    """Writing and uploading an instance's share in the background (assumed). A checkpoint that is
+    not complete when the next one starts delays it."""
+    upload_part_bytes: float = 8 * 2**20
+    """Part of a multipart upload: s3transfer's default (assumed for SageMaker's uploads)."""
     evaluation_seconds: float = 0.0
     """Evaluation per stage; 0 unless it is stated."""
     checkpoint_every: float = 1000.0
@@ -70,7 +76,8 @@ class Assumptions:
 
 
 _AT_LEAST_ONE = (
-    "checkpoint_every checkpoint_bytes_per_second bytes_per_request start_up_spread failure_spread"
+    "checkpoint_every checkpoint_bytes_per_second checkpoint_background_bytes_per_second "
+    "upload_part_bytes bytes_per_request start_up_spread failure_spread"
 ).split()
 
 

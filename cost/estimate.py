@@ -17,7 +17,16 @@ from decimal import Decimal
 from sm_train.cost import services
 from sm_train.cost.assumptions import SPOT_RATE_PER_INSTANCE_HOUR, Assumptions
 from sm_train.cost.failures import daly_interval, expected_failures, lost_per_failure
-from sm_train.cost.prices import KINDS, ON_DEMAND, SPOT, Price, PriceTable, shipped_prices
+from sm_train.cost.prices import (
+    KINDS,
+    ON_DEMAND,
+    SAVINGS_PLANS,
+    SPOT,
+    TRAINING_PLAN,
+    Price,
+    PriceTable,
+    shipped_prices,
+)
 from sm_train.cost.stage import CostStage
 from sm_train.cost.uncertainty import Range, Risk, ranges
 
@@ -25,7 +34,7 @@ CAPACITIES = ("on-demand", "spot", "warm-pool", "training-plan")
 SECONDS_PER_HOUR = 3600
 
 INSTANCE_PARTS = ("training", "start_up", "checkpoints", "evaluation", "restarts", "warm_pool")
-SERVICE_PARTS = ("storage", "requests", "logs")
+SERVICE_PARTS = ("storage", "uploads", "requests", "logs")
 
 
 @dataclass(frozen=True)
@@ -48,8 +57,20 @@ class Purchase:
             raise ValueError(f"capacity: {self.capacity!r} is not one of {', '.join(CAPACITIES)}")
         if self.kind not in KINDS:
             raise ValueError(f"purchase: {self.kind!r} is not one of {', '.join(KINDS)}")
-        if self.kind not in (ON_DEMAND, SPOT) and self.capacity in ("spot", "training-plan"):
+        if self.kind in SAVINGS_PLANS and self.capacity in ("spot", "training-plan"):
             raise ValueError(f"purchase: {self.kind} does not apply to capacity {self.capacity}")
+
+    @property
+    def is_spot(self) -> bool:
+        """Whether instances can be reclaimed."""
+        return SPOT in (self.capacity, self.kind)
+
+    @property
+    def price_kind(self) -> str:
+        """The kind of the price."""
+        if self.is_spot:
+            return SPOT
+        return TRAINING_PLAN if self.capacity == TRAINING_PLAN else self.kind
 
 
 @dataclass(frozen=True)
@@ -104,8 +125,15 @@ class StageEstimate:
 
     @property
     def known_cost(self) -> Decimal:
-        """The sum of the known parts: a lower bound if one is unknown."""
-        return sum((part for part in self.breakdown.values() if part is not None), Decimal(0))
+        """The cost, or a lower bound of it: the sum of the known parts at the least price."""
+        if self.cost is not None:
+            return self.cost
+        known = sum((part for part in self.breakdown.values() if part is not None), Decimal(0))
+        if self.price.usd_per_instance_hour is not None:
+            return known
+        billable = self.seconds.billable
+        seconds = None if billable is None else billable + self.seconds.warm_pool
+        return known + (money(seconds, self.stage.instances, self.price.least) or Decimal(0))
 
     @property
     def instance_hours(self) -> float | None:
@@ -156,17 +184,23 @@ def estimate(
 
 def hourly_price(instance_type: str, purchase: Purchase, table: PriceTable) -> Price:
     """Return the price of an instance-hour of ``instance_type``, bought as ``purchase``."""
-    if purchase.capacity == "training-plan":
-        source = "training plan: prepaid, so running costs nothing more"
-        return Price(instance_type, purchase.region, Decimal(0), "inferred", source, None)
-    kind = SPOT if purchase.capacity == "spot" else purchase.kind
-    return table.price(instance_type, purchase.region, kind)
+    return table.price(instance_type, purchase.region, purchase.price_kind)
+
+
+def billed_price(instance_type: str, region: str, capacity: str, table: PriceTable) -> Price:
+    """Return the price that multiplies a job's billable seconds.
+
+    A spot job's discount reduces its billable seconds, and the price stays that of on-demand
+    (SageMaker API reference, DescribeTrainingJob: savings are 1 − billable ÷ training seconds).
+    """
+    kind = TRAINING_PLAN if capacity == TRAINING_PLAN else ON_DEMAND
+    return table.price(instance_type, region, kind)
 
 
 def failure_rate(stage: CostStage, purchase: Purchase, assumed: Assumptions) -> float:
     """Return interruptions per GPU-hour: hardware failures and, on spot, reclaimed instances."""
     rate = assumed.failures_per_gpu_hour
-    if purchase.capacity == "spot":
+    if purchase.is_spot:
         rate += SPOT_RATE_PER_INSTANCE_HOUR / stage.instance.accelerators
     return rate
 
@@ -254,6 +288,8 @@ def _service_parts(
     if stage.parameters is not None:
         stored = None if billable is None else services.checkpoint_storage(stage, billable)
         parts["storage"] = stored
+        uploads = services.upload_cost(stage, assumed) or Decimal(0)
+        parts["uploads"] = uploads * int(stage.max_steps // checkpoint_steps(stage, assumed))
     if stage.images is not None:
         parts["requests"] = services.data_requests(stage, assumed)
     parts["logs"] = services.logs(stage, assumed)
@@ -265,25 +301,32 @@ def checkpoint_interval(
 ) -> CheckpointInterval | None:
     """Compare the configured checkpoint interval with the best one.
 
-    Both are judged by their waste: training × (blocking ÷ τ + failures per second × τ ÷ 2) for an
-    interval τ. None without failures, blocking or a known speed.
+    Both are judged by their waste: training × (c ÷ τ + failures per second × τ ÷ 2) for an interval
+    τ and the seconds c that a checkpoint costs: its blocking, and what its upload costs in S3 as
+    seconds of the cluster. The best one lasts until a checkpoint is complete, at least, and as long
+    as the stage, at most. None without failures, blocking or a known speed.
     """
     stage, training = one.stage, one.seconds.training
     rate = failures_per_second(stage, purchase, assumed)
     blocking = services.blocking_seconds(stage, assumed)
     if training is None or not rate or not blocking:
         return None
+    cluster = _dollars_per_second(one, one.price.usd_per_instance_hour)
+    upload = float(services.upload_cost(stage, assumed) or 0)
+    cost = blocking + (upload / cluster if cluster else 0.0)
 
     def waste(interval: float) -> float:
-        return training * (blocking / interval + rate * interval / 2)
+        return training * (cost / interval + rate * interval / 2)
 
     configured = interval_seconds(stage, assumed, training)
-    best = min(daly_interval(blocking, 1 / rate), training)
+    least = services.background_seconds(stage, assumed)
+    best = min(max(daly_interval(cost, 1 / rate), least), training)
+    steps = min(stage.max_steps, max(1, round(best / training * stage.max_steps)))
     extra = max(0.0, waste(configured) - waste(best))
     return CheckpointInterval(
         seconds=configured,
         best_seconds=best,
-        best_steps=max(1, round(best / training * stage.max_steps)),
+        best_steps=steps,
         extra=_dollars(extra, stage, one.price),
     )
 
@@ -295,7 +338,7 @@ def _with_ranges(priced: list[StageEstimate], purchase: Purchase, assumed: Assum
     if not known:
         return Estimate(tuple(priced), purchase, assumed, None, None, None)
     pairs = [(one, risk) for one, risk in zip(priced, risks, strict=True) if risk is not None]
-    high = [_dollars_per_second(one, one.price.usd_per_instance_hour) for one, _ in pairs]
+    high = [_dollars_per_second(one, one.price.most) for one, _ in pairs]
     low = [_dollars_per_second(one, one.price.least) for one, _ in pairs]
     total_range = ranges(known, low, high)
     seconds = iter(total_range.stages)
@@ -303,7 +346,7 @@ def _with_ranges(priced: list[StageEstimate], purchase: Purchase, assumed: Assum
         one if risk is None else _ranged(one, next(seconds))
         for one, risk in zip(priced, risks, strict=True)
     )
-    if len(known) < len(priced) or any(one.cost is None for one in ranged):
+    if len(known) < len(priced) or any(one.high is None for one in ranged):
         return Estimate(ranged, purchase, assumed, None, None, None)
     fixed = sum((_fixed_dollars(one) for one in ranged), Decimal(0))
     return Estimate(
@@ -338,7 +381,7 @@ def _risk(one: StageEstimate, purchase: Purchase, assumed: Assumptions) -> Risk 
 def _ranged(one: StageEstimate, seconds: Range) -> StageEstimate:
     fixed = _fixed_dollars(one)
     low = money(seconds.low, one.stage.instances, one.price.least)
-    high = money(seconds.high, one.stage.instances, one.price.usd_per_instance_hour)
+    high = money(seconds.high, one.stage.instances, one.price.most)
     return replace(
         one,
         seconds_range=seconds,

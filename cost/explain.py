@@ -22,6 +22,7 @@ from sm_train.cost.services import (
     blocking_seconds,
     checkpoint_bytes,
     service_prices,
+    upload_requests,
 )
 from sm_train.cost.stage import CostStage
 from sm_train.cost.uncertainty import DRAWS
@@ -128,7 +129,9 @@ def _seconds_terms(one: StageEstimate, priced: Estimate) -> Iterator[Term]:
         stage.name,
         "checkpoints",
         f"{seconds.checkpoints:,.1f} s",
-        "complete intervals × checkpoint_blocking_seconds",
+        "complete intervals × (5 ms + copy, overlapped with a step)"
+        if assumed.checkpoint_blocking_seconds is None
+        else "complete intervals × checkpoint_blocking_seconds",
         f"{stage.max_steps:,} ÷ {every:,.0f} × {blocking_seconds(stage, assumed) or 0:.3g}",
         assumed.source("checkpoint_blocking_seconds"),
     )
@@ -235,6 +238,16 @@ def _service_terms(one: StageEstimate, priced: Estimate) -> Iterator[Term]:
             f"{stage.checkpoints_kept} × {size:,.2f} × "
             f"{(one.seconds.billable or 0) / SECONDS_PER_MONTH:.3g} × ${prices['s3_storage'].usd}",
             prices["s3_storage"].source,
+        )
+    if one.breakdown.get("uploads") is not None:
+        yield Term(
+            stage.name,
+            "uploads $",
+            f"${one.breakdown['uploads']:,.4f}",
+            "checkpoints × PUT requests × price per PUT",
+            f"{stage.max_steps // checkpoint_steps(stage, assumed):,.0f} × "
+            f"{upload_requests(stage, assumed):,} × ${prices['s3_put'].usd:f}",
+            prices["s3_put"].source,
         )
     if one.breakdown.get("requests") is not None:
         yield Term(

@@ -1,7 +1,8 @@
 """Instance types of SageMaker training, from a table.
 
-Sources of ``data/instances.csv``: AWS instance pages and Karpenter's generated instance types
-(2026-07/08). Prices are in :mod:`sm_train.cost.prices`.
+Every GPU and Trainium type of botocore's ``TrainingInstanceType`` (1.44.5). Sources of
+``data/instances.csv``: Karpenter's generated instance types (2026-08); for P2, P3 and Trn the AWS
+instance pages. Prices are in :mod:`sm_train.cost.prices`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from sm_train.cost.accelerators import accelerator
+from sm_train.cost.network import GpuNetwork, gpu_network
+from sm_train.cost.speed_model import GpuFigures
 
 _TABLE = Path(__file__).parent / "data" / "instances.csv"
 
@@ -33,13 +38,25 @@ class InstanceType:
     bf16_tflops: float | None
     """Peak dense bf16 TFLOP/s of one accelerator."""
     nvlink_gbytes: float | None = None
-    """NVLink GB/s of one accelerator in one direction: half of the bidirectional figure in NVIDIA's
-    data sheets of the A100, H100, H200, B200 and B300 (2020 to 2025)."""
+    """NVLink GB/s of one accelerator in one direction: half of the data sheet's figure."""
 
     @property
     def supports_smddp(self) -> bool:
         """SMDDP's all-reduce runs on A100 instances only (SageMaker developer guide, 2024)."""
         return self.name.startswith(("ml.p4d.", "ml.p4de."))
+
+    @property
+    def trains(self) -> bool:
+        """Whether the trainer runs on it: Trainium needs a PyTorch build that it does not use."""
+        return not self.accelerator.startswith("Trainium")
+
+    def gpu(self, precision: str) -> GpuFigures | None:
+        """Return the GPU's figures for the speed model; None if one is unknown."""
+        return accelerator(self.accelerator).gpu(precision)
+
+    def network(self, instances: int) -> GpuNetwork:
+        """Return the network of a cluster of ``instances``."""
+        return gpu_network(instances, self.accelerators, self.network_gbps, self.nvlink_gbytes)
 
     @property
     def supports_efa(self) -> bool:
@@ -75,16 +92,19 @@ def _by_name() -> dict[str, InstanceType]:
 
 
 def _from_row(row: Mapping[str, str]) -> InstanceType:
+    specification = accelerator(row["accelerator"])
+    # NVLink connects the GPUs of an instance, so one GPU has none.
+    linked = int(row["accelerators"]) > 1
     return InstanceType(
         name=row["instance_type"],
         accelerator=row["accelerator"],
         accelerators=int(row["accelerators"]),
-        accelerator_memory_gib=_number(row["accelerator_memory_gib"]),
+        accelerator_memory_gib=specification.memory_gib,
         network_gbps=_number(row["network_gbps"]),
         efa_interfaces=int(row["efa_interfaces"]) if row["efa_interfaces"] else None,
         local_nvme_gb=_number(row["local_nvme_gb"]),
-        bf16_tflops=_number(row["bf16_tflops"]),
-        nvlink_gbytes=_number(row["nvlink_gbytes"]),
+        bf16_tflops=specification.bf16_tflops,
+        nvlink_gbytes=specification.link_gbytes if linked else None,
     )
 
 

@@ -15,7 +15,7 @@ from sm_train.cost.estimate import (
     total,
 )
 from sm_train.cost.explain import sensitivities
-from sm_train.cost.prices import ON_DEMAND
+from sm_train.cost.prices import ON_DEMAND, TRAINING_PLAN
 from sm_train.cost.services import blocking_seconds
 
 _HOURS_PER_DAY = 24
@@ -74,6 +74,8 @@ def _stage(one: StageEstimate, priced: Estimate) -> dict[str, Any]:
         "instance_hours": one.instance_hours,
         "price_per_instance_hour_usd": usd(price.usd_per_instance_hour),
         "cluster_per_day_usd": _per_day(one),
+        "price_low_usd": usd(price.least),
+        "price_high_usd": usd(price.most),
         "price_status": price.status,
         "price_source": price.source,
         "price_date": price.date,
@@ -194,8 +196,12 @@ def _blocking(priced: Estimate) -> str:
     source = assumed.source("checkpoint_blocking_seconds")
     if assumed.checkpoint_blocking_seconds is None:
         rate = assumed.checkpoint_bytes_per_second
-        source = f"16 bytes per parameter at {rate / 1e9:.2g} GB/s, measured with Accelerate"
-    return f"checkpoints: each pauses training for {' or '.join(known)} s ({source})"
+        source = (
+            "each GPU copies its share of 16 bytes per parameter to host memory at "
+            f"{rate / 1e9:.2g} GB/s ({assumed.source('checkpoint_bytes_per_second')}), overlapped "
+            "with the next step; the overlap is measured by benchmarks/checkpoint.py"
+        )
+    return f"checkpoints: each delays training by {' or '.join(known)} s ({source})"
 
 
 def _checkpoint_intervals(priced: Estimate) -> list[str]:
@@ -211,13 +217,13 @@ def _checkpoint_intervals(priced: Estimate) -> list[str]:
 
 def _capacity(priced: Estimate) -> list[str]:
     purchase = priced.purchase
-    if purchase.capacity == "spot":
+    if purchase.is_spot:
         return [
             "spot: one instance in five is reclaimed per month (the Spot Instance advisor's band "
-            "above 20 % begins there; assumed for training); the high end is the on-demand price"
+            "above 20 % begins there; assumed for training)"
         ]
-    if purchase.capacity == "training-plan":
-        return ["training plan: prepaid, not included in these figures"]
+    if purchase.capacity == TRAINING_PLAN:
+        return ["training plan: the fee is prepaid for the reserved time, used or not"]
     if purchase.capacity == "warm-pool":
         return ["warm pool: instances are kept and billed for keep_alive_period after each stage"]
     if purchase.kind != ON_DEMAND:
@@ -227,9 +233,9 @@ def _capacity(priced: Estimate) -> list[str]:
 
 def _prices(priced: Estimate) -> list[str]:
     return [
-        f"price of {one.stage.instance_type} is {one.price.source}"
+        f"price of {one.stage.instance_type}: {one.price.source}"
         for one in priced.stages
-        if one.price.status == "inferred" and priced.purchase.capacity != "training-plan"
+        if one.price.status in ("derived", "assumed")
     ]
 
 

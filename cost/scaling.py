@@ -56,11 +56,15 @@ class ScalingFit:
     exponent: float
     factor: float
     residual: float | None
+    smallest: int
+    """GPUs of the smallest measured cluster."""
 
     def predict(self, gpus: int) -> Throughput:
         """Return images per second on ``gpus`` GPUs."""
-        contended = gpus / (self.serial + self.contention * gpus)
-        power = self.factor * gpus**self.exponent
+        # Below the smallest cluster, each GPU is as fast as on it at most.
+        within = max(gpus, self.smallest)
+        contended = within / (self.serial + self.contention * within) * gpus / within
+        power = self.factor * within**self.exponent * gpus / within
         spread = math.exp(self._deviations() * self._spread())
         return Throughput(contended, min(contended, power) / spread, max(contended, power) * spread)
 
@@ -101,15 +105,22 @@ def fit_scaling(points: Sequence[tuple[int, float]]) -> ScalingFit:
     errors = [gpus / (alpha + beta * gpus) / images - 1 for gpus, images in points]
     freedom = len(points) - 2
     residual = math.sqrt(sum(error**2 for error in errors) / freedom) if freedom else None
-    return ScalingFit(len(points), alpha, beta, exponent, math.exp(logarithm), residual)
+    smallest = min(gpus for gpus, _ in points)
+    return ScalingFit(len(points), alpha, beta, exponent, math.exp(logarithm), residual, smallest)
 
 
 def scale_one(gpus: int, images_per_second: float, to_gpus: int) -> Throughput:
-    """Scale one measurement to another cluster size with a published range of efficiency."""
+    """Scale one measurement to another cluster size.
+
+    On more GPUs by a published range of efficiency. On fewer GPUs each is as fast as measured at
+    most: what they no longer lose to communication, they may lose to smaller micro-batches.
+    """
     doublings = math.log2(to_gpus / gpus)
     linear = images_per_second * to_gpus / gpus
-    bounds = sorted(linear * efficiency**doublings for efficiency in EFFICIENCY_PER_DOUBLING)
-    return Throughput(bounds[1], bounds[0], bounds[2])
+    low, middle, high = EFFICIENCY_PER_DOUBLING
+    if doublings <= 0:
+        return Throughput(linear, linear * middle**-doublings, linear)
+    return Throughput(linear * middle**doublings, linear * low**doublings, linear * high**doublings)
 
 
 def _ratio(xs: Sequence[float], ys: Sequence[float], weights: Sequence[float]) -> float:

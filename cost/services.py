@@ -51,12 +51,67 @@ def checkpoint_bytes(stage: CostStage) -> int | None:
     return None if stage.parameters is None else stage.parameters * BYTES_PER_PARAMETER
 
 
+CHECKPOINT_STALL_SECONDS = 0.005
+"""Pause of a checkpoint whose copy ends before the optimizer changes the weights
+(benchmarks/checkpoint.py, 2026-11: 2.6 GB of state)."""
+
+COPY_SLOWDOWN = 0.17
+"""Seconds by which a copy of one second delays the pass that it overlaps with: a step of 1.48 s
+took 1.56 s with a copy of 0.48 s (benchmarks/checkpoint.py, 2026-11; it shares memory bandwidth on
+CPUs, assumed for GPUs)."""
+
+
+def copy_seconds(stage: CostStage, assumed: Assumptions) -> float | None:
+    """Return the seconds of a GPU's copy of its share of the state; None if the model is unknown.
+
+    All ranks divide the state, also where each holds a replica.
+    """
+    size = checkpoint_bytes(stage)
+    if size is None:
+        return None
+    return size / stage.world_size / assumed.checkpoint_bytes_per_second
+
+
 def blocking_seconds(stage: CostStage, assumed: Assumptions) -> float | None:
-    """Seconds that one checkpoint pauses training; None if neither it nor the model is known."""
+    """Seconds that one checkpoint delays training; None if neither it nor the model is known.
+
+    The copy overlaps with the next step's passes, which it slows down, and delays the optimizer by
+    what remains of it then.
+    """
     if assumed.checkpoint_blocking_seconds is not None:
         return assumed.checkpoint_blocking_seconds
-    size = checkpoint_bytes(stage)
-    return None if size is None else size / assumed.checkpoint_bytes_per_second
+    copy = copy_seconds(stage, assumed)
+    if copy is None:
+        return None
+    step = 0.0 if stage.speed is None else 1 / stage.speed.steps_per_second
+    overlapped = min(copy, step)
+    return CHECKPOINT_STALL_SECONDS + COPY_SLOWDOWN * overlapped + copy - overlapped
+
+
+def background_seconds(stage: CostStage, assumed: Assumptions) -> float:
+    """Seconds until a checkpoint is complete in S3; 0 if the model is unknown."""
+    share = (checkpoint_bytes(stage) or 0) / stage.instances
+    return share / assumed.checkpoint_background_bytes_per_second
+
+
+def upload_requests(stage: CostStage, assumed: Assumptions) -> int:
+    """Return the PUT requests of one checkpoint: parts of each rank's file, and two small files.
+
+    A multipart upload adds a request to begin and one to complete it.
+    """
+    share = (checkpoint_bytes(stage) or 0) / stage.world_size
+    parts = math.ceil(share / assumed.upload_part_bytes)
+    return stage.world_size * (parts + 2 * (parts > 1)) + 2
+
+
+def upload_cost(stage: CostStage, assumed: Assumptions) -> Decimal | None:
+    """Return the cost of uploading one checkpoint; transfer within a region is free.
+
+    None if the model is unknown.
+    """
+    if stage.parameters is None:
+        return None
+    return upload_requests(stage, assumed) * service_prices()["s3_put"].usd
 
 
 def checkpoint_storage(stage: CostStage, billable_seconds: float) -> Decimal | None:

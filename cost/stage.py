@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from sm_train.cost.instances import InstanceType, instance_type
+from sm_train.cost.network import GpuNetwork
 from sm_train.cost.speed import Speed
+from sm_train.cost.speed_model import GpuFigures, StepWork, images_per_second
 
 _MOST = 10**12
 """Larger than any real count, and exact as a float."""
@@ -15,7 +17,7 @@ _LONGEST_SECONDS = 100 * 365 * 86400
 
 _POSITIVE = (
     "resolution instances per_device_batch_size gradient_accumulation_steps max_steps "
-    "checkpoint_every flops_per_image parameters".split()
+    "checkpoint_every flops_per_image parameters activation_bytes_per_image".split()
 )
 
 
@@ -24,7 +26,9 @@ class CostStage:
     """A stage on a cluster; None is unknown.
 
     ``max_steps`` counts optimizer steps. ``flops_per_image`` counts the forward and backward pass
-    of the trained network for one image; ``parameters`` counts the trained network's.
+    of the trained network for one image, and ``activation_bytes_per_image`` what autograd keeps of
+    it, both without activation checkpointing; ``parameters`` counts the trained network's.
+    ``encoder_flops_per_image`` is the forward pass of frozen encoders that run in the job.
 
     Raises:
         ValueError: a figure is not positive and finite, the training would take more than a
@@ -43,12 +47,18 @@ class CostStage:
     flops_per_image: float | None = None
     parameters: int | None = None
     keep_alive_seconds: float = 0.0
+    activation_bytes_per_image: float | None = None
+    encoder_flops_per_image: float = 0.0
+    precision: str = "bf16"
+    sharding: str = "none"
+    activation_checkpointing: bool = False
+    compiled: bool = False
     speed: Speed | None = None
 
     def __post_init__(self) -> None:
         for field in _POSITIVE:
             value = getattr(self, field)
-            most = 1e18 if field == "flops_per_image" else _MOST
+            most = 1e18 if field.endswith("_per_image") else _MOST
             if value is not None and not 0 < value <= most:
                 raise ValueError(f"{field}: {value} must be a positive number, at most {most:.0e}")
         if self.speed is None:
@@ -95,6 +105,46 @@ class CostStage:
         if self.per_device_batch_size is None:
             return None
         return self.per_device_batch_size * self.gradient_accumulation_steps * self.world_size
+
+    @cached_property
+    def network(self) -> GpuNetwork:
+        """The network of the stage's cluster."""
+        return self.instance.network(self.instances)
+
+    @cached_property
+    def gpu(self) -> GpuFigures | None:
+        """The GPU's figures in the stage's precision; None if one is unknown."""
+        return self.instance.gpu(self.precision)
+
+    @property
+    def work(self) -> StepWork | None:
+        """The work of one GPU in a step, for the speed model; None if a figure is unknown."""
+        if (
+            self.flops_per_image is None
+            or self.activation_bytes_per_image is None
+            or self.parameters is None
+            or self.per_device_batch_size is None
+        ):
+            return None
+        return StepWork(
+            images=self.per_device_batch_size,
+            passes=self.gradient_accumulation_steps,
+            flops=self.flops_per_image,
+            activation_bytes=self.activation_bytes_per_image,
+            parameters=self.parameters,
+            precision=self.precision,
+            sharding=self.sharding,
+            activation_checkpointing=self.activation_checkpointing,
+            compiled=self.compiled,
+            encoder_flops=self.encoder_flops_per_image,
+        )
+
+    @property
+    def predicted_images_per_second(self) -> float | None:
+        """Throughput of the whole cluster by the speed model; None if a figure is unknown."""
+        if self.work is None or self.gpu is None:
+            return None
+        return images_per_second(self.work, self.gpu, self.network)
 
     @property
     def images(self) -> int | None:

@@ -6,29 +6,33 @@ extrapolated by a stated rule, and the range widens with each extrapolation.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from sm_train.cost.instances import instance_type
+from sm_train.cost.instances import InstanceType, instance_type
+from sm_train.cost.network import gpu_network
 from sm_train.cost.scaling import Throughput, fit_scaling, scale_one
 from sm_train.cost.speed import Basis, Speed
+from sm_train.cost.speed_model import spread as model_spread
+from sm_train.cost.speed_model import step_seconds
 from sm_train.cost.stage import CostStage
 
 STEADY = (0.90, 1.05)
 """P10 and P90 of a stage's mean it/s relative to a steady measurement (assumed)."""
-
-UTILIZATION = (0.20, 0.25, 0.31)
-"""Published MFU of Stable-Diffusion-2-class training, low, median, high: 20 % from BRIA's 1.8 it/s
-at batch 2048 on 32 A100 at 256 px, 31 % from MLPerf Training v4.0 at 127 images/s/H100."""
 
 RESOLUTION_CARRY = (0.77, 1.30)
 """Relative range of images/s extrapolated by FLOPs alone. mosaicml/diffusion's README, 256 px to
 512 px: the measured ratio is 1.17 to 1.30 × that of the FLOPs on 8 to 64 A100; downward its
 inverse."""
 
-HARDWARE_CARRY = (0.60, 0.78, 1.0)
-"""MFU on another GPU generation relative to the measured one: low, median, high. Low: AWS's 204.2
-images/s on p4de against 385.3 on p5 (awsome-distributed-training), 0.60 of the peaks' ratio."""
+HARDWARE_SPREAD = 1.25
+"""P90 ÷ median of a speed carried to another GPU generation by the speed model's ratio. AWS's six
+pairs of p4de and p5 (awsome-distributed-training) lie within 1.12 of it."""
+
+PEAK_CARRY = (0.45, 0.65, 1.0)
+"""Share of the peaks' ratio that another GPU generation reaches if the model's figures are unknown:
+low, median, high. AWS's pairs reach 0.42 to 0.60 (awsome-distributed-training, p4de to p5)."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +56,7 @@ class Measurement:
 
 
 MOST_STEPS_PER_SECOND = 1000.0
-"""A step launches hundreds of kernels and waits for an all-reduce. A higher figure is images per
-second by mistake, or FLOPs alone predicting a tiny model."""
+"""A higher figure is images per second by mistake."""
 
 
 def stated_speed(steps_per_second: float, why: str) -> Speed:
@@ -98,17 +101,32 @@ def resolve_speed(
 
 
 def predicted_speed(stage: CostStage) -> Speed | None:
-    """Predict it/s = MFU × peak × GPUs ÷ (FLOP per image × batch) from a published MFU range."""
-    peak, batch = stage.instance.bf16_tflops, stage.effective_batch_size
-    if stage.flops_per_image is None or peak is None or batch is None:
+    """Predict it/s from the model's figures and the GPU's (:mod:`speed_model`)."""
+    images, batch = stage.predicted_images_per_second, stage.effective_batch_size
+    if images is None or batch is None or stage.work is None or stage.gpu is None:
         return None
-    whole = peak * 1e12 * stage.world_size / (stage.flops_per_image * batch)
-    low, middle, high = (min(whole * share, MOST_STEPS_PER_SECOND) for share in UTILIZATION)
+    seconds = step_seconds(stage.work, stage.gpu, stage.network)
+    share = stage.work.flops * images / (stage.world_size * stage.gpu.peak_flops)
+    bound = "memory" if seconds.memory > seconds.arithmetic else "arithmetic"
     why = (
-        f"not measured: {stage.flops_per_image / 1e12:.3g} TFLOP per image at "
-        f"{UTILIZATION[0]:.0%}–{UTILIZATION[2]:.0%} of {peak:g} TFLOP/s (published MFU)"
+        f"not measured: {stage.work.flops / 1e12:.3g} TFLOP per image on "
+        f"{stage.instance.accelerator}, bound by {bound}, {share:.0%} MFU; "
+        f"{seconds.exposed_communication / seconds.total:.0%} of a step waits for communication "
+        "(calibrated on 91 published points)"
     )
-    return Speed(middle, low, high, "predicted", why)
+    spread = model_spread(stage.gpu.name)
+    speed = images / batch
+    high = min(speed * spread, _peak_steps_per_second(stage))
+    return Speed(min(speed, high), speed / spread, high, "predicted", why)
+
+
+def _peak_steps_per_second(stage: CostStage) -> float:
+    """Return the it/s at 100 % MFU, or infinity if it is unknown."""
+    peak, flops = stage.instance.bf16_tflops, stage.flops_per_image
+    if peak is None or flops is None or stage.effective_batch_size is None:
+        return math.inf
+    # Rounding must not lift a clipped speed above the peak.
+    return 0.999999 * peak * 1e12 * stage.world_size / (flops * stage.effective_batch_size)
 
 
 def same_batch(one: Measurement, stage: CostStage) -> bool:
@@ -168,7 +186,7 @@ def _scaled(stage: CostStage, measured: Sequence[Measurement]) -> tuple[Throughp
         throughput = scale_one(*points[-1], stage.world_size)
         why = (
             f"{labels}: {one.steps_per_second:.3g} it/s on {one.world_size} GPUs, "
-            f"extrapolated to {stage.world_size} at 87–100 % efficiency per doubling (published)"
+            f"extrapolated to {stage.world_size} {_scaling_words(one.world_size, stage.world_size)}"
         )
         return throughput, "scaled", why
     fit = fit_scaling(points)
@@ -176,6 +194,12 @@ def _scaled(stage: CostStage, measured: Sequence[Measurement]) -> tuple[Throughp
     residual = "no residual" if fit.residual is None else f"residual {fit.residual:.1%}"
     why = f"{labels}: fit over {sizes} GPUs ({residual}), evaluated at {stage.world_size}"
     return fit.predict(stage.world_size), "scaling fit", why
+
+
+def _scaling_words(gpus: int, to_gpus: int) -> str:
+    if to_gpus > gpus:
+        return "at 87–100 % efficiency per doubling (published)"
+    return "at the measured speed per GPU, which fewer GPUs do not exceed"
 
 
 def _from_other_resolutions(stage: CostStage, measured: Sequence[Measurement]) -> Speed | None:
@@ -205,30 +229,62 @@ def _from_other_resolutions(stage: CostStage, measured: Sequence[Measurement]) -
 
 
 def _from_other_hardware(stage: CostStage, measured: Sequence[Measurement]) -> Speed | None:
-    """Extrapolate by the ratio of peak FLOP/s and a published range of the MFU reached."""
-    target_instance = stage.instance
+    """Extrapolate by the speed model's ratio of both GPUs, or by the ratio of their peaks."""
     for one in reversed(measured):
-        measured_instance = instance_type(one.instance_type) if one.instance_type else None
-        if (
-            measured_instance is None
-            or measured_instance.bf16_tflops is None
-            or target_instance.bf16_tflops is None
-        ):
+        if one.instance_type is None:
             continue
+        source = instance_type(one.instance_type)
+        carried = _hardware_ratio(stage, source)
+        # The same number of GPUs, as if the measured type came one GPU at a time.
         measured_speed = _at_this_resolution(stage, [one]) or _from_other_resolutions(stage, [one])
-        if measured_speed is None:
+        if measured_speed is None or carried is None:
             continue
-        ratio = target_instance.bf16_tflops / measured_instance.bf16_tflops
-        low, middle, high = (ratio * share for share in HARDWARE_CARRY)
+        (low, middle, high), how = carried
         why = (
-            f"{measured_speed.why}; and from {measured_instance.accelerator} to "
-            f"{target_instance.accelerator} at 60–100 % of the peaks' ratio (published)"
+            f"{measured_speed.why}; and from {source.accelerator} to "
+            f"{stage.instance.accelerator} × {middle:.3g} {how}"
         )
-        value = measured_speed.steps_per_second * middle
-        return Speed(
-            value, measured_speed.low * low, measured_speed.high * high, "other hardware", why
+        return _within_peak(
+            stage,
+            Speed(
+                measured_speed.steps_per_second * middle,
+                measured_speed.low * low,
+                measured_speed.high * high,
+                "other hardware",
+                why,
+            ),
         )
     return None
+
+
+def _hardware_ratio(
+    stage: CostStage, source: InstanceType
+) -> tuple[tuple[float, float, float], str] | None:
+    """Return P10, median and P90 of the stage's speed per GPU ÷ that on ``source``, and how."""
+    work, here, there = stage.work, stage.gpu, source.gpu(stage.precision)
+    if work is not None and here is not None and there is not None:
+        alone = gpu_network(1, 1, None, None)
+        times = [step_seconds(work, gpu, alone).total for gpu in (there, here)]
+        ratio = times[0] / times[1]
+        return (ratio / HARDWARE_SPREAD, ratio, ratio * HARDWARE_SPREAD), "(speed model)"
+    peak, measured_peak = stage.instance.bf16_tflops, source.bf16_tflops
+    if peak is None or measured_peak is None:
+        return None
+    low, middle, high = (peak / measured_peak * share for share in PEAK_CARRY)
+    return (low, middle, high), "(by peak FLOP/s)"
+
+
+def _within_peak(stage: CostStage, speed: Speed) -> Speed:
+    """Clip ``speed`` at the hardware's peak: an extrapolation cannot exceed it."""
+    peak = _peak_steps_per_second(stage)
+    if speed.high <= peak:
+        return speed
+    return replace(
+        speed,
+        steps_per_second=min(speed.steps_per_second, peak),
+        low=min(speed.low, peak),
+        high=peak,
+    )
 
 
 def _illustration(stage: CostStage, measured: Sequence[Measurement]) -> Speed | None:
@@ -248,10 +304,13 @@ def _illustration(stage: CostStage, measured: Sequence[Measurement]) -> Speed | 
 
 def _speed(stage: CostStage, throughput: Throughput, basis: Basis, why: str) -> Speed:
     batch = stage.effective_batch_size or 1
-    return Speed(
-        throughput.images_per_second / batch,
-        throughput.low / batch,
-        throughput.high / batch,
-        basis,
-        why,
+    return _within_peak(
+        stage,
+        Speed(
+            throughput.images_per_second / batch,
+            throughput.low / batch,
+            throughput.high / batch,
+            basis,
+            why,
+        ),
     )

@@ -11,23 +11,27 @@ import contextlib
 import os
 import shutil
 import sys
+import time
 import traceback
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from sm_train.entrypoints.common.checkpoint_layout import FINAL_MODEL
+from sm_train.entrypoints.common.checkpoint_layout import FINAL_MODEL, UPLOAD_NOTES
 from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.job_config import JOB_FILE, JobConfig, read_job_config
 from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig, SageMakerPaths
 from sm_train.entrypoints.distributed.backend import adopt_mpi_variables
+from sm_train.entrypoints.monitoring.failures import SETTLE_SECONDS, is_disconnection
 from sm_train.entrypoints.monitoring.heartbeat import (
+    ExitState,
     HeartbeatWriter,
     Phase,
     events_file,
     heartbeat_folder,
 )
-from sm_train.entrypoints.monitoring.start import heartbeat
+from sm_train.entrypoints.monitoring.start import heartbeat, watchdog
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -37,6 +41,9 @@ if TYPE_CHECKING:
     from sm_train.entrypoints.training.evaluator import ValidationSet
     from sm_train.entrypoints.training.trainer import Trainer
 
+CAUSE_TIMEOUT = 3 * SETTLE_SECONDS
+"""Seconds in which the watchdog finds out why a peer is gone."""
+
 
 def main(arguments: list[str] | None = None) -> None:
     """Train the stage; exit with 0 when done or stopped, else with 1.
@@ -44,21 +51,31 @@ def main(arguments: list[str] | None = None) -> None:
     A failure writes its cause to SageMaker's failure file and logs it as an event.
     """
     paths = SageMakerPaths.from_environment()
-    try:
-        options = _parse_options(arguments)
-        config = read_job_config(options.document, options.stage)
-        adopt_mpi_variables()
-        _run_doctor(config, paths, options)
-        if not options.doctor_only:
-            with heartbeat(options.document, options.stage) as writer:
-                _train(config, paths, writer)
-    except Exception as error:
-        _report_failure(error, paths)
-        # Peers may wait in a collective forever: exit without a clean shutdown.
-        _exit_now(1)
-    # Destroying Gloo's process group can deadlock: it holds the GIL while it waits for its own
+    exit_code = 0
+    with contextlib.ExitStack() as watched:
+        try:
+            options = _parse_options(arguments)
+            config = read_job_config(options.document, options.stage)
+            adopt_mpi_variables()
+            _run_doctor(config, paths, options)
+            if not options.doctor_only:
+                watched.enter_context(watchdog(options.document, options.stage))
+                with heartbeat() as writer:
+                    _train(config, paths, writer)
+        except Exception as error:
+            _report_failure(error, paths)
+            exit_code = 1
+    # Exit without a clean shutdown: after a failure peers may wait in a collective forever, and
+    # destroying Gloo's process group can deadlock. It holds the GIL while it waits for its own
     # thread, which may wait for the GIL to release the last barrier (seen with PyTorch 2.13).
-    _exit_now(0)
+    _exit_now(exit_code)
+
+
+def _end_hanging_job(paths: SageMakerPaths, writer: HeartbeatWriter, message: str) -> None:
+    """End the process from another thread; the watchdog must not take it for a crash."""
+    writer.end(ExitState.FAILED)
+    _report_failure(RuntimeError(message), paths)
+    _exit_now(1)
 
 
 def _exit_now(code: int) -> NoReturn:
@@ -104,13 +121,13 @@ def _train(config: JobConfig, paths: SageMakerPaths, writer: HeartbeatWriter) ->
     from sm_train.entrypoints.training.trainer import Trainer
 
     resources = ResourceConfig.read(paths)
-    backend = decide(
+    stop = StopSignal(paths.stop_request)
+    choice = decide(
         nodes=len(resources.hosts),
         backend=config.backend,
         instance_type=resources.instance_type,
     )
-    join(backend)
-    stop = StopSignal()
+    backend = join(choice, partial(_end_hanging_job, paths, writer))
     accelerator = Accelerator(
         mixed_precision="bf16" if config.training.precision == "bf16" else "no",
         # Every step runs the same graph with all trained parameters, whatever the batch.
@@ -122,6 +139,8 @@ def _train(config: JobConfig, paths: SageMakerPaths, writer: HeartbeatWriter) ->
     events = EventLog(
         node=resources.node_rank, rank=accelerator.process_index, recent_events_file=recent_events
     )
+    if backend.warning and accelerator.is_main_process:
+        events.warn("smddp-unavailable", backend.warning)
     data_rank = _data_rank(accelerator, resources)
     index = next(iter(sorted(paths.channel("index").rglob("*.parquet"))), None)
     catalog = _build_catalog(paths, "train", index, data_rank, events)
@@ -186,14 +205,14 @@ def _build_catalog(
     events: EventLog,
 ) -> ShardCatalog:
     """Agree with all ranks on a channel's shards, and warn about damaged ones."""
-    from accelerate.utils import gather_object
     from sm_train.entrypoints.data.shard_catalog import build_catalog
+    from sm_train.entrypoints.distributed.object_exchange import all_gather
 
     catalog = build_catalog(
         paths.channel(channel),
         index,
         data_rank,
-        lambda value: gather_object([value]),
+        all_gather,
         paths.base / "walk" / channel,
     )
     for shard, reason in catalog.damage:
@@ -291,18 +310,27 @@ def _save_final_model(trainer: Trainer, *, is_main: bool) -> None:
     shutil.copytree(paths.model, final, dirs_exist_ok=True)
     if (doctor_results := paths.checkpoints / "doctor").is_dir():
         # The next stage's doctor compares with the results on these instances.
-        shutil.copytree(doctor_results, final / "doctor", dirs_exist_ok=True)
+        ignore = shutil.ignore_patterns(UPLOAD_NOTES)
+        shutil.copytree(doctor_results, final / "doctor", ignore=ignore, dirs_exist_ok=True)
 
 
 def _report_failure(error: Exception, paths: SageMakerPaths) -> None:
-    """Log the cause as an event; the first rank to fail also writes the failure file."""
+    """Log the cause as an event; the first rank to fail also writes the failure file.
+
+    A rank whose peer is gone waits for the watchdog to write it: the peer is the cause.
+    """
     cause = f"{type(error).__name__}: {error}"
     resources = ResourceConfig.read(paths)
     rank = int(os.environ.get("RANK", "0"))
     EventLog(node=resources.node_rank, rank=rank).write(
         "error", f"rank {rank} failed: {cause}", code=type(error).__name__, message=cause
     )
-    traceback.print_exc()
+    traceback.print_exception(error)
+    sys.stderr.flush()
+    if is_disconnection(cause):
+        deadline = time.monotonic() + CAUSE_TIMEOUT
+        while not paths.failure.exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
     paths.failure.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError), paths.failure.open("x") as file:
-        file.write(f"rank {rank}: {cause}\n\n{traceback.format_exc()}")
+        file.write(f"rank {rank}: {cause}\n\n{''.join(traceback.format_exception(error))}")

@@ -23,7 +23,12 @@ def cost_stages(config: RunConfig) -> list[CostStage]:
             gradient_accumulation_steps=stage.gradient_accumulation_steps,
             max_steps=stage.max_steps,
             checkpoint_every=config.checkpoint.every_steps,
-            checkpoints_kept=config.checkpoint.keep_last,
+            # One older stays until the next one is written.
+            checkpoints_kept=config.checkpoint.keep_last + 1,
+            precision=config.training.precision,
+            sharding=stage.sharding,
+            activation_checkpointing=stage.activation_checkpointing,
+            compiled=config.training.compile,
             keep_alive_seconds=config.cluster.keep_alive_period or 0,
             speed=stated_speed(stage.steps_per_second, "the run file states it")
             if stage.steps_per_second

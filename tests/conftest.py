@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
 from tests.support import cli_server
+from tests.support.capabilities import skip_or_fail
 from tests.support.deadline import DEADLINE
 from tests.support.moto_server import Aws, moto_server
+
+if TYPE_CHECKING:
+    from selenium import webdriver
 
 # Deadlines per example would fail on a loaded CPU.
 settings.register_profile("no-deadline", deadline=None)
@@ -41,7 +47,17 @@ def refuse(event, arguments):
         os._exit(97)
 sys.addaudithook(refuse)
 """
+_BROWSER_FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run "
+    "--disable-background-networking --disable-component-update --disable-sync"
+)
 _PRELUDES = {"none": _NO_NETWORK, "loopback": _LOOPBACK_ONLY}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def state_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep the claims of code that runs in this process out of the user's home folder."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
 
 
 @pytest.fixture
@@ -73,16 +89,22 @@ def cli(tmp_path: Path) -> Cli:
 
 
 def clean_environment(home: Path) -> dict[str, str]:
-    """Return this process's environment without the variables that AWS's libraries read."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
+    """Return this process's environment with another home folder and without AWS's variables."""
+    kept = {
+        key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "XDG_STATE"))
+    }
     return kept | {"HOME": str(home), "AWS_EC2_METADATA_DISABLED": "true", "COLUMNS": "100"}
 
 
 @pytest.fixture
 def aws() -> Iterator[Aws]:
-    """Serve an empty AWS account on loopback that records every call."""
+    """Serve an empty AWS account on loopback that records every call.
+
+    Every S3 request of the code under test must expect the bucket's owner.
+    """
     with moto_server() as server:
         yield server
+        assert server.without_owner == []
 
 
 @pytest.fixture
@@ -107,3 +129,22 @@ def mount(tmp_path: Path) -> Iterator[Mount]:
     yield mount_tmpfs
     for folder in mounted:
         subprocess.run(["umount", folder], check=True)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
+    """Start headless Chromium that logs console messages and requests; skip without it."""
+    from selenium import webdriver
+
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if not chromium or not driver:
+        skip_or_fail("chromium or chromedriver is not installed", "REQUIRE_BROWSER")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for flag in _BROWSER_FLAGS.split():
+        options.add_argument(flag)
+    options.add_argument(f"--user-data-dir={tmp_path_factory.mktemp('profile')}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    chrome = webdriver.Chrome(options, webdriver.ChromeService(driver))
+    yield chrome
+    chrome.quit()

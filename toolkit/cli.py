@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import errno
+import os
+import re
 import sys
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
 import click
+from sm_train.entrypoints.common.bucket_owner import declare_owners
 from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.terminal.printable import printable
 
 # Name → the line in `sm-train --help`. Kept here so that help imports no command.
 COMMANDS = {
@@ -38,8 +43,25 @@ COMMANDS = {
 }
 
 
+class _OutputClosedError(Exception):
+    """The reader of standard output, such as ``head``, has ended."""
+
+
 class _LazyGroup(click.Group):
     """A group that imports a command only when it runs."""
+
+    # click and rich exit with 1 on a closed pipe, from which a caller cannot see the reason.
+    def make_context(self, *arguments: Any, **options: Any) -> click.Context:
+        try:
+            return super().make_context(*arguments, **options)
+        except BrokenPipeError as error:
+            raise _OutputClosedError from error
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise _OutputClosedError from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -73,42 +95,81 @@ class _LazyGroup(click.Group):
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--region", metavar="R", help="AWS region; default: the run file's.")
 @click.option("--profile", metavar="P", help="AWS profile for credentials.")
+@click.option(
+    "--bucket-owner",
+    "owners",
+    multiple=True,
+    metavar="B=ACCOUNT",
+    help="Account that owns bucket B, if not yours; `any` accepts every owner.",
+)
 @click.option("-v", "--verbose", is_flag=True, help="Show the traceback of a failure.")
 @click.version_option(package_name="sm-train")
 @click.pass_context
-def cli(ctx: click.Context, region: str | None, profile: str | None, verbose: bool) -> None:
+def cli(
+    ctx: click.Context,
+    region: str | None,
+    profile: str | None,
+    owners: tuple[str, ...],
+    verbose: bool,
+) -> None:
     """Train foundation diffusion models on Amazon SageMaker from a laptop."""
+    for owner in owners:
+        if not re.fullmatch(r"[a-z0-9.-]+=([0-9]{12}|any)", owner):
+            raise UserError(
+                f"--bucket-owner: {owner!r} must be BUCKET=ACCOUNT with 12 digits, or BUCKET=any"
+            )
+    declare_owners(dict(owner.split("=") for owner in owners))
     ctx.obj = {"region": region, "profile": profile, "verbose": verbose}
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with a code of :class:`ExitCode`."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    code = _run(sys.argv[1:] if arguments is None else arguments)
     try:
-        result: Any = cli.main(args=arguments, prog_name="sm-train", standalone_mode=False)
-        code = result if isinstance(result, int) else ExitCode.OK
-    except UserError as error:
-        code = _fail(str(error), error.exit_code)
-    except click.ClickException as error:
-        error.show(sys.stderr)
-        code = ExitCode.USAGE
-    except (click.Abort, KeyboardInterrupt):
-        code = _fail("interrupted", ExitCode.INTERRUPTED)
-    except OSError as error:
-        code = _fail_os(error)
-    except Exception as error:
-        if "-v" in arguments or "--verbose" in arguments:
-            raise
-        code = _fail(
-            f"unexpected {type(error).__name__}: {error} (-v shows the traceback)",
-            ExitCode.UNEXPECTED,
-        )
+        sys.stdout.flush()
+    except BrokenPipeError:
+        code = ExitCode.OK
+        _discard_output()
     sys.exit(code)
 
 
+def _run(arguments: list[str]) -> int:
+    try:
+        result: Any = cli.main(args=arguments, prog_name="sm-train", standalone_mode=False)
+        return result if isinstance(result, int) else ExitCode.OK
+    except UserError as error:
+        return _fail(str(error), error.exit_code)
+    except click.ClickException as error:
+        error.show(sys.stderr)
+        return ExitCode.USAGE
+    except (click.Abort, KeyboardInterrupt):
+        return _fail("interrupted", ExitCode.INTERRUPTED)
+    except _OutputClosedError:
+        _discard_output()
+        return ExitCode.OK
+    except OSError as error:
+        return _fail_os(error)
+    except Exception as error:
+        if "-v" in arguments or "--verbose" in arguments:
+            raise
+        return _fail(
+            f"unexpected {type(error).__name__}: {error} (-v shows the traceback)",
+            ExitCode.UNEXPECTED,
+        )
+
+
+def _discard_output() -> None:
+    """Direct the output nowhere: the interpreter flushes it at exit, into the broken pipe."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # a stream without a descriptor
+            os.dup2(null, stream.fileno())
+
+
 def _fail(message: str, code: ExitCode) -> ExitCode:
-    for line in message.splitlines():
-        sys.stderr.write(f"sm-train: {line}\n")
+    with suppress(BrokenPipeError):  # with 2>&1, the reader of the output may have ended
+        for line in printable(message).splitlines():
+            sys.stderr.write(f"sm-train: {line}\n")
     return code
 
 

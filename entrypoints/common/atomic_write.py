@@ -3,24 +3,56 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
+import stat
 from pathlib import Path
+
+NOT_UPLOADED_SUFFIX = ".sagemaker-ignore"
+"""SageMaker does not upload files with this suffix from a checkpoint folder (AWS's own
+aws/sagemaker-xgboost-container writes its checkpoints under such names first; checkpointing.py,
+read 2026-11)."""
 
 
 def write_atomic(path: Path, content: bytes) -> None:
     """Write ``content`` to a temporary file in the same folder, then rename it.
 
-    After any failure ``path`` holds either its previous content or all of ``content``.
+    After any failure ``path`` holds either its previous content or all of ``content``. A file that
+    exists keeps its mode, and a new one gets the mode of the umask. A link is followed. A device or
+    a pipe, such as /dev/stdout, is written to and never replaced.
+
+    Raises:
+        OSError: the file cannot be written; the error names ``path``.
     """
     try:
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        target = path.resolve()
+        mode = _mode(target)
+        if mode is None or stat.S_ISREG(mode):
+            _replace(target, content, mode)
+        else:
+            target.write_bytes(content)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
+    except RuntimeError:  # pathlib's for a loop of links
+        raise OSError(f"a loop of links: {path}") from None
+
+
+def _mode(path: Path) -> int | None:
+    try:
+        return path.stat().st_mode
+    except FileNotFoundError:
+        return None
+
+
+def _replace(path: Path, content: bytes, mode: int | None) -> None:
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{NOT_UPLOADED_SUFFIX}")
+    # The kernel applies the umask, which a process cannot read without changing it.
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
-        os.chmod(temporary, 0o644)  # noqa: PTH101  mkstemp creates files with mode 0600
-        os.replace(temporary, path)  # noqa: PTH105
+            if mode is not None:
+                os.fchmod(file.fileno(), stat.S_IMODE(mode))
+        temporary.replace(path)
     except BaseException:
-        os.unlink(temporary)  # noqa: PTH108
+        temporary.unlink()
         raise

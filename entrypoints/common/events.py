@@ -39,7 +39,16 @@ FIELDS: dict[str, frozenset[str]] = {
     "epoch": frozenset({"epoch", "samples", "batches", "repeated", "unseen"}),
     # Logged for each node by its watchdog process, about the rank with the oldest heartbeat.
     "heartbeat": frozenset({"step", "seconds_since_step"}),
-    # Activity of a node's network, disks, GPUs and ranks since the previous "node" event.
+    # Activity of a node's network, disks, GPUs and ranks since the previous "node" event. Each of
+    # `ranks` holds rank, steps, p50 … max (seconds of a whole step, equal on all ranks: they wait
+    # for each other), data_wait_share and, if known, busy_seconds and cpu_wait_seconds: the mean
+    # per step outside collectives, and the part of it in which other programs used the CPU. The
+    # first node compares the ranks of all nodes over the last two minutes: `straggler_ratio` is
+    # the largest ratio of a rank's busy time (without cpu_wait_seconds) to the other ranks' median,
+    # `stragglers` a list of rank (null for a whole node), node, busy_seconds and ratio, empty if
+    # there is none, and `arrival_skew` a list of node and seconds by which its last rank arrives
+    # at a step's collective after the earliest node's last rank. On the other nodes, and while too
+    # little is known, `straggler_ratio` and `stragglers` are null.
     "node": frozenset(
         "network_receive_bytes_per_second network_send_bytes_per_second "
         "efa_receive_bytes_per_second efa_send_bytes_per_second efa_drops efa_retransmits "
@@ -57,7 +66,10 @@ FIELDS: dict[str, frozenset[str]] = {
     ),
     # Code `stall` adds: step, phase, silent_seconds, limit_seconds, blamed_rank, blamed_node,
     # reason, evidence (folder below the checkpoints), files, ends (whether the job is killed);
-    # `stall-resolved` adds step and silent_seconds; `rank-died` adds step and rank_died.
+    # `stall-resolved` adds step and silent_seconds; `rank-died` adds step, rank_died and death
+    # (killed, died, aborted or terminated: monitoring/failures.py; the launcher terminates the
+    # other ranks after the first one); `straggler` adds step, straggler_rank, straggler_node and
+    # ratio.
     "warning": frozenset({"code", "message"}),
     "error": frozenset({"code", "message"}),
     "end": frozenset({"step", "reason", "training_seconds", "images", "steps_per_second"}),

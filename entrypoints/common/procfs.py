@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 _PROC = Path("/proc")
@@ -13,6 +14,18 @@ def state(pid: int) -> str:
         return _stat_fields(pid)[0]
     except (OSError, IndexError):
         return "X"
+
+
+def exit_code(pid: int) -> int | None:
+    """Return the exit code of a process that its parent has not reaped; None once it has.
+
+    The code is as in :mod:`subprocess`: negative for a signal.
+    """
+    try:
+        # Field 52 of proc(5), in waitpid's format; the fields here begin with the third.
+        return os.waitstatus_to_exitcode(int(_stat_fields(pid)[49]))
+    except (OSError, IndexError, ValueError):
+        return None
 
 
 def descendants(pid: int) -> list[int]:

@@ -11,7 +11,7 @@ from sm_train.entrypoints.common.job_config import ExpectedPerformance
 from sm_train.entrypoints.distributed.rendezvous import SECURITY_GROUP_HINT
 from sm_train.entrypoints.doctor.measurements import ClusterMeasurements, NodeSpeeds
 from sm_train.entrypoints.doctor.node_facts import minority_values
-from sm_train.entrypoints.doctor.round_robin import SlowLinks, find_slow_links
+from sm_train.entrypoints.doctor.round_robin import Confidence, SlowLinks, find_slow_links
 
 Level = Literal["warn", "fail"]
 
@@ -29,13 +29,17 @@ REPLACE = (
 
 @dataclass(frozen=True)
 class ClusterFinding:
-    """One fault: ``nodes`` are the faulty ones, if known; ``advice`` is what to do."""
+    """One fault: ``nodes`` are the faulty ones, if known; ``advice`` is what to do.
+
+    ``confidence`` is set where other programs on the nodes could have caused the same measurement.
+    """
 
     code: str
     level: Level
     message: str
     advice: str
     nodes: tuple[int, ...] = ()
+    confidence: Confidence | None = None
 
 
 def findings(
@@ -246,9 +250,11 @@ def _links(cluster: ClusterMeasurements) -> Iterator[ClusterFinding]:
             "fail" if unreachable else "warn",
             f"{name}: no other node exchanges data with it"
             if unreachable
-            else f"{name}: {median(values) / 1e9:.3g} GB/s with the others; {typical}",
+            else f"{name}: {median(values) / 1e9:.3g} GB/s with the others; {typical} "
+            f"(confidence: {links.confidence[node,]})",
             f"exclude {name}: {REPLACE}",
             (node,),
+            links.confidence[node,],
         )
     for pair in links.links:
         names = " and ".join(map(cluster.name, pair))
@@ -258,9 +264,11 @@ def _links(cluster: ClusterMeasurements) -> Iterator[ClusterFinding]:
             "fail" if cut else "warn",
             f"{names} do not reach each other; {typical}"
             if cut
-            else f"{names}: {bandwidths[pair] / 1e9:.3g} GB/s between them; {typical}",
+            else f"{names}: {bandwidths[pair] / 1e9:.3g} GB/s between them; {typical} "
+            f"(confidence: {links.confidence[pair]})",
             f"exclude either: {REPLACE}",
             pair,
+            links.confidence[pair],
         )
     if links.unconfirmed:
         names = "; ".join(" and ".join(map(cluster.name, pair)) for pair in links.unconfirmed)

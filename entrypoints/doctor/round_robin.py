@@ -8,14 +8,15 @@ Other programs on a node, a busy switch or a late process can only lower a measu
 one slow measurement proves nothing. Each suspect pair is therefore measured again in up to
 :data:`RETESTS` further passes, together with control pairs that were fast in the first pass, and
 the best of its measurements counts. A pair is slow only if it stays far below the control pairs
-that had the same chances.
+that had the same chances. A pair that failed is measured once more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
+from typing import Literal
 
 Pair = tuple[int, int]
 Pass = Mapping[Pair, float]
@@ -35,19 +36,28 @@ RETESTS_PER_NODE = 3
 n − 1 links would need as many rounds as the first pass."""
 
 
+HIGH_CONFIDENCE_SHARE = SLOW_SHARE / 2
+"""A confirmed pair below this share of the control pairs' best is slow with high confidence: noise
+would have had to halve every one of its measurements once more."""
+
+Confidence = Literal["high", "medium"]
+
+
 @dataclass(frozen=True)
 class SlowLinks:
     """Slow nodes, and slow links between nodes that are not slow themselves.
 
     ``typical`` is the median of the faster half of all pairs, in the unit of the measurements.
     ``unconfirmed`` are links that were slow once and could not be measured again: not enough time,
-    or the control pairs were slow as well.
+    or the control pairs were slow as well. ``confidence`` has an entry for each slow node ``(n,)``
+    and each slow link.
     """
 
     typical: float
     nodes: tuple[int, ...]
     links: tuple[Pair, ...]
     unconfirmed: tuple[Pair, ...] = ()
+    confidence: Mapping[tuple[int, ...], Confidence] = field(default_factory=dict)
 
 
 def schedule(num_nodes: int) -> tuple[tuple[Pair, ...], ...]:
@@ -87,8 +97,9 @@ def pack(pairs: Iterable[Pair]) -> list[list[Pair]]:
 def retest_rounds(passes: Sequence[Pass]) -> list[list[Pair]]:
     """Return the rounds of the next pass: open suspects with control pairs; empty if none is left.
 
-    ``passes`` are the passes so far, the first one over all pairs. Failed pairs are not measured
-    again: each costs a timeout of several seconds, and load slows a transfer but does not end it.
+    ``passes`` are the passes so far, the first one over all pairs. Pairs that failed are measured
+    again in the first retest only: each costs a timeout of several seconds, and load slows a
+    transfer but does not end it.
     """
     first = passes[0]
     if len(passes) > RETESTS:
@@ -96,6 +107,8 @@ def retest_rounds(passes: Sequence[Pass]) -> list[list[Pair]]:
     best, reference = best_bandwidths(passes), _reference(passes)
     suspects = _suspects(first)
     still_open = {pair for pair in suspects if best[pair] < SUSPECT_SHARE * reference}
+    if len(passes) == 1:
+        still_open |= _failed(passes)
     if not still_open:
         return []
     rounds = pack(_sample(still_open, first))
@@ -119,17 +132,19 @@ def retest_rounds(passes: Sequence[Pass]) -> list[list[Pair]]:
 def find_slow_links(passes: Sequence[Pass]) -> SlowLinks | None:
     """Return slow nodes and links; None if no pair was measured.
 
-    A node is slow if more than half of its links, and at least two, are slow. The node with the
-    most slow links is taken first; its links then no longer count against their other ends. Two
+    The fewest causes explain the slow pairs. One slow node stands for several slow links if that
+    saves more causes than the node has fast links, which contradict it. The node whose links are
+    slowest in sum is taken first; its links then no longer count against their other ends. Two
     nodes have one link and nothing to compare it with: unless it failed, it is never slow.
     """
     if not passes or not passes[0]:
         return None
     first, best, reference = passes[0], best_bandwidths(passes), _reference(passes)
     valid = [one for one in passes[1:] if _is_valid(one, first)]
-    failed = {pair for pair, value in first.items() if value <= 0}
-    slow = {pair for pair in _suspects(first) if best[pair] < SLOW_SHARE * reference}
-    tested = {pair for pair in _suspects(first) if any(pair in one for one in valid)}
+    failed = _failed(passes)
+    suspects = _suspects(first) | _failed([first])
+    slow = {pair for pair in suspects - failed if best[pair] < SLOW_SHARE * reference}
+    tested = {pair for pair in suspects - failed if any(pair in one for one in valid)}
     confirmed = slow & tested
     # Only a sample of a slow node's links is measured again; it stands for the others.
     represented = {
@@ -137,25 +152,43 @@ def find_slow_links(passes: Sequence[Pass]) -> SlowLinks | None:
         for pair in slow - tested
         if any(_is_sample_slow(node, tested, confirmed) for node in pair)
     }
-    nodes = _slow_nodes(first, failed | confirmed | represented)
+    severity = {pair: 1 - best[pair] / reference if reference else 1.0 for pair in best}
+    explained = failed | confirmed | represented
+    nodes = _slow_nodes(first, {pair: severity[pair] for pair in explained})
 
     def between_other_nodes(pairs: Iterable[Pair]) -> tuple[Pair, ...]:
         return tuple(sorted(pair for pair in pairs if not set(pair) & set(nodes)))
 
+    links = between_other_nodes(failed | confirmed)
+    confidence: dict[tuple[int, ...], Confidence] = {}
+    for cause in [*((node,) for node in nodes), *links]:
+        pairs = [pair for pair in explained if set(cause) <= set(pair)]
+        confidence[cause] = _confidence(pairs, passes, severity)
     return SlowLinks(
         _typical(best.values()),
         tuple(sorted(nodes)),
-        between_other_nodes(failed | confirmed),
+        links,
         between_other_nodes(slow - tested),
+        confidence,
     )
+
+
+def _confidence(
+    pairs: Sequence[Pair], passes: Sequence[Pass], severity: Mapping[Pair, float]
+) -> Confidence:
+    """Return how sure it is that these pairs, which one cause explains, are slow."""
+    was_repeated = any(pair in one for pair in pairs for one in passes[1:])
+    is_severe = median([severity[pair] for pair in pairs]) > 1 - HIGH_CONFIDENCE_SHARE
+    return "high" if was_repeated and is_severe else "medium"
 
 
 def best_bandwidths(passes: Sequence[Pass]) -> dict[Pair, float]:
     """Return each pair's best bandwidth over all passes: noise only lowers a measurement."""
-    return {
-        pair: max(one[pair] for one in passes if pair in one) if value > 0 else 0.0
-        for pair, value in passes[0].items()
-    }
+    return {pair: max(one[pair] for one in passes if pair in one) for pair in passes[0]}
+
+
+def _failed(passes: Sequence[Pass]) -> set[Pair]:
+    return {pair for pair, value in best_bandwidths(passes).items() if value <= 0}
 
 
 def _suspects(first: Pass) -> set[Pair]:
@@ -187,8 +220,7 @@ def _reference(passes: Sequence[Pass]) -> float:
 
 def _sample(suspects: Collection[Pair], first: Pass) -> list[Pair]:
     """Select the suspects to measure again: a few for each node that seems slow, else all."""
-    failed = {pair for pair, value in first.items() if value <= 0}
-    slow_nodes = _slow_nodes(first, {*suspects, *failed})
+    slow_nodes = _slow_nodes(first, dict.fromkeys({*suspects, *_failed([first])}, 1.0))
     chosen: list[Pair] = [pair for pair in suspects if not set(pair) & set(slow_nodes)]
     for node in slow_nodes:
         # Links to healthy nodes first: a link between two slow nodes does not show which is slow.
@@ -214,8 +246,11 @@ def _typical(values: Iterable[float]) -> float:
     return float(median(ordered[len(ordered) // 2 :])) if ordered else 0.0
 
 
-def _slow_nodes(pairs: Iterable[Pair], slow: Collection[Pair]) -> list[int]:
-    """Return the nodes most of whose links are slow, the one with the most slow links first."""
+def _slow_nodes(pairs: Iterable[Pair], slow: Mapping[Pair, float]) -> list[int]:
+    """Return the nodes that explain several of the ``slow`` pairs, the worst first.
+
+    ``slow`` maps pairs to how slow they are, from 0 to 1.
+    """
     nodes: list[int] = []
     remaining = set(pairs)
     while (node := _slowest_node(remaining, slow)) is not None:
@@ -224,21 +259,17 @@ def _slow_nodes(pairs: Iterable[Pair], slow: Collection[Pair]) -> list[int]:
     return nodes
 
 
-def _slowest_node(pairs: Iterable[Pair], slow: Collection[Pair]) -> int | None:
-    """Return the node with the most slow links if these are at least two and more than half."""
-    links: dict[int, int] = {}
-    slow_links: dict[int, int] = {}
-    for pair in pairs:
-        for node in pair:
-            links[node] = links.get(node, 0) + 1
-            slow_links[node] = slow_links.get(node, 0) + (pair in slow)
-    # One slow link does not show which of its two ends is slow.
-    slow_nodes = [
-        (count, -node)
-        for node, count in slow_links.items()
-        if count >= 2 and 2 * count > links[node]
-    ]
-    return -max(slow_nodes)[1] if slow_nodes else None
+def _slowest_node(pairs: Collection[Pair], slow: Mapping[Pair, float]) -> int | None:
+    """Return the node that explains the most severe pairs; None if links explain them better."""
+    candidates = []
+    for node in _nodes_of(pairs):
+        links = [pair for pair in pairs if node in pair]
+        severities = [slow[pair] for pair in links if pair in slow]
+        # One cause instead of several saves all but one of them. A single slow link does not show
+        # which of its two ends is slow.
+        if len(severities) - 1 > len(links) - len(severities):
+            candidates.append((sum(severities), -node))
+    return -max(candidates)[1] if candidates else None
 
 
 def _nodes_of(pairs: Iterable[Pair]) -> set[int]:

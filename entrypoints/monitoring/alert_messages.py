@@ -10,7 +10,9 @@ from pathlib import Path
 from sm_train.entrypoints.common.checkpoint_layout import MARKER, step_folders
 from sm_train.entrypoints.common.job_config import JobConfig
 from sm_train.entrypoints.monitoring.alerts import Alert
+from sm_train.entrypoints.monitoring.failures import Failure
 from sm_train.entrypoints.monitoring.stall_detector import Culprit
+from sm_train.entrypoints.monitoring.stragglers import Straggler
 from sm_train.entrypoints.monitoring.timeouts import call_with_timeout
 
 _DISK_TIMEOUT = 5.0
@@ -42,14 +44,25 @@ class AlertFormatter:
         """Return the alert that resolves a stall."""
         return self._alert("stall", "training resumed", symptom, silent=silent, resolved=True)
 
-    def failure(self, symptom: str, node: int, rank: int | None) -> Alert:
-        """Return the alert for a process that failed or died, and the job with it."""
+    def failure(self, failure: Failure) -> Alert:
+        """Return the alert for the failure that ended the job; its key is the cause."""
         return self._alert(
-            "failure",
+            f"failure {failure.kind} {failure.rank}",
             "training has failed",
-            symptom,
-            worst=f"node {node}" if rank is None else f"node {node}, rank {rank}",
+            failure.text,
+            worst=f"node {failure.node}, rank {failure.rank}",
             command=self._resume_command,
+        )
+
+    def straggler(self, symptom: str, straggler: Straggler) -> Alert:
+        """Return the alert for a rank or a node that the others wait for."""
+        rank = f", rank {straggler.rank}" if straggler.rank is not None else ""
+        return self._alert(
+            f"straggler {straggler.node} {straggler.rank}",
+            "training waits for a straggler",
+            symptom,
+            level="warning",
+            worst=f"node {straggler.node}{rank}",
         )
 
     def ended(self, step: int) -> Alert:

@@ -12,11 +12,14 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
+from sm_train.entrypoints.monitoring.failures import KINDS, Failure
 from sm_train.entrypoints.monitoring.heartbeat import Phase
 from sm_train.entrypoints.monitoring.stall_detector import RankStatus
+from sm_train.entrypoints.monitoring.stragglers import BusyTotals
 
 SILENT_POLLS = 5
 """A node that has sent nothing for this many polls is silent."""
@@ -26,20 +29,28 @@ _RESOLVE_SECONDS = 10.0
 
 _MAX_DATAGRAM_BYTES = 60_000
 
-KINDS = ("stall", "failure")
 _MAX_TEXT_LENGTH = 1000
 
 
 @dataclass(frozen=True)
-class PeerFault:
-    """What the first node sends alerts about: a stall while it lasts, a failure forever.
+class PeerStall:
+    """A stall while it lasts; ``seconds`` is the silence before it was detected."""
 
-    ``seconds`` is the silence before a stall was detected.
-    """
-
-    kind: str
     text: str
     seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class NodeStatus:
+    """What a node's watchdog sends: its ranks, and the likeliest cause of the job's failure.
+
+    The first node's ``failure`` is the likeliest one of all nodes, any other node's its own.
+    """
+
+    ranks: Sequence[RankStatus] = ()
+    stall: PeerStall | None = None
+    failure: Failure | None = None
+    busy: Sequence[BusyTotals] = ()
 
 
 class PeerLink:
@@ -58,10 +69,10 @@ class PeerLink:
         self._job, self._node, self._nodes, self._address = job, node, nodes, address
         self._clock, self._silent_after = clock, SILENT_POLLS * poll_seconds
         self._started = clock()
-        # The last message of each node: when, its ranks and its fault.
+        self._own = NodeStatus()
+        # The last message of each node, and when it arrived.
         self._received_at: dict[int, float] = {}
-        self._statuses: dict[int, list[RankStatus]] = {}
-        self._faults: dict[int, PeerFault] = {}
+        self._received: dict[int, NodeStatus] = {}
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
         self._resolved: tuple[str, int] | None = None
@@ -69,11 +80,11 @@ class PeerLink:
         if node == 0:
             self._socket.bind(("", address[1]))
 
-    def exchange(self, own: Sequence[RankStatus], fault: PeerFault | None) -> None:
-        """Send this node's ranks and fault to the first node, and receive what has arrived."""
+    def exchange(self, own: NodeStatus) -> None:
+        """Send this node's status to the first node, and receive what has arrived."""
+        self._own = own
         if self._node and (first := self._first_node()) is not None:
-            document = None if fault is None else asdict(fault)
-            self._send({"ranks": [asdict(one) for one in own], "fault": document}, first)
+            self._send(own, first)
         self._receive()
 
     def _first_node(self) -> tuple[str, int] | None:
@@ -86,7 +97,19 @@ class PeerLink:
 
     def statuses(self) -> list[RankStatus]:
         """Return what the other nodes last reported about their ranks."""
-        return [one for ranks in self._statuses.values() for one in ranks]
+        return [one for status in self._received.values() for one in status.ranks]
+
+    def busy_totals(self) -> list[BusyTotals]:
+        """Return the busy times of the other nodes' ranks."""
+        return [one for status in self._received.values() for one in status.busy]
+
+    def stalls(self) -> dict[int, PeerStall]:
+        """Return node → the stall in its last message, if it had one."""
+        return {node: one.stall for node, one in self._received.items() if one.stall is not None}
+
+    def failures(self) -> list[Failure]:
+        """Return the failures in the other nodes' last messages."""
+        return [one.failure for one in self._received.values() if one.failure is not None]
 
     def silent_nodes(self) -> dict[int, float]:
         """Return node → seconds since its last message, for those that send nothing any more.
@@ -101,19 +124,15 @@ class PeerLink:
         ages = {node: now - at for node, at in received_at.items()}
         return {node: age for node, age in ages.items() if age > self._silent_after}
 
-    def faults(self) -> dict[int, PeerFault]:
-        """Return node → the fault in its last message, if it had one."""
-        return dict(self._faults)
-
     @property
     def is_reporter(self) -> bool:
         """Whether this node sends alerts: the first one does, and one that is cut off from it."""
         return self._node == 0 or 0 not in self._received_at or 0 in self.silent_nodes()
 
-    def _send(self, document: dict[str, object], address: tuple[str, int]) -> None:
-        message = json.dumps({"job": self._job, "node": self._node, **document}).encode()
+    def _send(self, status: NodeStatus, address: tuple[str, int]) -> None:
+        document = {"job": self._job, "node": self._node, **asdict(status)}
         with contextlib.suppress(OSError):
-            self._socket.sendto(message, address)
+            self._socket.sendto(json.dumps(document).encode(), address)
 
     def _receive(self) -> None:
         replied: set[int] = set()
@@ -125,39 +144,65 @@ class PeerLink:
             node = self._parse(message)
             if self._node == 0 and node is not None and node not in replied:
                 replied.add(node)
-                self._send({"ranks": [], "fault": None}, address)
+                self._send(NodeStatus(failure=self._own.failure), address)
 
     def _parse(self, message: bytes) -> int | None:
         """Record a datagram of this job; returns its node, or None for any other datagram."""
         try:
             document = json.loads(message)
-            node = document["node"]
-            ranks = [_parse_status(one) for one in document["ranks"]]
-            fault = _parse_fault(document["fault"])
-            is_ours = document["job"] == self._job
+            node, is_ours = document["node"], document["job"] == self._job
+            status = _parse_node_status(document)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
         if not is_ours or not isinstance(node, int) or not 0 <= node < self._nodes:
             return None
-        if node == self._node or any(one.node != node for one in ranks):
+        nodes = {one.node for one in status.ranks} | {one.node for one in status.busy}
+        if node == self._node or nodes - {node}:
             return None
-        self._received_at[node], self._statuses[node] = self._clock(), ranks
-        self._faults.pop(node, None)
-        if fault is not None:
-            self._faults[node] = fault
+        self._received_at[node], self._received[node] = self._clock(), status
         return node
 
 
-def _parse_fault(document: dict[str, object] | None) -> PeerFault | None:
+def _parse_node_status(document: Mapping[str, Any]) -> NodeStatus:
+    return NodeStatus(
+        tuple(_parse_status(one) for one in document["ranks"]),
+        _parse_stall(document["stall"]),
+        _parse_failure(document["failure"]),
+        tuple(_parse_busy(one) for one in document["busy"]),
+    )
+
+
+def _parse_stall(document: Mapping[str, object] | None) -> PeerStall | None:
     if document is None:
         return None
-    kind, text, seconds = (document[name] for name in ("kind", "text", "seconds"))
-    if kind not in KINDS or not isinstance(text, str) or not isinstance(seconds, float):
+    text, seconds = document["text"], document["seconds"]
+    if not isinstance(text, str) or not isinstance(seconds, float):
         raise ValueError
-    return PeerFault(str(kind), text[:_MAX_TEXT_LENGTH], seconds)
+    return PeerStall(text[:_MAX_TEXT_LENGTH], seconds)
 
 
-def _parse_status(document: dict[str, object]) -> RankStatus:
+def _parse_failure(document: Mapping[str, object] | None) -> Failure | None:
+    if document is None:
+        return None
+    kind, text, node, rank = (document[name] for name in ("kind", "text", "node", "rank"))
+    if kind not in KINDS or not isinstance(text, str):
+        raise ValueError
+    if not isinstance(node, int) or not isinstance(rank, int):
+        raise ValueError
+    return Failure(str(kind), text[:_MAX_TEXT_LENGTH], node, rank)
+
+
+def _parse_busy(document: Mapping[str, object]) -> BusyTotals:
+    counts = [document[name] for name in ("rank", "node", "steps")]
+    seconds = [document[name] for name in ("busy_seconds", "cpu_wait_seconds")]
+    if not all(isinstance(one, int) for one in counts):
+        raise ValueError
+    if not all(isinstance(one, float) for one in seconds):
+        raise ValueError
+    return BusyTotals(*counts, *seconds)  # type: ignore[arg-type]
+
+
+def _parse_status(document: Mapping[str, object]) -> RankStatus:
     rank, node, step, sequence = (document[name] for name in ("rank", "node", "step", "sequence"))
     phase, state, in_collective = (document[name] for name in ("phase", "state", "in_collective"))
     if not all(isinstance(one, int) for one in (rank, node, step, sequence)):

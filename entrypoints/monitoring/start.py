@@ -13,51 +13,81 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from sm_train.entrypoints.monitoring.heartbeat import (
     ExitState,
     HeartbeatWriter,
+    error_file,
     heartbeat_file,
     heartbeat_folder,
+    launched_folders,
     stacks_file,
     stale_dirs,
 )
 from sm_train.entrypoints.monitoring.stack_dump import register_stack_dump
 
 _EXIT_TIMEOUT = 30.0
-"""Seconds in which the watchdog of a job that ended well sends its last alerts."""
+"""Seconds in which the watchdog sends its last alerts when training has ended."""
 
 
 @contextlib.contextmanager
-def heartbeat(document: Path, stage: str) -> Iterator[HeartbeatWriter]:
-    """Write this process's heartbeats, watched by the node's watchdog, until the block ends.
+def watchdog(document: Path, stage: str) -> Iterator[None]:
+    """Watch this node's heartbeats until the block ends, then wait for the last alerts.
 
-    The watchdog reads the job configuration at ``document`` itself.
+    The node's first process starts the watchdog, which reads the job configuration at ``document``
+    itself.
     """
-    folder, local_rank = heartbeat_folder(), int(os.environ.get("LOCAL_RANK", "0"))
+    folder = heartbeat_folder()
     for stale in stale_dirs(folder):
         shutil.rmtree(stale, ignore_errors=True)
     folder.mkdir(mode=0o700, exist_ok=True)
+    process = None
+    if _local_rank() == 0:
+        try:
+            process = _WatchdogProcess(document, stage, folder)
+        except OSError as error:
+            print(f"warning: this node has no watchdog: {error}", flush=True)
+    try:
+        yield
+    finally:
+        if process is not None:
+            process.finish()
+
+
+@contextlib.contextmanager
+def heartbeat() -> Iterator[HeartbeatWriter]:
+    """Write this process's heartbeats until the block ends, and how it ends."""
+    folder, local_rank = heartbeat_folder(), _local_rank()
     # Before the heartbeat is visible: without its handler the signal would end this process.
     register_stack_dump(stacks_file(folder, local_rank))
     rank = int(os.environ.get("RANK", "0"))
     writer = HeartbeatWriter(heartbeat_file(folder, local_rank), rank=rank, local_rank=local_rank)
-    watchdog = None
-    if local_rank == 0:
-        try:
-            watchdog = _WatchdogProcess(document, stage, folder)
-        except OSError as error:
-            print(f"warning: this node has no watchdog: {error}", flush=True)
     try:
         yield writer
-    except BaseException:
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            error_file(folder, local_rank).write_text(f"{type(error).__name__}: {error}")
         writer.end(ExitState.FAILED)
         raise
     writer.end(ExitState.DONE)
-    if watchdog is not None:
-        watchdog.finish()
+
+
+def _local_rank() -> int:
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def wait_for_watchdog(launcher: int) -> None:
+    """Wait until the watchdog of a launcher's processes has sent its last alerts.
+
+    A container ends with its first process, so the launcher's parent waits for an orphaned
+    watchdog: the process that started it may have been killed.
+    """
+    deadline = time.monotonic() + _EXIT_TIMEOUT
+    while launched_folders(launcher) and time.monotonic() < deadline:
+        time.sleep(0.1)
 
 
 class _WatchdogProcess:
@@ -87,7 +117,7 @@ class _WatchdogProcess:
             self._process = self._start()
 
     def finish(self) -> None:
-        """Let the watchdog end; kill it if it hangs, because the job has ended well."""
+        """Let the watchdog end, which sends its last alerts; kill it if it hangs."""
         self._finished = True
         assert self._process.stdin is not None
         self._process.stdin.close()

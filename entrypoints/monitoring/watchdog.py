@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import select
 import shutil
 import signal
 import sys
@@ -29,6 +28,14 @@ from sm_train.entrypoints.monitoring import stall_report
 from sm_train.entrypoints.monitoring.alert_messages import AlertFormatter
 from sm_train.entrypoints.monitoring.alert_sinks import AlertDispatcher
 from sm_train.entrypoints.monitoring.alerts import Alert
+from sm_train.entrypoints.monitoring.exit_watcher import ExitWatcher
+from sm_train.entrypoints.monitoring.failures import (
+    SETTLE_SECONDS,
+    Failure,
+    FailureLog,
+    death,
+    exception,
+)
 from sm_train.entrypoints.monitoring.heartbeat import (
     EMPTY_HISTOGRAM,
     DurationHistogram,
@@ -36,10 +43,16 @@ from sm_train.entrypoints.monitoring.heartbeat import (
     HeartbeatReader,
     HeartbeatSample,
     Phase,
+    error_file,
     open_readers,
 )
 from sm_train.entrypoints.monitoring.node_event import NodeReport
-from sm_train.entrypoints.monitoring.peers import PeerFault, PeerLink, rendezvous_address
+from sm_train.entrypoints.monitoring.peers import (
+    NodeStatus,
+    PeerLink,
+    PeerStall,
+    rendezvous_address,
+)
 from sm_train.entrypoints.monitoring.stall_detector import (
     MIN_OBSERVATIONS,
     Culprit,
@@ -48,6 +61,8 @@ from sm_train.entrypoints.monitoring.stall_detector import (
     TimeoutBounds,
     find_culprit,
 )
+from sm_train.entrypoints.monitoring.straggler_report import StragglerReport
+from sm_train.entrypoints.monitoring.stragglers import BusyTotals
 from sm_train.entrypoints.monitoring.timeouts import NonBlockingStdout, call_with_timeout
 
 POLL_SECONDS, LEARN_SECONDS = 1.0, 10.0
@@ -61,6 +76,7 @@ PEER_DETECTION_SECONDS = 10.0
 """Before a node kills its own processes, the others get this long to detect the stall as well."""
 
 _DISK_TIMEOUT = 5.0
+_SETTLE_POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -97,13 +113,17 @@ class Watchdog:
         events: EventLog,
         dispatcher: AlertDispatcher,
         peers: PeerLink | None,
+        exit_codes: Mapping[int, int | None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Create a watchdog; ``exit_codes`` maps pids of ended processes to exit codes."""
         heartbeat = config.heartbeat
         self._heartbeat_config, self._paths, self._info = heartbeat, paths, info
         self._heartbeats, self._events, self._dispatcher = heartbeats, events, dispatcher
         self._peers, self._clock = peers, clock
+        self._exit_codes = exit_codes if exit_codes is not None else {}
         self._formatter = AlertFormatter(config, info.nodes, paths.checkpoints)
+        self._stragglers = StragglerReport(events, dispatcher, self._formatter)
         self._report = NodeReport(events, info.node)
         max_gap = max(5.0, 5 * poll_seconds(config))
         bounds = TimeoutBounds(heartbeat.min_timeout, heartbeat.max_timeout)
@@ -118,11 +138,16 @@ class Watchdog:
             "remind": now,
         }
         self._stall: StallState | None = None
-        self._fault: PeerFault | None = None
+        self._own_stall: PeerStall | None = None
         self._peer_stall_since: float | None = None
-        self._reported_ranks: set[int] = set()
-        self._failed_nodes: set[int] = set()
+        self._failures = FailureLog()
+        self._unsent_failure: Failure | None = None
         self._killed = False
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes that are watched."""
+        return [one.pid for one in self._samples()]
 
     # ------------------------------------------------------------------ one poll
 
@@ -135,10 +160,12 @@ class Watchdog:
         if self._is_due("learn", now, min(LEARN_SECONDS, self._heartbeat_config.min_timeout)):
             self._detector.learn({phase: self._durations(phase) for phase in MIN_OBSERVATIONS})
         overdue = self._detector.overdue(samples, now)
+        self._check_exits(samples, now)
         if self._peers is not None:
-            self._peers.exchange(self._statuses(samples), self._fault)
-            self._report_peer_faults(samples, self._peers, now)
-        self._check_exits(samples)
+            self._exchange(self._peers, self._statuses(samples))
+            self._report_peer_stalls(samples, self._peers, now)
+        self._report_failure(now)
+        self._compare_ranks(samples, now)
         if self._stall is None:
             if overdue:
                 self._begin_stall(samples, overdue[0], now)
@@ -154,7 +181,7 @@ class Watchdog:
         if self._is_due("heartbeat", now, self._heartbeat_config.interval):
             self._log_heartbeat(samples, now)
         if self._is_due("measure", now, self._heartbeat_config.metrics_interval):
-            self._report.start_measuring(self._readers, now)
+            self._report.start_measuring(self._readers, now, self._stragglers.fields())
 
     def _samples(self) -> list[HeartbeatSample]:
         if len(self._readers) < self._info.processes:
@@ -210,6 +237,21 @@ class Watchdog:
             processes=len(samples),
         )
 
+    def _busy_totals(self) -> list[BusyTotals]:
+        return [
+            BusyTotals(reader.sample().rank, self._info.node, *reader.busy())
+            for reader in self._readers
+        ]
+
+    def _compare_ranks(self, samples: Sequence[HeartbeatSample], now: float) -> None:
+        """Look for stragglers on the first node, which receives the busy times of all nodes."""
+        if self._info.node:
+            return
+        totals = self._busy_totals()
+        if self._peers is not None:
+            totals += self._peers.busy_totals()
+        self._stragglers.add(totals, now, step=max(one.step for one in samples))
+
     # ------------------------------------------------------------------ stalls
 
     def _begin_stall(
@@ -224,7 +266,7 @@ class Watchdog:
         if (missing := self._info.processes - len(samples)) > 0:
             symptom += f"; {missing} of {self._info.processes} processes have not started"
         self._stall = StallState(first.since, {one.rank: one.sequence for one in samples})
-        self._fault = PeerFault("stall", symptom, silent)
+        self._own_stall = PeerStall(symptom, silent)
         report = call_with_timeout(
             REPORT_TIMEOUT, lambda: self._write_report(samples, symptom), None
         )
@@ -259,20 +301,21 @@ class Watchdog:
             return self._peers.is_reporter
         return self._info.node == 0
 
-    def _report_peer_faults(
+    def _exchange(self, peers: PeerLink, ranks: Sequence[RankStatus]) -> None:
+        # The first node's replies carry the likeliest failure of all nodes.
+        likeliest = self._failures.likeliest(self._info.node if self._info.node else None)
+        peers.exchange(NodeStatus(ranks, self._own_stall, likeliest, self._busy_totals()))
+        self._failures.add(peers.failures(), self._clock())
+
+    def _report_peer_stalls(
         self, samples: Sequence[HeartbeatSample], peers: PeerLink, now: float
     ) -> None:
-        """Send alerts for the other nodes' faults; a stall of several nodes is one alert."""
+        """Send alerts for the other nodes' stalls; a stall of several nodes is one alert."""
         if self._info.node:
             return
-        stall: PeerFault | None = None
-        for node, fault in peers.faults().items():
-            text = f"node {node}: {fault.text}"
-            if fault.kind == "stall":
-                stall = replace(fault, text=text)
-            elif node not in self._failed_nodes:
-                self._failed_nodes.add(node)
-                self._dispatcher.send(self._formatter.failure(text, node, None))
+        stall: PeerStall | None = None
+        for node, one in peers.stalls().items():
+            stall = replace(one, text=f"node {node}: {one.text}")
         if stall is not None and self._peer_stall_since is None and self._stall is None:
             self._peer_stall_since = now - stall.seconds
             culprit = self._find_culprit(samples, {})
@@ -305,7 +348,7 @@ class Watchdog:
     ) -> Culprit:
         ranks, silent = self._statuses(samples, in_collective), dict[int, float]()
         if self._peers is not None:
-            self._peers.exchange(ranks, self._fault)
+            self._exchange(self._peers, ranks)
             ranks, silent = ranks + self._peers.statuses(), self._peers.silent_nodes()
         return find_culprit(ranks, silent)
 
@@ -316,7 +359,7 @@ class Watchdog:
         )
 
     def _end_stall(self, samples: Sequence[HeartbeatSample], stall: StallState, now: float) -> None:
-        self._stall = self._fault = None
+        self._stall = self._own_stall = None
         silent, step = now - stall.since, max(one.step for one in samples)
         message = f"training resumed at step {step} after {silent:.3g} s of silence"
         self._dispatcher.send(self._formatter.resumed(message, silent))
@@ -345,50 +388,83 @@ class Watchdog:
         with contextlib.suppress(FileExistsError), failure.open("x") as file:
             file.write(f"{cause}\n")
 
-    # ------------------------------------------------------------------ exits
+    # ------------------------------------------------------------------ failures
 
-    def _check_exits(self, samples: Sequence[HeartbeatSample]) -> None:
-        """Report each process once that failed, or died without reporting an end."""
+    def _check_exits(self, samples: Sequence[HeartbeatSample], now: float) -> None:
+        """Find the processes that failed, or died without reporting an end."""
         for one, reader in zip(samples, self._readers, strict=False):
-            if self._killed or one.rank in self._reported_ranks:
+            if self._killed or self._failures.has(self._info.node, one.rank):
                 continue
             dead = one.exit_state is ExitState.RUNNING and procfs.state(one.pid) in "ZX"
-            where = f"in {one.phase.label} after step {one.step}"
             # It may have reported its end between the two reads.
             if dead and reader.sample().exit_state is ExitState.RUNNING:
-                reason = f"rank {one.rank} died without an error {where}: killed, or out of memory"
-                self._events.warn("rank-died", reason, step=one.step, rank_died=one.rank)
+                found = self._death(one)
+                fields = {"step": one.step, "rank_died": one.rank, "death": found.kind}
+                self._events.warn("rank-died", found.text, **fields)
             elif one.exit_state is ExitState.FAILED:
-                text = call_with_timeout(_DISK_TIMEOUT, self._failure_text, "")
-                reason = f"{text or f'rank {one.rank} failed'}, {where}"
+                found = self._error(one)
             else:
                 continue
-            self._reported_ranks.add(one.rank)
-            self._fault = PeerFault("failure", reason)
-            if self._is_reporter:
-                self._dispatcher.send(self._formatter.failure(reason, self._info.node, one.rank))
+            if self._info.nodes > 1:
+                found = replace(found, text=f"node {found.node}: {found.text}")
+            self._failures.add([found], now)
 
-    def _failure_text(self) -> str:
-        """Return the failure file's first line; a process writes it just after its exit state."""
-        deadline = time.monotonic() + 1.0
-        while time.monotonic() < deadline:
-            with contextlib.suppress(OSError):
-                if text := self._paths.failure.read_text(errors="replace").strip():
-                    return text.splitlines()[0][:500]
-            time.sleep(0.05)
-        return ""
+    def _report_failure(self, now: float, *, final: bool = False) -> None:
+        """Write the failure that caused the others as the job's, and send an alert for it.
+
+        The first node's alert names every node's failure. Another node sends one only if it does
+        not hear from the first node; it waits for that before it decides.
+        """
+        found = self._failures.take_report(now, final=final)
+        if found is not None:
+            call_with_timeout(_DISK_TIMEOUT, lambda: self._write_failure(found.text), None)
+            self._unsent_failure = found
+        may_decide = final or not self._info.node or self._failures.is_settled(now)
+        if self._unsent_failure is not None and may_decide:
+            if self._is_reporter:
+                self._dispatcher.send(self._formatter.failure(self._unsent_failure))
+            self._unsent_failure = None
+
+    def _death(self, sample: HeartbeatSample) -> Failure:
+        exit_code = self._exit_codes.get(sample.pid)
+        return death(exit_code, node=self._info.node, rank=sample.rank, where=_where(sample))
+
+    def _error(self, sample: HeartbeatSample) -> Failure:
+        path = error_file(self._heartbeats, sample.local_rank)
+        error = call_with_timeout(_DISK_TIMEOUT, lambda: path.read_text(errors="replace"), "")
+        return exception(error, node=self._info.node, rank=sample.rank, where=_where(sample))
 
     def finish(self) -> None:
         """Send the last alerts, within bounded time: the process that started this one ended."""
-        # The training process may have ended before the first poll.
+        # Its own end may not be visible yet, nor why another process failed.
+        deadline = time.monotonic() + SETTLE_SECONDS
         samples = self._samples()
-        self._check_exits(samples[:1])
-        if self._info.node == 0 and samples and samples[0].exit_state is ExitState.DONE:
+        while not self._has_settled(samples) and time.monotonic() < deadline:
+            time.sleep(_SETTLE_POLL_SECONDS)
+            samples = self._samples()
+        ended_well = bool(samples) and samples[0].exit_state is ExitState.DONE
+        if not ended_well:
+            self._report_failure(self._clock(), final=True)
+        elif self._info.node == 0:
             self._dispatcher.send(self._formatter.ended(samples[0].step))
-        if self._peers is not None:
-            self._peers.exchange(self._statuses(samples), self._fault)
-            self._report_peer_faults(samples, self._peers, self._clock())
         self._dispatcher.finish(LAST_ALERT_TIMEOUT)
+
+    def _has_settled(self, samples: Sequence[HeartbeatSample]) -> bool:
+        """Look once more for failures; return whether no other one has to be waited for."""
+        now = self._clock()
+        ended_well = bool(samples) and samples[0].exit_state is ExitState.DONE
+        # After a success the other processes' ends no longer matter.
+        self._check_exits(samples[:1] if ended_well else samples, now)
+        if self._peers is not None:
+            self._exchange(self._peers, self._statuses(samples))
+            self._report_peer_stalls(samples, self._peers, now)
+        self._report_failure(now)
+        has_reported = self._failures.reported is not None and self._unsent_failure is None
+        return ended_well or self._killed or has_reported
+
+
+def _where(sample: HeartbeatSample) -> str:
+    return f"in {sample.phase.label} after step {sample.step}"
 
 
 def poll_seconds(config: JobConfig) -> float:
@@ -421,6 +497,7 @@ def _watch(config: JobConfig, heartbeats: Path, stdout: NonBlockingStdout) -> No
     paths = SageMakerPaths.from_environment()
     resources = ResourceConfig.read(paths)
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    exits = ExitWatcher()
     info = NodeInfo(resources.node_rank, len(resources.hosts), local_world_size)
     rank = int(os.environ.get("RANK", "0"))
     events = EventLog(node=resources.node_rank, rank=rank, stream=stdout)
@@ -432,11 +509,14 @@ def _watch(config: JobConfig, heartbeats: Path, stdout: NonBlockingStdout) -> No
         events=events,
         dispatcher=AlertDispatcher(config.alerts, events.warn),
         peers=_open_peer_link(config, info, events),
+        exit_codes=exits.exit_codes,
     )
-    parent = os.getppid()
-    while not _parent_ended(parent, poll_seconds(config)):
+    parent, seconds = os.getppid(), poll_seconds(config)
+    # Standard input closes when the process that started this one ends.
+    while not exits.wait(sys.stdin, seconds) and os.getppid() == parent:
         try:
             watchdog.poll()
+            exits.watch(watchdog.pids)
         except Exception as error:
             # Whatever it is, watching continues.
             events.warn("monitor", f"a poll failed: {type(error).__name__}: {error}")
@@ -457,12 +537,6 @@ def _open_peer_link(config: JobConfig, info: NodeInfo, events: EventLog) -> Peer
         )
         events.warn("peer-link-unavailable", message)
         return None
-
-
-def _parent_ended(parent: int, seconds: float) -> bool:
-    """Wait ``seconds``; returns whether the process that started this one has ended."""
-    readable, _, _ = select.select([sys.stdin], [], [], seconds)
-    return bool(readable) or os.getppid() != parent
 
 
 if __name__ == "__main__":

@@ -63,6 +63,7 @@ def read_user_code(folder: Path) -> UserCode:
 
 def _file_names(folder: Path, spec: GitIgnoreSpec) -> Iterator[str]:
     """Yield the paths of the included files, without descending into excluded folders."""
+    root = folder.resolve()
     for current, subfolders, names in os.walk(folder):
         relative = Path(current).relative_to(folder)
         # os.walk descends into the folders that stay in this list.
@@ -78,7 +79,17 @@ def _file_names(folder: Path, spec: GitIgnoreSpec) -> Iterator[str]:
         for name in names:
             path = (relative / name).as_posix()
             if not spec.match_file(path) and (folder / path).is_file():
+                _require_inside(root, folder / path)
                 yield path
+
+
+def _require_inside(root: Path, path: Path) -> None:
+    """Reject a link to a file outside the code: its content would leave the laptop unnoticed."""
+    if not path.resolve().is_relative_to(root):
+        raise UserCodeError(
+            f"code: {path} is a link to {path.resolve()}, outside the folder; copy the file, or "
+            f"exclude it in {IGNORE_FILE}"
+        )
 
 
 def _parse_requirements(text: str, path: Path) -> tuple[str, ...]:

@@ -22,8 +22,9 @@ from sm_train.estimators.config.fields import SECRET_PATTERN, pattern_message
 from sm_train.estimators.config.placement import fallback_problems
 from sm_train.estimators.config.recovery import RecoverySection
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.estimators.config.secret_scan import find_secret
+from sm_train.estimators.config.secret_scan import find_secret, find_secret_in_setting
 from sm_train.estimators.config.stage import StageSection
+from sm_train.estimators.config.yaml_limits import MAX_BYTES, YamlLimitError, check_limits
 
 # libyaml's parser, if PyYAML was built with it: several times as fast, with the same line numbers.
 _Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -90,7 +91,10 @@ def _apply_override(override: str, raw: dict[Any, Any]) -> None:
     if not separator or not keys:
         raise RunFileError(f"--set: {_shown(override)}: write it as a.b=value")
     try:
+        check_limits(text, _Loader)
         value = yaml.load(text, _Loader)
+    except YamlLimitError as error:
+        raise RunFileError(f"--set: {path}: {error}") from None
     except (yaml.YAMLError, ValueError):
         raise RunFileError(f"--set: {path}: the value is not YAML; quote it") from None
     parent: Any = raw
@@ -120,11 +124,19 @@ def _list_item(items: Any, key: str, path: str) -> Any:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)  # at most: the path may be a device
     except FileNotFoundError:
         raise RunFileError(f"{path}: no such file; `sm-train init {path}` writes one") from None
     except IsADirectoryError:
         raise RunFileError(f"{path}: is a folder; name the run file in it") from None
+    except OSError as error:
+        raise RunFileError(f"{path}: cannot be read: {error.strerror}") from None
+    if len(content) > MAX_BYTES:
+        limit = MAX_BYTES // 2**20
+        raise RunFileError(f"{path}: more than {limit} MiB; a run file is a few kilobytes of YAML")
+    try:
+        return content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise RunFileError(f"{path}: not UTF-8 text (byte {error.start})") from None
 
@@ -133,8 +145,11 @@ def _parse_yaml(path: Path, text: str) -> tuple[yaml.Node | None, Any]:
     """Return the node tree, which has line numbers, and the values."""
     loader = _Loader(text)
     try:
+        check_limits(text, _Loader)
         root = loader.get_single_node()
         return root, None if root is None else loader.construct_document(root)
+    except YamlLimitError as error:
+        raise RunFileError(f"{path}:{error.line}: {error}") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         number = mark.line + 1 if mark else 1
@@ -206,13 +221,22 @@ def _find_secrets(value: Any, path: KeyPath) -> Iterator[Problem]:
     elif isinstance(value, list):
         for index, item in enumerate(value):
             yield from _find_secrets(item, (*path, index))
-    elif isinstance(value, str) and (kind := find_secret(value)):
+    elif isinstance(value, str) and (kind := _find_secret(path, value)):
         yield Problem(
             path,
             None,
             f"looks like {kind}, visible to everyone who may describe the job; store it in "
             "Secrets Manager and fetch it in the job",
         )
+
+
+def _find_secret(path: KeyPath, value: str) -> str | None:
+    """Find a credential; in mappings with the user's own keys, the key counts as well."""
+    if path[0] == "tags" or "environment" in path[:-1]:
+        return find_secret_in_setting(str(path[-1]), value)
+    if str(path[-1]).endswith("_secret"):
+        return None  # the name of a secret; the schema rejects anything else
+    return find_secret(value)
 
 
 def _validation_errors(model: type[BaseModel], raw: Any) -> list[ErrorDetails]:

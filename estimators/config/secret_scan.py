@@ -1,8 +1,8 @@
 """Find credentials that must not leave the laptop: in the run file and in user code.
 
-A match names the kind and the location and never contains the secret. The patterns are those that
-the services publish, or that gitleaks uses (github.com/gitleaks/gitleaks, config/gitleaks.toml,
-2026). A secret without a recognizable format, such as a password, cannot be found this way.
+Three detectors search each text: the formats of :mod:`secret_patterns`, the detectors of
+detect-secrets (github.com/Yelp/detect-secrets), and assignments of a random value to a name such
+as ``api_token``. A match names the kind and the location and never contains the secret.
 """
 
 from __future__ import annotations
@@ -10,26 +10,64 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
-_PATTERNS = {
-    # AKIA: a user's long-term key. ASIA: a temporary key of a role session.
-    "an AWS access key": r"\b(?:AKIA|ASIA)[A-Z2-7]{16}\b",
-    # 40 base64 characters alone are too common: the name before them is required.
-    "an AWS secret key": r"(?i:aws_?secret_?(?:access_?)?key)\W{1,5}[A-Za-z0-9/+]{40}\b",
-    "a private key": r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----",
-    "a Slack webhook": r"hooks\.slack(?:-gov)?\.com/[a-z]+/[A-Za-z0-9/_-]{20,}",
-    "a Slack token": r"\bxox[abeoprs]-[A-Za-z0-9-]{10,}|\bxapp-[A-Za-z0-9-]{20,}",
-    "a GitHub token": r"\bgh[opsur]_[A-Za-z0-9]{36}|\bgithub_pat_[A-Za-z0-9_]{22,}",
-    "a GitLab token": r"\bglpat-[A-Za-z0-9_-]{20}",
-    "a Hugging Face token": r"\b(?:hf|api_org)_[A-Za-z]{34}\b",
-    "an OpenAI or Anthropic key": r"\bsk-(?:ant-|proj-)?[A-Za-z0-9_-]{32,}",
-    "a Google API key": r"\bAIza[A-Za-z0-9_-]{35}",
-    # user:password@ in a URL.
-    "a password in an address": r"\b[a-z][a-z0-9+.-]*://[^\s/:@'\"]+:[^\s/:@'\"]+@",
+from sm_train.estimators.config.secret_files import UnreadableArchiveError, expand
+from sm_train.estimators.config.secret_patterns import PATTERNS
+
+if TYPE_CHECKING:
+    from detect_secrets.plugins.base import BasePlugin
+
+_MAX_LINE = 4000
+_LINE_OVERLAP = 400
+"""Characters of a long line, such as a minified file, that are searched at once."""
+
+_MIN_RANDOM = 20
+_MAX_RANDOM = 200
+"""Lengths of a random string. Longer ones are data, such as an image in a notebook."""
+
+# The library's limit for the entropy of base64, in bits per character.
+_BASE64_BITS = 4.5
+# A string of 20 different characters has 4.3 bits, so the name of a secret lowers the limit.
+_NAMED_BITS = 2.5
+
+_SECRET_NAME = re.compile(
+    r"(?i)(?:api|access|account|auth|client|encryption|license|master|private|secret|service|"
+    r"session|signing|shared|storage)[_-]?key|secret|token|passw(?:or)?d|passphrase|\bpwd\b|"
+    r"_pwd\b|\bpwd_|credential|webhook"
+)
+# A line without one of these words or a long string needs no closer look.
+_CANDIDATE = re.compile(
+    rf"(?i)key|pass|pwd|secret|token|auth|cred|webhook|[A-Za-z0-9+/=_-]{{{_MIN_RANDOM}}}"
+)
+_CHECKSUM_NAME = re.compile(r"(?i)sha\d|hash|commit|revision|digest|md5|checksum|etag|uuid|nonce")
+_QUOTED = re.compile(rf"([\"'`])([A-Za-z0-9+/=_-]{{{_MIN_RANDOM},{_MAX_RANDOM}}})\1")
+_ASSIGNMENT = re.compile(
+    r"(?<![\w.:-])(?P<name>[\w.-]{2,80})[\"'\]]{0,2}\s{0,8}(?:=>|:=|=|:)\s{0,8}"
+    r"(?P<quote>[\"'`]?)(?P<value>[^\s\"'`,;<>(){}\[\]$]{8,200})(?P=quote)(?=[\s,;)}\]\\]|$)"
+)
+_PLACEHOLDER = re.compile(
+    r"(?i)^(?:your|my|some|the|a|an|insert|enter|replace|change|dummy|fake|test|example|sample|"
+    r"todo|none|null|true|false|x{4,}|\*{3,}|\.{3,})(?:[_.-]|$)|x{6,}|\*{3,}"
+)
+# Prose has spaces, and the words of code have brackets; a name has letters and separators only.
+_PROSE = re.compile(r"\s|[(){}\[\]<>]|^[A-Za-z]*(?:[_.-][A-Za-z]+)*$")
+_REFERENCE = re.compile(r"^(?:arn:|s3://|https?://|file:|/|\./|~/|%|\{)")
+_UNQUOTED_VALUES = tuple(
+    ".env .sh .bash .ini .cfg .conf .cnf .properties .yaml .yml .toml .txt .tfvars".split()
+)
+"""Files in which a value needs no quotes, as do files without a suffix."""
+
+# Detectors of detect-secrets that report a public IP address or a documented URL, and the entropy
+# detectors, whose limit is used with more filters.
+_NOT_USED = {
+    "IPPublicDetector",
+    "BasicAuthDetector",
+    "Base64HighEntropyString",
+    "HexHighEntropyString",
 }
-# One regular expression with a group per kind scans each file once.
-_GROUPS = (f"(?P<k{index}>{pattern})" for index, pattern in enumerate(_PATTERNS.values()))
-_ANY = re.compile("|".join(_GROUPS).encode())
 
 
 @dataclass(frozen=True)
@@ -41,24 +79,185 @@ class FoundSecret:
     line: int
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}: looks like {self.kind}"
+        return f"{self.file}:{self.line}: looks like {self.kind}; remove it from the file"
+
+
+@dataclass(frozen=True)
+class UnsearchedFile:
+    """An archive that cannot be searched; ``kind`` says why."""
+
+    kind: str
+    file: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.file}: {self.kind} cannot be searched for credentials; exclude it, or add its "
+            "files unpacked"
+        )
 
 
 def find_secret(text: str) -> str | None:
-    """Return the kind of the first credential in ``text``."""
-    return next((kind for kind, _ in _matches(text.encode())), None)
+    """Return the kind of the first credential in ``text``, such as a value of the run file."""
+    return next((kind for kind, _ in _find_in_text(text, ".yaml")), None)
 
 
-def find_secrets(files: Mapping[str, bytes]) -> Iterator[FoundSecret]:
-    """Yield every credential in ``files``, in their order."""
+def find_secret_in_setting(name: str, value: str) -> str | None:
+    """Return the kind of the credential in the environment variable or tag ``name``.
+
+    A variable such as DB_PASSWORD is a credential whatever its value is, unless the value refers to
+    another location.
+    """
+    kind = find_secret(value)
+    if kind or _is_placeholder(value) or not _SECRET_NAME.search(name):
+        return kind
+    if re.search(r"(?i)passw(?:or)?d|passphrase|pwd$", name) and len(value) >= 4:
+        return "a password"
+    return "a credential" if _is_random(value) else None
+
+
+def find_secrets(files: Mapping[str, bytes]) -> Iterator[FoundSecret | UnsearchedFile]:
+    """Yield every credential in ``files`` and in the archives among them, in their order."""
     for name, content in files.items():
-        for kind, offset in _matches(content):
-            yield FoundSecret(kind, name, content.count(b"\n", 0, offset) + 1)
+        try:
+            for path, text in expand(name, content):
+                yield from _find_in_file(text, path)
+        except UnreadableArchiveError as error:
+            yield UnsearchedFile(str(error), name)
 
 
-def _matches(content: bytes) -> Iterator[tuple[str, int]]:
-    """Yield the kind of each match and its offset in bytes."""
-    kinds = list(_PATTERNS)
-    for match in _ANY.finditer(content):
-        assert match.lastgroup is not None
-        yield kinds[int(match.lastgroup[1:])], match.start()
+def _find_in_file(text: str, path: str) -> Iterator[FoundSecret]:
+    """Yield one credential for each line: several detectors may know the same one."""
+    lines = set[int]()
+    for kind, offset in _find_in_text(text, path):
+        line = text.count("\n", 0, offset) + 1
+        if line not in lines:
+            lines.add(line)
+            yield FoundSecret(kind, path, line)
+
+
+def _find_in_text(text: str, path: str) -> Iterator[tuple[str, int]]:
+    """Yield the kind of each credential and its offset; at most one for a line and detector.
+
+    The offset is that in the text without the backslashes before quotes: notebooks and other JSON
+    escape the quotes of the code that they contain.
+    """
+    text = text.replace('\\"', '"')
+    yield from _find_known_formats(text)
+    offset = 0
+    for line in text.splitlines(keepends=True):
+        for start, part in _parts(line):
+            if _CANDIDATE.search(part) and (kind := _find_in_line(part.rstrip("\r\n"), path)):
+                yield kind, offset + start
+                break
+        offset += len(line)
+
+
+def _find_known_formats(text: str) -> Iterator[tuple[str, int]]:
+    lowered = text.lower()
+    for pattern in PATTERNS:
+        if any(keyword in lowered for keyword in pattern.keywords):
+            for match in pattern.expression.finditer(text):
+                yield pattern.kind, match.start()
+
+
+def _parts(line: str) -> Iterator[tuple[int, str]]:
+    """Split a long line into overlapping parts: some expressions are quadratic in its length."""
+    if len(line) <= _MAX_LINE:
+        yield 0, line
+        return
+    starts = [*range(0, len(line), _MAX_LINE - _LINE_OVERLAP), len(line)]
+    for start, _ in pairwise(starts):
+        yield start, line[start : start + _MAX_LINE]
+
+
+def _find_in_line(line: str, path: str) -> str | None:
+    return _find_random_value(line, path) or _find_by_library(line)
+
+
+def _find_random_value(line: str, path: str) -> str | None:
+    """Find a random string in quotes, or the assignment of one to a name of secrets."""
+    for match in _ASSIGNMENT.finditer(line):
+        name, quote, value = match.group("name", "quote", "value")
+        if not _SECRET_NAME.search(name) or _CHECKSUM_NAME.search(name):
+            continue
+        if (quote or _allows_unquoted(path)) and _is_random(value):
+            return "a credential"
+    for _, value in _QUOTED.findall(line):
+        is_random = _is_base64(value) and _entropy(value) > _BASE64_BITS
+        if is_random and not _CHECKSUM_NAME.search(line) and not _is_placeholder(value):
+            return "a random string"
+    return None
+
+
+def _allows_unquoted(path: str) -> bool:
+    return path.lower().endswith(_UNQUOTED_VALUES) or "." not in path.rpartition("/")[2]
+
+
+def _is_random(value: str) -> bool:
+    """Return whether ``value`` is neither a word nor a reference: digits, letters, high entropy."""
+    return (
+        len(value) >= 8
+        and any(character.isdigit() for character in value)
+        and any(character.isalpha() for character in value)
+        and not _is_placeholder(value)
+        and _entropy(value) >= _NAMED_BITS
+    )
+
+
+def _is_placeholder(value: str) -> bool:
+    from detect_secrets.filters.heuristic import is_sequential_string, is_templated_secret
+
+    return bool(
+        _PLACEHOLDER.search(value)
+        or _REFERENCE.search(value)
+        or is_templated_secret(value)
+        or is_sequential_string(value)
+    )
+
+
+def _is_base64(value: str) -> bool:
+    """Return whether the characters are those of one base64 alphabet; a model's id mixes two."""
+    return (
+        any(character.isdigit() for character in value)
+        and any(character.isupper() for character in value)
+        and any(character.islower() for character in value)
+        and not (set(value) & set("+/") and set(value) & set("-_"))
+    )
+
+
+def _entropy(value: str) -> float:
+    """Return the Shannon entropy of the characters, in bits."""
+    from detect_secrets.plugins.high_entropy_strings import Base64HighEntropyString
+
+    return Base64HighEntropyString(_BASE64_BITS).calculate_shannon_entropy(value)
+
+
+def _find_by_library(line: str) -> str | None:
+    from detect_secrets.filters import heuristic
+
+    if heuristic.is_indirect_reference(line):
+        return None
+    for plugin in _plugins():
+        for value in plugin.analyze_string(line):
+            if plugin.secret_type != "Secret Keyword" or _is_password(value):
+                return f"a credential ({plugin.secret_type})"
+    return None
+
+
+def _is_password(value: str) -> bool:
+    """Return whether the value of a keyword is neither prose nor a name such as client_secret."""
+    return (
+        len(value) >= 6
+        and not _PROSE.search(value)
+        and not _SECRET_NAME.search(value)
+        and not _is_placeholder(value)
+    )
+
+
+@cache
+def _plugins() -> list[BasePlugin]:
+    """Return the detectors of detect-secrets; importing them takes 0.1 s."""
+    from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class
+
+    classes: Mapping[str, type[BasePlugin]] = get_mapping_from_secret_type_to_class()
+    return [plugin() for plugin in classes.values() if plugin.__name__ not in _NOT_USED]

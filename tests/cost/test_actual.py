@@ -191,7 +191,8 @@ def test_pending_job_costs_nothing() -> None:
 
 
 def test_observations_give_start_up_failures_and_speed() -> None:
-    jobs = [job("a", FIRST, 300, status="Failed"), job("b", SECOND, 160)]
+    failed = job("a", FIRST, 300, status="Failed", infrastructure_failure=True)
+    jobs = [failed, job("b", SECOND, 160)]
     seen = observed(jobs)
     assert (seen.jobs, seen.failures) == (2, 1)
     assert seen.gpu_hours == pytest.approx(460 * 32 / 3600)
@@ -204,3 +205,20 @@ def test_observations_give_start_up_failures_and_speed() -> None:
     assert learned(given_start, seen).start_up_seconds == 5
     [speed] = measurements(jobs)
     assert (speed.label, speed.world_size, speed.steps_per_second) == ("b", 32, 1.0)
+
+
+def test_mistakes_in_the_code_do_not_count_towards_the_failure_rate() -> None:
+    typos = [job(f"typo-{number}", None, 300, status="Failed") for number in range(3)]
+    seen = observed([*typos, job("b", SECOND, 160)])
+    assert seen.failures == 0
+    rate = learned(Assumptions(), seen).failures_per_gpu_hour
+    assert rate <= Assumptions().failures_per_gpu_hour
+
+
+def test_speeds_are_kept_by_instance_type() -> None:
+    moved = job("b", SECOND, 160, instance_type="ml.p5.48xlarge")
+    speeds = measurements([job("a", FIRST, 300), moved, job("c", SECOND, 160)])
+    assert {(one.instance_type, one.label) for one in speeds} == {
+        ("ml.p4de.24xlarge", "c"),
+        ("ml.p5.48xlarge", "b"),
+    }

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sm_train.cost.instances import instance_types
 from sm_train.cost.price_file import read_price_file
 from sm_train.cost.price_list import parse_price_list
 from sm_train.cost.prices import (
@@ -176,7 +177,7 @@ def test_type_missing_from_a_complete_list_is_not_offered() -> None:
     assert "not offered" in missing.source
     listed = PriceTable.of([], listed={"us-east-1": "2026-11-01"}).over(shipped_prices())
     assert listed.price(P5, "us-east-1").usd_per_instance_hour is None
-    assert "used for eu-west-1" in table.price(P5, "eu-west-1").source
+    assert table.price(P5, "eu-north-1").status == "derived"
 
 
 MISTAKES = {
@@ -232,11 +233,32 @@ def test_reports_old_and_undated_prices() -> None:
     price = PriceTable.of([row]).price(P5, "us-east-1")
     assert staleness(price, date(2026, 10, 30)) is None
     assert "91 days old" in (staleness(price, date(2026, 10, 31)) or "")
-    p4de = shipped_prices().price("ml.p4de.24xlarge", "us-east-1")
-    assert "undated" in (staleness(p4de, date(2026, 11, 1)) or "")
+    undated = shipped_prices().price("ml.p3.2xlarge", "us-east-1")
+    assert "undated" in (staleness(undated, date(2026, 11, 1)) or "")
 
 
 def test_rejects_unknown_purchase_kind() -> None:
     with pytest.raises(ValueError, match="'lease' is not one of on-demand, spot"):
         shipped_prices().price(P5, "us-east-1", "lease")
     assert all(shipped_prices().price(P5, "us-east-1", kind).source for kind in KINDS)
+
+
+def test_every_training_type_has_a_row_and_every_row_a_source() -> None:
+    from botocore.session import get_session
+
+    types = get_session().get_service_model("sagemaker").shape_for("TrainingInstanceType").enum
+    accelerated = {name for name in types if name.startswith(("ml.p", "ml.g", "ml.trn"))}
+    assert accelerated == {one.name for one in instance_types()}
+    rows = shipped_prices().rows.values()
+    assert accelerated <= {row.instance_type for row in rows}
+    for row in rows:
+        assert row.source
+        assert (row.usd_per_hour is None) == (row.status == "unknown")
+        assert row.status in ("third-party", "derived", "unknown")
+
+
+def test_processing_types_are_priced_in_every_region() -> None:
+    table = shipped_prices()
+    known = table.processing_price("ml.m5.4xlarge", "us-east-1")
+    assert known.usd_per_instance_hour == Decimal("0.922")
+    assert table.processing_price("ml.m5.4xlarge", "eu-west-1").status == "assumed"

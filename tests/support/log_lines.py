@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sm_train.toolkit.diagnose.diagnosis import Diagnosis, diagnose
+from sm_train.toolkit.diagnose.diagnosis import NO_FAILURE, UNKNOWN, Diagnosis, diagnose
 from sm_train.toolkit.diagnose.matches import LogStream
 
 WRITTEN = 1795300000.0
@@ -28,6 +28,11 @@ def diagnosed(*nodes: Iterable[str]) -> Diagnosis:
     )
 
 
+def is_left_alone(found: Diagnosis) -> bool:
+    """Return whether ``found`` accuses nothing: the log shows no failure, or not its end."""
+    return found.cause in (NO_FAILURE, UNKNOWN) and found.first is None
+
+
 def step(number: int, time: float, *, rank: int = 0, node: int = 0) -> str:
     """Return a ``step`` event of this project."""
     return (
@@ -37,6 +42,12 @@ def step(number: int, time: float, *, rank: int = 0, node: int = 0) -> str:
         '"mfu": 0.2}'
     )
 
+
+DONE = (
+    'SMT {"kind": "end", "time": 1795300000.0, "node": 0, "rank": 0, "step": 9, "reason": "done", '
+    '"training_seconds": 1, "images": 1, "steps_per_second": 1}'
+)
+"""The event at the end of a completed run."""
 
 HEALTHY = """\
 bash: cannot set terminal process group (-1): Inappropriate ioctl for device

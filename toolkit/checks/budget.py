@@ -31,6 +31,24 @@ PRICE_UNKNOWN = Check(
     fix="`sm-train cost RUN --refresh` fetches current prices from AWS; `--prices FILE` supplies "
     "your own.",
 )
+PRICE_DERIVED = Check(
+    "price-derived",
+    ("warning",),
+    means="No price of this instance type in the region is known. It is derived from another "
+    "region's or from EC2's price by a published factor, or assumed without one.",
+    impact="The range of the total is wider, and the type may not be offered in the region.",
+    fix="`sm-train cost RUN --refresh` fetches current prices from AWS; `--prices FILE` supplies "
+    "your own.",
+)
+BUDGET_UNENFORCEABLE = Check(
+    "budget-unenforceable",
+    ("warning",),
+    means="`budget.usd` is set, but a price is unknown: what the run has cost is not known while "
+    "it runs.",
+    impact="The run may cost more than the budget, and `on_exceed: stop` cannot stop it.",
+    fix="Give the price with `--prices FILE` or `sm-train cost RUN --refresh`, or set "
+    "`cluster.max_runtime` as the limit.",
+)
 OVER_BUDGET = Check(
     "over-budget",
     ("error", "warning"),
@@ -70,14 +88,18 @@ def budget_findings(config: RunConfig, document: dict[str, Any]) -> Iterator[Fin
                 "measure a few hundred steps of this stage and set steps_per_second",
             )
         yield from _max_runtime_findings(config, stage)
-    if document["stages"][0]["price_per_instance_hour_usd"] is None:
-        yield PRICE_UNKNOWN.found(
-            "warning",
-            "cluster.instance_type",
-            f"{config.cluster.instance_type} has no published training price",
-            "run `sm-train cost RUN --refresh`, or treat the total as a lower bound",
-        )
+    yield from _price_findings(
+        "cluster.instance_type", config.cluster.instance_type, document["stages"][0]
+    )
     total, budget = document["total"], config.budget
+    if budget and document["stages"][0]["price_per_instance_hour_usd"] is None:
+        yield BUDGET_UNENFORCEABLE.found(
+            "warning",
+            "budget.usd",
+            f"{format_usd(budget.usd)} cannot be enforced: the price of "
+            f"{config.cluster.instance_type} is unknown; the run costs {format_total_usd(total)}",
+            "give the price with --prices, or run `sm-train cost RUN --refresh`",
+        )
     if budget and total["cost_at_least_usd"] > budget.usd:
         yield OVER_BUDGET.found(
             "error" if budget.on_exceed == "stop" else "warning",
@@ -98,13 +120,7 @@ def alternative_budget_findings(
     for cluster, estimate in alternatives:
         document = as_document(estimate)
         description = f"{cluster.config.cluster.instance_type} in {cluster.region}"
-        if document["stages"][0]["price_per_instance_hour_usd"] is None:
-            yield PRICE_UNKNOWN.found(
-                "warning",
-                cluster.key,
-                f"{description} has no published training price",
-                "run `sm-train cost RUN --refresh`, or treat the total as a lower bound",
-            )
+        yield from _price_findings(cluster.key, description, document["stages"][0])
         for stage in document["stages"]:
             yield from found_at(cluster, _max_runtime_findings(cluster.config, stage))
         cost_usd = document["total"]["cost_at_least_usd"]
@@ -116,6 +132,26 @@ def alternative_budget_findings(
                 f"{format_usd(budget.usd)}",
                 "raise the budget, or remove this instance type",
             )
+
+
+def _price_findings(where: str, description: str, stage: dict[str, Any]) -> Iterator[Finding]:
+    """Report a price that is unknown, or derived from another one."""
+    if stage["price_per_instance_hour_usd"] is None:
+        yield PRICE_UNKNOWN.found(
+            "warning",
+            where,
+            f"{description} has no published training price: {stage['price_source']}",
+            "run `sm-train cost RUN --refresh`, or treat the total as a lower bound",
+        )
+    elif stage["price_status"] in ("derived", "assumed"):
+        yield PRICE_DERIVED.found(
+            "warning",
+            where,
+            f"the price of {description} is {stage['price_status']}: "
+            f"{format_usd(stage['price_low_usd'])} to {format_usd(stage['price_high_usd'])} an "
+            f"hour; {stage['price_source']}",
+            "run `sm-train cost RUN --refresh`, or give the price with --prices",
+        )
 
 
 def _max_runtime_findings(config: RunConfig, stage: dict[str, Any]) -> Iterator[Finding]:

@@ -204,8 +204,9 @@ def _show_actual(
     from sm_train.toolkit.costing.actual import actual_cost
     from sm_train.toolkit.costing.view import show_actual
     from sm_train.toolkit.terminal.console import write_json
+    from sm_train.toolkit.watch.controller import failed_on_infrastructure
 
-    document = actual_cost(inputs, cost_options.profile)
+    document = actual_cost(inputs, cost_options.profile, failed_on_infrastructure)
     if parameters["as_json"]:
         write_json(document)
     else:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from sm_train.toolkit.run_file import load
 
 if TYPE_CHECKING:
     from sm_train.entrypoints.packing.storage import S3Access
-    from sm_train.estimators.config.schema import RunConfig
     from sm_train.toolkit.packing.pack import PackJob
 
 _SIDE = click.IntRange(min=1)
@@ -175,7 +175,7 @@ def _pack_on_sagemaker(job: PackJob, options: dict[str, Any], arguments: dict[st
         raise UserError(
             "--on: requires --for RUN, a run file with the role, the bucket and the network"
         )
-    config = _load_run(arguments["run"])
+    config = load(arguments["run"])
     region = resolve_region(options["region"], config.region, options["profile"])
     default_type = "ml.g5.2xlarge" if arguments["latents"] else "ml.c7i.8xlarge"
     table = price_table(arguments["prices"])
@@ -251,17 +251,7 @@ def _require_latents_model(model: Path, resolution: int, *, packs_locally: bool)
 
 
 def _max_instances(run: Path | None) -> int:
-    return 1 if run is None else max(stage.instances for stage in _load_run(run).stages)
-
-
-def _load_run(path: Path) -> RunConfig:
-    from sm_train.estimators.config.load import RunFileError, load_run
-    from sm_train.toolkit.errors import UserError
-
-    try:
-        return load_run(path)
-    except RunFileError as error:
-        raise UserError(str(error)) from None
+    return 1 if run is None else max(stage.instances for stage in load(run).stages)
 
 
 def _access(options: dict[str, Any], arguments: dict[str, Any]) -> S3Access:

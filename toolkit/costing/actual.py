@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from sm_train.cost.actual_cost import FinishedJob, as_document, measurements, observed
 from sm_train.cost.assumptions import Assumptions, learned
@@ -17,11 +19,20 @@ from sm_train.toolkit.costing.history import History, history_uri, write_history
 from sm_train.toolkit.costing.stages import stages_to_price
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.job_events import read_jobs
-from sm_train.toolkit.jobs.training_job import jobs_of_run
+from sm_train.toolkit.jobs.training_job import TrainingJob, jobs_of_run
+
+if TYPE_CHECKING:
+    import boto3
 
 
-def actual_cost(inputs: EstimateInputs, profile: str | None) -> dict[str, Any]:
+def actual_cost(
+    inputs: EstimateInputs,
+    profile: str | None,
+    failed_on_infrastructure: Callable[[boto3.Session, TrainingJob], bool],
+) -> dict[str, Any]:
     """Return the document of ``cost --actual``, and store what the jobs showed in S3.
+
+    ``failed_on_infrastructure`` diagnoses a failed job.
 
     Raises:
         UserError: the run has no job yet, or AWS refuses a request.
@@ -32,7 +43,13 @@ def actual_cost(inputs: EstimateInputs, profile: str | None) -> dict[str, Any]:
     training_jobs = jobs_of_run(session, config.name)
     if not training_jobs:
         raise UserError(f"--actual: no training job of run {config.name} in {region}; submit one")
-    jobs = read_jobs(session, training_jobs, inputs.prices, datetime.now(UTC))
+    jobs = read_jobs(
+        session,
+        training_jobs,
+        inputs.prices,
+        datetime.now(UTC),
+        partial(failed_on_infrastructure, session),
+    )
     history = History(observed(jobs), tuple(measurements(jobs)))
     uri = history_uri(config, region)
     document = as_document(jobs, _expected(inputs, jobs), _remaining(inputs, jobs, history))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sm_train.cost.assumptions import Assumptions, learned, parameter_names
 from sm_train.cost.estimate import Estimate, Purchase, estimate
 from sm_train.cost.json_document import as_document
-from sm_train.cost.prices import ON_DEMAND, PriceTable, staleness
+from sm_train.cost.prices import ON_DEMAND, SPOT, TRAINING_PLAN, PriceTable, staleness
 from sm_train.cost.stage import CostStage
 from sm_train.cost.throughput import resolve_speed, stated_speed
 from sm_train.toolkit.costing.price_table import DEFAULT_REGION, price_table
@@ -169,7 +169,7 @@ def _from_options(options: CostOptions, assumptions: Assumptions) -> EstimateInp
         config=None,
         stages=(stage.at(speed),),
         measured=tuple(measured),
-        purchase=Purchase(options.region or DEFAULT_REGION, kind=options.purchase),
+        purchase=_purchase(options.region or DEFAULT_REGION, ON_DEMAND, options.purchase),
         assumptions=assumptions,
         prices=price_table(options.prices),
         samples=None,
@@ -207,12 +207,19 @@ def _from_run_file(options: CostOptions, run: Path, assumptions: Assumptions) ->
         config=config,
         stages=tuple(_override(chosen, options)),
         measured=tuple(measured),
-        purchase=Purchase(region, config.cluster.capacity, options.purchase),
+        purchase=_purchase(region, config.cluster.capacity, options.purchase),
         assumptions=learned(assumptions, history.observed) if history else assumptions,
         prices=price_table(options.prices),
         samples=options.samples or config.data.samples or _local_samples(config, run.parent),
         defaults_used=(),
     )
+
+
+def _purchase(region: str, capacity: str, kind: str) -> Purchase:
+    """Return the purchase; ``--purchase spot`` and ``training-plan`` are capacities, too."""
+    if kind in (SPOT, TRAINING_PLAN):
+        capacity = kind
+    return Purchase(region, capacity, kind)
 
 
 def _override(stages: Sequence[CostStage], options: CostOptions) -> list[CostStage]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any
 
-from sm_train.toolkit.report_html.page import template, write_html
+from sm_train.toolkit.report_html.page import STATIC_PAGE_POLICY, template, write_html
 from sm_train.toolkit.report_html.svg import css_color, inline_svg
 from sm_train.toolkit.terminal.formatting import (
     format_days,
@@ -28,6 +28,7 @@ _PAGE = Template("""<!doctype html>
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="$policy">
 <title>Cost of $name</title>
 <style>
 $style
@@ -55,6 +56,7 @@ _BREAKDOWN = (
     "restarts",
     "warm_pool",
     "storage",
+    "uploads",
     "requests",
     "logs",
 )
@@ -69,6 +71,7 @@ def write_report(path: Path, name: str, document: Document, region: str) -> None
     total = document["total"]
     cost_range = format_usd_range(total)
     page = _PAGE.substitute(
+        policy=STATIC_PAGE_POLICY,
         style=template("page.css"),
         name=html.escape(name),
         region=html.escape(region),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime
 
-from sm_train.cost.estimate import Purchase, hourly_price, money
+from sm_train.cost.estimate import billed_price, money
 from sm_train.cost.prices import PriceTable
 from sm_train.toolkit.jobs.training_job import TrainingJob
 
@@ -13,8 +13,8 @@ from sm_train.toolkit.jobs.training_job import TrainingJob
 def job_usd(job: TrainingJob, prices: PriceTable, seconds: float) -> float | None:
     """Return the dollars of ``seconds`` on the job's instances; None if their price is unknown."""
     instance_type, count = job.instances
-    rate = hourly_price(instance_type, Purchase(job.region, job.capacity), prices)
-    cost = money(seconds, count, rate.usd_per_instance_hour)
+    price = billed_price(instance_type, job.region, job.capacity, prices)
+    cost = money(seconds, count, price.usd_per_instance_hour)
     return None if cost is None else float(cost)
 
 

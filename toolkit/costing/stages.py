@@ -62,11 +62,16 @@ def stated_measurements(stages: Iterable[CostStage]) -> list[Measurement]:
 
 
 def with_model_figures(stage: CostStage, config: RunConfig) -> CostStage:
-    """Return ``stage`` with its model's parameters and FLOPs per image, if the model has a plan."""
+    """Return ``stage`` with its model's parameters, FLOPs and activations, if it has a plan."""
     plan = plan_for(config, stage.resolution)
     if plan is None:
         return stage
-    return replace(stage, flops_per_image=plan.training_flops_per_image, parameters=plan.parameters)
+    return replace(
+        stage,
+        flops_per_image=plan.training_flops_per_image,
+        activation_bytes_per_image=plan.kept_bytes,
+        parameters=plan.parameters,
+    )
 
 
 def memory_needs(config: RunConfig, stages: Iterable[CostStage]) -> dict[str, MemoryNeed]:

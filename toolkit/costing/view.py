@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from sm_train.cost.explain import signed_dollars
 from sm_train.cost.speed import FIRM
+from sm_train.toolkit.terminal.csv_text import format_csv
 from sm_train.toolkit.terminal.formatting import (
     format_days,
     format_number,
@@ -145,12 +144,7 @@ def _least_reliable(bases: Sequence[str]) -> str:
 
 def as_csv(document: Document) -> str:
     """Return the stages and, last, the total as CSV; unknown values are empty."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, _STAGE_COLUMNS, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(document["stages"])
-    writer.writerow({"name": "total", **document["total"]})
-    return text.getvalue()
+    return format_csv(_STAGE_COLUMNS, [*document["stages"], {"name": "total", **document["total"]}])
 
 
 def format_signed_usd(amount: float | None) -> str:

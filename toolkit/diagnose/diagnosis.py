@@ -3,7 +3,8 @@
 A cause outranks an exception without a signature, which outranks a symptom. Echoes (messages of
 the other processes after one has died) are never the cause. The earliest cause counts. If causes
 conflict, or only echoes are left, the cause is ``unknown`` and the evidence lists the lines to
-read: a wrong cause is worse than none.
+read: a wrong cause is worse than none. ``no-failure`` needs positive evidence: the end of the
+training, not only the absence of lines that are known.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from sm_train.toolkit.diagnose.log_scanner import scan
 from sm_train.toolkit.diagnose.matches import PROGRAM_ERROR, LogStream, Match, ScanReport
+from sm_train.toolkit.diagnose.origins import FirstFailing, first_failing
 from sm_train.toolkit.diagnose.signatures import Confidence, signatures
 
 NO_FAILURE, UNKNOWN = "no-failure", "unknown"
@@ -32,16 +34,6 @@ _FAR_FROM_END = 2000
 _EXCEPTION = re.compile(r"(?:[\w.]+\.)?\w+(?:Error|Exception): ")
 # [Rank 12] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1579, OpType=ALLREDUCE, …
 _COLLECTIVE = re.compile(r"\[Rank (\d+)\].*SeqNum=(\d+), OpType=(\w+)")
-
-
-@dataclass(frozen=True)
-class FirstFailing:
-    """The node and rank that failed first, as far as known; ``time`` in Unix seconds."""
-
-    node: str | None
-    rank: int | None
-    time: float | None
-    line: str
 
 
 @dataclass(frozen=True)
@@ -81,16 +73,13 @@ def succeeded() -> Diagnosis:
 
 def judge(reports: Sequence[ScanReport]) -> Diagnosis:
     """Combine the reports of all streams of one attempt."""
-    matches = _by_time(
-        match for report in reports for match in report.matches if _may_be_fatal(match, reports)
-    )
+    all_matches = [match for report in reports for match in report.matches]
+    matches = _by_time(match for match in all_matches if _may_be_fatal(match, reports))
     details = _details(reports)
     causes = _unexplained([match for match in matches if match.role == "cause"], matches)
     exceptions = [match for match in matches if match.role == "exception"]
     symptoms = _unexplained([match for match in matches if match.role == "symptom"], matches)
-    if any(match.code == "peer-gone" for match in matches):
-        # When a node fails, SageMaker terminates the others: their SIGTERM is a consequence.
-        symptoms = [match for match in symptoms if match.code != "terminated"]
+    symptoms = _without_consequences(symptoms, matches)
     if not causes and not exceptions and any(report.succeeded for report in reports):
         return replace(succeeded(), details=details)
     if causes:
@@ -105,26 +94,69 @@ def judge(reports: Sequence[ScanReport]) -> Diagnosis:
         lagging = _lagging_ranks(symptoms)
         return _from_signature(_root_symptom(symptoms), reports, matches, (*details, *lagging))
     summaries = [report.first_failure for report in reports if report.first_failure]
-    if matches or summaries:
-        torchrun = [
-            f"torchrun saw rank {one.rank} fail first, exit code {one.exit_code}"
-            for one in summaries
-        ]
-        echoes = (
+    if not matches and not summaries and any(report.completed for report in reports):
+        return replace(succeeded(), details=details)
+    raised = [match for report in reports if (match := report.last_exception()) is not None]
+    if raised:
+        found = _from_exception(_by_time(raised)[0], reports, [*matches, *raised], details)
+        return replace(found, confidence="low")
+    torchrun = [
+        f"torchrun saw rank {one.rank} fail first, exit code {one.exit_code}" for one in summaries
+    ]
+    return _unknown(
+        reports, matches, (*details, *(torchrun or _why_unknown(matches, reports, all_matches)))
+    )
+
+
+def _why_unknown(
+    matches: Sequence[Match], reports: Sequence[ScanReport], all_matches: Sequence[Match]
+) -> list[str]:
+    """Explain why no cause is named, and what to look at."""
+    if not sum(report.lines for report in reports):
+        return ["the log is empty: check that the job wrote to it, and export it again"]
+    later = [match for match in all_matches if match.role in ("cause", "exception")]
+    if later and not matches:
+        return ["errors are left out because another node logged steps more than a minute later"]
+    if matches:
+        return [
             "the logs only show that another process ended: the log of the node that failed first "
             "may be missing"
-        )
-        return _unknown(reports, matches, (*details, *(torchrun or [echoes])))
-    return Diagnosis(NO_FAILURE, "No failure found", details=details)
+        ]
+    last = [report.last_step for report in reports if report.last_step]
+    steps = f"; the last step logged is {last[-1]}" if last else ""
+    return [
+        "nothing reports the end of the training, and no line is a known failure: the job may "
+        f"still run, or its last lines are missing{steps}"
+    ]
 
 
 # ------------------------------------------------------------------ which matches count
 
 
+def _without_consequences(symptoms: list[Match], matches: Sequence[Match]) -> list[Match]:
+    """Leave out symptoms which other processes' failures cause, if there are any.
+
+    When a node fails, SageMaker terminates the others; when a collective fails, NCCL aborts the
+    process.
+    """
+    others = {match.code for match in matches if match.role in ("symptom", "echo")}
+    consequences = set()
+    if "peer-gone" in others:
+        consequences |= {"terminated", "aborted"}
+    if others - {"aborted", "terminated", "process-group-abort"}:
+        consequences.add("aborted")
+    return [match for match in symptoms if match.code not in consequences]
+
+
 def _may_be_fatal(match: Match, reports: Sequence[ScanReport]) -> bool:
     """Return whether ``match`` may have ended the job."""
+    [report] = [report for report in reports if report.stream == match.stream]
+    # The process of an uncaught exception at the end of its log has ended, whatever the clocks of
+    # other nodes say.
+    ended = match.uncaught and report.lines - report.last_line[match.code] <= _HANDLED_LINES
     if (
-        match.exact
+        not ended
+        and match.exact
         and match.time is not None
         and any(
             other.last_step_time is not None
@@ -134,7 +166,6 @@ def _may_be_fatal(match: Match, reports: Sequence[ScanReport]) -> bool:
         )
     ):
         return False
-    [report] = [report for report in reports if report.stream == match.stream]
     later = [
         other for other in report.matches if other.order > match.order and other.code != match.code
     ]
@@ -262,7 +293,7 @@ def _from_signature(
         cause=signature.code,
         title=signature.title,
         confidence=signature.confidence,
-        first=_first_failing(match, reports),
+        first=first_failing(match, matches, reports),
         retryable=signature.retryable,
         action=signature.action,
         evidence=_evidence(match, matches),
@@ -277,23 +308,12 @@ def _from_exception(
         cause=PROGRAM_ERROR,
         title=f"The program raised {match.text}",
         confidence="medium",
-        first=_first_failing(match, reports),
+        first=first_failing(match, matches, reports),
         retryable=False,
         action="Read the traceback that ends with this line; the same input will raise it again.",
         evidence=_evidence(match, matches),
         details=details,
     )
-
-
-def _first_failing(match: Match, reports: Sequence[ScanReport]) -> FirstFailing:
-    """Return the origin of ``match``; torchrun's summary provides a missing rank or time."""
-    [report] = [one for one in reports if one.stream == match.stream]
-    rank, time = match.rank, match.time
-    summary = report.first_failure
-    if summary is not None:
-        rank = summary.rank if rank is None else rank
-        time = time if match.exact and time is not None else summary.time or time
-    return FirstFailing(match.node, rank, time, match.text)
 
 
 def _evidence(match: Match, matches: list[Match]) -> tuple[Match, ...]:

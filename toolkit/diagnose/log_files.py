@@ -1,4 +1,4 @@
-"""Opens logs on this machine: files, compressed files and folders of them."""
+"""Opens logs on this machine: files, compressed files, exports and folders of them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, cast
 
+from sm_train.toolkit.diagnose.log_exports import plain_lines
 from sm_train.toolkit.diagnose.log_scanner import READ_BYTES
 from sm_train.toolkit.diagnose.matches import LogStream
 from sm_train.toolkit.errors import UserError
@@ -21,6 +22,12 @@ _RANK = re.compile(r"rank[-_.]?(\d+)")
 # my-job/algo-1-1700000000: a SageMaker log stream's name, with the instance and the time at which
 # its container started
 _STREAM = re.compile(r"(algo-\d+)-(\d{9,})")
+# The sections of a run file (estimators/run_config.py) at the start of a line.
+_RUN_FILE_KEYS = re.compile(
+    rb"^(model|data|stages|training|cluster|evaluation|checkpoint|heartbeat|recovery):(?:\s|$)",
+    re.MULTILINE,
+)
+_HEAD_BYTES = 4096
 _OTHER_SUFFIXES = frozenset(
     ".py .yaml .yml .toml .json .pt .pth .bin .safetensors .tar .parquet .png .jpg .npz".split()
 )
@@ -39,6 +46,7 @@ def log_files(paths: Iterable[Path]) -> list[LogStream]:
 
 def _files(path: Path) -> list[Path]:
     if path.is_file():
+        _check_is_log(path)
         return [path]
     if not path.is_dir():
         raise UserError(f"{path}: no such file or folder; name a log, a folder or a job")
@@ -51,13 +59,32 @@ def _files(path: Path) -> list[Path]:
     return logs
 
 
+def _check_is_log(path: Path) -> None:
+    """Refuse a run file or a binary file, in which "no failure" would be found.
+
+    Raises:
+        UserError: the file is not a log.
+    """
+    with _open(path) as file:
+        try:
+            head = file.read(_HEAD_BYTES)
+        except (EOFError, gzip.BadGzipFile):
+            return
+    if len(set(_RUN_FILE_KEYS.findall(head))) >= 2:
+        raise UserError(
+            f"{path}: is a run file, not a log; name the job, its log files or a local run's folder"
+        )
+    if b"\0" in head:
+        raise UserError(f"{path}: is not a text file; name a log, compressed with gzip or not")
+
+
 def _is_log(path: Path) -> bool:
     if path.name.startswith(".") or path.suffix in _OTHER_SUFFIXES:
         return False
     with _open(path) as file:
         try:
             # Like grep and git, treat a file with a NUL byte near its start as binary.
-            return b"\0" not in file.read(4096)
+            return b"\0" not in file.read(_HEAD_BYTES)
         except (EOFError, gzip.BadGzipFile):
             return False
 
@@ -70,7 +97,7 @@ def _open(path: Path) -> IO[bytes]:
 
 
 def _stream(path: Path, *, single: bool) -> LogStream:
-    def blocks() -> Iterator[bytes]:
+    def content() -> Iterator[bytes]:
         with _open(path) as file:
             try:
                 # read1 returns all data before the point where a compressed log was truncated;
@@ -88,7 +115,7 @@ def _stream(path: Path, *, single: bool) -> LogStream:
     # With a single log or one log per rank, the file's name does not identify the node.
     node = named[0] if named else None if single or ranked else path.stem
     rank = int(ranked[1]) if ranked else None
-    return LogStream(str(path), blocks, node, path.stat().st_mtime, rank)
+    return LogStream(str(path), lambda: plain_lines(content()), node, path.stat().st_mtime, rank)
 
 
 def attempts(streams: Sequence[LogStream]) -> list[list[LogStream]]:

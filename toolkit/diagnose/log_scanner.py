@@ -25,8 +25,14 @@ from sm_train.toolkit.diagnose.matches import (
     ScanReport,
     TorchrunFailure,
 )
-from sm_train.toolkit.diagnose.signatures import literals, matching
-from sm_train.toolkit.diagnose.tracebacks import BEGIN, CHAINED, IGNORED, Tracebacks
+from sm_train.toolkit.diagnose.signatures import AUTOMATON_BYTES, literals, matching
+from sm_train.toolkit.diagnose.tracebacks import (
+    BEGIN,
+    CHAINED,
+    IGNORED,
+    Tracebacks,
+    quoted_traceback,
+)
 from sm_train.toolkit.jobs.events import Event, parse_event
 
 READ_BYTES = 1 << 22
@@ -36,13 +42,28 @@ _LOOK_BACK_BYTES = 1 << 14
 _MAX_LINE_BYTES = 1 << 20
 _MAX_PER_CODE = 64
 _STEPS_REMEMBERED = 16
+_HARMLESS_REMEMBERED = 16
 _CHAIN_LINES = 6
 _STEPS_TO_RECOVER = 3
 """Further steps that show that the job recovered; other ranks may log one or two late."""
 
-_FIRST_FAILURE = "Root Cause (first observed failure)"
-_SUCCESS = ("Reporting training SUCCESS", "Training completed. Do not forget to share your model")
-_EVENTS = ('"kind": "error"', '"kind": "end"', '"kind": "start"')
+_FIRST_FAILURE = ("Root Cause (first observed failure)", "Root Cause:")
+# A line which reports that the whole training ended as intended:
+#   … sagemaker-training-toolkit INFO     Reporting training SUCCESS
+#   Training completed. Do not forget to share your model …            Hugging Face's Trainer
+#   `Trainer.fit` stopped: `max_epochs=10` reached.                    Lightning
+#   "name": "torchelastic.worker.status.SUCCEEDED"                     torchrun
+#   2026-11-21 10:00:00 Completed - Training job completed             the SageMaker SDK
+#   {'train_runtime': 5211.2, 'train_loss': 0.95, …}                   Hugging Face's Trainer
+_SUCCESS = (
+    "Reporting training SUCCESS",
+    "Training completed. Do not forget to share your model",
+    "`Trainer.fit` stopped: `max_",
+    "torchelastic.worker.status.SUCCEEDED",
+    "Completed - Training job completed",
+    "'train_runtime': ",
+)
+_EVENTS = ('"kind": "error"', '"kind": "end"', '"kind": "start"', '"code": "stall-resolved"')
 
 # A completed training step; one group holds text that is the same for all ranks of a step:
 #   SMT {"kind": "step", "time": 1795300000.0, …, "step": 120, …       this project's event
@@ -140,16 +161,22 @@ def whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
 
 def searched_literals() -> list[str]:
     """Return the literals of which a line must contain one to be parsed."""
-    return list(
-        dict.fromkeys((BEGIN, *CHAINED, *IGNORED, _FIRST_FAILURE, *_SUCCESS, *_EVENTS, *literals()))
-    )
+    every = {BEGIN, *CHAINED, *IGNORED, *_FIRST_FAILURE, *_SUCCESS, *_EVENTS, *literals()}
+    # A literal that contains another one finds no further lines.
+    return sorted(one for one in every if not any(two in one for two in every - {one}))
 
 
 @cache
 def _literal_pattern() -> _BytesPattern:
     import re2
 
-    pattern: _BytesPattern = re2.compile("|".join(map(re2.escape, searched_literals())).encode())
+    options = re2.Options()
+    # Without enough memory for its automaton, RE2 falls back to slower ones.
+    options.max_mem = AUTOMATON_BYTES
+    options.never_capture = True
+    pattern: _BytesPattern = re2.compile(
+        "|".join(map(re2.escape, searched_literals())).encode(), options
+    )
     return pattern
 
 
@@ -177,9 +204,15 @@ class _StreamScanner:
     steps: int = 0
     recent_steps: deque[bytes] = field(default_factory=lambda: deque(maxlen=_STEPS_REMEMBERED))
     last_step_time: float | None = None
+    last_step: str | None = None
+    harmless: deque[int] = field(default_factory=lambda: deque(maxlen=_HARMLESS_REMEMBERED))
+    """The last lines with exceptions that did not end their process."""
     start_events: int = 0
     succeeded: bool = False
     first_failure: TorchrunFailure | None = None
+    ranks: dict[str | None, set[int]] = field(default_factory=dict)
+    """Node → the ranks of its parsed lines."""
+    ranks_per_node: int | None = None
     summary: dict[str, str] | None = None
     """The fields of torchrun's summary while it is being read, else None."""
     tracebacks: Tracebacks = field(default_factory=Tracebacks)
@@ -253,12 +286,14 @@ class _StreamScanner:
             begin = self.block.rfind(b"\n", 0, last.start()) + 1
             line = self._parse(self.block[begin : self.block.find(b"\n", begin)])
             self.last_step_time = _time_of(line) or self.last_step_time
+            step = next(group for group in last.groups() if group is not None)
+            self.last_step = step.decode("utf-8", "replace").split("|")[-1].strip(" :[")
 
     # -------------------------------------------------------------- lines
 
     def _parse(self, raw: bytes) -> LogLine:
         text = raw[:_MAX_LINE_BYTES].decode("utf-8", "replace")
-        return parse_line(text, self.stream.reference)
+        return parse_line(text, self.stream.reference, self.tracebacks.prefixes)
 
     def _scan_line(self, start: int, stop: int) -> None:
         self.line_number += 1
@@ -266,6 +301,20 @@ class _StreamScanner:
         if self.matches and (step := _step_pattern().search(self.block, start, stop)):
             self._count_step(step)
         line = self._parse(self.block[start:stop])
+        if BEGIN in line.text:
+            if quoted := quoted_traceback(line.text):
+                for text in quoted:
+                    self._classify(replace(line, text=text, label="quoted"))
+                return
+            if self.tracebacks.learn_prefix(line):
+                bare, line = line, self._parse(self.block[start:stop])
+                self.tracebacks.assume(bare, line)
+        self._classify(line)
+
+    def _classify(self, line: LogLine) -> None:
+        """Dispatch a parsed line to what it is part of."""
+        if line.rank is not None:
+            self.ranks.setdefault(line.node or self.stream.node, set()).add(line.rank)
         if self.summary is not None and self._read_summary(line):
             return
         if any(text in line.text for text in CHAINED):
@@ -276,7 +325,9 @@ class _StreamScanner:
             self._match_event(event, line)
         elif part == "exception":
             self._match_exception(line)
-        elif _FIRST_FAILURE in line.text:
+        elif part == "harmless":
+            self.harmless.append(self.line_number)
+        elif any(text in line.text for text in _FIRST_FAILURE):
             self.summary = {}
         elif any(text in line.text for text in _SUCCESS):
             self._mark_recovered(len(self.matches))
@@ -293,15 +344,18 @@ class _StreamScanner:
             if self.start_events:
                 self._mark_recovered(len(self.matches))
             self.start_events += 1
+            self.ranks_per_node = event["world_size"] // max(1, event["nodes"])
         elif event["kind"] == "end" and event["reason"] == "done":
             self._mark_recovered(len(self.matches))
             self.succeeded = True
+        elif event.get("code") == _STALL_RESOLVED:
+            self._remove(_STALL)
         elif event["kind"] == "error" and event["code"] != _STALL:
             text = f"rank {event['rank']} failed: {event['message']}"
             self._match_exception(replace(line, text=text))
         else:
             for signature in matching(line.text):
-                self._add(signature.code, signature.role, _attribute_stall(event, line))
+                self._add(signature.code, signature.role, _attributed(event, line))
 
     def _match_message(self, line: LogLine) -> None:
         """Add the signatures of a message, unless it shows that the program continues."""
@@ -336,17 +390,24 @@ class _StreamScanner:
             self.line_number,
             line.text.strip()[:MAX_TEXT],
             self._time(line),
-            line.node or self.stream.node,
+            line.node or self.stream.node or line.host,
             self.stream.rank if line.rank is None else line.rank,
             line.time is not None,
             self.steps,
             uncaught,
+            line.local_rank,
+            line.task,
         )
         if is_warning:
             self.warnings[code] = match
         else:
             self.matches.append(match)
             self.per_code[code] += 1
+
+    def _remove(self, code: str) -> None:
+        """Remove all matches of ``code``: their cause is gone."""
+        self.recovered[code] += self.per_code.pop(code, 0)
+        self.matches = [match for match in self.matches if match.code != code]
 
     def _remove_chained(self, line: LogLine) -> None:
         """Remove an exception that led to another: the other one ended the process."""
@@ -386,7 +447,10 @@ class _StreamScanner:
         rank, exit_code = (_NUMBER.search(summary.get(key, "")) for key in ("rank", "exitcode"))
         stamp = parse_line(summary.get("time", ""), self.stream.reference)
         failure = TorchrunFailure(
-            int(rank[0]) if rank else None, stamp.time, int(exit_code[0]) if exit_code else None
+            int(rank[0]) if rank else None,
+            stamp.time,
+            int(exit_code[0]) if exit_code else None,
+            summary.get("host"),
         )
         # Every node's launcher reports its own first failure: keep the earliest.
         previous = self.first_failure
@@ -395,7 +459,8 @@ class _StreamScanner:
         code = _SIGNALS.get(failure.exit_code)
         if code is not None:
             text = f"first observed failure: exit code {summary['exitcode']}"
-            self._add(code, "symptom", LogLine(text, failure.time, None, failure.rank))
+            node = summary.get("host") or None
+            self._add(code, "symptom", LogLine(text, failure.time, None, failure.rank, node))
         return False
 
     # -------------------------------------------------------------- the end
@@ -413,8 +478,12 @@ class _StreamScanner:
             recovered=dict(self.recovered),
             warnings=tuple(self.warnings.values()),
             last_step_time=self.last_step_time,
+            last_step=self.last_step,
+            harmless=frozenset(self.harmless),
             succeeded=self.succeeded and not self.matches,
             first_failure=self.first_failure,
+            ranks={node: frozenset(ranks) for node, ranks in self.ranks.items()},
+            ranks_per_node=self.ranks_per_node,
             tail=self.tail,
             reference=self.stream.reference,
         )
@@ -425,13 +494,20 @@ def _time_of(line: LogLine) -> float | None:
     return float(event["time"]) if event else line.time
 
 
-# Negative exit codes of torchrun are signals: SIGKILL, SIGSEGV, SIGBUS.
-_SIGNALS: dict[int | None, str] = {-9: "process-killed", -11: "segfault", -7: "bus-error"}
+# Negative exit codes of torchrun are signals: SIGKILL, SIGSEGV, SIGBUS, SIGABRT, SIGILL, SIGFPE.
+_SIGNALS: dict[int | None, str] = {
+    -9: "process-killed",
+    -11: "segfault",
+    -7: "bus-error",
+    -6: "aborted",
+    -4: "fatal-signal",
+    -8: "fatal-signal",
+}
 
 
-def _attribute_stall(event: Event, line: LogLine) -> LogLine:
-    """Attribute a stall to the rank that caused it, which is seldom the one that reports it."""
-    rank, node = event.get("blamed_rank"), event.get("blamed_node")
+def _attributed(event: Event, line: LogLine) -> LogLine:
+    """Attribute an event to the rank it is about, which is seldom the one that reports it."""
+    rank, node = event.get("blamed_rank", event.get("rank_died")), event.get("blamed_node")
     return replace(
         line,
         rank=line.rank if rank is None else rank,
@@ -439,8 +515,8 @@ def _attribute_stall(event: Event, line: LogLine) -> LogLine:
     )
 
 
-_STALL = "stall"
-"""The code of the watchdog's events (entrypoints/monitoring/watchdog.py)."""
+_STALL, _STALL_RESOLVED = "stall", "stall-resolved"
+"""The codes of the watchdog's events (entrypoints/monitoring/watchdog.py)."""
 
-_SUMMARY_FIELDS = {"time", "host", "rank", "exitcode", "error_file", "traceback"}
+_SUMMARY_FIELDS = {"time", "host", "rank", "exitcode", "error_file", "traceback", "msg"}
 _NUMBER = re.compile(r"-?\d+")

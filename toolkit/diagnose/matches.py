@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from sm_train.toolkit.diagnose.log_lines import parse_line
+from sm_train.toolkit.diagnose.signatures import matching
 
 MAX_TEXT = 500
 """Characters kept of a line."""
@@ -21,6 +22,30 @@ _ERROR_WORDS = re.compile(
     r"\b(?:[A-Z]\w*(?:Error|Exception)|ERROR|FATAL|CRITICAL|[Ee]rror|[Ff]ailed|[Ff]atal|[Aa]borted|panic"
     r"|Killed|killed|core dumped|NCCL WARN)\b"
 )
+
+# "RuntimeError: …" at the start of a line
+_EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?:\(\w+\))?: \S")
+_LOGGED = re.compile(r"(?i:\b(?:retry|ignor|skipp|fall(?:ing|s) back|caught)|attempt \d)")
+_END_LINES = 10
+# A progress bar of training steps at its end, and what shows that it is not of something else:
+#   Epoch 9: 100%|██████████| 500/500 [01:01<00:00,  8.15it/s, loss=0.12]
+#   Steps: 100%|██████████| 1752/1752 [1:26:51<00:00,  2.97s/it]
+_LAST_BAR = re.compile(r"([^\r\n|]*?)100%\|[^|\r\n]*\| +(\d+)/(\d+) \[\d+:[^\]\r\n]*\]")
+_STEP_BAR = re.compile(r"(?i:\b(?:step|epoch|train|iter)\w*\b)[^|]*$")
+_STEP_VALUES = re.compile(r"(?i:loss|\blr\b)\w*=")
+_COMPLETION_BYTES = 4096
+
+
+def all_steps_done(tail: str) -> bool:
+    """Return whether the end of a log shows a training's progress bar at its last step."""
+    end = tail[-_COMPLETION_BYTES:]
+    bars = list(_LAST_BAR.finditer(end))
+    if not bars or _ERROR_WORDS.search(end, bars[-1].end()):
+        return False
+    name, done, total = bars[-1].groups()
+    is_training = _STEP_BAR.search(name) or _STEP_VALUES.search(bars[-1][0])
+    return done == total and int(total) > 1 and bool(is_training)
+
 
 MatchRole = Literal["cause", "exception", "symptom", "echo", "warning"]
 
@@ -57,6 +82,9 @@ class Match:
     exact: bool = True
     steps_before: int = 0
     uncaught: bool = False
+    local_rank: int | None = None
+    task: int | None = None
+    """The number that `srun -l` writes before the line."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +94,7 @@ class TorchrunFailure:
     rank: int | None
     time: float | None
     exit_code: int | None
+    host: str | None = None
 
 
 @dataclass(frozen=True)
@@ -84,10 +113,35 @@ class ScanReport:
     """Code → number of matches after which training continued."""
     warnings: tuple[Match, ...]
     last_step_time: float | None
+    last_step: str | None
+    """The progress that the last step logged, such as ``1752/1752``."""
+    harmless: frozenset[int]
+    """Line numbers of the last exceptions that did not end their process."""
     succeeded: bool
     first_failure: TorchrunFailure | None
+    ranks: dict[str | None, frozenset[int]]
+    """Node → the ranks of the lines that were parsed."""
+    ranks_per_node: int | None
     tail: bytes
     reference: float
+
+    @property
+    def completed(self) -> bool:
+        """Whether the log ends with the last step of the training."""
+        return self.succeeded or all_steps_done(self.tail.decode("utf-8", "replace"))
+
+    def last_exception(self) -> Match | None:
+        """Return the exception which the log ends with, though without its traceback."""
+        last = self.last_lines()[-_END_LINES:]
+        raised = [
+            line
+            for line in last
+            if line.order not in self.harmless
+            and _EXCEPTION.match(line.text)
+            and not _LOGGED.search(line.text)
+            and not matching(line.text)
+        ]
+        return replace(raised[-1], code=PROGRAM_ERROR, role="exception") if raised else None
 
     def last_lines(self) -> list[Match]:
         """Return the last lines except events; lines that look like errors are symptoms."""

@@ -12,6 +12,9 @@ from typing import Any, Literal
 SignatureRole = Literal["cause", "symptom", "echo", "warning"]
 Confidence = Literal["high", "medium", "low"]
 
+AUTOMATON_BYTES = 64 << 20
+"""The most memory of RE2 for one automaton; 8 MiB by default, too little for all literals."""
+
 _TABLE = Path(__file__).with_name("signatures.toml")
 _STRENGTH: dict[SignatureRole, int] = {"cause": 3, "symptom": 2, "echo": 1, "warning": 0}
 
@@ -64,7 +67,9 @@ def _literal_set() -> tuple[Any, list[list[int]]]:
     """Compile all literals to one set, with the table indices of each literal's signatures."""
     import re2
 
-    literal_set, indices = re2.Set.SearchSet(), []
+    options = re2.Options()
+    options.max_mem = AUTOMATON_BYTES
+    literal_set, indices = re2.Set.SearchSet(options), []
     for literal in literals():
         literal_set.Add(re2.escape(literal))
         indices.append(

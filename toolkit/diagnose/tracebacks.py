@@ -1,4 +1,9 @@
-"""Finds the last lines of Python tracebacks among the interleaved lines of many processes."""
+"""Finds the last lines of Python tracebacks among the interleaved lines of many processes.
+
+The line that opens a traceback also shows the prefix which a launcher, a logger or a log viewer
+puts before every line: whatever stands before it. The pattern of that prefix is learned, unless the
+next lines of the traceback come without it, as after a progress bar.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from sm_train.toolkit.diagnose.log_lines import LogLine
+import msgspec
+from sm_train.toolkit.diagnose.log_lines import LogLine, Source, prefix_pattern
 
 BEGIN = "Traceback (most recent call last)"
 CHAINED = (
@@ -26,10 +32,26 @@ _FRAME = re.compile(r"^(?:\s|$|[│|+❱╭╰])|^[\^~ ]+$")
 _STRIPPED_FRAME = re.compile(r'^File "[^"]+", line \d+')
 # "torch.OutOfMemoryError: CUDA out of memory", "KeyError: 'x'", "_queue.Empty", "socket.error:"
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*|\w*error)(?:: |:?$)")
+# The first frame of a traceback, with or without indentation, or of a rich one.
+_FRAME_START = re.compile(r'^\s*(?:File "|│)')
+# "Original Traceback", "  + Exception Group Traceback", "Scheduler hit an exception: Traceback",
+# "  0% 0/3000 [00:00<?, ?it/s]Traceback"
+_NO_PREFIX = re.compile(r"(?:Original|Group) $|it/s[^\]]*\]\s*$")
+_MAX_PREFIX = 200
+_MAX_PREFIXES = 64
 _MAX_LINES = 2000
 """A traceback that has not ended after this many lines is taken as truncated."""
 _MAX_SOURCE_LINES = 8
 """Lines of source that may follow a frame without indentation."""
+_MAX_LINES_BETWEEN = 64
+"""Other lines between a traceback's last frame and its exception."""
+_NAMED_ERROR = re.compile(
+    r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Timeout|Empty|Failed)(?:: |$)"
+)
+_NUMBER = re.compile(r"\d+")
+
+_JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+_ESCAPED_LINE_END = re.compile(r"\\+n")
 
 TracebackPart = Literal["exception", "harmless", "frame", "other"]
 """The last line of a traceback (``harmless``: it does not end its process), another line of it, or
@@ -55,9 +77,31 @@ class _Open:
 class Tracebacks:
     """The open tracebacks by source, a node and rank; processes may share a source."""
 
-    open: dict[tuple[str | None, int | None], _Open] = field(default_factory=dict)
-    _ignored_at: dict[tuple[str | None, int | None], int] = field(default_factory=dict)
+    open: dict[Source, _Open] = field(default_factory=dict)
+    _ignored_at: dict[Source, int] = field(default_factory=dict)
     """The line number at which a source announced that its next traceback is ignored."""
+    prefixes: list[re.Pattern[str]] = field(default_factory=list)
+    """The learned prefixes, for parsing further lines."""
+    _assumed: dict[Source, tuple[Source, re.Pattern[str]]] = field(default_factory=dict)
+    """A source without a learned prefix → the source and the pattern assumed for its traceback."""
+
+    def learn_prefix(self, line: LogLine) -> bool:
+        """Learn the prefix of the start of a traceback; return False if there is none to learn."""
+        before = line.text[: line.text.find(BEGIN)]
+        # A rich traceback's box, the word of a nested or grouped one, and text that ends a sentence
+        # are no prefix.
+        before = before.partition("╭")[0]
+        if not before.strip() or _NO_PREFIX.search(before) or len(before) > _MAX_PREFIX:
+            return False
+        pattern = prefix_pattern(before)
+        if pattern in self.prefixes or len(self.prefixes) == _MAX_PREFIXES:
+            return False
+        self.prefixes.append(pattern)
+        return True
+
+    def assume(self, bare: LogLine, prefixed: LogLine) -> None:
+        """Note that the traceback of ``bare``'s source may continue without the learned prefix."""
+        self._assumed[bare.source] = prefixed.source, self.prefixes[-1]
 
     def feed(self, line: LogLine, number: int) -> TracebackPart:
         """Classify the next line of the log, ``number``."""
@@ -72,28 +116,82 @@ class Tracebacks:
             key for key, one in self.open.items() if number - one.first_line > _MAX_LINES
         ]:
             del self.open[source]
-        state = self.open.get(line.source)
-        return "other" if state is None else self._inside(state, line)
+        if line.source in self.open:
+            return self._inside(line.source, line)
+        similar = self._without_prefix(line) or self._similar(line)
+        return "other" if similar is None else self._inside(similar, line)
 
-    def _inside(self, state: _Open, line: LogLine) -> TracebackPart:
+    def _similar(self, line: LogLine) -> Source | None:
+        """Return the one open traceback whose prefix differs only in numbers."""
+        is_part = _FRAME.match(line.text) or _NAMED_ERROR.match(line.text)
+        if not is_part or not (line.label or line.task is not None):
+            return None
+        loose = _loose(line.source)
+        similar = [source for source in self.open if _loose(source) == loose]
+        return similar[0] if len(similar) == 1 else None
+
+    def _without_prefix(self, line: LogLine) -> Source | None:
+        """Return the source whose traceback ``line`` continues without the assumed prefix."""
+        if line.source not in self._assumed or not _FRAME_START.match(line.text):
+            return None
+        source, pattern = self._assumed.pop(line.source)
+        if source not in self.open:
+            return None
+        if pattern in self.prefixes:
+            self.prefixes.remove(pattern)
+        self.open[line.source] = self.open.pop(source)
+        return line.source
+
+    def _inside(self, source: Source, line: LogLine) -> TracebackPart:
+        state = self.open[source]
         if _STRIPPED_FRAME.match(line.text):
             state.stripped = True
         elif _FRAME.match(line.text) is None:
             # With indentation, the exception follows the last frame directly; without, source lines
             # look like any other line, so a few of them are accepted.
+            # Lines of other processes may be between.
             may_belong = state.lines_since_frame < (_MAX_SOURCE_LINES if state.stripped else 1)
             state.lines_since_frame += 1
-            if not may_belong:
+            if not may_belong and not (
+                _NAMED_ERROR.match(line.text) and state.lines_since_frame < _MAX_LINES_BETWEEN
+            ):
                 return "other"
             if _EXCEPTION.match(line.text) is None:
                 return "frame" if state.stripped else "other"
-            self._close(state, line)
+            self._close(source)
             return "harmless" if state.harmless else "exception"
         state.lines_since_frame = 0
         return "frame"
 
-    def _close(self, state: _Open, line: LogLine) -> None:
+    def _close(self, source: Source) -> None:
+        state = self.open[source]
         state.depth -= 1
         state.lines_since_frame = _MAX_SOURCE_LINES
         if not state.depth:
-            del self.open[line.source]
+            del self.open[source]
+
+
+def quoted_traceback(line: str) -> list[str]:
+    r"""Return the lines of a traceback that one line quotes: ``{"message": "Traceback …\\n …"}``.
+
+    [] if there is none. The JSON may itself be quoted in JSON.
+    """
+    if "\\n" not in line[line.index(BEGIN) :]:
+        return []
+    for literal in _JSON_STRING.finditer(line):
+        if BEGIN not in literal[0]:
+            continue
+        try:
+            text: str = msgspec.json.decode(literal[0])
+        except ValueError:
+            break
+        after = text[text.index(BEGIN) :]
+        return after.split("\n") if "\n" in after else quoted_traceback(text)
+    # Not JSON, as a Python string in a message.
+    return [text.rstrip("'\" ") for text in _ESCAPED_LINE_END.split(line[line.index(BEGIN) :])]
+
+
+def _loose(source: Source) -> Source:
+    """Return ``source`` without its task and the numbers of its label."""
+    node, rank, host, local_rank, _, label = source
+    return node, rank, host, local_rank, None, _NUMBER.sub("", label)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from sm_train.cost.actual_cost import FinishedJob
-from sm_train.cost.estimate import Purchase, hourly_price
+from sm_train.cost.estimate import billed_price
 from sm_train.cost.prices import PriceTable
 from sm_train.cost.timeline import Timeline, timeline
 from sm_train.toolkit.aws.cloudwatch_logs import search
@@ -19,9 +19,16 @@ if TYPE_CHECKING:
 
 
 def read_jobs(
-    session: boto3.Session, jobs: Sequence[TrainingJob], prices: PriceTable, now: datetime
+    session: boto3.Session,
+    jobs: Sequence[TrainingJob],
+    prices: PriceTable,
+    now: datetime,
+    failed_on_infrastructure: Callable[[TrainingJob], bool],
 ) -> list[FinishedJob]:
-    """Return each job with its billed seconds up to ``now``, its price and its timeline."""
+    """Return each job with its billed seconds up to ``now``, its price and its timeline.
+
+    ``failed_on_infrastructure`` diagnoses a failed job.
+    """
     finished: list[FinishedJob] = []
     last_steps: dict[str, int] = {}
     """By stage: the timeline counts steps up to this one as repeated."""
@@ -38,8 +45,9 @@ def read_jobs(
                 instance_type=instance_type,
                 instances=count,
                 billable_seconds=job.billable_seconds(now),
-                price=hourly_price(instance_type, Purchase(job.region, job.capacity), prices),
+                price=billed_price(instance_type, job.region, job.capacity, prices),
                 timeline=line,
+                infrastructure_failure=job.status == "Failed" and failed_on_infrastructure(job),
             )
         )
     return finished

@@ -12,6 +12,7 @@ from sm_train.entrypoints.common.events import PREFIX
 from sm_train.toolkit.aws.cloudwatch_logs import LogEntry, search
 from sm_train.toolkit.errors import TRANSIENT, UserError
 from sm_train.toolkit.jobs.training_job import TrainingJob, find_job
+from sm_train.toolkit.terminal.printable import printable
 
 if TYPE_CHECKING:
     import boto3
@@ -129,7 +130,7 @@ def print_line(entry: LogEntry, *, raw: bool, as_json: bool) -> None:
     text = entry.message.rstrip("\n")
     if PREFIX + "{" in text and not raw:
         return
-    line = f"{entry.node} | {text}"
+    line = printable(f"{entry.node} | {text}")
     if as_json:
         line = json.dumps({"time": entry.time, "node": entry.node, "text": text})
     sys.stdout.write(line + "\n")

@@ -8,6 +8,12 @@ from pathlib import Path
 from sm_train.entrypoints.common.atomic_write import write_atomic
 from sm_train.toolkit.errors import UserError
 
+STATIC_PAGE_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
+    "form-action 'none'"
+)
+"""Content security policy of a page without scripts: it loads nothing and sends nothing."""
+
 
 def template(name: str) -> str:
     """Return the content of a file in toolkit/templates."""

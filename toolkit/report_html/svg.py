@@ -33,6 +33,7 @@ PARTS = (
     "shut_down",
     "warm_pool",
     "storage",
+    "uploads",
     "requests",
     "logs",
 )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from sm_train.cost.timeline import PARTS
 from sm_train.toolkit.review.model import SYMBOLS, JobReview, Level, Review, part_label
+from sm_train.toolkit.terminal.csv_text import format_csv
 from sm_train.toolkit.terminal.formatting import (
     format_duration,
     format_number,
@@ -129,11 +128,7 @@ def csv_table(review: Review) -> str:
     """Return one row per job: its figures, its seconds by part, the level of each verdict."""
     rows = [_row(job) for job in review.jobs]
     names = list(dict.fromkeys(name for row in rows for name in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return format_csv(names, rows)
 
 
 def _row(job: JobReview) -> dict[str, object]:

@@ -8,10 +8,12 @@ swapped at random for each prompt, and revealed after the last one.
 from __future__ import annotations
 
 import base64
+import hashlib
 import html
 import io
 import json
 import random
+import re
 from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
@@ -37,11 +39,21 @@ def comparison_page(
                 "swapped": swapped,
             }
         )
-    # A script element ends at the first "</", even inside a string.
-    document = json.dumps({"names": names, "pairs": pairs}).replace("</", "<\\/")
+    # "</" ends a script element even inside a string, and "<!--" hides the elements after it.
+    document = json.dumps({"names": names, "pairs": pairs}).replace("<", "\\u003c")
     template = (files("sm_train.toolkit") / "templates" / "compare.html").read_text("utf-8")
-    title = html.escape(f"{len(pairs)} pairs to judge")
-    return template.replace("{{title}}", title).replace("{{document}}", document)
+    values = {
+        "title": html.escape(f"{len(pairs)} pairs to judge"),
+        "script_hash": _script_hash(template),
+        "document": document,
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], template)
+
+
+def _script_hash(template: str) -> str:
+    """Return the hash that lets the page's policy run the page's own script and no other."""
+    script = template.rpartition("<script>")[2].partition("</script>")[0]
+    return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 def _data_url(image: Any) -> str:

@@ -1,4 +1,8 @@
-"""Console output: results go to standard output, everything else to standard error."""
+"""Console output: results go to standard output, everything else to standard error.
+
+All functions remove terminal control from what they print, because log lines, file names and AWS
+responses are from outside.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,10 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any
+
+from sm_train.toolkit.terminal.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -68,7 +75,32 @@ def bytes_bar(label: str) -> Iterator[Callable[[int, int], None]]:
 
 def _console(*, stderr: bool) -> Console:
     """Return a console: colors only on a terminal without NO_COLOR, otherwise 100 columns."""
-    from rich.console import Console
-
     terminal = (sys.stderr if stderr else sys.stdout).isatty()
-    return Console(stderr=stderr, highlight=False, width=None if terminal else 100)
+    return _console_class()(stderr=stderr, highlight=False, width=None if terminal else 100)
+
+
+@cache
+def _console_class() -> type[Console]:
+    """Return a console that removes control from the text it prints, but not its own control."""
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
+    from rich.text import Text
+
+    class PrintableConsole(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # the command line exits with 0, rich with 1
+
+        def render_str(self, text: str, **options: Any) -> Text:
+            # Before rich: it removes the end of an escape sequence and leaves the rest.
+            return super().render_str(printable(text), **options)
+
+        def render(
+            self, renderable: RenderableType, options: ConsoleOptions | None = None
+        ) -> Iterator[Segment]:
+            for segment in super().render(renderable, options):
+                if segment.control:
+                    yield segment
+                else:
+                    yield Segment(printable(segment.text), segment.style)
+
+    return PrintableConsole

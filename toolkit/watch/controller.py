@@ -23,7 +23,7 @@ from sm_train.toolkit.runs.remediation import (
     StopJob,
     next_action,
 )
-from sm_train.toolkit.runs.resolve import Run, RunState, read_state
+from sm_train.toolkit.runs.resolve import Run, RunState, read_state, refresh_run
 from sm_train.toolkit.submit.relocation import start_where_possible
 from sm_train.toolkit.terminal.formatting import format_usd
 
@@ -65,7 +65,7 @@ def reconcile(session: boto3.Session, run: Run, *, dry_run: bool) -> WatchResult
         UserError: AWS returns an error.
     """
     session = session_in_region(session, run.region)
-    state = read_state(session, run)
+    state = read_state(session, refresh_run(session, run))
     action = next_action(
         state.stages,
         Policy.of(run.config, run.submitted_config),
@@ -86,9 +86,19 @@ def reconcile(session: boto3.Session, run: Run, *, dry_run: bool) -> WatchResult
 
 
 def budget_warning(state: RunState) -> str | None:
-    """Return a warning if the run is projected to cost more than the run file allows."""
+    """Return a warning if the run is projected to cost more than the run file allows.
+
+    An unknown price is not 0: then the warning is that the budget cannot be enforced.
+    """
     budget, projected = state.run.config.budget, state.projected_usd
-    if budget is None or projected is None or projected <= budget.usd:
+    if budget is None:
+        return None
+    if state.spent_usd is None:
+        return (
+            f"budget.usd: {format_usd(budget.usd)} cannot be enforced: the price of a job is "
+            "unknown; `sm-train cost --refresh` fetches prices"
+        )
+    if projected is None or projected <= budget.usd:
         return None
     return (
         f"the run is projected to cost {format_usd(projected)}, more than budget.usd "
@@ -115,6 +125,15 @@ def cause_of_failure(session: boto3.Session, job: TrainingJob) -> Cause:
         return Cause("unknown", f"failed: {reason} (its log: {error})", retryable=False)
     retryable = bool(diagnosis.retryable) and diagnosis.confidence in ("high", "medium")
     return Cause(diagnosis.cause, f"failed: {diagnosis.title} ({reason})", retryable)
+
+
+def failed_on_infrastructure(session: boto3.Session, job: TrainingJob) -> bool:
+    """Return whether hardware or AWS failed the job: another job may succeed without a change.
+
+    A job that got no instances has not run on any.
+    """
+    cause = cause_of_failure(session, job)
+    return cause.retryable and cause.code != "capacity"
 
 
 def _start(session: boto3.Session, state: RunState, action: StartJob) -> str | None:

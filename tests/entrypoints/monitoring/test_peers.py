@@ -5,21 +5,27 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sm_train.entrypoints.monitoring.failures import Failure
 from sm_train.entrypoints.monitoring.heartbeat import Phase
 from sm_train.entrypoints.monitoring.peers import (
     SILENT_POLLS,
-    PeerFault,
+    NodeStatus,
     PeerLink,
+    PeerStall,
     rendezvous_address,
 )
 from sm_train.entrypoints.monitoring.stall_detector import RankStatus
+from sm_train.entrypoints.monitoring.stragglers import BusyTotals
 
-STATUS = RankStatus(8, 1, Phase.STEP, 5, 11)
+RANK = RankStatus(8, 1, Phase.STEP, 5, 11)
+STATUS = NodeStatus((RANK,), PeerStall("no heartbeat", 2.0), None, (BusyTotals(8, 1, 5, 2.5, 0.0),))
+OWN = NodeStatus()
 
 
 class Clock:
@@ -62,17 +68,30 @@ def test_first_node_receives_statuses_and_the_others_receive_its_reply() -> None
     assert second.is_reporter  # there is no reply yet
     poll_until(
         lambda: bool(first.statuses()) and not second.is_reporter,
-        lambda: second.exchange([STATUS], PeerFault("stall", "no heartbeat")),
-        lambda: first.exchange([], None),
+        lambda: second.exchange(STATUS),
+        lambda: first.exchange(OWN),
     )
-    assert first.statuses() == [STATUS]
-    assert first.faults() == {1: PeerFault("stall", "no heartbeat")}
+    assert first.statuses() == [RANK]
+    assert first.stalls() == {1: PeerStall("no heartbeat", 2.0)}
+    assert first.busy_totals() == [BusyTotals(8, 1, 5, 2.5, 0.0)]
+    assert first.failures() == []
     clock.now = SILENT_POLLS
     assert first.silent_nodes() == {}
     clock.now = SILENT_POLLS + 1
     assert first.silent_nodes() == {1: SILENT_POLLS + 1}
     # Cut off from the first node, the second one reports itself.
     assert second.is_reporter
+
+
+def test_failures_reach_the_first_node_and_come_back_with_its_replies() -> None:
+    first, second = linked_pair(Clock())
+    local = Failure("disconnected", "rank 8 failed: connection reset by peer", 1, 8)
+    killed = Failure("killed", "rank 0 died without an error: SIGKILL", 0, 0)
+    poll_until(
+        lambda: first.failures() == [local] and second.failures() == [killed],
+        lambda: second.exchange(NodeStatus(failure=local)),
+        lambda: first.exchange(NodeStatus(failure=killed)),
+    )
 
 
 def test_node_that_never_sent_anything_is_silent_once_others_have() -> None:
@@ -84,8 +103,8 @@ def test_node_that_never_sent_anything_is_silent_once_others_have() -> None:
     assert first.silent_nodes() == {}
     poll_until(
         lambda: bool(first.silent_nodes()),
-        lambda: second.exchange([STATUS], None),
-        lambda: first.exchange([], None),
+        lambda: second.exchange(STATUS),
+        lambda: first.exchange(OWN),
     )
     assert first.silent_nodes() == {2: 60.0}
 
@@ -93,8 +112,8 @@ def test_node_that_never_sent_anything_is_silent_once_others_have() -> None:
 def test_datagrams_of_another_job_are_ignored() -> None:
     first, second = linked_pair(Clock(), ("run", "other"))
     for _ in range(100):
-        second.exchange([STATUS], None)
-        first.exchange([], None)
+        second.exchange(STATUS)
+        first.exchange(OWN)
     assert first.statuses() == []
     assert second.is_reporter
 
@@ -108,7 +127,10 @@ def test_datagrams_of_another_job_are_ignored() -> None:
             lambda inner: (
                 st.lists(inner, max_size=3)
                 | st.dictionaries(
-                    st.sampled_from(["job", "node", "ranks", "fault", "rank", "phase"]), inner
+                    st.sampled_from(
+                        ["job", "node", "ranks", "stall", "failure", "busy", "rank", "phase"]
+                    ),
+                    inner,
                 )
             ),
         ).map(lambda document: json.dumps(document).encode()),
@@ -121,25 +143,31 @@ def test_malformed_datagrams_are_ignored(message: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("part", "change"),
     [
-        {"node": 0},
-        {"rank": "8"},
-        {"phase": 99},
-        {"state": "SS"},
-        {"in_collective": "no"},
-        {"sequence": None},
+        ("ranks", {"node": 0}),
+        ("ranks", {"rank": "8"}),
+        ("ranks", {"phase": 99}),
+        ("ranks", {"state": "SS"}),
+        ("ranks", {"in_collective": "no"}),
+        ("ranks", {"sequence": None}),
+        ("busy", {"node": 0}),
+        ("busy", {"steps": 1.5}),
+        ("busy", {"busy_seconds": "much"}),
+        ("stall", {"text": None}),
+        ("failure", {"kind": "curse"}),
+        ("failure", {"rank": None}),
     ],
 )
-def test_foreign_and_invalid_statuses_are_rejected(
-    change: dict[str, object],
-) -> None:
+def test_foreign_and_invalid_statuses_are_rejected(part: str, change: dict[str, object]) -> None:
     first = PeerLink("run", 0, 2, ("127.0.0.1", 0), poll_seconds=1)
-    document = {"job": "run", "node": 1, "fault": None, "ranks": [asdict(STATUS)]}
+    status = replace(STATUS, failure=Failure("killed", "rank 8 died", 1, 8))
+    document: dict[str, Any] = {"job": "run", "node": 1, **asdict(status)}
     assert first._parse(json.dumps(document).encode()) == 1
-    document["ranks"] = [asdict(STATUS) | change]
-    assert first._parse(json.dumps(document).encode()) is None
-    assert first.statuses() == [STATUS]
+    whole = document[part]
+    changed = [whole[0] | change] if isinstance(whole, tuple) else whole | change
+    assert first._parse(json.dumps(document | {part: changed}).encode()) is None
+    assert first.statuses() == [RANK]
 
 
 def test_peer_port_is_next_to_the_rendezvous_port(monkeypatch: pytest.MonkeyPatch) -> None:

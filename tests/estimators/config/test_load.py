@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,30 @@ def load_errors(tmp_path: Path, text: str) -> list[str]:
     with pytest.raises(RunFileError) as caught:
         load(tmp_path, text)
     return [line.removeprefix(f"{tmp_path}/") for line in str(caught.value).splitlines()]
+
+
+def test_only_the_start_of_an_endless_file_is_read() -> None:
+    with pytest.raises(RunFileError, match=r"^/dev/zero: more than 1 MiB; a run file is a few"):
+        load_run(Path("/dev/zero"))
+
+
+def test_a_gigabyte_is_refused_without_being_read(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    with path.open("wb") as file:
+        file.truncate(2**30)
+    with pytest.raises(RunFileError, match="more than 1 MiB"):
+        load_run(path)
+
+
+def test_an_override_has_the_same_limits(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(VALID)
+    with pytest.raises(RunFileError, match=r"^--set: tags: is nested in more than 50 levels$"):
+        load_run(tmp_path / "run.yaml", ["tags=" + "[" * 900 + "]" * 900])
+
+
+def test_an_anchor_may_be_repeated(tmp_path: Path) -> None:
+    text = VALID.replace("instances: 4", "instances: &four 4").replace("steps: 2", "steps: *four")
+    assert load(tmp_path, text).stages[0].gradient_accumulation_steps == 4
 
 
 def test_valid_file_loads_with_defaults(tmp_path: Path) -> None:
@@ -293,6 +318,27 @@ CASES = {
         "name: demo\n\tregion: x\n",
         ["run.yaml:2: a tab; YAML indents with spaces"],
     ),
+    "alias_bomb": (
+        "a: &a [x, x, x, x, x, x, x, x, x, x]\n"
+        + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 10)}]\n" for a, b in pairwise("abcdefghi")),
+        ["run.yaml:5: has more than 100,000 values; an alias counts as what it repeats"],
+    ),
+    "endless_alias": (
+        "name: &a [*a]\n",
+        ["run.yaml:1: has more than 100,000 values; an alias counts as what it repeats"],
+    ),
+    "too_many_values": (
+        "name: [" + "1," * 100_000 + "1]\n",
+        ["run.yaml:1: has more than 100,000 values; an alias counts as what it repeats"],
+    ),
+    "ten_thousand_levels": (
+        "name: " + "[" * 10_000 + "]" * 10_000 + "\n",
+        ["run.yaml:1: is nested in more than 50 levels"],
+    ),
+    "ten_thousand_mappings": (
+        "name: " + "{a: " * 10_000 + "1" + "}" * 10_000 + "\n",
+        ["run.yaml:1: is nested in more than 50 levels"],
+    ),
     "not_yaml": ("name: [1, 2\n", ["run.yaml:"]),
     "list_at_root": ("- 1\n", ["run.yaml:1: a run file is a mapping"]),
     "empty_file": ("", ["run.yaml:1: a run file is a mapping"]),
@@ -342,9 +388,9 @@ SECRETS = {
     "gitlab_token": ("a GitLab token", "glpat-" + "a" * 20),
     "hugging_face_token": ("a Hugging Face token", "hf_" + "a" * 34),
     "private_key": ("a private key", "-----BEGIN " + "RSA PRIVATE KEY-----"),
-    "anthropic_key": ("an OpenAI or Anthropic key", "sk-ant-" + "a" * 40),
+    "anthropic_key": ("an OpenAI, Anthropic or OpenRouter key", "sk-ant-" + "a" * 40),
     "google_api_key": ("a Google API key", "AIza" + "a" * 35),
-    "password_in_url": ("a password in an address", "https://me:secret" + "@example.com/simple"),
+    "password_in_url": ("a password in a URL", "https://me:secret" + "@example.com/simple"),
 }
 
 

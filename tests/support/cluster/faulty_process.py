@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sm_train.entrypoints.common.parent_death import exit_with_parent
 from sm_train.entrypoints.monitoring.heartbeat import HeartbeatWriter, Phase
-from sm_train.entrypoints.monitoring.start import heartbeat
+from sm_train.entrypoints.monitoring.start import heartbeat, watchdog
 
 HEALTHY = 70
 """Steps before the fault: enough to learn timeouts."""
@@ -65,7 +65,7 @@ def reduce_forever(writer: HeartbeatWriter) -> None:
 
 
 def main(document: str, fault: str) -> None:
-    with heartbeat(Path(document), "8px") as writer:
+    with watchdog(Path(document), "8px"), heartbeat() as writer:
         if fault == "reduce":
             reduce_forever(writer)
         train(writer, range(HEALTHY))

@@ -62,7 +62,7 @@ def test_table_fits_100_columns_with_prices_and_assumptions(cli: Cli, tmp_path: 
     assert "~" in lines[3]
     for expected in (
         "$31.5641",
-        "undated",
+        "third party",
         "Assumptions",
         "by FLOPs alone",
         "P10 to P90 of seeded draws",
@@ -267,7 +267,7 @@ def test_region_is_accepted_before_and_after_the_command_and_its_default_listed(
     cost = ["cost", *CLUSTER, "--its", "1", "--steps", "5", "--json"]
     for arguments in (["--region", "eu-west-1", *cost], [*cost, "--region", "eu-west-1"]):
         document = json.loads(cli(*arguments).stdout)
-        assert "used for eu-west-1" in document["stages"][0]["price_source"]
+        assert "assumed: the price in us-east-1" in document["stages"][0]["price_source"]
     assumed = json.loads(cli(*cost).stdout)
     assert "region: us-east-1, the default (set --region)" in assumed["assumptions"]
 

@@ -89,7 +89,7 @@ def test_prices_are_fetched_once_and_used_offline_afterwards(
     cli: Cli, price_list: PriceList
 ) -> None:
     before = json.loads(cli(*PLAN).stdout)
-    assert "used for eu-north-1" in before["stages"][0]["price_source"]
+    assert "derived: the price in us-east-1 × 1.07" in before["stages"][0]["price_source"]
     fetched = cli(
         "cost",
         "--refresh",
@@ -138,7 +138,7 @@ def test_refused_request_leaves_the_cache_unchanged(
     [
         (bulk(product("EUN1-Train:ml.p5.48xlarge", "70")), "on-demand", 70),
         (get_products(product("EUN1-Train:ml.p5.48xlarge", "69")), "on-demand", 69),
-        (SAVINGS, "savings-plan-1y-partial-upfront", 40.5),
+        (SAVINGS, "savings-plan-1y-partial-upfront", 43.335),  # us-east-1 × 1.07
     ],
     ids=["bulk", "GetProducts", "Savings Plan"],
 )

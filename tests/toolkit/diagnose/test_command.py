@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Aws, Cli
-from tests.support.log_lines import HEALTHY, step
+from tests.support.log_lines import DONE, HEALTHY
 
 REGION = {"AWS_DEFAULT_REGION": "us-east-1"}
 GROUP = "/aws/sagemaker/TrainingJobs"
@@ -89,7 +89,7 @@ def test_file_name_provides_the_rank(cli: Cli, tmp_path: Path) -> None:
 
 def test_unknown_and_no_failure_have_null_fields(cli: Cli, tmp_path: Path) -> None:
     nothing = {"node": None, "rank": None, "time": None, "line": None}
-    for name, line, cause in (("a", REMOTE, "unknown"), ("b", step(1, 1.0), "no-failure")):
+    for name, line, cause in (("a", REMOTE, "unknown"), ("b", DONE, "no-failure")):
         document = diagnosed(cli, write(tmp_path / f"{name}.log", line))
         assert document["cause"] == cause
         assert document["first_failure"] == nothing
@@ -129,6 +129,18 @@ def test_missing_files_are_one_line_and_exit_2(
     assert result.returncode == 2
     [line] = result.stderr.splitlines()
     assert expected in line
+
+
+def test_run_file_and_binary_file_are_refused(cli: Cli, tmp_path: Path) -> None:
+    run_file = tmp_path / "run.yaml"
+    run_file.write_text("name: night\nmodel:\n  preset: sd2\ndata:\n  uri: s3://b/p\nstages: []\n")
+    binary = tmp_path / "model.pt"
+    binary.write_bytes(b"PK\x03\x04\0\0" + OOM.encode())
+    for path, expected in ((run_file, "is a run file, not a log"), (binary, "is not a text file")):
+        result = cli("diagnose", path)
+        assert result.returncode == 2
+        [line] = result.stderr.splitlines()
+        assert f"{path}: {expected}" in line
 
 
 def test_truncated_compressed_log_is_read_to_its_end(cli: Cli, tmp_path: Path) -> None:

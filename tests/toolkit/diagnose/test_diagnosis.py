@@ -9,7 +9,7 @@ from sm_train.entrypoints.common.events import format_event
 from sm_train.toolkit.diagnose.diagnosis import diagnose
 from sm_train.toolkit.diagnose.log_scanner import scan
 
-from tests.support.log_lines import HEALTHY, WRITTEN, diagnosed, step, stream
+from tests.support.log_lines import DONE, HEALTHY, WRITTEN, diagnosed, is_left_alone, step, stream
 
 BEGIN = WRITTEN - 3600
 
@@ -197,15 +197,13 @@ def test_harmless_tracebacks_are_ignored() -> None:
         "Exception ignored in: <function _MultiProcessingDataLoaderIter.__del__ at 0x7f3e5c0a2d60>",
         *traceback("AssertionError: can only test a child process"),
     ]
-    assert diagnosed([*training(), *ignored]).cause == "no-failure"
+    assert is_left_alone(diagnosed([*training(), *ignored]))
     logged = [*traceback("OSError: [Errno 28] No space left on device"), *training(until=10)]
     # The same holds for a traceback that was truncated.
-    assert (
-        diagnosed([*HEALTHY, OOM, *traceback("")[:-1], *training(until=10)]).cause == "no-failure"
-    )
+    assert is_left_alone(diagnosed([*HEALTHY, OOM, *traceback("")[:-1], *training(until=10)]))
     found = diagnosed([*HEALTHY, *logged])
-    assert found.cause == "no-failure"
-    assert found.details == ("seen 1 ×, but training continued: The disk is full",)
+    assert is_left_alone(found)
+    assert found.details[0] == "seen 1 ×, but training continued: The disk is full"
 
 
 def test_failure_followed_by_many_lines_was_handled() -> None:
@@ -227,7 +225,7 @@ def test_logged_exception_does_not_outrank_an_uncaught_one() -> None:
 def test_match_is_superseded_by_later_steps_on_another_node() -> None:
     early = datetime.fromtimestamp(BEGIN + 100, UTC).isoformat()
     xid = f"{early} NVRM: Xid (PCI:0000:10:1c): 63, pid=1896, Row Remapper: New row marked"
-    assert diagnosed(training(until=500), [*HEALTHY, xid]).cause == "no-failure"
+    assert is_left_alone(diagnosed(training(until=500), [*HEALTHY, xid]))
     assert diagnosed([*HEALTHY], [*HEALTHY, xid]).cause == "xid-row-remap"
 
 
@@ -295,7 +293,7 @@ def test_error_event_provides_node_rank_and_time() -> None:
 def test_successful_run_has_no_failure_despite_earlier_errors() -> None:
     for end in (
         "2026-11-22 10:00:01,123 sagemaker-training-toolkit INFO     Reporting training SUCCESS",
-        'SMT {"kind": "end", "time": 1795300000.0, "node": 0, "rank": 0, "step": 9, "reason": "done", "training_seconds": 1, "images": 1, "steps_per_second": 1}',  # noqa: E501
+        DONE,
     ):
         found = diagnosed([*HEALTHY, *traceback(OOM), *echoes(range(8)), end], echoes(range(8, 9)))
         assert found.cause == "no-failure"
@@ -344,7 +342,7 @@ def test_nonfinite_loss_is_reported_unless_it_recovers() -> None:
     nonfinite = [f"step {number} loss nan lr 1.0e-04" for number in range(100, 200)]
     assert diagnosed([*training(), *nonfinite]).cause == "loss-non-finite"
     finite = [f"step {number} loss 0.3 lr 1.0e-04" for number in range(200, 210)]
-    assert diagnosed([*training(), *nonfinite, *finite]).cause == "no-failure"
+    assert is_left_alone(diagnosed([*training(), *nonfinite, *finite]))
     assert (
         diagnosed([*training(), *nonfinite, *traceback("KeyError: 'x'")]).cause == "program-error"
     )
@@ -411,3 +409,115 @@ def test_block_size_does_not_matter(size: int) -> None:
     report = scan(stream(lines).__class__("algo-1.log", lambda: blocks, "algo-1", WRITTEN))
     assert (report.matches, report.lines) == (expected.matches, expected.lines)
     assert expected.lines == len(lines)
+
+
+def watchdog_event(code: str, rank: int, **fields: object) -> str:
+    return format_event(
+        "warning", {"code": code, "message": code} | fields, time=BEGIN + 110, node=0, rank=rank
+    )
+
+
+def test_resolved_stall_is_not_the_cause_of_a_later_death() -> None:
+    """The run stalled, resumed and trained on until one rank was killed."""
+    lines = [
+        *training(until=100),
+        watchdog_event("stall", 0, blamed_rank=3, blamed_node=0),
+        watchdog_event("stall-resolved", 0, step=100, silent_seconds=8.8),
+        step(101, BEGIN + 120),
+    ]
+    assert is_left_alone(diagnosed(lines))
+    found = diagnosed([*lines, watchdog_event("rank-died", 0, step=101, rank_died=1)])
+    assert found.cause == "rank-died"
+    assert found.first is not None
+    assert (found.first.node, found.first.rank) == ("algo-1", 1)
+    unresolved = [*lines[:-2], watchdog_event("stall", 0, blamed_rank=2, blamed_node=0)]
+    assert diagnosed(unresolved).cause == "stall"
+
+
+def test_rank_that_died_outranks_connection_errors_of_the_others() -> None:
+    refused = "RuntimeError: [gloo/transport/tcp/pair.cc:799] connect [10.0.1.5]:13195: refused"
+    for other in (refused, *echoes(range(1)), timeout(2)):
+        found = diagnosed(
+            [*training(), *traceback(other, rank=2)],
+            [*training(1), watchdog_event("rank-died", 8, step=99, rank_died=11)],
+        )
+        assert found.cause == "rank-died"
+        assert found.first is not None
+        assert (found.first.node, found.first.rank) == ("algo-2", 11)
+    kernel = "[18026.2] Out of memory: Killed process 1203 (python3) total-vm:120832kB"
+    found = diagnosed([*training(), watchdog_event("rank-died", 0, rank_died=1), kernel])
+    assert found.cause == "host-out-of-memory"
+
+
+def failed_locally(local_rank: int, code: int = 1) -> str:
+    return f"failed (exitcode: {code}) local_rank: {local_rank} (pid: 1203) of binary: python"
+
+
+@pytest.mark.parametrize("node", range(4))
+@pytest.mark.parametrize("code", [1, -9])
+def test_rank_follows_from_the_local_rank_and_other_lines_of_the_nodes(
+    node: int, code: int
+) -> None:
+    """Nodes of 8 ranks, whose tracebacks name no rank."""
+    logs = [
+        [*training(number), *echoes(range(8 * number, 8 * number + 8), second=105)]
+        for number in range(4)
+    ]
+    logs[node] = [
+        *training(node),
+        *(traceback("KeyError: 'caption'") if code == 1 else []),
+        failed_locally(5, code),
+        *(one for one in echoes(range(8 * node, 8 * node + 8)) if f"rank{8 * node + 5}" not in one),
+    ]
+    found = diagnosed(*logs)
+    assert found.cause == ("program-error" if code == 1 else "process-killed")
+    assert found.first is not None
+    assert (found.first.node, found.first.rank) == (f"algo-{node + 1}", 8 * node + 5)
+
+
+def test_rank_is_unknown_if_the_ranks_per_node_are() -> None:
+    found = diagnosed([*training()], [*training(1), *traceback("KeyError: 'x'"), failed_locally(1)])
+    assert found.first is not None
+    assert (found.first.node, found.first.rank) == ("algo-2", None)
+    [single] = [[*traceback("KeyError: 'x'"), failed_locally(1)]]
+    found = diagnose([stream(single, "job.log", None)])
+    assert found.first is not None
+    assert found.first.rank == 1
+
+
+@pytest.mark.parametrize("skew", [-300, -30, 0, 30, 300])
+def test_uncaught_exception_counts_whatever_the_clocks_of_other_nodes_say(skew: int) -> None:
+    failing = [
+        *training(1),
+        *(
+            f"{datetime.fromtimestamp(BEGIN + 100 + skew, UTC).isoformat()} [rank9]: {line}"
+            for line in traceback("KeyError: 'caption'")
+        ),
+    ]
+    found = diagnosed([*training(until=100), *echoes(range(8))], failing)
+    assert found.cause == "program-error"
+    assert found.first is not None
+    assert (found.first.node, found.first.rank) == ("algo-2", 9)
+
+
+@pytest.mark.parametrize("skew", [-30, 0, 30])
+def test_program_error_outranks_refused_connections_on_other_nodes(skew: int) -> None:
+    def at(second: int, text: str) -> str:
+        return f"{datetime.fromtimestamp(BEGIN + second, UTC).isoformat()} {text}"
+
+    refused = "RuntimeError: [gloo/transport/tcp/pair.cc:799] connect [10.0.1.5]:13195: refused"
+    logs = [
+        [at(100, f"[rank{8 * node}]: {line}") for line in traceback(refused)] for node in range(4)
+    ]
+    logs[2] = [at(101 + skew, f"[rank17]: {line}") for line in traceback("KeyError: 'caption'")]
+    found = diagnosed(*logs)
+    assert found.cause == "program-error"
+    assert found.first is not None
+    assert (found.first.node, found.first.rank) == ("algo-3", 17)
+
+
+def test_abort_of_nccl_is_not_the_cause() -> None:
+    aborted = "failed (exitcode: -6) local_rank: 0 (pid: 2625) of binary: /opt/conda/bin/python"
+    assert diagnosed([*training(), timeout(3), aborted]).cause == "nccl-timeout"
+    assert diagnosed([*training(), aborted]).cause == "aborted"
+    assert diagnosed([*training(), *traceback("KeyError: 'x'"), aborted]).cause == "program-error"

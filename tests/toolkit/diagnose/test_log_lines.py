@@ -43,7 +43,10 @@ def at(*parts: int) -> float:
             "E1221 02:07:08.408000 88 api.py:6] x",
             LogLine("E1221 02:07:08.408000 88 api.py:6] x", at(2025, 12, 21, 2, 7, 8, 408000)),
         ),
-        ("Nov 21 10:00:00 ip-10-0-1-5 kernel: x", LogLine("kernel: x", at(2026, 11, 21, 10))),
+        (
+            "Nov 21 10:00:00 ip-10-0-1-5 kernel: x",
+            LogLine("kernel: x", at(2026, 11, 21, 10), host="ip-10-0-1-5"),
+        ),
         ("[18026.221140] NVRM: x", LogLine("NVRM: x")),
         ("algo-3:40:90 [2] NCCL INFO x", LogLine("algo-3:40:90 [2] NCCL INFO x", None, "algo-3")),
         ("12:00 ERROR [rank 5] x", LogLine("12:00 ERROR [rank 5] x", None, None, 5)),

@@ -6,9 +6,9 @@ import re
 
 import pytest
 from sm_train.toolkit.diagnose.diagnosis import UNKNOWN
-from sm_train.toolkit.diagnose.signatures import signatures
+from sm_train.toolkit.diagnose.signatures import Signature, signatures
 
-from tests.support.log_lines import HEALTHY, WRITTEN, diagnosed, haystack, step
+from tests.support.log_lines import DONE, HEALTHY, WRITTEN, diagnosed, haystack, is_left_alone, step
 
 EXAMPLES = [(one.code, line) for one in signatures().values() for line in one.examples]
 LINES = [
@@ -24,7 +24,7 @@ def test_example_at_the_end_of_a_healthy_log_is_diagnosed(code: str, line: str) 
         assert found.first is None
         assert found.confidence is None
     elif signatures()[code].role == "warning":
-        assert found.cause == "no-failure"
+        assert is_left_alone(found)
         assert any(signatures()[code].title in detail for detail in found.details)
     else:
         assert (found.cause, found.confidence) == (code, signatures()[code].confidence)
@@ -49,12 +49,19 @@ def test_example_with_prefixes_is_diagnosed_alike(code: str, line: str) -> None:
 @pytest.mark.parametrize(("code", "line"), LINES)
 def test_example_followed_by_steps_is_no_failure(code: str, line: str) -> None:
     further_steps = [step(number, WRITTEN + number) for number in range(50, 60)]
-    assert diagnosed([*haystack(line), *further_steps]).cause == "no-failure"
+    assert is_left_alone(diagnosed([*haystack(line), *further_steps]))
+    assert diagnosed([*haystack(line), *further_steps, DONE]).cause == "no-failure"
 
 
 @pytest.mark.parametrize("line", HEALTHY)
 def test_healthy_line_is_no_failure(line: str) -> None:
-    assert diagnosed([line]).cause == "no-failure"
+    assert is_left_alone(diagnosed([line]))
+    assert diagnosed([line, DONE]).cause == "no-failure"
+
+
+@pytest.mark.parametrize("one", signatures().values(), ids=lambda one: one.code)
+def test_no_signature_advises_to_delete_anything(one: Signature) -> None:
+    assert not re.search(r"\b(?:[Dd]elete|[Rr]emove|rm|[Ee]rase|[Tt]ake .* away)\b", one.action)
 
 
 def test_explains_has_no_cycles() -> None:

@@ -7,8 +7,6 @@ REQUIRE_BROWSER is set, as by ``.ci/run``.
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -22,13 +20,8 @@ from sm_train.toolkit.review.document import as_document
 from sm_train.toolkit.review.model import Review
 from sm_train.toolkit.review.page import write_page
 
-from tests.support.capabilities import skip_or_fail
 from tests.support.sample_reviews import healthy, offline, stalled
 
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run "
-    "--disable-background-networking --disable-component-update --disable-sync"
-)
 DOCUMENT = as_document(Review((healthy(16), stalled(), offline()), ("one warning",)))
 
 # All elements that Tab reaches, in the page's order.
@@ -67,22 +60,6 @@ return [...document.querySelectorAll("body *")].filter((one) =>
     one.getBoundingClientRect().right > innerWidth + 1 && one.checkVisibility()
     && !one.closest(".scroll, .away, svg")).map((one) => one.outerHTML.slice(0, 99));
 """
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if not chromium or not driver:
-        skip_or_fail("chromium or chromedriver is not installed", "REQUIRE_BROWSER")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for flag in FLAGS.split():
-        options.add_argument(flag)
-    options.add_argument(f"--user-data-dir={tmp_path_factory.mktemp('profile')}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    chrome = webdriver.Chrome(options, webdriver.ChromeService(driver))
-    yield chrome
-    chrome.quit()
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,65 @@
+"""Accelerators by their data sheets, from a table.
+
+``data/accelerators.csv`` names the source of each row. Peaks are dense FLOP/s without sparsity; an
+empty one is unknown, or the accelerator lacks the precision.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from sm_train.cost.speed_model import GpuFigures
+
+_TABLE = Path(__file__).parent / "data" / "accelerators.csv"
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """One row of the table; None is unknown."""
+
+    name: str
+    memory_gib: float | None
+    bf16_tflops: float | None
+    fp32_tflops: float | None
+    """Without TF32, which the trainer leaves off for matrix products as PyTorch does."""
+    memory_gbytes: float | None
+    """GB/s of the accelerator's memory."""
+    link_gbytes: float | None
+    """NVLink GB/s in one direction: half of the data sheet's bidirectional figure."""
+
+    def gpu(self, precision: str) -> GpuFigures | None:
+        """Return the figures of the speed model; None if one is unknown."""
+        peak = self.bf16_tflops if precision == "bf16" else self.fp32_tflops
+        if peak is None or self.memory_gbytes is None:
+            return None
+        return GpuFigures(self.name, peak * 1e12, self.memory_gbytes * 1e9)
+
+
+def accelerator(name: str) -> Accelerator:
+    """Return the accelerator ``name`` of the table."""
+    return _by_name()[name]
+
+
+@cache
+def _by_name() -> dict[str, Accelerator]:
+    with _TABLE.open(encoding="utf-8", newline="") as file:
+        return {row["accelerator"]: _from_row(row) for row in csv.DictReader(file)}
+
+
+def _from_row(row: Mapping[str, str]) -> Accelerator:
+    return Accelerator(
+        name=row["accelerator"],
+        memory_gib=_number(row["memory_gib"]),
+        bf16_tflops=_number(row["bf16_tflops"]),
+        fp32_tflops=_number(row["fp32_tflops"]),
+        memory_gbytes=_number(row["memory_gbytes"]),
+        link_gbytes=_number(row["link_gbytes"]),
+    )
+
+
+def _number(text: str) -> float | None:
+    return float(text) if text else None

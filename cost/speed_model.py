@@ -1,0 +1,177 @@
+"""Predict the seconds of an optimizer step from the model's figures and the GPU's data sheet.
+
+A roofline (Williams et al. 2009) per micro-batch of b images:
+
+    pass = launch + b × (FLOP ÷ (efficiency × peak FLOP/s) + traffic × activations ÷ bandwidth)
+
+``activations`` are the bytes that autograd keeps for one image: a measure of the memory that
+element-wise layers, normalizations and convolutions move. ``traffic`` is how often each of these
+bytes is moved. Models of few FLOP per byte (UNets) are bound by memory, large transformers by
+matrix products. Activation checkpointing repeats the forward pass: both terms × 4/3. Kernels that a
+compiler fuses move fewer bytes. Frozen encoders that run in the job only have a forward pass.
+
+    step = passes × pass + optimizer bytes ÷ bandwidth + exposed communication (:mod:`network`)
+
+The calibrated constants below come from the published points in ``data/speeds.csv``:
+``python -m sm_train.cost.calibration`` fits them and prints the validation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sm_train.cost.network import GpuNetwork, communication, step_collectives
+
+
+@dataclass(frozen=True)
+class GpuFigures:
+    """One accelerator: peak dense FLOP/s in the precision of the work, and bytes per second."""
+
+    name: str
+    peak_flops: float
+    memory_bandwidth: float
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """The work of one GPU in an optimizer step.
+
+    ``flops`` counts the trained network's forward and backward pass for one image without
+    recomputation, ``encoder_flops`` the forward pass of frozen encoders that run in the job.
+    ``activation_bytes`` are those kept for one image without activation checkpointing, and
+    ``score_bytes`` those of its attention scores, which only a kernel that is not fused (math)
+    writes to memory.
+    """
+
+    images: int
+    passes: int
+    flops: float
+    activation_bytes: float
+    parameters: int
+    precision: str = "bf16"
+    sharding: str = "none"
+    activation_checkpointing: bool = False
+    compiled: bool = False
+    encoder_flops: float = 0.0
+    score_bytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class StepSeconds:
+    """Seconds of one optimizer step by purpose."""
+
+    launch: float
+    arithmetic: float
+    memory: float
+    optimizer: float
+    exposed_communication: float
+
+    @property
+    def total(self) -> float:
+        return (
+            self.launch
+            + self.arithmetic
+            + self.memory
+            + self.optimizer
+            + self.exposed_communication
+        )
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The constants that are fitted to published points."""
+
+    ampere_efficiency: float
+    """Share of the peak that matrix products reach on an A100 or A10G."""
+    efficiency: float
+    """The same on later generations, whose power limit is reached first."""
+    traffic: float
+    """Bytes moved per byte of kept activations, by kernels that are not fused."""
+    fused_share: float
+    """Share of ``traffic`` that remains with fused kernels (torch.compile, Transformer Engine)."""
+    launch_seconds: float
+    """Seconds of a pass in which kernels are launched and the GPU waits."""
+
+
+CALIBRATION = Calibration(
+    ampere_efficiency=0.681,
+    efficiency=0.487,
+    traffic=20.3,
+    fused_share=0.338,
+    launch_seconds=0.0619,
+)
+
+COMPILED_LAUNCH_SECONDS = 0.010
+"""Compiled passes launch fewer kernels, or replay a CUDA graph (assumed)."""
+
+RECOMPUTATION = 4 / 3
+"""Activation checkpointing repeats the forward pass, a third of the FLOPs."""
+
+OPTIMIZER_BYTES = 40
+"""Per parameter: AdamW reads weight, gradient and both moments and writes three of them (28), the
+EMA reads the weight and itself and writes itself (12); all fp32."""
+
+SCORE_PASSES = 6
+"""Times that attention scores are written and read by the math kernel in both passes (counted from
+softmax's and two products' operands)."""
+
+LEAST_STEP_SECONDS = 0.005
+"""No training loop on GPUs is faster: a step launches hundreds of kernels of about 10 µs (assumed).
+"""
+
+SPREAD = 1.55
+"""P90 ÷ median and median ÷ P10 of a predicted speed. Left-out sources scatter less (docs/cost.md);
+the rest allows for software that the points do not cover."""
+
+UNCALIBRATED_SPREAD = 1.9
+"""The same for a GPU generation without a calibration point (assumed)."""
+
+CALIBRATED = ("A100", "H100", "H200", "B200", "L40S")
+"""GPU generations with a calibration point."""
+
+
+def spread(gpu: str) -> float:
+    """Return P90 ÷ median of the predicted speed on ``gpu``."""
+    return SPREAD if gpu.startswith(CALIBRATED) else UNCALIBRATED_SPREAD
+
+
+def step_seconds(
+    work: StepWork, gpu: GpuFigures, network: GpuNetwork, calibration: Calibration = CALIBRATION
+) -> StepSeconds:
+    """Return the median prediction of a step's seconds."""
+    ampere = gpu.name.startswith(("A100", "A10G"))
+    reached = (calibration.ampere_efficiency if ampere else calibration.efficiency) * gpu.peak_flops
+    moved = calibration.traffic * (calibration.fused_share if work.compiled else 1.0)
+    repeated = RECOMPUTATION if work.activation_checkpointing else 1.0
+    flops = work.flops * repeated + work.encoder_flops
+    # Encoders are assumed to move as many bytes per FLOP as the trained network.
+    kept = work.activation_bytes * (repeated + work.encoder_flops / work.flops)
+    per_image_memory = (moved * kept + SCORE_PASSES * work.score_bytes) / gpu.memory_bandwidth
+    launch = COMPILED_LAUNCH_SECONDS if work.compiled else calibration.launch_seconds
+    arithmetic = work.images * flops / reached
+    memory = work.images * per_image_memory
+    calls = step_collectives(
+        work.sharding,
+        work.parameters,
+        network,
+        weight_bytes=2 if work.precision == "bf16" else 4,
+        passes=work.passes,
+    )
+    pass_seconds = launch + arithmetic + memory
+    exposed = communication(calls, network, pass_seconds).exposed
+    ranks = {"none": 1, "hybrid_shard": network.per_node}.get(work.sharding, network.gpus)
+    return StepSeconds(
+        launch=work.passes * launch,
+        arithmetic=work.passes * arithmetic,
+        memory=work.passes * memory,
+        optimizer=OPTIMIZER_BYTES * work.parameters / ranks / gpu.memory_bandwidth,
+        exposed_communication=exposed,
+    )
+
+
+def images_per_second(
+    work: StepWork, gpu: GpuFigures, network: GpuNetwork, calibration: Calibration = CALIBRATION
+) -> float:
+    """Return the whole cluster's throughput; never more than its peak FLOP/s allow."""
+    seconds = max(LEAST_STEP_SECONDS, step_seconds(work, gpu, network, calibration).total)
+    return work.images * work.passes * network.gpus / seconds

@@ -1,0 +1,69 @@
+"""Limit the size, depth and aliases of YAML before it is constructed.
+
+Aliases let a few hundred bytes describe billions of values ("billion laughs"), and deep nesting
+exhausts the stack of every recursive function that visits the values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import yaml
+
+MAX_BYTES = 2**20
+MAX_DEPTH = 50
+MAX_NODES = 100_000
+"""Values of a document, with every alias counted as the values that it repeats."""
+
+
+class YamlLimitError(ValueError):
+    """A document exceeds a limit; ``line`` counts from 1."""
+
+    def __init__(self, line: int, message: str) -> None:
+        super().__init__(message)
+        self.line = line
+
+
+@dataclass
+class _Collection:
+    """A mapping or sequence whose end has not been parsed yet."""
+
+    anchor: str | None
+    nodes: int = 1
+
+
+def check_limits(text: str, loader: type[yaml.SafeLoader]) -> None:
+    """Parse ``text`` into events, without recursion and without values.
+
+    Raises:
+        YamlLimitError: the document is nested too deeply or has too many values.
+        yaml.YAMLError: the text is not YAML.
+    """
+    anchors = dict[str, int]()
+    open_collections = [_Collection(None)]
+    for event in yaml.parse(text, loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            open_collections.append(_Collection(event.anchor))
+            added = 0
+        elif isinstance(event, yaml.CollectionEndEvent):
+            collection = open_collections.pop()
+            added = collection.nodes
+            if collection.anchor:
+                anchors[collection.anchor] = added
+        elif isinstance(event, yaml.AliasEvent):
+            # An alias in its own anchor is an endless document; the anchor is not complete yet.
+            added = anchors.get(event.anchor or "", MAX_NODES)
+        elif isinstance(event, yaml.ScalarEvent):
+            added = 1
+            if event.anchor:
+                anchors[event.anchor] = added
+        else:
+            continue
+        open_collections[-1].nodes += added
+        line = event.start_mark.line + 1 if event.start_mark else 1
+        if len(open_collections) > MAX_DEPTH:
+            raise YamlLimitError(line, f"is nested in more than {MAX_DEPTH} levels")
+        if sum(collection.nodes for collection in open_collections) > MAX_NODES:
+            raise YamlLimitError(
+                line, f"has more than {MAX_NODES:,} values; an alias counts as what it repeats"
+            )

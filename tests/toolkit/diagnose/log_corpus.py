@@ -1,0 +1,110 @@
+"""Real logs with known causes (tests/toolkit/diagnose/corpus), and the score of `diagnose` on them.
+
+Every third log, chosen by a hash of its name, is held out: signatures are written without looking
+at it, so that its score says how well they generalize.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sm_train.toolkit.diagnose.diagnosis import NO_FAILURE, UNKNOWN, Diagnosis, diagnose
+from sm_train.toolkit.diagnose.log_files import log_files
+
+CORPUS = Path(__file__).parent / "corpus"
+
+
+@dataclass(frozen=True)
+class KnownLog:
+    """A log, or a folder with one per node, and what `diagnose` should find in it.
+
+    ``causes`` are the acceptable answers; ``rank`` and ``node`` are None if they do not matter.
+    """
+
+    name: str
+    source: str
+    causes: tuple[str, ...]
+    rank: int | None = None
+    node: str | None = None
+
+    @property
+    def held_out(self) -> bool:
+        return int(hashlib.sha256(self.name.encode()).hexdigest(), 16) % 3 == 0
+
+    @property
+    def nameable(self) -> bool:
+        """Whether the log shows a cause."""
+        return not {NO_FAILURE, UNKNOWN} & set(self.causes)
+
+    def diagnose(self) -> Diagnosis:
+        folder = CORPUS / self.name
+        return diagnose(log_files([folder if folder.is_dir() else CORPUS / f"{self.name}.log"]))
+
+
+@dataclass(frozen=True)
+class Score:
+    """The share of confident answers that are right, and of nameable causes that are found."""
+
+    precision: float
+    recall: float
+    wrong: tuple[str, ...]
+    missed: tuple[str, ...]
+    wrong_origin: tuple[str, ...]
+    """Logs whose cause is right, but not the rank or the node."""
+
+
+def corpus() -> list[KnownLog]:
+    with (CORPUS / "manifest.toml").open("rb") as file:
+        rows = tomllib.load(file)
+    return [
+        KnownLog(name, row["source"], tuple(row["cause"]), row.get("rank"), row.get("node"))
+        for name, row in rows.items()
+    ]
+
+
+def score(logs: Iterable[KnownLog]) -> Score:
+    """Diagnose ``logs``; any answer but ``unknown`` is confident."""
+    answers = [(log, log.diagnose()) for log in logs]
+    confident = [(log, found) for log, found in answers if found.cause != UNKNOWN]
+    wrong = [_line(log, found) for log, found in confident if found.cause not in log.causes]
+    nameable = [(log, found) for log, found in answers if log.nameable]
+    missed = [_line(log, found) for log, found in nameable if found.cause not in log.causes]
+    origin = [
+        f"{_line(log, found)}: {found.first.node if found.first else None}, "
+        f"rank {found.first.rank if found.first else None}"
+        for log, found in nameable
+        if found.cause in log.causes and not _origin_is_right(log, found)
+    ]
+    return Score(
+        _share(len(confident) - len(wrong), len(confident)),
+        _share(len(nameable) - len(missed), len(nameable)),
+        tuple(wrong),
+        tuple(missed),
+        tuple(origin),
+    )
+
+
+def parts(logs: Sequence[KnownLog]) -> dict[str, list[KnownLog]]:
+    return {
+        "tuned": [log for log in logs if not log.held_out],
+        "held out": [log for log in logs if log.held_out],
+    }
+
+
+def _line(log: KnownLog, found: Diagnosis) -> str:
+    return f"{log.name}: {found.cause}, expected {' or '.join(log.causes)}"
+
+
+def _origin_is_right(log: KnownLog, found: Diagnosis) -> bool:
+    first = found.first
+    return (log.rank is None or (first is not None and first.rank == log.rank)) and (
+        log.node is None or (first is not None and first.node == log.node)
+    )
+
+
+def _share(part: int, total: int) -> float:
+    return part / total if total else 1.0

@@ -1,0 +1,88 @@
+"""Text from outside cannot control the terminal."""
+
+from __future__ import annotations
+
+import io
+import unicodedata
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.text import Text
+from sm_train.toolkit.terminal.console import stdout_console
+from sm_train.toolkit.terminal.printable import printable
+
+from tests.conftest import Cli
+
+HOSTILE = {
+    "title": ("\x1b]0;title\x07name", "name"),
+    "title_with_string_terminator": ("\x1b]2;title\x1b\\name", "name"),
+    "clipboard": ("\x1b]52;c;ZXZpbA==\x07name", "name"),
+    "link": ("\x1b]8;;https://evil.example\x1b\\name\x1b]8;;\x1b\\", "name"),
+    "c1_title": ("\x9d0;title\x9cname", "name"),
+    "device_control": ("\x1bP$q\x1b\\name", "name"),
+    "color": ("\x1b[31mname\x1b[0m", "name"),
+    "c1_color": ("\x9b31mname", "name"),
+    "cursor": ("\x1b[2J\x1b[1;1Hname", "name"),
+    "reset": ("\x1bcname", "name"),
+    "charset": ("\x1b(0name", "name"),
+    "nested": ("\x1b\x1b[31m]0;x\x07name", "]0;xname"),
+    "unterminated": ("\x1b]0;name", "]0;name"),
+    "carriage_return": ("name\rfake", "namefake"),
+    "backspaces": ("name\x08\x08\x08\x08fake", "namefake"),
+    "right_to_left": ("photo\u202egpj.exe", "photogpj.exe"),
+    "isolates": ("\u2066a\u2069b\u200fc", "abc"),
+    "separators": ("a\u2028b\u2029c\x85d", "abcd"),
+    "windows_line_end": ("a\r\nb\tc\n", "a\nb\tc\n"),
+    "ordinary": ("größe 寸法 👩‍🎨 é [bold]x[/bold]", "größe 寸法 👩‍🎨 é [bold]x[/bold]"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_control_is_removed_and_text_stays(case: str) -> None:
+    text, expected = HOSTILE[case]
+    assert printable(text) == expected
+
+
+characters = st.text(
+    st.one_of(st.sampled_from("\x1b\x9b\x9d\x9c\x07[]0;mP\\\u202e\r\n"), st.characters())
+)
+
+
+@given(characters)
+def test_no_control_character_is_left(text: str) -> None:
+    result = printable(text)
+    assert not [c for c in result if unicodedata.category(c) == "Cc" and c not in "\t\n"]
+    assert not [
+        c for c in result if unicodedata.bidirectional(c) in {"RLO", "LRO", "RLE", "LRE", "PDF"}
+    ]
+    assert printable(result) == result
+
+
+@given(st.text(st.characters(exclude_categories=["Cc", "Cf", "Zl", "Zp"])))
+def test_text_without_control_is_unchanged(text: str) -> None:
+    assert printable(text) == text
+
+
+def test_commands_print_no_control_from_logs_and_file_names(cli: Cli, tmp_path: Path) -> None:
+    name = "photo\x1b]0;title\x07\u202egpj"
+    log = tmp_path / "algo-1.log"
+    log.write_text(
+        'Traceback (most recent call last):\n  File "own.py", line 3, in <module>\n'
+        f"ValueError: {name} \x9b31m is bad\n"
+    )
+    for result in (cli("diagnose", log.name), cli("check", f"{name}.yaml", "--offline")):
+        output = result.stdout + result.stderr
+        assert "photogpj" in output
+        assert not set(output) & set("\x1b\x9b\x07\u202e")
+
+
+@pytest.mark.parametrize("case", sorted(HOSTILE))
+def test_the_console_prints_no_control_but_its_own(case: str) -> None:
+    text, _ = HOSTILE[case]
+    console = stdout_console()
+    console.file = io.StringIO()
+    console.print(text, markup=False)
+    console.print(Text(text, style="bold red"))
+    assert not set(console.file.getvalue()) & set("\x1b\x9b\x9d\x07\x08\u202e\u2066")

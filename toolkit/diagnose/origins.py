@@ -1,0 +1,111 @@
+"""Determines the node and the rank of a match, also from other lines of the same node."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from sm_train.toolkit.diagnose.matches import Match, ScanReport
+
+_ALGO = re.compile(r"algo-(\d+)$")
+_GPUS_PER_INSTANCE = (8, 4, 1, 16, 2)
+"""Ranks per node of SageMaker's instance types, the most frequent first."""
+
+
+@dataclass(frozen=True)
+class FirstFailing:
+    """The node and rank that failed first, as far as known; ``time`` in Unix seconds."""
+
+    node: str | None
+    rank: int | None
+    time: float | None
+    line: str
+
+
+def first_failing(
+    match: Match, matches: Sequence[Match], reports: Sequence[ScanReport]
+) -> FirstFailing:
+    """Return the origin of ``match``; other lines of its node provide a missing rank or time."""
+    [report] = [one for one in reports if one.stream == match.stream]
+    summary = report.first_failure
+    node, time = match.node, match.time
+    if summary is not None:
+        time = time if match.exact and time is not None else summary.time or time
+        if node is None and summary.host and _ALGO.match(summary.host):
+            node = summary.host
+    return FirstFailing(node, _rank(match, node, matches, reports, report), time, match.text)
+
+
+def _rank(
+    match: Match,
+    node: str | None,
+    matches: Sequence[Match],
+    reports: Sequence[ScanReport],
+    report: ScanReport,
+) -> int | None:
+    if match.rank is not None:
+        return match.rank
+    if report.first_failure is not None and report.first_failure.rank is not None:
+        return report.first_failure.rank
+    # torchrun and others report only the local rank of the process that failed.
+    local = match.local_rank
+    if local is None:
+        local = next(
+            (
+                other.local_rank
+                for other in matches
+                if other.stream == match.stream
+                and other.node == match.node
+                and other.local_rank is not None
+            ),
+            None,
+        )
+    if local is not None:
+        first = _first_rank(node, reports)
+        return None if first is None else first + local
+    # `srun` starts either every rank or one launcher per node: launchers report local ranks.
+    return match.task
+
+
+def _first_rank(node: str | None, reports: Sequence[ScanReport]) -> int | None:
+    """Return the lowest rank of ``node``, None if it is unknown."""
+    seen = [(name or report.node, ranks) for report in reports for name, ranks in _ranks(report)]
+    index = _index(node)
+    if index is None and len(reports) == 1 and not any(name for name, _ in seen):
+        # A single log that names no node: of a single node, unless it shows other ranks.
+        ranks = [rank for _, more in seen for rank in more]
+        per_node = next((n for n in _GPUS_PER_INSTANCE if ranks and _fits(n, ranks)), 1)
+        return min(ranks) // per_node * per_node if ranks else 0
+    if index is None or index == 0:
+        return index
+    known = {report.ranks_per_node for report in reports if report.ranks_per_node}
+    if len(known) == 1:
+        return index * known.pop()
+    fitting = [
+        per_node
+        for per_node in _GPUS_PER_INSTANCE
+        if all(
+            rank // per_node == _index(name)
+            for name, ranks in seen
+            if _index(name) is not None
+            for rank in ranks
+        )
+        and any(_index(name) for name, ranks in seen if ranks)
+    ]
+    return index * fitting[0] if len(fitting) == 1 else None
+
+
+def _fits(per_node: int, ranks: Sequence[int]) -> bool:
+    """Return whether all ``ranks`` may be on one node."""
+    return len({rank // per_node for rank in ranks}) == 1
+
+
+def _ranks(report: ScanReport) -> Iterator[tuple[str | None, frozenset[int]]]:
+    yield from report.ranks.items()
+
+
+def _index(node: str | None) -> int | None:
+    """Return the number of ``algo-N``, from 0."""
+    parsed = _ALGO.match(node or "")
+    return int(parsed[1]) - 1 if parsed else None
