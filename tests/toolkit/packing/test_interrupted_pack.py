@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 from sm_train.entrypoints.data.decoder_pool import InProcessDecoders
 from sm_train.entrypoints.data.shard_index import ShardIndex
-from sm_train.entrypoints.data.shard_verification import verify_shard
 from sm_train.entrypoints.packing.plan import PackInput, ShardPlan
 from sm_train.entrypoints.packing.shard_builder import (
     GROUP_INPUTS,
@@ -24,6 +23,7 @@ from sm_train.entrypoints.packing.shard_builder import (
     InputReader,
     build_shard,
 )
+from sm_train.entrypoints.packing.shard_verification import verify_shard
 from sm_train.entrypoints.packing.storage import LocalFolder, S3Access
 
 from tests.conftest import Cli, Mount, clean_environment

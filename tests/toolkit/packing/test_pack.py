@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sm_train.entrypoints.data.shard_format import Shard
 from sm_train.entrypoints.data.shard_index import ShardIndex, write_index
-from sm_train.entrypoints.data.shard_verification import verify_shard
+from sm_train.entrypoints.packing.shard_verification import verify_shard
 from sm_train.entrypoints.packing.storage import LocalFolder
 from sm_train.entrypoints.packing.worker_pool import PackProgress
 from sm_train.toolkit.errors import UserError
