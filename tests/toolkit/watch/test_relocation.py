@@ -466,7 +466,9 @@ def test_commands_work_from_each_of_a_runs_regions(
         assert status["region"] == EAST
         assert status["stages"][0]["step"] == 400
         assert [job["region"] for job in status["stages"][0]["jobs"]] == [EAST, WEST]
-    assert status["spent_usd"] == pytest.approx(600 * 4 * 31.5641075 / 3600, rel=0.02)
+    # The job has run for 600 s when its status is set, and a little longer when it is read.
+    spent = 600 * 4 * 31.5641075 / 3600
+    assert spent <= status["spent_usd"] < 1.5 * spent
     [listed] = sm_train("list", "--json")["runs"]
     assert (listed["job"], listed["region"], listed["jobs"]) == (SECOND, WEST, 2)
     assert '"kind":"step"' in sm_train("logs", SECOND, "--raw").out.replace(" ", "")
