@@ -71,9 +71,8 @@ $(VENV)/.installed: setup.cfg pyproject.toml Makefile estimators/data/requiremen
 
 # The toolkit with which AWS's PyTorch images start a training script. It needs a C compiler; its
 # test is skipped if the installation fails.
-$(VENV)/.container-toolkit: $(VENV)/.installed
-	-$(BIN)/pip install --quiet --no-deps "sagemaker-training==5.1.4" \
-		"sagemaker-pytorch-training==3.0.0" "retrying==1.4.2" "inotify_simple==1.2.1"
+$(VENV)/.container-toolkit: $(VENV)/.installed tests/container/mpi/requirements.txt
+	-$(BIN)/pip install --quiet --no-deps -r tests/container/mpi/requirements.txt
 	touch $@
 
 clean:

@@ -82,11 +82,11 @@ def measure(
     background = BackgroundWork(accelerator.device)
     checkpointer = AsyncCheckpointer(
         folder / "ours",
-        CheckpointRank(0, 1, True),
+        CheckpointRank(0, 1, 0, 0, 1),
         fingerprint="",
-        keep=1,
+        keep=2,
         events=EventLog(node=0, rank=0, stream=io.StringIO()),
-        all_gather=lambda objects: objects,
+        all_gather=lambda value: [value],
         background=background,
     )
     complete_seconds: list[float] = []
@@ -96,7 +96,7 @@ def measure(
 
     def ours(number: int) -> float:
         started = time.perf_counter()
-        checkpointer.save_async(number, state.tensors(), {})
+        checkpointer.save_async(number, state.tensors(), {}, {})
         save_started = time.perf_counter()
         gradients()
         computed = time.perf_counter()

@@ -174,6 +174,8 @@ def node_line(node: int, at: float, rng: random.Random) -> str:
             "p99": 0.58,
             "max": 0.61,
             "data_wait_share": 0.004,
+            "busy_seconds": 0.31,
+            "cpu_wait_seconds": 0.002,
         }
         for local_rank in range(GPUS)
     ]

@@ -23,7 +23,8 @@ def cost_stages(config: RunConfig) -> list[CostStage]:
             gradient_accumulation_steps=stage.gradient_accumulation_steps,
             max_steps=stage.max_steps,
             checkpoint_every=config.checkpoint.every_steps,
-            checkpoints_kept=config.checkpoint.keep_last,
+            # One older stays until the next one is written.
+            checkpoints_kept=config.checkpoint.keep_last + 1,
             precision=config.training.precision,
             sharding=stage.sharding,
             activation_checkpointing=stage.activation_checkpointing,

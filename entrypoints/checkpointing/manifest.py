@@ -1,9 +1,11 @@
 """Atomic checkpoints: a folder counts only once its marker lists every file.
 
 Each rank writes its own files into ``checkpoints/step-00000100/``, under a temporary name that is
-then renamed. ``complete.json`` comes last and holds every file with its size and digest. SageMaker
-copies the folder to S3 file by file, for all instances into one prefix. Therefore a folder is never
-renamed, and a folder without its marker is ignored.
+then renamed. ``complete.json`` comes last and holds every file with its size and digest. Every node
+has its own folder with the files of its own ranks. SageMaker copies them to S3 file by file, from
+all nodes into one prefix, in any order and slower than they are written, and deletes in S3 what a
+node deletes. Only a job that starts gets the whole prefix, on every node. Therefore a folder is
+never renamed, a folder without its marker is ignored, and a marker alone proves nothing.
 
 Why not PyTorch's Distributed Checkpoint (DCP): ``async_save`` needs a Gloo process group next to
 the training's own, which SMDDP forbids, and features of PyTorch 2.4, while the SMDDP images have
@@ -21,12 +23,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sm_train.entrypoints.common.atomic_write import NOT_UPLOADED_SUFFIX
 from sm_train.entrypoints.common.checkpoint_layout import (
     MARKER,
     CheckpointFile,
     CheckpointMarker,
     MarkerError,
     is_shard_file,
+    parse_step_folder,
     step_folders,
 )
 from sm_train.entrypoints.common.file_digest import file_digest
@@ -51,8 +55,15 @@ class CheckpointInfo:
 
 
 def shard_files(folder: Path) -> list[Path]:
-    """Return the files with the tensor shards of every rank."""
-    return sorted(path for path in folder.iterdir() if is_shard_file(path.name))
+    """Return the files with the tensor shards of every rank that wrote the checkpoint.
+
+    The folder may hold other such files: of an attempt with more ranks that never completed it.
+
+    Raises:
+        CheckpointError: the marker is missing or damaged.
+    """
+    names = [file.name for file in parse_marker(folder).files if is_shard_file(file.name)]
+    return [folder / name for name in sorted(names)]
 
 
 def architecture_hash(state: dict[str, Tensor]) -> str:
@@ -63,8 +74,7 @@ def architecture_hash(state: dict[str, Tensor]) -> str:
 
 def write_file(folder: Path, name: str, save: Callable[[Path], None]) -> CheckpointFile:
     """Write one file atomically: ``save`` it under a temporary name, digest it, rename it."""
-    # The random part keeps nodes that share the folder apart: all of them write the marker.
-    temporary = folder / f".{name}.{secrets.token_hex(4)}.writing"
+    temporary = folder / f".{name}.{secrets.token_hex(4)}{NOT_UPLOADED_SUFFIX}"
     try:
         save(temporary)
         file = CheckpointFile(name, temporary.stat().st_size, _digest(temporary))
@@ -104,18 +114,32 @@ def read_marker(folder: Path, *, verify: bool = True) -> CheckpointInfo:
     Raises:
         CheckpointError: it is incomplete, damaged, or of another format.
     """
+    marker = parse_marker(folder)
+    for file in marker.files:
+        check_file(folder, file, verify=verify)
+    return CheckpointInfo(folder, marker.step, marker.world_size, marker.fingerprint)
+
+
+def parse_marker(folder: Path) -> CheckpointMarker:
+    """Read a checkpoint's marker, without the files that it lists.
+
+    Raises:
+        CheckpointError: it is missing, damaged, or of another format.
+    """
     try:
-        marker = CheckpointMarker.parse((folder / MARKER).read_bytes())
+        return CheckpointMarker.parse((folder / MARKER).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(f"{folder}: incomplete (no {MARKER})") from None
     except MarkerError as error:
         raise CheckpointError(f"{folder}: {error}") from None
-    for file in marker.files:
-        _check(folder, file, verify)
-    return CheckpointInfo(folder, marker.step, marker.world_size, marker.fingerprint)
 
 
-def _check(folder: Path, file: CheckpointFile, verify: bool) -> None:
+def check_file(folder: Path, file: CheckpointFile, *, verify: bool = True) -> None:
+    """Compare a file with its entry in the marker; ``verify`` compares the digest as well.
+
+    Raises:
+        CheckpointError: it is missing or differs.
+    """
     path = folder / file.name
     if not path.is_file():
         raise CheckpointError(f"{folder}: {file.name} is missing")
@@ -132,15 +156,32 @@ def invalidate(folder: Path) -> None:
     (folder / MARKER).unlink(missing_ok=True)
 
 
-def prune(checkpoints: Path, keep: int) -> None:
-    """Remove all but the newest ``keep`` complete checkpoints, and older incomplete ones."""
+def remove(folder: Path) -> None:
+    """Remove a checkpoint, the marker first: an interrupted removal must not leave one that counts.
+
+    What another process adds meanwhile stays, such as SageMaker's notes on uploads.
+    """
+    invalidate(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def prune(checkpoints: Path, keep: int, step: int) -> None:
+    """Remove old checkpoints before that of ``step`` is written.
+
+    Of the earlier steps the newest ``keep`` complete ones stay. Those of later steps go as well:
+    the job skipped them when it resumed, and they would count as the newest.
+    """
     complete = 0
     for folder in step_folders(checkpoints):
-        if complete >= keep:
-            # The marker goes first: an interrupted removal must not leave a folder that counts.
-            invalidate(folder)
-            shutil.rmtree(folder, ignore_errors=True)
-        complete += (folder / MARKER).exists()
+        number = parse_step_folder(folder.name)
+        assert number is not None
+        if number > step:
+            remove(folder)
+        elif number < step:
+            if complete < keep and (folder / MARKER).exists():
+                complete += 1
+            else:
+                remove(folder)
 
 
 def save_bytes(content: bytes) -> Callable[[Path], None]:

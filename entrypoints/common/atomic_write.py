@@ -7,6 +7,11 @@ import secrets
 import stat
 from pathlib import Path
 
+NOT_UPLOADED_SUFFIX = ".sagemaker-ignore"
+"""SageMaker does not upload files with this suffix from a checkpoint folder (AWS's own
+aws/sagemaker-xgboost-container writes its checkpoints under such names first; checkpointing.py,
+read 2026-11)."""
+
 
 def write_atomic(path: Path, content: bytes) -> None:
     """Write ``content`` to a temporary file in the same folder, then rename it.
@@ -39,7 +44,7 @@ def _mode(path: Path) -> int | None:
 
 
 def _replace(path: Path, content: bytes, mode: int | None) -> None:
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{NOT_UPLOADED_SUFFIX}")
     # The kernel applies the umask, which a process cannot read without changing it.
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:

@@ -28,6 +28,12 @@ FORMAT_VERSION = 2
 FINAL_MODEL = "final"
 """The folder of a stage's final model, next to its step folders."""
 
+UPLOAD_NOTES = "*.sagemaker-*"
+"""Glob pattern of files in a node's checkpoint folder that are no content. SageMaker puts an empty
+``FILE.sagemaker-uploading`` next to each file during its upload, and ``FILE.sagemaker-uploaded``
+after it (aws/sagemaker-xgboost-container, checkpointing.py, read 2026-11). They come and go while
+the folder is read."""
+
 PROGRESS_FILE = "progress.json"
 SAMPLER_FILE = "data.npz"
 
@@ -68,6 +74,10 @@ class MarkerError(ValueError):
     """The marker is damaged or of another format; the message is one line."""
 
 
+class FormatError(MarkerError):
+    """The marker is of another format, so another version of this toolkit wrote it."""
+
+
 @dataclass(frozen=True)
 class CheckpointFile:
     """One file of a checkpoint: its name, size in bytes and BLAKE3 digest."""
@@ -97,7 +107,8 @@ class CheckpointMarker:
         """Parse the content of a marker file.
 
         Raises:
-            MarkerError: it is damaged or of another format.
+            MarkerError: it is damaged.
+            FormatError: it is of another format.
         """
         try:
             document = json.loads(content)
@@ -111,7 +122,7 @@ class CheckpointMarker:
                 )
         except (ValueError, KeyError, TypeError):
             raise MarkerError(f"{MARKER} is damaged") from None
-        raise MarkerError(f"format {version}, this version reads {FORMAT_VERSION}")
+        raise FormatError(f"format {version}, this version reads {FORMAT_VERSION}")
 
 
 def shard_bytes(files: Sequence[CheckpointFile]) -> int:

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 @dataclass(frozen=True)
 class LocalShard:
     """Rows of a tensor from ``start`` on, sharing its memory.
 
-    ``num_replicas`` processes hold these rows; this one has the replica ``replica_index``.
+    ``num_replicas`` processes hold these rows; this one has the replica ``replica_index``. Its rank
+    in ``replica_group`` is that index; None is the group of all processes.
     """
 
     tensor: Tensor
     start: int
     num_replicas: int
     replica_index: int
+    replica_group: ProcessGroup | None = None
 
     @property
     def rows(self) -> Any:
@@ -28,13 +33,25 @@ class LocalShard:
             return ...
         return slice(self.start, self.start + self.tensor.shape[0])
 
+    def broadcast(self, source: int) -> None:
+        """Overwrite every replica with that of index ``source``; a collective of the replicas."""
+        import torch.distributed as dist
+
+        group = self.replica_group or dist.group.WORLD
+        assert group is not None
+        # Weights in channels-last order are not contiguous, which not every backend accepts.
+        contiguous = self.tensor.contiguous()
+        dist.broadcast(contiguous, dist.get_global_rank(group, source), group=group)
+        if contiguous is not self.tensor:
+            self.tensor.copy_(contiguous)
+
 
 def local_shard(tensor: Tensor) -> LocalShard:
     """Return this process's shard of ``tensor``; every process holds an unsharded tensor whole."""
     if not is_dtensor(tensor):
         return LocalShard(tensor, 0, *_world())
     dtensor: Any = tensor
-    start, num_replicas, replica_index = 0, 1, 0
+    start, num_replicas, replica_index, replica_group = 0, 1, 0, None
     # One placement per dimension of the device mesh: sharded within a node, replicated across.
     for dimension, placement in enumerate(dtensor.placements):
         size = dtensor.device_mesh.size(dimension)
@@ -45,7 +62,8 @@ def local_shard(tensor: Tensor) -> LocalShard:
             start = min(tensor.shape[0], local_rank * -(-tensor.shape[0] // size))
         else:
             num_replicas, replica_index = size, local_rank
-    return LocalShard(to_local(tensor), start, num_replicas, replica_index)
+            replica_group = dtensor.device_mesh.get_group(dimension)
+    return LocalShard(to_local(tensor), start, num_replicas, replica_index, replica_group)
 
 
 def to_local(tensor: Tensor) -> Tensor:

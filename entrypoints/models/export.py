@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from sm_train.entrypoints.common.atomic_write import write_atomic
+from sm_train.entrypoints.common.checkpoint_layout import UPLOAD_NOTES
 from sm_train.entrypoints.models import pipeline as pipeline_module
 from sm_train.entrypoints.models.builder import ModelComponents, load_text_encoders
 from sm_train.entrypoints.models.network import NETWORKS, Network, network_folder
@@ -67,7 +68,8 @@ def save_model(
     is written last: a folder without it is incomplete.
     """
     document = _read_manifest(components_folder)
-    shutil.copytree(components_folder, folder, ignore=lambda *_: [_MANIFEST], dirs_exist_ok=True)
+    ignore = shutil.ignore_patterns(_MANIFEST, UPLOAD_NOTES)
+    shutil.copytree(components_folder, folder, ignore=ignore, dirs_exist_ok=True)
     target = folder / parts.network_init.component
     target.mkdir(exist_ok=True)
     _write_json(document["network"], target / "config.json")
@@ -105,9 +107,10 @@ def _save_frozen(parts: ModelComponents, folder: Path) -> dict[str, Any]:
         target = folder / path.relative_to(staging)
         if path.is_dir():
             target.mkdir(parents=True, exist_ok=True)
-        else:
+        elif not path.match(UPLOAD_NOTES):
             path.replace(target)
-    shutil.rmtree(staging)
+    # SageMaker may be adding a note on an upload.
+    shutil.rmtree(staging, ignore_errors=True)
     return index
 
 

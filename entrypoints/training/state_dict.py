@@ -6,8 +6,9 @@ Names are ``model.…`` (weights and buffers), ``ema.…``, and for AdamW ``exp_
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,6 +20,9 @@ from torch import Tensor, nn
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _STEPS = ShardSpec("optimizer.steps", (0,))
+
+LoadTensors = Callable[[Mapping[ShardSpec, LocalShard]], None]
+"""Overwrites tensors with saved ones of the same names."""
 
 
 class TrainStateDict:
@@ -76,7 +80,6 @@ class TrainStateDict:
             for (name, shard), tensor in zip(self._trained.items(), tensors, strict=True)
         }
 
-    @torch.no_grad()
     def restore(self, files: Sequence[Path]) -> None:
         """Load the state from the shards in ``files``; without an EMA in them, reset the EMA.
 
@@ -84,10 +87,15 @@ class TrainStateDict:
             ShardedTensorError: a tensor is missing or incomplete.
         """
         has_ema = any(name.startswith(EMA) for name in stored_names(files))
-        _load(files, self._model() | (self._averages() if has_ema else {}))
-        self._restore_optimizer(files)
+        self.load(partial(_load_files, files), with_ema=has_ema)
         if not has_ema:
             self._reset_ema()
+
+    @torch.no_grad()
+    def load(self, load: LoadTensors, *, with_ema: bool = True) -> None:
+        """Overwrite the state by ``load``, which is called with a part of it at a time."""
+        load(self._model() | (self._averages() if with_ema else {}))
+        self._load_optimizer(load)
 
     @torch.no_grad()
     def load_from_stage(self, files: Sequence[Path], *, weights: bool, optimizer: bool) -> None:
@@ -98,21 +106,25 @@ class TrainStateDict:
         Raises:
             ShardedTensorError: a tensor is missing or incomplete.
         """
+        load = partial(_load_files, files)
         if weights:
-            _load(files, self._like_weights(MODEL, self._local_weights))
+            load(self._like_weights(MODEL, self._local_weights))
         if optimizer:
-            self._restore_optimizer(files)
+            self._load_optimizer(load)
         self._reset_ema()
 
-    def _restore_optimizer(self, files: Sequence[Path]) -> None:
+    def _load_optimizer(self, load: LoadTensors) -> None:
         for weight in self._local_weights:
             self._optimizer.state[weight] = {
                 "step": torch.zeros((), dtype=torch.float32),
                 **{moment: torch.zeros_like(weight) for moment in _MOMENTS},
             }
         targets = self._optimizer_state()
-        _load(files, targets)
-        for weight, step in zip(self._local_weights, targets[_STEPS].tensor, strict=True):
+        # On the device of the weights: a rollback receives it by a collective.
+        steps = targets[_STEPS]
+        targets[_STEPS] = replace(steps, tensor=steps.tensor.to(self._local_weights[0].device))
+        load(targets)
+        for weight, step in zip(self._local_weights, targets[_STEPS].tensor.cpu(), strict=True):
             self._optimizer.state[weight]["step"] = step.clone()
         # load_state_dict moves each "step" where this optimizer needs it: fused kernels read it
         # on the device.
@@ -123,7 +135,7 @@ class TrainStateDict:
             torch._foreach_copy_(self._ema.averages, list(self._local_weights))
 
 
-def _load(files: Sequence[Path], targets: Mapping[ShardSpec, LocalShard]) -> None:
+def _load_files(files: Sequence[Path], targets: Mapping[ShardSpec, LocalShard]) -> None:
     load_into(files, {spec: shard.tensor for spec, shard in targets.items()})
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TypedDict
 
 import torch
 from sm_train.entrypoints.checkpointing import manifest
+from sm_train.entrypoints.checkpointing.host_snapshot import HostSnapshot
 from sm_train.entrypoints.checkpointing.sharded_tensors import ShardedTensorError, ShardSpec
 from sm_train.entrypoints.common.background import BackgroundWork
 from sm_train.entrypoints.common.checkpoint_layout import PROGRESS_FILE
@@ -18,13 +18,6 @@ from sm_train.entrypoints.distributed.local_shard import LocalShard, is_dtensor,
 from sm_train.entrypoints.training.ema import ExponentialMovingAverage
 from sm_train.entrypoints.training.state_dict import TrainStateDict
 from torch import Tensor, nn
-
-
-class _Progress(TypedDict):
-    """The content of a checkpoint's progress file."""
-
-    schedule: int
-    ema_updates: int
 
 
 class TrainState:
@@ -161,14 +154,13 @@ class TrainState:
         self.start_ema_update()
         return self._state_dict.tensors()
 
-    def shared_files(self) -> dict[str, Callable[[Path], None]]:
-        """Return the state that all ranks share: file name and function that writes the file."""
+    def progress(self) -> dict[str, int]:
+        """Return the counters that belong to the state; the same on all ranks."""
         self._wait_for_background()
-        progress: _Progress = {
+        return {
             "schedule": self._schedule.last_epoch,
             "ema_updates": self._ema.updates if self._ema else 0,
         }
-        return {PROGRESS_FILE: manifest.save_bytes(json.dumps(progress).encode())}
 
     def restore(self, checkpoint: manifest.CheckpointInfo) -> None:
         """Load the state of a checkpoint.
@@ -186,11 +178,15 @@ class TrainState:
             self._state_dict.restore(manifest.shard_files(checkpoint.folder))
         except ShardedTensorError as error:
             raise manifest.CheckpointError(f"{checkpoint.folder}: {error}") from None
-        progress: _Progress = json.loads((checkpoint.folder / PROGRESS_FILE).read_bytes())
-        self._restore_schedule(progress["schedule"])
-        if self._ema is not None:
-            self._ema.updates = progress["ema_updates"]
-        self.step = checkpoint.step
+        progress = json.loads((checkpoint.folder / PROGRESS_FILE).read_bytes())
+        self._restore_counters(checkpoint.step, progress)
+
+    def roll_back(self, snapshot: HostSnapshot) -> None:
+        """Load the state of a snapshot that was taken of this state; a collective."""
+        assert snapshot.step is not None
+        self._wait_for_background()
+        self._state_dict.load(snapshot.load_into)
+        self._restore_counters(snapshot.step, snapshot.progress)
 
     def load_from_stage(self, previous: Path, stage: StageConfig) -> None:
         """Load from the previous stage's last checkpoint what the run file keeps of it.
@@ -207,6 +203,12 @@ class TrainState:
             )
         except ShardedTensorError as error:
             raise manifest.CheckpointError(f"{previous}: {error}") from None
+
+    def _restore_counters(self, step: int, progress: Mapping[str, int]) -> None:
+        self._restore_schedule(progress["schedule"])
+        if self._ema is not None:
+            self._ema.updates = progress["ema_updates"]
+        self.step = step
 
     def _restore_schedule(self, steps: int) -> None:
         """Continue after ``steps`` of the schedule, with the run file's current learning rate."""

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list, gather_object
 from sm_train.entrypoints.checkpointing import manifest
 from sm_train.entrypoints.checkpointing.async_checkpointer import AsyncCheckpointer, CheckpointRank
-from sm_train.entrypoints.common.checkpoint_layout import SAMPLER_FILE
+from sm_train.entrypoints.checkpointing.resume import Nodes, find_latest, remove_later
+from sm_train.entrypoints.common.checkpoint_layout import PROGRESS_FILE, SAMPLER_FILE
 from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.job_config import JobConfig
 from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
@@ -25,9 +26,16 @@ from sm_train.entrypoints.data.loader import Loader
 from sm_train.entrypoints.data.shard_catalog import DataRank, ShardCatalog
 from sm_train.entrypoints.distributed import fsdp
 from sm_train.entrypoints.distributed.local_shard import full_tensor
+from sm_train.entrypoints.distributed.object_exchange import all_gather
 from sm_train.entrypoints.models.builder import ModelComponents
 from sm_train.entrypoints.models.objectives import loss
 from sm_train.entrypoints.monitoring.heartbeat import HeartbeatWriter, Phase
+from sm_train.entrypoints.training.busy_time import (
+    BusyTimer,
+    GradientOrder,
+    attach,
+    end_of_first_bucket,
+)
 from sm_train.entrypoints.training.evaluator import Evaluator, ValidationSet
 from sm_train.entrypoints.training.metrics import (
     MAX_LISTED,
@@ -89,16 +97,23 @@ class Trainer:
         # DDP/FSDP wrapping may reallocate parameters, so create the optimizer afterwards.
         self.model: nn.Module = fsdp.wrap(module, accelerator)
         self.state = TrainState(config, module)
-        checkpoint = self._broadcast_latest_checkpoint()
+        self._checkpointer = self._create_checkpointer(data_rank)
+        checkpoint = self._find_latest_checkpoint()
         previous_stage = paths.channel("previous_state")
         if checkpoint is not None:
             self.state.restore(checkpoint)
+            # A rollback before this job's first checkpoint returns here.
+            snapshot = self._checkpointer.snapshot
+            snapshot.take(self.state.step, self.state.tensors(), self.state.progress())
         elif previous_stage.is_dir():
             self.state.load_from_stage(previous_stage, config.stage)
+        if data_rank.local_rank == 0:
+            remove_later(paths.checkpoints, checkpoint.step if checkpoint else None)
         self.resumed_from = self.state.step
         self.model_inputs = ModelInputs(components, self.device, config.training.caption_dropout)
+        self._end_of_first_bucket: Tensor | None = None
         if accelerator.num_processes > 1 and not fsdp.is_sharded(module):
-            self._warm_up_ddp_buckets()
+            self._end_of_first_bucket = self._warm_up_ddp_buckets()
         self.loader = Loader(
             catalog,
             data_rank,
@@ -116,27 +131,27 @@ class Trainer:
         self.evaluator = Evaluator(
             config, components, self.state, accelerator, paths, events, validation
         )
-        self._checkpointer = self._create_checkpointer()
         self._rollbacks = 0
 
-    def _create_checkpointer(self) -> AsyncCheckpointer:
-        accelerator = self.accelerator
+    def _create_checkpointer(self, data_rank: DataRank) -> AsyncCheckpointer:
         return AsyncCheckpointer(
             self.paths.checkpoints,
             CheckpointRank(
-                accelerator.process_index,
-                accelerator.num_processes,
-                accelerator.is_local_main_process,
+                self.accelerator.process_index,
+                self.accelerator.num_processes,
+                data_rank.node_rank,
+                data_rank.local_rank,
+                data_rank.local_world_size,
             ),
             fingerprint=self.state.fingerprint,
             keep=self.config.checkpoint.keep_last,
             events=self.events,
-            all_gather=gather_object,
+            all_gather=all_gather,
             background=self.state.background,
         )
 
-    def _warm_up_ddp_buckets(self) -> None:
-        """Run two backward passes with zero gradients.
+    def _warm_up_ddp_buckets(self) -> Tensor:
+        """Run two backward passes with zero gradients; return the first bucket's last parameter.
 
         DDP reorders its gradient buckets after the first pass, or the second with a static graph,
         and a sum over three or more ranks depends on the order in its last bit. Without the
@@ -149,10 +164,24 @@ class Trainer:
         with self.accelerator.autocast():
             text = self.model_inputs.no_text()
         for _ in range(2):
+            order = GradientOrder(self.state.parameters)
             with self.accelerator.autocast():
                 zero = self.model(target.noisy, target.timesteps, *text).float().sum() * 0.0
             self.accelerator.backward(zero)
+            order.stop()
             self.state.zero_grad()
+        return end_of_first_bucket(order.parameters)
+
+    def _create_busy_timer(self, heartbeat: HeartbeatWriter) -> BusyTimer:
+        """Return a timer of this rank's busy time; a single rank waits for no other."""
+        timer = BusyTimer(heartbeat.add_busy, self.device)
+        if self.accelerator.num_processes > 1:
+            attach(timer, self.model, self.state.module, compiled=self.plan.compile)
+        if self._end_of_first_bucket is not None:
+            self._end_of_first_bucket.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                lambda _: timer.begin_collectives()
+            )
+        return timer
 
     # ------------------------------------------------------------------ training
 
@@ -160,12 +189,13 @@ class Trainer:
         """Train until the stage's last step or a requested stop."""
         stage, training, state = self.config.stage, self.config.training, self.state
         window = StepMetricsWindow(self.device)
+        busy = self._create_busy_timer(heartbeat)
         batches = iter(self.loader)
         steps_per_second, next_check = 0.0, state.step
         started, first_step = time.monotonic(), state.step
         reason = "done"
         while state.step < stage.max_steps and reason == "done":
-            self._train_step(batches, window, heartbeat)
+            self._train_step(batches, window, heartbeat, busy)
             checking = state.step >= next_check
             if checking and self._exchange_status(stop, heartbeat) and state.step < stage.max_steps:
                 reason = "sigterm"
@@ -201,12 +231,17 @@ class Trainer:
         return TrainResult(reason, state.step - first_step, time.monotonic() - started)
 
     def _train_step(
-        self, batches: Iterator[Batch], window: StepMetricsWindow, heartbeat: HeartbeatWriter
+        self,
+        batches: Iterator[Batch],
+        window: StepMetricsWindow,
+        heartbeat: HeartbeatWriter,
+        busy: BusyTimer,
     ) -> None:
         """Take one optimizer step over ``gradient_accumulation_steps`` micro-batches."""
         micro_batches, state = self.config.stage.gradient_accumulation_steps, self.state
         losses: list[Tensor] = []
         samples: list[SampleId] = []
+        busy.begin_step()
         for index in range(micro_batches):
             wait_started = time.perf_counter()
             heartbeat.enter(Phase.DATA, state.step)
@@ -224,11 +259,17 @@ class Trainer:
                     # DDP and FSDP average gradients over ranks; micro-batches are averaged here.
                     micro_loss = loss(prediction, target) / micro_batches
                 state.start_ema_update()
+                if self._end_of_first_bucket is None:
+                    busy.begin_collectives()
                 self.accelerator.backward(micro_loss)
             losses.append(micro_loss.detach())
+            if not last:
+                busy.resume()
         norm = fsdp.gradient_norm(state.parameters)
+        busy.resume()
         # The norm is the same on all ranks, so all skip the same steps.
         skipped = state.update(norm)
+        busy.end_step()
         window.add(state.step, losses, norm, skipped, samples)
 
     def _no_sync(self) -> AbstractContextManager[None]:
@@ -277,11 +318,14 @@ class Trainer:
     def _start_checkpoint(self) -> None:
         """Start to save the current step, after finishing the previous checkpoint."""
         self._finish_checkpoint()
+        progress = self.state.progress()
         files: dict[str, Callable[[Path], None]] = {}
         if self.accelerator.is_main_process:
-            files = self.state.shared_files()
-            files[SAMPLER_FILE] = manifest.save_bytes(self.loader.state_bytes())
-        self._checkpointer.save_async(self.state.step, self.state.tensors(), files)
+            files = {
+                PROGRESS_FILE: manifest.save_bytes(json.dumps(progress).encode()),
+                SAMPLER_FILE: manifest.save_bytes(self.loader.state_bytes()),
+            }
+        self._checkpointer.save_async(self.state.step, self.state.tensors(), progress, files)
 
     def _finish_checkpoint(self) -> None:
         if self._checkpointer.step is not None:
@@ -289,51 +333,42 @@ class Trainer:
             self._checkpointer.commit()
 
     def _roll_back(self) -> None:
-        """Restore the latest checkpoint; the data continue, so that other samples follow.
+        """Restore the last snapshot; the data continue, so that other samples follow.
 
         Raises:
-            DivergedError: there is no checkpoint, or the run file allows no more rollbacks.
+            DivergedError: there is no snapshot, or the run file allows no more rollbacks.
         """
         self._finish_checkpoint()
         step, skipped = self.state.step, self.metrics.consecutive_skips
-        allowed = self._rollbacks < self.config.training.max_rollbacks
-        checkpoint = self._broadcast_latest_checkpoint() if allowed else None
-        if checkpoint is None:
+        snapshot = self._checkpointer.snapshot
+        if snapshot.step is None or self._rollbacks >= self.config.training.max_rollbacks:
             nonfinite = self.metrics.last_nonfinite_loss
-            samples = gather_object([nonfinite] if nonfinite else [])
+            samples = [sample for sample in all_gather(nonfinite) if sample]
             listed = "; ".join(samples[:MAX_LISTED])
             raise DivergedError(
                 f"{skipped} steps in a row had no finite gradient, up to step {step}"
                 f"{f'; non-finite loss in {listed}' if samples else ''}"
                 "; lower the learning rate or lengthen the warm-up; earlier checkpoints are intact"
             )
-        self.state.restore(checkpoint)
+        self.state.roll_back(snapshot)
         self._rollbacks += 1
         self.metrics.consecutive_skips = 0
         if self.accelerator.is_main_process:
             self.events.warn(
                 "rolled-back",
                 f"{skipped} steps in a row had no finite gradient: rolled back from step {step} to "
-                f"the checkpoint of step {checkpoint.step}; training continues with the next data",
-                step=checkpoint.step,
+                f"the state of step {snapshot.step}; training continues with the next data",
+                step=snapshot.step,
             )
 
-    def _broadcast_latest_checkpoint(self) -> manifest.CheckpointInfo | None:
-        """Let rank 0 choose and verify the latest checkpoint, so that all ranks use the same."""
+    def _find_latest_checkpoint(self) -> manifest.CheckpointInfo | None:
+        """Return the checkpoint to resume from; the same on all nodes, and whole on each."""
 
-        def log_skip(folder: Path, reason: str) -> None:
-            self.events.warn("checkpoint-skipped", f"{folder.name} is skipped: {reason}")
+        def warn(code: str, message: str) -> None:
+            self.events.warn(code, message)
 
-        choice: list[manifest.CheckpointInfo | None] = [None]
-        if self.accelerator.is_main_process:
-            choice[0] = manifest.latest_complete(self.paths.checkpoints, log_skip)
-        if self.accelerator.num_processes > 1:
-            broadcast_object_list(choice)
-        checkpoint = choice[0]
-        if checkpoint is None:
-            return None
-        # Each node has its own copy of the shared prefix, below its own path.
-        return replace(checkpoint, folder=self.paths.checkpoints / checkpoint.folder.name)
+        nodes = Nodes(self._checkpointer.rank, all_gather, self.device)
+        return find_latest(self.paths.checkpoints, nodes, warn)
 
 
 class DivergedError(RuntimeError):

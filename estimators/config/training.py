@@ -124,8 +124,10 @@ class CheckpointSection(Section):
     every_steps: PositiveInt = Field(
         default=1000, description="Number of steps between two checkpoints."
     )
-    keep_last: PositiveInt = Field(
-        default=3, description="Number of complete checkpoints to keep, the latest ones."
+    keep_last: Annotated[int, BeforeValidator(reject_bool), Field(ge=2)] = Field(
+        default=3,
+        description="Number of complete checkpoints to keep, the latest ones. One older stays "
+        "until the next one is written, because uploads to S3 lag behind.",
     )
 
     def job_config(self) -> CheckpointConfig:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from pathlib import Path
@@ -12,11 +11,12 @@ import pytest
 import torch
 from sm_train.entrypoints.checkpointing.manifest import shard_files
 from sm_train.entrypoints.checkpointing.sharded_tensors import load_full
-from sm_train.entrypoints.common.checkpoint_layout import MARKER, step_folder_name
+from sm_train.entrypoints.common.checkpoint_layout import step_folder_name
 
 from tests.conftest import Cli
 from tests.support.cluster.training_jobs import (
     Job,
+    create_nodes,
     gradient_norms,
     losses,
     run_nodes,
@@ -113,16 +113,17 @@ def test_hybrid_sharding_on_two_nodes_is_the_same(
     tmp_path: Path, single: tuple[Job, list[dict[str, Any]]]
 ) -> None:
     """Two nodes with two processes each: sharded within a node, replicated across."""
-    nodes = [job(tmp_path / name, 4, sharding="hybrid_shard") for name in ("one", "two")]
+    config = job(tmp_path / "job", 4, sharding="hybrid_shard").config
+    nodes = create_nodes(tmp_path, config, 2)
     for number, node in enumerate(nodes):
         write_shards(node.train_channel, shards=2, each=BATCH // 2)
         (node.train_channel / f"shard-{1 - number:03d}.tar").unlink()
     assert_same_training(run_nodes(nodes, 2), single[1])
     # Each node writes a part of the checkpoint: one replica of every shard.
-    folders = [node.checkpoints / step_folder_name(STEPS) for node in nodes]
-    marker = json.loads((folders[0] / MARKER).read_text())
-    written = {path.name for folder in folders for path in folder.glob("tensors-*")}
-    assert written == {file["name"] for file in marker["files"] if "tensors" in file["name"]}
+    folders = [node.node_checkpoints / step_folder_name(STEPS) for node in nodes]
+    written = [{path.name for path in folder.glob("*.safetensors")} for folder in folders]
+    assert not written[0] & written[1]
+    assert {path.name for path in shard_files(folders[0])} == written[0] | written[1]
 
 
 @pytest.mark.slow

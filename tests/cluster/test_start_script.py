@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-import boto3
 import psutil
 import pytest
 from sm_train.entrypoints.launch import hyperparameters, torchrun
@@ -26,7 +25,9 @@ from sm_train.estimators.sdk.model_trainer import create_training_job
 from sm_train.toolkit.jobs.events import parse_event
 
 from tests.conftest import Aws, clean_environment
+from tests.support.cluster.s3_channel import channel_files
 from tests.support.cluster.training_jobs import DEADLINE, tiny_run, write_shards
+from tests.support.moto_server import aws_session
 
 PLATFORM = Path("/opt/ml")
 """SageMaker's folder in a container; its path is fixed in the start script."""
@@ -61,8 +62,7 @@ def without_requirements(bundle: Bundle) -> Bundle:
 
 
 def stage_job(aws: Aws, config: RunConfig, base: Path) -> TrainingRequest:
-    """Submit through the SDK, and download what it uploaded as SageMaker would."""
-    aws.make_bucket("my-bucket")
+    """Submit through the SDK, and download the channels as SageMaker would."""
     [stage] = config.stages
     bundle = without_requirements(build_bundle(config, None))
     request = training_request(
@@ -73,7 +73,7 @@ def stage_job(aws: Aws, config: RunConfig, base: Path) -> TrainingRequest:
         region="us-east-1",
         staged=staging_uri(config, stage, "us-east-1", datetime.now()),
     )
-    session = boto3.Session("testing", "testing", region_name="us-east-1")
+    session = aws_session()
     sent: list[TrainingRequest] = []
     create_training_job(
         request, bundle, boto_session=session, bucket="my-bucket", before_send=sent.append
@@ -83,11 +83,11 @@ def stage_job(aws: Aws, config: RunConfig, base: Path) -> TrainingRequest:
     for channel in request["InputDataConfig"]:
         uri = channel["DataSource"]["S3DataSource"]["S3Uri"]
         prefix = uri.removeprefix("s3://my-bucket/")
-        for entry in s3.list_objects_v2(Bucket="my-bucket", Prefix=prefix).get("Contents", ()):
-            below = entry["Key"].removeprefix(prefix).strip("/") or entry["Key"].rsplit("/", 1)[-1]
-            target = base / "input" / "data" / channel["ChannelName"] / below
+        listed = s3.list_objects_v2(Bucket="my-bucket", Prefix=prefix).get("Contents", ())
+        for path, key in channel_files([entry["Key"] for entry in listed], prefix).items():
+            target = base / "input" / "data" / channel["ChannelName"] / path
             target.parent.mkdir(parents=True, exist_ok=True)
-            s3.download_file("my-bucket", entry["Key"], str(target))
+            s3.download_file("my-bucket", key, str(target))
     settings = base / "input" / "config"
     settings.mkdir(parents=True)
     hosts = {
@@ -111,8 +111,12 @@ def test_sigterm_to_the_first_process_ends_with_a_checkpoint(
     monkeypatch.setenv("AWS_ENDPOINT_URL", aws.url)
     base = tmp_path / "ml"
     config = tiny_run(max_steps=10**6, checkpoint_every=10**6, log_every=5)
+    aws.make_bucket("my-bucket")
+    write_shards(tmp_path / "packed", shards=2, each=20)
+    for shard in (tmp_path / "packed").iterdir():
+        for folder in ("shards", "shards-old"):
+            aws.client("s3").upload_file(str(shard), "my-bucket", f"{folder}/{shard.name}")
     request = stage_job(aws, config, base)
-    write_shards(base / "input" / "data" / "train", shards=2, each=20)
     algorithm = request["AlgorithmSpecification"]
     container = [*algorithm["ContainerEntrypoint"], *algorithm["ContainerArguments"]]
     mounted = f'mount --bind {base} {PLATFORM} && exec "$@"'
@@ -159,6 +163,8 @@ def test_sigterm_to_the_first_process_ends_with_a_checkpoint(
     text = "".join(output)
     end = [event for line in output if (event := parse_event(line)) and event["kind"] == "end"]
     assert [event["reason"] for event in end] == ["sigterm"], text
+    # A channel is a string prefix: without its final slash it would hold the old shards, too.
+    assert len([*(base / "input" / "data" / "train").rglob("*.tar")]) == 2
     assert (base / "checkpoints" / f"step-{end[0]['step']:08d}" / "complete.json").is_file()
     assert code == 0, text
 

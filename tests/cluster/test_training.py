@@ -117,7 +117,7 @@ def test_full_disk_loses_one_checkpoint_and_nothing_else(tmp_path: Path, mount: 
     """A warning is logged, training continues, and the previous and next checkpoints are kept."""
     made = job(tmp_path, max_steps=100_000, checkpoint_every=150)
     disk = mount("size=64m")
-    made.checkpoints.symlink_to(disk)
+    made.node_checkpoints.symlink_to(disk)
     with made.start(processes=2) as running:
         first = running.wait_for("checkpoint")
         ballast = disk / "ballast"
@@ -127,7 +127,8 @@ def test_full_disk_loses_one_checkpoint_and_nothing_else(tmp_path: Path, mount: 
         failed = running.wait_for("warning", code="checkpoint-failed")
         assert "No space left on device" in failed["message"]
         assert failed["step"] > first["step"]
-        assert not list(disk.glob(f"step-{failed['step']:08d}"))
+        # An empty folder may be left, with what SageMaker puts next to files that it uploads.
+        assert not list(disk.glob(f"step-{failed['step']:08d}/*.safetensors"))
         assert running.wait_for("step")["step"] > failed["step"]
         assert list(disk.glob("step-*/complete.json"))
         ballast.unlink()
@@ -191,11 +192,12 @@ def test_diverged_run_fails_and_saves_no_nonfinite_weights(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_only_newest_checkpoints_are_kept(tmp_path: Path) -> None:
-    finished = job(tmp_path, max_steps=10, checkpoint_every=2)
+def test_old_checkpoints_are_removed_one_interval_later(tmp_path: Path) -> None:
+    """Three are kept; the fourth stays until the next one is written, as its upload takes time."""
+    finished = job(tmp_path, max_steps=12, checkpoint_every=2)
     assert finished.run()[0] == 0
     kept = sorted(folder.name for folder in finished.checkpoints.glob("step-*"))
-    assert kept == ["step-00000006", "step-00000008", "step-00000010"]
+    assert kept == ["step-00000006", "step-00000008", "step-00000010", "step-00000012"]
 
 
 def test_few_bad_samples_are_skipped_and_named(tmp_path: Path) -> None:

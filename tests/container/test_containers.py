@@ -19,6 +19,7 @@ import sm_train.toolkit
 from sm_train.entrypoints.common.checkpoint_layout import (
     MARKER,
     parse_step_folder,
+    shard_file_name,
     step_folders,
 )
 from sm_train.toolkit.demo.digits import write_digits
@@ -80,7 +81,7 @@ def wait_for(running: subprocess.Popen[str], pattern: str) -> None:
 def wait_for_exit(running: subprocess.Popen[str]) -> tuple[int, str]:
     """Return exit code and remaining output; no container or network may be left."""
     output = running.communicate(timeout=2 * DEADLINE)[1]
-    assert docker("ps", "-aq") == ""
+    assert docker("ps", "-aq", "--filter", "label=com.docker.compose.project") == ""
     assert "sagemaker-local" not in docker("network", "ls")
     return running.returncode, output
 
@@ -147,6 +148,12 @@ def test_two_containers_train_the_demo_and_resume_exactly(
     assert code == 6
     assert "algo-2 failed (exit 137)" in output
     saved_step = latest_step(stage)
+    # Each container wrote its own shard to its own folder; together they are the checkpoint.
+    for rank, host in enumerate(HOSTS):
+        own = {
+            path.name for path in (stage / "node-checkpoints" / host).rglob("tensors-*.safetensors")
+        }
+        assert own == {shard_file_name(rank)}
 
     with submitted(tmp_path, nodes=2) as running:
         wait_for(running, r"step \d+/40")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from sm_train.toolkit.jobs.events import read_events
 
 from tests.conftest import Cli
 from tests.support.capabilities import require_fuse
-from tests.support.cluster.training_jobs import tiny_run, write_shard
+from tests.support.cluster.training_jobs import create_nodes, run_nodes, tiny_run, write_shard
 from tests.support.data_channels import Cluster, rest_of_epoch, write_folder_index
 from tests.support.deadline import DEADLINE
 from tests.support.s3_mount import Bucket, Fault, Get, mount_bucket, serve_bucket
@@ -116,6 +117,27 @@ def test_training_reads_each_byte_once_and_in_order(
     sent = sum(get.sent for get in bucket.gets if get.key.endswith(".tar"))
     assert stored < SHUFFLE_BLOCK_BYTES
     assert 0.99 <= sent / (passes * stored) <= 1.05
+
+
+def test_each_node_reads_its_share_of_a_channel(
+    tmp_path: Path, packed: Path, healthy_bucket: tuple[Bucket, Path]
+) -> None:
+    """Two nodes, each with a mount of its own that is read-only; the prefix ends with a slash."""
+    bucket, _ = healthy_bucket
+    config = tiny_run(max_steps=2, per_device_batch_size=BATCH)
+    nodes = create_nodes(tmp_path, config, 2)
+    with ExitStack() as mounts:
+        for rank, node in enumerate(nodes):
+            channel = bucket.create_channel(f"node-{rank}", "shards/", rank, len(nodes))
+            node.train_channel.parent.mkdir(parents=True)
+            mounts.enter_context(mount_bucket(bucket.url, node.train_channel, channel))
+            with pytest.raises(OSError, match="Read-only file system"):
+                (node.train_channel / "new.tar").touch()
+        events = run_nodes(nodes, 1)
+    epoch = next(event for event in events if event["kind"] == "epoch")
+    assert (epoch["samples"], epoch["unseen"]) == (SHARDS * EACH, 0)
+    shards = {get.key for get in bucket.gets if get.key.endswith(".tar")}
+    assert shards == {f"shard-{number}.tar" for number in range(SHARDS)}
 
 
 def test_slow_and_truncated_responses_change_nothing(

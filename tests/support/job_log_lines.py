@@ -107,6 +107,8 @@ class SimulatedJob:
                 "p99": 0.6,
                 "max": 0.7,
                 "data_wait_share": 0.005,
+                "busy_seconds": 0.31,
+                "cpu_wait_seconds": 0.01,
                 **self.rank(8 * node + local_rank),
             }
             for local_rank in range(8)
@@ -122,6 +124,8 @@ class SimulatedJob:
             "data_wait_share_max": 0.006,
             "read_bytes_per_second": 2e8,
         }
+        if node == 0:
+            defaults["stragglers"] = []
         return line("node", at, node, **(defaults | {"ranks": ranks, "gpus": gpus} | self.node))
 
 
@@ -144,6 +148,7 @@ def facts(job: SimulatedJob, **changes: Any) -> JobFacts:
         "log": log,
         "timeline": timeline(log.progress(), BEGIN, end),
         "outcome": JobOutcome("Completed", "Completed", "", None),
+        "diagnosis": None,
         "instance_type": instance_type("ml.p4de.24xlarge"),
         "instances": job.nodes,
         "metrics": {},

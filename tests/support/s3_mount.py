@@ -1,4 +1,7 @@
-"""Mounts a moto bucket through FUSE, as FastFile mounts a channel, and records its requests."""
+"""Mounts a moto bucket through FUSE, as FastFile mounts a channel, and records its requests.
+
+The mount is read-only, and each read takes requests to S3 with a latency.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.background_server import serve_in_background
+from tests.support.cluster.s3_channel import channel_files, node_share
 from tests.support.deadline import DEADLINE
 from tests.support.moto_server import moto_application
 
 BUCKET = "data"
+LATENCY_SECONDS = 0.02
+"""Time to the first byte of each response. S3's own is 0.1 to 0.2 s for small objects (AWS, "Best
+practices design patterns: optimizing Amazon S3 performance", read 2026-11)."""
+
 _BLOCK_BYTES = 2**16
 
 
@@ -32,20 +40,23 @@ class Get:
 
 @dataclass
 class Fault:
-    """A fault of the server: delays each response by ``seconds``, or until ``released`` is set.
+    """How the server responds: after ``seconds``, or when ``released`` is set.
 
     ``truncate_to`` returns the number of bytes after which the response to a GET ends, or None for
     the complete response.
     """
 
-    seconds: float = 0.0
+    seconds: float = LATENCY_SECONDS
     truncate_to: Callable[[Get], int | None] = lambda get: None
     released: threading.Event = field(default_factory=threading.Event)
 
 
 @dataclass
 class Bucket:
-    """The bucket :data:`BUCKET` of a server at ``url``, and the GET requests it received."""
+    """The bucket :data:`BUCKET` of a server at ``url``, and the GET requests it received.
+
+    Requests to the channels of :meth:`create_channel` are included.
+    """
 
     url: str = ""
     gets: list[Get] = field(default_factory=list)
@@ -53,19 +64,31 @@ class Bucket:
 
     def upload(self, folder: Path) -> None:
         """Create the bucket and upload all files in ``folder``; a key is the relative path."""
+        s3 = self._client()
+        s3.create_bucket(Bucket=BUCKET)
+        for path in folder.rglob("*"):
+            if path.is_file():
+                s3.upload_file(str(path), BUCKET, path.relative_to(folder).as_posix())
+
+    def create_channel(self, name: str, prefix: str, node_rank: int = 0, nodes: int = 1) -> str:
+        """Create a bucket with what a node sees of a channel of this prefix; return its name."""
+        s3 = self._client()
+        s3.create_bucket(Bucket=name)
+        keys = [entry["Key"] for entry in s3.list_objects_v2(Bucket=BUCKET)["Contents"]]
+        for path, key in node_share(channel_files(keys, prefix), node_rank, nodes).items():
+            s3.copy_object(Bucket=name, Key=path, CopySource=f"{BUCKET}/{key}")
+        return name
+
+    def _client(self) -> Any:
         import boto3
 
-        s3 = boto3.client(
+        return boto3.client(
             "s3",
             region_name="us-east-1",
             endpoint_url=self.url,
             aws_access_key_id="testing",
             aws_secret_access_key="testing",
         )
-        s3.create_bucket(Bucket=BUCKET)
-        for path in folder.rglob("*"):
-            if path.is_file():
-                s3.upload_file(str(path), BUCKET, path.relative_to(folder).as_posix())
 
 
 @contextmanager
@@ -79,7 +102,7 @@ def serve_bucket() -> Iterator[Bucket]:
     bucket = Bucket()
 
     def application(environ: dict[str, Any], start_response: Any) -> Any:
-        path = environ["PATH_INFO"].removeprefix(f"/{BUCKET}").strip("/")
+        path = environ["PATH_INFO"].strip("/").partition("/")[2]
         if environ["REQUEST_METHOD"] != "GET" or not path:
             return moto(environ, start_response)
         requested = environ.get("HTTP_RANGE", "bytes=0-").removeprefix("bytes=").partition("-")
@@ -106,13 +129,13 @@ def _send(get: Get, content: bytes) -> Iterator[bytes]:
 
 
 @contextmanager
-def mount_bucket(url: str, folder: Path) -> Iterator[Path]:
-    """Mount the bucket at ``folder`` with rclone, read-only and without a cache."""
+def mount_bucket(url: str, folder: Path, name: str = BUCKET) -> Iterator[Path]:
+    """Mount a bucket at ``folder`` with rclone, read-only and without a cache."""
     folder.mkdir()
     command = [
         "rclone",
         "mount",
-        f":s3:{BUCKET}",
+        f":s3:{name}",
         str(folder),
         "--config",
         "/dev/null",

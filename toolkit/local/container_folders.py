@@ -2,8 +2,8 @@
 
 The SDK mounts every channel in full into every container, and no checkpoint folder. Each container
 corrects that itself: a script that bash reads at its start (``BASH_ENV``; the SDK's entrypoint is a
-bash script) links the container's own shards and the shared checkpoints to the paths that a job
-expects. The training code, the request and the image are unaffected.
+bash script) links the container's own shards and checkpoint folder to the paths that a job expects.
+The training code, the request and the image are unaffected.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sm_train.toolkit.local.folders import (
 )
 
 _DATA = PurePosixPath("/opt/ml/input/data")
-_SHARDS, _LINKS = "local_shards", "local_shares"
+_SHARDS, _LINKS, _CHECKPOINTS = "local_shards", "local_shares", "local_checkpoints"
 PREPARE = str(_DATA / _LINKS / "prepare.sh")
 """Path of the script inside the containers."""
 
@@ -38,8 +38,8 @@ unset BASH_ENV
 host=$(sed -n 's/.*"current_host": *"\\([^"]*\\)".*/\\1/p' /opt/ml/input/config/resourceconfig.json)
 ln -sfn "{_DATA}/{_LINKS}/$host" {_DATA}/train
 rmdir /opt/ml/checkpoints 2>/dev/null || true  # an image may contain an empty one
-ln -sfn {_DATA}/local_checkpoints /opt/ml/checkpoints
-# The caller must be able to remove the files that root creates here.
+ln -sfn "{_DATA}/{_CHECKPOINTS}/$host" /opt/ml/checkpoints
+# The caller must be able to read and remove the files that root creates here.
 chmod a+rwx {_DATA} /opt/ml/model /opt/ml/output /opt/ml/output/data
 umask 0
 """
@@ -71,12 +71,12 @@ def lay_out_for_containers(
     root = (output / stage.name).absolute()
     sdk = root / "containers"
     trees = tuple(SageMakerPaths(sdk / host) for host in host_names(nodes))
-    local = LocalFolders(root, trees, bundle.entry, sdk / "model")
-    links = root / "shares"
-    for recreated in (sdk, links):
+    links, checkpoints = root / "shares", root / "node-checkpoints"
+    node_checkpoints = tuple(checkpoints / host for host in host_names(nodes))
+    local = LocalFolders(root, trees, node_checkpoints, bundle.entry, sdk / "model")
+    for recreated in (sdk, links, checkpoints):
         shutil.rmtree(recreated, ignore_errors=True)
         recreated.mkdir(parents=True, exist_ok=True)
-    local.checkpoints.mkdir(exist_ok=True)
     unpack(bundle, local.bundle)
     (links / "prepare.sh").write_text(_SCRIPT, encoding="utf-8")
     for rank, host in enumerate(host_names(nodes)):
@@ -85,7 +85,7 @@ def lay_out_for_containers(
         channels["index"] = root / "index"
         channels["index"].mkdir(exist_ok=True)
         shutil.copy(index_path(folder), channels["index"])
-    channels |= {_SHARDS: folder, _LINKS: links, "local_checkpoints": local.checkpoints}
+    channels |= {_SHARDS: folder, _LINKS: links, _CHECKPOINTS: checkpoints}
     return ContainerFolders(local, channels)
 
 

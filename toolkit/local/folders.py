@@ -1,7 +1,7 @@
 """Creates a job's folders on this machine, as SageMaker would on each instance.
 
-``RUN/STAGE/`` holds the unpacked bundle, one ``/opt/ml`` tree for each emulated node, and the
-checkpoints, which on SageMaker all instances share through one S3 prefix.
+``RUN/STAGE/`` holds the unpacked bundle, one ``/opt/ml`` tree for each emulated node, and in
+``checkpoints/`` what a job's S3 prefix holds: the nodes' checkpoint folders, uploaded to one place.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ from sm_train.toolkit.jobs.events import LOG_NAME
 class LocalFolders:
     """One stage's folders; ``nodes`` are the emulated instances' trees, in rank order.
 
-    ``entry`` is the bundle's script to start, ``model`` the folder of the final model.
+    ``entry`` is the bundle's script to start, ``model`` the folder of the final model. Each node
+    has one of ``node_checkpoints``, which it sees as ``/opt/ml/checkpoints``.
     """
 
     root: Path
     nodes: tuple[SageMakerPaths, ...]
+    node_checkpoints: tuple[Path, ...]
     entry: str
     model: Path
 
@@ -43,6 +45,7 @@ class LocalFolders:
 
     @property
     def checkpoints(self) -> Path:
+        """In place of the S3 prefix: what all nodes uploaded, and what the next job starts from."""
         return self.root / "checkpoints"
 
     @property
@@ -65,12 +68,12 @@ def lay_out(
     root = output / stage.name
     names = host_names(nodes)
     trees = tuple(SageMakerPaths((root / "nodes" / name).absolute()) for name in names)
-    folders = LocalFolders(root, trees, bundle.entry, trees[0].model)
-    folders.checkpoints.mkdir(parents=True, exist_ok=True)
+    node_checkpoints = tuple(node.checkpoints for node in trees)
+    folders = LocalFolders(root, trees, node_checkpoints, bundle.entry, trees[0].model)
     unpack(bundle, folders.bundle)
     shutil.rmtree(root / "nodes", ignore_errors=True)
     for rank, node in enumerate(folders.nodes):
-        _create_tree(node, folders.checkpoints)
+        _create_tree(node)
         _write_config(node, names, rank, stage, channels)
         _link_all(node_shards(shards, rank, nodes), folder, node.channel("train"))
         if config.data.index and index_path(folder).exists():
@@ -160,10 +163,9 @@ def unpack(bundle: Bundle, folder: Path) -> None:
         archive.extractall(folder, filter="data")
 
 
-def _create_tree(node: SageMakerPaths, checkpoints: Path) -> None:
+def _create_tree(node: SageMakerPaths) -> None:
     for folder in (node.input_config, node.channel("train"), node.model, node.output_data):
         folder.mkdir(parents=True)
-    node.checkpoints.symlink_to(checkpoints.absolute())
 
 
 def _link_all(files: list[Path], root: Path, folder: Path) -> None:

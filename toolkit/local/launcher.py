@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol
@@ -15,6 +15,7 @@ from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.jobs.events import Event, parse_event
+from sm_train.toolkit.local.checkpoint_sync import CheckpointSync
 from sm_train.toolkit.local.folders import LocalFolders, lay_out
 from sm_train.toolkit.local.processes import LocalProcesses, NodeFailure
 
@@ -29,6 +30,7 @@ class _RunningStage(Protocol):
     def __enter__(self) -> _RunningStage: ...
     def __exit__(self, *_: object) -> None: ...
     def lines(self) -> Iterator[str]: ...
+    def remaining_lines(self) -> Iterator[str]: ...
     def failure(self) -> NodeFailure | None: ...
     def end(self) -> None: ...
 
@@ -63,15 +65,15 @@ def run_stage(
     # either. A shell starts background commands with SIGINT ignored, so set it explicitly.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
-    folders, running_stage = _start(
-        config, stage, bundle, base, nodes, processes, output, image, options
-    )
-    with running_stage as running:
+    folders, start = _prepare(config, stage, bundle, base, nodes, processes, output, image, options)
+    with _synced_checkpoints(folders), start() as running:
         try:
             _follow(running, folders, stage, console)
         except KeyboardInterrupt:
             console.print("Stopping: each process writes a checkpoint and exits …")
             running.end()
+            with folders.log.open("a", encoding="utf-8") as log:
+                log.writelines(running.remaining_lines())
             raise
         failure = running.failure()
     if failure is not None:
@@ -79,7 +81,7 @@ def run_stage(
     return folders
 
 
-def _start(
+def _prepare(
     config: RunConfig,
     stage: StageSection,
     bundle: Bundle,
@@ -89,11 +91,12 @@ def _start(
     output: Path,
     image: str | None,
     options: tuple[str, ...],
-) -> tuple[LocalFolders, _RunningStage]:
+) -> tuple[LocalFolders, Callable[[], _RunningStage]]:
+    """Create the stage's folders; return them and the function that starts the stage."""
     if image is None:
         cpu = _without_gpu()
         folders = lay_out(config, stage, bundle, base=base, nodes=nodes, output=output)
-        return folders, LocalProcesses(
+        return folders, lambda: LocalProcesses(
             folders, stage, processes=processes, cpu=cpu, options=options
         )
     from sm_train.toolkit.local.container_folders import lay_out_for_containers
@@ -102,9 +105,22 @@ def _start(
     container_folders = lay_out_for_containers(
         config, stage, bundle, base=base, nodes=nodes, output=output
     )
-    return container_folders.local, LocalContainers(
+    return container_folders.local, lambda: LocalContainers(
         container_folders, config, stage, bundle, image=image, processes=processes
     )
+
+
+@contextlib.contextmanager
+def _synced_checkpoints(folders: LocalFolders) -> Iterator[None]:
+    """Give each node its own copy of the checkpoints, and collect what the nodes write."""
+    sync = CheckpointSync(folders.checkpoints, folders.node_checkpoints)
+    sync.start()
+    try:
+        yield
+    finally:
+        sync.finish()
+    if sync.error is not None:
+        raise UserError(f"{folders.checkpoints}: checkpoints are missing: {sync.error}")
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

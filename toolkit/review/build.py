@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import isfinite, nan
 from pathlib import Path
 
 import numpy as np
@@ -119,7 +120,8 @@ def _figures(facts: JobFacts) -> Figures:
     evaluation_losses = [
         event["loss"] for event in facts.log.events["eval"] if event["loss"] is not None
     ]
-    losses = finite(steps["loss"])
+    # A run whose loss became NaN has no loss to compare.
+    last_loss = float(steps["loss"][-1]) if len(steps["loss"]) else nan
     instance_type = facts.instance_type.name if facts.instance_type else start.get("instance_type")
     return Figures(
         status=facts.outcome.status if facts.outcome else None,
@@ -134,7 +136,7 @@ def _figures(facts: JobFacts) -> Figures:
         max_steps=start.get("max_steps"),
         steps_per_second=_median(steady_speeds(facts)[1]),
         images_per_second=_median(steps["images_per_second"]),
-        loss=float(losses[-1]) if len(losses) else None,
+        loss=last_loss if isfinite(last_loss) else None,
         evaluation_loss=evaluation_losses[-1] if evaluation_losses else None,
         mfu=_median(steps["mfu"]),
         gpu_utilization=_mean(np.concatenate(gpu_shares)) if gpu_shares else None,

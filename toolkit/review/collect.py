@@ -14,6 +14,7 @@ from sm_train.cost.timeline import Timeline, timeline
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.aws.cloudwatch_metrics import Series, instance_metrics
 from sm_train.toolkit.costing.run_price import estimate_steps
+from sm_train.toolkit.diagnose.diagnosis import Diagnosis
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.events import Event
 from sm_train.toolkit.jobs.training_job import STOPPED_TAG, TrainingJob
@@ -67,11 +68,24 @@ class FactsCollector:
             log=log,
             timeline=job_timeline,
             outcome=_outcome(job) if job else None,
+            diagnosis=self._diagnosis(source, log),
             instance_type=instance_type,
             instances=instances,
             metrics=self._metrics(job, begin, end),
             cost=self._cost(source, stage, job_timeline, instance_type, instances, end - begin),
         )
+
+    def _diagnosis(self, source: ReviewSource, log: JobLog) -> Diagnosis | None:
+        """Diagnose a job that failed, and a log whose training does not end as planned."""
+        end = log.last("end")
+        failed = source.job.status == "Failed" if source.job else not end or end["reason"] != "done"
+        if not failed:
+            return None
+        try:
+            return source.diagnose()
+        except UserError as error:
+            self.warnings.append(f"{source.name}: the logs cannot be diagnosed: {error}")
+            return None
 
     def _timeline(
         self, log: JobLog, begin: float, end: float, job: TrainingJob | None

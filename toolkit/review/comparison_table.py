@@ -147,21 +147,24 @@ def _row(figure: ComparedFigure, jobs: Sequence[JobDocument]) -> ComparisonRow:
     values = [_value(job, figure.key) for job in jobs]
     texts = [figure.text(job) for job in jobs]
     best, worst = _best_and_worst(figure, jobs)
+    # Values that look the same get the same badge.
     ranks: list[Rank | None] = [
-        None if value is None else "best" if value == best else "worst" if value == worst else None
-        for value in values
+        None if text is None else "best" if text == best else "worst" if text == worst else None
+        for text in (None if value is None else figure.format(value) for value in values)
     ]
     return ComparisonRow(figure.label, tuple(map(Cell, texts, ranks)))
 
 
-def _best_and_worst(figure: ComparedFigure, jobs: Sequence[JobDocument]) -> tuple[Any, Any]:
-    """Return the best and the worst value; None if the jobs are not comparable."""
+def _best_and_worst(
+    figure: ComparedFigure, jobs: Sequence[JobDocument]
+) -> tuple[str, str] | tuple[None, None]:
+    """Return the best and the worst value as shown; None if they differ in nothing shown."""
     ranked = [job for job in jobs if _value(job, figure.key) is not None]
     conditions = {tuple(_value(job, key) for key in figure.comparable_if) for job in ranked}
     if figure.better is None or len(conditions) != 1 or None in next(iter(conditions)):
         return None, None
     values = [_value(job, figure.key) for job in ranked]
-    low, high = min(values), max(values)
-    if figure.format(low) == figure.format(high):
+    low, high = figure.format(min(values)), figure.format(max(values))
+    if low == high:
         return None, None
     return (high, low) if figure.better == "more" else (low, high)

@@ -9,6 +9,7 @@ from sm_train.cost.estimate import Estimate
 from sm_train.cost.instances import InstanceType
 from sm_train.cost.timeline import Timeline
 from sm_train.toolkit.aws.cloudwatch_metrics import Series
+from sm_train.toolkit.diagnose.diagnosis import Diagnosis
 from sm_train.toolkit.review.job_log import JobLog
 
 
@@ -51,6 +52,8 @@ class JobFacts:
     outcome: JobOutcome | None
     instance_type: InstanceType | None
     instances: int | None
+    diagnosis: Diagnosis | None
+    """Of a job that failed, or of a log without an end; None for any other."""
     metrics: Mapping[tuple[str, str], Series]
     """CloudWatch metrics by instance (``algo-1``) and name."""
     cost: JobCost

@@ -40,6 +40,10 @@ class JobLog:
     """One row per rank and ``node`` event, by node rank."""
     gpus: Mapping[int, Table]
     """One row per GPU and ``node`` event, by node rank."""
+    stragglers: Table
+    """One row per named straggler and ``node`` event; ``rank`` is NaN for a whole node."""
+    comparisons: int
+    """The number of ``node`` events in which the ranks' busy times were compared."""
     events: Mapping[str, Sequence[Event]]
     """The rare kinds: start, epoch, checkpoint, eval, doctor, error and end."""
     warnings: Mapping[str, WarningCount]

@@ -42,7 +42,8 @@ _NODE_FIELDS = (
     "read_bytes_per_second",
     "data_wait_share_max",
 )
-_RANK_FIELDS = ("rank", "p50", "data_wait_share")
+_RANK_FIELDS = ("rank", "steps", "busy_seconds", "data_wait_share")
+_STRAGGLER_FIELDS = ("rank", "node", "busy_seconds", "ratio")
 _GPU_FIELDS = ("gpu", "sm_clock")
 
 _RARE_KINDS = frozenset({"start", "epoch", "checkpoint", "eval", "doctor", "error", "end"})
@@ -74,14 +75,23 @@ _GpuStruct = msgspec.defstruct(
 )
 
 
-def _event_struct(kind: str, values: Sequence[str], **others: Any) -> type[msgspec.Struct]:
+_StragglerStruct = msgspec.defstruct(
+    "_StragglerStruct", [(name, _Value, None) for name in _STRAGGLER_FIELDS], gc=False
+)
+
+
+def _event_struct(
+    kind: str, values: Sequence[str], optional: Mapping[str, Any] | None = None, **others: Any
+) -> type[msgspec.Struct]:
     """Return a struct type for events of ``kind``.
 
-    It has the fields ``values`` first, then ``others`` by name and type, then all unused fields.
+    It has the fields ``values`` first, then ``others`` by name and type, then all unused fields,
+    then ``optional`` fields by name and type, which are None if they are missing.
     """
     used = dict.fromkeys(values, _Value) | others
     unused = dict.fromkeys(sorted(FIELDS[kind] - used.keys()), Any)
-    fields = list((used | unused).items())
+    fields: list[Any] = [*(used | unused).items()]
+    fields += [(name, type_, None) for name, type_ in (optional or {}).items()]
     return msgspec.defstruct(kind, fields, tag_field="kind", tag=kind, gc=False)
 
 
@@ -89,6 +99,7 @@ _StepStruct = _event_struct("step", _STEP_FIELDS)
 _NodeStruct = _event_struct(
     "node",
     _NODE_FIELDS,
+    {"stragglers": list[_StragglerStruct] | None},  # type: ignore[valid-type]
     node=int,
     ranks=list[_RankStruct],  # type: ignore[valid-type]
     gpus=list[_GpuStruct],  # type: ignore[valid-type]
@@ -134,6 +145,7 @@ class _TableBuilder:
 _step_table = partial(_TableBuilder, _STEP_FIELDS, attrgetter(*_STEP_FIELDS))
 _node_table = partial(_TableBuilder, _NODE_FIELDS, attrgetter(*_NODE_FIELDS))
 _rank_table = partial(_TableBuilder, _RANK_FIELDS, msgspec.structs.astuple)
+_straggler_table = partial(_TableBuilder, _STRAGGLER_FIELDS, msgspec.structs.astuple)
 _gpu_table = partial(_TableBuilder, _GPU_FIELDS, msgspec.structs.astuple)
 
 
@@ -143,6 +155,8 @@ class _LogParser:
     nodes: dict[int, _TableBuilder] = field(default_factory=lambda: defaultdict(_node_table))
     ranks: dict[int, _TableBuilder] = field(default_factory=lambda: defaultdict(_rank_table))
     gpus: dict[int, _TableBuilder] = field(default_factory=lambda: defaultdict(_gpu_table))
+    stragglers: _TableBuilder = field(default_factory=_straggler_table)
+    comparisons: int = 0
     events: dict[str, list[Event]] = field(
         default_factory=lambda: {kind: [] for kind in _RARE_KINDS}
     )
@@ -167,6 +181,9 @@ class _LogParser:
         self.nodes[event.node].add((event,))
         self.ranks[event.node].add(event.ranks)
         self.gpus[event.node].add(event.gpus)
+        if event.stragglers is not None:
+            self.comparisons += 1
+            self.stragglers.add(event.stragglers)
 
     def _add_rare(self, event: Event | None) -> None:
         if event is None:
@@ -206,6 +223,8 @@ class _LogParser:
             nodes=tables(self.nodes),
             ranks=tables(self.ranks),
             gpus=tables(self.gpus),
+            stragglers=self.stragglers.table(),
+            comparisons=self.comparisons,
             events={kind: by_time(events) for kind, events in self.events.items()},
             warnings={
                 code: WarningCount(count, tuple(by_time(self.warning_examples[code])))

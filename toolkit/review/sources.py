@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.aws.cloudwatch_logs import search
-from sm_train.toolkit.diagnose.log_files import log_files
+from sm_train.toolkit.aws.session import session_in_region
+from sm_train.toolkit.diagnose.diagnosis import Diagnosis, diagnose
+from sm_train.toolkit.diagnose.job_logs import diagnose_job
+from sm_train.toolkit.diagnose.log_files import attempts, log_files
 from sm_train.toolkit.diagnose.log_scanner import whole_lines
 from sm_train.toolkit.diagnose.matches import LogStream
 from sm_train.toolkit.errors import UserError
@@ -36,6 +40,8 @@ class ReviewSource:
 
     name: str
     blocks: LogBlocks
+    diagnose: Callable[[], Diagnosis]
+    """Reads the complete logs."""
     job: TrainingJob | None = None
     config: RunConfig | None = None
 
@@ -48,8 +54,13 @@ def local_sources(path: Path) -> list[ReviewSource]:
     """
     stages = sorted(path.rglob(LOG_NAME), key=lambda log: log.stat().st_mtime)
     if stages:
-        return [ReviewSource(str(log.parent), _file_blocks(log_files([log]))) for log in stages]
-    return [ReviewSource(str(path), _file_blocks(log_files([path])))]
+        return [_file_source(log.parent, log_files([log])) for log in stages]
+    return [_file_source(path, log_files([path]))]
+
+
+def _file_source(path: Path, streams: list[LogStream]) -> ReviewSource:
+    *earlier, last = attempts(streams)
+    return ReviewSource(str(path), _file_blocks(streams), lambda: diagnose(last, earlier))
 
 
 def sagemaker_sources(session: boto3.Session, target: str, region: str) -> list[ReviewSource]:
@@ -64,7 +75,14 @@ def sagemaker_sources(session: boto3.Session, target: str, region: str) -> list[
     if not jobs:
         raise UserError(f"{target}: has no jobs yet; run `sm-train submit` first")
     return [
-        ReviewSource(job.name, _cloudwatch_blocks(session, job), job, run.config) for job in jobs
+        ReviewSource(
+            job.name,
+            _cloudwatch_blocks(session, job),
+            partial(diagnose_job, session_in_region(session, job.region), job.name),
+            job,
+            run.config,
+        )
+        for job in jobs
     ]
 
 

@@ -9,7 +9,11 @@ import pytest
 import torch
 from sm_train.entrypoints.checkpointing import manifest
 from sm_train.entrypoints.checkpointing.sharded_tensors import ShardSpec, save_shards
-from sm_train.entrypoints.common.checkpoint_layout import MARKER, step_folder_name
+from sm_train.entrypoints.common.checkpoint_layout import (
+    MARKER,
+    shard_file_name,
+    step_folder_name,
+)
 
 SHARD = "model.safetensors"
 
@@ -64,18 +68,34 @@ def test_latest_complete_skips_unusable_checkpoints_with_reason(
     assert reason in message
 
 
-def test_prune_keeps_newest_complete_checkpoints_and_unfinished_ones(tmp_path: Path) -> None:
+def test_prune_keeps_the_newest_complete_checkpoints_before_the_one_being_written(
+    tmp_path: Path,
+) -> None:
     for step in (10, 20, 30, 40, 50):
         write_checkpoint(tmp_path, step)
     manifest.invalidate(tmp_path / step_folder_name(10))
+    manifest.invalidate(tmp_path / step_folder_name(40))
     manifest.invalidate(tmp_path / step_folder_name(50))
-    manifest.prune(tmp_path, keep=2)
+    manifest.prune(tmp_path, keep=2, step=50)
     assert sorted(folder.name for folder in tmp_path.iterdir()) == [
+        "step-00000020",
         "step-00000030",
-        "step-00000040",
-        # Incomplete but the newest: another node may still be writing it.
+        # Being written: other ranks of the node may be ahead of this one.
         "step-00000050",
     ]
+
+
+def test_shard_files_are_those_that_the_marker_lists(tmp_path: Path) -> None:
+    """A folder may hold files of an earlier attempt with more ranks, which never completed it."""
+    folder = tmp_path / step_folder_name(10)
+    folder.mkdir()
+    listed = [
+        manifest.write_file(folder, shard_file_name(rank), manifest.save_bytes(b"new"))
+        for rank in range(2)
+    ]
+    manifest.write_file(folder, shard_file_name(2), manifest.save_bytes(b"stale"))
+    manifest.write_marker(folder, 10, 2, "same", listed)
+    assert [path.name for path in manifest.shard_files(folder)] == [one.name for one in listed]
 
 
 def test_failed_write_leaves_no_file(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -29,6 +30,7 @@ from sm_train.entrypoints.common.checkpoint_layout import (
 from sm_train.estimators.bundle.bundle import build_bundle
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.toolkit.jobs.events import parse_event
+from sm_train.toolkit.local.checkpoint_sync import CheckpointSync
 
 from tests.support.cluster import torch_server
 from tests.support.deadline import DEADLINE
@@ -118,10 +120,14 @@ def priced_document() -> dict[str, Any]:
 
 @dataclass
 class Job:
-    """One node's folders with the unpacked bundle, for one or more processes."""
+    """One node's folders with the unpacked bundle, for one or more processes.
+
+    ``prefix`` takes the place of the S3 prefix of checkpoints, and is shared by a job's nodes.
+    """
 
     base: Path
     config: RunConfig
+    prefix: Path | None = None
 
     def __post_init__(self) -> None:
         self.bundle = self.base / "bundle"
@@ -134,6 +140,12 @@ class Job:
 
     @property
     def checkpoints(self) -> Path:
+        """What is in S3 once the job has ended."""
+        return self.prefix or self.base / "s3"
+
+    @property
+    def node_checkpoints(self) -> Path:
+        """The node's own folder, which no other node sees."""
         return self.base / "checkpoints"
 
     @property
@@ -141,9 +153,25 @@ class Job:
         path = self.base / "output" / "failure"
         return path.read_text() if path.exists() else ""
 
-    def start(self, processes: int = 1, launch: Sequence[str] = ()) -> Processes:
-        """Start the job; ``launch`` are torchrun's options for a job of several nodes."""
-        return Processes(self, processes, launch)
+    def sync(self, **options: Any) -> CheckpointSync:
+        """Download what is in S3 to the node's folder, as for a new instance."""
+        return sync_nodes([self], **options)
+
+    def start(
+        self,
+        processes: int = 1,
+        launch: Sequence[str] = (),
+        *,
+        sync: CheckpointSync | None = None,
+        script: str = "train.py",
+        environment: Mapping[str, str] | None = None,
+    ) -> Processes:
+        """Start the job; ``launch`` are torchrun's options for a job of several nodes.
+
+        ``sync`` uploads the checkpoints of all nodes; by default this node's alone.
+        """
+        sync = sync or self.sync()
+        return Processes(self, processes, launch, sync, script, environment or {})
 
     def run(self, processes: int = 1) -> tuple[int, list[dict[str, Any]], str]:
         """Run to the end; return exit code, events and output."""
@@ -153,15 +181,38 @@ class Job:
         return code, [event for line in text.splitlines() if (event := parse_event(line))], text
 
 
-class Processes:
-    """A job's processes under torchrun; leaving the context kills them."""
+def sync_nodes(jobs: Sequence[Job], **options: Any) -> CheckpointSync:
+    """Download what is in S3 to the nodes' new folders, and return what will upload from them."""
+    for job in jobs:
+        # A test may have put a small file system in place of the folder.
+        if not job.node_checkpoints.is_symlink():
+            shutil.rmtree(job.node_checkpoints, ignore_errors=True)
+    folders = [job.node_checkpoints for job in jobs]
+    return CheckpointSync(jobs[0].checkpoints, folders, **options)
 
-    def __init__(self, job: Job, processes: int, launch: Sequence[str]) -> None:
-        command = ["train.py"]
+
+class Processes:
+    """A job's processes under torchrun; leaving the context kills them and ends the uploads."""
+
+    def __init__(
+        self,
+        job: Job,
+        processes: int,
+        launch: Sequence[str],
+        sync: CheckpointSync,
+        script: str,
+        environment: Mapping[str, str],
+    ) -> None:
+        self.sync = sync
+        if script != "train.py":
+            # In the bundle's folder it imports the bundle's packages, as train.py does.
+            shutil.copy(script, job.bundle)
+            script = Path(script).name
+        command = [script]
         if processes > 1 or launch:
             launch = launch or ("--master_port", str(free_port()))
             command = ["-m", "torch.distributed.run", *launch]
-            command += ["--nproc_per_node", str(processes), "train.py"]
+            command += ["--nproc_per_node", str(processes), script]
         self.process = start_python(
             [*command, "--stage", job.config.stages[0].name],
             cwd=job.bundle,
@@ -171,11 +222,13 @@ class Processes:
                 "SAGEMAKER_BASE_DIR": str(job.base),
                 "GLOO_SOCKET_IFNAME": "lo",
                 "PYTHONUNBUFFERED": "1",
+                **environment,
             },
         )
         self._deadline = time.monotonic() + DEADLINE
 
     def __enter__(self) -> Processes:
+        self.sync.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -183,6 +236,7 @@ class Processes:
             os.kill(pid, signal.SIGKILL)
         self.process.kill()
         self.process.wait()
+        self.sync.finish()
 
     def lines(self) -> Iterator[str]:
         assert self.process.stdout is not None
@@ -226,25 +280,41 @@ def start_python(
     )
 
 
-def run_nodes(jobs: list[Job], processes: int) -> list[dict[str, Any]]:
-    """Run one job on several nodes, each with its own folders; return the first node's events."""
+def create_nodes(folder: Path, config: RunConfig, count: int) -> list[Job]:
+    """Return the nodes of one job, which share nothing but the prefix of checkpoints."""
+    return [Job(folder / f"algo-{number + 1}", config, folder / "s3") for number in range(count)]
+
+
+@contextlib.contextmanager
+def start_nodes(
+    jobs: list[Job], processes: int, *, sync: CheckpointSync | None = None, **options: Any
+) -> Iterator[list[Processes]]:
+    """Start one job on several nodes; ``options`` are those of :meth:`Job.start`."""
     hosts = [f"algo-{number}" for number in range(1, len(jobs) + 1)]
     port = str(free_port())
+    sync = sync or sync_nodes(jobs)
     with contextlib.ExitStack() as stack:
         running = []
         for rank, (job, host) in enumerate(zip(jobs, hosts, strict=True)):
             config = job.base / "input" / "config"
-            config.mkdir(parents=True)
+            config.mkdir(parents=True, exist_ok=True)
             document = {"current_host": host, "hosts": hosts}
             (config / "resourceconfig.json").write_text(json.dumps(document))
             launch = ["--nnodes", str(len(jobs)), "--node_rank", str(rank)]
             launch += ["--master_addr", "127.0.0.1", "--master_port", port]
-            running.append(stack.enter_context(job.start(processes, launch)))
+            running.append(stack.enter_context(job.start(processes, launch, sync=sync, **options)))
+        yield running
+
+
+def run_nodes(jobs: list[Job], processes: int, **options: Any) -> list[dict[str, Any]]:
+    """Run one job on several nodes, each with its own folders; return the events of all nodes."""
+    with start_nodes(jobs, processes, **options) as running:
         with ThreadPoolExecutor(len(jobs)) as pool:
             texts = list(pool.map(lambda node: "".join(node.lines()), running))
         codes = [node.process.wait(timeout=DEADLINE) for node in running]
-    assert codes == [0] * len(jobs), texts[0]
-    return [event for line in texts[0].splitlines() if (event := parse_event(line))]
+    assert codes == [0] * len(jobs), "\n".join(texts)
+    lines = "".join(texts).splitlines()
+    return [event for line in lines if (event := parse_event(line))]
 
 
 def free_port() -> int:

@@ -19,6 +19,7 @@ from sm_train.estimators.sdk.model_trainer import without_timestamps
 from tests.conftest import Aws, Cli, clean_environment
 from tests.support.deadline import DEADLINE
 from tests.support.image_files import image_bytes, read_tree, write_album, write_pair
+from tests.support.moto_server import ACCOUNT
 from tests.support.run_files import write_run
 from tests.toolkit.packing.test_pack_options import read_objects, upload_folder
 
@@ -160,7 +161,7 @@ def test_two_nodes_build_the_same_pack_as_one(
     cli: Cli, cloud: Any, aws: Aws, tmp_path: Path, extra: tuple[str, ...]
 ) -> None:
     """Also if an image duplicates one that is assigned to the other node."""
-    run = write_run(tmp_path, bucket="my-bucket")
+    run = write_run(tmp_path, bucket="my-bucket", role=f"arn:aws:iam::{ACCOUNT}:role/own")
     on = ("--on", "sagemaker", "--for", run, "--instances", "2", "--yes")
     sent = cloud(*PACK, *extra, *on)
     assert sent.returncode == 0, sent.stderr

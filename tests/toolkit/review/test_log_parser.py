@@ -37,7 +37,9 @@ def events(draw: st.DrawFn) -> dict[str, Any]:
     event |= {"kind": kind, "node": draw(st.integers(0, 3)), "rank": draw(st.integers(0, 1))}
     if kind == "node":
         event |= {"gpus": draw(entries_with("gpu", "sm_clock", "power"))}
-        event |= {"ranks": draw(entries_with("rank", "p50", "data_wait_share", "max"))}
+        event |= {"ranks": draw(entries_with("rank", "steps", "busy_seconds", "max"))}
+        if draw(st.booleans()):
+            event["stragglers"] = draw(st.none() | entries_with("rank", "node", "ratio"))
     if kind in ("warning", "eval"):
         event["time"] = draw(st.floats(0, 1e9))
     if draw(st.integers(0, 9)) == 0:

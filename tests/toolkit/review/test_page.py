@@ -283,6 +283,23 @@ def test_jobs_are_ranked_only_where_comparable() -> None:
     assert "GPU utilization" in comparison_table.unknown(documents[2])
 
 
+def test_values_that_look_the_same_get_the_same_badge() -> None:
+    documents = as_document(Review((healthy(1), healthy(2), stalled())))["jobs"]
+    for document, goodput in zip(documents, (0.9701, 0.9699, 0.8), strict=True):
+        document["goodput"] = goodput
+    [row] = [
+        row
+        for _, rows in comparison_table.table(documents)
+        for row in rows
+        if row.label == "goodput"
+    ]
+    assert [(cell.text, cell.rank) for cell in row.cells] == [
+        ("97.0%", "best"),
+        ("97.0%", "best"),
+        ("80.0%", "worst"),
+    ]
+
+
 def test_waterfall_leads_from_all_time_to_training() -> None:
     document = as_document(Review((stalled(),)))
     bars = waterfall.waterfall_bars(document["jobs"][0], document["parts"])

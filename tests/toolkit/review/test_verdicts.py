@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,9 +18,11 @@ from sm_train.cost.instances import instance_type
 from sm_train.cost.stage import CostStage
 from sm_train.cost.throughput import stated_speed
 from sm_train.toolkit.aws.cloudwatch_metrics import Series
+from sm_train.toolkit.review.build import review_job
 from sm_train.toolkit.review.job_facts import JobCost, JobOutcome
 
 from tests.support.job_log_lines import BEGIN, SimulatedJob, facts, line, parse_lines, verdicts
+from tests.support.log_lines import diagnosed
 
 INFO = "algo-1:9:9 [0] NCCL INFO"
 PROVIDER = ("algo-1", f"{INFO} NET/OFI Selected provider is efa, fabric is efa (found 4 nics)")
@@ -234,17 +238,118 @@ def test_full_disk_is_a_warning() -> None:
     assert (found.level, found.sentence) == ("warning", "algo-2: disk 97 % full")
 
 
+NAN = float("nan")
+
+
 @pytest.mark.parametrize(
-    "job",
+    ("loss", "level", "phrase"),
     [
-        SimulatedJob(rank=lambda rank: {"p50": 0.8} if rank == 11 else {}),
-        SimulatedJob(rank=lambda rank: {"data_wait_share": 0.3} if rank == 11 else {}),
+        (lambda share: NAN if share > 0.5 else 0.2, "bad", "(49.6%), and at the end"),
+        (lambda share: NAN if share > 0.99 else 0.2, "bad", "and at the end"),
+        (lambda share: NAN if 0.3 < share < 0.4 else 0.2, "bad", "non-finite in 23 intervals"),
+        (lambda share: NAN if 0.3 < share < 0.32 else 0.2, "warning", "non-finite in 4 intervals"),
     ],
 )
-def test_straggler_is_named(job: SimulatedJob) -> None:
+def test_nonfinite_loss_at_the_end_or_often_is_bad(
+    loss: Callable[[float], float], level: str, phrase: str
+) -> None:
+    job = SimulatedJob(loss=loss, nodes=1)
+    found = verdicts(job)["loss"]
+    assert found.level == level
+    assert phrase in found.sentence
+    at_end = "at the end" in phrase
+    assert ("non-finite at the end" in found.evidence[0]) == at_end
+    figures = review_job(facts(job)).figures
+    assert (figures.loss is None) == at_end
+
+
+@pytest.mark.parametrize(
+    ("shares", "level", "answer"),
+    [
+        ({0: 0.006, 1: 0.35}, "bad", "yes: 0.5% of the time was spent waiting for batches, 35.0%"),
+        ({0: 0.006, 1: 0.06}, "warning", "partly: "),
+        ({0: 0.006, 1: 0.007}, "good", "no: "),
+    ],
+)
+def test_worst_node_decides_whether_data_is_the_bottleneck(
+    shares: dict[int, float], level: str, answer: str
+) -> None:
+    field = '"data_wait_share_max": '
+    lines = [
+        (None, text.replace(f"{field}0.006", f"{field}{shares[node]}"))
+        for _, text in SimulatedJob().lines()
+        for node in [1 if '"node": 1' in text else 0]
+    ]
+    found = verdicts(SimulatedJob(), log=parse_lines(lines))["data"]
+    assert found.level == level
+    assert found.sentence.startswith(answer)
+
+
+def test_outcome_of_a_failed_job_is_its_diagnosis() -> None:
+    oom = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 is full"
+    found = verdicts(
+        SimulatedJob(),
+        diagnosis=diagnosed([], [f"[rank11]: {oom}"]),
+        outcome=JobOutcome("Failed", "Failed", "AlgorithmError: ExitCode 1", None),
+    )["end"]
+    assert (found.level, found.sentence) == ("bad", "it failed: The GPU ran out of memory")
+    assert found.evidence[0] == f"first failure (algo-2, rank 11): {oom}"
+    assert found.evidence[1] == "SageMaker reports: AlgorithmError: ExitCode 1"
+    assert (found.fix or "").startswith("Lower per_device_batch_size")
+
+
+def straggler(rank: int | None, node: int, ratio: float = 1.4) -> dict[str, Any]:
+    return {"rank": rank, "node": node, "busy_seconds": 0.31 * ratio, "ratio": ratio}
+
+
+@pytest.mark.parametrize(
+    ("job", "level", "name"),
+    [
+        (SimulatedJob(node={"stragglers": [straggler(11, 1)]}), "bad", "rank 11 on node 1"),
+        (SimulatedJob(node={"stragglers": [straggler(None, 1)]}), "bad", "node 1 computes 1.40"),
+        (SimulatedJob(node={"stragglers": [straggler(3, 0, 1.15)]}), "warning", "rank 3 on node 0"),
+        (
+            SimulatedJob(rank=lambda rank: {"data_wait_share": 0.3} if rank == 11 else {}),
+            "warning",
+            "rank 11 on node 1 waits 30%",
+        ),
+    ],
+)
+def test_straggler_is_named(job: SimulatedJob, level: str, name: str) -> None:
     found = verdicts(job)["stragglers"]
-    assert found.level in ("warning", "bad")
-    assert "rank 11 on node 1" in found.sentence
+    assert found.level == level
+    assert name in found.sentence
+
+
+def test_brief_straggler_is_no_problem() -> None:
+    """A rank that was slow in one of hundreds of comparisons."""
+    lines = SimulatedJob().lines()
+    index = next(i for i, (_, text) in enumerate(lines) if '"stragglers": []' in text)
+    named = lines[index][1].replace(
+        '"stragglers": []', f'"stragglers": [{json.dumps(straggler(5, 0))}]'
+    )
+    lines[index] = (None, named)
+    found = verdicts(SimulatedJob(), log=parse_lines(lines))["stragglers"]
+    assert found.level == "good"
+
+
+@pytest.mark.parametrize("stragglers", [None, ...])
+def test_stragglers_are_unknown_without_busy_times(stragglers: Any) -> None:
+    """Whole steps are equally long on all ranks: they show no straggler."""
+    lines = [
+        (
+            node,
+            text.replace(
+                '"stragglers": []', '"stragglers": null' if stragglers is None else '"x": 1'
+            ),
+        )
+        for node, text in SimulatedJob(rank=lambda rank: {"p50": 0.9} if rank == 3 else {}).lines()
+    ]
+    found = verdicts(SimulatedJob(), log=parse_lines(lines))["stragglers"]
+    assert (found.level, found.sentence) == (
+        "unknown",
+        "the ranks' times outside collectives were not measured",
+    )
 
 
 def test_throttled_gpu_is_named() -> None:

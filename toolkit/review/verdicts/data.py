@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from sm_train.toolkit.review.job_facts import JobFacts
 from sm_train.toolkit.review.job_log import finite
@@ -20,14 +22,24 @@ def data(facts: JobFacts) -> Verdict:
     if not len(known):
         return Verdict("data", "unknown", question, "the log contains no steps")
     mean = float(known.mean())
-    level: Level = "good" if mean <= GOOD_SHARE else "warning" if mean <= WARNING_SHARE else "bad"
+    nodes = _waits(facts)
+    # All ranks wait for the one with the slowest data, so that the worst node decides.
+    worst = max(nodes, key=lambda one: one.share, default=None)
+    share = max(mean, worst.share if worst else 0.0)
+    level: Level = "good" if share <= GOOD_SHARE else "warning" if share <= WARNING_SHARE else "bad"
     answer = "no" if level == "good" else "partly" if level == "warning" else "yes"
+    sentence = f"{answer}: {mean:.1%} of the time was spent waiting for batches"
+    if worst is not None and worst.share > mean and len(nodes) > 1:
+        sentence += f", {worst.share:.1%} on node {worst.node}"
     return Verdict(
         "data",
         level,
         question,
-        f"{answer}: {mean:.1%} of the time was spent waiting for batches",
-        (f"slowest tenth of the intervals: {float(np.quantile(known, 0.9)):.1%}", *_by_node(facts)),
+        sentence,
+        (
+            f"slowest tenth of the intervals: {float(np.quantile(known, 0.9)):.1%}",
+            *(str(one) for one in sorted(nodes, key=lambda one: -one.share)[:_MAX_NODES]),
+        ),
         None
         if level == "good"
         else "use more decoder threads (training.decode_workers), precomputed latents "
@@ -35,15 +47,27 @@ def data(facts: JobFacts) -> Verdict:
     )
 
 
-def _by_node(facts: JobFacts) -> list[str]:
-    """Describe the nodes that wait the most, with their read rates."""
+@dataclass(frozen=True)
+class _NodeWait:
+    """The mean share of time that a node's slowest rank waits, and the node's read rate."""
+
+    node: int
+    share: float
+    bytes_per_second: float | None
+
+    def __str__(self) -> str:
+        text = f"node {self.node}: its slowest rank waits {self.share:.1%}"
+        if self.bytes_per_second is None:
+            return text
+        return f"{text}, reading {format_number(self.bytes_per_second / 1e6)} MB/s"
+
+
+def _waits(facts: JobFacts) -> list[_NodeWait]:
     nodes = []
     for node, table in facts.log.nodes.items():
         waits = finite(table["data_wait_share_max"])
         rate = finite(table["read_bytes_per_second"])
         if len(waits):
-            text = f"node {node}: its slowest rank waits {float(waits.mean()):.1%}"
-            if len(rate):
-                text += f", reading {format_number(float(rate.mean()) / 1e6)} MB/s"
-            nodes.append((float(waits.mean()), text))
-    return [text for _, text in sorted(nodes, reverse=True)[:_MAX_NODES]]
+            mean_rate = float(rate.mean()) if len(rate) else None
+            nodes.append(_NodeWait(node, float(waits.mean()), mean_rate))
+    return nodes

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 from sm_train.cost.json_document import usd
 from sm_train.cost.timeline import PARTS
+from sm_train.toolkit.diagnose.diagnosis import Diagnosis
 from sm_train.toolkit.jobs.events import Event
 from sm_train.toolkit.review.job_facts import JobFacts, JobOutcome
 from sm_train.toolkit.review.model import Level, Verdict, part_label
@@ -18,6 +19,7 @@ Models, 2024, section 3.3.4)."""
 
 _SHORT_SECONDS = 3600.0
 _MAX_EVENTS = 10
+_MAX_LINES = 3
 
 _FIXES = {
     "start_up": "keep instances between jobs (cluster.capacity: warm-pool), or use a smaller image",
@@ -119,28 +121,61 @@ def _stall(event: Event) -> str:
 
 
 def outcome(facts: JobFacts) -> Verdict:
-    """Judge how the job ended, by SageMaker's status or else by its last event."""
+    """Judge how the job ended: by its diagnosis, SageMaker's status, or its last event."""
     question = "How did it end?"
     end = facts.log.last("end")
     reason = f"training ended at step {end['step']:,}: {end['reason']}" if end else None
     errors = (str(event["message"]) for event in facts.log.events["error"][:_MAX_EVENTS])
     evidence = tuple(text for text in (reason, *errors) if text)
-    if facts.outcome is not None:
-        return _sagemaker_outcome(facts, facts.outcome, question, evidence)
+    diagnosis, status = facts.diagnosis, facts.outcome
+    if diagnosis is not None and diagnosis.first is not None and diagnosis.cause != "terminated":
+        return _failure(diagnosis, facts, question, evidence)
+    if status is not None:
+        return _sagemaker_outcome(facts, status, question, evidence)
     if end is not None and end["reason"] == "done":
         return Verdict("end", "good", question, "it completed all steps", evidence)
     if end is not None:
         return Verdict(
             "end", "warning", question, f"early, at step {end['step']:,}: {end['reason']}", evidence
         )
+    failed = bool(facts.log.events["error"])
     return Verdict(
         "end",
-        "warning",
+        "bad" if failed else "warning",
         question,
-        "the log has no end event",
-        evidence,
-        f"if it is no longer running, `sm-train diagnose {facts.name}` shows why",
+        "it failed for an unknown reason" if failed else "the log has no end event",
+        (*evidence, *(_last_lines(diagnosis) if diagnosis else ())),
+        f"`sm-train diagnose {facts.name}` shows the lines to look at"
+        if failed
+        else f"if it is no longer running, `sm-train diagnose {facts.name}` shows why",
     )
+
+
+def _failure(
+    diagnosis: Diagnosis, facts: JobFacts, question: str, evidence: tuple[str, ...]
+) -> Verdict:
+    """Return the verdict on a job whose cause of failure is known."""
+    first = diagnosis.first
+    assert first is not None
+    rank = None if first.rank is None else f"rank {first.rank}"
+    where = ", ".join(part for part in (first.node, rank) if part)
+    reported = facts.outcome.failure if facts.outcome else ""
+    return Verdict(
+        "end",
+        "bad",
+        question,
+        f"it failed: {diagnosis.title}",
+        (
+            f"first failure{f' ({where})' if where else ''}: {first.line}",
+            *((f"SageMaker reports: {reported}",) if reported else ()),
+            *evidence,
+        ),
+        diagnosis.action,
+    )
+
+
+def _last_lines(diagnosis: Diagnosis) -> tuple[str, ...]:
+    return tuple(match.text for match in diagnosis.evidence[-_MAX_LINES:])
 
 
 def _sagemaker_outcome(

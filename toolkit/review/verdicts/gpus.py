@@ -6,17 +6,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from sm_train.toolkit.jobs.live_state import STRAGGLER_RATIO
 from sm_train.toolkit.review.job_facts import JobFacts
 from sm_train.toolkit.review.job_log import Column, finite
-from sm_train.toolkit.review.model import Level, Verdict
+from sm_train.toolkit.review.model import LEVELS, Level, Verdict
 from sm_train.toolkit.terminal.formatting import format_number
 
 GOOD_UTILIZATION, POOR_UTILIZATION = 0.9, 0.7
 """Shares of GPU time; BRIA reports over 98 % (AWS Machine Learning Blog, 2024)."""
 
 SEVERE_STRAGGLER = 1.25
-"""A rank's step time relative to the median of all ranks, like live_state's STRAGGLER_RATIO."""
+"""A rank's time outside collectives relative to that of the other ranks."""
+
+BRIEF_SHARE, LASTING_SHARE = 0.05, 0.25
+"""Shares of the watchdog's comparisons that name a rank: below the first it was a pause, from the
+second on the rank is a straggler most of the time."""
 
 EXTRA_DATA_WAIT = 0.05
 """Data wait share of a rank above the median at which the other ranks wait for it."""
@@ -92,58 +95,91 @@ def _no_utilization(facts: JobFacts) -> str:
 
 @dataclass(frozen=True)
 class _RankTimes:
+    """A rank's mean seconds per step outside collectives, None if unknown, and data wait share."""
+
     node: int
     rank: int
-    median_step: float
+    busy: float | None
     data_wait: float
+
+    def __str__(self) -> str:
+        busy = "" if self.busy is None else f"computes {self.busy:.3g} s per step, "
+        return f"rank {self.rank} on node {self.node}: {busy}waits {self.data_wait:.1%} for data"
 
 
 def _rank_times(facts: JobFacts) -> list[_RankTimes]:
-    """Return each rank's median step time in seconds and its data wait share, over the job."""
+    """Return each rank's times over the job, the busiest first."""
     ranks = []
     for node, table in facts.log.ranks.items():
         for rank in np.unique(table["rank"]).tolist():
             rows = table["rank"] == rank
-            steps, waits = finite(table["p50"][rows]), finite(table["data_wait_share"][rows])
-            if len(steps):
-                mean = float(waits.mean()) if len(waits) else 0.0
-                ranks.append(_RankTimes(node, int(rank), float(np.median(steps)), mean))
-    return ranks
+            busy, steps = table["busy_seconds"][rows], table["steps"][rows]
+            known = np.isfinite(busy) & (steps > 0)
+            mean = float(np.average(busy[known], weights=steps[known])) if known.any() else None
+            waits = finite(table["data_wait_share"][rows])
+            wait = float(waits.mean()) if len(waits) else 0.0
+            ranks.append(_RankTimes(node, int(rank), mean, wait))
+    return sorted(ranks, key=lambda one: (-(one.busy or 0.0), -one.data_wait))
+
+
+@dataclass(frozen=True)
+class _Named:
+    """A straggler that the watchdog named in ``share`` of its comparisons."""
+
+    node: int
+    rank: int | None
+    ratio: float
+    share: float
+
+    @property
+    def level(self) -> Level:
+        lasting = self.share >= LASTING_SHARE and self.ratio >= SEVERE_STRAGGLER
+        return "bad" if lasting else "warning"
+
+    def __str__(self) -> str:
+        who = f"node {self.node}" if self.rank is None else f"rank {self.rank} on node {self.node}"
+        share = f"{self.share:.0%} of the time"
+        return f"{who} computes {self.ratio:.2f} × as long as the others, {share}"
+
+
+def _named_stragglers(facts: JobFacts) -> list[_Named]:
+    """Return the stragglers named in more than a few comparisons, the worst first."""
+    table = facts.log.stragglers
+    # A whole node has no rank.
+    ranks = np.nan_to_num(table["rank"], nan=-1.0)
+    named = []
+    for node, rank in sorted(set(zip(table["node"].tolist(), ranks.tolist(), strict=True))):
+        rows = (table["node"] == node) & (ranks == rank)
+        share = int(rows.sum()) / facts.log.comparisons
+        ratio = float(np.median(table["ratio"][rows]))
+        if share > BRIEF_SHARE:
+            named.append(_Named(int(node), None if rank < 0 else int(rank), ratio, share))
+    return sorted(named, key=lambda one: -one.share * one.ratio)
 
 
 def stragglers(facts: JobFacts) -> Verdict:
-    """Find ranks with slower steps or longer data waits, and GPUs at a lower clock."""
+    """Find ranks that compute or wait for data longer than others, and GPUs at a lower clock.
+
+    Whole steps take equally long on all ranks, which wait for each other, so that only the times
+    outside collectives show a straggler.
+    """
     question = "Were there stragglers?"
     ranks = _rank_times(facts)
     if len(ranks) < 2:
         reason = "there is only one rank" if ranks else "the log has no metrics per rank"
         return Verdict("stragglers", "good" if ranks else "unknown", question, reason)
-    median_step = float(np.median([one.median_step for one in ranks]))
     data_wait = float(np.median([one.data_wait for one in ranks]))
-    slowest = max(ranks, key=lambda one: one.median_step)
-    ratio = slowest.median_step / median_step
     waiting = [one for one in ranks if one.data_wait > data_wait + EXTRA_DATA_WAIT]
     throttled = list(_throttled(facts))
-    evidence = [
-        f"rank {one.rank} on node {one.node}: median step {one.median_step:.3g} s, "
-        f"{one.data_wait:.1%} of it waiting for data"
-        for one in sorted(ranks, key=lambda one: (-one.median_step, -one.data_wait))[:_MAX_SHOWN]
-    ]
-    if ratio <= STRAGGLER_RATIO and not waiting and not throttled:
-        return Verdict(
-            "stragglers",
-            "good",
-            question,
-            f"no: the slowest of {len(ranks)} ranks takes {ratio:.2f} × the median step time",
-            tuple(evidence),
-        )
-    problems: list[str] = []
-    level: Level = "warning"
-    if ratio > STRAGGLER_RATIO:
-        level = "bad" if ratio > SEVERE_STRAGGLER else "warning"
-        problems.append(
-            f"rank {slowest.rank} on node {slowest.node} takes {ratio:.2f} × the median step time"
-        )
+    named = _named_stragglers(facts) if facts.log.comparisons else []
+    evidence = tuple(map(str, ranks[:_MAX_SHOWN]))
+    if not named and not waiting and not throttled:
+        if not facts.log.comparisons:
+            reason = "the ranks' times outside collectives were not measured"
+            return Verdict("stragglers", "unknown", question, reason, evidence)
+        answer = f"no: none of {len(ranks)} ranks keeps the others waiting"
+        return Verdict("stragglers", "good", question, answer, evidence)
+    problems = [str(one) for one in named[:_MAX_SHOWN]]
     if waiting:
         worst = max(waiting, key=lambda one: one.data_wait)
         problems.append(
@@ -153,10 +189,10 @@ def stragglers(facts: JobFacts) -> Verdict:
     problems += throttled[:_MAX_SHOWN]
     return Verdict(
         "stragglers",
-        level,
+        min((one.level for one in named), key=LEVELS.index, default="warning"),
         question,
         f"yes: {'; '.join(problems)}",
-        tuple(evidence),
+        evidence,
         "all other ranks wait for it in every step: `sm-train doctor` tests its instance; stop and "
         "resume to get other instances",
     )

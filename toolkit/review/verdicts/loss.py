@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 from sm_train.toolkit.review.job_facts import JobFacts
@@ -26,6 +28,9 @@ _RISE = 3.0
 _MAX_GRADIENT_GROWTH = 3.0
 """Ratio of the gradient norm in the last fifth to that in the first."""
 
+_MAX_NONFINITE_SHARE = 0.05
+"""Largest share of intervals without a finite loss that only costs a warning."""
+
 
 def loss(facts: JobFacts) -> Verdict:
     """Find skipped steps, spikes, a loss that rises again and a growing gradient norm."""
@@ -33,8 +38,8 @@ def loss(facts: JobFacts) -> Verdict:
     steps, losses = facts.log.steps["step"], facts.log.steps["loss"]
     if not len(losses):
         return Verdict("loss", "unknown", question, "the log contains no steps")
-    nonfinite = int((~np.isfinite(losses)).sum())
     known = np.isfinite(losses)
+    nonfinite = _NonFinite(int((~known).sum()), len(known), not known[-1])
     steps, losses = steps[known], losses[known]
     skipped = {
         code: facts.log.warnings[code].count
@@ -52,9 +57,10 @@ def loss(facts: JobFacts) -> Verdict:
             tuple(evidence),
             "lower the learning rate or lengthen the warm-up; check the samples named in the log",
         )
-    evidence.insert(
-        0, f"{format_number(float(losses[0]))} at first, {format_number(_last(losses))} at the end"
-    )
+    at_end = "non-finite" if nonfinite.at_end else format_number(_last(losses))
+    evidence.insert(0, f"{format_number(float(losses[0]))} at first, {at_end} at the end")
+    if nonfinite.at_end:
+        evidence.insert(1, f"the last finite loss was at step {int(steps[-1]):,}")
     problems, level = _problems(facts, steps, losses, nonfinite, skipped)
     if not problems:
         enough = len(losses) >= _MIN_INTERVALS
@@ -78,16 +84,36 @@ def loss(facts: JobFacts) -> Verdict:
     )
 
 
+@dataclass(frozen=True)
+class _NonFinite:
+    """``count`` of all ``intervals`` have no finite loss; ``at_end`` means the last one."""
+
+    count: int
+    intervals: int
+    at_end: bool
+
+    @property
+    def level(self) -> Level:
+        share = self.count / self.intervals
+        return "bad" if self.at_end or share > _MAX_NONFINITE_SHARE else "warning"
+
+    def __str__(self) -> str:
+        where = ", and at the end" if self.at_end else ""
+        share = self.count / self.intervals
+        return f"it was non-finite in {self.count:,} intervals ({share:.1%}){where}"
+
+
 def _problems(
-    facts: JobFacts, steps: Column, losses: Column, nonfinite: int, skipped: dict[str, int]
+    facts: JobFacts, steps: Column, losses: Column, nonfinite: _NonFinite, skipped: dict[str, int]
 ) -> tuple[list[str], Level]:
     problems: list[str] = []
     level: Level = "warning"
     if "rolled-back" in skipped:
         level = "bad"
         problems.append(f"it rolled back to a checkpoint {skipped['rolled-back']} times")
-    if nonfinite:
-        problems.append(f"it was non-finite in {nonfinite:,} intervals")
+    if nonfinite.count:
+        level = "bad" if level == "bad" else nonfinite.level
+        problems.append(str(nonfinite))
     elif "step-skipped" in skipped:
         problems.append("steps with non-finite gradients were skipped")
     if len(losses) < _MIN_INTERVALS:
