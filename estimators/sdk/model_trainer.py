@@ -223,8 +223,10 @@ def pinned_trainer_class(request: TrainingRequest) -> Any:
             arguments["training_job_name"] = request["TrainingJobName"]
             arguments["profiler_config"] = ProfilerConfig(**_snake_case(request["ProfilerConfig"]))
             for channel in arguments["input_data_config"] or ():
-                if channel.channel_name == "sm_drivers":
-                    channel.data_source.s3_data_source.s3_uri += "/"
+                source = channel.data_source.s3_data_source
+                # In local mode the channel is a folder of this machine.
+                if channel.channel_name == "sm_drivers" and hasattr(source, "s3_uri"):
+                    source.s3_uri += "/"
             algorithm = arguments["algorithm_specification"]
             if algorithm.container_arguments in (None, SDK_ARGUMENTS):
                 expected = request["AlgorithmSpecification"]
