@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from sm_train.estimators.request.training import hyperparameter, training_reques
 from sm_train.estimators.sdk.model_trainer import create_training_job
 
 from tests.conftest import Aws, clean_environment
+from tests.estimators.request.test_efa_variables import EFA_VARIABLE, documented
 from tests.support.deadline import DEADLINE
 from tests.support.moto_server import aws_session
 from tests.support.run_documents import ECR, config, stage
@@ -103,6 +105,9 @@ def toolkit_command(base: Path, aws: Aws) -> dict[str, Any]:
         check=False,
     )
     assert result.returncode == 0, result.stderr
+    # The toolkit's own download, which runs with the job's role, names no owner.
+    assert all("sourcedir.tar.gz" in request for request in aws.without_owner)
+    aws.without_owner.clear()
     started: dict[str, Any] = json.loads(result.stderr.splitlines()[-1])
     return started
 
@@ -147,6 +152,8 @@ def test_toolkit_starts_smddprun(aws: Aws, monkeypatch: pytest.MonkeyPatch, tmp_
         "FI_EFA_USE_DEVICE_RDMA=1",
     ):
         assert command[command.index(variable) - 1] == "-x"
+    passed = {word for option, word in pairwise(command) if option == "-x"}
+    assert {one for one in passed if EFA_VARIABLE.match(one)} == documented()["ml.p4de.24xlarge"][1]
     script = command[command.index("smddprun") + 1 :]
     assert script[1:] == ["-m", "mpi4py", "train.py", "--stage", "1e3"]
     # The script starts in the folder of the training code.
