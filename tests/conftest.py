@@ -54,6 +54,12 @@ _BROWSER_FLAGS = (
 _PRELUDES = {"none": _NO_NETWORK, "loopback": _LOOPBACK_ONLY}
 
 
+@pytest.fixture(scope="session", autouse=True)
+def state_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep the claims of code that runs in this process out of the user's home folder."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
 @pytest.fixture
 def cli(tmp_path: Path) -> Cli:
     """Run ``sm-train`` in a separate process, without credentials, home folder or configuration.
@@ -83,16 +89,22 @@ def cli(tmp_path: Path) -> Cli:
 
 
 def clean_environment(home: Path) -> dict[str, str]:
-    """Return this process's environment without the variables that AWS's libraries read."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
+    """Return this process's environment with another home folder and without AWS's variables."""
+    kept = {
+        key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "XDG_STATE"))
+    }
     return kept | {"HOME": str(home), "AWS_EC2_METADATA_DISABLED": "true", "COLUMNS": "100"}
 
 
 @pytest.fixture
 def aws() -> Iterator[Aws]:
-    """Serve an empty AWS account on loopback that records every call."""
+    """Serve an empty AWS account on loopback that records every call.
+
+    Every S3 request of the code under test must expect the bucket's owner.
+    """
     with moto_server() as server:
         yield server
+        assert server.without_owner == []
 
 
 @pytest.fixture

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
 import click
+from sm_train.entrypoints.common.bucket_owner import declare_owners
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.terminal.printable import printable
 
@@ -93,11 +95,30 @@ class _LazyGroup(click.Group):
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--region", metavar="R", help="AWS region; default: the run file's.")
 @click.option("--profile", metavar="P", help="AWS profile for credentials.")
+@click.option(
+    "--bucket-owner",
+    "owners",
+    multiple=True,
+    metavar="B=ACCOUNT",
+    help="Account that owns bucket B, if not yours; `any` accepts every owner.",
+)
 @click.option("-v", "--verbose", is_flag=True, help="Show the traceback of a failure.")
 @click.version_option(package_name="sm-train")
 @click.pass_context
-def cli(ctx: click.Context, region: str | None, profile: str | None, verbose: bool) -> None:
+def cli(
+    ctx: click.Context,
+    region: str | None,
+    profile: str | None,
+    owners: tuple[str, ...],
+    verbose: bool,
+) -> None:
     """Train foundation diffusion models on Amazon SageMaker from a laptop."""
+    for owner in owners:
+        if not re.fullmatch(r"[a-z0-9.-]+=([0-9]{12}|any)", owner):
+            raise UserError(
+                f"--bucket-owner: {owner!r} must be BUCKET=ACCOUNT with 12 digits, or BUCKET=any"
+            )
+    declare_owners(dict(owner.split("=") for owner in owners))
     ctx.obj = {"region": region, "profile": profile, "verbose": verbose}
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sm_train.entrypoints.common.bucket_owner import declare_owners
 from sm_train.toolkit.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,12 +19,16 @@ RUN_FILE_ENDINGS = (".yaml", ".yml")
 def load(path: Path, changes: Sequence[str] = ()) -> RunConfig:
     """Load the run file at ``path`` with ``changes`` such as ``cluster.retries=5``.
 
+    From then on, S3 requests expect the owners of buckets that it names.
+
     Raises:
         UserError: it is invalid; one line for each error.
     """
     from sm_train.estimators.config.load import RunFileError, load_run
 
     try:
-        return load_run(path, changes)
+        config = load_run(path, changes)
     except RunFileError as error:
         raise UserError(str(error)) from None
+    declare_owners(config.bucket_owners)
+    return config

@@ -43,10 +43,12 @@ FIELDS: dict[str, frozenset[str]] = {
     # `ranks` holds rank, steps, p50 … max (seconds of a whole step, equal on all ranks: they wait
     # for each other), data_wait_share and, if known, busy_seconds and cpu_wait_seconds: the mean
     # per step outside collectives, and the part of it in which other programs used the CPU. The
-    # first node compares all nodes' ranks. It adds `stragglers`: a list of rank (null for a whole
-    # node), node, busy_seconds and ratio to the other ranks' busy time, empty if there is none,
-    # null while too little is known; and `arrival_skew`: a list of node and seconds by which its
-    # last rank arrives at a step's collective after the first node that is complete.
+    # first node compares the ranks of all nodes over the last two minutes: `straggler_ratio` is
+    # the largest ratio of a rank's busy time (without cpu_wait_seconds) to the other ranks' median,
+    # `stragglers` a list of rank (null for a whole node), node, busy_seconds and ratio, empty if
+    # there is none, and `arrival_skew` a list of node and seconds by which its last rank arrives
+    # at a step's collective after the earliest node's last rank. On the other nodes, and while too
+    # little is known, `straggler_ratio` and `stragglers` are null.
     "node": frozenset(
         "network_receive_bytes_per_second network_send_bytes_per_second "
         "efa_receive_bytes_per_second efa_send_bytes_per_second efa_drops efa_retransmits "

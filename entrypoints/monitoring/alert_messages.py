@@ -12,6 +12,7 @@ from sm_train.entrypoints.common.job_config import JobConfig
 from sm_train.entrypoints.monitoring.alerts import Alert
 from sm_train.entrypoints.monitoring.failures import Failure
 from sm_train.entrypoints.monitoring.stall_detector import Culprit
+from sm_train.entrypoints.monitoring.stragglers import Straggler
 from sm_train.entrypoints.monitoring.timeouts import call_with_timeout
 
 _DISK_TIMEOUT = 5.0
@@ -51,6 +52,17 @@ class AlertFormatter:
             failure.text,
             worst=f"node {failure.node}, rank {failure.rank}",
             command=self._resume_command,
+        )
+
+    def straggler(self, symptom: str, straggler: Straggler) -> Alert:
+        """Return the alert for a rank or a node that the others wait for."""
+        rank = f", rank {straggler.rank}" if straggler.rank is not None else ""
+        return self._alert(
+            f"straggler {straggler.node} {straggler.rank}",
+            "training waits for a straggler",
+            symptom,
+            level="warning",
+            worst=f"node {straggler.node}{rank}",
         )
 
     def ended(self, step: int) -> Alert:

@@ -66,7 +66,8 @@ nvidia-resiliency-ext's training-iteration detection leaves out as many iteratio
 #   3      start of the phase, monotonic ns     |
 #   4      sequence number, written last       /
 #   5..8   pid, rank, local rank, exit state
-#   9..    nanoseconds spent in each row (_ROWS,)
+#   9..11  steps with a known busy time, nanoseconds of busy time, and of waits for a CPU in it
+#   12..   nanoseconds spent in each row (_ROWS,)
 #   then   duration histograms (_ROWS, BUCKETS)
 # A row is a phase; one more row holds whole optimizer steps.
 _BEGIN, _PHASE, _STEP, _SINCE, _END = range(5)
@@ -74,7 +75,8 @@ _BEAT = Struct("=5q")
 _PID, _RANK, _LOCAL_RANK, _EXIT_STATE = range(5, 9)
 _ROWS = len(Phase) + 1
 _WHOLE_STEP_ROW = len(Phase)
-_TOTALS = 9
+_BUSY_STEPS, _BUSY, _CPU_WAIT = range(9, 12)
+_TOTALS = 12
 
 # Histogram buckets are logarithmic with a linear subdivision, as in HdrHistogram: each doubling
 # (octave) of the duration is split into 16 equal parts, so a bucket is at most 1/16 wide. The
@@ -234,6 +236,16 @@ class HeartbeatWriter:
         self._is_first_step = False
         self._step, self._step_since = step, now
 
+    def add_busy(self, nanoseconds: int, cpu_wait: int) -> None:
+        """Add the busy time of one optimizer step: what it spent outside collectives.
+
+        ``cpu_wait`` is the part of it in which other programs used the CPU cores.
+        """
+        words = self._words
+        words[_BUSY] += nanoseconds
+        words[_CPU_WAIT] += cpu_wait
+        words[_BUSY_STEPS] += 1
+
     def end(self, exit_state: ExitState) -> None:
         """Report how this process ends."""
         self._words[_EXIT_STATE] = exit_state
@@ -281,6 +293,13 @@ class HeartbeatReader:
     def seconds_in(self, phase: Phase) -> float:
         """Return the seconds spent in a phase, without the present stay."""
         return float(self._words[_TOTALS + phase]) / 1e9
+
+    def busy(self) -> tuple[int, float, float]:
+        """Return the steps whose busy time is known, its seconds, and those without a CPU core."""
+        # In this order a step that ends meanwhile cannot count without its time.
+        words = self._words
+        steps = words[_BUSY_STEPS]
+        return steps, words[_BUSY] / 1e9, words[_CPU_WAIT] / 1e9
 
     def total_seconds(self) -> float:
         """Return the seconds spent in all phases, without the present stay."""

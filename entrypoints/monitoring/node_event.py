@@ -1,9 +1,10 @@
-"""The ``node`` event: a node's metrics and straggler table since the previous event."""
+"""The ``node`` event: a node's metrics and its ranks' times since the previous event."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sm_train.entrypoints.common.events import EventLog
@@ -28,56 +29,88 @@ class NodeReport:
         self._events, self._node, self._open_counters = events, node, open_counters
         self._counters: node_metrics.NodeCounters | None = None
         self._reading: node_metrics.Reading | None = None
-        # rank → (step durations, data wait seconds, total seconds) at the last event
-        self._previous: dict[int, tuple[DurationHistogram, float, float]] = {}
+        # rank → its totals at the last event
+        self._previous: dict[int, _RankTotals] = {}
         self._measuring: threading.Thread | None = None
 
-    def start_measuring(self, readers: Sequence[HeartbeatReader], now: float) -> None:
-        """Measure in a thread, unless the last measurement still runs: a GPU driver may hang."""
+    def start_measuring(
+        self, readers: Sequence[HeartbeatReader], now: float, job_fields: Mapping[str, Any]
+    ) -> None:
+        """Call :meth:`measure` in a thread, unless the last one still runs: a driver may hang."""
         if self._measuring is None or not self._measuring.is_alive():
             self._measuring = threading.Thread(
-                target=self.measure, args=(list(readers), now), daemon=True
+                target=self.measure, args=(list(readers), now, job_fields), daemon=True
             )
             self._measuring.start()
 
-    def measure(self, readers: Sequence[HeartbeatReader], now: float) -> None:
-        """Read all counters and log the event."""
+    def measure(
+        self, readers: Sequence[HeartbeatReader], now: float, job_fields: Mapping[str, Any]
+    ) -> None:
+        """Read all counters and log the event; ``job_fields`` are added to it."""
         self._counters = self._counters or self._open_counters()
         reading = self._counters.read(now, [reader.sample().pid for reader in readers])
         before, self._reading = self._reading, reading
-        ranks = [self._straggler_row(reader) for reader in readers]
+        ranks = [self._rank_row(reader) for reader in readers]
         if before is None:
             return
         figures = node_metrics.event_fields(before, reading)
-        medians = [one["p50"] for one in ranks if one["p50"]]
-        straggler_ratio = max(medians) / min(medians) if medians else None
         waits = [one["data_wait_share"] for one in ranks if one["data_wait_share"] is not None]
         fields = {
-            "straggler_ratio": straggler_ratio,
             "data_wait_share_max": max(waits, default=None),
             **figures,
+            **job_fields,
             "ranks": ranks,
         }
-        text = _text(self._node, figures, straggler_ratio)
-        self._events.write("node", text, **_rounded(fields))
+        self._events.write("node", _text(self._node, figures), **_rounded(fields))
 
-    def _straggler_row(self, reader: HeartbeatReader) -> dict[str, float | None]:
-        """Return a row of the straggler table: step durations in seconds since the last event."""
-        rank = reader.sample().rank
-        steps, data_wait = reader.step_durations(), reader.seconds_in(Phase.DATA)
-        total = reader.total_seconds()
-        previous = self._previous.get(rank, (EMPTY_HISTOGRAM, 0.0, 0.0))
-        self._previous[rank] = (steps, data_wait, total)
-        new, seconds = steps - previous[0], total - previous[2]
-        return {
-            "rank": rank,
-            "steps": len(new),
-            "p50": new.quantile(0.5),
-            "p90": new.quantile(0.9),
-            "p99": new.quantile(0.99),
-            "max": new.longest,
-            "data_wait_share": (data_wait - previous[1]) / seconds if seconds > 0 else None,
+    def _rank_row(self, reader: HeartbeatReader) -> dict[str, float | None]:
+        """Return a rank's row: durations of whole steps and busy seconds since the last event."""
+        now = _RankTotals.read(reader)
+        before = self._previous.get(now.rank, _NO_TOTALS)
+        self._previous[now.rank] = now
+        steps, seconds = now.steps - before.steps, now.total - before.total
+        timed = now.busy_steps - before.busy_steps
+        row = {
+            "rank": now.rank,
+            "steps": len(steps),
+            "p50": steps.quantile(0.5),
+            "p90": steps.quantile(0.9),
+            "p99": steps.quantile(0.99),
+            "max": steps.longest,
+            "data_wait_share": (now.data_wait - before.data_wait) / seconds
+            if seconds > 0
+            else None,
         }
+        if timed > 0:
+            row["busy_seconds"] = (now.busy - before.busy) / timed
+            row["cpu_wait_seconds"] = (now.cpu_wait - before.cpu_wait) / timed
+        return row
+
+
+@dataclass(frozen=True)
+class _RankTotals:
+    """A rank's counters since its start; times in seconds."""
+
+    rank: int
+    steps: DurationHistogram
+    data_wait: float
+    total: float
+    busy_steps: int
+    busy: float
+    cpu_wait: float
+
+    @classmethod
+    def read(cls, reader: HeartbeatReader) -> _RankTotals:
+        return cls(
+            reader.sample().rank,
+            reader.step_durations(),
+            reader.seconds_in(Phase.DATA),
+            reader.total_seconds(),
+            *reader.busy(),
+        )
+
+
+_NO_TOTALS = _RankTotals(0, EMPTY_HISTOGRAM, 0.0, 0.0, 0, 0.0, 0.0)
 
 
 def _rounded(value: Any) -> Any:
@@ -89,7 +122,7 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
-def _text(node: int, figures: Mapping[str, Any], straggler_ratio: float | None) -> str:
+def _text(node: int, figures: Mapping[str, Any]) -> str:
     parts = [
         f"{label} {figures[name] / 1e6:.1f} MB/s"
         for label, name in (
@@ -101,6 +134,4 @@ def _text(node: int, figures: Mapping[str, Any], straggler_ratio: float | None) 
     ]
     if figures["gpu_utilization_mean"] is not None:
         parts.append(f"GPUs at {figures['gpu_utilization_mean']:.0f} %")
-    if straggler_ratio is not None:
-        parts.append(f"slowest rank {straggler_ratio:.2f} × the fastest")
     return f"node {node}: {', '.join(parts)}"

@@ -61,6 +61,8 @@ from sm_train.entrypoints.monitoring.stall_detector import (
     TimeoutBounds,
     find_culprit,
 )
+from sm_train.entrypoints.monitoring.straggler_report import StragglerReport
+from sm_train.entrypoints.monitoring.stragglers import BusyTotals
 from sm_train.entrypoints.monitoring.timeouts import NonBlockingStdout, call_with_timeout
 
 POLL_SECONDS, LEARN_SECONDS = 1.0, 10.0
@@ -121,6 +123,7 @@ class Watchdog:
         self._peers, self._clock = peers, clock
         self._exit_codes = exit_codes if exit_codes is not None else {}
         self._formatter = AlertFormatter(config, info.nodes, paths.checkpoints)
+        self._stragglers = StragglerReport(events, dispatcher, self._formatter)
         self._report = NodeReport(events, info.node)
         max_gap = max(5.0, 5 * poll_seconds(config))
         bounds = TimeoutBounds(heartbeat.min_timeout, heartbeat.max_timeout)
@@ -162,6 +165,7 @@ class Watchdog:
             self._exchange(self._peers, self._statuses(samples))
             self._report_peer_stalls(samples, self._peers, now)
         self._report_failure(now)
+        self._compare_ranks(samples, now)
         if self._stall is None:
             if overdue:
                 self._begin_stall(samples, overdue[0], now)
@@ -177,7 +181,7 @@ class Watchdog:
         if self._is_due("heartbeat", now, self._heartbeat_config.interval):
             self._log_heartbeat(samples, now)
         if self._is_due("measure", now, self._heartbeat_config.metrics_interval):
-            self._report.start_measuring(self._readers, now)
+            self._report.start_measuring(self._readers, now, self._stragglers.fields())
 
     def _samples(self) -> list[HeartbeatSample]:
         if len(self._readers) < self._info.processes:
@@ -233,6 +237,21 @@ class Watchdog:
             processes=len(samples),
         )
 
+    def _busy_totals(self) -> list[BusyTotals]:
+        return [
+            BusyTotals(reader.sample().rank, self._info.node, *reader.busy())
+            for reader in self._readers
+        ]
+
+    def _compare_ranks(self, samples: Sequence[HeartbeatSample], now: float) -> None:
+        """Look for stragglers on the first node, which receives the busy times of all nodes."""
+        if self._info.node:
+            return
+        totals = self._busy_totals()
+        if self._peers is not None:
+            totals += self._peers.busy_totals()
+        self._stragglers.add(totals, now, step=max(one.step for one in samples))
+
     # ------------------------------------------------------------------ stalls
 
     def _begin_stall(
@@ -285,7 +304,7 @@ class Watchdog:
     def _exchange(self, peers: PeerLink, ranks: Sequence[RankStatus]) -> None:
         # The first node's replies carry the likeliest failure of all nodes.
         likeliest = self._failures.likeliest(self._info.node if self._info.node else None)
-        peers.exchange(NodeStatus(ranks, self._own_stall, likeliest))
+        peers.exchange(NodeStatus(ranks, self._own_stall, likeliest, self._busy_totals()))
         self._failures.add(peers.failures(), self._clock())
 
     def _report_peer_stalls(

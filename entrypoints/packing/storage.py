@@ -18,6 +18,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from sm_train.entrypoints.common.bucket_owner import require_bucket_owners
+
 if TYPE_CHECKING:
     from botocore.exceptions import ClientError
     from s3transfer.futures import TransferFuture
@@ -106,6 +108,7 @@ def s3_client(access: S3Access) -> S3Client:
     from botocore.config import Config
 
     session = boto3.Session(profile_name=access.profile, region_name=access.region)
+    require_bucket_owners(session)
     config = Config(
         max_pool_connections=MAX_CONNECTIONS,
         retries={"mode": "adaptive", "max_attempts": 10},
@@ -444,7 +447,8 @@ def _download(client: S3Client, bucket: str, key: str) -> bytes:
         if is_missing(error):
             raise FileNotFoundError(2, "no such object", address) from None
         if code in ("403", "AccessDenied"):
-            raise PermissionError(13, "S3 answers AccessDenied", address) from None
+            message = error.response["Error"].get("Message", "")
+            raise PermissionError(13, f"S3 answers AccessDenied: {message}", address) from None
         raise OSError(5, f"S3 answers {code}", address) from None
     except RetriesExceededError as error:
         raise OSError(5, str(error.last_exception), address) from None

@@ -9,12 +9,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
 from sm_train.entrypoints.checkpointing import manifest
 from sm_train.entrypoints.checkpointing.async_checkpointer import AsyncCheckpointer, CheckpointRank
 from sm_train.entrypoints.checkpointing.resume import Nodes, find_latest, remove_later
@@ -28,9 +26,16 @@ from sm_train.entrypoints.data.loader import Loader
 from sm_train.entrypoints.data.shard_catalog import DataRank, ShardCatalog
 from sm_train.entrypoints.distributed import fsdp
 from sm_train.entrypoints.distributed.local_shard import full_tensor
+from sm_train.entrypoints.distributed.object_exchange import all_gather
 from sm_train.entrypoints.models.builder import ModelComponents
 from sm_train.entrypoints.models.objectives import loss
 from sm_train.entrypoints.monitoring.heartbeat import HeartbeatWriter, Phase
+from sm_train.entrypoints.training.busy_time import (
+    BusyTimer,
+    GradientOrder,
+    attach,
+    end_of_first_bucket,
+)
 from sm_train.entrypoints.training.evaluator import Evaluator, ValidationSet
 from sm_train.entrypoints.training.metrics import (
     MAX_LISTED,
@@ -108,8 +113,9 @@ class Trainer:
             remove_later(paths.checkpoints, checkpoint.step if checkpoint else None)
         self.resumed_from = self.state.step
         self.model_inputs = ModelInputs(components, self.device, config.training.caption_dropout)
+        self._end_of_first_bucket: Tensor | None = None
         if accelerator.num_processes > 1 and not fsdp.is_sharded(module):
-            self._warm_up_ddp_buckets()
+            self._end_of_first_bucket = self._warm_up_ddp_buckets()
         self.loader = Loader(
             catalog,
             data_rank,
@@ -142,12 +148,12 @@ class Trainer:
             fingerprint=self.state.fingerprint,
             keep=self.config.checkpoint.keep_last,
             events=self.events,
-            all_gather=_all_gather,
+            all_gather=all_gather,
             background=self.state.background,
         )
 
-    def _warm_up_ddp_buckets(self) -> None:
-        """Run two backward passes with zero gradients.
+    def _warm_up_ddp_buckets(self) -> Tensor:
+        """Run two backward passes with zero gradients; return the first bucket's last parameter.
 
         DDP reorders its gradient buckets after the first pass, or the second with a static graph,
         and a sum over three or more ranks depends on the order in its last bit. Without the
@@ -160,10 +166,24 @@ class Trainer:
         with self.accelerator.autocast():
             text = self.model_inputs.no_text()
         for _ in range(2):
+            order = GradientOrder(self.state.parameters)
             with self.accelerator.autocast():
                 zero = self.model(target.noisy, target.timesteps, *text).float().sum() * 0.0
             self.accelerator.backward(zero)
+            order.stop()
             self.state.zero_grad()
+        return end_of_first_bucket(order.parameters)
+
+    def _create_busy_timer(self, heartbeat: HeartbeatWriter) -> BusyTimer:
+        """Return a timer of this rank's busy time; a single rank waits for no other."""
+        timer = BusyTimer(heartbeat.add_busy, self.device)
+        if self.accelerator.num_processes > 1:
+            attach(timer, self.model, self.state.module, compiled=self.plan.compile)
+        if self._end_of_first_bucket is not None:
+            self._end_of_first_bucket.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                lambda _: timer.begin_collectives()
+            )
+        return timer
 
     # ------------------------------------------------------------------ training
 
@@ -171,12 +191,13 @@ class Trainer:
         """Train until the stage's last step or a requested stop."""
         stage, training, state = self.config.stage, self.config.training, self.state
         window = StepMetricsWindow(self.device)
+        busy = self._create_busy_timer(heartbeat)
         batches = iter(self.loader)
         steps_per_second, next_check = 0.0, state.step
         started, first_step = time.monotonic(), state.step
         reason = "done"
         while state.step < stage.max_steps and reason == "done":
-            self._train_step(batches, window, heartbeat)
+            self._train_step(batches, window, heartbeat, busy)
             checking = state.step >= next_check
             if checking and self._exchange_status(stop, heartbeat) and state.step < stage.max_steps:
                 reason = "sigterm"
@@ -212,12 +233,17 @@ class Trainer:
         return TrainResult(reason, state.step - first_step, time.monotonic() - started)
 
     def _train_step(
-        self, batches: Iterator[Batch], window: StepMetricsWindow, heartbeat: HeartbeatWriter
+        self,
+        batches: Iterator[Batch],
+        window: StepMetricsWindow,
+        heartbeat: HeartbeatWriter,
+        busy: BusyTimer,
     ) -> None:
         """Take one optimizer step over ``gradient_accumulation_steps`` micro-batches."""
         micro_batches, state = self.config.stage.gradient_accumulation_steps, self.state
         losses: list[Tensor] = []
         samples: list[SampleId] = []
+        busy.begin_step()
         for index in range(micro_batches):
             wait_started = time.perf_counter()
             heartbeat.enter(Phase.DATA, state.step)
@@ -235,11 +261,17 @@ class Trainer:
                     # DDP and FSDP average gradients over ranks; micro-batches are averaged here.
                     micro_loss = loss(prediction, target) / micro_batches
                 state.start_ema_update()
+                if self._end_of_first_bucket is None:
+                    busy.begin_collectives()
                 self.accelerator.backward(micro_loss)
             losses.append(micro_loss.detach())
+            if not last:
+                busy.resume()
         norm = fsdp.gradient_norm(state.parameters)
+        busy.resume()
         # The norm is the same on all ranks, so all skip the same steps.
         skipped = state.update(norm)
+        busy.end_step()
         window.add(state.step, losses, norm, skipped, samples)
 
     def _no_sync(self) -> AbstractContextManager[None]:
@@ -313,7 +345,7 @@ class Trainer:
         snapshot = self._checkpointer.snapshot
         if snapshot.step is None or self._rollbacks >= self.config.training.max_rollbacks:
             nonfinite = self.metrics.last_nonfinite_loss
-            samples = gather_object([nonfinite] if nonfinite else [])
+            samples = [sample for sample in all_gather(nonfinite) if sample]
             listed = "; ".join(samples[:MAX_LISTED])
             raise DivergedError(
                 f"{skipped} steps in a row had no finite gradient, up to step {step}"
@@ -337,13 +369,8 @@ class Trainer:
         def warn(code: str, message: str) -> None:
             self.events.warn(code, message)
 
-        nodes = Nodes(self._checkpointer.rank, _all_gather, self.device)
+        nodes = Nodes(self._checkpointer.rank, all_gather, self.device)
         return find_latest(self.paths.checkpoints, nodes, warn)
-
-
-def _all_gather(value: Any) -> list[Any]:
-    gathered: list[Any] = gather_object([value])
-    return gathered
 
 
 class DivergedError(RuntimeError):

@@ -25,7 +25,7 @@ from sm_train.estimators.bundle.user_code import (
     UserCodeError,
     merge_requirements,
 )
-from sm_train.estimators.config.cluster import SMDDP_PYTORCH, major_minor
+from sm_train.estimators.config.cluster import major_minor
 from sm_train.estimators.config.presets import entrypoints_folder
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.secret_scan import find_secrets
@@ -38,6 +38,12 @@ RUN_FILE = "run.json"
 """The whole run file, which ``submit --clone`` loads again; the training code does not read it."""
 LARGE_BYTES = 50_000_000
 """Size to warn above: every instance of every attempt downloads and unpacks the bundle."""
+
+_OLDER_REQUIREMENTS = {
+    (2, 3): "requirements-torch-2.3.txt",
+    (2, 4): "requirements-torch-2.5.txt",
+    (2, 5): "requirements-torch-2.5.txt",
+}
 
 _PACKAGE = "sm_train/"
 _SHIPPED_SUFFIXES = (".py", ".json", ".typed")
@@ -181,12 +187,11 @@ def unpack(archive: bytes) -> dict[str, bytes]:
 def requirements(framework_version: str | None) -> str:
     """Return the pinned packages to install on top of the image's PyTorch.
 
-    The newest libraries no longer import on the PyTorch 2.3 of the last SMDDP image.
+    The newest libraries no longer import on the PyTorch of the images with SMDDP.
     """
-    is_old = framework_version is not None and (
-        major_minor(framework_version) == major_minor(SMDDP_PYTORCH)
-    )
-    name = "requirements-torch-2.3.txt" if is_old else "requirements.txt"
+    name = "requirements.txt"
+    if framework_version is not None:
+        name = _OLDER_REQUIREMENTS.get(major_minor(framework_version), name)
     return (files("sm_train.estimators") / "data" / name).read_text(encoding="utf-8")
 
 

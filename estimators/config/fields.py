@@ -68,6 +68,7 @@ _VERSION = r"^[0-9]+\.[0-9]+(\.[0-9]+)?$"
 _REGION = r"^[a-z]{2}(-[a-z]+)+-[0-9]$"
 _ROLE = r"^arn:aws[a-z-]*:iam::[0-9]{12}:role/[a-zA-Z0-9_+=,.@/-]+$"
 _BUCKET = r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$"
+_BUCKET_OWNER = r"^([0-9]{12}|any)$"
 _VPC_ID = r"^[a-zA-Z0-9-]{1,32}$"
 _IMAGE = r"^[a-zA-Z0-9][a-zA-Z0-9._:/@-]*$"
 _KMS_KEY = r"^[a-zA-Z0-9:/_-]+$"
@@ -92,6 +93,7 @@ _PATTERN_MESSAGES = {
     _REGION: "must be a region such as us-east-1",
     _ROLE: "must be a role ARN such as arn:aws:iam::111122223333:role/sm-train",
     _BUCKET: "must be a bucket name, without s3://",
+    _BUCKET_OWNER: "must be an account of 12 digits, in quotes, or any",
     _VPC_ID: "must be an ID such as subnet-0123abcd or sg-0123abcd",
     _IMAGE: "must be an image such as 111122223333.dkr.ecr.us-east-1.amazonaws.com/own:1",
     _KMS_KEY: "must be the ID or ARN of a KMS key",
@@ -158,6 +160,7 @@ S3FolderOrObject = Annotated[
 Region = Annotated[str, Field(pattern=_REGION, max_length=32)]
 Role = Annotated[str, Field(pattern=_ROLE, max_length=2048)]
 Bucket = Annotated[str, Field(pattern=_BUCKET)]
+BucketOwner = Annotated[str, Field(pattern=_BUCKET_OWNER)]
 VpcId = Annotated[str, Field(pattern=_VPC_ID)]
 Image = Annotated[str, Field(pattern=_IMAGE, max_length=255)]
 Version = Annotated[str, Field(pattern=_VERSION, max_length=20)]

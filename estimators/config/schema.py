@@ -18,6 +18,7 @@ from sm_train.estimators.config.fields import (
     MAX_CHANNELS,
     RESERVED_CHANNELS,
     Bucket,
+    BucketOwner,
     ChannelName,
     EntryScript,
     KmsKey,
@@ -44,7 +45,7 @@ from sm_train.estimators.config.training import (
 )
 
 MAX_TAGS = 50
-RESERVED_TAGS = 10
+RESERVED_TAGS = 11
 """Number of tags that sm-train may add to the user's."""
 
 
@@ -65,6 +66,11 @@ class RunConfig(Section):
         default=None,
         description="Bucket for code, checkpoints and results. None takes SageMaker's default "
         "bucket, sagemaker-REGION-ACCOUNT.",
+    )
+    bucket_owners: dict[Bucket, BucketOwner] = Field(
+        default_factory=dict,
+        description="Accounts that own buckets of the run, by bucket; default: the caller's "
+        "account. S3 denies requests to a bucket of another account. `any` accepts every owner.",
     )
     output_kms_key: KmsKey | None = Field(
         default=None, description="KMS key that encrypts the job's output."

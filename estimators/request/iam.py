@@ -158,6 +158,7 @@ def _laptop_permissions(config: RunConfig, scope: _Scope, image: str) -> list[Pe
             "ListAndQuery",
             [
                 "sagemaker:ListTrainingJobs",
+                "sagemaker:Search",
                 "pricing:GetProducts",
                 "servicequotas:ListServiceQuotas",
                 "cloudwatch:DescribeAlarms",

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-import boto3
 import psutil
 import pytest
 from sm_train.entrypoints.launch import hyperparameters, torchrun
@@ -28,6 +27,7 @@ from sm_train.toolkit.jobs.events import parse_event
 from tests.conftest import Aws, clean_environment
 from tests.support.cluster.s3_channel import channel_files
 from tests.support.cluster.training_jobs import DEADLINE, tiny_run, write_shards
+from tests.support.moto_server import aws_session
 
 PLATFORM = Path("/opt/ml")
 """SageMaker's folder in a container; its path is fixed in the start script."""
@@ -73,7 +73,7 @@ def stage_job(aws: Aws, config: RunConfig, base: Path) -> TrainingRequest:
         region="us-east-1",
         staged=staging_uri(config, stage, "us-east-1", datetime.now()),
     )
-    session = boto3.Session("testing", "testing", region_name="us-east-1")
+    session = aws_session()
     sent: list[TrainingRequest] = []
     create_training_job(
         request, bundle, boto_session=session, bucket="my-bucket", before_send=sent.append

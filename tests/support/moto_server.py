@@ -9,12 +9,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
+
+from sm_train.entrypoints.common.bucket_owner import require_bucket_owners
 
 from tests.support.background_server import serve_in_background
 
+if TYPE_CHECKING:
+    import boto3
+
 BACKENDS = ("s3", "sagemaker", "iam", "sts", "logs", "cloudwatch", "events", "sns")
 """Loaded when a pytest worker starts its first server, instead of in the middle of a test."""
+
+ACCOUNT = "123456789012"
+"""moto's account, which owns every bucket unless a test names another owner."""
+
+_SETUP_KEY = "test-setup"
+"""Access key of the clients with which tests prepare an account and inspect it."""
+
+_DENIED = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
 
 
 @dataclass
@@ -26,6 +39,10 @@ class Aws:
     """Operation and body of every call of a JSON protocol."""
     requests: list[tuple[str, str, str]] = field(default_factory=list)
     """Method, path and query of every call of another protocol, such as S3's."""
+    without_owner: list[str] = field(default_factory=list)
+    """Every S3 request, except those of :meth:`client`, that did not name the bucket's owner."""
+    bucket_owners: dict[str, str] = field(default_factory=dict)
+    """Bucket → the account that owns it, if not :data:`ACCOUNT`."""
     error_codes: dict[str, str] = field(default_factory=dict)
     """Operation → the error code that the server returns."""
     response_filters: dict[str, Callable[[dict[str, Any]], dict[str, Any] | None]] = field(
@@ -60,7 +77,7 @@ class Aws:
             service,
             region_name=region,
             endpoint_url=self.url,
-            aws_access_key_id="testing",
+            aws_access_key_id=_SETUP_KEY,
             aws_secret_access_key="testing",
         )
 
@@ -75,6 +92,15 @@ class Aws:
         s3.create_bucket(Bucket=name, **location)
         for key, content in objects.items():
             s3.put_object(Bucket=name, Key=key, Body=content)
+
+
+def aws_session(region: str = "us-east-1") -> boto3.Session:
+    """Return a session with credentials, as ``open_session`` does without the environment."""
+    import boto3
+
+    session = boto3.Session("testing", "testing", region_name=region)
+    require_bucket_owners(session)
+    return session
 
 
 @contextmanager
@@ -124,6 +150,10 @@ def _handle_request(aws: Aws, environ: dict[str, Any], start_response: Any) -> I
     if not target:
         query = environ.get("QUERY_STRING", "")
         aws.requests.append((environ["REQUEST_METHOD"], environ["PATH_INFO"], query))
+        if not _expects_the_owners(aws, environ):
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            start_response("403 Forbidden", [("Content-Type", "application/xml")])
+            return [b"" if environ["REQUEST_METHOD"] == "HEAD" else _DENIED]
         return cast("Iterable[bytes]", moto(environ, start_response))
     content = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
     environ["wsgi.input"] = io.BytesIO(content)
@@ -147,6 +177,27 @@ def _handle_request(aws: Aws, environ: dict[str, Any], start_response: Any) -> I
     headers.remove("Content-Length")
     start_response(status, headers.to_wsgi_list())
     return [json.dumps(filtered).encode()]
+
+
+def _expects_the_owners(aws: Aws, environ: dict[str, Any]) -> bool:
+    """Return whether a request expects the right owners, as S3 does; record one without owners."""
+    # Credential=KEY/DATE/REGION/SERVICE/aws4_request
+    scope = environ.get("HTTP_AUTHORIZATION", "////").split(",")[0].split("/")
+    path, query = environ["PATH_INFO"].lstrip("/"), environ.get("QUERY_STRING", "")
+    bucket, _, key = path.partition("/")
+    creates_bucket = environ["REQUEST_METHOD"] == "PUT" and not key and not query
+    takes_no_owner = not bucket or creates_bucket  # ListBuckets, CreateBucket
+    if scope[3] != "s3" or scope[0].endswith(_SETUP_KEY) or takes_no_owner:
+        return True
+    expected = [(bucket, environ.get("HTTP_X_AMZ_EXPECTED_BUCKET_OWNER"))]
+    if source := environ.get("HTTP_X_AMZ_COPY_SOURCE"):
+        owner = environ.get("HTTP_X_AMZ_SOURCE_EXPECTED_BUCKET_OWNER")
+        expected.append((source.lstrip("/").partition("/")[0], owner))
+    if any(owner is None for _, owner in expected):
+        aws.without_owner.append(f"{environ['REQUEST_METHOD']} {path}?{query}")
+    return all(
+        owner in (None, aws.bucket_owners.get(bucket, ACCOUNT)) for bucket, owner in expected
+    )
 
 
 def _respond(start_response: Any, status: int, body: dict[str, Any]) -> list[bytes]:

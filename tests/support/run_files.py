@@ -15,3 +15,10 @@ def write_run(folder: Path, **changes: Any) -> Path:
     path = folder / "run.yaml"
     path.write_text(yaml.safe_dump(run(**changes)))
     return path
+
+
+def one_line(text: str) -> str:
+    """Return the only error line of a command's standard error; fail on a traceback."""
+    [line] = [line for line in text.splitlines() if line.startswith("sm-train: ")]
+    assert "Traceback" not in text
+    return line

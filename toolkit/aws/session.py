@@ -6,6 +6,7 @@ import os
 from datetime import datetime
 from typing import TYPE_CHECKING, cast
 
+from sm_train.entrypoints.common.bucket_owner import require_bucket_owners
 from sm_train.toolkit.aws.errors import translate_aws_errors
 from sm_train.toolkit.errors import ExitCode, UserError
 
@@ -43,7 +44,7 @@ def resolve_region(option: str | None, run_file: str | None, profile: str | None
 
 
 def open_session(profile: str | None, region: str) -> boto3.Session:
-    """Return a boto3 session that has credentials.
+    """Return a boto3 session that has credentials, and whose S3 requests name the bucket's owner.
 
     Raises:
         UserError: there is no such profile, or no credentials were found (exit code 4).
@@ -63,6 +64,7 @@ def open_session(profile: str | None, region: str) -> boto3.Session:
             "or give --profile",
             ExitCode.PERMISSION,
         )
+    require_bucket_owners(session)
     return session
 
 
@@ -87,7 +89,9 @@ def session_in_region(session: boto3.Session, region: str) -> boto3.Session:
     inner = _retrying_session(_profile_of(session))
     resolver = CredentialResolver([SharedCredentials()])
     inner.register_component("credential_provider", resolver)
-    return boto3.Session(botocore_session=inner, region_name=region)
+    regional = boto3.Session(botocore_session=inner, region_name=region)
+    require_bucket_owners(regional)
+    return regional
 
 
 def _profile_of(session: boto3.Session) -> str | None:

@@ -14,6 +14,7 @@ _SUBJECTS = {
     "recovery": "Interruptions",
     "relocation": "Relocation",
     "image": "The container image",
+    "network": "The network",
     "shards": "Shards and the cluster",
     "local_data": "Shards and their index",
     "storage": "Buckets and prefixes",

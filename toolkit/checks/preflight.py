@@ -21,6 +21,7 @@ from sm_train.toolkit.checks.checkpoints import checkpoint_findings
 from sm_train.toolkit.checks.finding import LEVELS, Finding
 from sm_train.toolkit.checks.image import image_findings, registry_findings
 from sm_train.toolkit.checks.local_data import read_local
+from sm_train.toolkit.checks.network import network_findings
 from sm_train.toolkit.checks.permissions import UNCHECKED, attempt, call_or_finding
 from sm_train.toolkit.checks.quotas import default_runtime_findings, quota_findings
 from sm_train.toolkit.checks.recovery import recovery_findings
@@ -118,6 +119,7 @@ def _run_file_findings(subject: Subject, today: date) -> Iterator[Finding]:
     yield from relocation_findings(config, subject.region, today)
     yield from recovery_findings(config, document)
     yield from image_findings(config, subject.region, today)
+    yield from network_findings(config)
     if config.role is None:
         yield ROLE_UNSET.found(
             "warning", "role", "role is not set", "set it to the role's ARN: submit requires it"

@@ -19,12 +19,24 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--stage", metavar="S", help="Stage whose cluster is examined (default: the first).")
+@click.option(
+    "--canary",
+    is_flag=True,
+    help="Run two short jobs that train, stop and resume a tiny model on the run's route.",
+)
+@click.option(
+    "--instance-type", metavar="T", help="--canary: instance type (default: the cheapest)."
+)
+@click.option(
+    "--interval", metavar="T", default="15s", show_default=True, help="--canary: polling interval."
+)
 @click.option("--local", is_flag=True, help="Examine this computer, with emulated instances.")
 @local_options
 @click.option(
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
-    help="--local: folder of the local run, where the result is stored (local-runs/NAME).",
+    help="Folder of the local run, where --local stores the result (local-runs/NAME), or of the "
+    "canary's report (canary-reports).",
 )
 @click.option("--dry-run", is_flag=True, help="Print the job's request and exit; use no network.")
 @click.option("--yes", "-y", is_flag=True, help="Start without confirmation.")
@@ -34,6 +46,9 @@ def command(
     options: dict[str, Any],
     run: Path,
     stage: str | None,
+    canary: bool,
+    instance_type: str | None,
+    interval: str,
     local: bool,
     nodes: int | None,
     processes: int,
@@ -46,6 +61,11 @@ def command(
 
     Training jobs on several instances examine their cluster automatically (doctor.mode in the run
     file). Exit code 3: the cluster is unfit.
+
+    With --canary, two small instances train a tiny model on the run's image, route, network, role
+    and shards; the job is stopped after a checkpoint, and another one resumes from it. The report
+    states what worked, with figures, and names neither account nor bucket. Exit code 3: a step did
+    not work.
     """
     from sm_train.toolkit.aws.session import resolve_region
     from sm_train.toolkit.doctor.doctor import prepare_job
@@ -55,6 +75,24 @@ def command(
 
     config = load(run)
     selected = choose_stages(config, stage)[0]
+    if canary:
+        from sm_train.toolkit.doctor.canary_command import CanaryOptions, start_canary
+        from sm_train.toolkit.terminal.formatting import parse_duration
+
+        chosen = CanaryOptions(
+            instance_type=instance_type,
+            nodes=(nodes or 2) if local else None,
+            processes=processes,
+            output=output or Path("canary-reports"),
+            poll_seconds=parse_duration("--interval", interval),
+            profile=options["profile"],
+            dry_run=dry_run,
+            yes=yes,
+            as_json=as_json,
+        )
+        region = resolve_region(options["region"], config.region, options["profile"])
+        start_canary(config, selected, run.parent, region, chosen)
+        return
     if local:
         _examine_local(config, selected, run.parent, nodes, processes, output, as_json)
         return

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from sm_train.toolkit.run_file import load
 
 if TYPE_CHECKING:
     from sm_train.entrypoints.packing.storage import S3Access
-    from sm_train.estimators.config.schema import RunConfig
     from sm_train.toolkit.packing.pack import PackJob
 
 _SIDE = click.IntRange(min=1)
@@ -68,6 +68,11 @@ _SIDE = click.IntRange(min=1)
     metavar="Q",
     type=click.IntRange(1, 100),
     help="Re-encode all images as JPEG of this quality; --max-side alone uses 95.",
+)
+@click.option(
+    "--convert",
+    is_flag=True,
+    help="Also pack HEIC, AVIF, TIFF, GIF, BMP and JPEG 2000 files: encode them as JPEG.",
 )
 @click.option(
     "--latents",
@@ -130,7 +135,8 @@ def command(options: dict[str, Any], /, **arguments: Any) -> None:
     and captions, with s3:// URIs or paths relative to the table. DST, a folder or an S3 prefix,
     receives shards/ and index.parquet; the data channel is DST/shards.
 
-    Corrupt images and invalid captions are rejected and listed in the index. To resume an
+    Corrupt images and invalid captions are rejected and listed in the index. Files of other formats
+    are skipped, counted and named; --convert packs some of them. To resume an
     interrupted pack, run the same command again.
     """
     from sm_train.toolkit.errors import UserError
@@ -169,7 +175,7 @@ def _pack_on_sagemaker(job: PackJob, options: dict[str, Any], arguments: dict[st
         raise UserError(
             "--on: requires --for RUN, a run file with the role, the bucket and the network"
         )
-    config = _load_run(arguments["run"])
+    config = load(arguments["run"])
     region = resolve_region(options["region"], config.region, options["profile"])
     default_type = "ml.g5.2xlarge" if arguments["latents"] else "ml.c7i.8xlarge"
     table = price_table(arguments["prices"])
@@ -220,6 +226,7 @@ def _job(options: dict[str, Any], arguments: dict[str, Any]) -> PackJob:
             max_aspect=arguments["max_aspect"],
             max_side=arguments["max_side"],
             quality=arguments["quality"],
+            convert=arguments["convert"],
             duplicates=arguments["drop_duplicates"] or near_bits is not None,
             near_bits=near_bits,
             latents=str(arguments["latents"]) if arguments["latents"] else None,
@@ -244,17 +251,7 @@ def _require_latents_model(model: Path, resolution: int, *, packs_locally: bool)
 
 
 def _max_instances(run: Path | None) -> int:
-    return 1 if run is None else max(stage.instances for stage in _load_run(run).stages)
-
-
-def _load_run(path: Path) -> RunConfig:
-    from sm_train.estimators.config.load import RunFileError, load_run
-    from sm_train.toolkit.errors import UserError
-
-    try:
-        return load_run(path)
-    except RunFileError as error:
-        raise UserError(str(error)) from None
+    return 1 if run is None else max(stage.instances for stage in load(run).stages)
 
 
 def _access(options: dict[str, Any], arguments: dict[str, Any]) -> S3Access:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm_train.entrypoints.common.checkpoint_layout import (
@@ -69,7 +71,6 @@ def stored_checkpoints(session: boto3.Session, uri: str, region: str) -> StoredC
     """
     bucket, prefix = split_uri(uri.rstrip("/") + "/")
     client = session.client("s3", region_name=region)
-    location = (uri.rstrip("/"), region)
     folders: dict[str, dict[str, int]] = {}
     with translate_aws_errors(f"checkpoints: {uri}"):
         pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
@@ -77,18 +78,38 @@ def stored_checkpoints(session: boto3.Session, uri: str, region: str) -> StoredC
             for entry in page.get("Contents", ()):
                 folder, _, name = entry["Key"].removeprefix(prefix).partition("/")
                 folders.setdefault(folder, {})[name] = entry["Size"]
-        skipped: list[tuple[str, str]] = []
-        steps = [(step, name) for name in folders if (step := parse_step_folder(name)) is not None]
-        for step, name in sorted(steps, reverse=True):
-            problem = f"no {MARKER}"
-            if MARKER in folders[name]:
-                key = f"{prefix}{name}/{MARKER}"
-                marker = client.get_object(Bucket=bucket, Key=key)["Body"].read()
-                problem = _incomplete(marker, folders[name])
-            if not problem:
-                return StoredCheckpoint(step, tuple(skipped), FINAL_MODEL in folders, *location)
-            skipped.append((name, problem))
-    return StoredCheckpoint(None, tuple(skipped), FINAL_MODEL in folders, *location)
+
+        def read_marker(folder: str) -> bytes:
+            key = f"{prefix}{folder}/{MARKER}"
+            return client.get_object(Bucket=bucket, Key=key)["Body"].read()
+
+        newest = _newest_complete(folders, read_marker)
+    return replace(newest, uri=uri.rstrip("/"), region=region)
+
+
+def local_checkpoints(folder: Path) -> StoredCheckpoint:
+    """Return the newest complete checkpoint of a local run's stage, below ``folder``."""
+    folders: dict[str, dict[str, int]] = {}
+    for path in folder.glob("*/*"):
+        with contextlib.suppress(OSError):  # deleted by the job since
+            folders.setdefault(path.parent.name, {})[path.name] = path.stat().st_size
+    return _newest_complete(folders, lambda name: (folder / name / MARKER).read_bytes())
+
+
+def _newest_complete(
+    folders: dict[str, dict[str, int]], read_marker: Callable[[str], bytes]
+) -> StoredCheckpoint:
+    """Return the newest complete one of ``folders``: name → its files with their sizes."""
+    skipped: list[tuple[str, str]] = []
+    steps = [(step, name) for name in folders if (step := parse_step_folder(name)) is not None]
+    for step, name in sorted(steps, reverse=True):
+        problem = f"no {MARKER}"
+        if MARKER in folders[name]:
+            problem = _incomplete(read_marker(name), folders[name])
+        if not problem:
+            return StoredCheckpoint(step, tuple(skipped), FINAL_MODEL in folders)
+        skipped.append((name, problem))
+    return StoredCheckpoint(None, tuple(skipped), FINAL_MODEL in folders)
 
 
 def _incomplete(marker: bytes, sizes: dict[str, int]) -> str:

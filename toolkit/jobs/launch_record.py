@@ -3,7 +3,9 @@
 ``s3://BUCKET/RUN/jobs/JOB.json`` holds the run document, each stage's request, whose code is
 staged, and the number of the job's placement. Any laptop or function can start the next job from
 it, and a job that starts weeks later runs the same code as the first. The object is written only
-if it does not exist (If-None-Match), so it also is the exclusive claim on the job's name.
+if it does not exist (If-None-Match), so it also is the exclusive claim on the job's name. A claim
+whose process was killed before it started the job can be taken over at once on the same machine,
+and after :data:`CLAIM_SECONDS` anywhere.
 
 All records are in the home placement's bucket, whatever the job's region: SageMaker rejects a
 duplicate name only within one region, so the first claim of a name also fixes its placement. A
@@ -21,12 +23,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from sm_train.entrypoints.common.bucket_owner import declare_owners
 from sm_train.estimators.config.naming import job_name
 from sm_train.estimators.config.placement import placements
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.training import TrainingRequest
 from sm_train.toolkit.aws.errors import translate_aws_errors
 from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.jobs.claim_lock import ClaimLock, has_ended
 from sm_train.toolkit.jobs.training_job import describe_job, is_foreign
 
 if TYPE_CHECKING:
@@ -42,6 +46,9 @@ FREE = -2
 
 CLAIM_SECONDS = 900.0
 """A claim without a job expires after this: its process was killed between claim and start."""
+
+IN_FLIGHT_SECONDS = 60.0
+"""A killed process's request may still arrive at AWS for this long after its claim."""
 
 _CONDITION_FAILED = ("PreconditionFailed", "ConditionalRequestConflict", "412", "409")
 
@@ -69,12 +76,20 @@ class LaunchRecord:
 @dataclass(frozen=True)
 class StoredRecord:
     """A record as stored: ``etag`` identifies its bytes; ``age`` is in seconds by S3's clock
-    alone, since the local clock may be wrong.
+    alone, since the local clock may be wrong. ``claim`` is the ID of the process's claim.
     """
 
     record: LaunchRecord
     etag: str
     age: float
+    claim: str
+
+    @property
+    def expired(self) -> bool:
+        """Whether the process that claimed the name will never start the job."""
+        if self.age >= CLAIM_SECONDS:
+            return True
+        return self.age >= IN_FLIGHT_SECONDS and has_ended(self.claim)
 
 
 class JobNameClaim:
@@ -87,7 +102,8 @@ class JobNameClaim:
     def __init__(self, session: boto3.Session, bucket: str, job: str, record: LaunchRecord) -> None:
         self._session, self._bucket, self._job = session, bucket, job
         self._record = record
-        self._etag = ""
+        self._etag, self._claim = "", uuid4().hex
+        self._lock: ClaimLock | None = None
 
     def acquire(self) -> None:
         """Write the record as the job's, before the job is started.
@@ -97,6 +113,7 @@ class JobNameClaim:
             UserError: AWS returns an error.
         """
         begun = time.time()
+        self._lock = ClaimLock(self._claim)  # before anyone can read the claim
         etag = self._put(self._record, IfNoneMatch="*")
         if etag is None:
             etag = self._take_over()
@@ -107,20 +124,25 @@ class JobNameClaim:
         self._etag = etag
 
     def _take_over(self) -> str:
-        """Replace a claim that is free, or expired and of the same placement; returns the ETag."""
+        """Replace a claim that is free, or of the same placement and without a process that could
+        start the job; returns the ETag.
+
+        A request of a process that was just killed may still arrive. Name and region are equal, so
+        SageMaker then rejects the second job.
+        """
         run = self._record.document["name"]
         stored = read_stored_record(self._session, self._bucket, run, self._job)
         if stored is None:
             raise ClaimedError(f"{self._job}: another process is starting it; run this again")
-        if stored.record.placement != FREE and stored.age < CLAIM_SECONDS:
+        ended = stored.expired or has_ended(stored.claim)
+        if stored.record.placement != FREE and not ended:
             raise ClaimedError(
                 f"{self._job}: another process has been starting it for {stored.age:.0f} s; "
-                "`sm-train status` shows it soon. The claim of a process that was killed expires "
-                f"after {CLAIM_SECONDS / 60:.0f} minutes"
+                "`sm-train status` shows it soon. If it was killed on another machine, its claim "
+                f"expires after {CLAIM_SECONDS / 60:.0f} minutes"
             )
         etag = None
-        # If two take over the same placement's claim, SageMaker rejects the second job: name and
-        # region are equal. At another placement the region may differ, and both jobs would start.
+        # At another placement the region may differ, and both jobs would start.
         if stored.record.placement in (self._record.placement, FREE):
             etag = self._put(self._record, IfMatch=stored.etag)
         if etag is None:
@@ -153,8 +175,11 @@ class JobNameClaim:
         traceback: TracebackType | None,
     ) -> None:
         # After a network or internal error the job may have started, so the claim stays.
-        if isinstance(error, UserError) and error.exit_code != ExitCode.UNEXPECTED:
+        rejected = isinstance(error, UserError) and error.exit_code != ExitCode.UNEXPECTED
+        if rejected:
             self.release()
+        if self._lock is not None:
+            self._lock.release(settled=rejected or error is None)
 
     def _put(self, record: LaunchRecord, **condition: str) -> str | None:
         """Write the record under the condition; its ETag, or None if the condition failed."""
@@ -162,7 +187,7 @@ class JobNameClaim:
 
         key = record_key(record.document["name"], self._job)
         # The random ID gives any two claims different bytes, and so different ETags.
-        content = {"version": _VERSION, "claim": uuid4().hex, **asdict(record)}
+        content = {"version": _VERSION, "claim": self._claim, **asdict(record)}
         with translate_aws_errors(f"s3://{self._bucket}/{key}"):
             try:
                 response = self._session.client("s3").put_object(
@@ -214,7 +239,7 @@ def _abandon_if_expired(
 ) -> None:
     other = placements(stored.record.config, session.region_name)[stored.record.placement]
     started = describe_job(session, name, other.region) is not None
-    if started or stored.age < CLAIM_SECONDS:
+    if started or not stored.expired:
         raise ClaimedError(
             f"{name}: another process is starting it in {other.region}; run this again"
         )
@@ -256,13 +281,15 @@ def read_stored_record(
         content = json.loads(body)
         if content.pop("version") != _VERSION:
             raise ValueError("written by another version of sm-train")
-        content.pop("claim")
+        claim: str = content.pop("claim")
         record = LaunchRecord(**content)
+        declare_owners(record.document.get("bucket_owners", {}))
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"s3://{bucket}/{key}: damaged ({error}); run `sm-train resume` with the run file"
         ) from None
-    return StoredRecord(record, response["ETag"], max(0.0, (now - written).total_seconds()))
+    age = max(0.0, (now - written).total_seconds())
+    return StoredRecord(record, response["ETag"], age, claim)
 
 
 def record_key(run: str, job: str) -> str:

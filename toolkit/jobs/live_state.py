@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from statistics import median
-from typing import Any
 
 from sm_train.toolkit.jobs.events import Event
 
@@ -19,9 +17,6 @@ _MAX_STEPS, _MAX_NOTICES = 720, 200
 
 _ACTIVITY = ("start", "step", "checkpoint", "eval", "end", "epoch")
 """Kinds of events that show that the job makes progress."""
-
-STRAGGLER_RATIO = 1.1
-"""A rank is a straggler above this multiple of the median rank's median step time."""
 
 
 @dataclass(frozen=True, order=True)
@@ -133,12 +128,16 @@ class NodeState:
 
 
 @dataclass(frozen=True)
-class Straggler:
-    """A slow rank; ``ratio`` is its median step time over the median of all ranks'."""
+class NamedStraggler:
+    """A rank that the others wait for; ``rank`` is None if all ranks of the node are slow.
 
-    rank: int
+    ``busy_seconds`` of each step it spends outside collectives, ``ratio`` times as long as the
+    other ranks.
+    """
+
+    rank: int | None
     node: str
-    step_seconds: float
+    busy_seconds: float
     ratio: float
 
 
@@ -196,28 +195,22 @@ def _node_order(node: str) -> tuple[int, str]:
     return (int(number) if number.isdigit() else 0, node)
 
 
-def stragglers(live: LiveState) -> list[Straggler]:
-    """Return the ranks that delay the others, slowest first, by each node's newest metrics."""
-    step_times: dict[int, tuple[float, str]] = {
-        int(rank["rank"]): (float(rank["p50"]), node)
-        for node, logged in live.node_metrics.items()
-        for rank in _ranks(logged.event)
-        if rank.get("p50") and rank.get("rank") is not None
-    }
-    if len(step_times) < 2:
-        return []
-    typical = median(seconds for seconds, _ in step_times.values())
-    slow = [
-        Straggler(rank, node, seconds, seconds / typical)
-        for rank, (seconds, node) in step_times.items()
-        if seconds > STRAGGLER_RATIO * typical
+def stragglers(live: LiveState) -> list[NamedStraggler] | None:
+    """Return the stragglers that the job's first node found, slowest first; None if unknown."""
+    names = {logged.event.get("node"): node for node, logged in live.node_metrics.items()}
+    rows = [logged.event.get("stragglers") for logged in live.node_metrics.values()]
+    known = [one for one in rows if isinstance(one, list)]
+    if not known:
+        return None
+    return [
+        NamedStraggler(
+            one.get("rank"),
+            names.get(one["node"], f"algo-{one['node'] + 1}"),
+            float(one["busy_seconds"]),
+            float(one["ratio"]),
+        )
+        for one in known[0]
     ]
-    return sorted(slow, key=lambda one: (-one.ratio, one.rank))
-
-
-def _ranks(event: Event) -> list[dict[str, Any]]:
-    ranks = event.get("ranks")
-    return ranks if isinstance(ranks, list) else []
 
 
 def notices(live: LiveState) -> list[Notice]:

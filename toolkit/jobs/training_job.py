@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from sm_train.entrypoints.common.bucket_owner import declare_owners
 from sm_train.estimators.config.placement import PLACEMENT_TAG
-from sm_train.estimators.request.training import REGIONS_TAG, RUN_TAG, STAGE_TAG
+from sm_train.estimators.request.training import (
+    BUCKET_OWNER_TAG,
+    REGIONS_TAG,
+    RUN_TAG,
+    STAGE_TAG,
+)
 from sm_train.toolkit.aws.errors import translate_aws_errors
 
 if TYPE_CHECKING:
     import boto3
     from types_boto3_sagemaker import SageMakerClient
+    from types_boto3_sagemaker.type_defs import FilterTypeDef
 
 ENDED = ("Completed", "Failed", "Stopped", "Deleting")
 """Statuses of jobs that are no longer billed. A status not listed here may be billed."""
@@ -25,6 +34,9 @@ FROM_STEP_TAG, CAUSE_TAG = "sm-train:from-step", "sm-train:cause"
 
 AUTO_ADVANCE_TAG, STOPPED_TAG = "sm-train:auto-advance", "sm-train:stopped-for"
 """A job's tags: whether the next stage starts automatically (on, off), and why it was stopped."""
+
+_CONCURRENT_CALLS = 4
+"""Jobs described at a time: SageMaker throttles an account's calls together."""
 
 _RUN_JOB_NAME = re.compile(r"--.+-\d{4,}$")
 
@@ -167,7 +179,7 @@ class TrainingJob:
 
 def jobs_of_run(session: boto3.Session, run: str) -> list[TrainingJob]:
     """Return all jobs tagged with ``run``, oldest first, from all of its regions."""
-    jobs = _jobs_in_all_regions(session, NameContains=f"{run}--")
+    jobs = _jobs_in_all_regions(session, run, NameContains=f"{run}--")
     return [job for job in jobs if job.run == run]
 
 
@@ -175,36 +187,97 @@ def jobs_since(session: boto3.Session, moment: datetime) -> list[TrainingJob]:
     """Return the jobs created since ``moment``, oldest first: those of every run that may have
     jobs in the session's region, including its jobs in other regions.
     """
-    jobs = _jobs_in_all_regions(session, CreationTimeAfter=moment)
+    jobs = _jobs_in_all_regions(session, None, CreationTimeAfter=moment)
     runs = {job.run for job in jobs if session.region_name in job.regions}
     return [job for job in jobs if job.run in runs]
 
 
-def _jobs_in_all_regions(session: boto3.Session, **filters: Any) -> list[TrainingJob]:
+def _jobs_in_all_regions(
+    session: boto3.Session, run: str | None, **filters: Any
+) -> list[TrainingJob]:
     """List jobs in the session's region, then in every region that the tags of found jobs name."""
-    jobs = list(_list_jobs(session, session.region_name, **filters))
+    jobs = _list_jobs(session, session.region_name, run, filters)
     listed = {session.region_name}
     while remaining := {region for job in jobs for region in job.regions} - listed:
         for region in sorted(remaining):
-            jobs += _list_jobs(session, region, **filters)
+            jobs += _list_jobs(session, region, run, filters)
         listed |= remaining
     return sorted(jobs, key=lambda job: (job.created, job.name))
 
 
-def _list_jobs(session: boto3.Session, region: str, **filters: Any) -> Iterator[TrainingJob]:
+def _list_jobs(
+    session: boto3.Session, region: str, run: str | None, filters: dict[str, Any]
+) -> list[TrainingJob]:
+    """Return the jobs that ListTrainingJobs returns, with their tags and descriptions.
+
+    Search returns a hundred jobs with everything in one call, but lags behind. It is used for jobs
+    whose status and tags are final: they have ended, and a newer job of their stage exists.
+    """
     client = session.client("sagemaker", region_name=region)
     with translate_aws_errors("ListTrainingJobs"):
-        for page in client.get_paginator("list_training_jobs").paginate(**filters):
-            for summary in page["TrainingJobSummaries"]:
-                # Tags cost a call for each job: skip jobs whose name cannot be a run's.
-                if not _RUN_JOB_NAME.search(summary["TrainingJobName"]):
-                    continue
-                tags = _tags(client, summary["TrainingJobArn"])
-                if RUN_TAG in tags:
-                    name = summary["TrainingJobName"]
-                    job = _parse_job(client.describe_training_job(TrainingJobName=name), tags)
-                    if job is not None:
-                        yield job
+        summaries = {
+            summary["TrainingJobName"]: summary
+            for page in client.get_paginator("list_training_jobs").paginate(**filters)
+            for summary in page["TrainingJobSummaries"]
+            if _RUN_JOB_NAME.search(summary["TrainingJobName"])
+        }
+        newest: dict[str, str] = {}
+        for name in sorted(summaries, key=lambda one: summaries[one]["CreationTime"]):
+            newest[name.rpartition("-")[0]] = name
+        final = {
+            name: summary["TrainingJobStatus"]
+            for name, summary in summaries.items()
+            if summary["TrainingJobStatus"] in ENDED and name not in newest.values()
+        }
+        found = _search_jobs(client, final, run) if final else {}
+        described = [name for name in summaries if name not in found]
+        with ThreadPoolExecutor(_CONCURRENT_CALLS) as pool:
+            arns = [summaries[name]["TrainingJobArn"] for name in described]
+            jobs = pool.map(partial(_describe_with_tags, client), described, arns)
+            return [job for job in (*found.values(), *jobs) if job is not None]
+
+
+def _search_jobs(
+    client: SageMakerClient, statuses: Mapping[str, str], run: str | None
+) -> dict[str, TrainingJob | None]:
+    """Return the jobs with these names and statuses that Search finds; None for foreign ones."""
+    from botocore.exceptions import ClientError
+
+    names: FilterTypeDef = {
+        "Name": "TrainingJobName",
+        "Operator": "Contains",
+        "Value": f"{run or ''}--",
+    }
+    pages = client.get_paginator("search").paginate(
+        Resource="TrainingJob",
+        SearchExpression={"Filters": [names]},
+        SortBy="CreationTime",
+        SortOrder="Descending",
+        PaginationConfig={"MaxItems": 2 * len(statuses) + 100, "PageSize": 100},
+    )
+    found: dict[str, TrainingJob | None] = {}
+    try:
+        for page in pages:
+            for result in page["Results"]:
+                record = result.get("TrainingJob", {})
+                name = record.get("TrainingJobName", "")
+                if statuses.get(name) == record.get("TrainingJobStatus", "unknown"):
+                    tags = {tag["Key"]: tag["Value"] for tag in record.get("Tags", [])}
+                    found[name] = _parse_job(record, tags)
+            if len(found) == len(statuses):
+                break
+    except ClientError as error:
+        # A policy of an earlier version does not allow it.
+        if error.response["Error"]["Code"] not in ("AccessDenied", "AccessDeniedException"):
+            raise
+    return found
+
+
+def _describe_with_tags(client: SageMakerClient, name: str, arn: str) -> TrainingJob | None:
+    tags = _tags(client, arn)
+    if RUN_TAG not in tags:
+        return None
+    return _parse_job(client.describe_training_job(TrainingJobName=name), tags)
 
 
 def find_job(session: boto3.Session, name: str, region: str | None = None) -> TrainingJob | None:
@@ -267,11 +340,22 @@ def server_time(session: boto3.Session) -> datetime:
 
 
 def stop_job(session: boto3.Session, job: TrainingJob, reason: str) -> None:
-    """Stop the job after a checkpoint, and record ``reason`` in its tags for every watcher."""
+    """Stop the job after a checkpoint, and record ``reason`` in its tags for every watcher.
+
+    A job that has ended meanwhile is left as it is: SageMaker rejects the call for it.
+    """
+    from botocore.exceptions import ClientError
+
     tag_job(session, job, STOPPED_TAG, reason)
     with translate_aws_errors("StopTrainingJob"):
         client = session.client("sagemaker", region_name=job.region)
-        client.stop_training_job(TrainingJobName=job.name)
+        try:
+            client.stop_training_job(TrainingJobName=job.name)
+        except ClientError as error:
+            if error.response["Error"]["Code"] != "ValidationException":
+                raise
+            if refresh(session, job).live:
+                raise
 
 
 def tag_job(session: boto3.Session, job: TrainingJob, key: str, value: str) -> None:
@@ -284,7 +368,7 @@ def tag_job(session: boto3.Session, job: TrainingJob, key: str, value: str) -> N
 def _parse_job(description: Mapping[str, Any], tags: dict[str, str]) -> TrainingJob | None:
     if RUN_TAG not in tags or STAGE_TAG not in tags:
         return None
-    return TrainingJob(
+    job = TrainingJob(
         name=description["TrainingJobName"],
         run=tags[RUN_TAG],
         stage=tags[STAGE_TAG],
@@ -292,6 +376,9 @@ def _parse_job(description: Mapping[str, Any], tags: dict[str, str]) -> Training
         tags=tags,
         description=description,
     )
+    if BUCKET_OWNER_TAG in tags:
+        declare_owners({job.bucket: tags[BUCKET_OWNER_TAG]})
+    return job
 
 
 def _tags(client: SageMakerClient, arn: str) -> dict[str, str]:

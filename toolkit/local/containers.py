@@ -78,6 +78,7 @@ class LocalContainers:
         description = folders.local.root / "containers.json"
         job.write(description)
         self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
+        self._rest = ""
         self._process = subprocess.Popen(
             [sys.executable, "-m", "sm_train.estimators.sdk.local_trainer", str(description)],
             env=os.environ | {"COMPOSE_PROJECT_NAME": self._project, "PYTHONUNBUFFERED": "1"},
@@ -105,6 +106,10 @@ class LocalContainers:
             self._last_lines.append(line.rstrip("\n"))
             yield line
         self._process.wait()
+
+    def remaining_lines(self) -> Iterator[str]:
+        """Yield what the containers printed while they were being ended."""
+        return iter(self._rest.splitlines(keepends=True))
 
     def failure(self) -> NodeFailure | None:
         """Return the container that failed first; the others lost their peer or were stopped.
@@ -136,15 +141,15 @@ class LocalContainers:
 
     def end(self, grace_seconds: float = GRACE_SECONDS) -> None:
         """Send SIGTERM, so that every process checkpoints and exits; then remove all containers."""
-        # Before the launcher is process 1 there is no training to checkpoint.
+        # Before the launcher runs there is no training to checkpoint.
         signaled = [
             docker.terminate(container)
             for container in docker.containers(self._project)
-            if container.running and docker.first_process_is(container, LAUNCHER)
+            if container.running and docker.runs(container, LAUNCHER)
         ]
         if any(signaled):
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.communicate(timeout=grace_seconds)
+                self._rest, _ = self._process.communicate(timeout=grace_seconds)
         docker.remove_project(self._project)
 
 

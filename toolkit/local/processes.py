@@ -27,6 +27,10 @@ GRACE_SECONDS = 60.0
 """Time for a job to checkpoint and exit after SIGTERM; SageMaker allows 120 seconds."""
 
 
+_LAST_OUTPUT_SECONDS = 10.0
+"""Time for a pipe to close once its processes have ended."""
+
+
 @dataclass
 class _Node:
     process: subprocess.Popen[str]
@@ -66,8 +70,12 @@ class LocalProcesses:
             )
             for rank in range(len(folders.nodes))
         ]
-        for rank, node in enumerate(self._nodes):
-            threading.Thread(target=self._read, args=(rank, node), daemon=True).start()
+        self._readers = [
+            threading.Thread(target=self._read, args=(rank, node), daemon=True)
+            for rank, node in enumerate(self._nodes)
+        ]
+        for reader in self._readers:
+            reader.start()
 
     def __enter__(self) -> LocalProcesses:
         return self
@@ -93,6 +101,16 @@ class LocalProcesses:
             running.discard(rank)
             if self._nodes[rank].process.wait() != 0:
                 return
+
+    def remaining_lines(self) -> Iterator[str]:
+        """Yield what the nodes printed while they were being ended."""
+        for reader in self._readers:
+            reader.join(_LAST_OUTPUT_SECONDS)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                _, line = self._lines.get_nowait()
+                if line is not None:
+                    yield line
 
     def failure(self) -> NodeFailure | None:
         """Return the node that failed first; None if all succeeded.

@@ -31,6 +31,7 @@ from sm_train.toolkit.aws.errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import require_bucket
 from sm_train.toolkit.aws.session import open_session
 from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.packing.file_kinds import SkippedKind, describe_skipped
 from sm_train.toolkit.packing.pack import (
     PackJob,
     find_finished,
@@ -60,6 +61,7 @@ class ProcessingPack:
     pack: PackPlan
     newest_ns: int
     started_ns: int
+    skipped: dict[str, SkippedKind]
 
     @property
     def instance_type(self) -> str:
@@ -149,7 +151,7 @@ def plan_processing(
     except ValueError as error:
         raise UserError(f"--instance: {error}") from None
     request = processing_request(config, packing, region=region, image=image, now=datetime.now(UTC))
-    return ProcessingPack(request, pack, inputs.newest_ns, started)
+    return ProcessingPack(request, pack, inputs.newest_ns, started, inputs.skipped)
 
 
 def print_plan(planned: ProcessingPack, cost: PackCost) -> None:
@@ -160,6 +162,7 @@ def print_plan(planned: ProcessingPack, cost: PackCost) -> None:
         f"{planned.request['Environment']['SM_TRAIN_DESTINATION']}",
         f"{planned.instances} × {planned.instance_type} for at most "
         f"{format_duration(planned.max_runtime_seconds)}; {_format_cost(cost)}",
+        *describe_skipped(planned.skipped),
     ):
         stderr_console().print(line, markup=False, soft_wrap=True)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +41,8 @@ class Run:
     config: RunConfig
     record: LaunchRecord | None
     """The newest launch record; None if nothing was submitted."""
+    jobs: tuple[TrainingJob, ...] = ()
+    """Its jobs when it was resolved."""
 
     @property
     def submitted_config(self) -> RunConfig:
@@ -93,14 +95,15 @@ def resolve_run(session: boto3.Session, target: str, region: str) -> Run:
         record = read_record(session_in_region(session, home), bucket, name, jobs[-1].name)
     if bucket is None or record is None:
         raise UserError(f"{name}: {jobs[-1].name} left no record in S3; give the run file instead")
-    return Run(name, home, bucket, record.config, record)
+    return Run(name, home, bucket, record.config, record, tuple(jobs))
 
 
 def _run_of_file(session: boto3.Session, config: RunConfig, region: str) -> Run:
     bucket, record = staging_bucket(config, region), None
-    if jobs := jobs_of_run(session, config.name):
+    jobs = jobs_of_run(session, config.name)
+    if jobs:
         record = read_record(session, _home(jobs)[1] or bucket, config.name, jobs[-1].name)
-    return Run(config.name, region, bucket, config, record)
+    return Run(config.name, region, bucket, config, record, tuple(jobs))
 
 
 def _home(jobs: Sequence[TrainingJob]) -> tuple[str, str | None]:
@@ -113,13 +116,18 @@ def is_run_file(target: str) -> bool:
     return target.endswith(RUN_FILE_ENDINGS) or Path(target).is_file()
 
 
+def refresh_run(session: boto3.Session, run: Run) -> Run:
+    """Return the run with its jobs as they are now."""
+    return replace(run, jobs=tuple(jobs_of_run(session, run.name)))
+
+
 def read_state(session: boto3.Session, run: Run) -> RunState:
-    """Read the run's state from AWS, with the logs of each stage's newest job only.
+    """Read the state of the run and its jobs from AWS, with the logs of each stage's newest job
+    only.
 
     ``session`` is in the run's home region.
     """
-    now = server_time(session)
-    jobs = jobs_of_run(session, run.name)
+    now, jobs = server_time(session), run.jobs
     live = {stage.name: _live_state(session, stage, jobs) for stage in run.config.stages}
     stages = tuple(
         _stage(session, run, stage, jobs, live[stage.name], now) for stage in run.config.stages

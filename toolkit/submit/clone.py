@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from itertools import count
 from typing import TYPE_CHECKING
 
+from sm_train.entrypoints.common.bucket_owner import declare_owners
 from sm_train.estimators.bundle.bundle import RUN_FILE, Bundle, rebuild_bundle, unpack
 from sm_train.estimators.config.load import RunFileError, load_document
 from sm_train.estimators.config.naming import staging_bucket
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.launcher import pytorch_version
-from sm_train.estimators.request.training import COMMIT_TAG, code_uri
+from sm_train.estimators.request.training import BUCKET_OWNER_TAG, COMMIT_TAG, code_uri
 from sm_train.toolkit.aws.errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
 from sm_train.toolkit.errors import UserError
@@ -38,14 +39,16 @@ def clone(
         uri = code_uri(dict(description))
         if uri is None:
             raise UserError(f"--clone: {job} was not started by sm-train: it has no bundle")
-        bucket, key = split_uri(uri)
-        archive = session.client("s3").get_object(Bucket=bucket, Key=key)["Body"].read()
         pages = session.client("sagemaker").get_paginator("list_tags")
         tags = {
             tag["Key"]: tag["Value"]
             for page in pages.paginate(ResourceArn=description["TrainingJobArn"])
             for tag in page["Tags"]
         }
+        bucket, key = split_uri(uri)
+        if BUCKET_OWNER_TAG in tags:
+            declare_owners({bucket: tags[BUCKET_OWNER_TAG]})
+        archive = session.client("s3").get_object(Bucket=bucket, Key=key)["Body"].read()
     files = unpack(archive)
     if RUN_FILE not in files:
         raise UserError(
@@ -60,6 +63,7 @@ def clone(
     except RunFileError as error:
         raise UserError(str(error)) from None
     version = pytorch_version(config)
+    declare_owners(config.bucket_owners)
     same = version == pytorch_version(load_document(document, (), job))
     bundle = rebuild_bundle(archive, config, version, same_image=same)
     return config, bundle, tags.get(COMMIT_TAG)

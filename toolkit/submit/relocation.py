@@ -16,11 +16,13 @@ from sm_train.estimators.bundle.bundle import ARCHIVE_NAME, Bundle, rebuild_bund
 from sm_train.estimators.config.placement import PLACEMENT_TAG, Placement, placements
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.images import image_uri
-from sm_train.estimators.request.launcher import launch_plan, pytorch_version, route_conflict
+from sm_train.estimators.request.launcher import launch_plan, pytorch_version
 from sm_train.estimators.request.training import (
     BUNDLE_TAG,
     COMMIT_TAG,
     TrainingRequest,
+    hyperparameter,
+    stage_name,
     staged_uri,
     training_request,
 )
@@ -64,9 +66,9 @@ def placement_request(home: TrainingRequest, placement: Placement) -> TrainingRe
     """
     if placement.number == 0:
         return home
-    stage = placement.stage(home["HyperParameters"]["stage"])
+    stage = placement.stage(stage_name(home))
     tags = {tag["Key"]: tag["Value"] for tag in home["Tags"]}
-    bundle = _RecordedBundle(tags[BUNDLE_TAG], home["HyperParameters"].get("sagemaker_program", ""))
+    bundle = _RecordedBundle(tags[BUNDLE_TAG], hyperparameter(home, "sagemaker_program") or "")
     try:
         image = image_uri(placement.config, placement.region)
     except ValueError as error:
@@ -97,12 +99,10 @@ def relocated_requests(
     """Return each fallback with the requests of ``home`` for it.
 
     Raises:
-        UserError: a stage would start by another route there, or AWS has no image for it.
+        UserError: AWS has no image for a fallback.
     """
     relocated = []
     for placement in placements(config, region)[1:]:
-        if problem := route_conflict(config, placement.config):
-            raise UserError(f"{placement.key}: {problem}")
         requests = [placement_request(request, placement) for request in home]
         relocated.append((placement, requests))
     return relocated
@@ -185,7 +185,7 @@ def relocated_documents(
     config: RunConfig, region: str, home: Sequence[TrainingRequest]
 ) -> RelocatedDocuments:
     """Return each fallback's requests, and the cost of their stages if they all ran there."""
-    names = [request["HyperParameters"]["stage"] for request in home]
+    names = [stage_name(request) for request in home]
     documents: list[FallbackDocument] = []
     for placement, requests in relocated_requests(config, region, home):
         stages = tuple(placement.stage(name) for name in names)

@@ -23,7 +23,7 @@ from sm_train.toolkit.runs.remediation import (
     StopJob,
     next_action,
 )
-from sm_train.toolkit.runs.resolve import Run, RunState, read_state
+from sm_train.toolkit.runs.resolve import Run, RunState, read_state, refresh_run
 from sm_train.toolkit.submit.relocation import start_where_possible
 from sm_train.toolkit.terminal.formatting import format_usd
 
@@ -65,7 +65,7 @@ def reconcile(session: boto3.Session, run: Run, *, dry_run: bool) -> WatchResult
         UserError: AWS returns an error.
     """
     session = session_in_region(session, run.region)
-    state = read_state(session, run)
+    state = read_state(session, refresh_run(session, run))
     action = next_action(
         state.stages,
         Policy.of(run.config, run.submitted_config),

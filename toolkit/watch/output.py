@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, TypedDict
 
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.jobs.live_state import node_states, notices, stragglers
+from sm_train.toolkit.jobs.live_state import LiveState, node_states, notices, stragglers
 from sm_train.toolkit.runs.status_view import RunStatus, as_document
 from sm_train.toolkit.terminal.console import stderr_console
 from sm_train.toolkit.terminal.formatting import format_duration, format_number, format_usd
@@ -40,9 +40,9 @@ class NodeDocument(TypedDict):
 
 
 class StragglerDocument(TypedDict):
-    rank: int
+    rank: int | None
     node: str
-    step_seconds: float
+    busy_seconds: float
     ratio: float
 
 
@@ -68,8 +68,23 @@ class WatchDocument(RunStatus):
     mfu: float | None
     seconds_since_checkpoint: float | None
     nodes: list[NodeDocument]
-    stragglers: list[StragglerDocument]
+    stragglers: list[StragglerDocument] | None
     recent_warnings: list[NoticeDocument]
+
+
+def _straggler_documents(live: LiveState) -> list[StragglerDocument] | None:
+    slow = stragglers(live)
+    if slow is None:
+        return None
+    return [
+        {
+            "rank": one.rank,
+            "node": one.node,
+            "busy_seconds": one.busy_seconds,
+            "ratio": one.ratio,
+        }
+        for one in slow
+    ]
 
 
 def watch_document(result: WatchResult, gpus: Mapping[str, float] | None = None) -> WatchDocument:
@@ -110,15 +125,7 @@ def watch_document(result: WatchResult, gpus: Mapping[str, float] | None = None)
             }
             for node in nodes
         ],
-        "stragglers": [
-            {
-                "rank": one.rank,
-                "node": one.node,
-                "step_seconds": one.step_seconds,
-                "ratio": one.ratio,
-            }
-            for one in stragglers(live)
-        ],
+        "stragglers": _straggler_documents(live),
         "recent_warnings": [
             {
                 "time": one.time,

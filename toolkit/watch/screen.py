@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from sm_train.toolkit.jobs.live_state import (
     LiveState,
     NodeState,
-    Straggler,
     node_states,
     notices,
     stragglers,
@@ -259,26 +258,26 @@ def _cluster(model: ScreenState, now: float, width: int, lines: int | None) -> l
     nodes = node_states(model.live, live_nodes(model.result.state), now, model.gpus)
     if not nodes:
         return []
-    slow = _straggler_lines(model.live)[:_MAX_STRAGGLERS]
+    slow = _straggler_rows(model.live)
     rows = len(nodes) if lines is None else max(2, lines - len(slow))
     parts: list[RenderableType] = ["", _table(_worst(nodes, rows), width)]
     if rows < len(nodes):
         remainder = f"and {len(nodes) - rows} more with recent heartbeats and busier GPUs"
         parts.append(_text(remainder, "dim"))
-    return parts + [_row("straggler", (line, "yellow not bold")) for line in slow]
+    return parts + slow
 
 
-def _straggler_lines(live: LiveState) -> list[str]:
-    """Return a line for each node with straggling ranks, slowest first."""
-    by_node: dict[str, list[Straggler]] = {}
-    for one in stragglers(live):
-        by_node.setdefault(one.node, []).append(one)
-    return [
-        f"{node}: {ranks[0].ratio:.2f} × the median step, {ranks[0].step_seconds:.3g} s; "
-        f"{'ranks' if len(ranks) > 1 else 'rank'} "
-        f"{', '.join(str(rank) for rank in sorted(one.rank for one in ranks))}"
-        for node, ranks in by_node.items()
+def _straggler_rows(live: LiveState) -> list[RenderableType]:
+    """Return a row for each straggler, slowest first, or one that says that there is none."""
+    slow = stragglers(live)
+    if not slow:
+        return [_row("straggler", ("unknown" if slow is None else "none", "dim"))]
+    lines = [
+        f"{one.node}: {f'rank {one.rank}' if one.rank is not None else 'every rank'} is busy for "
+        f"{one.busy_seconds:.3g} s of each step, {one.ratio:.2f} × the others"
+        for one in slow[:_MAX_STRAGGLERS]
     ]
+    return [_row("straggler", (line, "yellow not bold")) for line in lines]
 
 
 def _worst(nodes: Sequence[NodeState], count: int) -> list[NodeState]:

@@ -123,7 +123,7 @@ def test_figures_are_none_without_gpu_and_efa(tmp_path: Path) -> None:
     assert fields["gpus"] == []
 
 
-def test_straggler_table_shows_the_slow_rank_in_one_atomic_line(tmp_path: Path) -> None:
+def test_node_event_holds_the_times_of_every_rank_in_one_atomic_line(tmp_path: Path) -> None:
     """With eight ranks and eight GPUs: a pipe splits lines of more than 4 KiB."""
     clock, ranks, stream = Clock(), [], io.StringIO()
     for rank in range(8):
@@ -133,6 +133,9 @@ def test_straggler_table_shows_the_slow_rank_in_one_atomic_line(tmp_path: Path) 
         )
     counters = NodeCounters(tmp_path, fake_nvml(1, ecc=True), list(range(8)))
     report = NodeReport(EventLog(node=15, rank=120, stream=stream), 15, lambda: counters)
+    row = {"rank": 120, "node": 15, "busy_seconds": 0.123456, "ratio": 1.23456}
+    skew = {"node": 15, "seconds": 0.123456}
+    job = {"straggler_ratio": 1.23456, "stragglers": 4 * [row], "arrival_skew": 4 * [skew]}
     for round_ in range(2):
         write_counters(tmp_path, 10**9 + round_ * 10**9)
         for rank, (writer, _) in enumerate(ranks):
@@ -142,13 +145,17 @@ def test_straggler_table_shows_the_slow_rank_in_one_atomic_line(tmp_path: Path) 
                 clock.now += 10**8
                 writer.enter(Phase.STEP, round_ * 100 + step)
                 clock.now += 3 * 10**8 if rank == 5 else 10**8
+                writer.add_busy(2 * 10**8 + rank * 10**6, 10**7)
             clock.now = started
         clock.now += 4 * 10**10
-        report.measure([reader for _, reader in ranks], clock.now / 1e9)
+        report.measure([reader for _, reader in ranks], clock.now / 1e9, job)
     [event] = [one for line in stream.getvalue().splitlines() if (one := parse_event(line))]
     assert len(stream.getvalue().encode()) < 4096
     assert event["ranks"][5]["p50"] == pytest.approx(0.4, rel=0.07)
-    assert event["straggler_ratio"] == pytest.approx(2, rel=0.07)
+    assert event["ranks"][5]["busy_seconds"] == pytest.approx(0.205)
+    assert event["ranks"][5]["cpu_wait_seconds"] == pytest.approx(0.01)
+    assert event["straggler_ratio"] == pytest.approx(1.235)
+    assert event["stragglers"][3]["ratio"] == pytest.approx(1.235)
     assert event["ranks"][5]["data_wait_share"] == pytest.approx(0.25, rel=0.02)
     assert event["data_wait_share_max"] == pytest.approx(0.25, rel=0.02)
     assert event["gpu_utilization_mean"] == 93.5

@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-import boto3
 import pytest
 from sm_train.estimators.bundle.bundle import build_bundle
 from sm_train.estimators.config.schema import RunConfig
@@ -15,6 +14,7 @@ from sm_train.estimators.request.training import TrainingRequest, code_uri, trai
 from sm_train.estimators.sdk.model_trainer import create_training_job, without_timestamps
 
 from tests.conftest import Aws
+from tests.support.moto_server import aws_session
 from tests.support.run_documents import ECR, PLAN, config, stage
 from tests.support.service_model import request_errors
 
@@ -96,7 +96,7 @@ def test_sdk_sends_the_displayed_request(
         monkeypatch.setenv(variable, value)
     run = config(**{"tags": {"team": "imaging"}} | RUNS[name])
     request, bundle = _request(run), build_bundle(run, framework_version(run))
-    session = boto3.Session(region_name="us-east-1")
+    session = aws_session()
     create_training_job(request, bundle, boto_session=session, bucket="my-bucket")
     [sent] = aws.bodies("CreateTrainingJob")
     assert without_timestamps(sent) == without_timestamps(request)

@@ -251,13 +251,10 @@ def _emulate_what_fake_tensors_cannot() -> None:
     """Replace functions that read the content of tensors, or need kernels."""
     import torch.distributed.device_mesh as meshes
     import torch.nn.parallel.distributed as ddp
-    from accelerate.utils import operations
     from sm_train.entrypoints.models.builder import CaptionTokenizer
 
     _run_for_real(CaptionTokenizer, "__call__")
     _run_for_real(meshes, "init_device_mesh")
-    # Objects are exchanged as tensors of bytes; here every rank has what rank 0 has.
-    operations._gpu_gather_object = lambda values: [*values] * dist.get_world_size()
     ddp._verify_param_shape_across_processes = lambda *_: None
     ddp._sync_module_states = lambda **_: None
     initialize = ddp.DistributedDataParallel.__init__

@@ -185,7 +185,7 @@ def test_expensive_checkpoint_interval_names_a_better_one() -> None:
 CUSTOM_IMAGE = "111122223333.dkr.ecr.eu-west-1.amazonaws.com/team/own:1.2"
 
 
-def images(today: date = date(2024, 6, 1), **cluster: Any) -> dict[str, Finding]:
+def images(today: date = date(2026, 11, 22), **cluster: Any) -> dict[str, Finding]:
     stages = cluster.pop("stages", [stage()])
     run = config(cluster={"instance_type": "ml.p4de.24xlarge", **cluster}, stages=stages)
     return {one.code: one for one in image_findings(run, "us-east-1", today)}
@@ -216,22 +216,56 @@ def test_framework_version_without_aws_image_is_an_error() -> None:
     assert images(framework_version="2.99")["image-unavailable"].level == "error"
 
 
-def test_unused_smddp_is_reported() -> None:
-    assert images() == {}
-    unused = images(framework_version="2.6.0")["smddp-unused"]
-    assert "PyTorch 2.6.0" in unused.message
-    assert images(backend="nccl") == {}
-    one_instance = images(backend="smddp", stages=[stage(instances=1)])
-    assert "one instance" in one_instance["smddp-unused"].message
-    assert images(instance_type="ml.p5.48xlarge") == {}
+def test_smddp_states_its_tradeoff() -> None:
+    requested = images(date(2026, 11, 22), backend="smddp")
+    assert requested.keys() == {"smddp-tradeoff"}
+    message = requested["smddp-tradeoff"].message
+    assert "PyTorch 2.5.1, which AWS has not patched since 2025-11-24" in message
+    assert "2.13.0" in message
+    possible = images(date(2026, 11, 22))["smddp-tradeoff"].message
+    assert "auto is NCCL on PyTorch 2.13.0" in possible
+    assert "SMDDP may be faster" in possible
 
 
-def test_unpatched_framework_is_reported_after_its_end_of_patch() -> None:
-    later = date(2026, 11, 1)
-    assert images(later)["framework-unpatched"].level == "info"
-    assert images(later, framework_version="2.9.0")["framework-unpatched"].level == "warning"
-    assert "framework-unpatched" not in images(later, backend="nccl")
-    assert "framework-unpatched" in images(date(2027, 2, 1), backend="nccl")
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        {"backend": "nccl"},
+        {"instance_type": "ml.p5.48xlarge"},
+        {"stages": [stage(instances=1)]},
+        {"stages": [stage(sharding="full_shard")]},
+    ],
+)
+def test_no_tradeoff_is_stated_where_there_is_no_choice(cluster: dict[str, Any]) -> None:
+    assert images(date(2026, 11, 22), **cluster) == {}
+
+
+def test_smddp_without_several_instances_is_reported() -> None:
+    found = images(backend="smddp", stages=[stage(instances=1)])
+    assert "every stage has one instance" in found["smddp-unused"].message
+
+
+@pytest.mark.parametrize(
+    ("today", "version", "level", "message"),
+    [
+        (date(2026, 11, 22), "2.9.0", "warning", "has not patched its images of PyTorch 2.9.0"),
+        (date(2026, 11, 22), "2.10.0", "warning", "PyTorch 2.10.0 until 2027-01-21"),
+        (date(2026, 11, 22), "2.14.0", "info", "not known until when"),
+        (date(2027, 4, 20), None, "warning", "PyTorch 2.13.0 until 2027-07-20"),
+        (date(2027, 7, 21), None, "warning", "PyTorch 2.13.0 since 2027-07-20"),
+    ],
+)
+def test_end_of_patch_is_reported_three_months_ahead(
+    today: date, version: str | None, level: str, message: str
+) -> None:
+    found = images(today, instance_type="ml.p5.48xlarge", framework_version=version)
+    assert found["framework-unpatched"].level == level
+    assert message in found["framework-unpatched"].message
+    assert (version is None) == ("update sm-train" in found["framework-unpatched"].fix)
+
+
+def test_default_image_is_patched_for_six_more_months() -> None:
+    assert images(date(2027, 4, 19), instance_type="ml.p5.48xlarge") == {}
 
 
 @pytest.mark.parametrize(
@@ -403,12 +437,6 @@ def test_budget_is_checked_against_the_most_expensive_cluster() -> None:
 def test_fallback_without_a_price_is_reported() -> None:
     cheap = {"fallbacks": [{"instance_type": "ml.p5e.48xlarge"}]}
     assert ("price-unknown", "recovery.fallbacks[0]") in offline(cluster=P5, recovery=cheap)
-
-
-def test_fallback_with_another_start_method_is_an_error() -> None:
-    to_p5 = {"fallbacks": [{"instance_type": "ml.p5.48xlarge"}]}
-    found = offline(recovery=to_p5)["fallback-start", "recovery.fallbacks[0]"]
-    assert (found.level, found.fix) == ("error", "write cluster.backend: nccl, which both support")
 
 
 def test_long_spot_wait_before_a_fallback_is_reported() -> None:

@@ -22,6 +22,7 @@ ROLE = "arn:aws:iam::111122223333:role/sm-train"
 # Actions that no command of this test calls, and what needs them.
 NOT_RECORDED = {
     "sagemaker:StopTrainingJob": "stop",
+    "sagemaker:Search": "status, for a stage with several jobs",
     "logs:GetLogEvents": "diagnose, which reads each stream",
     "ecr:DescribeImages": "check, for an image that is not AWS's",
     "iam:GetRole": "check, over a protocol that is not recorded here",

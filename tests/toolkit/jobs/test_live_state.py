@@ -136,19 +136,27 @@ def test_logged_gpu_utilization_takes_precedence_over_cloudwatch() -> None:
     assert node.gpu_utilization == 97.0
 
 
-def test_stragglers_are_reported_with_rank_and_node() -> None:
-    typical = [{"rank": rank, "p50": 0.5} for rank in range(7)]
+def test_stragglers_are_those_that_the_first_node_has_found() -> None:
+    slow = {"rank": 8, "node": 1, "busy_seconds": 0.8, "ratio": 1.6}
+    whole_node = {"rank": None, "node": 7, "busy_seconds": 0.7, "ratio": 1.4}
     live = fold_events(
         [
-            logged("node", NOW, "algo-1", ranks=typical),
-            logged(
-                "node", NOW, "algo-2", ranks=[{"rank": 8, "p50": 0.8}, {"rank": 9, "p50": None}]
-            ),
+            logged("node", NOW, "algo-1", stragglers=[slow, whole_node]),
+            ("algo-2", logged("node", NOW, stragglers=None)[1] | {"node": 1}),
         ]
     )
-    [slow] = stragglers(live)
-    assert (slow.rank, slow.node, slow.step_seconds) == (8, "algo-2", 0.8)
-    assert slow.ratio == 0.8 / 0.5
+    found = stragglers(live)
+    assert found is not None
+    assert [(one.rank, one.node, one.ratio) for one in found] == [
+        (8, "algo-2", 1.6),
+        (None, "algo-8", 1.4),
+    ]
+
+
+def test_stragglers_are_unknown_until_ranks_were_compared() -> None:
+    assert stragglers(fold_events([logged("node", NOW, ranks=[])])) is None
+    assert stragglers(fold_events([logged("node", NOW, stragglers=None)])) is None
+    assert stragglers(fold_events([logged("node", NOW, stragglers=[])])) == []
 
 
 def test_repeated_notices_are_counted_and_show_the_newest_message() -> None:

@@ -82,9 +82,7 @@ def cluster(nodes: int, warnings: int = 3) -> LiveState:
     ]
     for number in range(1, nodes + 1):
         node = f"algo-{number}"
-        ranks = [
-            {"rank": 8 * number - 8 + gpu, "p50": 0.7 if number == 3 else 0.5} for gpu in range(8)
-        ]
+        slow = [{"rank": 16, "node": 2, "busy_seconds": 0.7, "ratio": 1.4}] if nodes > 2 else []
         lines += [
             logged(
                 "heartbeat", 400 if number == 3 else 12, node, step=14440, seconds_since_step=0.4
@@ -93,7 +91,8 @@ def cluster(nodes: int, warnings: int = 3) -> LiveState:
                 "node",
                 30,
                 node,
-                ranks=ranks,
+                ranks=[],
+                stragglers=slow if number == 1 else None,
                 gpu_utilization_mean=97.0,
                 gpu_utilization_min=91.0,
                 gpu_memory_used_max=71 * 2**30,
@@ -172,7 +171,7 @@ def test_view_shows_all_known_values() -> None:
         "67 °C",
         "31,001",
         "30,000",
-        "straggler algo-3: 1.40 × the median step, 0.7 s; ranks 16, 17, 18",
+        "straggler algo-3: rank 16 is busy for 0.7 s of each step, 1.40 × the others",
         "warning: the run is projected to cost",
         "algo-1 code-2: a long message",
     ):

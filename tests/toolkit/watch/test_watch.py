@@ -61,7 +61,7 @@ def train(laptop: Laptop, *, steps: int = 30) -> None:
         )
     log_event(FIRST, "checkpoint", ago=400, step=400)
     for node in range(4):
-        ranks = [{"rank": 8 * node, "p50": 0.5 if node < 3 else 0.7}]
+        slow = [{"rank": 24, "node": 3, "busy_seconds": 0.7, "ratio": 1.4}]
         log_event(
             FIRST,
             "heartbeat",
@@ -75,7 +75,8 @@ def train(laptop: Laptop, *, steps: int = 30) -> None:
             "node",
             ago=30,
             node=node,
-            ranks=ranks,
+            ranks=[],
+            stragglers=None if node else slow,
             data_wait_share_max=0.02,
             gpu_utilization_mean=98.0 - node,
             gpu_utilization_min=90.0,
@@ -99,7 +100,7 @@ def test_once_prints_the_view_or_a_document(laptop: Laptop) -> None:
         "budget $500",
         "98 %",
         "61 GiB",
-        "algo-4: 1.40 × the median step, 0.7 s; rank 24",
+        "algo-4: rank 24 is busy for 0.7 s of each step, 1.40 × the others",
         "algo-2 bad-sample: 3 samples were skipped",
     ):
         assert text in view, text

@@ -1,0 +1,63 @@
+"""docs/platform.md: every statement names an existing test, or what only AWS can prove."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from sm_train.toolkit.doctor.canary_report import FACT_CODES
+
+ROOT = Path(__file__).parents[1]
+NONE = "—"
+ROWS = [
+    tuple(cell.strip() for cell in line.strip("|").split("|"))
+    for line in (ROOT / "docs" / "platform.md").read_text().splitlines()
+    if line.startswith("| ") and not line.startswith("| statement ")
+]
+
+PLATFORM = re.compile(
+    r"\b(SageMaker|AWS|S3|CloudWatch|FastFile|Lambda|IAM|EFA|SMDDP|SIGTERM|spot)\b"
+)
+README_STATEMENTS = {
+    "Train a foundation diffusion model": "`submit` trains on SageMaker from a laptop",
+    "no GPU, no AWS account": "`--dry-run`, `check --offline` and `cost` need no AWS account",
+    "images and captions →": "Packing on Processing builds the same shards",
+    "index existing WebDataset shards": "Every S3 request expects the bucket's owner",
+    "CloudWatch alarms for a run": "Alarms report lost heartbeats and full disks",
+    "least-privilege IAM": "The laptop's policy allows what the commands call, and no more",
+    "templates for packing and watching": "Packing in Lambda packs each image once",
+    "What works on AWS itself": "The canary's report states what worked",
+    "Each local node has its own checkpoint folder": (
+        "Emulated nodes have their own checkpoint folders, synced as SageMaker does"
+    ),
+    "what only AWS can prove": "The canary's report states what worked",
+}
+"""Part of each sentence about the platform in the README → the statement that covers it."""
+
+
+@pytest.mark.parametrize(("statement", "proof", "question"), ROWS)
+def test_statement_is_proven_or_left_to_aws(statement: str, proof: str, question: str) -> None:
+    assert (proof, question) != (NONE, NONE)
+    if proof != NONE:
+        path, _, name = proof.partition("::")
+        tree = ast.parse((ROOT / path).read_text())
+        tests = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        assert name in tests, f"{path} has no {name}"
+    for code in re.findall(r"canary `([^`]+)`", question):
+        assert code in FACT_CODES
+
+
+def test_readme_states_nothing_about_the_platform_that_is_not_covered() -> None:
+    text = re.sub(r"```.*?```", "\n\n", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    sentences = [
+        " ".join(sentence.split())
+        for block in re.split(r"\n\s*\n|\n(?=[-|#] ?)", text)
+        for sentence in re.split(r"(?<=[.!?])\s+(?=[A-Z`])", block)
+        if PLATFORM.search(sentence)
+    ]
+    uncovered = [one for one in sentences if not any(part in one for part in README_STATEMENTS)]
+    assert sentences
+    assert uncovered == [], "add a row to docs/platform.md, and the sentence to this test"
+    assert set(README_STATEMENTS.values()) <= {row[0] for row in ROWS}

@@ -1,0 +1,120 @@
+"""Shows what a canary runs and costs, asks, runs it and writes its report."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import click
+from sm_train.entrypoints.common.atomic_write import write_atomic
+from sm_train.estimators.config.schema import RunConfig
+from sm_train.estimators.config.stage import StageSection
+from sm_train.toolkit.doctor.canary import CanaryPlatform, run_canary
+from sm_train.toolkit.doctor.canary_platforms import LocalPlatform, SageMakerPlatform
+from sm_train.toolkit.doctor.canary_report import (
+    CanaryDocument,
+    PlatformName,
+    canary_document,
+    is_confirmed,
+    to_markdown,
+)
+from sm_train.toolkit.doctor.canary_run import MAX_RUNTIME_SECONDS, Canary, derive_canary
+from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.submit.bundle import bundle_of
+from sm_train.toolkit.submit.submission import prepare
+from sm_train.toolkit.submit.submit import ask, session_for_jobs
+from sm_train.toolkit.terminal.console import write_json
+from sm_train.toolkit.terminal.formatting import format_duration, format_usd
+
+
+@dataclass(frozen=True)
+class CanaryOptions:
+    """Options of the command; ``nodes`` is the number of emulated nodes, None for SageMaker."""
+
+    instance_type: str | None
+    nodes: int | None
+    processes: int
+    output: Path
+    poll_seconds: float
+    profile: str | None
+    dry_run: bool
+    yes: bool
+    as_json: bool
+
+
+def start_canary(
+    config: RunConfig, stage: StageSection, base: Path, region: str, options: CanaryOptions
+) -> None:
+    """Run the canary of ``stage`` and write its report.
+
+    Raises:
+        UserError: it cannot start, the user did not confirm, or a step did not work (exit code 3).
+    """
+    canary = derive_canary(config, stage, region, datetime.now(), options.instance_type)
+    if options.nodes is None:
+        click.echo(_price_line(canary), err=True)
+    if options.dry_run:
+        bundle = bundle_of(canary.config, base)
+        submission = prepare(canary.config, None, bundle, region, datetime.now())
+        write_json(
+            {
+                "requests": list(submission.requests),
+                "billable_seconds": canary.seconds,
+                "cost_usd": canary.cost_usd,
+                "max_cost_usd": canary.max_cost_usd,
+            }
+        )
+        return
+    if options.nodes is None:
+        session, _ = session_for_jobs(canary.config, options.profile, region)
+        if not options.yes:
+            ask("Start it?")
+        platform: CanaryPlatform = SageMakerPlatform(session, canary, base, options.profile)
+    else:
+        platform = LocalPlatform(
+            base=base,
+            nodes=options.nodes,
+            processes=options.processes,
+            output=options.output / canary.config.name,
+        )
+    result = run_canary(platform, canary, _report, options.poll_seconds)
+    name: PlatformName = "sagemaker" if options.nodes is None else "local"
+    document = canary_document(canary, result, name, options.nodes or canary.stage.instances)
+    _finish(document, options, canary.config.name)
+
+
+def _report(line: str) -> None:
+    click.echo(line, err=True)
+
+
+def _price_line(canary: Canary) -> str:
+    cluster, stage = canary.config.cluster, canary.stage
+    return (
+        f"{canary.config.name}: two jobs on {stage.instances} × {cluster.instance_type} in "
+        f"{canary.region}, by {canary.launch.route}, together about "
+        f"{format_duration(canary.seconds)}: {format_usd(canary.cost_usd)}; at most "
+        f"{format_usd(canary.max_cost_usd)}, since each ends after "
+        f"{format_duration(MAX_RUNTIME_SECONDS)}"
+    )
+
+
+def _finish(document: CanaryDocument, options: CanaryOptions, name: str) -> None:
+    report = to_markdown(document)
+    options.output.mkdir(parents=True, exist_ok=True)
+    path = options.output / f"{name}.md"
+    write_atomic(path, report.encode())
+    write_atomic(path.with_suffix(".json"), (json.dumps(document, indent=1) + "\n").encode())
+    if options.as_json:
+        write_json(document)
+    else:
+        click.echo(report)
+    click.echo(f"report: {path} and {path.with_suffix('.json').name}", err=True)
+    if not is_confirmed(document):
+        states = [
+            f"{fact['code']} {fact['state']}"
+            for fact in document["facts"]
+            if fact["state"] != "confirmed"
+        ]
+        raise UserError(f"not confirmed: {', '.join(states)}", ExitCode.PREFLIGHT)

@@ -1,0 +1,202 @@
+"""Where a canary runs: as real jobs on SageMaker, or on emulated nodes of this machine."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from sm_train.estimators.config.schema import RunConfig
+from sm_train.toolkit.aws.cloudwatch_logs import search
+from sm_train.toolkit.aws.errors import translate_aws_errors
+from sm_train.toolkit.aws.s3 import split_uri
+from sm_train.toolkit.doctor.canary import CanaryJob
+from sm_train.toolkit.doctor.canary_run import STAGE, Canary
+from sm_train.toolkit.errors import ExitCode
+from sm_train.toolkit.jobs.checkpoints import local_checkpoints, stored_checkpoints
+from sm_train.toolkit.jobs.events import LOG_NAME, parse_events
+from sm_train.toolkit.jobs.live_events import EVENT_PATTERN
+from sm_train.toolkit.jobs.training_job import (
+    TrainingJob,
+    jobs_of_run,
+    refresh,
+    server_time,
+    stop_job,
+)
+from sm_train.toolkit.runs.remediation import USER
+from sm_train.toolkit.submit.bundle import bundle_of
+from sm_train.toolkit.submit.submission import prepare
+from sm_train.toolkit.submit.submit import submit
+
+if TYPE_CHECKING:
+    import boto3
+
+_LOCAL_CHECKPOINT_STEPS = 5
+_ARCHIVES = (".tar.gz", ".tgz", ".tar")
+
+
+class SageMakerPlatform:
+    """Jobs on SageMaker, submitted as ``sm-train submit`` does."""
+
+    def __init__(
+        self, session: boto3.Session, canary: Canary, base: Path, profile: str | None
+    ) -> None:
+        self._session, self._canary, self._base, self._profile = session, canary, base, profile
+        self._job: TrainingJob | None = None
+
+    def start(self, config: RunConfig) -> None:
+        bundle = bundle_of(config, self._base)
+        submission = prepare(config, STAGE, bundle, self._canary.region, datetime.now())
+        submit(
+            submission,
+            self._profile,
+            cause="canary",
+            auto_advance=False,
+            yes=True,
+            as_json=False,
+            with_plan=False,
+        )
+        self._job = jobs_of_run(self._session, config.name)[-1]
+
+    def read(self) -> CanaryJob:
+        assert self._job is not None
+        job = self._job = refresh(self._session, self._job)
+        entries = search(self._session, f"{job.name}/", region=job.region, pattern=EVENT_PATTERN)
+        files, archives = (None, None) if job.live else self._model_output(job)
+        return CanaryJob(
+            name=job.name,
+            status=f"{job.status} ({job.secondary_status})" if job.live else job.status,
+            reason=job.failure_reason,
+            live=job.live,
+            events=tuple(parse_events(entry.message for entry in entries)),
+            stored=stored_checkpoints(self._session, job.checkpoint_uri, job.region),
+            created=job.created.timestamp(),
+            started=_timestamp(job.started),
+            ended=_timestamp(job.ended),
+            phases=_phases(job),
+            billable_seconds=None if job.live else job.billable_seconds(server_time(self._session)),
+            model_files=files,
+            model_archives=archives,
+        )
+
+    def stop(self) -> None:
+        job = self._job and refresh(self._session, self._job)
+        if job is not None and job.live and job.status != "Stopping":
+            stop_job(self._session, job, USER)
+
+    def now(self) -> float:
+        return server_time(self._session).timestamp()
+
+    def _model_output(self, job: TrainingJob) -> tuple[int, int]:
+        """Return the number of files in the job's output, and how many of them are archives."""
+        uri = f"{job.description['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{job.name}/"
+        bucket, prefix = split_uri(uri)
+        with translate_aws_errors(uri):
+            client = self._session.client("s3", region_name=job.region)
+            page = client.list_objects_v2(Bucket=bucket, Prefix=prefix)
+        keys = [entry["Key"] for entry in page.get("Contents", [])]
+        return len(keys), sum(key.endswith(_ARCHIVES) for key in keys)
+
+
+def _timestamp(moment: datetime | None) -> float | None:
+    return None if moment is None else moment.timestamp()
+
+
+def _phases(job: TrainingJob) -> tuple[tuple[str, float], ...]:
+    """Return SageMaker's secondary statuses with the seconds that each took."""
+    transitions: list[dict[str, Any]] = job.description.get("SecondaryStatusTransitions", [])
+    return tuple(
+        (one["Status"], (one["EndTime"] - one["StartTime"]).total_seconds())
+        for one in transitions
+        if "EndTime" in one
+    )
+
+
+class LocalPlatform:
+    """Emulated nodes on this machine, run by ``sm-train submit --local``."""
+
+    def __init__(self, *, base: Path, nodes: int, processes: int, output: Path) -> None:
+        """Keep the run's files in ``output``; the run file's folders are relative to ``base``."""
+        self._base = base.absolute()
+        self._nodes, self._processes, self._output = nodes, processes, output
+        self._process: subprocess.Popen[bytes] | None = None
+        self._attempt = 0
+        self._created = self._ended = 0.0
+        self._skipped_lines = 0
+
+    @property
+    def _log(self) -> Path:
+        return self._output / STAGE / LOG_NAME
+
+    def start(self, config: RunConfig) -> None:
+        self._output.mkdir(parents=True, exist_ok=True)
+        file = self._output / "canary.yaml"
+        document = config.model_dump(mode="json")
+        if config.data.local is not None:
+            document["data"]["local"] = str(self._base / config.data.local)
+        # A GPU of the cluster takes 50 steps within seconds, a CPU within minutes.
+        document["checkpoint"]["every_steps"] = _LOCAL_CHECKPOINT_STEPS
+        file.write_text(yaml.safe_dump(document), encoding="utf-8")
+        self._skipped_lines = len(self._log_lines())
+        self._attempt += 1
+        self._created, self._ended = time.time(), 0.0
+        command = [sys.executable, "-m", "sm_train.toolkit", "submit", str(file), "--local"]
+        command += ["--nodes", str(self._nodes), "--processes", str(self._processes)]
+        with (self._output / "canary.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [*command, "--output", str(self._output)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # a terminal's Ctrl-C is for the canary, which stops it
+            )
+
+    def read(self) -> CanaryJob:
+        assert self._process is not None
+        code = self._process.poll()
+        if code is not None and not self._ended:
+            self._ended = time.time()
+        events = tuple(parse_events(self._log_lines()[self._skipped_lines :]))
+        reason = ""
+        if code not in (None, ExitCode.OK, ExitCode.INTERRUPTED):
+            reason = f"exit code {code}: see {self._output / 'canary.log'}"
+        model = self._output / STAGE / "nodes" / "algo-1" / "model"
+        files = [path for path in model.rglob("*") if path.is_file()] if code is not None else []
+        return CanaryJob(
+            name=f"local-{self._attempt:04d}",
+            status=_local_status(code),
+            reason=reason,
+            live=code is None,
+            events=events,
+            stored=local_checkpoints(self._output / STAGE / "checkpoints"),
+            created=self._created,
+            started=self._created,
+            ended=self._ended or None,
+            model_files=len(files),
+            model_archives=sum(path.name.endswith(_ARCHIVES) for path in files),
+        )
+
+    def stop(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+
+    def now(self) -> float:
+        return time.time()
+
+    def _log_lines(self) -> list[str]:
+        if not self._log.exists():
+            return []
+        return self._log.read_text(encoding="utf-8", errors="replace").splitlines()
+
+
+def _local_status(code: int | None) -> str:
+    if code is None:
+        return "InProgress"
+    if code == ExitCode.OK:
+        return "Completed"
+    return "Stopped" if code == ExitCode.INTERRUPTED else "Failed"
