@@ -41,6 +41,8 @@ class _Heartbeat:
     def __init__(self, steps: int, tracker: MemoryTracker | None) -> None:
         self._steps, self._tracker = steps, tracker
 
+    def add_busy(self, *_: Any) -> None: ...
+
     def enter(self, phase: Any, step: int) -> None:
         if phase.name == "FINISH":
             raise _EndOfRunError
@@ -169,7 +171,7 @@ def _train(trainer: Any, heartbeat: _Heartbeat) -> None:
     from sm_train.entrypoints.common.signals import StopSignal
 
     with contextlib.suppress(_EndOfRunError):
-        trainer.run(heartbeat, StopSignal())
+        trainer.run(heartbeat, StopSignal(trainer.paths.stop_request))
 
 
 @contextlib.contextmanager
