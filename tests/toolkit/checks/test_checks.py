@@ -434,6 +434,22 @@ def test_budget_is_checked_against_the_most_expensive_cluster() -> None:
     assert up_to_suffix(fallback, [(placement, first)]) == ""
 
 
+def test_derived_prices_and_budgets_without_a_price_are_reported() -> None:
+    p5en = {"instance_type": "ml.p5en.48xlarge", "backend": "nccl"}
+    derived = offline(cluster=p5en)["price-derived", "cluster.instance_type"]
+    assert derived.level == "warning"
+    # EC2's 63.296 × 1.15 = 72.79, × 0.95 to 1.15.
+    assert "is derived: $69.15 to $83.71 an hour" in derived.message
+    assert ("price-derived", "cluster.instance_type") not in offline(cluster=P5)
+    unpriced = {"instance_type": "ml.p5e.48xlarge", "backend": "nccl"}
+    found = offline(cluster=unpriced, budget={"usd": 1e6})
+    assert "cannot be enforced" in found["budget-unenforceable", "budget.usd"].message
+    assert ("price-unknown", "cluster.instance_type") in found
+    # An unknown price is not 0: a budget below what is known is exceeded all the same.
+    spot = offline(cluster=P4DE | {"capacity": "spot", "max_wait": "28d"}, budget={"usd": 1})
+    assert ("over-budget", "budget.usd") in spot
+
+
 def test_fallback_without_a_price_is_reported() -> None:
     cheap = {"fallbacks": [{"instance_type": "ml.p5e.48xlarge"}]}
     assert ("price-unknown", "recovery.fallbacks[0]") in offline(cluster=P5, recovery=cheap)
