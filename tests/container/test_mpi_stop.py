@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sm_train.entrypoints.checkpointing.manifest import latest_complete
 from sm_train.entrypoints.common.checkpoint_layout import (
     MARKER,
     CheckpointMarker,
@@ -30,6 +31,7 @@ from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.launcher import launch_plan
 from sm_train.estimators.request.training import TrainingRequest, training_request
 from sm_train.toolkit.jobs.events import Event, parse_event
+from sm_train.toolkit.local.checkpoint_sync import CheckpointSync
 
 from tests.container.test_containers import docker
 from tests.support.capabilities import skip_or_fail
@@ -85,10 +87,15 @@ def write_platform_files(base: Path, request: TrainingRequest, host: str, archiv
 
 @dataclass(frozen=True)
 class Cluster:
-    """The containers of one job, by host, and each host's folder in place of /opt/ml."""
+    """The containers of one job, by host, and each host's folder in place of /opt/ml.
+
+    ``sync`` uploads the checkpoints of both to ``prefix``.
+    """
 
     containers: dict[str, str]
     folders: dict[str, Path]
+    prefix: Path
+    sync: CheckpointSync
 
     def terminate(self) -> None:
         """Send SIGTERM to process 1 of every container, as SageMaker does."""
@@ -157,10 +164,14 @@ def cluster(folder: Path) -> Iterator[Cluster]:
     with ExitStack() as stack:
         docker("network", "create", name)
         stack.callback(docker, "network", "rm", name)
-        containers, folders = {}, {}
+        folders = {host: folder / host for host in HOSTS}
         for host in HOSTS:
-            folders[host] = folder / host
             write_platform_files(folders[host], request, host, bundle.archive)
+        sync = CheckpointSync(folder / "s3", [folders[host] / "checkpoints" for host in HOSTS])
+        sync.start()
+        stack.callback(sync.finish)
+        containers = {}
+        for host in HOSTS:
             stack.callback(docker, "rm", "--force", "--volumes", f"{name}-{host}")
             containers[host] = docker(
                 *("run", "--detach", "--name", f"{name}-{host}", "--shm-size", "1g"),
@@ -169,7 +180,7 @@ def cluster(folder: Path) -> Iterator[Cluster]:
                 *(*variables, "--entrypoint", entrypoint),
                 *(IMAGE, *algorithm["ContainerArguments"]),
             ).strip()
-        yield Cluster(containers, folders)
+        yield Cluster(containers, folders, folder / "s3", sync)
 
 
 def assert_checkpointed(job: Cluster) -> None:
@@ -180,6 +191,10 @@ def assert_checkpointed(job: Cluster) -> None:
     assert start["world_size"] == RANKS_PER_HOST * len(HOSTS)
     [end] = [event for event in events if event["kind"] == "end"]
     assert end["reason"] == "sigterm"
+    job.sync.finish()
+    uploaded = latest_complete(job.prefix, lambda *_: None)
+    assert uploaded is not None
+    assert uploaded.step == end["step"]
     shards = set()
     for folder in job.folders.values():
         [saved] = step_folders(folder / "checkpoints")

@@ -264,6 +264,13 @@ def test_end_of_patch_is_reported_three_months_ahead(
     assert (version is None) == ("update sm-train" in found["framework-unpatched"].fix)
 
 
+def test_image_with_cuda_13_does_not_support_v100() -> None:
+    found = images(instance_type="ml.p3dn.24xlarge")["gpu-too-old"]
+    assert (found.level, "V100 of ml.p3dn.24xlarge" in found.message) == ("error", True)
+    assert "gpu-too-old" not in images(instance_type="ml.p3dn.24xlarge", framework_version="2.6.0")
+    assert "gpu-too-old" not in images(instance_type="ml.g4dn.12xlarge")
+
+
 def test_default_image_is_patched_for_six_more_months() -> None:
     assert images(date(2027, 4, 19), instance_type="ml.p5.48xlarge") == {}
 
