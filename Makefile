@@ -5,7 +5,7 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow test-torch-2.3 lint docs plans bench clean
+.PHONY: demo test test-slow test-torch-2.5 test-torch-2.3 lint docs plans bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m sm_train.toolkit.demo
@@ -16,13 +16,17 @@ test: $(VENV)/.installed $(VENV)/.container-toolkit
 test-slow: $(VENV)/.installed
 	$(BIN)/pytest -m slow
 
-# Tests the trainer with the PyTorch of the last SMDDP image, in a separate environment (6 GB).
-test-torch-2.3: $(VENV)/.installed
-	$(PYTHON) -m venv $(VENV)-torch-2.3
-	$(VENV)-torch-2.3/bin/pip install --quiet "torch==2.3.1" psutil \
-		-r estimators/data/requirements-torch-2.3.txt
-	TRAIN_PYTHON=$(CURDIR)/$(VENV)-torch-2.3/bin/python $(BIN)/pytest tests/cluster/test_training.py \
-		tests/cluster/test_families.py tests/cluster/test_doctor.py
+# Tests the trainer with the PyTorch of the newest and of the oldest image with SMDDP, in a separate
+# environment (6 GB).
+test-torch-2.5: TORCH_VERSION = 2.5.1
+test-torch-2.3: TORCH_VERSION = 2.3.1
+test-torch-2.5 test-torch-2.3: $(VENV)/.installed
+	$(PYTHON) -m venv $(VENV)-$(@:test-%=%)
+	$(VENV)-$(@:test-%=%)/bin/pip install --quiet "torch==$(TORCH_VERSION)" psutil \
+		-r estimators/data/requirements-$(@:test-%=%).txt
+	TRAIN_PYTHON=$(CURDIR)/$(VENV)-$(@:test-%=%)/bin/python $(BIN)/pytest \
+		tests/cluster/test_training.py tests/cluster/test_families.py tests/cluster/test_doctor.py \
+		tests/cluster/test_smddp.py
 
 # mypy does not follow the package_dir map of an editable install, so it reads a folder of links.
 # vulture reads the product alone, so that it also reports code that only tests use.
@@ -71,10 +75,9 @@ $(VENV)/.installed: setup.cfg pyproject.toml Makefile estimators/data/requiremen
 
 # The toolkit with which AWS's PyTorch images start a training script. It needs a C compiler; its
 # test is skipped if the installation fails.
-$(VENV)/.container-toolkit: $(VENV)/.installed
-	-$(BIN)/pip install --quiet --no-deps "sagemaker-training==5.1.4" \
-		"sagemaker-pytorch-training==3.0.0" "retrying==1.4.2" "inotify_simple==1.2.1"
+$(VENV)/.container-toolkit: $(VENV)/.installed tests/container/mpi/requirements.txt
+	-$(BIN)/pip install --quiet --no-deps -r tests/container/mpi/requirements.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-torch-2.3 build demo-out
+	rm -rf $(VENV) $(VENV)-torch-2.* build demo-out

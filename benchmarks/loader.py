@@ -143,7 +143,14 @@ def sm_train_loader(shards: Path, decode_workers: int) -> Loader:
         shards, index_path(shards), rank, lambda obj: [obj], shards.parent / "scan"
     )
     config = DataConfig(
-        "jpg", "txt", "center", "bilinear", aspect_buckets=False, max_bad_fraction=0.01
+        "jpg",
+        "txt",
+        "center",
+        "bilinear",
+        "fast",
+        "ignore",
+        aspect_buckets=False,
+        max_bad_fraction=0.01,
     )
     return Loader(
         catalog,

@@ -37,7 +37,14 @@ SHARDS, SHARD_SAMPLES = 500_000, 200
 NUM_NODES, LOCAL_WORLD_SIZE = 16, 8
 SAMPLE_BYTES = 250 * 1024
 DATA_CONFIG = DataConfig(
-    "png", "txt", "center", "bilinear", aspect_buckets=False, max_bad_fraction=0.01
+    "png",
+    "txt",
+    "center",
+    "bilinear",
+    "fast",
+    "ignore",
+    aspect_buckets=False,
+    max_bad_fraction=0.01,
 )
 
 

@@ -27,9 +27,10 @@ import imagehash
 import webdataset
 from photos import photo
 from PIL import Image
+from sm_train.entrypoints.data.decoder_pool import DecoderPool, Decoders
 from sm_train.entrypoints.packing.image_metadata import read_image_metadata
 from sm_train.entrypoints.packing.plan import PackInput, PackOptions, ShardPlan
-from sm_train.entrypoints.packing.shard_builder import build_shard
+from sm_train.entrypoints.packing.shard_builder import InputReader, build_shard
 from sm_train.entrypoints.packing.storage import LocalFolder, S3Access
 
 ROUNDS = 7
@@ -69,10 +70,13 @@ def write_album(folder: Path, side: int, count: int) -> list[PackInput]:
 def compare(side: int, folder: Path) -> None:
     """Measure all variants in one process, on the same files."""
     inputs = write_album(folder / "album", side, IMAGES)
+    decoders = DecoderPool(1)
     variants: dict[str, Variant] = {
-        "sm-train, headers": lambda items, out: pack_shard(items, out, pixels=False),
+        "sm-train, headers": lambda items, out: pack_shard(items, out, decoders, pixels=False),
         "webdataset.ShardWriter": shard_writer,
-        "sm-train, decoded": lambda items, out: pack_shard(items[: IMAGES // 4], out, pixels=True),
+        "sm-train, decoded": lambda items, out: pack_shard(
+            items[: IMAGES // 4], out, decoders, pixels=True
+        ),
         "Pillow and imagehash": lambda items, out: pillow(items[: IMAGES // 4], out),
     }
     seconds: dict[str, list[float]] = {name: [] for name in variants}
@@ -99,9 +103,10 @@ def compare(side: int, folder: Path) -> None:
     agreement(inputs[:DIFFERENT])
 
 
-def pack_shard(items: Sequence[PackInput], out: Path, *, pixels: bool) -> None:
+def pack_shard(items: Sequence[PackInput], out: Path, decoders: Decoders, *, pixels: bool) -> None:
     plan = ShardPlan(0, "shard-000000.tar", items, PackOptions(pixels=pixels))
-    build_shard(plan, LocalFolder(out), S3Access(), 1, lambda *_: None, {})
+    reader = InputReader(S3Access(), decoders)
+    build_shard(plan, LocalFolder(out), reader, 1, lambda *_: None, {})
 
 
 def shard_writer(items: Sequence[PackInput], out: Path) -> None:

@@ -78,7 +78,14 @@ CONFIG = JobConfig(
     run="bench",
     backend="auto",
     data=DataConfig(
-        "png", "txt", "center", "bilinear", aspect_buckets=False, max_bad_fraction=0.01
+        "png",
+        "txt",
+        "center",
+        "bilinear",
+        "fast",
+        "ignore",
+        aspect_buckets=False,
+        max_bad_fraction=0.01,
     ),
     model=ModelConfig(
         "digits", None, zero_terminal_snr=False, min_snr_gamma=None, timestep_shift=None

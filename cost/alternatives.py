@@ -24,6 +24,9 @@ fragmentation (assumed)."""
 
 _GIB = 2**30
 
+_ABOUT_EQUAL = Decimal("1.01")
+"""Costs within a percent count as equal."""
+
 
 @dataclass(frozen=True)
 class MemoryNeed:
@@ -47,7 +50,7 @@ class Alternative:
     """One cluster for the whole run; None is unknown.
 
     ``fits`` states whether one image fits on a GPU. ``batches`` are the effective batch sizes of
-    the stages, which differ slightly from the run's if the GPUs do not divide them.
+    the stages: those of the run. ``own`` marks the run's own cluster, as the run file states it.
     """
 
     instance_type: str
@@ -55,17 +58,20 @@ class Alternative:
     capacity: str
     kind: str
     seconds: float
+    longest_stage: float
     cost: Decimal | None
     fits: bool | None
     batches: tuple[int | None, ...]
     bases: tuple[str, ...]
     stages: tuple[CostStage, ...]
     pareto: bool = False
+    own: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         return {
             "instance_type": self.instance_type,
             "instances": self.instances,
+            "stage_instances": [stage.instances for stage in self.stages],
             "capacity": self.capacity,
             "purchase": self.kind,
             "wall_seconds": self.seconds,
@@ -74,19 +80,26 @@ class Alternative:
             "effective_batch_sizes": list(self.batches),
             "throughput_basis": list(self.bases),
             "pareto": self.pareto,
+            "own_cluster": self.own,
         }
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits on an alternative's expected duration and cost; None is no limit."""
+    """Limits on an alternative's expected duration and cost; None is no limit.
+
+    ``stage_seconds`` limits each stage: ``cluster.max_runtime`` stops its job.
+    """
 
     deadline_seconds: float | None = None
     budget_usd: Decimal | None = None
+    stage_seconds: float | None = None
 
     def hold(self, one: Alternative) -> bool:
         """Return whether ``one`` is within the limits; an unknown cost is within no budget."""
         if self.deadline_seconds is not None and one.seconds > self.deadline_seconds:
+            return False
+        if self.stage_seconds is not None and one.longest_stage > self.stage_seconds:
             return False
         return self.budget_usd is None or (one.cost is not None and one.cost <= self.budget_usd)
 
@@ -136,6 +149,129 @@ def choose(candidates: Iterable[Alternative], limits: Limits) -> list[Alternativ
     return chosen
 
 
+def best_of_each_type(chosen: Iterable[Alternative]) -> list[Alternative]:
+    """Return the cheapest alternative of each instance type, bought on demand.
+
+    ``chosen`` are sorted by cost (:func:`choose`). Among clusters of a type that cost within a
+    percent of the cheapest, the fastest counts.
+    """
+    best: dict[str, Alternative] = {}
+    for one in chosen:
+        if one.capacity != ON_DEMAND or one.kind != ON_DEMAND:
+            continue
+        leader = best.setdefault(one.instance_type, one)
+        if (
+            one.seconds < leader.seconds
+            and one.cost is not None
+            and leader.cost is not None
+            and one.cost <= leader.cost * _ABOUT_EQUAL
+        ):
+            best[one.instance_type] = one
+    return sorted(best.values(), key=lambda one: (one.cost is None, one.cost or 0, one.seconds))
+
+
+def own_cluster(inputs: SearchInputs) -> Alternative:
+    """Return the run's own clusters, stage by stage as the run file states them."""
+    purchase = Purchase(inputs.region)
+    priced = estimate(inputs.stages, purchase, assumed=inputs.assumed, prices=inputs.prices)
+    seconds = [one.seconds.billable or 0.0 for one in priced.stages]
+    first = inputs.stages[0]
+    return Alternative(
+        instance_type=first.instance_type,
+        instances=first.instances,
+        capacity=ON_DEMAND,
+        kind=ON_DEMAND,
+        seconds=sum(seconds),
+        longest_stage=max(seconds),
+        cost=priced.cost,
+        fits=all(stage.name in inputs.memory for stage in inputs.stages) or None,
+        batches=tuple(stage.effective_batch_size for stage in inputs.stages),
+        bases=tuple(_basis(stage.speed) for stage in inputs.stages),
+        stages=inputs.stages,
+        own=True,
+    )
+
+
+@dataclass(frozen=True)
+class BatchSplit:
+    """A stage with its batch split otherwise: images per GPU and pass × passes per step.
+
+    ``speedup`` is the speed model's, relative to the run file's split; ``difference`` is of the
+    stage's cost.
+    """
+
+    stage: str
+    images: int
+    passes: int
+    speedup: float
+    difference: Decimal | None
+    fits: bool
+    is_own: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "stage": self.stage,
+            "per_device_batch_size": self.images,
+            "gradient_accumulation_steps": self.passes,
+            "speedup": self.speedup,
+            "difference_usd": None if self.difference is None else float(self.difference),
+            "fits_memory": self.fits,
+            "own": self.is_own,
+        }
+
+
+def batch_splits(inputs: SearchInputs) -> list[BatchSplit]:
+    """Return the effect of batch size per GPU and accumulation at the same effective batch.
+
+    The splits are the run file's, half and twice its batch per GPU. Stages whose speed the model
+    cannot predict are skipped.
+    """
+    return [split for stage in inputs.stages for split in _splits(stage, inputs)]
+
+
+def _splits(stage: CostStage, inputs: SearchInputs) -> Iterator[BatchSplit]:
+    images, passes = stage.per_device_batch_size, stage.gradient_accumulation_steps
+    before, need = stage.predicted_images_per_second, inputs.memory.get(stage.name)
+    memory = stage.instance.accelerator_memory_gib
+    if images is None or before is None or need is None or memory is None or stage.speed is None:
+        return
+    most = need.largest_batch(memory, stage.world_size, stage.instance.accelerators)
+    price = hourly_price(stage.instance_type, Purchase(inputs.region), inputs.prices)
+    own = stage_cost(stage, price, Purchase(inputs.region), inputs.assumed)[1]
+    for size in (images * 2, images, images // 2):
+        if not size or (images * passes) % size:
+            continue
+        split = replace(
+            stage,
+            per_device_batch_size=size,
+            gradient_accumulation_steps=images * passes // size,
+            speed=None,
+        )
+        speedup = (split.predicted_images_per_second or before) / before
+        speed = stage.speed
+        faster = replace(
+            speed,
+            steps_per_second=speed.steps_per_second * speedup,
+            low=speed.low * speedup,
+            high=speed.high * speedup,
+        )
+        try:
+            moved = split.at(faster)
+        except ValueError:  # above the hardware's peak
+            continue
+        cost = stage_cost(moved, price, Purchase(inputs.region), inputs.assumed)[1]
+        difference = None if cost is None or own is None else cost - own
+        yield BatchSplit(
+            stage.name,
+            size,
+            images * passes // size,
+            speedup,
+            difference,
+            size <= most,
+            is_own=size == images,
+        )
+
+
 def with_range(one: Alternative, inputs: SearchInputs) -> tuple[Decimal | None, Decimal | None]:
     """Return P10 and P90 of an alternative's dollars."""
     purchase = Purchase(inputs.region, one.capacity, one.kind)
@@ -179,6 +315,7 @@ def _on_cluster(
             capacity=purchase.capacity,
             kind=purchase.kind,
             seconds=sum(seconds or 0.0 for seconds, _ in priced),
+            longest_stage=max((seconds or 0.0 for seconds, _ in priced), default=0.0),
             cost=total_money([cost for _, cost in priced]),
             fits=fits,
             batches=batches,
@@ -190,12 +327,12 @@ def _on_cluster(
 def _on_instances(
     stage: CostStage, candidate: InstanceType, instances: int, inputs: SearchInputs
 ) -> CostStage | None:
-    """Return ``stage`` on another cluster at about the same batch size; None if it cannot run."""
+    """Return ``stage`` on another cluster at the same batch size; None if it cannot run there."""
     world = instances * candidate.accelerators
     wanted = stage.effective_batch_size
-    if wanted is None or world > wanted:
+    if wanted is None or wanted % world:
         return None
-    each = max(1, round(wanted / world))
+    each = wanted // world
     most = stage.per_device_batch_size or each
     need = inputs.memory.get(stage.name)
     if need is not None:

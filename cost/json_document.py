@@ -82,6 +82,7 @@ def _stage(one: StageEstimate, priced: Estimate) -> dict[str, Any]:
         "cost_usd": usd(one.cost),
         "cost_low_usd": usd(one.low),
         "cost_high_usd": usd(one.high),
+        "cost_at_least_usd": usd(one.known_cost),
         "training_per_million_images_usd": _per_million(one),
         "breakdown_usd": {name: usd(part) for name, part in one.breakdown.items()},
         "checkpoint_interval": _interval(_best_interval(one, priced)),

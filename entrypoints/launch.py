@@ -1,13 +1,11 @@
-"""Starts a node's training processes with torchrun and forwards SIGTERM to them.
+"""Starts a node's training processes with torchrun, once all nodes are up.
 
-SageMaker sends SIGTERM (a stop, a spot interruption, the maximum runtime) to the container's first
-process. Under the SDK's start script that would be a shell, which the kernel shields from signals
-that it does not handle: training would be killed two minutes later without knowing of the stop. So
-this program is the script's last command and replaces the shell.
-
-It also replaces the SDK's own torchrun driver (sagemaker 3.27), which sets NCCL_PROTO=simple and
+It replaces the SDK's torchrun driver (sagemaker 3.27), which sets NCCL_PROTO=simple and
 RDMAV_FORK_SAFE. Current EFA plugins want neither (aws-ofi-nccl's README: the first was for plugins
 up to 1.5.0), and inside a node the first disables NCCL's fast protocols for small messages.
+
+A stop does not pass through here: the container's first process turns SIGTERM into a file that the
+ranks look for. torchrun would fail however well its workers end, and kill them at a second SIGTERM.
 """
 
 from __future__ import annotations
@@ -15,15 +13,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import psutil
 from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig, SageMakerPaths
+from sm_train.entrypoints.distributed.cuda_compat import cuda_compat
 from sm_train.entrypoints.distributed.rendezvous import (
     MissingNodeError,
     RendezvousAddress,
@@ -98,22 +95,14 @@ def main(arguments: list[str]) -> int:
         rendezvous(os.environ, SageMakerPaths.from_environment())
     except MissingNodeError:
         return 1
+    if compat := cuda_compat(os.environ):
+        os.environ.update(compat.environment)
+        node = ResourceConfig.read(SageMakerPaths.from_environment()).node_rank
+        EventLog(node=node, rank=0).warn("cuda-compat", compat.message)
     process = subprocess.Popen(torchrun(os.environ, [*arguments, *hyperparameters()]))
-    signal.signal(signal.SIGTERM, lambda *_: terminate_workers(process.pid))
     code = process.wait()
     wait_for_watchdog(process.pid)
     return code
-
-
-def terminate_workers(torchrun_pid: int) -> None:
-    """Send SIGTERM to torchrun's child processes, or to torchrun itself if it has none yet.
-
-    torchrun would forward the signal too, but then fail however well its workers end, and a second
-    SIGTERM would make it kill them in the middle of a checkpoint.
-    """
-    torchrun_process = psutil.Process(torchrun_pid)
-    for process in torchrun_process.children() or [torchrun_process]:
-        process.terminate()
 
 
 if __name__ == "__main__":

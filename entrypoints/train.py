@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -24,6 +25,7 @@ from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig, SageMake
 from sm_train.entrypoints.distributed.backend import adopt_mpi_variables
 from sm_train.entrypoints.monitoring.failures import SETTLE_SECONDS, is_disconnection
 from sm_train.entrypoints.monitoring.heartbeat import (
+    ExitState,
     HeartbeatWriter,
     Phase,
     events_file,
@@ -69,6 +71,13 @@ def main(arguments: list[str] | None = None) -> None:
     _exit_now(exit_code)
 
 
+def _end_hanging_job(paths: SageMakerPaths, writer: HeartbeatWriter, message: str) -> None:
+    """End the process from another thread; the watchdog must not take it for a crash."""
+    writer.end(ExitState.FAILED)
+    _report_failure(RuntimeError(message), paths)
+    _exit_now(1)
+
+
 def _exit_now(code: int) -> NoReturn:
     """Exit without running destructors or exit handlers."""
     sys.stdout.flush()
@@ -112,13 +121,13 @@ def _train(config: JobConfig, paths: SageMakerPaths, writer: HeartbeatWriter) ->
     from sm_train.entrypoints.training.trainer import Trainer
 
     resources = ResourceConfig.read(paths)
-    backend = decide(
+    stop = StopSignal(paths.stop_request)
+    choice = decide(
         nodes=len(resources.hosts),
         backend=config.backend,
         instance_type=resources.instance_type,
     )
-    join(backend)
-    stop = StopSignal()
+    backend = join(choice, partial(_end_hanging_job, paths, writer))
     accelerator = Accelerator(
         mixed_precision="bf16" if config.training.precision == "bf16" else "no",
         # Every step runs the same graph with all trained parameters, whatever the batch.
@@ -130,6 +139,8 @@ def _train(config: JobConfig, paths: SageMakerPaths, writer: HeartbeatWriter) ->
     events = EventLog(
         node=resources.node_rank, rank=accelerator.process_index, recent_events_file=recent_events
     )
+    if backend.warning and accelerator.is_main_process:
+        events.warn("smddp-unavailable", backend.warning)
     data_rank = _data_rank(accelerator, resources)
     index = next(iter(sorted(paths.channel("index").rglob("*.parquet"))), None)
     catalog = _build_catalog(paths, "train", index, data_rank, events)
@@ -194,14 +205,14 @@ def _build_catalog(
     events: EventLog,
 ) -> ShardCatalog:
     """Agree with all ranks on a channel's shards, and warn about damaged ones."""
-    from accelerate.utils import gather_object
     from sm_train.entrypoints.data.shard_catalog import build_catalog
+    from sm_train.entrypoints.distributed.object_exchange import all_gather
 
     catalog = build_catalog(
         paths.channel(channel),
         index,
         data_rank,
-        lambda value: gather_object([value]),
+        all_gather,
         paths.base / "walk" / channel,
     )
     for shard, reason in catalog.damage:
@@ -314,7 +325,7 @@ def _report_failure(error: Exception, paths: SageMakerPaths) -> None:
     EventLog(node=resources.node_rank, rank=rank).write(
         "error", f"rank {rank} failed: {cause}", code=type(error).__name__, message=cause
     )
-    traceback.print_exc()
+    traceback.print_exception(error)
     sys.stderr.flush()
     if is_disconnection(cause):
         deadline = time.monotonic() + CAUSE_TIMEOUT
@@ -322,4 +333,4 @@ def _report_failure(error: Exception, paths: SageMakerPaths) -> None:
             time.sleep(0.1)
     paths.failure.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError), paths.failure.open("x") as file:
-        file.write(f"rank {rank}: {cause}\n\n{traceback.format_exc()}")
+        file.write(f"rank {rank}: {cause}\n\n{''.join(traceback.format_exception(error))}")

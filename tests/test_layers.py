@@ -72,7 +72,7 @@ TORCH_FREE = [
     "common.sagemaker_paths",
     "data.shard_format",
     "data.shard_index",
-    "data.shard_verification",
+    "packing.shard_verification",
     "doctor.history",
     "doctor.report",
     "doctor.start",

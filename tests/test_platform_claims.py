@@ -29,6 +29,9 @@ README_STATEMENTS = {
     "least-privilege IAM": "The laptop's policy allows what the commands call, and no more",
     "templates for packing and watching": "Packing in Lambda packs each image once",
     "What works on AWS itself": "The canary's report states what worked",
+    "Each local node has its own checkpoint folder": (
+        "Emulated nodes have their own checkpoint folders, synced as SageMaker does"
+    ),
     "what only AWS can prove": "The canary's report states what worked",
 }
 """Part of each sentence about the platform in the README → the statement that covers it."""

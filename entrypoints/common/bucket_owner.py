@@ -88,6 +88,7 @@ class _OwnerGuard:
         error = parsed.get("Error", {})
         if expected and error.get("Code") in _DENIED:
             accounts = " and ".join(dict.fromkeys(expected))
+            error["ExpectedOwner"] = accounts
             error["Message"] = (
                 f"{error.get('Message', 'Forbidden')} (allow the call; or, if account {accounts} "
                 "does not own the bucket, name its owner in bucket_owners of the run file or "

@@ -20,6 +20,8 @@ JOB_FILE = "job.json"
 # The run file's sections annotate their fields with the same types.
 Crop = Literal["center", "random"]
 Interpolation = Literal["bicubic", "bilinear"]
+DecodeMode = Literal["exact", "fast"]
+IccProfile = Literal["ignore", "srgb"]
 PredictionType = Literal["v_prediction", "epsilon", "flow"]
 Sharding = Literal["none", "shard_grad_op", "full_shard", "hybrid_shard"]
 InitFrom = Literal["ema", "raw"]
@@ -43,6 +45,8 @@ class DataConfig:
     caption_key: str
     crop: Crop
     interpolation: Interpolation
+    decode: DecodeMode
+    icc_profile: IccProfile
     aspect_buckets: bool
     max_bad_fraction: float
 

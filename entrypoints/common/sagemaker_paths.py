@@ -11,6 +11,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+STOP_REQUEST = "stop-requested"
+"""Name of the file below ``/opt/ml`` that asks every rank of the node to checkpoint and exit."""
+
 
 @dataclass(frozen=True)
 class SageMakerPaths:
@@ -43,6 +46,11 @@ class SageMakerPaths:
     @property
     def output_data(self) -> Path:
         return self.base / "output" / "data"
+
+    @property
+    def stop_request(self) -> Path:
+        """The file that the container's first process creates when it gets SIGTERM."""
+        return self.base / STOP_REQUEST
 
     @property
     def failure(self) -> Path:

@@ -5,23 +5,32 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
 _TERMINATION_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopSignal:
-    """Remembers SIGTERM: a requested stop, a spot interruption or the maximum runtime.
+    """Remembers a stop: requested, by a spot interruption or at the maximum runtime.
 
-    A second SIGTERM changes nothing, so it cannot interrupt the last checkpoint.
+    It arrives as SIGTERM to this process or as the file ``request``, which the first process of a
+    SageMaker container creates (estimators/request/entrypoint.py). A file also reaches processes
+    that MPI started, and those that start after the signal. A second stop changes nothing, so it
+    cannot interrupt the last checkpoint.
     """
 
-    def __init__(self) -> None:
-        self.requested = False
+    def __init__(self, request: Path) -> None:
+        self._request = request
+        self._received = False
         signal.signal(signal.SIGTERM, self._on_sigterm)
 
+    @property
+    def requested(self) -> bool:
+        return self._received or self._request.exists()
+
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
-        self.requested = True
+        self._received = True
 
 
 @contextmanager

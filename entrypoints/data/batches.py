@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from sm_train.entrypoints.common.job_config import DataConfig
 from sm_train.entrypoints.common.sample_rng import Purpose, SampleRng
 from sm_train.entrypoints.data.buffer_pool import BufferLayout, BufferPool, layout_bytes
-from sm_train.entrypoints.data.image_decoder import DecodeSpec
+from sm_train.entrypoints.data.decoder_pool import Decoders, InProcessDecoders
+from sm_train.entrypoints.data.image_decoder import DecodeSpec, decode_with
 from sm_train.entrypoints.data.image_header import DecodeError
 from sm_train.entrypoints.data.precomputed_latents import (
     PrecomputedLatents,
@@ -142,6 +143,7 @@ class BatchPipeline:
     rng: SampleRng
     precomputed: PrecomputedLatents | None = None
     tokenize: Tokenize | None = None
+    decoders: Decoders = field(default_factory=InProcessDecoders)
 
     def sample_name(self, shard: int, sample: int) -> str:
         """Return a sample's shard and key for messages; reads the sample."""
@@ -294,7 +296,8 @@ class BatchPipeline:
             image = _first_member(members, self.config.image_key.split(";"))
             if image is None:
                 return BadSample(shard, key, "image-missing", f"no {self.config.image_key}")
-            slot.decode_spec.decode(image, slot.pixels, epoch, sample.shard, sample.sample)
+            key_of_crop = (epoch, sample.shard, sample.sample)
+            decode_with(self.decoders, slot.decode_spec, image, slot.pixels, *key_of_crop)
         except UnicodeDecodeError as error:
             return BadSample(shard, key, "caption-not-utf8", str(error))
         except (TarError, DecodeError, PrecomputedLatentsError) as error:

@@ -27,6 +27,9 @@ _SCALABLE_FRAMES = frozenset({0xC0, 0xC1, 0xC2, 0xC9, 0xCA})
 size. A lossless frame (SOF3) has no blocks: libjpeg-turbo before 3.1.4.1 writes it unscaled, beyond
 the end of a buffer for the scaled image (its change log, 3.1.4.1, item 1)."""
 
+_INTEGER_TYPES = {1: "B", 3: "H", 4: "I"}
+"""EXIF's unsigned integers, as :mod:`struct` reads them."""
+
 _EXIF_PREFIX = b"Exif\0\0"
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
@@ -163,7 +166,9 @@ def _jpeg_header(content: Content) -> ImageHeader:
                 raise _damaged(f"{width} × {height} pixels")
             is_scalable = marker in _SCALABLE_FRAMES
             return ImageHeader("jpeg", height, width, orientation, components, is_scalable)
-    raise _damaged("no frame header")
+    # Bytes between the segments: Pillow, whose parser is Python as well, skips some of them.
+    with open_image(content) as image:
+        return ImageHeader("jpeg", image.height, image.width, orientation)
 
 
 def _jpeg_segments(content: Content) -> Iterator[tuple[int, int, int]]:
@@ -186,6 +191,16 @@ def _jpeg_segments(content: Content) -> Iterator[tuple[int, int, int]]:
             return
         yield marker, offset + 4, offset + 2 + length
         offset += 2 + length
+
+
+def jpeg_icc_profile(content: Content) -> bytes | None:
+    """Return a JPEG's ICC profile, which may be split into several segments; None without one."""
+    parts: dict[int, bytes] = {}
+    for marker, start, stop in _jpeg_segments(content):
+        block = bytes(content[start:stop]) if marker == 0xE2 else b""
+        if block.startswith(b"ICC_PROFILE\0") and len(block) > 14:
+            parts[block[12]] = block[14:]
+    return b"".join(parts[number] for number in sorted(parts)) or None
 
 
 # ------------------------------------------------------------------------------------ PNG, WebP
@@ -252,14 +267,27 @@ def _webp_size(kind: bytes, head: bytes) -> tuple[int, int]:
 
 
 def exif_orientation(block: bytes) -> int:
-    """Return the orientation in an EXIF block, 1 to 8; 1 if there is none that can be read."""
-    exif = Image.Exif()
+    """Return the orientation in an EXIF block, 1 to 8; 1 if there is none that can be read.
+
+    The block is a TIFF without pixels: byte order, offset of its first directory, and there a count
+    and entries of 12 bytes: tag, type, number of values, and the value or its offset.
+    """
+    while block.startswith(_EXIF_PREFIX):
+        block = block[len(_EXIF_PREFIX) :]
+    order = {b"II*\0": "<", b"MM\0*": ">"}.get(block[:4])
     try:
-        exif.load(block)
-        value = exif.get(_ORIENTATION_TAG)
-    except Exception:  # the block is damaged; the image may still be intact
-        return 1
-    return value if isinstance(value, int) and 1 <= value <= 8 else 1
+        if order is None:
+            return 1
+        (start,) = struct.unpack_from(order + "I", block, 4)
+        (count,) = struct.unpack_from(order + "H", block, start)
+        for entry in range(start + 2, start + 2 + 12 * count, 12):
+            tag, kind, values = struct.unpack_from(order + "HHI", block, entry)
+            if tag == _ORIENTATION_TAG and values == 1 and kind in _INTEGER_TYPES:
+                (value,) = struct.unpack_from(order + _INTEGER_TYPES[kind], block, entry + 8)
+                return value if 1 <= value <= 8 else 1
+    except struct.error:  # the block is damaged; the image may still be intact
+        pass
+    return 1
 
 
 def open_image(content: Content) -> Image.Image:

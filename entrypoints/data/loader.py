@@ -1,8 +1,9 @@
 """Loads a rank's batches: read and decoded ahead, and exactly resumable from any position.
 
-One process runs next to the trainer. It reads shuffle blocks of raw samples and decodes them in
-``decode_workers`` threads: libjpeg-turbo, PyTorch's scaling and file reads all release the GIL.
-The number of threads changes how soon a batch is ready, never what is in it.
+One process runs next to the trainer. It reads shuffle blocks of raw samples. ``decode_workers``
+other processes decode them, so an image that crashes its decoder costs one sample
+(:mod:`~sm_train.entrypoints.data.decoder_pool`). Their number changes how soon a batch is ready,
+never what is in it.
 
 Batches stay in shared memory (:mod:`~sm_train.entrypoints.data.buffer_pool`). The trainer limits
 how many are made ahead through a semaphore, and raises the limit when it has to wait.
@@ -13,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Semaphore
@@ -31,6 +32,7 @@ from sm_train.entrypoints.data.buffer_pool import (
     SharedBufferClient,
     SharedBufferPool,
 )
+from sm_train.entrypoints.data.decoder_pool import DecoderPool
 from sm_train.entrypoints.data.epoch import EpochSize
 from sm_train.entrypoints.data.image_decoder import DecodeSpec
 from sm_train.entrypoints.data.partition import DataTopology
@@ -38,7 +40,7 @@ from sm_train.entrypoints.data.precomputed_latents import PrecomputedLatents
 from sm_train.entrypoints.data.sampler import DataPosition, Sampler, SamplerState
 from sm_train.entrypoints.data.shard_catalog import DataError, DataRank, ShardCatalog
 from sm_train.entrypoints.data.shard_reader import ShardReader, run_inline
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 READ_BYTES = 8 * 2**20
 """Size of a read range: that of the requests at which S3 is fastest (8-16 MB by AWS's guide,
@@ -110,13 +112,18 @@ class _Link:
 class _BatchStream(IterableDataset[Batch | _SharedBatch | _Failure]):
     """The DataLoader's data set: the pipeline's batches, already batched.
 
-    With a ``link`` it runs in the loader's process and decodes in ``decode_workers`` threads;
+    With a ``link`` it runs in the loader's process and decodes in ``decode_workers`` processes;
     without one it runs in the trainer's process and decodes each batch when it is requested.
     """
 
     def __init__(self, pipeline: BatchPipeline, decode_workers: int, link: _Link | None) -> None:
         super().__init__()
         self._pipeline, self._decode_workers, self._link = pipeline, decode_workers, link
+
+    def start_decoders(self) -> None:
+        """Decode in ``decode_workers`` processes; called before this process has any thread."""
+        pool = DecoderPool(self._decode_workers)
+        self._pipeline = replace(self._pipeline, decoders=pool)
 
     def __iter__(self) -> Iterator[Batch | _SharedBatch | _Failure]:
         with ThreadPoolExecutor(READ_THREADS) as readers:
@@ -144,12 +151,16 @@ class _BatchStream(IterableDataset[Batch | _SharedBatch | _Failure]):
                 yield _SharedBatch(batch.with_tensors(_EMPTY), handle, link.link_id)
 
 
-def _exit_with_trainer(_: int) -> None:
-    """End the loader's process when the trainer dies.
+def _start_process(_: int) -> None:
+    """Start the decoders of the loader's process, and let it end when the trainer dies.
 
     PyTorch's own watchdog checks the parent process, which here is the fork server: that lives as
     long as its children do.
     """
+    worker = get_worker_info()
+    assert worker is not None
+    assert isinstance(worker.dataset, _BatchStream)
+    worker.dataset.start_decoders()
     exit_with_parent()
 
 
@@ -204,7 +215,15 @@ class Loader:
         )
         self.position = start.position
         decode_specs = tuple(
-            DecodeSpec(height, width, config.crop, config.interpolation, seed)
+            DecodeSpec(
+                height,
+                width,
+                config.crop,
+                config.interpolation,
+                seed,
+                config.decode,
+                config.icc_profile,
+            )
             for height, width in shapes or ((resolution, resolution),)
         )
         self._pipeline = BatchPipeline(
@@ -247,7 +266,7 @@ class Loader:
             # Forked children of a process with running threads can deadlock; spawned ones end
             # like a program, which aborts if one of their threads is still inside PyTorch.
             multiprocessing_context="forkserver" if link else None,
-            worker_init_fn=_exit_with_trainer if link else None,
+            worker_init_fn=_start_process if link else None,
         )
 
     def _received(

@@ -10,7 +10,7 @@ A shard is a plain USTAR archive whose bytes depend on its samples alone, not on
 or the computer. The reader also accepts any other WebDataset tar. Sizes and offsets are bytes.
 
 :mod:`sm_train.entrypoints.packing.shard_writer` writes shards,
-:mod:`sm_train.entrypoints.data.shard_verification` verifies them, and
+:mod:`sm_train.entrypoints.packing.shard_verification` verifies them, and
 :mod:`sm_train.entrypoints.data.shard_index` indexes them.
 """
 

@@ -1,31 +1,39 @@
 """Chooses the library that sums gradients over this job's processes, and gives the reason.
 
 :func:`choose` is a pure function of the environment; :func:`join` creates the process group.
+
+No variable is set for EFA. The NCCL plugin of AWS's images selects the provider (aws-ofi-nccl), and
+libfabric knows whether a device can do RDMA reads: with FI_EFA_USE_DEVICE_RDMA=1 it aborts on one
+that cannot (ofiwg/libfabric pull request 8661), such as those of G5 and G6e instances.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from datetime import timedelta
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-COLLECTIVE_TIMEOUT = timedelta(minutes=30)
-"""A collective that takes longer fails: a peer is dead. The job ends and can be retried."""
+from sm_train.entrypoints.distributed.object_exchange import COLLECTIVE_TIMEOUT
 
-# The second variable is needed before aws-ofi-nccl 1.7 and harmless later
-# (awsome-distributed-training, 1.architectures/efa-cheatsheet.md).
-_EFA_ENVIRONMENT = {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1"}
+_INFINIBAND_DEVICES = Path("/sys/class/infiniband")
+_EFA_DEVICE = re.compile(r"efa_\d+|rdmap\d+s\d+")
+"""Names of EFA devices, before and after rdma-core renames them by their PCI address
+(rdma-core, kernel-boot/rdma_rename.c)."""
 
 
 @dataclass(frozen=True)
 class BackendChoice:
-    """A torch.distributed backend ("none" for a single process) and its environment variables."""
+    """A torch.distributed backend ("none" for a single process).
+
+    ``warning`` says why it is not the one that the run file requests.
+    """
 
     backend: str
     reason: str
-    environment: dict[str, str] = field(default_factory=dict)
+    warning: str | None = None
 
 
 def choose(
@@ -41,36 +49,30 @@ def choose(
 ) -> BackendChoice:
     """Return the backend for ``processes`` in total on ``nodes`` with ``gpus`` each.
 
-    ``backend`` is the run file's wish: auto, nccl or smddp. ``efa`` is true if the node has an EFA
+    ``backend`` is the run file's wish; ``auto`` is NCCL. ``efa`` is true if the node has an EFA
     device, ``mpi`` if MPI started the processes: SMDDP sums gradients only under its own launcher,
-    which is MPI's.
-
-    Raises:
-        ValueError: the run file requires SMDDP where it cannot run.
+    which is MPI's. Where a requested SMDDP cannot run, the choice is NCCL with a warning.
     """
     if processes == 1:
         return BackendChoice("none", "a single process")
     if gpus == 0:
         return BackendChoice("gloo", "no GPU")
-    a100 = (instance_type or "").startswith(("ml.p4d.", "ml.p4de."))
-    if nodes > 1 and backend != "nccl" and a100 and smddp_installed and mpi:
-        return BackendChoice("smddp", f"{instance_type} × {nodes} with SMDDP in the image")
-    if backend == "smddp" and nodes > 1:
-        obstacle = (
-            "smddprun did not start the processes"
-            if smddp_installed
-            else "the image does not contain it"
-        )
-        if not a100:
-            obstacle = f"{instance_type} is not a p4d or p4de"
-        raise ValueError(f"backend: smddp cannot run: {obstacle}; use backend: nccl")
     if nodes == 1:
         return BackendChoice("nccl", "one node: NCCL over NVLink or PCIe")
+    nccl = BackendChoice("nccl", "NCCL over EFA")
     if not efa:
-        return BackendChoice(
-            "nccl", "no EFA device: NCCL over sockets, which is slow between nodes"
-        )
-    return BackendChoice("nccl", "NCCL over EFA", _EFA_ENVIRONMENT)
+        nccl = BackendChoice("nccl", "no EFA device: NCCL over sockets, which is slow")
+    if backend != "smddp":
+        return nccl
+    if not (instance_type or "").startswith(("ml.p4d.", "ml.p4de.")):
+        obstacle = f"{instance_type} is not a p4d or p4de"
+    elif not smddp_installed:
+        obstacle = "the image does not contain it"
+    elif not mpi:
+        obstacle = "smddprun did not start the processes"
+    else:
+        return BackendChoice("smddp", f"{instance_type} × {nodes} with SMDDP in the image")
+    return replace(nccl, warning=f"SMDDP is not used: {obstacle}; NCCL is used instead")
 
 
 def decide(*, nodes: int, backend: str, instance_type: str | None) -> BackendChoice:
@@ -84,9 +86,17 @@ def decide(*, nodes: int, backend: str, instance_type: str | None) -> BackendCho
         gpus=0 if _uses_cpu() else torch.cuda.device_count(),
         backend=backend,
         smddp_installed=importlib.util.find_spec("smdistributed") is not None,
-        efa=os.path.isdir("/sys/class/infiniband"),  # noqa: PTH112
+        efa=bool(efa_devices()),
         mpi="OMPI_COMM_WORLD_SIZE" in os.environ,
     )
+
+
+def efa_devices(folder: Path = _INFINIBAND_DEVICES) -> list[str]:
+    """Return the names of the node's EFA devices.
+
+    The folder exists without a device as soon as the kernel has loaded its InfiniBand module.
+    """
+    return sorted(path.name for path in folder.glob("*") if _EFA_DEVICE.fullmatch(path.name))
 
 
 def _uses_cpu() -> bool:
@@ -107,20 +117,29 @@ def adopt_mpi_variables(environment: Mapping[str, str] = os.environ) -> None:
             os.environ.setdefault(name, environment[mpi_name])
 
 
-def join(choice: BackendChoice) -> None:
-    """Create the process group of ``choice``; Accelerate uses an existing group.
+def join(choice: BackendChoice, on_hang: Callable[[str], None]) -> BackendChoice:
+    """Create the process group of ``choice``, which Accelerate then uses; return the actual choice.
 
-    Variables that the run file sets in ``cluster.environment`` take precedence.
+    SMDDP is tested first. If that fails on any rank, all use NCCL. ``on_hang`` is called from
+    another thread if the test does not end, and must end the process.
     """
     if choice.backend == "none":
-        return
+        return choice
     import torch
     import torch.distributed as dist
 
-    for name, value in choice.environment.items():
-        os.environ.setdefault(name, value)
-    if choice.backend == "smddp":
-        import smdistributed.dataparallel.torch.torch_smddp  # noqa: F401  registers the backend
     if choice.backend != "gloo":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    if choice.backend == "smddp":
+        from sm_train.entrypoints.distributed.smddp import join_smddp
+
+        problem = join_smddp(COLLECTIVE_TIMEOUT, on_hang)
+        return choice if problem is None else fallback(problem)
     dist.init_process_group(backend=choice.backend, timeout=COLLECTIVE_TIMEOUT)
+    return choice
+
+
+def fallback(problem: str) -> BackendChoice:
+    """Return the choice for a job whose SMDDP fails its self-test with ``problem``."""
+    warning = f"SMDDP fails its self-test: {problem}; NCCL is used instead"
+    return BackendChoice("nccl", "SMDDP fails its self-test", warning)

@@ -129,8 +129,6 @@ class _Process:
             nodes=len(resources.hosts), backend="nccl", instance_type=resources.instance_type
         )
         self._backend = choice.backend
-        for name, value in choice.environment.items():
-            os.environ.setdefault(name, value)
         self._nccl_log = nccl_log
         os.environ |= {
             "NCCL_DEBUG": "INFO",

@@ -13,11 +13,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
+from sm_train.entrypoints.data.decoder_pool import Decoders
 from sm_train.entrypoints.data.image_header import DecodeError
 from sm_train.entrypoints.data.shard_index import RejectedInput
 from sm_train.entrypoints.packing.perceptual_hash import near_duplicates
 from sm_train.entrypoints.packing.plan import PackInput, PackOptions, ShardPlan
-from sm_train.entrypoints.packing.shard_builder import PACK_STATE, ProgressCallback, read_metadata
+from sm_train.entrypoints.packing.shard_builder import (
+    PACK_STATE,
+    InputReader,
+    ProgressCallback,
+    read_metadata,
+)
 from sm_train.entrypoints.packing.storage import S3Access, Storage
 from sm_train.entrypoints.packing.worker_pool import (
     PackProgress,
@@ -38,7 +44,7 @@ def digest_shards(
     missing = [plan for plan in plans if work.destination.size(digests_name(plan)) is None]
     processes, threads = split_cores(missing, work, max_processes=work.workers)
     task = partial(_digest_shard, work.destination, work.access, threads)
-    for progress in run_tasks(task, missing, processes):
+    for progress in run_tasks(task, missing, processes, work.decoders(processes)):
         on_progress(replace(progress, total=total))
 
 
@@ -81,10 +87,13 @@ def _digest_shard(
     threads: int,
     plan: ShardPlan,
     on_progress: ProgressCallback,
+    decoders: Decoders,
 ) -> None:
+    reader = InputReader(access, decoders)
+
     def digest_input(item: PackInput) -> _Digest | None:
         try:
-            _, metadata = read_metadata(item, plan.options, access)
+            _, metadata = read_metadata(item, plan.options, reader)
         except DecodeError:
             return None
         return metadata.sha256, metadata.phash

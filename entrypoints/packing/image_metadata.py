@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import warnings
 from dataclasses import dataclass
 
@@ -106,47 +105,3 @@ def _shrink_any(content: BytesLike) -> Grey:
                 raise
             except Exception as error:  # Pillow's decoders raise almost anything
                 raise corrupt_image_error(error) from None
-
-
-def reencode(content: BytesLike, max_side: int | None, quality: int) -> bytes:
-    """Return the image as an upright JPEG whose longer side has at most ``max_side`` pixels.
-
-    Transparent images get a white background. The ICC profile is kept, other metadata is not.
-
-    Raises:
-        DecodeError: the image is corrupt.
-    """
-    with open_image(content) as image:
-        try:
-            profile = image.info.get("icc_profile")
-            upright = _turn_upright(image, read_header(content).orientation)
-            if upright.has_transparency_data:
-                transparent = upright.convert("RGBA")
-                background = Image.new("RGBA", transparent.size, "white")
-                upright = Image.alpha_composite(background, transparent)
-            result = upright.convert("RGB")
-        except MemoryError:
-            raise
-        except Exception as error:
-            raise corrupt_image_error(error) from None
-    if max_side is not None and max(result.size) > max_side:
-        result.thumbnail((max_side, max_side), Image.Resampling.LANCZOS)
-    encoded = io.BytesIO()
-    result.save(encoded, "JPEG", quality=quality, subsampling=0, icc_profile=profile)
-    return encoded.getvalue()
-
-
-_TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-"""What displays an image of each EXIF orientation upright."""
-
-
-def _turn_upright(image: Image.Image, orientation: int) -> Image.Image:
-    return image.transpose(_TURNS[orientation]) if orientation in _TURNS else image

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -21,6 +22,7 @@ from typing import Any, Protocol, TypedDict
 from urllib.parse import unquote_plus
 
 from botocore.exceptions import BotoCoreError, ClientError
+from sm_train.entrypoints.data.decoder_pool import DecoderPool
 from sm_train.entrypoints.data.shard_index import RejectedInput
 from sm_train.entrypoints.packing.storage import S3Access, S3Prefix, open_storage
 from sm_train.entrypoints.packing.streaming import (
@@ -85,7 +87,21 @@ def _create_packer() -> StreamingPacker:
     destination = open_storage(address, S3Access())
     if not isinstance(destination, S3Prefix):
         raise ValueError(f"SM_TRAIN_DESTINATION: {address}: must be an S3 prefix")
-    return StreamingPacker(destination, int(os.environ.get("SM_TRAIN_SHARD_BYTES", TARGET_BYTES)))
+    shard_bytes = int(os.environ.get("SM_TRAIN_SHARD_BYTES", TARGET_BYTES))
+    return StreamingPacker(destination, shard_bytes, decoders=_decoders())
+
+
+_start_lock = threading.Lock()
+_pool: DecoderPool | None = None
+
+
+def _decoders() -> DecoderPool:
+    """Return the decoders of this instance of the function, which later invocations reuse."""
+    global _pool
+    with _start_lock:
+        if _pool is None:
+            _pool = DecoderPool(os.cpu_count() or 1)
+        return _pool
 
 
 def _has_time_left(context: LambdaContext) -> bool:

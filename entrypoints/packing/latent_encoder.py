@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from sm_train.entrypoints.data.image_decoder import DecodeSpec
+from sm_train.entrypoints.data.decoder_pool import Decoders
+from sm_train.entrypoints.data.image_decoder import DecodeSpec, decode_with
 from sm_train.entrypoints.models.builder import load_text_encoders
 from torch import Tensor
 
@@ -35,7 +36,9 @@ class LatentEncoder:
         self._decode_spec = DecodeSpec(resolution, resolution)
         self._gpu_lock = threading.Lock()
 
-    def encode(self, image: bytes | memoryview, caption: str) -> tuple[bytes, ...]:
+    def encode(
+        self, image: bytes | memoryview, caption: str, decoders: Decoders
+    ) -> tuple[bytes, ...]:
         """Return the moments (2 * channels, h, w) and the text states (tokens, width) as ``.npy``.
 
         Text encoders with a projection add their pooled projections (width,).
@@ -45,7 +48,7 @@ class LatentEncoder:
         """
         shape = (self._decode_spec.height, self._decode_spec.width, 3)
         pixels = torch.empty(shape, dtype=torch.uint8)
-        self._decode_spec.decode(image, pixels)
+        decode_with(decoders, self._decode_spec, image, pixels)
         tokens = self._text.tokenize([caption])
         with self._gpu_lock, torch.inference_mode():
             images = pixels.to(self._device).permute(2, 0, 1)[None].float() / 127.5 - 1.0

@@ -41,6 +41,7 @@ class PackOptions:
     """Options that filter samples or change their content; sides are in pixels.
 
     ``pixels`` decodes every image completely. ``max_side`` and ``quality`` re-encode images.
+    ``convert`` encodes images of other formats than JPEG, PNG and WebP as JPEG.
     ``duplicates`` drops images with the same bytes. ``near_bits`` is the number of bits by which
     the hashes of near-duplicates may differ; None keeps near-duplicates. ``latents`` is the folder
     of the model that encodes latents.
@@ -51,6 +52,7 @@ class PackOptions:
     max_aspect: float | None = None
     max_side: int | None = None
     quality: int | None = None
+    convert: bool = False
     duplicates: bool = False
     near_bits: int | None = None
     latents: str | None = None

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,11 +26,13 @@ from typing import TYPE_CHECKING
 from sm_train.entrypoints.common.index_location import INDEX_NAME, SHARDS_FOLDER
 from sm_train.entrypoints.data.aspect_buckets import aspect_shapes, nearest_shape
 from sm_train.entrypoints.data.buffer_pool import ReadBufferPool
+from sm_train.entrypoints.data.decoder_pool import Decoders, InProcessDecoders
 from sm_train.entrypoints.data.image_header import DecodeError
 from sm_train.entrypoints.data.shard_format import MOMENTS, POOLED, TEXT, Shard, ShardError
 from sm_train.entrypoints.data.shard_index import IndexWriter, RejectedInput, ShardIndex
-from sm_train.entrypoints.packing.image_metadata import ImageMetadata, read_image_metadata, reencode
+from sm_train.entrypoints.packing.image_metadata import ImageMetadata, read_image_metadata
 from sm_train.entrypoints.packing.plan import PackInput, PackOptions, ShardPlan, sample_key
+from sm_train.entrypoints.packing.reencode import DEFAULT_QUALITY, is_convertible, measure, reencode
 from sm_train.entrypoints.packing.shard_writer import ShardWriter, sample_parts
 from sm_train.entrypoints.packing.storage import BytesLike, S3Access, Storage, read_uri
 
@@ -69,6 +71,14 @@ class BuiltShard:
 
 
 @dataclass(frozen=True)
+class InputReader:
+    """How inputs are reached in S3, and what decodes them."""
+
+    access: S3Access
+    decoders: Decoders
+
+
+@dataclass(frozen=True)
 class _Sample:
     key: str
     buffers: list[BytesLike]
@@ -78,7 +88,7 @@ class _Sample:
 def build_shard(
     plan: ShardPlan,
     destination: Storage,
-    access: S3Access,
+    reader: InputReader,
     threads: int,
     on_progress: ProgressCallback,
     dropped: Mapping[int, RejectedInput],
@@ -89,7 +99,7 @@ def build_shard(
         OSError: the destination cannot be written.
     """
     rejected: list[RejectedInput] = []
-    accepted = _accepted_samples(plan, access, threads, on_progress, dropped, rejected)
+    accepted = _accepted_samples(plan, reader, threads, on_progress, dropped, rejected)
     first = next(accepted, None)
     shard = None
     if first is not None:
@@ -157,14 +167,14 @@ def _write_samples(writer: ShardWriter, samples: Iterator[_Sample]) -> Shard:
 
 def _accepted_samples(
     plan: ShardPlan,
-    access: S3Access,
+    reader: InputReader,
     threads: int,
     on_progress: ProgressCallback,
     dropped: Mapping[int, RejectedInput],
     rejected: list[RejectedInput],
 ) -> Iterator[_Sample]:
     """Yield the shard's samples in order; append rejected inputs to ``rejected``."""
-    for result in _prepare_inputs(plan, access, threads, dropped):
+    for result in _prepare_inputs(plan, reader, threads, dropped):
         if isinstance(result, RejectedInput):
             rejected.append(result)
             on_progress(1, 0, 1)
@@ -174,14 +184,14 @@ def _accepted_samples(
 
 
 def _prepare_inputs(
-    plan: ShardPlan, access: S3Access, threads: int, dropped: Mapping[int, RejectedInput]
+    plan: ShardPlan, reader: InputReader, threads: int, dropped: Mapping[int, RejectedInput]
 ) -> Iterator[_Sample | RejectedInput]:
     """Prepare the inputs in parallel and yield the results in order."""
 
     def prepare_group(group: Sequence[PackInput]) -> list[_Sample | RejectedInput]:
         return [
             dropped.get(item.number)
-            or _prepare(item, sample_key(item.number), plan.options, access)
+            or _prepare(item, sample_key(item.number), plan.options, reader)
             for item in group
         ]
 
@@ -214,38 +224,42 @@ def _groups(inputs: Iterable[PackInput]) -> Iterator[list[PackInput]]:
 
 
 def encode_input(
-    item: PackInput, key: str, options: PackOptions, access: S3Access
+    item: PackInput, key: str, options: PackOptions, reader: InputReader
 ) -> bytes | RejectedInput:
     """Return one input as the tar members of a sample with the key ``key``."""
-    result = _prepare(item, key, options, access)
+    result = _prepare(item, key, options, reader)
     return result if isinstance(result, RejectedInput) else b"".join(result.buffers)
 
 
 def _prepare(
-    item: PackInput, key: str, options: PackOptions, access: S3Access
+    item: PackInput, key: str, options: PackOptions, reader: InputReader
 ) -> _Sample | RejectedInput:
     """Return one input as a sample, or why it is rejected."""
     try:
-        return _make_sample(item, key, options, access)
+        return _make_sample(item, key, options, reader)
     except DecodeError as error:
-        return RejectedInput(item.source, error.reason, str(error).partition(": ")[2])
+        return RejectedInput(item.source, error.reason, error.detail)
 
 
-def _make_sample(item: PackInput, key: str, options: PackOptions, access: S3Access) -> _Sample:
-    content, metadata = read_metadata(item, options, access)
-    caption = _read_caption(item, access)
+def _make_sample(item: PackInput, key: str, options: PackOptions, reader: InputReader) -> _Sample:
+    content, metadata = read_metadata(item, options, reader)
+    caption = _read_caption(item, reader)
     document = _metadata_json(item, metadata, caption)
-    latents = _encode_latents(options, content, caption)
+    latents = _encode_latents(options, content, caption, reader.decoders)
     buffers = sample_parts(key, content, caption, metadata.format, document, latents)
     return _Sample(key, buffers, metadata)
 
 
-def _encode_latents(options: PackOptions, content: BytesLike, caption: str) -> dict[str, bytes]:
+def _encode_latents(
+    options: PackOptions, content: BytesLike, caption: str, decoders: Decoders
+) -> dict[str, bytes]:
     """Return the requested ``.npy`` arrays by their file extensions."""
     if options.latents is None or options.latents_resolution is None:
         return {}
     encoder = _encoder(options.latents, options.latents_resolution)
-    return dict(zip((MOMENTS, TEXT, POOLED), encoder.encode(content, caption), strict=False))
+    return dict(
+        zip((MOMENTS, TEXT, POOLED), encoder.encode(content, caption, decoders), strict=False)
+    )
 
 
 _load_lock = threading.Lock()
@@ -265,27 +279,48 @@ def _load_encoder(folder: str, resolution: int) -> LatentEncoder:
 
 
 def read_metadata(
-    item: PackInput, options: PackOptions, access: S3Access
+    item: PackInput, options: PackOptions, reader: InputReader
 ) -> tuple[BytesLike, ImageMetadata]:
     """Return an input's image as it will be packed, and its metadata.
 
     Raises:
         DecodeError: it is missing, corrupt, or filtered out.
     """
-    content = _read("image", item.address, item.bytes, access)
-    metadata = read_image_metadata(content, pixels=options.pixels)
-    _apply_filters(metadata, options)
+    content = _read("image", item.address, item.bytes, reader.access)
+    if options.convert and is_convertible(content):
+        return _convert(content, options, reader.decoders)
+    decoders = reader.decoders if options.pixels else InProcessDecoders()  # headers need no decoder
+    check = partial(read_image_metadata, pixels=options.pixels)
+    metadata = decoders.call(check, content)
+    _apply_filters(metadata.height, metadata.width, options)
     if options.quality is None and (
         options.max_side is None or max(metadata.width, metadata.height) <= options.max_side
     ):
         return content, metadata
-    content = reencode(content, options.max_side, options.quality or 95)
-    return content, read_image_metadata(content, pixels=options.pixels)
+    return _reencode(content, options, reader.decoders)
 
 
-def _apply_filters(metadata: ImageMetadata, options: PackOptions) -> None:
-    short, long = sorted((metadata.width, metadata.height))
-    size = f"{metadata.width} × {metadata.height} pixels"
+def _convert(
+    content: BytesLike, options: PackOptions, decoders: Decoders
+) -> tuple[BytesLike, ImageMetadata]:
+    """Return an image of another format as JPEG, at its full size unless it is filtered out."""
+    full_size = decoders.call(measure, content)
+    _apply_filters(*full_size, options)
+    return _reencode(content, options, decoders)
+
+
+def _reencode(
+    content: BytesLike, options: PackOptions, decoders: Decoders
+) -> tuple[BytesLike, ImageMetadata]:
+    quality = options.quality or DEFAULT_QUALITY
+    encode = partial(reencode, max_side=options.max_side, quality=quality)
+    encoded = decoders.call(encode, content)
+    return encoded, decoders.call(partial(read_image_metadata, pixels=options.pixels), encoded)
+
+
+def _apply_filters(height: int, width: int, options: PackOptions) -> None:
+    short, long = sorted((width, height))
+    size = f"{width} × {height} pixels"
     if options.min_side is not None and short < options.min_side:
         raise DecodeError("image-small", size)
     if options.max_aspect is not None and long > options.max_aspect * short:
@@ -314,13 +349,13 @@ def _aspect_bucket(width: int, height: int) -> str:
     return f"{bucket_width}x{bucket_height}"
 
 
-def _read_caption(item: PackInput, access: S3Access) -> str:
+def _read_caption(item: PackInput, reader: InputReader) -> str:
     """Return the caption without surrounding white space and without a byte order mark."""
     raw = b""
     if item.caption is None:
         if item.caption_address is None:
             raise DecodeError("caption-missing", f"no caption for {item.source}")
-        raw = bytes(_read("caption", item.caption_address, 0, access))
+        raw = bytes(_read("caption", item.caption_address, 0, reader.access))
     try:
         if item.caption is not None:
             raw = item.caption.encode("utf-8", "surrogateescape")  # the bytes of the table

@@ -29,12 +29,18 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from sm_train.entrypoints.common.index_location import INDEX_NAME, SHARDS_FOLDER
+from sm_train.entrypoints.data.decoder_pool import Decoders, InProcessDecoders
 from sm_train.entrypoints.data.image_header import DecodeError, image_size
 from sm_train.entrypoints.data.shard_format import Shard
 from sm_train.entrypoints.data.shard_index import IndexWriter, RejectedInput, ShardIndex
 from sm_train.entrypoints.data.tar_reader import sample_members
 from sm_train.entrypoints.packing.plan import PackInput, PackOptions
-from sm_train.entrypoints.packing.shard_builder import encode_input, encode_record, open_index
+from sm_train.entrypoints.packing.shard_builder import (
+    InputReader,
+    encode_input,
+    encode_record,
+    open_index,
+)
 from sm_train.entrypoints.packing.shard_writer import ShardWriter
 from sm_train.entrypoints.packing.storage import S3Prefix, is_missing, s3_client
 
@@ -80,6 +86,7 @@ class StreamingPacker:
     destination: S3Prefix
     target_bytes: int
     options: PackOptions = field(default_factory=PackOptions)
+    decoders: Decoders = field(default_factory=InProcessDecoders)
 
     def stage(self, arrival: Arrival) -> str:
         """Stage an image as a sample, or reject it.
@@ -94,7 +101,8 @@ class StreamingPacker:
         address = f"s3://{arrival.bucket}/{arrival.key}"
         caption = f"{address.rpartition('.')[0]}.txt"
         item = PackInput(0, address, address, arrival.bytes, caption_address=caption)
-        result = encode_input(item, arrival.id, self.options, self.destination.access)
+        reader = InputReader(self.destination.access, self.decoders)
+        result = encode_input(item, arrival.id, self.options, reader)
         missing = isinstance(result, RejectedInput) and result.reason == "image-missing"
         if not missing and not self._is_current(arrival):
             return "overwritten"  # another version was read, which has its own message

@@ -11,13 +11,20 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import resource_tracker
 from typing import Any, TypeVar
 
 from sm_train.entrypoints.common.parent_death import exit_with_parent
 from sm_train.entrypoints.common.signals import record_signals
+from sm_train.entrypoints.data.decoder_pool import DecoderPool, Decoders, InProcessDecoders
 from sm_train.entrypoints.data.shard_index import RejectedInput
 from sm_train.entrypoints.packing.plan import ShardPlan
-from sm_train.entrypoints.packing.shard_builder import ProgressCallback, StoppedError, build_shard
+from sm_train.entrypoints.packing.shard_builder import (
+    InputReader,
+    ProgressCallback,
+    StoppedError,
+    build_shard,
+)
 from sm_train.entrypoints.packing.storage import S3Access, S3Prefix, Storage
 
 S3_THREADS = 16
@@ -27,6 +34,9 @@ _POLL_SECONDS = 0.2
 """Interval between two progress reports."""
 
 _Item = TypeVar("_Item")
+
+Task = Callable[[_Item, ProgressCallback, Decoders], None]
+"""What a worker process does with an item."""
 
 
 class WorkerKilledError(RuntimeError):
@@ -40,6 +50,10 @@ class WorkerPlan:
     destination: Storage
     access: S3Access
     workers: int
+
+    def decoders(self, processes: int) -> int:
+        """Return the number of decoders of each of ``processes`` worker processes."""
+        return max(1, self.workers // processes)
 
 
 @dataclass(frozen=True)
@@ -65,7 +79,7 @@ def build_in_parallel(
     processes, threads = split_cores(plans, work, max_processes=len(gpus) or work.workers)
     task = partial(_build_shard, work.destination, work.access, threads)
     items = [(plan, _dropped_from(plan, dropped)) for plan in plans]
-    yield from run_tasks(task, items, processes, gpus)
+    yield from run_tasks(task, items, processes, work.decoders(processes), gpus)
 
 
 def split_cores(
@@ -102,21 +116,25 @@ def _build_shard(
     threads: int,
     item: tuple[ShardPlan, dict[int, RejectedInput]],
     on_progress: ProgressCallback,
+    decoders: Decoders,
 ) -> None:
     plan, dropped = item
-    build_shard(plan, destination, access, threads, on_progress, dropped)
+    reader = InputReader(access, decoders)
+    build_shard(plan, destination, reader, threads, on_progress, dropped)
 
 
 def run_tasks(
-    task: Callable[[_Item, ProgressCallback], None],
+    task: Task[_Item],
     items: Sequence[_Item],
     processes: int,
+    decoders: int,
     gpus: Sequence[str] = (),
 ) -> Iterator[PackProgress]:
     """Call ``task`` with each item in ``processes`` processes; yield their combined progress.
 
-    With ``gpus``, each process sees one of them. An error in one process stops all of them; a task
-    that is stopped must leave no partial result.
+    Each process has ``decoders`` decoder processes of its own, so that an image that crashes its
+    decoder costs only itself. With ``gpus``, each process sees one of them. An error in one process
+    stops all of them; a task that is stopped must leave no partial result.
     """
     if not items:
         return
@@ -124,11 +142,16 @@ def run_tasks(
     # A signal that ends this process while a child starts would make the child print a traceback.
     with record_signals() as raise_recorded:
         with _block_terminal_signals():
+            resource_tracker.ensure_running()  # unblocks the signals once it has started
+        with _block_terminal_signals():
             # Shared: done inputs, written bytes, rejected inputs.
             counters = context.Array("q", 3)
             stop, num_started = context.Event(), context.Value("i", 0)
             pool = ProcessPoolExecutor(
-                processes, context, _init_worker, (counters, stop, num_started, gpus)
+                processes,
+                context,
+                _init_worker,
+                (counters, stop, num_started, decoders, gpus),
             )
             pending: set[Future[None]] = {pool.submit(_run_task, task, item) for item in items}
         try:
@@ -149,11 +172,15 @@ def run_tasks(
 # What _init_worker received. A pool passes such objects only when it starts a process.
 _counters: Any = None
 _stop: Any = None
+_decoders: Decoders = InProcessDecoders()
 
 
-def _init_worker(counters: Any, stop: Any, num_started: Any, gpus: Sequence[str]) -> None:
-    global _counters, _stop
+def _init_worker(
+    counters: Any, stop: Any, num_started: Any, decoders: int, gpus: Sequence[str]
+) -> None:
+    global _counters, _stop, _decoders
     _counters, _stop = counters, stop
+    _decoders = DecoderPool(decoders)  # before the first thread
     if gpus:
         with num_started.get_lock():
             worker = num_started.value
@@ -163,8 +190,8 @@ def _init_worker(counters: Any, stop: Any, num_started: Any, gpus: Sequence[str]
     exit_with_parent()
 
 
-def _run_task(task: Callable[[_Item, ProgressCallback], None], item: _Item) -> None:
-    task(item, _report_progress)
+def _run_task(task: Task[_Item], item: _Item) -> None:
+    task(item, _report_progress, _decoders)
 
 
 def _report_progress(done: int, written: int, rejected: int) -> None:

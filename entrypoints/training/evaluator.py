@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
 from sm_train.entrypoints.common.atomic_write import write_atomic
 from sm_train.entrypoints.common.checkpoint_layout import step_folder_name
 from sm_train.entrypoints.common.events import EventLog
@@ -26,6 +25,7 @@ from sm_train.entrypoints.common.signals import StopSignal
 from sm_train.entrypoints.data.batches import Batch
 from sm_train.entrypoints.data.loader import Loader
 from sm_train.entrypoints.data.shard_catalog import DataRank, ShardCatalog
+from sm_train.entrypoints.distributed.object_exchange import gather
 from sm_train.entrypoints.models.builder import ModelComponents
 from sm_train.entrypoints.models.image_grid import draw_grid, png
 from sm_train.entrypoints.models.objectives import per_sample_loss
@@ -148,7 +148,7 @@ class Evaluator:
     # ------------------------------------------------------------------ images
 
     def _images(self, before_batch: Callable[[Phase], None]) -> list[Any]:
-        """Return PIL images of the prompts on rank 0; the ranks divide the sampling."""
+        """Return PIL images of the prompts on rank 0, else none; the ranks divide the sampling."""
         from PIL import Image
 
         evaluation, world_size = self._config.evaluation, self._accelerator.num_processes
@@ -172,8 +172,9 @@ class Evaluator:
                 (number, np.asarray(image))
                 for (number, _), image in zip(batch, images, strict=True)
             ]
-        by_number = dict(gather_object(sampled))
-        return [Image.fromarray(by_number[number]) for number in range(len(prompts))]
+        by_rank = gather(sampled) or []
+        by_number = dict(image for images in by_rank for image in images)
+        return [Image.fromarray(by_number[number]) for number in sorted(by_number)]
 
     def _log(self, losses: dict[str, float], images: list[Any] | None, seconds: float) -> None:
         step = self._state.step

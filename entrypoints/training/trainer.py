@@ -9,12 +9,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
 from sm_train.entrypoints.checkpointing import manifest
 from sm_train.entrypoints.checkpointing.async_checkpointer import AsyncCheckpointer, CheckpointRank
 from sm_train.entrypoints.checkpointing.resume import Nodes, find_latest, remove_later
@@ -28,6 +26,7 @@ from sm_train.entrypoints.data.loader import Loader
 from sm_train.entrypoints.data.shard_catalog import DataRank, ShardCatalog
 from sm_train.entrypoints.distributed import fsdp
 from sm_train.entrypoints.distributed.local_shard import full_tensor
+from sm_train.entrypoints.distributed.object_exchange import all_gather
 from sm_train.entrypoints.models.builder import ModelComponents
 from sm_train.entrypoints.models.objectives import loss
 from sm_train.entrypoints.monitoring.heartbeat import HeartbeatWriter, Phase
@@ -147,7 +146,7 @@ class Trainer:
             fingerprint=self.state.fingerprint,
             keep=self.config.checkpoint.keep_last,
             events=self.events,
-            all_gather=_all_gather,
+            all_gather=all_gather,
             background=self.state.background,
         )
 
@@ -344,7 +343,7 @@ class Trainer:
         snapshot = self._checkpointer.snapshot
         if snapshot.step is None or self._rollbacks >= self.config.training.max_rollbacks:
             nonfinite = self.metrics.last_nonfinite_loss
-            samples = gather_object([nonfinite] if nonfinite else [])
+            samples = [sample for sample in all_gather(nonfinite) if sample]
             listed = "; ".join(samples[:MAX_LISTED])
             raise DivergedError(
                 f"{skipped} steps in a row had no finite gradient, up to step {step}"
@@ -368,13 +367,8 @@ class Trainer:
         def warn(code: str, message: str) -> None:
             self.events.warn(code, message)
 
-        nodes = Nodes(self._checkpointer.rank, _all_gather, self.device)
+        nodes = Nodes(self._checkpointer.rank, all_gather, self.device)
         return find_latest(self.paths.checkpoints, nodes, warn)
-
-
-def _all_gather(value: Any) -> list[Any]:
-    gathered: list[Any] = gather_object([value])
-    return gathered
 
 
 class DivergedError(RuntimeError):

@@ -13,6 +13,7 @@ import hashlib
 import io
 import json
 import tarfile
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 
@@ -25,7 +26,7 @@ from sm_train.estimators.bundle.user_code import (
     UserCodeError,
     merge_requirements,
 )
-from sm_train.estimators.config.cluster import SMDDP_PYTORCH, major_minor
+from sm_train.estimators.config.cluster import major_minor
 from sm_train.estimators.config.presets import entrypoints_folder
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.secret_scan import find_secrets
@@ -38,6 +39,12 @@ RUN_FILE = "run.json"
 """The whole run file, which ``submit --clone`` loads again; the training code does not read it."""
 LARGE_BYTES = 50_000_000
 """Size to warn above: every instance of every attempt downloads and unpacks the bundle."""
+
+_OLDER_REQUIREMENTS = {
+    (2, 3): "requirements-torch-2.3.txt",
+    (2, 4): "requirements-torch-2.5.txt",
+    (2, 5): "requirements-torch-2.5.txt",
+}
 
 _PACKAGE = "sm_train/"
 _SHIPPED_SUFFIXES = (".py", ".json", ".typed")
@@ -78,16 +85,21 @@ class Bundle:
 
 
 def build_bundle(
-    config: RunConfig, framework_version: str | None, user_code: UserCode | None = None
+    config: RunConfig,
+    framework_version: str | None,
+    user_code: UserCode | None = None,
+    predicted_speeds: Mapping[str, float] | None = None,
 ) -> Bundle:
     """Pack the bundle for an image with PyTorch ``framework_version`` (None if unknown).
+
+    ``predicted_speeds`` are those of :func:`job_configs`.
 
     Raises:
         UserCodeError: the user code lacks the entry script, uses a reserved name or contains a
             credential.
     """
     user_code = user_code or UserCode()
-    contents = {**_documents(config), **_user_files(config, user_code)}
+    contents = {**_documents(config, predicted_speeds), **_user_files(config, user_code)}
     if not config.cluster.network_isolation:
         # An isolated container can install nothing: its image has all packages.
         packages = merge_requirements(requirements(framework_version), user_code.packages)
@@ -101,13 +113,18 @@ def build_bundle(
 
 
 def rebuild_bundle(
-    archive: bytes, config: RunConfig, framework_version: str | None, *, same_image: bool
+    archive: bytes,
+    config: RunConfig,
+    framework_version: str | None,
+    *,
+    same_image: bool,
+    predicted_speeds: Mapping[str, float] | None = None,
 ) -> Bundle:
     """Pack the code of an earlier bundle with another run file.
 
     The pinned packages stay unless the image has changed.
     """
-    contents = unpack(archive) | _documents(config)
+    contents = unpack(archive) | _documents(config, predicted_speeds)
     pinned, _, user = contents.pop(REQUIREMENTS, b"").decode().partition(USER_PACKAGES)
     if not config.cluster.network_isolation:
         needed = pinned if pinned and same_image else requirements(framework_version)
@@ -129,9 +146,10 @@ def run_document(config: RunConfig) -> dict[str, object]:
     return document | {"code": "." if config.code is not None else None}
 
 
-def _documents(config: RunConfig) -> dict[str, bytes]:
+def _documents(config: RunConfig, predicted_speeds: Mapping[str, float] | None) -> dict[str, bytes]:
     """Return the run file and the job configuration of every stage."""
-    stages = {name: asdict(job) for name, job in job_configs(config).items()}
+    jobs = job_configs(config, predicted_speeds)
+    stages = {name: asdict(job) for name, job in jobs.items()}
     return {RUN_FILE: _json(run_document(config)), JOB_FILE: _json(stages)}
 
 
@@ -181,12 +199,11 @@ def unpack(archive: bytes) -> dict[str, bytes]:
 def requirements(framework_version: str | None) -> str:
     """Return the pinned packages to install on top of the image's PyTorch.
 
-    The newest libraries no longer import on the PyTorch 2.3 of the last SMDDP image.
+    The newest libraries no longer import on the PyTorch of the images with SMDDP.
     """
-    is_old = framework_version is not None and (
-        major_minor(framework_version) == major_minor(SMDDP_PYTORCH)
-    )
-    name = "requirements-torch-2.3.txt" if is_old else "requirements.txt"
+    name = "requirements.txt"
+    if framework_version is not None:
+        name = _OLDER_REQUIREMENTS.get(major_minor(framework_version), name)
     return (files("sm_train.estimators") / "data" / name).read_text(encoding="utf-8")
 
 

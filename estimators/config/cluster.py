@@ -21,11 +21,16 @@ from sm_train.estimators.config.fields import (
 )
 
 MAX_VARIABLES = 100
-RESERVED_VARIABLES = 8
+RESERVED_VARIABLES = 7
 """Number of variables that a request adds to the user's (estimators/request/training.py)."""
 
-SMDDP_PYTORCH = "2.3.0"
-"""PyTorch of the last AWS image that carries SMDDP (AWS Deep Learning Containers, 2024)."""
+SMDDP_PYTORCH = "2.5.1"
+"""PyTorch of the newest AWS image that includes SMDDP."""
+
+SMDDP_VERSIONS = ((2, 3), (2, 4), (2, 5))
+"""PyTorch versions whose AWS images include SMDDP: library 2.5.0 in 2.4.0 and 2.6.0 in 2.5.1; none
+in 2.6.0 or later (aws/deep-learning-containers, branch master, pytorch/training/docker/*/py3/*/
+Dockerfile.gpu; the change of 2.5 is #4619 of 2025-03-13)."""
 
 MIN_PYTORCH = (2, 3)
 """Oldest PyTorch that the training code runs on (setup.cfg, `make test-torch-2.3`)."""
@@ -89,8 +94,8 @@ class ClusterSection(Section):
     )
     backend: CollectiveBackend = Field(
         default="auto",
-        description="Library for gradient all-reduce. auto selects SMDDP for several p4d or p4de "
-        "instances and NCCL otherwise.",
+        description="Library for gradient all-reduce. auto is nccl, on the newest supported image. "
+        "smddp is AWS's, for several p4d or p4de instances, on an older image.",
     )
     image: Image | None = Field(
         default=None, description="Container image in ECR. None takes AWS's PyTorch image."
@@ -211,10 +216,10 @@ class ClusterSection(Section):
                     "write nccl, which uses EFA there"
                 )
         version = self.framework_version
-        if self.image is None and version and major_minor(version) != major_minor(SMDDP_PYTORCH):
+        if self.image is None and version and major_minor(version) not in SMDDP_VERSIONS:
             raise ValueError(
-                f"framework_version: {version} has no SMDDP; the last AWS image with it is "
-                f"{SMDDP_PYTORCH}"
+                f"framework_version: {version} has no SMDDP in AWS's image; write {SMDDP_PYTORCH}, "
+                "or remove it"
             )
 
     def _check_capacity(self) -> None:

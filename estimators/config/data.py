@@ -7,7 +7,13 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 from sm_train.entrypoints.common.index_location import index_uri
-from sm_train.entrypoints.common.job_config import Crop, DataConfig, Interpolation
+from sm_train.entrypoints.common.job_config import (
+    Crop,
+    DataConfig,
+    DecodeMode,
+    IccProfile,
+    Interpolation,
+)
 from sm_train.estimators.config.fields import (
     PlainText,
     PositiveInt,
@@ -63,6 +69,17 @@ class DataSection(Section):
     interpolation: Interpolation = Field(
         default="bicubic", description="Interpolation for resizing images, always antialiased."
     )
+    decode: DecodeMode = Field(
+        default="fast",
+        description="exact: decode every image at its full size; pixels within 2 levels of "
+        "Pillow's. fast: decode JPEGs of more than twice the training size at a half, a quarter "
+        "or an eighth of their size.",
+    )
+    icc_profile: IccProfile = Field(
+        default="ignore",
+        description="ignore: use the pixels as stored. srgb: convert images with an ICC profile "
+        "(Display P3, Adobe RGB, CMYK) to sRGB.",
+    )
     aspect_buckets: bool = Field(
         default=False,
         description="Whether to batch portrait, landscape and square images separately, each at "
@@ -88,6 +105,8 @@ class DataSection(Section):
             interpolation=self.interpolation,
             aspect_buckets=self.aspect_buckets,
             max_bad_fraction=self.max_bad_fraction,
+            decode=self.decode,
+            icc_profile=self.icc_profile,
         )
 
     @model_validator(mode="after")

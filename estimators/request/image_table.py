@@ -27,14 +27,28 @@ def training_image(framework: str, version: str, region: str, instance: str) -> 
         table = _table(framework)["training"]
         entry = table["versions"][table.get("version_aliases", {}).get(version, version)]
         account, repository = entry["registries"][region], entry["repository"]
-        [python] = entry["py_versions"]
-        is_plain = processor in table["processors"] and "container_version" not in entry
+        tag = _tag(entry, version, processor)
+        is_built = processor in table["processors"]
     except (LookupError, ValueError, TypeError):
         return None
-    if domain is None or not is_plain:
+    if domain is None or not is_built:
         return None
+    return f"{account}.dkr.ecr.{region}.{domain}/{repository}:{tag}"
+
+
+def _tag(entry: dict[str, Any], version: str, processor: str) -> str:
+    """Return the tag of a version's image.
+
+    Raises:
+        LookupError, ValueError: the entry has another form, or several images.
+    """
+    if "tag_prefix" in entry and not entry["processor_in_tag"]:
+        return f"{entry['tag_prefix']}-{entry['container_version'][processor]}"
+    if "container_version" in entry:
+        raise ValueError("several operating systems")
+    [python] = entry["py_versions"]
     # The SDK keeps a version without a patch number: 2.3 is a tag of its own.
-    return f"{account}.dkr.ecr.{region}.{domain}/{repository}:{version}-{processor}-{python}"
+    return f"{version}-{processor}-{python}"
 
 
 def _processor(instance: str) -> str:

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sm_train.cost.instances import instance_type
-from sm_train.estimators.config.cluster import SMDDP_PYTORCH, major_minor
+from sm_train.estimators.config.cluster import SMDDP_PYTORCH
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 
-DEFAULT_PYTORCH = "2.10.0"
-"""PyTorch of the newest AWS training image in the image table of sagemaker 3.27."""
+DEFAULT_PYTORCH = "2.13.0"
+"""PyTorch of the newest AWS training image with a known end of patch, 2027-07-20
+(aws/deep-learning-containers, docs/src/data/pytorch/2.13-cuda-sagemaker.yml, 2026-08). Local runs
+and tests use the same version."""
 
 
 Route = Literal["torchrun", "smddp"]
@@ -43,8 +45,8 @@ def framework_version(config: RunConfig) -> str | None:
         return None
     if cluster.framework_version is not None:
         return cluster.framework_version
-    wants_smddp = any(_smddp_helps(config, stage) for stage in config.stages)
-    return SMDDP_PYTORCH if wants_smddp else DEFAULT_PYTORCH
+    uses_smddp = any(choose_route(config, stage)[0] == "smddp" for stage in config.stages)
+    return SMDDP_PYTORCH if uses_smddp else DEFAULT_PYTORCH
 
 
 def pytorch_version(config: RunConfig) -> str | None:
@@ -70,60 +72,16 @@ def launch_plans(
     return {stage.name: launch_plan(config, stage, image) for stage in stages}
 
 
-def route_conflict(config: RunConfig, other: RunConfig) -> str | None:
-    """Return why a job cannot resume a stage of ``config`` with the settings of ``other``.
-
-    All jobs of a stage must use one route and one PyTorch. None if every stage can be resumed.
-    """
-    for stage, other_stage in zip(config.stages, other.stages, strict=True):
-        route, _ = choose_route(config, stage)
-        other_route, _ = choose_route(other, other_stage)
-        if route != other_route:
-            return (
-                f"{stage.name} starts by {route} at first and by {other_route} there, from another "
-                "image; write cluster.backend: nccl, which both support"
-            )
-    return None
-
-
 def choose_route(config: RunConfig, stage: StageSection) -> tuple[Route, str]:
     """Choose the route of ``stage``, with the reason shown to the user."""
     cluster = config.cluster
     if stage.instances == 1:
-        return "torchrun", "one instance: NCCL over NVLink; SMDDP gains nothing there"
-    if not _smddp_helps(config, stage):
-        reason = f"{cluster.instance_type}: NCCL"
-        if instance_type(cluster.instance_type).supports_efa:
-            reason += " over EFA"
-        if cluster.backend == "nccl":
-            reason += ", as set in the run file"
-        elif unsupported := _types_without_smddp(config):
-            if cluster.instance_type not in unsupported:
-                reason += f"; {unsupported[0]} has no SMDDP"
-        elif any(other.sharding != "none" for other in config.stages):
-            reason += "; sharding needs a newer PyTorch than SMDDP's"
-        return "torchrun", reason
-    version = framework_version(config)
-    if version is None and cluster.backend == "auto":
-        return "torchrun", "user image: NCCL; write backend: smddp if it carries SMDDP"
-    if version is not None and major_minor(version) != major_minor(SMDDP_PYTORCH):
-        return "torchrun", f"PyTorch {version}: NCCL; the last image with SMDDP is 2.3.0"
-    return "smddp", f"{cluster.instance_type} × {stage.instances}: SMDDP all-reduce"
-
-
-def _smddp_helps(config: RunConfig, stage: StageSection) -> bool:
-    cluster = config.cluster
-    return (
-        cluster.backend != "nccl"
-        # All stages share one image, and FSDP2 needs a newer PyTorch than SMDDP's.
-        and all(other.sharding == "none" for other in config.stages)
-        and stage.instances > 1
-        and not _types_without_smddp(config)
-    )
-
-
-def _types_without_smddp(config: RunConfig) -> list[str]:
-    """Return the run's instance types without SMDDP support: one image serves all types."""
-    return [
-        name for name in config.cluster.instance_types if not instance_type(name).supports_smddp
-    ]
+        return "torchrun", "one instance: NCCL over NVLink or PCIe"
+    # The run file's models accept smddp only where it can run: on A100 types, without sharding, and
+    # in an image that includes it.
+    if cluster.backend == "smddp":
+        return "smddp", f"{cluster.instance_type} × {stage.instances}: SMDDP all-reduce"
+    reason = f"{cluster.instance_type}: NCCL"
+    if instance_type(cluster.instance_type).supports_efa:
+        reason += " over EFA"
+    return "torchrun", reason

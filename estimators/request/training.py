@@ -6,6 +6,7 @@ at every submission.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast
@@ -22,6 +23,7 @@ from sm_train.estimators.config.naming import (
 )
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
+from sm_train.estimators.request.entrypoint import CHANNELS, ENTRYPOINT, container_arguments
 from sm_train.estimators.request.launcher import LaunchPlan
 from sm_train.estimators.request.metrics import metric_definitions
 
@@ -54,10 +56,6 @@ region have none."""
 
 BUCKET_OWNER_TAG = "sm-train:bucket-owner"
 """A job's tag: the account that owns the bucket of its checkpoints, if the run file names it."""
-
-# The SDK's start script, staged in the channel sm_drivers (sagemaker 3.27, training.constants).
-_CHANNELS = "/opt/ml/input/data"
-_START = f"{_CHANNELS}/sm_drivers/sm_train.sh"
 
 
 class SourceBundle(Protocol):
@@ -131,9 +129,6 @@ def training_request(
             "NCCL_DEBUG": "INFO",  # logs the transport that NCCL actually selects
             "NCCL_DEBUG_SUBSYS": "INIT,NET",
             "PYTHONUNBUFFERED": "1",
-            # By default, torchrun kills its processes 30 s after SIGTERM; SageMaker grants a job
-            # 120 s (its developer guide, StopTrainingJob).
-            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "110",
             # NCCL's flight recorder keeps the last collectives and dumps them when the watchdog
             # writes to the pipe. PyTorch 2.3 introduced these names, and later versions still
             # support them (ProcessGroupNCCL.hpp).
@@ -171,25 +166,13 @@ def _set_optional_fields(request: TrainingRequest, cluster: ClusterSection) -> N
 
 
 def _algorithm(launch: LaunchPlan) -> AlgorithmSpecificationTypeDef:
-    algorithm: AlgorithmSpecificationTypeDef = {
+    return {
         "TrainingImage": launch.image,
         "TrainingInputMode": "FastFile",
         "MetricDefinitions": metric_definitions(),
+        "ContainerEntrypoint": ENTRYPOINT,
+        "ContainerArguments": container_arguments(launch.route),
     }
-    if launch.route == "torchrun":
-        algorithm["ContainerEntrypoint"] = ["/bin/bash"]
-        algorithm["ContainerArguments"] = start_arguments(use_exec=True)
-    return algorithm
-
-
-def start_arguments(*, use_exec: bool) -> list[str]:
-    """Return the shell arguments that run the SDK's start script.
-
-    The SDK (sagemaker 3.27) does not use ``exec``. In some images, whose bash is older than 5.1,
-    the shell then stays the container's first process, which alone gets SageMaker's SIGTERM and
-    would ignore it.
-    """
-    return ["-c", f"chmod +x {_START} && {'exec ' if use_exec else ''}{_START}"]
 
 
 def _hyperparameters(
@@ -200,23 +183,44 @@ def _hyperparameters(
     staged: str,
     region: str,
 ) -> dict[str, str]:
-    """Return ``--stage NAME`` for the script and, for smddp, the settings of AWS's toolkit."""
-    parameters = {"stage": stage.name}
-    if launch.route == "smddp":
-        archive = f"{staged}/code/{ARCHIVE_NAME}"
-        if config.cluster.network_isolation:
-            # The toolkit has no network to download it; SageMaker mounts it as a channel.
-            archive = f"{_CHANNELS}/code/{ARCHIVE_NAME}"
-        parameters |= {
-            "sagemaker_program": bundle.entry,
-            "sagemaker_submit_directory": archive,
-            "sagemaker_region": region,
-            "sagemaker_container_log_level": "20",
-            "sagemaker_instance_type": config.cluster.instance_type,
-            "sagemaker_distributed_dataparallel_enabled": "true",
-            "sagemaker_distributed_dataparallel_custom_mpi_options": "",
-        }
-    return parameters
+    """Return ``--stage NAME`` for the script and, for smddp, the settings of AWS's toolkit.
+
+    The toolkit parses each value as JSON, so that a bare ``1e3`` would become ``--stage 1000.0``
+    (sagemaker-training 5.1.4, mapping and params). Our launcher takes the values as they are.
+    """
+    if launch.route == "torchrun":
+        return {"stage": stage.name}
+    archive = f"{staged}/code/{ARCHIVE_NAME}"
+    if config.cluster.network_isolation:
+        # The toolkit has no network to download it; SageMaker mounts it as a channel.
+        archive = f"{CHANNELS}/code/{ARCHIVE_NAME}"
+    parameters: dict[str, object] = {
+        "stage": stage.name,
+        "sagemaker_program": bundle.entry,
+        "sagemaker_submit_directory": archive,
+        "sagemaker_region": region,
+        "sagemaker_container_log_level": 20,
+        "sagemaker_instance_type": config.cluster.instance_type,
+        "sagemaker_distributed_dataparallel_enabled": True,
+        "sagemaker_distributed_dataparallel_custom_mpi_options": "",
+    }
+    return {name: json.dumps(value) for name, value in parameters.items()}
+
+
+def hyperparameter(request: Mapping[str, Any], name: str) -> str | None:
+    """Return a hyperparameter of a request or of a described job, whichever its route."""
+    value: str | None = request.get("HyperParameters", {}).get(name)
+    if value is None or not value.startswith('"'):
+        return value
+    decoded: str = json.loads(value)
+    return decoded
+
+
+def stage_name(request: Mapping[str, Any]) -> str:
+    """Return the stage that a request of ours trains."""
+    name = hyperparameter(request, "stage")
+    assert name is not None
+    return name
 
 
 def _channels(
@@ -252,8 +256,7 @@ def code_uri(request: Mapping[str, Any]) -> str | None:
         if channel["ChannelName"] == "code":
             uri: str = channel["DataSource"]["S3DataSource"]["S3Uri"]
             return uri
-    directory: str | None = request.get("HyperParameters", {}).get("sagemaker_submit_directory")
-    return directory
+    return hyperparameter(request, "sagemaker_submit_directory")
 
 
 def staged_uri(request: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from sm_train.estimators.bundle.user_code import REQUIREMENTS
-from sm_train.estimators.request.training import TrainingRequest
+from sm_train.estimators.request.training import TrainingRequest, stage_name
 from sm_train.estimators.sdk.model_trainer import launch_command, pinned_trainer_class, quiet_sdk
 
 
@@ -53,7 +53,7 @@ def train(job: LocalJob) -> None:
     has_requirements = (Path(job.bundle) / REQUIREMENTS).exists()
     pinned_trainer_class(request)(
         training_mode=Mode.LOCAL_CONTAINER,
-        base_job_name=request["HyperParameters"]["stage"],
+        base_job_name=stage_name(request),
         training_image=request["AlgorithmSpecification"]["TrainingImage"],
         compute=Compute(instance_type="local_cpu", instance_count=job.nodes),
         # A folder, because the SDK mounts an archive to a path that it then expects to be a folder.

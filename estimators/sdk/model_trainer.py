@@ -21,7 +21,13 @@ from botocore.exceptions import ClientError
 from sm_train.estimators.bundle.bundle import ARCHIVE_NAME, LAUNCHER, Bundle
 from sm_train.estimators.bundle.user_code import REQUIREMENTS
 from sm_train.estimators.config.naming import code_prefix
-from sm_train.estimators.request.training import TrainingRequest, code_uri, start_arguments
+from sm_train.estimators.request.entrypoint import SDK_ARGUMENTS
+from sm_train.estimators.request.training import (
+    TrainingRequest,
+    code_uri,
+    hyperparameter,
+    stage_name,
+)
 
 if TYPE_CHECKING:
     import boto3
@@ -93,7 +99,8 @@ def create_training_job(
         archive = Path(folder) / ARCHIVE_NAME
         archive.write_bytes(bundle.archive)
         session = Session(boto_session=boto_session, default_bucket=bucket)
-        is_smddp = "ContainerEntrypoint" not in request["AlgorithmSpecification"]
+        # On the smddp route AWS's toolkit downloads the code; the SDK stages none.
+        is_smddp = hyperparameter(request, "sagemaker_submit_directory") is not None
         if is_smddp:
             _upload(code_uri(request) or "", archive, session)
         source = {} if is_smddp else _source(archive, bundle)
@@ -158,7 +165,7 @@ def _model_trainer(request: TrainingRequest, session: Any, source: dict[str, Any
     trainer = pinned_trainer_class(request)(
         sagemaker_session=session,
         role=request["RoleArn"],
-        base_job_name=request["HyperParameters"]["stage"],
+        base_job_name=stage_name(request),
         input_s3_key_prefix=code_prefix(_run_name(request)),
         training_image=algorithm["TrainingImage"],
         training_input_mode=algorithm["TrainingInputMode"],
@@ -191,9 +198,8 @@ def _model_trainer(request: TrainingRequest, session: Any, source: dict[str, Any
 def launch_command(entry: str) -> str:
     """Return the command of the SDK's start script: the launcher with ``entry``.
 
-    ``exec`` replaces the shell, so SIGTERM reaches the launcher; under the SDK's Torchrun driver
-    (3.27) it would not. Only the hyperparameters name the stage, so the jobs of later stages start
-    with the same script.
+    It replaces the SDK's Torchrun driver (launch.py says why). Only the hyperparameters name the
+    stage, so the jobs of later stages start with the same script.
     """
     return f"exec $SM_PYTHON_CMD -m {LAUNCHER} {shlex.quote(entry)}"
 
@@ -202,6 +208,7 @@ def pinned_trainer_class(request: TrainingRequest) -> Any:
     """Return a subclass of the SDK's trainer that does not change bucket, name and arguments."""
     from sagemaker.core.shapes import ProfilerConfig
     from sagemaker.train import ModelTrainer
+    from sagemaker.train.model_trainer import Mode
 
     class PinnedTrainer(ModelTrainer):  # type: ignore[misc, unused-ignore]
         """Stages in the request's bucket without an IAM call, and sends the fields of the request
@@ -216,11 +223,20 @@ def pinned_trainer_class(request: TrainingRequest) -> Any:
             arguments["training_job_name"] = request["TrainingJobName"]
             arguments["profiler_config"] = ProfilerConfig(**_snake_case(request["ProfilerConfig"]))
             for channel in arguments["input_data_config"] or ():
-                if channel.channel_name == "sm_drivers":
-                    channel.data_source.s3_data_source.s3_uri += "/"
+                source = channel.data_source.s3_data_source
+                # In local mode the channel is a folder of this machine.
+                if channel.channel_name == "sm_drivers" and hasattr(source, "s3_uri"):
+                    source.s3_uri += "/"
             algorithm = arguments["algorithm_specification"]
-            if algorithm.container_arguments == start_arguments(use_exec=False):
-                algorithm.container_arguments = start_arguments(use_exec=True)
+            if algorithm.container_arguments in (None, SDK_ARGUMENTS):
+                expected = request["AlgorithmSpecification"]
+                algorithm.container_entrypoint = expected["ContainerEntrypoint"]
+                algorithm.container_arguments = expected["ContainerArguments"]
+                if self.training_mode == Mode.LOCAL_CONTAINER:
+                    # docker compose expands variables in what the SDK writes to its file.
+                    algorithm.container_arguments = [
+                        argument.replace("$", "$$") for argument in algorithm.container_arguments
+                    ]
             return arguments
 
     return PinnedTrainer

@@ -287,6 +287,7 @@ def test_lost_instances_resume_from_what_was_uploaded(
     events = run_nodes(nodes, layout.processes)
     [start] = [event for event in events if event["kind"] == "start"]
     resumed = losses(events)
-    assert min(resumed) == start["resumed_from_step"] + 1
+    # All of it may have been uploaded, if this test was slow to read the output.
+    assert min(resumed, default=STEPS + 1) == start["resumed_from_step"] + 1
     assert resumed == {step: expected.losses[step] for step in resumed}
     assert shard_digests(nodes[0], STEPS) == expected.digests

@@ -1,30 +1,37 @@
 """Lists the files of installed packages and of their dependencies, as paths relative to ``lib``.
 
-The argument is a requirements file; :data:`_BASE_PACKAGES` are listed in addition.
+installed_packages.py [NAME…] -r REQUIREMENTS
 """
 
 from __future__ import annotations
 
-import sys
-from importlib.metadata import distribution
+import argparse
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-_BASE_PACKAGES = ["torch", "numpy", "pillow", "pip"]
-
 
 def closure(names: list[str]) -> set[str]:
-    """Return ``names`` and all their dependencies in this environment."""
+    """Return ``names`` and all their installed dependencies in this environment.
+
+    Raises:
+        PackageNotFoundError: one of ``names`` is not installed.
+    """
+    for name in names:
+        distribution(name)
     found: set[str] = set()
     pending = list(names)
     while pending:
         name = canonicalize_name(pending.pop())
         if name in found:
             continue
+        try:
+            requirements = [Requirement(line) for line in distribution(name).requires or ()]
+        except PackageNotFoundError:
+            continue  # AWS's container toolkit is installed without some of its dependencies
         found.add(name)
-        requirements = [Requirement(line) for line in distribution(name).requires or ()]
         pending += [
             requirement.name
             for requirement in requirements
@@ -34,9 +41,13 @@ def closure(names: list[str]) -> set[str]:
 
 
 def main() -> None:
-    lines = Path(sys.argv[1]).read_text().splitlines()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("-r", "--requirements", type=Path, required=True)
+    options = parser.parse_args()
+    lines = options.requirements.read_text().splitlines()
     required = [Requirement(line).name for line in lines if line and not line.startswith("#")]
-    for name in sorted(closure(required + _BASE_PACKAGES)):
+    for name in sorted(closure(options.names + required)):
         for file in distribution(name).files or ():
             # Skip scripts: their first line names this environment's interpreter.
             if ".." not in file.parts and Path(str(file.locate())).is_file():

@@ -81,7 +81,7 @@ def wait_for(running: subprocess.Popen[str], pattern: str) -> None:
 def wait_for_exit(running: subprocess.Popen[str]) -> tuple[int, str]:
     """Return exit code and remaining output; no container or network may be left."""
     output = running.communicate(timeout=2 * DEADLINE)[1]
-    assert docker("ps", "-aq") == ""
+    assert docker("ps", "-aq", "--filter", "label=com.docker.compose.project") == ""
     assert "sagemaker-local" not in docker("network", "ls")
     return running.returncode, output
 

@@ -14,13 +14,17 @@ from sm_train.cost.alternatives import (
     MemoryNeed,
     SearchInputs,
     alternatives,
+    batch_splits,
+    best_of_each_type,
     choose,
+    own_cluster,
 )
 from sm_train.cost.assumptions import Assumptions
 from sm_train.cost.comparison import compare
 from sm_train.cost.estimate import Purchase, estimate
 from sm_train.cost.json_document import as_document
 from sm_train.cost.prices import PriceRow, PriceTable, shipped_prices
+from sm_train.cost.purchasing import break_even, costs_by_region
 from sm_train.cost.stage import CostStage
 from sm_train.cost.throughput import Measurement, stated_speed
 
@@ -35,6 +39,7 @@ STAGE = CostStage(
     checkpoint_every=1000,
     flops_per_image=0.543e12,
     parameters=865_910_724,
+    activation_bytes_per_image=0.318e9,
     speed=stated_speed(1.8, "published"),
 )
 SPEED = Measurement("published", 1.8, 32, 256, 2048, "ml.p4de.24xlarge", flops_per_image=0.543e12)
@@ -47,20 +52,20 @@ def question(need: MemoryNeed = NEED, prices: PriceTable | None = None) -> Searc
     )
 
 
-def test_compares_16_p4de_with_6_p5() -> None:
+def test_compares_16_p4de_with_8_p5() -> None:
     found = {
         (one.instance_type, one.instances): one
         for one in alternatives(question())
         if one.capacity == "on-demand"
     }
-    p4de, p5 = found["ml.p4de.24xlarge", 16], found["ml.p5.48xlarge", 6]
+    p4de, p5 = found["ml.p4de.24xlarge", 16], found["ml.p5.48xlarge", 8]
     assert p4de.cost is not None
     assert p5.cost is not None
     assert p4de.bases == ("scaled",)
     assert p5.bases == ("other hardware",)
-    # 48 GPUs do not divide 2,048 images: the nearest batch that they do divide is used.
-    assert p4de.batches == (2048,)
-    assert p5.batches == (2064,)
+    # 48 GPUs do not divide 2,048 images.
+    assert ("ml.p5.48xlarge", 6) not in found
+    assert {one.batches for one in found.values()} == {(2048,)}
     # The run's own cluster is priced as the run itself is.
     own = estimate([STAGE], Purchase("us-east-1")).cost
     assert float(found["ml.p4de.24xlarge", 4].cost or 0) == pytest.approx(float(own or 0), rel=1e-9)
@@ -99,6 +104,7 @@ def test_unknown_price_sorts_last_and_is_within_no_budget() -> None:
     found = choose(alternatives(question()), Limits())
     unknown = [one for one in found if one.cost is None]
     assert {one.instance_type for one in unknown} == {"ml.p5e.48xlarge"}
+    assert not any(one.instance_type.startswith("ml.trn") for one in found)
     assert found[-len(unknown) :] == unknown
     assert not any(one.pareto for one in unknown)
     assert all(one.cost is not None for one in choose(found, Limits(budget_usd=Decimal(10**9))))
@@ -120,6 +126,75 @@ def test_savings_plan_with_known_price_is_an_alternative() -> None:
     assert ("ml.p4de.24xlarge", "savings-plan-1y-no-upfront") not in kinds
 
 
+def test_own_cluster_is_priced_as_the_run_and_each_type_appears_once() -> None:
+    own = own_cluster(question())
+    assert own.cost == estimate([STAGE], Purchase("us-east-1")).cost
+    best = best_of_each_type(choose(alternatives(question()), Limits()))
+    types = [one.instance_type for one in best]
+    assert len(types) == len(set(types))
+    assert "ml.p5.48xlarge" in types
+    costs = [one.cost for one in best if one.cost is not None]
+    assert costs == sorted(costs)
+    # max_runtime limits each stage's job.
+    limited = choose(alternatives(question()), Limits(stage_seconds=86400))
+    assert limited
+    assert all(one.longest_stage <= 86400 for one in limited)
+
+
+def test_no_alternative_exceeds_the_peak_even_from_a_fast_measurement() -> None:
+    # 72 % MFU: it used to fail the whole table with "108 % of the hardware's peak".
+    its = 0.72 * 312e12 * 32 / (0.543e12 * 2048)
+    fast = replace(SPEED, steps_per_second=its)
+    stage = STAGE.at(stated_speed(its, "measured"))
+    inputs = replace(question(), stages=(stage,), measurements=(fast,))
+    found = alternatives(inputs)
+    assert all((one.stages[0].flops_utilization or 0) <= 1 for one in found)
+    per_gpu = {
+        one.instances: one.stages[0].images_per_second / one.stages[0].world_size  # type: ignore[operator]
+        for one in found
+        if one.instance_type == STAGE.instance_type
+    }
+    assert all(speed <= per_gpu[4] * (1 + 1e-9) for speed in per_gpu.values())
+
+
+def test_larger_micro_batches_are_faster_and_must_fit() -> None:
+    splits = {one.images: one for one in batch_splits(question())}
+    assert set(splits) == {16, 32, 64}
+    assert splits[32].is_own
+    assert splits[32].speedup == 1
+    assert splits[64].speedup > 1 > splits[16].speedup
+    assert splits[64].difference is not None
+    assert splits[64].difference < 0
+    tight = MemoryNeed(fixed=lambda *_: 22e9, activations=lambda images: 1.5e9 * images)
+    assert [one.fits for one in batch_splits(question(tight))] == [False, True, True]
+
+
+def test_cheapest_region_comes_first_and_the_own_one_is_marked() -> None:
+    found = costs_by_region([STAGE], Purchase("eu-central-1"), Assumptions(), shipped_prices())
+    assert found[0].region in ("us-east-1", "us-west-2")
+    [own] = [one for one in found if one.is_own]
+    assert (own.region, own.difference) == ("eu-central-1", 0)
+    assert found[0].difference is not None
+    assert found[0].difference < 0
+    assert "*" not in {one.region for one in found}
+
+
+def test_break_even_of_spot_and_reservations() -> None:
+    plan = "savings-plan-1y-no-upfront"
+    row = PriceRow(STAGE.instance_type, "us-east-1", plan, Decimal(20), "verified", "x", None)
+    table = PriceTable.of([row]).over(shipped_prices())
+    found = {one.option: one for one in break_even([STAGE], "us-east-1", Assumptions(), table)}
+    spot = found["spot"].usd_per_instance_hour
+    assert spot is not None
+    # At that price, spot costs as much as on demand.
+    at_limit = PriceTable.of([replace(row, kind="spot", usd_per_hour=spot)]).over(shipped_prices())
+    [bought] = estimate([STAGE], Purchase("us-east-1", "spot"), prices=at_limit).stages
+    [plain] = estimate([STAGE], Purchase("us-east-1"), prices=at_limit).stages
+    assert float(bought.cost or 0) == pytest.approx(float(plain.cost or 0), rel=1e-6)
+    assert "used 63% of the year (5,551 h)" in found[plan].sentence
+    assert "$17.712 per instance-hour" in found["reservation"].sentence
+
+
 @given(
     st.lists(st.tuples(st.none() | st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=12)
 )
@@ -130,6 +205,7 @@ def test_pareto_optimal_alternatives_are_not_dominated(pairs: list[tuple[int | N
             number,
             "on-demand",
             "on-demand",
+            float(seconds),
             float(seconds),
             None if cost is None else Decimal(cost),
             True,

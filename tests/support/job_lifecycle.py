@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -24,6 +25,8 @@ class FakeSageMaker:
 
     def __init__(self, aws: Aws) -> None:
         self._aws = aws
+        self.before_stop: Callable[[str], None] = lambda name: None
+        """Called with a job's name when a request to stop it arrives."""
         aws.responses["CreateTrainingJob"] = self._reject_duplicate
         aws.response_filters["CreateTrainingJob"] = self._start
         aws.responses["StopTrainingJob"] = self._stop
@@ -44,7 +47,13 @@ class FakeSageMaker:
         return jobs
 
     def _stop(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        self.set_status(body["TrainingJobName"], "Stopping", "Stopping", region=body["_region"])
+        name, region = body["TrainingJobName"], body["_region"]
+        self.before_stop(name)
+        status = self._jobs(region)[name].training_job_status
+        if status in ("Completed", "Failed", "Stopped"):
+            message = f"The request was rejected because the training job is in status {status}."
+            return 400, {"__type": "ValidationException", "message": message}
+        self.set_status(name, "Stopping", "Stopping", region=region)
         return 200, {}
 
     def names(self, region: str = "us-east-1") -> list[str]:

@@ -22,6 +22,12 @@ def _shape(service: str, operation: str) -> Any:
     return botocore.model.ServiceModel(document).operation_model(operation).input_shape
 
 
+def shape_limits(name: str) -> dict[str, int]:
+    """Return the ``min`` and ``max`` of a shape of the SageMaker service."""
+    shape = botocore.loaders.Loader().load_service_model("sagemaker", "service-2")["shapes"][name]
+    return {key: shape[key] for key in ("min", "max")}
+
+
 def request_errors(request: Any) -> list[str]:
     """Return everything that is wrong with a CreateTrainingJob request."""
     return field_errors("sagemaker", "CreateTrainingJob", request) or [*_rule_errors(request)]

@@ -5,13 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import date
+from datetime import date, timedelta
 from typing import TYPE_CHECKING
 
 from sm_train.cost.instances import instance_type
+from sm_train.estimators.config.cluster import SMDDP_PYTORCH, major_minor
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.images import image_uri
-from sm_train.estimators.request.launcher import choose_route, framework_version
+from sm_train.estimators.request.launcher import (
+    DEFAULT_PYTORCH,
+    choose_route,
+    framework_version,
+)
 from sm_train.toolkit.checks.finding import Check, Finding
 
 if TYPE_CHECKING:
@@ -50,28 +55,48 @@ IMAGE_UNPROVEN = Check(
     impact="Without it the job fails in its first minutes, on all instances.",
     fix="Test the image on one instance first, or use an AWS image.",
 )
+SMDDP_TRADEOFF = Check(
+    "smddp-tradeoff",
+    ("info",),
+    means="The instance type supports two libraries for gradient all-reduce on several instances. "
+    "SMDDP is AWS's, only in its images of PyTorch 2.3.0, 2.4.0 and 2.5.1, which are no longer "
+    "patched. NCCL over EFA runs on the newest image and supports sharding. `backend: auto` "
+    "selects NCCL.",
+    impact="AWS reports a faster all-reduce with SMDDP on A100 instances; which one is faster for "
+    "a model has to be measured. On the older image there are no security updates, no later NCCL "
+    "and EFA libraries, and no FSDP2.",
+    fix="Run a few hundred steps with `backend: smddp` and with `backend: nccl`, and keep the "
+    "faster one.",
+    source="aws/deep-learning-containers, branch master, pytorch/training/docker/2.5/py3/cu124/"
+    "Dockerfile.gpu (2025-03); SageMaker developer guide, SMDDP library (2024-10)",
+)
 SMDDP_UNUSED = Check(
     "smddp-unused",
     ("info",),
-    means="The instance type supports SMDDP for gradient all-reduce, but the run will not use it: "
-    "its image does not include SMDDP, its stages have one instance each, or they are sharded. "
-    "The run file may also request SMDDP although no stage can use it.",
-    impact="NCCL over EFA instead of SMDDP's all-reduce: some throughput on several A100 "
-    "instances, none on one.",
-    fix="Remove `framework_version` to use the last image with SMDDP, PyTorch 2.3.0; or set "
-    "`backend: nccl` if this is intended.",
-    source="SageMaker developer guide, SMDDP: supported frameworks (2024-10)",
+    means="The run file requests SMDDP, but all stages have one instance.",
+    impact="None: within one instance NCCL uses NVLink.",
+    fix="Remove `backend: smddp`.",
 )
 FRAMEWORK_UNPATCHED = Check(
     "framework-unpatched",
     ("warning", "info"),
-    means="AWS no longer patches its images of this PyTorch version. An info if SMDDP requires it, "
-    "as no later image includes SMDDP.",
+    means="AWS no longer patches its images of this PyTorch version, or will stop within three "
+    "months. An info if the date is not known.",
     impact="None today, but there are no more security updates or fixes to the EFA and NCCL "
-    "libraries.",
-    fix="Set a later `framework_version`; if SMDDP requires the old one, set `backend: nccl`.",
-    source="https://aws.github.io/deep-learning-containers/reference/support_policy and the DLAMI "
-    "support policy table (2026-11)",
+    "libraries. AWS keeps the images in ECR.",
+    fix="Set a later `framework_version`, or remove it.",
+    source="aws/deep-learning-containers, docs/src/data/pytorch-training and docs/src/data/pytorch "
+    "(2026-08-21); for 2.3 to 2.5 the DLAMI support policy (2026-11)",
+)
+GPU_TOO_OLD = Check(
+    "gpu-too-old",
+    ("error",),
+    means="AWS's image of this PyTorch version has CUDA 13, which does not support the instance "
+    "type's GPUs: V100 (compute capability 7.0).",
+    impact="The job fails at its first kernel: no kernel image is available.",
+    fix="Set `framework_version: 2.6.0`, whose image has CUDA 12.6, or another instance type.",
+    source="NVIDIA CUDA Toolkit 13.0 release notes: Maxwell, Pascal and Volta are not supported "
+    "(2025-08); aws/deep-learning-containers, docs/src/data/pytorch-training (2026-08)",
 )
 ENVIRONMENT_DEPRECATED = Check(
     "environment-deprecated",
@@ -86,9 +111,9 @@ ENVIRONMENT_DEPRECATED = Check(
     "awsome-distributed-training, 1.architectures/efa-cheatsheet.md (2026-11)",
 )
 
-# Last patch dates of AWS's PyTorch training images, from the support policy cited above. For 2.3
-# to 2.5 the dates come from the DLAMI table, which has the same rule: one year after the PyTorch
-# release.
+# Last patch dates of AWS's PyTorch training images, from the sources of FRAMEWORK_UNPATCHED. For
+# 2.3 to 2.5 the dates come from the DLAMI table, which has the same rule: a year after the release.
+# 2.14 is in the SDK's table of images, but its date was not published when these were read.
 _END_OF_PATCH = {
     "2.3": date(2025, 4, 24),
     "2.4": date(2025, 7, 24),
@@ -98,7 +123,13 @@ _END_OF_PATCH = {
     "2.8": date(2026, 8, 6),
     "2.9": date(2026, 10, 15),
     "2.10": date(2027, 1, 21),
+    "2.11": date(2027, 4, 30),
+    "2.12": date(2027, 7, 2),
+    "2.13": date(2027, 7, 20),
 }
+_FIRST_WITH_CUDA_13 = (2, 9)
+_NOTICE = timedelta(days=92)
+"""Three months, in which to test a run with another image."""
 
 _RENAMED = {
     "NCCL_ASYNC_ERROR_HANDLING": "TORCH_NCCL_ASYNC_ERROR_HANDLING",
@@ -137,7 +168,8 @@ def image_findings(config: RunConfig, region: str, today: date) -> Iterator[Find
         yield from _custom_image(config, config.cluster.image, region)
         return
     yield from _unavailable_image(config, region)
-    yield from _unused_smddp(config)
+    yield from _unsupported_gpu(config)
+    yield from _smddp(config, today)
     yield from _unpatched_framework(config, today)
 
 
@@ -149,6 +181,21 @@ def _unavailable_image(config: RunConfig, region: str) -> Iterator[Finding]:
         yield IMAGE_UNAVAILABLE.found(
             "error", "cluster.framework_version", reason, "set another version, or remove it"
         )
+
+
+def _unsupported_gpu(config: RunConfig) -> Iterator[Finding]:
+    version = framework_version(config) or ""
+    if major_minor(version) < _FIRST_WITH_CUDA_13:
+        return
+    for name in config.cluster.instance_types:
+        if instance_type(name).accelerator.startswith("V100"):
+            yield GPU_TOO_OLD.found(
+                "error",
+                "cluster.instance_type",
+                f"the image of PyTorch {version} has CUDA 13, which does not support the V100 of "
+                f"{name}",
+                "set framework_version: 2.6.0, or another instance type",
+            )
 
 
 def _custom_image(config: RunConfig, address: str, region: str) -> Iterator[Finding]:
@@ -174,39 +221,62 @@ def _custom_image(config: RunConfig, address: str, region: str) -> Iterator[Find
         )
 
 
-def _unused_smddp(config: RunConfig) -> Iterator[Finding]:
-    """Report SMDDP that is available but not used, or requested but not usable."""
+def _smddp(config: RunConfig, today: date) -> Iterator[Finding]:
+    """Report what SMDDP and NCCL would gain and cost, where a run may choose."""
     cluster = config.cluster
     if cluster.backend == "nccl" or not instance_type(cluster.instance_type).supports_smddp:
         return
-    routes = [choose_route(config, stage) for stage in config.stages]
-    if any(route == "smddp" for route, _ in routes):
-        return
-    multi_node = [index for index, stage in enumerate(config.stages) if stage.instances > 1]
-    if not multi_node and cluster.backend == "auto":
-        return
-    yield SMDDP_UNUSED.found(
-        "info",
-        "cluster.backend",
-        f"{cluster.instance_type} supports SMDDP: {routes[multi_node[0] if multi_node else 0][1]}",
-        "set backend: nccl if this is intended",
-    )
+    several = any(stage.instances > 1 for stage in config.stages)
+    if cluster.backend == "smddp" and not several:
+        yield SMDDP_UNUSED.found(
+            "info",
+            "cluster.backend",
+            "SMDDP is requested, but every stage has one instance",
+            "remove backend: smddp",
+        )
+    elif cluster.backend == "smddp":
+        version = framework_version(config) or ""
+        end = _end_of_patch(version)
+        unpatched = f", which AWS has not patched since {end}" if end and today > end else ""
+        yield SMDDP_TRADEOFF.found(
+            "info",
+            "cluster.backend",
+            f"SMDDP runs on the image of PyTorch {version}{unpatched}; NCCL would run on "
+            f"{DEFAULT_PYTORCH}",
+            "measure both, or set backend: nccl for the newest image",
+        )
+    elif several and all(stage.sharding == "none" for stage in config.stages):
+        yield SMDDP_TRADEOFF.found(
+            "info",
+            "cluster.backend",
+            f"auto is NCCL on PyTorch {framework_version(config)}; on {cluster.instance_type} "
+            f"SMDDP may be faster, on the older image of PyTorch {SMDDP_PYTORCH}",
+            "measure backend: smddp; backend: nccl turns this message off",
+        )
+
+
+def _end_of_patch(version: str) -> date | None:
+    return _END_OF_PATCH.get(".".join(version.split(".")[:2]))
 
 
 def _unpatched_framework(config: RunConfig, today: date) -> Iterator[Finding]:
     version = framework_version(config) or ""
-    end = _END_OF_PATCH.get(".".join(version.split(".")[:2]))
-    if end is None or today <= end:
+    if any(choose_route(config, stage)[0] == "smddp" for stage in config.stages):
+        return  # smddp-tradeoff says it: a later version would have no SMDDP
+    end = _end_of_patch(version)
+    if end is not None and today <= end - _NOTICE:
         return
-    smddp = any(choose_route(config, stage)[0] == "smddp" for stage in config.stages)
+    if end is None:
+        message = f"it is not known until when AWS patches its images of PyTorch {version}"
+    elif today <= end:
+        message = f"AWS patches its images of PyTorch {version} until {end}"
+    else:
+        message = f"AWS has not patched its images of PyTorch {version} since {end}"
+    fix = f"set {DEFAULT_PYTORCH}, or remove it"
+    if config.cluster.framework_version is None:
+        fix = "update sm-train, or set a later version"
     yield FRAMEWORK_UNPATCHED.found(
-        "info" if smddp else "warning",
-        "cluster.framework_version",
-        f"AWS has not patched its images of PyTorch {version} since {end}"
-        + ("; no later image includes SMDDP" if smddp else ""),
-        "set backend: nccl to use the newest image"
-        if smddp
-        else "set a later version, or remove it",
+        "info" if end is None else "warning", "cluster.framework_version", message, fix
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from sm_train.entrypoints.common.index_location import index_path
 from sm_train.entrypoints.data.shard_format import ShardError
 from sm_train.entrypoints.data.shard_index import ShardIndex
-from sm_train.entrypoints.data.shard_verification import verify_shard
+from sm_train.entrypoints.packing.shard_verification import verify_shard
 from sm_train.toolkit.checks.finding import Check, Finding
 from sm_train.toolkit.checks.shards import Shards, of_index, of_listing
 from sm_train.toolkit.packing.shard_listing import list_folder

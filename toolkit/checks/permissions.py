@@ -64,6 +64,8 @@ def _unchecked(
     if is_credential_error(error):
         raise error
     fix = "retry" if is_throttling(error) else f"allow {action}, or check manually"
+    if owner := response["Error"].get("ExpectedOwner"):
+        fix += f"; or name the bucket's owner in bucket_owners, if it is not account {owner}"
     code = response["Error"].get("Code", "an error")
     return UNCHECKED.found(
         "warning", where, f"{subject}: could not be checked: AWS responded with {code}", fix

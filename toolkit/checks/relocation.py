@@ -7,7 +7,6 @@ from datetime import date
 
 from sm_train.estimators.config.placement import placements, unique_placements
 from sm_train.estimators.config.schema import RunConfig
-from sm_train.estimators.request.launcher import route_conflict
 from sm_train.toolkit.checks.finding import Check, Finding
 from sm_train.toolkit.checks.image import image_findings
 from sm_train.toolkit.checks.memory import memory_findings
@@ -16,14 +15,6 @@ from sm_train.toolkit.costing.run_price import estimate_run
 from sm_train.toolkit.packing.shard_listing import ShardListing
 from sm_train.toolkit.terminal.formatting import format_duration
 
-FALLBACK_START = Check(
-    "fallback-start",
-    ("error",),
-    means="A stage would start by another route at a fallback than at the home placement: by SMDDP "
-    "at one and by torchrun at the other, from images with another PyTorch.",
-    impact="`submit` rejects the run: the start script of the one is not staged for the other.",
-    fix="Write `cluster.backend: nccl`, or use only p4d and p4de.",
-)
 FALLBACK_LATE = Check(
     "fallback-late",
     ("warning",),
@@ -69,10 +60,6 @@ def memory_findings_of_clusters(config: RunConfig, region: str) -> Iterator[Find
 def relocation_findings(config: RunConfig, region: str, today: date) -> Iterator[Finding]:
     """Check the run file's fallbacks."""
     every = placements(config, region)
-    for placement in every[1:]:
-        if problem := route_conflict(config, placement.config):
-            message, _, fix = problem.partition("; ")
-            yield FALLBACK_START.found("error", placement.key, message, fix)
     for placement in every if len(every) > 1 else ():
         cluster = placement.config.cluster
         if cluster.capacity == "spot" and cluster.max_pending is None:

@@ -61,6 +61,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     help="Import a downloaded AWS price list first. Repeatable.",
 )
 @click.option("--alternatives", is_flag=True, help="List other clusters that can run RUN.")
+@click.option("--regions", is_flag=True, help="List RUN's cost in every region.")
 @click.option(
     "--deadline", metavar="TIME", help="List alternatives that take at most this time, e.g. 14d."
 )
@@ -106,6 +107,8 @@ def command(options: dict[str, Any], /, **parameters: Any) -> int | None:
             _show_actual(inputs, cost_options, parameters)
         elif parameters["compare"]:
             _show_comparison(inputs, cost_options, parameters)
+        elif parameters["regions"]:
+            _show_regions(inputs, parameters)
         elif (
             parameters["alternatives"] or parameters["deadline"] or parameters["budget"] is not None
         ):
@@ -131,7 +134,9 @@ def _check_exclusive(parameters: dict[str, Any]) -> None:
     chosen = [option for option, name in outputs.items() if parameters[name]]
     if len(chosen) > 1:
         raise UserError(f"{chosen[0]}: and {chosen[1]} both print the estimate; give one")
-    modes = [f"--{name}" for name in ("compare", "actual", "alternatives") if parameters[name]]
+    modes = [
+        f"--{name}" for name in ("compare", "actual", "alternatives", "regions") if parameters[name]
+    ]
     if len(modes) > 1:
         raise UserError(f"{modes[0]}: cannot be combined with {modes[1]}; give one")
     if modes and parameters["run"] is None:
@@ -157,9 +162,10 @@ def _show_estimate(inputs: EstimateInputs, parameters: dict[str, Any]) -> None:
     elif parameters["explain"]:
         from sm_train.cost.explain import explain
 
-        view.show_terms(explain(priced))
+        view.show_explanation(document, inputs.purchase.region, explain(priced))
     else:
-        view.show_cost(document, inputs.purchase.region)
+        run = parameters["run"]
+        view.show_cost(document, None if run is None else str(run))
 
 
 def _show_comparison(
@@ -187,15 +193,27 @@ def _show_alternatives(inputs: EstimateInputs, parameters: dict[str, Any]) -> in
     from sm_train.toolkit.terminal.console import write_json
 
     limit = limits(parameters["deadline"], parameters["budget"])
-    result = list_alternatives(inputs, limit, with_ranges=parameters["rows"])
+    result = list_alternatives(inputs, limit)
+    document = result.as_dict()
     if parameters["as_json"]:
-        write_json({"alternatives": result.documents, "considered": result.considered})
+        write_json(document)
     else:
-        rows = result.documents[: parameters["rows"]]
-        show_alternatives(rows, len(result.documents) - len(rows), result.sentence)
+        show_alternatives(document, parameters["rows"], result.sentence)
     if result.documents:
         return ExitCode.OK
     return ExitCode.OVER_BUDGET if parameters["budget"] is not None else ExitCode.PREFLIGHT
+
+
+def _show_regions(inputs: EstimateInputs, parameters: dict[str, Any]) -> None:
+    from sm_train.toolkit.costing.alternatives import list_regions
+    from sm_train.toolkit.costing.view import show_regions
+    from sm_train.toolkit.terminal.console import write_json
+
+    rows = list_regions(inputs)
+    if parameters["as_json"]:
+        write_json({"regions": rows})
+    else:
+        show_regions(rows)
 
 
 def _show_actual(

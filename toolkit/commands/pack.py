@@ -70,6 +70,11 @@ _SIDE = click.IntRange(min=1)
     help="Re-encode all images as JPEG of this quality; --max-side alone uses 95.",
 )
 @click.option(
+    "--convert",
+    is_flag=True,
+    help="Also pack HEIC, AVIF, TIFF, GIF, BMP and JPEG 2000 files: encode them as JPEG.",
+)
+@click.option(
     "--latents",
     metavar="MODEL",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
@@ -130,7 +135,8 @@ def command(options: dict[str, Any], /, **arguments: Any) -> None:
     and captions, with s3:// URIs or paths relative to the table. DST, a folder or an S3 prefix,
     receives shards/ and index.parquet; the data channel is DST/shards.
 
-    Corrupt images and invalid captions are rejected and listed in the index. To resume an
+    Corrupt images and invalid captions are rejected and listed in the index. Files of other formats
+    are skipped, counted and named; --convert packs some of them. To resume an
     interrupted pack, run the same command again.
     """
     from sm_train.toolkit.errors import UserError
@@ -220,6 +226,7 @@ def _job(options: dict[str, Any], arguments: dict[str, Any]) -> PackJob:
             max_aspect=arguments["max_aspect"],
             max_side=arguments["max_side"],
             quality=arguments["quality"],
+            convert=arguments["convert"],
             duplicates=arguments["drop_duplicates"] or near_bits is not None,
             near_bits=near_bits,
             latents=str(arguments["latents"]) if arguments["latents"] else None,

@@ -76,11 +76,17 @@ class EstimateInputs:
 
     def warnings(self, priced: Estimate) -> list[str]:
         """Return warnings: old prices, a model without a plan, stages of less than an epoch."""
-        from sm_train.toolkit.costing.memory_fit import unplanned
-
         stale = [staleness(one.price, _today()) for one in priced.stages]
-        prices = [line for line in stale if line and self.purchase.capacity != "training-plan"]
-        plan = [problem] if self.config and (problem := unplanned(self.config)) else []
+        prices = [
+            *(one.price.source for one in priced.stages if one.price.usd_per_instance_hour is None),
+            *(
+                f"the price of {one.price.instance_type} is {one.price.source}"
+                for one in priced.stages
+                if one.price.status in ("derived", "assumed")
+            ),
+            *(line for line in stale if line),
+        ]
+        plan = _unplanned(self.config) if self.config else []
         return list(dict.fromkeys((*prices, *plan, *_short_epochs(self.stages, self.samples))))
 
 
@@ -237,6 +243,8 @@ def _override(stages: Sequence[CostStage], options: CostOptions) -> list[CostSta
 
 def read_measurements(options: CostOptions, region: str) -> list[StageMeasurement]:
     """Read the measurements of ``--measured``: logs, folders of local runs, or training jobs."""
+    if not options.measured:
+        return []
     from sm_train.toolkit.costing.throughput import read_measured, read_measured_job
 
     measurements = []
@@ -280,6 +288,14 @@ def _local_samples(config: RunConfig, base: Path) -> int | None:
         return ShardIndex(index_path(base / config.data.local)).header.samples
     except (OSError, ShardError):
         return None
+
+
+def _unplanned(config: RunConfig) -> list[str]:
+    """Return why the run's model has no plan, if it has none."""
+    from sm_train.toolkit.costing.memory_fit import unplanned
+
+    problem = unplanned(config)
+    return [problem] if problem else []
 
 
 def _short_epochs(stages: Sequence[CostStage], samples: int | None) -> list[str]:

@@ -1,4 +1,4 @@
-"""Print estimates on the terminal, within 100 columns."""
+"""Print estimates on the terminal, within its width."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from sm_train.toolkit.terminal.formatting import (
     format_percent,
     format_total_usd,
     format_usd,
-    format_usd_range,
 )
-from sm_train.toolkit.terminal.text_table import WIDTH, text_table
+from sm_train.toolkit.terminal.text_table import narrowest, terminal_width, text_table
 
 if TYPE_CHECKING:
     from sm_train.cost.explain import Term
@@ -33,19 +32,89 @@ _STAGE_COLUMNS = (
 ).split()
 
 
-def show_cost(document: Document, region: str) -> None:
-    """Print the ``cost --json`` document as a table with its assumptions, on standard output."""
-    header, total, *stages = text_table(
-        ("stage", "cluster", "it/s", "days", "$/h", "cost", "P10 to P90"),
-        [_total_row(document["total"]), *map(_stage_row, document["stages"])],
-        left=2,
-    )
+_MOVES_SHOWN = 3
+"""Assumptions on the default screen, those that move the total most."""
+
+
+def show_cost(document: Document, run: str | None) -> None:
+    """Print the total, the stages, what moves the total most, one warning and the next command.
+
+    ``run`` is the run file as given. Everything else is under ``--explain``.
+    """
+    header, total, *stages = _stage_table(document, terminal_width())
     click.echo(click.style(header, bold=True))
     click.echo(click.style(total, bold=True))
     _print(stages)
     click.echo()
+    moves = document["sensitivity"][:_MOVES_SHOWN]
+    if moves:
+        click.echo("What moves the total most")
+        _print(
+            f"  {line}"
+            for line in text_table(
+                ("", ""),
+                [
+                    (_move_label(move, document), format_signed_usd(move["cost_delta_usd"]))
+                    for move in moves
+                ],
+                left=1,
+                width=terminal_width() - 2,
+            )[1:]
+        )
+        click.echo()
+    warnings = document["warnings"]
+    if warnings:
+        more = f" (and {len(warnings) - 1} more: --explain)" if len(warnings) > 1 else ""
+        _echo(f"Warning: {warnings[0]}{more}")
+    _echo(f"Next: {_next_command(document, run)}")
+
+
+def _stage_table(document: Document, width: int) -> list[str]:
+    """Return the table; columns that do not fit are left out, the least important first."""
+    rows = [_total_row(document["total"]), *map(_stage_row, document["stages"])]
+    header = ("stage", "cluster", "it/s", "days", "cost", "P10 to P90")
+    for left_out in ((), (2,), (2, 5)):
+        kept = [index for index in range(len(header)) if index not in left_out]
+        names = [header[index] for index in kept]
+        cells = [[row[index] for index in kept] for row in rows]
+        if narrowest(names, cells, left=2) <= width:
+            break
+    return text_table(names, cells, left=2, width=width)
+
+
+def _move_label(move: Document, document: Document) -> str:
+    """Name an assumption, its value where it has one, and the change."""
+    name = move["assumption"]
+    if name == "it/s":
+        bases = dict.fromkeys(stage["throughput_basis"] for stage in document["stages"])
+        name = f"it/s ({', '.join(_basis_words(basis) for basis in bases)})"
+    elif name == "price":
+        statuses = dict.fromkeys(stage["price_status"] for stage in document["stages"])
+        name = f"price ({', '.join(statuses)})"
+    return f"{name} {move['change']}"
+
+
+def _basis_words(basis: str) -> str:
+    return "not measured" if basis in ("predicted", "unknown") else basis
+
+
+def _next_command(document: Document, run: str | None) -> str:
+    if run is None:
+        return "sm-train init run.yaml describes the whole run, and is priced with its model"
+    if any(stage["throughput_basis"] not in FIRM for stage in document["stages"]):
+        return (
+            f"measure a few hundred steps of a stage marked ~, then sm-train cost {run} "
+            "--measured LOG"
+        )
+    return f"sm-train check {run}, or sm-train cost {run} --alternatives"
+
+
+def show_explanation(document: Document, region: str, terms: Iterable[Term]) -> None:
+    """Print each number with its formula, then prices, warnings and assumptions."""
+    show_terms(terms)
+    click.echo(click.style("\nPrices", bold=True))
     for sentence in dict.fromkeys(_price_sentence(stage, region) for stage in document["stages"]):
-        _echo(sentence)
+        _echo(f"- {sentence}", "  ")
     _list("Warnings", document["warnings"])
     _list("Assumptions", document["assumptions"])
 
@@ -83,7 +152,8 @@ def show_comparison(document: Document) -> None:
         format_usd(total["after_usd"]),
         format_signed_usd(total["difference_usd"]),
     )
-    _print(text_table(("stage", "", "before", "after", "difference"), [total_row, *rows], left=2))
+    header = ("stage", "", "before", "after", "difference")
+    _print(text_table(header, [total_row, *rows], left=2, width=terminal_width()))
     for stage in document["stages"]:
         for field in stage["fields"]:
             _echo(f"{stage['name']}: {field['field']}: {field['before']} → {field['after']}", "  ")
@@ -97,7 +167,7 @@ def show_actual(document: Document) -> None:
         *(_actual_row(stage["name"], stage) for stage in document["stages"]),
     ]
     header = ("stage", "billed", "estimate", "difference", "goodput", "images", "$/M images")
-    _print(text_table(header, rows, left=1))
+    _print(text_table(header, rows, left=1, width=terminal_width()))
     click.echo()
     _print(text_table(("breakdown", "$", "share"), list(_breakdown_rows(total)), left=1))
     if total["remaining_usd"]:
@@ -113,27 +183,99 @@ def show_actual(document: Document) -> None:
     _list("Warnings", document["warnings"])
 
 
-def show_alternatives(rows: Sequence[Document], omitted: int, summary: str) -> None:
-    """Print alternative clusters, the cheapest first; ``*`` marks Pareto-optimal ones."""
+def show_alternatives(document: Document, rows: int, summary: str) -> None:
+    """Print the run's own cluster, the best one of each type, break-even points and batch splits.
+
+    ``rows`` limits the alternatives.
+    """
+    shown = document["alternatives"][:rows]
+    clusters = [document["own"], *shown]
+    plans = [
+        kind
+        for kind in dict.fromkeys(kind for one in clusters for kind in one["purchase_options"])
+        if kind not in ("on-demand", "spot")
+    ]
+    header = [
+        "cluster",
+        "days",
+        "on demand",
+        "spot",
+        *plans,
+        "cheapest region",
+        "memory",
+        "it/s by",
+    ]
+    table = [
+        [
+            ("yours: " if one["own_cluster"] else "")
+            + f"{'/'.join(map(str, dict.fromkeys(one['stage_instances'])))} × "
+            + one["instance_type"],
+            format_days(one["wall_seconds"]),
+            *(_option(one, kind) for kind in ("on-demand", "spot", *plans)),
+            _region_words(one["cheapest_region"]),
+            {True: "fits", None: "not planned"}[one["fits_memory"]],
+            _basis_words(_least_reliable(one["throughput_basis"])),
+        ]
+        for one in clusters
+    ]
+    width = terminal_width()
+    # Cheapest region, memory and basis are left out where the terminal is narrow.
+    while narrowest(header, table, left=1) > width and len(header) > 4:
+        header, table = header[:-1], [row[:-1] for row in table]
+    _print(text_table(header, table, left=1, width=width))
+    click.echo()
+    _echo(summary)
+    omitted = len(document["alternatives"]) - len(shown)
+    if omitted:
+        click.echo(f"{omitted:,} more; --rows shows them, --json prints all")
+    _list("Break-even", [one["sentence"] for one in document["break_even"]])
+    splits = [one for one in document["batch_splits"] if not one["own"]]
+    if splits:
+        click.echo(click.style("Batch per GPU × accumulation, at the same batch", bold=True))
+    for one in splits:
+        fits = "fits" if one["fits_memory"] else "does not fit in memory"
+        _echo(
+            f"- {one['stage']}: {one['per_device_batch_size']} × "
+            f"{one['gradient_accumulation_steps']}: ~{one['speedup']:.2f} × the speed, "
+            f"{format_signed_usd(one['difference_usd'])}, {fits}",
+            "  ",
+        )
+
+
+def _option(one: Document, kind: str) -> str:
+    option = one["purchase_options"].get(kind)
+    if option is None or option["cost_usd"] is None:
+        return "unknown"
+    return ("≥ " if option["at_least"] else "") + format_usd(option["cost_usd"])
+
+
+def _region_words(cheapest: Document | None) -> str:
+    if cheapest is None:
+        return "unknown"
+    saved = 1 - cheapest["price_share"]
+    return f"{cheapest['region']} −{saved:.0%}" if saved >= 0.005 else "this one"
+
+
+def show_regions(rows: Sequence[Document]) -> None:
+    """Print the cost in each region, cheapest first."""
     table = [
         (
-            "*" if row["pareto"] else "",
-            f"{row['instances']} × {row['instance_type']}",
-            row["capacity"] if row["purchase"] == "on-demand" else row["purchase"],
-            format_days(row["wall_seconds"]),
-            ("≤ " if row["capacity"] == "spot" else "") + format_usd(row["cost_usd"]),
-            format_usd_range(row),
-            {True: "fits", None: "unknown"}[row["fits_memory"]],
-            _least_reliable(row["throughput_basis"]),
+            row["region"] + (" (yours)" if row["own_region"] else ""),
+            row["price_status"],
+            format_usd(row["price_per_instance_hour_usd"]),
+            format_usd(row["cost_usd"]),
+            format_compact_range(row),
+            "" if row["own_region"] else format_signed_usd(row["difference_usd"]),
         )
         for row in rows
     ]
-    header = ("", "cluster", "bought", "days", "cost", "P10 to P90", "memory", "it/s by")
-    _print(text_table(header, table, left=3))
+    header = ("region", "price", "$/instance-h", "cost", "P10 to P90", "difference")
+    _print(text_table(header, table, left=2, width=terminal_width()))
     click.echo()
-    _echo(summary)
-    if omitted:
-        click.echo(f"{omitted:,} more; --rows shows them, --json prints all")
+    _echo(
+        "Regions where EC2 offered the instance family in 2026-01; SageMaker may not offer it in "
+        "all of them. The shards must be in the region: S3 charges $0.02 per GB between regions."
+    )
 
 
 def _least_reliable(bases: Sequence[str]) -> str:
@@ -160,23 +302,34 @@ def _total_row(total: Document) -> tuple[str, ...]:
         "",
         "",
         format_days(total["wall_seconds"]),
-        "",
         format_total_usd(total),
-        format_usd_range(total),
+        format_compact_range(total),
     )
 
 
+def format_compact_range(priced: Document) -> str:
+    """Format the range with three significant digits; empty if either end is unknown."""
+    low, high = priced["cost_low_usd"], priced["cost_high_usd"]
+    return "" if low is None or high is None else f"{_compact_usd(low)}–{_compact_usd(high)}"
+
+
+def _compact_usd(amount: float) -> str:
+    for unit, size in (("M", 1e6), ("k", 1e3)):
+        if amount >= 0.9995 * size:
+            return f"${amount / size:#.3g}{unit}".replace(f".{unit}", unit)
+    return format_usd(amount)
+
+
 def _stage_row(stage: Document) -> tuple[str, ...]:
-    price = stage["price_per_instance_hour_usd"]
     firm = stage["throughput_basis"] in FIRM
+    speed = stage["steps_per_second"]
     return (
         stage["name"],
         f"{stage['instances']} × {stage['instance_type']}",
-        format_number(stage["steps_per_second"]) + ("" if firm else "~"),
+        "not measured" if speed is None else ("" if firm else "~") + format_number(speed),
         format_days(stage["billable_seconds"]),
-        format_usd(None if price is None else price * stage["instances"]),
-        format_usd(stage["cost_usd"]),
-        format_usd_range(stage),
+        format_total_usd(stage),
+        format_compact_range(stage),
     )
 
 
@@ -228,5 +381,12 @@ def _print(lines: Iterable[str]) -> None:
 
 def _echo(text: str, indent: str = "") -> None:
     hanging = indent + ("  " if text.startswith("- ") else "")
-    for line in textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=hanging):
+    for line in textwrap.wrap(
+        text,
+        terminal_width(),
+        initial_indent=indent,
+        subsequent_indent=hanging,
+        break_long_words=False,
+        break_on_hyphens=False,
+    ):
         click.echo(line)

@@ -53,7 +53,13 @@ class SageMakerPlatform:
         bundle = bundle_of(config, self._base)
         submission = prepare(config, STAGE, bundle, self._canary.region, datetime.now())
         submit(
-            submission, self._profile, cause="canary", auto_advance=False, yes=True, as_json=False
+            submission,
+            self._profile,
+            cause="canary",
+            auto_advance=False,
+            yes=True,
+            as_json=False,
+            with_plan=False,
         )
         self._job = jobs_of_run(self._session, config.name)[-1]
 

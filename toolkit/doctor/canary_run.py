@@ -32,7 +32,9 @@ _TRAINING_SECONDS = 180.0
 
 _INSTANCES = 2
 _RESOLUTION = 64
-_ENDLESS = 10**9
+_MAX_STEPS = 20_000
+"""Steps of the first job: more than it takes until its first checkpoint is stored."""
+
 _TINY_PRESETS = {"sdxl": "tiny-sdxl", "sd2": "tiny-sd2", "dit": "tiny-dit", "mmdit": "tiny-mmdit"}
 """The tiny preset of a family, by the beginning of its presets' names."""
 
@@ -155,7 +157,7 @@ def _canary_config(config: RunConfig, stage: StageSection, name: str, instance: 
             "resolution": min(stage.resolution, _RESOLUTION),
             "instances": _INSTANCES,
             "per_device_batch_size": 2,
-            "max_steps": _ENDLESS,
+            "max_steps": _MAX_STEPS,
             "learning_rate": stage.learning_rate,
             "sharding": stage.sharding,
         }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +22,7 @@ class ClaimLock:
     """The lock of this process on a claim."""
 
     def __init__(self, claim: str) -> None:
-        """Create and lock the claim's file; without a writable folder, as in Lambda, do nothing."""
+        """Create and lock the claim's file; without a writable folder do nothing."""
         self._path = _path(claim)
         self._file: IO[bytes] | None = None
         with suppress(OSError):
@@ -51,7 +52,10 @@ def has_ended(claim: str) -> bool:
 
 def _path(claim: str) -> Path:
     base = os.environ.get("XDG_STATE_HOME")  # XDG Base Directory specification
-    state = Path(base) if base else Path.home() / ".local" / "state"
+    try:
+        state = Path(base) if base else Path.home() / ".local" / "state"
+    except RuntimeError:  # the user has no home folder, as in Lambda
+        state = Path(tempfile.gettempdir())
     return state / "sm-train" / "claims" / Path(claim).name
 
 

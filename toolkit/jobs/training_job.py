@@ -340,11 +340,22 @@ def server_time(session: boto3.Session) -> datetime:
 
 
 def stop_job(session: boto3.Session, job: TrainingJob, reason: str) -> None:
-    """Stop the job after a checkpoint, and record ``reason`` in its tags for every watcher."""
+    """Stop the job after a checkpoint, and record ``reason`` in its tags for every watcher.
+
+    A job that has ended meanwhile is left as it is: SageMaker rejects the call for it.
+    """
+    from botocore.exceptions import ClientError
+
     tag_job(session, job, STOPPED_TAG, reason)
     with translate_aws_errors("StopTrainingJob"):
         client = session.client("sagemaker", region_name=job.region)
-        client.stop_training_job(TrainingJobName=job.name)
+        try:
+            client.stop_training_job(TrainingJobName=job.name)
+        except ClientError as error:
+            if error.response["Error"]["Code"] != "ValidationException":
+                raise
+            if refresh(session, job).live:
+                raise
 
 
 def tag_job(session: boto3.Session, job: TrainingJob, key: str, value: str) -> None:

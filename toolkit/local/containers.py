@@ -141,11 +141,11 @@ class LocalContainers:
 
     def end(self, grace_seconds: float = GRACE_SECONDS) -> None:
         """Send SIGTERM, so that every process checkpoints and exits; then remove all containers."""
-        # Before the launcher is process 1 there is no training to checkpoint.
+        # Before the launcher runs there is no training to checkpoint.
         signaled = [
             docker.terminate(container)
             for container in docker.containers(self._project)
-            if container.running and docker.first_process_is(container, LAUNCHER)
+            if container.running and docker.runs(container, LAUNCHER)
         ]
         if any(signaled):
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -90,12 +90,12 @@ def last_lines(container: Container, count: int) -> tuple[str, ...]:
     return tuple((logs.stdout + logs.stderr).splitlines())
 
 
-def first_process_is(container: Container, name: str) -> bool:
-    """Return whether ``name`` is in the command line of the container's process 1.
-
-    That process receives the container's signals.
-    """
-    return _docker("exec", container.id, "grep", "-q", name, "/proc/1/cmdline").returncode == 0
+def runs(container: Container, module: str) -> bool:
+    """Return whether a process of the container runs the Python module."""
+    # The pattern must not match its own command line.
+    pattern = f"[{module[0]}]{module[1:]}"
+    search = f"grep -qs '{pattern}' /proc/[0-9]*/cmdline"
+    return _docker("exec", container.id, "sh", "-c", search).returncode == 0
 
 
 def terminate(container: Container) -> bool:

@@ -19,11 +19,10 @@ from sm_train.entrypoints.packing.storage import S3Access, s3_client
 from sm_train.toolkit.aws.errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
 from sm_train.toolkit.errors import UserError
+from sm_train.toolkit.packing.file_kinds import FileSelection, SkippedKind, describe_skipped
 
 if TYPE_CHECKING:
     from types_boto3_s3.type_defs import ObjectTypeDef
-
-IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp"})
 
 Row = dict[str, Any]
 
@@ -59,6 +58,8 @@ class PackInputs:
     """SHA-256 of names, sizes and table captions: cheap, and independent of the location."""
     newest_ns: int
     """Latest modification of any file, Unix nanoseconds; reveals edits that keep the size."""
+    skipped: dict[str, SkippedKind]
+    """Files that are neither images nor captions, by kind."""
 
 
 def find_inputs(
@@ -68,41 +69,48 @@ def find_inputs(
     image_column: str,
     caption_column: str,
     access: S3Access,
+    convert: bool,
 ) -> PackInputs:
     """List the images of ``source``, sorted by path. Only captions in a table are read.
 
     ``source`` is a folder that is searched recursively, a pattern (``photos/**/*.jpg``), an S3
     prefix, or a table of images and captions with ``s3://`` URIs or paths relative to the table. A
     ``captions`` table selects the images of the source to pack; an image that it lists twice is
-    packed twice.
+    packed twice. With ``convert``, images of more formats are packed.
 
     Raises:
         UserError: the source does not exist, has no images, or is an invalid table.
     """
+    selection = FileSelection(convert=convert)
     if captions is not None:
         if not source.startswith("s3://") and not Path(source).is_dir():
             raise UserError(f"{source}: with --captions, SRC must be the folder of the images")
         rows = _table_inputs(captions, source, image_column, caption_column, access)
-        return _collect(str(captions), *rows)
+        return _collect(str(captions), *rows, selection)
     if source.startswith("s3://"):
-        return _collect(source, list_objects(source, access), [])
+        return _collect(source, list_objects(source, access, selection), [], selection)
     if any(wildcard in source for wildcard in _WILDCARDS):
-        return _collect(source, _glob_images(source), [])
+        return _collect(source, _glob_images(source, selection), [], selection)
     path = Path(source)
     if not path.exists():
         raise UserError(f"{source}: no such folder or table")
     if path.is_dir():
-        return _collect(source, _walk_images(path), [])
+        return _collect(source, _walk_images(path, selection), [], selection)
     root = str(path.parent)
-    return _collect(source, *_table_inputs(path, root, image_column, caption_column, access))
+    rows = _table_inputs(path, root, image_column, caption_column, access)
+    return _collect(source, *rows, selection)
 
 
 def _collect(
-    source: str, images: Iterable[SourceImage], rejected: list[RejectedInput]
+    source: str,
+    images: Iterable[SourceImage],
+    rejected: list[RejectedInput],
+    selection: FileSelection,
 ) -> PackInputs:
     ordered = sorted(images, key=lambda image: image.source)
     if not ordered and not rejected:
-        raise UserError(f"{source}: no images in it (jpg, jpeg, png, webp)")
+        reasons = [f"{source}: no images in it (jpg, jpeg, png, webp)"]
+        raise UserError("; ".join([*reasons, *describe_skipped(selection.skipped)]))
     digest = hashlib.sha256()
     for image in ordered:
         caption = image.caption_bytes if image.caption is None else image.caption
@@ -122,7 +130,14 @@ def _collect(
         for image in ordered
     )
     newest = max((image.modified_ns for image in ordered), default=0)
-    return PackInputs(numbered, caption_bytes, tuple(rejected), digest.hexdigest(), newest)
+    return PackInputs(
+        numbered,
+        caption_bytes,
+        tuple(rejected),
+        digest.hexdigest(),
+        newest,
+        selection.skipped,
+    )
 
 
 def _local_image(source: str, path: Path, caption: str | None = None) -> SourceImage:
@@ -145,7 +160,7 @@ def _size_and_time(path: Path) -> tuple[int | None, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _walk_images(folder: Path) -> Iterator[SourceImage]:
+def _walk_images(folder: Path, selection: FileSelection) -> Iterator[SourceImage]:
     """Find images by their extension; follow links, but visit each folder only once."""
     visited: set[tuple[int, int]] = set()
     for parent, subfolders, names in os.walk(folder, followlinks=True, onerror=_raise):
@@ -155,13 +170,13 @@ def _walk_images(folder: Path) -> Iterator[SourceImage]:
             continue
         visited.add((status.st_dev, status.st_ino))
         subfolders.sort()
-        for name in names:
-            path = Path(parent, name)
-            if path.suffix.lower() in IMAGE_SUFFIXES:
-                yield _local_image(path.relative_to(folder).as_posix(), path)
+        paths = [Path(parent, name) for name in names]
+        entries = [(path.relative_to(folder).as_posix(), path) for path in paths]
+        for path in selection.images(entries):
+            yield _local_image(path.relative_to(folder).as_posix(), path)
 
 
-def _glob_images(pattern: str) -> Iterator[SourceImage]:
+def _glob_images(pattern: str, selection: FileSelection) -> Iterator[SourceImage]:
     """Find the images that match a pattern; sources are relative to its part without wildcards."""
     parts = Path(pattern).parts
     fixed = next(
@@ -170,12 +185,12 @@ def _glob_images(pattern: str) -> Iterator[SourceImage]:
         if any(wildcard in part for wildcard in _WILDCARDS)
     )
     root = Path(*parts[:fixed])
-    for path in root.glob(str(Path(*parts[fixed:]))):
-        if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file():
-            yield _local_image(path.relative_to(root).as_posix(), path)
+    paths = [path for path in root.glob(str(Path(*parts[fixed:]))) if path.is_file()]
+    for path in selection.images([(path.relative_to(root).as_posix(), path) for path in paths]):
+        yield _local_image(path.relative_to(root).as_posix(), path)
 
 
-def list_objects(uri: str, access: S3Access) -> list[SourceImage]:
+def list_objects(uri: str, access: S3Access, selection: FileSelection) -> list[SourceImage]:
     """Find the images below an S3 prefix, each with the ``.txt`` object of the same name."""
     bucket, prefix = split_uri(uri)
     listed: dict[str, ObjectTypeDef] = {}
@@ -185,10 +200,10 @@ def list_objects(uri: str, access: S3Access) -> list[SourceImage]:
             listed |= {entry["Key"]: entry for entry in page.get("Contents", [])}
     parent = prefix if prefix.endswith("/") or not prefix else prefix.rpartition("/")[0] + "/"
     images = []
-    for key, image in listed.items():
-        stem, dot, suffix = key.rpartition(".")
-        if f"{dot}{suffix}".lower() not in IMAGE_SUFFIXES:
-            continue
+    objects = [(key, image) for key, image in listed.items() if not key.endswith("/")]
+    for image in selection.images([(key.removeprefix(parent), image) for key, image in objects]):
+        key = image["Key"]
+        stem = key.rpartition(".")[0]
         caption = listed.get(f"{stem}.txt")
         entries = [image, caption] if caption else [image]
         images.append(

@@ -31,6 +31,7 @@ from sm_train.toolkit.aws.errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import require_bucket
 from sm_train.toolkit.aws.session import open_session
 from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.packing.file_kinds import SkippedKind, describe_skipped
 from sm_train.toolkit.packing.pack import (
     PackJob,
     find_finished,
@@ -60,6 +61,7 @@ class ProcessingPack:
     pack: PackPlan
     newest_ns: int
     started_ns: int
+    skipped: dict[str, SkippedKind]
 
     @property
     def instance_type(self) -> str:
@@ -143,13 +145,19 @@ def plan_processing(
         similar = get_close_matches(instance_type, known, n=1)
         hint = f"; did you mean {similar[0]}?" if similar else ""
         raise UserError(f"--instance: Processing does not offer {instance_type}{hint}")
-    packing = PackingJob(job.destination, instance_type, instances, job.options.latents is not None)
+    packing = PackingJob(
+        job.destination,
+        instance_type,
+        instances,
+        with_model=job.options.latents is not None,
+        converts=job.options.convert,
+    )
     try:
         image = processing_image(instance_type, region)
     except ValueError as error:
         raise UserError(f"--instance: {error}") from None
     request = processing_request(config, packing, region=region, image=image, now=datetime.now(UTC))
-    return ProcessingPack(request, pack, inputs.newest_ns, started)
+    return ProcessingPack(request, pack, inputs.newest_ns, started, inputs.skipped)
 
 
 def print_plan(planned: ProcessingPack, cost: PackCost) -> None:
@@ -160,6 +168,7 @@ def print_plan(planned: ProcessingPack, cost: PackCost) -> None:
         f"{planned.request['Environment']['SM_TRAIN_DESTINATION']}",
         f"{planned.instances} × {planned.instance_type} for at most "
         f"{format_duration(planned.max_runtime_seconds)}; {_format_cost(cost)}",
+        *describe_skipped(planned.skipped),
     ):
         stderr_console().print(line, markup=False, soft_wrap=True)
 

@@ -43,6 +43,7 @@ from sm_train.entrypoints.packing.shard_builder import open_index, record_name
 from sm_train.entrypoints.packing.storage import LocalFolder, S3Access, Storage, open_storage
 from sm_train.entrypoints.packing.worker_pool import PackProgress, WorkerKilledError, WorkerPlan
 from sm_train.toolkit.errors import ExitCode, UserError
+from sm_train.toolkit.packing.file_kinds import SkippedKind
 from sm_train.toolkit.packing.inputs import PackInputs, find_inputs
 from sm_train.toolkit.packing.lock import lock_destination
 
@@ -76,11 +77,15 @@ class PackJob:
 
 @dataclass(frozen=True)
 class PackResult:
-    """A finished pack; ``up_to_date`` if an earlier command had finished it."""
+    """A finished pack; ``up_to_date`` if an earlier command had finished it.
+
+    ``skipped`` are the files of the source that are neither images nor captions, by kind.
+    """
 
     index: ShardIndex
     destination: Storage
     up_to_date: bool
+    skipped: dict[str, SkippedKind]
 
     @property
     def index_path(self) -> str:
@@ -131,7 +136,7 @@ def pack(job: PackJob, on_progress: Callable[[PackProgress], None]) -> PackResul
         if destination.size(PLAN_NAME) is not None:  # interrupted between the index and clean-up
             with raise_on_signals(), lock_destination(destination):
                 _clean_up(plan, destination, record_start(plan, destination, started_ns))
-        return PackResult(index, destination, up_to_date=True)
+        return PackResult(index, destination, up_to_date=True, skipped=inputs.skipped)
     with raise_on_signals(), lock_destination(destination):
         require_same_plan(job, plan, inputs.newest_ns, destination)
         try:
@@ -147,7 +152,8 @@ def pack(job: PackJob, on_progress: Callable[[PackProgress], None]) -> PackResul
             remove_state(plan, destination)
             raise UserError(_nothing_accepted(job.source, list(all_rejected(plan, built))))
         _clean_up(plan, destination, started_ns)
-    return PackResult(_read_index(destination), destination, up_to_date=False)
+    index = _read_index(destination)
+    return PackResult(index, destination, up_to_date=False, skipped=inputs.skipped)
 
 
 def list_inputs(job: PackJob) -> PackInputs:
@@ -158,6 +164,7 @@ def list_inputs(job: PackJob) -> PackInputs:
         image_column=job.image_column,
         caption_column=job.caption_column,
         access=job.access,
+        convert=job.options.convert,
     )
 
 

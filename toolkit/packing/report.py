@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TypedDict
 
 from sm_train.entrypoints.packing.worker_pool import PackProgress
+from sm_train.toolkit.packing.file_kinds import describe_skipped
 from sm_train.toolkit.packing.index import IndexResult
 from sm_train.toolkit.packing.pack import PackResult
 from sm_train.toolkit.terminal.console import stderr_console
@@ -22,13 +23,25 @@ _MAX_NAMED_DAMAGE = 5
 """Damaged regions that are named; the index lists all of them."""
 
 
+class SkippedDocument(TypedDict):
+    """The skipped files of one kind: their number and the first three."""
+
+    count: int
+    first: list[str]
+
+
 class PackDocument(TypedDict):
-    """The output of ``pack --json``; ``rejected`` is the number of inputs for each reason."""
+    """The output of ``pack --json``.
+
+    ``rejected`` is the number of inputs for each reason. ``skipped`` are the files that are neither
+    images nor captions, by kind.
+    """
 
     shards: int
     samples: int
     bytes: int
     rejected: dict[str, int]
+    skipped: dict[str, SkippedDocument]
     index: str
     shards_path: str
 
@@ -105,6 +118,7 @@ def pack_summary(result: PackResult) -> list[str]:
         more = f", … all in {result.index_path}" if count > _MAX_NAMED_INPUTS else ""
         named = ", ".join(sources[:_MAX_NAMED_INPUTS])
         lines.append(f"rejected {count:,}: {reason}: {named}{more}")
+    lines += describe_skipped(result.skipped)
     largest = int(index.bytes.max())
     if len(index) > 1 and largest < FASTFILE_BYTES:
         lines.append(
@@ -121,6 +135,10 @@ def pack_document(result: PackResult) -> PackDocument:
         "samples": result.index.header.samples,
         "bytes": result.index.header.bytes,
         "rejected": result.rejected_by_reason,
+        "skipped": {
+            kind: {"count": files.count, "first": files.first}
+            for kind, files in result.skipped.items()
+        },
         "index": result.index_path,
         "shards_path": result.shards_path,
     }

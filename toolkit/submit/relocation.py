@@ -16,11 +16,13 @@ from sm_train.estimators.bundle.bundle import ARCHIVE_NAME, Bundle, rebuild_bund
 from sm_train.estimators.config.placement import PLACEMENT_TAG, Placement, placements
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.images import image_uri
-from sm_train.estimators.request.launcher import launch_plan, pytorch_version, route_conflict
+from sm_train.estimators.request.launcher import launch_plan, pytorch_version
 from sm_train.estimators.request.training import (
     BUNDLE_TAG,
     COMMIT_TAG,
     TrainingRequest,
+    hyperparameter,
+    stage_name,
     staged_uri,
     training_request,
 )
@@ -30,6 +32,7 @@ from sm_train.toolkit.aws.session import session_in_region
 from sm_train.toolkit.checks.training_data import require_index, require_shards
 from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.costing.run_price import estimate_run
+from sm_train.toolkit.costing.stages import predicted_speeds
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.stage_state import StageState
 from sm_train.toolkit.runs.remediation import StartJob
@@ -64,9 +67,9 @@ def placement_request(home: TrainingRequest, placement: Placement) -> TrainingRe
     """
     if placement.number == 0:
         return home
-    stage = placement.stage(home["HyperParameters"]["stage"])
+    stage = placement.stage(stage_name(home))
     tags = {tag["Key"]: tag["Value"] for tag in home["Tags"]}
-    bundle = _RecordedBundle(tags[BUNDLE_TAG], home["HyperParameters"].get("sagemaker_program", ""))
+    bundle = _RecordedBundle(tags[BUNDLE_TAG], hyperparameter(home, "sagemaker_program") or "")
     try:
         image = image_uri(placement.config, placement.region)
     except ValueError as error:
@@ -97,12 +100,10 @@ def relocated_requests(
     """Return each fallback with the requests of ``home`` for it.
 
     Raises:
-        UserError: a stage would start by another route there, or AWS has no image for it.
+        UserError: AWS has no image for a fallback.
     """
     relocated = []
     for placement in placements(config, region)[1:]:
-        if problem := route_conflict(config, placement.config):
-            raise UserError(f"{placement.key}: {problem}")
         requests = [placement_request(request, placement) for request in home]
         relocated.append((placement, requests))
     return relocated
@@ -154,7 +155,11 @@ def stage_relocated_code(
         placement_version = pytorch_version(placement.config)
         same = placement_version == version
         placed = rebuild_bundle(
-            bundle.archive, placement.config, placement_version, same_image=same
+            bundle.archive,
+            placement.config,
+            placement_version,
+            same_image=same,
+            predicted_speeds=predicted_speeds(placement.config),
         )
         staged = _staged(home_uri, placement)
         bucket, key = split_uri(f"{staged}/code/{ARCHIVE_NAME}")
@@ -185,7 +190,7 @@ def relocated_documents(
     config: RunConfig, region: str, home: Sequence[TrainingRequest]
 ) -> RelocatedDocuments:
     """Return each fallback's requests, and the cost of their stages if they all ran there."""
-    names = [request["HyperParameters"]["stage"] for request in home]
+    names = [stage_name(request) for request in home]
     documents: list[FallbackDocument] = []
     for placement, requests in relocated_requests(config, region, home):
         stages = tuple(placement.stage(name) for name in names)

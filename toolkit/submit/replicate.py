@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from sm_train.entrypoints.common.checkpoint_layout import MARKER, step_folder_name
-from sm_train.estimators.request.training import TrainingRequest
+from sm_train.estimators.request.training import TrainingRequest, stage_name
 from sm_train.toolkit.aws.errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
 from sm_train.toolkit.errors import UserError
@@ -76,7 +76,7 @@ def required_copies(
     as far as they are not where the request reads them.
     """
     names = [stage.name for stage in stages]
-    index = names.index(request["HyperParameters"]["stage"])
+    index = names.index(stage_name(request))
     stored, target = stages[index].stored, request["CheckpointConfig"]["S3Uri"].rstrip("/")
     copies = []
     if stored.step is not None and stored.uri != target:

@@ -57,8 +57,11 @@ def submit(
     auto_advance: bool,
     yes: bool,
     as_json: bool,
+    with_plan: bool = True,
 ) -> None:
     """Start the submission's first stage, from its newest checkpoint if it has one.
+
+    ``with_plan`` shows the plan first.
 
     Raises:
         UserError: the stage is running or done already, something is missing, the user did not
@@ -77,7 +80,8 @@ def submit(
     start = resolve_job_name(session, job_launch(run, start)).start
     history = _history(session, config, region)
     cost = estimate_remaining(config, region, stage, start.from_step, history)
-    show_plan(replace(submission, cost=cost), stderr_console())
+    if with_plan:
+        show_plan(replace(submission, cost=cost), stderr_console())
     check_budget(config, region, history)
     if not yes:
         alternatives = remaining_alternative_costs(

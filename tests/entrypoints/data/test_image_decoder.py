@@ -6,7 +6,7 @@ import io
 import struct
 import zlib
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageCms, ImageOps
 from sm_train.entrypoints.data import image_decoder
 from sm_train.entrypoints.data.image_decoder import DecodeSpec
-from sm_train.entrypoints.data.image_header import DecodeError, image_size
+from sm_train.entrypoints.data.image_header import DecodeError, exif_orientation, image_size
 from sm_train.entrypoints.packing.image_metadata import read_image_metadata
 
 from tests.support.images.lossless_jpeg import lossless_jpeg
@@ -78,24 +78,56 @@ def test_scaling_agrees_with_pillow(
 
 
 @pytest.mark.parametrize("factor", [2, 4, 8])
-def test_reduced_decode_is_close_to_full_decode(factor: int) -> None:
+def test_fast_mode_reduces_a_jpeg_that_covers_twice_the_target(factor: int) -> None:
     """libjpeg averages blocks, Pillow weighs neighbors: they differ by a level on average."""
     content = encode(photo(64 * factor, 64 * factor), "JPEG", quality=90)
-    pixels = decode(content, DecodeSpec(64, 64, mode="bilinear"))
+    pixels = decode(content, DecodeSpec(32, 32, mode="bilinear", decode_mode="fast"))
     with Image.open(io.BytesIO(content)) as image:
         image.draft("RGB", (64, 64))
-        assert difference(pixels, np.asarray(image.convert("RGB")))[0] <= 1
-    assert difference(pixels, decode_with_pillow(content, 64, "bilinear"))[1] < 2
+        reduced = image.convert("RGB").resize((32, 32), Image.Resampling.BILINEAR)
+    assert difference(pixels, np.asarray(reduced))[0] <= 1
+    expected = decode_with_pillow(content, 32, "bilinear")
+    assert difference(pixels, expected)[1] < 2
+    exact = decode(content, DecodeSpec(32, 32, mode="bilinear"))
+    assert difference(exact, expected)[0] <= 2
 
 
-def test_jpeg_is_decoded_no_larger_than_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A buffer for exactly an eighth of the image is large enough."""
-    content = encode(photo(1600, 2400), "JPEG")
-    buffer = np.empty(3 * 200 * 300, np.uint8)
-    monkeypatch.setattr(image_decoder, "_buffer", lambda size: buffer[:size])
-    assert decode(content, DecodeSpec(200, 200)).std() > 1
-    with pytest.raises(DecodeError):
-        decode(content[: len(content) // 2], DecodeSpec(200, 200))
+def test_fast_mode_does_not_reduce_a_jpeg_that_covers_less() -> None:
+    content = encode(photo(127, 127), "JPEG")
+    fast, exact = (
+        decode(content, DecodeSpec(64, 64, decode_mode=mode)) for mode in ("fast", "exact")
+    )
+    assert np.array_equal(fast, exact)
+
+
+@pytest.mark.parametrize(("height", "width"), [(150, 401), (401, 150), (333, 211), (97, 98)])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exact_mode_agrees_with_pillow_on_upright_images_of_odd_sides(
+    height: int, width: int, orientation: int
+) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    content = encode(photo(height, width), "JPEG", exif=exif, quality=90)
+    for side, mode in ((96, "bicubic"), (33, "bilinear")):
+        pixels = decode(content, DecodeSpec(side, side, mode=cast(Any, mode)))
+        assert difference(pixels, decode_with_pillow(content, side, mode))[0] <= 2
+
+
+@pytest.mark.parametrize("left", [0, 1, 3, 5])
+@pytest.mark.parametrize("orientation", [1, 3, 6])
+def test_fast_mode_crops_at_the_same_place_as_exact_mode(left: int, orientation: int) -> None:
+    """A disc in the middle stays in the middle: rounding to reduced pixels would move it."""
+    height, width = 800, 1000 + 2 * left
+    y, x = np.mgrid[:height, :width]
+    disc = np.hypot(y - (height - 1) / 2, x - (width - 1) / 2) < 200
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    pixels = np.repeat(disc[..., None], 3, axis=2).astype(np.uint8) * 255
+    content = encode(Image.fromarray(pixels), "JPEG", exif=exif, quality=95)
+    spec = DecodeSpec(100, 100, mode="bilinear", decode_mode="fast")
+    shown = decode(content, spec)[..., 0].astype(float)
+    centers = [(shown.sum(1 - axis) * np.arange(100)).sum() / shown.sum() for axis in (0, 1)]
+    assert centers == pytest.approx([49.5, 49.5], abs=0.02)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -127,6 +159,62 @@ def test_every_exif_orientation_is_applied(orientation: int, image_format: str) 
     content = encode(photo(80, 80, seed=3), image_format, exif=exif)
     pixels = decode(content, DecodeSpec(64, 64))
     assert difference(pixels, decode_with_pillow(content, 64, "bicubic"))[0] <= 3
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize(("kind", "form"), [(3, "HH"), (4, "I"), (1, "BBH"), (2, "4s"), (3, "hH")])
+def test_orientation_of_any_integer_type_is_read(order: str, kind: int, form: str) -> None:
+    value = (b"6\0\0\0",) if form == "4s" else (6, 0, 0)[: len(form)]
+    entry = struct.pack(order + "HHI" + form, 0x0112, kind, 1, *value)
+    head = {"<": b"II*\0", ">": b"MM\0*"}[order] + struct.pack(order + "I", 8)
+    block = head + struct.pack(order + "H", 1) + entry
+    expected = 1 if form == "4s" else 6
+    assert exif_orientation(block) == expected
+    assert exif_orientation(b"Exif\0\0" + block) == expected
+
+
+@given(block=st.binary(max_size=60), prefix=st.sampled_from([b"", b"II*\0", b"MM\0*", b"Exif\0\0"]))
+def test_any_exif_block_has_an_orientation(block: bytes, prefix: bytes) -> None:
+    assert exif_orientation(prefix + block) in range(1, 9)
+
+
+@pytest.mark.parametrize("after_pixels", [False, True])
+def test_png_orientation_counts_wherever_it_is(after_pixels: bool) -> None:
+    """Packing and loading agree, and a damaged block is no orientation."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    plain = encode(photo(40, 60), "PNG")
+    for block, size in ((exif.tobytes()[6:], (60, 40)), (b"garbage", (40, 60))):
+        at = len(plain) - 12 if after_pixels else 33
+        content = plain[:at] + png_chunk(b"eXIf", block) + plain[at:]
+        assert image_size(content) == size
+        metadata = read_image_metadata(content)
+        assert (metadata.height, metadata.width) == size
+        pixels = decode(content, DecodeSpec(*size))
+        upright = (
+            photo(40, 60) if size[0] == 40 else photo(40, 60).transpose(Image.Transpose.ROTATE_270)
+        )
+        assert difference(pixels, np.asarray(upright)) == (0, 0)
+
+
+def test_unusual_jpegs_are_read_as_pillow_reads_them() -> None:
+    """Bytes between segments, fill bytes, and chroma at a quarter of the width (4:1:0)."""
+    plain = encode(photo(64, 96), "JPEG")
+    expected = decode(plain, DecodeSpec(64, 96))
+    frame = plain.index(b"\xff\xc0")
+    for between in (b"\xff\xff", bytes(3), b"abc"):
+        content = plain[:frame] + between + plain[frame:]
+        assert np.array_equal(decode(content, DecodeSpec(64, 96)), expected)
+        assert read_image_metadata(content).width == 96
+    sampled = bytearray(encode(photo(64, 96), "JPEG", subsampling=2))
+    frame = sampled.index(b"\xff\xc0")
+    assert sampled[frame + 11] == 0x22
+    sampled[frame + 11] = 0x42  # luminance four times as wide as chrominance, and twice as high
+    content = bytes(sampled)
+    with Image.open(io.BytesIO(content)) as image:
+        reference = np.asarray(image.convert("RGB"))
+    assert difference(decode(content, DecodeSpec(64, 96)), reference)[0] <= 2
+    assert read_image_metadata(content).width == 96
 
 
 def test_rotated_image_is_cropped_upright() -> None:
@@ -257,17 +345,54 @@ def test_decompression_bomb_is_rejected_by_its_header(side: int) -> None:
 def test_hundred_megapixels_are_decoded_at_an_eighth() -> None:
     """The buffer takes 4.7 MB instead of 300: memory for a large image is bounded."""
     content = encode(Image.new("RGB", (10_000, 10_000), (10, 200, 90)), "JPEG")
-    pixels = decode(content, DecodeSpec(512, 512))
+    pixels = decode(content, DecodeSpec(512, 512, decode_mode="fast"))
     assert np.abs(pixels.reshape(-1, 3).astype(int) - [10, 200, 90]).max() <= 2
     buffer = image_decoder._buffers.content
     assert buffer is None or buffer.nbytes <= 3 * image_decoder.LARGE_PIXELS
 
 
-def test_color_profile_is_ignored() -> None:
-    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
-    content = encode(photo(40, 40), "JPEG", icc_profile=profile)
-    pixels = decode(content, DecodeSpec(40, 40))
-    assert difference(pixels, decode_with_pillow(content, 40, "bicubic"))[0] <= 1
+def wide_gamut_profile() -> bytes:
+    """Return an ICC profile like Display P3: an sRGB profile whose red and green are exchanged."""
+    profile = bytearray(ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes())
+    tags = {bytes(profile[at : at + 4]): at for at in range(132, 132 + 12 * profile[131], 12)}
+    red, green = (profile[tags[name] + 4 : tags[name] + 8] for name in (b"rXYZ", b"gXYZ"))
+    profile[tags[b"rXYZ"] + 4 : tags[b"rXYZ"] + 8] = green
+    profile[tags[b"gXYZ"] + 4 : tags[b"gXYZ"] + 8] = red
+    return bytes(profile)
+
+
+@pytest.mark.parametrize("image_format", ["JPEG", "PNG", "WEBP"])
+def test_color_profile_is_ignored_unless_srgb_is_requested(image_format: str) -> None:
+    image = photo(40, 40)
+    options = {"lossless": True} if image_format == "WEBP" else {}
+    content = encode(image, image_format, icc_profile=wide_gamut_profile(), **options)
+    ignored = decode(content, DecodeSpec(40, 40))
+    assert difference(ignored, decode_with_pillow(content, 40, "bicubic"))[0] <= 1
+    converted = decode(content, DecodeSpec(40, 40, icc_profile="srgb"))
+    assert difference(converted, ignored[..., [1, 0, 2]])[0] <= 2
+    assert difference(converted, ignored)[0] > 20
+
+
+def test_gray_and_transparent_images_keep_their_tones_with_an_srgb_profile() -> None:
+    """A profile of another color space than the pixels is ignored, as is an sRGB profile."""
+    srgb = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    image = photo(40, 40)
+    transparent = image.copy()
+    transparent.putalpha(image.getchannel("R"))
+    for source in (image, image.convert("L"), image.convert("P"), transparent):
+        content = encode(source, "PNG", icc_profile=srgb)
+        converted = decode(content, DecodeSpec(40, 40, icc_profile="srgb"))
+        assert difference(converted, decode(content, DecodeSpec(40, 40)))[0] <= 1
+    content = encode(image.convert("L"), "JPEG", icc_profile=b"no profile")
+    assert decode(content, DecodeSpec(40, 40, icc_profile="srgb")).std() > 1
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "P"])
+def test_profile_of_a_transparent_image_is_applied_to_its_colors(mode: str) -> None:
+    image = Image.new("RGBA", (16, 16), (200, 30, 0, 255))
+    content = encode(image.convert(mode), "PNG", icc_profile=wide_gamut_profile())
+    pixels = decode(content, DecodeSpec(16, 16, icc_profile="srgb"))
+    assert np.abs(pixels.reshape(-1, 3).astype(int) - [30, 200, 0]).max() <= 3
 
 
 @settings(max_examples=30, deadline=None)

@@ -26,7 +26,7 @@ from sm_train.entrypoints.data.sampler import DataPosition, SamplerState
 from sm_train.entrypoints.data.shard_catalog import DataError
 from sm_train.entrypoints.data.shard_index import write_index
 from sm_train.entrypoints.data.shard_reader import BadSample
-from sm_train.entrypoints.data.shard_verification import scan_shard
+from sm_train.entrypoints.packing.shard_verification import scan_shard
 
 from tests.support.cluster.training_jobs import png, sample, write_shard, write_shards
 from tests.support.data_channels import (

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
-from sm_train.entrypoints.distributed.backend import choose
+from sm_train.entrypoints.distributed.backend import choose, efa_devices
 
 CPU_NODE: dict[str, Any] = {
     "instance_type": None,
@@ -25,14 +26,12 @@ SMDDP = {"smddp_installed": True, "mpi": True}
 @pytest.mark.parametrize(
     ("environment", "backend", "reason"),
     [
-        ({**P4DE, "nodes": 4, **SMDDP}, "smddp", "SMDDP in the image"),
-        ({**P4DE, "nodes": 4, "smddp_installed": True}, "nccl", "NCCL over EFA"),
-        ({**P4DE, "nodes": 4}, "nccl", "NCCL over EFA"),
+        ({**P4DE, "nodes": 4, **SMDDP, "backend": "smddp"}, "smddp", "SMDDP in the image"),
+        ({**P4DE, "nodes": 4, **SMDDP}, "nccl", "NCCL over EFA"),
         ({**P4DE, "nodes": 4, **SMDDP, "backend": "nccl"}, "nccl", "EFA"),
-        ({**P4DE, "nodes": 1, **SMDDP}, "nccl", "one node"),
-        ({**P5, "nodes": 4, **SMDDP}, "nccl", "NCCL over EFA"),
-        ({**P5, "nodes": 4, "efa": False}, "nccl", "slow between nodes"),
-        ({"nodes": 2}, "gloo", "no GPU"),
+        ({**P4DE, "nodes": 1, **SMDDP, "backend": "smddp"}, "nccl", "one node"),
+        ({**P5, "nodes": 4, "efa": False}, "nccl", "which is slow"),
+        ({"nodes": 2, "backend": "smddp"}, "gloo", "no GPU"),
         ({**P5, "nodes": 1, "processes": 1}, "none", "a single process"),
     ],
 )
@@ -42,15 +41,39 @@ def test_backend_follows_from_the_environment(
     choice = choose(**(CPU_NODE | environment))
     assert choice.backend == backend
     assert reason in choice.reason
+    assert choice.warning is None
 
 
-@pytest.mark.parametrize("instance", ["ml.p5.48xlarge", "ml.p5en.48xlarge", "ml.p6-b200.48xlarge"])
-def test_several_nodes_with_efa_set_its_variables(instance: str) -> None:
-    choice = choose(**(CPU_NODE | P5 | {"nodes": 2, "instance_type": instance}))
-    assert choice.environment == {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1"}
+@pytest.mark.parametrize(
+    ("environment", "obstacle"),
+    [
+        (P5 | SMDDP, "ml.p5.48xlarge is not a p4d or p4de"),
+        (P4DE | {"mpi": True}, "the image does not contain it"),
+        (P4DE | {"smddp_installed": True}, "smddprun did not start the processes"),
+    ],
+)
+def test_nccl_with_a_warning_replaces_smddp_where_it_cannot_run(
+    environment: dict[str, Any], obstacle: str
+) -> None:
+    choice = choose(**(CPU_NODE | environment | {"nodes": 2, "backend": "smddp"}))
+    assert choice.backend == "nccl"
+    assert choice.warning == f"SMDDP is not used: {obstacle}; NCCL is used instead"
 
 
-@pytest.mark.parametrize("environment", [P5 | SMDDP, P4DE, P4DE | {"smddp_installed": True}])
-def test_smddp_where_it_cannot_run_is_an_error(environment: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"backend: smddp cannot run: .*; use backend: nccl"):
-        choose(**(CPU_NODE | environment | {"nodes": 2, "backend": "smddp"}))
+@pytest.mark.parametrize(
+    ("entries", "devices"),
+    [
+        ([], []),
+        (["mlx5_0", "rxe0"], []),
+        (["efa_0"], ["efa_0"]),
+        (["rdmap16s27", "rdmap32s27", "mlx5_0"], ["rdmap16s27", "rdmap32s27"]),
+    ],
+)
+def test_efa_is_a_device_not_a_folder(
+    tmp_path: Path, entries: list[str], devices: list[str]
+) -> None:
+    """The kernel's InfiniBand module creates the folder on hosts without a device."""
+    for name in entries:
+        (tmp_path / name).mkdir()
+    assert efa_devices(tmp_path) == devices
+    assert efa_devices(tmp_path / "none") == []

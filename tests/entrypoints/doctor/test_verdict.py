@@ -64,7 +64,7 @@ def job_config(**doctor: Any) -> JobConfig:
     return JobConfig(
         run="r",
         backend="auto",
-        data=DataConfig("jpg", "txt", "center", "bicubic", False, 0.01),
+        data=DataConfig("jpg", "txt", "center", "bicubic", "fast", "ignore", False, 0.01),
         model=ModelConfig("sd2", None, False, None, None),
         stage=StageConfig("s", 256, 32, 2, 10_000, 1e-4, "none", False, "ema", "reset"),
         training=TrainingConfig("bf16", False, 0, 0, 0.0, 1.0, 0.1, 0.999, 0, 10, 1, 8, 50),

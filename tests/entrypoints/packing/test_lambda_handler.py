@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 import webdataset
 from sm_train.entrypoints.data.shard_index import ShardIndex
-from sm_train.entrypoints.data.shard_verification import verify_shard
 from sm_train.entrypoints.packing import lambda_handler
+from sm_train.entrypoints.packing.shard_verification import verify_shard
 from sm_train.entrypoints.packing.storage import S3Access, S3Prefix, s3_client
 from sm_train.entrypoints.packing.streaming import STREAM_STATE, StreamingPacker
 

@@ -11,7 +11,7 @@ from sm_train.entrypoints.packing.worker_pool import run_tasks
 from tests.support.deadline import DEADLINE
 
 
-def write_visible_gpus(path: Path, _: object) -> None:
+def write_visible_gpus(path: Path, *_: object) -> None:
     """Write which GPUs this process sees, and wait until the other process has done so."""
     path.write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
     limit = time.monotonic() + DEADLINE
@@ -21,5 +21,5 @@ def write_visible_gpus(path: Path, _: object) -> None:
 
 
 def test_each_process_gets_its_own_gpu(tmp_path: Path) -> None:
-    list(run_tasks(write_visible_gpus, [tmp_path / "a", tmp_path / "b"], 2, ["4", "7"]))
+    list(run_tasks(write_visible_gpus, [tmp_path / "a", tmp_path / "b"], 2, 1, ["4", "7"]))
     assert sorted(path.read_text() for path in tmp_path.iterdir()) == ["4", "7"]

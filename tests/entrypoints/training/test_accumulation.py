@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.job_config import JobConfig, read_job_config
-from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
+from sm_train.entrypoints.common.sagemaker_paths import STOP_REQUEST, SageMakerPaths
 from sm_train.entrypoints.common.signals import StopSignal
 from sm_train.entrypoints.data.loader import Loader
 from sm_train.entrypoints.data.shard_catalog import DataRank, build_catalog
@@ -87,7 +87,10 @@ def test_accumulated_gradient_equals_that_of_the_whole_batch(
         return update(norm)
 
     monkeypatch.setattr(trainer.state, "update", record_gradients)
-    trainer.run(HeartbeatWriter(tmp_path / "heartbeat-0", rank=0, local_rank=0), StopSignal())
+    trainer.run(
+        HeartbeatWriter(tmp_path / "heartbeat-0", rank=0, local_rank=0),
+        StopSignal(tmp_path / STOP_REQUEST),
+    )
 
     loader = Loader(
         build_catalog(
@@ -128,7 +131,10 @@ def test_heartbeat_enters_data_and_step_for_each_micro_batch(
     tmp_path: Path, accelerator: Accelerator
 ) -> None:
     trainer = single_step_trainer(tmp_path, accelerator)
-    trainer.run(HeartbeatWriter(tmp_path / "heartbeat-0", rank=0, local_rank=0), StopSignal())
+    trainer.run(
+        HeartbeatWriter(tmp_path / "heartbeat-0", rank=0, local_rank=0),
+        StopSignal(tmp_path / STOP_REQUEST),
+    )
     sample = HeartbeatReader(tmp_path / "heartbeat-0").sample()
     assert (sample.phase, sample.step) == (Phase.FINISH, 1)
     # Data and step of each micro-batch, the checkpoint, the end.

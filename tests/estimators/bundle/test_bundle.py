@@ -33,20 +33,20 @@ SHARED_SECTIONS = (
 
 
 def test_same_inputs_give_same_bytes() -> None:
-    first = build_bundle(config(), "2.10.0").archive
-    assert build_bundle(config(), "2.10.0").archive == first
+    first = build_bundle(config(), "2.13.0").archive
+    assert build_bundle(config(), "2.13.0").archive == first
     assert first[4:8] == bytes(4), "gzip time stamp"
     with tarfile.open(fileobj=io.BytesIO(first)) as archive:
         assert {(member.mtime, member.uid, member.mode) for member in archive} == {(0, 0, 0o644)}
 
 
 def test_different_run_file_gives_different_digest() -> None:
-    other = build_bundle(config(name="b"), "2.10.0")
-    assert build_bundle(config(), "2.10.0").sha256 != other.sha256
+    other = build_bundle(config(name="b"), "2.13.0")
+    assert build_bundle(config(), "2.13.0").sha256 != other.sha256
 
 
 def test_file_list_matches_the_archive() -> None:
-    bundle = build_bundle(config(), "2.10.0")
+    bundle = build_bundle(config(), "2.13.0")
     with tarfile.open(fileobj=io.BytesIO(bundle.archive)) as archive:
         members = [(member.name, member.size) for member in archive.getmembers()]
     assert [(file.path, file.bytes) for file in bundle.files] == members
@@ -60,7 +60,7 @@ def test_file_list_matches_the_archive() -> None:
 
 def test_run_file_is_complete_except_for_local_folders() -> None:
     run = config(data={"uri": "s3://my-bucket/shards/", "local": "/home/someone/shards"})
-    archive = build_bundle(run, "2.10.0").archive
+    archive = build_bundle(run, "2.13.0").archive
     document = json.loads(unpack(archive)["run.json"])
     without_local = config(data={"uri": "s3://my-bucket/shards/"})
     assert RunConfig.model_validate(document) == without_local
@@ -75,12 +75,28 @@ def test_job_file_round_trips_every_stage(tmp_path: Path) -> None:
         evaluation={"prompts": ["a", "b"]},
     )
     path = tmp_path / JOB_FILE
-    path.write_bytes(unpack(build_bundle(run, "2.10.0").archive)["job.json"])
+    path.write_bytes(unpack(build_bundle(run, "2.13.0").archive)["job.json"])
     jobs = job_configs(run)
     assert list(jobs) == ["256px", "512px"]
     for name, job in jobs.items():
         assert read_job_config(path, name) == job
     assert jobs["512px"].evaluation.prompts == ("a", "b")
+
+
+def test_jobs_receive_the_stated_or_the_predicted_speed() -> None:
+    run = config(
+        stages=[stage(), stage("512px", steps_per_second=None), stage("x", steps_per_second=None)]
+    )
+    jobs = job_configs(run, {"256px": 9.0, "512px": 0.8})
+    expected = [(one.expected.steps_per_second, one.expected.speed_source) for one in jobs.values()]
+    assert expected == [
+        (1.8, "the run file states it"),
+        (0.8, "not measured: the cost model predicts it"),
+        (None, None),
+    ]
+    bundle = build_bundle(run, "2.13.0", predicted_speeds={"512px": 0.8})
+    document = json.loads(unpack(bundle.archive)["job.json"])
+    assert document["512px"]["expected"]["steps_per_second"] == 0.8
 
 
 def test_job_config_has_every_value_of_its_section() -> None:
@@ -98,7 +114,7 @@ def test_job_config_has_every_value_of_its_section() -> None:
 
 
 def test_unpacked_bundle_imports_only_its_own_packages(tmp_path: Path) -> None:
-    with tarfile.open(fileobj=io.BytesIO(build_bundle(config(), "2.10.0").archive)) as archive:
+    with tarfile.open(fileobj=io.BytesIO(build_bundle(config(), "2.13.0").archive)) as archive:
         archive.extractall(tmp_path, filter="data")
     program = (
         "import sys, sm_train.entrypoints.common.events as events\n"
@@ -118,9 +134,10 @@ def test_unpacked_bundle_imports_only_its_own_packages(tmp_path: Path) -> None:
 
 
 def test_requirements_match_the_pytorch_version() -> None:
-    assert "transformers==4." in requirements("2.3.0")
-    assert "transformers==5." in requirements("2.10.0")
-    assert requirements(None) == requirements("2.10.0")
+    assert "transformers==4.46" in requirements("2.3.0")
+    assert "transformers==4.57" in requirements("2.4.0") == requirements("2.5.1")
+    assert "transformers==5." in requirements("2.13.0")
+    assert requirements(None) == requirements("2.13.0")
 
 
 def write_files(folder: Path, files: dict[str, str]) -> Path:
@@ -150,7 +167,7 @@ def test_user_code_is_bundled_without_ignored_files(
         )
     )
     assert user_code.files.keys() == {"own/model.py", "data/small.json"}
-    bundle = build_bundle(config(code="."), "2.10.0", user_code)
+    bundle = build_bundle(config(code="."), "2.13.0", user_code)
     assert {"own/model.py", "data/small.json", "train.py"} < unpack(bundle.archive).keys()
     assert bundle.entry == "train.py"
 
@@ -186,7 +203,7 @@ def test_linked_folder_is_an_error_unless_ignored(tmp_path: Path) -> None:
 def test_entry_replaces_the_training_script(tmp_path: Path) -> None:
     user_code = read_user_code(write_files(tmp_path, {"jobs/own.py": "print('own')"}))
     run = config(code="somewhere", entry="jobs/own.py")
-    bundle = build_bundle(run, "2.10.0", user_code)
+    bundle = build_bundle(run, "2.13.0", user_code)
     assert bundle.entry == "jobs/own.py"
     files = unpack(bundle.archive)
     assert "train.py" not in files
@@ -209,12 +226,12 @@ def test_conflicting_user_code_is_rejected(
 ) -> None:
     user_code = read_user_code(write_files(tmp_path, files))
     with pytest.raises(UserCodeError, match=message):
-        build_bundle(config(code=".", entry=entry), "2.10.0", user_code)
+        build_bundle(config(code=".", entry=entry), "2.13.0", user_code)
 
 
 def test_user_code_may_contain_train_py_as_entry(tmp_path: Path) -> None:
     user_code = read_user_code(write_files(tmp_path, {"train.py": "# own"}))
-    bundle = build_bundle(config(code=".", entry="train.py"), "2.10.0", user_code)
+    bundle = build_bundle(config(code=".", entry="train.py"), "2.13.0", user_code)
     assert unpack(bundle.archive)["train.py"] == b"# own"
 
 
@@ -226,7 +243,7 @@ def test_credential_in_user_code_is_rejected_with_file_and_line(tmp_path: Path) 
         )
     )
     with pytest.raises(UserCodeError) as caught:
-        build_bundle(config(code="."), "2.10.0", user_code)
+        build_bundle(config(code="."), "2.13.0", user_code)
     assert str(caught.value).splitlines() == [
         "a.py:3: looks like a Hugging Face token; remove it from the file",
         "b/c.json:1: looks like an AWS access key; remove it from the file",
@@ -236,7 +253,7 @@ def test_credential_in_user_code_is_rejected_with_file_and_line(tmp_path: Path) 
 def test_user_packages_override_pinned_ones(tmp_path: Path) -> None:
     text = "einops==0.8.1  # shapes\n\n# newer\nSafeTensors==0.7.0\n"
     user_code = read_user_code(write_files(tmp_path, {"requirements.txt": text}))
-    content = unpack(build_bundle(config(code="."), "2.10.0", user_code).archive)[
+    content = unpack(build_bundle(config(code="."), "2.13.0", user_code).archive)[
         "requirements.txt"
     ]
     packages = content.decode().splitlines()
@@ -260,7 +277,7 @@ def test_user_packages_must_be_pinned_and_leave_pytorch_alone(tmp_path: Path) ->
 
 
 def test_every_pinned_package_has_one_exact_version() -> None:
-    for version in ("2.3.0", "2.10.0"):
+    for version in ("2.3.0", "2.5.1", "2.13.0"):
         lines = [line for line in requirements(version).splitlines() if not line.startswith("#")]
         # The image keeps its NumPy below 2: its PyTorch was built for it.
         assert [line for line in lines if "==" not in line] == ["numpy<2"] * (version == "2.3.0")
@@ -278,8 +295,8 @@ def test_rebuilt_bundle_keeps_the_code_and_changes_the_run_file(tmp_path: Path) 
         write_files(tmp_path, {"own.py": "1", "requirements.txt": "einops==0.8.1"})
     )
     run = config(code=".", entry="own.py")
-    first = build_bundle(run, "2.10.0", user_code)
-    assert rebuild_bundle(first.archive, run, "2.10.0", same_image=True) == first
+    first = build_bundle(run, "2.13.0", user_code)
+    assert rebuild_bundle(first.archive, run, "2.13.0", same_image=True) == first
     other = rebuild_bundle(
         first.archive, config(name="b", code=".", entry="own.py"), "2.3.0", same_image=False
     )

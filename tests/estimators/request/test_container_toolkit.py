@@ -1,7 +1,7 @@
 """AWS's container toolkit turns a request into the expected ``smddprun`` command.
 
 The toolkit is that of AWS's PyTorch images (PyPI: sagemaker-training, sagemaker-pytorch-training;
-``make test`` installs them; the 2.3 image carries an older release). It reads the configuration
+``make test`` installs them; images carry older releases). It reads the configuration
 files that SageMaker writes for a request, downloads the bundle from S3, selects its runner and
 builds the command. Only AWS can prove that the image has mpirun, smddprun and mpi4py, that the
 hosts reach each other by ssh, and that the all-reduce then runs over EFA.
@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,14 @@ import pytest
 from sm_train.estimators.bundle.bundle import Bundle, build_bundle
 from sm_train.estimators.request.images import image_uri
 from sm_train.estimators.request.launcher import framework_version, launch_plans
-from sm_train.estimators.request.training import training_requests
+from sm_train.estimators.request.training import hyperparameter, training_requests
 from sm_train.estimators.sdk.model_trainer import create_training_job
 
 from tests.conftest import Aws, clean_environment
+from tests.estimators.request.test_efa_variables import EFA_VARIABLE, documented
 from tests.support.deadline import DEADLINE
 from tests.support.moto_server import aws_session
-from tests.support.run_documents import ECR, config
+from tests.support.run_documents import ECR, config, stage
 
 pytest.importorskip(
     "sagemaker_pytorch_container", reason="make test installs it if gcc is available"
@@ -103,16 +105,21 @@ def toolkit_command(base: Path, aws: Aws) -> dict[str, Any]:
         check=False,
     )
     assert result.returncode == 0, result.stderr
+    # The toolkit's own download, which runs with the job's role, names no owner.
+    assert all("sourcedir.tar.gz" in request for request in aws.without_owner)
+    aws.without_owner.clear()
     started: dict[str, Any] = json.loads(result.stderr.splitlines()[-1])
     return started
 
 
-def send_request(aws: Aws, monkeypatch: pytest.MonkeyPatch, **cluster: Any) -> tuple[Any, Bundle]:
+def send_request(
+    aws: Aws, monkeypatch: pytest.MonkeyPatch, *, cluster: dict[str, Any], **changes: Any
+) -> tuple[Any, Bundle]:
     """Submit a job; return the request as it was sent, and the bundle that it stages."""
     aws.make_bucket("my-bucket")
     for name, value in aws.environment.items():
         monkeypatch.setenv(name, value)
-    run = config(cluster={"instance_type": "ml.p4de.24xlarge"} | cluster)
+    run = config(cluster={"instance_type": "ml.p4de.24xlarge"} | cluster, **changes)
     bundle = build_bundle(run, framework_version(run))
     [request] = training_requests(
         run,
@@ -128,7 +135,9 @@ def send_request(aws: Aws, monkeypatch: pytest.MonkeyPatch, **cluster: Any) -> t
 
 
 def test_toolkit_starts_smddprun(aws: Aws, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    sent, bundle = send_request(aws, monkeypatch)
+    sent, bundle = send_request(
+        aws, monkeypatch, stages=[stage("1e3")], cluster={"backend": "smddp"}
+    )
     write_platform_files(tmp_path, sent, HOSTS[0])
     started = toolkit_command(tmp_path, aws)
     assert started["runner"] == "SMDataParallelRunner"
@@ -143,8 +152,10 @@ def test_toolkit_starts_smddprun(aws: Aws, monkeypatch: pytest.MonkeyPatch, tmp_
         "FI_EFA_USE_DEVICE_RDMA=1",
     ):
         assert command[command.index(variable) - 1] == "-x"
+    passed = {word for option, word in pairwise(command) if option == "-x"}
+    assert {one for one in passed if EFA_VARIABLE.match(one)} == documented()["ml.p4de.24xlarge"][1]
     script = command[command.index("smddprun") + 1 :]
-    assert script[1:] == ["-m", "mpi4py", "train.py", "--stage", "256px"]
+    assert script[1:] == ["-m", "mpi4py", "train.py", "--stage", "1e3"]
     # The script starts in the folder of the training code.
     code = tmp_path / "code"
     extracted = {path.relative_to(code).as_posix() for path in code.rglob("*") if path.is_file()}
@@ -160,11 +171,12 @@ def test_isolated_toolkit_unpacks_the_code_channel(
     aws: Aws, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Only the base folder differs from the container's, which is /opt/ml."""
-    sent, bundle = send_request(
-        aws, monkeypatch, backend="smddp", image=ECR, network_isolation=True
-    )
+    cluster = {"backend": "smddp", "image": ECR, "network_isolation": True}
+    sent, bundle = send_request(aws, monkeypatch, cluster=cluster)
     parameters = sent["HyperParameters"]
-    archive = tmp_path / Path(parameters["sagemaker_submit_directory"]).relative_to("/opt/ml")
+    directory = hyperparameter(sent, "sagemaker_submit_directory")
+    assert directory is not None
+    archive = tmp_path / Path(directory).relative_to("/opt/ml")
     archive.parent.mkdir(parents=True)
     archive.write_bytes(bundle.archive)
     parameters["sagemaker_submit_directory"] = str(archive)

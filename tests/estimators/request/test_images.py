@@ -11,18 +11,20 @@ from sm_train.estimators.request.images import dockerfile, image_uri
 from tests.support.run_documents import ECR, config
 
 P5 = {"instance_type": "ml.p5.48xlarge"}
+SMDDP = {"instance_type": "ml.p4de.24xlarge", "backend": "smddp"}
 
 
 @pytest.mark.parametrize(
     ("cluster", "region", "image"),
     [
         (
-            {},
+            {"backend": "smddp"},
             "us-east-1",
-            "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.3.0-gpu",
+            "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.5.1-gpu",
         ),
-        (P5, "eu-south-1", "692866216735.dkr.ecr.eu-south-1.amazonaws.com/pytorch-training:2.10"),
-        (P5, "cn-north-1", "727897471807.dkr.ecr.cn-north-1.amazonaws.com.cn/pytorch-training:2."),
+        ({}, "us-east-1", "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch:2.13-cu133-amzn"),
+        (P5, "eu-south-1", "692866216735.dkr.ecr.eu-south-1.amazonaws.com/pytorch:2.13-cu133"),
+        (P5, "cn-north-1", "727897471807.dkr.ecr.cn-north-1.amazonaws.com.cn/pytorch:2.13-cu133"),
         (P5 | {"framework_version": "2.7.1"}, "us-west-2", "pytorch-training:2.7.1-gpu-py312"),
         (
             P5 | {"framework_version": "2.12.0"},
@@ -57,14 +59,11 @@ def test_unusable_image_is_an_error(cluster: dict[str, Any], region: str, messag
 @pytest.mark.parametrize(
     ("cluster", "base", "version"),
     [
-        ({"instance_type": "ml.p4de.24xlarge"}, "pytorch-training:2.3.0-gpu-py311", "2.3.0"),
-        (P5, "pytorch-training:2.10.0-gpu-py313", "2.10.0"),
-        (P5 | {"image": ECR, "network_isolation": True}, "pytorch-training:2.10.0-gpu", "2.10.0"),
-        (
-            {"instance_type": "ml.p4de.24xlarge", "image": ECR, "backend": "smddp"},
-            "pytorch-training:2.3.0-gpu",
-            "2.3.0",
-        ),
+        (SMDDP, "pytorch-training:2.5.1-gpu-py311", "2.5.1"),
+        (SMDDP | {"framework_version": "2.3.0"}, "pytorch-training:2.3.0-gpu-py311", "2.3.0"),
+        (P5, "pytorch:2.13-cu133-amzn2023-sagemaker", "2.13.0"),
+        (P5 | {"image": ECR, "network_isolation": True}, "pytorch:2.13-cu133-amzn2023", "2.13.0"),
+        (SMDDP | {"image": ECR}, "pytorch-training:2.5.1-gpu", "2.5.1"),
     ],
 )
 def test_dockerfile_installs_all_packages(cluster: dict[str, Any], base: str, version: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 from collections.abc import Iterator
 from datetime import datetime
@@ -18,10 +19,15 @@ from sm_train.estimators.config.cluster import ClusterSection
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.launcher import framework_version, launch_plans, pytorch_version
 from sm_train.estimators.request.metrics import metric_definitions
-from sm_train.estimators.request.training import code_uri, training_requests
+from sm_train.estimators.request.training import (
+    code_uri,
+    hyperparameter,
+    stage_name,
+    training_requests,
+)
 
 from tests.support.run_documents import ECR, PLAN, config, run, runs, stage
-from tests.support.service_model import request_errors
+from tests.support.service_model import request_errors, shape_limits
 
 NOW = datetime(2026, 11, 20, 12, 0, 0)
 
@@ -314,8 +320,7 @@ def test_alternatives_with_equal_gpus_share_one_count() -> None:
         "InstanceCount": 4,
         "VolumeSizeInGB": 30,
     }
-    # One image and one route for all types: NCCL.
-    assert "ContainerEntrypoint" in request["AlgorithmSpecification"]
+    assert "sagemaker_program" not in request["HyperParameters"]
 
 
 def test_alternatives_with_fewer_gpus_have_higher_counts() -> None:
@@ -340,34 +345,73 @@ def test_isolated_smddp_reads_its_code_from_a_channel() -> None:
     cluster = {"instance_type": "ml.p4de.24xlarge", "backend": "smddp"}
     [request] = requests(config(cluster=cluster | {"image": ECR, "network_isolation": True}))
     archive = "/opt/ml/input/data/code/sourcedir.tar.gz"
-    assert request["HyperParameters"]["sagemaker_submit_directory"] == archive
+    assert hyperparameter(request, "sagemaker_submit_directory") == archive
     assert "sm_drivers" not in channels(request)
     assert code_uri(request) == (
         "s3://my-bucket/demo/code/256px-20261120120000/input/code/sourcedir.tar.gz"
     )
 
 
-def test_sharded_stage_selects_nccl_and_newer_pytorch_for_all_stages() -> None:
-    stages = [stage("a"), stage("b", sharding="full_shard")]
-    for request in requests(config(stages=stages)):
-        assert "sagemaker_distributed_dataparallel_enabled" not in request["HyperParameters"]
-        assert "2.3.0" not in request["AlgorithmSpecification"]["TrainingImage"]
+def smddp(**changes: Any) -> RunConfig:
+    cluster = {"instance_type": "ml.p4de.24xlarge", "backend": "smddp"}
+    return config(cluster=cluster | changes.pop("cluster", {}), **changes)
 
 
-def test_p4de_clusters_start_with_smddp() -> None:
-    [request] = requests(config())
+def test_smddp_runs_on_the_newest_image_that_includes_it() -> None:
+    [request] = requests(smddp())
     parameters = request["HyperParameters"]
     assert parameters["sagemaker_distributed_dataparallel_enabled"] == "true"
-    assert parameters["sagemaker_program"] == "train.py"
-    assert parameters["sagemaker_submit_directory"].endswith("/input/code/sourcedir.tar.gz")
-    assert "ContainerEntrypoint" not in request["AlgorithmSpecification"]
-    assert framework_version(config()) == "2.3.0"
+    assert hyperparameter(request, "sagemaker_program") == "train.py"
+    directory = hyperparameter(request, "sagemaker_submit_directory")
+    assert directory
+    assert directory.endswith("/code/sourcedir.tar.gz")
+    assert framework_version(smddp()) == "2.5.1"
+    for version in ("2.3.0", "2.4.0"):
+        assert framework_version(smddp(cluster={"framework_version": version})) == version
+
+
+def test_all_stages_use_one_image() -> None:
+    run = smddp(stages=[stage("a"), stage("b", instances=1)])
+    first, second = requests(run)
+    images = {one["AlgorithmSpecification"]["TrainingImage"] for one in (first, second)}
+    assert len(images) == 1
+    assert "sagemaker_program" in first["HyperParameters"]
+    assert "sagemaker_program" not in second["HyperParameters"]
+
+
+@pytest.mark.parametrize("name", ["1e3", "007", "true", "null", "256px"])
+def test_hyperparameters_of_smddp_survive_the_toolkits_json(name: str) -> None:
+    """AWS's toolkit parses every value as JSON, and falls back to the text."""
+    [request] = requests(smddp(stages=[stage(name)]))
+    assert json.loads(request["HyperParameters"]["stage"]) == name
+    assert stage_name(request) == name
+    [request] = requests(config(stages=[stage(name)]))
+    assert stage_name(request) == request["HyperParameters"]["stage"] == name
+
+
+@pytest.mark.parametrize("run", [config(), smddp()])
+def test_entrypoint_fits_the_service_model(run: RunConfig) -> None:
+    """No element may be longer than 256 characters."""
+    [request] = requests(run)
+    algorithm = request["AlgorithmSpecification"]
+    for field in ("ContainerEntrypoint", "ContainerArguments"):
+        elements = algorithm[field]
+        elements_limit = shape_limits(f"Training{field}")
+        length_limit = shape_limits(
+            {
+                "ContainerEntrypoint": "TrainingContainerEntrypointString",
+                "ContainerArguments": "TrainingContainerArgument",
+            }[field]
+        )
+        assert elements_limit["min"] <= len(elements) <= elements_limit["max"]
+        assert max(map(len, elements)) <= length_limit["max"]
 
 
 @pytest.mark.parametrize(
     "cluster",
     [
         {"instance_type": "ml.p5.48xlarge"},
+        {"instance_type": "ml.p4de.24xlarge"},
         {"instance_type": "ml.p4de.24xlarge", "backend": "nccl"},
         {"instance_type": "ml.p4de.24xlarge", "framework_version": "2.6.0"},
         {"instance_type": "ml.p4de.24xlarge", "image": ECR},
@@ -383,11 +427,12 @@ def test_other_clusters_start_with_torchrun(cluster: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("cluster", "version"),
     [
-        ({}, "2.3.0"),
-        ({"backend": "nccl"}, "2.10.0"),
+        ({}, "2.13.0"),
+        ({"backend": "nccl"}, "2.13.0"),
+        ({"backend": "smddp"}, "2.5.1"),
         ({"image": ECR}, None),
         ({"image": ECR, "framework_version": "2.4.1", "backend": "smddp"}, "2.4.1"),
-        ({"image": ECR, "backend": "smddp"}, "2.3.0"),
+        ({"image": ECR, "backend": "smddp"}, "2.5.1"),
     ],
 )
 def test_pytorch_version_follows_the_image(cluster: dict[str, Any], version: str | None) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sm_train.entrypoints.doctor.history import FOLDER, read_results
+from sm_train.toolkit.local.checkpoint_sync import CheckpointSync
 
 from tests.support.cluster.training_jobs import PYTHON, Job, free_port, write_shards
 from tests.support.deadline import DEADLINE
@@ -44,8 +45,6 @@ class DoctorCluster:
             document = json.loads(path.read_text())
             document[self.job.config.stages[0].name]["expected"] = self.expected
             path.write_text(json.dumps(document))
-        checkpoints = self.base / "checkpoints"
-        checkpoints.mkdir(parents=True, exist_ok=True)
         for node, name in enumerate(names):
             config = self.folder(node) / "input" / "config"
             config.mkdir(parents=True)
@@ -58,7 +57,6 @@ class DoctorCluster:
                 resources["current_instance_type"] = self.instance_type
             (config / "resourceconfig.json").write_text(json.dumps(resources))
             write_shards(self.folder(node) / "input" / "data" / "train", shards=1, each=10)
-            (self.folder(node) / "checkpoints").symlink_to(checkpoints)
 
     def folder(self, node: int) -> Path:
         return self.base / f"node-{node}"
@@ -99,6 +97,9 @@ class DoctorCluster:
     def run(self, timeout: float = DEADLINE) -> tuple[dict[str, Any], str]:
         """Run all nodes; returns the stored result and the first node's output."""
         started = time.monotonic()
+        folders = [self.folder(node) / "checkpoints" for node in range(self.nodes)]
+        sync = CheckpointSync(self.base / "s3", folders)
+        sync.start()
         processes = [
             self.start(node) for node in range(self.nodes) if node not in self.missing_nodes
         ]
@@ -110,7 +111,8 @@ class DoctorCluster:
         finally:
             for process in processes:
                 process.kill()
-        stored = read_results([self.base / "checkpoints" / FOLDER])
+            sync.finish()
+        stored = read_results([self.base / "s3" / FOLDER])
         assert stored, outputs[0]
         return stored[-1], outputs[0]
 

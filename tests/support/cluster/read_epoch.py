@@ -20,6 +20,8 @@ DATA_CONFIG = DataConfig(
     caption_key="txt",
     crop="center",
     interpolation="bicubic",
+    decode="fast",
+    icc_profile="ignore",
     aspect_buckets=False,
     max_bad_fraction=0.01,
 )

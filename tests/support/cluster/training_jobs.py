@@ -37,7 +37,7 @@ from tests.support.deadline import DEADLINE
 from tests.support.run_documents import job_document, run
 
 PYTHON = os.environ.get("TRAIN_PYTHON", sys.executable)
-"""The Python that trains; `make test-torch-2.3` sets one with the last SMDDP image's PyTorch."""
+"""The Python that trains; `make test-torch-2.5` sets one with the newest SMDDP image's PyTorch."""
 
 
 def png(colour: int, side: int = 8) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import boto3
 import pytest
 from boto3.s3.transfer import TransferConfig
 from sm_train.entrypoints.common.bucket_owner import OWNERS_VARIABLE, declare_owners
@@ -28,6 +29,8 @@ def test_bucket_of_another_account_is_rejected_with_one_line(
     assert "account 123456789012 does not own the bucket" in line
     assert "bucket_owners" in line
     assert aws.bodies("CreateTrainingJob") == []
+    checked = cli("check", tmp_path / "run.yaml", network="loopback", env=aws.environment)
+    assert "if it is not account 123456789012" in " ".join(checked.stderr.split())
     stored = aws.client("s3").list_objects_v2(Bucket="my-bucket")["Contents"]
     assert {entry["Key"] for entry in stored} == SHARDS.keys(), "nothing was uploaded"
 
@@ -89,3 +92,24 @@ def test_transfers_in_parts_expect_both_owners(
     assert copy.read_bytes() == original.read_bytes()
     sent = {method for method, path, _ in aws.requests if path in ("/east/a", "/west/b")}
     assert sent == {"HEAD", "GET", "PUT", "POST"}
+
+
+def test_a_request_without_an_owner_fails_the_test_that_sends_it(aws: Aws) -> None:
+    """The ``aws`` fixture requires that this list is empty."""
+    aws.make_bucket("my-bucket")
+    session = boto3.Session("testing", "testing", region_name="us-east-1")
+    s3 = session.client("s3", endpoint_url=aws.url)
+    s3.put_object(Bucket="my-bucket", Key="a", Body=b"x")
+    s3.copy_object(
+        Bucket="my-bucket",
+        Key="b",
+        CopySource="my-bucket/a",
+        ExpectedBucketOwner="123456789012",  # but none for the source
+    )
+    s3.list_objects_v2(Bucket="my-bucket")
+    assert aws.without_owner == [
+        "PUT my-bucket/a?",
+        "PUT my-bucket/b?",
+        "GET my-bucket?list-type=2&encoding-type=url",
+    ]
+    aws.without_owner.clear()

@@ -124,6 +124,6 @@ def test_image_prints_the_uri_or_a_dockerfile(cli: Cli, tmp_path: Path) -> None:
     result = cli("image", run)
     assert result.returncode == 0, result.stderr
     uri = result.stdout.strip()
-    assert uri.startswith("763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.10.0")
+    assert uri.startswith("763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch:2.13-")
     assert json.loads(cli("image", run, "--json").stdout) == {"image": uri, "region": "us-east-1"}
     assert f"\nFROM {uri}\n" in cli("image", run, "--dockerfile").stdout

@@ -12,6 +12,7 @@ import yaml
 from sm_train.entrypoints.common.job_config import ExpectedPerformance, read_job_config
 from sm_train.estimators.bundle.bundle import build_bundle
 from sm_train.estimators.config.load import load_run
+from sm_train.estimators.request.training import code_uri, stage_name
 
 from tests.conftest import Aws, Cli
 from tests.support.cluster.training_jobs import write_shards
@@ -57,8 +58,8 @@ def test_dry_run_prints_a_job_that_only_runs_the_doctor(cli: Cli, tmp_path: Path
     request = document["request"]
     assert request["TrainingJobName"].startswith("bria-2-0--512px-doctor-")
     assert request["HyperParameters"]["doctor-only"] == "true"
-    assert request["HyperParameters"]["stage"] == "512px"
-    assert "/bria-2-0/code/512px-" in request["HyperParameters"]["sagemaker_submit_directory"]
+    assert stage_name(request) == "512px"
+    assert "/bria-2-0/code/512px-" in (code_uri(request) or "")
     assert [one["ChannelName"] for one in request["InputDataConfig"]] == ["train"]
     assert request["StoppingCondition"]["MaxRuntimeInSeconds"] <= 1800
     assert "RetryStrategy" not in request

@@ -108,7 +108,7 @@ def write_checkpoint(folders: list[Path], step: int, keep: int) -> None:
         manifest.write_marker(folder / step_folder_name(step), step, NODES, "same", files)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 2**32),
     keep=st.integers(2, 3),

@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
+from sm_train.entrypoints.checkpointing.manifest import shard_files
+from sm_train.entrypoints.common.checkpoint_layout import shard_file_name
 from sm_train.toolkit.jobs.events import parse_event, read_events
 
 from tests.conftest import Cli, clean_environment
@@ -93,6 +95,12 @@ def test_two_emulated_nodes_train_on_disjoint_shards(cli: Cli, tmp_path: Path) -
     assert (start["world_size"], start["nodes"], start["backend"]) == (2, 2, "gloo")
     assert "step 4/4" in result.stderr
     assert "it/s" in result.stderr
+    # Each node has a checkpoint folder of its own; "S3" has what both wrote.
+    for rank, node in enumerate(sorted((root / "nodes").iterdir())):
+        [shard] = (node / "checkpoints" / "step-00000004").glob("*.safetensors")
+        assert shard.name == shard_file_name(rank)
+    assert len(shard_files(root / "checkpoints" / "step-00000004")) == 2
+    assert {path.suffix for path in (root / "checkpoints").rglob("*.sagemaker-*")} == set()
     config = root / "nodes" / "algo-2" / "input" / "config"
     assert json.loads((config / "resourceconfig.json").read_text())["current_host"] == "algo-2"
     assert json.loads((config / "hyperparameters.json").read_text()) == {"stage": "8px"}

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from sm_train.entrypoints.data.shard_index import ShardIndex
-from sm_train.entrypoints.data.shard_verification import verify_shard
+from sm_train.entrypoints.packing.shard_verification import verify_shard
 
 from tests.conftest import Aws, Cli
 from tests.support.cluster.training_jobs import png, sample, write_shard, write_shards

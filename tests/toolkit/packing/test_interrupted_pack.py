@@ -14,10 +14,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from sm_train.entrypoints.data.decoder_pool import InProcessDecoders
 from sm_train.entrypoints.data.shard_index import ShardIndex
-from sm_train.entrypoints.data.shard_verification import verify_shard
 from sm_train.entrypoints.packing.plan import PackInput, ShardPlan
-from sm_train.entrypoints.packing.shard_builder import GROUP_INPUTS, GROUPS_PER_THREAD, build_shard
+from sm_train.entrypoints.packing.shard_builder import (
+    GROUP_INPUTS,
+    GROUPS_PER_THREAD,
+    InputReader,
+    build_shard,
+)
+from sm_train.entrypoints.packing.shard_verification import verify_shard
 from sm_train.entrypoints.packing.storage import LocalFolder, S3Access
 
 from tests.conftest import Cli, Mount, clean_environment
@@ -351,7 +357,8 @@ def test_readers_do_not_run_ahead_of_the_writer(tmp_path: Path) -> None:
         finished_inputs.append(done)
 
     plan = ShardPlan(0, "shard-000000.tar", inputs)
-    build_shard(plan, LocalFolder(tmp_path / "out"), S3Access(), 2, on_progress, {})
+    reader = InputReader(S3Access(), InProcessDecoders())
+    build_shard(plan, LocalFolder(tmp_path / "out"), reader, 2, on_progress, {})
     assert len(finished_inputs) == len(started_inputs) == 400
 
 

@@ -55,11 +55,8 @@ def test_the_request_that_is_sent_is_the_one_of_the_dry_run(
     assert dry.returncode == 0, dry.stderr
     assert aws.bodies("CreateProcessingJob") == []
     document = json.loads(dry.stdout)
-    assert (document["cost_usd"], document["cost_limit_usd"]) == (None, None)
-    assert (
-        "cost unknown: no processing price is known (get it from AWS with `sm-train cost"
-        in dry.stderr
-    )
+    assert 0 < document["cost_usd"] < document["cost_limit_usd"]
+    assert "AWS Price List API" in " ".join(dry.stderr.split())
     model = ServiceModel(Loader().load_service_model("sagemaker", "service-2"))
     shape = model.operation_model("CreateProcessingJob").input_shape
     assert not ParamValidator().validate(document["request"], shape).has_errors()
@@ -70,6 +67,16 @@ def test_the_request_that_is_sent_is_the_one_of_the_dry_run(
     assert json.loads(sent.stdout)["processing_job_name"] == body["ProcessingJobName"]
     assert body["ProcessingResources"]["ClusterConfig"]["InstanceCount"] == 2
     assert ("NetworkConfig" in body) is bool(vpc)
+
+
+def test_a_type_without_a_price_has_no_cost(cloud: Any, tmp_path: Path) -> None:
+    run = write_run(tmp_path, bucket="my-bucket")
+    on = ("--on", "sagemaker", "--for", run, "--instance", "ml.m4.xlarge", "--dry-run", "--json")
+    dry = cloud(*PACK, *on)
+    assert dry.returncode == 0, dry.stderr
+    document = json.loads(dry.stdout)
+    assert (document["cost_usd"], document["cost_limit_usd"]) == (None, None)
+    assert "cost unknown: no processing price is known" in " ".join(dry.stderr.split())
 
 
 def test_the_confirmation_shows_the_cost(cloud: Any, aws: Aws, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sm_train.entrypoints.data.shard_format import Shard
 from sm_train.entrypoints.data.shard_index import ShardIndex, write_index
-from sm_train.entrypoints.data.shard_verification import verify_shard
+from sm_train.entrypoints.packing.shard_verification import verify_shard
 from sm_train.entrypoints.packing.storage import LocalFolder
 from sm_train.entrypoints.packing.worker_pool import PackProgress
 from sm_train.toolkit.errors import UserError
@@ -306,9 +306,7 @@ def test_small_shards_are_warned_about(tmp_path: Path, sizes: list[float], warne
         Shard(f"{n}.tar", int(size), "00" * 32, ("0",), (0, 1)) for n, size in enumerate(sizes)
     ]
     write_index(tmp_path / "index.parquet", shards)
-    result = PackResult(
-        ShardIndex(tmp_path / "index.parquet"), LocalFolder(Path("out")), up_to_date=False
-    )
+    result = PackResult(ShardIndex(tmp_path / "index.parquet"), LocalFolder(Path("out")), False, {})
     assert ("FastFile" in "\n".join(pack_summary(result))) is warned
 
 

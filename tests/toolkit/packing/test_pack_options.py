@@ -16,7 +16,7 @@ import pytest
 import webdataset
 from PIL import Image
 from sm_train.entrypoints.data.shard_index import ShardIndex
-from sm_train.entrypoints.data.shard_verification import verify_shard
+from sm_train.entrypoints.packing.shard_verification import verify_shard
 
 from tests.conftest import Aws, Cli, clean_environment
 from tests.support.deadline import DEADLINE

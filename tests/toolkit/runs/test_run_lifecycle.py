@@ -416,6 +416,30 @@ def test_wrong_local_clock_causes_no_stall(laptop: Laptop) -> None:
     )
 
 
+def test_stop_of_a_job_that_has_just_ended_succeeds(laptop: Laptop) -> None:
+    """It ends between the description and the request to stop it."""
+    laptop.sagemaker.before_stop = lambda name: laptop.sagemaker.set_status(name, "Completed")
+    stopped = laptop.json("stop", "demo")
+    assert stopped["status"] == "Completed"
+    assert len(laptop.aws.bodies("StopTrainingJob")) == 1
+
+
+def test_watch_survives_a_job_that_ends_before_it_is_stopped(laptop: Laptop) -> None:
+    laptop.sagemaker.log_event(FIRST, "step", ago=4000, step=200, steps_per_second=1.0)
+    laptop.sagemaker.before_stop = lambda name: laptop.sagemaker.set_status(
+        name, "Failed", reason="InternalServerError: x", ended_ago=3600
+    )
+    assert laptop.json("watch", "demo", "--once", code=8)["action"] == "stop"
+    assert laptop.json("watch", "demo", "--once")["action"] == "start"
+    assert laptop.sagemaker.names() == [FIRST, SECOND]
+
+
+def test_rejected_stop_of_a_live_job_is_an_error(laptop: Laptop) -> None:
+    laptop.aws.error_codes["StopTrainingJob"] = "ValidationException"
+    message = laptop("stop", "demo", code=3).stderr
+    assert "StopTrainingJob: AWS returned ValidationException" in message
+
+
 def test_stop_works_while_the_job_restarts(laptop: Laptop) -> None:
     laptop.sagemaker.set_status(FIRST, "InProgress", "Restarting")
     laptop("stop", "demo")

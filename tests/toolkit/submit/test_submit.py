@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from sm_train.estimators.bundle.bundle import unpack
+from sm_train.estimators.request.training import hyperparameter, stage_name
 from sm_train.estimators.sdk.model_trainer import without_timestamps
 
 from tests.conftest import Aws, Cli, clean_environment
@@ -34,7 +35,7 @@ def test_dry_run_needs_neither_network_nor_credentials(cli: Cli, tmp_path: Path)
     """The ``cli`` fixture blocks sockets and clears all credentials."""
     run = write_run(tmp_path, stages=[stage("a"), stage("b")])
     document = dry_run(cli, run)
-    assert [request["HyperParameters"]["stage"] for request in document["requests"]] == ["a", "b"]
+    assert [stage_name(request) for request in document["requests"]] == ["a", "b"]
     assert document["cost"]["total"]["cost_usd"] > 0
     assert document["bundle"]["files"]
     assert len(document["bundle"]["sha256"]) == 64
@@ -48,7 +49,8 @@ def test_dry_run_of_each_preset_works_unchanged(cli: Cli, tmp_path: Path) -> Non
 
 def test_plan_shows_cluster_launch_and_cost(cli: Cli, tmp_path: Path) -> None:
     stages = [stage(), stage("512px", resolution=512, steps_per_second=None)]
-    result = cli("submit", write_run(tmp_path, stages=stages), "--dry-run")
+    cluster = {"instance_type": "ml.p4de.24xlarge", "backend": "smddp"}
+    result = cli("submit", write_run(tmp_path, stages=stages, cluster=cluster), "--dry-run")
     assert result.returncode == 0, result.stderr
     assert json.JSONDecoder().raw_decode(result.stdout)[0]["TrainingJobName"]
     for expected in ("4 × ml.p4de.24xlarge", "SMDDP all-reduce", "its it/s was not measured"):
@@ -56,13 +58,15 @@ def test_plan_shows_cluster_launch_and_cost(cli: Cli, tmp_path: Path) -> None:
     assert max(map(len, result.stderr.splitlines())) <= 100
 
 
-@pytest.mark.parametrize("instance_type", ["ml.p4de.24xlarge", "ml.p5.48xlarge"])
-def test_sent_request_equals_the_dry_run(
-    cli: Cli, aws: Aws, tmp_path: Path, instance_type: str
-) -> None:
+@pytest.mark.parametrize("backend", ["smddp", "nccl"])
+def test_sent_request_equals_the_dry_run(cli: Cli, aws: Aws, tmp_path: Path, backend: str) -> None:
     """Other settings of the run file: tests/estimators/sdk/test_wire.py."""
     aws.make_bucket("my-bucket", **SHARDS)
-    run = write_run(tmp_path, cluster={"instance_type": instance_type}, tags={"team": "imaging"})
+    run = write_run(
+        tmp_path,
+        cluster={"instance_type": "ml.p4de.24xlarge", "backend": backend},
+        tags={"team": "imaging"},
+    )
     [shown] = dry_run(cli, run)["requests"]
     result = cli("submit", run, "--yes", "--json", network="loopback", env=aws.environment)
     assert result.returncode == 0, result.stderr
@@ -71,12 +75,12 @@ def test_sent_request_equals_the_dry_run(
     assert json.loads(result.stdout)["training_job_name"] == sent["TrainingJobName"]
 
 
-@pytest.mark.parametrize("instance_type", ["ml.p4de.24xlarge", "ml.p5.48xlarge"])
+@pytest.mark.parametrize("backend", ["smddp", "nccl"])
 def test_staged_bundle_holds_the_listed_files_and_runs(
-    cli: Cli, aws: Aws, tmp_path: Path, instance_type: str
+    cli: Cli, aws: Aws, tmp_path: Path, backend: str
 ) -> None:
     aws.make_bucket("my-bucket", **SHARDS)
-    run = write_run(tmp_path, cluster={"instance_type": instance_type})
+    run = write_run(tmp_path, cluster={"instance_type": "ml.p4de.24xlarge", "backend": backend})
     listed = dry_run(cli, run)["bundle"]
     result = cli("submit", run, "--yes", network="loopback", env=aws.environment)
     assert result.returncode == 0, result.stderr
@@ -112,7 +116,8 @@ def _bundle_location(request: dict[str, Any]) -> dict[str, str]:
         for channel in request["InputDataConfig"]
         if channel["ChannelName"] == "code"
     ]
-    uri = [*uris, request["HyperParameters"].get("sagemaker_submit_directory")][0]
+    uri = [*uris, hyperparameter(request, "sagemaker_submit_directory")][0]
+    assert uri is not None
     bucket, _, key = uri.removeprefix("s3://").partition("/")
     return {"Bucket": bucket, "Key": key}
 
@@ -125,7 +130,7 @@ def test_submit_starts_the_first_stage_and_prints_the_next_command(
     result = cli("submit", run, "--yes", network="loopback", env=aws.environment)
     assert result.returncode == 0, result.stderr
     [sent] = aws.bodies("CreateTrainingJob")
-    assert sent["HyperParameters"]["stage"] == "a"
+    assert stage_name(sent) == "a"
     assert "--stage b" in result.stderr
 
 
@@ -353,6 +358,14 @@ def test_over_budget_exits_with_7_and_sends_nothing(cli: Cli, aws: Aws, tmp_path
     result = cli("submit", warning_run, "--yes", network="loopback", env=aws.environment)
     assert result.returncode == 0, result.stderr
     assert "warning: budget.usd" in result.stderr
+
+
+def test_budget_without_a_price_cannot_be_enforced(cli: Cli, tmp_path: Path) -> None:
+    cluster = {"instance_type": "ml.p5e.48xlarge", "backend": "nccl"}
+    run = write_run(tmp_path, cluster=cluster, budget={"usd": 1e6})
+    result = cli("submit", run, "--dry-run")
+    assert result.returncode == 0, result.stderr
+    assert "warning: budget.usd: $1,000,000 cannot be enforced" in result.stderr
 
 
 def test_invalid_run_file_exits_with_2_and_reports_all_errors(cli: Cli, tmp_path: Path) -> None:

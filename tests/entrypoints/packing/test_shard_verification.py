@@ -12,7 +12,7 @@ from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sm_train.entrypoints.data.shard_format import END_MARK, ShardError
-from sm_train.entrypoints.data.shard_verification import scan_shard, verify_shard
+from sm_train.entrypoints.packing.shard_verification import scan_shard, verify_shard
 
 from tests.support.shard_files import encoded_sample, write_packed_shard
 

@@ -1,0 +1,143 @@
+"""Encodes images as JPEG while packing: smaller, at another quality, or from another format."""
+
+from __future__ import annotations
+
+import io
+from functools import cache
+
+from PIL import Image, ImageFile, UnidentifiedImageError
+from sm_train.entrypoints.data.color import to_rgb
+from sm_train.entrypoints.data.image_header import (
+    DecodeError,
+    corrupt_image_error,
+    file_kind,
+    read_header,
+)
+from sm_train.entrypoints.packing.image_metadata import MAX_PIXELS
+from sm_train.entrypoints.packing.storage import BytesLike
+
+DEFAULT_QUALITY = 95
+"""JPEG's highest useful quality: above it files grow without a visible difference."""
+
+_MAX_JPEG_SIDE = 65_500
+"""libjpeg's JPEG_MAX_DIMENSION."""
+
+_CONVERTED = {
+    "AVIF": "AVIF",
+    "BMP": "BMP",
+    "GIF": "GIF",
+    "HEIC": "HEIF",
+    "JPEG 2000": "JPEG2000",
+    "TIFF": "TIFF",
+}
+"""The formats that are converted, and their names in Pillow."""
+
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What displays an image of each EXIF orientation upright."""
+
+
+def is_convertible(content: BytesLike) -> bool:
+    """Return whether the content starts like a format that :func:`reencode` converts."""
+    return file_kind(content) in _CONVERTED
+
+
+def measure(content: BytesLike) -> tuple[int, int]:
+    """Return height and width of an image of any format, perhaps before it is turned upright.
+
+    Raises:
+        DecodeError: the image is corrupt, or of a format that cannot be read here.
+    """
+    with _open(content) as image:
+        return image.height, image.width
+
+
+def reencode(content: BytesLike, max_side: int | None, quality: int) -> bytes:
+    """Return the image as an upright JPEG whose longer side has at most ``max_side`` pixels.
+
+    Of several images in a file it is the first, or the primary one. Transparent images get a white
+    background. An ICC profile is kept if it describes RGB colors; other colors are converted to
+    sRGB. Other metadata is not kept.
+
+    Raises:
+        DecodeError: the image is corrupt, too large, or of a format that cannot be read here.
+    """
+    ImageFile.LOAD_TRUNCATED_IMAGES = False  # a process-wide flag that other code may have set
+    with _open(content) as image:
+        if image.width * image.height > MAX_PIXELS:
+            size = f"{image.width} × {image.height} pixels"
+            raise DecodeError("image-bomb", f"{size}; {MAX_PIXELS:,} at most")
+        try:
+            image.load()
+            orientation = _orientation(content, image)
+            profile = image.info.get("icc_profile")
+            keeps_profile = profile is not None and profile[16:20] == b"RGB "
+            result = to_rgb(image, to_srgb=not keeps_profile)
+        except (MemoryError, DecodeError):
+            raise
+        except Exception as error:  # Pillow's decoders raise almost anything
+            raise corrupt_image_error(error) from None
+    if orientation in _TURNS:
+        result = result.transpose(_TURNS[orientation])
+    if max_side is not None and max(result.size) > max_side:
+        result.thumbnail((max_side, max_side), Image.Resampling.LANCZOS)
+    if max(result.size) > _MAX_JPEG_SIDE:
+        size = f"{result.width} × {result.height} pixels"
+        raise DecodeError("image-large", f"{size}; a side of a JPEG has at most {_MAX_JPEG_SIDE:,}")
+    encoded = io.BytesIO()
+    kept = profile if keeps_profile else None
+    try:
+        result.save(encoded, "JPEG", quality=quality, subsampling=0, icc_profile=kept)
+    except (OSError, ValueError) as error:  # such as a profile of more than 16 MB
+        raise corrupt_image_error(error) from None
+    return encoded.getvalue()
+
+
+def _open(content: BytesLike) -> Image.Image:
+    kind = file_kind(content)
+    formats = ["JPEG", "PNG", "WEBP"]
+    if kind in _CONVERTED:
+        formats = [_CONVERTED[kind]]
+        if kind == "HEIC":
+            _register_heif()
+    try:
+        return Image.open(io.BytesIO(content), formats=formats)
+    except Image.DecompressionBombError as error:
+        raise DecodeError("image-bomb", str(error)) from None
+    except UnidentifiedImageError:
+        detail = f"Pillow cannot read this {kind}" if kind else "not an image"
+        raise DecodeError("image-corrupt", detail) from None
+    except KeyError:  # this Pillow was built without the format
+        raise DecodeError("image-kind", f"{kind}; this Pillow cannot read it") from None
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise corrupt_image_error(error) from None
+
+
+@cache
+def _register_heif() -> None:
+    try:
+        from pillow_heif import register_heif_opener
+    except ImportError:
+        raise DecodeError("image-kind", "HEIC; pillow-heif is not installed") from None
+    # Thumbnails and depth maps are other images of the file.
+    register_heif_opener(thumbnails=False, depth_images=False, decode_threads=1)
+
+
+def _orientation(content: BytesLike, image: Image.Image) -> int:
+    """Return the EXIF orientation that is left to apply, 1 to 8."""
+    if image.format not in _CONVERTED.values():
+        return read_header(content).orientation
+    try:
+        value = image.getexif().get(0x0112)
+    except Exception:  # the block is damaged; the image may still be intact
+        return 1
+    return value if value in _TURNS else 1
