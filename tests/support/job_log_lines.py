@@ -50,6 +50,9 @@ class SimulatedJob:
     rank: Callable[[int], dict[str, float]] = lambda rank: {}
     clock: Callable[[int, int], float] = lambda node, gpu: 1410.0
     node: dict[str, Any] = field(default_factory=dict)
+    parameters: int = 800_000_000
+    efa_rate: float = 1.8 * 2 * 15 / 16 * 4 * 800_000_000
+    """Bytes per second: steps per second × bus factor × bytes of the gradients."""
     extra_events: tuple[str, ...] = ()
     other_lines: tuple[tuple[str, str], ...] = ()
     """(node, line) of lines that are not events."""
@@ -91,6 +94,9 @@ class SimulatedJob:
             nodes=self.nodes,
             world_size=8 * self.nodes,
             effective_batch_size=512,
+            parameters=self.parameters,
+            sharding="none",
+            gradient_accumulation_steps=1,
             max_steps=30_000,
             backend=self.backend,
             resumed_from_step=None,
@@ -121,6 +127,7 @@ class SimulatedJob:
             "gpu_temperature_max": 60.0,
             "gpu_ecc_uncorrected": 0,
             "efa_drops": 0,
+            "efa_receive_bytes_per_second": self.efa_rate,
             "data_wait_share_max": 0.006,
             "read_bytes_per_second": 2e8,
         }
@@ -153,6 +160,8 @@ def facts(job: SimulatedJob, **changes: Any) -> JobFacts:
         "instances": job.nodes,
         "metrics": {},
         "cost": JobCost(100.0, None, "billed seconds"),
+        "settings": {},
+        "samples": (),
     }
     return JobFacts(**(defaults | changes))
 

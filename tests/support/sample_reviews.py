@@ -5,7 +5,16 @@ from __future__ import annotations
 import math
 import random
 
-from sm_train.toolkit.review.model import Chart, Curve, Figures, JobReview, Mark, Review, Verdict
+from sm_train.toolkit.review.model import (
+    Chart,
+    Curve,
+    Figures,
+    JobReview,
+    Mark,
+    Review,
+    StepProgress,
+    Verdict,
+)
 
 DAY = 86400.0
 BEGIN = 1_790_000_000.0
@@ -169,6 +178,12 @@ def healthy(nodes: int = 16) -> JobReview:
             *(Mark("evaluation", day * DAY, 780, "") for day in range(1, 6)),
             Mark("end", length, 0, "done"),
         ),
+        progress=_progress(length, 780_000),
+        settings={
+            "training.learning_rate": "0.0001",
+            "stage.resolution": "256",
+            "cluster.backend": "smddp",
+        },
     )
 
 
@@ -332,6 +347,12 @@ def stalled() -> JobReview:
             Mark("error", stall[1], 0, "WatchdogTimeout: collective 4711 <ALLREDUCE> timed out"),
             Mark("start", stall[1] + 900, 0, "resumed from step 5,400"),
         ),
+        progress=_progress(length, 90_000),
+        settings={
+            "training.learning_rate": "5e-05",
+            "stage.resolution": "512",
+            "cluster.backend": "smddp",
+        },
     )
 
 
@@ -367,6 +388,11 @@ def offline() -> JobReview:
         ),
         (),
     )
+
+
+def _progress(length: float, last: int) -> StepProgress:
+    times = _times(length)
+    return StepProgress(times, [last * time / length for time in times])
 
 
 def _times(length: float) -> list[float]:

@@ -48,12 +48,16 @@ def command(
     if as_json and as_csv:
         raise UserError("--json: cannot be combined with --csv; both write to standard output")
     review = build_review(
-        targets, region=options["region"], profile=options["profile"], run_file=run_file
+        targets,
+        region=options["region"],
+        profile=options["profile"],
+        run_file=run_file,
+        with_samples=html is not None,
     )
     if html is not None:
         from sm_train.toolkit.review.page import write_page
 
-        write_page(html, as_document(review))
+        write_page(html, as_document(review, with_images=True))
         stderr_console().print(f"wrote {html}; open it in a browser", markup=False)
     if as_json:
         write_json(as_document(review))

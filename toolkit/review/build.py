@@ -18,7 +18,7 @@ from sm_train.toolkit.review.job_facts import JobFacts
 from sm_train.toolkit.review.job_log import Column, finite
 from sm_train.toolkit.review.model import Figures, JobReview, Review
 from sm_train.toolkit.review.sources import ReviewSource, local_sources, sagemaker_sources
-from sm_train.toolkit.review.time_series import charts, marks
+from sm_train.toolkit.review.time_series import charts, marks, progress
 from sm_train.toolkit.review.verdicts import judge
 from sm_train.toolkit.review.verdicts.gpus import utilization, while_training
 from sm_train.toolkit.review.verdicts.speed import steady_speeds
@@ -27,11 +27,17 @@ from sm_train.toolkit.terminal.console import stderr_console
 
 
 def build_review(
-    targets: Sequence[str], *, region: str | None, profile: str | None, run_file: Path | None
+    targets: Sequence[str],
+    *,
+    region: str | None,
+    profile: str | None,
+    run_file: Path | None,
+    with_samples: bool = False,
 ) -> Review:
     """Review all ``targets``: runs and jobs on SageMaker, local folders and logs.
 
-    ``run_file`` provides the estimate for local logs.
+    ``run_file`` provides the estimate for local logs. ``with_samples`` reads the images that
+    evaluations sampled.
 
     Raises:
         UserError: a target does not exist, or AWS rejects a request.
@@ -47,7 +53,7 @@ def build_review(
         else:
             assert session is not None
             sources += sagemaker_sources(session, target, region)
-    collector = FactsCollector(region, price_table(), session, config)
+    collector = FactsCollector(region, price_table(), session, config, with_samples=with_samples)
     if session is not None:
         collector.now = server_time(session)
     # A job that two targets name is reviewed once.
@@ -108,6 +114,9 @@ def review_job(facts: JobFacts) -> JobReview:
         verdicts=judge(facts),
         charts=charts(facts),
         marks=marks(facts),
+        progress=progress(facts),
+        settings=facts.settings,
+        samples=facts.samples,
     )
 
 

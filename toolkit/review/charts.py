@@ -8,8 +8,14 @@ from math import isnan, nan
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
 from sm_train.toolkit.report_html.svg import LINES, css_color, inline_svg
-from sm_train.toolkit.review.document import ChartDocument, CurveDocument, MarkDocument
+from sm_train.toolkit.review.document import (
+    ChartDocument,
+    CurveDocument,
+    MarkDocument,
+    StepProgressDocument,
+)
 from sm_train.toolkit.review.series import (
     Values,
     extremes,
@@ -25,7 +31,7 @@ from sm_train.toolkit.review.series import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SIZE = (4.6, 2.5)
+SIZE, SIZE_WITH_STEPS = (4.6, 2.5), (4.6, 2.9)
 """Inches at 72 points per inch: on a narrow phone a point is about a pixel."""
 
 _DASHES = ("", "6 3", "2 2", "8 2 2 2")
@@ -76,12 +82,17 @@ class RenderedChart:
 
 @dataclass(frozen=True)
 class TimeAxis:
-    """The time axis that all charts of a job share; ``length`` is in seconds."""
+    """The time axis that all charts of a job share; ``length`` and ``begin`` are in seconds.
+
+    A second axis shows the steps of ``progress``, if there is one.
+    """
 
     length: float
     unit: str
     unit_seconds: float
     label: str
+    begin: float = 0.0
+    progress: StepProgressDocument | None = None
 
     def __call__(self, seconds: float) -> float:
         return seconds / self.unit_seconds
@@ -93,6 +104,17 @@ def time_axis(length: float) -> TimeAxis:
         if length >= least * seconds:
             return TimeAxis(length, unit, seconds, f"{unit} since the start")
     return TimeAxis(max(length, 1.0), "seconds", 1.0, "seconds since the start")
+
+
+def step_axis(first: float, last: float) -> TimeAxis:
+    """Return an axis of steps, on which charts have steps in place of seconds."""
+    return TimeAxis(max(last, first + 1), "step", 1.0, "step", begin=first)
+
+
+def steps_at(progress: StepProgressDocument, times: Sequence[float]) -> list[float]:
+    """Return the steps that were reached at ``times``."""
+    steps: list[float] = np.interp(times, progress["times_seconds"], progress["steps"]).tolist()
+    return steps
 
 
 PROGRESS = TimeAxis(100.0, "% of each job's time", 1.0, "% of each job's time")
@@ -112,7 +134,8 @@ def render_chart(
     alt_text = f"{chart['title']} over {quantity(axis(axis.length))} {axis.unit}: {text}"
     svg = None
     if lines:
-        svg = inline_svg(name, alt_text, SIZE, lambda axes: _plot(axes, chart, lines, axis, marks))
+        size = SIZE if axis.progress is None else SIZE_WITH_STEPS
+        svg = inline_svg(name, alt_text, size, lambda axes: _plot(axes, chart, lines, axis, marks))
     curves = [(line["times_seconds"], line["values"]) for line in lines]
     rows = resample(curves, _TABLE_ROWS) if lines else []
     return RenderedChart(
@@ -141,10 +164,12 @@ def _plot(
     marks: Sequence[tuple[MarkDocument, str]],
 ) -> None:
     """Plot marks first, then the maximum, then the curves on top."""
-    axes.set_xlim(0, axis(axis.length))
+    axes.set_xlim(axis(axis.begin), axis(axis.length))
     axes.set_ylim(*_limits(chart, lines))
     axes.locator_params(nbins=5)
     axes.set_xlabel(axis.label)
+    if axis.progress is not None:
+        _plot_steps(axes, axis, axis.progress)
     _plot_marks(axes, axis, marks)
     if chart["full"] is not None:
         axes.axhline(chart["full"], color=css_color("muted"), linewidth=1, linestyle=(0, (4, 3)))
@@ -157,6 +182,27 @@ def _plot(
         _plot_line(
             axes, index, line["times_seconds"], line["values"], axis, color, 1.4, _dash(index)
         )
+
+
+def _plot_steps(axes: Axes, axis: TimeAxis, progress: StepProgressDocument) -> None:
+    """Add an axis with round steps at the times at which they were reached."""
+    from matplotlib.ticker import MaxNLocator
+
+    times, steps = progress["times_seconds"], progress["steps"]
+    ticks = MaxNLocator(nbins=5, integer=True).tick_values(steps[0], steps[-1])
+    shown = [float(step) for step in ticks if steps[0] <= step <= steps[-1]]
+    below = axes.secondary_xaxis(-0.3)
+    reached = [axis(time) for time in np.interp(shown, steps, times).tolist()]
+    below.set_xticks(reached, [_short(step) for step in shown])
+    below.set_xlabel("step")
+
+
+def _short(step: float) -> str:
+    """Format a step for a tick, as 40k or 1.2M."""
+    for unit, size in (("M", 1e6), ("k", 1e4)):
+        if step >= size:
+            return f"{step / (1e6 if unit == 'M' else 1e3):g}{unit}"
+    return f"{step:g}"
 
 
 def _limits(chart: ChartDocument, lines: Sequence[CurveDocument]) -> tuple[float, float]:

@@ -21,6 +21,9 @@ from sm_train.toolkit.jobs.training_job import STOPPED_TAG, TrainingJob
 from sm_train.toolkit.review.job_facts import JobCost, JobFacts, JobOutcome
 from sm_train.toolkit.review.job_log import JobLog
 from sm_train.toolkit.review.log_parser import parse_log
+from sm_train.toolkit.review.model import SampleImage
+from sm_train.toolkit.review.sample_images import sample_images
+from sm_train.toolkit.review.settings import job_settings
 from sm_train.toolkit.review.sources import ReviewSource
 
 if TYPE_CHECKING:
@@ -40,6 +43,7 @@ class FactsCollector:
     session: boto3.Session | None = None
     config: RunConfig | None = None
     now: datetime = datetime.min
+    with_samples: bool = False
     warnings: list[str] = field(default_factory=list)
     """What could not be read, and what is missing because of it."""
     _last_steps: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -73,6 +77,8 @@ class FactsCollector:
             instances=instances,
             metrics=self._metrics(job, begin, end),
             cost=self._cost(source, stage, job_timeline, instance_type, instances, end - begin),
+            settings=job_settings(source.config or self.config, stage, start),
+            samples=self._samples(source),
         )
 
     def _diagnosis(self, source: ReviewSource, log: JobLog) -> Diagnosis | None:
@@ -86,6 +92,15 @@ class FactsCollector:
         except UserError as error:
             self.warnings.append(f"{source.name}: the logs cannot be diagnosed: {error}")
             return None
+
+    def _samples(self, source: ReviewSource) -> tuple[SampleImage, ...]:
+        if not self.with_samples:
+            return ()
+        try:
+            return sample_images(source.sample_grids())
+        except (UserError, OSError) as error:
+            self.warnings.append(f"{source.name}: the sampled images are missing: {error}")
+            return ()
 
     def _timeline(
         self, log: JobLog, begin: float, end: float, job: TrainingJob | None

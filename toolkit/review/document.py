@@ -80,6 +80,21 @@ class FiguresDocument(TypedDict):
     seconds: Mapping[str, float] | None
 
 
+class StepProgressDocument(TypedDict):
+    """A :class:`~sm_train.toolkit.review.model.StepProgress`."""
+
+    times_seconds: Sequence[float]
+    steps: Sequence[float]
+
+
+class SampleDocument(TypedDict):
+    """A :class:`~sm_train.toolkit.review.model.SampleImage`; ``address`` is null in JSON."""
+
+    step: int
+    location: str
+    address: str | None
+
+
 class JobDocument(FiguresDocument):
     """A :class:`~sm_train.toolkit.review.model.JobReview` with its figures as keys."""
 
@@ -92,6 +107,9 @@ class JobDocument(FiguresDocument):
     verdicts: Sequence[VerdictDocument]
     charts: Sequence[ChartDocument]
     marks: Sequence[MarkDocument]
+    progress: StepProgressDocument | None
+    settings: Mapping[str, str]
+    samples: Sequence[SampleDocument]
 
 
 class ReviewDocument(TypedDict):
@@ -102,16 +120,16 @@ class ReviewDocument(TypedDict):
     warnings: list[str]
 
 
-def as_document(review: Review) -> ReviewDocument:
-    """Return the review as the document of ``review --json``."""
+def as_document(review: Review, *, with_images: bool = False) -> ReviewDocument:
+    """Return the review as the document of ``review --json``, which contains no images."""
     return {
-        "jobs": [_job(one) for one in review.jobs],
+        "jobs": [_job(one, with_images=with_images) for one in review.jobs],
         "parts": ["useful", *PARTS],
         "warnings": list(review.warnings),
     }
 
 
-def _job(job: JobReview) -> JobDocument:
+def _job(job: JobReview, *, with_images: bool) -> JobDocument:
     figures = cast(FiguresDocument, asdict(job.figures))
     return {
         "name": job.name,
@@ -125,4 +143,16 @@ def _job(job: JobReview) -> JobDocument:
         "verdicts": [cast(VerdictDocument, asdict(one)) for one in job.verdicts],
         "charts": [cast(ChartDocument, asdict(one)) for one in job.charts],
         "marks": [cast(MarkDocument, asdict(one)) for one in job.marks],
+        "progress": None
+        if job.progress is None
+        else cast(StepProgressDocument, asdict(job.progress)),
+        "settings": dict(job.settings),
+        "samples": [
+            {
+                "step": one.step,
+                "location": one.location,
+                "address": one.address if with_images else None,
+            }
+            for one in job.samples
+        ],
     }

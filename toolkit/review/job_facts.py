@@ -11,6 +11,7 @@ from sm_train.cost.timeline import Timeline
 from sm_train.toolkit.aws.cloudwatch_metrics import Series
 from sm_train.toolkit.diagnose.diagnosis import Diagnosis
 from sm_train.toolkit.review.job_log import JobLog
+from sm_train.toolkit.review.model import SampleImage
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,8 @@ class JobFacts:
     metrics: Mapping[tuple[str, str], Series]
     """CloudWatch metrics by instance (``algo-1``) and name."""
     cost: JobCost
+    settings: Mapping[str, str]
+    samples: tuple[SampleImage, ...]
 
     @property
     def seconds(self) -> float:

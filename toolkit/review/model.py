@@ -121,6 +121,23 @@ class Figures:
 
 
 @dataclass(frozen=True)
+class StepProgress:
+    """The step that the job had reached at each time, in seconds since it began; both rise."""
+
+    times_seconds: Sequence[float]
+    steps: Sequence[float]
+
+
+@dataclass(frozen=True)
+class SampleImage:
+    """The images that an evaluation sampled, as a data URI; ``location`` is the original's."""
+
+    step: int
+    location: str
+    address: str
+
+
+@dataclass(frozen=True)
 class JobReview:
     """The review of one job, or of one stage of a local run. Times are Unix seconds."""
 
@@ -134,6 +151,10 @@ class JobReview:
     """Worst first."""
     charts: tuple[Chart, ...]
     marks: tuple[Mark, ...]
+    progress: StepProgress | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """The run file's settings, or the start event's without a run file."""
+    samples: tuple[SampleImage, ...] = ()
 
     @property
     def level(self) -> Level:

@@ -7,14 +7,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.report_html.page import template, write_html
 from sm_train.toolkit.review import comparison_table, waterfall
-from sm_train.toolkit.review.charts import PROGRESS, RenderedChart, render_chart, time_axis
+from sm_train.toolkit.review.charts import (
+    PROGRESS,
+    RenderedChart,
+    render_chart,
+    step_axis,
+    steps_at,
+    time_axis,
+)
 from sm_train.toolkit.review.document import (
     ChartDocument,
     CurveDocument,
@@ -24,6 +31,7 @@ from sm_train.toolkit.review.document import (
 )
 from sm_train.toolkit.review.model import LEVELS, SYMBOLS, Level, MarkKind, part_label
 from sm_train.toolkit.review.series import lines_with_values
+from sm_train.toolkit.review.settings import differences
 from sm_train.toolkit.terminal.formatting import format_duration, format_percent, format_usd
 
 _LEVEL_LABELS: dict[Level, str] = {
@@ -105,6 +113,7 @@ def page(document: ReviewDocument) -> str:
         figures=comparison_table.table(jobs),
         shares=_shares(jobs, document["parts"]) if len(jobs) > 1 else [],
         overlaid=_overlaid(jobs) if len(jobs) > 1 else [],
+        differences=differences([job["settings"] for job in jobs]),
         jobs=[
             _job_section(job, anchor, document["parts"])
             for job, anchor in zip(jobs, anchors, strict=True)
@@ -191,19 +200,29 @@ def _overlaid(jobs: Sequence[JobDocument]) -> list[RenderedChart]:
 
 
 def _overlay(name: str, shared: Sequence[tuple[JobDocument, ChartDocument]]) -> RenderedChart:
+    """Overlay a chart of several jobs by step, or without the steps of one by time or progress."""
     lengths = [_length(job) for job, _ in shared]
     axis = time_axis(max(lengths))
     if max(lengths) > _MAX_LENGTH_RATIO * min(lengths):
         axis = PROGRESS
+    progress = [job["progress"] for job, _ in shared]
+    known = [one for one in progress if one is not None]
+    by_step = len(known) == len(shared)
+    if by_step:
+        axis = step_axis(
+            min(one["steps"][0] for one in known), max(one["steps"][-1] for one in known)
+        )
     lines: list[CurveDocument] = []
-    for length, (job, chart) in zip(lengths, shared, strict=True):
+    for length, reached, (job, chart) in zip(lengths, progress, shared, strict=True):
         line: CurveDocument = {
             **chart["lines"][0],
             "label": job["name"],
             "low": None,
             "high": None,
         }
-        if axis is PROGRESS:
+        if by_step and reached is not None:
+            line["times_seconds"] = steps_at(reached, line["times_seconds"])
+        elif axis is PROGRESS:
             line["times_seconds"] = [100 * one / length for one in line["times_seconds"]]
         lines.append(line)
     combined: ChartDocument = {**shared[0][1], "lines": lines}
@@ -211,7 +230,7 @@ def _overlay(name: str, shared: Sequence[tuple[JobDocument, ChartDocument]]) -> 
 
 
 def _job_section(job: JobDocument, anchor: str, parts: Sequence[str]) -> _JobSection:
-    axis = time_axis(_length(job))
+    axis = replace(time_axis(_length(job)), progress=job["progress"])
     numbered, more = _numbered(job["marks"])
     charts = [
         render_chart(f"{anchor}-chart-{index + 1}", chart, axis, numbered)

@@ -19,6 +19,7 @@ from sm_train.toolkit.diagnose.matches import LogStream
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.events import LOG_NAME
 from sm_train.toolkit.jobs.training_job import TrainingJob, jobs_of_run
+from sm_train.toolkit.review.sample_images import SampleGrid, local_grids, s3_grids
 from sm_train.toolkit.runs.resolve import resolve_run
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class ReviewSource:
     blocks: LogBlocks
     diagnose: Callable[[], Diagnosis]
     """Reads the complete logs."""
+    sample_grids: Callable[[], list[SampleGrid]]
     job: TrainingJob | None = None
     config: RunConfig | None = None
 
@@ -60,7 +62,12 @@ def local_sources(path: Path) -> list[ReviewSource]:
 
 def _file_source(path: Path, streams: list[LogStream]) -> ReviewSource:
     *earlier, last = attempts(streams)
-    return ReviewSource(str(path), _file_blocks(streams), lambda: diagnose(last, earlier))
+    return ReviewSource(
+        str(path),
+        _file_blocks(streams),
+        lambda: diagnose(last, earlier),
+        lambda: local_grids(path),
+    )
 
 
 def sagemaker_sources(session: boto3.Session, target: str, region: str) -> list[ReviewSource]:
@@ -79,6 +86,7 @@ def sagemaker_sources(session: boto3.Session, target: str, region: str) -> list[
             job.name,
             _cloudwatch_blocks(session, job),
             partial(diagnose_job, session_in_region(session, job.region), job.name),
+            partial(s3_grids, session_in_region(session, job.region), job.checkpoint_uri),
             job,
             run.config,
         )

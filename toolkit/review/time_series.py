@@ -10,7 +10,7 @@ import numpy.typing as npt
 from sm_train.toolkit.jobs.events import Event
 from sm_train.toolkit.review.job_facts import JobFacts
 from sm_train.toolkit.review.job_log import Column
-from sm_train.toolkit.review.model import Chart, Curve, Mark, MarkKind
+from sm_train.toolkit.review.model import Chart, Curve, Mark, MarkKind, StepProgress
 from sm_train.toolkit.review.verdicts.gpus import utilization
 
 MAX_POINTS = 300
@@ -56,6 +56,20 @@ def _points(values: Column, filled: npt.NDArray[np.bool_]) -> list[float | None]
 
 def _round(value: float) -> float:
     return float(f"{value:.5g}")
+
+
+def progress(facts: JobFacts) -> StepProgress | None:
+    """Return the steps over time, without those that were repeated after a restart."""
+    steps = facts.log.steps["step"]
+    known = np.isfinite(steps)
+    times, reached = facts.log.steps["time"][known], np.maximum.accumulate(steps[known])
+    new = np.flatnonzero(np.diff(reached, prepend=-1.0) > 0)
+    if len(new) < 2:
+        return None
+    chosen = new[np.unique(np.linspace(0, len(new) - 1, MAX_POINTS).astype(int))]
+    return StepProgress(
+        [_round(time) for time in (times[chosen] - facts.begin).tolist()], reached[chosen].tolist()
+    )
 
 
 def charts(facts: JobFacts) -> tuple[Chart, ...]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from tests.conftest import Aws, Cli
 from tests.support.finished_jobs import (
@@ -115,6 +116,41 @@ def test_each_stage_of_a_local_run_is_reviewed(cli: Cli, tmp_path: Path) -> None
     jobs = review(cli, tmp_path / "out")["jobs"]
     assert [Path(job["name"]).name for job in jobs] == ["first", "second"]
     assert {job["backend"] for job in jobs} == {"gloo"}
+
+
+def test_failed_local_run_is_diagnosed_and_its_samples_are_shown(cli: Cli, tmp_path: Path) -> None:
+    stage = tmp_path / "out" / "256px"
+    samples = stage / "checkpoints" / "samples"
+    samples.mkdir(parents=True)
+    for step in range(100, 2100, 100):
+        Image.new("RGB", (900, 300), (step % 256, 0, 0)).save(samples / f"step-{step:08}.png")
+    (samples / "step-00002100.png").write_bytes(b"truncated")
+    *lines, _ = SimulatedJob(nodes=1, intervals=30).lines()
+    failure = (
+        "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3"
+    )
+    (stage / "events.log").write_text("\n".join([*(text for _, text in lines), failure]))
+    page = tmp_path / "review.html"
+    result = cli("review", tmp_path / "out", "--html", page, "--json")
+    assert result.returncode == 0, result.stderr
+    [job] = json.loads(result.stdout)["jobs"]
+    [end] = [one for one in job["verdicts"] if one["code"] == "end"]
+    assert (end["level"], end["sentence"]) == ("bad", "it failed: The GPU ran out of memory")
+    assert "rank 3" in end["evidence"][0]
+    steps = [one["step"] for one in job["samples"]]
+    assert (steps[0], len(steps)) == (100, 7)
+    assert {one["address"] for one in job["samples"]} == {None}
+    assert page.read_text().count('<img src="data:image/jpeg;base64,') == 7
+
+
+def test_runs_differ_in_the_settings_of_their_start_events(cli: Cli, tmp_path: Path) -> None:
+    saved = [save(tmp_path / str(nodes), SimulatedJob(nodes=nodes)) for nodes in (1, 2)]
+    jobs = review(cli, *saved)["jobs"]
+    assert [job["settings"]["world_size"] for job in jobs] == ["8", "16"]
+    assert jobs[0]["progress"]["steps"][-1] == jobs[0]["last_step"]
+    run = write_run(tmp_path)
+    [job] = review(cli, saved[0], "--run", run)["jobs"]
+    assert "data.uri" in job["settings"]
 
 
 def test_truncated_compressed_logs_are_read_to_their_end(cli: Cli, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.report_html.page import template
 from sm_train.toolkit.report_html.svg import COLORS
 from sm_train.toolkit.review import comparison_table, waterfall
-from sm_train.toolkit.review.charts import render_chart, time_axis
+from sm_train.toolkit.review.charts import render_chart, steps_at, time_axis
 from sm_train.toolkit.review.document import as_document
 from sm_train.toolkit.review.model import (
     LEVELS,
@@ -29,6 +29,7 @@ from sm_train.toolkit.review.model import (
     JobReview,
     Mark,
     Review,
+    SampleImage,
     Verdict,
 )
 from sm_train.toolkit.review.page import page, write_page
@@ -281,6 +282,54 @@ def test_jobs_are_ranked_only_where_comparable() -> None:
     single = comparison_table.table(documents[:1])
     assert {cell.rank for _, rows in single for row in rows for cell in row.cells} == {None}
     assert "GPU utilization" in comparison_table.unknown(documents[2])
+
+
+def test_charts_have_a_step_axis(three: str) -> None:
+    # 780,000 steps in 5.2 days: round steps below the days.
+    first = three[three.index('id="job-1"') : three.index('id="job-2"')]
+    labels = re.findall(r"<text[^>]*>([^<]*)</text>", first)
+    assert {"step", "200k", "400k", "600k"} <= set(labels)
+
+
+def test_jobs_are_overlaid_by_step() -> None:
+    documents = as_document(Review((healthy(1), stalled())))["jobs"]
+    chart = next(one for one in documents[0]["charts"] if one["code"] == "loss")
+    progress = documents[0]["progress"]
+    assert progress is not None
+    reached = steps_at(progress, chart["lines"][0]["times_seconds"])
+    assert reached == sorted(reached)
+    assert reached[-1] == pytest.approx(780_000, rel=0.02)
+    text = page(as_document(Review((healthy(1), stalled()))))
+    overlaid = text[text.index("<h3>Charts</h3>") : text.index('id="job-1"')]
+    assert '<th scope="col">step</th>' in overlaid
+    assert "since the start" not in overlaid
+    # Without the steps of one job, time is all they share.
+    without = Review((healthy(1), replace(stalled(), progress=None)))
+    text = page(as_document(without))
+    assert '<th scope="col">step</th>' not in text
+
+
+def test_different_settings_are_listed(three: str) -> None:
+    start = three.index("<h3>Different settings</h3>")
+    rows = three[start : three.index("<h3>Charts</h3>")]
+    assert "<code>training.learning_rate</code>" in rows
+    assert all(value in rows for value in ("0.0001", "5e-05", "not set"))
+    two = page(as_document(Review((healthy(1), stalled()))))
+    assert "cluster.backend" not in two
+    same = page(as_document(Review((healthy(1), healthy(2)))))
+    assert "Different settings" not in same
+
+
+def test_samples_are_shown_by_step_and_left_out_of_json() -> None:
+    image = SampleImage(
+        2000, "s3://bucket/samples/step-00002000.png", "data:image/jpeg;base64,AA=="
+    )
+    review = Review((replace(healthy(1), samples=(image,)),))
+    text = page(as_document(review, with_images=True))
+    assert '<img src="data:image/jpeg;base64,AA=="' in text
+    assert "<figcaption>step 2,000</figcaption>" in text
+    [job] = as_document(review)["jobs"]
+    assert job["samples"] == [{"step": 2000, "location": image.location, "address": None}]
 
 
 def test_values_that_look_the_same_get_the_same_badge() -> None:

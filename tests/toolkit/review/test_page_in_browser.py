@@ -61,6 +61,13 @@ return [...document.querySelectorAll("body *")].filter((one) =>
     && !one.closest(".scroll, .away, svg")).map((one) => one.outerHTML.slice(0, 99));
 """
 
+WIDE_COMPARISONS = """
+return [...document.querySelectorAll(".compare")].filter((table) =>
+    table.scrollWidth > table.parentElement.clientWidth
+    || [...table.querySelectorAll("th[scope=row]")].some((one) => one.clientHeight > 60))
+    .map((table) => table.outerHTML.slice(0, 99));
+"""
+
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> str:
@@ -162,6 +169,8 @@ def test_phone_shows_the_page_without_horizontal_scrolling(
     opened.execute_script("document.querySelectorAll('details').forEach((one) => one.open = true)")
     assert opened.execute_script("return document.documentElement.scrollWidth") <= 360
     assert opened.execute_script(TOO_WIDE) == []
+    # The comparison fits, too: each row becomes a block with one line per job.
+    assert opened.execute_script(WIDE_COMPARISONS) == []
     smallest = opened.execute_script(
         "return Math.min(...[...document.querySelectorAll('svg text')].map((one) =>"
         " parseFloat(getComputedStyle(one).fontSize) * one.getScreenCTM().a))"

@@ -359,6 +359,42 @@ def test_throttled_gpu_is_named() -> None:
     assert "GPU 6 of node 1 runs at 900 MHz" in found.sentence
 
 
+NEEDED = 2 * 15 / 16 * 4 * 800_000_000
+"""Bytes that a node receives per step: all-reduce of the gradients in fp32 on 16 ranks."""
+
+
+@pytest.mark.parametrize(
+    ("job", "level", "phrase"),
+    [
+        (SimulatedJob(), "good", "EFA with GPUDirect RDMA"),
+        # Half the speed, all of the time in collectives.
+        (
+            SimulatedJob(speed=lambda share: 0.9, efa_rate=0.9 * NEEDED),
+            "bad",
+            "of each step for the 6 GB that the model",
+        ),
+        # As slow, but the ranks compute all the time.
+        (
+            SimulatedJob(
+                speed=lambda share: 0.9,
+                efa_rate=0.9 * NEEDED,
+                rank=lambda rank: {"busy_seconds": 1.0},
+            ),
+            "good",
+            "EFA",
+        ),
+        (SimulatedJob(efa_rate=0.1 * 1.8 * NEEDED), "warning", "the rest takes another interface"),
+        (SimulatedJob(efa_rate=4 * 1.8 * NEEDED), "warning", "packets are sent again"),
+    ],
+)
+def test_traffic_is_compared_with_what_the_model_needs(
+    job: SimulatedJob, level: str, phrase: str
+) -> None:
+    found = verdicts(replace(job, other_lines=EFA))["network"]
+    assert (found.level, phrase in found.sentence) == (level, True), found
+    assert "the model's collectives need 6 GB" in found.evidence[-1]
+
+
 def test_gpu_memory_errors_suggest_other_instances() -> None:
     found = verdicts(SimulatedJob(node={"gpu_ecc_uncorrected": 2}))["health"]
     assert found.level == "bad"

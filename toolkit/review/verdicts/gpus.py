@@ -94,7 +94,7 @@ def _no_utilization(facts: JobFacts) -> str:
 
 
 @dataclass(frozen=True)
-class _RankTimes:
+class RankTimes:
     """A rank's mean seconds per step outside collectives, None if unknown, and data wait share."""
 
     node: int
@@ -107,7 +107,7 @@ class _RankTimes:
         return f"rank {self.rank} on node {self.node}: {busy}waits {self.data_wait:.1%} for data"
 
 
-def _rank_times(facts: JobFacts) -> list[_RankTimes]:
+def rank_times(facts: JobFacts) -> list[RankTimes]:
     """Return each rank's times over the job, the busiest first."""
     ranks = []
     for node, table in facts.log.ranks.items():
@@ -118,7 +118,7 @@ def _rank_times(facts: JobFacts) -> list[_RankTimes]:
             mean = float(np.average(busy[known], weights=steps[known])) if known.any() else None
             waits = finite(table["data_wait_share"][rows])
             wait = float(waits.mean()) if len(waits) else 0.0
-            ranks.append(_RankTimes(node, int(rank), mean, wait))
+            ranks.append(RankTimes(node, int(rank), mean, wait))
     return sorted(ranks, key=lambda one: (-(one.busy or 0.0), -one.data_wait))
 
 
@@ -164,7 +164,7 @@ def stragglers(facts: JobFacts) -> Verdict:
     outside collectives show a straggler.
     """
     question = "Were there stragglers?"
-    ranks = _rank_times(facts)
+    ranks = rank_times(facts)
     if len(ranks) < 2:
         reason = "there is only one rank" if ranks else "the log has no metrics per rank"
         return Verdict("stragglers", "good" if ranks else "unknown", question, reason)

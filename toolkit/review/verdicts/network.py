@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from sm_train.toolkit.jobs.events import Event
 from sm_train.toolkit.review.job_facts import JobFacts
 from sm_train.toolkit.review.job_log import finite
 from sm_train.toolkit.review.model import Level, Verdict
+from sm_train.toolkit.review.verdicts.traffic import network_use
 from sm_train.toolkit.terminal.formatting import format_quantity
 
 _TRANSPORT_LABELS = {
@@ -72,7 +75,27 @@ def transport(facts: JobFacts) -> Verdict:
             _FIX,
         )
     labels = ", ".join(sorted({_TRANSPORT_LABELS[one] for one in transports.values()}))
-    return Verdict("network", "good", question, labels, evidence)
+    return _with_use(facts, Verdict("network", "good", question, labels, evidence))
+
+
+def _with_use(facts: JobFacts, verdict: Verdict) -> Verdict:
+    """Compare the traffic over EFA, or else over other interfaces, with what the model needs."""
+    has_efa = facts.instance_type is not None and facts.instance_type.supports_efa
+    kind = "efa" if has_efa else "network"
+    use = network_use(facts, f"{kind}_receive_bytes_per_second")
+    if use is None:
+        return verdict
+    evidence = (*verdict.evidence, str(use))
+    if use.level == "good":
+        return replace(verdict, evidence=evidence)
+    return replace(
+        verdict,
+        level=use.level,
+        sentence=f"{verdict.sentence}, but {use.problem}",
+        evidence=evidence,
+        fix="`sm-train doctor` measures each link; stop and resume to get other instances, in one "
+        "placement group, and check that NCCL's environment variables are those of the image",
+    )
 
 
 def _traffic(facts: JobFacts) -> list[str]:

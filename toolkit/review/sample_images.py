@@ -1,0 +1,99 @@
+"""Reads the image grids that evaluations wrote, and scales them for the page."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from sm_train.entrypoints.common.checkpoint_layout import parse_step_folder
+from sm_train.toolkit.aws.errors import translate_aws_errors
+from sm_train.toolkit.aws.s3 import split_uri
+from sm_train.toolkit.review.model import SampleImage
+
+if TYPE_CHECKING:
+    import boto3
+
+_FOLDER = "samples"
+"""The folder of the grids next to the checkpoints (entrypoints/training/evaluator.py)."""
+_MAX_GRIDS = 8
+_MAX_PIXELS = (560, 560)
+_QUALITY = 80
+
+
+@dataclass(frozen=True)
+class SampleGrid:
+    """The grid of one evaluation, which ``read`` loads as PNG."""
+
+    step: int
+    location: str
+    read: Callable[[], bytes]
+
+
+def local_grids(folder: Path) -> list[SampleGrid]:
+    """Return the grids below ``folder``, such as a local run's stage."""
+    if not folder.is_dir():
+        return []
+    found = {}
+    for path in sorted(folder.glob(f"**/{_FOLDER}/*.png")):
+        if (step := parse_step_folder(path.stem)) is not None:
+            found[step] = SampleGrid(step, str(path), path.read_bytes)
+    return [found[step] for step in sorted(found)]
+
+
+def s3_grids(session: boto3.Session, checkpoint_uri: str) -> list[SampleGrid]:
+    """Return the grids next to a job's checkpoints.
+
+    Raises:
+        UserError: S3 rejects the request.
+    """
+    bucket, prefix = split_uri(f"{checkpoint_uri}/{_FOLDER}/")
+    client = session.client("s3")
+
+    def read(key: str) -> bytes:
+        with translate_aws_errors("GetObject"):
+            content: bytes = client.get_object(Bucket=bucket, Key=key)["Body"].read()
+        return content
+
+    grids = []
+    with translate_aws_errors("ListObjectsV2"):
+        pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+        keys = [one["Key"] for page in pages for one in page.get("Contents", [])]
+    for key in sorted(keys):
+        step = parse_step_folder(PurePosixPath(key).stem)
+        if step is not None and key.endswith(".png"):
+            grids.append(SampleGrid(step, f"s3://{bucket}/{key}", lambda key=key: read(key)))  # type: ignore[misc]
+    return grids
+
+
+def sample_images(grids: Sequence[SampleGrid]) -> tuple[SampleImage, ...]:
+    """Return the first, the last and some grids between as small JPEG images.
+
+    Raises:
+        UserError: S3 rejects a request.
+    """
+    count = min(_MAX_GRIDS, len(grids))
+    chosen = [grids[round(i * (len(grids) - 1) / max(1, count - 1))] for i in range(count)]
+    images = ((grid, _scaled(grid.read())) for grid in chosen)
+    return tuple(
+        SampleImage(grid.step, grid.location, address)
+        for grid, address in images
+        if address is not None
+    )
+
+
+def _scaled(content: bytes) -> str | None:
+    """Return an image as a data URI of a JPEG; None if it cannot be decoded."""
+    from PIL import Image
+
+    try:
+        image = Image.open(io.BytesIO(content)).convert("RGB")
+    except (OSError, ValueError, Image.DecompressionBombError):
+        return None
+    image.thumbnail(_MAX_PIXELS)
+    out = io.BytesIO()
+    image.save(out, "JPEG", quality=_QUALITY)
+    return f"data:image/jpeg;base64,{base64.b64encode(out.getvalue()).decode()}"
