@@ -72,7 +72,7 @@ def choose(
         obstacle = "smddprun did not start the processes"
     else:
         return BackendChoice("smddp", f"{instance_type} × {nodes} with SMDDP in the image")
-    return replace(nccl, warning=f"backend: smddp cannot run: {obstacle}; NCCL is used instead")
+    return replace(nccl, warning=f"SMDDP is not used: {obstacle}; NCCL is used instead")
 
 
 def decide(*, nodes: int, backend: str, instance_type: str | None) -> BackendChoice:

@@ -139,9 +139,10 @@ def run_tasks(
     if not items:
         return
     context = multiprocessing.get_context("spawn")  # a fork would copy locks that threads hold
-    resource_tracker.ensure_running()  # when it starts later, it unblocks the signals
     # A signal that ends this process while a child starts would make the child print a traceback.
     with record_signals() as raise_recorded:
+        with _block_terminal_signals():
+            resource_tracker.ensure_running()  # unblocks the signals once it has started
         with _block_terminal_signals():
             # Shared: done inputs, written bytes, rejected inputs.
             counters = context.Array("q", 3)

@@ -13,6 +13,7 @@ import hashlib
 import io
 import json
 import tarfile
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 
@@ -84,16 +85,21 @@ class Bundle:
 
 
 def build_bundle(
-    config: RunConfig, framework_version: str | None, user_code: UserCode | None = None
+    config: RunConfig,
+    framework_version: str | None,
+    user_code: UserCode | None = None,
+    predicted_speeds: Mapping[str, float] | None = None,
 ) -> Bundle:
     """Pack the bundle for an image with PyTorch ``framework_version`` (None if unknown).
+
+    ``predicted_speeds`` are those of :func:`job_configs`.
 
     Raises:
         UserCodeError: the user code lacks the entry script, uses a reserved name or contains a
             credential.
     """
     user_code = user_code or UserCode()
-    contents = {**_documents(config), **_user_files(config, user_code)}
+    contents = {**_documents(config, predicted_speeds), **_user_files(config, user_code)}
     if not config.cluster.network_isolation:
         # An isolated container can install nothing: its image has all packages.
         packages = merge_requirements(requirements(framework_version), user_code.packages)
@@ -107,13 +113,18 @@ def build_bundle(
 
 
 def rebuild_bundle(
-    archive: bytes, config: RunConfig, framework_version: str | None, *, same_image: bool
+    archive: bytes,
+    config: RunConfig,
+    framework_version: str | None,
+    *,
+    same_image: bool,
+    predicted_speeds: Mapping[str, float] | None = None,
 ) -> Bundle:
     """Pack the code of an earlier bundle with another run file.
 
     The pinned packages stay unless the image has changed.
     """
-    contents = unpack(archive) | _documents(config)
+    contents = unpack(archive) | _documents(config, predicted_speeds)
     pinned, _, user = contents.pop(REQUIREMENTS, b"").decode().partition(USER_PACKAGES)
     if not config.cluster.network_isolation:
         needed = pinned if pinned and same_image else requirements(framework_version)
@@ -135,9 +146,10 @@ def run_document(config: RunConfig) -> dict[str, object]:
     return document | {"code": "." if config.code is not None else None}
 
 
-def _documents(config: RunConfig) -> dict[str, bytes]:
+def _documents(config: RunConfig, predicted_speeds: Mapping[str, float] | None) -> dict[str, bytes]:
     """Return the run file and the job configuration of every stage."""
-    stages = {name: asdict(job) for name, job in job_configs(config).items()}
+    jobs = job_configs(config, predicted_speeds)
+    stages = {name: asdict(job) for name, job in jobs.items()}
     return {RUN_FILE: _json(run_document(config)), JOB_FILE: _json(stages)}
 
 

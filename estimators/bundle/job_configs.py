@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from sm_train.cost.estimate import Purchase, hourly_price
 from sm_train.cost.instances import instance_type
 from sm_train.cost.prices import shipped_prices
@@ -10,16 +12,22 @@ from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 
 
-def job_configs(config: RunConfig) -> dict[str, JobConfig]:
+def job_configs(
+    config: RunConfig, predicted_speeds: Mapping[str, float] | None = None
+) -> dict[str, JobConfig]:
     """Return the configuration of each stage by name.
 
-    It depends only on the run file and the tables that ship with sm-train, so the same run file
-    gives the same bundle.
+    ``predicted_speeds`` are the cost model's it/s of stages for which the run file states none. All
+    depends only on the run file and the tables that ship with sm-train, so the same run file gives
+    the same bundle.
     """
-    return {stage.name: _job_config(config, stage) for stage in config.stages}
+    speeds = predicted_speeds or {}
+    return {
+        stage.name: _job_config(config, stage, speeds.get(stage.name)) for stage in config.stages
+    }
 
 
-def _job_config(config: RunConfig, stage: StageSection) -> JobConfig:
+def _job_config(config: RunConfig, stage: StageSection, predicted_speed: float | None) -> JobConfig:
     return JobConfig(
         run=config.name,
         backend=config.cluster.backend,
@@ -32,12 +40,17 @@ def _job_config(config: RunConfig, stage: StageSection) -> JobConfig:
         heartbeat=config.heartbeat.job_config(),
         alerts=config.alerts.job_config(),
         doctor=config.doctor.job_config(),
-        expected=_expected_performance(config, stage),
+        expected=_expected_performance(config, stage, predicted_speed),
     )
 
 
-def _expected_performance(config: RunConfig, stage: StageSection) -> ExpectedPerformance:
-    instance, speed = instance_type(config.cluster.instance_type), stage.steps_per_second
+def _expected_performance(
+    config: RunConfig, stage: StageSection, predicted_speed: float | None
+) -> ExpectedPerformance:
+    instance = instance_type(config.cluster.instance_type)
+    speed, source = stage.steps_per_second, "the run file states it"
+    if speed is None:
+        speed, source = predicted_speed, "not measured: the cost model predicts it"
     return ExpectedPerformance(
         instance_type=instance.name,
         accelerators=instance.accelerators,
@@ -46,7 +59,7 @@ def _expected_performance(config: RunConfig, stage: StageSection) -> ExpectedPer
         nvlink_gbytes=instance.nvlink_gbytes,
         bf16_tflops=instance.bf16_tflops,
         steps_per_second=speed,
-        speed_source="the run file states it" if speed else None,
+        speed_source=source if speed else None,
         usd_per_instance_hour=_usd_per_instance_hour(config),
     )
 

@@ -76,8 +76,9 @@ class TrainingSection(Section):
     )
     decode_workers: Annotated[int, BeforeValidator(reject_bool), Field(ge=0, le=64)] = Field(
         default=8,
-        description="Number of image decoder threads per GPU, in one loader process. 0 decodes in "
-        "the training process.",
+        description="Number of image decoders per GPU, each in a process of its own: an image that "
+        "crashes its decoder costs one sample. 0 decodes in the training process, which such an "
+        "image ends.",
     )
     log_every: PositiveInt = Field(
         default=50, description="Number of steps between two `step` events."

@@ -38,8 +38,12 @@ MAX_SECONDS = 5 * 24 * 3600
 _INPUT = "/opt/ml/processing/input"
 _START = (
     f"mkdir -p /tmp/code && tar xzf {_INPUT}/code/{ARCHIVE_NAME} -C /tmp/code && cd /tmp/code && "
-    "pip install -q -r requirements.txt && python -m sm_train.entrypoints.packing.processing_job"
+    "pip install -q -r requirements.txt{more} && "
+    "python -m sm_train.entrypoints.packing.processing_job"
 )
+
+_CONVERSION_PACKAGES = " 'pillow>=11.3,<14' 'pillow-heif>=1.1,<2'"
+"""What `pack --convert` needs besides the job's requirements: the bounds of setup.cfg."""
 
 InputName = Literal["code", "plan", "model"]
 
@@ -48,14 +52,15 @@ InputName = Literal["code", "plan", "model"]
 class PackingJob:
     """Where to pack to, an S3 prefix, and on which instances.
 
-    ``with_model`` stages a model that computes latents. The disk of ``volume_gb`` holds little but
-    the code.
+    ``with_model`` stages a model that computes latents. ``converts`` installs decoders of other
+    formats. The disk of ``volume_gb`` holds little but the code.
     """
 
     destination: str
     instance_type: str
     instances: int
     with_model: bool = False
+    converts: bool = False
     volume_gb: int = 50
 
 
@@ -83,6 +88,7 @@ def processing_request(
     """Return the request of a packing job, whose name ends in ``now`` to the second."""
     name = f"{config.name}-pack-{now:%Y%m%d%H%M%S}"
     staged = f"s3://{staging_bucket(config, region)}/{config.name}/{name}/input"
+    start = _START.format(more=_CONVERSION_PACKAGES if job.converts else "")
     inputs: list[InputName] = ["code", "plan"]
     if job.with_model:
         inputs.append("model")
@@ -99,7 +105,7 @@ def processing_request(
         "StoppingCondition": {"MaxRuntimeInSeconds": min(config.cluster.max_runtime, MAX_SECONDS)},
         "AppSpecification": {
             "ImageUri": image,
-            "ContainerEntrypoint": ["/bin/bash", "-c", _START],
+            "ContainerEntrypoint": ["/bin/bash", "-c", start],
         },
         "Environment": {
             "SM_TRAIN_DESTINATION": job.destination,

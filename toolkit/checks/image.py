@@ -9,7 +9,7 @@ from datetime import date, timedelta
 from typing import TYPE_CHECKING
 
 from sm_train.cost.instances import instance_type
-from sm_train.estimators.config.cluster import SMDDP_PYTORCH
+from sm_train.estimators.config.cluster import SMDDP_PYTORCH, major_minor
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.images import image_uri
 from sm_train.estimators.request.launcher import (
@@ -88,6 +88,16 @@ FRAMEWORK_UNPATCHED = Check(
     source="aws/deep-learning-containers, docs/src/data/pytorch-training and docs/src/data/pytorch "
     "(2026-08-21); for 2.3 to 2.5 the DLAMI support policy (2026-11)",
 )
+GPU_TOO_OLD = Check(
+    "gpu-too-old",
+    ("error",),
+    means="AWS's image of this PyTorch version has CUDA 13, which does not support the instance "
+    "type's GPUs: V100 (compute capability 7.0).",
+    impact="The job fails at its first kernel: no kernel image is available.",
+    fix="Set `framework_version: 2.6.0`, whose image has CUDA 12.6, or another instance type.",
+    source="NVIDIA CUDA Toolkit 13.0 release notes: Maxwell, Pascal and Volta are not supported "
+    "(2025-08); aws/deep-learning-containers, docs/src/data/pytorch-training (2026-08)",
+)
 ENVIRONMENT_DEPRECATED = Check(
     "environment-deprecated",
     ("warning",),
@@ -117,6 +127,7 @@ _END_OF_PATCH = {
     "2.12": date(2027, 7, 2),
     "2.13": date(2027, 7, 20),
 }
+_FIRST_WITH_CUDA_13 = (2, 9)
 _NOTICE = timedelta(days=92)
 """Three months, in which to test a run with another image."""
 
@@ -157,6 +168,7 @@ def image_findings(config: RunConfig, region: str, today: date) -> Iterator[Find
         yield from _custom_image(config, config.cluster.image, region)
         return
     yield from _unavailable_image(config, region)
+    yield from _unsupported_gpu(config)
     yield from _smddp(config, today)
     yield from _unpatched_framework(config, today)
 
@@ -169,6 +181,21 @@ def _unavailable_image(config: RunConfig, region: str) -> Iterator[Finding]:
         yield IMAGE_UNAVAILABLE.found(
             "error", "cluster.framework_version", reason, "set another version, or remove it"
         )
+
+
+def _unsupported_gpu(config: RunConfig) -> Iterator[Finding]:
+    version = framework_version(config) or ""
+    if major_minor(version) < _FIRST_WITH_CUDA_13:
+        return
+    for name in config.cluster.instance_types:
+        if instance_type(name).accelerator.startswith("V100"):
+            yield GPU_TOO_OLD.found(
+                "error",
+                "cluster.instance_type",
+                f"the image of PyTorch {version} has CUDA 13, which does not support the V100 of "
+                f"{name}",
+                "set framework_version: 2.6.0, or another instance type",
+            )
 
 
 def _custom_image(config: RunConfig, address: str, region: str) -> Iterator[Finding]:

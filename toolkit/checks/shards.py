@@ -54,7 +54,7 @@ UNEQUAL_INSTANCES = Check(
 SHARED_SHARDS = Check(
     "shared-shards",
     ("info",),
-    means="There are fewer shards than GPUs, or than GPUs times decoder threads. The processes of "
+    means="There are fewer shards than GPUs, or than GPUs times decoders. The processes of "
     "an instance partition its shards by sample, so none is idle.",
     impact="None with sm-train's loader. A loader that assigns whole shards to its workers would "
     "leave most of them without data.",
@@ -130,7 +130,7 @@ def shard_findings(
 ) -> Iterator[Finding]:
     """Check the shards against every stage of ``document``, that of ``cost --json``.
 
-    ``decode_workers`` is the number of decoder threads per GPU.
+    ``decode_workers`` is the number of decoders per GPU.
     """
     for index, stage in enumerate(document["stages"]):
         where = f"stages[{index}].instances"
@@ -196,7 +196,7 @@ def _shared_shards(shards: Shards, stage: dict[str, Any], decode_workers: int) -
         yield SHARED_SHARDS.found(
             "info",
             shards.where,
-            f"{len(shards)} shards for {gpus} GPUs × {decode_workers} decoder threads of "
+            f"{len(shards)} shards for {gpus} GPUs × {decode_workers} decoders of "
             f"{stage['name']}: shards are partitioned by sample, so none is idle",
             "none needed",
         )

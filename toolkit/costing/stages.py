@@ -44,6 +44,20 @@ def stages_to_price(
     ]
 
 
+def predicted_speeds(config: RunConfig) -> dict[str, float]:
+    """Return the it/s of stages for which the run file states none, as far as they are known."""
+    try:
+        stages = stages_to_price(config)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    stated = {stage.name for stage in config.stages if stage.steps_per_second}
+    return {
+        stage.name: stage.speed.steps_per_second
+        for stage in stages
+        if stage.speed and stage.name not in stated
+    }
+
+
 def stated_measurements(stages: Iterable[CostStage]) -> list[Measurement]:
     """Return the speeds that the run file states, as measurements for the other stages."""
     return [

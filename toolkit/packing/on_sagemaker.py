@@ -145,7 +145,13 @@ def plan_processing(
         similar = get_close_matches(instance_type, known, n=1)
         hint = f"; did you mean {similar[0]}?" if similar else ""
         raise UserError(f"--instance: Processing does not offer {instance_type}{hint}")
-    packing = PackingJob(job.destination, instance_type, instances, job.options.latents is not None)
+    packing = PackingJob(
+        job.destination,
+        instance_type,
+        instances,
+        with_model=job.options.latents is not None,
+        converts=job.options.convert,
+    )
     try:
         image = processing_image(instance_type, region)
     except ValueError as error:

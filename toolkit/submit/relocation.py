@@ -32,6 +32,7 @@ from sm_train.toolkit.aws.session import session_in_region
 from sm_train.toolkit.checks.training_data import require_index, require_shards
 from sm_train.toolkit.costing.price_table import price_table
 from sm_train.toolkit.costing.run_price import estimate_run
+from sm_train.toolkit.costing.stages import predicted_speeds
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.jobs.stage_state import StageState
 from sm_train.toolkit.runs.remediation import StartJob
@@ -154,7 +155,11 @@ def stage_relocated_code(
         placement_version = pytorch_version(placement.config)
         same = placement_version == version
         placed = rebuild_bundle(
-            bundle.archive, placement.config, placement_version, same_image=same
+            bundle.archive,
+            placement.config,
+            placement_version,
+            same_image=same,
+            predicted_speeds=predicted_speeds(placement.config),
         )
         staged = _staged(home_uri, placement)
         bucket, key = split_uri(f"{staged}/code/{ARCHIVE_NAME}")

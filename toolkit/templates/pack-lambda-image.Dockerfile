@@ -5,7 +5,7 @@
 #   docker push IMAGE
 FROM public.ecr.aws/lambda/python:3.12
 RUN pip install --no-cache-dir \
-    "blake3>=1.0,<2" "boto3>=1.40,<2" "numpy>=1.26,<3" "pillow>=10.3,<14" "pyarrow>=17,<27" \
+    "blake3>=1.0,<2" "boto3>=1.40,<2" "numpy>=1.26,<3" "pillow>=11.3,<14" "pyarrow>=17,<27" \
     "simplejpeg>=1.8,<2"
 COPY entrypoints ${LAMBDA_TASK_ROOT}/sm_train/entrypoints
 CMD ["sm_train.entrypoints.packing.lambda_handler.handler"]

@@ -57,7 +57,7 @@ def test_nccl_with_a_warning_replaces_smddp_where_it_cannot_run(
 ) -> None:
     choice = choose(**(CPU_NODE | environment | {"nodes": 2, "backend": "smddp"}))
     assert choice.backend == "nccl"
-    assert choice.warning == f"backend: smddp cannot run: {obstacle}; NCCL is used instead"
+    assert choice.warning == f"SMDDP is not used: {obstacle}; NCCL is used instead"
 
 
 @pytest.mark.parametrize(

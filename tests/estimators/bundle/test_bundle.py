@@ -83,6 +83,22 @@ def test_job_file_round_trips_every_stage(tmp_path: Path) -> None:
     assert jobs["512px"].evaluation.prompts == ("a", "b")
 
 
+def test_jobs_receive_the_stated_or_the_predicted_speed() -> None:
+    run = config(
+        stages=[stage(), stage("512px", steps_per_second=None), stage("x", steps_per_second=None)]
+    )
+    jobs = job_configs(run, {"256px": 9.0, "512px": 0.8})
+    expected = [(one.expected.steps_per_second, one.expected.speed_source) for one in jobs.values()]
+    assert expected == [
+        (1.8, "the run file states it"),
+        (0.8, "not measured: the cost model predicts it"),
+        (None, None),
+    ]
+    bundle = build_bundle(run, "2.13.0", predicted_speeds={"512px": 0.8})
+    document = json.loads(unpack(bundle.archive)["job.json"])
+    assert document["512px"]["expected"]["steps_per_second"] == 0.8
+
+
 def test_job_config_has_every_value_of_its_section() -> None:
     """A field of the same name has the same value on both ends."""
     run = config(

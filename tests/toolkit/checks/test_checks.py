@@ -264,6 +264,13 @@ def test_end_of_patch_is_reported_three_months_ahead(
     assert (version is None) == ("update sm-train" in found["framework-unpatched"].fix)
 
 
+def test_image_with_cuda_13_does_not_support_v100() -> None:
+    found = images(instance_type="ml.p3dn.24xlarge")["gpu-too-old"]
+    assert (found.level, "V100 of ml.p3dn.24xlarge" in found.message) == ("error", True)
+    assert "gpu-too-old" not in images(instance_type="ml.p3dn.24xlarge", framework_version="2.6.0")
+    assert "gpu-too-old" not in images(instance_type="ml.g4dn.12xlarge")
+
+
 def test_default_image_is_patched_for_six_more_months() -> None:
     assert images(date(2027, 4, 19), instance_type="ml.p5.48xlarge") == {}
 
@@ -432,6 +439,22 @@ def test_budget_is_checked_against_the_most_expensive_cluster() -> None:
     assert "over-budget" not in {code for code, _ in found}
     assert up_to_suffix(first, [(placement, fallback)]).startswith(", or up to $")
     assert up_to_suffix(fallback, [(placement, first)]) == ""
+
+
+def test_derived_prices_and_budgets_without_a_price_are_reported() -> None:
+    p5en = {"instance_type": "ml.p5en.48xlarge", "backend": "nccl"}
+    derived = offline(cluster=p5en)["price-derived", "cluster.instance_type"]
+    assert derived.level == "warning"
+    # EC2's 63.296 × 1.15 = 72.79, × 0.95 to 1.15.
+    assert "is derived: $69.15 to $83.71 an hour" in derived.message
+    assert ("price-derived", "cluster.instance_type") not in offline(cluster=P5)
+    unpriced = {"instance_type": "ml.p5e.48xlarge", "backend": "nccl"}
+    found = offline(cluster=unpriced, budget={"usd": 1e6})
+    assert "cannot be enforced" in found["budget-unenforceable", "budget.usd"].message
+    assert ("price-unknown", "cluster.instance_type") in found
+    # An unknown price is not 0: a budget below what is known is exceeded all the same.
+    spot = offline(cluster=P4DE | {"capacity": "spot", "max_wait": "28d"}, budget={"usd": 1})
+    assert ("over-budget", "budget.usd") in spot
 
 
 def test_fallback_without_a_price_is_reported() -> None:

@@ -42,7 +42,7 @@ def data(facts: JobFacts) -> Verdict:
         ),
         None
         if level == "good"
-        else "use more decoder threads (training.decode_workers), precomputed latents "
+        else "use more decoders (training.decode_workers), precomputed latents "
         "(`sm-train pack --latents`), or smaller images in the shards",
     )
 

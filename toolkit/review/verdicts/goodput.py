@@ -28,7 +28,7 @@ _FIXES = {
     "stalls": "have stalled jobs killed and restarted: heartbeat.on_stall: kill",
     "checkpoints": "save less often: raise checkpoint.every_steps",
     "evaluation": "evaluate less often: raise evaluation.every_steps",
-    "data_wait": "use more decoder threads (training.decode_workers), or precomputed latents "
+    "data_wait": "use more decoders (training.decode_workers), or precomputed latents "
     "(`sm-train pack --latents`)",
     "shut_down": "check what is written after the last step",
 }

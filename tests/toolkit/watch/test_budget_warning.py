@@ -1,0 +1,31 @@
+"""The watch's warning about the budget."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from sm_train.toolkit.jobs.live_state import LiveState
+from sm_train.toolkit.runs.resolve import Run, RunState
+from sm_train.toolkit.watch.controller import budget_warning
+
+from tests.support.run_documents import config
+
+
+@pytest.mark.parametrize(
+    ("spent", "projected", "expected"),
+    [
+        (10.0, 90.0, None),
+        (10.0, 200.0, "projected to cost $200, more than budget.usd $100"),
+        # An unknown price is not 0.
+        (None, None, "budget.usd: $100 cannot be enforced: the price of a job is unknown"),
+    ],
+)
+def test_budget_is_exceeded_unknown_or_kept(
+    spent: float | None, projected: float | None, expected: str | None
+) -> None:
+    run = Run("demo", "us-east-1", "my-bucket", config(budget={"usd": 100}), None)
+    state = RunState(run, (), spent, spent or 0.0, projected, datetime.now(UTC), LiveState())
+    warning = budget_warning(state)
+    assert (warning is None) == (expected is None)
+    assert (expected or "") in (warning or "")
