@@ -143,7 +143,15 @@ def write_steps(log, end: float, rng: random.Random) -> int:  # type: ignore[no-
         line = format_event("step", fields, time=at, node=0, rank=0)
         log.write(f"step {step}: a line that is no event\n{line}\n")
         written += 1
-    return written
+    done = {
+        "step": step,
+        "reason": "done",
+        "training_seconds": end - BEGIN,
+        "images": step * 2048,
+        "steps_per_second": 1.8,
+    }
+    log.write(format_event("end", done, time=end, node=0, rank=0) + "\n")
+    return written + 1
 
 
 def heartbeat(node: int, at: float) -> str:

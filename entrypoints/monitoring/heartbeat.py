@@ -149,6 +149,21 @@ class DurationHistogram:
                 return bucket_upper_edge(index)
         return None
 
+    def longest_values(self, count: int, step: int = 1) -> list[float]:
+        """Return the longest duration and every ``step``-th one below it, at most ``count``."""
+        values: list[float] = []
+        cumulative = 0
+        for index in range(BUCKETS - 1, -1, -1):
+            cumulative += self.counts[index]
+            while len(values) * step < cumulative and len(values) < count:
+                values.append(bucket_upper_edge(index))
+        return values
+
+    def up_to(self, seconds: float) -> DurationHistogram:
+        """Return the durations without those that certainly exceed ``seconds``."""
+        kept = bucket_index(round(seconds * 1e9)) + 1
+        return DurationHistogram(self.counts[:kept] + (0,) * (BUCKETS - kept))
+
     @property
     def longest(self) -> float | None:
         """The longest duration in seconds; None if empty."""

@@ -1,7 +1,8 @@
 """Decides when silence is a stall and which rank is the culprit. Pure: no clock, no effects.
 
-Each phase has its own timeout, learned from its durations so far. Until enough of them are known,
-and in phases that happen only once, it is the longest one that the run file allows.
+Each phase has its own timeout, learned from its latest durations without stalls and isolated
+pauses. Until enough durations are known, and in phases that happen only once, it is the longest one
+that the run file allows.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sm_train.entrypoints.monitoring.heartbeat import (
+    EMPTY_HISTOGRAM,
     DurationHistogram,
     ExitState,
     HeartbeatSample,
@@ -19,6 +21,18 @@ from sm_train.entrypoints.monitoring.heartbeat import (
 TIMEOUT_FACTOR = 5.0
 """A phase may take this many times its longest duration (as in nvidia-resiliency-ext, 2025)."""
 
+PAUSE_FACTOR, PAUSE_ALLOWANCE = 1.1, 1.5
+"""The longest durations may each exceed the next one by ``PAUSE_FACTOR``: one that exceeds it by
+more is an isolated pause. All of them extend the timeout at most ``PAUSE_ALLOWANCE`` times. So one
+pause extends a timeout at most PAUSE_FACTOR² · PAUSE_ALLOWANCE = 1.8 times."""
+
+_MAX_PAUSES = 200
+"""PAUSE_FACTOR to this power exceeds the ratio of any two durations."""
+
+MIN_MEDIAN = 0.05
+"""Shortest median, in seconds: waits for prefetched data take a millisecond, and any pause is a
+thousand times as long."""
+
 MIN_OBSERVATIONS = {
     Phase.DATA: 50,
     Phase.STEP: 50,
@@ -27,6 +41,16 @@ MIN_OBSERVATIONS = {
     Phase.SAMPLES: 3,
 }
 """Durations needed to learn a timeout; the other phases happen once and have none to learn from."""
+
+WINDOW_DURATIONS = {
+    Phase.DATA: 1000,
+    Phase.STEP: 1000,
+    Phase.CHECKPOINT: 20,
+    Phase.EVALUATION: 20,
+    Phase.SAMPLES: 20,
+}
+"""A timeout is learned from at least this many of each rank's latest durations, if there are as
+many, and at most twice as many."""
 
 RARE_PHASES = frozenset({Phase.CHECKPOINT, Phase.EVALUATION, Phase.SAMPLES})
 RARE_MIN_FACTOR = 5.0
@@ -41,21 +65,49 @@ class TimeoutBounds:
     shortest: float
     longest: float
 
-    def timeout(self, phase: Phase, durations: DurationHistogram) -> float:
+    def timeout(self, phase: Phase, durations: DurationHistogram, ranks: int = 1) -> float:
         """Return the seconds after which silence in ``phase`` is a stall.
 
-        This is ``TIMEOUT_FACTOR`` times the longest duration so far, and more if durations vary
-        widely: in a heavy tail the next record exceeds the last one by about as much as the last
-        one exceeded the median.
+        This is ``TIMEOUT_FACTOR`` times the longest duration, and more if durations vary widely: in
+        a heavy tail the next record exceeds the last one by about as much as the last one exceeded
+        the median, and by more if few durations are known. ``durations`` are those of so many
+        ``ranks``, which a pause hits together.
         """
-        longest, median = durations.longest, durations.quantile(0.5)
-        if len(durations) < MIN_OBSERVATIONS.get(phase, len(durations) + 1):
+        median = durations.quantile(0.5)
+        if median is None or len(durations) < MIN_OBSERVATIONS.get(phase, len(durations) + 1):
             return self.longest
-        if not longest or not median:
-            return self.longest
-        learned = longest * max(TIMEOUT_FACTOR, longest / median)
         shortest = self.shortest * (RARE_MIN_FACTOR if phase in RARE_PHASES else 1)
-        return min(max(learned, shortest), self.longest)
+
+        # A heavy tail counts three times as much at first, and ever less later.
+        few = 1 + 2 * MIN_OBSERVATIONS[phase] * ranks / len(durations)
+
+        def learned(longest: float) -> float:
+            ratio = few * longest / max(median, MIN_MEDIAN)
+            return max(shortest, longest * max(TIMEOUT_FACTOR, ratio))
+
+        records = durations.longest_values(_MAX_PAUSES, ranks)
+        # The n-th longest duration bounds the longest one: each may exceed the next by a factor.
+        usual = learned(min(value * PAUSE_FACTOR**n for n, value in enumerate(records)))
+        return min(learned(records[0]), PAUSE_ALLOWANCE * usual, self.longest)
+
+
+class _LatestDurations:
+    """A phase's latest durations, in two generations: when one is full, the older is forgotten."""
+
+    def __init__(self) -> None:
+        self._seen = self._older = self._newer = EMPTY_HISTOGRAM
+
+    def add(self, all_durations: DurationHistogram, *, timeout: float, generation: int) -> None:
+        """Add what is new in ``all_durations``, but no stalls: durations above ``timeout``."""
+        new = all_durations - self._seen
+        self._seen = all_durations
+        self._newer += new.up_to(timeout)
+        if len(self._newer) >= generation:
+            self._older, self._newer = self._newer, EMPTY_HISTOGRAM
+
+    @property
+    def durations(self) -> DurationHistogram:
+        return self._older + self._newer
 
 
 class StallDetector:
@@ -70,12 +122,22 @@ class StallDetector:
         self._last_poll: float | None = None
         # rank → (sequence, seconds of gaps since that heartbeat)
         self._gaps: dict[int, tuple[int, float]] = {}
+        self._latest = {phase: _LatestDurations() for phase in Phase}
         self.timeouts: dict[Phase, float] = dict.fromkeys(Phase, bounds.longest)
 
-    def learn(self, durations: Mapping[Phase, DurationHistogram]) -> None:
-        """Set the timeouts of phases from their durations on all processes of the node."""
+    def learn(self, durations: Mapping[Phase, DurationHistogram], ranks: int = 1) -> None:
+        """Set the timeouts of phases from all their durations so far, on ``ranks`` of the node."""
         for phase, histogram in durations.items():
-            self.timeouts[phase] = self._bounds.timeout(phase, histogram)
+            self._latest[phase].add(
+                histogram,
+                timeout=self.timeouts[phase],
+                generation=WINDOW_DURATIONS[phase] * ranks,
+            )
+            self.timeouts[phase] = self._bounds.timeout(phase, self.durations(phase), ranks)
+
+    def durations(self, phase: Phase) -> DurationHistogram:
+        """Return the durations from which the phase's timeout was learned."""
+        return self._latest[phase].durations
 
     def resume(self, now: float) -> None:
         """Continue after a pause between polls in which other processes could run."""

@@ -158,7 +158,8 @@ class Watchdog:
         if not samples:
             return
         if self._is_due("learn", now, min(LEARN_SECONDS, self._heartbeat_config.min_timeout)):
-            self._detector.learn({phase: self._durations(phase) for phase in MIN_OBSERVATIONS})
+            durations = {phase: self._durations(phase) for phase in MIN_OBSERVATIONS}
+            self._detector.learn(durations, len(self._readers))
         overdue = self._detector.overdue(samples, now)
         self._check_exits(samples, now)
         if self._peers is not None:
@@ -325,7 +326,7 @@ class Watchdog:
             self._dispatcher.send(self._formatter.resumed("the other nodes resumed", silent))
 
     def _usual_duration(self, phase: Phase) -> str:
-        durations = self._durations(phase) if phase in MIN_OBSERVATIONS else EMPTY_HISTOGRAM
+        durations = self._detector.durations(phase)
         median, longest = durations.quantile(0.5), durations.longest
         if median is None or longest is None:
             return "no earlier durations"

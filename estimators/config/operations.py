@@ -27,7 +27,9 @@ class HeartbeatSection(Section):
     """Stall detection: how soon missing progress is noticed, and what happens then.
 
     The timeouts of steps, data loading, checkpoints and evaluations are learned separately: five
-    times the longest duration so far. Phases that occur once have the timeout ``max_timeout``.
+    times the longest of the latest durations, or more if durations vary widely. Stalls do not
+    count, and one isolated pause extends a timeout at most 1.8 times. Phases that occur once have
+    the timeout ``max_timeout``.
     """
 
     interval: Annotated[Duration, Field(ge=1, le=3600)] = Field(

@@ -30,7 +30,7 @@ _END_LINES = 10
 # A progress bar of training steps at its end, and what shows that it is not of something else:
 #   Epoch 9: 100%|██████████| 500/500 [01:01<00:00,  8.15it/s, loss=0.12]
 #   Steps: 100%|██████████| 1752/1752 [1:26:51<00:00,  2.97s/it]
-_LAST_BAR = re.compile(r"([^\r\n|]*?)100%\|[^|\r\n]*\| +(\d+)/(\d+) \[\d+:[^\]\r\n]*\]")
+_LAST_BAR = re.compile(r"([^\r\n|]{0,100}?)100%\|[^|\r\n]*\| +(\d+)/(\d+) \[\d+:[^\]\r\n]*\]")
 _STEP_BAR = re.compile(r"(?i:\b(?:step|epoch|train|iter)\w*\b)[^|]*$")
 _STEP_VALUES = re.compile(r"(?i:loss|\blr\b)\w*=")
 _COMPLETION_BYTES = 4096
@@ -39,7 +39,7 @@ _COMPLETION_BYTES = 4096
 def all_steps_done(tail: str) -> bool:
     """Return whether the end of a log shows a training's progress bar at its last step."""
     end = tail[-_COMPLETION_BYTES:]
-    bars = list(_LAST_BAR.finditer(end))
+    bars = list(_LAST_BAR.finditer(end)) if "100%|" in end else []
     if not bars or _ERROR_WORDS.search(end, bars[-1].end()):
         return False
     name, done, total = bars[-1].groups()
@@ -148,9 +148,11 @@ class ScanReport:
         lines = self.tail.split(b"\n")[:-1][-_TAIL_LINES:]
         matches = []
         for number, raw in enumerate(lines, self.lines - len(lines) + 1):
+            if b"SMT {" in raw:
+                continue
             line = parse_line(raw.decode("utf-8", "replace"), self.reference)
             text = line.text.strip()[:MAX_TEXT]
-            if text and "SMT {" not in text and not _LAUNCHERS.search(text):
+            if text and not _LAUNCHERS.search(text):
                 role: MatchRole = "symptom" if _ERROR_WORDS.search(text) else "warning"
                 node = line.node or self.node
                 matches.append(
