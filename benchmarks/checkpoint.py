@@ -84,7 +84,7 @@ def measure(
         folder / "ours",
         CheckpointRank(0, 1, 0, 0, 1),
         fingerprint="",
-        keep=2,
+        keep=1,
         events=EventLog(node=0, rank=0, stream=io.StringIO()),
         all_gather=lambda value: [value],
         background=background,

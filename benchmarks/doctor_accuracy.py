@@ -27,7 +27,7 @@ from tests.cluster.test_doctor import cluster_on
 from tests.support.cluster.network_namespaces import network_namespaces, unavailable_reason
 
 NODES, MBIT, SLOW_MBIT = 4, 400, 40
-ACCUSATIONS = ("link", "node-slow", "node-unreachable", "network-slow", "pairs")
+ACCUSATIONS = ("link", "node-slow", "node-unreachable", "pairs")
 
 
 def main() -> None:

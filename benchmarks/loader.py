@@ -1,9 +1,10 @@
 """Images per second from shards, against webdataset, mosaicml-streaming and bare decoding.
 
-Photographs of 768 and 1,024 pixels become uint8 batches of 512. The variants run interleaved; the
-output is medians, spread and ratios. "Bare decoding" decodes the same bytes from memory at the
-same size, without reading, scaling or batching: the physical limit. The peers do what their own
-guides show (decode with Pillow) with Pillow's bilinear scaling; ours is bilinear, too.
+Photographs of 768, 1,024 and 2,048 pixels become uint8 batches of 512. The variants run
+interleaved; the output is medians, spread and ratios. "Bare decoding" decodes the same bytes from
+memory at the same size as the fast mode, without reading, scaling or batching: the physical limit.
+The peers do what their own guides show (decode with Pillow) with Pillow's bilinear scaling; ours is
+bilinear, too.
 
     python benchmarks/loader.py            # mosaicml-streaming takes part if it is installed
 """
@@ -29,7 +30,7 @@ import webdataset
 from photos import photo
 from PIL import Image
 from sm_train.entrypoints.common.index_location import index_path
-from sm_train.entrypoints.common.job_config import DataConfig
+from sm_train.entrypoints.common.job_config import DataConfig, DecodeMode
 from sm_train.entrypoints.data.image_decoder import DecodeSpec
 from sm_train.entrypoints.data.loader import MAX_DEPTH, Loader
 from sm_train.entrypoints.data.shard_catalog import DataRank, build_catalog
@@ -49,9 +50,9 @@ Variant = Callable[[], Iterator[Any]]
 
 
 def main() -> None:
-    """Measure both image sizes."""
+    """Measure all image sizes."""
     torch.set_num_threads(1)
-    for side in (768, 1024):
+    for side in (768, 1024, 2048):
         with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
             print(
                 f"\n{side} px → {RESOLUTION}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
@@ -107,6 +108,7 @@ def all_variants(shards: Path, images: list[bytes], side: int) -> dict[str, Vari
     variants: dict[str, Variant] = {
         "bare decoding": lambda: bare_decoding(images, side),
         "sm-train, 1 process": lambda: iter(sm_train_loader(shards, decode_workers=0)),
+        "sm-train exact, 1 process": lambda: iter(sm_train_loader(shards, 0, "exact")),
         "webdataset, 1 process": lambda: webdataset_batches(shards, workers=0),
         "sm-train, 2 workers": lambda: iter(sm_train_loader(shards, decode_workers=2)),
         "webdataset, 2 workers": lambda: webdataset_batches(shards, workers=2),
@@ -122,22 +124,22 @@ def all_variants(shards: Path, images: list[bytes], side: int) -> dict[str, Vari
 
 
 def bare_decoding(images: list[bytes], side: int) -> Iterator[None]:
-    """Decode at half the size if that is the target, as our decoder does."""
+    """Decode at half the size if that covers twice the target, as our decoder does."""
+    factor = 2 if side >= 4 * RESOLUTION else 1
     number = 0
     while True:
         for _ in range(BATCH):
-            image = images[number % IMAGES]
-            if side == 2 * RESOLUTION:
-                simplejpeg.decode_jpeg(
-                    image, min_height=RESOLUTION, min_width=RESOLUTION, min_factor=2
-                )
-            else:
-                simplejpeg.decode_jpeg(image)
+            simplejpeg.decode_jpeg(
+                images[number % IMAGES],
+                min_height=side // factor,
+                min_width=side // factor,
+                min_factor=factor,
+            )
             number += 1
         yield
 
 
-def sm_train_loader(shards: Path, decode_workers: int) -> Loader:
+def sm_train_loader(shards: Path, decode_workers: int, decode: DecodeMode = "fast") -> Loader:
     rank = DataRank(("algo-1",), node_rank=0, local_rank=0, local_world_size=1)
     catalog = build_catalog(
         shards, index_path(shards), rank, lambda obj: [obj], shards.parent / "scan"
@@ -147,7 +149,7 @@ def sm_train_loader(shards: Path, decode_workers: int) -> Loader:
         "txt",
         "center",
         "bilinear",
-        "fast",
+        decode,
         "ignore",
         aspect_buckets=False,
         max_bad_fraction=0.01,

@@ -3,7 +3,8 @@
 A heartbeat writes integers to mapped memory. It is compared with reading the clock, the least that
 a heartbeat can do, and with a message to a monitor process over a Unix socket that is answered
 before training continues, as nvidia-resiliency-ext's `RankMonitorClient.send_heartbeat` does it
-(rank_monitor_client.py, 2025). Figures are medians of interleaved rounds. Then a real watchdog with
+(rank_monitor_client.py, 2025). The busy time of a step is measured with the host's clocks; on a GPU
+it takes CUDA events instead. Figures are medians of interleaved rounds. Then a real watchdog with
 the run file's defaults watches eight processes for over a minute, so that this includes one `node`
 event; its CPU time, all of it counted against one core's training, is printed as a share.
 
@@ -27,8 +28,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 import psutil
+import torch
 from sm_train.entrypoints.common.job_config import JOB_FILE
 from sm_train.entrypoints.monitoring.heartbeat import HeartbeatWriter, Phase, heartbeat_file
+from sm_train.entrypoints.training.busy_time import BusyTimer
 from sm_train.estimators.bundle.job_configs import job_configs
 from sm_train.estimators.config.schema import RunConfig
 
@@ -51,10 +54,15 @@ def main() -> None:
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         heartbeat = measure_heartbeat(Path(folder))
+        busy = measure_busy_timer(Path(folder))
         share = measure_watchdog(Path(folder))
     cost = HEARTBEATS_PER_STEP * heartbeat / 1e9 / STEP_SECONDS
-    total = cost + share
-    print(f"of a {STEP_SECONDS * 1000:.0f} ms step: heartbeats {cost:.4%}, watchdog {share:.3%}")
+    busy_cost = busy / 1e9 / STEP_SECONDS
+    total = cost + busy_cost + share
+    print(
+        f"of a {STEP_SECONDS * 1000:.0f} ms step: heartbeats {cost:.4%}, busy time "
+        f"{busy_cost:.4%}, watchdog {share:.3%}"
+    )
     print(f"together {total:.3%}; at most {BUDGET:.1%} is allowed")
     sys.exit(total > BUDGET)
 
@@ -89,6 +97,27 @@ def measure_heartbeat(folder: Path) -> float:
     for name, nanoseconds in medians.items():
         print(f"{name:20} {nanoseconds:8.0f} ns  {nanoseconds / medians['a heartbeat']:6.2f} ×")
     return medians["a heartbeat"]
+
+
+def measure_busy_timer(folder: Path) -> float:
+    """Return the nanoseconds of a step's busy time with the host's clocks, as with Gloo."""
+    writer = HeartbeatWriter(folder / "busy", rank=0, local_rank=0)
+    timer = BusyTimer(writer.add_busy, torch.device("cpu"))
+    seconds = []
+    for _ in range(ROUNDS):
+        started = time.perf_counter()
+        for _ in range(HEARTBEATS // 10):
+            # As DDP's steps: a broadcast of buffers, then the all-reduces of gradients.
+            timer.begin_step()
+            timer.begin_wait()
+            timer.end_wait()
+            timer.begin_collectives()
+            timer.resume()
+            timer.end_step()
+        seconds.append((time.perf_counter() - started) / (HEARTBEATS // 10))
+    nanoseconds = statistics.median(seconds) * 1e9
+    print(f"{'busy time of a step':20} {nanoseconds:8.0f} ns")
+    return nanoseconds
 
 
 def measure_watchdog(folder: Path) -> float:

@@ -104,6 +104,7 @@ CONFIG = JobConfig(
     ),
     training=TrainingConfig(
         "fp32",
+        reduce_dtype="fp32",
         compile=False,
         seed=0,
         warmup_steps=0,

@@ -32,6 +32,7 @@ from sm_train.entrypoints.monitoring.heartbeat import (
     heartbeat_folder,
 )
 from sm_train.entrypoints.monitoring.start import heartbeat, watchdog
+from sm_train.entrypoints.training.gpu_settings import set_allocator
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -57,6 +58,7 @@ def main(arguments: list[str] | None = None) -> None:
             options = _parse_options(arguments)
             config = read_job_config(options.document, options.stage)
             adopt_mpi_variables()
+            set_allocator()
             _run_doctor(config, paths, options)
             if not options.doctor_only:
                 watched.enter_context(watchdog(options.document, options.stage))
@@ -112,12 +114,14 @@ def _run_doctor(config: JobConfig, paths: SageMakerPaths, options: argparse.Name
 
 def _train(config: JobConfig, paths: SageMakerPaths, writer: HeartbeatWriter) -> None:
     from accelerate import Accelerator
-    from accelerate.utils import DistributedDataParallelKwargs, set_seed
+    from accelerate.utils import set_seed
     from sm_train.entrypoints.common.signals import StopSignal
     from sm_train.entrypoints.distributed.backend import decide, join
+    from sm_train.entrypoints.distributed.fsdp import ddp_options
     from sm_train.entrypoints.models.builder import build_components
     from sm_train.entrypoints.models.export import save_components
     from sm_train.entrypoints.models.sampling import COMPONENTS_FOLDER
+    from sm_train.entrypoints.training.gpu_settings import configure_kernels
     from sm_train.entrypoints.training.trainer import Trainer
 
     resources = ResourceConfig.read(paths)
@@ -128,12 +132,10 @@ def _train(config: JobConfig, paths: SageMakerPaths, writer: HeartbeatWriter) ->
         instance_type=resources.instance_type,
     )
     backend = join(choice, partial(_end_hanging_job, paths, writer))
+    configure_kernels(config)
     accelerator = Accelerator(
         mixed_precision="bf16" if config.training.precision == "bf16" else "no",
-        # Every step runs the same graph with all trained parameters, whatever the batch.
-        kwargs_handlers=[
-            DistributedDataParallelKwargs(gradient_as_bucket_view=True, static_graph=True)
-        ],
+        kwargs_handlers=[ddp_options()],
     )
     recent_events = events_file(heartbeat_folder(), accelerator.local_process_index)
     events = EventLog(
@@ -163,7 +165,8 @@ def _train(config: JobConfig, paths: SageMakerPaths, writer: HeartbeatWriter) ->
     )
     writer.enter(Phase.START, 0)
     if accelerator.is_main_process:
-        save_components(components, paths.checkpoints / COMPONENTS_FOLDER)
+        source = _existing(paths.channel("model"))
+        save_components(components, source, paths.checkpoints / COMPONENTS_FOLDER)
     trainer = Trainer(
         config, components, accelerator, paths, events, catalog, data_rank, validation
     )
@@ -296,7 +299,7 @@ def _save_final_model(trainer: Trainer, *, is_main: bool) -> None:
     SageMaker packs the model folder under a key that contains the job's name. The next stage reads
     the copy below the checkpoints' prefix, which is known before the job has a name.
     """
-    from sm_train.entrypoints.models.export import save_model
+    from sm_train.entrypoints.models.export import save_model, share_model
     from sm_train.entrypoints.models.sampling import COMPONENTS_FOLDER
 
     paths, weights = trainer.paths, trainer.final_weights()
@@ -305,9 +308,10 @@ def _save_final_model(trainer: Trainer, *, is_main: bool) -> None:
         for _ in weights:
             pass
         return
-    save_model(paths.checkpoints / COMPONENTS_FOLDER, trainer.components, weights, paths.model)
+    components = paths.checkpoints / COMPONENTS_FOLDER
+    save_model(components, trainer.components, weights, paths.model)
     final = paths.checkpoints / FINAL_MODEL
-    shutil.copytree(paths.model, final, dirs_exist_ok=True)
+    share_model(components, paths.model, final)
     if (doctor_results := paths.checkpoints / "doctor").is_dir():
         # The next stage's doctor compares with the results on these instances.
         ignore = shutil.ignore_patterns(UPLOAD_NOTES)

@@ -26,7 +26,8 @@ PredictionType = Literal["v_prediction", "epsilon", "flow"]
 Sharding = Literal["none", "shard_grad_op", "full_shard", "hybrid_shard"]
 InitFrom = Literal["ema", "raw"]
 OptimizerState = Literal["reset", "keep"]
-Precision = Literal["bf16", "fp32"]
+Precision = Literal["bf16", "tf32", "fp32"]
+ReduceDtype = Literal["fp32", "bf16"]
 CollectiveBackend = Literal["auto", "nccl", "smddp"]
 StallAction = Literal["kill", "warn"]
 AlertLevel = Literal["info", "warning", "critical"]
@@ -83,6 +84,7 @@ class TrainingConfig:
     """The optimization settings that all stages share."""
 
     precision: Precision
+    reduce_dtype: ReduceDtype
     compile: bool
     seed: int
     warmup_steps: int

@@ -19,9 +19,12 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs
 from sm_train.entrypoints.common.job_config import JobConfigError
 from sm_train.entrypoints.distributed.local_shard import full_tensor
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
 
 BLOCKS = (
     "BasicTransformerBlock",  # of PixArt
@@ -35,12 +38,25 @@ BLOCKS = (
 """Class names in diffusers of the blocks that are each gathered as one unit."""
 
 
+def ddp_options() -> DistributedDataParallelKwargs:
+    """Return DDP's options: each step runs one graph with all trained parameters."""
+    return DistributedDataParallelKwargs(gradient_as_bucket_view=True, static_graph=True)
+
+
 def shard(
-    module: nn.Module, strategy: str, *, world_size: int, per_node: int, device: str, bf16: bool
+    module: nn.Module,
+    strategy: str,
+    *,
+    world_size: int,
+    per_node: int,
+    device: str,
+    bf16: bool,
+    reduce_bf16: bool,
 ) -> None:
     """Shard the children of ``module`` over all processes, in place; ``none`` does nothing.
 
-    With ``bf16`` weights are gathered in that precision; gradients are still summed in fp32.
+    With ``bf16`` weights are gathered in that precision, with ``reduce_bf16`` gradients are summed
+    in it, otherwise in fp32.
     """
     if strategy == "none":
         return
@@ -56,7 +72,7 @@ def shard(
     mesh = init_device_mesh(device, shape, mesh_dim_names=names)
     precision = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if bf16 else None,
-        reduce_dtype=torch.float32,
+        reduce_dtype=torch.bfloat16 if reduce_bf16 else torch.float32,
         # Autocast casts in each layer. Casting all inputs here would round timesteps to bf16.
         cast_forward_inputs=False,
     )
@@ -88,11 +104,23 @@ def mesh_shape(
     return (world_size,), ("shard",)
 
 
-def wrap(module: nn.Module, accelerator: Accelerator) -> nn.Module:
-    """Return ``module`` for training: wrapped by DDP unless it is sharded."""
+def wrap(module: nn.Module, accelerator: Accelerator, *, reduce_bf16: bool) -> nn.Module:
+    """Return ``module`` for training: wrapped by DDP unless it is sharded.
+
+    With ``reduce_bf16`` DDP sums gradients in bf16; weights and AdamW receive fp32 gradients.
+    """
     if is_sharded(module):
         return module
     wrapped: nn.Module = accelerator.prepare_model(module)
+    if isinstance(wrapped, DistributedDataParallel):
+        # Buffers are constants that all ranks compute. DDP would broadcast them before every pass:
+        # 226 MB of position embeddings for mmdit-2b.
+        wrapped.broadcast_buffers = False
+        if reduce_bf16:
+            # DDP accepts the hook itself on GPUs only.
+            wrapped.register_comm_hook(
+                None, lambda state, bucket: default_hooks.bf16_compress_hook(state, bucket)
+            )
     return wrapped
 
 

@@ -170,7 +170,7 @@ def build_components(
     if preset["vae"] is not None:
         vae_folder = _subfolder(components, "vae")
         if vae_folder:
-            vae = AutoencoderKL.from_pretrained(vae_folder, local_files_only=True)
+            vae = AutoencoderKL.from_pretrained(vae_folder, local_files_only=True).float()
         else:
             vae = new_autoencoder(preset["vae"])
             random_frozen.append("vae")

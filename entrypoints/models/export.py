@@ -7,9 +7,11 @@ and the network's configuration.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -19,30 +21,61 @@ from sm_train.entrypoints.common.atomic_write import write_atomic
 from sm_train.entrypoints.common.checkpoint_layout import UPLOAD_NOTES
 from sm_train.entrypoints.models import pipeline as pipeline_module
 from sm_train.entrypoints.models.builder import ModelComponents, load_text_encoders
+from sm_train.entrypoints.models.components import components_digest
 from sm_train.entrypoints.models.network import NETWORKS, Network, network_folder
 from sm_train.entrypoints.models.objectives import INFERENCE_SCHEDULERS
 from sm_train.entrypoints.models.pipeline import TextToImagePipeline
-from torch import Tensor
+from torch import Tensor, nn
 
 _PIPELINE_FILE = "pipeline.py"
 _INDEX = "model_index.json"
 _MANIFEST = "components.json"
 _WEIGHTS = "diffusion_pytorch_model"
+_HALF_PRECISIONS = {"F16": torch.float16, "BF16": torch.bfloat16}
+"""Names in safetensors files."""
+
 _FILE_BYTES = 5 * 10**9
 """Maximum size of a weight file, and of the memory that saving a model takes."""
 
 
-def save_components(parts: ModelComponents, folder: Path) -> None:
+def save_components(parts: ModelComponents, source: Path | None, folder: Path) -> bool:
     """Save the components folder, with which any checkpoint can be sampled from.
 
-    Call it before training, which may convert frozen components to bf16.
+    ``source`` is the folder that the frozen components were loaded from, None if they are random.
+    They are written in the precision that it stores, and not at all if ``folder`` has them already,
+    as after a restart. Return whether they were written. Call it before training, which may
+    convert them to bf16.
     """
-    index = _save_frozen(parts, folder)
+    frozen = _frozen_components(parts)
+    digest = components_digest(source) if source is not None else None
+    saved = _read_manifest(folder) if is_components_folder(folder) else {}
+    unchanged = digest is not None and not parts.random_frozen and _holds(folder, saved, digest)
+    if unchanged:
+        index, files = saved["frozen_index"], saved["files"]
+    else:
+        # Without the manifest the folder counts as incomplete while files are replaced.
+        (folder / _MANIFEST).unlink(missing_ok=True)
+        index, files = _save_frozen(frozen, source, folder)
+    document = {"source": digest, "frozen_index": dict(index), "files": files}
     if parts.train_text_encoder:
         _save_text_config(parts, folder)
         index["text_encoder"] = ["transformers", _class_name(parts.text_encoders.encoders[0])]
     index[parts.network_init.component] = ["diffusers", parts.network_init.class_name]
-    _write_json({"index": index, "network": parts.network_init.config()}, folder / _MANIFEST)
+    document |= {"index": index, "network": parts.network_init.config()}
+    _write_json(document, folder / _MANIFEST)
+    return not unchanged
+
+
+def _holds(folder: Path, manifest: Mapping[str, Any], digest: str) -> bool:
+    """Return whether ``folder`` has every file of the frozen components with ``digest``.
+
+    An upload of the folder that was cut short may lack some.
+    """
+    files = manifest.get("files", {})
+    return manifest.get("source") == digest and all(
+        (folder / name).is_file() and (folder / name).stat().st_size == size
+        for name, size in files.items()
+    )
 
 
 def is_components_folder(folder: Path) -> bool:
@@ -85,33 +118,88 @@ def save_model(
     _write_json(document["index"] | {"_class_name": pipeline_class}, folder / _INDEX)
 
 
+def share_model(components_folder: Path, model: Path, folder: Path) -> None:
+    """Copy what :func:`save_model` wrote to ``folder``, where no file is overwritten in place.
+
+    Frozen components become hard links to those of ``components_folder`` where the file system
+    allows: they take no time and no space.
+    """
+    frozen = _read_manifest(components_folder)["files"]
+
+    def link_or_copy(source: str, target: str) -> None:
+        Path(target).unlink(missing_ok=True)
+        name = Path(source).relative_to(model).as_posix()
+        if name in frozen:
+            with contextlib.suppress(OSError):
+                os.link(components_folder / name, target)
+                return
+        shutil.copy2(source, target)
+
+    shutil.copytree(model, folder, copy_function=link_or_copy, dirs_exist_ok=True)
+
+
 def _write_json(document: Mapping[str, Any], path: Path) -> None:
     write_atomic(path, (json.dumps(document, indent=2) + "\n").encode())
 
 
-def _save_frozen(parts: ModelComponents, folder: Path) -> dict[str, Any]:
-    """Save the components that are not trained, each file atomically; return their index."""
-    _disable_progress_bars()
+def _frozen_components(parts: ModelComponents) -> dict[str, Any]:
     trained = [*parts.trained_module().children()]
-    frozen = {
-        name: component
-        for name, component in parts.named_components().items()
-        if component not in trained
-    }
+    named = parts.named_components()
+    return {name: component for name, component in named.items() if component not in trained}
+
+
+def _save_frozen(
+    frozen: Mapping[str, Any], source: Path | None, folder: Path
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """Save components, each file atomically; return their index, and the sizes of the files."""
+    _disable_progress_bars()
     staging = folder / ".saving"
     shutil.rmtree(staging, ignore_errors=True)
-    TextToImagePipeline(**frozen).save_pretrained(staging)
+    with _stored_precision(frozen, source):
+        TextToImagePipeline(**frozen).save_pretrained(staging)
     index: dict[str, Any] = json.loads((staging / _INDEX).read_text(encoding="utf-8"))
     (staging / _INDEX).unlink()
+    files = {}
     for path in sorted(staging.rglob("*")):
         target = folder / path.relative_to(staging)
         if path.is_dir():
             target.mkdir(parents=True, exist_ok=True)
         elif not path.match(UPLOAD_NOTES):
             path.replace(target)
+            files[target.relative_to(folder).as_posix()] = target.stat().st_size
     # SageMaker may be adding a note on an upload.
     shutil.rmtree(staging, ignore_errors=True)
-    return index
+    return index, files
+
+
+@contextlib.contextmanager
+def _stored_precision(frozen: Mapping[str, Any], source: Path | None) -> Iterator[None]:
+    """Convert modules to the precision of their files inside the context.
+
+    They are fp32 before and after. The conversion is exact, as their values come from the files.
+    """
+    modules = {
+        name: component for name, component in frozen.items() if isinstance(component, nn.Module)
+    }
+    for name, module in modules.items():
+        # Not the method of diffusers' models, which warns of any conversion.
+        nn.Module.to(module, torch.float32 if source is None else _weights_dtype(source / name))
+    try:
+        yield
+    finally:
+        for module in modules.values():
+            nn.Module.to(module, torch.float32)
+
+
+def _weights_dtype(folder: Path) -> torch.dtype:
+    """Return the precision of a component's stored weights; fp32 if it is mixed or unknown."""
+    from safetensors import safe_open
+
+    found = set()
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            found |= {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+    return _HALF_PRECISIONS.get(found.pop(), torch.float32) if len(found) == 1 else torch.float32
 
 
 def _save_weights(
@@ -216,7 +304,7 @@ def _load_pipeline(folder: Path, network: Mapping[str, Any]) -> TextToImagePipel
     scheduler = _load(folder / "scheduler", "scheduler_config.json", INFERENCE_SCHEDULERS)
     vae = None
     if (folder / "vae").is_dir():
-        vae = AutoencoderKL.from_pretrained(folder / "vae", local_files_only=True)
+        vae = AutoencoderKL.from_pretrained(folder / "vae", local_files_only=True).float()
     named = text_encoders.named_components()
     return TextToImagePipeline(scheduler=scheduler, vae=vae, **network, **named)
 

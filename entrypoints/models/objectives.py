@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812  the field's own name for it
 from numpy.typing import NDArray
+from sm_train.entrypoints.common.device_copy import copy_to_device
 from sm_train.entrypoints.common.job_config import JobConfigError, ModelConfig
 from torch import Tensor
 
@@ -112,8 +113,8 @@ class DiffusionObjective:
         """See :meth:`Objective.make_target`."""
         # The lookup runs on the CPU: the device needs only a few numbers per sample.
         indices = torch.from_numpy((uniform * self.levels.shape[1]).astype(np.int64))
-        timesteps = indices.to(images.device, non_blocking=True)
-        levels = self.levels.index_select(1, indices).to(images.device, non_blocking=True)
+        timesteps = copy_to_device(indices, images.device)
+        levels = copy_to_device(self.levels.index_select(1, indices), images.device)
         alpha, sigma, *weights = levels
         noisy = torch.addcmul(alpha * images, sigma, noise)
         target = noise
@@ -154,7 +155,7 @@ class RectifiedFlow:
         normal = torch.special.ndtri(torch.from_numpy(uniform))
         unshifted = torch.sigmoid(normal)
         shifted = self.shift * unshifted / (1 + (self.shift - 1) * unshifted)
-        times = shifted.float().to(images.device, non_blocking=True)
+        times = copy_to_device(shifted.float(), images.device)
         noisy = torch.lerp(images, noise, times[:, None, None, None])
         return DiffusionTarget(noisy, 1000.0 * times, noise - images)
 

@@ -96,7 +96,11 @@ def predict(
         height, width = (vae_scale_factor * side for side in noisy.shape[-2:])
         # SDXL's size conditioning (arXiv 2307.01952, section 2.2): original size, crop's corner,
         # target size.
-        sizes = noisy.new_tensor([height, width, 0, 0, height, width]).expand(len(noisy), -1)
+        sizes = noisy.new_zeros(len(noisy), 6)
+        # Filled on the device: a tensor of the host's numbers would be copied, and the CPU would
+        # wait for the copy.
+        sizes[:, 0::4].fill_(height)
+        sizes[:, 1::4].fill_(width)
         added = {"text_embeds": text.pooled, "time_ids": sizes}
         output = network(noisy, timesteps, text.states, added_cond_kwargs=added)
     else:
@@ -221,6 +225,10 @@ class TextToImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignor
             for encoder, tokenizer in used
         ]
         text = encode([encoder for encoder, _ in used], ids)
+        # Frozen components may be stored in another precision than the trained network.
+        dtype = (self.unet or self.transformer).dtype
+        pooled = None if text.pooled is None else text.pooled.to(dtype)
+        text = Text(text.states.to(dtype), pooled)
         if guidance_scale == 1:
             return text
         # The empty prompt is encoded once and repeated.
@@ -233,7 +241,7 @@ class TextToImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignor
         if self.vae is not None:
             config = self.vae.config
             sample = sample / config.scaling_factor + (config.shift_factor or 0.0)
-            sample = self.vae.decode(sample).sample
+            sample = self.vae.decode(sample.to(self.vae.dtype)).sample
         pixels = (sample.float() / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1).cpu().numpy()
         return pixels if output_type == "np" else self.numpy_to_pil(pixels)
 

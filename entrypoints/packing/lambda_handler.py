@@ -168,7 +168,11 @@ def _parse_arrival(record: Any) -> Arrival | None:
     try:
         s3_object = record["s3"]["object"]
         key = unquote_plus(s3_object["key"])
-        if not (record["eventName"].startswith("ObjectCreated:") and is_image(key)):
+        if not record["eventName"].startswith("ObjectCreated:"):
+            return None
+        if not is_image(key):
+            if not key.endswith(".txt"):
+                print(f"skipped: not a JPEG, PNG or WebP: {key}")
             return None
         version = s3_object.get("versionId") or s3_object["eTag"]
         size = int(s3_object.get("size", 0))

@@ -162,7 +162,8 @@ def plan_preset(name: str, resolution: int, *, precision: str) -> ModelPlan:
         raise UnplannedModelError(
             f"preset {name}: changed since it was planned; run python -m {MEASURE_MODULE} {name}"
         )
-    figures = plan["precisions"][precision]
+    # TF32 changes the arithmetic, not what is stored.
+    figures = plan["precisions"]["bf16" if precision == "bf16" else "fp32"]
     area = Fraction(resolution, plan["resolution_step"]) ** 2
 
     def at_resolution(coefficients: Sequence[int]) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sm_train.entrypoints.common.device_copy import copy_to_device
 from sm_train.entrypoints.common.sample_rng import Purpose
 from sm_train.entrypoints.data.batches import Batch
 from sm_train.entrypoints.models.builder import ModelComponents
@@ -36,7 +37,7 @@ class ModelInputs:
         """
         # Compared on the CPU: a decision on the device would block until its value is copied.
         dropped = batch.dropout_uniform < self._caption_dropout
-        noise = batch.noise.to(self._device, non_blocking=True)
+        noise = copy_to_device(batch.noise, self._device)
         if batch.moments is not None:
             images = self._sample_latents(batch.moments, noise)
             text = self._precomputed_text(batch, dropped)
@@ -54,7 +55,7 @@ class ModelInputs:
 
     def _images(self, pixels: Tensor, noise: Tensor) -> Tensor:
         """Return ``pixels`` (B, H, W, 3) as (B, 3, H, W) in -1 … 1, or their latents."""
-        on_device = pixels.to(self._device, non_blocking=True).permute(0, 3, 1, 2)
+        on_device = copy_to_device(pixels, self._device).permute(0, 3, 1, 2)
         images = torch.sub(on_device, 127.5).div_(127.5)
         vae = self._components.vae
         if vae is None:
@@ -68,7 +69,7 @@ class ModelInputs:
         """Sample latents (B, C, h, w) from ``moments`` (B, 2C, h, w), scaled for the network."""
         from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 
-        on_device = moments.to(self._device, non_blocking=True).float()
+        on_device = copy_to_device(moments, self._device).float()
         distribution = DiagonalGaussianDistribution(on_device)
         latents: Tensor = distribution.mean + distribution.std * noise[Purpose.LATENT]
         config = self._components.vae.config
@@ -81,7 +82,7 @@ class ModelInputs:
                 np.where(dropped[:, None], empty, ids)
                 for empty, ids in zip(self._empty_tokens, tokens, strict=True)
             ]
-        on_device = [torch.from_numpy(ids).to(self._device, non_blocking=True) for ids in tokens]
+        on_device = [copy_to_device(torch.from_numpy(ids), self._device) for ids in tokens]
         if self._components.train_text_encoder:
             return Text(on_device[0])
         return self._components.text_encoders.encode(on_device)
@@ -91,7 +92,7 @@ class ModelInputs:
         if self._empty_text is None:
             states, pooled = self.no_text()
             self._empty_text = Text(states.float(), None if pooled is None else pooled.float())
-        mask = torch.from_numpy(dropped).to(self._device, non_blocking=True)
+        mask = copy_to_device(torch.from_numpy(dropped), self._device)
         empty = self._empty_text
         assert batch.text is not None
         states = self._replace_dropped(mask[:, None, None], empty.states, batch.text)
@@ -100,4 +101,4 @@ class ModelInputs:
         return Text(states, self._replace_dropped(mask[:, None], empty.pooled, batch.pooled))
 
     def _replace_dropped(self, mask: Tensor, empty: Tensor, stored: Tensor) -> Tensor:
-        return torch.where(mask, empty, stored.to(self._device, non_blocking=True).float())
+        return torch.where(mask, empty, copy_to_device(stored, self._device).float())

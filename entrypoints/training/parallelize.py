@@ -90,6 +90,7 @@ def parallelize(
         per_node=local_world_size,
         device=device.type,
         bf16=config.training.precision == "bf16",
+        reduce_bf16=config.training.reduce_dtype == "bf16",
     )
     components.network_init.materialize(device, config.training.seed)
     module.to(device)

@@ -95,7 +95,9 @@ class Trainer:
         move_frozen(self.plan, components, self.device)
         module = parallelize(self.plan, config, components, accelerator, data_rank.local_world_size)
         # DDP/FSDP wrapping may reallocate parameters, so create the optimizer afterwards.
-        self.model: nn.Module = fsdp.wrap(module, accelerator)
+        self.model: nn.Module = fsdp.wrap(
+            module, accelerator, reduce_bf16=config.training.reduce_dtype == "bf16"
+        )
         self.state = TrainState(config, module)
         self._checkpointer = self._create_checkpointer(data_rank)
         checkpoint = self._find_latest_checkpoint()

@@ -9,6 +9,7 @@ from sm_train.cost.instances import instance_type
 from sm_train.estimators.config.cluster import ClusterSection, major_minor
 from sm_train.estimators.config.fields import MAX_JOB_NAME
 from sm_train.estimators.config.stage import StageSection
+from sm_train.estimators.config.training import TrainingSection
 
 KeyPath = tuple[str | int, ...]
 """Keys and list indices that lead to a value of the run file."""
@@ -38,11 +39,12 @@ def cross_section_problems(
     stages: Sequence[tuple[int, StageSection]],
     gpus_per_instance: int | None,
     cluster: ClusterSection | None,
+    training: TrainingSection | None,
 ) -> list[Problem]:
     """Return the mistakes between the stages and between stages and cluster.
 
-    ``stages`` are the valid ones, each with its index in the file. ``cluster`` is None if it is not
-    valid, ``gpus_per_instance`` if the instance type is not known.
+    ``stages`` are the valid ones, each with its index in the file. ``cluster`` and ``training`` are
+    None if they are not valid, ``gpus_per_instance`` if the instance type is not known.
     """
     problems: list[Problem] = []
     names: set[str] = set()
@@ -61,6 +63,8 @@ def cross_section_problems(
             problems += _alternatives_problems(stage, cluster, path)
         if gpus_per_instance is not None:
             problems += _batch_size_problems(stage, stage.instances * gpus_per_instance, path)
+    if cluster is not None and training is not None:
+        problems += _reduce_dtype_problems(training, cluster)
     return problems
 
 
@@ -82,6 +86,12 @@ def _first_stage_problems(stage: StageSection, path: KeyPath) -> Iterator[Proble
             yield Problem(
                 (*path, key), value, "does not apply to the first stage, which has no previous one"
             )
+
+
+def _reduce_dtype_problems(training: TrainingSection, cluster: ClusterSection) -> Iterator[Problem]:
+    if training.reduce_dtype == "bf16" and cluster.backend == "smddp":
+        reason = "SMDDP's sum of bf16 gradients is not documented; write fp32 or backend: nccl"
+        yield Problem(("training", "reduce_dtype"), training.reduce_dtype, reason)
 
 
 def _sharding_problems(

@@ -24,6 +24,7 @@ from sm_train.estimators.config.recovery import RecoverySection
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.secret_scan import find_secret, find_secret_in_setting
 from sm_train.estimators.config.stage import StageSection
+from sm_train.estimators.config.training import TrainingSection
 from sm_train.estimators.config.yaml_limits import MAX_BYTES, YamlLimitError, check_limits
 
 # libyaml's parser, if PyYAML was built with it: several times as fast, with the same line numbers.
@@ -281,7 +282,11 @@ def _find_cross_section_problems(raw: dict[Any, Any]) -> list[Problem]:
     cluster = None
     if not _validation_errors(ClusterSection, raw_cluster):
         cluster = ClusterSection.model_validate(raw_cluster)
-    problems = cross_section_problems(name if isinstance(name, str) else "", stages, gpus, cluster)
+    training = None
+    if not _validation_errors(TrainingSection, raw.get("training", {})):
+        training = TrainingSection.model_validate(raw.get("training", {}))
+    run_name = name if isinstance(name, str) else ""
+    problems = cross_section_problems(run_name, stages, gpus, cluster, training)
     return problems or _find_fallback_problems(raw)
 
 

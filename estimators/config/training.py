@@ -9,6 +9,7 @@ from sm_train.entrypoints.common.job_config import (
     CheckpointConfig,
     EvaluationConfig,
     Precision,
+    ReduceDtype,
     TrainingConfig,
 )
 from sm_train.estimators.config.fields import (
@@ -27,7 +28,15 @@ class TrainingSection(Section):
     """The optimization settings that all stages share."""
 
     precision: Precision = Field(
-        default="bf16", description="Precision of the forward and backward pass; bf16 is autocast."
+        default="bf16",
+        description="Precision of the forward and backward pass. bf16 is autocast; tf32 rounds the "
+        "inputs of fp32 matrix products and convolutions to 10 bits of mantissa; fp32 rounds "
+        "nothing.",
+    )
+    reduce_dtype: ReduceDtype = Field(
+        default="fp32",
+        description="Precision in which gradients are summed over GPUs. bf16 halves the traffic "
+        "and rounds each partial sum to 8 bits of mantissa.",
     )
     compile: bool = Field(
         default=False, description="Whether to compile each block of the network (torch.compile)."
@@ -78,6 +87,7 @@ class TrainingSection(Section):
     def job_config(self) -> TrainingConfig:
         return TrainingConfig(
             precision=self.precision,
+            reduce_dtype=self.reduce_dtype,
             compile=self.compile,
             seed=self.seed,
             warmup_steps=self.warmup_steps,

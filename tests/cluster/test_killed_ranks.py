@@ -21,6 +21,7 @@ from sm_train.entrypoints.monitoring.heartbeat import (
 )
 from sm_train.toolkit.jobs.events import parse_event
 
+from tests.conftest import Cli
 from tests.support.cluster.training_jobs import (
     Job,
     Processes,
@@ -76,7 +77,7 @@ def ranks(node: Processes) -> dict[int, HeartbeatSample]:
     ],
 )
 def test_killed_rank_is_named_in_alert_and_failure_reason(
-    tmp_path: Path, server: WebhookServer, nodes: int, processes: int, killed: int
+    cli: Cli, tmp_path: Path, server: WebhookServer, nodes: int, processes: int, killed: int
 ) -> None:
     node = killed // processes
     with training(tmp_path, nodes, processes) as running:
@@ -94,6 +95,12 @@ def test_killed_rank_is_named_in_alert_and_failure_reason(
     for number in range(nodes):
         failure = tmp_path / f"algo-{number + 1}" / "output" / "failure"
         assert died in failure.read_text(), outputs[number]
+    logs = [tmp_path / f"algo-{number + 1}.log" for number in range(nodes)]
+    for log, output in zip(logs, outputs, strict=True):
+        log.write_text(output)
+    diagnosis = json.loads(cli("diagnose", *logs, "--json").stdout)
+    assert diagnosis["cause"] == "rank-died"
+    assert diagnosis["first_failure"]["rank"] == killed
     events = [event for line in "".join(outputs).splitlines() if (event := parse_event(line))]
     deaths = [event for event in events if event.get("code") == "rank-died"]
     assert {event["rank_died"] for event in deaths if event["death"] != "terminated"} == {killed}

@@ -67,7 +67,7 @@ def job_config(**doctor: Any) -> JobConfig:
         data=DataConfig("jpg", "txt", "center", "bicubic", "fast", "ignore", False, 0.01),
         model=ModelConfig("sd2", None, False, None, None),
         stage=StageConfig("s", 256, 32, 2, 10_000, 1e-4, "none", False, "ema", "reset"),
-        training=TrainingConfig("bf16", False, 0, 0, 0.0, 1.0, 0.1, 0.999, 0, 10, 1, 8, 50),
+        training=TrainingConfig("bf16", "fp32", False, 0, 0, 0.0, 1.0, 0.1, 0.999, 0, 10, 1, 8, 50),
         evaluation=EvaluationConfig(5000, (), 30, 5.0),
         checkpoint=CheckpointConfig(1000, 3),
         heartbeat=HeartbeatConfig(30, 120, 1200, "kill", 60),

@@ -180,6 +180,10 @@ CASES = {
         VALID + "  backend: smddp\n  framework_version: 2.6.0\n",
         ["run.yaml:19: cluster.framework_version: 2.6.0 has no SMDDP"],
     ),
+    "bf16_sums_with_smddp": (
+        VALID + "  backend: smddp\ntraining:\n  reduce_dtype: bf16\n",
+        ["run.yaml:20: training.reduce_dtype: 'bf16': SMDDP's sum of bf16 gradients"],
+    ),
     "sharding_with_smddp": (
         VALID.replace("    instances: 4", "    instances: 4\n    sharding: full_shard")
         + "  backend: smddp\n",

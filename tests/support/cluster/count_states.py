@@ -48,7 +48,7 @@ def main() -> None:
         config, components.network_init.component, world_size, world_size, None
     )
     module = parallelize(plan, config, components, accelerator, world_size)
-    model = fsdp.wrap(module, accelerator)
+    model = fsdp.wrap(module, accelerator, reduce_bf16=False)
     state = TrainState(config, module)
     network = components.network.config
     noisy = torch.randn(1, network.in_channels, network.sample_size, network.sample_size)

@@ -1,0 +1,127 @@
+"""Between two log events, no training step makes the CPU wait for the GPU.
+
+The product's loop runs on a fake CUDA device (:mod:`tests.support.fake_gpu`): with CUDA's autocast,
+fused AdamW, EMA, clipping, metrics and a checkpoint, on fake tensors. A shape that depends on a
+tensor's content ends the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from tests.support.deadline import DEADLINE
+from tests.support.fake_gpu import FakeGpuResult, FakeReport, FakeRun, run_on_fake_gpu
+
+pytestmark = pytest.mark.slow
+
+STEPS, LOG_EVERY = 2, 2
+SMALL = {
+    "a trained text encoder": FakeRun("digits", 28, 2, steps=STEPS),
+    "a U-Net": FakeRun("tiny-sd2", 64, 2, 2, steps=STEPS),
+    "size conditioning": FakeRun("tiny-sdxl", 64, 2, steps=STEPS),
+    "PixArt": FakeRun("tiny-dit", 64, 2, steps=STEPS),
+    "activation checkpointing": FakeRun(
+        "tiny-mmdit", 64, 2, 2, steps=STEPS, activation_checkpointing=True
+    ),
+    "precomputed latents": FakeRun("tiny-mmdit", 64, 2, steps=STEPS, latents=True),
+    "DDP": FakeRun("tiny-mmdit", 64, 2, 2, steps=STEPS, world_size=128),
+    "FSDP2": FakeRun("tiny-mmdit", 64, 2, 2, STEPS, "full_shard", world_size=128),
+}
+PRESETS = {
+    "sd2": FakeRun("sd2", 512, 16),
+    "sdxl": FakeRun("sdxl", 1024, 4, activation_checkpointing=True),
+    "dit-xl": FakeRun("dit-xl", 512, 16),
+    "mmdit-2b": FakeRun("mmdit-2b", 512, 8, latents=True),
+    "mmdit-8b": FakeRun("mmdit-8b", 512, 4, 2, sharding="full_shard", world_size=128),
+    "mmdit-20b": FakeRun("mmdit-20b", 1024, 1, 2, sharding="hybrid_shard", world_size=128),
+}
+
+
+@pytest.fixture(scope="module")
+def small_runs() -> FakeGpuResult:
+    return run_on_fake_gpu([*SMALL.values()], timeout=4 * DEADLINE)
+
+
+def report(result: FakeGpuResult, name: str) -> FakeReport:
+    return result.reports[[*SMALL].index(name)]
+
+
+def waits(report: FakeReport) -> set[str]:
+    """Return the product's functions that made the CPU wait."""
+    return {sync.function for sync in report.syncs}
+
+
+def reads(report: FakeReport, function: str) -> int:
+    """Return how many scalars ``function`` read from the GPU."""
+    found = [sync.count for sync in report.syncs if sync.function == function]
+    return sum(found)
+
+
+ALLOWED = {
+    # Means of a log interval (`log_every`), read when it ends.
+    "log_steps",
+    "sums",
+    # Whether any rank received a stop, every five seconds.
+    "_exchange_status",
+    # The checkpoint's thread waits for its copies; training continues.
+    "tensors",
+}
+
+
+def test_recorder_reports_what_blocks(small_runs: FakeGpuResult) -> None:
+    """Without this the tests below would pass if the recorder saw nothing."""
+    assert small_runs.probes == {
+        "item": "scalar read",
+        "bool": "scalar read",
+        "tolist": "scalar read",
+        "equal": "comparison",
+        "cpu": "copy to the host",
+        "to the host, pageable": "copy to the host",
+        "to the host, pinned": "asynchronous",
+        "tensor": "blocking copy",
+        "new_tensor": "blocking copy",
+        "full": "asynchronous",
+        "from pageable": "copy from pageable memory",
+        "from pinned": "asynchronous",
+        "from pinned, blocking": "blocking copy",
+        "from pin_memory": "asynchronous",
+        "synchronize": "torch.cuda.synchronize",
+        "event": "Event.synchronize",
+        "nonzero": "DynamicOutputShapeException",
+        "mask": "DynamicOutputShapeException",
+    }
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_steps_of_small_models_do_not_wait(small_runs: FakeGpuResult, name: str) -> None:
+    assert waits(report(small_runs, name)) <= ALLOWED
+
+
+def test_metrics_are_read_once_per_log_interval(small_runs: FakeGpuResult) -> None:
+    """Five means are read at once: loss, norm, seconds, wait for data, skipped steps."""
+    for name in SMALL:
+        assert reads(report(small_runs, name), "log_steps") == 5 * STEPS // LOG_EVERY
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", PRESETS)
+def test_steps_of_every_preset_do_not_wait(preset: str) -> None:
+    [full_size] = run_on_fake_gpu([PRESETS[preset]], timeout=4 * DEADLINE).reports
+    assert waits(full_size) <= ALLOWED
+
+
+def sent(report: FakeReport, names: Sequence[str]) -> dict[str, int]:
+    """Return the bytes of a run's collectives by name."""
+    return {
+        name: sum(one.bytes * one.count for one in report.collectives if one.name == name)
+        for name in names
+    }
+
+
+def test_ddp_sends_nothing_but_gradients(small_runs: FakeGpuResult) -> None:
+    """Buffers, such as position embeddings, are not broadcast."""
+    ddp = report(small_runs, "DDP")
+    assert {one.name for one in ddp.collectives} == {"allreduce"}
+    assert sent(ddp, ["broadcast"]) == {"broadcast": 0}

@@ -1,0 +1,67 @@
+"""Peak memory of a training step, by PyTorch's own trackers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+from torch.distributed._tools.mem_tracker import MemTracker
+
+DEVICE = torch.device("cuda", 0)
+
+
+class _MemTracker(MemTracker):
+    """PyTorch's tracker, which cannot handle frozen modules (2.13)."""
+
+    def _track_module_params_and_buffers(
+        self, module: nn.Module, install_grad_hooks: bool = True
+    ) -> tuple[int, int]:
+        trained = any(parameter.requires_grad for parameter in module.parameters())
+        return super()._track_module_params_and_buffers(module, install_grad_hooks and trained)
+
+
+class MemoryTracker:
+    """Tracks a trainer's steps after the first one.
+
+    What exists before is counted as external: weights, AdamW's state, EMA and frozen components.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._tracker: Any = None
+
+    def before_pass(self, *, first: bool) -> None:
+        """Call before each micro-batch; ``first`` in the first optimizer step."""
+        if first:
+            return
+        if self._tracker is None:
+            self._tracker = self._start()
+        else:
+            self._tracker.reset_mod_stats()
+
+    def _start(self) -> Any:
+        from sm_train.entrypoints.distributed import fsdp
+
+        state, components = self._trainer.state, self._trainer.components
+        frozen = [
+            tensor
+            for module in components.frozen_modules()
+            for tensor in (*module.parameters(), *module.buffers())
+        ]
+        average = state._ema.averages if state._ema else []
+        if fsdp.is_sharded(state.module):
+            tracker: Any = FSDPMemTracker(components.network, state._optimizer)
+            tracker.track_inputs(([*frozen, *average],))
+        else:
+            tracker = _MemTracker()
+            tracker.track_external(state.module, state._optimizer, *frozen, *average)
+        tracker.__enter__()
+        return tracker
+
+    def finish(self) -> dict[str, int]:
+        """Stop and return the bytes at the peak by kind of memory."""
+        self._tracker.__exit__(None, None, None)
+        peak = self._tracker.get_tracker_snapshot("peak")[DEVICE]
+        return {getattr(kind, "value", kind): size for kind, size in peak.items()}
