@@ -253,10 +253,14 @@ def _emulate_what_fake_tensors_cannot() -> None:
     """Replace functions that read the content of tensors, or need kernels."""
     import torch.distributed.device_mesh as meshes
     import torch.nn.parallel.distributed as ddp
+    from sm_train.entrypoints.distributed.object_exchange import ObjectExchange
     from sm_train.entrypoints.models.builder import CaptionTokenizer
 
     _run_for_real(CaptionTokenizer, "__call__")
     _run_for_real(meshes, "init_device_mesh")
+    # The fake group's store holds nothing; here every rank has what rank 0 has.
+    ObjectExchange.all_gather = lambda self, value: [value] * self.world_size
+    ObjectExchange.gather = lambda self, value: [value] * self.world_size
     ddp._verify_param_shape_across_processes = lambda *_: None
     ddp._sync_module_states = lambda **_: None
     initialize = ddp.DistributedDataParallel.__init__
