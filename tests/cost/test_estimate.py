@@ -159,6 +159,14 @@ def test_recommended_interval_lies_within_the_stage(
     assert found["best_seconds"] >= least * (1 - 1e-9)
 
 
+def test_recommended_interval_waits_for_the_upload() -> None:
+    # A failure every 4 minutes would recommend less than the 160 s in which 80 GB per instance are
+    # written and uploaded.
+    stage = replace(BRIA, parameters=2 * 10**10, flops_per_image=None)
+    found = document(stage, assumed=Assumptions(failures_per_gpu_hour=0.5))["stages"][0]
+    assert found["checkpoint_interval"]["best_seconds"] == pytest.approx(160)
+
+
 def test_requests_per_image_and_logs_per_step() -> None:
     part = document(BRIA)["stages"][0]["breakdown_usd"]
     # 550,000 × 2,048 images of 250 kB in requests of 8 MiB at $0.0004 for 1,000.
