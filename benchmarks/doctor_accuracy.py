@@ -23,6 +23,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
 from tests.cluster.test_doctor import cluster_on
 from tests.support.cluster.network_namespaces import network_namespaces, unavailable_reason
 
