@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
-from sm_train.toolkit.doctor.canary_report import FACT_CODES
+from sm_train.toolkit.doctor.canary_report import FactCode
 
 ROOT = Path(__file__).parents[1]
 NONE = "—"
@@ -46,7 +47,7 @@ def test_statement_is_proven_or_left_to_aws(statement: str, proof: str, question
         tests = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
         assert name in tests, f"{path} has no {name}"
     for code in re.findall(r"canary `([^`]+)`", question):
-        assert code in FACT_CODES
+        assert code in get_args(FactCode)
 
 
 def test_readme_states_nothing_about_the_platform_that_is_not_covered() -> None:

@@ -80,9 +80,7 @@ class _OwnerGuard:
         context["sm_train_expected_owner"] = expected.values()
         params.update(expected)
 
-    def explain_denial(
-        self, http_response: Any, parsed: dict[str, Any], context: dict[str, Any], **_: Any
-    ) -> None:
+    def explain_denial(self, parsed: dict[str, Any], context: dict[str, Any], **_: Any) -> None:
         """Add the expected owner to S3's error, which does not say why it denies a request."""
         expected = context.get("sm_train_expected_owner")
         error = parsed.get("Error", {})

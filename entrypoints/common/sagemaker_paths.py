@@ -15,6 +15,19 @@ STOP_REQUEST = "stop-requested"
 """Name of the file below ``/opt/ml`` that asks every rank of the node to checkpoint and exit."""
 
 
+def host_names(nodes: int) -> list[str]:
+    """Return the names that SageMaker gives a job's nodes, in rank order.
+
+    AWS sorts them as text, so with ten nodes or more algo-10 has rank 1.
+    """
+    return sorted(f"algo-{number}" for number in range(1, nodes + 1))
+
+
+def host_name(node_rank: int, nodes: int) -> str:
+    """Return one of :func:`host_names`; without ``nodes`` (0), as if there were fewer than ten."""
+    return host_names(nodes)[node_rank] if node_rank < nodes else f"algo-{node_rank + 1}"
+
+
 @dataclass(frozen=True)
 class SageMakerPaths:
     """The job's directory tree below ``base``."""

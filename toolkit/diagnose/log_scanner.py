@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Protocol
 
+from sm_train.entrypoints.common.sagemaker_paths import host_name
 from sm_train.toolkit.diagnose.log_lines import LogLine, parse_line
 from sm_train.toolkit.diagnose.matches import (
     MAX_TEXT,
@@ -212,6 +213,8 @@ class _StreamScanner:
     first_failure: TorchrunFailure | None = None
     ranks: dict[str | None, set[int]] = field(default_factory=dict)
     """Node → the ranks of its parsed lines."""
+    nodes: int = 0
+    """Of the job's start event; 0 before it."""
     ranks_per_node: int | None = None
     summary: dict[str, str] | None = None
     """The fields of torchrun's summary while it is being read, else None."""
@@ -337,13 +340,14 @@ class _StreamScanner:
 
     def _match_event(self, event: Event, line: LogLine) -> None:
         """Match one of this project's events, whose node, rank and time are exact."""
-        node = line.node or self.stream.node or f"algo-{event['node'] + 1}"
+        node = line.node or self.stream.node or host_name(event["node"], self.nodes)
         line = replace(line, rank=event["rank"], time=event["time"], node=node)
         if event["kind"] == "start":
             # A second start in one log is another attempt of the same job.
             if self.start_events:
                 self._mark_recovered(len(self.matches))
             self.start_events += 1
+            self.nodes = event["nodes"]
             self.ranks_per_node = event["world_size"] // max(1, event["nodes"])
         elif event["kind"] == "end" and event["reason"] == "done":
             self._mark_recovered(len(self.matches))
@@ -355,7 +359,7 @@ class _StreamScanner:
             self._match_exception(replace(line, text=text))
         else:
             for signature in matching(line.text):
-                self._add(signature.code, signature.role, _attributed(event, line))
+                self._add(signature.code, signature.role, _attributed(event, line, self.nodes))
 
     def _match_message(self, line: LogLine) -> None:
         """Add the signatures of a message, unless it shows that the program continues."""
@@ -505,13 +509,13 @@ _SIGNALS: dict[int | None, str] = {
 }
 
 
-def _attributed(event: Event, line: LogLine) -> LogLine:
+def _attributed(event: Event, line: LogLine, nodes: int) -> LogLine:
     """Attribute an event to the rank it is about, which is seldom the one that reports it."""
     rank, node = event.get("blamed_rank", event.get("rank_died")), event.get("blamed_node")
     return replace(
         line,
         rank=line.rank if rank is None else rank,
-        node=line.node if node is None else f"algo-{node + 1}",
+        node=line.node if node is None else host_name(node, nodes),
     )
 
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, Literal, TypedDict
 
 from sm_train.cost.instances import instance_type
 from sm_train.toolkit.doctor.canary import CanaryJob, CanaryResult, first_event
@@ -29,7 +29,6 @@ FactCode = Literal[
     "completion",
     "model-output",
 ]
-FACT_CODES: tuple[FactCode, ...] = get_args(FactCode)
 PlatformName = Literal["sagemaker", "local"]
 
 _SOCKETS, _NO_RDMA = "transport-sockets", "transport-no-rdma"

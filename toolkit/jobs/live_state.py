@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from sm_train.entrypoints.common.sagemaker_paths import host_name
 from sm_train.toolkit.jobs.events import Event
 
 _MAX_STEPS, _MAX_NOTICES = 720, 200
@@ -205,7 +206,7 @@ def stragglers(live: LiveState) -> list[NamedStraggler] | None:
     return [
         NamedStraggler(
             one.get("rank"),
-            names.get(one["node"], f"algo-{one['node'] + 1}"),
+            names.get(one["node"], host_name(one["node"], len(names))),
             float(one["busy_seconds"]),
             float(one["ratio"]),
         )

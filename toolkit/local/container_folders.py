@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from sm_train.entrypoints.common.index_location import index_path
-from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
+from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths, host_names
 from sm_train.estimators.bundle.bundle import Bundle
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.config.stage import StageSection
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.local.folders import (
     LocalFolders,
-    host_names,
     local_shards,
     node_shards,
     shared_channels,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from sm_train.entrypoints.common.checkpoint_layout import FINAL_MODEL, step_folder_name
 from sm_train.entrypoints.common.index_location import index_path
-from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
+from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths, host_names
 from sm_train.entrypoints.data.shard_format import find_shards
 from sm_train.estimators.bundle.bundle import Bundle
 from sm_train.estimators.config.schema import RunConfig
@@ -81,11 +81,6 @@ def lay_out(
         for name, source in channels.items():
             node.channel(name).symlink_to(source.absolute())
     return folders
-
-
-def host_names(nodes: int) -> list[str]:
-    """Return the host names that SageMaker gives a job's instances, in rank order."""
-    return sorted(f"algo-{index + 1}" for index in range(nodes))
 
 
 def node_shards(shards: list[Path], node_rank: int, nodes: int) -> list[Path]:

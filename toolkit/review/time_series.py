@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
+from sm_train.entrypoints.common.sagemaker_paths import host_name
 from sm_train.toolkit.jobs.events import Event
 from sm_train.toolkit.review.job_facts import JobFacts
 from sm_train.toolkit.review.job_log import Column
@@ -105,7 +106,7 @@ def _charts(facts: JobFacts) -> Iterator[Chart]:
         ("gpu_temperature_max", "Hottest GPU", "°C", 1.0),
     ):
         rates = {
-            f"algo-{node + 1}": (table["time"], table[column] / scale)
+            host_name(node, facts.instances or 0): (table["time"], table[column] / scale)
             for node, table in facts.log.nodes.items()
         }
         yield Chart(column, title, unit, _lines(facts, rates))

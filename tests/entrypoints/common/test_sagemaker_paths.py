@@ -5,7 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig, SageMakerPaths
+from sm_train.entrypoints.common.sagemaker_paths import (
+    ResourceConfig,
+    SageMakerPaths,
+    host_name,
+    host_names,
+)
 
 
 def test_resource_config_names_instances_and_a_laptop_is_one(tmp_path: Path) -> None:
@@ -21,3 +26,10 @@ def test_resource_config_names_instances_and_a_laptop_is_one(tmp_path: Path) -> 
     resources = ResourceConfig.read(paths)
     assert resources.hosts == ("algo-1", "algo-10", "algo-2"), "sorted as AWS's own launchers do"
     assert (resources.node_rank, resources.instance_type) == (2, "ml.p5.48xlarge")
+
+
+def test_host_names_are_sorted_as_text() -> None:
+    """As AWS sorts them: with ten nodes the second rank runs on algo-10."""
+    assert host_names(3) == ["algo-1", "algo-2", "algo-3"]
+    assert host_names(11)[:4] == ["algo-1", "algo-10", "algo-11", "algo-2"]
+    assert [host_name(1, nodes) for nodes in (0, 9, 10)] == ["algo-2", "algo-2", "algo-10"]

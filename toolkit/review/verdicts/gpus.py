@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from sm_train.entrypoints.common.sagemaker_paths import host_name
 from sm_train.toolkit.review.job_facts import JobFacts
 from sm_train.toolkit.review.job_log import Column, finite
 from sm_train.toolkit.review.model import LEVELS, Level, Verdict
@@ -47,7 +48,10 @@ def utilization(facts: JobFacts) -> dict[str, tuple[Column, Column]]:
     if from_cloudwatch:
         return from_cloudwatch
     from_events = {
-        f"algo-{node + 1}": (table["time"], table["gpu_utilization_mean"] / 100.0)
+        host_name(node, facts.instances or 0): (
+            table["time"],
+            table["gpu_utilization_mean"] / 100.0,
+        )
         for node, table in facts.log.nodes.items()
     }
     return {name: pair for name, pair in from_events.items() if np.isfinite(pair[1]).any()}
