@@ -13,7 +13,14 @@ DEVICE = torch.device("cuda", 0)
 
 
 class _MemTracker(MemTracker):
-    """PyTorch's tracker, which cannot handle frozen modules (2.13)."""
+    """PyTorch's tracker, extended for frozen modules and for several calls of an encoder (2.13)."""
+
+    def _pre_fw_hook(self, module: nn.Module, inputs: Any) -> None:
+        name = self._mod_tracker.get_known_fqn(module)
+        outermost = self._mod_tracker.parents - {name} == {"Global"}
+        if module in self.memory_tracking and outermost and not self._mod_tracker.is_bw:
+            self.reset_mod_stats()
+        super()._pre_fw_hook(module, inputs)
 
     def _track_module_params_and_buffers(
         self, module: nn.Module, install_grad_hooks: bool = True
