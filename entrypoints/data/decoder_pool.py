@@ -22,6 +22,7 @@ import pickle
 import resource
 import signal
 import struct
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -357,7 +358,7 @@ def _leave_client(slots: Sequence[_Slot], client: Connection) -> None:
         os.closerange(below + 1, above)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     nowhere = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1, 2):  # decoders print warnings, and the C library its last words
+    for descriptor in (0, 1, 2):  # decoders and the C library print warnings
         os.dup2(nowhere, descriptor)
 
 
@@ -369,6 +370,10 @@ def _fork_decoder(slot: _Slot) -> int:
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        if "torch" in sys.modules:
+            # The threads of OpenMP's pool do not survive a fork: a parallel loop would wait for
+            # them forever.
+            sys.modules["torch"].set_num_threads(1)
         _serve(slot)
     finally:
         os._exit(1)

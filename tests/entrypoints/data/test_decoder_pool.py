@@ -13,13 +13,14 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import torch
 from sm_train.entrypoints.data import decoder_pool
 from sm_train.entrypoints.data.decoder_pool import DecoderPool
 from sm_train.entrypoints.data.image_header import DecodeError
 
 from tests.support.deadline import DEADLINE
 from tests.support.images import crashing_decoders
-from tests.support.images.crashing_decoders import CRASH
+from tests.support.images.crashing_decoders import CRASH, resize
 
 
 @pytest.fixture
@@ -40,6 +41,22 @@ def test_results_and_errors_are_those_of_the_function(pool: DecoderPool) -> None
     with pytest.raises(RuntimeError, match=r"(?s)ZeroDivisionError.*3 bytes.*in fail"):
         pool.call(crashing_decoders.fail, b"abc")
     assert pool.call(crashing_decoders.measure, b"") == 0
+
+
+def test_decoders_resize_after_the_client_has_used_several_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A fork has none of OpenMP's threads, and a parallel loop in it would wait for them."""
+    monkeypatch.setattr(decoder_pool, "DECODE_SECONDS", 60.0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(4)
+    resize(torch.rand(1, 3, 2000, 2000))
+    started = DecoderPool(1)
+    try:
+        assert started.call(crashing_decoders.resized_sum, b"\x07") > 0
+    finally:
+        started.close()
+        torch.set_num_threads(threads)
 
 
 def test_output_is_copied_to_the_callers_array(pool: DecoderPool) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import sm_train.entrypoints.data.image_decoder as image_decoder
 import sm_train.entrypoints.packing.image_metadata as image_metadata
+import torch
 
 CRASH = b"crash this decoder"
 """A file that contains this crashes the decoders of this module."""
@@ -55,6 +56,17 @@ def write_first_byte(content: memoryview, out: Any, offset: int) -> None:
     out[...] = content[0] + offset
 
 
+def resize(images: torch.Tensor) -> torch.Tensor:
+    """Halve images of shape (B, C, H, W) in a loop that PyTorch divides among its threads."""
+    half = images.shape[-1] // 2
+    return torch.nn.functional.interpolate(images, (half, half), mode="bicubic", antialias=True)
+
+
+def resized_sum(content: memoryview) -> float:
+    """Return the sum of a resized image with one value."""
+    return float(resize(torch.full((1, 3, 2000, 2000), float(content[0]))).sum())
+
+
 def fail(content: memoryview) -> None:
     """Raise an error that is a fault of this program."""
     raise ZeroDivisionError(f"{len(content)} bytes")
@@ -67,8 +79,8 @@ def install_crashing_decoders() -> None:
 
 
 def _crashing(function: Any) -> Any:
-    def crash_or_call(content: Any, *arguments: Any) -> Any:
+    def crash_or_call(content: Any, *arguments: Any, **options: Any) -> Any:
         measure(content)
-        return function(content, *arguments)
+        return function(content, *arguments, **options)
 
     return crash_or_call

@@ -137,7 +137,7 @@ def test_laptop_policy_equals_what_commands_call(cli: Cli, aws: Aws, tmp_path: P
     printed = cli("iam", run, "--json")
     assert printed.returncode == 0, printed.stderr
     documents = json.loads(printed.stdout)
-    image = "arn:aws:ecr:us-east-1:763104351884:repository/pytorch-training"
+    image = "arn:aws:ecr:us-east-1:763104351884:repository/pytorch"
     assert allowed(documents["job"], "ecr:BatchGetImage", image) == "PullImage"
     policy = documents["laptop"]
     recorded = set(calls(aws))

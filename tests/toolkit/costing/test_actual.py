@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 from tests.conftest import Aws, Cli
-from tests.support.finished_jobs import job_ended, put_log_events, submit_run, training_events
+from tests.support.finished_jobs import (
+    end_jobs,
+    job_ended,
+    put_log_events,
+    submit_run,
+    training_events,
+)
 from tests.support.run_documents import stage
 from tests.support.run_files import write_run
 
@@ -248,7 +254,7 @@ def test_damaged_history_is_named(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_later_submission_is_estimated_with_the_history(cli: Cli, aws: Aws, finished: Path) -> None:
-    aws.response_filters["DescribeTrainingJob"] = job_ended(1000, "Stopped")
+    end_jobs(aws, 1000, "Stopped")
     options = {"network": "loopback", "env": aws.environment}
     first = cli("submit", finished, "--yes", **options)
     assert "1.8" in first.stderr

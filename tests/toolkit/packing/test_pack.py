@@ -45,6 +45,7 @@ def test_packing_a_folder_writes_shards_and_an_index(cli: Cli, tmp_path: Path) -
         "samples": 7,
         "bytes": sum(path.stat().st_size for path in (tmp_path / "out/shards").iterdir()),
         "rejected": {},
+        "skipped": {},
         "index": "out/index.parquet",
         "shards_path": "out/shards",
     }

@@ -209,7 +209,7 @@ def test_a_folder_without_images_is_one_line(cli: Cli, tmp_path: Path) -> None:
     run = cli("pack", "in", "out")
     assert (run.returncode, run.stderr) == (
         2,
-        "sm-train: in: no images in it (jpg, jpeg, png, webp)\n",
+        "sm-train: in: no images in it (jpg, jpeg, png, webp); skipped 1: txt: notes.txt\n",
     )
     assert not (tmp_path / "out").exists()
 

@@ -17,6 +17,7 @@ from PIL import Image
 from tests.conftest import Aws, Cli
 from tests.support.finished_jobs import (
     BEGIN,
+    end_jobs,
     job_ended,
     log_event,
     put_log_events,
@@ -227,7 +228,7 @@ def test_job_is_read_from_cloudwatch(cli: Cli, aws: Aws, finished: str) -> None:
 
 def test_run_reviews_all_its_jobs_with_repeated_work(cli: Cli, aws: Aws, finished: str) -> None:
     """The second attempt resumes from step 300 of the 500 that the first reached."""
-    aws.response_filters["DescribeTrainingJob"] = job_ended(1000, "Stopped")
+    end_jobs(aws, 1000, "Stopped")
     result = cli("resume", "demo", "--yes", "--json", **aws_options(aws))
     assert result.returncode == 0, result.stderr
     second = json.loads(result.stdout)["training_job_name"]
