@@ -77,7 +77,7 @@ class ObjectExchange:
         chunks = [data[start : start + CHUNK_BYTES] for start in range(0, len(data), CHUNK_BYTES)]
         for index, chunk in enumerate(chunks):
             self._set(f"{prefix}/{self.rank}/{index}", chunk)
-        # Last: the number of chunks tells readers that all of them are there.
+        # Written last: readers wait for the number of chunks, so all of them exist by then.
         self._set(f"{prefix}/{self.rank}", str(len(chunks)))
         return prefix
 

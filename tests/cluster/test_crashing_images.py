@@ -36,9 +36,16 @@ def test_pack_skips_and_names_images_that_crash_their_decoder(tmp_path: Path, wo
     for name in ("first.jpg", "more/second.jpg"):
         write_pair(tmp_path / "in", name, image_bytes(1) + CRASH, "a picture")
     finished = run(
-        tmp_path, "pack", tmp_path / "in", tmp_path / "out", "--workers", workers, "--json",
-        "--shard-size", "20KB",
-    )  # fmt: skip
+        tmp_path,
+        "pack",
+        tmp_path / "in",
+        tmp_path / "out",
+        "--workers",
+        workers,
+        "--json",
+        "--shard-size",
+        "20KB",
+    )
     assert finished.returncode == 0, finished.stderr
     document = json.loads(finished.stdout)
     assert (document["samples"], document["rejected"]) == (40, {"decoder-crash": 2})

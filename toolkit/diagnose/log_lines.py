@@ -118,7 +118,7 @@ class LogLine:
 
     ``text`` is the message without prefixes and terminal codes; its indentation is kept. ``host``
     is a name of the machine or pod other than SageMaker's ``algo-N``; ``task`` is the number that
-    `srun -l` writes; ``label`` is what else tells the process from others.
+    `srun -l` writes; ``label`` is any other text that identifies the process.
     """
 
     text: str

@@ -1,4 +1,4 @@
-"""Tells whether the process that claimed a job's name on this machine is still running.
+"""Checks whether the process that claimed a job's name on this machine is still running.
 
 A claim is a random ID. Its process holds a lock on a file of that name until it exits; the kernel
 releases the lock however the process ends. Claims of other machines have no file here.

@@ -72,7 +72,7 @@ class CheckpointSync:
                 thread.start()
 
     def finish(self, *, instances_lost: bool = False) -> None:
-        """Upload what is left, at full speed: SageMaker does so when a job ends, or fails.
+        """Upload the remaining files at full speed, as SageMaker does when a job ends or fails.
 
         If the instances are lost, stop at once: uploads under way are lost as well.
         """

@@ -23,9 +23,16 @@ EXACT = DecodeSpec(40, 48, icc_profile="srgb")
 FAST = DecodeSpec(16, 24, crop="random", decode_mode="fast")
 
 REASONS = {
-    "decoder-crash", "decoder-timeout", "image-bomb", "image-corrupt", "image-empty", "image-kind",
-    "image-large", "image-memory", "image-mode",
-}  # fmt: skip
+    "decoder-crash",
+    "decoder-timeout",
+    "image-bomb",
+    "image-corrupt",
+    "image-empty",
+    "image-kind",
+    "image-large",
+    "image-memory",
+    "image-mode",
+}
 
 
 def use_image(pool: DecoderPool, content: bytes) -> list[str]:

@@ -28,15 +28,32 @@ from sm_train.entrypoints.packing.reencode import is_convertible, reencode
 MANIFEST = Path(__file__).parents[2] / "support" / "images" / "public_corpora.json"
 CORPORA: dict[str, str] = json.loads(MANIFEST.read_text())
 SUFFIXES = {
-    ".avif", ".bmp", ".gif", ".heic", ".heif", ".j2k", ".jp2", ".jpe", ".jpeg", ".jpg", ".mpo",
-    ".png", ".tif", ".tiff", ".webp",
-}  # fmt: skip
+    ".avif",
+    ".bmp",
+    ".gif",
+    ".heic",
+    ".heif",
+    ".j2k",
+    ".jp2",
+    ".jpe",
+    ".jpeg",
+    ".jpg",
+    ".mpo",
+    ".png",
+    ".tif",
+    ".tiff",
+    ".webp",
+}
 SPEC = DecodeSpec(64, 64, mode="bilinear")
 TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM, 5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE, 8: Image.Transpose.ROTATE_90,
-}  # fmt: skip
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 
 @pytest.fixture(scope="module")

@@ -45,9 +45,18 @@ def test_skipped_files_are_counted_and_named_by_kind(cli: Cli, tmp_path: Path) -
         document = json.loads(run.stdout)
         assert document["rejected"] == {}
         assert {kind: files["count"] for kind, files in document["skipped"].items()} == {
-            "heic": 2, "tiff": 2, "avif": 1, "bmp": 1, "gif": 1, "jp2": 1, "json": 1, "md": 1,
-            "no extension": 1, "svg": 1, "txt": 1,
-        }  # fmt: skip
+            "heic": 2,
+            "tiff": 2,
+            "avif": 1,
+            "bmp": 1,
+            "gif": 1,
+            "jp2": 1,
+            "json": 1,
+            "md": 1,
+            "no extension": 1,
+            "svg": 1,
+            "txt": 1,
+        }
         assert document["skipped"]["avif"]["first"] == ["more/c.avif"]
         assert "skipped 2: heic: a.heic, b.HEIC; --convert packs them" in run.stderr
         assert "skipped 1: svg: drawing.svg\n" in run.stderr
@@ -90,15 +99,26 @@ def test_objects_in_s3_are_selected_like_files(cli: Cli, aws: Aws, convert: bool
     client = aws.client("s3")
     client.create_bucket(Bucket="raw")
     contents = {
-        "a.jpg": image_bytes(), "a.txt": b"a JPEG", "b.heic": image_bytes(kind="HEIF"),
-        "b.txt": b"a HEIC", "c.csv": b"a table", "folder/": b"",
-    }  # fmt: skip
+        "a.jpg": image_bytes(),
+        "a.txt": b"a JPEG",
+        "b.heic": image_bytes(kind="HEIF"),
+        "b.txt": b"a HEIC",
+        "c.csv": b"a table",
+        "folder/": b"",
+    }
     for key, content in contents.items():
         client.put_object(Bucket="raw", Key=f"p/{key}", Body=content)
     run = cli(
-        "--region", "us-east-1", "pack", "s3://raw/p/", "out", "--json",
-        *(["--convert"] if convert else []), network="loopback", env=aws.environment,
-    )  # fmt: skip
+        "--region",
+        "us-east-1",
+        "pack",
+        "s3://raw/p/",
+        "out",
+        "--json",
+        *(["--convert"] if convert else []),
+        network="loopback",
+        env=aws.environment,
+    )
     assert run.returncode == 0, run.stderr
     document = json.loads(run.stdout)
     assert document["samples"] == (2 if convert else 1)
