@@ -47,8 +47,8 @@ class _HostMarks:
     """Times of the host's clock, and of the kernel's clock of waits for a CPU core.
 
     Other programs on a node slow down one rank now, another one later. That is no property of the
-    rank, and can be distinguished from a rank that is slow or stopped: the kernel counts the time for which
-    a thread is ready to run, but no core is free. Only the creating thread may mark.
+    rank, and can be distinguished from a rank that is slow or stopped: the kernel counts the time
+    for which a thread is ready to run, but no core is free. Only the creating thread may mark.
     """
 
     def __init__(self) -> None:

@@ -6,7 +6,6 @@ The formats are those that the services publish or that gitleaks lists
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 
@@ -20,12 +19,12 @@ class SecretPattern:
 
     kind: str
     keywords: tuple[str, ...]
-    expression: re.Pattern[str]
+    expression: str
 
 
 def _pattern(kind: str, keywords: str, expression: str) -> SecretPattern:
-    """Compile a pattern; ``keywords`` are in lower case and separated by spaces."""
-    return SecretPattern(kind, tuple(keywords.split(" ")), re.compile(expression))
+    """Return a pattern; ``keywords`` are in lower case and separated by spaces."""
+    return SecretPattern(kind, tuple(keywords.split(" ")), expression)
 
 
 _HEX = "[0-9a-fA-F]"

@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from sm_train.estimators.config.secret_files import UnreadableArchiveError, expand
@@ -19,6 +18,7 @@ from sm_train.estimators.config.secret_patterns import PATTERNS
 
 if TYPE_CHECKING:
     from detect_secrets.plugins.base import BasePlugin
+    from detect_secrets.plugins.high_entropy_strings import HighEntropyStringsPlugin
 
 _MAX_LINE = 4000
 _LINE_OVERLAP = 400
@@ -128,46 +128,42 @@ def find_secrets(files: Mapping[str, bytes]) -> Iterator[FoundSecret | Unsearche
 def _find_in_file(text: str, path: str) -> Iterator[FoundSecret]:
     """Yield one credential for each line: several detectors may know the same one."""
     lines = set[int]()
-    for kind, offset in _find_in_text(text, path):
-        line = text.count("\n", 0, offset) + 1
+    for kind, line in _find_in_text(text, path):
         if line not in lines:
             lines.add(line)
             yield FoundSecret(kind, path, line)
 
 
 def _find_in_text(text: str, path: str) -> Iterator[tuple[str, int]]:
-    """Yield the kind of each credential and its offset; at most one for a line and detector.
+    """Yield the kind of each credential and its line, from 1; at most one for a line and detector.
 
-    The offset is that in the text without the backslashes before quotes: notebooks and other JSON
-    escape the quotes of the code that they contain.
+    Backslashes before quotes are dropped: notebooks and other JSON escape the quotes of the code
+    that they contain.
     """
     text = text.replace('\\"', '"')
     yield from _find_known_formats(text)
-    offset = 0
-    for line in text.splitlines(keepends=True):
-        for start, part in _parts(line):
-            if _CANDIDATE.search(part) and (kind := _find_in_line(part.rstrip("\r\n"), path)):
-                yield kind, offset + start
+    for number, line in enumerate(text.split("\n"), 1):
+        for part in _parts(line):
+            if _CANDIDATE.search(part) and (kind := _find_in_line(part.rstrip("\r"), path)):
+                yield kind, number
                 break
-        offset += len(line)
 
 
 def _find_known_formats(text: str) -> Iterator[tuple[str, int]]:
     lowered = text.lower()
     for pattern in PATTERNS:
         if any(keyword in lowered for keyword in pattern.keywords):
-            for match in pattern.expression.finditer(text):
-                yield pattern.kind, match.start()
+            for match in re.finditer(pattern.expression, text):
+                yield pattern.kind, text.count("\n", 0, match.start()) + 1
 
 
-def _parts(line: str) -> Iterator[tuple[int, str]]:
+def _parts(line: str) -> Iterator[str]:
     """Split a long line into overlapping parts: some expressions are quadratic in its length."""
     if len(line) <= _MAX_LINE:
-        yield 0, line
+        yield line
         return
-    starts = [*range(0, len(line), _MAX_LINE - _LINE_OVERLAP), len(line)]
-    for start, _ in pairwise(starts):
-        yield start, line[start : start + _MAX_LINE]
+    for start in range(0, len(line), _MAX_LINE - _LINE_OVERLAP):
+        yield line[start : start + _MAX_LINE]
 
 
 def _find_in_line(line: str, path: str) -> str | None:
@@ -227,9 +223,14 @@ def _is_base64(value: str) -> bool:
 
 def _entropy(value: str) -> float:
     """Return the Shannon entropy of the characters, in bits."""
+    return _entropy_detector().calculate_shannon_entropy(value)
+
+
+@cache
+def _entropy_detector() -> HighEntropyStringsPlugin:
     from detect_secrets.plugins.high_entropy_strings import Base64HighEntropyString
 
-    return Base64HighEntropyString(_BASE64_BITS).calculate_shannon_entropy(value)
+    return Base64HighEntropyString(_BASE64_BITS)
 
 
 def _find_by_library(line: str) -> str | None:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from sm_train.toolkit.errors import UserError
-from sm_train.toolkit.report_html.page import template, write_html
+from sm_train.toolkit.report_html.page import STATIC_PAGE_POLICY, template, write_html
 from sm_train.toolkit.review import comparison_table, waterfall
 from sm_train.toolkit.review.charts import (
     PROGRESS,
@@ -101,6 +101,7 @@ def page(document: ReviewDocument) -> str:
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     return environment.from_string(template("review.html")).render(
+        policy=Markup(STATIC_PAGE_POLICY),
         style=Markup(template("page.css")),
         markup=Markup,
         levels={level: (SYMBOLS[level], label) for level, label in _LEVEL_LABELS.items()},

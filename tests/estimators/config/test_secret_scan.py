@@ -218,6 +218,8 @@ def test_the_line_of_a_secret_is_reported() -> None:
     ]
     in_notebook = [str(secret) for secret in find_secrets({"a.ipynb": notebook(line)})]
     assert [text.split(":")[1] for text in in_notebook] == ["7"]
+    escaped = ('"print(\\"x\\")",\n' * 40 + line).encode()
+    assert [str(secret).split(":")[1] for secret in find_secrets({"b.ipynb": escaped})] == ["41"]
     inner = [str(secret) for secret in find_secrets({"a.zip": zipped("b/own.py", content)})]
     assert inner == ["a.zip/b/own.py:7: looks like a Hugging Face token; remove it from the file"]
 
