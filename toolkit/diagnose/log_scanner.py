@@ -26,7 +26,12 @@ from sm_train.toolkit.diagnose.matches import (
     ScanReport,
     TorchrunFailure,
 )
-from sm_train.toolkit.diagnose.signatures import AUTOMATON_BYTES, literals, matching
+from sm_train.toolkit.diagnose.signatures import (
+    AUTOMATON_BYTES,
+    literals,
+    matching,
+    matching_exception,
+)
 from sm_train.toolkit.diagnose.tracebacks import (
     BEGIN,
     CHAINED,
@@ -75,7 +80,7 @@ _EVENTS = ('"kind": "error"', '"kind": "end"', '"kind": "start"', '"code": "stal
 #   {'loss': 0.31, 'grad_norm': 1.2, …, 'epoch': 0.12}                 Hugging Face Trainer
 _STEP = (
     rb'"kind": "step", .{0,160}?"step": (\d+)'
-    rb"|([\w /.:()-]{0,40}\d%\|[^|\n]*\| +\d+/\d+) \[\d+:\d\d"
+    rb"|([\w /.:()-]{0,40}\d%\|[^|\n]*\| +[1-9]\d*/\d+) \[\d+:\d\d"
     rb"|\[batch=(\d+)/"
     rb"|(?i:\b(?:global_?step|steps?|iter|iteration))[:=\[ ] ?\[? *(\d+)\b"
     rb".{0,160}?(?i:loss|lr|learning.rate|it/s|s/it)"
@@ -376,7 +381,7 @@ class _StreamScanner:
 
     def _match_exception(self, line: LogLine) -> None:
         """Add an exception that ended a process, by its signature or as a program error."""
-        signatures = matching(line.text)
+        signatures = matching_exception(line.text)
         for signature in signatures:
             self._add(signature.code, signature.role, line, uncaught=True)
         if not signatures:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from sm_train.toolkit.diagnose.log_lines import parse_line
-from sm_train.toolkit.diagnose.signatures import matching
+from sm_train.toolkit.diagnose.signatures import matching, matching_exception
 
 MAX_TEXT = 500
 """Characters kept of a line."""
@@ -141,7 +141,11 @@ class ScanReport:
             and not _LOGGED.search(line.text)
             and not matching(line.text)
         ]
-        return replace(raised[-1], code=PROGRAM_ERROR, role="exception") if raised else None
+        if not raised:
+            return None
+        for signature in matching_exception(raised[-1].text):
+            return replace(raised[-1], code=signature.code, role=signature.role)
+        return replace(raised[-1], code=PROGRAM_ERROR, role="exception")
 
     def last_lines(self) -> list[Match]:
         """Return the last lines except events; lines that look like errors are symptoms."""
