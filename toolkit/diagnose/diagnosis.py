@@ -96,7 +96,7 @@ def judge(reports: Sequence[ScanReport]) -> Diagnosis:
     summaries = [report.first_failure for report in reports if report.first_failure]
     if not matches and not summaries and any(report.completed for report in reports):
         return replace(succeeded(), details=details)
-    raised = [match for report in reports if (match := report.last_exception()) is not None]
+    raised = [match for report in reports if (match := report.last_error()) is not None]
     if raised:
         first = _by_time(raised)[0]
         found_in = _from_exception if first.code == PROGRAM_ERROR else _from_signature

@@ -104,9 +104,11 @@ def _signal_pattern(signal: str) -> str:
 
 
 _CODE = "|".join(
-    ("exit code", "Exit code", "Exit Code", "EXIT CODE", "exitcode", "exitCode", "ExitCode")
-    + ("exit status", "Exit status", "exit_code", "exited with", "exited with code")
-    + ("return code", "returncode", "status code", "terminated with code", "failed with code")
+    (
+        *("exit code", "Exit code", "Exit Code", "EXIT CODE", "exitcode", "exitCode", "ExitCode"),
+        *("exit status", "Exit status", "exit_code", "exited with", "exited with code"),
+        *("return code", "returncode", "status code", "terminated with code", "failed with code"),
+    )
 )
 _SENDING = (
     r"(?:[Ss]end|[Cc]losing|[Kk]illing|[Ff]orc|will be|[Hh]andler|\btrap|[Ii]gnor|[Ss]topping)"
