@@ -17,7 +17,9 @@ from sm_train.entrypoints.common.job_config import (
     ExpectedPerformance,
     HeartbeatConfig,
     JobConfig,
+    LrScheduleConfig,
     ModelConfig,
+    OptimizerConfig,
     StageConfig,
     TrainingConfig,
 )
@@ -67,7 +69,12 @@ def job_config(**doctor: Any) -> JobConfig:
         data=DataConfig("jpg", "txt", "center", "bicubic", "fast", "ignore", False, 0.01),
         model=ModelConfig("sd2", None, False, None, None),
         stage=StageConfig("s", 256, 32, 2, 10_000, 1e-4, "none", False, "ema", "reset"),
-        training=TrainingConfig("bf16", "fp32", False, 0, 0, 0.0, 1.0, 0.1, 0.999, 0, 10, 1, 8, 50),
+        training=TrainingConfig(
+            *("bf16", "fp32", False, 0),
+            OptimizerConfig("adamw", None, None, None, None, {}),
+            LrScheduleConfig("constant", 0.0, 0.0, {}),
+            *(None, 0, 1.0, 0.1, 0.999, 0, 10, 1, 8, 50),
+        ),
         evaluation=EvaluationConfig(5000, (), 30, 5.0),
         checkpoint=CheckpointConfig(1000, 3),
         heartbeat=HeartbeatConfig(30, 120, 1200, "kill", 60),
