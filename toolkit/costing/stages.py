@@ -86,6 +86,9 @@ def with_model_figures(stage: CostStage, config: RunConfig) -> CostStage:
         activation_bytes_per_image=plan.kept_bytes,
         parameters=plan.parameters,
         communication_units=plan.communication_units(stage.sharding),
+        checkpoint_bytes=plan.checkpoint_bytes(
+            ema=config.training.ema_decay > 0, optimizer=config.training.optimizer.name
+        ),
     )
 
 
