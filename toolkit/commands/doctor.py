@@ -164,7 +164,7 @@ def _submit(
 
     region, stage = job.submission.region, job.submission.stages[0]
     session, bucket = session_for_jobs(config, profile, region)
-    require_shards(session, config.data.uri, stage.instances)
+    require_shards(session, config.data.uri, stage.instances if config.train_sharded else 1)
     click.echo(_price_line(job), err=True)
     if not yes:
         ask("Start it?")

@@ -134,8 +134,9 @@ def require_run_data(session: boto3.Session, config: RunConfig, region: str, sta
         regional, data = session_in_region(session, placement.region), placement.config.data
         require_bucket(regional, split_uri(data.uri)[0], placement.region, "data.uri")
         instances = placement.config.cluster.max_instances(placement.stage(stage).instances)
-        require_shards(regional, data.uri, instances)
-        require_index(regional, data.uri, data.index_uri)
+        sharded = placement.config.train_sharded
+        require_shards(regional, data.uri, instances if sharded else 1)
+        require_index(regional, data.uri, placement.config.index_uri)
 
 
 def stage_relocated_code(

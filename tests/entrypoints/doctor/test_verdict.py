@@ -62,6 +62,8 @@ TYPICAL = 30e9
 
 def job_config(**doctor: Any) -> JobConfig:
     return JobConfig(
+        entry=None,
+        entry_args=(),
         run="r",
         backend="auto",
         data=DataConfig("jpg", "txt", "center", "bicubic", "fast", "ignore", False, 0.01),
