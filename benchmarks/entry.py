@@ -20,7 +20,7 @@ from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.sagemaker_paths import ResourceConfig
 from sm_train.entrypoints.monitoring.heartbeat import HeartbeatWriter
 from sm_train.entrypoints.script.observer import ScriptObserver
-from sm_train.entrypoints.script.ranks import RankInfo, ScriptRanks
+from sm_train.entrypoints.script.ranks import ScriptRank, ScriptRanks
 from sm_train.estimators.bundle.job_configs import job_configs
 from sm_train.estimators.config.schema import RunConfig
 
@@ -94,7 +94,7 @@ def make_observer(folder: Path) -> ScriptObserver:
     observer = ScriptObserver(config, resources, folder, heartbeat, events, folder / "stop")
     observer.ranks = ScriptRanks(
         folder,
-        RankInfo(0, 1, 0, 0, 1),
+        ScriptRank(0, 1, 0, 0, 1),
         None,
         step=lambda: observer.step,
         steps_per_second=lambda: observer.steps_per_second,

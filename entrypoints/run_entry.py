@@ -29,7 +29,7 @@ from sm_train.entrypoints.script.hooks import observe_accelerate
 from sm_train.entrypoints.script.observer import ScriptObserver
 from sm_train.entrypoints.script.ranks import (
     TICK_SECONDS,
-    RankInfo,
+    ScriptRank,
     ScriptRanks,
     agree_on_states,
     open_store,
@@ -104,9 +104,9 @@ def _run(process: TrainingProcess) -> None:
         observer.log_end()
 
 
-def _placement(resources: ResourceConfig) -> RankInfo:
+def _placement(resources: ResourceConfig) -> ScriptRank:
     environment = os.environ
-    return RankInfo(
+    return ScriptRank(
         int(environment.get("RANK", "0")),
         int(environment.get("WORLD_SIZE", "1")),
         int(environment.get("LOCAL_RANK", "0")),
@@ -132,7 +132,7 @@ def _join_smddp(process: TrainingProcess, resources: ResourceConfig, events: Eve
         events.warn("smddp-unavailable", choice.warning)
 
 
-def _own_states(process: TrainingProcess, info: RankInfo) -> list[saved_states.SavedState]:
+def _own_states(process: TrainingProcess, info: ScriptRank) -> list[saved_states.SavedState]:
     """Return the complete states that this node holds; reading their digests may take minutes."""
     if not info.leads_node:
         return []

@@ -37,7 +37,7 @@ _MAX_SAVES = 64
 
 
 @dataclass(frozen=True)
-class RankInfo:
+class ScriptRank:
     """This process among those of the job."""
 
     rank: int
@@ -91,7 +91,7 @@ class FolderStore:
         return self._folder / key.replace("/", "-")
 
 
-def open_store(info: RankInfo) -> Store | None:
+def open_store(info: ScriptRank) -> Store | None:
     """Connect to a key-value store of the job's ranks; None for a single process.
 
     On one node it is a folder in memory. The agent of torchrun hosts that of several nodes. Where
@@ -116,7 +116,7 @@ def open_store(info: RankInfo) -> Store | None:
 
 
 def agree_on_states(
-    states: Sequence[saved_states.SavedState], info: RankInfo, store: Store | None
+    states: Sequence[saved_states.SavedState], info: ScriptRank, store: Store | None
 ) -> list[saved_states.SavedState]:
     """Return the states that are complete on every node, newest first.
 
@@ -140,7 +140,7 @@ class ScriptRanks:
     def __init__(
         self,
         checkpoints: Path,
-        info: RankInfo,
+        info: ScriptRank,
         store: Store | None,
         *,
         step: Callable[[], int],
