@@ -76,6 +76,7 @@ _KMS_KEY = r"^[a-zA-Z0-9:/_-]+$"
 _PLAN = r"^arn:aws[a-z-]*:sagemaker:[a-z]{2}(-[a-z]+)+-[0-9]:[0-9]{12}:training-plan/[a-zA-Z0-9-]+$"
 # Narrower than the service's pattern: the SDK's start script makes a shell variable of the name.
 _CHANNEL = r"^[a-zA-Z0-9_]+$"
+_FUNCTION = r"^[a-z0-9]+$|^[a-zA-Z_][a-zA-Z0-9_.]*:[a-zA-Z_][a-zA-Z0-9_.]*$"
 _ENTRY = r"^[a-zA-Z0-9_]([a-zA-Z0-9_/-]*[a-zA-Z0-9_-])?\.py$"
 
 # Colons are allowed only in ssm: and in an ARN, so a pasted URL (the secret itself) is refused.
@@ -103,6 +104,7 @@ _PATTERN_MESSAGES = {
     SECRET_PATTERN: "must be the name of a secret, or ssm: and the name of a parameter; "
     "never the URL itself",
     TOPIC_PATTERN: "must be a topic ARN such as arn:aws:sns:us-east-1:111122223333:sm-train",
+    _FUNCTION: "must be a name from the list in `sm-train schema`, or module:function",
     _ENTRY: "must be the path of a Python file below code, such as train.py",
 }
 
@@ -194,6 +196,7 @@ EntryArgument = Annotated[
     str, Field(max_length=10_000), BeforeValidator(_number_to_text), AfterValidator(_check_argument)
 ]
 """An argument of a script: text, or a number as written in YAML."""
+FunctionName = Annotated[str, Field(pattern=_FUNCTION, max_length=200)]
 TagKey = Annotated[
     str,
     Field(min_length=1, max_length=128),

@@ -12,6 +12,7 @@ _SUBJECTS = {
     "entry": "A training script of your own",
     "budget": "Cost and duration",
     "memory": "Memory",
+    "user_functions": "Functions of your code",
     "recovery": "Interruptions",
     "relocation": "Relocation",
     "image": "The container image",
