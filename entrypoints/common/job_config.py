@@ -201,9 +201,15 @@ class ExpectedPerformance:
 
 @dataclass(frozen=True)
 class JobConfig:
-    """Everything that the job of one stage reads; ``run`` is the run's name."""
+    """Everything that the job of one stage reads; ``run`` is the run's name.
+
+    ``entry`` is the user's own training script in the bundle, None for the built-in training;
+    ``entry_args`` are its arguments with their placeholders (entry_arguments.py).
+    """
 
     run: str
+    entry: str | None
+    entry_args: tuple[str, ...]
     backend: CollectiveBackend
     data: DataConfig
     model: ModelConfig
