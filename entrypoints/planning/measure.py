@@ -97,7 +97,7 @@ class _GpuNumerics(TorchFunctionMode):
             args, kwargs = self._cast((args, kwargs), torch.bfloat16)
         elif self._autocast and name in _CAST_TO_FP32:
             args, kwargs = self._cast((args, kwargs), torch.float32)
-        if attention and kwargs.get("attn_mask") is None:
+        if attention:
             return _fused_attention(*args, **kwargs)
         return func(*args, **kwargs)
 
@@ -114,7 +114,10 @@ class _GpuNumerics(TorchFunctionMode):
 
 
 def _fused_attention(query: Tensor, key: Tensor, value: Tensor, **_: Any) -> Tensor:
-    """Emulate FlashAttention: autograd keeps inputs, output and a log-sum-exp for each query."""
+    """Emulate FlashAttention: autograd keeps inputs, output and a log-sum-exp for each query.
+
+    The memory-efficient kernel, which takes a mask, keeps the same and the small mask.
+    """
     result: Tensor = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value)[0]
     return result
 

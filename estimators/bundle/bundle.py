@@ -33,6 +33,8 @@ from sm_train.estimators.config.secret_scan import find_secrets
 
 ARCHIVE_NAME = "sourcedir.tar.gz"
 ENTRY_SCRIPT = "train.py"
+START_SCRIPT = "start_entry.py"
+"""The script that starts the user's own (``entry``) and observes it."""
 LAUNCHER = "sm_train.entrypoints.launch"
 """Module of the bundle that starts the entry script on all GPUs of a node."""
 RUN_FILE = "run.json"
@@ -49,8 +51,8 @@ _OLDER_REQUIREMENTS = {
 _PACKAGE = "sm_train/"
 _SHIPPED_SUFFIXES = (".py", ".json", ".typed")
 
-_ENTRY_SCRIPT_CODE = """\
-from sm_train.entrypoints.train import main
+_SCRIPT_CODE = """\
+from sm_train.entrypoints.{module} import main
 
 if __name__ == "__main__":
     main()
@@ -109,9 +111,14 @@ def build_bundle(
     secrets = list(find_secrets(contents))
     if secrets:
         raise UserCodeError("\n".join(map(str, secrets)))
-    if config.entry is None:
-        contents[ENTRY_SCRIPT] = _ENTRY_SCRIPT_CODE.encode()
-    return pack(contents | _training_code(), config.entry or ENTRY_SCRIPT)
+    name, module = _script(config)
+    contents[name] = _SCRIPT_CODE.format(module=module).encode()
+    return pack(contents | _training_code(), name)
+
+
+def _script(config: RunConfig) -> tuple[str, str]:
+    """Return the name of the script that a job starts, and the module that it calls."""
+    return (ENTRY_SCRIPT, "train") if config.entry is None else (START_SCRIPT, "run_entry")
 
 
 def rebuild_bundle(
@@ -131,7 +138,9 @@ def rebuild_bundle(
     if not config.cluster.network_isolation:
         needed = pinned if pinned and same_image else job_requirements(config, framework_version)
         contents[REQUIREMENTS] = merge_requirements(needed, tuple(user.split("\n")[1:-1])).encode()
-    return pack(contents, config.entry or ENTRY_SCRIPT)
+    name, _ = _script(config)
+    # Earlier versions started the user's script directly.
+    return pack(contents, name if name in contents else config.entry or name)
 
 
 def run_document(config: RunConfig) -> dict[str, object]:
@@ -162,9 +171,7 @@ def _json(document: object) -> bytes:
 def _user_files(config: RunConfig, user_code: UserCode) -> dict[str, bytes]:
     if config.entry is not None and config.entry not in user_code.files:
         raise UserCodeError(f"entry: {config.entry} is not among the files of code: {config.code}")
-    reserved = {RUN_FILE, JOB_FILE}
-    if config.entry is None:
-        reserved.add(ENTRY_SCRIPT)
+    reserved = {RUN_FILE, JOB_FILE, _script(config)[0]}
     for name in user_code.files:
         if name in reserved or name.startswith(_PACKAGE):
             raise UserCodeError(f"code: {name} is a reserved name in the bundle; rename it")

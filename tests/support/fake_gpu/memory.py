@@ -82,11 +82,11 @@ class MemoryTracker:
         ]
         average = state._ema.averages if state._ema else []
         if fsdp.is_sharded(state.module):
-            tracker: Any = _FsdpMemTracker(components.network, state._optimizer)
+            tracker: Any = _FsdpMemTracker(components.network, state._optimizers[0])
             tracker.track_inputs(([*frozen, *average],))
         else:
             tracker = _MemTracker()
-            tracker.track_external(state.module, state._optimizer, *frozen, *average)
+            tracker.track_external(state.module, state._optimizers[0], *frozen, *average)
         tracker.__enter__()
         return tracker
 
