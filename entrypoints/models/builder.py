@@ -164,7 +164,7 @@ def build_components(
     """
     from diffusers import AutoencoderKL
 
-    preset = read_preset(model.preset)
+    preset = read_preset(model.preset, model.preset_content)
     random_frozen = []
     train_text = bool(preset["train_text_encoder"])
     text_folder = previous if train_text and previous is not None else components

@@ -91,17 +91,21 @@ def build_bundle(
     framework_version: str | None,
     user_code: UserCode | None = None,
     predicted_speeds: Mapping[str, float] | None = None,
+    model_plan: str | None = None,
 ) -> Bundle:
     """Pack the bundle for an image with PyTorch ``framework_version`` (None if unknown).
 
-    ``predicted_speeds`` are those of :func:`job_configs`.
+    ``predicted_speeds`` and ``model_plan`` are those of :func:`job_configs`.
 
     Raises:
         UserCodeError: the user code lacks the entry script, uses a reserved name or contains a
             credential.
     """
     user_code = user_code or UserCode()
-    contents = {**_documents(config, predicted_speeds), **_user_files(config, user_code)}
+    contents = {
+        **_documents(config, predicted_speeds, model_plan),
+        **_user_files(config, user_code),
+    }
     if not config.cluster.network_isolation:
         # An isolated container can install nothing: its image has all packages.
         packages = merge_requirements(
@@ -128,12 +132,13 @@ def rebuild_bundle(
     *,
     same_image: bool,
     predicted_speeds: Mapping[str, float] | None = None,
+    model_plan: str | None = None,
 ) -> Bundle:
     """Pack the code of an earlier bundle with another run file.
 
     The pinned packages stay unless the image has changed.
     """
-    contents = unpack(archive) | _documents(config, predicted_speeds)
+    contents = unpack(archive) | _documents(config, predicted_speeds, model_plan)
     pinned, _, user = contents.pop(REQUIREMENTS, b"").decode().partition(USER_PACKAGES)
     if not config.cluster.network_isolation:
         needed = pinned if pinned and same_image else job_requirements(config, framework_version)
@@ -157,9 +162,11 @@ def run_document(config: RunConfig) -> dict[str, object]:
     return document | {"code": "." if config.code is not None else None}
 
 
-def _documents(config: RunConfig, predicted_speeds: Mapping[str, float] | None) -> dict[str, bytes]:
+def _documents(
+    config: RunConfig, predicted_speeds: Mapping[str, float] | None, model_plan: str | None
+) -> dict[str, bytes]:
     """Return the run file and the job configuration of every stage."""
-    jobs = job_configs(config, predicted_speeds)
+    jobs = job_configs(config, predicted_speeds, model_plan)
     stages = {name: asdict(job) for name, job in jobs.items()}
     return {RUN_FILE: _json(run_document(config)), JOB_FILE: _json(stages)}
 
