@@ -180,7 +180,9 @@ def _user_files(config: RunConfig, user_code: UserCode) -> dict[str, bytes]:
 
 def _training_code() -> dict[str, bytes]:
     folder = entrypoints_folder()
-    return {
+    # The same `import sm_train` as on a laptop.
+    package = {f"{_PACKAGE}__init__.py": (folder / "api" / "__init__.py").read_bytes()}
+    return package | {
         f"{_PACKAGE}entrypoints/{path.relative_to(folder).as_posix()}": path.read_bytes()
         for path in folder.rglob("*")
         if path.is_file() and path.suffix in _SHIPPED_SUFFIXES and "__pycache__" not in path.parts
