@@ -193,6 +193,7 @@ def _log_start(trainer: Trainer, backend: BackendChoice, resources: ResourceConf
         backend=backend.backend,
         backend_reason=backend.reason,
         precision=config.training.precision,
+        reduce_dtype=config.training.reduce_dtype,
         resumed_from_step=trainer.resumed_from,
         **asdict(trainer.plan),
         input_kind="images" if trainer.loader.precomputed is None else "precomputed latents",

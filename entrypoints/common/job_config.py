@@ -81,7 +81,7 @@ class StageConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """A shipped optimizer or ``module:function``; None leaves the library's default.
+    """A shipped optimizer or ``module:function``; None leaves its default.
 
     ``options`` are further arguments of the user's function.
     """
@@ -99,12 +99,12 @@ class LrScheduleConfig:
     """A shipped schedule or ``module:function``, which gets ``options``.
 
     The rate ends at ``final_factor`` of the stage's; ``decay_fraction`` of the stage's steps are
-    the decay of ``wsd``.
+    the decay of ``wsd``; None leaves 0 and 0.1.
     """
 
     name: str
-    final_factor: float
-    decay_fraction: float
+    final_factor: float | None
+    decay_fraction: float | None
     options: dict[str, Any]
 
 
