@@ -6,8 +6,8 @@ import re
 from importlib.resources import files
 
 from sm_train.cost.instances import instance_type
+from sm_train.entrypoints.common.user_packages import USER_REQUIREMENTS
 from sm_train.estimators.bundle.bundle import requirements
-from sm_train.estimators.bundle.user_code import merge_requirements
 from sm_train.estimators.config.cluster import major_minor
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.image_table import training_image
@@ -85,14 +85,24 @@ def dockerfile(config: RunConfig, region: str, packages: tuple[str, ...] = ()) -
     version = pytorch_version(config) or DEFAULT_PYTORCH
     base = aws_image(version, config.cluster.instance_type, region)
     pinned = [
-        line
-        for line in merge_requirements(requirements(version), packages).splitlines()
-        if line and not line.startswith("#")
+        line for line in requirements(version).splitlines() if not line.lstrip().startswith("#")
     ]
     text = (files("sm_train.estimators") / "data" / "Dockerfile").read_text(encoding="utf-8")
     return (
         text.replace("@BASE@", base)
         .replace("@REGISTRY@", base.split("/")[0])
         .replace("@REGION@", region)
-        .replace("@PACKAGES@", " \\\n        ".join(f'"{line}"' for line in pinned))
+        .replace("@PACKAGES@", "\n".join(pinned))
+        .replace("@USER_PACKAGES@", _install_user_packages(packages))
+    )
+
+
+def _install_user_packages(packages: tuple[str, ...]) -> str:
+    """Return the instructions that install the user's packages, which have no hashes."""
+    if not packages:
+        return ""
+    lines = "\n".join(packages)
+    return (
+        f"\nCOPY <<'PACKAGES' /tmp/{USER_REQUIREMENTS}\n{lines}\nPACKAGES\n"
+        f"RUN pip install --no-cache-dir -r /tmp/{USER_REQUIREMENTS}\n"
     )
