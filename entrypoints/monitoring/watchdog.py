@@ -486,10 +486,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         signal.signal(number, signal.SIG_IGN)
     stdout = NonBlockingStdout(sys.stdout)
     try:
-        config, key = (
-            read_job_config(options.document, options.stage),
-            message_key(options.document),
-        )
+        config = read_job_config(options.document, options.stage)
+        key = message_key(options.document)
         _watch(config, key, options.heartbeats, stdout)
     except Exception:
         traceback.print_exc()
