@@ -13,6 +13,7 @@ import gzip
 import hashlib
 import io
 import json
+import re
 import tarfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -113,7 +114,7 @@ def build_bundle(
         # The container can install nothing: its image has all packages.
         contents.pop(USER_REQUIREMENTS, None)
     else:
-        contents[REQUIREMENTS] = requirements(framework_version).encode()
+        contents[REQUIREMENTS] = job_requirements(config, framework_version).encode()
     if config.entry is None:
         contents[ENTRY_SCRIPT] = _ENTRY_SCRIPT_CODE.encode()
     return pack(contents | _training_code(), config.entry or ENTRY_SCRIPT)
@@ -135,7 +136,7 @@ def rebuild_bundle(
     pinned = contents.pop(REQUIREMENTS, None)
     if not config.cluster.network_isolation:
         if pinned is None or not same_image:
-            pinned = requirements(framework_version).encode()
+            pinned = job_requirements(config, framework_version).encode()
         contents[REQUIREMENTS] = pinned
     return pack(contents, config.entry or ENTRY_SCRIPT)
 
@@ -204,6 +205,15 @@ def unpack(archive: bytes) -> dict[str, bytes]:
         return {name: file.read() for name, file in members if file is not None}
 
 
+def job_requirements(config: RunConfig, framework_version: str | None) -> str:
+    """Return :func:`requirements` and the packages of single features that the run file uses."""
+    # A package is a line with its version, and indented lines with its hashes.
+    optional = re.split(r"\n(?=[a-z])", _data_file("requirements-optional.txt"))
+    needed = _optional_packages(config)
+    added = [f"{one.strip()}\n" for one in optional if one.partition("==")[0] in needed]
+    return "".join([requirements(framework_version), *added])
+
+
 def requirements(framework_version: str | None) -> str:
     """Return the packages to install on top of the image's PyTorch, with versions and hashes.
 
@@ -212,6 +222,14 @@ def requirements(framework_version: str | None) -> str:
     name = "requirements.txt"
     if framework_version is not None:
         name = _OLDER_REQUIREMENTS.get(major_minor(framework_version), name)
+    return _data_file(name)
+
+
+def _optional_packages(config: RunConfig) -> set[str]:
+    return {"bitsandbytes"} if config.training.optimizer.name == "adamw8bit" else set()
+
+
+def _data_file(name: str) -> str:
     return (files("sm_train.estimators") / "data" / name).read_text(encoding="utf-8")
 
 

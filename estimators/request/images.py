@@ -7,7 +7,7 @@ from importlib.resources import files
 
 from sm_train.cost.instances import instance_type
 from sm_train.entrypoints.common.user_packages import USER_REQUIREMENTS
-from sm_train.estimators.bundle.bundle import requirements
+from sm_train.estimators.bundle.bundle import job_requirements
 from sm_train.estimators.config.cluster import major_minor
 from sm_train.estimators.config.schema import RunConfig
 from sm_train.estimators.request.image_table import training_image
@@ -85,7 +85,9 @@ def dockerfile(config: RunConfig, region: str, packages: tuple[str, ...] = ()) -
     version = pytorch_version(config) or DEFAULT_PYTORCH
     base = aws_image(version, config.cluster.instance_type, region)
     pinned = [
-        line for line in requirements(version).splitlines() if not line.lstrip().startswith("#")
+        line
+        for line in job_requirements(config, version).splitlines()
+        if not line.lstrip().startswith("#")
     ]
     text = (files("sm_train.estimators") / "data" / "Dockerfile").read_text(encoding="utf-8")
     return (

@@ -111,7 +111,13 @@ def test_job_config_has_every_value_of_its_section() -> None:
     for name, section in sections.items():
         values = section.model_dump()
         values |= {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
-        assert asdict(getattr(job, name)).items() <= values.items(), name
+        # Choices with options of their own get their defaults when the job configuration is made.
+        sent = {
+            key: value
+            for key, value in asdict(getattr(job, name)).items()
+            if not isinstance(value, dict)
+        }
+        assert {key: values[key] for key in sent} == sent, name
 
 
 def test_unpacked_bundle_imports_only_its_own_packages(tmp_path: Path) -> None:
