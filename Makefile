@@ -92,6 +92,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/checkpoint.py
 	$(BIN)/python benchmarks/ema.py
 	$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/entry.py
 	$(BIN)/python benchmarks/flops.py
 	$(BIN)/python benchmarks/diagnose.py
 	$(BIN)/python benchmarks/doctor.py

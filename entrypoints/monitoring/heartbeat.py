@@ -33,6 +33,8 @@ class Phase(IntEnum):
     EVALUATION = 5
     SAMPLES = 6
     FINISH = 7
+    SCRIPT = 8
+    """A script of the user's own, between its steps: nothing is known of what it does there."""
 
     @property
     def label(self) -> str:

@@ -34,6 +34,8 @@ from sm_train.estimators.config.secret_scan import find_secrets
 
 ARCHIVE_NAME = "sourcedir.tar.gz"
 ENTRY_SCRIPT = "train.py"
+START_SCRIPT = "start_entry.py"
+"""The script that starts the user's own (``entry``) and observes it."""
 LAUNCHER = "sm_train.entrypoints.launch"
 """Module of the bundle that starts the entry script on all GPUs of a node."""
 RUN_FILE = "run.json"
@@ -50,12 +52,12 @@ _OLDER_REQUIREMENTS = {
 _PACKAGE = "sm_train/"
 _SHIPPED_SUFFIXES = (".py", ".json", ".typed")
 
-_ENTRY_SCRIPT_CODE = """\
+_SCRIPT_CODE = """\
 from sm_train.entrypoints.common.user_packages import install_under_mpi
 
 install_under_mpi()
 
-from sm_train.entrypoints.train import main
+from sm_train.entrypoints.{module} import main
 
 if __name__ == "__main__":
     main()
@@ -115,9 +117,14 @@ def build_bundle(
         contents.pop(USER_REQUIREMENTS, None)
     else:
         contents[REQUIREMENTS] = job_requirements(config, framework_version).encode()
-    if config.entry is None:
-        contents[ENTRY_SCRIPT] = _ENTRY_SCRIPT_CODE.encode()
-    return pack(contents | _training_code(), config.entry or ENTRY_SCRIPT)
+    name, module = _script(config)
+    contents[name] = _SCRIPT_CODE.format(module=module).encode()
+    return pack(contents | _training_code(), name)
+
+
+def _script(config: RunConfig) -> tuple[str, str]:
+    """Return the name of the script that a job starts, and the module that it calls."""
+    return (ENTRY_SCRIPT, "train") if config.entry is None else (START_SCRIPT, "run_entry")
 
 
 def rebuild_bundle(
@@ -138,7 +145,7 @@ def rebuild_bundle(
         if pinned is None or not same_image:
             pinned = job_requirements(config, framework_version).encode()
         contents[REQUIREMENTS] = pinned
-    return pack(contents, config.entry or ENTRY_SCRIPT)
+    return pack(contents, _script(config)[0])
 
 
 def run_document(config: RunConfig) -> dict[str, object]:
@@ -169,9 +176,7 @@ def _json(document: object) -> bytes:
 def _user_files(config: RunConfig, user_code: UserCode) -> dict[str, bytes]:
     if config.entry is not None and config.entry not in user_code.files:
         raise UserCodeError(f"entry: {config.entry} is not among the files of code: {config.code}")
-    reserved = {RUN_FILE, JOB_FILE, USER_REQUIREMENTS}
-    if config.entry is None:
-        reserved.add(ENTRY_SCRIPT)
+    reserved = {RUN_FILE, JOB_FILE, USER_REQUIREMENTS, _script(config)[0]}
     for name in user_code.files:
         if name in reserved or name.startswith(_PACKAGE):
             raise UserCodeError(f"code: {name} is a reserved name in the bundle; rename it")

@@ -9,7 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from sm_train.estimators.bundle.bundle import ENTRY_SCRIPT, build_bundle, unpack
+from sm_train.estimators.bundle.bundle import build_bundle, unpack
 from sm_train.estimators.bundle.user_code import UserCode
 
 from tests.support.run_documents import config
@@ -105,11 +105,12 @@ def test_no_rank_installs_packages_where_the_launcher_does(tmp_path: Path) -> No
     subprocess.run([sys.executable, "-c", program], cwd=bundle, env=env, check=True)
 
 
-def test_default_entry_script_installs_packages_under_mpi() -> None:
-    bundle = build_bundle(config(code="."), "2.13.0", UserCode({}, ("smtown==1.0",)))
-    script = unpack(bundle.archive)[ENTRY_SCRIPT].decode()
-    install, train = script.index("install_under_mpi()"), script.index("entrypoints.train")
-    assert install < train
+def test_start_scripts_install_packages_under_mpi() -> None:
+    code = UserCode({"own.py": b""}, ("smtown==1.0",))
+    for entry, module in ((None, "entrypoints.train"), ("own.py", "entrypoints.run_entry")):
+        bundle = build_bundle(config(code=".", entry=entry), "2.13.0", code)
+        script = unpack(bundle.archive)[bundle.entry].decode()
+        assert script.index("install_under_mpi()") < script.index(module)
 
 
 @pytest.mark.parametrize("exists", [True, False])

@@ -14,7 +14,12 @@ from pathlib import Path
 
 import pytest
 from sm_train.entrypoints.common.job_config import JOB_FILE, read_job_config
-from sm_train.estimators.bundle.bundle import build_bundle, rebuild_bundle, requirements, unpack
+from sm_train.estimators.bundle.bundle import (
+    build_bundle,
+    rebuild_bundle,
+    requirements,
+    unpack,
+)
 from sm_train.estimators.bundle.job_configs import job_configs
 from sm_train.estimators.bundle.user_code import UserCodeError, read_user_code
 from sm_train.estimators.config.schema import RunConfig
@@ -209,11 +214,14 @@ def test_linked_folder_is_an_error_unless_ignored(tmp_path: Path) -> None:
 
 def test_entry_replaces_the_training_script(tmp_path: Path) -> None:
     user_code = read_user_code(write_files(tmp_path, {"jobs/own.py": "print('own')"}))
-    run = config(code="somewhere", entry="jobs/own.py")
+    run = config(code="somewhere", entry="jobs/own.py", entry_args=["--seed", "{seed}"])
     bundle = build_bundle(run, "2.13.0", user_code)
-    assert bundle.entry == "jobs/own.py"
     files = unpack(bundle.archive)
+    # A script of ours starts and observes it.
+    assert b"run_entry" in files[bundle.entry]
     assert "train.py" not in files
+    job = json.loads(files["job.json"])["256px"]
+    assert (job["entry"], job["entry_args"]) == ("jobs/own.py", ["--seed", "{seed}"])
     document = json.loads(files["run.json"])
     assert (document["code"], document["entry"]) == (".", "jobs/own.py")
 
@@ -226,6 +234,7 @@ def test_entry_replaces_the_training_script(tmp_path: Path) -> None:
         ({"sm_train/__init__.py": ""}, None, "code: sm_train/__init__.py is a reserved name"),
         ({"a.py": "", "run.json": ""}, "a.py", "code: run.json is a reserved name"),
         ({"a.py": "", "job.json": ""}, "a.py", "code: job.json is a reserved name"),
+        ({"a.py": "", "start_entry.py": ""}, "a.py", "code: start_entry.py is a reserved name"),
     ],
 )
 def test_conflicting_user_code_is_rejected(
