@@ -12,13 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sm_train.entrypoints.script.checkpointer import Checkpointer
-    from sm_train.entrypoints.script.current_job import (
-        CurrentJob,
-        Error,
-        EventLog,
-        Heartbeat,
-        current_job,
-    )
+    from sm_train.entrypoints.script.current_job import CurrentJob, Error, Heartbeat, current_job
+    from sm_train.entrypoints.script.current_job import LoopEventLog as EventLog
     from sm_train.entrypoints.script.shard_dataset import ShardDataset
 
 __all__ = [
@@ -32,22 +27,23 @@ __all__ = [
 ]
 
 _SCRIPT = "sm_train.entrypoints.script"
-_MODULES = {
-    "Checkpointer": f"{_SCRIPT}.checkpointer",
-    "CurrentJob": f"{_SCRIPT}.current_job",
-    "Error": f"{_SCRIPT}.current_job",
-    "EventLog": f"{_SCRIPT}.current_job",
-    "Heartbeat": f"{_SCRIPT}.current_job",
-    "ShardDataset": f"{_SCRIPT}.shard_dataset",
-    "current_job": f"{_SCRIPT}.current_job",
+_SOURCES = {
+    "Checkpointer": (f"{_SCRIPT}.checkpointer", "Checkpointer"),
+    "CurrentJob": (f"{_SCRIPT}.current_job", "CurrentJob"),
+    "Error": (f"{_SCRIPT}.current_job", "Error"),
+    "EventLog": (f"{_SCRIPT}.current_job", "LoopEventLog"),
+    "Heartbeat": (f"{_SCRIPT}.current_job", "Heartbeat"),
+    "ShardDataset": (f"{_SCRIPT}.shard_dataset", "ShardDataset"),
+    "current_job": (f"{_SCRIPT}.current_job", "current_job"),
 }
-"""Name → the module that defines it, imported at the first use (PEP 562)."""
+"""Name → module and name of its definition, which is imported at the first use (PEP 562)."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    if name not in _SOURCES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_MODULES[name]), name)
+    module, attribute = _SOURCES[name]
+    value = getattr(import_module(module), attribute)
     globals()[name] = value
     return value
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from sm_train.entrypoints.common.events import EventLog as _EventLog
+from sm_train.entrypoints.common.events import EventLog
 from sm_train.entrypoints.common.job_config import StageConfig
 from sm_train.entrypoints.common.sagemaker_paths import SageMakerPaths
 from sm_train.entrypoints.monitoring.heartbeat import Phase
@@ -42,7 +42,7 @@ class ScriptProcess:
     resources: ResourceConfig
     rank: ScriptRank
     observer: ScriptObserver
-    events: _EventLog
+    events: EventLog
 
 
 _process: ScriptProcess | None = None
@@ -134,7 +134,7 @@ def current_job() -> CurrentJob:
 class Heartbeat:
     """Tells the watchdog what this rank does, so that it finds a stall and who causes it.
 
-    :class:`ShardDataset`, :class:`Checkpointer` and :class:`EventLog` send heartbeats themselves;
+    :class:`ShardDataset`, :class:`Checkpointer` and :class:`LoopEventLog` send heartbeats themselves;
     use this class around other work.
     """
 
@@ -152,7 +152,7 @@ class Heartbeat:
         self._observer.enter(_PHASES[phase])
 
 
-class EventLog:
+class LoopEventLog:
     """Logs the loop's steps as events, for `watch`, `review`, `cost --measured` and CloudWatch."""
 
     def __init__(
