@@ -134,7 +134,7 @@ def current_job() -> CurrentJob:
 class Heartbeat:
     """Tells the watchdog what this rank does, so that it finds a stall and who causes it.
 
-    :class:`ShardDataset`, :class:`Checkpointer` and :class:`LoopEventLog` send heartbeats themselves;
+    ``ShardDataset``, ``Checkpointer`` and ``EventLog`` send heartbeats themselves;
     use this class around other work.
     """
 
