@@ -54,13 +54,17 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The network; ``prediction_type`` is None for the preset's default."""
+    """The network; ``prediction_type`` is None for the preset's default.
+
+    ``preset_content`` is the JSON of a preset that does not ship with sm-train.
+    """
 
     preset: str
     prediction_type: PredictionType | None
     zero_terminal_snr: bool
     min_snr_gamma: float | None
     timestep_shift: float | None
+    preset_content: str | None = None
 
 
 @dataclass(frozen=True)
@@ -185,7 +189,8 @@ class DoctorConfig:
 class ExpectedPerformance:
     """What the stage's instances and its training speed should reach; None is unknown.
 
-    ``nvlink_gbytes`` is GB/s of one GPU in one direction.
+    ``nvlink_gbytes`` is GB/s of one GPU in one direction. ``model_plan`` is the JSON of the plan of
+    a preset that does not ship with sm-train.
     """
 
     instance_type: str
@@ -197,6 +202,7 @@ class ExpectedPerformance:
     steps_per_second: float | None
     speed_source: str | None
     usd_per_instance_hour: float | None
+    model_plan: str | None = None
 
 
 @dataclass(frozen=True)

@@ -164,7 +164,7 @@ def build_components(
     """
     from diffusers import AutoencoderKL
 
-    preset = read_preset(model.preset)
+    preset = read_preset(model.preset, model.preset_content)
     random_frozen = []
     train_text = bool(preset["train_text_encoder"])
     text_folder = previous if train_text and previous is not None else components
@@ -180,7 +180,9 @@ def build_components(
     if preset["vae"] is not None:
         vae_folder = _subfolder(components, "vae")
         if vae_folder:
-            vae = AutoencoderKL.from_pretrained(vae_folder, local_files_only=True).float()
+            vae = AutoencoderKL.from_pretrained(
+                vae_folder, local_files_only=True, use_safetensors=True
+            ).float()
         else:
             vae = new_autoencoder(preset["vae"])
             random_frozen.append("vae")
@@ -235,7 +237,11 @@ def load_text_encoders(
             encoders.append(encoder_class(encoder_class.config_class.from_pretrained(path)))
         else:
             # Transformers 5 keeps the stored precision; autocast expects fp32 weights.
-            encoders.append(encoder_class.from_pretrained(path, local_files_only=True).float())
+            encoders.append(
+                encoder_class.from_pretrained(
+                    path, local_files_only=True, use_safetensors=True
+                ).float()
+            )
         tokenizers.append(
             AutoTokenizer.from_pretrained(tokenizer, local_files_only=True)
             if tokenizer

@@ -44,16 +44,18 @@ def preset_caption_tokens(preset: Mapping[str, Any]) -> int:
     return max(clip, default=0) + UNLIMITED_TOKENS * (len(encoders) - len(clip))
 
 
-def read_preset(name: str) -> dict[str, Any]:
+def read_preset(name: str, content: str | None = None) -> dict[str, Any]:
     """Return the preset called ``name``, with shared component configurations filled in.
+
+    ``content`` is the JSON of a preset that does not ship with sm-train.
 
     Raises:
         JobConfigError: there is no such preset.
     """
     path = PRESETS / f"{name}.json"
-    if not path.is_file():
+    if content is None and not path.is_file():
         raise JobConfigError(f"model.preset: {name!r} is not one of {', '.join(preset_names())}")
-    preset: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    preset: dict[str, Any] = json.loads(content or path.read_text(encoding="utf-8"))
     preset["vae"] = _resolve_shared(preset["vae"])
     preset["text_encoders"] = [_resolve_shared(encoder) for encoder in preset["text_encoders"]]
     return preset

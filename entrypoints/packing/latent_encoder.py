@@ -27,7 +27,9 @@ class LatentEncoder:
         from diffusers import AutoencoderKL
 
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        vae: Any = AutoencoderKL.from_pretrained(folder / "vae", local_files_only=True)
+        vae: Any = AutoencoderKL.from_pretrained(
+            folder / "vae", local_files_only=True, use_safetensors=True
+        )
         text = load_text_encoders(folder)
         assert text is not None
         self._vae = vae.float().eval().to(self._device)
