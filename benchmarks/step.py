@@ -78,6 +78,8 @@ PUBLISHED = {False: 127.0, True: 385.3 / 8}
 
 CONFIG = JobConfig(
     run="bench",
+    entry=None,
+    entry_args=(),
     backend="auto",
     data=DataConfig(
         "png",
@@ -107,6 +109,7 @@ CONFIG = JobConfig(
     training=TrainingConfig(
         "fp32",
         reduce_dtype="fp32",
+        vae_precision="auto",
         compile=False,
         seed=0,
         warmup_steps=0,

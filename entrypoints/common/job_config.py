@@ -28,6 +28,7 @@ InitFrom = Literal["ema", "raw"]
 OptimizerState = Literal["reset", "keep"]
 Precision = Literal["bf16", "tf32", "fp32"]
 ReduceDtype = Literal["fp32", "bf16"]
+VaePrecision = Literal["auto", "fp32", "bf16"]
 CollectiveBackend = Literal["auto", "nccl", "smddp"]
 StallAction = Literal["kill", "warn"]
 AlertLevel = Literal["info", "warning", "critical"]
@@ -54,13 +55,17 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The network; ``prediction_type`` is None for the preset's default."""
+    """The network; ``prediction_type`` is None for the preset's default.
+
+    ``preset_content`` is the JSON of a preset that does not ship with sm-train.
+    """
 
     preset: str
     prediction_type: PredictionType | None
     zero_terminal_snr: bool
     min_snr_gamma: float | None
     timestep_shift: float | None
+    preset_content: str | None = None
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,7 @@ class StageConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """A shipped optimizer or ``module:function``; None leaves the library's default.
+    """A shipped optimizer or ``module:function``; None leaves its default.
 
     ``options`` are further arguments of the user's function.
     """
@@ -99,12 +104,12 @@ class LrScheduleConfig:
     """A shipped schedule or ``module:function``, which gets ``options``.
 
     The rate ends at ``final_factor`` of the stage's; ``decay_fraction`` of the stage's steps are
-    the decay of ``wsd``.
+    the decay of ``wsd``; None leaves 0 and 0.1.
     """
 
     name: str
-    final_factor: float
-    decay_fraction: float
+    final_factor: float | None
+    decay_fraction: float | None
     options: dict[str, Any]
 
 
@@ -117,6 +122,7 @@ class TrainingConfig:
 
     precision: Precision
     reduce_dtype: ReduceDtype
+    vae_precision: VaePrecision
     compile: bool
     seed: int
     optimizer: OptimizerConfig
@@ -185,7 +191,8 @@ class DoctorConfig:
 class ExpectedPerformance:
     """What the stage's instances and its training speed should reach; None is unknown.
 
-    ``nvlink_gbytes`` is GB/s of one GPU in one direction.
+    ``nvlink_gbytes`` is GB/s of one GPU in one direction. ``model_plan`` is the JSON of the plan of
+    a preset that does not ship with sm-train.
     """
 
     instance_type: str
@@ -197,13 +204,20 @@ class ExpectedPerformance:
     steps_per_second: float | None
     speed_source: str | None
     usd_per_instance_hour: float | None
+    model_plan: str | None = None
 
 
 @dataclass(frozen=True)
 class JobConfig:
-    """Everything that the job of one stage reads; ``run`` is the run's name."""
+    """Everything that the job of one stage reads; ``run`` is the run's name.
+
+    ``entry`` is the user's own training script in the bundle, None for the built-in training;
+    ``entry_args`` are its arguments with their placeholders (entry_arguments.py).
+    """
 
     run: str
+    entry: str | None
+    entry_args: tuple[str, ...]
     backend: CollectiveBackend
     data: DataConfig
     model: ModelConfig

@@ -24,7 +24,7 @@ from sm_train.entrypoints.doctor.step_time_model import (
 from sm_train.entrypoints.planning.memory import (
     UnplannedModelError,
     keeps_unsharded_gradients,
-    plan_preset,
+    plan_model,
 )
 
 
@@ -155,8 +155,11 @@ def workload(
     """Return the run's step and the basis of its compute time; None for models without a plan."""
     stage, bf16 = config.stage, config.training.precision == "bf16"
     try:
-        plan = plan_preset(
-            config.model.preset, stage.resolution, precision=config.training.precision
+        plan = plan_model(
+            config.model,
+            stage.resolution,
+            precision=config.training.precision,
+            plan=config.expected.model_plan,
         )
     except UnplannedModelError:
         return None
@@ -165,6 +168,7 @@ def workload(
         compute_seconds=0.0,
         gradient_bytes=(2 if config.training.reduce_dtype == "bf16" else 4) * plan.parameters,
         parameter_bytes=(2 if bf16 else 4) * plan.parameters,
+        units=plan.communication_units(stage.sharding),
         gradient_accumulation_steps=stage.gradient_accumulation_steps,
         sharding=stage.sharding,
         shard_ranks=local_ranks,

@@ -12,9 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sm_train.entrypoints.common.job_config import JobConfigError, ModelConfig
+from sm_train.entrypoints.common.job_config import JobConfigError, ModelConfig, TrainingConfig
 from sm_train.entrypoints.common.sample_rng import SampleRng
-from sm_train.entrypoints.models.components import downsampling, numbered_component, read_preset
+from sm_train.entrypoints.models.components import (
+    downsampling,
+    encodes_in_fp32,
+    numbered_component,
+    read_preset,
+)
 from sm_train.entrypoints.models.network import Network, network_folder
 from sm_train.entrypoints.models.objectives import Objective, build_objective
 from sm_train.entrypoints.models.pipeline import Text, caption_tokens, encode, predict, tokenize
@@ -39,15 +44,20 @@ class TextToImage(nn.Module):
         self.vae_scale_factor = vae_scale_factor
 
     def forward(
-        self, noisy: Tensor, timesteps: Tensor, captions: Tensor, pooled: Tensor | None = None
+        self,
+        noisy: Tensor,
+        timesteps: Tensor,
+        captions: Tensor,
+        pooled: Tensor | None = None,
+        sizes: Tensor | None = None,
     ) -> Tensor:
-        """Predict from ``noisy`` (B, C, H, W) at ``timesteps`` (B,).
+        """Predict from ``noisy`` (B, C, H, W) at ``timesteps`` (B,), and the fields of a ``Text``.
 
         ``captions`` are token ids (B, L) for a trained text encoder, else hidden states (B, L, D).
         """
-        text = Text(captions, pooled)
+        text = Text(captions, pooled, sizes)
         if self.text_encoder is not None:
-            text = encode([self.text_encoder], [captions])
+            text = encode([self.text_encoder], [captions])._replace(sizes=sizes)
         return predict(self.network, noisy, timesteps, text, self.vae_scale_factor)
 
 
@@ -116,6 +126,17 @@ class ModelComponents:
         """Pixels of an image's side for one pixel of the network's input."""
         return downsampling(None if self.vae is None else self.vae.config)
 
+    @property
+    def is_conditioned_on_sizes(self) -> bool:
+        """Whether the network gets each image's original size and crop, as SDXL does."""
+        return getattr(self.network.config, "addition_embed_type", None) == "text_time"
+
+    def encodes_in_fp32(self, training: TrainingConfig) -> bool:
+        """Return whether the autoencoder encodes in fp32; False without one."""
+        if self.vae is None:
+            return False
+        return encodes_in_fp32(self.vae.config, training.precision, training.vae_precision)
+
     def sample_rng(self, seed: int) -> SampleRng:
         """Return the random numbers of a training sample: noise and, with a VAE, its latent."""
         kinds = 1 if self.vae is None else 2
@@ -154,7 +175,7 @@ def build_components(
     """
     from diffusers import AutoencoderKL
 
-    preset = read_preset(model.preset)
+    preset = read_preset(model.preset, model.preset_content)
     random_frozen = []
     train_text = bool(preset["train_text_encoder"])
     text_folder = previous if train_text and previous is not None else components
@@ -170,7 +191,9 @@ def build_components(
     if preset["vae"] is not None:
         vae_folder = _subfolder(components, "vae")
         if vae_folder:
-            vae = AutoencoderKL.from_pretrained(vae_folder, local_files_only=True).float()
+            vae = AutoencoderKL.from_pretrained(
+                vae_folder, local_files_only=True, use_safetensors=True
+            ).float()
         else:
             vae = new_autoencoder(preset["vae"])
             random_frozen.append("vae")
@@ -225,7 +248,11 @@ def load_text_encoders(
             encoders.append(encoder_class(encoder_class.config_class.from_pretrained(path)))
         else:
             # Transformers 5 keeps the stored precision; autocast expects fp32 weights.
-            encoders.append(encoder_class.from_pretrained(path, local_files_only=True).float())
+            encoders.append(
+                encoder_class.from_pretrained(
+                    path, local_files_only=True, use_safetensors=True
+                ).float()
+            )
         tokenizers.append(
             AutoTokenizer.from_pretrained(tokenizer, local_files_only=True)
             if tokenizer

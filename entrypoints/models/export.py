@@ -304,7 +304,9 @@ def _load_pipeline(folder: Path, network: Mapping[str, Any]) -> TextToImagePipel
     scheduler = _load(folder / "scheduler", "scheduler_config.json", INFERENCE_SCHEDULERS)
     vae = None
     if (folder / "vae").is_dir():
-        vae = AutoencoderKL.from_pretrained(folder / "vae", local_files_only=True).float()
+        vae = AutoencoderKL.from_pretrained(
+            folder / "vae", local_files_only=True, use_safetensors=True
+        ).float()
     named = text_encoders.named_components()
     return TextToImagePipeline(scheduler=scheduler, vae=vae, **network, **named)
 
@@ -316,7 +318,9 @@ def _load(folder: Path, config: str, known: tuple[str, ...]) -> Any:
     class_name = json.loads((folder / config).read_text(encoding="utf-8")).get("_class_name")
     if class_name not in known:
         raise ValueError(f"{folder.name} is a {class_name}, none of {', '.join(known)}")
-    return getattr(diffusers, class_name).from_pretrained(folder, local_files_only=True)
+    return getattr(diffusers, class_name).from_pretrained(
+        folder, local_files_only=True, use_safetensors=True
+    )
 
 
 def _disable_progress_bars() -> None:

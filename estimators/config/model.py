@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field, model_validator
 from sm_train.entrypoints.common.job_config import ModelConfig, PredictionType
 from sm_train.estimators.config.fields import PositiveFloat, S3Folder, Section
+from sm_train.estimators.config.preset_file import PresetFileError, canonical, is_preset_file
 from sm_train.estimators.config.presets import preset_names, preset_prediction_type
 
 
@@ -12,8 +13,16 @@ class ModelSection(Section):
     """The model that is trained."""
 
     preset: str = Field(
-        description="Name of a model configuration that ships with sm-train.",
-        json_schema_extra=lambda schema: schema.update(enum=list(preset_names())),
+        description="Name of a model configuration that ships with sm-train, or a JSON file of the "
+        "same form, relative to the run file, such as ./mine.json.",
+        json_schema_extra=lambda schema: schema.update(
+            anyOf=[{"enum": list(preset_names())}, {"pattern": r"\.json$"}]
+        ),
+    )
+    preset_content: str | None = Field(
+        default=None,
+        description="JSON of the preset's file. sm-train writes it to the bundle's run file; leave "
+        "it out.",
     )
     components: S3Folder | None = Field(
         default=None,
@@ -38,7 +47,8 @@ class ModelSection(Section):
     min_snr_gamma: PositiveFloat | None = Field(
         default=None,
         description="Gamma of the min-SNR loss weighting of U-Nets, usually 5 (arXiv 2303.09556). "
-        "None weights all timesteps equally.",
+        "None weights all timesteps equally. Not with zero_terminal_snr, whose last timestep would "
+        "have the weight 0.",
     )
     timestep_shift: PositiveFloat | None = Field(
         default=None,
@@ -49,17 +59,32 @@ class ModelSection(Section):
     def job_config(self) -> ModelConfig:
         return ModelConfig(
             preset=self.preset,
+            preset_content=self.preset_content,
             prediction_type=self.prediction_type,
             zero_terminal_snr=self.zero_terminal_snr,
             min_snr_gamma=self.min_snr_gamma,
             timestep_shift=self.timestep_shift,
         )
 
+    def _check_preset_exists(self) -> None:
+        if is_preset_file(self.preset):
+            if self.preset_content is None:
+                raise ValueError(f"preset: {self.preset!r}: the file was not read")
+            try:
+                canonical(self.preset_content)
+            except PresetFileError as error:
+                raise ValueError(f"preset: {self.preset!r}: {error}") from None
+            return
+        if self.preset_content is not None:
+            raise ValueError("preset_content: is that of a preset file; remove it")
+        if self.preset not in preset_names():
+            names = ", ".join(preset_names())
+            raise ValueError(f"preset: {self.preset!r} is not one of {names}, nor a .json file")
+
     @model_validator(mode="after")
     def _check_preset(self) -> ModelSection:
-        if self.preset not in preset_names():
-            raise ValueError(f"preset: {self.preset!r} is not one of {', '.join(preset_names())}")
-        default = preset_prediction_type(self.preset)
+        self._check_preset_exists()
+        default = preset_prediction_type(self.preset, self.preset_content)
         is_flow = default == "flow"
         prediction_type = self.prediction_type or default
         if is_flow != (prediction_type == "flow"):
@@ -72,6 +97,11 @@ class ModelSection(Section):
             raise ValueError(
                 f"zero_terminal_snr: requires prediction_type: v_prediction, and {self.preset} has "
                 f"{prediction_type}"
+            )
+        if self.zero_terminal_snr and self.min_snr_gamma is not None:
+            raise ValueError(
+                "min_snr_gamma: gives the last timestep of zero_terminal_snr, whose SNR is 0, the "
+                "weight 0, so it would never be trained; remove one of the two"
             )
         for key, applies in (("min_snr_gamma", not is_flow), ("timestep_shift", is_flow)):
             if getattr(self, key) is not None and not applies:
