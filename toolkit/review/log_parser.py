@@ -128,8 +128,9 @@ class _TableBuilder:
             self._pack()
 
     def _pack(self) -> None:
-        # numpy converts None to NaN.
-        self._blocks.append(np.fromiter(self._pending, self._type, len(self._pending)))
+        # numpy converts None to NaN, and what float32 cannot hold to infinity.
+        with np.errstate(over="ignore"):
+            self._blocks.append(np.fromiter(self._pending, self._type, len(self._pending)))
         self._pending.clear()
 
     def table(self) -> Table:
