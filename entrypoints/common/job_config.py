@@ -28,6 +28,7 @@ InitFrom = Literal["ema", "raw"]
 OptimizerState = Literal["reset", "keep"]
 Precision = Literal["bf16", "tf32", "fp32"]
 ReduceDtype = Literal["fp32", "bf16"]
+VaePrecision = Literal["auto", "fp32", "bf16"]
 CollectiveBackend = Literal["auto", "nccl", "smddp"]
 StallAction = Literal["kill", "warn"]
 AlertLevel = Literal["info", "warning", "critical"]
@@ -121,6 +122,7 @@ class TrainingConfig:
 
     precision: Precision
     reduce_dtype: ReduceDtype
+    vae_precision: VaePrecision
     compile: bool
     seed: int
     optimizer: OptimizerConfig

@@ -12,9 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sm_train.entrypoints.common.job_config import JobConfigError, ModelConfig
+from sm_train.entrypoints.common.job_config import JobConfigError, ModelConfig, TrainingConfig
 from sm_train.entrypoints.common.sample_rng import SampleRng
-from sm_train.entrypoints.models.components import downsampling, numbered_component, read_preset
+from sm_train.entrypoints.models.components import (
+    downsampling,
+    encodes_in_fp32,
+    numbered_component,
+    read_preset,
+)
 from sm_train.entrypoints.models.network import Network, network_folder
 from sm_train.entrypoints.models.objectives import Objective, build_objective
 from sm_train.entrypoints.models.pipeline import Text, caption_tokens, encode, predict, tokenize
@@ -125,6 +130,12 @@ class ModelComponents:
     def is_conditioned_on_sizes(self) -> bool:
         """Whether the network gets each image's original size and crop, as SDXL does."""
         return getattr(self.network.config, "addition_embed_type", None) == "text_time"
+
+    def encodes_in_fp32(self, training: TrainingConfig) -> bool:
+        """Return whether the autoencoder encodes in fp32; False without one."""
+        if self.vae is None:
+            return False
+        return encodes_in_fp32(self.vae.config, training.precision, training.vae_precision)
 
     def sample_rng(self, seed: int) -> SampleRng:
         """Return the random numbers of a training sample: noise and, with a VAE, its latent."""

@@ -73,6 +73,17 @@ def downsampling(vae: Mapping[str, Any] | None) -> int:
     return 1 if vae is None else int(2 ** (len(vae["block_out_channels"]) - 1))
 
 
+def encodes_in_fp32(vae: Mapping[str, Any], precision: str, vae_precision: str) -> bool:
+    """Return whether an autoencoder of this configuration encodes in fp32.
+
+    ``precision`` and ``vae_precision`` are the run file's. Diffusers' force_upcast (true unless the
+    configuration says otherwise) marks autoencoders that need fp32.
+    """
+    if vae_precision == "auto":
+        return precision != "bf16" or bool(vae.get("force_upcast", True))
+    return vae_precision == "fp32"
+
+
 def components_digest(folder: Path) -> str:
     """Return a digest of an autoencoder and text encoders: of configurations and file sizes.
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sm_train.entrypoints.common.job_config import JobConfig, ModelConfig
-from sm_train.entrypoints.models.components import read_preset
+from sm_train.entrypoints.models.components import encodes_in_fp32, read_preset
 
 _FP32, _BF16 = 4, 2
 """Bytes of a number."""
@@ -174,7 +174,12 @@ def plan_path(preset: str, content: str | None = None) -> Path:
 
 
 def plan_model(
-    model: ModelConfig, resolution: int, *, precision: str, plan: str | None = None
+    model: ModelConfig,
+    resolution: int,
+    *,
+    precision: str,
+    vae_precision: str = "auto",
+    plan: str | None = None,
 ) -> ModelPlan:
     """Return the plan of the model for images of ``resolution`` pixels a side.
 
@@ -184,7 +189,12 @@ def plan_model(
         UnplannedModelError: it was not measured, or has changed since.
     """
     return plan_preset(
-        model.preset, resolution, precision=precision, content=model.preset_content, stored=plan
+        model.preset,
+        resolution,
+        precision=precision,
+        vae_precision=vae_precision,
+        content=model.preset_content,
+        stored=plan,
     )
 
 
@@ -199,6 +209,7 @@ def plan_preset(
     resolution: int,
     *,
     precision: str,
+    vae_precision: str = "auto",
     content: str | None = None,
     stored: str | None = None,
 ) -> ModelPlan:
@@ -223,6 +234,8 @@ def plan_preset(
         )
     # TF32 changes the arithmetic, not what is stored.
     figures = plan["precisions"]["bf16" if precision == "bf16" else "fp32"]
+    vae_fp32 = encodes_in_fp32(preset["vae"] or {}, precision, vae_precision)
+    encoding = plan["precisions"]["fp32"] if vae_fp32 else figures
     area = Fraction(resolution, plan["resolution_step"]) ** 2
 
     def at_resolution(coefficients: Sequence[int]) -> int:
@@ -244,7 +257,7 @@ def plan_preset(
         fsdp_block_parameters=tuple(plan["fsdp_block_parameters"]),
         ddp_buckets=plan["ddp_buckets"],
         frozen_bytes=text_width * text + _FP32 * plan["vae_parameters"],
-        encoding_bytes=at_resolution(figures["encoding_bytes"]),
+        encoding_bytes=at_resolution(encoding["encoding_bytes"]),
         encoded_at_once=images_at_once(resolution**2),
     )
 
@@ -266,6 +279,7 @@ def keeps_unsharded_gradients(
             settings.model,
             stage.resolution,
             precision=training.precision,
+            vae_precision=training.vae_precision,
             plan=settings.expected.model_plan,
         )
     except UnplannedModelError:

@@ -53,7 +53,13 @@ def plan_for(config: RunConfig, resolution: int | None) -> ModelPlan | None:
     if unplanned(config):
         return None
     model = config.model.job_config()
-    return plan_model(model, resolution or 0, precision=config.training.precision)
+    training = config.training
+    return plan_model(
+        model,
+        resolution or 0,
+        precision=training.precision,
+        vae_precision=training.vae_precision,
+    )
 
 
 @dataclass(frozen=True)
