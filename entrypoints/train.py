@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from sm_train.entrypoints.common.signals import StopSignal
     from sm_train.entrypoints.data.shard_catalog import DataRank, ShardCatalog
     from sm_train.entrypoints.distributed.backend import BackendChoice
+    from sm_train.entrypoints.models.builder import ModelComponents
+    from sm_train.entrypoints.models.model_card import TrainingRecord
     from sm_train.entrypoints.training.evaluator import ValidationSet
     from sm_train.entrypoints.training.trainer import Trainer
 
@@ -166,7 +168,8 @@ def _train(config: JobConfig, paths: SageMakerPaths, writer: HeartbeatWriter) ->
     writer.enter(Phase.START, 0)
     if accelerator.is_main_process:
         source = _existing(paths.channel("model"))
-        save_components(components, source, paths.checkpoints / COMPONENTS_FOLDER)
+        record = _training_record(config, components, catalog)
+        save_components(components, source, record, paths.checkpoints / COMPONENTS_FOLDER)
     trainer = Trainer(
         config, components, accelerator, paths, events, catalog, data_rank, validation
     )
@@ -174,6 +177,27 @@ def _train(config: JobConfig, paths: SageMakerPaths, writer: HeartbeatWriter) ->
         _log_start(trainer, backend, resources)
     _run(trainer, writer, stop)
     accelerator.wait_for_everyone()
+
+
+def _training_record(
+    config: JobConfig, components: ModelComponents, catalog: ShardCatalog
+) -> TrainingRecord:
+    """Return what the final model's card says about this job."""
+    from sm_train.entrypoints.models.model_card import TrainingRecord, bundle_variables
+
+    bundle, commit = bundle_variables()
+    return TrainingRecord(
+        run=config.run,
+        stage=config.stage.name,
+        preset=config.model.preset,
+        prediction_type=components.objective.prediction_type,
+        resolution=config.stage.resolution,
+        license=config.license,
+        data_digest=catalog.digest,
+        bundle=bundle,
+        commit=commit,
+        prompts=config.evaluation.prompts,
+    )
 
 
 def _data_rank(accelerator: Accelerator, resources: ResourceConfig) -> DataRank:
@@ -300,16 +324,17 @@ def _save_final_model(trainer: Trainer, *, is_main: bool) -> None:
     the copy below the checkpoints' prefix, which is known before the job has a name.
     """
     from sm_train.entrypoints.models.export import save_model, share_model
-    from sm_train.entrypoints.models.sampling import COMPONENTS_FOLDER
+    from sm_train.entrypoints.models.sampling import COMPONENTS_FOLDER, latest_grid
 
     paths, weights = trainer.paths, trainer.final_weights()
     if not is_main:
         # Gathering sharded weights is a collective: all ranks iterate.
-        for _ in weights:
+        for _ in weights.tensors:
             pass
         return
     components = paths.checkpoints / COMPONENTS_FOLDER
-    save_model(components, trainer.components, weights, paths.model)
+    grid = latest_grid(paths.checkpoints, trainer.state.step)
+    save_model(components, weights, paths.model, grid=grid)
     final = paths.checkpoints / FINAL_MODEL
     share_model(components, paths.model, final)
     if (doctor_results := paths.checkpoints / "doctor").is_dir():

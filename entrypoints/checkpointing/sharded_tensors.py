@@ -83,17 +83,40 @@ def load_full(files: Sequence[Path], prefix: str) -> dict[str, Tensor]:
     Raises:
         ShardedTensorError: the files do not cover a tensor.
     """
-    shapes: dict[str, tuple[int, ...]] = {}
-    for path in files:
-        for name, start, shard in _stored_shards(path):
-            if name.startswith(prefix):
+    stored = StoredTensors(files)
+    names = [name for name in stored.shapes if name.startswith(prefix)]
+    return {name.removeprefix(prefix): stored.load(name) for name in names}
+
+
+class StoredTensors:
+    """The tensors of a checkpoint, each assembled when it is needed.
+
+    ``shapes`` has the full shape of each tensor by name, sorted. Headers are read once.
+    """
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._shards: dict[str, list[tuple[tuple[int, ...], Any]]] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
+        for path in files:
+            for name, start, shard in _stored_shards(path):
+                self._shards.setdefault(name, []).append((start, shard))
                 ends = tuple(map(add, start, shard.get_shape()))
                 shapes[name] = tuple(map(max, ends, shapes.get(name, ends)))
-    tensors = {name: torch.empty(shape) for name, shape in shapes.items()}
-    load_into(
-        files, {ShardSpec(name, (0,) * tensor.dim()): tensor for name, tensor in tensors.items()}
-    )
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+        self.shapes = dict(sorted(shapes.items()))
+
+    def load(self, name: str) -> Tensor:
+        """Assemble one tensor.
+
+        Raises:
+            ShardedTensorError: the files do not cover it.
+        """
+        tensor = torch.empty(self.shapes[name])
+        missing = tensor.numel()
+        for start, shard in self._shards[name]:
+            missing -= _copy_overlap(start, shard, (0,) * tensor.dim(), tensor)
+        if missing:
+            raise ShardedTensorError(f"the files do not cover {name}")
+        return tensor
 
 
 def _stored_shards(path: Path) -> Iterator[tuple[str, tuple[int, ...], Any]]:

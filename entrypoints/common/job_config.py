@@ -17,6 +17,10 @@ T = TypeVar("T")
 JOB_FILE = "job.json"
 """Name of the file in the bundle that holds the configuration of every stage."""
 
+BUNDLE_VARIABLE, COMMIT_VARIABLE = "SM_TRAIN_BUNDLE", "SM_TRAIN_COMMIT"
+"""Environment variables of a job with the SHA-256 of its source bundle, which cannot contain its
+own digest, and with the commit of the run file's repository."""
+
 # The run file's sections annotate their fields with the same types.
 Crop = Literal["center", "random"]
 Interpolation = Literal["bicubic", "bilinear"]
@@ -167,9 +171,13 @@ class ExpectedPerformance:
 
 @dataclass(frozen=True)
 class JobConfig:
-    """Everything that the job of one stage reads; ``run`` is the run's name."""
+    """Everything that the job of one stage reads.
+
+    ``run`` is the run's name, ``license`` that of its models (None if it is not stated).
+    """
 
     run: str
+    license: str | None
     backend: CollectiveBackend
     data: DataConfig
     model: ModelConfig

@@ -17,7 +17,14 @@ from sm_train.entrypoints.common.sample_rng import SampleRng
 from sm_train.entrypoints.models.components import downsampling, numbered_component, read_preset
 from sm_train.entrypoints.models.network import Network, network_folder
 from sm_train.entrypoints.models.objectives import Objective, build_objective
-from sm_train.entrypoints.models.pipeline import Text, caption_tokens, encode, predict, tokenize
+from sm_train.entrypoints.models.pipeline import (
+    T5_TOKENS,
+    Text,
+    caption_tokens,
+    encode,
+    predict,
+    tokenize,
+)
 from torch import Tensor, nn
 
 _TEXT_ENCODERS = ("CLIPTextModel", "CLIPTextModelWithProjection", "T5EncoderModel")
@@ -161,7 +168,7 @@ def build_components(
     text_encoders = load_text_encoders(text_folder)
     if text_encoders is None:
         encoders = tuple(new_text_encoders(preset["text_encoders"]))
-        text_encoders = TextEncoders(encoders, tuple(_bytes_tokenizer() for _ in encoders))
+        text_encoders = TextEncoders(encoders, tuple(map(_bytes_tokenizer, encoders)))
         if not train_text:
             random_frozen += [
                 numbered_component("text_encoder", number) for number in range(len(encoders))
@@ -229,8 +236,11 @@ def load_text_encoders(
         tokenizers.append(
             AutoTokenizer.from_pretrained(tokenizer, local_files_only=True)
             if tokenizer
-            else _bytes_tokenizer()
+            else _bytes_tokenizer(encoders[-1])
         )
+        if hasattr(encoders[-1].config, "max_position_embeddings"):
+            # Diffusers' pipelines pad to the tokenizer's length, training to the encoder's.
+            tokenizers[-1].model_max_length = caption_tokens(encoders[-1], tokenizers[-1])
     return TextEncoders(tuple(encoders), tuple(tokenizers)) if encoders else None
 
 
@@ -252,11 +262,12 @@ def new_text_encoders(configs: Sequence[Mapping[str, Any]]) -> list[Any]:
     return encoders
 
 
-def _bytes_tokenizer() -> Any:
-    """Return a tokenizer on bytes, which needs no vocabulary."""
+def _bytes_tokenizer(encoder: Any) -> Any:
+    """Return a tokenizer on bytes, which needs no vocabulary, for captions of ``encoder``."""
     from transformers import ByT5Tokenizer
 
-    return ByT5Tokenizer()
+    longest = getattr(encoder.config, "max_position_embeddings", T5_TOKENS)
+    return ByT5Tokenizer(model_max_length=longest)
 
 
 def _without_class(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -52,6 +52,11 @@ def network_folder(model: Path) -> Path | None:
     return next((folder for folder in folders if folder.is_dir()), None)
 
 
+def network_component(class_name: str) -> str:
+    """Return the folder name of a network of diffusers' ``class_name``."""
+    return UNET if class_name == "UNet2DConditionModel" else TRANSFORMER
+
+
 class Network:
     """A diffusers network, on the meta device until :meth:`materialize`.
 
@@ -65,7 +70,7 @@ class Network:
 
         settings = dict(config)
         self.class_name: str = settings.pop("class")
-        self.component = UNET if self.class_name == "UNet2DConditionModel" else TRANSFORMER
+        self.component = network_component(self.class_name)
         if folder is not None:
             settings = _read_config(folder, self.class_name)
         self._folder, self._stretch = folder, side / settings["sample_size"]

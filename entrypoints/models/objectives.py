@@ -40,6 +40,11 @@ class DiffusionTarget(NamedTuple):
 class Objective(Protocol):
     """Makes training targets from images and noise."""
 
+    @property
+    def prediction_type(self) -> str:
+        """What the network predicts, as ``model.prediction_type`` names it."""
+        ...
+
     def make_target(
         self, images: Tensor, noise: Tensor, uniform: NDArray[np.float64]
     ) -> DiffusionTarget:
@@ -61,7 +66,8 @@ def build_objective(preset: Mapping[str, Any], model: ModelConfig, resolution: i
         JobConfigError: the preset cannot be trained with the options.
     """
     prediction = model.prediction_type or preset["prediction_type"]
-    if (prediction == "flow") != (preset["prediction_type"] == "flow"):
+    needed = preset["prediction_type"] == "flow" if prediction == "flow" else "diffusion" in preset
+    if not needed:
         raise JobConfigError(f"model.prediction_type: {model.preset} cannot learn {prediction}")
     if prediction == "flow":
         return RectifiedFlow(model.timestep_shift or resolution / _BASE_SIDE)
@@ -79,6 +85,11 @@ class DiffusionObjective:
 
     scheduler: Any
     levels: Tensor
+
+    @property
+    def prediction_type(self) -> str:
+        """See :attr:`Objective.prediction_type`."""
+        return str(self.scheduler.config.prediction_type)
 
     @classmethod
     def from_schedule(
@@ -100,6 +111,8 @@ class DiffusionObjective:
             rescale_betas_zero_snr=model.zero_terminal_snr,
             # "trailing" starts at the last timestep, which "leading" omits (the same paper, 3.3).
             timestep_spacing="trailing" if model.zero_terminal_snr else "leading",
+            # Diffusers' Stable Diffusion pipelines set it, whatever the configuration says.
+            steps_offset=1,
         )
         alphas_cumprod = scheduler.alphas_cumprod.double()
         levels = [alphas_cumprod.sqrt(), (1 - alphas_cumprod).sqrt()]
@@ -118,7 +131,7 @@ class DiffusionObjective:
         alpha, sigma, *weights = levels
         noisy = torch.addcmul(alpha * images, sigma, noise)
         target = noise
-        if self.scheduler.config.prediction_type == "v_prediction":
+        if self.prediction_type == "v_prediction":
             target = torch.addcmul(alpha * noise, sigma, images, value=-1)
         return DiffusionTarget(noisy, timesteps, target, weights[0].flatten() if weights else None)
 
@@ -147,6 +160,11 @@ class RectifiedFlow:
     """
 
     shift: float
+
+    @property
+    def prediction_type(self) -> str:
+        """See :attr:`Objective.prediction_type`."""
+        return "flow"
 
     def make_target(
         self, images: Tensor, noise: Tensor, uniform: NDArray[np.float64]

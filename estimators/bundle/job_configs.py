@@ -30,6 +30,7 @@ def job_configs(
 def _job_config(config: RunConfig, stage: StageSection, predicted_speed: float | None) -> JobConfig:
     return JobConfig(
         run=config.name,
+        license=config.model.license,
         backend=config.cluster.backend,
         data=config.data.job_config(),
         model=config.model.job_config(),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field, model_validator
 from sm_train.entrypoints.common.job_config import ModelConfig, PredictionType
 from sm_train.estimators.config.fields import PositiveFloat, S3Folder, Section
-from sm_train.estimators.config.presets import preset_names, preset_prediction_type
+from sm_train.estimators.config.presets import preset_names, preset_prediction_types
 
 
 class ModelSection(Section):
@@ -28,7 +30,8 @@ class ModelSection(Section):
     prediction_type: PredictionType | None = Field(
         default=None,
         description="What the network predicts. None takes the preset's default: U-Nets predict "
-        "the noise (epsilon) or the velocity, transformers a rectified flow.",
+        "the noise (epsilon) or the velocity, transformers a rectified flow. PixArt (dit-xl) "
+        "supports all three.",
     )
     zero_terminal_snr: bool = Field(
         default=False,
@@ -46,6 +49,12 @@ class ModelSection(Section):
         "resolution / 256.",
     )
 
+    license: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.+-]*$", max_length=64)] | None = Field(
+        default=None,
+        description="License of the trained model for its model card, as Hugging Face abbreviates "
+        "it: apache-2.0, openrail++, cc-by-nc-4.0, other. None writes `unknown`.",
+    )
+
     def job_config(self) -> ModelConfig:
         return ModelConfig(
             preset=self.preset,
@@ -59,14 +68,13 @@ class ModelSection(Section):
     def _check_preset(self) -> ModelSection:
         if self.preset not in preset_names():
             raise ValueError(f"preset: {self.preset!r} is not one of {', '.join(preset_names())}")
-        default = preset_prediction_type(self.preset)
-        is_flow = default == "flow"
-        prediction_type = self.prediction_type or default
-        if is_flow != (prediction_type == "flow"):
-            supported = "flow" if is_flow else "v_prediction or epsilon"
+        supported = preset_prediction_types(self.preset)
+        prediction_type = self.prediction_type or supported[0]
+        is_flow = prediction_type == "flow"
+        if prediction_type not in supported:
             raise ValueError(
-                f"prediction_type: {self.preset} supports {supported}, not {prediction_type}; "
-                "remove it"
+                f"prediction_type: {self.preset} supports {' or '.join(supported)}, not "
+                f"{prediction_type}; remove it"
             )
         if self.zero_terminal_snr and prediction_type != "v_prediction":
             raise ValueError(

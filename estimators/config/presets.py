@@ -27,11 +27,11 @@ def preset_names() -> tuple[str, ...]:
 
 
 @cache
-def preset_prediction_type(name: str) -> str:
-    """Return what a preset's network predicts unless the run file overrides it."""
-    path = _presets_folder() / f"{name}.json"
-    prediction_type: str = json.loads(path.read_text(encoding="utf-8"))["prediction_type"]
-    return prediction_type
+def preset_prediction_types(name: str) -> tuple[str, ...]:
+    """Return what a preset's network can learn to predict, the default first."""
+    preset = json.loads((_presets_folder() / f"{name}.json").read_text(encoding="utf-8"))
+    diffusion = ("v_prediction", "epsilon") if "diffusion" in preset else ()
+    return tuple(dict.fromkeys((preset["prediction_type"], *diffusion)))
 
 
 def _presets_folder() -> Path:

@@ -17,6 +17,7 @@ from sm_train.entrypoints.common.checkpoint_layout import (
 )
 from sm_train.toolkit.aws.errors import translate_aws_errors
 from sm_train.toolkit.aws.s3 import split_uri
+from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.jobs.training_job import TrainingJob
 
 if TYPE_CHECKING:
@@ -69,22 +70,54 @@ def stored_checkpoints(session: boto3.Session, uri: str, region: str) -> StoredC
     Raises:
         UserError: AWS returns an error.
     """
-    bucket, prefix = split_uri(uri.rstrip("/") + "/")
+    newest = _newest_complete(*_read_folders(session, uri, region))
+    return replace(newest, uri=uri.rstrip("/"), region=region)
+
+
+def require_stored(session: boto3.Session, uri: str, region: str, folder: str) -> None:
+    """Refuse a checkpoint below ``uri`` that is missing or incomplete.
+
+    Raises:
+        UserError: it is, or AWS returns an error.
+    """
+    folders, read_marker = _read_folders(session, f"{uri}/{folder}", region)
+    files = folders.get(folder, {})
+    problem = f"no {MARKER}" if files else "the folder does not exist"
+    if MARKER in files:
+        problem = _incomplete(read_marker(folder), files)
+    if problem:
+        raise UserError(f"{uri}/{folder}: incomplete ({problem})", ExitCode.PREFLIGHT)
+
+
+def _read_folders(
+    session: boto3.Session, uri: str, region: str
+) -> tuple[dict[str, dict[str, int]], Callable[[str], bytes]]:
+    """List the step folders below ``uri``, or that of ``uri`` itself.
+
+    Return the sizes of their files, and a function that reads a folder's marker.
+
+    Raises:
+        UserError: AWS returns an error.
+    """
+    parent, _, last = uri.rstrip("/").rpartition("/")
+    is_step = parse_step_folder(last) is not None
+    bucket, listed = split_uri(uri.rstrip("/") + "/")
+    prefix = split_uri(f"{parent}/")[1] if is_step else listed
     client = session.client("s3", region_name=region)
     folders: dict[str, dict[str, int]] = {}
     with translate_aws_errors(f"checkpoints: {uri}"):
-        pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+        pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=listed)
         for page in pages:
             for entry in page.get("Contents", ()):
                 folder, _, name = entry["Key"].removeprefix(prefix).partition("/")
                 folders.setdefault(folder, {})[name] = entry["Size"]
 
-        def read_marker(folder: str) -> bytes:
+    def read_marker(folder: str) -> bytes:
+        with translate_aws_errors(f"checkpoints: {uri}"):
             key = f"{prefix}{folder}/{MARKER}"
             return client.get_object(Bucket=bucket, Key=key)["Body"].read()
 
-        newest = _newest_complete(folders, read_marker)
-    return replace(newest, uri=uri.rstrip("/"), region=region)
+    return folders, read_marker
 
 
 def local_checkpoints(folder: Path) -> StoredCheckpoint:

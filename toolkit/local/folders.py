@@ -29,14 +29,16 @@ from sm_train.toolkit.jobs.events import LOG_NAME
 class LocalFolders:
     """One stage's folders; ``nodes`` are the emulated instances' trees, in rank order.
 
-    ``entry`` is the bundle's script to start, ``model`` the folder of the final model. Each node
-    has one of ``node_checkpoints``, which it sees as ``/opt/ml/checkpoints``.
+    ``entry`` is the bundle's script to start, ``bundle_sha256`` its digest, ``model`` the folder
+    of the final model. Each node has one of ``node_checkpoints``, which it sees as
+    ``/opt/ml/checkpoints``.
     """
 
     root: Path
     nodes: tuple[SageMakerPaths, ...]
     node_checkpoints: tuple[Path, ...]
     entry: str
+    bundle_sha256: str
     model: Path
 
     @property
@@ -69,7 +71,9 @@ def lay_out(
     names = host_names(nodes)
     trees = tuple(SageMakerPaths((root / "nodes" / name).absolute()) for name in names)
     node_checkpoints = tuple(node.checkpoints for node in trees)
-    folders = LocalFolders(root, trees, node_checkpoints, bundle.entry, trees[0].model)
+    folders = LocalFolders(
+        root, trees, node_checkpoints, bundle.entry, bundle.sha256, trees[0].model
+    )
     unpack(bundle, folders.bundle)
     shutil.rmtree(root / "nodes", ignore_errors=True)
     for rank, node in enumerate(folders.nodes):

@@ -63,6 +63,7 @@ TYPICAL = 30e9
 def job_config(**doctor: Any) -> JobConfig:
     return JobConfig(
         run="r",
+        license=None,
         backend="auto",
         data=DataConfig("jpg", "txt", "center", "bicubic", "fast", "ignore", False, 0.01),
         model=ModelConfig("sd2", None, False, None, None),
