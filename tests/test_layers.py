@@ -43,11 +43,11 @@ LEVELS = {
     ],
     "toolkit": [
         {"errors"},
-        {"aws", "report_html", "run_file", "terminal"},
+        {"aws", "hub", "report_html", "run_file", "terminal"},
         {"jobs"},
         {"alarms", "costing", "demo", "diagnose", "local", "packing", "sampling"},
         {"checks", "runs"},
-        {"submit"},
+        {"models", "submit"},
         {"doctor", "watch"},
         {"review"},
         {"commands"},

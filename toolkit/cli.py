@@ -36,6 +36,7 @@ COMMANDS = {
     "diagnose": "Find out why a job failed, from its logs.",
     "doctor": "Test a cluster's GPUs, network and storage, and their effect on the run.",
     "sample": "Sample images from a checkpoint into a grid.",
+    "export": "Turn a checkpoint into a model for other tools.",
     "compare": "Build a page for blind comparison of two checkpoints.",
     "template": "Print a template for packing or watching in AWS Lambda.",
     "schema": "Print the run file's JSON Schema.",

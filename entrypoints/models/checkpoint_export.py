@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -193,7 +194,10 @@ def _write_dcp(model: Path, out: Path) -> None:
     network = network_folder(model)
     assert network is not None
     state = {f"{network.name}.{name}": tensor for name, tensor in _mapped(network)}
-    save(state, checkpoint_id=out, no_dist=True)
+    with warnings.catch_warnings():
+        # PyTorch warns that there is no process group.
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        save(state, checkpoint_id=out, no_dist=True)
 
 
 def _mapped(folder: Path) -> Iterator[tuple[str, Tensor]]:

@@ -6,11 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from sm_train.entrypoints.checkpointing.manifest import EMA, MODEL, write_file, write_marker
+from sm_train.entrypoints.checkpointing.sharded_tensors import ShardSpec, save_shards
+from sm_train.entrypoints.common.checkpoint_layout import shard_file_name
 from sm_train.entrypoints.common.job_config import ModelConfig
 from sm_train.entrypoints.models.builder import ModelComponents, build_components
 from sm_train.entrypoints.models.export import TrainedWeights, save_components, save_model
 from sm_train.entrypoints.models.model_card import TrainingRecord
 from sm_train.entrypoints.models.weight_files import TensorSpec
+
+RAW_OFFSET = 0.25
+"""Difference of the raw weights from the averaged ones."""
 
 
 def record(**changes: Any) -> TrainingRecord:
@@ -73,3 +79,29 @@ def trained_weights(parts: ModelComponents) -> TrainedWeights:
     tensors = parts.trained_module().state_dict()
     layout = {name: TensorSpec.of(tensor) for name, tensor in tensors.items()}
     return TrainedWeights(tensors.items(), layout, 3, "ema")
+
+
+def write_checkpoint(parts: ModelComponents, checkpoints: Path, *, ema: bool = True) -> Path:
+    """Write a checkpoint of two FSDP ranks, each with half of the rows."""
+    save_components(parts, None, record(), checkpoints / "components")
+    folder = checkpoints / "step-00000003"
+    folder.mkdir()
+    module = parts.trained_module()
+    trained = {name for name, _ in module.named_parameters()}
+    files = []
+    for rank in range(2):
+        shards = {}
+        for name, tensor in module.state_dict().items():
+            rows = -(-tensor.shape[0] // 2) if tensor.dim() else 0
+            start = (rank * rows, *(0,) * (tensor.dim() - 1)) if tensor.dim() else ()
+            if (tensor.dim() == 0 and rank) or (tensor.dim() and rank * rows >= tensor.shape[0]):
+                continue
+            part = tensor[rank * rows : (rank + 1) * rows].clone() if tensor.dim() else tensor
+            if ema and name in trained:
+                shards[ShardSpec(f"{EMA}{name}", start)] = part
+                part = part + RAW_OFFSET
+            shards[ShardSpec(f"{MODEL}{name}", start)] = part
+        save = lambda path, shards=shards: save_shards(path, shards)  # noqa: E731
+        files.append(write_file(folder, shard_file_name(rank), save))
+    write_marker(folder, 3, 2, "fingerprint", files)
+    return folder

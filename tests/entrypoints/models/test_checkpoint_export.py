@@ -11,53 +11,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from sm_train.entrypoints.checkpointing.manifest import (
-    EMA,
-    MODEL,
     CheckpointError,
-    write_file,
-    write_marker,
 )
-from sm_train.entrypoints.checkpointing.sharded_tensors import ShardSpec, save_shards
-from sm_train.entrypoints.common.checkpoint_layout import shard_file_name
 from sm_train.entrypoints.models.builder import ModelComponents
 from sm_train.entrypoints.models.checkpoint_export import ExportOptions, export, export_bytes
 from sm_train.entrypoints.models.components import read_preset
-from sm_train.entrypoints.models.export import load_model, save_components
+from sm_train.entrypoints.models.export import load_model
 from sm_train.entrypoints.models.network import Network
 from sm_train.entrypoints.models.sampling import find_source, load_pipeline
 from sm_train.entrypoints.models.single_file import unet_name, vae_name
 from sm_train.entrypoints.models.weight_files import read_layout, write_tensors
 
-from tests.support.models import build, record
-
-RAW_OFFSET = 0.25
-"""Difference of the raw weights from the averaged ones."""
-
-
-def write_checkpoint(parts: ModelComponents, checkpoints: Path, *, ema: bool = True) -> Path:
-    """Write a checkpoint of two FSDP ranks, each with half of the rows."""
-    save_components(parts, None, record(), checkpoints / "components")
-    folder = checkpoints / "step-00000003"
-    folder.mkdir()
-    module = parts.trained_module()
-    trained = {name for name, _ in module.named_parameters()}
-    files = []
-    for rank in range(2):
-        shards = {}
-        for name, tensor in module.state_dict().items():
-            rows = -(-tensor.shape[0] // 2) if tensor.dim() else 0
-            start = (rank * rows, *(0,) * (tensor.dim() - 1)) if tensor.dim() else ()
-            if (tensor.dim() == 0 and rank) or (tensor.dim() and rank * rows >= tensor.shape[0]):
-                continue
-            part = tensor[rank * rows : (rank + 1) * rows].clone() if tensor.dim() else tensor
-            if ema and name in trained:
-                shards[ShardSpec(f"{EMA}{name}", start)] = part
-                part = part + RAW_OFFSET
-            shards[ShardSpec(f"{MODEL}{name}", start)] = part
-        save = lambda path, shards=shards: save_shards(path, shards)  # noqa: E731
-        files.append(write_file(folder, shard_file_name(rank), save))
-    write_marker(folder, 3, 2, "fingerprint", files)
-    return folder
+from tests.support.models import RAW_OFFSET, build, write_checkpoint
 
 
 def run(checkpoint: Path, tmp_path: Path, **options: Any) -> Path:
