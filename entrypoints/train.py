@@ -120,7 +120,7 @@ def _train(config: JobConfig, paths: SageMakerPaths, writer: HeartbeatWriter) ->
     from sm_train.entrypoints.common.signals import StopSignal
     from sm_train.entrypoints.distributed.backend import decide, join
     from sm_train.entrypoints.distributed.fsdp import ddp_options
-    from sm_train.entrypoints.models.builder import build_components
+    from sm_train.entrypoints.models.builder import build_components, require_unchanged
     from sm_train.entrypoints.models.export import save_components
     from sm_train.entrypoints.models.sampling import COMPONENTS_FOLDER
     from sm_train.entrypoints.training.gpu_settings import configure_kernels
@@ -158,6 +158,8 @@ def _train(config: JobConfig, paths: SageMakerPaths, writer: HeartbeatWriter) ->
     # The start before the first step may take long. Entering the phase again grants each part of
     # it the full timeout.
     writer.enter(Phase.START, 0)
+    if accelerator.is_local_main_process:
+        require_unchanged(_existing(paths.channel("model")))
     set_seed(config.training.seed)
     components = build_components(
         config.model,

@@ -84,6 +84,8 @@ TORCH_FREE = [
     "packing.pack",
     "packing.processing_job",
     "planning.memory",
+    "models.component_check",
+    "models.model_manifest",
 ]
 """Modules that a laptop shares with the cluster, and the watchdog: they import no torch."""
 

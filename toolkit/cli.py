@@ -20,6 +20,7 @@ COMMANDS = {
     "init": "Write a commented run file.",
     "pack": "Pack images and captions into WebDataset shards.",
     "index": "Build the index of existing shards.",
+    "fetch-model": "Copy a pretrained model from the Hugging Face Hub.",
     "check": "Find errors and waste before money is spent.",
     "cost": "Estimate what a run costs, in dollars and days.",
     "submit": "Show plan and cost, ask for confirmation, and start the run.",
@@ -70,7 +71,7 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = import_module(f"sm_train.toolkit.commands.{cmd_name}")
+        module = import_module(f"sm_train.toolkit.commands.{cmd_name.replace('-', '_')}")
         command: click.Command = module.command
         return command
 

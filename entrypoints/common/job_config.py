@@ -58,11 +58,11 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The network; ``prediction_type`` is None for the preset's default."""
+    """The network; None takes the pretrained model's value, or else the preset's."""
 
     preset: str
     prediction_type: PredictionType | None
-    zero_terminal_snr: bool
+    zero_terminal_snr: bool | None
     min_snr_gamma: float | None
     timestep_shift: float | None
 

@@ -21,7 +21,11 @@ import torch
 from sm_train.entrypoints.common.atomic_write import write_atomic
 from sm_train.entrypoints.common.checkpoint_layout import UPLOAD_NOTES
 from sm_train.entrypoints.models import pipeline as pipeline_module
-from sm_train.entrypoints.models.builder import ModelComponents, load_text_encoders
+from sm_train.entrypoints.models.builder import (
+    ModelComponents,
+    load_autoencoder,
+    load_text_encoders,
+)
 from sm_train.entrypoints.models.components import components_digest
 from sm_train.entrypoints.models.model_card import (
     CARD_FILE,
@@ -348,15 +352,13 @@ def _strip_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tenso
 
 
 def _load_pipeline(folder: Path, network: Mapping[str, Any]) -> TextToImagePipeline:
-    from diffusers import AutoencoderKL
-
     _disable_progress_bars()
     text_encoders = load_text_encoders(folder, allow_missing_weights=is_components_folder(folder))
     assert text_encoders is not None
     scheduler = _load(folder / "scheduler", "scheduler_config.json", INFERENCE_SCHEDULERS)
     vae = None
     if (folder / "vae").is_dir():
-        vae = AutoencoderKL.from_pretrained(folder / "vae", local_files_only=True).float()
+        vae = load_autoencoder(folder / "vae")
     named = text_encoders.named_components()
     return TextToImagePipeline(scheduler=scheduler, vae=vae, **network, **named)
 
@@ -368,7 +370,9 @@ def _load(folder: Path, config: str, known: tuple[str, ...]) -> Any:
     class_name = json.loads((folder / config).read_text(encoding="utf-8")).get("_class_name")
     if class_name not in known:
         raise ValueError(f"{folder.name} is a {class_name}, none of {', '.join(known)}")
-    return getattr(diffusers, class_name).from_pretrained(folder, local_files_only=True)
+    component = getattr(diffusers, class_name)
+    options = {} if config == "scheduler_config.json" else {"use_safetensors": True}
+    return component.from_pretrained(folder, local_files_only=True, **options)
 
 
 def _disable_progress_bars() -> None:

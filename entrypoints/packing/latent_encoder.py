@@ -5,13 +5,12 @@ from __future__ import annotations
 import io
 import threading
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from sm_train.entrypoints.data.decoder_pool import Decoders
 from sm_train.entrypoints.data.image_decoder import DecodeSpec, decode_with
-from sm_train.entrypoints.models.builder import load_text_encoders
+from sm_train.entrypoints.models.builder import load_autoencoder, load_text_encoders
 from torch import Tensor
 
 
@@ -23,13 +22,11 @@ class LatentEncoder:
     """
 
     def __init__(self, folder: Path, resolution: int) -> None:
-        from diffusers import AutoencoderKL
-
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        vae: Any = AutoencoderKL.from_pretrained(folder / "vae", local_files_only=True)
+        vae = load_autoencoder(folder / "vae")
         text = load_text_encoders(folder)
         assert text is not None
-        self._vae = vae.float().eval().to(self._device)
+        self._vae = vae.eval().to(self._device)
         self._text = text
         for encoder in text.encoders:
             encoder.eval().to(self._device)

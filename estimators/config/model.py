@@ -29,14 +29,16 @@ class ModelSection(Section):
     )
     prediction_type: PredictionType | None = Field(
         default=None,
-        description="What the network predicts. None takes the preset's default: U-Nets predict "
+        description="What the network predicts. None takes what the pretrained network of "
+        "model.components predicts, or else the preset's default: U-Nets predict "
         "the noise (epsilon) or the velocity, transformers a rectified flow. PixArt (dit-xl) "
         "supports all three.",
     )
-    zero_terminal_snr: bool = Field(
-        default=False,
+    zero_terminal_snr: bool | None = Field(
+        default=None,
         description="Whether to rescale the noise schedule to zero terminal SNR, so that its last "
-        "step is pure noise (arXiv 2305.08891). Requires prediction_type: v_prediction.",
+        "step is pure noise (arXiv 2305.08891). Requires prediction_type: v_prediction. None takes "
+        "the pretrained model's setting, or else false.",
     )
     min_snr_gamma: PositiveFloat | None = Field(
         default=None,
@@ -45,8 +47,8 @@ class ModelSection(Section):
     )
     timestep_shift: PositiveFloat | None = Field(
         default=None,
-        description="Shift of the sampled timesteps towards noise, for flow models. None takes "
-        "resolution / 256.",
+        description="Shift of the sampled timesteps towards noise, for flow models. None takes the "
+        "pretrained model's shift, or else resolution / 256.",
     )
 
     license: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.+-]*$", max_length=64)] | None = Field(

@@ -16,7 +16,8 @@ from sm_train.toolkit.checks.finding import Finding
 class Subject:
     """The run to check in one region, its estimate, and the source of its shards on this machine.
 
-    ``base`` is the run file's folder; ``index`` is an index file used instead of the shards.
+    ``base`` is the run file's folder; ``index`` is an index file used instead of the shards, and
+    ``components`` a model to check as well: a folder, an S3 prefix or a Hub repository.
     ``number`` counts the regions and clusters that the run may use, the first one is 0; ``key`` is
     the key of the run file that defines the others.
     """
@@ -28,6 +29,7 @@ class Subject:
     index: Path | None = None
     number: int = 0
     key: str = ""
+    components: str | None = None
 
 
 class ClusterChoice(Protocol):

@@ -85,13 +85,13 @@ def command(
         else:
             export_stored(stored, request, console.print)
         if push_to_hub is not None:
-            console.print(f"uploading to {push_to_hub}")
+            console.print(f"uploading to {push_to_hub}", soft_wrap=True)
             commit_url = upload(push_to_hub, out, f"Export of {origin.rpartition('/')[2]}")
     verb = "would write" if dry_run else "wrote"
     download = f" ({format_bytes(size)} to download)" if dry_run and size is not None else ""
-    console.print(f"{verb} {out} from {origin}{download}")
+    console.print(f"{verb} {out} from {origin}{download}", soft_wrap=True)
     if commit_url:
-        console.print(f"pushed to {commit_url}")
+        console.print(f"pushed to {commit_url}", soft_wrap=True)
     if as_json:
         document = {"out": str(out), "source": origin, "format": kind, "dry_run": dry_run}
         write_json(document | {"download_bytes": size, "commit_url": commit_url})

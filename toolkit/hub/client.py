@@ -76,8 +76,8 @@ def translate_hub_errors(operation: str) -> Iterator[None]:
             raise
         raise UserError(f"{operation}: {_first_line(error)}", ExitCode.UNEXPECTED) from None
     except Exception as error:
-        # httpx's errors, which huggingface_hub 1 and later raises, and requests' of earlier ones.
-        if type(error).__module__.partition(".")[0] in ("httpx", "httpcore", "requests"):
+        # Connection errors of the library's HTTP client: requests, httpx or httpx2 by its version.
+        if type(error).__module__.startswith(("httpx", "httpcore", "requests")):
             raise UserError(
                 f"{operation}: the Hub cannot be reached ({_first_line(error)})",
                 ExitCode.UNEXPECTED,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,10 +32,14 @@ def require_training_packages() -> None:
     Raises:
         UserError: PyTorch or diffusers is not installed.
     """
-    try:
-        from sm_train.entrypoints.models import sampling  # noqa: F401
-    except ImportError as error:
-        raise UserError(f"{error.name} is not installed; pip install 'sm-train[train]'") from None
+    from importlib.util import find_spec
+
+    # Importing them takes seconds, which a mistake in the arguments need not cost.
+    for package in ("torch", "diffusers", "transformers", "safetensors"):
+        if find_spec(package) is None:
+            raise UserError(f"{package} is not installed; pip install 'sm-train[train]'")
+    # Transformers warns about image processors that diffusers imports and nothing here uses.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 
 def find_source(checkpoint: Path) -> ModelSource:

@@ -11,8 +11,8 @@ import pytest
 from sm_train.entrypoints.common.checkpoint_layout import shard_file_name
 
 from tests.conftest import Cli
-from tests.support.hub_server import TOKEN, Hub, hub_server
 from tests.support.models import build, write_checkpoint
+from tests.support.models.hub_server import TOKEN, Hub, hub_server
 from tests.support.moto_server import Aws
 
 STEP = "step-00000003"
@@ -64,7 +64,7 @@ def test_a_checkpoint_in_s3_is_downloaded_and_exported(
 ) -> None:
     uri = put(aws, checkpoints) + (f"/{STEP}" if target == "step" else "")
     arguments = ["export", uri, tmp_path / "m.safetensors", "--format", "single-file"]
-    result = cli(*arguments, network="loopback", env=aws.environment())
+    result = cli(*arguments, network="loopback", env=aws.environment)
     assert result.returncode == 0, result.stderr
     assert "downloading 1." in result.stderr
     assert (tmp_path / "m.safetensors").stat().st_size > 500_000
@@ -86,7 +86,7 @@ def test_an_interrupted_download_continues(
     download.mkdir(parents=True)
     shutil.copyfile(checkpoints / STEP / shard_file_name(0), download / shard_file_name(0))
     (download / f"{shard}.part-{etag}").write_bytes(content[:100_000])
-    result = cli("export", uri, tmp_path / "model", network="loopback", env=aws.environment())
+    result = cli("export", uri, tmp_path / "model", network="loopback", env=aws.environment)
     assert result.returncode == 0, result.stderr
     read = [path for method, path, _ in aws.requests if method == "GET"]
     assert not any(path.endswith(shard_file_name(0)) for path in read)
@@ -111,7 +111,7 @@ def test_a_damaged_checkpoint_is_refused_with_one_line(
         (folder / STEP / "complete.json").unlink()
     uri = put(aws, folder) if place == "s3" else folder
     arguments = ["export", f"{uri}/{STEP}", tmp_path / "model"]
-    result = cli(*arguments, network="loopback", env=aws.environment())
+    result = cli(*arguments, network="loopback", env=aws.environment)
     assert result.returncode == 3
     assert len(result.stderr.strip().splitlines()) == (2 if (place, damage) == ("s3", "bit") else 1)
     expected = {"bit": "the digest of", "missing": "is missing", "marker": "no complete.json"}
@@ -120,7 +120,7 @@ def test_a_damaged_checkpoint_is_refused_with_one_line(
 
 
 def test_names_of_runs_and_stages_are_resolved(cli: Cli, tmp_path: Path, aws: Aws) -> None:
-    result = cli("export", "nothing", tmp_path / "m", network="loopback", env=aws.environment())
+    result = cli("export", "nothing", tmp_path / "m", network="loopback", env=aws.environment)
     assert result.returncode == 2
     assert "nothing: neither a run file here nor a run or job of sm-train" in result.stderr
 
@@ -175,7 +175,7 @@ def test_a_hub_that_cannot_be_reached_is_one_line(
 def test_a_dry_run_writes_nothing(cli: Cli, tmp_path: Path, checkpoints: Path, aws: Aws) -> None:
     uri = put(aws, checkpoints)
     arguments = ["export", uri, tmp_path / "model", "--dry-run", "--json"]
-    result = cli(*arguments, network="loopback", env=aws.environment())
+    result = cli(*arguments, network="loopback", env=aws.environment)
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["download_bytes"] > 1_000_000
     assert "MB to download" in result.stderr
