@@ -5,7 +5,7 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow test-torch-2.5 test-torch-2.3 lint docs plans bench clean
+.PHONY: demo test optional test-slow test-torch-2.5 test-torch-2.3 lint docs plans bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m sm_train.toolkit.demo
@@ -13,8 +13,14 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed $(VENV)/.container-toolkit
 	$(BIN)/pytest -n 4 --dist worksteal -m "not slow"
 
-test-slow: $(VENV)/.installed
+test-slow: $(VENV)/.installed optional
 	$(BIN)/pytest -m slow
+
+# Packages of single features, outside of the environment's own: diffusers would import them in every
+# process.
+optional: $(VENV)/.installed
+	$(BIN)/pip install --quiet --upgrade --no-deps --target $(VENV)/optional \
+		-r estimators/data/requirements-optional.txt
 
 # Tests the trainer with the PyTorch of the newest and of the oldest image with SMDDP, in a separate
 # environment (6 GB).

@@ -65,7 +65,7 @@ def main() -> None:
     ema = ExponentialMovingAverage(module.parameters(), 0.999)
     accelerator.prepare(module, optimizer)
     accelerator.register_for_checkpointing(SavedEma(ema))
-    state = TrainStateDict(module, list(module.parameters()), optimizer, ema)
+    state = TrainStateDict(module, list(module.parameters()), [optimizer], ema)
     size = sum(shard.tensor.numel() * 4 for shard in state.tensors().values())
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, {size / 1e9:.2f} GB of state")
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:

@@ -15,6 +15,7 @@ import contextlib
 import itertools
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,8 @@ from tests.cluster.test_doctor import cluster_on
 from tests.support.cluster.network_namespaces import network_namespaces, unavailable_reason
 
 NODES, MBIT, SLOW_MBIT = 4, 400, 40
+# A busy loop ends with its parent, even if SIGKILL ended that.
+BUSY_LOOP = "import os, sys\nwhile os.getppid() == int(sys.argv[1]): sum(range(10**6))"
 ACCUSATIONS = ("link", "node-slow", "node-unreachable", "pairs")
 
 
@@ -36,11 +39,15 @@ def main() -> None:
     """Measure on this computer; exit with 1 if a run was wrong."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=1)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--first", type=int, default=0, help="number of the first round")
+    options = parser.parse_args()
+    first, rounds = options.first, options.rounds
     if reason := unavailable_reason():
         sys.exit(reason)
+    # Stopped by SIGTERM, it deletes its processes and namespaces as after Ctrl-C.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     right: Counter[tuple[bool, bool]] = Counter()
-    for number in range(rounds):
+    for number in range(first, first + rounds):
         for slow, busy in itertools.product((True, False), (False, True)):
             link = random.Random(number).sample(range(NODES), 2) if slow else None
             with hogs() if busy else contextlib.nullcontext():
@@ -94,7 +101,7 @@ def shares(result: dict[str, Any]) -> str:
 def hogs() -> Iterator[None]:
     """Keep every CPU core busy."""
     processes = [
-        subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        subprocess.Popen([sys.executable, "-c", BUSY_LOOP, str(os.getpid())])
         for _ in range(os.cpu_count() or 1)
     ]
     try:

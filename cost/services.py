@@ -47,7 +47,12 @@ def service_prices() -> dict[str, ServicePrice]:
 
 
 def checkpoint_bytes(stage: CostStage) -> int | None:
-    """Return the bytes of one checkpoint: 16 per parameter; None if the model is unknown."""
+    """Return the bytes of one checkpoint; None if the model is unknown.
+
+    If the stage does not state them, 16 per parameter: AdamW and an EMA.
+    """
+    if stage.checkpoint_bytes is not None:
+        return stage.checkpoint_bytes
     return None if stage.parameters is None else stage.parameters * BYTES_PER_PARAMETER
 
 

@@ -17,7 +17,8 @@ _LONGEST_SECONDS = 100 * 365 * 86400
 
 _POSITIVE = (
     "resolution instances per_device_batch_size gradient_accumulation_steps max_steps "
-    "checkpoint_every flops_per_image parameters activation_bytes_per_image".split()
+    "checkpoint_every flops_per_image parameters checkpoint_bytes "
+    "activation_bytes_per_image".split()
 )
 
 
@@ -27,7 +28,8 @@ class CostStage:
 
     ``max_steps`` counts optimizer steps. ``flops_per_image`` counts the forward and backward pass
     of the trained network for one image, and ``activation_bytes_per_image`` what autograd keeps of
-    it, both without activation checkpointing; ``parameters`` counts the trained network's.
+    it, both without activation checkpointing; ``parameters`` counts the trained network's, and
+    ``checkpoint_bytes`` its weights, optimizer state and EMA.
     ``encoder_flops_per_image`` is the forward pass of frozen encoders that run in the job.
 
     Raises:
@@ -46,6 +48,7 @@ class CostStage:
     checkpoints_kept: int = 3
     flops_per_image: float | None = None
     parameters: int | None = None
+    checkpoint_bytes: int | None = None
     keep_alive_seconds: float = 0.0
     activation_bytes_per_image: float | None = None
     encoder_flops_per_image: float = 0.0

@@ -88,7 +88,7 @@ class AsyncCheckpointer:
         self,
         step: int,
         tensors: Mapping[ShardSpec, LocalShard],
-        progress: Mapping[str, int],
+        progress: Mapping[str, Any],
         files: Mapping[str, Callable[[Path], None]],
     ) -> None:
         """Start to copy this rank's share of ``tensors``, then write it and ``files``.

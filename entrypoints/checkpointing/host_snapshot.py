@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import Future
 from functools import partial
+from typing import Any
 
 import torch
 from sm_train.entrypoints.checkpointing.sharded_tensors import ShardSpec, partition_by_size
@@ -75,14 +76,14 @@ class HostSnapshot:
 
     def __init__(self, background: BackgroundWork) -> None:
         self.step: int | None = None
-        self.progress: Mapping[str, int] = {}
+        self.progress: Mapping[str, Any] = {}
         self.staging = HostStaging()
         self._background = background
         self._writers: dict[ShardSpec, int] = {}
         self._copied: Future[None] | None = None
 
     def take(
-        self, step: int, tensors: Mapping[ShardSpec, LocalShard], progress: Mapping[str, int]
+        self, step: int, tensors: Mapping[ShardSpec, LocalShard], progress: Mapping[str, Any]
     ) -> None:
         """Start to copy this rank's share of ``tensors`` in the background.
 

@@ -24,6 +24,25 @@ class ShardedTensorError(ValueError):
     """The shards do not cover a requested tensor; the message is one line."""
 
 
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+"""Types by their names in safetensors files."""
+
+SAVED_DTYPES = frozenset(_DTYPES.values())
+
+
 @dataclass(frozen=True)
 class ShardSpec:
     """A tensor's name and where the shard starts in it, along each dimension."""
@@ -72,9 +91,23 @@ def load_into(files: Iterable[Path], targets: Mapping[ShardSpec, Tensor]) -> Non
         raise ShardedTensorError(f"{len(incomplete)} tensors are incomplete: {incomplete[0]}, …")
 
 
-def stored_names(files: Iterable[Path]) -> set[str]:
-    """Return the names of the tensors that have shards in ``files``."""
-    return {name for path in files for name, *_ in _stored_shards(path)}
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor of which ``files`` have shards: its full ``shape`` and its type."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def stored_tensors(files: Iterable[Path]) -> dict[str, StoredTensor]:
+    """Return the tensors that have shards in ``files``, by name; reads headers only."""
+    tensors: dict[str, StoredTensor] = {}
+    for path in files:
+        for name, start, shard in _stored_shards(path):
+            ends = tuple(map(add, start, shard.get_shape()))
+            shape = tuple(map(max, ends, tensors[name].shape)) if name in tensors else ends
+            tensors[name] = StoredTensor(shape, _DTYPES[shard.get_dtype()])
+    return tensors
 
 
 def load_full(files: Sequence[Path], prefix: str) -> dict[str, Tensor]:
@@ -83,26 +116,23 @@ def load_full(files: Sequence[Path], prefix: str) -> dict[str, Tensor]:
     Raises:
         ShardedTensorError: the files do not cover a tensor.
     """
-    stored = StoredTensors(files)
-    names = [name for name in stored.shapes if name.startswith(prefix)]
-    return {name.removeprefix(prefix): stored.load(name) for name in names}
+    reader = TensorReader(files)
+    names = [name for name in reader.stored if name.startswith(prefix)]
+    return {name.removeprefix(prefix): reader.load(name) for name in names}
 
 
-class StoredTensors:
-    """The tensors of a checkpoint, each assembled when it is needed.
+class TensorReader:
+    """Assembles the tensors of a checkpoint one at a time; ``stored`` has them sorted by name.
 
-    ``shapes`` has the full shape of each tensor by name, sorted. Headers are read once.
+    Headers are read once.
     """
 
     def __init__(self, files: Sequence[Path]) -> None:
+        self.stored = dict(sorted(stored_tensors(files).items()))
         self._shards: dict[str, list[tuple[tuple[int, ...], Any]]] = {}
-        shapes: dict[str, tuple[int, ...]] = {}
         for path in files:
             for name, start, shard in _stored_shards(path):
                 self._shards.setdefault(name, []).append((start, shard))
-                ends = tuple(map(add, start, shard.get_shape()))
-                shapes[name] = tuple(map(max, ends, shapes.get(name, ends)))
-        self.shapes = dict(sorted(shapes.items()))
 
     def load(self, name: str) -> Tensor:
         """Assemble one tensor.
@@ -110,7 +140,8 @@ class StoredTensors:
         Raises:
             ShardedTensorError: the files do not cover it.
         """
-        tensor = torch.empty(self.shapes[name])
+        stored = self.stored[name]
+        tensor = torch.empty(stored.shape, dtype=stored.dtype)
         missing = tensor.numel()
         for start, shard in self._shards[name]:
             missing -= _copy_overlap(start, shard, (0,) * tensor.dim(), tensor)

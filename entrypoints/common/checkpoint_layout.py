@@ -23,7 +23,7 @@ from pathlib import Path
 MARKER = "complete.json"
 """The file that makes a checkpoint complete. It lists all other files with size and digest."""
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 FINAL_MODEL = "final"
 """The folder of a stage's final model, next to its step folders."""

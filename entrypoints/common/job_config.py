@@ -84,15 +84,49 @@ class StageConfig:
 
 
 @dataclass(frozen=True)
+class OptimizerConfig:
+    """A shipped optimizer or ``module:function``; None leaves the library's default.
+
+    ``options`` are further arguments of the user's function.
+    """
+
+    name: str
+    betas: tuple[float, float] | None
+    eps: float | None
+    weight_decay: float | None
+    momentum: float | None
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class LrScheduleConfig:
+    """A shipped schedule or ``module:function``, which gets ``options``.
+
+    The rate ends at ``final_factor`` of the stage's; ``decay_fraction`` of the stage's steps are
+    the decay of ``wsd``.
+    """
+
+    name: str
+    final_factor: float
+    decay_fraction: float
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class TrainingConfig:
-    """The optimization settings that all stages share."""
+    """The optimization settings that all stages share.
+
+    ``objective`` is the ``module:function`` of a custom loss, None for the preset's.
+    """
 
     precision: Precision
     reduce_dtype: ReduceDtype
     compile: bool
     seed: int
+    optimizer: OptimizerConfig
+    lr_schedule: LrScheduleConfig
+    objective: str | None
     warmup_steps: int
-    weight_decay: float
     max_grad_norm: float
     caption_dropout: float
     ema_decay: float

@@ -17,7 +17,8 @@ class LocalShard:
     """Rows of a tensor from ``start`` on, sharing its memory.
 
     ``num_replicas`` processes hold these rows; this one has the replica ``replica_index``. Its rank
-    in ``replica_group`` is that index; None is the group of all processes.
+    in ``replica_group`` is that index; None is the group of all processes. The rows are shard
+    ``shard_index`` of ``num_shards``.
     """
 
     tensor: Tensor
@@ -25,6 +26,8 @@ class LocalShard:
     num_replicas: int
     replica_index: int
     replica_group: ProcessGroup | None = None
+    shard_index: int = 0
+    num_shards: int = 1
 
     @property
     def rows(self) -> Any:
@@ -52,6 +55,7 @@ def local_shard(tensor: Tensor) -> LocalShard:
         return LocalShard(tensor, 0, *_world())
     dtensor: Any = tensor
     start, num_replicas, replica_index, replica_group = 0, 1, 0, None
+    shard_index, num_shards = 0, 1
     # One placement per dimension of the device mesh: sharded within a node, replicated across.
     for dimension, placement in enumerate(dtensor.placements):
         size = dtensor.device_mesh.size(dimension)
@@ -60,10 +64,19 @@ def local_shard(tensor: Tensor) -> LocalShard:
             # FSDP2 splits dimension 0 as torch.chunk does: equal chunks of ceil(rows / size),
             # the last ones smaller or empty.
             start = min(tensor.shape[0], local_rank * -(-tensor.shape[0] // size))
+            shard_index, num_shards = local_rank, size
         else:
             num_replicas, replica_index = size, local_rank
             replica_group = dtensor.device_mesh.get_group(dimension)
-    return LocalShard(to_local(tensor), start, num_replicas, replica_index, replica_group)
+    return LocalShard(
+        to_local(tensor),
+        start,
+        num_replicas,
+        replica_index,
+        replica_group,
+        shard_index,
+        num_shards,
+    )
 
 
 def to_local(tensor: Tensor) -> Tensor:

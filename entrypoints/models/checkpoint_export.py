@@ -23,7 +23,7 @@ from sm_train.entrypoints.checkpointing.manifest import (
     parse_marker,
     shard_files,
 )
-from sm_train.entrypoints.checkpointing.sharded_tensors import ShardedTensorError, StoredTensors
+from sm_train.entrypoints.checkpointing.sharded_tensors import ShardedTensorError, TensorReader
 from sm_train.entrypoints.common.checkpoint_layout import UPLOAD_NOTES
 from sm_train.entrypoints.models.export import TrainedWeights, save_model
 from sm_train.entrypoints.models.model_card import TrainingRecord
@@ -158,9 +158,10 @@ def _checkpoint_weights(folder: Path, options: ExportOptions) -> TrainedWeights:
     Raises:
         CheckpointError: it is incomplete, or has no EMA and ``options`` asks for it.
     """
-    stored = StoredTensors(shard_files(folder))
-    names = [name.removeprefix(MODEL) for name in stored.shapes if name.startswith(MODEL)]
-    has_ema = any(name.startswith(EMA) for name in stored.shapes)
+    reader = TensorReader(shard_files(folder))
+    stored = reader.stored
+    names = [name.removeprefix(MODEL) for name in stored if name.startswith(MODEL)]
+    has_ema = any(name.startswith(EMA) for name in stored)
     if options.weights == "ema" and not has_ema:
         raise CheckpointError(
             f"{folder}: has no EMA weights (training.ema_decay: 0); use --weights raw"
@@ -168,15 +169,15 @@ def _checkpoint_weights(folder: Path, options: ExportOptions) -> TrainedWeights:
     ordered = [name for prefix in _ORDER for name in names if name.startswith(prefix)]
     use_ema = has_ema and options.weights != "raw"
     chosen = {
-        name: f"{EMA}{name}" if use_ema and f"{EMA}{name}" in stored.shapes else f"{MODEL}{name}"
+        name: f"{EMA}{name}" if use_ema and f"{EMA}{name}" in stored else f"{MODEL}{name}"
         for name in ordered
     }
     layout = {
-        name: TensorSpec(options.dtype or torch.float32, stored.shapes[key])
+        name: TensorSpec(stored[key].dtype, stored[key].shape).converted(options.dtype)
         for name, key in chosen.items()
     }
     return TrainedWeights(
-        ((name, stored.load(key)) for name, key in chosen.items()),
+        ((name, reader.load(key)) for name, key in chosen.items()),
         layout,
         parse_marker(folder).step,
         "ema" if use_ema else "raw",

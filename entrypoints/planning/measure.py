@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from sm_train.entrypoints.common.atomic_write import write_atomic
+from sm_train.entrypoints.common.optimizer_rules import OPTIMIZERS, state_bytes
 from sm_train.entrypoints.distributed.fsdp import blocks
 from sm_train.entrypoints.models.builder import new_autoencoder, new_text_encoders
 from sm_train.entrypoints.models.components import (
@@ -268,6 +269,7 @@ def measure_preset(name: str) -> dict[str, Any]:
         "preset_digest": preset_digest(preset),
         "resolution_step": step,
         "parameters": _count(network),
+        "optimizer_bytes": _optimizer_bytes(network),
         "fsdp_block_parameters": [_count(block) for block in blocks(network)],
         "vae_parameters": _count(vae),
         "text_encoder_parameters": sum(map(_count, encoders)),
@@ -277,6 +279,11 @@ def measure_preset(name: str) -> dict[str, Any]:
 
 def _count(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _optimizer_bytes(network: nn.Module) -> dict[str, int]:
+    shapes = {name: tuple(one.shape) for name, one in network.named_parameters()}
+    return {name: state_bytes(name, shapes) for name in OPTIMIZERS}
 
 
 def _fit(preset: Mapping[str, Any], step: int, precision: str) -> dict[str, Any]:

@@ -43,13 +43,13 @@ class StateBytes:
 
     weights: int
     gradients: int
-    adamw: int
+    optimizer: int
     ema: int
     gathered: int
 
     @property
     def total(self) -> int:
-        return self.weights + self.gradients + self.adamw + self.ema + self.gathered
+        return self.weights + self.gradients + self.optimizer + self.ema + self.gathered
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ class ModelPlan:
     """
 
     parameters: int
+    optimizer_bytes: Mapping[str, int]
     training_flops_per_image: int
     precision: str
     kept_bytes: int
@@ -81,13 +82,27 @@ class ModelPlan:
         per_image = self.checkpointed_bytes if checkpointing else self.kept_bytes
         return max(images * per_image, min(images, self.encoded_at_once) * self.encoding_bytes)
 
+    def checkpoint_bytes(self, *, ema: bool, optimizer: str) -> int:
+        """Return the size of a checkpoint: weights, optimizer state and EMA."""
+        return _FP32 * self.parameters * (1 + ema) + self._optimizer_bytes(optimizer)
+
+    def _optimizer_bytes(self, optimizer: str) -> int:
+        """Return the bytes of an optimizer's state; a user's function counts as AdamW."""
+        return self.optimizer_bytes.get(optimizer, self.optimizer_bytes["adamw"])
+
     def state_bytes(
-        self, *, ema: bool, strategy: str = "none", world_size: int = 1, per_node: int = 1
+        self,
+        *,
+        ema: bool,
+        optimizer: str = "adamw",
+        strategy: str = "none",
+        world_size: int = 1,
+        per_node: int = 1,
     ) -> StateBytes:
         """Return the states of one GPU among ``world_size``, ``per_node`` on each node.
 
-        Weights, gradients, both moments of AdamW and, with ``ema``, the average are fp32; FSDP2
-        shards all five. It computes with gathered weights: all of them (``shard_grad_op``), or
+        Weights, gradients and, with ``ema``, the average are fp32; FSDP2 shards them and the
+        optimizer's state. It computes with gathered weights: all of them (``shard_grad_op``), or
         those of a block and the next one, which it prefetches. A block's gradients are unsharded
         in fp32 until they are reduced. Under DDP autocast keeps a bf16 copy of the weights.
         """
@@ -108,15 +123,18 @@ class ModelPlan:
         return StateBytes(
             weights=_FP32 * sharded,
             gradients=_FP32 * sharded,
-            adamw=2 * _FP32 * sharded,
+            optimizer=-(-self._optimizer_bytes(optimizer) * sharded // count),
             ema=_FP32 * sharded * ema,
             gathered=gathered,
         )
 
-    def fixed_bytes(self, *, ema: bool, strategy: str, world_size: int, per_node: int) -> int:
+    def fixed_bytes(
+        self, *, ema: bool, optimizer: str, strategy: str, world_size: int, per_node: int
+    ) -> int:
         """Return what one GPU holds before the first image: states and frozen components."""
         states = self.state_bytes(
             ema=ema,
+            optimizer=optimizer,
             # A single process cannot shard.
             strategy=strategy if world_size > 1 else "none",
             world_size=world_size,
@@ -174,6 +192,7 @@ def plan_preset(name: str, resolution: int, *, precision: str) -> ModelPlan:
     text = 0 if preset["train_text_encoder"] else plan["text_encoder_parameters"]
     return ModelPlan(
         parameters=plan["parameters"],
+        optimizer_bytes=plan["optimizer_bytes"],
         # The backward pass takes twice the forward pass: a product for the gradient of each factor.
         training_flops_per_image=3 * at_resolution(figures["forward_flops"]),
         precision=precision,
@@ -206,6 +225,7 @@ def keeps_unsharded_gradients(
         return False
     fixed = plan.fixed_bytes(
         ema=training.ema_decay > 0,
+        optimizer=training.optimizer.name,
         strategy=stage.sharding,
         world_size=world_size,
         per_node=per_node,

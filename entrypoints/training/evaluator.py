@@ -28,12 +28,12 @@ from sm_train.entrypoints.data.shard_catalog import DataRank, ShardCatalog
 from sm_train.entrypoints.distributed.object_exchange import gather
 from sm_train.entrypoints.models.builder import ModelComponents
 from sm_train.entrypoints.models.image_grid import draw_grid, png
-from sm_train.entrypoints.models.objectives import per_sample_loss
 from sm_train.entrypoints.models.pipeline import TextToImagePipeline
 from sm_train.entrypoints.models.sampling import SAMPLES
 from sm_train.entrypoints.monitoring.heartbeat import Phase
 from sm_train.entrypoints.training.model_inputs import ModelInputs
 from sm_train.entrypoints.training.train_state import TrainState
+from sm_train.entrypoints.training.training_loss import TrainingLoss
 
 LEVELS = (0.125, 0.375, 0.625, 0.875)
 """Quantiles of the timesteps' distribution at which the validation loss is measured."""
@@ -69,6 +69,7 @@ class Evaluator:
         self._config, self._components, self._state = config, components, state
         self._accelerator, self._paths, self._events = accelerator, paths, events
         self._validation = validation
+        self._loss = TrainingLoss(config.training.objective)
         self._inputs = ModelInputs(components, accelerator.device, caption_dropout=0.0)
 
     def due(self, step: int) -> bool:
@@ -141,7 +142,8 @@ class Evaluator:
         """Return each sample's loss (B,) at one level; the noise is the same at all levels."""
         batch = replace(batch, timestep_uniform=np.full(len(batch.origins), level))
         target, text = self._inputs.prepare(batch)
-        return per_sample_loss(self._state.module(target.noisy, target.timesteps, *text), target)
+        prediction = self._state.module(target.noisy, target.timesteps, *text)
+        return self._loss.per_sample(prediction, target)
 
     # ------------------------------------------------------------------ images
 

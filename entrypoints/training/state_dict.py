@@ -1,7 +1,7 @@
 """The tensors that a training step changes, by name, to save and to restore.
 
-Names are ``model.…`` (weights and buffers), ``ema.…``, and for AdamW ``exp_avg.…``,
-``exp_avg_sq.…`` and ``optimizer.steps``.
+Names are ``model.…`` (weights and buffers), ``ema.…``, and ``optimizer.…``
+(:mod:`sm_train.entrypoints.training.optimizer_state`).
 """
 
 from __future__ import annotations
@@ -10,63 +10,60 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from sm_train.entrypoints.checkpointing.manifest import EMA, MODEL
-from sm_train.entrypoints.checkpointing.sharded_tensors import ShardSpec, load_into, stored_names
+from sm_train.entrypoints.checkpointing.sharded_tensors import (
+    ShardSpec,
+    StoredTensor,
+    load_into,
+    stored_tensors,
+)
 from sm_train.entrypoints.distributed.local_shard import LocalShard, local_shard
 from sm_train.entrypoints.training.ema import ExponentialMovingAverage
+from sm_train.entrypoints.training.optimizer_state import OptimizerState
 from torch import Tensor, nn
-
-_MOMENTS = ("exp_avg", "exp_avg_sq")
-_STEPS = ShardSpec("optimizer.steps", (0,))
 
 LoadTensors = Callable[[Mapping[ShardSpec, LocalShard]], None]
 """Overwrites tensors with saved ones of the same names."""
 
 
 class TrainStateDict:
-    """Maps a model, its AdamW optimizer and its EMA, if any, to named tensors.
+    """Maps a model, its optimizers and its EMA, if any, to named tensors.
 
     ``local_weights`` are this rank's shards of the trained weights, in the order of the module's
-    parameters. The optimizer and the EMA hold tensors of the same shapes.
+    parameters. The EMA holds tensors of the same shapes.
     """
 
     def __init__(
         self,
         module: nn.Module,
         local_weights: Sequence[Tensor],
-        optimizer: torch.optim.Optimizer,
+        optimizers: Sequence[torch.optim.Optimizer],
         ema: ExponentialMovingAverage | None,
     ) -> None:
-        self._module, self._optimizer, self._ema = module, optimizer, ema
+        self._module, self._ema = module, ema
+        parameters = {name: one for name, one in module.named_parameters() if one.requires_grad}
         self._trained = {
-            name: local_shard(parameter)
-            for name, parameter in module.named_parameters()
-            if parameter.requires_grad
+            name: replace(local_shard(parameter), tensor=weight)
+            for (name, parameter), weight in zip(parameters.items(), local_weights, strict=True)
         }
         self._local_weights = local_weights
+        self.optimizer = OptimizerState(optimizers, self._trained)
 
     @torch.no_grad()
     def tensors(self) -> dict[ShardSpec, LocalShard]:
         """Return the current state; the tensors share memory with the training.
 
-        Call it after a first step: before that AdamW has no moments.
+        Call it after a first step: before that an optimizer has no state.
         """
-        return self._model() | self._optimizer_state() | self._averages()
+        return self._model() | self.optimizer.tensors() | self._averages()
 
     def _model(self) -> dict[ShardSpec, LocalShard]:
         """Return weights and buffers."""
         shards = {name: local_shard(tensor) for name, tensor in self._module.state_dict().items()}
         return {_spec(f"{MODEL}{name}", shard): shard for name, shard in shards.items()}
-
-    def _optimizer_state(self) -> dict[ShardSpec, LocalShard]:
-        states = [self._optimizer.state[weight] for weight in self._local_weights]
-        steps = torch.stack([state["step"].float() for state in states])
-        tensors = {_STEPS: local_shard(steps)}
-        for moment in _MOMENTS:
-            tensors |= self._like_weights(f"{moment}.", [state[moment] for state in states])
-        return tensors
 
     def _averages(self) -> dict[ShardSpec, LocalShard]:
         if self._ema is None:
@@ -80,55 +77,59 @@ class TrainStateDict:
             for (name, shard), tensor in zip(self._trained.items(), tensors, strict=True)
         }
 
-    def restore(self, files: Sequence[Path]) -> None:
+    def restore(self, files: Sequence[Path], optimizer: Mapping[str, Any]) -> None:
         """Load the state from the shards in ``files``; without an EMA in them, reset the EMA.
 
+        ``optimizer`` are the values of :attr:`optimizer` at that time.
+
         Raises:
-            ShardedTensorError: a tensor is missing or incomplete.
+            ShardedTensorError: a tensor is missing or incomplete, or of another optimizer.
         """
-        has_ema = any(name.startswith(EMA) for name in stored_names(files))
-        self.load(partial(_load_files, files), with_ema=has_ema)
+        stored = stored_tensors(files)
+        has_ema = any(name.startswith(EMA) for name in stored)
+        load = partial(_load_files, files)
+        load(self._model() | (self._averages() if has_ema else {}))
+        self._load_optimizer(load, optimizer, stored)
         if not has_ema:
             self._reset_ema()
 
     @torch.no_grad()
-    def load(self, load: LoadTensors, *, with_ema: bool = True) -> None:
+    def load(self, load: LoadTensors, optimizer: Mapping[str, Any]) -> None:
         """Overwrite the state by ``load``, which is called with a part of it at a time."""
-        load(self._model() | (self._averages() if with_ema else {}))
-        self._load_optimizer(load)
+        load(self._model() | self._averages())
+        self._load_optimizer(load, optimizer)
 
     @torch.no_grad()
-    def load_from_stage(self, files: Sequence[Path], *, weights: bool, optimizer: bool) -> None:
+    def load_from_stage(
+        self, files: Sequence[Path], *, weights: bool, optimizer: Mapping[str, Any] | None
+    ) -> None:
         """Load another stage's trained weights, optimizer state, or both; reset the EMA.
 
-        Buffers keep their values: they depend on the resolution and are not trained.
+        ``optimizer`` are the values of the optimizer's state, None to reset it. Buffers keep their
+        values: they depend on the resolution and are not trained.
 
         Raises:
-            ShardedTensorError: a tensor is missing or incomplete.
+            ShardedTensorError: a tensor is missing or incomplete, or of another optimizer.
         """
         load = partial(_load_files, files)
         if weights:
             load(self._like_weights(MODEL, self._local_weights))
-        if optimizer:
-            self._load_optimizer(load)
+        if optimizer is not None:
+            self._load_optimizer(load, optimizer, stored_tensors(files))
         self._reset_ema()
 
-    def _load_optimizer(self, load: LoadTensors) -> None:
-        for weight in self._local_weights:
-            self._optimizer.state[weight] = {
-                "step": torch.zeros((), dtype=torch.float32),
-                **{moment: torch.zeros_like(weight) for moment in _MOMENTS},
-            }
-        targets = self._optimizer_state()
-        # On the device of the weights: a rollback receives it by a collective.
-        steps = targets[_STEPS]
-        targets[_STEPS] = replace(steps, tensor=steps.tensor.to(self._local_weights[0].device))
+    @torch.no_grad()
+    def _load_optimizer(
+        self,
+        load: LoadTensors,
+        values: Mapping[str, Any],
+        stored: Mapping[str, StoredTensor] | None = None,
+    ) -> None:
+        if stored is not None:
+            self.optimizer.allocate(stored, values)
+        targets = self.optimizer.load_targets()
         load(targets)
-        for weight, step in zip(self._local_weights, targets[_STEPS].tensor.cpu(), strict=True):
-            self._optimizer.state[weight]["step"] = step.clone()
-        # load_state_dict moves each "step" where this optimizer needs it: fused kernels read it
-        # on the device.
-        self._optimizer.load_state_dict(self._optimizer.state_dict())
+        self.optimizer.set_values(values, targets)
 
     def _reset_ema(self) -> None:
         if self._ema is not None:

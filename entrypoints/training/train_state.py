@@ -1,4 +1,4 @@
-"""Everything that a training step changes: weights, AdamW, learning rate, EMA."""
+"""Everything that a training step changes: weights, optimizer, learning rate, EMA."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from sm_train.entrypoints.checkpointing import manifest
@@ -13,9 +14,12 @@ from sm_train.entrypoints.checkpointing.host_snapshot import HostSnapshot
 from sm_train.entrypoints.checkpointing.sharded_tensors import ShardedTensorError, ShardSpec
 from sm_train.entrypoints.common.background import BackgroundWork
 from sm_train.entrypoints.common.checkpoint_layout import PROGRESS_FILE
-from sm_train.entrypoints.common.job_config import JobConfig, StageConfig
+from sm_train.entrypoints.common.job_config import JobConfig, JobConfigError, StageConfig
 from sm_train.entrypoints.distributed.local_shard import LocalShard, is_dtensor, to_local
 from sm_train.entrypoints.training.ema import ExponentialMovingAverage
+from sm_train.entrypoints.training.lr_schedule import LearningRate, build_schedule
+from sm_train.entrypoints.training.optimizer_state import UnsavableStateError
+from sm_train.entrypoints.training.optimizers import build_optimizers, is_fused_adamw
 from sm_train.entrypoints.training.state_dict import TrainStateDict
 from torch import Tensor, nn
 
@@ -23,8 +27,8 @@ from torch import Tensor, nn
 class TrainState:
     """One rank's replica of ``module``, or its shard if the module is sharded.
 
-    AdamW and the EMA work on the local shards, without any communication. ``step`` is the number
-    of optimizer steps taken.
+    Optimizers and the EMA work on the local shards, without any communication. ``step`` is the
+    number of optimizer steps taken.
     """
 
     def __init__(self, config: JobConfig, module: nn.Module) -> None:
@@ -35,21 +39,22 @@ class TrainState:
         self._sharded = any(is_dtensor(parameter) for parameter in self.parameters)
         self._local_weights: list[Tensor] = [*self.parameters]
         if self._sharded:
-            # Plain tensors that share the DTensors' memory: AdamW and EMA see local rows only.
+            # Plain tensors that share the DTensors' memory: optimizers and EMA see local rows only.
             self._local_weights = [
                 to_local(parameter).detach().requires_grad_() for parameter in self.parameters
             ]
-        self._optimizer = torch.optim.AdamW(
-            self._local_weights,
-            lr=config.stage.learning_rate,
-            weight_decay=training.weight_decay,
-            fused=_fused_available(self._local_weights[0].device),
+        names = [name for name, one in module.named_parameters() if one.requires_grad]
+        self._optimizers = build_optimizers(
+            training.optimizer,
+            dict(zip(names, self._local_weights, strict=True)),
+            config.stage.learning_rate,
+            sharded=self._sharded,
         )
+        self._fused = all(map(is_fused_adamw, self._optimizers))
+        self._checked_state = training.optimizer.name == "adamw"
+        self._optimizer_name = training.optimizer.name
         self._max_grad_norm = training.max_grad_norm
-        warmup = training.warmup_steps
-        self._schedule = torch.optim.lr_scheduler.LambdaLR(
-            self._optimizer, lambda step: min(1.0, (step + 1) / (warmup + 1))
-        )
+        self._rate = LearningRate(self._optimizers, build_schedule(config))
         self._ema: ExponentialMovingAverage | None = None
         self._ema_is_behind = False
         if training.ema_decay:
@@ -58,11 +63,11 @@ class TrainState:
             )
         self.step = 0
         self.fingerprint = manifest.architecture_hash(module.state_dict())
-        self._state_dict = TrainStateDict(module, self._local_weights, self._optimizer, self._ema)
+        self._state_dict = TrainStateDict(module, self._local_weights, self._optimizers, self._ema)
 
     @property
     def learning_rate(self) -> float:
-        return float(self._schedule.get_last_lr()[0])
+        return self._rate.current
 
     def update(self, norm: Tensor) -> Tensor:
         """Clip the gradients and take one optimizer step, unless they are not finite.
@@ -76,25 +81,56 @@ class TrainState:
                 weight.grad = None if parameter.grad is None else to_local(parameter.grad)
         skipped = (~torch.isfinite(norm)).float()
         excess = torch.clamp(norm / self._max_grad_norm, min=1.0)
-        # Fused AdamW divides gradients by grad_scale as it reads them: clipping takes no extra
-        # pass over memory.
-        if self._optimizer.defaults["fused"]:
-            self._optimizer.grad_scale = excess  # type: ignore[attr-defined]
+        if self._fused:
+            self._step_fused(excess, skipped)
         else:
-            gradients = [one.grad for one in self._local_weights if one.grad is not None]
-            torch._foreach_mul_(gradients, 1.0 / excess)
-        # On a GPU the kernel reads found_inf and skips the update itself, so the CPU need not
-        # wait for the norm.
-        if norm.is_cuda:
-            self._optimizer.found_inf = skipped  # type: ignore[attr-defined]
-            self._optimizer.step()
-        elif not skipped.item():
-            self._optimizer.step()
-        self._schedule.step()
+            self._step_separately(excess, skipped)
+        self._rate.advance()
         self.zero_grad()
         self._ema_is_behind = self._ema is not None
         self.step += 1
         return skipped
+
+    def _step_fused(self, excess: Tensor, skipped: Tensor) -> None:
+        """Step with AdamW's fused kernel.
+
+        It divides gradients by grad_scale as it reads them: clipping takes no extra pass over
+        memory. On a GPU it reads found_inf and skips the update itself, so the CPU need not wait
+        for the norm.
+        """
+        for optimizer in self._optimizers:
+            optimizer.grad_scale = excess  # type: ignore[attr-defined]
+            if excess.is_cuda:
+                optimizer.found_inf = skipped  # type: ignore[attr-defined]
+                optimizer.step()
+            elif not skipped.item():
+                optimizer.step()
+
+    def _step_separately(self, excess: Tensor, skipped: Tensor) -> None:
+        """Clip, then step, unless the gradients are not finite: the CPU waits for the norm."""
+        if skipped.item():
+            return
+        gradients = [one.grad for one in self._local_weights if one.grad is not None]
+        torch._foreach_mul_(gradients, 1.0 / excess)
+        for optimizer in self._optimizers:
+            optimizer.step()
+        if not self._checked_state:
+            self._check_state()
+
+    def _check_state(self) -> None:
+        """Check after the first step that checkpoints can hold the optimizer's state.
+
+        Raises:
+            JobConfigError: they cannot.
+        """
+        self._checked_state = True
+        try:
+            self._state_dict.optimizer.check()
+        except UnsavableStateError as error:
+            raise JobConfigError(
+                f"training.optimizer.name: {self._optimizer_name}: {error}; use an optimizer whose "
+                "state is tensors and numbers"
+            ) from None
 
     def start_ema_update(self) -> None:
         """Start the EMA update in the background.
@@ -154,12 +190,13 @@ class TrainState:
         self.start_ema_update()
         return self._state_dict.tensors()
 
-    def progress(self) -> dict[str, int]:
-        """Return the counters that belong to the state; the same on all ranks."""
+    def progress(self) -> dict[str, Any]:
+        """Return what belongs to the state and is no tensor; the same on all ranks."""
         self._wait_for_background()
         return {
-            "schedule": self._schedule.last_epoch,
+            "schedule": self._rate.steps,
             "ema_updates": self._ema.updates if self._ema else 0,
+            "optimizer": self._state_dict.optimizer.values(),
         }
 
     def restore(self, checkpoint: manifest.CheckpointInfo) -> None:
@@ -174,18 +211,19 @@ class TrainState:
                 f"one has {self.fingerprint}); give the run another name or checkpoint folder"
             )
         self._wait_for_background()
+        progress = json.loads((checkpoint.folder / PROGRESS_FILE).read_bytes())
         try:
-            self._state_dict.restore(manifest.shard_files(checkpoint.folder))
+            files = manifest.shard_files(checkpoint.folder)
+            self._state_dict.restore(files, progress["optimizer"])
         except ShardedTensorError as error:
             raise manifest.CheckpointError(f"{checkpoint.folder}: {error}") from None
-        progress = json.loads((checkpoint.folder / PROGRESS_FILE).read_bytes())
         self._restore_counters(checkpoint.step, progress)
 
     def roll_back(self, snapshot: HostSnapshot) -> None:
         """Load the state of a snapshot that was taken of this state; a collective."""
         assert snapshot.step is not None
         self._wait_for_background()
-        self._state_dict.load(snapshot.load_into)
+        self._state_dict.load(snapshot.load_into, snapshot.progress["optimizer"])
         self._restore_counters(snapshot.step, snapshot.progress)
 
     def load_from_stage(self, previous: Path, stage: StageConfig) -> None:
@@ -195,34 +233,19 @@ class TrainState:
             CheckpointError: it is incomplete, or belongs to another model.
         """
         files = manifest.shard_files(manifest.read_marker(previous).folder)
+        optimizer = None
+        if stage.optimizer_state == "keep":
+            optimizer = json.loads((previous / PROGRESS_FILE).read_bytes())["optimizer"]
         try:
             self._state_dict.load_from_stage(
-                files,
-                weights=stage.init_from == "raw",
-                optimizer=stage.optimizer_state == "keep",
+                files, weights=stage.init_from == "raw", optimizer=optimizer
             )
         except ShardedTensorError as error:
             raise manifest.CheckpointError(f"{previous}: {error}") from None
 
-    def _restore_counters(self, step: int, progress: Mapping[str, int]) -> None:
-        self._restore_schedule(progress["schedule"])
+    def _restore_counters(self, step: int, progress: Mapping[str, Any]) -> None:
+        # The schedule continues with the run file's current learning rate.
+        self._rate.set(progress["schedule"])
         if self._ema is not None:
             self._ema.updates = progress["ema_updates"]
         self.step = step
-
-    def _restore_schedule(self, steps: int) -> None:
-        """Continue after ``steps`` of the schedule, with the run file's current learning rate."""
-        factors = zip(self._schedule.base_lrs, self._schedule.lr_lambdas, strict=True)
-        rates = [rate * factor(steps) for rate, factor in factors]
-        self._schedule.load_state_dict(
-            self._schedule.state_dict() | {"last_epoch": steps, "_last_lr": rates}
-        )
-        for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
-
-
-def _fused_available(device: torch.device) -> bool:
-    """Return whether this PyTorch has fused AdamW on ``device``; the CPU has it from 2.4 on."""
-    from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
-
-    return device.type in _get_fused_kernels_supported_devices()

@@ -29,7 +29,6 @@ from sm_train.entrypoints.distributed.local_shard import full_tensor
 from sm_train.entrypoints.distributed.object_exchange import all_gather
 from sm_train.entrypoints.models.builder import ModelComponents
 from sm_train.entrypoints.models.export import TrainedWeights
-from sm_train.entrypoints.models.objectives import loss
 from sm_train.entrypoints.models.weight_files import TensorSpec
 from sm_train.entrypoints.monitoring.heartbeat import HeartbeatWriter, Phase
 from sm_train.entrypoints.training.busy_time import (
@@ -53,6 +52,7 @@ from sm_train.entrypoints.training.parallelize import (
     parallelize,
 )
 from sm_train.entrypoints.training.train_state import TrainState
+from sm_train.entrypoints.training.training_loss import TrainingLoss
 from torch import Tensor, nn
 
 STOP_CHECK_SECONDS = 5.0
@@ -101,6 +101,7 @@ class Trainer:
             module, accelerator, reduce_bf16=config.training.reduce_dtype == "bf16"
         )
         self.state = TrainState(config, module)
+        self._loss = TrainingLoss(config.training.objective)
         self._checkpointer = self._create_checkpointer(data_rank)
         checkpoint = self._find_latest_checkpoint()
         previous_stage = paths.channel("previous_state")
@@ -261,7 +262,7 @@ class Trainer:
                     target, text = self.model_inputs.prepare(batch)
                     prediction = self.model(target.noisy, target.timesteps, *text)
                     # DDP and FSDP average gradients over ranks; micro-batches are averaged here.
-                    micro_loss = loss(prediction, target) / micro_batches
+                    micro_loss = self._loss.mean(prediction, target) / micro_batches
                 state.start_ema_update()
                 if self._end_of_first_bucket is None:
                     busy.begin_collectives()

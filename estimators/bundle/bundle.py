@@ -102,7 +102,9 @@ def build_bundle(
     contents = {**_documents(config, predicted_speeds), **_user_files(config, user_code)}
     if not config.cluster.network_isolation:
         # An isolated container can install nothing: its image has all packages.
-        packages = merge_requirements(requirements(framework_version), user_code.packages)
+        packages = merge_requirements(
+            job_requirements(config, framework_version), user_code.packages
+        )
         contents[REQUIREMENTS] = packages.encode()
     secrets = list(find_secrets(contents))
     if secrets:
@@ -127,7 +129,7 @@ def rebuild_bundle(
     contents = unpack(archive) | _documents(config, predicted_speeds)
     pinned, _, user = contents.pop(REQUIREMENTS, b"").decode().partition(USER_PACKAGES)
     if not config.cluster.network_isolation:
-        needed = pinned if pinned and same_image else requirements(framework_version)
+        needed = pinned if pinned and same_image else job_requirements(config, framework_version)
         contents[REQUIREMENTS] = merge_requirements(needed, tuple(user.split("\n")[1:-1])).encode()
     return pack(contents, config.entry or ENTRY_SCRIPT)
 
@@ -196,6 +198,13 @@ def unpack(archive: bytes) -> dict[str, bytes]:
         return {name: file.read() for name, file in members if file is not None}
 
 
+def job_requirements(config: RunConfig, framework_version: str | None) -> str:
+    """Return :func:`requirements` and the packages of single features that the run file uses."""
+    optional, needed = _data_file("requirements-optional.txt"), _optional_packages(config)
+    added = [f"{line}\n" for line in optional.splitlines() if line.partition("==")[0] in needed]
+    return "".join([requirements(framework_version), *added])
+
+
 def requirements(framework_version: str | None) -> str:
     """Return the pinned packages to install on top of the image's PyTorch.
 
@@ -204,6 +213,14 @@ def requirements(framework_version: str | None) -> str:
     name = "requirements.txt"
     if framework_version is not None:
         name = _OLDER_REQUIREMENTS.get(major_minor(framework_version), name)
+    return _data_file(name)
+
+
+def _optional_packages(config: RunConfig) -> set[str]:
+    return {"bitsandbytes"} if config.training.optimizer.name == "adamw8bit" else set()
+
+
+def _data_file(name: str) -> str:
     return (files("sm_train.estimators") / "data" / name).read_text(encoding="utf-8")
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from sm_train.cost.instances import instance_type
-from sm_train.estimators.config.cluster import ClusterSection, major_minor
+from sm_train.entrypoints.common.optimizer_rules import problem
+from sm_train.estimators.config.cluster import SMDDP_PYTORCH, ClusterSection, major_minor
 from sm_train.estimators.config.fields import MAX_JOB_NAME
 from sm_train.estimators.config.stage import StageSection
 from sm_train.estimators.config.training import TrainingSection
@@ -61,10 +62,13 @@ def cross_section_problems(
         if cluster is not None:
             problems += _sharding_problems(stage, cluster, path)
             problems += _alternatives_problems(stage, cluster, path)
+        if training is not None:
+            problems += _optimizer_sharding_problems(training, stage)
         if gpus_per_instance is not None:
             problems += _batch_size_problems(stage, stage.instances * gpus_per_instance, path)
     if cluster is not None and training is not None:
         problems += _reduce_dtype_problems(training, cluster)
+        problems += _optimizer_version_problems(training, cluster)
     return problems
 
 
@@ -92,6 +96,28 @@ def _reduce_dtype_problems(training: TrainingSection, cluster: ClusterSection) -
     if training.reduce_dtype == "bf16" and cluster.backend == "smddp":
         reason = "SMDDP's sum of bf16 gradients is not documented; write fp32 or backend: nccl"
         yield Problem(("training", "reduce_dtype"), training.reduce_dtype, reason)
+
+
+def _optimizer_sharding_problems(
+    training: TrainingSection, stage: StageSection
+) -> Iterator[Problem]:
+    """Check an optimizer that needs whole weights; a newer PyTorch would not help it."""
+    name = training.optimizer.name
+    if stage.sharding != "none" and (reason := problem(name, None, sharded=True)):
+        yield Problem(("training", "optimizer", "name"), name, f"stage {stage.name}: {reason}")
+
+
+def _optimizer_version_problems(
+    training: TrainingSection, cluster: ClusterSection
+) -> Iterator[Problem]:
+    version = cluster.framework_version
+    if version is None and cluster.backend == "smddp":
+        version = SMDDP_PYTORCH
+    name = training.optimizer.name
+    if reason := problem(name, version, sharded=False):
+        if cluster.backend == "smddp":
+            reason += " or backend: nccl"
+        yield Problem(("training", "optimizer", "name"), name, reason)
 
 
 def _sharding_problems(

@@ -75,6 +75,7 @@ _KMS_KEY = r"^[a-zA-Z0-9:/_-]+$"
 _PLAN = r"^arn:aws[a-z-]*:sagemaker:[a-z]{2}(-[a-z]+)+-[0-9]:[0-9]{12}:training-plan/[a-zA-Z0-9-]+$"
 # Narrower than the service's pattern: the SDK's start script makes a shell variable of the name.
 _CHANNEL = r"^[a-zA-Z0-9_]+$"
+_FUNCTION = r"^[a-z0-9]+$|^[a-zA-Z_][a-zA-Z0-9_.]*:[a-zA-Z_][a-zA-Z0-9_.]*$"
 _ENTRY = r"^[a-zA-Z0-9_]([a-zA-Z0-9_/-]*[a-zA-Z0-9_-])?\.py$"
 
 # Colons are allowed only in ssm: and in an ARN, so a pasted URL (the secret itself) is refused.
@@ -102,6 +103,7 @@ _PATTERN_MESSAGES = {
     SECRET_PATTERN: "must be the name of a secret, or ssm: and the name of a parameter; "
     "never the URL itself",
     TOPIC_PATTERN: "must be a topic ARN such as arn:aws:sns:us-east-1:111122223333:sm-train",
+    _FUNCTION: "must be a name from the list in `sm-train schema`, or module:function",
     _ENTRY: "must be the path of a Python file below code, such as train.py",
 }
 
@@ -170,6 +172,7 @@ ChannelName = Annotated[
     str, Field(pattern=_CHANNEL, max_length=64), AfterValidator(_check_channel_name)
 ]
 EntryScript = Annotated[str, Field(pattern=_ENTRY, max_length=200)]
+FunctionName = Annotated[str, Field(pattern=_FUNCTION, max_length=200)]
 TagKey = Annotated[
     str,
     Field(min_length=1, max_length=128),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, field_validator
 from sm_train.entrypoints.common.job_config import (
     CheckpointConfig,
     EvaluationConfig,
@@ -14,6 +14,7 @@ from sm_train.entrypoints.common.job_config import (
 )
 from sm_train.estimators.config.fields import (
     Fraction,
+    FunctionName,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -21,6 +22,12 @@ from sm_train.estimators.config.fields import (
     PromptText,
     Section,
     reject_bool,
+)
+from sm_train.estimators.config.optimization import (
+    LrScheduleField,
+    LrScheduleSection,
+    OptimizerField,
+    OptimizerSection,
 )
 
 
@@ -48,7 +55,17 @@ class TrainingSection(Section):
         default=1000,
         description="Number of steps over which the learning rate rises linearly from 0.",
     )
-    weight_decay: NonNegativeFloat = Field(default=0.01, description="Weight decay of AdamW.")
+    optimizer: OptimizerField = Field(
+        default=OptimizerSection(), description="The optimizer and its arguments."
+    )
+    lr_schedule: LrScheduleField = Field(
+        default=LrScheduleSection(), description="The learning rate's schedule after the warm-up."
+    )
+    objective: FunctionName | None = Field(
+        default=None,
+        description="module:function of `code` that returns each sample's loss (B,), given the "
+        "prediction and the target. None is the mean squared error, with the preset's weighting.",
+    )
     max_grad_norm: PositiveFloat = Field(
         default=1.0, description="Maximum norm of the gradient (gradient clipping)."
     )
@@ -84,6 +101,13 @@ class TrainingSection(Section):
         default=50, description="Number of steps between two `step` events."
     )
 
+    @field_validator("objective")
+    @classmethod
+    def _check_objective(cls, objective: str | None) -> str | None:
+        if objective is not None and ":" not in objective:
+            raise ValueError("must be a module:function of your code, such as losses:huber")
+        return objective
+
     def job_config(self) -> TrainingConfig:
         return TrainingConfig(
             precision=self.precision,
@@ -91,7 +115,9 @@ class TrainingSection(Section):
             compile=self.compile,
             seed=self.seed,
             warmup_steps=self.warmup_steps,
-            weight_decay=self.weight_decay,
+            optimizer=self.optimizer.job_config(),
+            lr_schedule=self.lr_schedule.job_config(),
+            objective=self.objective,
             max_grad_norm=self.max_grad_norm,
             caption_dropout=self.caption_dropout,
             ema_decay=self.ema_decay,

@@ -6,7 +6,7 @@ import re
 from importlib.resources import files
 
 from sm_train.cost.instances import instance_type
-from sm_train.estimators.bundle.bundle import requirements
+from sm_train.estimators.bundle.bundle import job_requirements
 from sm_train.estimators.bundle.user_code import merge_requirements
 from sm_train.estimators.config.cluster import major_minor
 from sm_train.estimators.config.schema import RunConfig
@@ -86,7 +86,7 @@ def dockerfile(config: RunConfig, region: str, packages: tuple[str, ...] = ()) -
     base = aws_image(version, config.cluster.instance_type, region)
     pinned = [
         line
-        for line in merge_requirements(requirements(version), packages).splitlines()
+        for line in merge_requirements(job_requirements(config, version), packages).splitlines()
         if line and not line.startswith("#")
     ]
     text = (files("sm_train.estimators") / "data" / "Dockerfile").read_text(encoding="utf-8")

@@ -297,7 +297,11 @@ def test_stage_keeps_weights_and_optimizer_as_configured(
     stored = load_full(shard_files(last), "ema." if start == "ema" else "model.")
 
     second = job(
-        tmp_path / "second", max_steps=1, learning_rate=1e-9, checkpoint_every=1, weight_decay=0.0
+        tmp_path / "second",
+        max_steps=1,
+        learning_rate=1e-9,
+        checkpoint_every=1,
+        optimizer={"weight_decay": 0.0},
     )
     document = json.loads((second.bundle / "job.json").read_text())
     document["8px"]["stage"] |= {"init_from": start, "optimizer_state": optimizer}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -23,3 +25,15 @@ def require_fuse() -> None:
             skip_or_fail(f"{program} is not installed; see engine.sh")
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         skip_or_fail("/dev/fuse cannot be opened")
+
+
+def link_optional_package(name: str, folder: Path) -> None:
+    """Make a package of ``make optional`` importable by scripts in ``folder``.
+
+    These packages are outside of the environment: diffusers would import them in every process.
+    """
+    found = [*(Path(sys.prefix) / "optional").glob(f"{name}*")]
+    if not found:
+        skip_or_fail(f"{name} is not installed; run make optional", "REQUIRE_OPTIONAL")
+    for path in found:
+        (folder / path.name).symlink_to(path)

@@ -11,6 +11,7 @@ _SUBJECTS = {
     "run_file": "The run file",
     "budget": "Cost and duration",
     "memory": "Memory",
+    "user_functions": "Functions of your code",
     "recovery": "Interruptions",
     "relocation": "Relocation",
     "image": "The container image",

@@ -39,6 +39,7 @@ from sm_train.toolkit.checks.relocation import (
 from sm_train.toolkit.checks.role import ROLE_UNSET, role_findings
 from sm_train.toolkit.checks.shards import Shards, of_index, shard_findings
 from sm_train.toolkit.checks.subject import Subject, found_at
+from sm_train.toolkit.checks.user_functions import user_function_findings
 from sm_train.toolkit.costing.worst_case import alternative_costs
 from sm_train.toolkit.errors import UserError
 from sm_train.toolkit.packing.shard_listing import ShardListing
@@ -140,6 +141,7 @@ def _run_file_findings(subject: Subject, today: date) -> Iterator[Finding]:
     yield from recovery_findings(config, document)
     yield from image_findings(config, subject.region, today)
     yield from network_findings(config)
+    yield from user_function_findings(config, subject.base)
     if config.role is None:
         yield ROLE_UNSET.found(
             "warning", "role", "role is not set", "set it to the role's ARN: submit requires it"

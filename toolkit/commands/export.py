@@ -53,6 +53,8 @@ def command(
     CHECKPOINT is a run's name, a checkpoint (step-…), a stage's checkpoints, of which the latest
     complete one is used, or a model folder; the last three local or s3://….
     """
+    from functools import partial
+
     from sm_train.toolkit.hub.client import create_repository, require_token, upload
     from sm_train.toolkit.models.checkpoint_source import find_stored
     from sm_train.toolkit.models.export import (
@@ -83,7 +85,7 @@ def command(
         if stored is None:
             export_local(Path(checkpoint), request)
         else:
-            export_stored(stored, request, console.print)
+            export_stored(stored, request, partial(console.print, soft_wrap=True))
         if push_to_hub is not None:
             console.print(f"uploading to {push_to_hub}", soft_wrap=True)
             commit_url = upload(push_to_hub, out, f"Export of {origin.rpartition('/')[2]}")

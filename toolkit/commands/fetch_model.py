@@ -58,8 +58,8 @@ def command(
         f"{source.repository} at commit {source.revision}: {format_bytes(plan.bytes)}",
         soft_wrap=True,
     )
-    for name, size in describe(plan):
-        console.print(f"  {name:<16} {format_bytes(size):>8}", soft_wrap=True)
+    for name, folder_bytes in describe(plan):
+        console.print(f"  {name:<16} {format_bytes(folder_bytes):>8}")
     if not dry_run:
         with byte_progress("copying", plan.bytes) as progress:
             if is_s3:

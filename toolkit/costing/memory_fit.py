@@ -87,6 +87,7 @@ def fixed_bytes(
     """Return the bytes that a GPU of the run holds before the first image."""
     return plan.fixed_bytes(
         ema=config.training.ema_decay > 0,
+        optimizer=config.training.optimizer.name,
         strategy=strategy,
         world_size=world_size,
         per_node=per_node,

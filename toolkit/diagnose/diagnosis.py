@@ -96,9 +96,11 @@ def judge(reports: Sequence[ScanReport]) -> Diagnosis:
     summaries = [report.first_failure for report in reports if report.first_failure]
     if not matches and not summaries and any(report.completed for report in reports):
         return replace(succeeded(), details=details)
-    raised = [match for report in reports if (match := report.last_exception()) is not None]
+    raised = [match for report in reports if (match := report.last_error()) is not None]
     if raised:
-        found = _from_exception(_by_time(raised)[0], reports, [*matches, *raised], details)
+        first = _by_time(raised)[0]
+        found_in = _from_exception if first.code == PROGRAM_ERROR else _from_signature
+        found = found_in(first, reports, [*matches, *raised], details)
         return replace(found, confidence="low")
     torchrun = [
         f"torchrun saw rank {one.rank} fail first, exit code {one.exit_code}" for one in summaries
@@ -115,7 +117,7 @@ def _why_unknown(
     if not sum(report.lines for report in reports):
         return ["the log is empty: check that the job wrote to it, and export it again"]
     later = [match for match in all_matches if match.role in ("cause", "exception")]
-    if later and not matches:
+    if later and not matches and len(reports) > 1:
         return ["errors are left out because another node logged steps more than a minute later"]
     if matches:
         return [
@@ -151,6 +153,7 @@ def _without_consequences(symptoms: list[Match], matches: Sequence[Match]) -> li
 def _may_be_fatal(match: Match, reports: Sequence[ScanReport]) -> bool:
     """Return whether ``match`` may have ended the job."""
     [report] = [report for report in reports if report.stream == match.stream]
+    table = signatures()
     # The process of an uncaught exception at the end of its log has ended, whatever the clocks of
     # other nodes say.
     ended = match.uncaught and report.lines - report.last_line[match.code] <= _HANDLED_LINES
@@ -172,7 +175,9 @@ def _may_be_fatal(match: Match, reports: Sequence[ScanReport]) -> bool:
     if not later:
         # A fatal error is followed by other errors. Without any, one further step is enough to
         # show that training continued.
-        continued = report.steps > match.steps_before
+        # Lines of steps that were buffered may follow a message which itself ends the job.
+        is_final = match.code in table and table[match.code].ends_job
+        continued = report.steps > match.steps_before and not is_final
         return not continued and report.lines - report.last_line[match.code] <= _FAR_FROM_END
     return not _was_handled(match, later[0])
 

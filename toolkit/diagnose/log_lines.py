@@ -90,7 +90,8 @@ _NCCL = re.compile(r"(?:(algo-\d+)|([\w.-]+)):\d+:\d+ \[\d+\] ")
 _RANK = re.compile(
     r"\[[Rr]ank[ :=]?(\d+)\]|\bPG [^\]]*Rank (\d+)\]|\brank (\d+) failed: |process rank (\d+) "
     r"|^\W{0,3}[Rr]ank[ :=]{1,2}(\d+)(?:\b(?=[^ ]| ?:)| (?=crashed with))"
-    r"|\bRank (\d+) failed to pass|^\{.*\"rank\": ?(\d+)"
+    r"|\bRank (\d+) failed to pass|^\{.*\"rank\": ?(\d+)|\b[Gg]lobal rank (\d+) "
+    r"|^Container rank (\d+) status|barrier on rank: (\d+),"
 )
 # torchrun: "failed (exitcode: -9) local_rank: 3 (pid: 1203)", "local_rank 1 FAILED with";
 # torch.multiprocessing: "process 3 terminated with signal SIGKILL"

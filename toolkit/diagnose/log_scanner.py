@@ -25,8 +25,15 @@ from sm_train.toolkit.diagnose.matches import (
     MatchRole,
     ScanReport,
     TorchrunFailure,
+    is_harmless,
+    is_input_or_source,
 )
-from sm_train.toolkit.diagnose.signatures import AUTOMATON_BYTES, literals, matching
+from sm_train.toolkit.diagnose.signatures import (
+    AUTOMATON_BYTES,
+    literals,
+    matching,
+    matching_exception,
+)
 from sm_train.toolkit.diagnose.tracebacks import (
     BEGIN,
     CHAINED,
@@ -40,6 +47,8 @@ READ_BYTES = 1 << 22
 _TAIL_BYTES = 1 << 17
 _LOOK_BACK_BYTES = 1 << 14
 """How far before a line its time is searched for."""
+_STEP_LOOK_BACK_BYTES = 1 << 12
+"""How far before a match the steps are looked for that progress bars repeat after it."""
 _MAX_LINE_BYTES = 1 << 20
 _MAX_PER_CODE = 64
 _STEPS_REMEMBERED = 16
@@ -75,46 +84,12 @@ _EVENTS = ('"kind": "error"', '"kind": "end"', '"kind": "start"', '"code": "stal
 #   {'loss': 0.31, 'grad_norm': 1.2, …, 'epoch': 0.12}                 Hugging Face Trainer
 _STEP = (
     rb'"kind": "step", .{0,160}?"step": (\d+)'
-    rb"|([\w /.:()-]{0,40}\d%\|[^|\n]*\| +\d+/\d+) \[\d+:\d\d"
+    rb"|([\w /.:()-]{0,40}\d%\|[^|\n]*\| +[1-9]\d*/\d+) \[\d+:\d\d"
     rb"|\[batch=(\d+)/"
     rb"|(?i:\b(?:global_?step|steps?|iter|iteration))[:=\[ ] ?\[? *(\d+)\b"
     rb".{0,160}?(?i:loss|lr|learning.rate|it/s|s/it)"
     rb"|(?i:\bepoch):? +(\d+: +\d+ ?/|\[\d+\]\s*\[ *\d+/)"
     rb"|'loss': .{0,200}'epoch': ([\d.]+)"
-)
-
-# Text that the program received or consists of instead of something that happened to it:
-#   SM_HPS={"caption":"CUDA out of memory", …                          SageMaker's environment
-#   Namespace(nccl_timeout=1800, …                                     parsed arguments
-#   hyperparameters: {"note": "OSError: …"}                            configuration
-#   sampled prompt: "a t-shirt that says RuntimeError: …"              samples of the data set
-#       raise RuntimeError("CUDA error: …"), print("…"), │ ❱ 88 …      source lines of a traceback
-_INPUT_OR_SOURCE = re.compile(
-    r"""^\s*(?:SM_[A-Z_]+=|Namespace\()|^\s*[\w.]*(?:caption|prompt|hyperparameter)s?\b.{0,40}[:=]"""
-    r"""|["'\s](?:caption|prompt|text|alt)s?["']?\s?[:=]\s?["']"""
-    r"""|^\s*(?:raise|return|assert|except|from|import|with|def|class|#)\s"""
-    r"""|^\s+(?:if|print|logger|log)\b|^\s*[│|>❱]|^\s*File \"""",
-    re.IGNORECASE,
-)
-# A message which itself shows that the program continues:
-#   2026-11-21 10:00:00 WARNING …, DEBUG retry 1 after …               a log level below error
-#   [W1121 10:00:21.412354 socket.cpp:601] …                           PyTorch's warnings
-#   UserWarning: …, Warning: …                                         Python's warnings
-#   … retrying in 5 s, … ignored, … skipping, … falling back to …
-_HARMLESS = re.compile(
-    r"^.{0,100}?(?<![=\w])(?:DEBUG|INFO|WARNING)\b|^\[?W(?:\d{3,4} \d\d:| \w+\.cpp)"
-    r"|\b\w+Warning: |^Warning: "
-    r"|(?i:\b(?:retrying|will retry|ignor(?:ed|ing)|skipp(?:ed|ing)|fall(?:ing|s) back)\b)"
-)
-# Messages that count even if they look harmless:
-#   NVRM: Xid (PCI:0000:06:00): 79, …                                  the GPU driver
-#   Memory cgroup out of memory: Killed process 1203 (python3) …       the kernel
-#   W1122 … Sending process 1200 closing signal SIGTERM, … death signal …   torchrun
-#   Insufficient capacity error from EC2 …, SecondaryStatus: …, FailureReason: …   SageMaker
-#   WARNING: loss is nan
-_NEVER_HARMLESS = re.compile(
-    r"NVRM: |Killed process|death signal|signal SIGTERM|Insufficient capacity error from EC2"
-    r"|^(?:SecondaryStatus|FailureReason): |\bloss\b.*\b(?:nan|NaN|inf)\b"
 )
 
 
@@ -228,6 +203,8 @@ class _StreamScanner:
 
     def scan_block(self, block: bytes) -> None:
         """Scan a block of whole lines, jumping from one line of interest to the next."""
+        if self.line_number == 0:
+            self.tracebacks.learn_common_prefix(block)
         self.block = block
         position, end = 0, len(block)
         while position < end:
@@ -278,6 +255,15 @@ class _StreamScanner:
         self.recovered += codes
         self.per_code -= codes
         del self.matches[:count]
+
+    def _remember_steps(self) -> None:
+        """Remember the last steps up to the current line, so that a repeated one is no progress."""
+        end = self.block.find(b"\n", self.line_start)
+        start = max(0, self.line_start - _STEP_LOOK_BACK_BYTES)
+        for step_match in _step_pattern().finditer(self.block, start, end):
+            self.recent_steps.append(
+                next(group for group in step_match.groups() if group is not None)
+            )
 
     def _update_last_step_time(self) -> None:
         """Store the approximate time of the last step, for matches on nodes that log no steps."""
@@ -332,7 +318,7 @@ class _StreamScanner:
             self.harmless.append(self.line_number)
         elif any(text in line.text for text in _FIRST_FAILURE):
             self.summary = {}
-        elif any(text in line.text for text in _SUCCESS):
+        elif any(text in line.text for text in _SUCCESS) and not is_input_or_source(line.text):
             self._mark_recovered(len(self.matches))
             self.succeeded = True
         elif part == "other":
@@ -367,16 +353,16 @@ class _StreamScanner:
         if signatures and all(self.per_code[one.code] >= _MAX_PER_CODE for one in signatures):
             self.last_line.update((one.code, self.line_number) for one in signatures)
             return
-        if not signatures or _INPUT_OR_SOURCE.search(line.text):
+        if not signatures or is_input_or_source(line.text):
             return
-        harmful = not _HARMLESS.search(line.text) or _NEVER_HARMLESS.search(line.text)
+        harmful = not is_harmless(line.text)
         for signature in signatures:
             if harmful or signature.role == "warning":
                 self._add(signature.code, signature.role, line)
 
     def _match_exception(self, line: LogLine) -> None:
         """Add an exception that ended a process, by its signature or as a program error."""
-        signatures = matching(line.text)
+        signatures = matching_exception(line.text)
         for signature in signatures:
             self._add(signature.code, signature.role, line, uncaught=True)
         if not signatures:
@@ -405,6 +391,8 @@ class _StreamScanner:
         if is_warning:
             self.warnings[code] = match
         else:
+            if not self.matches:
+                self._remember_steps()
             self.matches.append(match)
             self.per_code[code] += 1
 
@@ -490,6 +478,7 @@ class _StreamScanner:
             ranks_per_node=self.ranks_per_node,
             tail=self.tail,
             reference=self.stream.reference,
+            prefixes=tuple(self.tracebacks.prefixes),
         )
 
 

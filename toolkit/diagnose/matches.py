@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from sm_train.toolkit.diagnose.log_lines import parse_line
-from sm_train.toolkit.diagnose.signatures import matching
+from sm_train.toolkit.diagnose.signatures import matching, matching_exception
 
 MAX_TEXT = 500
 """Characters kept of a line."""
@@ -20,7 +20,7 @@ _TAIL_LINES = 400
 _LAUNCHERS = re.compile(r"^raise |ChildFailedError|Root Cause|^(?:[=-]{8,}|Failures:|error_file)")
 _ERROR_WORDS = re.compile(
     r"\b(?:[A-Z]\w*(?:Error|Exception)|ERROR|FATAL|CRITICAL|[Ee]rror|[Ff]ailed|[Ff]atal|[Aa]borted|panic"
-    r"|Killed|killed|core dumped|NCCL WARN)\b"
+    r"|Killed|killed|core dumped|NCCL WARN|[Cc]annot)\b|\[Errno \d+\]"
 )
 
 # "RuntimeError: …" at the start of a line
@@ -45,6 +45,51 @@ def all_steps_done(tail: str) -> bool:
     name, done, total = bars[-1].groups()
     is_training = _STEP_BAR.search(name) or _STEP_VALUES.search(bars[-1][0])
     return done == total and int(total) > 1 and bool(is_training)
+
+
+# Text that the program received or consists of instead of something that happened to it:
+#   SM_HPS={"caption":"CUDA out of memory", …                          SageMaker's environment
+#   Namespace(nccl_timeout=1800, …                                     parsed arguments
+#   hyperparameters: {"note": "OSError: …"}                            configuration
+#   sampled prompt: "a t-shirt that says RuntimeError: …"              samples of the data set
+#       raise RuntimeError("CUDA error: …"), print("…"), │ ❱ 88 …      source lines of a traceback
+_INPUT_OR_SOURCE = re.compile(
+    r"""^\s*(?:SM_[A-Z_]+=|Namespace\()|^\s*[\w.]*(?:caption|prompt|hyperparameter)s?\b.{0,40}[:=]"""
+    r"""|["'\s](?:caption|prompt|text|alt)s?["']?\s?[:=]\s?["']"""
+    r"""|^\s*(?:raise|return|assert|except|from|import|with|def|class|#)\s"""
+    r"""|^\s+(?:if|print|logger|log)\b|^(?:print|logg(?:er|ing)\.\w+)\(|^\s*[│|>❱]|^\s*File \"""",
+    re.IGNORECASE,
+)
+# A message which itself shows that the program continues:
+#   2026-11-21 10:00:00 WARNING …, DEBUG retry 1 after …               a log level below error
+#   [W1121 10:00:21.412354 socket.cpp:601] …                           PyTorch's warnings
+#   UserWarning: …, Warning: …                                         Python's warnings
+#   … retrying in 5 s, … ignored, … skipping, … falling back to …
+_HARMLESS = re.compile(
+    r"^.{0,100}?(?<![=\w])(?:DEBUG|INFO|WARNING)\b|^\[?W(?:\d{3,4} \d\d:| \w+\.cpp)"
+    r"|\b\w+Warning: |^Warning: "
+    r"|(?i:\b(?:retrying|will retry|ignor(?:ed|ing)|skipp(?:ed|ing)|fall(?:ing|s) back)\b)"
+)
+# Messages that count even if they look harmless:
+#   NVRM: Xid (PCI:0000:06:00): 79, …                                  the GPU driver
+#   Memory cgroup out of memory: Killed process 1203 (python3) …       the kernel
+#   W1122 … Sending process 1200 closing signal SIGTERM, … death signal …   torchrun
+#   Insufficient capacity error from EC2 …, SecondaryStatus: …, FailureReason: …   SageMaker
+#   WARNING: loss is nan
+_NEVER_HARMLESS = re.compile(
+    r"NVRM: |Killed process|death signal|signal SIGTERM|Insufficient capacity error from EC2"
+    r"|^(?:SecondaryStatus|FailureReason): |\bloss\b.*\b(?:nan|NaN|inf)\b"
+)
+
+
+def is_input_or_source(text: str) -> bool:
+    """Return whether a line shows what the program received or consists of, not what happened."""
+    return _INPUT_OR_SOURCE.search(text) is not None
+
+
+def is_harmless(text: str) -> bool:
+    """Return whether a message itself shows that the program continues."""
+    return _HARMLESS.search(text) is not None and _NEVER_HARMLESS.search(text) is None
 
 
 MatchRole = Literal["cause", "exception", "symptom", "echo", "warning"]
@@ -124,24 +169,30 @@ class ScanReport:
     ranks_per_node: int | None
     tail: bytes
     reference: float
+    prefixes: tuple[re.Pattern[str], ...]
+    """Prefixes that were learned from the log."""
 
     @property
     def completed(self) -> bool:
         """Whether the log ends with the last step of the training."""
         return self.succeeded or all_steps_done(self.tail.decode("utf-8", "replace"))
 
-    def last_exception(self) -> Match | None:
-        """Return the exception which the log ends with, though without its traceback."""
-        last = self.last_lines()[-_END_LINES:]
-        raised = [
-            line
-            for line in last
-            if line.order not in self.harmless
-            and _EXCEPTION.match(line.text)
-            and not _LOGGED.search(line.text)
-            and not matching(line.text)
-        ]
-        return replace(raised[-1], code=PROGRAM_ERROR, role="exception") if raised else None
+    def last_error(self) -> Match | None:
+        """Return the error which the log ends with, though without a traceback.
+
+        An exception counts even if no signature matches it, any other line only if one does.
+        """
+        for line in reversed(self.last_lines()[-_END_LINES:]):
+            is_exception = _EXCEPTION.match(line.text) is not None
+            if line.order in self.harmless or _LOGGED.search(line.text) or matching(line.text):
+                continue
+            is_error = line.role == "symptom" and not is_harmless(line.text)
+            if is_exception or (is_error and not is_input_or_source(line.text)):
+                for signature in matching_exception(line.text):
+                    return replace(line, code=signature.code, role=signature.role)
+            if is_exception:
+                return replace(line, code=PROGRAM_ERROR, role="exception")
+        return None
 
     def last_lines(self) -> list[Match]:
         """Return the last lines except events; lines that look like errors are symptoms."""
@@ -150,7 +201,7 @@ class ScanReport:
         for number, raw in enumerate(lines, self.lines - len(lines) + 1):
             if b"SMT {" in raw:
                 continue
-            line = parse_line(raw.decode("utf-8", "replace"), self.reference)
+            line = parse_line(raw.decode("utf-8", "replace"), self.reference, self.prefixes)
             text = line.text.strip()[:MAX_TEXT]
             if text and not _LAUNCHERS.search(text):
                 role: MatchRole = "symptom" if _ERROR_WORDS.search(text) else "warning"

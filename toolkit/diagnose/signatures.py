@@ -9,6 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from sm_train.toolkit.diagnose.required_literals import required_literals
+
 SignatureRole = Literal["cause", "symptom", "echo", "warning"]
 Confidence = Literal["high", "medium", "low"]
 
@@ -30,8 +32,10 @@ class Signature:
     retryable: bool
     action: str
     source: str
-    literals: tuple[str, ...]
+    literals: frozenset[str]
     regex: re.Pattern[str]
+    exception: re.Pattern[str] | None
+    ends_job: bool
     explains: frozenset[str]
     examples: tuple[str, ...]
 
@@ -46,14 +50,69 @@ def signatures() -> dict[str, Signature]:
             **{key: row[key] for key in ("code", "title", "role", "confidence", "retryable")},
             action=row["action"],
             source=row["source"],
-            literals=tuple(row["literals"]),
-            regex=re.compile(row["regex"]),
+            literals=required_literals(pattern),
+            regex=re.compile(pattern),
+            exception=re.compile(row["exception"]) if "exception" in row else None,
+            ends_job=row.get("ends_job", False),
             explains=frozenset(row.get("explains", ())),
             examples=tuple(row["examples"]),
         )
-        for row in rows
+        for row, pattern in ((row, _pattern(row)) for row in rows)
     )
     return {one.code: one for one in parsed}
+
+
+def _pattern(row: dict[str, Any]) -> str:
+    """Return a signature's regular expression, with the messages about its signals."""
+    return "|".join([row["regex"], *(_signal_pattern(one) for one in row.get("signals", ()))])
+
+
+def _signal_pattern(signal: str) -> str:
+    """Return a pattern of messages that a signal, as "9 SIGKILL Killed", ended a process.
+
+    Messages about a signal that a launcher sends to the other processes do not match. The sources
+    are bash, zsh, glibc, PyTorch (torchrun, DataLoader, spawn), DeepSpeed, Composer, Paddle, Open
+    MPI, MPICH, SLURM, Docker, Kubernetes and systemd.
+    """
+    number, name, text = signal.split(" ", 2)
+    ended = rf"(?:-{number}|{128 + int(number)})\b(?!\.\d)"
+    lower_text = f"[{text[0]}{text[0].lower()}]{text[1:]}"
+    return "|".join(
+        (
+            # "exit code: 137", "Exit Code:    137", "exited with code -9", "return code = -9",
+            # "returncode 137", "exit status 137", "ExitCode 137", "crashed with exit code -9."
+            rf"(?:{_CODE})\W{{0,9}}?(?<![\d.]){ended}",
+            # "failed (exitcode: -9) local_rank: 3", "status failed cmd […] code -6 log"
+            rf"\bcode:? -{number}\b",
+            # "exited on signal 9", "killed by signal 9", "Caught signal 11 (…)", "got signal: 9"
+            rf"(?:exited on|by|[Cc]aught|got|on|received) [Ss]ignal:? {number}\b",
+            # "died with <Signals.SIGKILL: 9>", "Signal 9 (SIGKILL) received", "*** SIGSEGV (@0x0)"
+            rf"^(?!.*{_SENDING}).*\b{name}\b",
+            # "status=9/KILL"
+            rf"\bstatus={number}/{name[3:]}\b",
+            # "Killed", "Segmentation fault (core dumped)", "Fatal Python error: Bus error"
+            rf"^(?:Fatal Python error: )?{text}(?: +\(core dumped\))?$",
+            rf"^Fatal Python error: {text}\b",
+            rf"{lower_text} +\(core dumped\)",
+            # "start.sh: line 12: 4242 Killed   python …", zsh: "[1]  + 4242 killed  python …"
+            rf": line \d+: +\d+ {text}\b|^\[\d+\] +[+-]? *\d+ {lower_text}\b",
+            rf"killed by signal: {text}\b",
+            rf"srun: error: \S+: tasks? [\d,-]+: {text}\b",
+            rf"Signal: {text} \({number}\)",
+        )
+    )
+
+
+_CODE = "|".join(
+    (
+        *("exit code", "Exit code", "Exit Code", "EXIT CODE", "exitcode", "exitCode", "ExitCode"),
+        *("exit status", "Exit status", "exit_code", "exited with", "exited with code"),
+        *("return code", "returncode", "status code", "terminated with code", "failed with code"),
+    )
+)
+_SENDING = (
+    r"(?:[Ss]end|[Cc]losing|[Kk]illing|[Ff]orc|will be|[Hh]andler|\btrap|[Ii]gnor|[Ss]topping)"
+)
 
 
 @cache
@@ -87,6 +146,22 @@ def matching(text: str) -> list[Signature]:
         {index for literal in literal_set.Match(text) or () for index in indices[literal]}
     )
     table = list(signatures().values())
-    matched = [table[index] for index in candidates if table[index].regex.search(text)]
+    return _strongest([table[index] for index in candidates if table[index].regex.search(text)])
+
+
+def matching_exception(text: str) -> list[Signature]:
+    """Return the signatures of the last line of a traceback, such as ``OSError: …``."""
+    if (found := matching(text)) or _PROGRAMMING_MISTAKES.match(text):
+        return found
+    table = signatures().values()
+    return _strongest([one for one in table if one.exception and one.exception.search(text)])
+
+
+def _strongest(matched: list[Signature]) -> list[Signature]:
     strongest = max((_STRENGTH[one.role] for one in matched), default=0)
     return [one for one in matched if _STRENGTH[one.role] == strongest]
+
+
+_PROGRAMMING_MISTAKES = re.compile(
+    r"(?:Type|Key|Index|Attribute|Name|UnboundLocal|ZeroDivision|NotImplemented|Recursion)Error\b"
+)

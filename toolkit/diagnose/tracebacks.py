@@ -37,6 +37,12 @@ _FRAME_START = re.compile(r'^\s*(?:File "|│)')
 # "Original Traceback", "  + Exception Group Traceback", "Scheduler hit an exception: Traceback",
 # "  0% 0/3000 [00:00<?, ?it/s]Traceback"
 _NO_PREFIX = re.compile(r"(?:Original|Group) $|it/s[^\]]*\]\s*$")
+# stern: "train-worker-1 pytorch Traceback (most recent call last):"
+_POD = r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*-[a-z0-9]*\d[a-z0-9]*(?:-[a-z0-9]+)*"
+_POD_AND_CONTAINER = re.compile(rf"{_POD} ([a-z][a-z0-9-]*) ")
+_HEAD_BYTES = 1 << 14
+_HEAD_LINES = 50
+_MIN_HEAD_LINES = 3
 _MAX_PREFIX = 200
 _MAX_PREFIXES = 64
 _MAX_LINES = 2000
@@ -98,6 +104,15 @@ class Tracebacks:
             return False
         self.prefixes.append(pattern)
         return True
+
+    def learn_common_prefix(self, block: bytes) -> None:
+        """Learn the prefix "POD CONTAINER " of stern if the first lines of a log all have it."""
+        lines = block[:_HEAD_BYTES].decode("utf-8", "replace").splitlines()[:_HEAD_LINES]
+        matches = [_POD_AND_CONTAINER.match(line) for line in lines if line.strip()]
+        containers = {match[1] if match else None for match in matches}
+        if len(matches) >= _MIN_HEAD_LINES and len(containers) == 1 and None not in containers:
+            [container] = containers
+            self.prefixes.append(re.compile(rf"{_POD} {re.escape(str(container))} "))
 
     def assume(self, bare: LogLine, prefixed: LogLine) -> None:
         """Note that the traceback of ``bare``'s source may continue without the learned prefix."""

@@ -5,7 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+import torch
+from sm_train.entrypoints.common.job_config import OptimizerConfig
+from sm_train.entrypoints.models.components import read_preset
+from sm_train.entrypoints.models.network import Network
 from sm_train.entrypoints.planning.memory import plan_preset
+from sm_train.entrypoints.training.optimizers import build_optimizers
 
 GIB = 2**30
 
@@ -35,7 +40,7 @@ def test_states_by_sharding_strategy(
     plan = plan_preset(preset, 256, precision="bf16")
     states = plan.state_bytes(ema=True, strategy=strategy, world_size=world_size, per_node=8)
     assert states.weights / GIB == pytest.approx(weights, abs=0.1)
-    assert states.adamw == 2 * states.weights
+    assert states.optimizer == 2 * states.weights
     assert (states.total < 80 * GIB) == fits_80_gb
     without = plan.state_bytes(ema=False, strategy=strategy, world_size=world_size, per_node=8)
     assert states.total - without.total == states.ema == states.weights
@@ -62,3 +67,44 @@ def test_activations_are_at_least_those_of_encoding() -> None:
     assert planned[3] > 2 * per_image
     on_pixels = plan_preset("digits", 16, precision="fp32")
     assert on_pixels.activation_bytes(6) == 6 * on_pixels.activation_bytes(1)
+
+
+def test_optimizer_state_is_that_of_the_optimizer() -> None:
+    plan = plan_preset("dit-xl", 512, precision="bf16")
+    sizes = {
+        name: plan.state_bytes(ema=True, optimizer=name).optimizer / plan.parameters
+        for name in ("adamw", "adamw8bit", "adafactor", "muon", "own:Optimizer")
+    }
+    assert sizes["adamw"] == sizes["own:Optimizer"] == 8
+    # A byte for each moment, and a scale of 4 bytes for each 256 numbers.
+    assert sizes["adamw8bit"] == pytest.approx(2 * (1 + 4 / 256), rel=0.01)
+    assert sizes["adafactor"] < 0.01
+    # Nearly all weights of a transformer are matrices of its blocks.
+    assert sizes["muon"] == pytest.approx(4, rel=0.05)
+    with_adafactor = plan.checkpoint_bytes(ema=True, optimizer="adafactor")
+    assert with_adafactor == pytest.approx(8 * plan.parameters, rel=0.01)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor", "muon"])
+def test_planned_optimizer_state_equals_the_real_one(optimizer: str) -> None:
+    weights = {
+        name: torch.zeros(parameter.shape, requires_grad=True)
+        for name, parameter in Network(
+            read_preset("tiny-mmdit")["network"], None, 4
+        ).module.named_parameters()
+    }
+    settings = OptimizerConfig(optimizer, None, None, 0.01, None, {})
+    optimizers = build_optimizers(settings, weights, 1e-3, sharded=False)
+    for weight in weights.values():
+        weight.grad = torch.zeros_like(weight)
+    for one in optimizers:
+        one.step()
+    kept = sum(
+        value.numel() * 4
+        for one in optimizers
+        for state in one.state.values()
+        for value in state.values()
+        if value.dim()
+    )
+    plan = plan_preset("tiny-mmdit", 32, precision="fp32")
+    assert plan.state_bytes(ema=True, optimizer=optimizer).optimizer == kept

@@ -8,7 +8,7 @@ import pytest
 import torch
 from sm_train.entrypoints.common.job_config import read_job_config
 from sm_train.entrypoints.distributed.fsdp import gradient_norm
-from sm_train.entrypoints.training import train_state as train_state_module
+from sm_train.entrypoints.training import optimizers
 from sm_train.entrypoints.training.train_state import TrainState
 from torch import nn
 
@@ -28,7 +28,7 @@ def test_update_equals_pytorch_clipping_and_adamw(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: float, *, fused: bool
 ) -> None:
     """With clipping fused into AdamW, and without, as on a CPU before PyTorch 2.4."""
-    monkeypatch.setattr(train_state_module, "_fused_available", lambda device: fused)
+    monkeypatch.setattr(optimizers, "_fused_available", lambda device: fused)
     state = train_state(tmp_path)
     reference = [weight.detach().clone().requires_grad_() for weight in state.parameters]
     optimizer = torch.optim.AdamW(reference, lr=0.1, weight_decay=0.01)

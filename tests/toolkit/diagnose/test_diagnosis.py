@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 from sm_train.entrypoints.common.events import format_event
-from sm_train.toolkit.diagnose.diagnosis import diagnose
+from sm_train.toolkit.diagnose.diagnosis import UNKNOWN, diagnose
 from sm_train.toolkit.diagnose.log_scanner import scan
 
 from tests.support.log_lines import DONE, HEALTHY, WRITTEN, diagnosed, is_left_alone, step, stream
@@ -521,3 +521,64 @@ def test_abort_of_nccl_is_not_the_cause() -> None:
     assert diagnosed([*training(), timeout(3), aborted]).cause == "nccl-timeout"
     assert diagnosed([*training(), aborted]).cause == "aborted"
     assert diagnosed([*training(), *traceback("KeyError: 'x'"), aborted]).cause == "program-error"
+
+
+def test_repeated_progress_bar_is_no_further_step() -> None:
+    bar = "  3%|▎         | 30/1000 [00:30<16:10,  1.00s/it]"
+    found = diagnosed(
+        [*training(), bar, "RuntimeError: CUDA error: device-side assert triggered", bar]
+    )
+    assert found.cause == "cuda-device-assert"
+
+
+def test_message_that_ends_the_job_counts_despite_buffered_steps() -> None:
+    killed = "slurmstepd: error: Job 7518 exceeded memory limit (6263599 > 5120000), being killed"
+    assert diagnosed([*training(), killed, step(101, WRITTEN)]).cause == "host-out-of-memory"
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        ("lmdb.Error: /data/CVPR2016/: Stale file handle", "file-system-lost"),
+        ("cv2.error: no space left on the device while writing", "disk-full"),
+        ("MyClientError: 503 from the service: temporarily unavailable", "http-server-error"),
+        ("OSError: (External) CUBLAS error(13).", "cublas-error"),
+        ("KeyError: 'no space left on device'", "program-error"),
+        ("ValueError: batch_size must be positive", "program-error"),
+    ],
+)
+def test_mention_of_a_failure_in_an_uncaught_exception_names_it(error: str, cause: str) -> None:
+    assert diagnosed([*training(), *traceback(error)]).cause == cause
+    assert diagnosed([*training(), error]).cause == cause
+
+
+def test_launchers_exception_does_not_hide_the_programs() -> None:
+    found = diagnosed(
+        [
+            *training(),
+            "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+            *traceback(
+                "subprocess.CalledProcessError: Command '['python', 'train.py']' returned "
+                "non-zero exit status 1."
+            ),
+        ]
+    )
+    assert found.cause == "gpu-out-of-memory"
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("worker 3: exit code 137", "process-killed"),
+        ("Main process exited, code=dumped, status=11/SEGV", "segfault"),
+        (
+            "ProcessExitedException: process 2 terminated with signal SIGBUS",
+            "bus-error",
+        ),
+        ("Closing process 4242 via signal SIGTERM, forcefully exiting via SIGKILL", UNKNOWN),
+        ("Killing global rank 2 (PID 423) with SIGKILL", UNKNOWN),
+        ("exit code 137.5 ms", UNKNOWN),
+    ],
+)
+def test_signal_is_recognized_unless_a_launcher_sends_it(line: str, cause: str) -> None:
+    assert diagnosed([*training(), line]).cause == cause

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sm_train.toolkit.diagnose.diagnosis import UNKNOWN, Diagnosis, diagnose
+from sm_train.toolkit.diagnose.diagnosis import NO_FAILURE, UNKNOWN, Diagnosis, diagnose
 from sm_train.toolkit.diagnose.log_exports import plain_lines
 from sm_train.toolkit.diagnose.log_files import log_files
 
@@ -409,3 +410,30 @@ def test_end_of_the_training_is_evidence_of_no_failure(end: str) -> None:
 )
 def test_other_ends_are_no_evidence(end: str) -> None:
     assert diagnosed(["step 10 loss 0.3 lr 1.0e-04", end]).cause == UNKNOWN
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "<!DOCTYPE html>\n<html><head><title>CloudWatch</title></head></html>\n",
+        "panic: runtime error: index out of range [5] with length 3\n\ngoroutine 1 [running]:\n",
+        'Exception in thread "main" java.lang.NullPointerException\n\tat App.main(App.java:14)\n',
+        'import torch\nprint("Training completed. Do not forget to share your model")\n',
+        "a,b,c\n1,2,3\n",
+        "Größe überschritten\n",
+        "\n\n\n",
+    ],
+)
+def test_what_is_no_log_of_a_training_is_never_without_a_failure(
+    content: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "any.log"
+    path.write_bytes(content.encode("latin-1"))
+    assert diagnosed_file(path).cause == UNKNOWN
+
+
+def test_truncated_compressed_log_is_read_up_to_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "algo-1.log.gz"
+    content = gzip.compress("\n".join([*FAILURE, *(["step 11"] * 20000), DONE]).encode())
+    path.write_bytes(content[: len(content) // 2])
+    assert diagnosed_file(path).cause != NO_FAILURE

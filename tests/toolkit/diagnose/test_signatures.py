@@ -86,3 +86,4 @@ def test_signatures_are_numerous_and_complete() -> None:
         assert one.action.endswith((".", ")"))
         # Lines without a literal are skipped, so every example must contain one.
         assert all(any(text in line for text in one.literals) for line in one.examples)
+        assert min(map(len, one.literals)) >= 4

@@ -1,0 +1,104 @@
+"""Checks that functions of the user's code, which the run file names, exist."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from sm_train.estimators.bundle.bundle import requirements
+from sm_train.estimators.bundle.user_code import UserCode, UserCodeError, read_user_code
+from sm_train.estimators.config.schema import RunConfig
+from sm_train.toolkit.checks.finding import Check, Finding
+
+USER_FUNCTION = Check(
+    "user-function",
+    ("error", "warning"),
+    means="`training.optimizer`, `training.lr_schedule` or `training.objective` names a "
+    "`module:function` that is not in the folder `code`. It is a warning if the module may belong "
+    "to a package that the job installs or to the run's own image.",
+    impact="The job fails when it imports the function, after instances, image and data were paid "
+    "for.",
+    fix="Correct the name, or add the module to the folder of `code`, or its package to the "
+    "folder's `requirements.txt`.",
+)
+
+
+def user_function_findings(config: RunConfig, base: Path) -> Iterator[Finding]:
+    """Look the functions up in the folder of user code; nothing is imported or run."""
+    training = config.training
+    named = {
+        "training.optimizer.name": training.optimizer.name,
+        "training.lr_schedule.name": training.lr_schedule.name,
+        "training.objective": training.objective or "",
+    }
+    functions = {key: name for key, name in named.items() if ":" in name}
+    if not functions:
+        return
+    code = UserCode()
+    if config.code is not None:
+        try:
+            code = read_user_code(base / config.code)
+        except UserCodeError:
+            # The bundle reports it.
+            return
+    for key, name in functions.items():
+        yield from _function_findings(config, key, name, code)
+
+
+def _function_findings(config: RunConfig, key: str, name: str, code: UserCode) -> Iterator[Finding]:
+    module, _, function = name.partition(":")
+    path, source = _source(module, code.files)
+    if path is not None:
+        try:
+            defined = _defined_names(source)
+        except SyntaxError as error:
+            message = f"{name}: {path}:{error.lineno}: {error.msg}"
+            yield USER_FUNCTION.found("error", key, message, "correct the file")
+            return
+        if defined is not None and function.partition(".")[0] not in defined:
+            message = f"{name}: {path} defines no {function}"
+            yield USER_FUNCTION.found("error", key, message, f"define {function} there")
+        return
+    package = canonicalize_name(module.partition(".")[0])
+    if package in _installed(code):
+        return
+    # Import names often differ from those of packages, so some may have it.
+    unknown = bool(code.packages) or config.cluster.image is not None
+    yield USER_FUNCTION.found(
+        "warning" if unknown else "error",
+        key,
+        f"{name}: no module {module} in the folder of code",
+        "add it to the folder, or its package to the folder's requirements.txt",
+    )
+
+
+def _source(module: str, files: Mapping[str, bytes]) -> tuple[str | None, bytes]:
+    """Return the path and content of a module among the user's files."""
+    stem = module.replace(".", "/")
+    for path in (f"{stem}.py", f"{stem}/__init__.py"):
+        if path in files:
+            return path, files[path]
+    return None, b""
+
+
+def _defined_names(source: bytes) -> set[str] | None:
+    """Return the names that a module defines at its top level; None if it imports any (``*``)."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return None if "*" in names else names
+
+
+def _installed(code: UserCode) -> set[str]:
+    """Return the packages that every job has, and those of the user."""
+    lines = [line for line in requirements(None).splitlines() if not line.startswith("#")]
+    lines += [line for line in code.packages if not line.startswith("-")]
+    return {"torch", "bitsandbytes", *(canonicalize_name(Requirement(line).name) for line in lines)}
