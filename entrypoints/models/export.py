@@ -190,11 +190,15 @@ def _by_component(layout: Layout) -> dict[str, dict[str, TensorSpec]]:
 
 
 def _card(document: Mapping[str, Any], weights: TrainedWeights, *, has_grid: bool) -> str:
-    class_name = document["index"]["_class_name"]
+    index = document["index"]
+    class_name = index["_class_name"]
+    # Diffusers opens a Stable Diffusion 3 without T5 only if the caller says so.
+    absent = [name for name in ("text_encoder_3", "tokenizer_3") if index.get(name) == [None, None]]
     return model_card(
         TrainingRecord.parse(document["record"]),
         pipeline_class=class_name if isinstance(class_name, str) else class_name[1],
         standard=isinstance(class_name, str),
+        absent=absent,
         step=weights.step,
         weights=weights.kind,
         has_grid=has_grid,

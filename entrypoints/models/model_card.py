@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -58,20 +58,30 @@ def model_card(
     *,
     pipeline_class: str,
     standard: bool,
+    absent: Sequence[str] = (),
     step: int,
     weights: str,
     has_grid: bool,
 ) -> str:
     """Return the card of the model after optimizer ``step``.
 
-    ``weights`` is ``ema`` or ``raw``. ``standard`` is whether ``pipeline_class`` is diffusers' own.
+    ``weights`` is ``ema`` or ``raw``. ``standard`` is whether ``pipeline_class`` is diffusers' own,
+    ``absent`` the components that it needs to be passed as None.
     """
     title = f"{record.run}, {record.stage}"
     lines = [*_front_matter(record), "", f"# {title}", ""]
     lines += [f"A `{record.preset}` text-to-image model, trained with sm-train."]
     if has_grid:
         lines += ["", f"![Samples of the prompts below]({GRID_FILE})"]
-    lines += ["", *_usage(pipeline_class, standard), "", "## Training", "", "| | |", "|---|---|"]
+    lines += [
+        "",
+        *_usage(pipeline_class, standard, absent),
+        "",
+        "## Training",
+        "",
+        "| | |",
+        "|---|---|",
+    ]
     lines += [f"| {name} | {value} |" for name, value in _facts(record, step, weights)]
     if record.prompts:
         lines += ["", "## Prompts of the samples", ""]
@@ -94,8 +104,9 @@ def _front_matter(record: TrainingRecord) -> list[str]:
     ]
 
 
-def _usage(pipeline_class: str, standard: bool) -> list[str]:
+def _usage(pipeline_class: str, standard: bool, absent: Sequence[str]) -> list[str]:
     argument = "" if standard else ", trust_remote_code=True"
+    argument += "".join(f", {name}=None" for name in absent)
     note = f"diffusers' `{pipeline_class}`" if standard else "the class in `pipeline.py`"
     return [
         f"The folder opens as {note}:",

@@ -113,9 +113,9 @@ def predict(
 def _with_absent_t5(states: Tensor, width: int) -> Tensor:
     """Return Stable Diffusion 3's ``states`` (B, L, D); a missing T5 contributes zeros.
 
-    CLIP's states alone are narrower than ``width``, which is T5's, and lack its tokens.
+    CLIP's states alone are shorter than a T5's, and may be narrower than its ``width``.
     """
-    if states.shape[-1] >= width:
+    if states.shape[1] > T5_TOKENS:
         return states
     absent = states.new_zeros(len(states), T5_TOKENS, width)
     return torch.cat([F.pad(states, (0, width - states.shape[-1])), absent], dim=1)

@@ -78,7 +78,7 @@ def standard_index(class_name: str, components: Mapping[str, Any]) -> dict[str, 
         for one in parameters
         if one.name != "self" and one.default is inspect.Parameter.empty
     ]
-    absent = {name: [None, None] for name in required if name not in components}
     present = {name: entry for name, entry in components.items() if entry != [None, None]}
+    absent = {name: [None, None] for name in required if name not in present}
     settings = _SETTINGS.get(class_name, {})
     return present | absent | settings | {"_class_name": class_name}

@@ -13,12 +13,11 @@ from sm_train.entrypoints.common.checkpoint_layout import (
     step_folder_name,
 )
 from sm_train.estimators.config.naming import checkpoint_uri
-from sm_train.toolkit.aws.errors import translate_aws_errors
-from sm_train.toolkit.aws.s3 import bucket_region, split_uri
+from sm_train.toolkit.aws.s3 import open_bucket_session, split_uri
 from sm_train.toolkit.aws.s3_download import StoredObject, download_all, list_objects
 from sm_train.toolkit.errors import ExitCode, UserError
 from sm_train.toolkit.jobs.checkpoints import latest_stored, require_stored, stored_checkpoints
-from sm_train.toolkit.runs.resolve import open_run, open_session_for
+from sm_train.toolkit.runs.resolve import open_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,14 +66,8 @@ def find_stored(target: str, stage: str | None, options: dict[str, Any]) -> Stor
     if stage is not None and (is_uri or Path(target).is_dir()):
         raise UserError("--stage: applies to the name of a run only")
     if is_uri:
-        session, _ = open_session_for(target, options)
-        bucket = split_uri(target)[0]
-        with translate_aws_errors(target):
-            try:
-                region = bucket_region(session, bucket)
-            except LookupError:
-                raise UserError(f"{target}: bucket {bucket} does not exist") from None
-        return _at_uri(session, target.rstrip("/"), region or session.region_name)
+        session = open_bucket_session(split_uri(target)[0], options["region"], options["profile"])
+        return _at_uri(session, target.rstrip("/"), session.region_name)
     if Path(target).is_dir():
         return None
     return _of_run(target, stage, options)
