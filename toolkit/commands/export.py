@@ -73,17 +73,17 @@ def command(
     if push_to_hub is not None:
         require_token()
     stored = find_stored(checkpoint, stage, options)
-    if stored is None:
-        source = find_source(Path(checkpoint))
-        origin, size = str(source.checkpoint or source.model), None
-    else:
+    origin, size, commit_url = "", None, None
+    if stored is not None:
         origin, size = stored.uri, stored.bytes
-    commit_url = None
+    elif dry_run:
+        source = find_source(Path(checkpoint))
+        origin = str(source.checkpoint or source.model)
     if not dry_run:
         if push_to_hub is not None:
             create_repository(push_to_hub, private=private)
         if stored is None:
-            export_local(Path(checkpoint), request)
+            origin = str(export_local(Path(checkpoint), request))
         else:
             export_stored(stored, request, partial(console.print, soft_wrap=True))
         if push_to_hub is not None:

@@ -49,16 +49,16 @@ def check_request(request: ExportRequest) -> None:
     require_training_packages()
 
 
-def export_local(folder: Path, request: ExportRequest) -> None:
-    """Export the checkpoint or model in ``folder`` to ``request.out``.
+def export_local(folder: Path, request: ExportRequest) -> Path:
+    """Export the checkpoint or model in ``folder``; return the folder that was found there.
 
     Raises:
         UserError: it is incomplete or damaged, or the disk is too small.
     """
-    from sm_train.entrypoints.checkpointing.manifest import CheckpointError, read_marker
+    from sm_train.entrypoints.checkpointing.manifest import CheckpointError
     from sm_train.entrypoints.models import checkpoint_export
 
-    source = find_source(folder)
+    source = find_source(folder)  # verifies digests
     options = checkpoint_export.ExportOptions(
         request.format,
         request.weights,
@@ -68,8 +68,6 @@ def export_local(folder: Path, request: ExportRequest) -> None:
     shutil.rmtree(scratch, ignore_errors=True)
     try:
         checkpoint_export.require_format(source, options.format)
-        if source.checkpoint is not None:
-            read_marker(source.checkpoint)
         total = checkpoint_export.export_bytes(source, options)
         require_space(request.out, total)
         scratch.mkdir(parents=True)
@@ -83,6 +81,7 @@ def export_local(folder: Path, request: ExportRequest) -> None:
         shutil.rmtree(scratch, ignore_errors=True)
         if not any(request.staging.glob("*")):
             shutil.rmtree(request.staging, ignore_errors=True)
+    return source.checkpoint or source.model
 
 
 def export_stored(
@@ -101,7 +100,12 @@ def export_stored(
     announce(f"downloading {format_bytes(stored.bytes)} from {stored.uri}")
     with byte_progress("downloading", stored.bytes) as progress:
         downloaded = stored.download(folder, progress)
-    export_local(downloaded, request)
+    try:
+        export_local(downloaded, request)
+    except UserError as error:
+        # A damaged file must not be taken for a finished download by the next attempt.
+        shutil.rmtree(request.staging, ignore_errors=True)
+        raise UserError(str(error).replace(str(downloaded), stored.uri), error.exit_code) from None
     shutil.rmtree(request.staging, ignore_errors=True)
 
 

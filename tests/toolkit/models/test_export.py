@@ -112,15 +112,24 @@ def test_a_damaged_checkpoint_is_refused_with_one_line(
     uri = put(aws, folder) if place == "s3" else folder
     arguments = ["export", f"{uri}/{STEP}", tmp_path / "model"]
     result = cli(*arguments, network="loopback", env=aws.environment)
-    assert result.returncode == 3
+    assert result.returncode in (2, 3)
     assert len(result.stderr.strip().splitlines()) == (2 if (place, damage) == ("s3", "bit") else 1)
     expected = {"bit": "the digest of", "missing": "is missing", "marker": "no complete.json"}
     assert expected[damage] in result.stderr
-    assert not (tmp_path / "model").exists()
+    assert str(uri) in result.stderr.splitlines()[-1]
+    assert {path.name for path in tmp_path.iterdir()} == {"copy"}
 
 
 def test_names_of_runs_and_stages_are_resolved(cli: Cli, tmp_path: Path, aws: Aws) -> None:
-    result = cli("export", "nothing", tmp_path / "m", network="loopback", env=aws.environment)
+    result = cli(
+        "--region",
+        "us-east-1",
+        "export",
+        "nothing",
+        tmp_path / "m",
+        network="loopback",
+        env=aws.environment,
+    )
     assert result.returncode == 2
     assert "nothing: neither a run file here nor a run or job of sm-train" in result.stderr
 

@@ -16,7 +16,7 @@ from sm_train.entrypoints.models.model_manifest import (
 )
 
 from tests.conftest import Cli
-from tests.support.models.components import published
+from tests.support.models.components import published, safetensors
 from tests.support.models.hub_server import COMMIT, TOKEN, Hub, hub_server
 from tests.support.moto_server import Aws
 
@@ -100,7 +100,9 @@ def test_s3_gets_the_same_and_a_second_run_copies_nothing(
 def test_an_interrupted_copy_continues(
     cli: Cli, tmp_path: Path, hub: Hub, environment: dict[str, str]
 ) -> None:
-    hub.cut_after = 1000
+    large = "unet/diffusion_pytorch_model.safetensors"
+    hub.repositories[NAME][large] = safetensors(weight=(100, 100))
+    hub.cut_after = 20_000
     arguments = ["fetch-model", NAME, tmp_path / "model"]
     result = cli(*arguments, network="loopback", env=environment)
     assert result.returncode == 1
